@@ -1,0 +1,58 @@
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+CANDIDATES := $(PYTHON) python3.13 python3.12 python3.11 python3
+SUPPORTED := import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))
+VENV_PACKAGE := import sys; print("python%d.%d-venv" % sys.version_info[:2])
+
+.DEFAULT_GOAL := help
+.PHONY: help setup sweep test lint format clean
+.DELETE_ON_ERROR:
+
+help: ## list the targets
+	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
+
+setup: $(STAMP) ## build .venv with the tested versions of all dependencies
+
+sweep: setup ## run the overlap study end to end
+	$(BIN)/python -m dse study=ficco_sweep
+
+test: lint ## check style, types and import rules, then run the tests
+	$(BIN)/pytest
+
+lint: setup ## check style, types and import rules
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+
+format: setup ## fix style where that is safe
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+clean: ## remove caches and build products (.venv and results stay)
+	rm -rf build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
+
+$(STAMP): pyproject.toml constraints.txt | $(BIN)/python
+	@echo "setup: installing dse and its dependencies into $(VENV) (minutes the first time)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+# A candidate counts if it runs (a pyenv shim may not), is supported and can build an environment.
+$(BIN)/python:
+	@python= incomplete=; \
+	for candidate in $(CANDIDATES); do \
+	    "$$candidate" -c '$(SUPPORTED)' 2>/dev/null || continue; \
+	    if "$$candidate" -c 'import ensurepip, venv' 2>/dev/null; then python=$$candidate; break; fi; \
+	    incomplete=$${incomplete:-$$candidate}; \
+	done; \
+	if [ -z "$$python" ]; then \
+	    package='python3 python3-venv'; \
+	    [ -z "$$incomplete" ] || package=$$("$$incomplete" -c '$(VENV_PACKAGE)'); \
+	    echo "setup: Python 3.11, 3.12 or 3.13 with venv is needed: apt-get install $$package" >&2; \
+	    exit 1; \
+	fi; \
+	echo "setup: creating $(VENV) with $$("$$python" --version)"; \
+	"$$python" -m venv --clear $(VENV)

@@ -1,0 +1,65 @@
+"""Published claims, and ours beside them: within tolerance, missed, or not testable with the reason."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from dse.problems import Problems
+from dse.values import Frozen, Integer, Number, Provenance
+
+
+class Claim(Frozen):
+    """One published statement. tolerance: accepted band [low, high] in the claim's unit, None for a yes or no."""
+
+    id: str
+    statement: str
+    metric: str
+    value: bool | Integer | Number
+    unit: str
+    kind: Literal["exact", "band", "qualitative", "max", "mean", "geomean"]
+    tolerance: tuple[Number, Number] | None
+    provenance: Provenance
+    source: str
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Our value for a claim (None: cannot be tested), why, and whether it was fitted or predicted."""
+
+    ours: float | bool | None
+    reason: str = ""
+    basis: Literal["predicted", "fitted"] = "predicted"
+
+
+def read(path: Path) -> list[Claim]:
+    """Claims of one paper from YAML. Raises ConfigError."""
+    check = Problems()
+    rows = yaml.safe_load(path.read_text(encoding="utf-8"))
+    found = [check.model(Claim, row, path=f"{path.name}[{index}]") for index, row in enumerate(rows)]
+    check.done()
+    return [claim for claim in found if claim is not None]
+
+
+def judge(claims: Sequence[Claim], findings: Mapping[str, Finding]) -> list[dict[str, Any]]:
+    """One row per claim for `claims.json`: theirs, ours, `within` (null with the reason where it cannot be tested)."""
+    return [_row(claim, findings.get(claim.id, Finding(None, "this study does not test it"))) for claim in claims]
+
+
+def _row(claim: Claim, finding: Finding) -> dict[str, Any]:
+    row = claim.model_dump(mode="json")
+    return {**row, "published": row.pop("value"), **asdict(finding), "within": within(claim, finding)}
+
+
+def within(claim: Claim, finding: Finding) -> bool | None:
+    """Whether ours lies in the accepted band; None if there is none of ours."""
+    if finding.ours is None:
+        return None
+    if claim.tolerance is None or isinstance(finding.ours, bool):
+        return finding.ours == claim.value
+    low, high = claim.tolerance
+    return low <= finding.ours <= high

@@ -1,0 +1,158 @@
+"""The command line: `python -m dse study=<name> [group=option ...] [path=value ...]`, and commands beside it.
+
+Exit codes: 0 done; 2 configuration refused, nothing evaluated; 3 finished, but some points failed; 4 the environment
+failed (disk, permissions); 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from dse import discovery
+from dse.compose import conf_dir, listing, request
+from dse.problems import ConfigError, Problem, did_you_mean
+
+OK, REFUSED, FAILED_POINTS, ENVIRONMENT, INTERRUPTED = 0, 2, 3, 4, 130
+Command = Callable[[Sequence[str]], int]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; its exit code. Nothing that a user can cause ends in a traceback."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _dispatch(words)
+    except ConfigError as error:
+        _refuse(error)
+        return REFUSED
+    except KeyboardInterrupt:
+        print("interrupted; nothing was written", file=sys.stderr)
+        return INTERRUPTED
+    except OSError as error:
+        print(f"the environment failed: {error}", file=sys.stderr)
+        return ENVIRONMENT
+
+
+def _dispatch(words: list[str]) -> int:
+    if not words or "--help" in words or "-h" in words:
+        print(_help(_folder(words)))
+        return OK
+    if "=" not in words[0] and not words[0].startswith(("-", "+", "~")):
+        return _command(words[0])(words[1:])
+    if _needs_hydra(words):
+        return _hydra(words)
+    from dse.runner import run
+
+    return run(request(_overrides(words), _folder(words)))
+
+
+def _refuse(error: ConfigError) -> None:
+    count = len(error.problems)
+    print(f"refused, nothing was evaluated: {count} problem{'s' if count > 1 else ''}", file=sys.stderr)
+    for problem in error.problems:
+        print(f"  {problem}", file=sys.stderr)
+
+
+def _command(name: str) -> Command:
+    known: dict[str, Command] = {}
+    for package in discovery.PACKAGES[1:]:
+        for found in discovery.plugins(package, "COMMANDS").values():
+            known |= found
+    from dse.runner import COMMANDS
+
+    known |= COMMANDS
+    if name not in known:
+        raise ConfigError([Problem(name, "is no command", way_out=did_you_mean(name, known))])
+    return known[name]
+
+
+def _needs_hydra(words: Sequence[str]) -> bool:
+    """Hydra's own flags go to Hydra."""
+    own = ("--config-dir", "-cd")
+    return any(word.startswith("-") and word.partition("=")[0] not in own for word in words)
+
+
+def _folder(words: Sequence[str]) -> Path | None:
+    for index, word in enumerate(words):
+        name, _, value = word.partition("=")
+        if name in ("--config-dir", "-cd"):
+            return Path(value or (words[index + 1] if index + 1 < len(words) else ""))
+    return None
+
+
+def _overrides(words: Sequence[str]) -> list[str]:
+    found, skip = [], False
+    for word in words:
+        if skip:
+            skip = False
+        elif word in ("--config-dir", "-cd"):
+            skip = True
+        elif not word.startswith("-"):
+            found.append(word)
+    return found
+
+
+def _hydra(words: Sequence[str]) -> int:
+    """`--cfg`, `--info`, `--multirun`, ... as Hydra does them; each multirun job is a study."""
+    import hydra
+    from hydra.core.hydra_config import HydraConfig
+
+    codes = [OK]
+
+    def job(_: object) -> None:
+        from dse.runner import run
+
+        codes.append(run(request(list(HydraConfig.get().overrides.task), _folder(words))))
+
+    sys.argv = [sys.argv[0], *(_quoted(word) for word in words)]
+    hydra.main(config_path=str(conf_dir()), config_name="config", version_base="1.3")(job)()
+    return max(codes)
+
+
+def _quoted(word: str) -> str:
+    """A sweep given to the space is text to Hydra, or it would take it for a sweep of its own."""
+    key, equals, value = word.partition("=")
+    if key.lstrip("+").startswith("space.") and "(" in value:
+        escaped = value.replace("'", "\\'")
+        return f"++{key.lstrip('+')}{equals}'{escaped}'"
+    return word
+
+
+def _help(folder: Path | None) -> str:
+    lines = [
+        "usage: python -m dse study=<name> [group=option ...] [path=value ...] [+space.path='range(a,b,step)' ...]",
+        "       python -m dse <command> [...]",
+        "",
+    ]
+    for group, title in _GROUPS.items():
+        lines += [f"{title} ({group}=)", *_listed(listing(group, [folder] if folder else [])), ""]
+    return "\n".join([*lines, _FOOT])
+
+
+def _listed(options: dict[str, str]) -> list[str]:
+    width = max((len(name) for name in options), default=0)
+    return [f"  {name:<{width}}  {text}" for name, text in options.items()]
+
+
+_GROUPS = {
+    "study": "Studies",
+    "simulator": "Simulators",
+    "search": "Searches",
+    "schedule": "Schedules",
+    "system": "Systems",
+    "workload": "Workloads",
+    "tracking": "Tracking",
+}
+_FOOT = """\
+Commands
+  report study=<name>  redraw figures and claims of the newest run from what is stored
+  ui                   serve the MLflow UI on 127.0.0.1
+
+Examples
+  python -m dse study=ficco_sweep simulator=event search=nsga2 budget.trials=400
+  python -m dse study=ficco_sweep system.gpu.num_cus=228 workload.shapes=my.csv
+  python -m dse study=ficco_sweep +space.system.gpu.num_cus='range(64,304,16)'
+
+Flags: --cfg job prints the composed configuration, --config-dir adds a folder of your own configurations,
+--multirun runs several, --hydra-help lists the rest."""

@@ -1,0 +1,331 @@
+"""Configuration through Hydra: groups, overrides and sweep grammar in, plain trees out.
+
+Everything wrong with the command line and the files is gathered, so that it can be told at once. The only module,
+with the command line, that knows Hydra.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fnmatch
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from dse.problems import Problem, did_you_mean
+from dse.space import Knob, get_path, set_path
+from dse.yamlcheck import accidents
+
+
+@dataclass(frozen=True)
+class Request:
+    """A composed configuration.
+
+    tree: everything, resolved. options: group -> option -> its tree, for the groups whose `name` is searched. knobs:
+    the space. overrides: as typed. problems: what is wrong so far.
+    """
+
+    tree: dict[str, Any]
+    options: Mapping[str, Mapping[str, dict[str, Any]]]
+    knobs: tuple[Knob, ...]
+    overrides: tuple[str, ...]
+    problems: tuple[Problem, ...]
+
+
+def conf_dir() -> Path:
+    """The shipped configuration: `conf/` of a clone, `dse/conf/` of an installed wheel."""
+    package = Path(__file__).resolve().parent
+    clone = package.parent / "conf"
+    return clone if (clone / "config.yaml").is_file() else package / "conf"
+
+
+def listing(group: str, folders: Sequence[Path] = ()) -> dict[str, str]:
+    """Options of a group with their descriptions."""
+    files = {path.stem: path for folder in (conf_dir(), *folders) for path in sorted((folder / group).glob("*.yaml"))}
+    return {name: _description(path) for name, path in sorted(files.items())}
+
+
+def _description(path: Path) -> str:
+    try:
+        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, yaml.YAMLError):
+        return ""
+    found = tree.get("study", tree) if isinstance(tree, dict) else {}
+    return str(found.get("description", "")) if isinstance(found, dict) else ""
+
+
+@dataclass
+class _Line:
+    """One override as typed, parsed by Hydra's grammar."""
+
+    text: str
+    key: str
+    value: Any
+    kind: str  # change, add or delete
+    sweep: bool = False
+
+
+@dataclass
+class _Composer:
+    folder: Path | None
+    problems: list[Problem] = field(default_factory=list)
+
+    def note(self, path: str, rule: str, value: object = None, way_out: str = "") -> None:
+        self.problems.append(Problem(path, rule, value, way_out))
+
+    @property
+    def folders(self) -> list[Path]:
+        return [conf_dir(), *([self.folder] if self.folder else [])]
+
+    def groups(self) -> dict[str, list[str]]:
+        """Group -> its options, in the shipped and the user's folder."""
+        found: dict[str, set[str]] = {}
+        for folder in self.folders:
+            for path in folder.glob("*/*.yaml"):
+                found.setdefault(path.parent.name, set()).add(path.stem)
+        return {group: sorted(options) for group, options in found.items()}
+
+    def lines(self, texts: Sequence[str]) -> list[_Line]:
+        """Overrides that can be parsed; `<group>.name=x` is the same as `<group>=x`."""
+        from hydra.core.override_parser.overrides_parser import OverridesParser
+        from hydra.errors import HydraException
+
+        found = []
+        for text in texts:
+            try:
+                one = OverridesParser.create().parse_override(text)
+            except HydraException as error:
+                self.note(text, f"cannot be parsed: {str(error).splitlines()[0]}")
+                continue
+            kind = "delete" if one.is_delete() else "add" if one.is_add() or one.is_force_add() else "change"
+            key = one.key_or_group.removesuffix(".name") if self._is_option(one.key_or_group) else one.key_or_group
+            sweep = bool(one.is_sweep_override())
+            found.append(_Line(text, key, None if kind == "delete" else one.value(), kind, sweep))
+        return found
+
+    def _is_option(self, key: str) -> bool:
+        return key.endswith(".name") and key.removesuffix(".name") in self.groups()
+
+    def compose(self, overrides: Sequence[str]) -> dict[str, Any]:
+        """Hydra's own composition; {} with a problem noted where it fails."""
+        from hydra import compose
+        from hydra.errors import HydraException
+        from omegaconf import OmegaConf
+        from omegaconf.errors import OmegaConfBaseException
+
+        search = [f"hydra.searchpath=[file://{self.folder.resolve()}]"] if self.folder else []
+        try:
+            config = compose("config", overrides=[*search, *overrides])
+            tree: dict[str, Any] = OmegaConf.to_container(config, resolve=True)  # type: ignore[assignment]
+        except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
+            self.note("configuration", " ".join(str(error).split()))
+            return {}
+        return tree
+
+
+def request(texts: Sequence[str], folder: Path | None = None) -> Request:
+    """Compose overrides as typed on the command line, over the shipped configuration and the user's folder."""
+    composer = _Composer(folder)
+    if folder is not None and not folder.is_dir():
+        composer.note("--config-dir", "is no folder", str(folder))
+        return Request({}, {}, (), tuple(texts), tuple(composer.problems))
+    with _initialised():
+        return _request(composer, texts)
+
+
+def _request(composer: _Composer, texts: Sequence[str]) -> Request:
+    lines = composer.lines(texts)
+    groups = composer.groups()
+    chosen = [line for line in lines if line.key in groups and line.kind == "change" and isinstance(line.value, str)]
+    good = [line for line in chosen if _option_exists(composer, line, groups)]
+    _accidents(composer, good)
+    if any(problem.rule.startswith("is not YAML") for problem in composer.problems):
+        return Request({}, {}, (), tuple(texts), tuple(composer.problems))
+    picks = [f"{line.key}={line.value}" for line in good]
+    tree = composer.compose(picks)
+    values = [line for line in lines if line not in chosen]
+    _apply(composer, tree, values)
+    fixed = {f"{line.key}.name" for line in good} | {
+        line.key for line in values if line.kind != "delete" and not line.key.startswith("space.")
+    }
+    knobs = tuple(knob for knob in _knobs(composer, tree, groups) if knob.path not in fixed)
+    options = _options(composer, picks, knobs, values)
+    return Request(tree, options, knobs, tuple(texts), tuple(composer.problems))
+
+
+@contextlib.contextmanager
+def _initialised() -> Iterator[None]:
+    """Hydra ready to compose: already so inside a multirun job."""
+    from hydra import initialize_config_dir
+    from hydra.core.global_hydra import GlobalHydra
+
+    if GlobalHydra.instance().is_initialized():
+        yield
+    else:
+        with initialize_config_dir(str(conf_dir()), version_base="1.3", job_name="dse"):
+            yield
+
+
+def _option_exists(composer: _Composer, line: _Line, groups: Mapping[str, list[str]]) -> bool:
+    if line.value in groups[line.key]:
+        return True
+    composer.note(line.key, "is no option of this group", line.value, did_you_mean(str(line.value), groups[line.key]))
+    return False
+
+
+def _accidents(composer: _Composer, chosen: Sequence[_Line]) -> None:
+    """Look for YAML accidents in the user's own files and in the options that were chosen."""
+    own = sorted(composer.folder.rglob("*.yaml")) if composer.folder else []
+    shipped = [conf_dir() / line.key / f"{line.value}.yaml" for line in chosen]
+    for path in [*own, *(path for path in shipped if path.is_file())]:
+        composer.problems.extend(accidents(path))
+
+
+def _apply(composer: _Composer, tree: dict[str, Any], lines: Sequence[_Line]) -> None:
+    """Set, add and delete values; every unknown key is a problem. The space takes new paths without a `+`."""
+    for line in lines:
+        in_space = line.key.startswith("space.")
+        known = _exists(tree, line.key)
+        if line.kind == "delete":
+            _delete(composer, tree, line, known)
+        elif not known and line.kind == "change" and not in_space:
+            composer.note(line.key, "is not a known key", way_out=_nearest(tree, line.key))
+        elif line.sweep and not in_space:
+            way = f"to search it, write +space.{line.key}='{line.text.partition('=')[2]}'"
+            composer.note(line.key, "is given a sweep, but is one value", line.text.partition("=")[2], way)
+        else:
+            value = line.text.partition("=")[2] if line.sweep else line.value
+            _set(composer, tree, line.key, value)
+
+
+def _delete(composer: _Composer, tree: dict[str, Any], line: _Line, known: bool) -> None:
+    if not known:
+        composer.note(line.text, "deletes a key that is not there", way_out=_nearest(tree, line.key))
+        return
+    parent, _, last = line.key.rpartition(".")
+    (get_path(tree, parent) if parent else tree).pop(last)
+
+
+def _set(composer: _Composer, tree: dict[str, Any], key: str, value: Any) -> None:
+    parts = key.split(".")
+    node: Any = tree
+    for name in parts[:-1]:
+        node = node.setdefault(name, {}) if isinstance(node, dict) else None
+    if isinstance(node, dict):
+        node[parts[-1]] = value
+    else:
+        composer.note(key, "lies below a value that holds no keys")
+
+
+def _exists(tree: Any, key: str) -> bool:
+    for name in key.split("."):
+        if not isinstance(tree, Mapping) or name not in tree:
+            return False
+        tree = tree[name]
+    return True
+
+
+def _nearest(tree: Mapping[str, Any], key: str) -> str:
+    parts = key.split(".")
+    depth = next(d for d in range(len(parts)) if not _exists(tree, ".".join(parts[: d + 1])))
+    parent = get_path(tree, ".".join(parts[:depth])) if depth else tree
+    return did_you_mean(parts[depth], parent if isinstance(parent, Mapping) else [])
+
+
+def _knobs(composer: _Composer, tree: Mapping[str, Any], groups: Mapping[str, list[str]]) -> Iterator[Knob]:
+    """The nested `space` as knobs, in order."""
+    stack = [("", tree.get("space") or {})]
+    while stack:
+        path, value = stack.pop()
+        if isinstance(value, Mapping):
+            stack += [(f"{path}.{name}".lstrip("."), inner) for name, inner in reversed(list(value.items()))]
+            continue
+        knob = _knob(composer, path, value, groups)
+        if knob is not None:
+            yield knob
+
+
+def _knob(composer: _Composer, path: str, leaf: Any, groups: Mapping[str, list[str]]) -> Knob | None:
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    try:
+        value = OverridesParser.create().parse_override(f"k={leaf}").value() if isinstance(leaf, str) else leaf
+        knob = _domain(path, value, groups)
+    except (HydraException, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        composer.note(
+            f"space.{path}",
+            f"is no sweep: {reason}",
+            leaf,
+            "write choice(a,b), range(a,b,step) or interval(a,b)",
+        )
+        return None
+    section, _, name = path.partition(".")
+    if name == "name" and section in groups:
+        for wrong in set(knob.values) - set(groups[section]):
+            composer.note(
+                f"space.{path}",
+                "is no option of this group",
+                wrong,
+                did_you_mean(str(wrong), groups[section]),
+            )
+    return knob
+
+
+def _domain(path: str, value: Any, groups: Mapping[str, list[str]]) -> Knob:
+    from hydra.core.override_parser.types import ChoiceSweep, Glob, IntervalSweep, RangeSweep
+
+    if isinstance(value, IntervalSweep):
+        return _interval(path, value.start, value.end, log="log" in value.tags)
+    if isinstance(value, RangeSweep):
+        values = tuple(value.range())
+    elif isinstance(value, Glob):
+        names = groups.get(path.partition(".")[0], [])
+        values = tuple(name for name in names if _matches(name, value.include) and not _matches(name, value.exclude))
+    else:
+        values = tuple(value.list if isinstance(value, ChoiceSweep) else value if isinstance(value, list) else [value])
+    if not values:
+        raise ValueError("it holds no value (the end of a range is left out)")
+    return Knob(path, tuple(dict.fromkeys(getattr(item, "text", item) for item in values)))
+
+
+def _interval(path: str, low: Any, high: Any, *, log: bool) -> Knob:
+    if not low < high:
+        raise ValueError(f"its low end {low} is not below its high end {high}")
+    if log and low <= 0:
+        raise ValueError("a logarithmic interval starts above 0")
+    if isinstance(low, int) and isinstance(high, int):
+        return Knob(path, tuple(range(low, high + 1)))
+    return Knob(path, low=float(low), high=float(high), log=log)
+
+
+def _matches(name: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatch.fnmatch(name, pattern) for pattern in patterns)
+
+
+def _options(
+    composer: _Composer, picks: Sequence[str], knobs: Sequence[Knob], values: Sequence[_Line]
+) -> dict[str, dict[str, dict[str, Any]]]:
+    """For each searched group, the tree of every option, with the values typed for it put in where they fit."""
+    groups = composer.groups()
+    found: dict[str, dict[str, dict[str, Any]]] = {}
+    for knob in knobs:
+        section, _, name = knob.path.partition(".")
+        if name == "name" and section in groups:
+            typed = {line.key: line.value for line in values if line.key.startswith(f"{section}.")}
+            legal = [option for option in knob.values if option in groups[section]]
+            found[section] = {str(option): _option(composer, picks, f"{section}={option}", typed) for option in legal}
+    return found
+
+
+def _option(composer: _Composer, picks: Sequence[str], pick: str, typed: Mapping[str, Any]) -> dict[str, Any]:
+    section = pick.partition("=")[0]
+    tree = composer.compose([*picks, pick])
+    for key, value in typed.items():
+        if _exists(tree, key):
+            set_path(tree, key, value)
+    return dict(tree.get(section, {}))

@@ -1,0 +1,80 @@
+"""Plug-ins by name: the modules of our own packages, and entry points of other installed distributions.
+
+A plug-in is a module that carries its kind's attribute: `ENGINE`, `BACKEND` (in `simulators`), `SCHEDULE` (in
+`search_spaces`), `STUDY` (in `studies`), `COMMANDS` (anywhere). Another distribution joins by an entry point in
+the group `dse.<package>` that names such a module; nothing else has to be edited, and configuration never
+names a class or a path.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import pkgutil
+from importlib.metadata import EntryPoint, entry_points
+from types import ModuleType
+from typing import Any
+
+from dse.problems import ConfigError, Problem, did_you_mean
+
+PACKAGES = ("dse", "simulators", "search_spaces", "studies")
+
+
+@functools.cache
+def names(package: str) -> tuple[str, ...]:
+    """Names of all modules that may be plug-ins of `package`, found by looking (once); nothing is imported."""
+    own = {found.name for found in pkgutil.iter_modules(importlib.import_module(package).__path__)}
+    return tuple(sorted(own | set(_entries(package))))
+
+
+def refresh() -> None:
+    """Look again: forget which plug-ins were found (after a distribution was installed into this process)."""
+    for found in (names, load, _entries):
+        found.cache_clear()
+
+
+def module(package: str, name: str) -> ModuleType:
+    """The module `name` of `package`, own or registered by another distribution.
+
+    Raises ConfigError where it is absent, ambiguous or fails to import.
+    """
+    entry = _entries(package).get(name)
+    own = importlib.import_module(package)
+    if entry and any(found.name == name for found in pkgutil.iter_modules(own.__path__)):
+        rule = f"is both a module of {package} and an entry point of {_distribution(entry)}"
+        raise ConfigError([Problem(f"{package}.{name}", rule, way_out="uninstall one of them")])
+    target = entry.value if entry else f"{package}.{name}"
+    try:
+        return importlib.import_module(target)
+    except Exception as error:
+        rule = f"cannot be imported: {type(error).__name__}: {error}"
+        way = f"it is registered by {_distribution(entry)}" if entry else did_you_mean(name, names(package))
+        raise ConfigError([Problem(target, rule, way_out=way)]) from error
+
+
+@functools.cache
+def load(package: str, name: str, attribute: str) -> Any:
+    """The plug-in object `attribute` of module `name`. Raises ConfigError with the names that exist."""
+    if name in names(package):
+        found = getattr(module(package, name), attribute, None)
+        if found is not None:
+            return found
+    known = plugins(package, attribute)
+    raise ConfigError(
+        [Problem(f"{package}.{name}", f"is no plug-in with {attribute}", way_out=did_you_mean(name, known))]
+    )
+
+
+def plugins(package: str, attribute: str) -> dict[str, Any]:
+    """All plug-ins of a kind, by name."""
+    modules = {name: module(package, name) for name in names(package) if not name.startswith("_")}
+    return {name: getattr(found, attribute) for name, found in modules.items() if hasattr(found, attribute)}
+
+
+@functools.cache
+def _entries(package: str) -> dict[str, EntryPoint]:
+    return {entry.name: entry for entry in entry_points(group=f"dse.{package}")}
+
+
+def _distribution(entry: EntryPoint) -> str:
+    return entry.dist.name if entry.dist else "an unknown distribution"

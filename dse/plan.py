@@ -1,0 +1,177 @@
+"""A study as asked: the validated configuration around the design."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from dse.backend import Backend, Tree
+from dse.compose import Request
+from dse.execute import BackendSpec, Executor, validate
+from dse.problems import ConfigError, Problems, did_you_mean
+from dse.search import Goal, Search
+from dse.space import Knob, Space
+from dse.values import Frozen, Integer
+
+_SECTIONS = ("study", "simulator", "search", "executor", "tracking", "space", "seed", "output_dir", "budget")
+
+
+class Study(Frozen):
+    """The `study` group. module: the module of `studies` that knows the claims and figures.
+
+    objectives: metrics, the first decides the winner; hardware_objectives join when a knob below one of the sections
+    `hardware` is searched. baseline: values that turn any point into the one it is compared with. recorded: paths of
+    the design that the table holds beside the knobs. summary: knobs shown.
+    """
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,80}$")]
+    description: str = ""
+    module: str
+    objectives: Annotated[tuple[str, ...], Field(min_length=1)]
+    hardware_objectives: tuple[str, ...] = ()
+    hardware: tuple[str, ...] = ()
+    baseline: Mapping[str, Any]
+    recorded: tuple[str, ...] = ()
+    summary: tuple[str, ...] = ()
+
+
+class Budget(Frozen):
+    """trials: distinct points per scenario."""
+
+    trials: Annotated[Integer, Field(ge=1, le=10_000_000)]
+
+
+class Tracking(Frozen):
+    """The `tracking` group. uri: where MLflow keeps runs; None for no tracking."""
+
+    name: str
+    description: str = ""
+    uri: str | None
+
+
+class Settings(Frozen):
+    """Everything of a configuration that is not the design."""
+
+    study: Study
+    simulator: Mapping[str, Any]
+    search: Search
+    budget: Budget
+    executor: Executor
+    tracking: Tracking
+    space: Mapping[str, Any]
+    seed: Annotated[Integer, Field(ge=0, le=2**32 - 1)]
+    output_dir: Annotated[str, Field(min_length=1)]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A study that may run: settings, backend, scenario -> space, goals by objective, and the request behind it."""
+
+    settings: Settings
+    spec: BackendSpec
+    spaces: Mapping[str, Space]
+    goals: Mapping[str, Goal]
+    request: Request
+
+    @property
+    def backend(self) -> Backend:
+        """The backend that evaluates designs."""
+        return self.spec.make()
+
+    @property
+    def knobs(self) -> tuple[str, ...]:
+        """Searched paths."""
+        return tuple(knob.path for knob in self.request.knobs)
+
+    @property
+    def recorded(self) -> tuple[str, ...]:
+        """Paths the table holds beside the searched ones."""
+        return tuple(path for path in self.settings.study.recorded if path not in self.knobs)
+
+
+def plan(request: Request) -> Plan:
+    """Validate a request. Raises ConfigError with every problem of command line, files and values."""
+    check = Problems()
+    check.found.extend(request.problems)
+    if not request.tree:
+        check.done()
+    sections = {key: value for key, value in request.tree.items() if key in _SECTIONS}
+    settings = check.model(Settings, sections, path="")
+    if settings is None:
+        check.done()
+        raise AssertionError
+    spec = BackendSpec.of(settings.simulator)
+    try:
+        spaces = _spaces(request, spec.make())
+    except ConfigError as error:
+        check.found.extend(error.problems)
+        check.done()
+        raise
+    _check_objectives(check, settings, spec.make())
+    for space in list(spaces.values())[:1]:
+        _check_knobs(check, space)
+    check.done()
+    return Plan(settings, spec, spaces, _goals(settings, request.knobs, spec.make()), request)
+
+
+def _spaces(request: Request, backend: Backend) -> dict[str, Space]:
+    design = {key: value for key, value in request.tree.items() if key not in _SECTIONS}
+    bases = backend.scenarios(design)
+    validate(backend, bases)
+    return {name: Space(base, request.knobs, request.options, backend) for name, base in bases.items()}
+
+
+def _check_objectives(check: Problems, settings: Settings, backend: Backend) -> None:
+    for name in (*settings.study.objectives, *settings.study.hardware_objectives):
+        if name not in backend.metrics:
+            check.add("study.objectives", "is no metric", value=name, way_out=did_you_mean(name, backend.metrics))
+
+
+def _goals(settings: Settings, knobs: tuple[Knob, ...], backend: Backend) -> dict[str, Goal]:
+    hardware = any(knob.path.partition(".")[0] in settings.study.hardware for knob in knobs)
+    names = (*settings.study.objectives, *(settings.study.hardware_objectives if hardware else ()))
+    return {name: backend.metrics[name].goal for name in names}
+
+
+def _check_knobs(check: Problems, space: Space) -> None:
+    """Every value of every knob must be legal where it counts, and every knob must count somewhere."""
+    options = [{f"{section}.name": name} for section, named in space.options.items() for name in named] or [{}]
+    for knob in space.knobs:
+        if knob.path.endswith(".name") and knob.path.partition(".")[0] in space.options:
+            continue
+        fitting = [(option, needed) for option in options if (needed := _needed(space, knob, option)) is not None]
+        if not fitting:
+            known = did_you_mean(knob.path.rpartition(".")[2], _siblings(space.tree(options[0]), knob.path))
+            check.add(f"space.{knob.path}", "is no knob of any design here", way_out=known)
+            continue
+        option, needed = fitting[0]
+        for value in knob.values or (knob.low, knob.high):
+            _check_value(check, space, {**option, **needed, knob.path: value})
+
+
+def _needed(space: Space, knob: Knob, option: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    return space.backend.condition(knob.path, space.tree(option))
+
+
+def _siblings(tree: Tree, path: str) -> list[str]:
+    node: Any = tree
+    for name in path.split(".")[:-1]:
+        node = node.get(name, {}) if isinstance(node, Mapping) else {}
+    return list(node) if isinstance(node, Mapping) else []
+
+
+def _check_value(check: Problems, space: Space, assignment: dict[str, Any]) -> None:
+    path = list(assignment)[-1]
+    try:
+        space.backend.design(space.tree(assignment))
+    except ConfigError as error:
+        for problem in error.problems:
+            check.add(
+                f"space.{path}",
+                f"{problem.path} {problem.rule}",
+                value=problem.value,
+                way_out=problem.way_out,
+            )

@@ -1,0 +1,119 @@
+"""What is wrong with an input, said so that it can be put right.
+
+A `Problem` names the dotted path, the value, the rule it breaks and the way out; a `ConfigError` carries all of
+them at once, so that nobody mends a configuration one message at a time.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar, get_args
+
+from pydantic import BaseModel, ValidationError
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One broken rule: `path = value`, the rule, the way out."""
+
+    path: str
+    rule: str
+    value: object = None
+    way_out: str = ""
+
+    def __str__(self) -> str:
+        where = f"{self.path} = {self.value!r}" if self.value is not None else self.path
+        return f"{where}: {self.rule}" + (f" ({self.way_out})" if self.way_out else "")
+
+
+class ConfigError(Exception):
+    """Input refused before anything was evaluated; exit code 2."""
+
+    def __init__(self, problems: Iterable[Problem]) -> None:
+        self.problems = tuple(dict.fromkeys(problems))
+        super().__init__("\n".join(map(str, self.problems)))
+
+
+class Problems:
+    """Collects problems over several checks; `done()` raises them together.
+
+    >>> check = Problems()
+    >>> check.add("budget.trials", "must be at least 1", value=0)
+    >>> len(check.found)
+    1
+    """
+
+    def __init__(self) -> None:
+        self.found: list[Problem] = []
+
+    def add(self, path: str, rule: str, *, value: object = None, way_out: str = "") -> None:
+        """Note one problem."""
+        self.found.append(Problem(path, rule, value, way_out))
+
+    def model(self, kind: type[Model], tree: object, *, path: str) -> Model | None:
+        """Validate `tree` as `kind`; None, with every problem noted, where it does not hold."""
+        try:
+            return kind.model_validate(tree)
+        except ValidationError as error:
+            self.found.extend(_translate(error, kind, path))
+            return None
+
+    def done(self) -> None:
+        """Raise `ConfigError` if anything was noted."""
+        if self.found:
+            raise ConfigError(self.found)
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The way out of a misspelt name: the nearest known one, else all that are known.
+
+    >>> did_you_mean("num_cuz", ["num_cus", "kernel_launch_s"])
+    'did you mean `num_cus`?'
+    """
+    names = sorted(known)
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+    if near:
+        return f"did you mean `{near[0]}`?"
+    return f"known here: {', '.join(names)}" if names else "nothing is known here"
+
+
+def _translate(error: ValidationError, kind: type[BaseModel], path: str) -> Iterator[Problem]:
+    for item in error.errors(include_url=False):
+        keys = [str(key) for key in item["loc"] if not str(key).startswith("function-")]
+        dotted = ".".join([path, *keys] if path else keys)
+        if item["type"] == "extra_forbidden":
+            known = _fields_at(kind, item["loc"][:-1])
+            yield Problem(dotted, "is not a known key", way_out=did_you_mean(keys[-1], known))
+        elif item["type"] == "missing":
+            yield Problem(dotted, "is missing", way_out="give it a value")
+        else:
+            value = item["input"] if _is_leaf(item["input"]) else None
+            yield Problem(dotted or path, _sentence(item["msg"]), value)
+
+
+def _is_leaf(value: object) -> bool:
+    return not isinstance(value, (Mapping, list, tuple, BaseModel))
+
+
+def _sentence(message: str) -> str:
+    text = message.removeprefix("Value error, ").removeprefix("Assertion failed, ")
+    return text[:1].lower() + text[1:] if text.startswith("Input should") else text
+
+
+def _fields_at(kind: Any, location: tuple[int | str, ...]) -> list[str]:
+    """Field names of the model that `location` (a pydantic error location) points into."""
+    for key in location:
+        field = getattr(kind, "model_fields", {}).get(key)
+        kind = _model_in(field.annotation if field else kind)
+    return list(getattr(kind, "model_fields", {}))
+
+
+def _model_in(annotation: Any) -> Any:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    found = [_model_in(part) for part in get_args(annotation)]
+    return next((part for part in found if part is not None), None)

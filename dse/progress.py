@@ -1,0 +1,47 @@
+"""A progress bar with rate and time left on the terminal's error stream."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+
+class Advance(Protocol):
+    """Tells the bar that `count` more points are done; `label` changes what it says."""
+
+    def __call__(self, count: int, label: str | None = None) -> None: ...
+
+
+@contextmanager
+def bar(label: str, total: int | None) -> Iterator[Advance]:
+    """Show progress over `total` points (None: not known beforehand)."""
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    speed = TextColumn("{task.fields[rate]}")
+    left = TextColumn("left")
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        speed,
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, TimeRemainingColumn(), left, console=Console(stderr=True)) as progress:
+        task = progress.add_task(label, total=total, rate="")
+
+        def advance(count: int, label: str | None = None) -> None:
+            progress.update(task, advance=count, description=label)
+            shown = progress.tasks[0]
+            rate = shown.completed / shown.elapsed if shown.elapsed else 0.0
+            progress.update(task, rate=f"{rate:,.0f} points/s")
+
+        yield advance

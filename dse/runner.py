@@ -1,0 +1,187 @@
+"""One study from request to results, and the commands that belong to orchestration (`report`, `ui`)."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dse import provenance, report
+from dse.compose import Request
+from dse.outputs import Outputs
+from dse.plan import Plan, plan
+from dse.problems import ConfigError, Problem, did_you_mean
+from dse.study import Findings
+from dse.study import run as search
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def run(request: Request) -> int:
+    """Evaluate a study and write everything; 0, or 3 if points failed. Raises ConfigError before any evaluation."""
+    planned = plan(request)
+    outputs = Outputs.create(Path(planned.settings.output_dir), planned.settings.study.name)
+    found = search(planned)
+    _store(planned, found, outputs)
+    rows = report.check(outputs, planned.settings.study.module)
+    report.draw(outputs, planned.settings.study.module)
+    outputs.finish()
+    _tell(planned, found, outputs, rows)
+    _track(planned, found, outputs)
+    return 3 if found.table["status"].isin(["failed", "invalid"]).any() else 0
+
+
+def _store(planned: Plan, found: Findings, outputs: Outputs) -> None:
+    settings = planned.settings
+    outputs.write_table("results", found.table)
+    outputs.write_table("timelines", found.timelines)
+    outputs.write_config(planned.request.tree)
+    outputs.write_json(
+        "summary",
+        {
+            "study": settings.study.name,
+            "goals": dict(planned.goals),
+            "shown": [path for path in settings.study.summary if path in planned.knobs],
+            "knobs": list(planned.knobs),
+            "limits": {name: dict(shares) for name, shares in found.limits.items()},
+            "searched": {name: vars(chosen) for name, chosen in found.chosen.items()},
+        },
+    )
+    made = provenance.record(planned.request.overrides, f"{planned.spec.name} {planned.backend.version}", settings.seed)
+    outputs.write_json("provenance", {**made, "facts": _facts(planned)})
+
+
+def _facts(planned: Plan) -> list[dict[str, Any]]:
+    """The constants the study rests on, with their sources; those set on the command line are the user's."""
+    space = next(iter(planned.spaces.values()))
+    design = planned.backend.design(space.base)
+    typed = {text.partition("=")[0] for text in planned.request.overrides}
+    names = ("path", "value", "provenance", "source")
+    facts = [dict(zip(names, fact, strict=True)) for fact in planned.backend.facts(design)]
+    return [
+        {**fact, "provenance": "user", "source": "command line"} if fact["path"] in typed else fact for fact in facts
+    ]
+
+
+def _console() -> Console:
+    from rich.console import Console
+
+    width = None if sys.stdout.isatty() else 160
+    return Console(width=width)
+
+
+def _tell(planned: Plan, found: Findings, outputs: Outputs, rows: list[dict[str, Any]]) -> None:
+    console = _console()
+    console.print(report.summary(outputs))
+    console.print(report.claims_table(rows))
+    console.print(_how(planned, found))
+    console.print(
+        f"written to {outputs.folder}/ (results.parquet, claims.json, figures/, config.yaml, provenance.json)",
+        soft_wrap=True,
+    )
+
+
+def _how(planned: Plan, found: Findings) -> str:
+    """How the points were chosen, and how many have no result."""
+    total, methods = len(found.table), {chosen.method for chosen in found.chosen.values()}
+    asked = planned.settings.search.name
+    text = f"{total} points, {', '.join(sorted(methods))}"
+    if methods == {"exhaustive"}:
+        text += f": all of it, as the space is no larger than budget.trials = {planned.settings.budget.trials}"
+        text += "" if asked == "exhaustive" else f" (search={asked} was not needed)"
+    counts = found.table["status"].value_counts()
+    bad = ", ".join(f"{count} {status}" for status, count in counts.items() if status != "ok")
+    engines = ", ".join(f"{count} by {name}" for name, count in found.table["engine"].value_counts().items() if name)
+    return f"{text}; {engines}" + (f"; without result: {bad}" if bad else "")
+
+
+def _track(planned: Plan, found: Findings, outputs: Outputs) -> None:
+    """Write the study to MLflow; a failure there is told and passed over."""
+    uri = planned.settings.tracking.uri
+    if uri is None:
+        return
+    from dse import tracking
+
+    table, study = found.table, planned.settings.study
+    made = outputs.read_json("provenance")
+    record = tracking.StudyRecord(
+        study=study.name,
+        name=f"{study.name} {outputs.folder.name}",
+        table=table,
+        knobs=planned.knobs,
+        metrics=(*planned.backend.metrics, *planned.backend.relations),
+        folder=outputs.folder,
+        parent_metrics={"num_points": len(table), "front_size": int(table["on_front"].sum())},
+        parent_tags={
+            "dse.git": str(made["git"]["commit"]),
+            "dse.backend": made["backend"],
+            "dse.seed": str(made["seed"]),
+        },
+        note=_note(planned, found),
+    )
+    try:
+        tracked = tracking.track(record, uri=uri)
+    except tracking.TrackingError as error:
+        print(f"tracking was passed over: {error}", file=sys.stderr)
+        return
+    _console().print(
+        f"{tracked.num_points} runs in MLflow at {tracked.uri}; look at them with: python -m dse ui",
+        soft_wrap=True,
+    )
+
+
+def _note(planned: Plan, found: Findings) -> str:
+    from dse.study import winners
+
+    best = winners(found.table, planned.goals)
+    lines = [
+        f"**{planned.settings.study.description}**",
+        "",
+        "| scenario | winner | speed-up |",
+        "|---|---|---|",
+    ]
+    for _, row in best.iterrows():
+        lines.append(f"| {row['scenario']} | {report.said(row)} | {row['speedup']:.2f}x |")
+    return "\n".join(lines)
+
+
+def redraw(words: Sequence[str]) -> int:
+    """`report study=<name> [output_dir=<folder>]`: figures, claims and summary again, nothing is evaluated."""
+    given = _pairs(words, {"study": "", "output_dir": "outputs"})
+    outputs = Outputs.latest(Path(given["output_dir"]), given["study"])
+    module = outputs.read_config()["study"]["module"]
+    rows = report.check(outputs, module)
+    paths = report.draw(outputs, module)
+    console = _console()
+    console.print(report.summary(outputs))
+    console.print(report.claims_table(rows))
+    console.print(f"redrew {len(paths)} figures and claims.json in {outputs.folder}/", soft_wrap=True)
+    return 0
+
+
+def ui(words: Sequence[str]) -> int:
+    """`ui [uri=<tracking uri>] [port=5000]`: the MLflow UI on 127.0.0.1, one worker."""
+    from dse import tracking
+
+    given = _pairs(words, {"uri": "sqlite:///mlflow.db", "port": "5000"})
+    if not given["port"].isdigit() or not 0 < int(given["port"]) < 65536:
+        raise ConfigError([Problem("port", "must be a number from 1 to 65535", given["port"])])
+    return tracking.serve(given["uri"], port=int(given["port"]))
+
+
+def _pairs(words: Sequence[str], known: Mapping[str, str]) -> dict[str, str]:
+    found = dict(known)
+    for word in words:
+        name, _, value = word.partition("=")
+        if name not in known or not value:
+            raise ConfigError([Problem(word, "is not understood here", way_out=did_you_mean(name, known))])
+        found[name] = value
+    missing = [name for name, value in found.items() if not value]
+    if missing:
+        raise ConfigError([Problem(missing[0], "is missing", way_out=f"write {missing[0]}=<name>")])
+    return found
+
+
+COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {"report": redraw, "ui": ui}

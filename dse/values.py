@@ -1,0 +1,142 @@
+"""Frozen values: models, quantities with units, sources of facts.
+
+Inside the project every quantity is a plain SI float whose field name ends in its unit (`_s`, `_bytes`,
+`_bytes_per_s`, `_flop_per_s`). At the edge (YAML, command line) a text such as `64 GB/s` or `1.9 us` is read
+with pint; a wrong dimension is refused. A bare number is taken to be in the unit of the field's name.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+_TEXT = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*([A-Za-zµμ]+(?:\s*/\s*[A-Za-zµμ]+)?)\s*")
+
+
+class Frozen(BaseModel):
+    """A validated, immutable value: unknown keys, NaN and infinities are refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, validate_default=True)
+
+
+def knob(*, structural: bool = False, when: Mapping[str, str] | None = None, **limits: Any) -> Any:
+    """A field that may be searched.
+
+    structural: a change of it changes the task graph's structure, not only its weights.
+    when: sibling field -> value it must have for this field to mean anything (otherwise it becomes None).
+    limits: pydantic's own (`ge`, `le`, `gt`, `default`, `description`, ...).
+    """
+    return Field(**limits, json_schema_extra={"structural": structural, "when": dict(when or {})})
+
+
+def condition(kind: type[BaseModel], name: str) -> Mapping[str, str]:
+    """The `when` of field `name` of `kind`: sibling -> needed value; empty if it always counts."""
+    extra = kind.model_fields[name].json_schema_extra
+    found = extra.get("when", {}) if isinstance(extra, dict) else {}
+    return {str(key): str(value) for key, value in found.items()} if isinstance(found, dict) else {}
+
+
+@functools.cache
+def _units() -> Any:
+    import pint
+
+    registry: Any = pint.UnitRegistry(cache_folder=None)
+    registry.define("flop = [operation] = FLOP")
+    return registry
+
+
+@functools.lru_cache(maxsize=4096)
+def _parse(text: str, unit: str) -> float:
+    match = _TEXT.fullmatch(text)
+    if match is None:
+        raise ValueError(f"cannot be read as a quantity in {unit}; write a number and a unit, such as `1.5 {unit}`")
+    number, symbol = match.groups()
+    registry = _units()
+    try:
+        return float((float(number) * registry.parse_units(symbol.replace(" ", ""))).to(unit).magnitude)
+    except Exception as error:
+        reason = "is an unknown unit" if "not defined" in str(error) else "has the wrong dimension"
+        raise ValueError(f"`{symbol}` {reason}; this quantity is in {unit}") from error
+
+
+def _number(value: Any) -> Any:
+    if isinstance(value, (bool, str)):
+        raise ValueError("must be a number without quotes or unit" if isinstance(value, str) else "must be a number")
+    return value
+
+
+def _whole(value: Any) -> Any:
+    if isinstance(value, (bool, str)):
+        raise ValueError("must be a whole number (a leading zero, `on` or `4:1` is not one)")
+    if isinstance(value, float) and not value.is_integer():
+        raise ValueError("must be a whole number")
+    return int(value) if isinstance(value, float) else value
+
+
+def _quantity(unit: str) -> Callable[[Any], Any]:
+    def read(value: Any) -> Any:
+        return _parse(value, unit) if isinstance(value, str) else _number(value)
+
+    return BeforeValidator(read)  # type: ignore[return-value]
+
+
+Integer = Annotated[int, BeforeValidator(_whole)]
+Number = Annotated[float, BeforeValidator(_number)]
+Seconds = Annotated[float, _quantity("second"), Field(ge=0, le=1e4)]
+Bytes = Annotated[float, _quantity("byte"), Field(ge=0, le=1e18)]
+BytesPerSecond = Annotated[float, _quantity("byte/second"), Field(gt=0, le=1e16)]
+FlopPerSecond = Annotated[float, _quantity("flop/second"), Field(gt=0, le=1e20)]
+Fraction = Annotated[float, BeforeValidator(_number), Field(ge=0, le=1)]
+
+Provenance = Literal["measured", "vendor", "abstract", "secondary", "memory", "derived", "calibrated"]
+
+
+class Source(Frozen):
+    """Where a number comes from. `memory` is unverified recollection and never shown as published."""
+
+    provenance: Provenance
+    source: str = Field(min_length=3)
+
+
+LABELS = frozenset({"name", "description", "note", "sources"})
+"""Fields that say what a value is called or where it is from; two values that differ only there are equal."""
+
+
+def leaves(model: BaseModel, path: str = "") -> Iterator[tuple[str, Any, bool]]:
+    """(dotted path, value, structural) of every leaf of a frozen model, labels left out."""
+    for name, field in type(model).model_fields.items():
+        if name in LABELS:
+            continue
+        extra = field.json_schema_extra
+        marked = bool(extra.get("structural")) if isinstance(extra, dict) else False
+        yield from _leaf(getattr(model, name), f"{path}{name}", marked)
+
+
+def key(model: BaseModel, *context: str) -> str:
+    """Content hash (hex) of a frozen model in its context (backend name, version, parameters): its identity."""
+    canonical = {path: _canonical(value) for path, value, _ in leaves(model)}
+    text = json.dumps([canonical, context], sort_keys=True, allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def _canonical(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return [_canonical(item) for item in value]
+    return {path: _canonical(item) for path, item, _ in leaves(value)} if isinstance(value, BaseModel) else value
+
+
+def _leaf(value: Any, path: str, marked: bool) -> Iterator[tuple[str, Any, bool]]:
+    if isinstance(value, BaseModel):
+        yield from leaves(value, f"{path}.")
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _leaf(item, f"{path}.{key}", marked)
+    else:
+        numeric = isinstance(value, (int, float)) and not isinstance(value, bool)
+        yield path, value, marked or not numeric

@@ -1,0 +1,1 @@
+"""What may be chosen: schedules (each declares its knobs and lowers to a task graph)."""

@@ -1,0 +1,195 @@
+"""What the overlap schedules share: transfers in steps, GEMM chunks in one in-order stream, on one representative GPU.
+
+The node is symmetric, so every GPU does the same; what this GPU receives it also sends, and both ends' HBM traffic
+falls on its own HBM. Rows, columns and bytes may be arrays over designs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from dse.problems import ConfigError, Problem
+from dse.values import Integer, knob
+from simulators.design import ScheduleKnobs
+from simulators.gemm import gemm_cost
+from simulators.graph import GraphBuilder
+from simulators.system import System
+from simulators.transfer import Movement, Mover, Route, links, rate, routes
+from simulators.workload import Workload
+
+Priority = Literal["equal", "communication", "compute"]
+
+
+class MoverKnobs(ScheduleKnobs):
+    """Who moves the data.
+
+    mover: `dma` engines, or kernels on `comm_cus` reserved `cu`s. priority: whose memory requests go first.
+    """
+
+    mover: Annotated[Mover, knob(structural=True)]
+    comm_cus: Annotated[Integer | None, knob(when={"mover": "cu"}, ge=1, le=4096)]
+    priority: Annotated[Priority, knob(structural=True)] = "equal"
+
+    def problems(self, system: System, workload: Workload) -> Sequence[Problem]:
+        """The CUs reserved for communication must leave some for compute; the workload must be an overlap."""
+        found = _shape_problems(workload)
+        if self.comm_cus is not None and self.comm_cus >= system.gpu.num_cus:
+            rule = f"leaves no CU for compute (system.gpu.num_cus = {system.gpu.num_cus})"
+            found.append(Problem("schedule.comm_cus", rule, self.comm_cus, "reserve fewer"))
+        return found
+
+
+def _shape_problems(workload: Workload) -> list[Problem]:
+    try:
+        workload.collective_then_gemm()
+    except ConfigError as error:
+        return list(error.problems)
+    return []
+
+
+def piece(total: ArrayLike, parts: int, index: int) -> Any:
+    """Size of part `index` of `total` items split as evenly as whole numbers allow."""
+    return np.asarray(total) // parts + (index < np.asarray(total) % parts)
+
+
+class Pipeline:
+    """Builds the graph of one collective overlapped with the GEMM that consumes it.
+
+    comm_cus: CUs of the communication kernels (ignored for DMA). GEMM chunks run in order, one at a time; transfers
+    run in order on each engine, or kernel after kernel when CUs move them.
+    """
+
+    def __init__(self, system: System, workload: Workload, *, knobs: MoverKnobs, comm_cus: ArrayLike | None) -> None:
+        self.system, self.mover = system, knobs.mover
+        self.comm_cus: ArrayLike = 0 if comm_cus is None or knobs.mover == "dma" else comm_cus
+        self.collective, self.op = workload.collective_then_gemm()
+        self.movement = Movement(knobs.mover, self.comm_cus, self.collective.pattern)
+        self.routes = routes(system.node, self.collective.pattern)
+        self.element_bytes = self.op.element_bytes
+        self.graph = GraphBuilder()
+        self.hbm = self.graph.resource("hbm", system.gpu.hbm_bytes_per_s)
+        self.cu = self.graph.resource("cu", system.gpu.num_cus)
+        self.links = {name: self.graph.resource(name, value) for name, value in links(system.node).items()}
+        first, second = {"equal": (0, 0), "communication": (0, 1), "compute": (1, 0)}[knobs.priority]
+        self._comm_class, self._compute_class = first, second
+        self._engines: dict[int, int] = {}
+        self._last_step: list[int] = []
+        self._last_gemm: list[int] = []
+
+    @property
+    def num_gpus(self) -> int:
+        """GPUs of the node."""
+        return self.system.node.num_gpus
+
+    def shard_rows(self, gpu: int) -> Any:
+        """Rows of A that GPU `gpu` holds at the start (0 is the representative itself)."""
+        return piece(self.collective.rows, self.num_gpus, gpu)
+
+    def step(self, label: str, amounts: Sequence[tuple[Route, ArrayLike]]) -> list[int]:
+        """Move `bytes` over each route; the transfers, in the order given.
+
+        Routes of one turn run at once, turns (distances on a ring) one after another.
+        """
+        before = self._kernel(label) if self.mover == "cu" else []
+        found: dict[int, int] = {}
+        for _, group in groupby(sorted(amounts, key=lambda item: item[0].turn), key=lambda item: item[0].turn):
+            turn = list(group)
+            tasks = self._turn(label, turn, before)
+            found |= dict(zip((route.peer for route, _ in turn), tasks, strict=True))
+            before = tasks if any(route.turn for route, _ in amounts) else before
+        self._last_step = list(found.values())
+        return [found[route.peer] for route, _ in amounts]
+
+    def _kernel(self, label: str) -> list[int]:
+        """The launch of a communication kernel: after the one before it, on the same stream."""
+        launch: dict[str, Any] = {
+            "delay": self.system.gpu.cu_copy.setup_s,
+            "lane": "communication",
+            "limiter": "launch",
+        }
+        return [self.graph.task(f"launch {label}", "launch", after=self._last_step, **launch)]
+
+    def _turn(self, label: str, turn: list[tuple[Route, ArrayLike]], before: list[int]) -> list[int]:
+        at_once = len(turn) if self.mover == "cu" else min(len(turn), self.system.gpu.dma.num_engines)
+        active = [route for route, _ in turn[:at_once]]
+        tasks = []
+        for position, (route, payload) in enumerate(turn):
+            engine = position % at_once
+            after = before if self.mover == "cu" else [*before, *self._queued(engine)]
+            tasks.append(self._transfer(f"{label} from {route.peer}", route, payload, active=active, after=after))
+            self._engines[engine] = tasks[-1]
+        return tasks
+
+    def _queued(self, engine: int) -> list[int]:
+        return [self._engines[engine]] if engine in self._engines else []
+
+    def _transfer(
+        self, name: str, route: Route, payload: ArrayLike, *, active: list[Route], after: Sequence[int]
+    ) -> int:
+        pace = rate(self.system, route, active, by=self.movement)
+        cus = np.asarray(self.comm_cus) / len(active)
+        uses: dict[int, ArrayLike] = {self.links[link]: load for link, load in route.loads.items()}
+        uses[self.hbm] = 2.0  # read at this end for a peer, written at this end from a peer
+        if self.mover == "cu":
+            uses[self.cu] = cus / pace.bytes_per_s
+        return self.graph.task(
+            name,
+            "transfer",
+            after=after,
+            uses=uses,
+            work=payload,
+            delay=0.0 if self.mover == "cu" else self.system.gpu.dma.setup_s,
+            cap=pace.bytes_per_s,
+            weight=0.5,  # consumption-fair at HBM: equal HBM bytes/s at the bottleneck
+            priority=self._comm_class,
+            lane=next(iter(route.loads))
+            if len(route.loads) == 1 and "port" not in route.loads
+            else f"peer.{route.peer}",
+            limiter=pace.limiter,
+            cus=cus,
+            staged_bytes=payload,
+            moved_bytes=payload,
+        )
+
+    def gemm(
+        self,
+        label: str,
+        size: tuple[ArrayLike, ArrayLike],
+        *,
+        after: Sequence[int] = (),
+        overlapped: bool = True,
+        accumulate: bool = False,
+    ) -> int:
+        """A GEMM chunk of size (rows, depth) that consumes the transfers `after`, next in the compute stream.
+
+        Data moved by a kernel counts as arrived when the kernel ends; a DMA copy signals for itself.
+        overlapped: communication kernels are resident while it runs, so their CUs are not granted to it.
+        """
+        gpu = self.system.gpu
+        cus = gpu.num_cus - np.asarray(self.comm_cus) * overlapped
+        shape = (size[0], self.op.local_n, size[1])
+        cost = gemm_cost(gpu, shape, cus=cus, element_bytes=self.element_bytes, accumulate=accumulate)
+        memory_bound = bool(np.all(cost.hbm_bytes / gpu.hbm_bytes_per_s > 0.5 * cost.seconds))
+        kernel_end = self._last_step if self.mover == "cu" and after else []
+        task = self.graph.task(
+            label,
+            "gemm",
+            after=[*after, *kernel_end, *self._last_gemm],
+            uses={self.hbm: cost.hbm_bytes, self.cu: cus * cost.seconds},
+            work=1.0,
+            delay=gpu.kernel_launch_s,
+            cap=1 / cost.seconds,
+            weight=1 / cost.hbm_bytes,
+            priority=self._compute_class,
+            lane="compute",
+            limiter="HBM" if memory_bound else "compute",
+            flop=cost.flop,
+        )
+        self.graph.frees(task, after)
+        self._last_gemm = [task]
+        return task

@@ -1,0 +1,1 @@
+"""The machine: systems, workloads, operator and transfer costs, task graphs, engines, metrics, the overlap backend."""

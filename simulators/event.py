@@ -1,0 +1,163 @@
+"""The reference engine: one SimPy process per task, rates re-solved once per instant.
+
+Written to be read. Two rules make its runs deterministic to the bit: everything that ends within 1e-12 of the
+clock ends in the same *canonical instant*; and inside an instant there are rounds, each of which first lets all
+completions and newly ready tasks happen and then grants free slots in (instant became ready, task index) order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable
+from typing import Any
+
+import numpy as np
+import simpy
+from numpy.typing import NDArray
+from simpy.events import EventPriority
+
+from simulators.fairness import fair_rates
+from simulators.graph import TaskGraph
+from simulators.timeline import Timeline
+
+Floats = NDArray[np.float64]
+_SAME_INSTANT = 1e-12
+_LAST = EventPriority(
+    9
+)  # SimPy runs events of one time by priority; this one comes after everything that is already triggered
+
+
+class EventEngine:
+    """Exact for every task graph."""
+
+    version = "1"
+    batch = 16
+
+    def run(self, graph: TaskGraph) -> Timeline:
+        """Simulate each design of the batch."""
+        machines = [_Machine(graph, design) for design in range(graph.num_designs)]
+        for machine in machines:
+            machine.run()
+        issued = np.array([machine.issued for machine in machines])
+        finished = np.array([machine.finished for machine in machines])
+        return Timeline(graph, issued, finished, ("",) * graph.num_designs)
+
+
+class _Machine:
+    """The resources, pools and tasks of one design."""
+
+    def __init__(self, graph: TaskGraph, design: int) -> None:
+        self.env = simpy.Environment()
+        self.graph = graph
+        tasks = graph.num_tasks
+        self.work, self.delay = graph.work[design], graph.delay[design]
+        self.cap, self.weight = graph.cap[design], graph.weight[design]
+        self.capacity = graph.capacity[design]
+        self.use = np.zeros((tasks, len(graph.resources)))
+        np.add.at(self.use, (graph.use_task, graph.use_resource), graph.use[design])
+        self.free = [int(slots) for slots in graph.slots]
+        self.issued, self.finished = np.zeros(tasks), np.zeros(tasks)
+        self.done = [self.env.event() for _ in range(tasks)]
+        self.waiting: dict[int, tuple[float, simpy.Event]] = {}  # ready tasks without a slot: since when, go-ahead
+        self.delays: dict[int, tuple[float, simpy.Event]] = {}  # when the delay ends
+        self.active: dict[int, tuple[float, simpy.Event]] = {}  # remaining work
+
+    def run(self) -> None:
+        for task in range(self.graph.num_tasks):
+            self.env.process(self.task(task))
+        clock = self.env.process(self.clock())
+        self.env.run(until=clock)
+
+    def task(self, task: int) -> Generator[simpy.Event, Any, None]:
+        """The life of a task: wait for predecessors, for a slot, for the delay, for the work."""
+        yield self.env.all_of([self.done[before] for before in self.graph.predecessors(task)])
+        yield self.expect(self.waiting, task, self.env.now)
+        self.issued[task] = self.env.now
+        if self.delay[task] > 0:
+            yield self.expect(self.delays, task, self.env.now + self.delay[task])
+        if self.work[task] > 0:
+            yield self.expect(self.active, task, self.work[task])
+        self.finished[task] = self.env.now
+        if self.graph.pool[task] >= 0:
+            self.free[self.graph.pool[task]] += 1
+        self.done[task].succeed()
+
+    def expect(self, where: dict[int, tuple[float, simpy.Event]], task: int, value: float) -> simpy.Event:
+        """An event that the clock triggers."""
+        event = self.env.event()
+        where[task] = (value, event)
+        return event
+
+    def clock(self) -> Generator[simpy.Event, Any, None]:
+        """Instant after instant: settle rounds until no slot is granted, solve the rates once, go to the next end."""
+        yield self.settled()
+        while True:
+            while self.grant():
+                yield self.settled()
+            rates = self.rates()
+            if not self.delays and not self.active:
+                return
+            ends = self.ends(rates)
+            now = min(ends.values())
+            yield self.env.timeout(max(0.0, now - self.env.now))
+            self.finish([t for t, end in ends.items() if end <= now + _SAME_INSTANT * now], rates, now)
+            yield self.settled()
+
+    def settled(self) -> simpy.Event:
+        """Happens at this time, after everything already triggered."""
+        event = simpy.Event(self.env)
+        event._ok, event._value = True, None
+        self.env.schedule(event, priority=_LAST)
+        return event
+
+    def grant(self) -> bool:
+        """Give free slots to waiting tasks in (instant became ready, index) order; whether any was given."""
+        granted = []
+        for task in sorted(self.waiting, key=lambda t: (self.waiting[t][0], t)):
+            pool = self.graph.pool[task]
+            if pool >= 0 and self.free[pool] == 0:
+                continue
+            if pool >= 0:
+                self.free[pool] -= 1
+            granted.append(task)
+        self.trigger(self.waiting, granted)
+        return bool(granted)
+
+    def rates(self) -> dict[int, float]:
+        """Fair rates of the active tasks."""
+        tasks = sorted(self.active)
+        if not tasks:
+            return {}
+        found = fair_rates(
+            self.use[tasks],
+            capacity=self.capacity,
+            cap=self.cap[tasks],
+            weight=self.weight[tasks],
+            priority=self.graph.priority[tasks],
+        )
+        return dict(zip(tasks, found.tolist(), strict=True))
+
+    def ends(self, rates: dict[int, float]) -> dict[int, float]:
+        """When each delay and each active task ends at the present rates (inf where a higher class takes all)."""
+        working = {
+            t: self.env.now + left / rates[t] if rates[t] > 0 else np.inf for t, (left, _) in self.active.items()
+        }
+        return working | {task: end for task, (end, _) in self.delays.items()}
+
+    def finish(self, ended: list[int], rates: dict[int, float], now: float) -> None:
+        """Progress all active tasks to `now`, then end those that are due."""
+        step = now - self.last
+        for task, (left, event) in self.active.items():
+            self.active[task] = (left - rates[task] * step, event)
+        self.last = now
+        self.trigger(self.delays, [task for task in ended if task in self.delays])
+        self.trigger(self.active, [task for task in ended if task in self.active])
+
+    last = 0.0
+
+    @staticmethod
+    def trigger(where: dict[int, tuple[float, simpy.Event]], tasks: Iterable[int]) -> None:
+        for task in sorted(tasks):
+            where.pop(task)[1].succeed()
+
+
+ENGINE = EventEngine()

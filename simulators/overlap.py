@@ -1,0 +1,152 @@
+"""The overlap backend: lower a schedule to a task graph, run an engine, read off the metrics."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pydantic import BaseModel
+
+from dse import discovery
+from dse.backend import Replay, Result, Tree
+from dse.problems import ConfigError, Problem, Problems
+from dse.values import condition
+from simulators.batch import batches
+from simulators.design import Design, Schedule
+from simulators.metrics import METRICS, RELATIONS, measure, relate
+from simulators.system import System
+from simulators.timeline import Engine
+from simulators.workload import ShapeList, Workload
+
+_VERSION = "1"  # of the physics and the metrics; raise it with every change that alters a result
+
+
+class OverlapBackend:
+    """system x workload x schedule, run by one engine.
+
+    engine: name of the engine that is asked first. fallback: engine for the designs that one refuses, or None to
+    report them as `unsupported`.
+    """
+
+    metrics = METRICS
+    relations = RELATIONS
+
+    def __init__(self, engine: str, fallback: str | None = None) -> None:
+        self._engines: list[tuple[str, Engine]] = [
+            (name, discovery.load("simulators", name, "ENGINE")) for name in (engine, fallback) if name
+        ]
+        self._parts: dict[tuple[str, str], BaseModel] = {}
+        self.batch = self._engines[0][1].batch
+        self.version = "+".join([_VERSION, *(f"{name}.{found.version}" for name, found in self._engines)])
+
+    def scenarios(self, tree: Tree) -> Mapping[str, Tree]:
+        """One scenario per shape of the workload list."""
+        check = Problems()
+        shapes = check.model(ShapeList, tree.get("workload"), path="workload")
+        check.done()
+        assert shapes is not None
+        base = {"system": tree["system"], "schedule": tree["schedule"]}
+        return {name: {**base, "workload": workload} for name, workload in shapes.workloads().items()}
+
+    def design(self, tree: Tree) -> Design:
+        """Validate all three parts; ConfigError carries the problems of all of them."""
+        check = Problems()
+        kinds = {"system": System, "workload": Workload, "schedule": _schedule_type(tree)}
+        parts: dict[str, Any] = {name: self._part(check, kind, tree, name) for name, kind in kinds.items()}
+        check.done()
+        return Design.model_construct(**parts)
+
+    def _part(self, check: Problems, kind: type[BaseModel], tree: Tree, section: str) -> BaseModel | None:
+        """One validated part; many designs share parts, and a part that held once is not validated again."""
+        text = json.dumps(tree[section], sort_keys=True, default=str)
+        if (section, text) not in self._parts:
+            part = check.model(kind, tree[section], path=section)
+            if part is None:
+                return None
+            self._parts[section, text] = part
+        return self._parts[section, text]
+
+    def problems(self, design: BaseModel) -> Sequence[Problem]:
+        """Rules between schedule, system and workload."""
+        assert isinstance(design, Design)
+        return design.schedule.problems(design.system, design.workload)
+
+    def condition(self, path: str, tree: Tree) -> Mapping[str, Any] | None:
+        """What `path` depends on: a schedule's knobs declare it."""
+        section, _, name = path.partition(".")
+        if section != "schedule":
+            return {} if _exists(tree, path.split(".")) else None
+        kind = _schedule_type(tree)
+        if name not in kind.model_fields or _is_pinned(kind, name):
+            return None
+        return {f"schedule.{key}": value for key, value in condition(kind, name).items()}
+
+    def evaluate(self, designs: Sequence[BaseModel]) -> list[Result]:
+        """Lower, run and measure in batches of one structure; what an engine refuses goes to the next one."""
+        results: dict[int, Result] = {}
+        todo = [design for design in designs if isinstance(design, Design)]
+        left = list(range(len(todo)))
+        for name, engine in self._engines:
+            refused: list[int] = []
+            for indices, columns in batches([todo[index] for index in left]):
+                found = _run(engine, name, columns, len(indices))
+                for place, result in zip((left[index] for index in indices), found, strict=True):
+                    results[place] = result
+                    refused += [place] if result.status == "unsupported" else []
+            left = sorted(refused)
+        return [results[index] for index in range(len(todo))]
+
+    def relate(self, point: Mapping[str, float], baseline: Mapping[str, float]) -> Mapping[str, float]:
+        """Speed-up, ideal, fraction of ideal, decomposition."""
+        return relate(point, baseline)
+
+    def replay(self, design: BaseModel) -> Replay:
+        """The full timeline of one design, by the first engine that runs it."""
+        assert isinstance(design, Design)
+        graph = design.schedule.lower(design.system, design.workload)
+        for _, engine in self._engines:
+            timeline = engine.run(graph)
+            if not timeline.refused[0]:
+                return timeline.replay(0)
+        raise ConfigError([Problem("simulator.engine", timeline.refused[0], way_out="use simulator=event")])
+
+    def facts(self, design: BaseModel) -> Sequence[tuple[str, Any, str, str]]:
+        """Constants of the system with their sources."""
+        assert isinstance(design, Design)
+        return list(design.system.facts())
+
+
+def _run(engine: Engine, name: str, columns: Design, size: int) -> list[Result]:
+    timeline = engine.run(columns.schedule.lower(columns.system, columns.workload))
+    measured = {key: value.tolist() for key, value in measure(timeline, columns.system).items()}
+    if timeline.graph.num_designs != size:  # nothing that differs reaches the graph: one run serves all
+        measured = {key: value * size for key, value in measured.items()}
+    refused = timeline.refused * (size // timeline.graph.num_designs)
+    rows = [{key: value[index] for key, value in measured.items()} for index in range(size)]
+    return [
+        Result("unsupported", reason=reason, engine=name) if reason else Result("ok", row, engine=name)
+        for row, reason in zip(rows, refused, strict=True)
+    ]
+
+
+def _schedule_type(tree: Tree) -> type[Any]:
+    family = tree["schedule"].get("family")
+    found: type[Schedule] = discovery.load("search_spaces", str(family), "SCHEDULE")
+    return found
+
+
+def _is_pinned(kind: type[BaseModel], name: str) -> bool:
+    """A family may fix a shared knob to None: it has no such choice."""
+    return kind.model_fields[name].annotation is type(None)
+
+
+def _exists(tree: Any, keys: Sequence[str]) -> bool:
+    for key in keys:
+        if not isinstance(tree, Mapping) or key not in tree:
+            return False
+        tree = tree[key]
+    return True
+
+
+BACKEND = OverlapBackend

@@ -1,0 +1,130 @@
+"""The hardware: one node of GPUs and the links between them.
+
+Numbers live in `conf/system/*.yaml`, each with its source. Field names carry SI units.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, Field, model_validator
+
+from dse.values import (
+    Bytes,
+    BytesPerSecond,
+    FlopPerSecond,
+    Fraction,
+    Frozen,
+    Integer,
+    Number,
+    Seconds,
+    Source,
+    knob,
+    leaves,
+)
+
+Topology = Literal["mesh", "switch", "ring"]
+
+
+class Tile(Frozen):
+    """A GEMM macro-tile of the library: output rows x columns, and its rate relative to the best tile."""
+
+    rows: Annotated[Integer, Field(ge=8, le=1024)]
+    cols: Annotated[Integer, Field(ge=8, le=1024)]
+    efficiency: Annotated[Number, Field(gt=0, le=1)]
+
+
+class GemmLibrary(Frozen):
+    """What a GEMM kernel costs beside its FLOP (equations in `simulators/gemm.py`)."""
+
+    tiles: tuple[Tile, ...] = Field(min_length=1)
+    prologue_s: Seconds
+    cache_miss: Fraction
+    serial_fraction: Fraction
+
+
+class CuCopy(Frozen):
+    """Data movement by kernels that run on CUs."""
+
+    bytes_per_s_per_cu: BytesPerSecond
+    all_to_all_factor: Annotated[Number, Field(gt=0, le=1)]
+    link_efficiency: Annotated[Number, Field(gt=0, le=1)]
+    setup_s: Seconds
+
+
+class Dma(Frozen):
+    """Data movement by copy engines; each (source, destination) copy runs on one engine."""
+
+    num_engines: Annotated[Integer, knob(structural=True, ge=1, le=256)]
+    bytes_per_s: BytesPerSecond
+    setup_s: Seconds
+
+
+class Gpu(Frozen):
+    """One GPU. `matrix_flop_per_s_per_cu` is the sustained rate of one CU while all CUs are busy."""
+
+    num_cus: Annotated[Integer, Field(ge=1, le=4096)]
+    matrix_flop_per_s_per_cu: FlopPerSecond
+    hbm_bytes_per_s: BytesPerSecond
+    hbm_bytes: Bytes
+    kernel_launch_s: Seconds
+    gemm: GemmLibrary
+    cu_copy: CuCopy
+    dma: Dma
+
+
+class Node(Frozen):
+    """GPUs that reach each other directly (`mesh`), through a `switch`, or around a bidirectional `ring`.
+
+    link_bytes_per_s: achievable payload rate of one link in one direction. A GPU has num_gpus - 1 links on a
+    mesh, one port of as many links' bandwidth at a switch, and two links on a ring.
+    """
+
+    num_gpus: Annotated[Integer, knob(structural=True, ge=2, le=64)]
+    topology: Annotated[Topology, knob(structural=True)]
+    link_bytes_per_s: BytesPerSecond
+
+
+class System(Frozen):
+    """Hardware of a design. `cost_weights` (dotted path -> weight) and `cost_reference` define the cost proxy."""
+
+    name: str
+    description: str = ""
+    gpu: Gpu
+    node: Node
+    cost_weights: Mapping[str, Number]
+    cost_reference: Mapping[str, Number]
+    sources: Mapping[str, Source]
+
+    @model_validator(mode="after")
+    def _every_number_has_a_source(self) -> System:
+        bare = [path for path, value, _ in leaves(self) if _is_fact(value) and not self.source(path)]
+        if bare:
+            raise ValueError(f"no entry in `sources` for {', '.join(bare)}; every constant names where it is from")
+        return self
+
+    def source(self, path: str) -> Source | None:
+        """The source of the constant at `path`: its own entry, or that of the nearest enclosing path."""
+        while path:
+            if path in self.sources:
+                return self.sources[path]
+            path = path.rpartition(".")[0]
+        return None
+
+    def facts(self) -> Iterator[tuple[str, Any, str, str]]:
+        """(dotted path, value, provenance, source) of every constant."""
+        for path, value, _ in leaves(self, "system."):
+            source = self.source(path.removeprefix("system."))
+            if source and _is_fact(value):
+                yield path, _plain(value), source.provenance, source.source
+
+
+def _is_fact(value: object) -> bool:
+    return isinstance(value, (int, float, tuple)) and not isinstance(value, bool)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return [item.model_dump() if isinstance(item, BaseModel) else item for item in value]
+    return value

@@ -1,0 +1,1 @@
+"""The questions: one module per paper, with its claims in YAML beside it."""

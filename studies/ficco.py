@@ -1,0 +1,160 @@
+"""FiCCO (arXiv:2512.10236): finer-grain overlap of an all-gather with the GEMM that consumes it, by DMA engines.
+
+Asks which schedule wins for each GEMM, checks the paper's published aggregates, and draws the front, the speed-ups
+and the winners' timelines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dse import plots
+from dse.claims import Claim, Finding, read
+from dse.plots import Axis
+from dse.report import said
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+_OVERLAPPED = ("uniform_fused_1d", "hetero_fused_1d", "hetero_unfused_1d", "uniform_fused_2d")
+_GEMM = "workload.operators.gemm"
+_NO_INTERFERENCE = (
+    "the model has HBM and CU sharing but no memory-system interference beyond them, and the GEMM rate is the "
+    "highest sustained one measured, so communication is large relative to compute"
+)
+
+
+class Ficco:
+    """Claims and figures of the FiCCO studies, from a table of results."""
+
+    def claims(self) -> list[Claim]:
+        """What the paper published, as retyped beside this module."""
+        return read(Path(__file__).with_suffix(".yaml"))
+
+    def findings(self, table: pd.DataFrame) -> Mapping[str, Finding]:
+        """Ours for every claim that a table of points can test."""
+        ok = table[table["status"] == "ok"]
+        chunked = ok[ok["schedule.name"].isin(_OVERLAPPED)] if "schedule.name" in ok else ok.iloc[:0]
+        return {
+            "ficco.ideal_max": Finding(float(ok["ideal_speedup"].max()), _NO_INTERFERENCE),
+            "ficco.best_max": _best(chunked),
+            "ficco.chunk_fraction": _chunk_fraction(chunked),
+            "ficco.no_single_winner": _no_single_winner(ok),
+            "ficco.dil_grows_with_split": _dil_grows(chunked),
+            "ficco.dil_axis": _dil_axis(chunked),
+            "ficco.cu_transfers_worse": _cu_worse(chunked),
+            "ficco.heuristic_accuracy": Finding(None, "needs rules judged on unseen shapes, not part of this study"),
+            "ficco.switch_removes_link_starvation": _starvation(ok),
+            "ficco.limiters": Finding(None, "needs the loss of each point split by cause, not part of this study"),
+            "ficco.dma_launch_share": _launch_share(chunked),
+        }
+
+    def figures(self, table: pd.DataFrame, timelines: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
+        """(name, figure): Pareto fronts, speed-up bars, and the winner's timeline of every scenario."""
+        ok = table[table["status"] == "ok"]
+        by = "schedule.name" if "schedule.name" in table else "status"
+        speedup = Axis("speedup", "speed-up over serial [x]")
+        yield (
+            "pareto",
+            plots.pareto(
+                table,
+                speedup,
+                y=Axis("comm_cu_s", "CU-seconds taken by communication [CU s]"),
+                size=Axis("peak_staging_bytes", "peak staging bytes"),
+                by=by,
+            ),
+        )
+        yield (
+            "speedup",
+            plots.bars(table, speedup, by=by, ideal="ideal_speedup", baseline="serial, moved by CUs"),
+        )
+        for scenario, group in timelines.groupby("scenario", sort=False):
+            won = ok[ok["scenario"] == scenario].sort_values("makespan_s", kind="stable").iloc[0]
+            title = f"{scenario}: {said(won)} on one GPU, {won['speedup']:.2f}x over serial"
+            yield f"timeline_{scenario}", plots.timeline(group, title)
+
+
+def _best(chunked: pd.DataFrame) -> Finding:
+    if chunked.empty:
+        return Finding(None, "no FiCCO schedule was evaluated")
+    return Finding(float(chunked["speedup"].max()), _NO_INTERFERENCE)
+
+
+def _chunk_fraction(chunked: pd.DataFrame) -> Finding:
+    """The named schedules split each of n shards n times: 1 / n^2 of the tensor per transfer."""
+    if "schedule.granularity" not in chunked:
+        return Finding(None, "granularity was not searched")
+    named = chunked[chunked["schedule.granularity"] == 8]
+    if named.empty:
+        return Finding(None, "granularity 8 was not evaluated")
+    return Finding(1 / (8 * float(named["schedule.granularity"].iloc[0])), "by construction, 8 GPUs x 8 pieces")
+
+
+def _no_single_winner(ok: pd.DataFrame) -> Finding:
+    if ok["scenario"].nunique() < 2 or "schedule.name" not in ok:
+        return Finding(None, "needs several scenarios and a choice of schedules")
+    best = ok.loc[ok.groupby("scenario")["makespan_s"].idxmin(), ["scenario", "schedule.name"]]
+    counts = best["schedule.name"].value_counts()
+    return Finding(len(counts) > 1, "wins: " + ", ".join(f"{name} {count}" for name, count in counts.items()))
+
+
+def _by_dma(chunked: pd.DataFrame) -> pd.DataFrame:
+    if not {"schedule.mover", "schedule.granularity", "schedule.name"} <= set(chunked):
+        return chunked.iloc[:0]
+    return chunked[(chunked["schedule.mover"] == "dma") & (chunked["schedule.granularity"] == 8)]
+
+
+def _dil_grows(chunked: pd.DataFrame) -> Finding:
+    """Decomposition loss of 8 row chunks against 64 (8 pieces of 8 shards, one GEMM each)."""
+    dma = _by_dma(chunked)
+    loss = dma.groupby("schedule.name")["decomposition"].mean()
+    if not {"uniform_fused_1d", "hetero_unfused_1d"} <= set(loss.index):
+        return Finding(None, "needs granularity 8 moved by DMA, fused and unfused")
+    eight, many = float(loss["uniform_fused_1d"]), float(loss["hetero_unfused_1d"])
+    return Finding(many > eight, f"mean GEMM time against undivided: 8-way {eight:.3f}x, 57-way {many:.3f}x")
+
+
+def _dil_axis(chunked: pd.DataFrame) -> Finding:
+    """Rank correlation of the loss with the split dimension, over scenarios, must be negative on both axes."""
+    dma = _by_dma(chunked)
+    if dma["scenario"].nunique() < 4:
+        return Finding(None, "needs several scenarios, granularity 8 moved by DMA")
+    rows = dma[dma["schedule.name"] == "hetero_unfused_1d"]
+    slices = dma[dma["schedule.name"] == "uniform_fused_2d"]
+    by_m = float(rows["decomposition"].corr(rows[f"{_GEMM}.m"], method="spearman"))
+    by_k = float(slices["decomposition"].corr(slices[f"{_GEMM}.k"], method="spearman"))
+    return Finding(by_m < 0 and by_k < 0, f"Spearman correlation of loss with M {by_m:.2f}, with K {by_k:.2f}")
+
+
+def _cu_worse(chunked: pd.DataFrame) -> Finding:
+    if "schedule.mover" not in chunked or chunked["schedule.mover"].nunique() < 2:
+        return Finding(None, "needs both movers")
+    best = chunked.groupby(["scenario", "schedule.mover"])["speedup"].max().unstack()
+    worse = (best["cu"] < best["dma"]).mean()
+    ratio = float((best["dma"] / best["cu"]).mean())
+    return Finding(bool(worse == 1.0), f"DMA beats CUs in {worse:.0%} of scenarios, by {ratio:.2f}x on average")
+
+
+def _launch_share(chunked: pd.DataFrame) -> Finding:
+    dma = _by_dma(chunked)
+    if dma.empty:
+        return Finding(None, "needs granularity 8 moved by DMA")
+    worst = dma.sort_values("setup_fraction", kind="stable").iloc[-1]
+    return Finding(100 * float(worst["setup_fraction"]), f"largest share, at {worst['scenario']}")
+
+
+def _starvation(ok: pd.DataFrame) -> Finding:
+    """Communication time of shard-level point-to-point against that of the serial all-gather, by topology."""
+    topology = "system.node.topology"
+    if topology not in ok or not {"mesh", "switch"} <= set(ok[topology]) or "schedule.mover" not in ok:
+        return Finding(None, "needs both topologies: +space.system.node.topology='choice(mesh,switch)'")
+    moved = ok[ok["schedule.mover"] == "dma"].groupby([topology, "schedule.name"])["comm_s"].mean().unstack()
+    ratio = moved["shard_p2p"] / moved["serial"]
+    mesh, switch = float(ratio["mesh"]), float(ratio["switch"])
+    return Finding(mesh > 2 and switch < 1.5, f"against all links at once: mesh {mesh:.2f}x, switch {switch:.2f}x")
+
+
+STUDY = Ficco()
