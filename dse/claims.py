@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,10 +29,11 @@ class Claim(Frozen):
 
 @dataclass(frozen=True)
 class Finding:
-    """Our value for a claim (None: cannot be tested), why, and whether it was fitted or predicted."""
+    """Our value for a claim (None: cannot be tested) with a remark, the cause if it is a miss, fitted or predicted."""
 
     ours: float | bool | None
-    reason: str = ""
+    remark: str = ""
+    cause: str = ""
     basis: Literal["predicted", "fitted"] = "predicted"
 
 
@@ -45,14 +46,22 @@ def read(path: Path) -> list[Claim]:
     return [claim for claim in found if claim is not None]
 
 
-def judge(claims: Sequence[Claim], findings: Mapping[str, Finding]) -> list[dict[str, Any]]:
-    """One row per claim for `claims.json`: theirs, ours, `within` (null with the reason where it cannot be tested)."""
+def judge(claims: Sequence[Claim], findings: Mapping[str, Finding], *, departure: str = "") -> list[dict[str, Any]]:
+    """One row per claim for `claims.json`: theirs, ours, `within` (null with the reason where it cannot be tested).
+
+    departure: how the configuration differs from the one the claims are about; then none can be tested.
+    """
+    if departure:
+        findings = {claim.id: Finding(None, departure) for claim in claims}
     return [_row(claim, findings.get(claim.id, Finding(None, "this study does not test it"))) for claim in claims]
 
 
 def _row(claim: Claim, finding: Finding) -> dict[str, Any]:
     row = claim.model_dump(mode="json")
-    return {**row, "published": row.pop("value"), **asdict(finding), "within": within(claim, finding)}
+    verdict = within(claim, finding)
+    reason = "; ".join(filter(None, [finding.remark, finding.cause if verdict is False else ""]))
+    published = {"published": row.pop("value"), "ours": finding.ours, "within": verdict}
+    return {**row, **published, "basis": finding.basis, "reason": reason}
 
 
 def within(claim: Claim, finding: Finding) -> bool | None:

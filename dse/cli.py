@@ -105,7 +105,8 @@ def _hydra(words: Sequence[str]) -> int:
 
         codes.append(run(request(list(HydraConfig.get().overrides.task), _folder(words))))
 
-    sys.argv = [sys.argv[0], *(_quoted(word) for word in words)]
+    ordered = sorted(words, key=lambda word: "=" in word and not word.startswith("-"))  # argparse wants flags first
+    sys.argv = [sys.argv[0], *(_quoted(word) for word in ordered)]
     hydra.main(config_path=str(conf_dir()), config_name="config", version_base="1.3")(job)()
     return max(codes)
 

@@ -152,7 +152,10 @@ def _request(composer: _Composer, texts: Sequence[str]) -> Request:
         line.key for line in values if line.kind != "delete" and not line.key.startswith("space.")
     }
     knobs = tuple(knob for knob in _knobs(composer, tree, groups) if knob.path not in fixed)
-    options = _options(composer, picks, knobs, values)
+    baseline = (tree.get("study") or {}).get("baseline") or {}
+    searched = {knob.path: knob.values for knob in knobs}
+    named = searched | {path: (*searched.get(path, ()), value) for path, value in baseline.items()}
+    options = _options(composer, picks, named, values)
     return Request(tree, options, knobs, tuple(texts), tuple(composer.problems))
 
 
@@ -308,16 +311,16 @@ def _matches(name: str, patterns: Sequence[str]) -> bool:
 
 
 def _options(
-    composer: _Composer, picks: Sequence[str], knobs: Sequence[Knob], values: Sequence[_Line]
+    composer: _Composer, picks: Sequence[str], named: Mapping[str, Sequence[Any]], values: Sequence[_Line]
 ) -> dict[str, dict[str, dict[str, Any]]]:
-    """For each searched group, the tree of every option, with the values typed for it put in where they fit."""
+    """For each `<group>.name` that may be chosen, the tree of every option; values typed are put in where they fit."""
     groups = composer.groups()
     found: dict[str, dict[str, dict[str, Any]]] = {}
-    for knob in knobs:
-        section, _, name = knob.path.partition(".")
+    for path, choices in named.items():
+        section, _, name = path.partition(".")
         if name == "name" and section in groups:
             typed = {line.key: line.value for line in values if line.key.startswith(f"{section}.")}
-            legal = [option for option in knob.values if option in groups[section]]
+            legal = [option for option in dict.fromkeys(choices) if option in groups[section]]
             found[section] = {str(option): _option(composer, picks, f"{section}={option}", typed) for option in legal}
     return found
 

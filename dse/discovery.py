@@ -48,7 +48,7 @@ def module(package: str, name: str) -> ModuleType:
         return importlib.import_module(target)
     except Exception as error:
         rule = f"cannot be imported: {type(error).__name__}: {error}"
-        way = f"it is registered by {_distribution(entry)}" if entry else did_you_mean(name, names(package))
+        way = f"it is registered by {_distribution(entry)}" if entry else "mend that module"
         raise ConfigError([Problem(target, rule, way_out=way)]) from error
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -91,6 +91,13 @@ class Plan:
         """Paths the table holds beside the searched ones."""
         return tuple(path for path in self.settings.study.recorded if path not in self.knobs)
 
+    @property
+    def departures(self) -> list[str]:
+        """Overrides that change what the study's claims are about: its hardware or its workload."""
+        about = (*self.settings.study.hardware, "workload")
+        keys = {text: text.lstrip("+~").partition("=")[0].removeprefix("space.") for text in self.request.overrides}
+        return [text for text, key in keys.items() if key.partition(".")[0] in about]
+
 
 def plan(request: Request) -> Plan:
     """Validate a request. Raises ConfigError with every problem of command line, files and values."""
@@ -100,20 +107,18 @@ def plan(request: Request) -> Plan:
         check.done()
     sections = {key: value for key, value in request.tree.items() if key in _SECTIONS}
     settings = check.model(Settings, sections, path="")
-    if settings is None:
-        check.done()
-        raise AssertionError
-    spec = BackendSpec.of(settings.simulator)
+    spec = BackendSpec.of(request.tree.get("simulator") or {})
     try:
+        request = _fitting(request, spec.make())
         spaces = _spaces(request, spec.make())
+        _check_knobs(check, next(iter(spaces.values())))
     except ConfigError as error:
         check.found.extend(error.problems)
-        check.done()
-        raise
-    _check_objectives(check, settings, spec.make())
-    for space in list(spaces.values())[:1]:
-        _check_knobs(check, space)
+    if settings is not None and not check.found:
+        _check_objectives(check, settings, spec.make())
+        _check_budget(check, settings, spaces)
     check.done()
+    assert settings is not None
     return Plan(settings, spec, spaces, _goals(settings, request.knobs, spec.make()), request)
 
 
@@ -122,6 +127,32 @@ def _spaces(request: Request, backend: Backend) -> dict[str, Space]:
     bases = backend.scenarios(design)
     validate(backend, bases)
     return {name: Space(base, request.knobs, request.options, backend) for name, base in bases.items()}
+
+
+def _fitting(request: Request, backend: Backend) -> Request:
+    """Without the knobs of the study's own space that no design has any more once options were fixed."""
+    typed = {text.lstrip("+").partition("=")[0].removeprefix("space.") for text in request.overrides}
+    sections = [
+        {**request.tree, section: tree} for section, named in request.options.items() for tree in named.values()
+    ]
+    kept = [
+        knob
+        for knob in request.knobs
+        if knob.path in typed
+        or knob.path.removesuffix(".name") in request.options
+        or any(backend.condition(knob.path, tree) is not None for tree in [request.tree, *sections])
+    ]
+    return replace(request, knobs=tuple(kept))
+
+
+def _check_budget(check: Problems, settings: Settings, spaces: Mapping[str, Space]) -> None:
+    trials = settings.budget.trials
+    for name, space in spaces.items() if settings.search.name == "exhaustive" else ():
+        size = space.size()
+        if size is None or size > trials:
+            rule = f"cannot enumerate the {size or 'infinitely many'} points of {name} within budget.trials = {trials}"
+            check.add("search", rule, value="exhaustive", way_out="raise budget.trials or use search=nsga2 or tpe")
+            return
 
 
 def _check_objectives(check: Problems, settings: Settings, backend: Backend) -> None:
@@ -138,7 +169,8 @@ def _goals(settings: Settings, knobs: tuple[Knob, ...], backend: Backend) -> dic
 
 def _check_knobs(check: Problems, space: Space) -> None:
     """Every value of every knob must be legal where it counts, and every knob must count somewhere."""
-    options = [{f"{section}.name": name} for section, named in space.options.items() for name in named] or [{}]
+    chosen = [{f"{section}.name": name} for section, named in space.options.items() for name in named]
+    options: list[dict[str, Any]] = [{}, *chosen]
     for knob in space.knobs:
         if knob.path.endswith(".name") and knob.path.partition(".")[0] in space.options:
             continue

@@ -41,6 +41,8 @@ def bar(label: str, total: int | None) -> Iterator[Advance]:
         def advance(count: int, label: str | None = None) -> None:
             progress.update(task, advance=count, description=label)
             shown = progress.tasks[0]
+            if shown.total is not None and shown.completed > shown.total:  # baselines outside the space
+                progress.update(task, total=shown.completed)
             rate = shown.completed / shown.elapsed if shown.elapsed else 0.0
             progress.update(task, rate=f"{rate:,.0f} points/s")
 

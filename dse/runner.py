@@ -43,8 +43,9 @@ def _store(planned: Plan, found: Findings, outputs: Outputs) -> None:
         {
             "study": settings.study.name,
             "goals": dict(planned.goals),
-            "shown": [path for path in settings.study.summary if path in planned.knobs],
+            "shown": list(settings.study.summary),
             "knobs": list(planned.knobs),
+            "departures": planned.departures,
             "limits": {name: dict(shares) for name, shares in found.limits.items()},
             "searched": {name: vars(chosen) for name, chosen in found.chosen.items()},
         },
@@ -87,7 +88,8 @@ def _how(planned: Plan, found: Findings) -> str:
     """How the points were chosen, and how many have no result."""
     total, methods = len(found.table), {chosen.method for chosen in found.chosen.values()}
     asked = planned.settings.search.name
-    text = f"{total} points, {', '.join(sorted(methods))}"
+    extra = total - sum(chosen.num_points for chosen in found.chosen.values())
+    text = f"{total} points" + (f" ({extra} of them baselines)" if extra else "") + f", {', '.join(sorted(methods))}"
     if methods == {"exhaustive"}:
         text += f": all of it, as the space is no larger than budget.trials = {planned.settings.budget.trials}"
         text += "" if asked == "exhaustive" else f" (search={asked} was not needed)"

@@ -101,15 +101,14 @@ class _Scenario:
 
     def rows(self, plan: Plan) -> Iterator[dict[str, Any]]:
         """Flat table rows."""
-        for name, point in self.points.items():
+        for name in self.points:
             result, baseline = self.bench.results[name], self.baselines.get(name, name)
             theirs = self.bench.results[baseline].metrics
             design = self.bench.designs.get(name)
             yield {
                 **{"scenario": self.name, "key": name, "status": result.status, "reason": result.reason},
                 **{"engine": result.engine, "baseline": baseline},
-                **{path: get_path(design, path) if path in point else None for path in plan.knobs},
-                **{path: get_path(design, path) for path in plan.recorded},
+                **{path: get_path(design, path) for path in (*plan.knobs, *plan.recorded)},
                 **{metric: result.metrics.get(metric) for metric in plan.backend.metrics},
                 **(plan.backend.relate(result.metrics, theirs) if result.metrics and theirs else {}),
             }

@@ -19,6 +19,16 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 _TEXT = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*([A-Za-zµμ]+(?:\s*/\s*[A-Za-zµμ]+)?)\s*")
 
 
+# Only what this field needs, and with information as a dimension: in pint's own list a byte is a pure number, and
+# 64 GHz would pass for a bandwidth.
+_UNITS = """
+nano- = 1e-9 = n-; micro- = 1e-6 = µ- = μ- = u-; milli- = 1e-3 = m-; kilo- = 1e3 = k-; mega- = 1e6 = M-;
+giga- = 1e9 = G-; tera- = 1e12 = T-; peta- = 1e15 = P-; exa- = 1e18 = E-; kibi- = 1024 = Ki-; mebi- = 1048576 = Mi-;
+gibi- = 1073741824 = Gi-; tebi- = 1099511627776 = Ti-; second = [time] = s; minute = 60 * second = min;
+hertz = 1 / second = Hz; bit = [information]; byte = 8 * bit = B; flop = [operation] = FLOP
+"""
+
+
 class Frozen(BaseModel):
     """A validated, immutable value: unknown keys, NaN and infinities are refused."""
 
@@ -46,8 +56,9 @@ def condition(kind: type[BaseModel], name: str) -> Mapping[str, str]:
 def _units() -> Any:
     import pint
 
-    registry: Any = pint.UnitRegistry(cache_folder=None)
-    registry.define("flop = [operation] = FLOP")
+    registry: Any = pint.UnitRegistry(None, cache_folder=None)
+    for line in _UNITS.split(";"):
+        registry.define(line.strip())
     return registry
 
 

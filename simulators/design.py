@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, Self, runtime_checkable
 
 from pydantic import ConfigDict, model_validator
 
@@ -24,17 +24,15 @@ class ScheduleKnobs(Frozen):
     family: str
     description: str = ""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _drop_inactive(cls, tree: Any) -> Any:
-        if not isinstance(tree, dict):
-            return tree
+    @model_validator(mode="after")
+    def _drop_inactive(self) -> Self:
+        kind = type(self)
         idle = [
             name
-            for name in cls.model_fields
-            if name in tree and any(tree.get(k) != v for k, v in condition(cls, name).items())
+            for name in kind.model_fields
+            if any(getattr(self, sibling) != value for sibling, value in condition(kind, name).items())
         ]
-        return {**tree, **dict.fromkeys(idle)}
+        return self.model_copy(update=dict.fromkeys(idle)) if idle else self
 
 
 @runtime_checkable

@@ -21,9 +21,7 @@ from simulators.timeline import Timeline
 
 Floats = NDArray[np.float64]
 _SAME_INSTANT = 1e-12
-_LAST = EventPriority(
-    9
-)  # SimPy runs events of one time by priority; this one comes after everything that is already triggered
+_LAST = EventPriority(9)  # SimPy runs events of one time by priority; this comes after all that is triggered
 
 
 class EventEngine:

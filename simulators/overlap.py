@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from dse import discovery
 from dse.backend import Replay, Result, Tree
-from dse.problems import ConfigError, Problem, Problems
+from dse.problems import ConfigError, Problem, Problems, did_you_mean
 from dse.values import condition
 from simulators.batch import batches
 from simulators.design import Design, Schedule
@@ -43,6 +43,8 @@ class OverlapBackend:
     def scenarios(self, tree: Tree) -> Mapping[str, Tree]:
         """One scenario per shape of the workload list."""
         check = Problems()
+        for name in set(tree) - set(Design.model_fields):
+            check.add(name, "is not a known section", way_out=did_you_mean(name, Design.model_fields))
         shapes = check.model(ShapeList, tree.get("workload"), path="workload")
         check.done()
         assert shapes is not None
@@ -52,7 +54,7 @@ class OverlapBackend:
     def design(self, tree: Tree) -> Design:
         """Validate all three parts; ConfigError carries the problems of all of them."""
         check = Problems()
-        kinds = {"system": System, "workload": Workload, "schedule": _schedule_type(tree)}
+        kinds: dict[str, type[BaseModel]] = {"system": System, "workload": Workload, "schedule": _schedule_type(tree)}
         parts: dict[str, Any] = {name: self._part(check, kind, tree, name) for name, kind in kinds.items()}
         check.done()
         return Design.model_construct(**parts)

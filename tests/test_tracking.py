@@ -272,9 +272,7 @@ def test_a_first_point_that_bulk_gets_wrong_is_written_again_by_the_client(
 
 
 def test_a_failure_half_way_ends_the_study_run_failed(uri: str, record: StudyRecord) -> None:
-    add_trigger(
-        uri, "BEFORE INSERT ON params WHEN NEW.value = '16' BEGIN SELECT RAISE(ABORT, 'disk on fire'); END"
-    )
+    add_trigger(uri, "BEFORE INSERT ON params WHEN NEW.value = '16' BEGIN SELECT RAISE(ABORT, 'disk on fire'); END")
     with pytest.raises(TrackingError, match="disk on fire") as caught:
         track(record, uri=uri)
     assert "\n" not in str(caught.value)

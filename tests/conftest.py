@@ -1,0 +1,97 @@
+"""Builders over the shipped configuration, and how Hypothesis runs. Import them: `from conftest import design`."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+import yaml
+from hypothesis import HealthCheck, settings
+
+from dse.discovery import plugins
+from dse.space import set_path
+from simulators.design import Design
+from simulators.graph import TaskGraph
+from simulators.overlap import OverlapBackend
+from simulators.timeline import Engine
+from simulators.transfer import Pattern
+
+REPOSITORY = Path(__file__).parents[1]
+CONF = REPOSITORY / "conf"
+
+# A loaded machine is slow, not wrong: no deadline. CI draws the same examples in every run.
+settings.register_profile("local", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("ci", parent=settings.get_profile("local"), derandomize=True)
+settings.load_profile("ci" if os.environ.get("CI") else "local")
+
+
+@functools.cache
+def _trees(group: str) -> dict[str, Any]:
+    return {path.stem: yaml.safe_load(path.read_text("utf-8")) for path in sorted((CONF / group).glob("*.yaml"))}
+
+
+def shipped(group: str) -> dict[str, Any]:
+    """The trees of a configuration group as written, by option name; yours to change."""
+    return copy.deepcopy(_trees(group))
+
+
+ENGINES: dict[str, Engine] = plugins("simulators", "ENGINE")
+FAMILIES: dict[str, type[Any]] = plugins("search_spaces", "SCHEDULE")
+SCHEDULES = tuple(_trees("schedule"))
+SYSTEMS = tuple(_trees("system"))
+PATTERNS: tuple[Pattern, ...] = get_args(Pattern)
+
+
+@functools.cache
+def backend(engine: str, fallback: str | None = None) -> OverlapBackend:
+    """The overlap backend with one engine, and one for what that refuses."""
+    return OverlapBackend(engine, fallback)
+
+
+def design_tree(
+    schedule: str,
+    overrides: Mapping[str, Any] | None = None,
+    *,
+    shape: tuple[int, int, int] = (4096, 8192, 2048),
+    pattern: str = "all_gather",
+) -> dict[str, Any]:
+    """The tree of a shipped schedule on the shipped MI300X node with values set by dotted path. shape: (m, n, k)."""
+    m, n, k = shape
+    workload = {"name": "test", "shards": 8, "pattern": pattern, "shapes": [{"name": "x", "m": m, "n": n, "k": k}]}
+    tree = {
+        "system": shipped("system")["mi300x_8"],
+        "schedule": shipped("schedule")[schedule],
+        "workload": workload,
+    }
+    found: dict[str, Any] = copy.deepcopy(dict(backend(next(iter(ENGINES))).scenarios(tree)["x"]))
+    for path, value in (overrides or {}).items():
+        set_path(found, path, value)
+    return found
+
+
+def design(schedule: str, overrides: Mapping[str, Any] | None = None, **workload: Any) -> Design:
+    """A validated design; arguments as for `design_tree`."""
+    return backend(next(iter(ENGINES))).design(design_tree(schedule, overrides, **workload))
+
+
+def lower(point: Design) -> TaskGraph:
+    """The task graph of a design."""
+    return point.schedule.lower(point.system, point.workload)
+
+
+@pytest.fixture(scope="session")
+def shared() -> Callable[[str], Path]:
+    """A file of the material beside the repository; the test is skipped where it is absent."""
+
+    def find(name: str) -> Path:
+        path = REPOSITORY.parent / "shared" / name
+        if not path.is_file():
+            pytest.skip(f"{path} is absent: the published values live beside the repository")
+        return path
+
+    return find

@@ -1,0 +1,819 @@
+"""What every engine and every schedule must do. Both are found by looking: a new one is tested with no edit here."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+import numpy as np
+import pytest
+from conftest import ENGINES, FAMILIES, PATTERNS, REPOSITORY, SCHEDULES, backend, design, lower, shipped
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from pydantic import BaseModel
+
+from dse.backend import checked
+from dse.problems import ConfigError
+from simulators.analytic import peak_demand
+from simulators.design import Design
+from simulators.fairness import fair_rates
+from simulators.gemm import gemm_cost
+from simulators.graph import GraphBuilder, TaskGraph
+from simulators.metrics import METRICS, RELATIONS, busy
+from simulators.timeline import Engine, Timeline
+from simulators.transfer import links
+
+Floats = NDArray[np.float64]
+Point = dict[str, Any]  # arguments of conftest.design
+
+PAIRS = list(itertools.combinations(ENGINES, 2))
+UNIFORM_FUSED = [
+    name
+    for name, tree in shipped("schedule").items()
+    if (tree.get("start"), tree.get("compute")) == ("uniform", "fused")
+]
+
+every_engine = pytest.mark.parametrize("engine", ENGINES)
+every_pair = pytest.mark.parametrize("pair", PAIRS, ids="-".join)
+every_schedule = pytest.mark.parametrize("schedule", SCHEDULES)
+
+
+def test_there_are_engines_and_schedules_to_test() -> None:
+    assert len(ENGINES) >= 2
+    assert all(isinstance(engine, Engine) for engine in ENGINES.values())
+    assert {tree["family"] for tree in shipped("schedule").values()} == set(FAMILIES)
+
+
+# Random designs
+
+
+def magnitudes(low: float, high: float) -> st.SearchStrategy[float]:
+    """Numbers spread evenly over orders of magnitude."""
+    return st.floats(math.log10(low), math.log10(high)).map(lambda exponent: 10.0**exponent)
+
+
+# Shapes that tiles and GPUs divide, and shapes that nothing divides.
+ROWS = st.sampled_from([256, 4096, 16384]) | st.integers(64, 20000)
+COLS = st.sampled_from([2048, 8192]) | st.integers(8, 40000)
+DEPTH = st.sampled_from([512, 8192]) | st.integers(16, 10000)
+
+
+@st.composite
+def points(draw: st.DrawFn, schedule: str, **fixed: Any) -> Point:
+    """Arguments of `design`: hardware, shape and the knobs that the schedule has."""
+    num_cus = draw(st.integers(2, 400))
+    overrides = {
+        "system.gpu.num_cus": num_cus,
+        "system.gpu.hbm_bytes_per_s": draw(magnitudes(1e11, 2e13)),
+        "system.gpu.kernel_launch_s": draw(st.sampled_from([2e-6, 0.0])),
+        "system.gpu.dma.num_engines": draw(st.integers(1, 16)),
+        "system.gpu.dma.bytes_per_s": draw(st.sampled_from([46.6e9, 400e9])),
+        "system.node.topology": draw(st.sampled_from(["mesh", "switch", "ring"])),
+        "system.node.num_gpus": draw(st.sampled_from([2, 4, 8])),
+        "system.node.link_bytes_per_s": draw(magnitudes(5e9, 5e11)),
+        **draw(knobs(schedule, num_cus)),
+        **fixed,
+    }
+    return {"overrides": overrides, "shape": draw(shapes()), "pattern": draw(st.sampled_from(PATTERNS))}
+
+
+@st.composite
+def shapes(draw: st.DrawFn) -> tuple[int, int, int]:
+    return draw(ROWS), draw(COLS), draw(DEPTH)
+
+
+@st.composite
+def knobs(draw: st.DrawFn, schedule: str, num_cus: int) -> dict[str, Any]:
+    drawn = {
+        "mover": draw(st.sampled_from(["dma", "cu"])),
+        "comm_cus": draw(st.integers(1, num_cus - 1)),
+        "priority": draw(st.sampled_from(["equal", "communication", "compute"])),
+        "granularity": draw(st.integers(1, 5)),
+    }
+    own = shipped("schedule")[schedule]
+    return {f"schedule.{name}": value for name, value in drawn.items() if name in own}
+
+
+def run(engine: str, point: Design) -> Timeline:
+    return ENGINES[engine].run(lower(point))
+
+
+def isolated_seconds(graph: TaskGraph) -> Floats:
+    """Delay and work of each task, running alone [B, T]."""
+    with np.errstate(invalid="ignore"):
+        return graph.delay + np.where(graph.work > 0, graph.work / graph.isolated_rate(), 0.0)
+
+
+def longest_path(graph: TaskGraph) -> float:
+    alone = isolated_seconds(graph)[0]
+    finish = np.zeros(graph.num_tasks)
+    for task in range(graph.num_tasks):
+        finish[task] = alone[task] + finish[graph.predecessors(task)].max(initial=0.0)
+    return float(finish.max())
+
+
+@every_engine
+@every_schedule
+@settings(max_examples=8)
+@given(data=st.data())
+def test_a_run_is_repeated_to_the_bit(engine: str, schedule: str, data: st.DataObject) -> None:
+    point = design(schedule, **data.draw(points(schedule)))
+    first, second = run(engine, point), run(engine, point)
+    assert first.issued.tobytes() == second.issued.tobytes()
+    assert first.finished.tobytes() == second.finished.tobytes()
+    assert first.refused == second.refused
+    assert backend(engine).evaluate([point]) == backend(engine).evaluate([point])
+
+
+@every_engine
+@every_schedule
+@settings(max_examples=10)
+@given(data=st.data())
+def test_a_batch_equals_its_designs_run_alone(engine: str, schedule: str, data: st.DataObject) -> None:
+    """To the bit, and in the order given, whatever numbers differ between the designs of a batch."""
+    base = data.draw(points(schedule))
+    changes = {
+        "system.gpu.num_cus": st.integers(401, 500),
+        "system.gpu.hbm_bytes_per_s": magnitudes(1e11, 2e13),
+        "system.gpu.hbm_bytes": magnitudes(1e10, 1e12),
+        "system.gpu.matrix_flop_per_s_per_cu": magnitudes(1e12, 1e13),
+        "system.gpu.gemm.cache_miss": st.floats(0, 1),
+        "system.gpu.cu_copy.setup_s": st.floats(0, 1e-4),
+        "system.gpu.dma.setup_s": st.floats(0, 1e-4),
+        "system.gpu.dma.num_engines": st.integers(1, 16),
+        "system.node.link_bytes_per_s": magnitudes(5e9, 5e11),
+    }
+    found = []
+    for _ in range(data.draw(st.integers(2, 5))):
+        changed = data.draw(st.sets(st.sampled_from(sorted(changes)), max_size=3))
+        shape = data.draw(st.just(base["shape"]) | shapes())
+        overrides = {**base["overrides"], **{path: data.draw(changes[path]) for path in sorted(changed)}}
+        found.append(design(schedule, **{**base, "shape": shape, "overrides": overrides}))
+    together = backend(engine).evaluate(found)
+    assert together == [backend(engine).evaluate([point])[0] for point in found]
+
+
+@every_engine
+def test_a_batch_of_different_schedules_keeps_its_order(engine: str) -> None:
+    found = [design(name, {"system.gpu.num_cus": cus}) for cus in (304, 200) for name in SCHEDULES]
+    alone = [backend(engine).evaluate([point])[0] for point in found]
+    assert backend(engine).evaluate(found) == alone
+    assert backend(engine).evaluate(found[::-1]) == alone[::-1]
+    assert len({str(result.metrics) for result in alone}) > len(SCHEDULES)
+
+
+@pytest.mark.parametrize("path", ["cost_weights", "cost_reference"])
+def test_designs_that_differ_only_in_the_cost_proxy_run_in_one_batch(path: str) -> None:
+    found = []
+    for value in (1.0, 2.0):
+        tree = shipped("system")["mi300x_8"][path]
+        found.append(design("serial", {f"system.{path}": {**tree, "gpu.num_cus": value * tree["gpu.num_cus"]}}))
+    alone = [backend("event").evaluate([point])[0] for point in found]
+    assert backend("event").evaluate(found) == alone
+
+
+@every_engine
+@every_schedule
+@settings(max_examples=12)
+@given(data=st.data())
+def test_a_design_is_refused_with_a_reason_or_measured(engine: str, schedule: str, data: st.DataObject) -> None:
+    point = design(schedule, **data.draw(points(schedule)))
+    (reason,) = run(engine, point).refused
+    (result,) = backend(engine).evaluate([point])
+    assert result.engine == engine
+    if result.status == "unsupported":
+        assert result.reason == reason
+        assert len(reason.split()) > 2
+        assert not result.metrics
+    else:
+        assert (reason, result.reason) == ("", "")
+        assert checked(result, METRICS).status == "ok"
+
+
+@every_pair
+@every_schedule
+@settings(max_examples=8)
+@given(data=st.data())
+def test_a_refused_design_goes_to_the_fallback(pair: tuple[str, str], schedule: str, data: st.DataObject) -> None:
+    found = [design(schedule, **data.draw(points(schedule))) for _ in range(3)]
+    first, second = (backend(name).evaluate(found) for name in pair)
+    expected = [b if a.status == "unsupported" else a for a, b in zip(first, second, strict=True)]
+    assert backend(*pair).evaluate(found) == expected
+
+
+@every_schedule
+@settings(max_examples=10)
+@given(data=st.data())
+def test_some_engine_runs_every_design(schedule: str, data: st.DataObject) -> None:
+    point = design(schedule, **data.draw(points(schedule)))
+    assert not all(run(engine, point).refused[0] for engine in ENGINES)
+
+
+def assert_within_bounds(timeline: Timeline) -> None:
+    """longest path <= makespan <= sum, both of the tasks' durations alone.
+
+    Below: no task runs faster than alone, nor before its predecessors. Each resource also needs its total work's
+    time. Above: at any moment before the end either a delay runs (while none waits for nothing: a task without a
+    slot waits for one that is issued) or some task is active; an active task is at its cap, or uses a saturated
+    resource r. In both cases sum over active tasks j of rate_j / alone_j >= 1: a task at its cap contributes 1; on r,
+    sum use_jr rate_j = capacity_r and alone_j <= capacity_r / use_jr. So progress, counted in seconds alone, is made
+    at a rate of at least 1, and it ends when the sum of all is reached. True of any sharing that leaves no usable
+    resource idle, whatever the weights and priorities.
+    """
+    graph, makespan = timeline.graph, float(timeline.makespan[0])
+    assert longest_path(graph) <= makespan * (1 + 1e-9)
+    assert makespan <= float(isolated_seconds(graph)[0].sum()) * (1 + 1e-9)
+    demand = np.zeros(len(graph.resources))
+    np.add.at(demand, graph.use_resource, graph.use[0] * graph.work[0, graph.use_task])
+    assert (demand / graph.capacity[0] <= makespan * (1 + 1e-9)).all()
+
+
+@every_engine
+@every_schedule
+@settings(max_examples=12)
+@given(data=st.data())
+def test_the_makespan_lies_between_the_longest_path_and_the_sum_of_all_tasks(
+    engine: str, schedule: str, data: st.DataObject
+) -> None:
+    timeline = run(engine, design(schedule, **data.draw(points(schedule))))
+    assume(not timeline.refused[0])
+    assert_within_bounds(timeline)
+
+
+@every_engine
+@every_schedule
+@settings(max_examples=12)
+@given(data=st.data())
+def test_no_schedule_beats_the_hardware(engine: str, schedule: str, data: st.DataObject) -> None:
+    """The GEMM chain alone, the communication, the FLOP rate, the HBM and the links each bound the makespan."""
+    point = design(schedule, **data.draw(points(schedule)))
+    (result,) = backend(engine).evaluate([point])
+    assume(result.status == "ok")
+    found, gpu, graph = result.metrics, point.system.gpu, lower(point)
+    gemms = graph.of_kind("gemm")
+    least = [
+        isolated_seconds(graph)[0, gemms].sum(),  # chunks run one at a time
+        found["gemm_s"],
+        found["comm_s"],
+        found["flop"] / (gpu.num_cus * gpu.matrix_flop_per_s_per_cu),
+        found["hbm_bytes"] / gpu.hbm_bytes_per_s,
+        found["moved_bytes"] / sum(links(point.system.node).values()),
+    ]
+    assert max(least) <= found["makespan_s"] * (1 + 1e-9)
+    assert found["exposed_comm_s"] == pytest.approx(found["makespan_s"] - found["gemm_s"], abs=1e-12)
+
+
+@every_engine
+@settings(max_examples=25)
+@given(data=st.data())
+def test_every_schedule_moves_and_computes_the_same(engine: str, data: st.DataObject) -> None:
+    """(n - 1) / n of the payload in whole rows, and 2 m n_local k FLOP; HBM traffic is at least compulsory."""
+    point = data.draw(points(SCHEDULES[0]))
+    common = {path: v for path, v in point["overrides"].items() if path.startswith("system.")}
+    found = [design(name, **{**point, "overrides": common}) for name in SCHEDULES]
+    assume(not any(backend(engine).problems(one) for one in found))
+    (m, n, k), gpus = point["shape"], point["overrides"]["system.node.num_gpus"]
+    local_n = math.ceil(n / 8)
+    moved = 2 * (m - math.ceil(m / gpus)) * k
+    compulsory = 2 * moved + 2 * (m * k + k * local_n + m * local_n)
+    for result in backend(engine).evaluate(found):
+        if result.status == "ok":
+            assert result.metrics["moved_bytes"] == moved
+            assert result.metrics["flop"] == 2 * m * local_n * k
+            assert result.metrics["hbm_bytes"] >= compulsory * (1 - 1e-12)
+
+
+@every_engine
+@every_schedule
+@pytest.mark.parametrize("path", ["system.node.link_bytes_per_s", "system.gpu.hbm_bytes_per_s"])
+@settings(max_examples=10)
+@given(data=st.data())
+def test_more_bandwidth_never_hurts_where_nothing_is_over_subscribed(
+    engine: str, schedule: str, path: str, data: st.DataObject
+) -> None:
+    """A theorem there: every duration falls or stays, and the makespan is the longest path.
+
+    Where tasks compete it is none: see the examples with fair sharing at the end of this file.
+    """
+    point = data.draw(points(schedule, **{"system.gpu.hbm_bytes_per_s": data.draw(magnitudes(2e12, 2e13))}))
+    more = point["overrides"][path] * data.draw(st.floats(1, 8))
+    slow, fast = (
+        design(schedule, **point),
+        design(schedule, **{**point, "overrides": {**point["overrides"], path: more}}),
+    )
+    assume(not any(run(name, one).refused[0] for name in {"analytic", engine} for one in (slow, fast)))
+    assert run(engine, fast).makespan[0] <= run(engine, slow).makespan[0] * (1 + 1e-9)
+
+
+@every_engine
+@pytest.mark.parametrize("schedule", UNIFORM_FUSED)
+@settings(max_examples=15)
+@given(data=st.data())
+def test_one_piece_moved_by_dma_is_the_serial_schedule(engine: str, schedule: str, data: st.DataObject) -> None:
+    fixed = {"schedule.mover": "dma", "schedule.granularity": 1}
+    point = data.draw(points(schedule, **fixed))
+    kept = {path: v for path, v in point["overrides"].items() if path not in ("schedule.granularity",)}
+    kept = {path: v for path, v in kept.items() if path != "schedule.comm_cus"}
+    whole, serial = (
+        run(engine, one) for one in (design(schedule, **point), design("serial", **{**point, "overrides": kept}))
+    )
+    assert whole.refused == serial.refused
+    assert whole.makespan[0] == pytest.approx(serial.makespan[0], rel=1e-12)
+
+
+@every_pair
+@every_schedule
+@settings(max_examples=20)
+@given(data=st.data())
+def test_engines_agree_on_when_every_task_runs(pair: tuple[str, str], schedule: str, data: st.DataObject) -> None:
+    assert_agreement(lower(design(schedule, **data.draw(points(schedule)))), pair)
+
+
+def assert_agreement(graph: TaskGraph, pair: tuple[str, str]) -> None:
+    """Issue and finish of each task to 1e-9 of its time, wherever neither engine refuses."""
+    first, second = (ENGINES[name].run(graph) for name in pair)
+    if not first.refused[0] and not second.refused[0]:
+        np.testing.assert_allclose(first.finished, second.finished, rtol=1e-9)
+        np.testing.assert_allclose(first.issued, second.issued, rtol=1e-9)
+
+
+# The semantics, checked on any timeline without simulating it again
+
+
+def assert_semantics(timeline: Timeline) -> None:
+    """A timeline of one design obeys dependencies, slots, queue order and fair sharing."""
+    graph, issued, finished = timeline.graph, timeline.issued[0], timeline.finished[0]
+    ready = np.array([finished[graph.predecessors(t)].max(initial=0.0) for t in range(graph.num_tasks)])
+    assert (issued >= ready).all()
+    for pool in range(len(graph.pools)):
+        _assert_slots(np.flatnonzero(graph.pool == pool), int(graph.slots[pool]), ready, timeline)
+    outside = graph.pool < 0
+    assert (issued[outside] == ready[outside]).all()
+    _assert_work_done_at_fair_rates(graph, issued + graph.delay[0], finished)
+
+
+def _assert_slots(tasks: NDArray[np.intp], slots: int, ready: Floats, timeline: Timeline) -> None:
+    """Never more tasks than slots, none waits while one is free, and who was ready first is issued first."""
+    issued, finished = timeline.issued[0, tasks], timeline.finished[0, tasks]
+
+    def held(time: float) -> int:
+        return int(((issued <= time) & (time < finished)).sum())
+
+    moments = np.unique(np.concatenate([issued, finished, ready[tasks]]))
+    assert all(held(time) <= slots for time in moments)
+    for since, until in zip(ready[tasks], issued, strict=True):
+        assert all(held(time) == slots for time in moments[(since <= moments) & (moments < until)])
+    order = np.argsort(ready[tasks], kind="stable")
+    for one, other in itertools.combinations(order, 2):
+        assert ready[tasks[one]] == ready[tasks[other]] or issued[one] <= issued[other]
+
+
+def _assert_work_done_at_fair_rates(graph: TaskGraph, begun: Floats, finished: Floats) -> None:
+    """Between any two events the fair rates of the active tasks, summed over time, are each task's work.
+
+    Events within 1e-12 of the clock are one instant: as much work as is done in that time may be missing.
+    """
+    use = np.zeros((graph.num_tasks, len(graph.resources)))
+    np.add.at(use, (graph.use_task, graph.use_resource), graph.use[0])
+    moments, done = np.unique(np.concatenate([begun, finished])), np.zeros(graph.num_tasks)
+    for start, stop in itertools.pairwise(moments):
+        active = np.flatnonzero((begun <= start) & (finished >= stop) & (graph.work[0] > 0))
+        rates = fair_rates(
+            use[active],
+            capacity=graph.capacity[0],
+            cap=graph.cap[0, active],
+            weight=graph.weight[0, active],
+            priority=graph.priority[active],
+        )
+        done[active] += rates * (stop - start)
+    works = graph.work[0] > 0
+    slack = 1e-9 * graph.work[0] + 1e-11 * np.where(works, graph.isolated_rate()[0], 0.0) * finished
+    assert (np.abs(done - graph.work[0]) <= slack).all()
+
+
+@every_engine
+@every_schedule
+@settings(max_examples=10)
+@given(data=st.data())
+def test_every_task_of_a_design_does_its_work_at_the_fair_rates(
+    engine: str, schedule: str, data: st.DataObject
+) -> None:
+    timeline = run(engine, design(schedule, **data.draw(points(schedule))))
+    assume(not timeline.refused[0])
+    assert_semantics(timeline)
+
+
+# Random task graphs
+
+AMOUNTS = st.sampled_from([0.25, 0.5, 1.0, 2.0, 3.0]) | st.floats(0.1, 10)  # the first make ties
+
+
+@st.composite
+def graphs(draw: st.DrawFn) -> TaskGraph:
+    """Up to 30 tasks with priorities, pools, delays, caps, weights and tasks without work.
+
+    Half of them are roomy: caps and wide resources and pools, so that mostly nothing waits or shares.
+    """
+    roomy = draw(st.booleans())
+    build = GraphBuilder()
+    scale = 1e4 if roomy else 1.0
+    resources = [build.resource(f"r{i}", scale * draw(AMOUNTS)) for i in range(draw(st.integers(0, 4)))]
+    slots = st.sampled_from([1, 30]) if roomy else st.integers(1, 3)
+    pools = [build.pool(f"p{i}", draw(slots)) for i in range(draw(st.integers(0, 2)))]
+    for index in range(draw(st.integers(1, 30))):
+        after = draw(st.lists(st.integers(0, index - 1), max_size=3, unique=True)) if index else []
+        uses = draw(st.dictionaries(st.sampled_from(resources), AMOUNTS, max_size=3)) if resources else {}
+        capped = roomy or not uses or draw(st.booleans())
+        build.task(
+            f"t{index}",
+            "gemm",
+            after=after,
+            uses=uses,
+            pool=draw(st.sampled_from([-1, *pools])),
+            priority=draw(st.integers(0, 2)),
+            work=draw(st.just(0.0) | AMOUNTS),
+            delay=draw(st.just(0.0) | AMOUNTS),
+            cap=draw(AMOUNTS) if capped else math.inf,
+            weight=draw(AMOUNTS),
+        )
+    return build.build()
+
+
+@every_engine
+@settings(max_examples=100)
+@given(graph=graphs())
+def test_a_random_graph_runs_by_the_rules(engine: str, graph: TaskGraph) -> None:
+    timeline = ENGINES[engine].run(graph)
+    if timeline.refused[0]:
+        assert len(timeline.refused[0].split()) > 2
+    else:
+        assert_semantics(timeline)
+        assert_within_bounds(timeline)
+
+
+@every_engine
+@settings(max_examples=30)
+@given(graph=graphs())
+def test_a_random_graph_is_repeated_to_the_bit(engine: str, graph: TaskGraph) -> None:
+    first, second = ENGINES[engine].run(graph), ENGINES[engine].run(graph)
+    assert first.finished.tobytes() == second.finished.tobytes()
+    assert (first.issued.tobytes(), first.refused) == (second.issued.tobytes(), second.refused)
+
+
+@every_pair
+@settings(max_examples=150)
+@given(graph=graphs())
+def test_engines_agree_on_random_graphs(pair: tuple[str, str], graph: TaskGraph) -> None:
+    assert_agreement(graph, pair)
+
+
+@settings(max_examples=100)
+@given(graph=graphs())
+def test_some_engine_runs_every_random_graph(graph: TaskGraph) -> None:
+    assert not all(engine.run(graph).refused[0] for engine in ENGINES.values())
+
+
+# The solve
+
+
+@st.composite
+def contests(draw: st.DrawFn) -> dict[str, Any]:
+    """Arguments of `fair_rates`: every task has a cap, or a resource that limits it."""
+    tasks, resources = draw(st.integers(1, 10)), draw(st.integers(1, 5))
+    use = [[draw(st.just(0.0) | AMOUNTS) for _ in range(resources)] for _ in range(tasks)]
+    caps = [draw(AMOUNTS | st.just(math.inf)) if any(row) else draw(AMOUNTS) for row in use]
+    return {
+        "use": np.array(use),
+        "capacity": np.array([draw(AMOUNTS) for _ in range(resources)]),
+        "cap": np.array(caps),
+        "weight": np.array([draw(AMOUNTS) for _ in range(tasks)]),
+        "priority": np.array([draw(st.integers(0, 2)) for _ in range(tasks)], dtype=np.int32),
+    }
+
+
+def certified(task: int, rate: Floats, contest: dict[str, Any]) -> bool:
+    """At its cap, or on a saturated resource where nobody of its class has a higher level and no later class any."""
+    use, capacity, priority = contest["use"], contest["capacity"], contest["priority"]
+    if rate[task] >= contest["cap"][task] * (1 - 1e-9):
+        return True
+    level = rate / contest["weight"]
+    excess = np.where(priority == priority[task], np.maximum(level - level[task], 0.0) * contest["weight"], 0.0)
+    envied = excess + np.where(priority > priority[task], rate, 0.0)
+    saturated = (use[task] > 0) & (rate @ use >= capacity * (1 - 1e-9))
+    return bool((saturated & (envied @ use <= 1e-9 * capacity)).any())
+
+
+@settings(max_examples=400)
+@given(contest=contests())
+def test_fair_rates_carry_their_own_certificate(contest: dict[str, Any]) -> None:
+    """Feasible and certified for each task: this characterises the weighted max-min share under strict priority."""
+    rate = fair_rates(**contest)
+    assert (rate >= 0).all()
+    assert (rate <= contest["cap"]).all()
+    assert (rate @ contest["use"] <= contest["capacity"] * (1 + 1e-9)).all()
+    assert all(certified(task, rate, contest) for task in range(len(rate)))
+
+
+@settings(max_examples=100)
+@given(contest=contests(), data=st.data())
+def test_fair_rates_do_not_depend_on_the_order_of_tasks(contest: dict[str, Any], data: st.DataObject) -> None:
+    order = np.array(data.draw(st.permutations(range(len(contest["cap"])))))
+    shuffled = {name: value if name == "capacity" else value[order] for name, value in contest.items()}
+    np.testing.assert_allclose(fair_rates(**shuffled), fair_rates(**contest)[order], rtol=1e-9, atol=1e-12)
+
+
+@settings(max_examples=100)
+@given(contest=contests())
+def test_a_later_class_changes_nothing_for_an_earlier_one(contest: dict[str, Any]) -> None:
+    first = contest["priority"] == contest["priority"].min()
+    alone = {name: value if name == "capacity" else value[first] for name, value in contest.items()}
+    np.testing.assert_allclose(fair_rates(**contest)[first], fair_rates(**alone), rtol=1e-12)
+
+
+# Reading a timeline
+
+
+SPANS = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 8), AMOUNTS), max_size=12)
+
+
+@given(spans=SPANS)
+def test_busy_time_is_the_length_of_the_union(spans: list[tuple[int, int, float]]) -> None:
+    start = np.array([[begin for begin, _, _ in spans]], dtype=float)
+    finish = np.array([[begin + length for begin, length, _ in spans]], dtype=float)
+    covered = {second for begin, length, _ in spans for second in range(begin, begin + length)}
+    assert busy(start, finish).tolist() == [len(covered)]
+
+
+@given(spans=SPANS)
+def test_peak_demand_is_the_largest_sum_at_any_second(spans: list[tuple[int, int, float]]) -> None:
+    start = np.array([[begin for begin, _, _ in spans]], dtype=float)
+    finish = np.array([[begin + length for begin, length, _ in spans]], dtype=float)
+    demand = np.array([[amount for _, _, amount in spans]])
+    sums = [sum(amount for begin, length, amount in spans if begin <= s < begin + length) for s in range(50)]
+    assert peak_demand(demand, start, finish)[0] == pytest.approx(max(sums), abs=1e-9)
+
+
+@every_engine
+@every_schedule
+@settings(max_examples=8)
+@given(data=st.data())
+def test_a_replay_tells_what_the_metrics_say(engine: str, schedule: str, data: st.DataObject) -> None:
+    """Intervals make up the makespan, bytes and FLOP; the limits of the critical path make up its length."""
+    point = design(schedule, **data.draw(points(schedule)))
+    (result,) = backend(engine).evaluate([point])
+    if result.status == "unsupported":
+        with pytest.raises(ConfigError, match="way_out|use simulator="):
+            backend(engine).replay(point)
+        return
+    shown = backend(engine).replay(point)
+    assert max(one.finish_s for one in shown.intervals) == result.metrics["makespan_s"]
+    assert sum(one.moved_bytes for one in shown.intervals) == result.metrics["moved_bytes"]
+    assert sum(one.flop for one in shown.intervals) == result.metrics["flop"]
+    assert all(one.start_s < one.finish_s for one in shown.intervals)
+    # each share below 1e-3 is left out
+    assert 1 - 1e-3 * 8 <= sum(shown.limits.values()) <= 1 + 1e-9
+
+
+@every_schedule
+def test_a_design_related_to_itself_gains_nothing(schedule: str) -> None:
+    (result,) = backend("event").evaluate([design(schedule)])
+    relations = backend("event").relate(result.metrics, result.metrics)
+    assert set(relations) == set(RELATIONS)
+    assert (relations["speedup"], relations["fraction_of_ideal"], relations["decomposition"]) == (1, 0, 1)
+    assert 1 < relations["ideal_speedup"] <= 2
+
+
+# Schedule families: all their declared knobs, in all combinations
+
+
+@st.composite
+def family_knobs(draw: st.DrawFn, kind: type[BaseModel]) -> dict[str, Any]:
+    """A value for every knob that a family declares; None where a knob may be None."""
+    found = {}
+    for name, field in kind.model_fields.items():
+        if isinstance(field.json_schema_extra, dict) and "structural" in field.json_schema_extra:
+            found[f"schedule.{name}"] = draw(_values(field.annotation))
+    return found
+
+
+def _values(annotation: Any) -> st.SearchStrategy[Any]:
+    """Values of a knob's type: choices, small whole numbers, None."""
+    if get_origin(annotation) is Literal:
+        return st.sampled_from(get_args(annotation))
+    if get_origin(annotation) is Annotated:
+        return _values(get_args(annotation)[0])
+    if annotation is type(None):
+        return st.none()
+    if annotation is int:
+        return st.integers(1, 8)
+    parts = get_args(annotation)
+    if not parts:
+        raise NotImplementedError(f"teach this kit to draw {annotation}")
+    return st.one_of(*(_values(part) for part in parts))
+
+
+def a_schedule_of(family: str) -> str:
+    return next(name for name, tree in shipped("schedule").items() if tree["family"] == family)
+
+
+def family_point(family: str, drawn: dict[str, Any], overrides: dict[str, Any], **workload: Any) -> Design | None:
+    """A design of the family that validates and breaks no rule, or None."""
+    try:
+        point = design(a_schedule_of(family), {**drawn, **overrides}, **workload)
+    except ConfigError:
+        return None
+    return None if backend("event").problems(point) else point
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@settings(max_examples=60)
+@given(data=st.data())
+def test_what_validates_and_breaks_no_rule_can_be_evaluated(family: str, data: st.DataObject) -> None:
+    """However small the shape: a schedule says what it cannot do before it is run."""
+    drawn = data.draw(family_knobs(FAMILIES[family]))
+    shape = data.draw(st.tuples(*[st.integers(1, 20) | st.integers(21, 5000)] * 3))
+    gpus = data.draw(st.sampled_from([2, 3, 8]))
+    topology = data.draw(st.sampled_from(["mesh", "switch", "ring"]))
+    hardware = {"system.node.num_gpus": gpus, "system.node.topology": topology}
+    point = family_point(family, drawn, hardware, shape=shape)
+    assume(point is not None)
+    assert point is not None
+    for engine in ENGINES:
+        (result,) = backend(engine).evaluate([point])
+        assert result.status == "unsupported" or checked(result, METRICS).status == "ok"
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@settings(max_examples=40)
+@given(data=st.data())
+def test_compute_never_gets_the_cus_that_communication_holds(family: str, data: st.DataObject) -> None:
+    """CUs granted to the GEMM of the moment and CUs of the kernels that run beside it are not more than there are."""
+    drawn = {**data.draw(family_knobs(FAMILIES[family])), "schedule.mover": "cu"}
+    if drawn.get("schedule.comm_cus", 1) is None and "comm_cus" in shipped("schedule")[a_schedule_of(family)]:
+        drawn["schedule.comm_cus"] = 8
+    point = family_point(family, drawn, {}, shape=data.draw(shapes()))
+    assume(point is not None)
+    assert point is not None
+    timeline = run("event", point)
+    graph, on_cus = timeline.graph, timeline.graph.resources.index("cu")
+    uses = np.flatnonzero(graph.use_resource == on_cus)
+    tasks = graph.use_task[uses]
+    granted = graph.use[:, uses] * graph.cap[:, tasks]
+    begun = timeline.issued[:, tasks] + graph.delay[:, tasks]
+    assert peak_demand(granted, begun, timeline.finished[:, tasks])[0] <= point.system.gpu.num_cus * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("shape", ["1d", "2d"])
+@pytest.mark.parametrize("compute", ["fused", "unfused"])
+@pytest.mark.parametrize("mover", ["dma", "cu"])
+def test_nothing_runs_before_the_first_pieces_land_in_a_uniform_start(shape: str, compute: str, mover: str) -> None:
+    knobs = {"shape": shape, "start": "uniform", "compute": compute, "mover": mover}
+    graph = lower(design("uniform_fused_1d", {f"schedule.{name}": value for name, value in knobs.items()}))
+    timeline = ENGINES["event"].run(graph)
+    landed = timeline.finished[0, graph.of_kind("transfer")].min()
+    assert (timeline.issued[0, graph.of_kind("gemm")] >= landed).all()
+
+
+# Examples
+
+REFUSED_GRAPHS: dict[str, Callable[[GraphBuilder], object]] = {
+    "work must be >= 0": lambda b: b.task("wrong", "gemm", work=-1.0, cap=1.0),
+    "delay must be >= 0": lambda b: b.task("wrong", "gemm", delay=math.nan),
+    "must be finite": lambda b: b.task("wrong", "gemm", work=math.inf, cap=1.0),
+    "cap must be > 0": lambda b: b.task("wrong", "gemm", work=1.0, cap=0.0),
+    "weight must be > 0": lambda b: b.task("wrong", "gemm", work=1.0, cap=1.0, weight=0.0),
+    "neither a cap nor a finite resource": lambda b: b.task("wrong", "gemm", work=1.0),
+    "a use must be > 0": lambda b: b.task("wrong", "gemm", work=1.0, uses={b.resource("r", 1.0): 0.0}),
+    "the capacity of a resource must be > 0": lambda b: b.resource("wrong", 0.0),
+    "must be tasks added before it": lambda b: b.task("wrong", "gemm", after=[0]),
+}
+
+
+@pytest.mark.parametrize("rule", REFUSED_GRAPHS)
+def test_a_graph_that_means_nothing_is_refused_by_name(rule: str) -> None:
+    build = GraphBuilder()
+    with pytest.raises(ValueError, match=f"wrong.*{rule}"):
+        REFUSED_GRAPHS[rule](build)
+        build.build()
+
+
+def test_a_pool_without_slots_is_refused() -> None:
+    """A task in it would wait for ever; no engine may call that finished."""
+    build = GraphBuilder()
+    build.task("waits for ever", "gemm", pool=build.pool("none", 0), work=1.0, cap=1.0)
+    with pytest.raises(ValueError, match="none|waits for ever"):
+        build.build()
+
+
+def test_a_resource_declared_twice_is_refused() -> None:
+    """The second would silently replace the first, and the next resource would take its index."""
+    build = GraphBuilder()
+    build.resource("hbm", 1.0)
+    with pytest.raises(ValueError, match="hbm"):
+        build.resource("hbm", 2.0)
+
+
+@every_pair
+def test_engines_agree_on_a_task_without_work_that_waits_for_a_slot(pair: tuple[str, str]) -> None:
+    build = GraphBuilder()
+    pool = build.pool("slot", 1)
+    build.task("holds the slot", "gemm", pool=pool, work=1.0, cap=1.0)
+    build.task("takes no time", "gemm", pool=pool)
+    assert_agreement(build.build(), pair)
+
+
+def test_tasks_that_end_together_free_their_slots_together() -> None:
+    """One canonical instant: 0.1 + 0.2 and 0.3 differ in the last bit and still are one moment."""
+    build = GraphBuilder()
+    pool = build.pool("slots", 2)
+    first = build.task("first", "gemm", delay=0.1)
+    build.task("second", "gemm", after=[first], delay=0.2, pool=pool)
+    build.task("third", "gemm", delay=0.3, pool=pool)
+    late = build.task("late", "gemm", delay=0.1, pool=pool)
+    early = build.task("early", "gemm", delay=0.05, pool=pool)
+    timeline = ENGINES["event"].run(build.build())
+    assert timeline.issued[0, early] == pytest.approx(0.1)
+    assert timeline.issued[0, late] == 0.0
+    assert len(set(timeline.finished[0, [1, 2]])) == 1
+
+
+def faster_link(rate: float) -> float:
+    """Makespan where a copy over a link of this rate is followed by one that has priority at the memory."""
+    build = GraphBuilder()
+    memory, link = build.resource("memory", 1.0), build.resource("link", rate)
+    copy = build.task("copy", "transfer", uses={link: 1.0}, work=1.0)
+    build.task("urgent", "transfer", after=[copy], uses={memory: 1.0}, work=1.0, priority=0)
+    chunk = build.task("chunk", "gemm", uses={memory: 1.0}, work=1.0, priority=1)
+    build.task("epilogue", "gemm", after=[chunk], delay=1.0)
+    return float(ENGINES["event"].run(build.build()).makespan[0])
+
+
+def test_a_faster_link_can_lengthen_the_makespan_where_tasks_compete() -> None:
+    """Graham's anomaly: the copy lands earlier, so that the urgent task delays the chain that decides."""
+    assert faster_link(1.0) == pytest.approx(2.0)
+    assert faster_link(1000.0) == pytest.approx(3.0, rel=1e-2)
+
+
+def test_more_cus_can_lengthen_the_makespan_where_tasks_compete() -> None:
+    """Faster GEMM chunks with memory priority starve the transfers that the last chunk waits for."""
+    scarce = {"schedule.priority": "compute", "system.gpu.hbm_bytes_per_s": "300 GB/s"}
+    few, many = (
+        design("shard_p2p", {**scarce, "system.gpu.num_cus": cus}, shape=(16384, 16384, 131072)) for cus in (100, 304)
+    )
+    assert run("event", many).makespan[0] > 1.1 * run("event", few).makespan[0]
+
+
+def test_more_cus_within_a_wave_change_nothing() -> None:
+    """64 tiles take one wave on 64 CUs as on 96, and two on 63."""
+    free = {
+        "system.gpu.gemm.tiles": [{"rows": 256, "cols": 256, "efficiency": 1.0}],
+        "system.gpu.gemm.serial_fraction": 0.0,
+        "schedule.mover": "dma",
+    }
+    seconds = {}
+    for cus in (63, 64, 96):
+        point = design("serial", {**free, "system.gpu.num_cus": cus}, shape=(2048, 16384, 8192))
+        seconds[cus] = float(gemm_cost(point.system.gpu, (2048, 2048, 8192), cus=cus, element_bytes=2).seconds)
+        (result,) = backend("event").evaluate([point])
+        assert result.metrics["gemm_s"] == pytest.approx(seconds[cus] + 2e-6)
+    assert seconds[96] == seconds[64]
+    assert seconds[63] == pytest.approx(2 * seconds[64])
+
+
+def evaluated_elsewhere(hash_seed: int) -> str:
+    """Metrics of all shipped schedules, from another process with its own order of sets, as JSON."""
+    code = (
+        "import json\n"
+        "from conftest import ENGINES, SCHEDULES, backend, design\n"
+        "points = [design(s, {'system.node.topology': t}) for s in SCHEDULES for t in ('mesh', 'ring')]\n"
+        "print(json.dumps([[dict(r.metrics), r.reason] for e in ENGINES for r in backend(e).evaluate(points)]))\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": f"{REPOSITORY}:{REPOSITORY}/tests", "PYTHONHASHSEED": str(hash_seed)}
+    return subprocess.run(
+        [sys.executable, "-c", code], env=environment, check=True, capture_output=True, text=True, timeout=60
+    ).stdout
+
+
+def test_another_process_computes_the_same_bits() -> None:
+    first, second = evaluated_elsewhere(1), evaluated_elsewhere(2)
+    assert len(first) > 1000
+    assert first == second
+
+
+def test_the_kit_notices_a_timeline_that_breaks_the_rules() -> None:
+    """The checks above can fail: a task that ends early, starts early, or waits for nothing is caught."""
+    timeline = run("event", design("hetero_unfused_1d"))
+    assert_semantics(timeline)
+    last = int(np.argmax(timeline.finished[0]))
+    for name, factor in (("finished", 0.999), ("finished", 1.001), ("issued", 0.999), ("issued", 1.001)):
+        changed = getattr(timeline, name).copy()
+        changed[0, last] *= factor
+        with pytest.raises(AssertionError):
+            assert_semantics(replace(timeline, **{name: changed}))
