@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Mapping
@@ -46,6 +47,11 @@ class Outputs:
             way = did_you_mean(study, finished) if finished else f"run python -m dse study={study} first"
             raise ConfigError([Problem("study", f"has no finished run below {root}/", study, way)])
         return cls(folder.resolve())
+
+    def discard(self) -> None:
+        """Take an empty folder away again."""
+        with contextlib.suppress(OSError):
+            self.folder.rmdir()
 
     def finish(self) -> None:
         """Point the `latest` link here, in one step."""

@@ -54,15 +54,19 @@ def pareto(table: pd.DataFrame, x: Axis, *, y: Axis, size: Axis, by: str) -> Fig
     for panel, scenario in zip(panels, scenarios, strict=False):
         points = table[(table["scenario"] == scenario) & (table["status"] == "ok")]
         _scatter(panel, points.assign(area=points[size.column] / largest), (x, y, "area"), by=by, colours=colours)
+        _zero_and_decades(panel, points.loc[points[y.column] > 0, y.column].min() * y.factor)
         panel.set_title(scenario, fontsize=10, fontweight="bold")
-    smallest = table.loc[table[y.column] > 0, y.column].min()
-    for panel in panels:
-        panel.set_yscale("symlog", linthresh=float(smallest) * y.factor if smallest > 0 else 1.0)
-        panel.set_ylim(bottom=0)
     figure.supxlabel(x.label)
     figure.supylabel(y.label)
     _legend(figure, colours, title=f"outlined: on the Pareto front; area: {size.label}")
     return figure
+
+
+def _zero_and_decades(panel: Axes, smallest: float) -> None:
+    """A logarithmic axis that shows zero as well, a little above its lower end."""
+    if smallest > 0:
+        panel.set_yscale("symlog", linthresh=smallest / 2, linscale=0.4)
+        panel.set_ylim(bottom=-smallest / 8)
 
 
 def _scatter(

@@ -23,7 +23,11 @@ def run(request: Request) -> int:
     """Evaluate a study and write everything; 0, or 3 if points failed. Raises ConfigError before any evaluation."""
     planned = plan(request)
     outputs = Outputs.create(Path(planned.settings.output_dir), planned.settings.study.name)
-    found = search(planned)
+    try:
+        found = search(planned)
+    except BaseException:
+        outputs.discard()
+        raise
     _store(planned, found, outputs)
     rows = report.check(outputs, planned.settings.study.module)
     report.draw(outputs, planned.settings.study.module)

@@ -8,8 +8,9 @@ condition does not hold, is left out of a point.
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from dse.backend import Backend, Tree
@@ -42,10 +43,10 @@ class Space:
     knobs: tuple[Knob, ...]
     options: Mapping[str, Mapping[str, Tree]]
     backend: Backend
-    _order: list[Knob] = field(init=False, repr=False, default_factory=list)
 
-    def __post_init__(self) -> None:
-        self._order.extend(sorted(self.knobs, key=self._depth))
+    @functools.cached_property
+    def _order(self) -> tuple[Knob, ...]:
+        return tuple(sorted(self.knobs, key=self._depth))
 
     def _depth(self, knob: Knob) -> int:
         """Options first, then free knobs, then those that depend on others."""
