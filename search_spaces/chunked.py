@@ -72,7 +72,7 @@ class Chunked(MoverKnobs):
             line.gemm(f"gemm {index}", (rows, sizes[0][1]), after=arrived, **how)
             return
         for rows, depth in own:
-            line.gemm(f"gemm {index} local", (rows, depth), **how)
+            line.gemm(f"gemm {index} local", (rows, depth), after=arrived, **how)
         for number, ((rows, depth), transfer) in enumerate(zip(sizes, arrived, strict=True), 1):
             line.gemm(f"gemm {index}.{number}", (rows, depth), after=[transfer], **how)
 

@@ -48,7 +48,9 @@ def _refusals(graph: TaskGraph, rate: Floats, begun: Floats, issued: Floats, fin
         _note(reasons, peak > graph.capacity[:, index] * (1 + _SLACK), f"{name} is over-subscribed")
     for index, name in enumerate(graph.pools):
         pooled = np.flatnonzero(graph.pool == index)
-        peak = peak_demand(np.ones((graph.num_designs, pooled.size)), issued[:, pooled], finished[:, pooled])
+        start = issued[:, pooled]
+        held = np.maximum(finished[:, pooled], start * (1 + 1e-11) + 1e-300)  # no work still needs a slot
+        peak = peak_demand(np.ones_like(start), start, held)
         _note(reasons, peak > graph.slots[index], f"tasks wait for a slot of {name}")
     return tuple(reasons)
 

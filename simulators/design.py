@@ -27,11 +27,15 @@ class ScheduleKnobs(Frozen):
     @model_validator(mode="after")
     def _drop_inactive(self) -> Self:
         kind = type(self)
+        needs = {name: condition(kind, name) for name in kind.model_fields}
         idle = [
             name
-            for name in kind.model_fields
-            if any(getattr(self, sibling) != value for sibling, value in condition(kind, name).items())
+            for name, needed in needs.items()
+            if any(getattr(self, sibling) != value for sibling, value in needed.items())
         ]
+        for name, needed in needs.items():
+            if needed and name not in idle and getattr(self, name) is None:
+                raise ValueError(f"{name} is needed while {' and '.join(f'{k} = {v}' for k, v in needed.items())}")
         return self.model_copy(update=dict.fromkeys(idle)) if idle else self
 
 

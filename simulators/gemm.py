@@ -58,6 +58,7 @@ def gemm_cost(
     traffic = element_bytes * (traffic + m * n * (3 if accumulate else 1))
     memory = traffic / _column(gpu.hbm_bytes_per_s)
     total = np.maximum(compute, memory) + _column(library.serial_fraction) * np.minimum(compute, memory)
+    total, traffic = np.broadcast_arrays(total, traffic)
     best = np.argmin(total, axis=-1)[..., None]
     seconds, hbm_bytes = (np.take_along_axis(value, best, axis=-1)[..., 0] for value in (total, traffic))
     return GemmCost(seconds, hbm_bytes, (2 * m * n * k)[..., 0] + 0 * seconds)

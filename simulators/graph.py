@@ -108,12 +108,16 @@ class GraphBuilder:
     _pools: dict[str, int] = field(default_factory=dict)
 
     def resource(self, name: str, capacity: ArrayLike) -> int:
-        """Declare a shared resource [units/s]; its index."""
+        """Declare a shared resource [units/s]; its index. Raises ValueError for a name that is taken."""
+        if name in self._resources:
+            raise ValueError(f"resource {name!r} is declared twice")
         self._resources[name] = capacity
         return len(self._resources) - 1
 
     def pool(self, name: str, slots: int) -> int:
-        """Declare a pool of exclusive slots; its index."""
+        """Declare a pool of exclusive slots; its index. Raises ValueError for a name that is taken or no slot."""
+        if name in self._pools or slots < 1:
+            raise ValueError(f"pool {name!r} {'is declared twice' if name in self._pools else 'needs a slot'}")
         self._pools[name] = slots
         return len(self._pools) - 1
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from dse.backend import Metric
 from dse.values import leaves
@@ -37,7 +37,7 @@ RELATIONS: Mapping[str, Metric] = {
 
 
 def measure(timeline: Timeline, system: System) -> dict[str, Floats]:
-    """Every metric of `METRICS` as an array [B]."""
+    """Every metric of `METRICS` as an array [B], or [designs] where those share one graph."""
     graph = timeline.graph
     gemms, transfers = graph.of_kind("gemm"), graph.of_kind("transfer")
     moving = np.concatenate([transfers, graph.of_kind("launch")])
@@ -46,16 +46,16 @@ def measure(timeline: Timeline, system: System) -> dict[str, Floats]:
     hbm = np.flatnonzero(graph.use_resource == graph.resources.index("hbm"))
     return {
         "makespan_s": timeline.makespan,
-        "comm_cu_s": (graph.cus[:, transfers] * spans[:, transfers]).sum(axis=1),
+        "comm_cu_s": _sum(graph.cus[:, transfers] * spans[:, transfers]),
         "peak_staging_bytes": _peak_staging(timeline, transfers),
         "exposed_comm_s": np.maximum(timeline.makespan - gemm_s, 0.0),
         "gemm_s": gemm_s,
         "comm_s": busy(timeline.issued[:, transfers], timeline.finished[:, transfers]),
-        "setup_fraction": graph.delay[:, moving].sum(axis=1) / spans[:, moving].sum(axis=1),
-        "moved_bytes": graph.moved_bytes.sum(axis=1),
-        "hbm_bytes": (graph.use[:, hbm] * graph.work[:, graph.use_task[hbm]]).sum(axis=1),
-        "flop": graph.flop.sum(axis=1),
-        "cost_proxy": np.broadcast_to(cost_proxy(system), (graph.num_designs,)),
+        "setup_fraction": _sum(graph.delay[:, moving]) / _sum(spans[:, moving]),
+        "moved_bytes": _sum(graph.moved_bytes),
+        "hbm_bytes": _sum(graph.use[:, hbm] * graph.work[:, graph.use_task[hbm]]),
+        "flop": _sum(graph.flop),
+        "cost_proxy": cost_proxy(system),
     }
 
 
@@ -74,6 +74,11 @@ def relate(point: Mapping[str, float], baseline: Mapping[str, float]) -> dict[st
     }
 
 
+def _sum(table: Floats) -> Floats:
+    """Row sums [B]; in one memory order, so that a batch adds up to the bit as its rows do alone."""
+    return np.asarray(np.ascontiguousarray(table).sum(axis=1))
+
+
 def busy(start: Floats, finish: Floats) -> Floats:
     """Length [B] of the union of intervals [B, N]."""
     if start.shape[1] == 0:
@@ -82,7 +87,7 @@ def busy(start: Floats, finish: Floats) -> Floats:
     start, finish = np.take_along_axis(start, order, 1), np.take_along_axis(finish, order, 1)
     covered = np.maximum.accumulate(finish, axis=1)
     before = np.concatenate([np.full((len(start), 1), -np.inf), covered[:, :-1]], axis=1)
-    return np.asarray(np.maximum(finish - np.maximum(start, before), 0.0).sum(axis=1))
+    return np.asarray(_sum(np.maximum(finish - np.maximum(start, before), 0.0)))
 
 
 def _peak_staging(timeline: Timeline, transfers: NDArray[np.intp]) -> Floats:
@@ -97,7 +102,7 @@ def _peak_staging(timeline: Timeline, transfers: NDArray[np.intp]) -> Floats:
     return np.asarray(np.cumsum(np.take_along_axis(steps, order, axis=1), axis=1).max(axis=1))
 
 
-def cost_proxy(system: System) -> ArrayLike:
+def cost_proxy(system: System) -> Floats:
     """Weighted mean of (quantity / its reference): 1 for the reference system. A proxy, not a price (derived)."""
     value = {path: found for path, found, _ in leaves(system)}
     weights = system.cost_weights

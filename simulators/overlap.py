@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from pydantic import BaseModel
 
 from dse import discovery
@@ -121,9 +122,8 @@ class OverlapBackend:
 
 def _run(engine: Engine, name: str, columns: Design, size: int) -> list[Result]:
     timeline = engine.run(columns.schedule.lower(columns.system, columns.workload))
-    measured = {key: value.tolist() for key, value in measure(timeline, columns.system).items()}
-    if timeline.graph.num_designs != size:  # nothing that differs reaches the graph: one run serves all
-        measured = {key: value * size for key, value in measured.items()}
+    found = measure(timeline, columns.system)  # where nothing that differs reaches the graph, one run serves all
+    measured = {key: np.broadcast_to(value, (size,)).tolist() for key, value in found.items()}
     refused = timeline.refused * (size // timeline.graph.num_designs)
     rows = [{key: value[index] for key, value in measured.items()} for index in range(size)]
     return [
