@@ -70,6 +70,9 @@ class Backend(Protocol):
     relations: Mapping[str, Metric]
     batch: int
 
+    def sections(self, tree: Tree) -> None:
+        """Check that a configuration holds the sections of a design and no others. Raises ConfigError."""
+
     def scenarios(self, tree: Tree) -> Mapping[str, Tree]:
         """The base design trees of a configuration, by scenario. Raises ConfigError."""
 

@@ -75,9 +75,12 @@ def _needs_hydra(words: Sequence[str]) -> bool:
 
 def _folder(words: Sequence[str]) -> Path | None:
     for index, word in enumerate(words):
-        name, _, value = word.partition("=")
+        name, equals, value = word.partition("=")
         if name in ("--config-dir", "-cd"):
-            return Path(value or (words[index + 1] if index + 1 < len(words) else ""))
+            found = value or (words[index + 1] if index + 1 < len(words) and not equals else "")
+            if not found:
+                raise ConfigError([Problem(name, "names no folder", way_out=f"write {name}=<folder>")])
+            return Path(found)
     return None
 
 

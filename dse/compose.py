@@ -25,14 +25,15 @@ class Request:
     """A composed configuration.
 
     tree: everything, resolved. options: group -> option -> its tree, for the groups whose `name` is searched. knobs:
-    the space. overrides: as typed. problems: what is wrong so far.
+    the space. overrides: as typed. fixed: groups whose option was typed. problems: what is wrong so far.
     """
 
     tree: dict[str, Any]
     options: Mapping[str, Mapping[str, dict[str, Any]]]
     knobs: tuple[Knob, ...]
     overrides: tuple[str, ...]
-    problems: tuple[Problem, ...]
+    fixed: frozenset[str] = frozenset()
+    problems: tuple[Problem, ...] = ()
 
 
 def conf_dir() -> Path:
@@ -116,14 +117,32 @@ class _Composer:
         from omegaconf import OmegaConf
         from omegaconf.errors import OmegaConfBaseException
 
-        search = [f"hydra.searchpath=[file://{self.folder.resolve()}]"] if self.folder else []
+        quoted = str(self.folder.resolve()).replace("'", "\\'") if self.folder else ""
+        search = [f"hydra.searchpath=['file://{quoted}']"] if self.folder else []
         try:
             config = compose("config", overrides=[*search, *overrides])
-            tree: dict[str, Any] = OmegaConf.to_container(config, resolve=True)  # type: ignore[assignment]
-        except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
+            return dict(_with_text_keys(OmegaConf.to_container(config, resolve=True)))
+        except (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError, RecursionError) as error:
             self.note("configuration", " ".join(str(error).split()))
             return {}
-        return tree
+
+    def resolved(self, tree: dict[str, Any]) -> dict[str, Any]:
+        """Interpolations that were typed, resolved."""
+        from omegaconf import OmegaConf
+        from omegaconf.errors import OmegaConfBaseException
+
+        try:
+            return dict(_with_text_keys(OmegaConf.to_container(OmegaConf.create(tree), resolve=True)))
+        except OmegaConfBaseException as error:
+            self.note("configuration", " ".join(str(error).split()))
+            return {}
+
+
+def _with_text_keys(tree: Any) -> Any:
+    """A tree whose keys are all text, so that every path can be written."""
+    if isinstance(tree, dict):
+        return {str(key): _with_text_keys(value) for key, value in tree.items()}
+    return [_with_text_keys(value) for value in tree] if isinstance(tree, list) else tree
 
 
 def request(texts: Sequence[str], folder: Path | None = None) -> Request:
@@ -131,7 +150,7 @@ def request(texts: Sequence[str], folder: Path | None = None) -> Request:
     composer = _Composer(folder)
     if folder is not None and not folder.is_dir():
         composer.note("--config-dir", "is no folder", str(folder))
-        return Request({}, {}, (), tuple(texts), tuple(composer.problems))
+        return Request({}, {}, (), tuple(texts), problems=tuple(composer.problems))
     with _initialised():
         return _request(composer, texts)
 
@@ -143,20 +162,22 @@ def _request(composer: _Composer, texts: Sequence[str]) -> Request:
     good = [line for line in chosen if _option_exists(composer, line, groups)]
     _accidents(composer, good)
     if any(problem.rule.startswith("is not YAML") for problem in composer.problems):
-        return Request({}, {}, (), tuple(texts), tuple(composer.problems))
+        return Request({}, {}, (), tuple(texts), problems=tuple(composer.problems))
     picks = [f"{line.key}={line.value}" for line in good]
     tree = composer.compose(picks)
     values = [line for line in lines if line not in chosen]
     _apply(composer, tree, values)
+    tree = composer.resolved(tree) if any("${" in text for text in texts) else tree
     fixed = {f"{line.key}.name" for line in good} | {
         line.key for line in values if line.kind != "delete" and not line.key.startswith("space.")
     }
     knobs = tuple(knob for knob in _knobs(composer, tree, groups) if knob.path not in fixed)
-    baseline = (tree.get("study") or {}).get("baseline") or {}
+    baseline = get_path(tree, "study.baseline") or {}
     searched = {knob.path: knob.values for knob in knobs}
-    named = searched | {path: (*searched.get(path, ()), value) for path, value in baseline.items()}
+    named = searched | {path: (*searched.get(path, ()), value) for path, value in dict(baseline).items()}
     options = _options(composer, picks, named, values)
-    return Request(tree, options, knobs, tuple(texts), tuple(composer.problems))
+    groups_fixed = frozenset(line.key for line in good)
+    return Request(tree, options, knobs, tuple(texts), groups_fixed, tuple(composer.problems))
 
 
 @contextlib.contextmanager
@@ -197,7 +218,8 @@ def _apply(composer: _Composer, tree: dict[str, Any], lines: Sequence[_Line]) ->
         elif not known and line.kind == "change" and not in_space:
             composer.note(line.key, "is not a known key", way_out=_nearest(tree, line.key))
         elif line.sweep and not in_space:
-            way = f"to search it, write +space.{line.key}='{line.text.partition('=')[2]}'"
+            path = f"{line.key}.name" if line.key in composer.groups() else line.key
+            way = f"to search it, write +space.{path}='{line.text.partition('=')[2]}'"
             composer.note(line.key, "is given a sweep, but is one value", line.text.partition("=")[2], way)
         else:
             value = line.text.partition("=")[2] if line.sweep else line.value
@@ -247,6 +269,8 @@ def _knobs(composer: _Composer, tree: Mapping[str, Any], groups: Mapping[str, li
             stack += [(f"{path}.{name}".lstrip("."), inner) for name, inner in reversed(list(value.items()))]
             continue
         knob = _knob(composer, path, value, groups)
+        if knob is not None and not knob.values and isinstance(get_path(tree, path), int) and knob.whole:
+            knob = Knob(path, tuple(range(int(knob.low), int(knob.high) + 1)))
         if knob is not None:
             yield knob
 
@@ -301,7 +325,7 @@ def _interval(path: str, low: Any, high: Any, *, log: bool) -> Knob:
         raise ValueError(f"its low end {low} is not below its high end {high}")
     if log and low <= 0:
         raise ValueError("a logarithmic interval starts above 0")
-    if isinstance(low, int) and isinstance(high, int):
+    if isinstance(low, int) and isinstance(high, int):  # int(interval(a,b))
         return Knob(path, tuple(range(low, high + 1)))
     return Knob(path, low=float(low), high=float(high), log=log)
 

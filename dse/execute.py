@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 import joblib
-from pydantic import BaseModel, Field
+from pydantic import AfterValidator, BaseModel, Field
 
 from dse import discovery
 from dse.backend import Backend, Result, checked
@@ -19,12 +18,18 @@ from dse.values import Frozen, Integer
 _POOL_PAYS_S = 4.0  # starting worker processes costs about two seconds
 
 
+def _some(jobs: int) -> int:
+    if jobs == 0:
+        raise ValueError("must be at least 1, or -1 for one per core")
+    return jobs
+
+
 class Executor(Frozen):
     """The `executor` group. jobs: worker processes, -1 for one per core."""
 
     name: str
     description: str = ""
-    jobs: Annotated[Integer, Field(ge=-1, le=1024)] = -1
+    jobs: Annotated[Integer, Field(ge=-1, le=1024), AfterValidator(_some)] = -1
 
 
 @dataclass(frozen=True)
@@ -35,25 +40,30 @@ class BackendSpec:
     parameters: tuple[tuple[str, Any], ...]
 
     @classmethod
-    def of(cls, simulator: Mapping[str, Any]) -> BackendSpec:
+    def of(cls, simulator: object) -> BackendSpec:
         """From the `simulator` group: `backend` names it, the rest (but labels) are its parameters."""
+        if not isinstance(simulator, Mapping):
+            raise ConfigError([Problem("simulator", "is no section of keys", simulator, "choose one: simulator=event")])
         given = {key: value for key, value in simulator.items() if key not in ("name", "description", "backend")}
         return cls(str(simulator.get("backend")), tuple(sorted(given.items())))
 
     def make(self) -> Backend:
         """The backend, one per process. Raises ConfigError for unknown names or parameters."""
-        return _make(self)
+        if str(self) not in _MADE:
+            _MADE[str(self)] = self._made()
+        return _MADE[str(self)]
+
+    def _made(self) -> Backend:
+        kind = discovery.load("simulators", self.name, "BACKEND")
+        try:
+            made: Backend = kind(**dict(self.parameters))
+        except TypeError as error:
+            rule = f"does not fit backend {self.name}: {error}"
+            raise ConfigError([Problem("simulator", rule, dict(self.parameters))]) from error
+        return made
 
 
-@functools.cache
-def _make(spec: BackendSpec) -> Backend:
-    kind = discovery.load("simulators", spec.name, "BACKEND")
-    try:
-        made: Backend = kind(**dict(spec.parameters))
-    except TypeError as error:
-        rule = f"does not fit backend {spec.name}: {error}"
-        raise ConfigError([Problem("simulator", rule, dict(spec.parameters))]) from error
-    return made
+_MADE: dict[str, Backend] = {}
 
 
 def evaluate(
@@ -91,7 +101,10 @@ def _batch(spec: BackendSpec, designs: Sequence[BaseModel]) -> list[Result]:
     """Results of a batch; if the backend fails on it, each design alone, so that one failure is one result."""
     backend = spec.make()
     try:
-        return [checked(result, backend.metrics) for result in backend.evaluate(designs)]
+        found = backend.evaluate(designs)
+        if len(found) != len(designs):
+            raise RuntimeError(f"the backend gave {len(found)} results for {len(designs)} designs")
+        return [checked(result, backend.metrics) for result in found]
     except Exception as error:
         if len(designs) == 1:
             return [Result("failed", reason=f"{type(error).__name__}: {error}")]

@@ -8,11 +8,12 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from dse import discovery
 from dse.backend import Backend, Tree
 from dse.compose import Request
 from dse.execute import BackendSpec, Executor, validate
 from dse.problems import ConfigError, Problems, did_you_mean
-from dse.search import Goal, Search
+from dse.search import Goal, Search, make_sampler
 from dse.space import Knob, Space
 from dse.values import Frozen, Integer
 
@@ -33,7 +34,7 @@ class Study(Frozen):
     objectives: Annotated[tuple[str, ...], Field(min_length=1)]
     hardware_objectives: tuple[str, ...] = ()
     hardware: tuple[str, ...] = ()
-    baseline: Mapping[str, Any]
+    baseline: Mapping[str, str | bool | int | float | None]
     recorded: tuple[str, ...] = ()
     summary: tuple[str, ...] = ()
 
@@ -107,58 +108,95 @@ def plan(request: Request) -> Plan:
         check.done()
     sections = {key: value for key, value in request.tree.items() if key in _SECTIONS}
     settings = check.model(Settings, sections, path="")
-    spec = BackendSpec.of(request.tree.get("simulator") or {})
     try:
-        request = _fitting(request, spec.make())
-        spaces = _spaces(request, spec.make())
-        _check_knobs(check, next(iter(spaces.values())))
+        spec = BackendSpec.of(request.tree.get("simulator"))
+        found = _checked_space(check, request, spec.make())
     except ConfigError as error:
         check.found.extend(error.problems)
+        check.done()
+        raise
+    study = settings.study if settings else Problems().model(Study, request.tree.get("study"), path="study")
+    if study is not None:
+        _check_study(check, study, found)
+    spaces = _spaces(check, found, spec.make())
     if settings is not None and not check.found:
-        _check_objectives(check, settings, spec.make())
-        _check_budget(check, settings, spaces)
+        _check_search(check, settings, spaces)
     check.done()
     assert settings is not None
-    return Plan(settings, spec, spaces, _goals(settings, request.knobs, spec.make()), request)
+    return Plan(settings, spec, spaces, _goals(settings, found.knobs, spec.make()), replace(request, knobs=found.knobs))
 
 
-def _spaces(request: Request, backend: Backend) -> dict[str, Space]:
+def _checked_space(check: Problems, request: Request, backend: Backend) -> Space:
+    """The space over the composed design, its knobs checked. Raises ConfigError where there is no design."""
     design = {key: value for key, value in request.tree.items() if key not in _SECTIONS}
-    bases = backend.scenarios(design)
-    validate(backend, bases)
-    return {name: Space(base, request.knobs, request.options, backend) for name, base in bases.items()}
+    backend.sections(design)
+    options = {section: named for section, named in request.options.items() if section in design}
+    space = Space(design, _fitting(request, design, backend), options, backend)
+    _check_knobs(check, space)
+    return space
 
 
-def _fitting(request: Request, backend: Backend) -> Request:
-    """Without the knobs of the study's own space that no design has any more once options were fixed."""
+def _spaces(check: Problems, found: Space, backend: Backend) -> dict[str, Space]:
+    """The space of each scenario; {} with the problems of the base designs noted."""
+    try:
+        bases = backend.scenarios(found.base)
+        validate(backend, bases)
+    except ConfigError as error:
+        check.found.extend(error.problems)
+        return {}
+    return {name: Space(base, found.knobs, found.options, backend) for name, base in bases.items()}
+
+
+def _fitting(request: Request, design: Tree, backend: Backend) -> tuple[Knob, ...]:
+    """Without the knobs of the study's own space that mean nothing once the option of their group was typed."""
     typed = {text.lstrip("+").partition("=")[0].removeprefix("space.") for text in request.overrides}
-    sections = [
-        {**request.tree, section: tree} for section, named in request.options.items() for tree in named.values()
-    ]
-    kept = [
+    return tuple(
         knob
         for knob in request.knobs
         if knob.path in typed
-        or knob.path.removesuffix(".name") in request.options
-        or any(backend.condition(knob.path, tree) is not None for tree in [request.tree, *sections])
-    ]
-    return replace(request, knobs=tuple(kept))
+        or knob.path.partition(".")[0] not in request.fixed
+        or backend.condition(knob.path, design) is not None
+    )
 
 
-def _check_budget(check: Problems, settings: Settings, spaces: Mapping[str, Space]) -> None:
-    trials = settings.budget.trials
-    for name, space in spaces.items() if settings.search.name == "exhaustive" else ():
-        size = space.size()
-        if size is None or size > trials:
-            rule = f"cannot enumerate the {size or 'infinitely many'} points of {name} within budget.trials = {trials}"
-            check.add("search", rule, value="exhaustive", way_out="raise budget.trials or use search=nsga2 or tpe")
+def _check_study(check: Problems, study: Study, space: Space) -> None:
+    """The module, the objectives and the baseline must exist."""
+    try:
+        discovery.load("studies", study.module, "STUDY")
+    except ConfigError as error:
+        check.found.extend(error.problems)
+    metrics = space.backend.metrics
+    for key in ("objectives", "hardware_objectives"):
+        for name in getattr(study, key):
+            if name not in metrics:
+                check.add(f"study.{key}", "is no metric", value=name, way_out=did_you_mean(name, metrics))
+    options = {path: value for path, value in study.baseline.items() if path.endswith(".name")}
+    for path, value in options.items():
+        named = space.options.get(path.partition(".")[0], {})
+        if value not in named:
+            check.add("study.baseline", f"{path} names no option", value=value, way_out=did_you_mean(str(value), named))
             return
+    for path, value in study.baseline.items():
+        if path not in options and space.backend.condition(path, space.tree(options)) is None:
+            known = _siblings(space.tree(options), path)
+            way = did_you_mean(path.rpartition(".")[2], known)
+            check.add("study.baseline", f"{path} is no knob of any design here", way_out=way)
+        elif path not in options:
+            _check_value(check, space, {**options, path: value}, "study.baseline")
 
 
-def _check_objectives(check: Problems, settings: Settings, backend: Backend) -> None:
-    for name in (*settings.study.objectives, *settings.study.hardware_objectives):
-        if name not in backend.metrics:
-            check.add("study.objectives", "is no metric", value=name, way_out=did_you_mean(name, backend.metrics))
+def _check_search(check: Problems, settings: Settings, spaces: Mapping[str, Space]) -> None:
+    """A space that cannot be enumerated within the budget needs a sampler with legal options."""
+    trials = settings.budget.trials
+    large = [name for name, space in spaces.items() if space.size(trials) is None]
+    if large and settings.search.name == "exhaustive":
+        rule = f"cannot enumerate {large[0]}: it has more than budget.trials = {trials} points"
+        check.add("search", rule, value="exhaustive", way_out="raise budget.trials or use search=nsga2 or tpe")
+    elif large:
+        try:
+            make_sampler(settings.search, settings.seed)
+        except ConfigError as error:
+            check.found.extend(error.problems)
 
 
 def _goals(settings: Settings, knobs: tuple[Knob, ...], backend: Backend) -> dict[str, Goal]:
@@ -172,7 +210,7 @@ def _check_knobs(check: Problems, space: Space) -> None:
     chosen = [{f"{section}.name": name} for section, named in space.options.items() for name in named]
     options: list[dict[str, Any]] = [{}, *chosen]
     for knob in space.knobs:
-        if knob.path.endswith(".name") and knob.path.partition(".")[0] in space.options:
+        if space.is_option(knob.path):
             continue
         fitting = [(option, needed) for option in options if (needed := _needed(space, knob, option)) is not None]
         if not fitting:
@@ -181,7 +219,7 @@ def _check_knobs(check: Problems, space: Space) -> None:
             continue
         option, needed = fitting[0]
         for value in knob.values or (knob.low, knob.high):
-            _check_value(check, space, {**option, **needed, knob.path: value})
+            _check_value(check, space, {**option, **needed, knob.path: value}, f"space.{knob.path}")
 
 
 def _needed(space: Space, knob: Knob, option: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -195,15 +233,15 @@ def _siblings(tree: Tree, path: str) -> list[str]:
     return list(node) if isinstance(node, Mapping) else []
 
 
-def _check_value(check: Problems, space: Space, assignment: dict[str, Any]) -> None:
+def _check_value(check: Problems, space: Space, assignment: dict[str, Any], shown: str) -> None:
+    """Note what is wrong with the last value of an assignment, as a problem of `shown`."""
     path = list(assignment)[-1]
     try:
         space.backend.design(space.tree(assignment))
     except ConfigError as error:
         for problem in error.problems:
-            check.add(
-                f"space.{path}",
-                f"{problem.path} {problem.rule}",
-                value=problem.value,
-                way_out=problem.way_out,
-            )
+            if problem.path.startswith(path):
+                rule = f"{problem.path} {problem.rule}" if shown != f"space.{problem.path}" else problem.rule
+                check.add(shown, rule, value=problem.value, way_out=problem.way_out)
+    except KeyError:
+        check.add(shown, f"{path} lies below a value that holds no keys")

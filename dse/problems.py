@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
@@ -34,7 +34,7 @@ class ConfigError(Exception):
     """Input refused before anything was evaluated; exit code 2."""
 
     def __init__(self, problems: Iterable[Problem]) -> None:
-        self.problems = tuple(dict.fromkeys(problems))
+        self.problems = tuple({str(problem): problem for problem in problems}.values())
         super().__init__("\n".join(map(str, self.problems)))
 
 
@@ -83,10 +83,10 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 def _translate(error: ValidationError, kind: type[BaseModel], path: str) -> Iterator[Problem]:
     for item in error.errors(include_url=False):
-        keys = [str(key) for key in item["loc"] if not str(key).startswith("function-")]
+        keys, owner = _located(kind, item["loc"])
         dotted = ".".join([path, *keys] if path else keys)
         if item["type"] == "extra_forbidden":
-            known = _fields_at(kind, item["loc"][:-1])
+            known = list(owner.model_fields) if owner else []
             yield Problem(dotted, "is not a known key", way_out=did_you_mean(keys[-1], known))
         elif item["type"] == "missing":
             yield Problem(dotted, "is missing", way_out="give it a value")
@@ -104,16 +104,37 @@ def _sentence(message: str) -> str:
     return text[:1].lower() + text[1:] if text.startswith("Input should") else text
 
 
-def _fields_at(kind: Any, location: tuple[int | str, ...]) -> list[str]:
-    """Field names of the model that `location` (a pydantic error location) points into."""
+def _located(kind: Any, location: tuple[int | str, ...]) -> tuple[list[str], type[BaseModel] | None]:
+    """The keys a person typed for a pydantic error location (without the tags of unions), and the last model on it."""
+    keys, owner = list[str](), None
     for key in location:
-        field = getattr(kind, "model_fields", {}).get(key)
-        kind = _model_in(field.annotation if field else kind)
-    return list(getattr(kind, "model_fields", {}))
+        models = _models_in(kind)
+        if len(models) > 1 and (tagged := [model for model in models if _tag(model) == key]):
+            kind = tagged[0]
+            continue
+        keys.append(str(key))
+        owner = models[0] if models else None
+        field = owner.model_fields.get(str(key)) if owner and not _holds_many(kind) else None
+        kind = field.annotation if field else (_item(kind) if _holds_many(kind) else None)
+    return keys, owner
 
 
-def _model_in(annotation: Any) -> Any:
+def _holds_many(annotation: Any) -> bool:
+    """Whether a location's next key is an index or a mapping's key, not a field."""
+    origin = get_origin(annotation)
+    return isinstance(origin, type) and issubclass(origin, (tuple, list, Mapping))
+
+
+def _item(annotation: Any) -> Any:
+    return next((part for part in reversed(get_args(annotation)) if part is not Ellipsis), None)
+
+
+def _models_in(annotation: Any) -> list[type[BaseModel]]:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
-    found = [_model_in(part) for part in get_args(annotation)]
-    return next((part for part in found if part is not None), None)
+        return [annotation]
+    return [model for part in get_args(annotation) for model in _models_in(part)]
+
+
+def _tag(model: type[BaseModel]) -> object:
+    field = model.model_fields.get("kind")
+    return field.default if field else None

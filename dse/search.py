@@ -25,6 +25,7 @@ Outcome = Mapping[str, float] | None
 Evaluate = Callable[[Sequence[Assignment]], Sequence[Outcome]]
 Identify = Callable[[Assignment], str]
 
+_MOST_TO_LIST = 1_000_000  # points of a space that are listed to find those not seen yet
 _ASKS_PER_POINT = 20  # known points a sampler may propose for each new one before it is helped out
 
 
@@ -62,8 +63,8 @@ def explore(question: Question, search: Search, *, trials: int) -> Chosen:
 
     A space no larger than that is enumerated whatever the method. Raises ConfigError for an unknown method or option.
     """
-    size = question.space.size()
-    if size is not None and size <= trials:
+    size = question.space.size(trials)
+    if size is not None:
         question.evaluate(list(question.space.points()))
         return Chosen(size, "exhaustive")
     return _sample(question, search, trials)
@@ -107,7 +108,7 @@ def _fresh(
 
 def _unseen(question: Question, seen: set[str], wanted: int) -> list[Assignment]:
     """Points of a finite space not seen yet, in seeded random order."""
-    if wanted <= 0 or question.space.size() is None:
+    if wanted <= 0 or question.space.size(_MOST_TO_LIST) is None:
         return []
     left = [point for point in question.space.points() if question.identify(point) not in seen]
     return random.Random(question.seed).sample(left, min(wanted, len(left)))
@@ -123,7 +124,7 @@ class _Sampler:
         warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
         self._optuna, self._space, self._goals = optuna, question.space, question.goals
         directions = list(question.goals.values())
-        self._study = optuna.create_study(directions=directions, sampler=_make(search, question.seed))
+        self._study = optuna.create_study(directions=directions, sampler=make_sampler(search, question.seed))
         flat = {knob.path: self._distribution(knob) for knob in self._space.knobs}
         self._flat = flat if search.name == "qmc" else None
 
@@ -168,7 +169,8 @@ class _Sampler:
         return trial.suggest_categorical(knob.path, knob.values)
 
 
-def _make(search: Search, seed: int) -> Any:
+def make_sampler(search: Search, seed: int) -> Any:
+    """Optuna's sampler of that name. Raises ConfigError for an unknown name or option."""
     from optuna import samplers
 
     with warnings.catch_warnings():

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +28,11 @@ class Knob:
     low: float = 0.0
     high: float = 0.0
     log: bool = False
+
+    @property
+    def whole(self) -> bool:
+        """Whether an interval begins and ends at a whole number."""
+        return float(self.low).is_integer() and float(self.high).is_integer()
 
     @property
     def ordered(self) -> bool:
@@ -49,16 +55,18 @@ class Space:
         return tuple(sorted(self.knobs, key=self._depth))
 
     def _depth(self, knob: Knob) -> int:
-        """Options first, then free knobs, then those that depend on others."""
-        if self._is_option(knob):
+        """Options first, then free knobs, then those that depend on them, and so on."""
+        if self.is_option(knob.path):
             return 0
         trees = [self.tree({f"{section}.name": name}) for section, named in self.options.items() for name in named]
-        conditions = [self.backend.condition(knob.path, tree) for tree in (self.base, *trees)]
-        return 2 if any(conditions) else 1
+        conditions = [self.backend.condition(knob.path, tree) or {} for tree in (self.base, *trees)]
+        needed = {path for condition in conditions for path in condition}
+        return 1 + max((self._depth(Knob(path)) for path in needed), default=0)
 
-    def _is_option(self, knob: Knob) -> bool:
-        section, _, name = knob.path.partition(".")
-        return name == "name" and section in self.options
+    def is_option(self, path: str) -> bool:
+        """Whether the values of a path are options of a group."""
+        section, _, name = path.partition(".")
+        return name == "name" and section in self.options and section in self.base
 
     def tree(self, assignment: Mapping[str, Any]) -> dict[str, Any]:
         """The design tree of a point: options put in, then values set."""
@@ -67,7 +75,7 @@ class Space:
         for section, option in chosen.items():
             if section in self.options:
                 tree[section] = self.options[section][option]
-        values = {path: value for path, value in assignment.items() if not self._is_option(Knob(path))}
+        values = {path: value for path, value in assignment.items() if not self.is_option(path)}
         for section in {path.partition(".")[0] for path in values}:
             tree[section] = copy.deepcopy(tree[section])
         for path, value in values.items():
@@ -86,15 +94,18 @@ class Space:
         """Every distinct point of a finite space, in the knobs' order."""
         yield from self._expand({}, self._order)
 
-    def size(self) -> int | None:
-        """Number of distinct points; None where an interval makes it infinite."""
-        return sum(1 for _ in self.points()) if all(knob.values for knob in self.knobs) else None
+    def size(self, most: int | None = None) -> int | None:
+        """Number of distinct points; None where there are more than `most`, or an interval makes them infinite."""
+        if not all(knob.values for knob in self.knobs):
+            return None
+        count = sum(1 for _ in itertools.islice(self.points(), None if most is None else most + 1))
+        return count if most is None or count <= most else None
 
     def active(self, assignment: Mapping[str, Any]) -> Assignment:
         """The part of an assignment that counts (for example after a baseline changed its options)."""
         by_path = {knob.path: knob for knob in self._order}
         extra = {path: value for path, value in assignment.items() if path not in by_path}
-        options = {path: value for path, value in assignment.items() if self._is_option(Knob(path))}
+        options = {path: value for path, value in assignment.items() if self.is_option(path)}
         point: Assignment = dict(options)
         for path in [*by_path, *extra]:
             if path in assignment and path not in point and self._counts(Knob(path), {**extra, **point}):
@@ -113,12 +124,13 @@ class Space:
             yield from self._expand({**point, knob.path: value}, rest)
 
     def _counts(self, knob: Knob, point: Assignment) -> bool:
-        if self._is_option(knob):
+        if self.is_option(knob.path):
             return True
-        tree = self.tree({path: value for path, value in point.items() if self._is_option(Knob(path))})
+        tree = self.tree({path: value for path, value in point.items() if self.is_option(path)})
         needed = self.backend.condition(knob.path, tree)
         return needed is not None and all(
-            point.get(path, get_path(tree, path)) == value for path, value in needed.items()
+            point.get(path, get_path(tree, path)) == value and self._counts(Knob(path), point)
+            for path, value in needed.items()
         )
 
 

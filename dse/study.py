@@ -117,13 +117,13 @@ class _Scenario:
 def run(plan: Plan) -> Findings:
     """Search every scenario of a plan. The table depends on configuration and seed alone."""
     trials, label = plan.settings.budget.trials, plan.settings.study.name
-    sizes = {name: space.size() for name, space in plan.spaces.items()}
-    total = sum(trials if size is None else min(size, trials) for size in sizes.values())
+    sizes = {name: space.size(trials) for name, space in plan.spaces.items()}
+    total = sum(trials if size is None else size for size in sizes.values())
     chosen = {}
     with bar(label, total) as advance:
         bench = _Bench(plan, advance)
         scenarios = [_Scenario(name, space, bench) for name, space in plan.spaces.items()]
-        finite = [one for one in scenarios if (sizes[one.name] or trials + 1) <= trials]
+        finite = [one for one in scenarios if sizes[one.name] is not None]
         bench.evaluate(one.identify(point) for one in finite for point in one.space.points())
         for index, one in enumerate(scenarios):
             question = Question(one.space, plan.goals, _seed(plan, index), one.evaluate, one.identify)

@@ -12,6 +12,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
+from decimal import Decimal
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
@@ -70,7 +71,8 @@ def _parse(text: str, unit: str) -> float:
     number, symbol = match.groups()
     registry = _units()
     try:
-        return float((float(number) * registry.parse_units(symbol.replace(" ", ""))).to(unit).magnitude)
+        factor = registry.Quantity(1.0, registry.parse_units(symbol.replace(" ", ""))).to(unit).magnitude
+        return float(Decimal(number) * Decimal(repr(factor)))  # the float nearest to what is written
     except Exception as error:
         reason = "is an unknown unit" if "not defined" in str(error) else "has the wrong dimension"
         raise ValueError(f"`{symbol}` {reason}; this quantity is in {unit}") from error

@@ -16,7 +16,7 @@ _ACCIDENTS = {
     re.compile(r"[-+]?[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?"): "would be read in base 60",
     re.compile(r"[-+]?0[0-9]+"): "would be read in base 8 (or lose its leading zero)",
     re.compile(r"[-+]?[0-9]+_[0-9_]+"): "has an underscore inside a number",
-    re.compile(r"(?i:on|off|yes|no|y|n)"): "would be read as true or false",
+    re.compile(r"(?i:on|off|yes|no)"): "would be read as true or false",
 }
 
 

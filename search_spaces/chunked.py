@@ -49,7 +49,7 @@ class Chunked(MoverKnobs):
             line.gemm("gemm local", (line.shard_rows(0), line.op.k))
         for index in range(self.granularity):
             sizes = [(route, self._size(line, route.peer, index)) for route in line.routes]
-            amounts = [(route, rows * depth * line.element_bytes) for route, (rows, depth) in sizes]
+            amounts = [(route, line.payload(rows, depth)) for route, (rows, depth) in sizes]
             arrived = line.step(f"piece {index}", amounts)
             self._compute(line, index, [size for _, size in sizes], arrived)
         return line.graph.build()

@@ -36,20 +36,23 @@ class MoverKnobs(ScheduleKnobs):
     priority: Annotated[Priority, knob(structural=True)] = "equal"
 
     def problems(self, system: System, workload: Workload) -> Sequence[Problem]:
-        """The CUs reserved for communication must leave some for compute; the workload must be an overlap."""
-        found = _shape_problems(workload)
+        """The workload must be an overlap with rows for every GPU, and communication must leave CUs for compute."""
+        found = _shape_problems(system, workload)
         if self.comm_cus is not None and self.comm_cus >= system.gpu.num_cus:
             rule = f"leaves no CU for compute (system.gpu.num_cus = {system.gpu.num_cus})"
             found.append(Problem("schedule.comm_cus", rule, self.comm_cus, "reserve fewer"))
         return found
 
 
-def _shape_problems(workload: Workload) -> list[Problem]:
+def _shape_problems(system: System, workload: Workload) -> list[Problem]:
     try:
-        workload.collective_then_gemm()
+        moved, _ = workload.collective_then_gemm()
     except ConfigError as error:
         return list(error.problems)
-    return []
+    if moved.rows >= system.node.num_gpus:
+        return []
+    rule = f"gives some of the GPUs no row (system.node.num_gpus = {system.node.num_gpus})"
+    return [Problem("workload.operators.gather.rows", rule, moved.rows, "use more rows or fewer GPUs")]
 
 
 def piece(total: ArrayLike, parts: int, index: int) -> Any:
@@ -89,6 +92,10 @@ class Pipeline:
     def shard_rows(self, gpu: int) -> Any:
         """Rows of A that GPU `gpu` holds at the start (0 is the representative itself)."""
         return piece(self.collective.rows, self.num_gpus, gpu)
+
+    def payload(self, rows: ArrayLike, depth: ArrayLike) -> Any:
+        """Bytes of a block of A."""
+        return 1.0 * self.element_bytes * np.asarray(rows) * np.asarray(depth)
 
     def step(self, label: str, amounts: Sequence[tuple[Route, ArrayLike]]) -> list[int]:
         """Move `bytes` over each route; the transfers, in the order given.

@@ -19,8 +19,8 @@ class Serial(MoverKnobs):
     def lower(self, system: System, workload: Workload) -> TaskGraph:
         """One transfer per peer over all links at once, then one GEMM on all CUs."""
         line = Pipeline(system, workload, knobs=self, comm_cus=system.gpu.num_cus)
-        row_bytes = line.element_bytes * line.collective.cols
-        amounts = [(route, line.shard_rows(route.peer) * row_bytes) for route in line.routes]
+        cols = line.collective.cols
+        amounts = [(route, line.payload(line.shard_rows(route.peer), cols)) for route in line.routes]
         arrived = line.step("gather", amounts)
         line.gemm("gemm", (line.op.m, line.op.k), after=arrived, overlapped=False)
         return line.graph.build()

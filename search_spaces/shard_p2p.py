@@ -22,11 +22,10 @@ class ShardP2P(MoverKnobs):
     def lower(self, system: System, workload: Workload) -> TaskGraph:
         """num_gpus - 1 steps of one transfer and one GEMM on its rows each."""
         line = Pipeline(system, workload, knobs=self, comm_cus=self.comm_cus)
-        row_bytes = line.element_bytes * line.collective.cols
         line.gemm("gemm local", (line.shard_rows(0), line.op.k))
         for index, route in enumerate(line.routes, 1):
             rows = line.shard_rows(route.peer)
-            arrived = line.step(f"shard {index}", [(route, rows * row_bytes)])
+            arrived = line.step(f"shard {index}", [(route, line.payload(rows, line.collective.cols))])
             last = index == len(line.routes)
             line.gemm(f"gemm {index}", (rows, line.op.k), after=arrived, overlapped=not last)
         return line.graph.build()

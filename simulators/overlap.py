@@ -41,16 +41,30 @@ class OverlapBackend:
         self.batch = self._engines[0][1].batch
         self.version = "+".join([_VERSION, *(f"{name}.{found.version}" for name, found in self._engines)])
 
-    def scenarios(self, tree: Tree) -> Mapping[str, Tree]:
-        """One scenario per shape of the workload list."""
+    def sections(self, tree: Tree) -> None:
+        """`system`, `workload`, `schedule`, each a mapping; the schedule's family must exist."""
         check = Problems()
         for name in set(tree) - set(Design.model_fields):
             check.add(name, "is not a known section", way_out=did_you_mean(name, Design.model_fields))
-        shapes = check.model(ShapeList, tree.get("workload"), path="workload")
+        for name in Design.model_fields:
+            if not isinstance(tree.get(name), Mapping):
+                check.add(name, "is no section of keys", value=tree.get(name), way_out=f"choose one: {name}=<option>")
         check.done()
-        assert shapes is not None
+        _schedule_type(tree)
+
+    def scenarios(self, tree: Tree) -> Mapping[str, Tree]:
+        """One scenario per shape of the workload list."""
+        check = Problems()
+        shapes = check.model(ShapeList, tree["workload"], path="workload")
+        self._part(check, System, tree, "system")
+        self._part(check, _schedule_type(tree), tree, "schedule")
+        try:
+            workloads = shapes.workloads() if shapes else {}
+        except ConfigError as error:
+            check.found.extend(error.problems)
+        check.done()
         base = {"system": tree["system"], "schedule": tree["schedule"]}
-        return {name: {**base, "workload": workload} for name, workload in shapes.workloads().items()}
+        return {name: {**base, "workload": workload} for name, workload in workloads.items()}
 
     def design(self, tree: Tree) -> Design:
         """Validate all three parts; ConfigError carries the problems of all of them."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field, model_validator
+from pydantic import BaseModel, Field, ValidationInfo, field_validator, model_validator
 
 from dse.values import (
     Bytes,
@@ -93,8 +93,8 @@ class System(Frozen):
     description: str = ""
     gpu: Gpu
     node: Node
-    cost_weights: Mapping[str, Number]
-    cost_reference: Mapping[str, Number]
+    cost_weights: Mapping[str, Annotated[Number, Field(ge=0, le=1e6)]]
+    cost_reference: Mapping[str, Annotated[Number, Field(gt=0, le=1e20)]]
     sources: Mapping[str, Source]
 
     @model_validator(mode="after")
@@ -103,6 +103,28 @@ class System(Frozen):
         if bare:
             raise ValueError(f"no entry in `sources` for {', '.join(bare)}; every constant names where it is from")
         return self
+
+    @field_validator("cost_weights")
+    @classmethod
+    def _weighs_numbers_of_a_system(cls, weights: Mapping[str, float], info: ValidationInfo) -> Mapping[str, float]:
+        parts = {name: info.data[name] for name in ("gpu", "node") if name in info.data}
+        numbers = {
+            f"{name}.{path}" for name, part in parts.items() for path, value, _ in leaves(part) if _is_fact(value)
+        }
+        unknown = [path for path in weights if len(parts) == 2 and path not in numbers]
+        if unknown:
+            raise ValueError(f"names {', '.join(unknown)}, no number of a system")
+        if not sum(weights.values()) > 0:
+            raise ValueError("must not all be zero: the cost proxy is their weighted mean")
+        return weights
+
+    @field_validator("cost_reference")
+    @classmethod
+    def _has_what_is_weighed(cls, reference: Mapping[str, float], info: ValidationInfo) -> Mapping[str, float]:
+        absent = set(info.data.get("cost_weights", ())) - set(reference)
+        if absent:
+            raise ValueError(f"has no value for {', '.join(sorted(absent))}, which cost_weights names")
+        return reference
 
     def source(self, path: str) -> Source | None:
         """The source of the constant at `path`: its own entry, or that of the nearest enclosing path."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -15,6 +16,9 @@ from dse.values import Frozen, Integer
 ELEMENT_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4, "fp8": 1}
 Precision = Literal["bf16", "fp16", "fp32", "fp8"]
 Size = Annotated[Integer, Field(ge=1, le=2**31)]
+
+
+_WHOLE = re.compile(r"[1-9][0-9]{0,99}")
 
 
 class Gemm(Frozen):
@@ -124,6 +128,8 @@ class ShapeList(Frozen):
         shapes = read_shapes(Path(self.shapes)) if isinstance(self.shapes, str) else self.shapes
         check = Problems()
         names = [shape.name for shape in shapes]
+        if not shapes:
+            check.add("workload.shapes", "names no shape", way_out="list some, or name a CSV file")
         for name in {name for name in names if names.count(name) > 1}:
             check.add("workload.shapes", "names a shape twice", value=name, way_out="rename one of them")
         for name in set(self.only) - set(names):
@@ -159,10 +165,17 @@ def read_shapes(path: Path) -> tuple[Shape, ...]:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError([Problem("workload.shapes", f"cannot be read: {error}", value=str(path))]) from error
-    rows = list(csv.DictReader(text.splitlines()))
+    reader = csv.DictReader(text.splitlines())
+    try:
+        rows = [(reader.line_num, row) for row in reader]
+    except csv.Error as error:
+        raise ConfigError([Problem(f"{path}:{reader.line_num}", f"is not CSV: {error}")]) from error
     if not rows:
         raise ConfigError([Problem("workload.shapes", "holds no row below a header", value=str(path))])
-    shapes = [check.model(Shape, _cells(row), path=f"{path}:{line}") for line, row in enumerate(rows, 2)]
+    header = list(reader.fieldnames or ())
+    for name in {name for name in header if header.count(name) > 1}:
+        check.add(f"{path}:1", "names a column twice", value=name, way_out="remove one of them")
+    shapes = [check.model(Shape, _cells(row), path=f"{path}:{line}") for line, row in rows]
     check.done()
     return tuple(shape for shape in shapes if shape is not None)
 
@@ -173,7 +186,7 @@ def _cells(row: Mapping[str | None, str | None]) -> dict[str, Any]:
     trimmed = {key: (value if isinstance(value, str) else ",".join(value)).strip() for key, value in cells.items()}
     texts = ("name", "pattern", "note")
     return {
-        key: int(value) if key not in texts and value.isdigit() and not value.startswith("0") else value
+        key: int(value) if key not in texts and _WHOLE.fullmatch(value) else value
         for key, value in trimmed.items()
         if value
     }
