@@ -106,7 +106,11 @@ def _hydra(words: Sequence[str]) -> int:
     def job(_: object) -> None:
         from dse.runner import run
 
-        codes.append(run(request(list(HydraConfig.get().overrides.task), _folder(words))))
+        try:
+            codes.append(run(request(list(HydraConfig.get().overrides.task), _folder(words))))
+        except ConfigError as error:
+            _refuse(error)
+            codes.append(REFUSED)
 
     ordered = sorted(words, key=lambda word: "=" in word and not word.startswith("-"))  # argparse wants flags first
     sys.argv = [sys.argv[0], *(_quoted(word) for word in ordered)]

@@ -11,26 +11,40 @@ from __future__ import annotations
 import functools
 import importlib
 import pkgutil
+from collections.abc import Callable
 from importlib.metadata import EntryPoint, entry_points
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 from dse.problems import ConfigError, Problem, did_you_mean
+
+Key = TypeVar("Key")
+Found = TypeVar("Found")
 
 PACKAGES = ("dse", "simulators", "search_spaces", "studies")
 
 
-@functools.cache
-def names(package: str) -> tuple[str, ...]:
-    """Names of all modules that may be plug-ins of `package`, found by looking (once); nothing is imported."""
-    own = {found.name for found in pkgutil.iter_modules(importlib.import_module(package).__path__)}
-    return tuple(sorted(own | set(_entries(package))))
+def remembered(function: Callable[[Key], Found]) -> Callable[[Key], Found]:
+    """Remember what a function found for each argument until `refresh()`."""
+    found = functools.cache(function)
+    _REMEMBERED.append(found.cache_clear)
+    return found
+
+
+_REMEMBERED: list[Callable[[], None]] = []
 
 
 def refresh() -> None:
     """Look again: forget which plug-ins were found (after a distribution was installed into this process)."""
-    for found in (names, load, _entries):
-        found.cache_clear()
+    for forget in _REMEMBERED:
+        forget()
+
+
+@remembered
+def names(package: str) -> tuple[str, ...]:
+    """Names of all modules that may be plug-ins of `package`, found by looking (once); nothing is imported."""
+    own = {found.name for found in pkgutil.iter_modules(importlib.import_module(package).__path__)}
+    return tuple(sorted(own | set(_entries(package))))
 
 
 def module(package: str, name: str) -> ModuleType:
@@ -38,11 +52,12 @@ def module(package: str, name: str) -> ModuleType:
 
     Raises ConfigError where it is absent, ambiguous or fails to import.
     """
-    entry = _entries(package).get(name)
-    own = importlib.import_module(package)
-    if entry and any(found.name == name for found in pkgutil.iter_modules(own.__path__)):
-        rule = f"is both a module of {package} and an entry point of {_distribution(entry)}"
-        raise ConfigError([Problem(f"{package}.{name}", rule, way_out="uninstall one of them")])
+    entries = _entries(package).get(name, [])
+    own = any(found.name == name for found in pkgutil.iter_modules(importlib.import_module(package).__path__))
+    if len(entries) + own > 1:
+        places = [f"the package {package}"] * own + [_distribution(entry) for entry in entries]
+        raise ConfigError([Problem(f"{package}.{name}", f"is offered by {' and '.join(places)}", way_out="keep one")])
+    entry = entries[0] if entries else None
     target = entry.value if entry else f"{package}.{name}"
     try:
         return importlib.import_module(target)
@@ -52,9 +67,14 @@ def module(package: str, name: str) -> ModuleType:
         raise ConfigError([Problem(target, rule, way_out=way)]) from error
 
 
-@functools.cache
 def load(package: str, name: str, attribute: str) -> Any:
     """The plug-in object `attribute` of module `name`. Raises ConfigError with the names that exist."""
+    return _load((package, name, attribute))
+
+
+@remembered
+def _load(asked: tuple[str, str, str]) -> Any:
+    package, name, attribute = asked
     if name in names(package):
         found = getattr(module(package, name), attribute, None)
         if found is not None:
@@ -71,9 +91,12 @@ def plugins(package: str, attribute: str) -> dict[str, Any]:
     return {name: getattr(found, attribute) for name, found in modules.items() if hasattr(found, attribute)}
 
 
-@functools.cache
-def _entries(package: str) -> dict[str, EntryPoint]:
-    return {entry.name: entry for entry in entry_points(group=f"dse.{package}")}
+@remembered
+def _entries(package: str) -> dict[str, list[EntryPoint]]:
+    found: dict[str, list[EntryPoint]] = {}
+    for entry in entry_points(group=f"dse.{package}"):
+        found.setdefault(entry.name, []).append(entry)
+    return found
 
 
 def _distribution(entry: EntryPoint) -> str:

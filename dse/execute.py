@@ -49,21 +49,21 @@ class BackendSpec:
 
     def make(self) -> Backend:
         """The backend, one per process. Raises ConfigError for unknown names or parameters."""
-        if str(self) not in _MADE:
-            _MADE[str(self)] = self._made()
-        return _MADE[str(self)]
+        return _make(self)
 
-    def _made(self) -> Backend:
-        kind = discovery.load("simulators", self.name, "BACKEND")
-        try:
-            made: Backend = kind(**dict(self.parameters))
-        except TypeError as error:
-            rule = f"does not fit backend {self.name}: {error}"
-            raise ConfigError([Problem("simulator", rule, dict(self.parameters))]) from error
-        return made
+    def __hash__(self) -> int:
+        return hash(str(self))  # parameters may be lists
 
 
-_MADE: dict[str, Backend] = {}
+@discovery.remembered
+def _make(spec: BackendSpec) -> Backend:
+    kind = discovery.load("simulators", spec.name, "BACKEND")
+    try:
+        made: Backend = kind(**dict(spec.parameters))
+    except TypeError as error:
+        rule = f"does not fit backend {spec.name}: {error}"
+        raise ConfigError([Problem("simulator", rule, dict(spec.parameters))]) from error
+    return made
 
 
 def evaluate(

@@ -25,7 +25,7 @@ class Study(Frozen):
 
     objectives: metrics, the first decides the winner; hardware_objectives join when a knob below one of the sections
     `hardware` is searched. baseline: values that turn any point into the one it is compared with. recorded: paths of
-    the design that the table holds beside the knobs. summary: knobs shown.
+    the design that the table holds beside the knobs. summary: columns of the table shown for each winner.
     """
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,80}$")]

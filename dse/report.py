@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,8 +20,8 @@ def draw(outputs: Outputs, module: str) -> list[Path]:
     """Draw the study's figures from what is stored; their paths."""
     from dse import plots
 
-    study = discovery.load("studies", module, "STUDY")
-    found = study.figures(outputs.read_table("results"), outputs.read_table("timelines"))
+    study, table = discovery.load("studies", module, "STUDY"), outputs.read_table("results")
+    found = study.figures(table, outputs.read_table("timelines")) if (table["status"] == "ok").any() else ()
     return [path for name, figure in found for path in plots.save(figure, outputs.figures, name)]
 
 
@@ -31,52 +31,54 @@ def check(outputs: Outputs, module: str) -> list[dict[str, Any]]:
     stored = outputs.read_json("summary")
     changed = [text for text in stored["departures"] if not text.lstrip("+").startswith(study.allows)]
     departure = f"the claims are about another configuration: {', '.join(changed)}" if changed else ""
-    findings = {} if departure else study.findings(outputs.read_table("results"))
+    table = outputs.read_table("results")
+    departure = departure if (table["status"] == "ok").any() else "no point has a result"
+    findings = {} if departure else study.findings(table)
     rows = judge(study.claims(), findings, departure=departure)
     outputs.write_json("claims", rows)
     return rows
 
 
 def summary(outputs: Outputs) -> Table:
-    """One row per scenario: the winning schedule, its speed-up, fraction of ideal, and what limits it."""
+    """One row per scenario: the winner's knobs, the metrics the study shows, and what limits it."""
     from rich.table import Table
 
     stored = outputs.read_json("summary")
     best = winners(outputs.read_table("results"), stored["goals"])
     others = [path for path in stored["knobs"] if path not in stored["shown"]]
-    knobs = [path for path in (*stored["shown"], *others) if path in best]
+    columns = [path for path in (*stored["shown"], *others) if path in best]
     shown = Table(title=f"{stored['study']}: best {next(iter(stored['goals']))} per scenario")
-    for name in (
-        "scenario",
-        *(path.rpartition(".")[2] if path != "schedule.name" else "schedule" for path in knobs),
-    ):
-        shown.add_column(name)
-    for name in ("makespan", "speed-up", "% of ideal"):
-        shown.add_column(name, justify="right")
-    shown.add_column("limited by")
+    for name in ("scenario", *map(_heading, columns), "limited by"):
+        shown.add_column(name, justify="right" if name in stored["units"] else "left")
     for _, row in best.iterrows():
-        limits = stored["limits"].get(row["scenario"], {})
-        values = [_cell(row[path]) for path in knobs]
-        shown.add_row(row["scenario"], *values, *_gains(row), _limit(limits))
+        cells = [_cell(row[path], stored["units"].get(path, "")) for path in columns]
+        shown.add_row(row["scenario"], *cells, _limit(stored["limits"].get(row["scenario"], {})))
     return shown
 
 
-def said(row: pd.Series[Any], section: str = "schedule") -> str:
-    """The knobs of one section of a row, for a title: `hetero_fused_1d, mover dma, granularity 8`."""
-    values = {str(path): value for path, value in row.dropna().items()}
-    known = {path.partition(".")[2]: value for path, value in values.items() if path.startswith(f"{section}.")}
-    return ", ".join(str(value) if name == "name" else f"{name} {value}" for name, value in known.items())
+def _heading(path: str) -> str:
+    section, _, name = path.rpartition(".")
+    return section if name == "name" else name
 
 
-def _cell(value: Any) -> str:
+def said(row: pd.Series[Any], paths: Sequence[str]) -> str:
+    """Knobs of a row for a title: `hetero_fused_1d, mover dma, granularity 8`."""
+    known = {path: row[path] for path in paths if path in row.dropna()}
+    names = {path: path.rpartition(".")[2] for path in known}
+    return ", ".join(str(value) if names[path] == "name" else f"{names[path]} {value}" for path, value in known.items())
+
+
+def _cell(value: Any, unit: str) -> str:
+    """A value as a person reads it, by its unit."""
     import pandas as pd
 
-    return "–" if value is None or pd.isna(value) else f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def _gains(row: pd.Series[Any]) -> tuple[str, str, str]:
-    ms = f"{row['makespan_s'] * 1e3:.3f} ms"
-    return ms, f"{row['speedup']:.2f}x", f"{100 * row['fraction_of_ideal']:.0f} %"
+    if value is None or pd.isna(value):
+        return "–"
+    if unit == "s":
+        return f"{value * 1e3:.3f} ms" if value >= 1e-3 else f"{value * 1e6:.2f} µs"
+    if unit in ("x", "fraction"):
+        return f"{value:.2f}x" if unit == "x" else f"{100 * value:.0f} %"
+    return f"{value:.6g} {unit}".rstrip() if isinstance(value, float) else str(value)
 
 
 def _limit(limits: Mapping[str, float]) -> str:

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dse import provenance, report
+from dse.backend import Metric
 from dse.compose import Request
 from dse.outputs import Outputs
 from dse.plan import Plan, plan
 from dse.problems import ConfigError, Problem, did_you_mean
-from dse.study import Findings
+from dse.study import Findings, winners
 from dse.study import run as search
 
 if TYPE_CHECKING:
@@ -50,12 +51,17 @@ def _store(planned: Plan, found: Findings, outputs: Outputs) -> None:
             "shown": list(settings.study.summary),
             "knobs": list(planned.knobs),
             "departures": planned.departures,
+            "units": {name: metric.unit for name, metric in _metrics(planned).items()},
             "limits": {name: dict(shares) for name, shares in found.limits.items()},
             "searched": {name: vars(chosen) for name, chosen in found.chosen.items()},
         },
     )
     made = provenance.record(planned.request.overrides, f"{planned.spec.name} {planned.backend.version}", settings.seed)
     outputs.write_json("provenance", {**made, "facts": _facts(planned)})
+
+
+def _metrics(planned: Plan) -> dict[str, Metric]:
+    return {**planned.backend.metrics, **planned.backend.relations}
 
 
 def _facts(planned: Plan) -> list[dict[str, Any]]:
@@ -117,7 +123,7 @@ def _track(planned: Plan, found: Findings, outputs: Outputs) -> None:
         name=f"{study.name} {outputs.folder.name}",
         table=table,
         knobs=planned.knobs,
-        metrics=(*planned.backend.metrics, *planned.backend.relations),
+        metrics=tuple(_metrics(planned)),
         folder=outputs.folder,
         parent_metrics={"num_points": len(table), "front_size": int(table["on_front"].sum())},
         parent_tags={
@@ -139,17 +145,11 @@ def _track(planned: Plan, found: Findings, outputs: Outputs) -> None:
 
 
 def _note(planned: Plan, found: Findings) -> str:
-    from dse.study import winners
-
-    best = winners(found.table, planned.goals)
-    lines = [
-        f"**{planned.settings.study.description}**",
-        "",
-        "| scenario | winner | speed-up |",
-        "|---|---|---|",
-    ]
-    for _, row in best.iterrows():
-        lines.append(f"| {row['scenario']} | {report.said(row)} | {row['speedup']:.2f}x |")
+    """The winners as Markdown."""
+    first = next(iter(planned.goals))
+    lines = [f"**{planned.settings.study.description}**", "", f"| scenario | winner | {first} |", "|---|---|---|"]
+    for _, row in winners(found.table, planned.goals).iterrows():
+        lines.append(f"| {row['scenario']} | {report.said(row, planned.knobs)} | {row[first]:.6g} |")
     return "\n".join(lines)
 
 

@@ -170,7 +170,7 @@ def winners(table: pd.DataFrame, goals: Mapping[str, str]) -> pd.DataFrame:
     ascending = [goal == "minimize" for goal in goals.values()]
     ordered = ok.sort_values(list(goals), ascending=ascending, kind="stable")
     best = ordered.groupby("scenario", sort=False).head(1).set_index("scenario", drop=False)
-    return best.loc[[name for name in table["scenario"].unique() if name in best.index]].reset_index(drop=True)
+    return best.reindex([name for name in table["scenario"].unique() if name in best.index]).reset_index(drop=True)
 
 
 def _replayed(plan: Plan, bench: _Bench, table: pd.DataFrame, chosen: Mapping[str, Chosen]) -> Findings:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _OVERLAPPED = ("uniform_fused_1d", "hetero_fused_1d", "hetero_unfused_1d", "uniform_fused_2d")
+_SCHEDULE = tuple(f"schedule.{name}" for name in ("name", "mover", "granularity", "comm_cus", "priority"))
 _GEMM = "workload.operators.gemm"
 _FAST_GEMM = (
     "likely: GEMMs run at the highest sustained rate measured (708 TFLOP/s), so communication weighs more than theirs"
@@ -78,7 +79,7 @@ class Ficco:
         )
         for scenario, group in timelines.groupby("scenario", sort=False):
             won = ok[ok["scenario"] == scenario].sort_values("makespan_s", kind="stable").iloc[0]
-            title = f"{scenario}: {said(won)} on one GPU, {won['speedup']:.2f}x over serial"
+            title = f"{scenario}: {said(won, _SCHEDULE)} on one GPU, {won['speedup']:.2f}x over serial"
             yield f"timeline_{scenario}", plots.timeline(group, title)
 
 

@@ -11,7 +11,7 @@ from typing import Any, get_args
 
 import pytest
 import yaml
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 
 from dse.discovery import plugins
 from dse.space import set_path
@@ -25,7 +25,13 @@ REPOSITORY = Path(__file__).parents[1]
 CONF = REPOSITORY / "conf"
 
 # A loaded machine is slow, not wrong: no deadline. CI draws the same examples in every run.
-settings.register_profile("local", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# Explaining a failure would run a simulation thousands of times more.
+settings.register_profile(
+    "local",
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    phases=[phase for phase in Phase if phase is not Phase.explain],
+)
 settings.register_profile("ci", parent=settings.get_profile("local"), derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "local")
 

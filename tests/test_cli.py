@@ -1,0 +1,352 @@
+"""The command line as a person uses it: help, a study from end to end, redrawing, interrupting."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import resource
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import yaml
+from conftest import CONF, shipped
+
+import dse
+from dse import execute
+from dse.claims import judge
+from dse.cli import main
+from dse.compose import request
+from dse.plan import Plan, plan
+from dse.problems import ConfigError
+from studies.ficco import STUDY
+
+SMALL = ["study=ficco_sweep", "workload.only=[g4]", "tracking=none"]
+FAST = ["schedule=serial", "workload.only=[g4]", "tracking=none"]
+HEAVY = ("mlflow", "matplotlib", "pandas", "seaborn", "optuna", "hydra", "simpy", "joblib", "scipy", "pint")
+
+
+def python(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """A fresh interpreter, run in a folder."""
+    return subprocess.run(
+        [sys.executable, *words], cwd=folder, capture_output=True, text=True, check=False, timeout=120
+    )
+
+
+def latest(folder: Path) -> Path:
+    """The newest run of the shipped study below a folder."""
+    return folder / "outputs" / "ficco_sweep" / "latest"
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+# Help
+
+
+def test_help_lists_every_study_simulator_and_search_with_its_description_in_a_second(tmp_path: Path) -> None:
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = python("-m", "dse", "--help", folder=tmp_path)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert done.returncode == 0, done.stderr
+    assert after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime < 1.0
+    groups = ("study", "simulator", "search", "schedule", "system", "workload", "tracking")
+    options = {name: tree for group in groups for name, tree in shipped(group).items()}
+    lines = {line.split()[0]: line for line in done.stdout.splitlines() if line.strip()}
+    for name, tree in options.items():
+        assert tree.get("study", tree)["description"] in lines[name]
+
+
+@pytest.mark.parametrize("statement", ["import dse", "from dse.cli import main; main(['--help'])"])
+def test_neither_the_package_nor_its_help_imports_anything_heavy(statement: str, tmp_path: Path) -> None:
+    ask = f"import sys; {statement}; print('imported:', sorted(set(sys.modules) & {set(HEAVY)!r}))"
+    assert python("-c", ask, folder=tmp_path).stdout.splitlines()[-1] == "imported: []"
+
+
+@pytest.mark.parametrize("words", [[], ["-h"], ["study=ficco_sweep", "--help"]])
+def test_help_is_what_one_gets_for_asking_or_for_nothing(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words) == 0
+    assert "usage: python -m dse" in capsys.readouterr().out
+
+
+# A study from end to end
+
+
+CHANGED = (*SMALL, "system.gpu.kernel_launch_s=3 us")
+
+
+@functools.cache
+def small_plan() -> Plan:
+    """The plan of the small study."""
+    return plan(request(CHANGED))
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A folder in which a small study with a changed constant was run, and what was printed."""
+    folder = tmp_path_factory.mktemp("study")
+    done = python("-m", "dse", *CHANGED, folder=folder)
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+    return folder, done.stdout
+
+
+def test_a_study_writes_a_table_with_a_row_per_point(study: tuple[Path, str]) -> None:
+    folder, _ = study
+    table = dse.load("ficco_sweep", folder / "outputs")
+    found = small_plan()
+    assert len(table) == found.spaces["g4"].size()
+    assert table["key"].is_unique
+    assert set(table["status"]) == {"ok"}
+    assert {*found.knobs, *found.recorded, *found.backend.metrics, *found.backend.relations} <= set(table)
+    assert table["on_front"].any()
+    assert not table["on_front"].all()
+    serial = table[(table["schedule.name"] == "serial") & (table["schedule.mover"] == "cu")]
+    assert set(table["baseline"]) <= set(serial["key"])
+    assert table.loc[table["key"] == table["baseline"], "speedup"].eq(1.0).all()
+
+
+def test_a_study_writes_its_claims_one_row_each_with_the_reason_where_none_can_be_tested(
+    study: tuple[Path, str],
+) -> None:
+    claims = yaml.safe_load((CONF.parent / "studies" / "ficco.yaml").read_text("utf-8"))
+    rows = json.loads((latest(study[0]) / "claims.json").read_text("utf-8"))
+    assert [row["id"] for row in rows] == [claim["id"] for claim in claims]
+    for row, claim in zip(rows, claims, strict=True):
+        assert {"id", "published", "ours", "tolerance", "within", "provenance", "basis", "reason"} <= set(row)
+        assert (row["published"], row["tolerance"]) == (claim["value"], claim["tolerance"])
+        assert row["provenance"] == claim["provenance"]
+        assert row["basis"] in ("predicted", "fitted")
+        assert row["within"] is None, "one shape and a changed constant cannot test the claims"
+        assert row["ours"] is None
+        assert "workload.only" in row["reason"]
+        assert "system.gpu.kernel_launch_s" in row["reason"]
+
+
+def test_claims_are_judged_by_their_tolerance_alone(study: tuple[Path, str]) -> None:
+    table = dse.load("ficco_sweep", study[0] / "outputs")
+    rows = judge(STUDY.claims(), STUDY.findings(table))
+    assert None in {row["within"] for row in rows}
+    assert len([row for row in rows if row["within"] is not None]) >= 3
+    for row in rows:
+        assert (row["within"] is None) == (row["ours"] is None)
+        assert row["reason"] or row["within"]
+        if row["within"] is not None:
+            low, high = row["tolerance"] or (row["published"], row["published"])
+            assert row["within"] == (low <= row["ours"] <= high)
+
+
+def test_a_study_draws_every_figure_twice_as_pixels_and_as_vectors(study: tuple[Path, str]) -> None:
+    figures = latest(study[0]) / "figures"
+    names = {"pareto", "speedup", "timeline_g4"}
+    assert {path.name for path in figures.iterdir()} == {f"{name}.{kind}" for name in names for kind in ("png", "svg")}
+    for name in names:
+        assert (figures / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+        assert "</svg>" in (figures / f"{name}.svg").read_text("utf-8")
+
+
+def test_a_study_writes_the_source_of_every_constant_it_rests_on(study: tuple[Path, str]) -> None:
+    made = json.loads((latest(study[0]) / "provenance.json").read_text("utf-8"))
+    facts = {fact["path"]: fact for fact in made["facts"]}
+    found = small_plan()
+    expected = {path for path, *_ in found.backend.facts(found.backend.design(found.spaces["g4"].base))}
+    assert set(facts) == expected
+    assert all(fact["provenance"] and fact["source"] for fact in facts.values())
+    changed = facts.pop("system.gpu.kernel_launch_s")
+    assert (changed["value"], changed["provenance"]) == (3e-6, "user")
+    assert "user" not in {fact["provenance"] for fact in facts.values()}
+    assert made["seed"] == 0
+    assert made["versions"]["dse"] == dse.__version__
+    assert made["command"][:3] == ["python", "-m", "dse"]
+
+
+def test_a_study_writes_the_configuration_that_repeats_it(study: tuple[Path, str]) -> None:
+    tree = yaml.safe_load((latest(study[0]) / "config.yaml").read_text("utf-8"))
+    assert tree == small_plan().request.tree
+
+
+def test_a_study_tells_who_won_and_where_everything_is(study: tuple[Path, str]) -> None:
+    folder, told = study
+    (run,) = [path for path in (folder / "outputs" / "ficco_sweep").iterdir() if not path.is_symlink()]
+    assert latest(folder).resolve() == run
+    table = dse.load("ficco_sweep", folder / "outputs")
+    best = table.sort_values("makespan_s").iloc[0]
+    assert best["schedule.name"] in told
+    assert f"{best['speedup']:.2f}x" in told
+    assert str(run.relative_to(folder)) in told
+    assert f"{len(table)} points" in told
+    assert "all of it" in told
+    assert "workload.only=[g4]" in told  # brackets are text, not mark-up
+
+
+def test_a_report_redraws_what_is_stored_without_evaluating_anything(study: tuple[Path, str], tmp_path: Path) -> None:
+    shutil.copytree(study[0], tmp_path / "copy", symlinks=True)
+    run = latest(tmp_path / "copy").resolve()
+    before = {path.name: path.read_bytes() for path in [*(run / "figures").iterdir(), run / "claims.json"]}
+    shutil.rmtree(run / "figures")
+    (run / "claims.json").unlink()
+    stored = {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in run.iterdir()}
+    done = python("-m", "dse", "report", "study=ficco_sweep", folder=tmp_path / "copy")
+    assert done.returncode == 0, done.stderr
+    assert {path.name: path.read_bytes() for path in [*(run / "figures").iterdir(), run / "claims.json"]} == before
+    assert {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in stored} == stored
+    assert "hetero_fused_1d" in done.stdout or "best makespan_s" in done.stdout
+
+
+def test_one_seed_gives_one_table_to_the_byte_for_any_number_of_jobs(
+    elsewhere: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(execute, "_POOL_PAYS_S", 0.0)  # so that so little work starts the workers at all
+    words = [*SMALL, "simulator=event", "search=nsga2", "budget.trials=60"]
+    for jobs in (1, 2):
+        assert main([*words, f"executor.jobs={jobs}", f"output_dir=jobs{jobs}"]) == 0
+    first, second = (
+        (elsewhere / f"jobs{jobs}" / "ficco_sweep" / "latest" / "results.parquet").read_bytes() for jobs in "12"
+    )
+    assert first == second
+    assert len(dse.load("ficco_sweep", "jobs1")) >= 60
+
+
+def test_own_shapes_run_on_every_topology(elsewhere: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("my.csv").write_text("name,m,n,k,pattern\nwide,4096,65536,1024,\nodd,4099,8191,1021,all_to_all\n", "utf-8")
+    topology = "+space.system.node.topology=choice(mesh,switch,ring)"
+    words = ["schedule=hetero_fused_1d", "space.schedule.granularity=choice(2,8)", "tracking=none"]
+    assert main([*words, topology, "workload.shapes=my.csv"]) == 0, capsys.readouterr().err
+    table = dse.load("ficco_sweep")
+    assert list(table["scenario"].unique()) == ["wide", "odd"]
+    assert set(table["status"]) == {"ok"}
+    rows = table[table["scenario"] == "wide"].groupby(["system.node.topology", "schedule.name"]).size().unstack()
+    assert set(rows.index) == {"mesh", "switch", "ring"}
+    assert rows.nunique().eq(1).all()
+    assert (latest(elsewhere) / "figures" / "timeline_odd.png").is_file()
+
+
+def test_multirun_runs_several_studies_and_every_point_becomes_a_run_in_mlflow(tmp_path: Path) -> None:
+    done = python("-m", "dse", "--multirun", "seed=0,1", *FAST[:2], folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    folders = [path for path in (tmp_path / "outputs" / "ficco_sweep").iterdir() if not path.is_symlink()]
+    points = [len(pd.read_parquet(path / "results.parquet")) for path in folders]
+    assert len(points) == 2
+    with sqlite3.connect(tmp_path / "mlflow.db") as database:
+        children = database.execute("select run_uuid from tags where key = 'mlflow.parentRunId'").fetchall()
+        (runs,) = database.execute("select count(*) from runs").fetchone()
+        named = "select distinct p.key from params p join tags t using (run_uuid) where t.key = 'mlflow.parentRunId'"
+        parameters = {name for (name,) in database.execute(named)}
+    database.close()
+    assert (len(children), runs) == (sum(points), sum(points) + 2)
+    assert parameters == {"schedule.mover", "schedule.priority"}  # the searched knobs, and nothing else
+
+
+# Interrupting
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_an_interrupt_ends_a_long_run_at_once_without_a_traceback(jobs: int, tmp_path: Path) -> None:
+    words = ["study=ficco_sweep", "simulator=event", "tracking=none", f"executor.jobs={jobs}"]
+    running = subprocess.Popen(
+        [sys.executable, "-m", "dse", *words],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        assert until(lambda: any(tmp_path.glob("outputs/*/*")), seconds=30)
+        time.sleep(2.0 if jobs == 1 else 6.0)  # into the evaluation, with two jobs past the start of the workers
+        assert running.poll() is None
+        os.killpg(running.pid, signal.SIGINT)  # as a terminal does
+        _, told = running.communicate(timeout=20)
+    finally:
+        if running.poll() is None:
+            os.killpg(running.pid, signal.SIGKILL)
+            running.communicate()
+    assert running.returncode == 130
+    assert "Traceback" not in told
+    assert told.splitlines()[-1].startswith("interrupted")
+    assert not latest(tmp_path).exists()
+    assert until(lambda: not lives(running.pid), seconds=15), "worker processes were left behind"
+
+
+def lives(group: int) -> bool:
+    """Whether a process group has any process left."""
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def until(holds: Callable[[], bool], *, seconds: float) -> bool:
+    """Wait for something to hold; whether it does."""
+    end = time.monotonic() + seconds
+    while not holds() and time.monotonic() < end:
+        time.sleep(0.05)
+    return holds()
+
+
+# Refusing
+
+
+@pytest.mark.parametrize(
+    ("words", "parts"),
+    [
+        (["reprot", "study=ficco_sweep"], ["reprot", "did you mean `report`?"]),
+        (["serve"], ["serve", "report, ui"]),
+        (["report"], ["study", "is missing"]),
+        (["report", "study=ficco_sweep"], ["study = 'ficco_sweep'", "python -m dse study=ficco_sweep"]),
+        (["report", "stduy=x"], ["stduy=x", "did you mean `study`?"]),
+        (["ui", "port=no"], ["port = 'no'"]),
+        (["ui", "port=0"], ["port = '0'"]),
+        (["ui"], ["mlflow.db"]),
+    ],
+    ids=" ".join,
+)
+def test_a_wrong_command_is_refused_with_the_way_out(
+    words: list[str], parts: list[str], elsewhere: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words) == 2
+    told = capsys.readouterr().err
+    assert all(part in told for part in parts), told
+    assert "Traceback" not in told
+    assert not list(elsewhere.iterdir())
+
+
+def test_a_study_without_results_is_refused_with_the_nearest_one_that_has_some(
+    study: tuple[Path, str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(study[0])
+    assert main(["report", "study=fico_sweep"]) == 2
+    assert "did you mean `ficco_sweep`?" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match="did you mean `ficco_sweep`"):
+        dse.load("fico_sweep")
+
+
+def test_a_place_that_cannot_be_written_is_the_environments_fault(
+    elsewhere: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("taken").write_text("a file, no folder", encoding="utf-8")
+    assert main([*FAST, "output_dir=taken"]) == 4
+    told = capsys.readouterr().err
+    assert "taken" in told
+    assert "Traceback" not in told
+
+
+def test_multirun_refuses_like_a_single_run(tmp_path: Path) -> None:
+    words = ["schedule=serial,shard_p2p", "system.gpu.num_cus=0", "tracking=none"]
+    done = python("-m", "dse", "--multirun", *words, folder=tmp_path)
+    assert done.returncode == 2
+    assert "system.gpu.num_cus = 0" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "outputs").exists()

@@ -1,0 +1,592 @@
+"""Configuration: whatever is wrong is refused by path before anything runs, and overrides mean what they say."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import math
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from conftest import CONF
+
+from dse import discovery
+from dse.backend import Result
+from dse.cli import main
+from dse.compose import Request, request
+from dse.execute import evaluate
+from dse.plan import Plan, plan
+from dse.problems import ConfigError
+from dse.values import key
+from simulators.workload import read_shapes
+
+Said = Callable[..., str]
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder to run in."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    return folder
+
+
+@pytest.fixture
+def refused(elsewhere: Path, capsys: pytest.CaptureFixture[str]) -> Said:
+    """Run the command line, see that it refuses and leaves nothing behind; what it says."""
+
+    def run(*words: str) -> str:
+        before = sorted(elsewhere.iterdir())
+        code = main(words)
+        told = capsys.readouterr()
+        assert code == 2, told.err
+        assert "Traceback" not in told.err + told.out
+        assert "refused, nothing was evaluated" in told.err
+        assert sorted(elsewhere.iterdir()) == before
+        return told.err
+
+    return run
+
+
+@functools.cache
+def planned(*words: str, folder: Path | None = None) -> Plan:
+    """The plan of a command line."""
+    return plan(request(words, folder))
+
+
+def base(found: Plan) -> Any:
+    """The base design of the first scenario."""
+    return found.backend.design(next(iter(found.spaces.values())).base)
+
+
+# Accidents on the command line. The serial schedule is composed fastest.
+
+S = "schedule=serial"
+CU = ["schedule=hetero_fused_1d", "schedule.mover=cu"]
+ACCIDENTS: list[tuple[list[str], list[str]]] = [
+    # misspelt
+    (["system.gpu.num_cuz=3"], ["system.gpu.num_cuz", "did you mean `num_cus`?"]),
+    (["systm.gpu.num_cus=3"], ["systm.gpu.num_cus", "did you mean `system`?"]),
+    (["budget.trails=3"], ["budget.trails", "did you mean `trials`?"]),
+    (["sed=3"], ["sed", "did you mean `seed`?"]),
+    (["schedule.granularty=4"], ["schedule.granularty"]),
+    (["+executor.job=3"], ["executor.job", "did you mean `jobs`?"]),
+    (["simulator=evnt"], ["simulator = 'evnt'", "did you mean `event`?"]),
+    (["study=fico_sweep"], ["study = 'fico_sweep'", "did you mean `ficco_sweep`?"]),
+    (["schedule.name=shard_p2"], ["schedule", "'shard_p2'", "did you mean `shard_p2p`?"]),
+    (["system=mi300x8"], ["system = 'mi300x8'", "did you mean `mi300x_8`?"]),
+    (["~space.schedule.prioritty"], ["space.schedule.prioritty", "did you mean `priority`?"]),
+    (["study.objectives=[makespan]"], ["study.objectives = 'makespan'", "did you mean `makespan_s`?"]),
+    (["study.hardware_objectives=[cost]"], ["study.hardware_objectives = 'cost'"]),
+    (["study.module=fico"], ["fico", "did you mean `ficco`?"]),
+    (["study.baseline={schedule.nmae:serial}"], ["study.baseline", "schedule.nmae"]),
+    (["study.baseline={schedule.name:sreial}"], ["study.baseline", "sreial"]),
+    (["workload.only=[g44]"], ["workload.only = 'g44'", "did you mean `g4`?"]),
+    (["simulator.engine=evnt"], ["evnt", "did you mean `event`?"]),
+    (["+simulator.engin=event"], ["simulator", "engin"]),
+    (["+nosection.x=1"], ["nosection", "is not a known section"]),
+    (["nosection.x=1"], ["nosection.x", "is not a known key"]),
+    # quantities
+    (["system.gpu.hbm_bytes_per_s=64 GHz"], ["system.gpu.hbm_bytes_per_s = '64 GHz'", "wrong dimension"]),
+    (["system.gpu.hbm_bytes_per_s=64 GB"], ["system.gpu.hbm_bytes_per_s = '64 GB'", "wrong dimension"]),
+    (["system.gpu.kernel_launch_s=2 parsec"], ["system.gpu.kernel_launch_s = '2 parsec'", "unknown unit"]),
+    (["system.gpu.kernel_launch_s=-2 us"], ["system.gpu.kernel_launch_s = '-2 us'", "greater than or equal to 0"]),
+    (["system.gpu.hbm_bytes_per_s=0 TB/s"], ["system.gpu.hbm_bytes_per_s = '0 TB/s'", "greater than 0"]),
+    (["system.gpu.hbm_bytes=nan"], ["system.gpu.hbm_bytes = nan", "finite"]),
+    (["system.gpu.hbm_bytes_per_s=inf"], ["system.gpu.hbm_bytes_per_s = inf", "finite"]),
+    (["system.gpu.hbm_bytes=1e30"], ["system.gpu.hbm_bytes = 1e+30", "less than or equal to"]),
+    # numbers
+    (["system.gpu.num_cus=010"], ["system.gpu.num_cus = '010'", "whole number"]),
+    (["system.gpu.num_cus=on"], ["system.gpu.num_cus = 'on'", "whole number"]),
+    (["system.gpu.num_cus=true"], ["system.gpu.num_cus = True", "whole number"]),
+    (["system.gpu.num_cus=4:1"], ["system.gpu.num_cus = '4:1'", "whole number"]),
+    (["system.gpu.num_cus=-4"], ["system.gpu.num_cus = -4", "greater than or equal to 1"]),
+    (["system.gpu.num_cus=0"], ["system.gpu.num_cus = 0", "greater than or equal to 1"]),
+    (["system.gpu.num_cus=nan"], ["system.gpu.num_cus = nan", "whole number"]),
+    (["system.gpu.num_cus=1e30"], ["system.gpu.num_cus = 1e+30", "less than or equal to"]),
+    (["system.gpu.num_cus="], ["system.gpu.num_cus = ''", "whole number"]),
+    (["system.gpu.gemm.cache_miss=on"], ["system.gpu.gemm.cache_miss = 'on'", "number"]),
+    (["system.gpu.gemm.cache_miss=1.01"], ["system.gpu.gemm.cache_miss = 1.01", "less than or equal to 1"]),
+    (["system.cost_weights={}"], ["system.cost_weights"]),
+    (["+system.cost_weights.gpu_count=1"], ["system.cost_weights"]),
+    (["system.node.topology=torus"], ["system.node.topology = 'torus'", "'mesh'"]),
+    (["seed=-1"], ["seed = -1"]),
+    (["executor.jobs=0"], ["executor.jobs = 0"]),
+    # sections that are not there, or hold no keys
+    (["~system"], ["system"]),
+    (["~schedule"], ["schedule"]),
+    (["~simulator"], ["simulator: is missing"]),
+    (["~system.gpu"], ["system.gpu: is missing"]),
+    (["schedule=null"], ["schedule"]),
+    (["schedule=[serial]"], ["schedule"]),
+    (["workload.shapes=[]"], ["workload.shapes"]),
+    (["workload.shapes=absent.csv"], ["workload.shapes = 'absent.csv'", "cannot be read"]),
+    (["+system.gpu.num_cus.x=3"], ["system.gpu.num_cus"]),
+    (["+simulator.colours={a:1}"], ["simulator", "colours"]),
+    (["+simulator.colours=[a,b]"], ["simulator", "colours"]),
+    # grammar
+    (["system.gpu.num_cus"], ["system.gpu.num_cus", "cannot be parsed"]),
+    (["system.gpu.num_cus=[1"], ["system.gpu.num_cus=[1", "cannot be parsed"]),
+    # infeasible
+    ([*CU, "schedule.comm_cus=400"], ["schedule.comm_cus = 400", "leaves no CU", "(system.gpu.num_cus = 304)"]),
+    # the space
+    (["+space.system.gpu.num_cus=range(64,64)"], ["space.system.gpu.num_cus = 'range(64,64)'", "holds no value"]),
+    (["+space.system.gpu.num_cus=range(304,64,8)"], ["space.system.gpu.num_cus", "holds no value"]),
+    (["+space.system.gpu.hbm_bytes_per_s=interval(5,5)"], ["space.system.gpu.hbm_bytes_per_s", "not below"]),
+    (["+space.system.gpu.hbm_bytes_per_s=tag(log,interval(0,5))"], ["space.system.gpu.hbm_bytes_per_s", "above 0"]),
+    (["+space.system.gpu.hbm_bytes_per_s=choice(4 TB/s,5 THz)"], ["space.system.gpu.hbm_bytes_per_s = '5 THz'"]),
+    (["+space.system.gpu.num_cuz=choice(1,2)"], ["space.system.gpu.num_cuz", "did you mean `num_cus`?"]),
+    (["+space.system.gpu.num_cus=choice(0,-1,9999,64)"], ["num_cus = 0", "num_cus = -1", "num_cus = 9999"]),
+    (["+space.system.gpu.num_cus=choice(on,64)"], ["space.system.gpu.num_cus = 'on'"]),
+    (["+space.system.gpu.num_cus=interval(1.5,3.5)", "search=tpe"], ["space.system.gpu.num_cus = 1.5"]),
+    (["+space.schedule.granularity=choice(2,4)"], ["space.schedule.granularity", "is no knob"]),
+    (["space.schedule.mover=choice(dma,cu,gpu)"], ["space.schedule.mover = 'gpu'", "'cu' or 'dma'"]),
+    (["system.gpu.num_cus=range(64,304,16)"], ["is given a sweep", "+space.system.gpu.num_cus='range(64,304,16)'"]),
+    (["+space.search.name=choice(tpe,random)"], ["space.search.name", "is no knob"]),
+    (["space=null"], ["space"]),
+    (["budget.trials=5"], ["search = 'exhaustive'", "budget.trials = 5"]),
+    (["search=nsga2", "budget.trials=2", "+search.options={nonsense:1}"], ["search.options", "nonsense"]),
+    (["search=nsga2", "budget.trials=2", "+search.batch=0"], ["search.batch = 0"]),
+]
+
+
+@pytest.mark.parametrize(("words", "parts"), ACCIDENTS, ids=" ".join)
+def test_an_accident_is_refused_by_its_path_before_anything_runs(
+    words: list[str], parts: list[str], refused: Said
+) -> None:
+    told = refused(S, "tracking=none", *words)
+    for part in parts:
+        assert part in told
+
+
+def test_a_misspelt_schedule_in_the_space_is_refused_with_the_nearest_one(refused: Said) -> None:
+    told = refused("space.schedule.name=choice(serial,shard_p2)", "workload.only=[g4]")
+    assert "space.schedule.name = 'shard_p2'" in told
+    assert "did you mean `shard_p2p`?" in told
+
+
+def test_a_sweep_given_to_a_group_says_how_to_search_it(refused: Said) -> None:
+    told = refused("schedule=serial,shard_p2p")
+    way = re.search(r"write \+?(space\.\S+)='(.*)'", told)
+    assert way, told
+    found = planned(f"{way[1]}=choice({way[2]})")
+    assert found.knobs[0] == "schedule.name"
+
+
+def test_problems_of_all_kinds_are_told_at_once(refused: Said) -> None:
+    words = {
+        "system.gpu.num_cuz=3": "num_cuz",
+        "simulator=evnt": "evnt",
+        "seed=-1": "seed = -1",
+        "budget.trials=on": "budget.trials",
+        "system.gpu.hbm_bytes_per_s=64 GHz": "64 GHz",
+        "system.node.topology=torus": "torus",
+        "schedule.priority=urgent": "urgent",
+        "workload.only=[g99]": "g99",
+        "+space.system.gpu.num_cus=range(5,5)": "range(5,5)",
+        "+space.system.gpu.dma.num_engines=choice(1,on)": "'on'",
+        "study.objectives=[makespan]": "makespan",
+    }
+    told = refused(S, *words)
+    assert [word for word, part in words.items() if part not in told] == []
+
+
+def test_a_folder_that_is_not_there_is_refused(refused: Said) -> None:
+    assert "--config-dir = 'absent'" in refused("--config-dir=absent", S)
+    assert "--config-dir = 'absent'" in refused("--config-dir", "absent", S)
+
+
+def test_a_flag_without_its_folder_is_refused(refused: Said) -> None:
+    assert "--config-dir" in refused(S, "workload.only=[g4]", "tracking=none", "--config-dir")
+    assert "--config-dir" in refused(S, "workload.only=[g4]", "tracking=none", "--config-dir=")
+
+
+def test_an_interpolation_on_the_command_line_is_never_taken_literally() -> None:
+    try:
+        found = planned(S, "output_dir=${study.name}")
+    except ConfigError as error:
+        assert "output_dir" in str(error)
+    else:
+        assert found.settings.output_dir == "ficco_sweep"
+
+
+# Accidents in files
+
+SYSTEM = (CONF / "system" / "mi300x_8.yaml").read_text("utf-8").replace("name: mi300x_8", "name: mine", 1)
+CUS = "num_cus: 304"
+FILES: dict[str, tuple[str, str]] = {
+    "a leading zero": (SYSTEM.replace(CUS, "num_cus: 010", 1), "num_cus: 010"),
+    "on for a number": (SYSTEM.replace(CUS, "num_cus: on", 1), "num_cus: on"),
+    "base 60": (SYSTEM.replace(CUS, "num_cus: 4:1", 1), "num_cus: 4:1"),
+    "base 60 in a key": (SYSTEM + "4:1: 3\n", "4:1: 3"),
+    "an underscore in a number": (SYSTEM.replace(CUS, "num_cus: 3_04", 1), "num_cus: 3_04"),
+    "a class to call": (SYSTEM + "_target_: os.system\n", "_target_"),
+    "an alias": (SYSTEM.replace(CUS, "num_cus: &a 304", 1).replace("engines: 14", "engines: *a", 1), "engines: *a"),
+    "a bracket left open": (SYSTEM + "more: [1\n", "more: [1"),
+    "a tab": (SYSTEM + "\tmore: 1\n", "\tmore"),
+    "a key given twice": (SYSTEM.replace(CUS, f"{CUS}\n  num_cus: 300", 1), "num_cus: 300"),
+    "a Python object": (SYSTEM + "more: !!python/object/apply:os.getcwd []\n", "more: !!"),
+}
+
+
+def own(folder: Path, group: str, text: str | bytes) -> Path:
+    """A folder with a configuration `mine` of a group."""
+    (folder / group).mkdir(parents=True)
+    (folder / group / "mine.yaml").write_bytes(text.encode() if isinstance(text, str) else text)
+    return folder
+
+
+@pytest.mark.parametrize("accident", FILES)
+def test_an_accident_in_a_file_is_refused_by_file_and_line(accident: str, tmp_path: Path, refused: Said) -> None:
+    text, marker = FILES[accident]
+    line = 1 + next(number for number, found in enumerate(text.splitlines()) if marker in found)
+    told = refused(f"--config-dir={own(tmp_path / 'conf', 'system', text)}", S, "system=mine")
+    assert re.search(rf"mine\.yaml(:{line}\b|.*\bline {line}\b)", told), told
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"\xff\xfe\x00",
+        b"",
+        b"- 1\n- 2\n",
+        b"only words\n",
+        b"3: 4\nname: mine\n",
+        b"a: " + b"[" * 600 + b"]" * 600,
+        b"a: \0",
+    ],
+    ids=["not UTF-8", "empty", "a list", "a text", "a number as key", "deeply nested", "a NUL"],
+)
+def test_a_file_that_is_no_configuration_is_refused(text: bytes, tmp_path: Path, refused: Said) -> None:
+    folder = own(tmp_path / "conf", "system", text)
+    assert re.search(r"mine\.yaml|system", refused(f"--config-dir={folder}", S, "system=mine"))
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "part"),
+    [
+        (CUS, "num_cuz: 304", "did you mean `num_cus`?"),
+        ("4.3 TB/s", "4.3 THz", "system.gpu.hbm_bytes_per_s = '4.3 THz'"),
+        ("4.3 TB/s", ".nan", "system.gpu.hbm_bytes_per_s = nan"),
+        ("4.3 TB/s", "-.inf", "system.gpu.hbm_bytes_per_s = -inf"),
+        (CUS, "num_cus: '304'", "system.gpu.num_cus = '304'"),
+        (CUS, "num_cus: ${absent.key}", "absent.key"),
+        ("name: mine", "defaults: [absent]\nname: mine", "system/absent"),
+        ("  gpu.num_cus: {provenance: vendor", "  gpu.num_cu: {provenance: vendor", "gpu.num_cus"),
+    ],
+)
+def test_a_wrong_value_in_a_file_is_refused_like_one_on_the_command_line(
+    before: str, after: str, part: str, tmp_path: Path, refused: Said
+) -> None:
+    assert before in SYSTEM
+    folder = own(tmp_path / "conf", "system", SYSTEM.replace(before, after, 1))
+    assert part in refused(f"--config-dir={folder}", S, "system=mine")
+
+
+STUDY = (CONF / "study" / "ficco_sweep.yaml").read_text("utf-8").replace("name: ficco_sweep", "name: mine", 1)
+
+
+def test_a_misspelt_knob_in_the_space_of_ones_own_study_is_refused(tmp_path: Path, refused: Said) -> None:
+    folder = own(tmp_path / "conf", "study", STUDY.replace("    granularity: choice", "    granularty: choice", 1))
+    assert "did you mean `granularity`?" in refused(
+        f"--config-dir={folder}", "study=mine", "workload.only=[g4]", "tracking=none"
+    )
+
+
+@pytest.mark.parametrize("family", ["chunky", None])
+def test_a_schedule_of_an_unknown_family_is_refused(family: str | None, tmp_path: Path, refused: Said) -> None:
+    text = f"name: mine\n{f'family: {family}' if family else ''}\nmover: cu\n"
+    told = refused(f"--config-dir={own(tmp_path / 'conf', 'schedule', text)}", "schedule=mine")
+    assert "known here: chunked, serial, shard_p2p" in told or "did you mean `chunked`?" in told
+
+
+# Accidents in a CSV
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("", "no row"),
+        ("name,m,n,k\n", "no row"),
+        ("name,m,n,k\na,0,8,8\n", "x.csv:2.m = "),
+        ("name,m,n,k\na,8,8,8\nb,8,-8,8\n", "x.csv:3.n = "),
+        ("name,m,n,k\na,1.5,8,8\n", "x.csv:2.m = "),
+        ("name,m,n,k\na,010,8,8\n", "x.csv:2.m = '010'"),
+        ("name,m,n,k\na,4:1,8,8\n", "x.csv:2.m = '4:1'"),
+        ("name,m,n,k\na,²,8,8\n", "x.csv:2.m = '²'"),
+        ("name,m,n,k\na,99999999999999999999,8,8\n", "x.csv:2.m = 99999999999999999999"),
+        ("name,m,n\na,8,8\n", "x.csv:2.k: is missing"),
+        ("m,n,k\n8,8,8\n", "x.csv:2.name: is missing"),
+        ("name;m;n;k\na;8;8;8\n", "name;m;n;k"),
+        ("name,m,n,k,colour\na,8,8,8,red\n", "x.csv:2.colour: is not a known key"),
+        ("name,m,n,k\na,8,8,8,8\n", "x.csv:2"),
+        ("name,m,n,k\na/b,8,8,8\n", "x.csv:2.name = 'a/b'"),
+        ("name,m,n,k,pattern\na,8,8,8,all_reduce\n", "x.csv:2.pattern = 'all_reduce'"),
+        ("name,m,n,k,note\na,8,8,8," + "x" * 140_000, "x.csv"),
+    ],
+    ids=lambda value: value[:40],
+)
+def test_a_bad_table_of_shapes_is_refused_by_file_and_row(text: str, part: str) -> None:
+    Path("x.csv").write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigError) as caught:
+        read_shapes(Path("x.csv"))
+    assert part in str(caught.value)
+
+
+def test_a_bad_table_of_shapes_is_refused_on_the_command_line(refused: Said) -> None:
+    Path("x.csv").write_text("name,m,n,k\na,8,8,8\na,8,0,8\n", encoding="utf-8")
+    assert "x.csv:3.n" in refused(S, "workload.shapes=x.csv")
+    Path("x.csv").write_text("name,m,n,k\na,8,8,8\na,8,8,8\n", encoding="utf-8")
+    assert "names a shape twice" in refused(S, "workload.shapes=x.csv")
+    Path("x.csv").write_bytes(b"\xff\xfe")
+    assert "workload.shapes = 'x.csv'" in refused(S, "workload.shapes=x.csv")
+
+
+# Mutation: any value of the shipped configuration replaced by a wrong one
+
+MUTANTS: tuple[Any, ...] = (
+    *(None, "nonsense", "", "010", "64 GHz", "${x}", True, False),
+    *(-1, 0, 0.5, 1e30, 10**40, math.nan, math.inf, -math.inf),
+    *([], [1], ["nonsense", None], {}, {"nonsense": 1}, {1: 2}),
+)
+SECTIONS = (
+    *("system.gpu", "system.node", "system.cost_weights", "system.cost_reference", "system.sources", "system.name"),
+    *("schedule", "workload", "study", "simulator", "search", "executor", "tracking", "seed", "output_dir", "budget"),
+)
+
+
+@functools.cache
+def shipped_study() -> Request:
+    """The shipped study on one of its shapes, as composed."""
+    found = request(["study=ficco_sweep", "workload.only=[g4]"])
+    assert not found.problems
+    return found
+
+
+def paths(tree: Any, prefix: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Paths of all nodes, leaves and branches, but of long lists and tables only the first two entries."""
+    items = list(tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ())
+    for name, value in items[:2] if len(items) > 12 and prefix else items:
+        yield (*prefix, name)
+        yield from paths(value, (*prefix, name))
+
+
+def with_value(tree: dict[str, Any], path: Sequence[Any], value: Any) -> dict[str, Any]:
+    """A copy of the tree with one node replaced."""
+    found = copy.deepcopy(tree)
+    node: Any = found
+    for name in path[:-1]:
+        node = node[name]
+    node[path[-1]] = copy.deepcopy(value)
+    return found
+
+
+def without(tree: dict[str, Any], path: Sequence[Any]) -> dict[str, Any]:
+    """A copy of the tree with one node left out."""
+    found = copy.deepcopy(tree)
+    node: Any = found
+    for name in path[:-1]:
+        node = node[name]
+    del node[path[-1]]
+    return found
+
+
+def works(found: Plan) -> None:
+    """A plan that was accepted can be carried out: the study is there, base and baseline have results."""
+    discovery.load("studies", found.settings.study.module, "STUDY")
+    space = next(iter(found.spaces.values()))
+    baseline = space.tree(space.active(found.settings.study.baseline))
+    results = evaluate(found.spec, [base(found), found.backend.design(baseline)], jobs=1, seen=lambda count: None)
+    assert [result.reason for result in results] == ["", ""]
+    assert [result.status for result in results] == ["ok", "ok"]
+    point, other = results
+    related = found.backend.relate(point.metrics, other.metrics)
+    assert isinstance(point, Result)
+    assert all(math.isfinite(value) for value in related.values())
+
+
+def outcome(tree: dict[str, Any]) -> str:
+    """What is wrong with how a mutated configuration is taken; '' if it is refused, or accepted and works."""
+    try:
+        found = plan(replace(shipped_study(), tree=tree))
+    except ConfigError as error:
+        return "" if error.problems and all(problem.path for problem in error.problems) else "refused without a path"
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    try:
+        works(found)
+    except Exception as error:
+        return f"accepted, but {type(error).__name__}: {str(error)[:200]}"
+    return ""
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_any_value_replaced_by_a_wrong_one_is_refused_or_works(section: str) -> None:
+    tree, start = shipped_study().tree, tuple(section.split("."))
+    nodes = [path for path in paths(tree) if path[: len(start)] == start]
+    assert nodes
+    wrong = {}
+    for path in nodes:
+        name = ".".join(map(str, path))
+        wrong |= {f"{name} = {value!r}": outcome(with_value(tree, path, value)) for value in MUTANTS}
+        wrong[f"~{name}"] = outcome(without(tree, path))
+    assert {mutation: how for mutation, how in wrong.items() if how} == {}
+
+
+def test_the_shipped_study_works() -> None:
+    works(plan(shipped_study()))
+
+
+# Overrides
+
+
+def test_every_shipped_option_can_be_named_on_the_command_line() -> None:
+    groups = {
+        folder.name: [path.stem for path in folder.glob("*.yaml")] for folder in CONF.iterdir() if folder.is_dir()
+    }
+    for options in zip_longest(*groups.values()):
+        words = [f"{group}={option}" for group, option in zip(groups, options, strict=True) if option]
+        planned(*words, "workload.only=[g4]")
+
+
+FEW = ("space.schedule.name=choice(serial,hetero_fused_1d)", "workload.only=[g4]")  # composes faster than all six
+
+
+@pytest.mark.parametrize(
+    ("path", "value"), [("schedule.mover", "cu"), ("schedule.granularity", 4), ("schedule.priority", "compute")]
+)
+def test_setting_a_searched_path_fixes_it_in_every_point_and_takes_it_out_of_the_space(path: str, value: Any) -> None:
+    found = planned(*FEW, f"{path}={value}")
+    assert set(planned(*FEW).knobs) - set(found.knobs) == {path}
+    (space,) = found.spaces.values()
+    leaf = path.partition(".")[2]
+    designs: list[Any] = [found.backend.design(space.tree(point)) for point in space.points()]
+    assert {one.schedule.name for one in designs} == {"serial", "hetero_fused_1d"}
+    assert {getattr(one.schedule, leaf, None) for one in designs} - {None} == {value}
+
+
+def test_choosing_a_schedule_by_its_group_or_by_its_name_is_the_same() -> None:
+    first, second = planned("schedule=shard_p2p"), planned("schedule.name=shard_p2p")
+    assert first.request.tree == second.request.tree
+    assert first.request.knobs == second.request.knobs
+    assert [knob.path for knob in first.request.knobs] == ["schedule.mover", "schedule.comm_cus", "schedule.priority"]
+    assert base(first).schedule.name == "shard_p2p"
+
+
+@pytest.mark.parametrize("plus", ["+", "", "++"])
+def test_a_hardware_knob_joins_the_space_with_one_override_and_brings_its_objective(plus: str) -> None:
+    found = planned(S, f"{plus}space.system.gpu.num_cus=range(64,304,16)")
+    knob = found.request.knobs[-1]
+    assert (knob.path, knob.values) == ("system.gpu.num_cus", tuple(range(64, 304, 16)))
+    assert "cost_proxy" in found.goals
+    assert "cost_proxy" not in planned(S).goals
+    (first, *_) = found.spaces.values()
+    assert first.size() == len(knob.values) * (planned(S).spaces["g1"].size() or 0)
+
+
+@pytest.mark.parametrize(
+    ("sweep", "values"),
+    [
+        ("choice(64,128,304)", (64, 128, 304)),
+        ("128,64", (128, 64)),
+        ("[64,128]", (64, 128)),
+        ("range(64,67)", (64, 65, 66)),
+        ("interval(64,66)", (64, 65, 66)),
+        ("128", (128,)),
+        ("shuffle(range(1,4))", None),
+    ],
+)
+def test_the_space_speaks_hydras_sweep_grammar(sweep: str, values: tuple[int, ...] | None) -> None:
+    knob = planned(S, f"+space.system.gpu.num_cus={sweep}").request.knobs[-1]
+    assert knob.values == values if values else sorted(knob.values) == [1, 2, 3]
+
+
+def test_an_interval_is_searched_without_a_grid() -> None:
+    found = planned(S, "+space.system.gpu.hbm_bytes_per_s=tag(log,interval(1e12,8e12))", "search=tpe")
+    knob = found.request.knobs[-1]
+    assert (knob.values, knob.low, knob.high, knob.log) == ((), 1e12, 8e12, True)
+
+
+def test_a_knob_can_be_deleted_from_the_space_and_put_back_with_other_values() -> None:
+    assert "schedule.priority" not in planned(*FEW, "~space.schedule.priority").knobs
+    found = planned(*FEW, "space.schedule.priority=choice(compute)").request.knobs
+    assert {knob.path: knob.values for knob in found}["schedule.priority"] == ("compute",)
+
+
+def test_a_fixed_path_wins_over_a_sweep_of_it_wherever_it_stands() -> None:
+    for words in (
+        ["system.gpu.num_cus=128", "+space.system.gpu.num_cus=range(64,304)"],
+        ["+space.system.gpu.num_cus=range(64,304)", "system.gpu.num_cus=128"],
+    ):
+        found = planned(S, *words)
+        assert "system.gpu.num_cus" not in found.knobs
+        assert base(found).system.gpu.num_cus == 128
+
+
+@pytest.mark.parametrize("written", ["64 GB/s", "'64 GB/s'", "64e9", "512 Gbit/s", "64GB/s"])
+def test_one_quantity_in_any_unit_is_one_design(written: str) -> None:
+    path = "system.node.link_bytes_per_s"
+    assert key(base(planned(S, f"{path}={written}"))) == key(base(planned(S, f"{path}=64000000000")))
+
+
+def test_a_claim_is_about_the_shipped_hardware_and_workload_only() -> None:
+    assert planned(S, "seed=3", "simulator=event", "space.schedule.mover=choice(cu)").departures == []
+    changed = ["system.gpu.num_cus=228", "+space.system.node.num_gpus=choice(4,8)", "workload.only=[g1]"]
+    assert planned(S, *changed).departures == changed
+
+
+def test_ones_own_system_comes_from_a_folder(tmp_path: Path) -> None:
+    text = SYSTEM.replace(CUS, "num_cus: 228", 1)
+    found = planned(S, "system=mine", folder=own(tmp_path / "conf", "system", text))
+    assert base(found).system.name == "mine"
+    assert base(found).system.gpu.num_cus == 228
+
+
+def test_ones_own_system_may_start_from_a_shipped_one(tmp_path: Path) -> None:
+    text = "defaults: [mi300x_8, _self_]\nname: mine\ngpu:\n  dma:\n    num_engines: 7\n"
+    found = planned(S, "system=mine", folder=own(tmp_path / "conf", "system", text))
+    assert base(found).system.gpu.dma.num_engines == 7
+    assert base(found).system.gpu.num_cus == base(planned(S)).system.gpu.num_cus
+
+
+@pytest.mark.parametrize("name", ["my conf, größe", "a=b,c", "it's [x]"])
+def test_ones_own_folder_may_have_any_name(name: str, tmp_path: Path) -> None:
+    folder = own(tmp_path / name, "system", SYSTEM)
+    assert base(planned(S, "system=mine", folder=folder)).system.name == "mine"
+
+
+def test_ones_own_schedule_is_searched_like_a_shipped_one(tmp_path: Path) -> None:
+    text = (CONF / "schedule" / "hetero_fused_1d.yaml").read_text("utf-8").replace("hetero_fused_1d", "mine", 1)
+    folder = own(tmp_path / "conf", "schedule", text)
+    found = planned("space.schedule.name=choice(serial,mine)", "workload.only=[g4]", folder=folder)
+    (space,) = found.spaces.values()
+    designs: list[Any] = [found.backend.design(space.tree(point)) for point in space.points()]
+    assert {one.schedule.name for one in designs} == {"serial", "mine"}
+
+
+def test_cfg_job_prints_the_composed_configuration() -> None:
+    words = [
+        "--cfg",
+        "job",
+        "study=ficco_sweep",
+        "system.gpu.num_cus=228",
+        "+space.system.gpu.num_cus=range(64,304,16)",
+    ]
+    done = subprocess.run(
+        [sys.executable, "-m", "dse", *words], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    tree = yaml.safe_load(done.stdout)
+    assert tree["study"]["name"] == "ficco_sweep"
+    assert tree["system"]["gpu"]["num_cus"] == 228
+    assert tree["space"]["system"]["gpu"]["num_cus"] == "range(64,304,16)"
+    assert not list(Path.cwd().iterdir())

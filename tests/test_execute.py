@@ -1,0 +1,194 @@
+"""Evaluating: a wrong metric is said to be wrong, one bad design spoils no other, and jobs change nothing."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+import toy
+from conftest import design
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dse import execute
+from dse.backend import Metric, Result, checked
+from dse.execute import BackendSpec, evaluate, validate
+from dse.problems import ConfigError
+
+NUMBERS = st.one_of(st.floats(), st.integers(-(10**30), 10**30))
+
+
+@pytest.fixture(autouse=True)
+def installed(tmp_path: Path) -> Iterator[None]:
+    with toy.installed(tmp_path):
+        yield
+
+
+def results(spec: BackendSpec, values: Sequence[int], jobs: int = 1) -> list[Result]:
+    """Results of things of these x."""
+    return evaluate(spec, toy.things(values), jobs=jobs, seen=lambda count: None)
+
+
+# One result
+
+
+@given(st.dictionaries(st.sampled_from(["time_s", "gain", "speed"]), NUMBERS))
+def test_a_result_is_valid_exactly_when_it_has_all_metrics_and_no_other_each_finite_and_in_range(
+    metrics: dict[str, float],
+) -> None:
+    legal = set(metrics) == set(toy.METRICS) and all(
+        math.isfinite(value) and toy.METRICS[name].low <= value <= toy.METRICS[name].high
+        for name, value in metrics.items()
+    )
+    found = checked(Result("ok", metrics, engine="toy"), toy.METRICS)
+    assert found.status == ("ok" if legal else "invalid")
+    assert found.engine == "toy"
+    if not legal:
+        assert not found.metrics
+        assert any(name in found.reason for name in (*toy.METRICS, "speed"))
+
+
+@pytest.mark.parametrize(
+    ("fault", "name", "value", "why"),
+    [
+        ("nan", "time_s", "nan", "not a finite number"),
+        ("inf", "time_s", "inf", "not a finite number"),
+        ("-inf", "gain", "-inf", "not a finite number"),
+        ("negative", "time_s", "-1e-300", "outside 0...inf"),
+        ("too large", "gain", "2000000000.0", "outside"),
+        ("bool", "time_s", "True", "not a finite number"),
+        ("text", "time_s", "'1.0'", "not a finite number"),
+        ("list", "gain", "[1.0]", "not a finite number"),
+        ("none", "time_s", "None", "missing"),
+        ("no time_s", "time_s", "None", "missing"),
+        ("no gain", "gain", "None", "missing"),
+        ("extra", "speed", "1.0", "not a metric"),
+    ],
+)
+def test_a_wrong_metric_makes_the_result_invalid_and_is_named_with_its_value(
+    fault: str, name: str, value: str, why: str
+) -> None:
+    before, found, after = results(toy.spec((2, fault)), [1, 2, 3])
+    assert found.status == "invalid"
+    assert f"{name} = {value}: " in found.reason
+    assert why in found.reason
+    assert before.status == after.status == "ok"
+
+
+def test_a_result_that_is_not_ok_passes_as_it_is() -> None:
+    for status in ("infeasible", "unsupported", "failed", "invalid"):
+        refused = Result(status, {}, "because", "toy")  # type: ignore[arg-type]
+        assert checked(refused, toy.METRICS) is refused
+
+
+def test_the_ends_of_a_metrics_range_are_legal() -> None:
+    metrics = {"share": Metric("1", "a share", low=0.0, high=1.0)}
+    assert [checked(Result("ok", {"share": value}), metrics).status for value in (0, 0.0, 1, 1.0)] == ["ok"] * 4
+    assert [checked(Result("ok", {"share": value}), metrics).status for value in (-5e-324, 1.0000001)] == [
+        "invalid"
+    ] * 2
+
+
+# A batch
+
+
+@pytest.mark.parametrize("batch", [1, 3, 100])
+@given(values=st.lists(st.integers(-5, 5), max_size=20))
+def test_a_design_that_fails_costs_one_result_and_no_other(batch: int, values: list[int]) -> None:
+    found = results(toy.spec((0, "raises"), (1, "unsupported"), batch=batch), values)
+    alone = [results(toy.spec(), [value])[0] for value in values]
+    assert len(found) == len(values)
+    for value, result, expected in zip(values, found, alone, strict=True):
+        if value == 0:
+            assert (result.status, result.reason) == ("failed", "ZeroDivisionError: asked to fail")
+        elif value == 1:
+            assert (result.status, result.reason) == ("unsupported", "asked to refuse")
+        else:
+            assert result == expected
+
+
+@given(st.integers(0, 30), st.integers(1, 8))
+def test_progress_adds_up_to_the_number_of_designs(count: int, batch: int) -> None:
+    seen: list[int] = []
+    evaluate(toy.spec((3, "raises"), batch=batch), toy.things(range(count)), jobs=1, seen=seen.append)
+    assert sum(seen) == count
+    assert all(0 < done <= batch for done in seen)
+
+
+def test_a_backend_that_loses_a_result_is_told_of_and_shifts_no_other() -> None:
+    found = results(toy.spec(batch=4, loses=True), range(6))
+    assert len(found) == 6
+    good = results(toy.spec(batch=4), range(6))
+    assert all(result == expected or result.status == "failed" for result, expected in zip(found, good, strict=True))
+    assert any(result.status == "failed" for result in found)
+
+
+def test_a_backend_is_made_once_and_refuses_parameters_it_does_not_have() -> None:
+    assert toy.spec().make() is toy.spec().make()
+    with pytest.raises(ConfigError, match=r"simulator.*colour"):
+        BackendSpec("toy", (("colour", "red"),)).make()
+    with pytest.raises(ConfigError, match="did you mean `toy`"):
+        BackendSpec("toi", ()).make()
+
+
+@pytest.mark.parametrize("value", [{"a": 1}, [1, 2]], ids=["mapping", "list"])
+def test_a_parameter_of_any_kind_is_refused_by_name_where_the_backend_has_none(value: object) -> None:
+    with pytest.raises(ConfigError, match=r"simulator.*colour"):
+        BackendSpec.of({"name": "toy", "backend": "toy", "colour": value}).make()
+
+
+def test_base_designs_are_refused_with_all_their_problems_at_once() -> None:
+    thing = {**toy.PLAIN, "x": 5000, "mode": "round"}
+    trees = {
+        "a": {**toy.BASE, "thing": thing},
+        "b": {**toy.BASE, "thing": {**toy.PLAIN, "x": 950}},
+        "c": {**toy.BASE, "tool": {"size": 1, "wight": 1}},
+    }
+    with pytest.raises(ConfigError) as caught:
+        validate(toy.Fixed(), trees)
+    told = toy.refused(caught.value)
+    for part in ("thing.x = 5000", "thing.mode = 'round'", "thing.x = 950: does not fit", "did you mean `weight`"):
+        assert part in told
+
+
+# Several jobs
+
+EVENT = BackendSpec("overlap", (("engine", "event"), ("fallback", None)))
+
+
+def test_two_jobs_are_other_processes_and_give_the_same_results_in_the_same_order(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(execute, "_POOL_PAYS_S", 0.0)  # start the workers for however little work
+    values = [*range(40)]
+    faults = [(5, "raises"), (7, "nan"), (9, "unsupported")]
+    alone = results(toy.spec(*faults, batch=3), values)
+    shared = results(toy.spec(*faults, batch=3), values, jobs=2)
+    assert shared == alone
+    processes = {
+        result.metrics["gain"] for result in results(toy.spec(*((x, "worker") for x in values)), values, jobs=2)
+    }
+    assert processes - {float(os.getpid())}, "no worker process was started"
+
+
+def test_the_event_engine_gives_the_same_results_to_the_bit_for_any_number_of_jobs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(execute, "_POOL_PAYS_S", 0.0)
+    overrides = [
+        {"schedule.mover": mover, "schedule.granularity": pieces, "system.gpu.num_cus": cus}
+        for mover in ("dma", "cu")
+        for pieces in (1, 2, 4, 8)
+        for cus in (64, 120, 128, 200, 228, 256, 300, 304)
+    ]
+    designs = [design("hetero_fused_1d", one) for one in overrides]
+    seen: list[int] = []
+    alone = evaluate(EVENT, designs, jobs=1, seen=lambda count: None)
+    shared = evaluate(EVENT, designs, jobs=2, seen=seen.append)
+    assert len(seen) > 1
+    assert sum(seen) == len(designs)
+    assert {result.status for result in alone} == {"ok"}
+    assert [repr(result) for result in shared] == [repr(result) for result in alone]

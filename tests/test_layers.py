@@ -1,0 +1,201 @@
+"""The house rules that a tool does not check: plain values in conf/, sources, docstrings, short functions."""
+
+from __future__ import annotations
+
+import ast
+import statistics
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from conftest import CONF, REPOSITORY, SYSTEMS, design, shipped
+from conftest import backend as overlap
+
+from dse.yamlcheck import accidents
+from simulators.system import System
+from studies.ficco import STUDY
+
+PACKAGES = ("dse", "simulators", "search_spaces", "studies")
+FILES = sorted(CONF.rglob("*.yaml"))
+GROUPS = sorted(folder.name for folder in CONF.iterdir() if folder.is_dir())
+MODULES = sorted(path for package in PACKAGES for path in (REPOSITORY / package).rglob("*.py"))
+
+
+def name_of(path: Path) -> str:
+    """A file by its path in the repository."""
+    return str(path.relative_to(REPOSITORY))
+
+
+def keys(tree: Any) -> Iterator[str]:
+    """All keys of a tree."""
+    if isinstance(tree, dict):
+        for name, value in tree.items():
+            yield str(name)
+            yield from keys(value)
+    elif isinstance(tree, list):
+        for value in tree:
+            yield from keys(value)
+
+
+# Configuration
+
+
+def test_there_is_configuration_to_look_at() -> None:
+    assert {"study", "system", "workload", "schedule", "simulator", "search", "executor", "tracking"} <= set(GROUPS)
+    assert len(FILES) > len(GROUPS)
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_a_configuration_file_holds_values_and_no_accidents(path: Path) -> None:
+    assert [str(problem) for problem in accidents(path)] == []
+    assert not [
+        key for key in keys(yaml.safe_load(path.read_text("utf-8"))) if key.startswith("_") and key.endswith("_")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("a: 010\n", "base 8"),
+        ("a: -010\n", "base 8"),
+        ("a: 4:1\n", "base 60"),
+        ("a: 1:30:00\n", "base 60"),
+        ("a: 1_000\n", "underscore"),
+        ("a: on\n", "true or false"),
+        ("a: Off\n", "true or false"),
+        ("a: NO\n", "true or false"),
+        ("no: 1\n", "true or false"),
+        ("a: &b 1\nc: *b\n", "alias"),
+        ("_target_: os.system\n", "class to call"),
+        ("a: {b: [{_target_: os.system}]}\n", "class to call"),
+        ("a: [1\n", "is not YAML"),
+        ("a: " + "[" * 60 + "]" * 60, "nested deeper"),
+        ("a: " + "x" * (1 << 20), "larger than"),
+    ],
+    ids=lambda value: value[:20],
+)
+def test_an_accident_is_seen(text: str, part: str, tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(text, encoding="utf-8")
+    found = list(accidents(path))
+    assert found
+    assert part in found[0].rule
+    assert all("mine.yaml" in problem.path for problem in found)
+
+
+@pytest.mark.parametrize(
+    "text", ["a: '010'", "a: 0", "a: 0.5", "a: 10", "a: true", "n: 8192", "y: 0", "a: '4:1'", "a: 64 GB/s"]
+)
+def test_an_honest_value_is_no_accident(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(text + "\n", encoding="utf-8")
+    assert list(accidents(path)) == []
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_every_option_is_described_and_named_like_its_file(group: str) -> None:
+    for option, tree in shipped(group).items():
+        described = tree["study"] if group == "study" else tree
+        assert described["name"] == option
+        assert len(described["description"]) > 10, f"{group}/{option}"
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_every_constant_of_a_system_has_a_source_and_every_source_a_constant(system: str) -> None:
+    found = System.model_validate(shipped("system")[system])
+    facts = {path.removeprefix("system."): (provenance, source) for path, _, provenance, source in found.facts()}
+    assert all(provenance and len(source) >= 3 for provenance, source in facts.values())
+    for path in found.sources:
+        assert any(fact == path or fact.startswith(f"{path}.") for fact in facts), f"{path} is the source of nothing"
+
+
+def test_the_recorded_and_shown_paths_of_every_study_are_paths_of_its_designs() -> None:
+    schedules = [design(name) for name in shipped("schedule")]
+    known = {path for one in schedules for path in _paths(one.model_dump(), "")}
+    for tree in shipped("study").values():
+        metrics = {**overlap("analytic").metrics, **overlap("analytic").relations}
+        for path in (*tree["study"]["recorded"], *tree["study"]["baseline"]):
+            assert path in known
+        assert set(tree["study"]["summary"]) <= {*known, *metrics}
+        assert set(tree["study"]["objectives"]) <= set(overlap("analytic").metrics)
+
+
+def _paths(tree: Any, prefix: str) -> Iterator[str]:
+    if isinstance(tree, dict):
+        for name, value in tree.items():
+            yield f"{prefix}{name}"
+            yield from _paths(value, f"{prefix}{name}.")
+
+
+# Claims
+
+
+def test_the_retyped_claims_are_those_of_the_shared_list(shared: Callable[[str], Path]) -> None:
+    theirs = {row["id"]: row for row in _claims(yaml.safe_load(shared("papers/claims.yaml").read_text("utf-8")))}
+    assert theirs
+    ours = {claim.id: claim.model_dump(mode="json") for claim in STUDY.claims()}
+    assert set(ours) == set(theirs)
+    for name, claim in ours.items():
+        different = {
+            field: (value, theirs[name].get(field))
+            for field, value in claim.items()
+            if value != theirs[name].get(field)
+        }
+        assert different == {}, name
+
+
+def _claims(found: Any) -> list[dict[str, Any]]:
+    rows = found["claims"] if isinstance(found, dict) else found
+    return [row for row in rows if row["paper"] == "ficco"]
+
+
+# Code
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_what_is_public_says_what_it_is(path: Path) -> None:
+    tree = ast.parse(path.read_text("utf-8"))
+    assert ast.get_docstring(tree), "the module"
+    assert [name for name, node in public(tree) if not ast.get_docstring(node)] == []
+
+
+Documented = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+
+
+def public(tree: ast.Module | ast.ClassDef, prefix: str = "") -> Iterator[tuple[str, Documented]]:
+    """Public classes, functions and methods of a module, by name."""
+    for node in tree.body:
+        if isinstance(node, Documented) and not node.name.startswith("_"):
+            yield f"{prefix}{node.name}", node
+            if isinstance(node, ast.ClassDef):
+                yield from public(node, f"{prefix}{node.name}.")
+
+
+def functions() -> dict[str, int]:
+    """Lines of every function, by file and name."""
+    found = {}
+    for path in MODULES:
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno:
+                found[f"{name_of(path)}:{node.lineno} {node.name}"] = node.end_lineno - node.lineno + 1
+    return found
+
+
+def test_functions_are_short() -> None:
+    lines = functions()
+    assert {name: count for name, count in lines.items() if count > 60} == {}
+    assert statistics.median(lines.values()) <= 8
+    assert sum(count <= 30 for count in lines.values()) >= 0.9 * len(lines)
+
+
+def test_functions_take_at_most_five_arguments() -> None:
+    many = {}
+    for path in MODULES:
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.FunctionDef):
+                found = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+                if len([one for one in found if one.arg not in ("self", "cls")]) > 5:
+                    many[f"{name_of(path)}:{node.lineno} {node.name}"] = [one.arg for one in found]
+    assert many == {}

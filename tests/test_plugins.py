@@ -1,0 +1,337 @@
+"""Plug-ins: one module and one YAML, in the tree or from another distribution, and no edit elsewhere."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from toy import distribution
+
+import dse
+from dse import discovery
+from dse.cli import main
+from dse.compose import request
+from dse.execute import BackendSpec
+from dse.plan import plan
+from dse.problems import ConfigError
+
+ENGINE = '''
+"""Everything one after another."""
+
+import numpy as np
+
+from simulators.timeline import Timeline
+
+
+class OneByOne:
+    """Every task alone, in order."""
+
+    version = "1"
+    batch = 64
+
+    def run(self, graph):
+        """Finish times are the running sum of what each task takes alone."""
+        took = graph.delay + np.where(graph.work > 0, graph.work / graph.isolated_rate(), 0.0)
+        finished = np.cumsum(took, axis=1)
+        return Timeline(graph, finished - took, finished, ("",) * graph.num_designs)
+
+
+ENGINE = OneByOne()
+'''
+SCHEDULE = '''
+"""Serial by another name."""
+
+from typing import Literal
+
+from search_spaces.serial import Serial
+
+
+class Toy(Serial):
+    """The whole collective, then the whole GEMM."""
+
+    family: Literal["toy"]
+
+
+SCHEDULE = Toy
+'''
+RUN = ["study=ficco_sweep", "workload.only=[g4]", "tracking=none", "simulator=toy"]
+SPACE = ["space.schedule.name=choice(serial,toy)", "space.schedule.priority=choice(equal)"]
+
+
+def conf(folder: Path) -> Path:
+    """A folder with the YAML of the toy engine and of the toy schedule."""
+    for group, text in {
+        "simulator": "name: toy\ndescription: tasks one by one\nbackend: overlap\nengine: toy\nfallback: null\n",
+        "schedule": "name: toy\ndescription: a toy to add\nfamily: toy\nmover: dma\npriority: equal\n",
+    }.items():
+        (folder / group).mkdir(parents=True)
+        (folder / group / "toy.yaml").write_text(text, encoding="utf-8")
+    return folder
+
+
+def write(folder: Path, **modules: str) -> Path:
+    """Modules of these names in a folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in modules.items():
+        (folder / f"{name}.py").write_text(text, encoding="utf-8")
+    return folder
+
+
+Start = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(params=["in the tree", "as a distribution"])
+def start(request: pytest.FixtureRequest, tmp_path: Path) -> Start:
+    """Runs the command line in a process in which the toys are there, in either way."""
+    if request.param == "in the tree":
+        write(tmp_path / "simulators", toy=ENGINE)
+        write(tmp_path / "search_spaces", toy=SCHEDULE)
+        lines = [
+            f"import {name}; {name}.__path__.append({str(tmp_path / name)!r})"
+            for name in ("simulators", "search_spaces")
+        ]
+        command = ["-c", "\n".join([*lines, "import sys; from dse.cli import main; sys.exit(main())"])]
+        environment = dict(os.environ)
+    else:
+        site = write(tmp_path / "site", some_engine=ENGINE, some_schedule=SCHEDULE)
+        distribution(site, "toybox", simulators="toy = some_engine", search_spaces="toy = some_schedule")
+        command = ["-m", "dse"]
+        environment = {**os.environ, "PYTHONPATH": str(site)}
+    folder = conf(tmp_path / "conf")
+
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        line = [sys.executable, *command, *words, f"--config-dir={folder}"]
+        return subprocess.run(
+            line, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=120
+        )
+
+    return run
+
+
+def test_an_engine_and_a_schedule_take_one_module_and_one_yaml_each(start: Start, tmp_path: Path) -> None:
+    done = start(*RUN, *SPACE)
+    assert done.returncode == 0, done.stderr
+    table = dse.load("ficco_sweep", tmp_path / "outputs")
+    assert set(table["schedule.name"]) == {"serial", "toy"}
+    assert set(table["engine"]) == {"toy"}
+    assert set(table["status"]) == {"ok"}
+    told = start("--help").stdout
+    assert "a toy to add" in told
+    assert "tasks one by one" in told
+
+
+# In this process
+
+
+@contextmanager
+def installed(site: Path) -> Iterator[None]:
+    """While it lasts, the distributions of a folder are installed in this process."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(site))
+        discovery.refresh()
+        try:
+            yield
+        finally:
+            for name in [path.stem for path in site.glob("*.py")]:
+                sys.modules.pop(name, None)
+            patch.undo()
+            discovery.refresh()
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    conf(tmp_path / "conf")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("raise RuntimeError('no licence')", "RuntimeError: no licence"),
+        ("import absent_library", "absent_library"),
+        ("def broken(:", "SyntaxError"),
+        ("1 / 0", "ZeroDivisionError"),
+    ],
+)
+def test_a_plug_in_that_cannot_be_imported_is_refused_by_the_name_of_its_distribution(
+    text: str, part: str, elsewhere: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    site = write(elsewhere / "site", broken_engine=text)
+    distribution(site, "toybox", simulators="toy = broken_engine")
+    with installed(site):
+        assert main([*RUN, "schedule=serial", "--config-dir=conf"]) == 2
+        told = capsys.readouterr().err
+    assert "toybox" in told
+    assert "broken_engine" in told
+    assert part in told
+    assert "Traceback" not in told
+    assert not (elsewhere / "outputs").exists()
+
+
+def test_a_plug_in_whose_module_is_not_there_is_refused_by_the_name_of_its_distribution(
+    elsewhere: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    distribution(elsewhere / "site", "toybox", simulators="toy = not_there")
+    with installed(elsewhere / "site"):
+        assert main([*RUN, "schedule=serial", "--config-dir=conf"]) == 2
+    assert "toybox" in capsys.readouterr().err
+
+
+def test_a_module_without_the_plug_in_is_refused_with_those_that_have_one(
+    elsewhere: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    site = write(elsewhere / "site", empty_engine="")
+    distribution(site, "toybox", simulators="toy = empty_engine")
+    with installed(site):
+        assert main([*RUN, "schedule=serial", "--config-dir=conf"]) == 2
+    told = capsys.readouterr().err
+    assert "ENGINE" in told
+    assert "analytic, event" in told
+
+
+def test_a_broken_plug_in_that_nobody_asked_for_stops_no_study(elsewhere: Path) -> None:
+    site = write(elsewhere / "site", broken_engine="1 / 0")
+    distribution(site, "toybox", simulators="broken = broken_engine")
+    with installed(site):
+        assert plan(request(["schedule=serial"])).spaces
+
+
+def test_two_plug_ins_of_one_name_are_refused_naming_both(elsewhere: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    site = write(elsewhere / "site", one_engine=ENGINE, other_engine=ENGINE)
+    distribution(site, "toybox", simulators="toy = one_engine")
+    distribution(site, "lookalike", simulators="toy = other_engine")
+    with installed(site):
+        assert main([*RUN, "schedule=serial", "--config-dir=conf"]) == 2
+    told = capsys.readouterr().err
+    assert "toybox" in told
+    assert "lookalike" in told
+
+
+def test_a_plug_in_may_not_take_the_name_of_a_shipped_one(elsewhere: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    site = write(elsewhere / "site", my_engine=ENGINE)
+    distribution(site, "toybox", simulators="event = my_engine")
+    with installed(site):
+        assert main([*RUN[:-1], "schedule=serial", "simulator=event"]) == 2
+    told = capsys.readouterr().err
+    assert "simulators.event" in told
+    assert "toybox" in told
+
+
+def test_a_plug_in_is_seen_after_a_refresh_and_gone_after_it_left(elsewhere: Path) -> None:
+    site = write(elsewhere / "site", my_engine=ENGINE)
+    distribution(site, "toybox", simulators="toy = my_engine")
+    assert "toy" not in discovery.names("simulators")
+    with installed(site):
+        assert "toy" in discovery.names("simulators")
+        assert set(discovery.plugins("simulators", "ENGINE")) == {"analytic", "event", "toy"}
+        assert discovery.load("simulators", "toy", "ENGINE").batch == 64
+    assert "toy" not in discovery.names("simulators")
+    with pytest.raises(ConfigError, match="is no plug-in with ENGINE"):
+        discovery.load("simulators", "toy", "ENGINE")
+
+
+def test_a_plug_in_that_was_replaced_is_used_in_its_new_form_after_a_refresh(elsewhere: Path) -> None:
+    versions = []
+    for version in ("1", "2"):
+        site = write(elsewhere / version, new_engine=ENGINE.replace('version = "1"', f'version = "{version}"'))
+        distribution(site, "toybox", simulators="renewed = new_engine")
+        with installed(site):
+            versions.append(BackendSpec("overlap", (("engine", "renewed"),)).make().version)
+    assert versions[0] != versions[1]
+
+
+OVERHEATED = "        raise ValueError('overheated')\n"
+
+
+@pytest.mark.parametrize("module", ["engine", "schedule"])
+def test_a_plug_in_that_fails_on_every_design_is_told_point_by_point(
+    module: str, elsewhere: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hot = f"\n    def lower(self, system, workload):\n{OVERHEATED}\n\nSCHEDULE"
+    texts = {
+        "my_engine": ENGINE.replace("        took =", f"{OVERHEATED}        took =") if module == "engine" else ENGINE,
+        "my_schedule": SCHEDULE.replace("\n\nSCHEDULE", hot) if module == "schedule" else SCHEDULE,
+    }
+    site = write(elsewhere / "site", **texts)
+    distribution(site, "toybox", simulators=f"hot_{module} = my_engine", search_spaces="toy = my_schedule")
+    with installed(site):
+        assert main([*RUN, *SPACE, f"simulator.engine=hot_{module}", "--config-dir=conf"]) == 3
+    assert "Traceback" not in capsys.readouterr().err
+    table = dse.load("ficco_sweep")
+    failed = table if module == "engine" else table[table["schedule.name"] == "toy"]
+    assert len(failed)
+    assert set(failed["status"]) == {"failed"}
+    assert set(failed["reason"]) == {"ValueError: overheated"}
+    assert set(table["status"]) == ({"failed"} if module == "engine" else {"failed", "ok"})
+
+
+STUDY = '''
+"""A study without claims or figures."""
+
+
+class Toys:
+    """Asks nothing of a paper."""
+
+    allows = ()
+
+    def claims(self):
+        """None."""
+        return []
+
+    def findings(self, table):
+        """None."""
+        return {}
+
+    def figures(self, table, timelines):
+        """None."""
+        return iter(())
+
+
+STUDY = Toys()
+'''
+TOYS = """\
+# @package _global_
+defaults:
+  - override /system: null
+  - override /workload: null
+  - override /schedule: null
+  - override /simulator: box
+
+study:
+  name: toys
+  description: which toy is best
+  module: toys
+  objectives: [time_s, gain]
+  baseline: {thing.x: 0}
+  summary: [thing.x, thing.mode]
+
+thing: {name: plain, x: 1, y: 0.0, mode: flat, bend: loose, grip: 0}
+tool: {size: 1, weight: 0.5}
+
+space:
+  thing:
+    x: range(0,6)
+    mode: choice(flat,bent)
+    bend: choice(firm,loose)
+"""
+
+
+def test_a_backend_that_knows_no_gpu_is_explored_like_any_other(
+    elsewhere: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    site = write(elsewhere / "site", toy_study=STUDY)
+    distribution(site, "toybox", simulators="toy = toy", studies="toys = toy_study")
+    (elsewhere / "conf" / "study").mkdir()
+    (elsewhere / "conf" / "study" / "toys.yaml").write_text(TOYS, encoding="utf-8")
+    (elsewhere / "conf" / "simulator" / "box.yaml").write_text("name: box\nbackend: toy\n", encoding="utf-8")
+    with installed(site):
+        assert main(["study=toys", "tracking=none", "--config-dir=conf"]) == 0, capsys.readouterr().err
+    table = dse.load("toys")
+    assert len(table) == 2 * 6 * 3
+    assert "time_s" in capsys.readouterr().out

@@ -1,0 +1,412 @@
+"""Searching: every distinct point once, as many as were asked for, the same ones for the same seed."""
+
+from __future__ import annotations
+
+import itertools
+import signal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import toy
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from dse.problems import ConfigError
+from dse.search import Chosen, Question, Search, explore
+from dse.space import Assignment, Knob, Space, set_path
+from dse.study import front, winners
+from dse.study import run as run_study
+from dse.values import key
+
+METHODS = ("random", "tpe", "nsga2", "qmc")
+every_method = pytest.mark.parametrize("method", METHODS)
+
+
+@contextmanager
+def within(seconds: float) -> Iterator[None]:
+    """Raise TimeoutError in the body if it takes longer."""
+
+    def late(number: int, frame: object) -> None:
+        raise TimeoutError(f"not done within {seconds} s")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+# The space
+
+
+def some(values: Sequence[Any], most: int = 3) -> st.SearchStrategy[tuple[Any, ...]]:
+    """Some of the values, each once, in any order."""
+    return st.lists(st.sampled_from(values), min_size=1, max_size=most, unique=True).map(tuple)
+
+
+@st.composite
+def spaces(draw: st.DrawFn) -> Space:
+    """Spaces with options, conditions on searched and on fixed siblings, and knobs only one option has."""
+    pool = {
+        "thing.name": some(["plain", "fancy"]),
+        "thing.x": some(range(-5, 6)),
+        "thing.y": some([-1.5, 0.0, 1.0, 2.5], 2),
+        "thing.mode": some(["flat", "bent"]),
+        "thing.bend": some(["firm", "loose"]),
+        "thing.trim": some([0, 1, 2], 2),
+        "tool.size": some([1, 2, 3]),
+    }
+    paths = draw(st.lists(st.sampled_from(sorted(pool)), min_size=1, unique=True))
+    knobs = [Knob(path, draw(pool[path])) for path in paths]
+    thing = {**draw(st.sampled_from([toy.PLAIN, toy.FANCY])), "mode": draw(st.sampled_from(["flat", "bent"]))}
+    return toy.space(*knobs, base={**toy.BASE, "thing": thing})
+
+
+def designs_by_brute_force(space: Space) -> set[str]:
+    """Keys of the designs of all combinations of values, put in wherever the section has such a key."""
+    found = set()
+    for values in itertools.product(*(knob.values for knob in space.knobs)):
+        chosen = dict(zip((knob.path for knob in space.knobs), values, strict=True))
+        name = chosen.pop("thing.name", None)
+        sections = {**space.base, **({"thing": space.options["thing"][name]} if name else {})}
+        tree = {section: dict(values) for section, values in sections.items()}
+        for path, value in chosen.items():
+            section, _, leaf = path.partition(".")
+            if leaf in tree[section]:
+                set_path(tree, path, value)
+        found.add(key(toy.Fixed().design(tree)))
+    return found
+
+
+@given(spaces())
+@hypothesis_settings(max_examples=60)
+def test_enumeration_yields_every_distinct_design_exactly_once(space: Space) -> None:
+    found = [key(toy.Fixed().design(space.tree(point))) for point in space.points()]
+    assert len(found) == len(set(found))
+    assert set(found) == designs_by_brute_force(space)
+
+
+@given(spaces())
+def test_the_size_is_the_number_of_points(space: Space) -> None:
+    assert space.size() == len(list(space.points()))
+
+
+@given(spaces(), st.data())
+def test_a_walk_asks_only_for_knobs_that_count_and_ends_at_a_point_of_the_space(
+    space: Space, data: st.DataObject
+) -> None:
+    asked: list[str] = []
+
+    def choose(knob: Knob) -> Any:
+        asked.append(knob.path)
+        return data.draw(st.sampled_from(knob.values))
+
+    point = space.walk(choose)
+    assert asked == list(point)
+    assert point in list(space.points())
+
+
+@given(spaces())
+def test_points_do_not_leak_into_the_base_or_the_options(space: Space) -> None:
+    before = repr((space.base, space.options))
+    for point in space.points():
+        space.tree(point)
+    assert repr((space.base, space.options)) == before
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(["thing.mode", "thing.bend", "thing.grip"])))
+def test_a_knob_that_depends_on_an_idle_knob_does_not_count(order: tuple[str, ...]) -> None:
+    values: dict[str, tuple[Any, ...]] = {
+        "thing.mode": ("flat", "bent"),
+        "thing.bend": ("firm", "loose"),
+        "thing.grip": (1, 2, 3),
+    }
+    space = toy.space(*(Knob(path, values[path]) for path in order))
+    found = [key(toy.Fixed().design(space.tree(point))) for point in space.points()]
+    assert sorted(found) == sorted(set(found))
+    assert len(found) == 1 + 3 + 1  # flat; firm with three grips; loose
+
+
+def test_a_space_with_an_interval_has_no_size() -> None:
+    assert toy.space(Knob("thing.y", low=0.0, high=1.0)).size() is None
+
+
+def test_whether_a_space_of_a_billion_points_is_larger_than_the_budget_is_known_at_once() -> None:
+    thousand = tuple(range(1000))
+    space = toy.space(Knob("thing.x", thousand), Knob("thing.y", thousand), Knob("tool.size", thousand))
+    recorder = Recorder(space)
+    with within(4.0):
+        explore(recorder.question("time_s"), Search(name="random"), trials=8)
+    assert len(recorder.points) == 8
+
+
+# Sampling
+
+
+@dataclass
+class Recorder:
+    """Remembers which points were evaluated, in order. fails: points without a result."""
+
+    space: Space
+    fails: Callable[[Assignment], bool] = lambda point: False
+    points: list[Assignment] = field(default_factory=list)
+
+    def evaluate(self, points: Sequence[Assignment]) -> list[Mapping[str, float] | None]:
+        self.points += points
+        designs = [toy.Fixed().design(self.space.tree(point)) for point in points]
+        return [
+            None if self.fails(point) else toy.formula(design) for point, design in zip(points, designs, strict=True)
+        ]
+
+    def question(self, *metrics: str, seed: int = 0, identify: Callable[[Assignment], str] | None = None) -> Question:
+        return Question(self.space, toy.goals(*metrics), seed, self.evaluate, identify or name_of)
+
+
+def name_of(point: Assignment) -> str:
+    """A point's identity."""
+    return repr(sorted(point.items()))
+
+
+def searched(
+    method: str, trials: int, *, seed: int = 0, space: Space | None = None, **options: Any
+) -> list[Assignment]:
+    """The points a search evaluated, in order."""
+    recorder = Recorder(space or SPACE)
+    explore(recorder.question(seed=seed), Search(name=method, batch=8, options=options), trials=trials)
+    return recorder.points
+
+
+SPACE = toy.space(
+    Knob("thing.name", ("plain", "fancy")),
+    Knob("thing.x", tuple(range(6))),
+    Knob("thing.mode", ("flat", "bent")),
+    Knob("thing.bend", ("firm", "loose")),
+)
+INFINITE = toy.space(
+    Knob("thing.name", ("plain", "fancy")),
+    Knob("thing.x", (3, 1, 2)),
+    Knob("thing.y", low=1e-3, high=10.0, log=True),
+    Knob("thing.mode", ("flat", "bent")),
+    Knob("thing.bend", ("firm", "loose")),
+)
+SIZE = SPACE.size() or 0
+
+
+@every_method
+@pytest.mark.parametrize("trials", [1, 2, 17, SIZE - 1])
+def test_a_search_evaluates_exactly_as_many_distinct_points_as_it_may(method: str, trials: int) -> None:
+    found = searched(method, trials)
+    assert len(found) == trials
+    assert len({name_of(point) for point in found}) == trials
+    everything = [name_of(point) for point in SPACE.points()]
+    assert all(name_of(point) in everything for point in found)
+
+
+@every_method
+def test_an_infinite_space_is_searched_within_its_bounds(method: str) -> None:
+    found = searched(method, 25, space=INFINITE)
+    assert len({name_of(point) for point in found}) == 25
+    assert all(1e-3 <= point["thing.y"] <= 10.0 for point in found)
+    assert all(("thing.bend" in point) == (point["thing.mode"] == "bent") for point in found)
+    assert len({point["thing.y"] for point in found}) > 12
+
+
+@every_method
+@pytest.mark.parametrize("space", [SPACE, INFINITE], ids=["finite", "infinite"])
+def test_one_seed_gives_one_sequence_and_another_seed_another(method: str, space: Space) -> None:
+    first, again, other = (searched(method, 24, seed=seed, space=space) for seed in (1, 1, 2))
+    assert first == again
+    assert first != other
+
+
+@pytest.mark.parametrize("method", [*METHODS, "exhaustive"])
+@pytest.mark.parametrize("spare", [0, 1, 1000])
+def test_a_space_no_larger_than_the_budget_is_enumerated_whatever_the_method(method: str, spare: int) -> None:
+    recorder = Recorder(SPACE)
+    chosen = explore(recorder.question(), Search(name=method), trials=SIZE + spare)
+    assert recorder.points == list(SPACE.points())
+    assert chosen == Chosen(SIZE, "exhaustive")
+
+
+@every_method
+@pytest.mark.parametrize("fails", [lambda point: point["thing.x"] % 2 == 1, lambda point: True], ids=["half", "all"])
+@pytest.mark.parametrize("space", [SPACE, INFINITE], ids=["finite", "infinite"])
+def test_points_without_a_result_do_not_stop_a_search(
+    method: str, fails: Callable[[Assignment], bool], space: Space
+) -> None:
+    recorder = Recorder(space, fails)
+    explore(recorder.question(), Search(name=method, batch=8), trials=20)
+    assert len({name_of(point) for point in recorder.points}) == len(recorder.points) == 20
+
+
+@every_method
+@pytest.mark.parametrize("trials", [4, 8, 15])
+def test_two_ways_to_write_one_design_are_evaluated_once(method: str, trials: int) -> None:
+    recorder = Recorder(toy.space(Knob("thing.x", tuple(range(20)))))
+
+    def identify(point: Assignment) -> str:
+        return str(point["thing.x"] // 2)  # ten designs, each written in two ways
+
+    chosen = explore(recorder.question(identify=identify), Search(name=method, batch=4), trials=trials)
+    found = [identify(point) for point in recorder.points]
+    assert len(found) == len(set(found)) == chosen.num_points == min(trials, 10)
+
+
+def test_an_enumeration_counts_designs_not_ways_to_write_them() -> None:
+    recorder = Recorder(toy.space(Knob("thing.x", tuple(range(20)))))
+    question = recorder.question(identify=lambda point: str(point["thing.x"] // 2))
+    assert explore(question, Search(name="random"), trials=50).num_points == 10
+
+
+@every_method
+def test_an_unknown_option_of_a_sampler_is_refused_by_name(method: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        searched(method, 5, nonsense=3)
+    assert "search.options" in toy.refused(caught.value)
+    assert "nonsense" in toy.refused(caught.value)
+
+
+def test_an_impossible_option_of_a_sampler_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"search\.options"):
+        searched("nsga2", 5, population_size=1)
+
+
+def test_options_reach_the_sampler() -> None:
+    small, large = (searched("nsga2", 60, space=INFINITE, population_size=size) for size in (4, 40))
+    assert small != large
+
+
+@pytest.mark.parametrize(("name", "meant"), [("ranom", "random"), ("exhaustve", "exhaustive")])
+def test_an_unknown_method_is_refused_with_the_nearest_one(name: str, meant: str) -> None:
+    with pytest.raises(ConfigError, match=f"did you mean `{meant}`"):
+        searched(name, 5)
+
+
+@pytest.mark.parametrize("method", ["tpe", "nsga2"])
+def test_a_guided_search_finds_better_points_than_chance(method: str) -> None:
+    space = toy.space(Knob("thing.x", tuple(range(-200, 201))), Knob("thing.y", low=-100.0, high=100.0))
+
+    def best(name: str) -> float:
+        recorder = Recorder(space)
+        explore(recorder.question("time_s", seed=5), Search(name=name, batch=8), trials=160)
+        return min(toy.formula(toy.Fixed().design(space.tree(point)))["time_s"] for point in recorder.points)
+
+    assert best(method) < best("random")
+
+
+# Fronts and winners
+
+ROWS = st.lists(
+    st.fixed_dictionaries(
+        {
+            "scenario": st.sampled_from(["left", "right"]),
+            "status": st.sampled_from(["ok", "ok", "ok", "failed", "infeasible", "invalid", "unsupported"]),
+            "a": st.integers(0, 4).map(float),
+            "b": st.integers(0, 4).map(float),
+            "c": st.integers(0, 2).map(float),
+        }
+    ),
+    min_size=1,
+    max_size=25,
+)
+GOALS = st.dictionaries(st.sampled_from(["a", "b", "c"]), st.sampled_from(["minimize", "maximize"]), min_size=1)
+
+
+def table_of(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+    """Rows as a study's table: no metrics where there is no result."""
+    table = pd.DataFrame(rows)
+    table.loc[table["status"] != "ok", ["a", "b", "c"]] = float("nan")
+    return table
+
+
+def signed(row: Mapping[str, Any], goals: Mapping[str, str]) -> tuple[float, ...]:
+    """Metrics such that smaller is better."""
+    return tuple(row[name] if goal == "minimize" else -row[name] for name, goal in goals.items())
+
+
+@given(ROWS, GOALS)
+def test_the_front_is_what_no_other_point_of_the_scenario_dominates(
+    rows: list[dict[str, Any]], goals: dict[str, str]
+) -> None:
+    def dominated(row: Mapping[str, Any]) -> bool:
+        rivals = [one for one in rows if one["status"] == "ok" and one["scenario"] == row["scenario"]]
+        mine = signed(row, goals)
+        found = [signed(rival, goals) for rival in rivals]
+        return any(all(a <= b for a, b in zip(theirs, mine, strict=True)) and theirs != mine for theirs in found)
+
+    expected = [row["status"] == "ok" and not dominated(row) for row in rows]
+    assert front(table_of(rows), goals).tolist() == expected
+
+
+@given(ROWS, GOALS)
+def test_the_winner_is_the_first_best_row_by_the_objectives_in_their_order(
+    rows: list[dict[str, Any]], goals: dict[str, str]
+) -> None:
+    table = table_of([{**row, "key": index} for index, row in enumerate(rows)])
+    expected = []
+    for scenario in dict.fromkeys(row["scenario"] for row in rows):
+        ok = [i for i, row in enumerate(rows) if row["status"] == "ok" and row["scenario"] == scenario]
+        expected += [min(ok, key=lambda index: signed(rows[index], goals))] if ok else []
+    assert winners(table, goals)["key"].tolist() == expected
+
+
+# Whole studies of the toy
+
+KNOBS = (
+    Knob("thing.name", ("plain", "fancy")),
+    Knob("thing.x", tuple(range(12))),
+    Knob("thing.mode", ("flat", "bent")),
+)
+
+
+@pytest.fixture
+def installed(tmp_path: Path) -> Iterator[None]:
+    with toy.installed(tmp_path):
+        yield
+
+
+@pytest.mark.usefixtures("installed")
+@every_method
+def test_bad_points_are_rows_with_a_reason_and_the_study_goes_on(method: str) -> None:
+    knobs = (Knob("thing.x", (*range(40), 950)), Knob("thing.mode", ("flat", "bent")))
+    faults = [(4, "raises"), (5, "nan"), (6, "no gain"), (7, "unsupported")]
+    plan = toy.planned(knobs, toy.settings(method, 80), faults)
+    table = run_study(plan).table
+    statuses = {4: "failed", 5: "invalid", 6: "invalid", 7: "unsupported", 950: "infeasible"}
+    expected = table["thing.x"].map(statuses).fillna("ok")
+    assert table["status"].tolist() == expected.tolist()
+    bad = table[table["status"] != "ok"]
+    assert set(bad["status"]) == set(statuses.values())
+    assert (bad["reason"] != "").all()
+    assert not bad["on_front"].any()
+    assert bad[["time_s", "gain", "ratio"]].isna().all(axis=None)
+    assert table.loc[table["status"] == "ok", ["time_s", "gain", "ratio"]].notna().all(axis=None)
+
+
+@pytest.mark.usefixtures("installed")
+@every_method
+def test_the_budget_holds_for_every_scenario_and_baselines_come_on_top(method: str) -> None:
+    plan = toy.planned(KNOBS, toy.settings(method, 20))
+    findings = run_study(plan)
+    assert {name: chosen.num_points for name, chosen in findings.chosen.items()} == {"light": 20, "heavy": 20}
+    for _, rows in findings.table.groupby("scenario"):
+        assert rows["key"].is_unique
+        assert len(rows[rows["thing.x"] != 0]) <= 20 <= len(rows)
+        assert set(rows["baseline"]) <= set(rows.loc[rows["thing.x"] == 0, "key"])
+
+
+@pytest.mark.usefixtures("installed")
+def test_the_table_depends_on_the_seed_alone() -> None:
+    first, again, other = (
+        run_study(toy.planned(KNOBS, toy.settings("nsga2", 20, seed=seed))).table for seed in (7, 7, 8)
+    )
+    pd.testing.assert_frame_equal(first, again)
+    assert set(first["key"]) != set(other["key"])

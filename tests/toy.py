@@ -1,0 +1,254 @@
+"""A backend without a GPU: `Fixed` answers from a formula, and breaks on demand.
+
+Nothing here is a mock: it keeps the contract of `dse.backend.Backend` and is found by name, as an entry point of an
+installed distribution would be (`installed`), in this process and in its workers.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+import pytest
+from pydantic import BaseModel, Field, model_validator
+
+from dse import discovery
+from dse.backend import Interval, Metric, Replay, Result, Tree
+from dse.compose import Request
+from dse.execute import BackendSpec
+from dse.plan import Plan, plan
+from dse.problems import ConfigError, Problem, Problems, did_you_mean
+from dse.search import Goal
+from dse.space import Knob, Space
+from dse.values import Frozen, Integer, Number, condition, knob
+
+
+class Thing(Frozen):
+    """What is explored. `bend` counts for a bent thing, `grip` for a firm bend; a plain thing has no `trim`."""
+
+    name: Literal["plain", "fancy"]
+    x: Annotated[Integer, Field(ge=-1000, le=1000)]
+    y: Number
+    mode: Literal["flat", "bent"]
+    bend: Annotated[Literal["firm", "loose"] | None, knob(when={"mode": "bent"})]
+    grip: Annotated[Integer | None, knob(when={"bend": "firm"})]
+    trim: Integer | None = None
+
+    @model_validator(mode="after")
+    def _drop_idle(self) -> Self:
+        """Idle knobs become None, and then what depends on them, so that equal things are equal."""
+        found = self
+        for name in ("bend", "grip"):
+            needs = condition(Thing, name)
+            if any(getattr(found, sibling) != value for sibling, value in needs.items()):
+                found = found.model_copy(update={name: None})
+        return found
+
+
+class Tool(Frozen):
+    """A second section, without conditions."""
+
+    size: Integer
+    weight: Number
+
+
+class Toy(Frozen):
+    """One point of the toy's design space."""
+
+    thing: Thing
+    tool: Tool
+
+
+METRICS: Mapping[str, Metric] = {
+    "time_s": Metric("s", "smaller is better"),
+    "gain": Metric("x", "larger is better", goal="maximize", low=-1e9, high=1e9),
+}
+RELATIONS: Mapping[str, Metric] = {"ratio": Metric("x", "time of the baseline / time", goal="maximize")}
+
+PLAIN: dict[str, Any] = {"name": "plain", "x": 1, "y": 0.0, "mode": "flat", "bend": "loose", "grip": 0}
+FANCY: dict[str, Any] = {**PLAIN, "name": "fancy", "mode": "bent", "trim": 0}
+TOOL: dict[str, Any] = {"size": 1, "weight": 0.5}
+BASE: dict[str, Any] = {"thing": PLAIN, "tool": TOOL}
+OPTIONS: dict[str, dict[str, dict[str, Any]]] = {"thing": {"plain": PLAIN, "fancy": FANCY}}
+
+
+def formula(point: Toy) -> dict[str, Any]:
+    """Metrics of a toy, different for almost all of them."""
+    thing, extra = point.thing, {"flat": 0.0, "bent": 0.25}[point.thing.mode]
+    time_s = 1.0 + (thing.x - 3) ** 2 + abs(thing.y) + extra + 0.125 * (thing.grip or 0) + 0.5 * (thing.trim or 0)
+    return {"time_s": time_s + 0.0625 * point.tool.size, "gain": thing.x - thing.y + 2 * point.tool.weight}
+
+
+def _broken(fault: str, metrics: dict[str, Any]) -> Result:
+    """A result that is wrong in one way; the fault is also its name."""
+    if fault == "raises":
+        raise ZeroDivisionError("asked to fail")
+    if fault == "unsupported":
+        return Result("unsupported", reason="asked to refuse", engine="toy")
+    wrong: dict[str, Any] = {
+        "nan": {"time_s": float("nan")},
+        "inf": {"time_s": float("inf")},
+        "-inf": {"gain": float("-inf")},
+        "negative": {"time_s": -1e-300},
+        "too large": {"gain": 2e9},
+        "bool": {"time_s": True},
+        "text": {"time_s": "1.0"},
+        "none": {"time_s": None},
+        "list": {"gain": [1.0]},
+        "extra": {"speed": 1.0},
+        "worker": {"gain": float(os.getpid())},
+    }
+    found = {**metrics, **wrong.get(fault, {})}
+    return Result("ok", {name: value for name, value in found.items() if fault != f"no {name}"}, engine="toy")
+
+
+class Fixed:
+    """faults: (x, what goes wrong with every thing of that x). batch: designs per call. loses: results go missing."""
+
+    metrics = METRICS
+    relations = RELATIONS
+    version = "1"
+
+    def __init__(self, faults: Sequence[tuple[int, str]] = (), batch: int = 4, loses: bool = False) -> None:
+        self.faults, self.batch, self.loses = dict(faults), batch, loses
+
+    def sections(self, tree: Tree) -> None:
+        """A thing and a tool, and nothing else."""
+        check = Problems()
+        for name in set(tree) - set(Toy.model_fields):
+            check.add(name, "is not a known section", way_out=did_you_mean(name, Toy.model_fields))
+        for name in set(Toy.model_fields) - set(tree):
+            check.add(name, "is missing")
+        check.done()
+
+    def scenarios(self, tree: Tree) -> Mapping[str, Tree]:
+        """Two scenarios: tools of two weights."""
+        return {name: {**tree, "tool": {**tree["tool"], "weight": w}} for name, w in (("light", 0.5), ("heavy", 4.0))}
+
+    def design(self, tree: Tree) -> Toy:
+        """The validated toy of one tree."""
+        check = Problems()
+        parts = [
+            check.model(Thing, tree.get("thing"), path="thing"),
+            check.model(Tool, tree.get("tool"), path="tool"),
+        ]
+        check.done()
+        return Toy.model_construct(thing=parts[0], tool=parts[1])
+
+    def problems(self, design: BaseModel) -> Sequence[Problem]:
+        """A thing must be smaller than 900: beyond, it is infeasible."""
+        assert isinstance(design, Toy)
+        return [Problem("thing.x", "does not fit the tool", design.thing.x)] if design.thing.x >= 900 else []
+
+    def condition(self, path: str, tree: Tree) -> Mapping[str, Any] | None:
+        """What a knob depends on; None where the section has no such key."""
+        section, _, name = path.partition(".")
+        if name not in tree.get(section, {}):
+            return None
+        kind: type[BaseModel] = Thing if section == "thing" else Tool
+        return {f"{section}.{key}": value for key, value in condition(kind, name).items()}
+
+    def evaluate(self, designs: Sequence[BaseModel]) -> list[Result]:
+        """The formula, or what `faults` asks for."""
+        points = [point for point in designs if isinstance(point, Toy)]
+        found = [self._one(point) for point in points]
+        return found[:-1] if self.loses else found
+
+    def _one(self, point: Toy) -> Result:
+        metrics, fault = formula(point), self.faults.get(point.thing.x)
+        return _broken(fault, metrics) if fault else Result("ok", metrics, engine="toy")
+
+    def relate(self, point: Mapping[str, float], baseline: Mapping[str, float]) -> Mapping[str, float]:
+        """Time of the baseline over time."""
+        return {"ratio": baseline["time_s"] / point["time_s"]}
+
+    def replay(self, design: BaseModel) -> Replay:
+        """One interval as long as the point's time."""
+        assert isinstance(design, Toy)
+        return Replay((Interval("lane", "all", "task", 0.0, formula(design)["time_s"]),), {"task": 1.0})
+
+    def facts(self, design: BaseModel) -> Sequence[tuple[str, Any, str, str]]:
+        """One constant."""
+        assert isinstance(design, Toy)
+        return [("tool.size", design.tool.size, "derived", "this test")]
+
+
+BACKEND = Fixed
+
+
+def space(*knobs: Knob, base: Tree = BASE) -> Space:
+    """A space over the toy; both options of `thing` are known where its name is searched."""
+    named = any(one.path == "thing.name" for one in knobs)
+    return Space(base, knobs, OPTIONS if named else {}, Fixed())
+
+
+def settings(search: str, trials: int, *, seed: int = 0, jobs: int = 1) -> dict[str, Any]:
+    """Everything of a configuration that is not the design."""
+    return {
+        "study": {"name": "toy", "module": "ficco", "objectives": ["time_s", "gain"], "baseline": {"thing.x": 0}},
+        "simulator": {"name": "toy", "backend": "toy"},
+        "search": {"name": search},
+        "budget": {"trials": trials},
+        "executor": {"name": "local", "jobs": jobs},
+        "tracking": {"name": "none", "uri": None},
+        "space": {},
+        "seed": seed,
+        "output_dir": "outputs",
+    }
+
+
+def planned(knobs: Sequence[Knob], tree: Mapping[str, Any], faults: Sequence[tuple[int, str]] = ()) -> Plan:
+    """A study of the toy, ready to run; needs `installed`. tree: of `settings`."""
+    simulator = {**tree["simulator"], "faults": tuple(faults)}
+    named = any(one.path == "thing.name" for one in knobs)
+    return plan(
+        Request(
+            {**BASE, **tree, "simulator": simulator}, OPTIONS if named else {}, tuple(knobs), overrides=(), problems=()
+        )
+    )
+
+
+def spec(*faults: tuple[int, str], **parameters: Any) -> BackendSpec:
+    """The toy by name, as a worker process is told of it; needs `installed`."""
+    return BackendSpec("toy", tuple(sorted({"faults": faults, **parameters}.items())))
+
+
+def things(values: Sequence[int]) -> list[Toy]:
+    """Designs that differ in x."""
+    return [Fixed().design({**BASE, "thing": {**PLAIN, "x": value}}) for value in values]
+
+
+def goals(*names: str) -> dict[str, Goal]:
+    """Goals by metric."""
+    return {name: METRICS[name].goal for name in names or METRICS}
+
+
+def distribution(folder: Path, name: str, **groups: str) -> None:
+    """Lay an installed distribution into a folder. groups: package="entry = module" of its entry points."""
+    info = folder / f"{name}-0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 0\n", encoding="utf-8")
+    lines = [f"[dse.{group}]\n{entry}\n" for group, entry in groups.items()]
+    (info / "entry_points.txt").write_text("\n".join(lines), encoding="utf-8")
+
+
+@contextmanager
+def installed(folder: Path) -> Iterator[None]:
+    """While it lasts, `toy` is a backend like any other: an entry point of a distribution on the path."""
+    distribution(folder, "toybox", simulators="toy = toy")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(folder))
+        discovery.refresh()
+        try:
+            yield
+        finally:
+            patch.undo()
+            discovery.refresh()
+
+
+def refused(error: ConfigError) -> str:
+    """What a person would read."""
+    return "\n".join(map(str, error.problems))
