@@ -82,7 +82,8 @@ def _cell(value: Any, unit: str) -> str:
 
 
 def _limit(limits: Mapping[str, float]) -> str:
-    return ", ".join(f"{name} {100 * share:.0f} %" for name, share in list(limits.items())[:2])
+    told = [f"{name} {100 * share:.0f} %" for name, share in limits.items() if share >= 0.01]
+    return ", ".join(told[:2])
 
 
 def claims_table(rows: list[dict[str, Any]]) -> Table | str:

@@ -219,13 +219,14 @@ def test_some_engine_runs_every_design(schedule: str, data: st.DataObject) -> No
 def assert_within_bounds(timeline: Timeline) -> None:
     """longest path <= makespan <= sum, both of the tasks' durations alone.
 
-    Below: no task runs faster than alone, nor before its predecessors. Each resource also needs its total work's
-    time. Above: at any moment before the end either a delay runs (while none waits for nothing: a task without a
-    slot waits for one that is issued) or some task is active; an active task is at its cap, or uses a saturated
-    resource r. In both cases sum over active tasks j of rate_j / alone_j >= 1: a task at its cap contributes 1; on r,
-    sum use_jr rate_j = capacity_r and alone_j <= capacity_r / use_jr. So progress, counted in seconds alone, is made
-    at a rate of at least 1, and it ends when the sum of all is reached. True of any sharing that leaves no usable
-    resource idle, whatever the weights and priorities.
+    Below: no task runs faster than alone, nor before its predecessors; each resource needs its total work's time.
+
+    Above: at any moment before the end some task is issued (who waits for a slot waits for one that is). Either a
+    delay runs, or a task is active, and then at its cap or a user of a saturated resource r. In both cases the sum
+    over active tasks j of rate_j / alone_j is at least 1: a task at its cap contributes 1 by itself; on r, sum use_jr
+    rate_j = capacity_r, while alone_j <= capacity_r / use_jr. So progress, counted in seconds alone, is made at a
+    rate of at least 1, and the end is reached when it adds up to the sum of all. True of any sharing that leaves no
+    usable resource idle, whatever the weights and priorities.
     """
     graph, makespan = timeline.graph, float(timeline.makespan[0])
     assert longest_path(graph) <= makespan * (1 + 1e-9)
