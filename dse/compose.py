@@ -165,6 +165,8 @@ def _request(composer: _Composer, texts: Sequence[str]) -> Request:
         return Request({}, {}, (), tuple(texts), problems=tuple(composer.problems))
     picks = [f"{line.key}={line.value}" for line in good]
     tree = composer.compose(picks)
+    for line in good:
+        _check_name(composer, tree, line.key, str(line.value))
     values = [line for line in lines if line not in chosen]
     _apply(composer, tree, values)
     tree = composer.resolved(tree) if any("${" in text for text in texts) else tree
@@ -198,6 +200,13 @@ def _option_exists(composer: _Composer, line: _Line, groups: Mapping[str, list[s
         return True
     composer.note(line.key, "is no option of this group", line.value, did_you_mean(str(line.value), groups[line.key]))
     return False
+
+
+def _check_name(composer: _Composer, tree: Mapping[str, Any], group: str, option: str) -> None:
+    """An option and its `name` are one, or a result would be shown under a name nobody can type."""
+    name = get_path(tree, f"{group}.name")
+    if name not in (None, option):
+        composer.note(f"{group}.name", f"is not the name of its file, {option}.yaml", name, f"write name: {option}")
 
 
 def _accidents(composer: _Composer, chosen: Sequence[_Line]) -> None:
@@ -352,6 +361,7 @@ def _options(
 def _option(composer: _Composer, picks: Sequence[str], pick: str, typed: Mapping[str, Any]) -> dict[str, Any]:
     section = pick.partition("=")[0]
     tree = composer.compose([*picks, pick])
+    _check_name(composer, tree, section, pick.partition("=")[2])
     for key, value in typed.items():
         if _exists(tree, key):
             set_path(tree, key, value)

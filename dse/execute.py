@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -94,7 +95,10 @@ def _mean(began: float, results: Sequence[Result], batch: int) -> float:
 def _pool(spec: BackendSpec, batches: Sequence[Sequence[BaseModel]], jobs: int) -> Iterator[list[Result]]:
     if batches:
         tasks = (joblib.delayed(_batch)(spec, batch) for batch in batches)
-        yield from joblib.Parallel(n_jobs=jobs, return_as="generator")(tasks)
+        try:
+            yield from joblib.Parallel(n_jobs=jobs, return_as="generator")(tasks)
+        except BrokenProcessPool as error:
+            raise OSError("a worker process died (killed, or out of memory); try executor.jobs=1") from error
 
 
 def _batch(spec: BackendSpec, designs: Sequence[BaseModel]) -> list[Result]:

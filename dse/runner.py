@@ -80,7 +80,7 @@ def _console() -> Console:
     from rich.console import Console
 
     width = None if sys.stdout.isatty() else 160
-    return Console(width=width)
+    return Console(width=width, markup=False)
 
 
 def _tell(planned: Plan, found: Findings, outputs: Outputs, rows: list[dict[str, Any]]) -> None:

@@ -65,8 +65,10 @@ def explore(question: Question, search: Search, *, trials: int) -> Chosen:
     """
     size = question.space.size(trials)
     if size is not None:
-        question.evaluate(list(question.space.points()))
-        return Chosen(size, "exhaustive")
+        points = list(question.space.points())
+        question.evaluate(points)
+        distinct = len(set(map(question.identify, points)))
+        return Chosen(distinct, "exhaustive", size - distinct)
     return _sample(question, search, trials)
 
 

@@ -141,7 +141,9 @@ def key(model: BaseModel, *context: str) -> str:
 def _canonical(value: Any) -> Any:
     if isinstance(value, tuple):
         return [_canonical(item) for item in value]
-    return {path: _canonical(item) for path, item, _ in leaves(value)} if isinstance(value, BaseModel) else value
+    if isinstance(value, BaseModel):
+        return {path: _canonical(item) for path, item, _ in leaves(value)}
+    return value + 0.0 if isinstance(value, float) else value  # -0.0 is 0.0
 
 
 def _leaf(value: Any, path: str, marked: bool) -> Iterator[tuple[str, Any, bool]]:

@@ -36,7 +36,9 @@ class ScheduleKnobs(Frozen):
         for name, needed in needs.items():
             if needed and name not in idle and getattr(self, name) is None:
                 raise ValueError(f"{name} is needed while {' and '.join(f'{k} = {v}' for k, v in needed.items())}")
-        return self.model_copy(update=dict.fromkeys(idle)) if idle else self
+        for name in idle:
+            object.__setattr__(self, name, None)  # still being built
+        return self
 
 
 @runtime_checkable

@@ -134,12 +134,16 @@ class GraphBuilder:
 
         uses: resource index -> units per unit of work. given: `lane`, `limiter`, `pool`, `priority`, and the
         weights work, delay [s], cap [work/s], weight, cus, staged_bytes, moved_bytes, flop.
-        Raises ValueError for a predecessor that does not come before it.
+        Raises ValueError for a predecessor that does not come before it, or an undeclared pool or resource.
         """
         index = len(self._tasks)
         if any(not 0 <= found < index for found in after):
             raise ValueError(f"task {name!r}: predecessors {list(after)} must be tasks added before it ({index})")
         places = {key: given.pop(key, default) for key, default in _PLACE.items()}
+        if not -1 <= places["pool"] < len(self._pools):
+            raise ValueError(f"task {name!r}: pool {places['pool']} is not declared")
+        if strange := [found for found in uses or {} if not 0 <= found < len(self._resources)]:
+            raise ValueError(f"task {name!r}: resource {strange[0]} is not declared")
         unknown = set(given) - set(_WEIGHTS) - set(_ACCOUNTS)
         if unknown:
             raise TypeError(f"task {name!r}: unknown arguments {sorted(unknown)}")
@@ -227,8 +231,10 @@ def _check(graph: TaskGraph) -> None:
             f"{name} must be {'> 0' if name in ('cap', 'weight') else '>= 0'} and not NaN",
         )
     _refuse(graph.tasks, ~np.isfinite(graph.work + graph.delay), "work and delay must be finite")
+    _refuse(graph.tasks, ~np.isfinite(graph.weight), "weight must be finite")
     _refuse(graph.resources, ~(graph.capacity > 0), "the capacity of a resource must be > 0")
-    _refuse([graph.tasks[t] for t in graph.use_task], ~(graph.use > 0), "a use must be > 0")
+    legal = (graph.use > 0) & np.isfinite(graph.use)
+    _refuse([graph.tasks[t] for t in graph.use_task], ~legal, "a use must be > 0 and finite")
     endless = (graph.work > 0) & ~np.isfinite(graph.isolated_rate())
     _refuse(graph.tasks, endless, "has work but neither a cap nor a finite resource that limits it")
 

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from dse import discovery
 from dse.backend import Replay, Result, Tree
 from dse.problems import ConfigError, Problem, Problems, did_you_mean
-from dse.values import condition
+from dse.values import LABELS, condition
 from simulators.batch import batches
 from simulators.design import Design, Schedule
 from simulators.metrics import METRICS, RELATIONS, measure, relate
@@ -92,6 +92,8 @@ class OverlapBackend:
     def condition(self, path: str, tree: Tree) -> Mapping[str, Any] | None:
         """What `path` depends on: a schedule's knobs declare it."""
         section, _, name = path.partition(".")
+        if path.rpartition(".")[2] in LABELS:
+            return None
         if section != "schedule":
             return {} if _exists(tree, path.split(".")) else None
         kind = _schedule_type(tree)

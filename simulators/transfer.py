@@ -21,11 +21,10 @@ Pattern = Literal["all_gather", "all_to_all"]
 
 @dataclass(frozen=True)
 class Route:
-    """How data of one peer arrives: link name -> bytes on that link per payload byte; `turn` orders a shared queue."""
+    """How data of one peer arrives: link name -> bytes on that link per payload byte; routes of a later `turn` wait."""
 
     peer: int
     loads: Mapping[str, float]
-    queue: str
     turn: int
 
 
@@ -57,9 +56,7 @@ def routes(node: Node, pattern: Pattern) -> list[Route]:
     if node.topology == "ring":
         return _ring_routes(node.num_gpus, pattern)
     shared = node.topology == "switch"
-    return [
-        Route(peer, {"port" if shared else f"link.{peer}": 1.0}, f"peer.{peer}", 0) for peer in range(1, node.num_gpus)
-    ]
+    return [Route(peer, {"port" if shared else f"link.{peer}": 1.0}, 0) for peer in range(1, node.num_gpus)]
 
 
 def _ring_routes(num_gpus: int, pattern: Pattern) -> list[Route]:
@@ -68,10 +65,10 @@ def _ring_routes(num_gpus: int, pattern: Pattern) -> list[Route]:
         load = 1.0 if pattern == "all_gather" else float(distance)
         if 2 * distance == num_gpus:
             halves = {"link.cw": load / 2, "link.ccw": load / 2}
-            found.append(Route(distance, halves, "both", distance))
+            found.append(Route(distance, halves, distance))
         else:
-            found.append(Route(distance, {"link.cw": load}, "cw", distance))
-            found.append(Route(num_gpus - distance, {"link.ccw": load}, "ccw", distance))
+            found.append(Route(distance, {"link.cw": load}, distance))
+            found.append(Route(num_gpus - distance, {"link.ccw": load}, distance))
     return found
 
 
