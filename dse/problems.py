@@ -37,6 +37,9 @@ class ConfigError(Exception):
         self.problems = tuple({str(problem): problem for problem in problems}.values())
         super().__init__("\n".join(map(str, self.problems)))
 
+    def __reduce__(self) -> tuple[type[ConfigError], tuple[tuple[Problem, ...]]]:
+        return ConfigError, (self.problems,)  # so that it survives the way back from a worker process
+
 
 class Problems:
     """Collects problems over several checks; `done()` raises them together.

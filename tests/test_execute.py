@@ -12,6 +12,7 @@ import toy
 from conftest import design
 from hypothesis import given
 from hypothesis import strategies as st
+from joblib.externals.loky import get_reusable_executor
 
 from dse import execute
 from dse.backend import Metric, Result, checked
@@ -162,6 +163,7 @@ EVENT = BackendSpec("overlap", (("engine", "event"), ("fallback", None)))
 def test_two_jobs_are_other_processes_and_give_the_same_results_in_the_same_order(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    get_reusable_executor().shutdown(wait=True)  # workers of earlier tests have not found the toy
     monkeypatch.setattr(execute, "_POOL_PAYS_S", 0.0)  # start the workers for however little work
     values = [*range(40)]
     faults = [(5, "raises"), (7, "nan"), (9, "unsupported")]
