@@ -155,7 +155,7 @@ _GROUPS = {
 _FOOT = """\
 Commands
   report study=<name>  redraw figures and claims of the newest run from what is stored
-  ui                   serve the MLflow UI on 127.0.0.1
+  ui [port=5000]       serve the MLflow UI on 127.0.0.1
 
 Examples
   python -m dse study=ficco_sweep simulator=event search=nsga2 budget.trials=400

@@ -45,12 +45,17 @@ class Budget(Frozen):
     trials: Annotated[Integer, Field(ge=1, le=10_000_000)]
 
 
+_STORES = r"^(sqlite|postgresql|mysql|mssql|https?|file|databricks|uc)(\+\w+)?(:|$)"
+
+
 class Tracking(Frozen):
     """The `tracking` group. uri: where MLflow keeps runs; None for no tracking."""
 
     name: str
     description: str = ""
-    uri: str | None
+    uri: (
+        Annotated[str, Field(pattern=r"^(sqlite|postgresql|mysql|mssql|https?|file|databricks|uc)(\+\w+)?(:|$)")] | None
+    )
 
 
 class Settings(Frozen):
@@ -190,7 +195,9 @@ def _check_search(check: Problems, settings: Settings, spaces: Mapping[str, Spac
     trials = settings.budget.trials
     large = [name for name, space in spaces.items() if space.size(trials) is None]
     if large and settings.search.name == "exhaustive":
-        rule = f"cannot enumerate {large[0]}: it has more than budget.trials = {trials} points"
+        size = spaces[large[0]].size(1_000_000)
+        many = f"{size} points" if size else "over a million points"
+        rule = f"cannot enumerate {large[0]}: it has {many}, more than budget.trials = {trials}"
         check.add("search", rule, value="exhaustive", way_out="raise budget.trials or use search=nsga2 or tpe")
     elif large:
         try:

@@ -138,7 +138,7 @@ def timeline(intervals: pd.DataFrame, title: str) -> Figure:
     panel.set_xlim(0, intervals["finish_s"].max() * unit * 1.005)
     panel.set_title(title, fontsize=10, loc="left")
     panel.grid(axis="y", visible=False)
-    panel.legend(fontsize=8, loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=3, frameon=False)
+    figure.legend(fontsize=8, loc="outside lower center", ncols=3, frameon=False)
     return figure
 
 
@@ -190,4 +190,5 @@ def _legend(figure: Figure, colours: Mapping[str, Any], *, title: str) -> None:
         Line2D([], [], color=colour, marker=_MARKERS[index % len(_MARKERS)], linestyle="", label=name)
         for index, (name, colour) in enumerate(colours.items())
     ]
-    figure.legend(handles=handles, loc="outside upper center", ncols=min(6, len(handles)), frameon=False, title=title)
+    columns = max(1, min(len(handles), int(figure.get_figwidth() / 1.7)))
+    figure.legend(handles=handles, loc="outside upper center", ncols=columns, frameon=False, title=title, fontsize=9)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -88,10 +89,19 @@ def _tell(planned: Plan, found: Findings, outputs: Outputs, rows: list[dict[str,
     console.print(report.summary(outputs))
     console.print(report.claims_table(rows))
     console.print(_how(planned, found))
+    console.print(_rests_on(outputs.read_json("provenance")["facts"]))
     console.print(
         f"written to {outputs.folder}/ (results.parquet, claims.json, figures/, config.yaml, provenance.json)",
         soft_wrap=True,
     )
+
+
+def _rests_on(facts: Sequence[Mapping[str, Any]]) -> str:
+    """How the constants are known; those from memory by name, as they are nobody's published values."""
+    counts = Counter(fact["provenance"] for fact in facts)
+    told = ", ".join(f"{count} {name}" for name, count in counts.most_common())
+    memory = ", ".join(fact["path"] for fact in facts if fact["provenance"] == "memory")
+    return f"rests on {len(facts)} constants: {told}" + (f" (from memory, unverified: {memory})" if memory else "")
 
 
 def _how(planned: Plan, found: Findings) -> str:
@@ -101,7 +111,7 @@ def _how(planned: Plan, found: Findings) -> str:
     extra = total - sum(chosen.num_points for chosen in found.chosen.values())
     text = f"{total} points" + (f" ({extra} of them baselines)" if extra else "") + f", {', '.join(sorted(methods))}"
     if methods == {"exhaustive"}:
-        text += f": all of it, as the space is no larger than budget.trials = {planned.settings.budget.trials}"
+        text += f": all there are, as no scenario has more than budget.trials = {planned.settings.budget.trials}"
         text += "" if asked == "exhaustive" else f" (search={asked} was not needed)"
     counts = found.table["status"].value_counts()
     bad = ", ".join(f"{count} {status}" for status, count in counts.items() if status != "ok")

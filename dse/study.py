@@ -180,5 +180,5 @@ def _replayed(plan: Plan, bench: _Bench, table: pd.DataFrame, chosen: Mapping[st
     for row in winners(table, plan.goals).itertuples():
         replay = plan.backend.replay(bench.designs[str(row.key)])
         limits[str(row.scenario)] = dict(replay.limits)
-        intervals += [{"scenario": row.scenario, **vars(interval)} for interval in replay.intervals]
+        intervals += [{"scenario": row.scenario, "key": row.key, **vars(interval)} for interval in replay.intervals]
     return Findings(table, pd.DataFrame(intervals), limits, chosen)

@@ -46,13 +46,17 @@ class MoverKnobs(ScheduleKnobs):
 
 def _shape_problems(system: System, workload: Workload) -> list[Problem]:
     try:
-        moved, _ = workload.collective_then_gemm()
+        moved, gemm = workload.collective_then_gemm()
     except ConfigError as error:
         return list(error.problems)
-    if moved.rows >= system.node.num_gpus:
-        return []
-    rule = f"gives some of the GPUs no row (system.node.num_gpus = {system.node.num_gpus})"
-    return [Problem("workload.operators.gather.rows", rule, moved.rows, "use more rows or fewer GPUs")]
+    found, node = [], f"(system.node.num_gpus = {system.node.num_gpus})"
+    if moved.rows < system.node.num_gpus:
+        rule = f"gives some of the GPUs no row {node}"
+        found.append(Problem("workload.operators.gather.rows", rule, moved.rows, "use more rows or fewer GPUs"))
+    if gemm.shards > system.node.num_gpus:
+        rule = f"splits n over more GPUs than there are {node}"
+        found.append(Problem("workload.operators.gemm.shards", rule, gemm.shards, "leave it out for all of them"))
+    return found
 
 
 def piece(total: ArrayLike, parts: int, index: int) -> Any:

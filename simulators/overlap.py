@@ -12,6 +12,7 @@ from pydantic import BaseModel
 from dse import discovery
 from dse.backend import Replay, Result, Tree
 from dse.problems import ConfigError, Problem, Problems, did_you_mean
+from dse.space import get_path
 from dse.values import LABELS, condition
 from simulators.batch import batches
 from simulators.design import Design, Schedule
@@ -69,6 +70,7 @@ class OverlapBackend:
     def design(self, tree: Tree) -> Design:
         """Validate all three parts; ConfigError carries the problems of all of them."""
         check = Problems()
+        tree = {**tree, "workload": _sharded(tree)}
         kinds: dict[str, type[BaseModel]] = {"system": System, "workload": Workload, "schedule": _schedule_type(tree)}
         parts: dict[str, Any] = {name: self._part(check, kind, tree, name) for name, kind in kinds.items()}
         check.done()
@@ -95,7 +97,7 @@ class OverlapBackend:
         if path.rpartition(".")[2] in LABELS:
             return None
         if section != "schedule":
-            return {} if _exists(tree, path.split(".")) else None
+            return {} if get_path(tree, path) is not None else None
         kind = _schedule_type(tree)
         if name not in kind.model_fields or _is_pinned(kind, name):
             return None
@@ -136,6 +138,19 @@ class OverlapBackend:
         return list(design.system.facts())
 
 
+def _sharded(tree: Tree) -> Any:
+    """The workload, with n split over all GPUs of the node where a GEMM does not say over how many."""
+    operators = get_path(tree, "workload.operators")
+    if not isinstance(operators, Mapping):
+        return tree["workload"]
+    num_gpus = get_path(tree, "system.node.num_gpus")
+    filled = {
+        name: {**op, "shards": num_gpus} if isinstance(op, Mapping) and op.get("shards", 0) is None else op
+        for name, op in operators.items()
+    }
+    return {**tree["workload"], "operators": filled}
+
+
 def _run(engine: Engine, name: str, columns: Design, size: int) -> list[Result]:
     timeline = engine.run(columns.schedule.lower(columns.system, columns.workload))
     found = measure(timeline, columns.system)  # where nothing that differs reaches the graph, one run serves all
@@ -157,14 +172,6 @@ def _schedule_type(tree: Tree) -> type[Any]:
 def _is_pinned(kind: type[BaseModel], name: str) -> bool:
     """A family may fix a shared knob to None: it has no such choice."""
     return kind.model_fields[name].annotation is type(None)
-
-
-def _exists(tree: Any, keys: Sequence[str]) -> bool:
-    for key in keys:
-        if not isinstance(tree, Mapping) or key not in tree:
-            return False
-        tree = tree[key]
-    return True
 
 
 BACKEND = OverlapBackend

@@ -24,6 +24,7 @@ from dse.values import (
     leaves,
 )
 
+Bandwidth = Annotated[BytesPerSecond, Field(ge=1e6)]  # 64 would be a forgotten unit
 Topology = Literal["mesh", "switch", "ring"]
 
 
@@ -47,7 +48,7 @@ class GemmLibrary(Frozen):
 class CuCopy(Frozen):
     """Data movement by kernels that run on CUs."""
 
-    bytes_per_s_per_cu: BytesPerSecond
+    bytes_per_s_per_cu: Bandwidth
     all_to_all_factor: Annotated[Number, Field(gt=0, le=1)]
     link_efficiency: Annotated[Number, Field(gt=0, le=1)]
     setup_s: Seconds
@@ -57,7 +58,7 @@ class Dma(Frozen):
     """Data movement by copy engines; each (source, destination) copy runs on one engine."""
 
     num_engines: Annotated[Integer, knob(structural=True, ge=1, le=256)]
-    bytes_per_s: BytesPerSecond
+    bytes_per_s: Bandwidth
     setup_s: Seconds
 
 
@@ -66,7 +67,7 @@ class Gpu(Frozen):
 
     num_cus: Annotated[Integer, Field(ge=1, le=4096)]
     matrix_flop_per_s_per_cu: FlopPerSecond
-    hbm_bytes_per_s: BytesPerSecond
+    hbm_bytes_per_s: Bandwidth
     hbm_bytes: Bytes
     kernel_launch_s: Seconds
     gemm: GemmLibrary
@@ -83,7 +84,7 @@ class Node(Frozen):
 
     num_gpus: Annotated[Integer, knob(structural=True, ge=2, le=64)]
     topology: Annotated[Topology, knob(structural=True)]
-    link_bytes_per_s: BytesPerSecond
+    link_bytes_per_s: Bandwidth
 
 
 class System(Frozen):

@@ -18,7 +18,7 @@ Precision = Literal["bf16", "fp16", "fp32", "fp8"]
 Size = Annotated[Integer, Field(ge=1, le=2**31)]
 
 
-_WHOLE = re.compile(r"[1-9][0-9]{0,99}")
+_WHOLE = re.compile(r"0|[1-9][0-9]{0,99}")
 
 
 class Gemm(Frozen):
@@ -112,13 +112,14 @@ class ShapeList(Frozen):
     """The `workload` group of a configuration: named GEMM shapes whose input A is moved by a collective.
 
     shapes: a list, or the path of a CSV file with columns name,m,n,k and optionally shards,pattern,note.
+    shards: GPUs that share n; None for all of the node.
     """
 
     name: str
     description: str = ""
     shapes: tuple[Shape, ...] | str
     only: tuple[str, ...] = ()
-    shards: Size
+    shards: Size | None = None
     pattern: Literal["all_gather", "all_to_all"]
     precision: Precision = "bf16"
     source: str = ""

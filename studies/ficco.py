@@ -73,12 +73,16 @@ class Ficco:
                 by=by,
             ),
         )
+        if table["cost_proxy"].nunique() > 1:
+            cost = Axis("cost_proxy", "hardware cost proxy [relative to the reference system]")
+            makespan, held = Axis("makespan_s", "makespan [ms]", 1e3), Axis("comm_cu_s", "CU-seconds of communication")
+            yield "cost", plots.pareto(table, cost, y=makespan, size=held, by=by)
         yield (
             "speedup",
             plots.bars(table, speedup, by=by, ideal="ideal_speedup", baseline="serial, moved by CUs"),
         )
         for scenario, group in timelines.groupby("scenario", sort=False):
-            won = ok[ok["scenario"] == scenario].sort_values("makespan_s", kind="stable").iloc[0]
+            won = ok[(ok["scenario"] == scenario) & (ok["key"] == group["key"].iloc[0])].iloc[0]
             title = f"{scenario}: {said(won, _SCHEDULE)} on one GPU, {won['speedup']:.2f}x over serial"
             yield f"timeline_{scenario}", plots.timeline(group, title)
 

@@ -186,7 +186,7 @@ def test_a_study_tells_who_won_and_where_everything_is(study: tuple[Path, str]) 
     assert f"{best['speedup']:.2f}x" in told
     assert str(run.relative_to(folder)) in told
     assert f"{len(table)} points" in told
-    assert "all of it" in told
+    assert "all there are" in told
     assert "workload.only=[g4]" in told  # brackets are text, not mark-up
 
 

@@ -470,11 +470,11 @@ def test_a_random_graph_is_repeated_to_the_bit(engine: str, graph: TaskGraph) ->
     assert (first.issued.tobytes(), first.refused) == (second.issued.tobytes(), second.refused)
 
 
-@every_pair
-@settings(max_examples=150)
+@pytest.mark.parametrize("engine", sorted(set(ENGINES) - {"event"}))
+@settings(max_examples=2000)
 @given(graph=graphs())
-def test_engines_agree_on_random_graphs(pair: tuple[str, str], graph: TaskGraph) -> None:
-    assert_agreement(graph, pair)
+def test_every_engine_agrees_with_the_reference_on_random_graphs(engine: str, graph: TaskGraph) -> None:
+    assert_agreement(graph, ("event", engine))
 
 
 @settings(max_examples=100)

@@ -229,7 +229,7 @@ def test_a_plug_in_is_seen_after_a_refresh_and_gone_after_it_left(elsewhere: Pat
     assert "toy" not in discovery.names("simulators")
     with installed(site):
         assert "toy" in discovery.names("simulators")
-        assert set(discovery.plugins("simulators", "ENGINE")) == {"analytic", "event", "toy"}
+        assert set(discovery.plugins("simulators", "ENGINE")) == {"analytic", "event", "fluid", "toy"}
         assert discovery.load("simulators", "toy", "ENGINE").batch == 64
     assert "toy" not in discovery.names("simulators")
     with pytest.raises(ConfigError, match="is no plug-in with ENGINE"):
