@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
@@ -96,9 +99,23 @@ def _pool(spec: BackendSpec, batches: Sequence[Sequence[BaseModel]], jobs: int) 
     if batches:
         tasks = (joblib.delayed(_batch)(spec, batch) for batch in batches)
         try:
-            yield from joblib.Parallel(n_jobs=jobs, return_as="generator")(tasks)
+            with _interrupts_ignored():  # workers inherit it: Ctrl-C is for this process, which then ends them
+                results = joblib.Parallel(n_jobs=jobs, return_as="generator")(tasks)
+            yield from results
         except BrokenProcessPool as error:
             raise OSError("a worker process died (killed, or out of memory); try executor.jobs=1") from error
+
+
+@contextlib.contextmanager
+def _interrupts_ignored() -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _batch(spec: BackendSpec, designs: Sequence[BaseModel]) -> list[Result]:
