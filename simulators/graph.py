@@ -77,7 +77,11 @@ class TaskGraph:
         rate = self.cap.copy()
         with np.errstate(divide="ignore"):
             share = self.capacity[:, self.use_resource] / self.use
-        np.minimum.at(rate.T, self.use_task, share.T)
+        order = np.argsort(self.use_task, kind="stable")
+        first = np.searchsorted(self.use_task[order], np.arange(self.num_tasks + 1))
+        for nth in range(int(np.diff(first).max(initial=0))):  # the nth use of every task that has so many
+            tasks = np.flatnonzero(np.diff(first) > nth)
+            rate[:, tasks] = np.minimum(rate[:, tasks], share[:, order[first[tasks] + nth]])
         return rate
 
 
@@ -235,8 +239,9 @@ def _check(graph: TaskGraph) -> None:
     _refuse(graph.resources, ~(graph.capacity > 0), "the capacity of a resource must be > 0")
     legal = (graph.use > 0) & np.isfinite(graph.use)
     _refuse([graph.tasks[t] for t in graph.use_task], ~legal, "a use must be > 0 and finite")
-    endless = (graph.work > 0) & ~np.isfinite(graph.isolated_rate())
-    _refuse(graph.tasks, endless, "has work but neither a cap nor a finite resource that limits it")
+    if (unbounded := (graph.work > 0) & ~np.isfinite(graph.cap)).any():
+        endless = unbounded & ~np.isfinite(graph.isolated_rate())
+        _refuse(graph.tasks, endless, "has work but neither a cap nor a finite resource that limits it")
 
 
 def _refuse(names: Sequence[str], faulty: NDArray[np.bool_], rule: str) -> None:
