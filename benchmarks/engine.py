@@ -1,8 +1,8 @@
 """How fast the engines run the same graphs: `python -m benchmarks.engine [--json]`.
 
 The graph is one representative GPU: an all-gather over seven links in C steps whose arrivals release GEMM chunks, links
-and GEMMs in order, HBM shared; every duration is jittered so that no two tasks end together. `full` is the same for
-several GPUs at once. CPU time, best of several runs; everything in one process.
+and GEMMs in order, HBM shared; every duration is jittered so that no two tasks end together. The last cases are
+larger. CPU time, best of several runs; everything in one process.
 """
 
 from __future__ import annotations
