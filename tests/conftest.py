@@ -68,7 +68,7 @@ def design_tree(
 ) -> dict[str, Any]:
     """The tree of a shipped schedule on the shipped MI300X node with values set by dotted path. shape: (m, n, k)."""
     m, n, k = shape
-    workload = {"name": "test", "shards": 8, "pattern": pattern, "shapes": [{"name": "x", "m": m, "n": n, "k": k}]}
+    workload = {"name": "test", "pattern": pattern, "shapes": [{"name": "x", "m": m, "n": n, "k": k}]}
     tree = {
         "system": shipped("system")["mi300x_8"],
         "schedule": shipped("schedule")[schedule],

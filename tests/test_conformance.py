@@ -281,7 +281,7 @@ def test_every_schedule_moves_and_computes_the_same(engine: str, data: st.DataOb
     found = [design(name, **{**point, "overrides": common}) for name in SCHEDULES]
     assume(not any(backend(engine).problems(one) for one in found))
     (m, n, k), gpus = point["shape"], point["overrides"]["system.node.num_gpus"]
-    local_n = math.ceil(n / 8)
+    local_n = math.ceil(n / gpus)
     moved = 2 * (m - math.ceil(m / gpus)) * k
     compulsory = 2 * moved + 2 * (m * k + k * local_n + m * local_n)
     for result in backend(engine).evaluate(found):
