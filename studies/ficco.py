@@ -94,11 +94,13 @@ def _best(chunked: pd.DataFrame) -> Finding:
 
 
 def _chunk_fraction(chunked: pd.DataFrame) -> Finding:
-    """The named schedules split each of n shards n times: 1 / n^2 of the tensor per transfer."""
-    named = chunked[chunked["schedule.granularity"] == 8]
+    """A shard is 1/n of the tensor and is split into as many pieces as there are GPUs: 1 / n^2 per transfer."""
+    named = chunked[chunked["schedule.granularity"] == chunked["system.node.num_gpus"]]
     if named.empty:
-        return Finding(None, "granularity 8 was not evaluated")
-    return Finding(1 / (8 * float(named["schedule.granularity"].iloc[0])), "by construction, 8 GPUs x 8 pieces")
+        return Finding(None, "no schedule with as many pieces as GPUs was evaluated")
+    row = named.iloc[0]
+    fraction = 1 / (int(row["system.node.num_gpus"]) * int(row["schedule.granularity"]))
+    return Finding(fraction, "follows from the configuration: GPUs x pieces per shard")
 
 
 def _no_single_winner(ok: pd.DataFrame) -> Finding:
