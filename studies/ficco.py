@@ -22,9 +22,7 @@ if TYPE_CHECKING:
 _OVERLAPPED = ("uniform_fused_1d", "hetero_fused_1d", "hetero_unfused_1d", "uniform_fused_2d")
 _SCHEDULE = tuple(f"schedule.{name}" for name in ("name", "mover", "granularity", "comm_cus", "priority"))
 _GEMM = "workload.operators.gemm"
-_FAST_GEMM = (
-    "likely: GEMMs run at the highest sustained rate measured (708 TFLOP/s), so communication weighs more than theirs"
-)
+_FAST_GEMM = "likely: GEMMs run at the highest sustained rate measured, so communication weighs more than theirs"
 _NO_INTERFERENCE = (
     "likely: HBM and CUs are shared, but memory-system interference beyond that is not modelled; and fast GEMMs"
 )
