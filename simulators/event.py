@@ -7,7 +7,7 @@ completions and newly ready tasks happen and then grants free slots in (instant 
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from simpy.events import EventPriority
 
 from simulators.fairness import fair_rates
 from simulators.graph import TaskGraph
-from simulators.timeline import Timeline
+from simulators.timeline import Timeline, Totals
 
 Floats = NDArray[np.float64]
 _SAME_INSTANT = 1e-12
@@ -32,26 +32,35 @@ class EventEngine:
 
     def run(self, graph: TaskGraph) -> Timeline:
         """Simulate each design of the batch."""
-        machines = [_Machine(graph, design) for design in range(graph.num_designs)]
+        numbers = {name: graph[name] for name in graph.at}
+        machines = [
+            _Machine(graph, {name: table[design] for name, table in numbers.items()})
+            for design in range(graph.num_designs)
+        ]
         for machine in machines:
             machine.run()
         issued = np.array([machine.issued for machine in machines])
         finished = np.array([machine.finished for machine in machines])
-        return Timeline(graph, issued, finished, ("",) * graph.num_designs)
+        return Timeline(graph, issued, finished)
+
+    def totals(self, graph: TaskGraph) -> Totals:
+        """Read off the timeline."""
+        return self.run(graph).totals()
 
 
 class _Machine:
     """The resources, pools and tasks of one design."""
 
-    def __init__(self, graph: TaskGraph, design: int) -> None:
+    def __init__(self, graph: TaskGraph, numbers: Mapping[str, Floats]) -> None:
+        """numbers: [T], [U], [R] or [S] each, by their names in the graph."""
         self.env = simpy.Environment()
         self.graph = graph
         tasks = graph.num_tasks
-        self.work, self.delay = graph.work[design], graph.delay[design]
-        self.cap, self.weight = graph.cap[design], graph.weight[design]
-        self.capacity = graph.capacity[design]
+        self.work, self.delay = numbers["work"], numbers["delay"]
+        self.cap, self.weight = numbers["cap"], numbers["weight"]
+        self.capacity, self.factor = numbers["capacity"], numbers["factor"]
         self.use = np.zeros((tasks, len(graph.resources)))
-        np.add.at(self.use, (graph.use_task, graph.use_resource), graph.use[design])
+        np.add.at(self.use, (graph.use_task, graph.use_resource), numbers["use"])
         self.free = [int(slots) for slots in graph.slots]
         self.issued, self.finished = np.zeros(tasks), np.zeros(tasks)
         self.done = [self.env.event() for _ in range(tasks)]
@@ -128,11 +137,20 @@ class _Machine:
         found = fair_rates(
             self.use[tasks],
             capacity=self.capacity,
-            cap=self.cap[tasks],
+            cap=self.cap[tasks] * self.slowdown(tasks),
             weight=self.weight[tasks],
             priority=self.graph.priority[tasks],
         )
         return dict(zip(tasks, found.tolist(), strict=True))
+
+    def slowdown(self, tasks: list[int]) -> Floats:
+        """Factor on the cap of each active task: the product over the other groups that have a task active."""
+        groups = self.graph.group[tasks]
+        found = np.ones(len(tasks))
+        for (group, other), factor in zip(self.graph.slowed, self.factor, strict=True):
+            if (groups == other).any():
+                found[groups == group] *= factor
+        return found
 
     def ends(self, rates: dict[int, float]) -> dict[int, float]:
         """When each delay and each active task ends at the present rates (inf where a higher class takes all)."""

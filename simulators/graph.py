@@ -1,17 +1,21 @@
 """The task graph: what a schedule lowers to and an engine runs.
 
-T tasks, R resources, P slot pools, U uses (task, resource), B designs. The structure (names, dependencies,
-incidence, pools, priorities) is shared by the batch; everything else is an array whose first axis is B.
+T tasks, R resources, P slot pools, U uses (task, resource), K columns of numbers, B designs. The structure (names,
+dependencies, incidence, pools, priorities) is shared by a batch of designs; every number is one of K columns, which
+tasks that are alike share, and a column is an array over the grid of designs that broadcasts: what does not depend
+on a knob has length 1 along that knob's axis.
 
 Semantics (fluid model): a task is issued once its predecessors are done and its pool has a free slot. It then
 waits `delay` and progresses its `work` at a rate r [work/s]. Rates are the weighted max-min fair share: for each
-resource, sum over active tasks of use * r <= capacity; r <= cap; a lower `priority` number is served first.
+resource, sum over active tasks of use * r <= capacity; r <= cap; a lower `priority` number is served first. While
+a task of one group is active, the caps of another group's tasks may be scaled by a factor (a contention law).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -23,10 +27,15 @@ Ints = NDArray[np.int32]
 
 @dataclass(frozen=True)
 class TaskGraph:
-    """Structure [T], [U] and weights [B, T], [B, U], [B, R]; predecessors of task t: `pred[pred_ptr[t]:pred_ptr[t+1]]`.
+    """Structure, columns, and which column holds which number; `graph["work"]` is that number of every task [B, T].
 
-    consumer: the task after which a task's staged bytes are free again, or -1.
-    cus: CUs a task occupies; staged_bytes: buffer space it fills; moved_bytes, flop: what it accomplishes.
+    pred_ptr, pred: the predecessors of task t are `pred[pred_ptr[t]:pred_ptr[t+1]]`. consumer: the task after which
+    a task's staged bytes are free again, or -1. members [T]: how many tasks that behave alike a task stands for (see
+    `simulators/symmetry.py`); its uses and accounts are theirs together. group [T]: index into `groups`, or -1.
+    slowed [S, 2]: (group whose caps are scaled, group whose activity scales them).
+    values: K columns, each broadcasting to `shape`, the grid of designs (C order). at: name -> column of each item:
+    work, delay [s], cap [work/s], weight, cus (occupied), staged_bytes, moved_bytes, flop (accomplished) of tasks
+    [T]; use [U]; capacity [R]; factor [S].
     """
 
     tasks: tuple[str, ...]
@@ -35,6 +44,7 @@ class TaskGraph:
     limiters: tuple[str, ...]
     resources: tuple[str, ...]
     pools: tuple[str, ...]
+    groups: tuple[str, ...]
     pred_ptr: Ints
     pred: Ints
     use_task: Ints
@@ -43,26 +53,37 @@ class TaskGraph:
     slots: Ints
     priority: Ints
     consumer: Ints
-    work: Floats
-    delay: Floats
-    cap: Floats
-    weight: Floats
-    use: Floats
-    capacity: Floats
-    cus: Floats
-    staged_bytes: Floats
-    moved_bytes: Floats
-    flop: Floats
+    members: Ints
+    group: Ints
+    slowed: Ints
+    shape: tuple[int, ...]
+    values: tuple[Floats, ...]
+    at: Mapping[str, Ints]
 
     @property
     def num_designs(self) -> int:
         """B."""
-        return int(self.work.shape[0])
+        return math.prod(self.shape)
 
     @property
     def num_tasks(self) -> int:
         """T."""
         return len(self.tasks)
+
+    def __getitem__(self, name: str) -> Floats:
+        """One number of every item, by its name in `at`: [B, T], [B, U], [B, R] or [B, S]."""
+        return self.dense([self.values[column] for column in self.at[name]])
+
+    def table(self) -> Floats:
+        """All columns [B, K]."""
+        return self.dense(self.values)
+
+    def dense(self, columns: Sequence[Floats]) -> Floats:
+        """[B, len(columns)] of columns that broadcast."""
+        found = np.empty((*self.shape, len(columns)))
+        for index, column in enumerate(columns):
+            found[..., index] = column
+        return found.reshape(self.num_designs, len(columns))
 
     def predecessors(self, task: int) -> Ints:
         """Indices of the tasks that `task` waits for."""
@@ -74,15 +95,40 @@ class TaskGraph:
 
     def isolated_rate(self) -> Floats:
         """Rate [B, T] of each task running alone: its cap, or what its scarcest resource gives it."""
-        rate = self.cap.copy()
-        with np.errstate(divide="ignore"):
-            share = self.capacity[:, self.use_resource] / self.use
-        order = np.argsort(self.use_task, kind="stable")
-        first = np.searchsorted(self.use_task[order], np.arange(self.num_tasks + 1))
-        for nth in range(int(np.diff(first).max(initial=0))):  # the nth use of every task that has so many
-            tasks = np.flatnonzero(np.diff(first) > nth)
-            rate[:, tasks] = np.minimum(rate[:, tasks], share[:, order[first[tasks] + nth]])
-        return rate
+        return self.dense([rate for _, rate in self.alone()])
+
+    def alone(self) -> list[tuple[int, Floats]]:
+        """(number, rate alone over the grid) of each task; tasks of one number have the same rate."""
+        uses: list[list[tuple[int, int]]] = [[] for _ in range(self.num_tasks)]
+        capacity, use = self.at["capacity"].tolist(), self.at["use"].tolist()
+        for task, resource, column in zip(self.use_task.tolist(), self.use_resource.tolist(), use, strict=True):
+            uses[task].append((capacity[resource], column))
+        known: dict[tuple[Any, ...], tuple[int, Floats]] = {}
+        found = []
+        for cap, pairs in zip(self.at["cap"].tolist(), uses, strict=True):
+            like = (cap, *pairs)
+            if like not in known:
+                shares = [self.values[top] / self.values[column] for top, column in pairs]
+                rate = self.values[cap]
+                for share in shares:
+                    rate = np.minimum(rate, share)
+                known[like] = len(known), rate
+            found.append(known[like])
+        return found
+
+    def take(self, designs: NDArray[np.intp]) -> TaskGraph:
+        """The same graph for some of the designs, by their places in the grid [N]."""
+        places = np.unravel_index(designs, self.shape)
+        picked = tuple(_picked(column, places) for column in self.values)
+        return replace(self, shape=(len(designs),), values=picked)
+
+
+def _picked(column: Floats, places: tuple[NDArray[np.intp], ...]) -> Floats:
+    """Values [N] of a column at places of the grid; a column of one value stays one."""
+    if column.size == 1:
+        return column.reshape(1)
+    where = tuple(np.minimum(place, length - 1) for place, length in zip(places, column.shape, strict=True))
+    return np.asarray(column[where])
 
 
 @dataclass
@@ -91,31 +137,57 @@ class _Task:
     kind: str
     lane: str
     limiter: str
+    group: str
     after: tuple[int, ...]
     pool: int
     priority: int
-    weights: Mapping[str, ArrayLike]
-    uses: Mapping[int, ArrayLike]
+    columns: Mapping[str, int]
+    uses: Mapping[int, int]
     consumer: int = -1
 
 
 _WEIGHTS = {"work": 0.0, "delay": 0.0, "cap": np.inf, "weight": 1.0}
 _ACCOUNTS = {"cus": 0.0, "staged_bytes": 0.0, "moved_bytes": 0.0, "flop": 0.0}
+_PLACE: dict[str, Any] = {"lane": "", "limiter": "", "group": "", "pool": -1, "priority": 0}
+
+
+@dataclass
+class _Columns:
+    """Numbers by content: equal ones are one column."""
+
+    values: list[Floats] = field(default_factory=list)
+    _known: dict[Any, int] = field(default_factory=dict)
+
+    def index(self, value: ArrayLike) -> int:
+        """The column of a scalar or of an array over the grid."""
+        array = np.asarray(value, dtype=float)
+        key = array.item() if array.size == 1 else (array.shape, array.tobytes())
+        if key not in self._known:
+            self._known[key] = len(self.values)
+            self.values.append(array)
+        return self._known[key]
+
+    def aligned(self) -> tuple[tuple[int, ...], tuple[Floats, ...]]:
+        """The grid, and the columns with one axis for each of its axes. Raises ValueError if they do not broadcast."""
+        shape = np.broadcast_shapes((1,), *(value.shape for value in self.values))
+        return shape, tuple(value.reshape((1,) * (len(shape) - value.ndim) + value.shape) for value in self.values)
 
 
 @dataclass
 class GraphBuilder:
-    """Collects tasks in topological order; numbers may be scalars or arrays [B]."""
+    """Collects tasks in topological order; numbers may be scalars, or arrays that broadcast over the grid."""
 
     _tasks: list[_Task] = field(default_factory=list)
-    _resources: dict[str, ArrayLike] = field(default_factory=dict)
+    _resources: dict[str, int] = field(default_factory=dict)
     _pools: dict[str, int] = field(default_factory=dict)
+    _slowed: dict[tuple[str, str], int] = field(default_factory=dict)
+    _columns: _Columns = field(default_factory=_Columns)
 
     def resource(self, name: str, capacity: ArrayLike) -> int:
         """Declare a shared resource [units/s]; its index. Raises ValueError for a name that is taken."""
         if name in self._resources:
             raise ValueError(f"resource {name!r} is declared twice")
-        self._resources[name] = capacity
+        self._resources[name] = self._columns.index(capacity)
         return len(self._resources) - 1
 
     def pool(self, name: str, slots: int) -> int:
@@ -124,6 +196,17 @@ class GraphBuilder:
             raise ValueError(f"pool {name!r} {'is declared twice' if name in self._pools else 'needs a slot'}")
         self._pools[name] = slots
         return len(self._pools) - 1
+
+    def slows(self, group: str, *, while_active: str, factor: ArrayLike) -> None:
+        """A contention law: the caps of `group`'s tasks are scaled by `factor` while the other group has a task active.
+
+        Factors of several active groups multiply. Raises ValueError for a group that would slow itself, or a pair
+        that has a factor.
+        """
+        pair = (group, while_active)
+        if group == while_active or pair in self._slowed:
+            raise ValueError(f"group {group!r} {'cannot slow itself' if group == while_active else 'has that factor'}")
+        self._slowed[pair] = self._columns.index(factor)
 
     def task(
         self,
@@ -136,9 +219,10 @@ class GraphBuilder:
     ) -> int:
         """Add a task; its index.
 
-        uses: resource index -> units per unit of work. given: `lane`, `limiter`, `pool`, `priority`, and the
-        weights work, delay [s], cap [work/s], weight, cus, staged_bytes, moved_bytes, flop.
-        Raises ValueError for a predecessor that does not come before it, or an undeclared pool or resource.
+        uses: resource index -> units per unit of work. given: `lane`, `limiter`, `group`, `pool`, `priority`, and
+        the weights work, delay [s], cap [work/s], weight, cus, staged_bytes, moved_bytes, flop.
+        Raises ValueError for a predecessor that does not come before it (so there is no cycle), or an undeclared
+        pool or resource.
         """
         index = len(self._tasks)
         if any(not 0 <= found < index for found in after):
@@ -148,20 +232,12 @@ class GraphBuilder:
             raise ValueError(f"task {name!r}: pool {places['pool']} is not declared")
         if strange := [found for found in uses or {} if not 0 <= found < len(self._resources)]:
             raise ValueError(f"task {name!r}: resource {strange[0]} is not declared")
-        unknown = set(given) - set(_WEIGHTS) - set(_ACCOUNTS)
-        if unknown:
+        if unknown := set(given) - set(_WEIGHTS) - set(_ACCOUNTS):
             raise TypeError(f"task {name!r}: unknown arguments {sorted(unknown)}")
-        weights = {**_WEIGHTS, **_ACCOUNTS, **given}
-        self._tasks.append(
-            _Task(
-                name,
-                kind,
-                after=tuple(dict.fromkeys(after)),
-                weights=weights,
-                uses=dict(uses or {}),
-                **places,
-            )
-        )
+        numbers = {**_WEIGHTS, **_ACCOUNTS, **given}
+        columns = {key: self._columns.index(value) for key, value in numbers.items()}
+        used = {resource: self._columns.index(amount) for resource, amount in (uses or {}).items()}
+        self._tasks.append(_Task(name, kind, after=tuple(dict.fromkeys(after)), columns=columns, uses=used, **places))
         return index
 
     def frees(self, consumer: int, tasks: Sequence[int]) -> None:
@@ -171,20 +247,22 @@ class GraphBuilder:
 
     def build(self) -> TaskGraph:
         """The graph. Raises ValueError naming the task for negative or NaN weights, or work that nothing limits."""
-        uses = [(t, r, amount) for t, task in enumerate(self._tasks) for r, amount in task.uses.items()]
-        shape = np.broadcast_shapes(*(np.shape(value) for value in self._numbers(uses)))
-        weights: dict[str, Any] = self._weights(uses, shape[0] if shape else 1)
-        graph = TaskGraph(**self._structure(uses), **weights)
+        shape, values = self._columns.aligned()
+        graph = TaskGraph(**self._structure(), shape=shape, values=values, at=self._at())
         _check(graph)
         return graph
 
-    def _numbers(self, uses: list[tuple[int, int, ArrayLike]]) -> list[ArrayLike]:
-        own = [value for task in self._tasks for value in task.weights.values()]
-        return [*own, *(amount for _, _, amount in uses), *self._resources.values()]
+    def _at(self) -> dict[str, Ints]:
+        found = {name: _ints([task.columns[name] for task in self._tasks]) for name in (*_WEIGHTS, *_ACCOUNTS)}
+        found["use"] = _ints([column for task in self._tasks for column in task.uses.values()])
+        found["capacity"] = _ints(list(self._resources.values()))
+        found["factor"] = _ints(list(self._slowed.values()))
+        return found
 
-    def _structure(self, uses: list[tuple[int, int, ArrayLike]]) -> dict[str, Any]:
+    def _structure(self) -> dict[str, Any]:
         tasks = self._tasks
-        counts = [0, *(len(task.after) for task in tasks)]
+        uses = [(index, resource) for index, task in enumerate(tasks) for resource in task.uses]
+        groups = list(dict.fromkeys(name for pair in self._slowed for name in pair))
         return {
             "tasks": tuple(task.name for task in tasks),
             "kinds": tuple(task.kind for task in tasks),
@@ -192,59 +270,50 @@ class GraphBuilder:
             "limiters": tuple(task.limiter or task.kind for task in tasks),
             "resources": tuple(self._resources),
             "pools": tuple(self._pools),
-            "pred_ptr": np.cumsum(counts, dtype=np.int32),
+            "groups": tuple(groups),
+            "pred_ptr": np.cumsum([0, *(len(task.after) for task in tasks)], dtype=np.int32),
             "pred": _ints([before for task in tasks for before in task.after]),
-            "use_task": _ints([task for task, _, _ in uses]),
-            "use_resource": _ints([resource for _, resource, _ in uses]),
+            "use_task": _ints([task for task, _ in uses]),
+            "use_resource": _ints([resource for _, resource in uses]),
             "pool": _ints([task.pool for task in tasks]),
             "slots": _ints(list(self._pools.values())),
             "priority": _ints([task.priority for task in tasks]),
             "consumer": _ints([task.consumer for task in tasks]),
+            "members": np.ones(len(tasks), np.int32),
+            "group": _ints([groups.index(task.group) if task.group in groups else -1 for task in tasks]),
+            "slowed": _ints([groups.index(name) for pair in self._slowed for name in pair]).reshape(-1, 2),
         }
-
-    def _weights(self, uses: list[tuple[int, int, ArrayLike]], designs: int) -> dict[str, Floats]:
-        names = (*_WEIGHTS, *_ACCOUNTS)
-        found = {name: _columns([task.weights[name] for task in self._tasks], designs) for name in names}
-        found["use"] = _columns([amount for _, _, amount in uses], designs)
-        found["capacity"] = _columns(list(self._resources.values()), designs)
-        return found
-
-
-_PLACE: dict[str, Any] = {"lane": "", "limiter": "", "pool": -1, "priority": 0}
 
 
 def _ints(values: Sequence[int]) -> Ints:
     return np.asarray(values, dtype=np.int32).reshape(-1)
 
 
-def _columns(values: Sequence[ArrayLike], designs: int) -> Floats:
-    """[designs, len(values)] of scalars and [designs] arrays."""
-    table = np.empty((designs, len(values)))
-    for column, value in enumerate(values):
-        table[:, column] = value
-    return table
-
-
 def _check(graph: TaskGraph) -> None:
-    for name in ("work", "delay", "cap", "weight"):
-        value = getattr(graph, name)
-        legal = value > 0 if name in ("cap", "weight") else value >= 0
-        _refuse(
-            graph.tasks,
-            ~legal,
-            f"{name} must be {'> 0' if name in ('cap', 'weight') else '>= 0'} and not NaN",
-        )
-    _refuse(graph.tasks, ~np.isfinite(graph.work + graph.delay), "work and delay must be finite")
-    _refuse(graph.tasks, ~np.isfinite(graph.weight), "weight must be finite")
-    _refuse(graph.resources, ~(graph.capacity > 0), "the capacity of a resource must be > 0")
-    legal = (graph.use > 0) & np.isfinite(graph.use)
-    _refuse([graph.tasks[t] for t in graph.use_task], ~legal, "a use must be > 0 and finite")
-    if (unbounded := (graph.work > 0) & ~np.isfinite(graph.cap)).any():
-        endless = unbounded & ~np.isfinite(graph.isolated_rate())
-        _refuse(graph.tasks, endless, "has work but neither a cap nor a finite resource that limits it")
+    """Raise ValueError naming the tasks or resources whose numbers mean nothing."""
+    used = [graph.tasks[task] for task in graph.use_task]
+    _refuse(graph, "work", graph.tasks, lambda v: (v >= 0) & np.isfinite(v), "work must be >= 0, finite and not NaN")
+    _refuse(graph, "delay", graph.tasks, lambda v: (v >= 0) & np.isfinite(v), "delay must be >= 0, finite and not NaN")
+    _refuse(graph, "cap", graph.tasks, lambda v: v > 0, "cap must be > 0 and not NaN")
+    _refuse(graph, "weight", graph.tasks, lambda v: (v > 0) & np.isfinite(v), "weight must be > 0, finite and not NaN")
+    _refuse(graph, "capacity", graph.resources, lambda v: v > 0, "the capacity of a resource must be > 0")
+    _refuse(graph, "use", used, lambda v: (v > 0) & np.isfinite(v), "a use must be > 0 and finite")
+    pairs = [f"{graph.groups[one]} beside {graph.groups[other]}" for one, other in graph.slowed]
+    _refuse(graph, "factor", pairs, lambda v: (v > 0) & (v <= 1), "a contention factor must be in (0, 1]")
+    endless = [
+        name
+        for name, column, (_, rate) in zip(graph.tasks, graph.at["work"], graph.alone(), strict=True)
+        if not np.isfinite(rate).all() and ((graph.values[column] > 0) & ~np.isfinite(rate)).any()
+    ]
+    if endless:
+        rule = "has work but neither a cap nor a finite resource that limits it"
+        raise ValueError(f"{', '.join(endless[:5])}: {rule}")
 
 
-def _refuse(names: Sequence[str], faulty: NDArray[np.bool_], rule: str) -> None:
-    if faulty.any():
-        columns = np.flatnonzero(faulty.any(axis=0))
-        raise ValueError(f"{', '.join(names[c] for c in columns[:5])}: {rule}")
+def _refuse(
+    graph: TaskGraph, name: str, items: Sequence[str], legal: Callable[[Floats], NDArray[np.bool_]], rule: str
+) -> None:
+    faulty = {column for column in set(graph.at[name].tolist()) if not legal(graph.values[column]).all()}
+    if faulty:
+        named = dict.fromkeys(item for item, column in zip(items, graph.at[name], strict=True) if column in faulty)
+        raise ValueError(f"{', '.join(list(named)[:5])}: {rule}")

@@ -1,10 +1,10 @@
-"""What an engine returns: when every task of every design was issued and finished."""
+"""What an engine returns: when every task was issued and finished, or only the totals that metrics need."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,27 +16,82 @@ Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
+class Refused:
+    """Why designs cannot be run exactly: code [B] is an index into `texts`, 0 for those that can be run."""
+
+    code: NDArray[np.int32]
+    texts: tuple[str, ...] = ("",)
+
+    def __getitem__(self, design: int) -> str:
+        return self.texts[self.code[design]]
+
+
+@dataclass(frozen=True)
+class Totals:
+    """What the metrics need of the runs of B designs; all [B], seconds and bytes; kinds are those of the tasks.
+
+    busy_s: time during which a task of the kind runs (the length of the union of its intervals). spent_s: sum over
+    the tasks of the kind. cu_s: CU-seconds occupied. refused: None where every design was run.
+    """
+
+    makespan_s: Floats
+    peak_staged_bytes: Floats
+    cu_s: Floats
+    busy_s: Mapping[str, Floats]
+    spent_s: Mapping[str, Floats]
+    refused: Refused | None = None
+
+
+@dataclass(frozen=True)
 class Timeline:
-    """issued, finished [B, T] in seconds; `refused` [B]: why a design could not be run exactly, or ''."""
+    """issued, finished [B, T] in seconds; refused: None where every design was run."""
 
     graph: TaskGraph
     issued: Floats
     finished: Floats
-    refused: tuple[str, ...]
+    refused: Refused | None = None
+
+    def reason(self, design: int) -> str:
+        """Why a design was refused, or ''."""
+        return self.refused[design] if self.refused else ""
 
     @property
     def makespan(self) -> Floats:
         """[B] seconds from the start to the last finish."""
         return np.asarray(self.finished.max(axis=1))
 
+    def totals(self) -> Totals:
+        """What the metrics need, read off the intervals."""
+        graph, spans = self.graph, self.finished - self.issued
+        places = {kind: graph.of_kind(kind) for kind in dict.fromkeys(graph.kinds)}
+        return Totals(
+            makespan_s=self.makespan,
+            peak_staged_bytes=self._peak_staging(),
+            cu_s=row_sum(graph["cus"] * spans),
+            busy_s={kind: busy(self.issued[:, at], self.finished[:, at]) for kind, at in places.items()},
+            spent_s={kind: row_sum(spans[:, at] * graph.members[at]) for kind, at in places.items()},
+            refused=self.refused,
+        )
+
+    def _peak_staging(self) -> Floats:
+        """Buffers fill when a task is issued and are free when its consumer has finished."""
+        consumer = self.graph.consumer
+        freed = np.where(consumer >= 0, self.finished[:, consumer], np.inf)
+        size = self.graph["staged_bytes"]
+        times = np.concatenate([freed, self.issued], axis=1)
+        steps = np.concatenate([-size, size], axis=1)
+        order = np.argsort(times, axis=1, kind="stable")
+        return np.asarray(np.cumsum(np.take_along_axis(steps, order, axis=1), axis=1).max(axis=1))
+
     def intervals(self, design: int) -> Iterator[Interval]:
         """The tasks of one design that take time, in order of issue."""
         graph = self.graph
+        moved, flop = graph["moved_bytes"][design], graph["flop"][design]
         for task in np.argsort(self.issued[design], kind="stable"):
             start, finish = float(self.issued[design, task]), float(self.finished[design, task])
             if finish > start:
-                moved, flop = float(graph.moved_bytes[design, task]), float(graph.flop[design, task])
-                yield Interval(graph.lanes[task], graph.tasks[task], graph.kinds[task], start, finish, moved, flop)
+                named = (graph.lanes[task], graph.tasks[task], graph.kinds[task])
+                yield Interval(*named, start, finish, float(moved[task]), float(flop[task]))
 
     def critical_path(self, design: int) -> list[int]:
         """Tasks from the first to the last finish, each issued when the one before it (a predecessor) finished."""
@@ -49,13 +104,13 @@ class Timeline:
     def limits(self, design: int) -> dict[str, float]:
         """Share of the makespan by what bounds each task of the critical path: its limiter, launch, contention."""
         graph, spent = self.graph, dict[str, float]()
-        alone = graph.work[design] / graph.isolated_rate()[design]
+        alone, delay = graph["work"][design] / graph.isolated_rate()[design], graph["delay"][design]
         for task in self.critical_path(design):
             span = self.finished[design, task] - self.issued[design, task]
-            excess = max(0.0, span - graph.delay[design, task] - alone[task])
+            excess = max(0.0, span - delay[task] - alone[task])
             parts = {
                 graph.limiters[task]: alone[task],
-                "launch": graph.delay[design, task],
+                "launch": delay[task],
                 "contention": excess,
             }
             for name, seconds in parts.items():
@@ -69,12 +124,34 @@ class Timeline:
         return Replay(tuple(self.intervals(design)), self.limits(design))
 
 
+def busy(start: Floats, finish: Floats) -> Floats:
+    """Length [B] of the union of intervals [B, N]."""
+    if start.shape[1] == 0:
+        return np.zeros(start.shape[0])
+    order = np.argsort(start, axis=1, kind="stable")
+    start, finish = np.take_along_axis(start, order, 1), np.take_along_axis(finish, order, 1)
+    covered = np.maximum.accumulate(finish, axis=1)
+    before = np.concatenate([np.full((len(start), 1), -np.inf), covered[:, :-1]], axis=1)
+    return row_sum(np.maximum(finish - np.maximum(start, before), 0.0))
+
+
+def row_sum(table: NDArray[Any]) -> Floats:
+    """Row sums [B]; in one memory order, so that a batch adds up to the bit as its rows do alone."""
+    return np.asarray(np.ascontiguousarray(table).sum(axis=1), dtype=float)
+
+
 @runtime_checkable
 class Engine(Protocol):
-    """Runs task graphs. A module of `simulators` (or an entry point of `dse.simulators`) offers one as `ENGINE`."""
+    """Runs task graphs. A module of `simulators` (or an entry point of `dse.simulators`) offers one as `ENGINE`.
+
+    batch: how many designs it likes to be given at once.
+    """
 
     version: str
     batch: int
 
     def run(self, graph: TaskGraph) -> Timeline:
-        """Issue and finish times of every task of every design of the batch; refuses what it cannot run exactly."""
+        """Issue and finish times of every task of every design; refuses what it cannot run exactly."""
+
+    def totals(self, graph: TaskGraph) -> Totals:
+        """What metrics need of the same runs: `self.run(graph).totals()`, unless the engine knows a faster way."""

@@ -1,0 +1,161 @@
+"""Symmetric graphs reduced: tasks that must behave alike become one task, resources likewise.
+
+Colour refinement (Weisfeiler and Leman, 1968) finds the coarsest partition of tasks and resources in which all tasks
+of a colour have the same numbers and equally many predecessors, successors and uses of each colour. Max-min rates
+and the order of events depend on nothing else, so all tasks of a colour are issued and finish together, and a graph
+with one task and one resource of each colour has the same times: eight GPUs that do the same become one, seven links
+that carry the same become one. A task's uses are then those of all its members on one resource. Tasks in pools keep
+to themselves, as slots are granted by index.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simulators.graph import Floats, Ints, TaskGraph
+
+Hashes = NDArray[np.uint64]
+_ACCOUNTS = ("cus", "staged_bytes", "moved_bytes", "flop")
+
+
+@dataclass(frozen=True)
+class Quotient:
+    """A reduced graph, and the task in it that stands for each task [T] of the whole one."""
+
+    graph: TaskGraph
+    of: Ints
+
+
+def reduced(graph: TaskGraph) -> Quotient:
+    """The smallest graph with the same times; the graph itself where nothing is symmetric."""
+    task_hash, resource_hash = _refined(graph)
+    tasks, of = _numbered(task_hash)
+    if len(tasks) == graph.num_tasks:
+        return Quotient(graph, of)
+    resources, _ = _numbered(resource_hash)
+    count, sums = np.bincount(of).astype(np.int32), _Sums(list(graph.values))
+    structure, used = _uses(graph, of, resources=resources.tolist(), sums=sums)
+    at = {name: graph.at[name][tasks] for name in ("work", "delay", "cap", "weight")}
+    for name in _ACCOUNTS:
+        pairs = zip(graph.at[name][tasks].tolist(), count.tolist(), strict=True)
+        at[name] = np.array([sums.index({column: many}) for column, many in pairs], np.int32)
+    at |= {"use": used, "capacity": graph.at["capacity"][resources], "factor": graph.at["factor"]}
+    structure |= _tasks(graph, tasks, of) | {
+        "resources": tuple(graph.resources[resource] for resource in resources),
+        "members": graph.members[tasks] * count,
+    }
+    return Quotient(replace(graph, **structure, values=tuple(sums.values), at=at), of)
+
+
+@dataclass
+class _Sums:
+    """Columns, and new ones that are sums of count * column; equal sums are one column."""
+
+    values: list[Floats]
+    _known: dict[frozenset[tuple[int, int]], int] = field(default_factory=dict)
+
+    def index(self, counts: dict[int, int]) -> int:
+        """The column of the sum."""
+        key = frozenset(counts.items())
+        if key not in self._known:
+            alone = list(counts.values()) == [1]
+            self._known[key] = next(iter(counts)) if alone else len(self.values)
+            if not alone:
+                self.values.append(np.asarray(sum(many * self.values[column] for column, many in counts.items())))
+        return self._known[key]
+
+
+def _tasks(graph: TaskGraph, tasks: NDArray[np.intp], of: Ints) -> dict[str, Any]:
+    """The tasks that stand for a colour, and what they wait for."""
+    before = [sorted(set(of[graph.predecessors(task)].tolist())) for task in tasks]
+    consumer = graph.consumer[tasks]
+    texts = {name: getattr(graph, name) for name in ("tasks", "kinds", "lanes", "limiters")}
+    found: dict[str, Any] = {name: tuple(all_[task] for task in tasks) for name, all_ in texts.items()}
+    return found | {
+        "pred_ptr": np.cumsum([0, *map(len, before)], dtype=np.int32),
+        "pred": np.array([task for found in before for task in found], np.int32),
+        "pool": graph.pool[tasks],
+        "priority": graph.priority[tasks],
+        "group": graph.group[tasks],
+        "consumer": np.where(consumer >= 0, of[consumer], -1).astype(np.int32),
+    }
+
+
+def _numbered(hashes: Hashes) -> tuple[NDArray[np.intp], Ints]:
+    """(first item of each colour, colour of each item), colours numbered as they first appear."""
+    _, first, of = np.unique(hashes, return_index=True, return_inverse=True)
+    order = np.argsort(first)
+    rank = np.empty_like(order)
+    rank[order] = np.arange(len(order))
+    return first[order], rank[of].astype(np.int32)
+
+
+def _mix(value: Any, salt: int) -> Hashes:
+    """A hash of each number (the finaliser of SplitMix64)."""
+    found = np.asarray(value).astype(np.uint64) + np.uint64((salt * 0x9E3779B97F4A7C15) % 2**64)
+    found = (found ^ (found >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    found = (found ^ (found >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return np.asarray(found ^ (found >> np.uint64(31)))
+
+
+def _refined(graph: TaskGraph) -> tuple[Hashes, Hashes]:
+    """Colours of tasks [T] and resources [R], as hashes: refined by their neighbours until none splits any more."""
+    task, resource = _labels(graph), _mix(graph.at["capacity"], 1)
+    user, used, kind = graph.use_task, graph.use_resource, _mix(graph.at["use"], 2)
+    after, before = np.repeat(np.arange(graph.num_tasks), np.diff(graph.pred_ptr)), graph.pred
+    freed = np.flatnonzero(graph.consumer >= 0)
+    colours = 0
+    while (found := len(np.unique(task)) + len(np.unique(resource))) > colours:
+        colours = found
+        seen, met = _mix(task, 3), _mix(resource, 4)
+        np.add.at(met, used, _mix(task[user] + kind, 5))
+        np.add.at(seen, user, _mix(resource[used] + kind, 6))
+        np.add.at(seen, after, _mix(task[before], 7))
+        np.add.at(seen, before, _mix(task[after], 8))
+        np.add.at(seen, freed, _mix(task[graph.consumer[freed]], 9))
+        np.add.at(seen, graph.consumer[freed], _mix(task[freed], 10))
+        task, resource = seen, met
+    return task, resource
+
+
+def _labels(graph: TaskGraph) -> Hashes:
+    """What a task is by itself, and how far it is from the start (an invariant that saves rounds)."""
+    kinds = {kind: index for index, kind in enumerate(dict.fromkeys(graph.kinds))}
+    alone = np.where(graph.pool >= 0, np.arange(graph.num_tasks), -1)
+    columns = [graph.at[name] for name in ("work", "delay", "cap", "weight", *_ACCOUNTS)]
+    labels = [[kinds[kind] for kind in graph.kinds], alone, graph.priority, graph.group, graph.members, *columns]
+    found = _mix(_depths(graph), 11)
+    for label in labels:
+        found = _mix(found + _mix(np.asarray(label, np.int64), 12), 13)
+    return found
+
+
+def _depths(graph: TaskGraph) -> list[int]:
+    """Tasks on the longest way from the start."""
+    ptr, pred = graph.pred_ptr.tolist(), graph.pred.tolist()
+    depth: list[int] = []
+    for begin, end in itertools.pairwise(ptr):
+        depth.append(1 + max((depth[task] for task in pred[begin:end]), default=0))
+    return depth
+
+
+def _uses(graph: TaskGraph, of: Ints, *, resources: list[int], sums: _Sums) -> tuple[dict[str, Any], Ints]:
+    """Uses of one resource of each colour, added up by colour of task: (their structure, the column of each)."""
+    number = {resource: index for index, resource in enumerate(resources)}
+    counts: dict[tuple[int, int], dict[int, int]] = {}
+    uses = zip(of[graph.use_task].tolist(), graph.use_resource.tolist(), graph.at["use"].tolist(), strict=True)
+    for task, resource, column in uses:
+        if resource in number:
+            one = counts.setdefault((task, number[resource]), {})
+            one[column] = one.get(column, 0) + 1
+    pairs = sorted(counts)
+    structure = {
+        "use_task": np.array([task for task, _ in pairs], np.int32),
+        "use_resource": np.array([resource for _, resource in pairs], np.int32),
+    }
+    return structure, np.array([sums.index(counts[pair]) for pair in pairs], np.int32)
