@@ -131,6 +131,18 @@ def leaves(model: BaseModel, path: str = "") -> Iterator[tuple[str, Any, bool]]:
         yield from _leaf(getattr(model, name), f"{path}{name}", marked)
 
 
+def put(model: BaseModel, path: str, value: Any) -> Any:
+    """A frozen model with the leaf at a dotted path replaced; the value is taken as it is, and may be an array."""
+    name, _, rest = path.partition(".")
+    inner = getattr(model, name)
+    if rest and isinstance(inner, Mapping):
+        key, _, deeper = rest.partition(".")
+        found: Any = {**inner, key: put(inner[key], deeper, value) if deeper else value}
+    else:
+        found = put(inner, rest, value) if rest else value
+    return model.model_copy(update={name: found})
+
+
 def key(model: BaseModel, *context: str) -> str:
     """Content hash (hex) of a frozen model in its context (backend name, version, parameters): its identity."""
     canonical = {path: _canonical(value) for path, value, _ in leaves(model)}
