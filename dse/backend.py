@@ -68,10 +68,7 @@ class Batch:
 
     def column(self, path: str) -> NDArray[Any]:
         """The values [size] of one axis, design after design."""
-        place = list(self.axes).index(path)
-        along = [1] * len(self.axes)
-        along[place] = -1
-        return np.broadcast_to(self.axes[path].reshape(along), self.shape).reshape(-1)
+        return along(self.axes, path)
 
     def designs(self) -> Iterator[BaseModel]:
         """One frozen design after the other, for a backend that takes them singly."""
@@ -82,18 +79,41 @@ class Batch:
                 design = put(design, path, values[index])
             yield design
 
+    def at(self, index: int) -> BaseModel:
+        """The design at one place of the grid."""
+        design = self.design
+        for (path, values), place in zip(self.axes.items(), np.unravel_index(index, self.shape), strict=True):
+            design = put(design, path, values[place].item())
+        return design
+
     def split(self, most: int) -> Iterator[Batch]:
         """The same designs in the same order, in batches of at most `most`."""
         if self.size <= most:
             yield self
             return
-        path = next(path for path, values in self.axes.items() if len(values) > 1)
-        values = self.axes[path]
-        step = max(1, most // (self.size // len(values)))
-        for first in range(0, len(values), step):
-            part = values[first : first + step]
-            piece = Batch(put(self.design, path, part[0].item()), {**self.axes, path: part})
-            yield from piece.split(most)
+        for axes in pieces(self.axes, most):
+            yield Batch(Batch(self.design, axes).at(0), axes)
+
+
+def along(axes: Mapping[str, NDArray[Any]], path: str) -> NDArray[Any]:
+    """The values of one axis at every point of a grid, [points]."""
+    before = [1] * list(axes).index(path)
+    after = [1] * (len(axes) - 1 - len(before))
+    shape = [len(values) for values in axes.values()]
+    return np.broadcast_to(axes[path].reshape([*before, -1, *after]), shape).reshape(-1)
+
+
+def pieces(axes: Mapping[str, NDArray[Any]], most: int) -> Iterator[Mapping[str, NDArray[Any]]]:
+    """The grid of some axes as smaller grids in the same order, each of at most `most` points."""
+    size = math.prod(len(values) for values in axes.values())
+    if size <= most:
+        yield axes
+        return
+    path = next(path for path, values in axes.items() if len(values) > 1)
+    values = axes[path]
+    step = max(1, most // (size // len(values)))
+    for first in range(0, len(values), step):
+        yield from pieces({**axes, path: values[first : first + step]}, most)
 
 
 @dataclass(frozen=True)
@@ -122,14 +142,54 @@ class Results:
 
     @classmethod
     def of(cls, rows: Sequence[Result]) -> Self:
-        """Columns of results that were obtained one by one."""
+        """Columns of results that were obtained one by one; what is no number is kept for `checked` to name."""
         texts = {"": 0}
         reason = [texts.setdefault(row.reason, len(texts)) for row in rows]
         engine = [texts.setdefault(row.engine, len(texts)) for row in rows]
         names = dict.fromkeys(name for row in rows for name in row.metrics)
-        metrics = {name: np.array([row.metrics.get(name, math.nan) for row in rows], float) for name in names}
+        metrics = {name: _column(name, rows) for name in names}
         status = np.array([STATUSES.index(row.status) for row in rows], np.uint8)
         return cls(status, metrics, np.array(reason, np.int32), np.array(engine, np.int32), tuple(texts))
+
+    @classmethod
+    def all_alike(cls, result: Result, size: int) -> Self:
+        """`size` times a result that holds no metrics."""
+        one = cls.of([result])
+        return cls(np.repeat(one.status, size), {}, np.repeat(one.reason, size), np.repeat(one.engine, size), one.texts)
+
+    @classmethod
+    def join(cls, parts: Sequence[Results]) -> Results:
+        """The results of all parts, one after the other."""
+        if len(parts) == 1:
+            return parts[0]
+        texts = {"": 0}
+        codes = [np.array([texts.setdefault(text, len(texts)) for text in part.texts], np.int32) for part in parts]
+        names = dict.fromkeys(name for part in parts for name in part.metrics)
+        return cls(
+            np.concatenate([part.status for part in parts]),
+            {name: np.concatenate([part.column(name) for part in parts]) for name in names},
+            np.concatenate([code[part.reason] for code, part in zip(codes, parts, strict=True)]),
+            np.concatenate([code[part.engine] for code, part in zip(codes, parts, strict=True)]),
+            tuple(texts),
+        )
+
+    @property
+    def ok(self) -> NDArray[np.bool_]:
+        """Which designs [B] have metrics."""
+        return np.asarray(self.status == STATUSES.index("ok"))
+
+    def column(self, name: str) -> NDArray[np.float64]:
+        """One metric [B], NaN throughout where no design has it."""
+        return self.metrics[name] if name in self.metrics else np.full(self.size, math.nan)
+
+
+def _column(name: str, rows: Sequence[Result]) -> NDArray[Any]:
+    values = [row.metrics.get(name) if row.status == "ok" else math.nan for row in rows]
+    return np.fromiter(values, float if all(map(_is_number, values)) else object, len(values))
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 @dataclass(frozen=True)
@@ -181,7 +241,10 @@ class Backend(Protocol):
         """Dotted paths and the values they need for knob `path` to count in `tree`; None: no such knob there."""
 
     def is_axis(self, path: str, design: BaseModel) -> bool:
-        """Whether the leaf at `path` of such a design is a number that may be an axis of a batch."""
+        """Whether the leaf at `path` of such a design is a number that may be an axis of a batch.
+
+        Whether a value of it is legal must depend on that value alone; rules between values belong to `problems`.
+        """
 
     def evaluate(self, batches: Sequence[Batch]) -> list[Results]:
         """Results of each batch, in order; a design that breaks a rule is `infeasible` and is not simulated."""
@@ -198,3 +261,48 @@ class Backend(Protocol):
 
 def checked(results: Results, metrics: Mapping[str, Metric]) -> Results:
     """The results, those `invalid` (with the reason) whose metric is missing, unknown, not finite or out of range."""
+    columns = {name: results.metrics.get(name) for name in {**metrics, **results.metrics}}
+    wrong = {name: _wrong(column, metrics.get(name), results.ok) for name, column in columns.items()}
+    plain = all(column.dtype == np.float64 for column in results.metrics.values())
+    if plain and not any(found.any() for found in wrong.values()):
+        return results
+    status, reason = results.status.copy(), results.reason.copy()
+    codes = {text: code for code, text in enumerate(results.texts)}
+    for name, found in wrong.items():
+        for index in np.flatnonzero(found & (status == STATUSES.index("ok"))):
+            text = _fault(name, columns[name], index=int(index), metric=metrics.get(name))
+            status[index] = STATUSES.index("invalid")
+            reason[index] = codes.setdefault(text, len(codes))
+    fine = status == STATUSES.index("ok")
+    kept = {name: np.where(fine, _numbers(column), math.nan) for name, column in columns.items() if column is not None}
+    return Results(status, {name: kept[name] for name in metrics if name in kept}, reason, results.engine, tuple(codes))
+
+
+def _wrong(column: NDArray[Any] | None, metric: Metric | None, ok: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Which designs [B] have a value that is not to be believed."""
+    if metric is None or column is None:
+        given = np.ones(len(ok), bool) if column is None or column.dtype != object else column != None  # noqa: E711
+        return np.asarray(ok & given)
+    values = _numbers(column)
+    return np.asarray(ok & ~(np.isfinite(values) & (metric.low <= values) & (values <= metric.high)))
+
+
+def _numbers(column: NDArray[Any]) -> NDArray[np.float64]:
+    """A column as floats, NaN for what is no number."""
+    if column.dtype.kind in "iuf":
+        return column.astype(np.float64, copy=False)
+    return np.array([value if _is_number(value) else math.nan for value in column.tolist()], float)
+
+
+def _fault(name: str, column: NDArray[Any] | None, *, index: int, metric: Metric | None) -> str:
+    value = None if column is None else column[index]
+    value = value.item() if isinstance(value, np.generic) else value
+    if metric is None:
+        rule = "is not a metric of this backend"
+    elif value is None:
+        rule = "is missing"
+    elif not _is_number(value) or not math.isfinite(value):
+        rule = "is not a finite number"
+    else:
+        rule = f"is outside {metric.low:g}...{metric.high:g}"
+    return f"{name} = {value!r}: {rule}"
