@@ -7,16 +7,21 @@ results. It knows neither GPUs nor schedules.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, Self, get_args, runtime_checkable
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import BaseModel
 
 from dse.problems import Problem
+from dse.values import put
 
 Status = Literal["ok", "infeasible", "unsupported", "failed", "invalid"]
+STATUSES: tuple[Status, ...] = get_args(Status)
 Tree = Mapping[str, Any]
+Columns = Mapping[str, NDArray[np.float64]]
 
 
 @dataclass(frozen=True)
@@ -38,6 +43,153 @@ class Result:
     metrics: Mapping[str, float] = field(default_factory=dict)
     reason: str = ""
     engine: str = ""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Designs that differ in some numbers only: a grid over a design.
+
+    design: the first of them. axes: dotted path -> the values [n] that leaf takes. The designs are the Cartesian
+    product in C order: the last path varies fastest. Without axes it is one design.
+    """
+
+    design: BaseModel
+    axes: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Length of each axis."""
+        return tuple(len(values) for values in self.axes.values())
+
+    @property
+    def size(self) -> int:
+        """Number of designs."""
+        return math.prod(self.shape)
+
+    def column(self, path: str) -> NDArray[Any]:
+        """The values [size] of one axis, design after design."""
+        return along(self.axes, path)
+
+    def designs(self) -> Iterator[BaseModel]:
+        """One frozen design after the other, for a backend that takes them singly."""
+        columns = {path: self.column(path).tolist() for path in self.axes}
+        for index in range(self.size):
+            design = self.design
+            for path, values in columns.items():
+                design = put(design, path, values[index])
+            yield design
+
+    def at(self, index: int) -> BaseModel:
+        """The design at one place of the grid."""
+        design = self.design
+        for (path, values), place in zip(self.axes.items(), np.unravel_index(index, self.shape), strict=True):
+            design = put(design, path, values[place].item())
+        return design
+
+    def split(self, most: int) -> Iterator[Batch]:
+        """The same designs in the same order, in batches of at most `most`."""
+        if self.size <= most:
+            yield self
+            return
+        for axes in pieces(self.axes, most):
+            yield Batch(Batch(self.design, axes).at(0), axes)
+
+
+def along(axes: Mapping[str, NDArray[Any]], path: str) -> NDArray[Any]:
+    """The values of one axis at every point of a grid, [points]."""
+    before = [1] * list(axes).index(path)
+    after = [1] * (len(axes) - 1 - len(before))
+    shape = [len(values) for values in axes.values()]
+    return np.broadcast_to(axes[path].reshape([*before, -1, *after]), shape).reshape(-1)
+
+
+def pieces(axes: Mapping[str, NDArray[Any]], most: int) -> Iterator[Mapping[str, NDArray[Any]]]:
+    """The grid of some axes as smaller grids in the same order, each of at most `most` points."""
+    size = math.prod(len(values) for values in axes.values())
+    if size <= most:
+        yield axes
+        return
+    path = next(path for path, values in axes.items() if len(values) > 1)
+    values = axes[path]
+    step = max(1, most // (size // len(values)))
+    for first in range(0, len(values), step):
+        yield from pieces({**axes, path: values[first : first + step]}, most)
+
+
+@dataclass(frozen=True)
+class Results:
+    """Results of the B designs of a batch, as columns.
+
+    status [B]: index into `STATUSES`. metrics: a column [B] each, NaN where a design has none. reason, engine [B]:
+    index into `texts`, whose first entry is "".
+    """
+
+    status: NDArray[np.uint8]
+    metrics: Mapping[str, NDArray[np.float64]]
+    reason: NDArray[np.int32]
+    engine: NDArray[np.int32]
+    texts: tuple[str, ...] = ("",)
+
+    @property
+    def size(self) -> int:
+        """B."""
+        return len(self.status)
+
+    def __getitem__(self, index: int) -> Result:
+        status = STATUSES[self.status[index]]
+        found = {name: float(column[index]) for name, column in self.metrics.items()} if status == "ok" else {}
+        return Result(status, found, self.texts[self.reason[index]], self.texts[self.engine[index]])
+
+    @classmethod
+    def of(cls, rows: Sequence[Result]) -> Self:
+        """Columns of results that were obtained one by one; what is no number is kept for `checked` to name."""
+        texts = {"": 0}
+        reason = [texts.setdefault(row.reason, len(texts)) for row in rows]
+        engine = [texts.setdefault(row.engine, len(texts)) for row in rows]
+        names = dict.fromkeys(name for row in rows for name in row.metrics)
+        metrics = {name: _column(name, rows) for name in names}
+        status = np.array([STATUSES.index(row.status) for row in rows], np.uint8)
+        return cls(status, metrics, np.array(reason, np.int32), np.array(engine, np.int32), tuple(texts))
+
+    @classmethod
+    def all_alike(cls, result: Result, size: int) -> Self:
+        """`size` times a result that holds no metrics."""
+        one = cls.of([result])
+        return cls(np.repeat(one.status, size), {}, np.repeat(one.reason, size), np.repeat(one.engine, size), one.texts)
+
+    @classmethod
+    def join(cls, parts: Sequence[Results]) -> Results:
+        """The results of all parts, one after the other."""
+        if len(parts) == 1:
+            return parts[0]
+        texts = {"": 0}
+        codes = [np.array([texts.setdefault(text, len(texts)) for text in part.texts], np.int32) for part in parts]
+        names = dict.fromkeys(name for part in parts for name in part.metrics)
+        return cls(
+            np.concatenate([part.status for part in parts]),
+            {name: np.concatenate([part.column(name) for part in parts]) for name in names},
+            np.concatenate([code[part.reason] for code, part in zip(codes, parts, strict=True)]),
+            np.concatenate([code[part.engine] for code, part in zip(codes, parts, strict=True)]),
+            tuple(texts),
+        )
+
+    @property
+    def ok(self) -> NDArray[np.bool_]:
+        """Which designs [B] have metrics."""
+        return np.asarray(self.status == STATUSES.index("ok"))
+
+    def column(self, name: str) -> NDArray[np.float64]:
+        """One metric [B], NaN throughout where no design has it."""
+        return self.metrics[name] if name in self.metrics else np.full(self.size, math.nan)
+
+
+def _column(name: str, rows: Sequence[Result]) -> NDArray[Any]:
+    values = [row.metrics.get(name) if row.status == "ok" else math.nan for row in rows]
+    return np.fromiter(values, float if all(map(_is_number, values)) else object, len(values))
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 @dataclass(frozen=True)
@@ -63,7 +215,10 @@ class Replay:
 
 @runtime_checkable
 class Backend(Protocol):
-    """What a simulator offers. Batches are the normal case; one design is a batch of one."""
+    """What a simulator offers. Batches are the normal case; one design is a batch of one.
+
+    batch: how many designs it likes to be given in one call.
+    """
 
     version: str
     metrics: Mapping[str, Metric]
@@ -80,16 +235,22 @@ class Backend(Protocol):
         """The validated design of one tree. Raises ConfigError with every problem."""
 
     def problems(self, design: BaseModel) -> Sequence[Problem]:
-        """Rules between parts that this design breaks: it is infeasible, and is never evaluated."""
+        """Rules between parts that this design breaks: it is infeasible."""
 
     def condition(self, path: str, tree: Tree) -> Mapping[str, Any] | None:
         """Dotted paths and the values they need for knob `path` to count in `tree`; None: no such knob there."""
 
-    def evaluate(self, designs: Sequence[BaseModel]) -> list[Result]:
-        """One result per design, in order."""
+    def is_axis(self, path: str, design: BaseModel) -> bool:
+        """Whether the leaf at `path` of such a design is a number that may be an axis of a batch.
 
-    def relate(self, point: Mapping[str, float], baseline: Mapping[str, float]) -> Mapping[str, float]:
-        """Metrics of a point relative to its baseline (`relations` describes them)."""
+        Whether a value of it is legal must depend on that value alone; rules between values belong to `problems`.
+        """
+
+    def evaluate(self, batches: Sequence[Batch]) -> list[Results]:
+        """Results of each batch, in order; a design that breaks a rule is `infeasible` and is not simulated."""
+
+    def relate(self, point: Columns, baseline: Columns) -> Columns:
+        """Metrics of points [B] relative to their baselines [B] (`relations` describes them)."""
 
     def replay(self, design: BaseModel) -> Replay:
         """Run one design again in full."""
@@ -98,22 +259,50 @@ class Backend(Protocol):
         """(path, value, provenance, source) of every constant that this design rests on."""
 
 
-def checked(result: Result, metrics: Mapping[str, Metric]) -> Result:
-    """The result itself, or `invalid` with the metric that is missing, unknown, not finite or out of range."""
-    if result.status != "ok":
-        return result
-    for name in {**metrics, **result.metrics}:
-        fault = _fault(result.metrics.get(name), metrics.get(name))
-        if fault:
-            return Result("invalid", reason=f"{name} = {result.metrics.get(name)!r}: {fault}", engine=result.engine)
-    return result
+def checked(results: Results, metrics: Mapping[str, Metric]) -> Results:
+    """The results, those `invalid` (with the reason) whose metric is missing, unknown, not finite or out of range."""
+    columns = {name: results.metrics.get(name) for name in {**metrics, **results.metrics}}
+    wrong = {name: _wrong(column, metrics.get(name), results.ok) for name, column in columns.items()}
+    plain = all(column.dtype == np.float64 for column in results.metrics.values())
+    if plain and not any(found.any() for found in wrong.values()):
+        return results
+    status, reason = results.status.copy(), results.reason.copy()
+    codes = {text: code for code, text in enumerate(results.texts)}
+    for name, found in wrong.items():
+        for index in np.flatnonzero(found & (status == STATUSES.index("ok"))):
+            text = _fault(name, columns[name], index=int(index), metric=metrics.get(name))
+            status[index] = STATUSES.index("invalid")
+            reason[index] = codes.setdefault(text, len(codes))
+    fine = status == STATUSES.index("ok")
+    kept = {name: np.where(fine, _numbers(column), math.nan) for name, column in columns.items() if column is not None}
+    return Results(status, {name: kept[name] for name in metrics if name in kept}, reason, results.engine, tuple(codes))
 
 
-def _fault(value: object, metric: Metric | None) -> str:
+def _wrong(column: NDArray[Any] | None, metric: Metric | None, ok: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Which designs [B] have a value that is not to be believed."""
+    if metric is None or column is None:
+        given = np.ones(len(ok), bool) if column is None or column.dtype != object else column != None  # noqa: E711
+        return np.asarray(ok & given)
+    values = _numbers(column)
+    return np.asarray(ok & ~(np.isfinite(values) & (metric.low <= values) & (values <= metric.high)))
+
+
+def _numbers(column: NDArray[Any]) -> NDArray[np.float64]:
+    """A column as floats, NaN for what is no number."""
+    if column.dtype.kind in "iuf":
+        return column.astype(np.float64, copy=False)
+    return np.array([value if _is_number(value) else math.nan for value in column.tolist()], float)
+
+
+def _fault(name: str, column: NDArray[Any] | None, *, index: int, metric: Metric | None) -> str:
+    value = None if column is None else column[index]
+    value = value.item() if isinstance(value, np.generic) else value
     if metric is None:
-        return "is not a metric of this backend"
-    if value is None:
-        return "is missing"
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        return "is not a finite number"
-    return "" if metric.low <= value <= metric.high else f"is outside {metric.low:g}...{metric.high:g}"
+        rule = "is not a metric of this backend"
+    elif value is None:
+        rule = "is missing"
+    elif not _is_number(value) or not math.isfinite(value):
+        rule = "is not a finite number"
+    else:
+        rule = f"is outside {metric.low:g}...{metric.high:g}"
+    return f"{name} = {value!r}: {rule}"

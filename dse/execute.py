@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 import joblib
-from pydantic import AfterValidator, BaseModel, Field
+from numpy.typing import NDArray
+from pydantic import AfterValidator, Field
 
 from dse import discovery
-from dse.backend import Backend, Result, checked
+from dse.backend import Backend, Batch, Result, Results, checked
 from dse.problems import ConfigError, Problem, Problems
 from dse.values import Frozen, Integer
 
-_POOL_PAYS_S = 4.0  # starting worker processes costs about two seconds
+_POOL_PAYS_S = 2.0  # work done here before worker processes are started: starting them costs about as much
+_CALLS_PER_JOB = 16  # in one round: few are held, and waiting for the last of a round costs little
 
 
 def _some(jobs: int) -> int:
@@ -71,39 +74,81 @@ def _make(spec: BackendSpec) -> Backend:
 
 
 def evaluate(
-    spec: BackendSpec, designs: Sequence[BaseModel], *, jobs: int, seen: Callable[[int], None]
-) -> list[Result]:
-    """One checked result per design, in order, whatever the number of jobs; `seen(n)` is told of progress.
+    spec: BackendSpec, batches: Iterable[Batch], *, jobs: int, seen: Callable[[int], None]
+) -> Iterator[Results]:
+    """Checked results of each batch as they come, in order, whatever the number of jobs; `seen(n)` is told of progress.
 
-    The first batch runs here and is timed; worker processes are started only where that pays.
+    Batches are taken as they are needed: neither they nor their results gather. What the backend gets in one call
+    is small batches together, or a part of a large one. The first calls are made here; worker processes are started
+    once they pay.
     """
-    backend = spec.make()
-    batches = [designs[first : first + backend.batch] for first in range(0, len(designs), backend.batch)]
-    results: list[Result] = []
-    began = time.perf_counter()
-    while batches and (jobs == 1 or len(batches) * _mean(began, results, backend.batch) < _POOL_PAYS_S):
-        results += _batch(spec, batches[0])
-        seen(len(batches.pop(0)))
-    for found in _pool(spec, batches, jobs):
-        results += found
-        seen(len(found))
-    return results
+    groups = _groups(batches, spec.make().batch)
+    began: list[Results] = []
+    for last, results in _calls(spec, groups, jobs):
+        for ends, found in zip(last, results, strict=True):
+            seen(found.size)
+            began.append(found)
+            if ends:
+                yield Results.join(began)
+                began = []
 
 
-def _mean(began: float, results: Sequence[Result], batch: int) -> float:
-    """Seconds per batch so far."""
-    return (time.perf_counter() - began) / (len(results) / batch) if results else 0.0
+@dataclass(frozen=True)
+class _Group:
+    """What goes into one call: parts of batches, and whether each is the last of its batch."""
+
+    parts: tuple[Batch, ...]
+    last: tuple[bool, ...]
 
 
-def _pool(spec: BackendSpec, batches: Sequence[Sequence[BaseModel]], jobs: int) -> Iterator[list[Result]]:
-    if batches:
-        tasks = (joblib.delayed(_batch)(spec, batch) for batch in batches)
-        try:
-            with _interrupts_ignored():  # workers inherit it: Ctrl-C is for this process, which then ends them
-                results = joblib.Parallel(n_jobs=jobs, return_as="generator")(tasks)
-            yield from results
-        except BrokenProcessPool as error:
-            raise OSError("a worker process died (killed, or out of memory); try executor.jobs=1") from error
+def _groups(batches: Iterable[Batch], most: int) -> Iterator[_Group]:
+    """All batches in order, so that no call has more than `most` designs."""
+    held: list[tuple[Batch, bool]] = []
+    count = 0
+    for batch in batches:
+        parts = list(batch.split(most))
+        for place, part in enumerate(parts, start=1):
+            if held and count + part.size > most:
+                yield _Group(*zip(*held, strict=True))
+                held, count = [], 0
+            held.append((part, place == len(parts)))
+            count += part.size
+    if held:
+        yield _Group(*zip(*held, strict=True))
+
+
+def _calls(spec: BackendSpec, groups: Iterator[_Group], jobs: int) -> Iterator[tuple[tuple[bool, ...], list[Results]]]:
+    """Results of every group in order; worker processes are given a round of calls at a time."""
+    spent = 0.0
+    while jobs == 1 or spent < _POOL_PAYS_S:
+        group = next(groups, None)
+        if group is None:
+            return
+        began = time.perf_counter()
+        results = call(spec, group.parts)
+        spent += time.perf_counter() - began
+        yield group.last, results
+    size = _CALLS_PER_JOB * (joblib.cpu_count() if jobs < 0 else jobs)
+    while ahead := list(itertools.islice(groups, size)):
+        for group, found in zip(ahead, _pool(spec, ahead, jobs), strict=True):
+            yield group.last, found
+
+
+def _pool(spec: BackendSpec, groups: Sequence[_Group], jobs: int) -> Iterator[list[Results]]:
+    """Results of some groups, in order, from worker processes."""
+    tasks = [joblib.delayed(call)(spec, group.parts) for group in groups]
+    with _lost_workers_told():
+        with _interrupts_ignored():  # workers inherit it: Ctrl-C is for this process, which then ends them
+            results = joblib.Parallel(n_jobs=jobs, return_as="generator")(tasks)
+        yield from results
+
+
+@contextlib.contextmanager
+def _lost_workers_told() -> Iterator[None]:
+    try:
+        yield
+    except BrokenProcessPool as error:
+        raise OSError("a worker process died (killed, or out of memory); try executor.jobs=1") from error
 
 
 @contextlib.contextmanager
@@ -118,18 +163,32 @@ def _interrupts_ignored() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def _batch(spec: BackendSpec, designs: Sequence[BaseModel]) -> list[Result]:
-    """Results of a batch; if the backend fails on it, each design alone, so that one failure is one result."""
-    backend = spec.make()
+def call(spec: BackendSpec, batches: Sequence[Batch]) -> list[Results]:
+    """Checked results of each batch from one call of the backend.
+
+    If it fails, each half alone, and so on: a design on which it fails is one `failed` result, the others have theirs.
+    """
     try:
-        found = backend.evaluate(designs)
-        if len(found) != len(designs):
-            raise RuntimeError(f"the backend gave {len(found)} results for {len(designs)} designs")
-        return [checked(result, backend.metrics) for result in found]
+        return _checked_call(spec.make(), batches)
     except Exception as error:
-        if len(designs) == 1:
-            return [Result("failed", reason=f"{type(error).__name__}: {error}")]
-        return [result for design in designs for result in _batch(spec, [design])]
+        if len(batches) > 1:
+            half = len(batches) // 2
+            return [*call(spec, batches[:half]), *call(spec, batches[half:])]
+        (batch,) = batches
+        if batch.size == 1:
+            return [Results.of([Result("failed", reason=f"{type(error).__name__}: {error}")])]
+        return [Results.join([call(spec, [part])[0] for part in batch.split((batch.size + 1) // 2)])]
+
+
+def _checked_call(backend: Backend, batches: Sequence[Batch]) -> list[Results]:
+    found = backend.evaluate(batches)
+    if len(found) != len(batches):
+        raise RuntimeError(f"the backend gave {len(found)} results for {len(batches)} batches")
+    for batch, results in zip(batches, found, strict=True):
+        columns: list[NDArray[Any]] = [results.status, results.reason, results.engine, *results.metrics.values()]
+        if wrong := [len(column) for column in columns if len(column) != batch.size]:
+            raise RuntimeError(f"the backend gave {wrong[0]} results for {batch.size} designs")
+    return [checked(results, backend.metrics) for results in found]
 
 
 def validate(backend: Backend, trees: Mapping[str, Mapping[str, Any]]) -> None:

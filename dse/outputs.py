@@ -61,6 +61,11 @@ class Outputs:
         fresh.symlink_to(self.folder.name)
         fresh.replace(link)
 
+    @property
+    def results(self) -> Path:
+        """`results.parquet`."""
+        return self.folder / "results.parquet"
+
     def write_table(self, name: str, table: pd.DataFrame) -> None:
         """`<name>.parquet`; the same table gives the same bytes."""
         table.to_parquet(self.folder / f"{name}.parquet", index=False)

@@ -45,17 +45,15 @@ class Budget(Frozen):
     trials: Annotated[Integer, Field(ge=1, le=10_000_000)]
 
 
-_STORES = r"^(sqlite|postgresql|mysql|mssql|https?|file|databricks|uc)(\+\w+)?(:|$)"
-
-
 class Tracking(Frozen):
-    """The `tracking` group. uri: where MLflow keeps runs; None for no tracking."""
+    """The `tracking` group. uri: where MLflow keeps runs; None for no tracking. most_points: point runs at most."""
 
     name: str
     description: str = ""
     uri: (
         Annotated[str, Field(pattern=r"^(sqlite|postgresql|mysql|mssql|https?|file|databricks|uc)(\+\w+)?(:|$)")] | None
     )
+    most_points: Annotated[Integer, Field(ge=0)] = 20_000
 
 
 class Settings(Frozen):
@@ -149,7 +147,7 @@ def _spaces(check: Problems, found: Space, backend: Backend) -> dict[str, Space]
     except ConfigError as error:
         check.found.extend(error.problems)
         return {}
-    return {name: Space(base, found.knobs, found.options, backend) for name, base in bases.items()}
+    return {name: replace(found, base=base) for name, base in bases.items()}
 
 
 def _fitting(request: Request, design: Tree, backend: Backend) -> tuple[Knob, ...]:
@@ -195,9 +193,9 @@ def _check_search(check: Problems, settings: Settings, spaces: Mapping[str, Spac
     trials = settings.budget.trials
     large = [name for name, space in spaces.items() if space.size(trials) is None]
     if large and settings.search.name == "exhaustive":
-        size = spaces[large[0]].size(1_000_000)
-        many = f"{size} points" if size else "over a million points"
-        rule = f"cannot enumerate {large[0]}: it has {many}, more than budget.trials = {trials}"
+        size = spaces[large[0]].size()
+        many = f"{size} points, more than budget.trials = {trials}" if size else "an interval, endlessly many points"
+        rule = f"cannot enumerate {large[0]}: it has {many}"
         check.add("search", rule, value="exhaustive", way_out="raise budget.trials or use search=nsga2 or tpe")
     elif large:
         try:

@@ -9,42 +9,49 @@ from typing import TYPE_CHECKING, Any
 from dse import discovery
 from dse.claims import judge
 from dse.outputs import Outputs
-from dse.study import winners
+from dse.selection import MOST_ROWS, Selection, select
+from dse.standings import winners
 
 if TYPE_CHECKING:
     import pandas as pd
     from rich.table import Table
 
 
-def draw(outputs: Outputs, module: str) -> list[Path]:
-    """Draw the study's figures from what is stored; their paths."""
+def stored(outputs: Outputs) -> Selection:
+    """The table of a run as it is shown: all of it, or a selection where it is very long."""
+    return select(outputs.results, outputs.read_json("summary")["goals"], MOST_ROWS)
+
+
+def draw(outputs: Outputs, module: str, table: pd.DataFrame) -> list[Path]:
+    """Draw the study's figures of a table; their paths."""
     from dse import plots
 
-    study, table = discovery.load("studies", module, "STUDY"), outputs.read_table("results")
+    study = discovery.load("studies", module, "STUDY")
     found = study.figures(table, outputs.read_table("timelines")) if (table["status"] == "ok").any() else ()
     return [path for name, figure in found for path in plots.save(figure, outputs.figures, name)]
 
 
-def check(outputs: Outputs, module: str) -> list[dict[str, Any]]:
-    """Judge the paper's claims on the stored table and write `claims.json`; its rows."""
+def check(outputs: Outputs, module: str, found: Selection) -> list[dict[str, Any]]:
+    """Judge the paper's claims on a table and write `claims.json`; its rows. They are about all points or none."""
     study = discovery.load("studies", module, "STUDY")
-    stored = outputs.read_json("summary")
-    changed = [text for text in stored["departures"] if not text.lstrip("+").startswith(study.allows)]
+    changed = [
+        text for text in outputs.read_json("summary")["departures"] if not text.lstrip("+").startswith(study.allows)
+    ]
     departure = f"the claims are about another configuration: {', '.join(changed)}" if changed else ""
-    table = outputs.read_table("results")
-    departure = departure if (table["status"] == "ok").any() else "no point has a result"
-    findings = {} if departure else study.findings(table)
+    departure = departure or ("" if found.complete else f"claims are judged on complete tables, this is {found}")
+    departure = departure if (found.table["status"] == "ok").any() else "no point has a result"
+    findings = {} if departure else study.findings(found.table)
     rows = judge(study.claims(), findings, departure=departure)
     outputs.write_json("claims", rows)
     return rows
 
 
-def summary(outputs: Outputs) -> Table:
+def summary(outputs: Outputs, table: pd.DataFrame) -> Table:
     """One row per scenario: the winner's knobs, the metrics the study shows, and what limits it."""
     from rich.table import Table
 
     stored = outputs.read_json("summary")
-    best = winners(outputs.read_table("results"), stored["goals"])
+    best = winners(table, stored["goals"])
     others = [path for path in stored["knobs"] if path not in stored["shown"]]
     columns = [path for path in (*stored["shown"], *others) if path in best]
     shown = Table(title=f"{stored['study']}: best {next(iter(stored['goals']))} per scenario")

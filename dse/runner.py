@@ -14,7 +14,10 @@ from dse.compose import Request
 from dse.outputs import Outputs
 from dse.plan import Plan, plan
 from dse.problems import ConfigError, Problem, did_you_mean
-from dse.study import Findings, winners
+from dse.progress import bar
+from dse.selection import Selection, select
+from dse.standings import winners
+from dse.study import Findings
 from dse.study import run as search
 
 if TYPE_CHECKING:
@@ -26,22 +29,22 @@ def run(request: Request) -> int:
     planned = plan(request)
     outputs = Outputs.create(Path(planned.settings.output_dir), planned.settings.study.name)
     try:
-        found = search(planned)
+        found = search(planned, outputs.results)
     except BaseException:
         outputs.discard()
         raise
     _store(planned, found, outputs)
-    rows = report.check(outputs, planned.settings.study.module)
-    report.draw(outputs, planned.settings.study.module)
+    shown = report.stored(outputs)
+    rows = report.check(outputs, planned.settings.study.module, shown)
+    report.draw(outputs, planned.settings.study.module, shown.table)
     outputs.finish()
-    _tell(planned, found, outputs, rows)
+    _tell(planned, found, outputs=outputs, shown=shown, rows=rows)
     _track(planned, found, outputs)
-    return 3 if found.table["status"].isin(["failed", "invalid"]).any() else 0
+    return 3 if {"failed", "invalid"} & set(found.statuses) else 0
 
 
 def _store(planned: Plan, found: Findings, outputs: Outputs) -> None:
     settings = planned.settings
-    outputs.write_table("results", found.table)
     outputs.write_table("timelines", found.timelines)
     outputs.write_config(planned.request.tree)
     outputs.write_json(
@@ -84,11 +87,15 @@ def _console() -> Console:
     return Console(width=width, markup=False)
 
 
-def _tell(planned: Plan, found: Findings, outputs: Outputs, rows: list[dict[str, Any]]) -> None:
+def _tell(
+    planned: Plan, found: Findings, *, outputs: Outputs, shown: Selection, rows: Sequence[dict[str, Any]]
+) -> None:
     console = _console()
-    console.print(report.summary(outputs))
-    console.print(report.claims_table(rows))
+    console.print(report.summary(outputs, shown.table))
+    console.print(report.claims_table(list(rows)))
     console.print(_how(planned, found))
+    if not shown.complete:
+        console.print(f"figures show {shown}; results.parquet has them all")
     console.print(_rests_on(outputs.read_json("provenance")["facts"]))
     console.print(
         f"written to {outputs.folder}/ (results.parquet, claims.json, figures/, config.yaml, provenance.json)",
@@ -106,16 +113,15 @@ def _rests_on(facts: Sequence[Mapping[str, Any]]) -> str:
 
 def _how(planned: Plan, found: Findings) -> str:
     """How the points were chosen, and how many have no result."""
-    total, methods = len(found.table), {chosen.method for chosen in found.chosen.values()}
+    total, methods = found.num_rows, {chosen.method for chosen in found.chosen.values()}
     asked = planned.settings.search.name
     extra = total - sum(chosen.num_points for chosen in found.chosen.values())
     text = f"{total} points" + (f" ({extra} of them baselines)" if extra else "") + f", {', '.join(sorted(methods))}"
     if methods == {"exhaustive"}:
         text += f": all there are, as no scenario has more than budget.trials = {planned.settings.budget.trials}"
         text += "" if asked == "exhaustive" else f" (search={asked} was not needed)"
-    counts = found.table["status"].value_counts()
-    bad = ", ".join(f"{count} {status}" for status, count in counts.items() if status != "ok")
-    engines = ", ".join(f"{count} by {name}" for name, count in found.table["engine"].value_counts().items() if name)
+    bad = ", ".join(f"{count} {status}" for status, count in found.statuses.most_common() if status != "ok")
+    engines = ", ".join(f"{count} by {name}" for name, count in found.engines.most_common() if name)
     return f"{text}; {engines}" + (f"; without result: {bad}" if bad else "")
 
 
@@ -126,35 +132,42 @@ def _track(planned: Plan, found: Findings, outputs: Outputs) -> None:
         return
     from dse import tracking
 
-    table, study = found.table, planned.settings.study
+    study = planned.settings.study
+    chosen = select(outputs.results, planned.goals, planned.settings.tracking.most_points)
     made = outputs.read_json("provenance")
     record = tracking.StudyRecord(
         study=study.name,
         name=f"{study.name} {outputs.folder.name}",
-        table=table,
+        table=chosen.table,
         knobs=planned.knobs,
         metrics=tuple(_metrics(planned)),
         folder=outputs.folder,
-        parent_metrics={"num_points": len(table), "front_size": int(table["on_front"].sum())},
+        parent_metrics={"num_points": found.num_rows, "front_size": found.front_size},
         parent_tags={
             "dse.git": str(made["git"]["commit"]),
             "dse.backend": made["backend"],
             "dse.seed": str(made["seed"]),
         },
-        note=_note(planned, found),
+        note=_note(planned, chosen),
     )
     try:
-        tracked = tracking.track(record, uri=uri)
+        with bar(f"{study.name}: tracking", len(chosen.table)) as advance:
+            tracked = tracking.track(record, uri=uri, seen=advance)
     except tracking.TrackingError as error:
         print(f"tracking was passed over: {error}", file=sys.stderr)
         return
+    left_out = (
+        ""
+        if chosen.complete
+        else f" ({chosen}; tracking.most_points = {planned.settings.tracking.most_points} bounds them)"
+    )
     _console().print(
-        f"{tracked.num_points} runs in MLflow at {tracked.uri}; look at them with: python -m dse ui",
+        f"{tracked.num_points} runs in MLflow at {tracked.uri}{left_out}; look at them with: python -m dse ui",
         soft_wrap=True,
     )
 
 
-def _note(planned: Plan, found: Findings) -> str:
+def _note(planned: Plan, found: Selection) -> str:
     """The winners as Markdown."""
     first = next(iter(planned.goals))
     lines = [f"**{planned.settings.study.description}**", "", f"| scenario | winner | {first} |", "|---|---|---|"]
@@ -168,10 +181,11 @@ def redraw(words: Sequence[str]) -> int:
     given = _pairs(words, {"study": "", "output_dir": "outputs"})
     outputs = Outputs.latest(Path(given["output_dir"]), given["study"])
     module = outputs.read_config()["study"]["module"]
-    rows = report.check(outputs, module)
-    paths = report.draw(outputs, module)
+    shown = report.stored(outputs)
+    rows = report.check(outputs, module, shown)
+    paths = report.draw(outputs, module, shown.table)
     console = _console()
-    console.print(report.summary(outputs))
+    console.print(report.summary(outputs, shown.table))
     console.print(report.claims_table(rows))
     console.print(f"redrew {len(paths)} figures and claims.json in {outputs.folder}/", soft_wrap=True)
     return 0

@@ -1,4 +1,4 @@
-"""Choosing points: enumeration, and Optuna's samplers behind a batch-synchronous ask and tell.
+"""Choosing points of a space too large to enumerate: Optuna's samplers behind a batch-synchronous ask and tell.
 
 Batches have a fixed size, are evaluated in any order by any number of jobs, and are told in the order asked: the
 table depends on the seed alone. A point is evaluated once; a sampler that keeps proposing known points is helped
@@ -59,20 +59,10 @@ class Question:
 
 
 def explore(question: Question, search: Search, *, trials: int) -> Chosen:
-    """Evaluate up to `trials` distinct points of a space.
+    """Evaluate up to `trials` distinct points of a space that is too large to enumerate.
 
-    A space no larger than that is enumerated whatever the method. Raises ConfigError for an unknown method or option.
+    Raises ConfigError for an unknown method or option.
     """
-    size = question.space.size(trials)
-    if size is not None:
-        points = list(question.space.points())
-        question.evaluate(points)
-        distinct = len(set(map(question.identify, points)))
-        return Chosen(distinct, "exhaustive", size - distinct)
-    return _sample(question, search, trials)
-
-
-def _sample(question: Question, search: Search, trials: int) -> Chosen:
     sampler = _Sampler(question, search)
     known: dict[str, Outcome] = {}
     duplicates = 0

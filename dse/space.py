@@ -3,6 +3,9 @@
 A knob is a dotted path and its values. `<section>.name` is special: its values are options of the configuration
 group `<section>`, and choosing one replaces the whole section. A knob that the chosen option does not have, or whose
 condition does not hold, is left out of a point.
+
+The space is walked in blocks: knobs that change what a design is made of are fixed over a block, the numbers that the
+backend takes as arrays are its axes. A space of a million points may be a dozen blocks.
 """
 
 from __future__ import annotations
@@ -10,11 +13,19 @@ from __future__ import annotations
 import copy
 import functools
 import itertools
+import json
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from dse.backend import Backend, Tree
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel
+
+from dse.backend import Backend, Batch, Tree, along, pieces
+from dse.problems import ConfigError
+from dse.values import LABELS, Lanes, grid_lanes, lanes
 
 Assignment = dict[str, Any]
 
@@ -42,13 +53,71 @@ class Knob:
 
 
 @dataclass(frozen=True)
+class Block:
+    """Points that differ in some numbers only.
+
+    assignment: the knobs that are fixed, in knob order. axes: path -> values [n] of the others, in knob order; the
+    points are their Cartesian product, the last varying fastest. design: that of the first point; None where the
+    model refuses all of them, for the `reason` given (axes then hold what was asked for, and `tree` says the rest).
+    """
+
+    assignment: Assignment
+    axes: Mapping[str, NDArray[Any]]
+    design: BaseModel | None
+    reason: str = ""
+    tree: Tree = field(default_factory=dict, repr=False)
+
+    @property
+    def size(self) -> int:
+        """Number of points."""
+        return math.prod(len(values) for values in self.axes.values())
+
+    @property
+    def batch(self) -> Batch | None:
+        """Its designs; None where there are none."""
+        return None if self.design is None else Batch(self.design, self.axes)
+
+    def held(self, path: str) -> Any:
+        """What its points hold at a path: a column [size], or one value for all."""
+        if path in self.axes:
+            return along(self.axes, path)
+        return get_path(self.tree if self.design is None else self.design, path)
+
+    def split(self, most: int) -> Iterator[Block]:
+        """The same points in the same order, in blocks of at most `most`."""
+        for axes in pieces(self.axes, most):
+            yield self if axes is self.axes else self.part(axes)
+
+    def part(self, axes: Mapping[str, NDArray[Any]]) -> Block:
+        """The points that take only some of the values of each axis."""
+        return replace(self, axes=axes, design=None if self.design is None else Batch(self.design, axes).at(0))
+
+    def keys(self, *context: str) -> Lanes:
+        """Content hashes [size, 2] of its designs; where there is no design, of what was asked for."""
+        if self.design is not None:
+            return lanes(self.design, self.axes, context)
+        asked = {section: _unlabelled(tree) for section, tree in self.tree.items()}
+        return grid_lanes([f"refused = {json.dumps(asked, sort_keys=True, default=str)}"], self.axes, context)
+
+
+def _unlabelled(tree: Any) -> Any:
+    if not isinstance(tree, Mapping):
+        return tree
+    return {name: _unlabelled(value) for name, value in tree.items() if name not in LABELS}
+
+
+@dataclass(frozen=True)
 class Space:
-    """Knobs over a base tree. options: section -> option name -> the section's tree for that option."""
+    """Knobs over a base tree. options: section -> option name -> the section's tree for that option.
+
+    known: numbers of the knobs' values by the section they were validated in; scenarios of one study share it.
+    """
 
     base: Tree
     knobs: tuple[Knob, ...]
     options: Mapping[str, Mapping[str, Tree]]
     backend: Backend
+    known: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
 
     @functools.cached_property
     def _order(self) -> tuple[Knob, ...]:
@@ -58,10 +127,19 @@ class Space:
         """Options first, then free knobs, then those that depend on them, and so on."""
         if self.is_option(knob.path):
             return 0
+        return 1 + max((self._depth(Knob(path)) for path in self._needs(knob)), default=0)
+
+    def _needs(self, knob: Knob) -> set[str]:
+        """Paths that the condition of a knob looks at, whatever the options."""
         trees = [self.tree({f"{section}.name": name}) for section, named in self.options.items() for name in named]
         conditions = [self.backend.condition(knob.path, tree) or {} for tree in (self.base, *trees)]
-        needed = {path for condition in conditions for path in condition}
-        return 1 + max((self._depth(Knob(path)) for path in needed), default=0)
+        return {path for condition in conditions for path in condition}
+
+    @functools.cached_property
+    def _deciding(self) -> tuple[Knob, ...]:
+        """Knobs that decide which others count: options, and what conditions look at."""
+        needed = set().union(*(self._needs(knob) for knob in self.knobs if not self.is_option(knob.path)))
+        return tuple(knob for knob in self._order if self.is_option(knob.path) or knob.path in needed)
 
     def is_option(self, path: str) -> bool:
         """Whether the values of a path are options of a group."""
@@ -91,15 +169,131 @@ class Space:
         return point
 
     def points(self) -> Iterator[Assignment]:
-        """Every distinct point of a finite space, in the knobs' order."""
-        yield from self._expand({}, self._order)
+        """Every distinct point of a finite space, without a look at its design."""
+        for point, free in self._structures({}, self._deciding):
+            for values in itertools.product(*(knob.values for knob in free)):
+                found = {**point, **{knob.path: value for knob, value in zip(free, values, strict=True)}}
+                yield {knob.path: found[knob.path] for knob in self._order if knob.path in found}
 
     def size(self, most: int | None = None) -> int | None:
         """Number of distinct points; None where there are more than `most`, or an interval makes them infinite."""
         if not all(knob.values for knob in self.knobs):
             return None
-        count = sum(1 for _ in itertools.islice(self.points(), None if most is None else most + 1))
-        return count if most is None or count <= most else None
+        count = 0
+        for _, free in self._structures({}, self._deciding):
+            count += math.prod(len(knob.values) for knob in free)
+            if most is not None and count > most:
+                return None
+        return count
+
+    def blocks(self, most: int) -> Iterator[Block]:
+        """Every distinct point of a finite space, in blocks of at most `most` points."""
+        for point, free in self._structures({}, self._deciding):
+            for block in self.resolve(point, free):
+                yield from block.split(most)
+
+    def resolve(self, point: Assignment, free: Sequence[Knob] = ()) -> Iterator[Block]:
+        """The points of an assignment and all values of the knobs `free`, on which no condition depends.
+
+        A free knob becomes an axis where the backend takes it as one and its values are legal; its other values are
+        fixed, one block each.
+        """
+        first = {**point, **{knob.path: knob.values[0] for knob in free}}
+        tree = self.tree(first)
+        try:
+            design = self.backend.design(tree)
+        except ConfigError as error:
+            yield from self._refused(point, free, tree=tree, error=error)
+            return
+        fixed = [knob for knob in free if not self.backend.is_axis(knob.path, design)]
+        if fixed:
+            yield from self._product(point, fixed, [knob for knob in free if knob not in fixed])
+            return
+        numbers = {knob.path: self._numbers(knob, first) for knob in free}
+        odd = next((knob for knob in free if None in numbers[knob.path]), None)
+        if odd is None:
+            yield Block(self._ordered(point), {path: np.array(values) for path, values in numbers.items()}, design)
+            return
+        told = list(zip(odd.values, numbers[odd.path], strict=True))
+        legal, illegal = (tuple(value for value, one in told if (one is None) == bad) for bad in (False, True))
+        if legal:
+            yield from self.resolve(point, [Knob(odd.path, legal) if knob is odd else knob for knob in free])
+        yield from self._product(point, [Knob(odd.path, illegal)], [knob for knob in free if knob is not odd])
+
+    def _product(self, point: Assignment, fixed: Sequence[Knob], rest: Sequence[Knob]) -> Iterator[Block]:
+        """Blocks for every combination of values of some knobs."""
+        for values in itertools.product(*(knob.values for knob in fixed)):
+            chosen = {knob.path: value for knob, value in zip(fixed, values, strict=True)}
+            yield from self.resolve({**point, **chosen}, rest)
+
+    def _refused(self, point: Assignment, free: Sequence[Knob], *, tree: Tree, error: ConfigError) -> Iterator[Block]:
+        """Blocks where the first values of the free knobs make no design.
+
+        If that may be the fault of these values, those of one knob are split off until one is legal.
+        """
+        fixed = [problem for problem in error.problems if not any(_overlap(one.path, problem.path) for one in free)]
+        if free and not fixed:
+            paths = {problem.path for problem in error.problems}
+            odd = next(one for one in free if any(_overlap(one.path, path) for path in paths))
+            rest = [knob for knob in free if knob is not odd]
+            first = {**point, **{knob.path: knob.values[0] for knob in rest}}
+            blamed = list(
+                itertools.takewhile(lambda value: self._blames(odd.path, {**first, odd.path: value}), odd.values)
+            )
+            yield from self._product(point, [Knob(odd.path, tuple(blamed))], rest)
+            if left := odd.values[len(blamed) :]:
+                yield from self.resolve(point, [Knob(odd.path, left) if knob is odd else knob for knob in free])
+            return
+        axes = {knob.path: np.fromiter(knob.values, object, len(knob.values)) for knob in free}  # as they were given
+        reason = "; ".join(map(str, fixed or error.problems))
+        yield Block(self._ordered(point), axes, None, reason, _without(tree, axes))
+
+    def _blames(self, path: str, point: Assignment) -> bool:
+        """Whether the model refuses a point, maybe for its value at `path`."""
+        try:
+            self.backend.design(self.tree(point))
+        except ConfigError as error:
+            return any(_overlap(path, problem.path) for problem in error.problems)
+        return False
+
+    def _ordered(self, point: Assignment) -> Assignment:
+        """An assignment in knob order; what is no knob comes last."""
+        paths = [knob.path for knob in self._order if knob.path in point]
+        return {path: point[path] for path in (*paths, *(path for path in point if path not in paths))}
+
+    def _numbers(self, knob: Knob, first: Assignment) -> list[Any]:
+        """The number that each value of a knob is in a validated design, None where it is refused.
+
+        first: a point that is legal. A section is validated by itself, so its own knobs are all that matters.
+        """
+        section = knob.path.partition(".")[0]
+        own = {path: value for path, value in first.items() if path.partition(".")[0] == section and path != knob.path}
+        tree = self.tree({path: value for path, value in own.items() if self.is_option(path)}).get(section)
+        known = self.known.setdefault((id(tree), knob.path, repr(own)), (tree, {}))[1]  # holds it: its id stays its own
+        for value in knob.values:
+            if repr(value) not in known:
+                known[repr(value)] = self._number({**first, knob.path: value}, knob.path)
+        found = [known[repr(value)] for value in knob.values]
+        kinds = {type(number) for number in found if number is not None}
+        return found if len(kinds) <= 1 else [None] * len(found)
+
+    def _number(self, point: Assignment, path: str) -> Any:
+        try:
+            return get_path(self.backend.design(self.tree(point)), path)
+        except ConfigError:
+            return None
+
+    def _structures(self, point: Assignment, knobs: Sequence[Knob]) -> Iterator[tuple[Assignment, list[Knob]]]:
+        """Every combination of the deciding knobs, with the other knobs that count then."""
+        if not knobs:
+            yield point, [knob for knob in self._order if knob not in self._deciding and self._counts(knob, point)]
+            return
+        knob, rest = knobs[0], knobs[1:]
+        if not self._counts(knob, point):
+            yield from self._structures(point, rest)
+            return
+        for value in knob.values:
+            yield from self._structures({**point, knob.path: value}, rest)
 
     def active(self, assignment: Mapping[str, Any]) -> Assignment:
         """The part of an assignment that counts (for example after a baseline changed its options)."""
@@ -112,17 +306,6 @@ class Space:
                 point[path] = assignment[path]
         return point
 
-    def _expand(self, point: Assignment, knobs: Sequence[Knob]) -> Iterator[Assignment]:
-        if not knobs:
-            yield point
-            return
-        knob, rest = knobs[0], knobs[1:]
-        if not self._counts(knob, point):
-            yield from self._expand(point, rest)
-            return
-        for value in knob.values:
-            yield from self._expand({**point, knob.path: value}, rest)
-
     def _counts(self, knob: Knob, point: Assignment) -> bool:
         if self.is_option(knob.path):
             return True
@@ -132,6 +315,19 @@ class Space:
             point.get(path, get_path(tree, path)) == value and self._counts(Knob(path), point)
             for path, value in needed.items()
         )
+
+
+def _overlap(path: str, other: str) -> bool:
+    """Whether one dotted path is the other or lies below it."""
+    return f"{path}.".startswith(f"{other}.") or f"{other}.".startswith(f"{path}.")
+
+
+def _without(tree: Tree, paths: Mapping[str, Any]) -> Tree:
+    """A tree with the values at some paths left out."""
+    found = copy.deepcopy(dict(tree))
+    for path in paths:
+        set_path(found, path, None)
+    return found
 
 
 def get_path(tree: Any, path: str) -> Any:

@@ -1,22 +1,31 @@
-"""Running a study: search every scenario, compare with the baseline, find the fronts, replay the winners."""
+"""Running a study: search every scenario, compare with the baseline, find the fronts, replay the winners.
+
+Blocks of points come from the search space, go to the backend as batches and to the table as columns. A finite space
+streams: however many points it has, a few thousand are held at a time.
+"""
 
 from __future__ import annotations
 
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from pydantic import BaseModel
 
-from dse.backend import Result, Tree
+from dse.backend import Batch, Result, Results
+from dse.baselines import Baselines, Evaluated
 from dse.execute import evaluate
+from dse.ledger import Ledger
 from dse.plan import Plan
-from dse.problems import ConfigError
 from dse.progress import Advance, bar
-from dse.search import Chosen, Question, explore
-from dse.space import Assignment, Space, get_path
-from dse.values import key
+from dse.search import Chosen, Outcome, Question, explore
+from dse.space import Assignment, Block, Space
+from dse.table import ROWS_PER_GROUP, Rows
+from dse.values import hexes
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -24,161 +33,159 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Findings:
-    """What a study found: the table of points, the winners' timelines, the winners' limits, how each was searched."""
+    """What a study found beside the table of points: how many rows of each status and by each engine, how many are
+    on a front, the winners' timelines, the winners' limits, how each scenario was searched."""
 
-    table: pd.DataFrame
+    statuses: Counter[str]
+    engines: Counter[str]
+    front_size: int
     timelines: pd.DataFrame
     limits: Mapping[str, Mapping[str, float]]
     chosen: Mapping[str, Chosen]
 
-
-@dataclass
-class _Bench:
-    """Evaluates designs once: results by key, shared by all scenarios."""
-
-    plan: Plan
-    advance: Advance
-    results: dict[str, Result] = field(default_factory=dict)
-    designs: dict[str, BaseModel] = field(default_factory=dict)
-
-    def identify(self, tree: Tree) -> str:
-        """Key of a design tree: equal designs have equal keys, however they were written."""
-        backend, spec = self.plan.backend, self.plan.spec
-        try:
-            design = backend.design(tree)
-        except ConfigError as error:
-            name = f"illegal {error}"
-            self.results[name] = Result("infeasible", reason=str(error).replace("\n", "; "))
-            return name
-        name = key(design, spec.name, backend.version, repr(spec.parameters))
-        self.designs.setdefault(name, design)
-        return name
-
-    def evaluate(self, keys: Iterable[str]) -> None:
-        """Evaluate what has no result yet; infeasible designs are never simulated."""
-        fresh = [name for name in dict.fromkeys(keys) if name not in self.results]
-        for name in fresh:
-            if reasons := self.plan.backend.problems(self.designs[name]):
-                self.results[name] = Result("infeasible", reason="; ".join(map(str, reasons)))
-        todo = [name for name in fresh if name not in self.results]
-        self.advance(len(fresh) - len(todo))
-        jobs = self.plan.settings.executor.jobs
-        found = evaluate(self.plan.spec, [self.designs[name] for name in todo], jobs=jobs, seen=self.advance)
-        self.results |= dict(zip(todo, found, strict=True))
+    @property
+    def num_rows(self) -> int:
+        """Rows of the table."""
+        return sum(self.statuses.values())
 
 
-@dataclass
+def run(plan: Plan, path: Path) -> Findings:
+    """Search every scenario of a plan and write the table to `path`. It depends on configuration and seed alone."""
+    ledger = Ledger(plan, path)
+    try:
+        chosen = _search(plan, ledger)
+        front_size = ledger.finish(plan.settings.study.name)
+    except BaseException:
+        ledger.sheet.discard()
+        raise
+    timelines, limits = _replayed(plan, ledger.winners)
+    return Findings(ledger.statuses, ledger.engines, front_size, timelines, limits, chosen)
+
+
+def _search(plan: Plan, ledger: Ledger) -> dict[str, Chosen]:
+    trials = plan.settings.budget.trials
+    sizes = {name: space.size(trials) for name, space in plan.spaces.items()}
+    chosen: dict[str, Chosen] = {}
+    with bar(plan.settings.study.name, sum(trials if size is None else size for size in sizes.values())) as advance:
+        scenarios = [_Scenario(plan, index, advance) for index in range(len(sizes))]
+        finite = [one for one in scenarios if sizes[one.name] is not None]
+        ledger.take(_evaluated(plan, _enumerated(finite), advance))
+        for one in scenarios:
+            if sizes[one.name] is None:
+                question = Question(one.space, plan.goals, one.seed, one.outcomes, one.identify)
+                chosen[one.name] = explore(question, plan.settings.search, trials=trials)
+                ledger.take(_evaluated(plan, one.rows(one.sampled), advance))
+    ledger.flush()
+    for one in finite:
+        distinct = int(ledger.distinct[one.index])
+        chosen[one.name] = Chosen(distinct, "exhaustive", (sizes[one.name] or 0) - distinct)
+    return {name: chosen[name] for name in plan.spaces}
+
+
+def _enumerated(scenarios: Sequence[_Scenario]) -> Iterator[Rows]:
+    """Every point of finite spaces; the same block of all scenarios together, so that they share calls."""
+    for blocks in zip_longest(*(one.space.blocks(ROWS_PER_GROUP // 2) for one in scenarios)):
+        for one, block in zip(scenarios, blocks, strict=True):
+            yield from one.rows([] if block is None else [block])
+
+
+def _evaluated(plan: Plan, rows: Iterable[Rows], advance: Advance) -> Iterator[Rows]:
+    """The same rows, with results: what has none yet is evaluated, once."""
+    waiting: deque[Rows] = deque()
+
+    def batches() -> Iterator[Batch]:
+        for one in rows:
+            waiting.append(one)
+            point, batch = one.point, one.point.block.batch
+            if point.asked:
+                continue
+            point.asked = True
+            if batch is not None:
+                yield batch
+            else:
+                point.results = Results.all_alike(Result("infeasible", reason=point.block.reason), point.block.size)
+                advance(point.block.size)
+
+    def ready() -> Iterator[Rows]:
+        while waiting and waiting[0].point.results is not None:
+            yield waiting.popleft()
+
+    for results in evaluate(plan.spec, batches(), jobs=plan.settings.executor.jobs, seen=advance):
+        yield from ready()
+        waiting[0].point.results = results
+        yield from ready()
+    yield from ready()
+
+
 class _Scenario:
-    """The points of one scenario, in the order they were evaluated."""
+    """One scenario's points: as blocks with their baselines, and one by one for a sampler."""
 
-    name: str
-    space: Space
-    bench: _Bench
-    points: dict[str, Assignment] = field(default_factory=dict)
-    baselines: dict[str, str] = field(default_factory=dict)
-    keys: dict[str, str] = field(default_factory=dict)
+    def __init__(self, plan: Plan, index: int, advance: Advance) -> None:
+        self._plan, self.index, self._advance = plan, index, advance
+        self.name = list(plan.spaces)[index]
+        self.space: Space = plan.spaces[self.name]
+        self.seed = int(np.random.SeedSequence([plan.settings.seed, index]).generate_state(1)[0])
+        self._context = (plan.spec.name, plan.backend.version, repr(plan.spec.parameters))
+        self._baselines = Baselines(self.space, plan.settings.study.baseline, self._context)
+        self._points: dict[str, str] = {}
+        self._known: dict[str, Evaluated] = {}
+        self._sampled: dict[str, None] = {}
+
+    @property
+    def sampled(self) -> list[Block]:
+        """Points that a sampler had evaluated, in order."""
+        return [self._known[name].block for name in self._sampled]
+
+    def rows(self, blocks: Iterable[Block]) -> Iterator[Rows]:
+        """Rows of some blocks, those of their baselines before them."""
+        for block in blocks:
+            for part, baseline in self._baselines.of(block):
+                point = self._once(Evaluated(part, part.keys(*self._context)))
+                own = self._once(baseline)
+                if np.array_equal(point.keys, own.keys):
+                    point = own
+                elif not own.asked:
+                    yield Rows(self.index, own, own, explored=False)
+                yield Rows(self.index, point, own, explored=True)
+
+    def _once(self, found: Evaluated) -> Evaluated:
+        """The same designs as evaluated for a sampler, if they were."""
+        return self._known.get(_name(found), found) if self._known and found.block.size == 1 else found
 
     def identify(self, point: Assignment) -> str:
-        """Key of a point."""
+        """Key of a point: equal designs have equal keys, however they were written."""
         text = repr(sorted(point.items(), key=lambda item: item[0]))
-        if text not in self.keys:
-            self.keys[text] = self.bench.identify(self.space.tree(point))
-        return self.keys[text]
+        if text not in self._points:
+            (block,) = self.space.resolve(point)
+            found = Evaluated(block, block.keys(*self._context))
+            self._points[text] = _name(found)
+            self._known.setdefault(_name(found), found)
+        return self._points[text]
 
-    def evaluate(self, points: Sequence[Assignment]) -> list[Mapping[str, float] | None]:
-        """Evaluate points; their metrics in order, None where there are none."""
-        keys = [self.identify(point) for point in points]
-        self.bench.evaluate(keys)
-        for name, point in zip(keys, points, strict=True):
-            self.points.setdefault(name, point)
-        return [self.bench.results[name].metrics or None for name in keys]
-
-    def compare(self, change: Mapping[str, Any]) -> None:
-        """Evaluate every point's baseline: the point with `change` put in."""
-        own = {name: self.space.active({**point, **change}) for name, point in self.points.items()}
-        self.evaluate(list(own.values()))
-        self.baselines = {name: self.identify(point) for name, point in own.items()}
-
-    def rows(self, plan: Plan) -> Iterator[dict[str, Any]]:
-        """Flat table rows."""
-        for name in self.points:
-            result, baseline = self.bench.results[name], self.baselines.get(name, name)
-            theirs = self.bench.results[baseline].metrics
-            design = self.bench.designs.get(name)
-            yield {
-                **{"scenario": self.name, "key": name, "status": result.status, "reason": result.reason},
-                **{"engine": result.engine, "baseline": baseline},
-                **{path: get_path(design, path) for path in (*plan.knobs, *plan.recorded)},
-                **{metric: result.metrics.get(metric) for metric in plan.backend.metrics},
-                **(plan.backend.relate(result.metrics, theirs) if result.metrics and theirs else {}),
-            }
+    def outcomes(self, points: Sequence[Assignment]) -> list[Outcome]:
+        """Evaluate points that a sampler asks for; their metrics in order, None where there are none."""
+        names = [self.identify(point) for point in points]
+        fresh = [self._known[name] for name in dict.fromkeys(names) if not self._known[name].asked]
+        for _ in _evaluated(self._plan, [Rows(self.index, one, one, explored=True) for one in fresh], self._advance):
+            pass
+        self._sampled.update(dict.fromkeys(names))
+        return [self._known[name].found[0].metrics or None for name in names]
 
 
-def run(plan: Plan) -> Findings:
-    """Search every scenario of a plan. The table depends on configuration and seed alone."""
-    trials, label = plan.settings.budget.trials, plan.settings.study.name
-    sizes = {name: space.size(trials) for name, space in plan.spaces.items()}
-    total = sum(trials if size is None else size for size in sizes.values())
-    chosen = {}
-    with bar(label, total) as advance:
-        bench = _Bench(plan, advance)
-        scenarios = [_Scenario(name, space, bench) for name, space in plan.spaces.items()]
-        finite = [one for one in scenarios if sizes[one.name] is not None]
-        bench.evaluate(one.identify(point) for one in finite for point in one.space.points())
-        for index, one in enumerate(scenarios):
-            question = Question(one.space, plan.goals, _seed(plan, index), one.evaluate, one.identify)
-            chosen[one.name] = explore(question, plan.settings.search, trials=trials)
-            one.compare(plan.settings.study.baseline)
-    table = tabulate(plan, [row for one in scenarios for row in one.rows(plan)])
-    return _replayed(plan, bench, table, chosen)
+def _name(point: Evaluated) -> str:
+    return str(hexes(point.keys)[0].decode())
 
 
-def _seed(plan: Plan, index: int) -> int:
-    return int(np.random.SeedSequence([plan.settings.seed, index]).generate_state(1)[0])
-
-
-def tabulate(plan: Plan, rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
-    """One row per point: identity, knobs, metrics, relations, and whether it is on its scenario's Pareto front."""
+def _replayed(
+    plan: Plan, winners: Mapping[str, tuple[str, BaseModel]]
+) -> tuple[pd.DataFrame, dict[str, Mapping[str, float]]]:
     import pandas as pd
 
-    table = pd.DataFrame(rows)
-    for path in (*plan.knobs, *plan.recorded):
-        table[path] = table[path].convert_dtypes()
-    for name in (*plan.backend.metrics, *plan.backend.relations):
-        table[name] = table[name].astype("float64") if name in table else float("nan")
-    table.insert(6, "on_front", front(table, plan.goals))
-    return table
-
-
-def front(table: pd.DataFrame, goals: Mapping[str, str]) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """Which rows are Pareto-optimal within their scenario; rows without a result never are."""
-    import moocore
-
-    marked = np.zeros(len(table), dtype=bool)
-    ok = np.flatnonzero(table["status"] == "ok")
-    maximise = [goal == "maximize" for goal in goals.values()]
-    for _, places in table.iloc[ok].groupby("scenario", sort=False).indices.items():
-        rows = ok[places]
-        values = table.iloc[rows][list(goals)].to_numpy(dtype=float)
-        marked[rows] = moocore.is_nondominated(values, maximise=maximise, keep_weakly=True)
-    return marked
-
-
-def winners(table: pd.DataFrame, goals: Mapping[str, str]) -> pd.DataFrame:
-    """The best row of each scenario: by the first objective, ties by the next ones."""
-    ok = table[table["status"] == "ok"]
-    ascending = [goal == "minimize" for goal in goals.values()]
-    ordered = ok.sort_values(list(goals), ascending=ascending, kind="stable")
-    best = ordered.groupby("scenario", sort=False).head(1).set_index("scenario", drop=False)
-    return best.reindex([name for name in table["scenario"].unique() if name in best.index]).reset_index(drop=True)
-
-
-def _replayed(plan: Plan, bench: _Bench, table: pd.DataFrame, chosen: Mapping[str, Chosen]) -> Findings:
-    import pandas as pd
-
-    limits, intervals = {}, []
-    for row in winners(table, plan.goals).itertuples():
-        replay = plan.backend.replay(bench.designs[str(row.key)])
-        limits[str(row.scenario)] = dict(replay.limits)
-        intervals += [{"scenario": row.scenario, "key": row.key, **vars(interval)} for interval in replay.intervals]
-    return Findings(table, pd.DataFrame(intervals), limits, chosen)
+    limits: dict[str, Mapping[str, float]] = {}
+    intervals: list[dict[str, Any]] = []
+    for scenario in (name for name in plan.spaces if name in winners):
+        key, design = winners[scenario]
+        replay = plan.backend.replay(design)
+        limits[scenario] = dict(replay.limits)
+        intervals += [{"scenario": scenario, "key": key, **vars(interval)} for interval in replay.intervals]
+    return pd.DataFrame(intervals), limits

@@ -33,7 +33,7 @@ import threading
 import time
 import uuid
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -189,8 +189,8 @@ def prepare(uri: str) -> None:
         _open(where)
 
 
-def track(record: StudyRecord, *, uri: str) -> Tracked:
-    """Write one study run and one run per point; a second call adds a second study run.
+def track(record: StudyRecord, *, uri: str, seen: Callable[[int], None] = lambda count: None) -> Tracked:
+    """Write one study run and one run per point; a second call adds a second study run. seen: told of progress.
 
     The study run ends FINISHED only when everything is written (tag ``dse.points_logged=all``);
     otherwise it ends FAILED, or KILLED on Ctrl-C, and keeps the points written so far.
@@ -213,7 +213,7 @@ def track(record: StudyRecord, *, uri: str) -> Tracked:
             for file in _files(record.folder, _sqlite_file(where)):
                 inside = file.parent.relative_to(record.folder).as_posix()
                 client.log_artifact(run_id, str(file), None if inside == "." else inside)
-            how = _write_points(target, _points(record, run_id))
+            how = _write_points(target, _points(record, run_id), seen)
             _analyze(target.engine)
             client.set_tag(run_id, "dse.points_logged", "all")
     return Tracked(_hidden(where), study.experiment_id, run_id, len(record.table), how)
@@ -600,24 +600,32 @@ def _now_ms() -> int:
 # ---------------------------------------------------------------- writing points
 
 
-def _write_points(target: _Target, points: Iterator[_Point]) -> str:
+def _write_points(target: _Target, points: Iterator[_Point], seen: Callable[[int], None]) -> str:
     """Write the points the fastest way that gives the runs MLflow itself would write.
 
     Returns:
         ``bulk`` or ``client``.  Without a point there is nothing to prove: ``bulk`` if possible.
     """
     first = list(itertools.islice(points, 1))
+    seen(len(first))
     engine, refusal = target.engine, None
     if engine is not None:
         refusal = _layout_refusal(engine) or _probe_refusal(target, engine, first=first)
     if engine is None or refusal:
         if refusal:
             _warn_slow(refusal)
-        _write_by_client(target, itertools.chain(first, points))
+        _write_by_client(target, itertools.chain(first, _counted(points, seen)))
         return "client"
     while chunk := list(itertools.islice(points, _RUNS_PER_TRANSACTION)):
         _write_in_bulk(engine, target.experiment, points=chunk)
+        seen(len(chunk))
     return "bulk"
+
+
+def _counted(points: Iterator[_Point], seen: Callable[[int], None]) -> Iterator[_Point]:
+    for point in points:
+        yield point
+        seen(1)
 
 
 def _warn_slow(refusal: str) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from dse.backend import Metric
+from dse.backend import Columns, Metric
 from dse.values import leaves
 from simulators.system import System
 from simulators.timeline import Timeline
@@ -59,13 +59,13 @@ def measure(timeline: Timeline, system: System) -> dict[str, Floats]:
     }
 
 
-def relate(point: Mapping[str, float], baseline: Mapping[str, float]) -> dict[str, float]:
+def relate(point: Columns, baseline: Columns) -> Columns:
     """Metrics of `RELATIONS`: speed-up over the baseline, the ideal, the fraction of it, decomposition loss.
 
     S_ideal = (Tg + Tc) / max(Tg, Tc) with the baseline's GEMM and communication time; fraction = (S-1)/(S_ideal-1).
     """
     speedup = baseline["makespan_s"] / point["makespan_s"]
-    ideal = (baseline["gemm_s"] + baseline["comm_s"]) / max(baseline["gemm_s"], baseline["comm_s"])
+    ideal = (baseline["gemm_s"] + baseline["comm_s"]) / np.maximum(baseline["gemm_s"], baseline["comm_s"])
     return {
         "speedup": speedup,
         "ideal_speedup": ideal,

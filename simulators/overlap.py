@@ -10,10 +10,10 @@ import numpy as np
 from pydantic import BaseModel
 
 from dse import discovery
-from dse.backend import Replay, Result, Tree
+from dse.backend import Batch, Columns, Replay, Result, Results, Tree
 from dse.problems import ConfigError, Problem, Problems, did_you_mean
 from dse.space import get_path
-from dse.values import LABELS, condition
+from dse.values import LABELS, condition, leaves
 from simulators.batch import batches
 from simulators.design import Design, Schedule
 from simulators.metrics import METRICS, RELATIONS, measure, relate
@@ -103,11 +103,24 @@ class OverlapBackend:
             return None
         return {f"schedule.{key}": value for key, value in condition(kind, name).items()}
 
-    def evaluate(self, designs: Sequence[BaseModel]) -> list[Result]:
-        """Lower, run and measure in batches of one structure; what an engine refuses goes to the next one."""
-        results: dict[int, Result] = {}
+    def is_axis(self, path: str, design: BaseModel) -> bool:
+        """Numbers that do not change the structure."""
+        return any(found == path and not structural for found, _, structural in leaves(design))
+
+    def evaluate(self, batches: Sequence[Batch]) -> list[Results]:
+        """Lower, run and measure; what breaks a rule is infeasible."""
+        designs = [design for batch in batches for design in batch.designs()]
+        found = iter(self._evaluate(designs))
+        return [Results.of([next(found) for _ in range(batch.size)]) for batch in batches]
+
+    def _evaluate(self, designs: Sequence[BaseModel]) -> list[Result]:
+        """In batches of one structure; what an engine refuses goes to the next one."""
         todo = [design for design in designs if isinstance(design, Design)]
-        left = list(range(len(todo)))
+        broken = {index: self.problems(design) for index, design in enumerate(todo)}
+        results = {
+            index: Result("infeasible", reason="; ".join(map(str, found))) for index, found in broken.items() if found
+        }
+        left = [index for index in range(len(todo)) if index not in results]
         for name, engine in self._engines:
             refused: list[int] = []
             for indices, columns in batches([todo[index] for index in left]):
@@ -118,7 +131,7 @@ class OverlapBackend:
             left = sorted(refused)
         return [results[index] for index in range(len(todo))]
 
-    def relate(self, point: Mapping[str, float], baseline: Mapping[str, float]) -> Mapping[str, float]:
+    def relate(self, point: Columns, baseline: Columns) -> Columns:
         """Speed-up, ideal, fraction of ideal, decomposition."""
         return relate(point, baseline)
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 import copy
 import functools
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, get_args
 
 import pytest
 import yaml
 from hypothesis import HealthCheck, Phase, settings
+from pydantic import BaseModel
 
+from dse.backend import Backend, Batch, Result
 from dse.discovery import plugins
 from dse.space import set_path
 from simulators.design import Design
@@ -83,6 +85,11 @@ def design_tree(
 def design(schedule: str, overrides: Mapping[str, Any] | None = None, **workload: Any) -> Design:
     """A validated design; arguments as for `design_tree`."""
     return backend(next(iter(ENGINES))).design(design_tree(schedule, overrides, **workload))
+
+
+def results(simulator: Backend, designs: Iterable[BaseModel]) -> list[Result]:
+    """One result per design, each a batch of its own."""
+    return [found[0] for found in simulator.evaluate([Batch(one) for one in designs])]
 
 
 def lower(point: Design) -> TaskGraph:

@@ -13,13 +13,13 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 
 import numpy as np
 import pytest
-from conftest import ENGINES, FAMILIES, PATTERNS, REPOSITORY, SCHEDULES, backend, design, lower, shipped
+from conftest import ENGINES, FAMILIES, PATTERNS, REPOSITORY, SCHEDULES, backend, design, lower, results, shipped
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from pydantic import BaseModel
 
-from dse.backend import checked
+from dse.backend import Results, checked
 from dse.problems import ConfigError
 from simulators.analytic import peak_demand
 from simulators.design import Design
@@ -129,7 +129,7 @@ def test_a_run_is_repeated_to_the_bit(engine: str, schedule: str, data: st.DataO
     assert first.issued.tobytes() == second.issued.tobytes()
     assert first.finished.tobytes() == second.finished.tobytes()
     assert first.refused == second.refused
-    assert backend(engine).evaluate([point]) == backend(engine).evaluate([point])
+    assert results(backend(engine), [point]) == results(backend(engine), [point])
 
 
 @every_engine
@@ -156,16 +156,16 @@ def test_a_batch_equals_its_designs_run_alone(engine: str, schedule: str, data: 
         shape = data.draw(st.just(base["shape"]) | shapes())
         overrides = {**base["overrides"], **{path: data.draw(changes[path]) for path in sorted(changed)}}
         found.append(design(schedule, **{**base, "shape": shape, "overrides": overrides}))
-    together = backend(engine).evaluate(found)
-    assert together == [backend(engine).evaluate([point])[0] for point in found]
+    together = results(backend(engine), found)
+    assert together == [results(backend(engine), [point])[0] for point in found]
 
 
 @every_engine
 def test_a_batch_of_different_schedules_keeps_its_order(engine: str) -> None:
     found = [design(name, {"system.gpu.num_cus": cus}) for cus in (304, 200) for name in SCHEDULES]
-    alone = [backend(engine).evaluate([point])[0] for point in found]
-    assert backend(engine).evaluate(found) == alone
-    assert backend(engine).evaluate(found[::-1]) == alone[::-1]
+    alone = [results(backend(engine), [point])[0] for point in found]
+    assert results(backend(engine), found) == alone
+    assert results(backend(engine), found[::-1]) == alone[::-1]
     assert len({str(result.metrics) for result in alone}) > len(SCHEDULES)
 
 
@@ -175,8 +175,8 @@ def test_designs_that_differ_only_in_the_cost_proxy_run_in_one_batch(path: str) 
     for value in (1.0, 2.0):
         tree = shipped("system")["mi300x_8"][path]
         found.append(design("serial", {f"system.{path}": {**tree, "gpu.num_cus": value * tree["gpu.num_cus"]}}))
-    alone = [backend("event").evaluate([point])[0] for point in found]
-    assert backend("event").evaluate(found) == alone
+    alone = [results(backend("event"), [point])[0] for point in found]
+    assert results(backend("event"), found) == alone
 
 
 @every_engine
@@ -186,7 +186,7 @@ def test_designs_that_differ_only_in_the_cost_proxy_run_in_one_batch(path: str) 
 def test_a_design_is_refused_with_a_reason_or_measured(engine: str, schedule: str, data: st.DataObject) -> None:
     point = design(schedule, **data.draw(points(schedule)))
     (reason,) = run(engine, point).refused
-    (result,) = backend(engine).evaluate([point])
+    (result,) = results(backend(engine), [point])
     assert result.engine == engine
     if result.status == "unsupported":
         assert result.reason == reason
@@ -194,7 +194,7 @@ def test_a_design_is_refused_with_a_reason_or_measured(engine: str, schedule: st
         assert not result.metrics
     else:
         assert (reason, result.reason) == ("", "")
-        assert checked(result, METRICS).status == "ok"
+        assert checked(Results.of([result]), METRICS)[0].status == "ok"
 
 
 @every_pair
@@ -203,9 +203,9 @@ def test_a_design_is_refused_with_a_reason_or_measured(engine: str, schedule: st
 @given(data=st.data())
 def test_a_refused_design_goes_to_the_fallback(pair: tuple[str, str], schedule: str, data: st.DataObject) -> None:
     found = [design(schedule, **data.draw(points(schedule))) for _ in range(3)]
-    first, second = (backend(name).evaluate(found) for name in pair)
+    first, second = (results(backend(name), found) for name in pair)
     expected = [b if a.status == "unsupported" else a for a, b in zip(first, second, strict=True)]
-    assert backend(*pair).evaluate(found) == expected
+    assert results(backend(*pair), found) == expected
 
 
 @every_schedule
@@ -255,7 +255,7 @@ def test_the_makespan_lies_between_the_longest_path_and_the_sum_of_all_tasks(
 def test_no_schedule_beats_the_hardware(engine: str, schedule: str, data: st.DataObject) -> None:
     """The GEMM chain alone, the communication, the FLOP rate, the HBM and the links each bound the makespan."""
     point = design(schedule, **data.draw(points(schedule)))
-    (result,) = backend(engine).evaluate([point])
+    (result,) = results(backend(engine), [point])
     assume(result.status == "ok")
     found, gpu, graph = result.metrics, point.system.gpu, lower(point)
     gemms = graph.of_kind("gemm")
@@ -284,7 +284,7 @@ def test_every_schedule_moves_and_computes_the_same(engine: str, data: st.DataOb
     local_n = math.ceil(n / gpus)
     moved = 2 * (m - math.ceil(m / gpus)) * k
     compulsory = 2 * moved + 2 * (m * k + k * local_n + m * local_n)
-    for result in backend(engine).evaluate(found):
+    for result in results(backend(engine), found):
         if result.status == "ok":
             assert result.metrics["moved_bytes"] == moved
             assert result.metrics["flop"] == 2 * m * local_n * k
@@ -570,7 +570,7 @@ def test_peak_demand_is_the_largest_sum_at_any_second(spans: list[tuple[int, int
 def test_a_replay_tells_what_the_metrics_say(engine: str, schedule: str, data: st.DataObject) -> None:
     """Intervals make up the makespan, bytes and FLOP; the limits of the critical path make up its length."""
     point = design(schedule, **data.draw(points(schedule)))
-    (result,) = backend(engine).evaluate([point])
+    (result,) = results(backend(engine), [point])
     if result.status == "unsupported":
         with pytest.raises(ConfigError, match="use simulator="):
             backend(engine).replay(point)
@@ -586,7 +586,7 @@ def test_a_replay_tells_what_the_metrics_say(engine: str, schedule: str, data: s
 
 @every_schedule
 def test_a_design_related_to_itself_gains_nothing(schedule: str) -> None:
-    (result,) = backend("event").evaluate([design(schedule)])
+    (result,) = results(backend("event"), [design(schedule)])
     relations = backend("event").relate(result.metrics, result.metrics)
     assert set(relations) == set(RELATIONS)
     assert (relations["speedup"], relations["fraction_of_ideal"], relations["decomposition"]) == (1, 0, 1)
@@ -649,8 +649,8 @@ def test_what_validates_and_breaks_no_rule_can_be_evaluated(family: str, data: s
     assume(point is not None)
     assert point is not None
     for engine in ENGINES:
-        (result,) = backend(engine).evaluate([point])
-        assert result.status == "unsupported" or checked(result, METRICS).status == "ok"
+        (result,) = results(backend(engine), [point])
+        assert result.status == "unsupported" or checked(Results.of([result]), METRICS)[0].status == "ok"
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -714,7 +714,7 @@ def test_splitting_rows_reads_b_again_and_splitting_k_reads_and_writes_c_again(g
     expected = {"1d": a + pieces * b + c, "2d": a + b + (3 * pieces - 2) * c}
     for shape, traffic in expected.items():
         knobs = {"schedule.shape": shape, "schedule.granularity": pieces, "system.gpu.gemm.cache_miss": 0.0}
-        (result,) = backend("event").evaluate([design("uniform_fused_1d", knobs, shape=(m, n, k))])
+        (result,) = results(backend("event"), [design("uniform_fused_1d", knobs, shape=(m, n, k))])
         assert result.metrics["hbm_bytes"] == moved + traffic
 
 
@@ -843,7 +843,7 @@ def test_more_cus_within_a_wave_change_nothing() -> None:
     for cus in (63, 64, 96):
         point = design("serial", {**free, "system.gpu.num_cus": cus}, shape=(2048, 16384, 8192))
         seconds[cus] = float(gemm_cost(point.system.gpu, (2048, 2048, 8192), cus=cus, element_bytes=2).seconds)
-        (result,) = backend("event").evaluate([point])
+        (result,) = results(backend("event"), [point])
         assert result.metrics["gemm_s"] == pytest.approx(seconds[cus] + 2e-6)
     assert seconds[96] == seconds[64]
     assert seconds[63] == pytest.approx(2 * seconds[64])
@@ -853,9 +853,9 @@ def evaluated_elsewhere(hash_seed: int) -> str:
     """Metrics of all shipped schedules, from another process with its own order of sets, as JSON."""
     code = (
         "import json\n"
-        "from conftest import ENGINES, SCHEDULES, backend, design\n"
+        "from conftest import ENGINES, SCHEDULES, backend, design, results\n"
         "points = [design(s, {'system.node.topology': t}) for s in SCHEDULES for t in ('mesh', 'ring')]\n"
-        "print(json.dumps([[dict(r.metrics), r.reason] for e in ENGINES for r in backend(e).evaluate(points)]))\n"
+        "print(json.dumps([[dict(r.metrics), r.reason] for e in ENGINES for r in results(backend(e), points)]))\n"
     )
     environment = {**os.environ, "PYTHONPATH": f"{REPOSITORY}:{REPOSITORY}/tests", "PYTHONHASHSEED": str(hash_seed)}
     return subprocess.run(

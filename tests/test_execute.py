@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 import toy
 from conftest import design
@@ -15,7 +17,7 @@ from hypothesis import strategies as st
 from joblib.externals.loky import get_reusable_executor
 
 from dse import execute
-from dse.backend import Metric, Result, checked
+from dse.backend import STATUSES, Batch, Metric, Result, Results, Status, checked
 from dse.execute import BackendSpec, evaluate, validate
 from dse.problems import ConfigError
 
@@ -29,8 +31,19 @@ def installed(tmp_path: Path) -> Iterator[None]:
 
 
 def results(spec: BackendSpec, values: Sequence[int], jobs: int = 1) -> list[Result]:
-    """Results of things of these x."""
-    return evaluate(spec, toy.things(values), jobs=jobs, seen=lambda count: None)
+    """Results of things of these x, one batch each."""
+    batches = [Batch(thing) for thing in toy.things(values)]
+    return [found[0] for found in evaluate(spec, batches, jobs=jobs, seen=lambda count: None)]
+
+
+def grid(values: Sequence[int]) -> Batch:
+    """One batch of things of these x."""
+    return Batch(toy.things(values[:1])[0], {"thing.x": np.array(values)})
+
+
+def judged(result: Result, metrics: Mapping[str, Metric] = toy.METRICS) -> Result:
+    """One result as it is after the check."""
+    return checked(Results.of([result]), metrics)[0]
 
 
 # One result
@@ -44,7 +57,7 @@ def test_a_result_is_valid_exactly_when_it_has_all_metrics_and_no_other_each_fin
         math.isfinite(value) and toy.METRICS[name].low <= value <= toy.METRICS[name].high
         for name, value in metrics.items()
     )
-    found = checked(Result("ok", metrics, engine="toy"), toy.METRICS)
+    found = judged(Result("ok", metrics, engine="toy"))
     assert found.status == ("ok" if legal else "invalid")
     assert found.engine == "toy"
     if not legal:
@@ -82,18 +95,39 @@ def test_a_wrong_metric_makes_the_result_invalid_and_is_named_with_its_value(
 def test_a_result_that_is_not_ok_passes_as_it_is() -> None:
     for status in ("infeasible", "unsupported", "failed", "invalid"):
         refused = Result(status, {}, "because", "toy")  # type: ignore[arg-type]
-        assert checked(refused, toy.METRICS) is refused
+        assert judged(refused) == refused
 
 
 def test_the_ends_of_a_metrics_range_are_legal() -> None:
     metrics = {"share": Metric("1", "a share", low=0.0, high=1.0)}
-    assert [checked(Result("ok", {"share": value}), metrics).status for value in (0, 0.0, 1, 1.0)] == ["ok"] * 4
-    assert [checked(Result("ok", {"share": value}), metrics).status for value in (-5e-324, 1.0000001)] == [
-        "invalid"
-    ] * 2
+    assert [judged(Result("ok", {"share": value}), metrics).status for value in (0, 0.0, 1, 1.0)] == ["ok"] * 4
+    assert [judged(Result("ok", {"share": value}), metrics).status for value in (-5e-324, 1.0000001)] == ["invalid"] * 2
+
+
+@given(st.lists(st.tuples(st.sampled_from(STATUSES), NUMBERS, NUMBERS), min_size=1, max_size=12))
+def test_columns_are_judged_as_their_rows_are(rows: list[tuple[Status, float, float]]) -> None:
+    """Of a row that is not ok nothing is asked, and a row that is wrong spoils no other."""
+    found = [Result(status, {"time_s": time, "gain": gain}, "", "toy") for status, time, gain in rows]
+    together = checked(Results.of(found), toy.METRICS)
+    assert [together[place] for place in range(len(rows))] == [judged(one) for one in found]
 
 
 # A batch
+
+
+@given(st.lists(st.integers(-3, 6), min_size=1, max_size=12, unique=True), st.lists(st.floats(-2, 2), max_size=3))
+def test_a_grid_holds_its_designs_in_order_however_it_is_split(xs: list[int], ys: list[float]) -> None:
+    axes = {"thing.x": np.array(xs), **({"thing.y": np.array(ys)} if ys else {})}
+    batch = Batch(Batch(toy.things([0])[0], axes).at(0), axes)
+    expected = [(x, y) for x in xs for y in (ys or [0.0])]
+    assert [(one.thing.x, one.thing.y) for one in batch.designs()] == expected  # type: ignore[attr-defined]
+    assert batch.column("thing.x").tolist() == [x for x, _ in expected]
+    assert [batch.at(place) for place in range(batch.size)] == list(batch.designs())
+    for most in range(1, batch.size + 1):
+        parts = list(batch.split(most))
+        assert max(part.size for part in parts) <= most
+        assert [one for part in parts for one in part.designs()] == list(batch.designs())
+        assert [part.design for part in parts] == [next(part.designs()) for part in parts]
 
 
 @pytest.mark.parametrize("batch", [1, 3, 100])
@@ -111,10 +145,43 @@ def test_a_design_that_fails_costs_one_result_and_no_other(batch: int, values: l
             assert result == expected
 
 
+@pytest.mark.parametrize("batch", [1, 3, 100])
+@given(values=st.lists(st.integers(-5, 5), min_size=1, max_size=20, unique=True))
+def test_a_grid_gives_what_its_designs_give_alone(batch: int, values: list[int]) -> None:
+    """Whatever is cut or put together on the way, and whatever fails."""
+    spec = toy.spec((0, "raises"), (1, "unsupported"), (2, "nan"), batch=batch)
+    (together, single) = evaluate(spec, [grid(values), grid(values[:1])], jobs=1, seen=lambda count: None)
+    alone = results(spec, values)
+    assert [together[place] for place in range(len(values))] == alone
+    assert single[0] == alone[0]
+
+
+@given(st.lists(st.integers(-900, 899), min_size=1, max_size=40, unique=True), st.sets(st.integers(-20, 20)))
+def test_of_a_large_batch_that_fails_only_the_designs_that_fail_are_lost(xs: list[int], bad: set[int]) -> None:
+    spec = toy.spec(*((x, "raises") for x in sorted(bad)), fast=True, batch=1000)
+    (found,) = evaluate(spec, [grid(xs)], jobs=1, seen=lambda count: None)
+    assert [found[place].status for place in range(len(xs))] == ["failed" if x in bad else "ok" for x in xs]
+
+
+def test_batches_are_taken_and_results_given_as_they_are_needed() -> None:
+    taken = 0
+
+    def endless() -> Iterator[Batch]:
+        nonlocal taken
+        for x in itertools.count():
+            taken += 1
+            yield grid([x % 100])
+
+    found = evaluate(toy.spec(batch=5), endless(), jobs=1, seen=lambda count: None)
+    assert len(list(itertools.islice(found, 50))) == 50
+    assert taken <= 50 + 2 * 5
+
+
 @given(st.integers(0, 30), st.integers(1, 8))
 def test_progress_adds_up_to_the_number_of_designs(count: int, batch: int) -> None:
     seen: list[int] = []
-    evaluate(toy.spec((3, "raises"), batch=batch), toy.things(range(count)), jobs=1, seen=seen.append)
+    batches = [Batch(thing) for thing in toy.things(range(count))]
+    assert len(list(evaluate(toy.spec((3, "raises"), batch=batch), batches, jobs=1, seen=seen.append))) == count
     assert sum(seen) == count
     assert all(0 < done <= batch for done in seen)
 
@@ -188,9 +255,9 @@ def test_the_event_engine_gives_the_same_results_to_the_bit_for_any_number_of_jo
     ]
     designs = [design("hetero_fused_1d", one) for one in overrides]
     seen: list[int] = []
-    alone = evaluate(EVENT, designs, jobs=1, seen=lambda count: None)
-    shared = evaluate(EVENT, designs, jobs=2, seen=seen.append)
-    assert len(seen) > 1
+    batches = [Batch(one) for one in designs]
+    alone = [found[0] for found in evaluate(EVENT, batches, jobs=1, seen=lambda count: None)]
+    shared = [found[0] for found in evaluate(EVENT, batches, jobs=2, seen=seen.append)]
     assert sum(seen) == len(designs)
     assert {result.status for result in alone} == {"ok"}
     assert [repr(result) for result in shared] == [repr(result) for result in alone]

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from conftest import FAMILIES, PATTERNS, SYSTEMS, backend, design, design_tree, lower, shipped
+from conftest import FAMILIES, PATTERNS, SYSTEMS, backend, design, design_tree, lower, results, shipped
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
@@ -238,7 +238,7 @@ def shard_times(gpus: int, topology: str, pattern: str) -> float:
         "schedule.mover": "dma",
     }
     point = design("serial", hardware, shape=(rows, 4096, k), pattern=pattern)
-    (result,) = backend("event").evaluate([point])
+    (result,) = results(backend("event"), [point])
     shard = 2 * rows // gpus * k
     return float(result.metrics["comm_s"]) / (shard / point.system.node.link_bytes_per_s)
 

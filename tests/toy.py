@@ -12,18 +12,19 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
+import numpy as np
 import pytest
 from pydantic import BaseModel, Field, model_validator
 
 from dse import discovery
-from dse.backend import Interval, Metric, Replay, Result, Tree
+from dse.backend import STATUSES, Batch, Columns, Interval, Metric, Replay, Result, Results, Tree
 from dse.compose import Request
 from dse.execute import BackendSpec
 from dse.plan import Plan, plan
 from dse.problems import ConfigError, Problem, Problems, did_you_mean
 from dse.search import Goal
 from dse.space import Knob, Space
-from dse.values import Frozen, Integer, Number, condition, knob
+from dse.values import Frozen, Integer, Number, condition, knob, put
 
 
 class Thing(Frozen):
@@ -151,17 +152,23 @@ class Fixed:
         kind: type[BaseModel] = Thing if section == "thing" else Tool
         return {f"{section}.{key}": value for key, value in condition(kind, name).items()}
 
-    def evaluate(self, designs: Sequence[BaseModel]) -> list[Result]:
+    def is_axis(self, path: str, design: BaseModel) -> bool:
+        """What no other knob depends on and is a number for every toy."""
+        return path in ("thing.x", "thing.y", "tool.size", "tool.weight")
+
+    def evaluate(self, batches: Sequence[Batch]) -> list[Results]:
         """The formula, or what `faults` asks for."""
-        points = [point for point in designs if isinstance(point, Toy)]
-        found = [self._one(point) for point in points]
+        found = [Results.of([self._one(point) for point in batch.designs()]) for batch in batches]
         return found[:-1] if self.loses else found
 
-    def _one(self, point: Toy) -> Result:
+    def _one(self, point: BaseModel) -> Result:
+        assert isinstance(point, Toy)
+        if reasons := self.problems(point):
+            return Result("infeasible", reason="; ".join(map(str, reasons)))
         metrics, fault = formula(point), self.faults.get(point.thing.x)
         return _broken(fault, metrics) if fault else Result("ok", metrics, engine="toy")
 
-    def relate(self, point: Mapping[str, float], baseline: Mapping[str, float]) -> Mapping[str, float]:
+    def relate(self, point: Columns, baseline: Columns) -> Columns:
         """Time of the baseline over time."""
         return {"ratio": baseline["time_s"] / point["time_s"]}
 
@@ -176,7 +183,39 @@ class Fixed:
         return [("tool.size", design.tool.size, "derived", "this test")]
 
 
-BACKEND = Fixed
+class Vectors(Fixed):
+    """The same answers for whole grids at once, for what takes many of them."""
+
+    def __init__(self, faults: Sequence[tuple[int, str]] = (), batch: int = 1 << 14) -> None:
+        super().__init__(faults, batch)
+
+    def evaluate(self, batches: Sequence[Batch]) -> list[Results]:
+        """The formula over arrays."""
+        return [self._grid(batch) for batch in batches]
+
+    def _grid(self, batch: Batch) -> Results:
+        point = batch.design
+        assert isinstance(point, Toy)
+        columns = {path: batch.column(path) for path in batch.axes}
+        if set(self.faults) & set(columns.get("thing.x", np.array([point.thing.x])).tolist()):
+            raise ZeroDivisionError("asked to fail")
+        for path, column in columns.items():
+            point = put(point, path, column)
+        wide = np.broadcast_to(np.asarray(point.thing.x) >= 900, (batch.size,))
+        metrics = {name: np.broadcast_to(value, (batch.size,)) for name, value in formula(point).items()}
+        texts = ("", "toy", "too large")
+        return Results(
+            np.where(wide, STATUSES.index("infeasible"), STATUSES.index("ok")).astype(np.uint8),
+            {name: np.where(wide, np.nan, value) for name, value in metrics.items()},
+            np.where(wide, 2, 0).astype(np.int32),
+            np.where(wide, 0, 1).astype(np.int32),
+            texts,
+        )
+
+
+def BACKEND(fast: bool = False, **parameters: Any) -> Fixed:
+    """The toy, one design after the other or (`fast`) on arrays."""
+    return Vectors(**parameters) if fast else Fixed(**parameters)
 
 
 def space(*knobs: Knob, base: Tree = BASE) -> Space:

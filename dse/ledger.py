@@ -1,0 +1,104 @@
+"""Every row of a study once: takes rows as they come, writes them, and keeps what is to be known of all of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel
+
+from dse.plan import Plan
+from dse.progress import bar
+from dse.standings import Seen, Standings
+from dse.table import ROWS_PER_GROUP, Layout, Rows, Sheet
+from dse.values import grid_lanes, hexes
+
+
+class Ledger:
+    """The table of a study while it is made.
+
+    distinct: how many points of each scenario were explored. winners: scenario -> key and design of its best row.
+    statuses, engines: how many rows have each.
+    """
+
+    def __init__(self, plan: Plan, path: Path) -> None:
+        self._layout = Layout.of(plan)
+        self.sheet = Sheet(path, self._layout)
+        self._standings = Standings(plan.goals, len(plan.spaces))
+        self._written, self._unexplored, self._claimed = Seen(), Seen(), Seen()
+        self._salts = np.concatenate([grid_lanes([f"scenario = {name}"], {}) for name in plan.spaces])
+        self._held: list[Rows] = []
+        self.distinct = np.zeros(len(plan.spaces), int)
+        self.winners: dict[str, tuple[str, BaseModel]] = {}
+        self.statuses: Counter[str] = Counter()
+        self.engines: Counter[str] = Counter()
+
+    def take(self, rows: Iterable[Rows]) -> None:
+        """Take in rows in the order of the table."""
+        count = sum(one.point.block.size for one in self._held)
+        for one in rows:
+            self._held.append(one)
+            count += one.point.block.size
+            if count >= ROWS_PER_GROUP:
+                self.flush()
+                count = 0
+
+    def flush(self) -> None:
+        """Write what is held."""
+        held, self._held = self._held, []
+        if not held:
+            return
+        sizes = [one.point.block.size for one in held]
+        scenarios = np.repeat([one.scenario for one in held], sizes)
+        explored = np.repeat([one.explored for one in held], sizes)
+        names = np.concatenate([one.point.keys for one in held]) + self._salts[scenarios]
+        fresh = self._written.add(names)
+        self._unexplored.add(names[fresh & ~explored])
+        again = np.flatnonzero(explored & ~fresh)
+        again = again[self._unexplored.has(names[again])]
+        again = again[self._claimed.add(names[again])]
+        found = scenarios[np.concatenate([np.flatnonzero(explored & fresh), again])]
+        self.distinct += np.bincount(found, minlength=len(self.distinct))
+        self._write(held, np.flatnonzero(fresh), sizes)
+
+    def _write(self, held: Sequence[Rows], chosen: NDArray[np.intp], sizes: Sequence[int]) -> None:
+        """Write the chosen rows of what was held."""
+        batch = self._layout.batch(held)
+        batch = batch if len(chosen) == batch.num_rows else batch.take(chosen)
+        self.sheet.append(batch)
+        ends = np.cumsum(sizes)
+        for scenario, row in self._standings.take(batch):
+            part = int(np.searchsorted(ends, chosen[row], side="right"))
+            place = int(chosen[row] - (ends[part] - sizes[part]))
+            point = held[part].point
+            assert point.block.batch is not None
+            design = point.block.batch.at(place)
+            self.winners[self._layout.scenarios[scenario]] = (hexes(point.keys)[place].decode(), design)
+        for counts, name in ((self.statuses, "status"), (self.engines, "engine")):
+            column = batch.column(name)
+            found = np.bincount(column.indices.to_numpy(), minlength=len(column.dictionary))
+            counts.update({text: int(n) for text, n in zip(column.dictionary.to_pylist(), found, strict=True) if n})
+
+    def finish(self, label: str) -> int:
+        """Fill in who is on a front; how many are."""
+        size = 0
+
+        def marks(batch: Any) -> NDArray[np.bool_]:
+            nonlocal size
+            found = self._standings.marks(batch)
+            size += int(found.sum())
+            return found
+
+        long = self.sheet.num_rows > ROWS_PER_GROUP
+        with bar(f"{label}: writing", self.sheet.num_rows) if long else nullcontext(_silent) as advance:
+            self.sheet.finish(marks, advance)
+        return size
+
+
+def _silent(count: int) -> None:
+    """No progress is shown."""

@@ -1,0 +1,147 @@
+"""Who leads: Pareto fronts and winners, of a whole table or while its rows are still coming."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dse.backend import STATUSES
+from dse.values import Lanes
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Floats = NDArray[np.float64]
+
+
+def signed(columns: Any, goals: Mapping[str, str]) -> Floats:
+    """Objectives [B, objectives] of some columns by name, such that smaller is better (and no 0.0 is negative)."""
+    signs = {name: 1.0 if goal == "minimize" else -1.0 for name, goal in goals.items()}
+    return np.stack([np.asarray(columns[name], float) * sign for name, sign in signs.items()], axis=-1) + 0.0
+
+
+class Front:
+    """The Pareto front of one scenario: the objectives that no row seen so far dominates, each once.
+
+    Rows with equal objectives are on the front together, so it is enough to keep one of them; what is held is
+    bounded by the front, not by the rows.
+    """
+
+    def __init__(self) -> None:
+        self._values: Floats | None = None
+
+    def add(self, values: Floats) -> None:
+        """Take in rows [B, objectives], smaller being better."""
+        if not len(values):
+            return
+        known = values if self._values is None else np.concatenate([self._values, _best(values)])
+        self._values = _best(known)
+
+    def holds(self, values: Floats) -> NDArray[np.bool_]:
+        """Which rows [B, objectives] are on the front."""
+        marked = np.zeros(len(values), bool)
+        if self._values is not None:
+            near = np.flatnonzero(np.isin(values[:, 0], self._values[:, 0]))
+            together = np.concatenate([self._values, values[near]])
+            _, place = np.unique(together, axis=0, return_inverse=True)
+            first = len(self._values)
+            marked[near] = np.isin(place[first:], place[:first])
+        return marked
+
+
+def _best(values: Floats) -> Floats:
+    """The rows that no other dominates, one of each that are equal."""
+    import moocore
+
+    return np.ascontiguousarray(values[moocore.is_nondominated(values, keep_weakly=False)])
+
+
+def first_best(values: Floats) -> int:
+    """The first of the rows [B, objectives] that are best by the first objective, ties by the next ones."""
+    rows = np.arange(len(values))
+    for column in values.T:
+        rows = rows[column[rows] == column[rows].min()]
+    return int(rows[0])
+
+
+def winners(table: pd.DataFrame, goals: Mapping[str, str]) -> pd.DataFrame:
+    """The best row of each scenario of a table: by the first objective, ties by the next ones, then the first."""
+    ok = np.flatnonzero(table["status"] == "ok")
+    scenarios, values = table["scenario"].to_numpy()[ok], signed(table.iloc[ok], goals)
+    found = [np.flatnonzero(scenarios == name) for name in table["scenario"].unique()]
+    best = [ok[rows[first_best(values[rows])]] for rows in found if len(rows)]
+    return table.iloc[best].reset_index(drop=True)
+
+
+class Standings:
+    """Front and best row of every scenario, by its place among them, while the rows of a table come by."""
+
+    def __init__(self, goals: Mapping[str, str], num_scenarios: int) -> None:
+        self._goals = goals
+        self._fronts = [Front() for _ in range(num_scenarios)]
+        self._best: list[tuple[float, ...] | None] = [None] * num_scenarios
+
+    def take(self, batch: Any) -> list[tuple[int, int]]:
+        """Take in a batch of the table; (scenario, row) of every row that is better than all before it."""
+        improved = []
+        for scenario, rows, values in self._grouped(batch):
+            self._fronts[scenario].add(values)
+            row = first_best(values)
+            found, best = tuple(values[row].tolist()), self._best[scenario]
+            if best is None or found < best:
+                self._best[scenario] = found
+                improved.append((scenario, int(rows[row])))
+        return improved
+
+    def marks(self, batch: Any) -> NDArray[np.bool_]:
+        """Which rows of a batch are on the front of their scenario."""
+        marked = np.zeros(batch.num_rows, bool)
+        for scenario, rows, values in self._grouped(batch):
+            marked[rows] = self._fronts[scenario].holds(values)
+        return marked
+
+    def _grouped(self, batch: Any) -> Iterator[tuple[int, NDArray[np.intp], Floats]]:
+        """(scenario, its rows with a result, their objectives)."""
+        scenarios = batch.column("scenario").indices.to_numpy()
+        ok = batch.column("status").indices.to_numpy() == STATUSES.index("ok")
+        columns = {name: batch.column(name).to_numpy() for name in self._goals}
+        for scenario in np.unique(scenarios[ok]).tolist():
+            rows = np.flatnonzero(ok & (scenarios == scenario))
+            yield scenario, rows, signed({name: column[rows] for name, column in columns.items()}, self._goals)
+
+
+class Seen:
+    """A set of content hashes, as sorted arrays: 16 bytes each, and adding many costs a fraction of a microsecond each.
+
+    The arrays are merged when they are of like length, so there are few of them however many hashes come. They are
+    sorted by the first number of a hash: two that differ in the second alone (2^-64 for a pair) may be new twice.
+    """
+
+    def __init__(self) -> None:
+        self._runs: list[Lanes] = []
+
+    def add(self, hashes: Lanes) -> NDArray[np.bool_]:
+        """Which of the hashes [B, 2] are new, the first of equal ones only; they are known from now on."""
+        order = np.argsort(hashes[:, 0], kind="stable")
+        ordered = hashes[order]
+        fresh = ~self.has(ordered)
+        fresh[1:] &= (ordered[1:] != ordered[:-1]).any(axis=1)
+        self._runs.append(ordered[fresh])
+        while len(self._runs) > 1 and 2 * len(self._runs[-1]) >= len(self._runs[-2]):
+            both = np.concatenate([self._runs.pop(-2), self._runs.pop()])
+            self._runs.append(both[np.argsort(both[:, 0], kind="stable")])
+        marked = np.zeros(len(hashes), bool)
+        marked[order[fresh]] = True
+        return marked
+
+    def has(self, hashes: Lanes) -> NDArray[np.bool_]:
+        """Which of the hashes [B, 2] are known."""
+        found = np.zeros(len(hashes), bool)
+        for run in self._runs:
+            if len(run):
+                place = np.minimum(np.searchsorted(run[:, 0], hashes[:, 0]), len(run) - 1)
+                found |= (run[place] == hashes).all(axis=1)
+        return found

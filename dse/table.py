@@ -1,0 +1,271 @@
+"""The table of results, written as a stream: columns of arrays in, row groups of `results.parquet` out.
+
+What must be known of all rows (which are on a Pareto front) is filled in by a second pass over the file, so memory
+holds a few thousand rows however many there are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel
+
+from dse.backend import STATUSES, Backend, Columns, Results
+from dse.baselines import Evaluated, places
+from dse.plan import Plan
+from dse.problems import ConfigError
+from dse.space import Block, get_path
+from dse.values import Lanes, hexes
+
+ROWS_PER_GROUP = 1 << 16  # rows held at once: some 30 MB of columns
+
+_DTYPES = {"text": "string", "integer": "Int64", "number": "Float64", "yes or no": "boolean"}
+_NUMPY = {"integer": np.int64, "number": np.float64, "yes or no": np.bool_}
+_PLAIN = {"integer": "i", "number": "if", "yes or no": ""}
+_MARK = 6  # place of `on_front` among the columns
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Points of one scenario with their results, and the grid that holds their baselines."""
+
+    scenario: int
+    point: Evaluated
+    baseline: Evaluated
+    explored: bool
+
+    @property
+    def places(self) -> NDArray[np.intp]:
+        """Where in its grid the baseline of each point is."""
+        return places(self.point.block, self.baseline.block)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Columns of a table. kinds: what the searched and recorded paths hold, by path."""
+
+    scenarios: tuple[str, ...]
+    kinds: Mapping[str, str]
+    backend: Backend
+
+    @classmethod
+    def of(cls, plan: Plan) -> Layout:
+        """The columns of a study."""
+        space = next(iter(plan.spaces.values()))
+        chosen = [{f"{section}.name": name} for section, named in space.options.items() for name in named]
+        designs = []
+        for option in ({}, *chosen):
+            with suppress(ConfigError):
+                designs.append(plan.backend.design(space.tree(option)))
+        values = {knob.path: knob.values for knob in space.knobs}
+        kinds = {path: _kind(path, designs, values.get(path, ())) for path in (*plan.knobs, *plan.recorded)}
+        return cls(tuple(plan.spaces), kinds, plan.backend)
+
+    def schema(self) -> Any:
+        """Of the finished table, for pyarrow; pandas reads the same types from it whatever the rows."""
+        import pandas as pd
+        import pyarrow as pa
+
+        texts = ("scenario", "key", "status", "reason", "engine", "baseline")
+        plain: dict[str, Any] = {name: pd.Series([], dtype="str") for name in texts}
+        marked = {"on_front": pd.Series([], dtype=bool)}
+        paths = {path: pd.Series([], dtype=_DTYPES[kind]) for path, kind in self.kinds.items()}
+        numbers = {name: pd.Series([], dtype=float) for name in (*self.backend.metrics, *self.backend.relations)}
+        found = pa.Schema.from_pandas(pd.DataFrame({**plain, **marked, **paths, **numbers}), preserve_index=False)
+        coded = {
+            "scenario",
+            "status",
+            "reason",
+            "engine",
+            *(path for path, kind in self.kinds.items() if kind == "text"),
+        }
+        for place, name in enumerate(found.names):
+            if name in coded:
+                found = found.set(place, pa.field(name, pa.dictionary(pa.int32(), pa.string())))
+            elif name in ("key", "baseline"):
+                found = found.set(place, pa.field(name, pa.string()))
+        return found
+
+    def batch(self, rows: Sequence[Rows]) -> Any:
+        """Rows as a pyarrow RecordBatch, all columns but `on_front`."""
+        import pyarrow as pa
+
+        results = Results.join([one.point.found for one in rows])
+        sizes = [one.point.block.size for one in rows]
+        own = [one.baseline.keys[one.places] for one in rows]
+        columns = {
+            "scenario": _coded(np.repeat([one.scenario for one in rows], sizes), self.scenarios),
+            "key": _texts(np.concatenate([one.point.keys for one in rows])),
+            "status": _coded(results.status, STATUSES),
+            "reason": _coded(results.reason, results.texts),
+            "engine": _coded(results.engine, results.texts),
+            "baseline": _texts(np.concatenate(own)),
+            **{path: _column(path, kind, rows) for path, kind in self.kinds.items()},
+            **{name: pa.array(column) for name, column in self._numbers(results, rows).items()},
+        }
+        schema = self.schema()
+        return pa.RecordBatch.from_arrays(list(columns.values()), schema=schema.remove(_MARK))
+
+    def _numbers(self, results: Results, rows: Sequence[Rows]) -> dict[str, NDArray[np.float64]]:
+        """Metrics, and relations where both the point and its baseline have some."""
+        ok = results.ok
+        metrics = {name: results.column(name) for name in self.backend.metrics}
+        metrics = metrics if ok.all() else {name: np.where(ok, column, math.nan) for name, column in metrics.items()}
+        both = ok & np.concatenate([one.baseline.found.ok[one.places] for one in rows])
+        related: Columns = {}
+        if both.any():
+            theirs = {
+                name: np.concatenate([one.baseline.found.column(name)[one.places] for one in rows])[both]
+                for name in self.backend.metrics
+            }
+            related = self.backend.relate({name: column[both] for name, column in metrics.items()}, theirs)
+        for name in self.backend.relations:
+            metrics[name] = np.full(len(ok), math.nan)
+            if name in related:
+                metrics[name][both] = related[name]
+        return metrics
+
+
+class Sheet:
+    """A table being written: row groups are appended, then finished with what the second pass adds."""
+
+    def __init__(self, path: Path, layout: Layout) -> None:
+        import pyarrow as pa
+
+        self._path, self._layout = path, layout
+        self._part = path.with_suffix(".part")
+        self._schema = layout.schema()
+        self._writer = pa.ipc.new_stream(str(self._part), self._schema.remove(_MARK))
+        self.num_rows = 0
+
+    def append(self, batch: Any) -> None:
+        """Add a batch of rows, without `on_front`."""
+        self._writer.write_batch(batch)
+        self.num_rows += batch.num_rows
+
+    def finish(self, marks: Callable[[Any], NDArray[np.bool_]], seen: Callable[[int], None]) -> None:
+        """Write the file; `marks` says of each batch which rows are on a front."""
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        self._writer.close()
+        coded = [name for name in self._schema.names if pa.types.is_dictionary(self._schema.field(name).type)]
+        fresh = self._path.with_suffix(".new")
+        with (
+            pa.OSFile(str(self._part)) as source,
+            pa.ipc.open_stream(source) as reader,
+            pq.ParquetWriter(fresh, self._schema, use_dictionary=coded, store_schema=False) as writer,
+        ):
+            for batch in reader:
+                columns = [*batch.columns[:_MARK], pa.array(marks(batch)), *batch.columns[_MARK:]]
+                writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=self._schema))
+                seen(batch.num_rows)
+            writer.add_key_value_metadata(self._schema.metadata)  # the types for pandas
+        self._part.unlink()
+        fresh.replace(self._path)
+
+    def discard(self) -> None:
+        """Take away what was written so far."""
+        self._writer.close()
+        for suffix in (".part", ".new"):
+            self._path.with_suffix(suffix).unlink(missing_ok=True)
+
+
+def _kind(path: str, designs: Sequence[BaseModel], values: Sequence[Any]) -> str:
+    """What a column holds: text, integer, number, or yes or no. values: of the knob, if it is one."""
+    found = {kind for design in designs for kind in _kinds(design, path)} or {type(value) for value in values}
+    found -= {type(None)}
+    if found and found <= {int, float}:
+        return "integer" if found == {int} else "number"
+    return "yes or no" if found == {bool} else "text"
+
+
+def _kinds(design: BaseModel, path: str) -> Iterator[Any]:
+    parent, _, name = path.rpartition(".")
+    owner = get_path(design, parent) if parent else design
+    if isinstance(owner, BaseModel) and name in type(owner).model_fields:
+        yield from _plain(type(owner).model_fields[name].annotation)
+    elif get_path(design, path) is not None:
+        yield type(get_path(design, path))
+
+
+def _plain(annotation: Any) -> Iterator[Any]:
+    """The types of values that an annotation allows."""
+    if get_origin(annotation) is Literal:
+        yield from map(type, get_args(annotation))
+    elif get_origin(annotation) is Annotated:
+        yield from _plain(get_args(annotation)[0])
+    elif get_args(annotation):
+        for part in get_args(annotation):
+            yield from _plain(part)
+    else:
+        yield annotation
+
+
+def _texts(hashes: Lanes) -> Any:
+    """Keys as a pyarrow array of texts, without a Python object each."""
+    import pyarrow as pa
+
+    data = hexes(hashes)
+    offsets = np.arange(0, 32 * len(data) + 1, 32, dtype=np.int32)
+    return pa.StringArray.from_buffers(len(data), pa.py_buffer(offsets), pa.py_buffer(data))
+
+
+def _coded(codes: NDArray[Any], names: Sequence[str]) -> Any:
+    """Texts by their place in a list of names; a negative place is none."""
+    import pyarrow as pa
+
+    codes = codes.astype(np.int32, copy=False)
+    missing = codes < 0
+    indices = pa.array(codes, mask=missing) if missing.any() else pa.array(codes)
+    return pa.DictionaryArray.from_arrays(indices, pa.array(names, pa.string()))
+
+
+def _column(path: str, kind: str, rows: Sequence[Rows]) -> Any:
+    """What the designs of some rows hold at a path, as a pyarrow array."""
+    import pyarrow as pa
+
+    blocks = [one.point.block for one in rows]
+    if kind == "text":
+        names: dict[str, int] = {}
+        cells = [
+            _cells(block, path, lambda value: names.setdefault(str(value), len(names)), plain="") for block in blocks
+        ]
+        codes = np.concatenate([np.where(missing, -1, found) for found, missing in cells])
+        return _coded(codes, list(names))
+    cells = [
+        _cells(block, path, lambda value: value if _fits(value, kind) else None, plain=_PLAIN[kind]) for block in blocks
+    ]
+    values: NDArray[Any] = np.concatenate([found for found, _ in cells]).astype(_NUMPY[kind], copy=False)
+    missing = np.concatenate([none for _, none in cells])
+    return pa.array(values, mask=missing if missing.any() else None)
+
+
+def _cells(
+    block: Block, path: str, read: Callable[[Any], Any], *, plain: str
+) -> tuple[NDArray[Any], NDArray[np.bool_]]:
+    """What the points of a block hold at a path, as `read` gives it, and where that is None.
+
+    plain: kinds of arrays that need no reading.
+    """
+    held = block.held(path)
+    if isinstance(held, np.ndarray) and held.dtype.kind in plain:
+        return held, np.zeros(len(held), bool)
+    values = held.tolist() if isinstance(held, np.ndarray) else [held]
+    found = [None if value is None else read(value) for value in values]
+    size = block.size // len(found)
+    none = np.array([value is None for value in found])
+    return np.repeat([0 if value is None else value for value in found], size), np.repeat(none, size)
+
+
+def _fits(value: Any, kind: str) -> bool:
+    if isinstance(value, bool) or kind == "yes or no":
+        return isinstance(value, bool) and kind == "yes or no"
+    return isinstance(value, int if kind == "integer" else (int, float))
