@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, Self, get_args, runtime_checkable
 
 import numpy as np
@@ -171,6 +171,13 @@ class Results:
             np.concatenate([code[part.reason] for code, part in zip(codes, parts, strict=True)]),
             np.concatenate([code[part.engine] for code, part in zip(codes, parts, strict=True)]),
             tuple(texts),
+        )
+
+    def take(self, places: slice | NDArray[np.integer[Any]]) -> Results:
+        """Some of the results, in the order of `places`."""
+        metrics = {name: column[places] for name, column in self.metrics.items()}
+        return replace(
+            self, status=self.status[places], metrics=metrics, reason=self.reason[places], engine=self.engine[places]
         )
 
     @property

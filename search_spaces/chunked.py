@@ -14,9 +14,9 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 
-from dse.problems import Problem
 from dse.values import Integer, knob
 from search_spaces.pipeline import MoverKnobs, Pipeline, piece
+from simulators.design import Rule
 from simulators.graph import TaskGraph
 from simulators.system import System
 from simulators.workload import Workload
@@ -31,15 +31,17 @@ class Chunked(MoverKnobs):
     compute: Annotated[Literal["fused", "unfused"], knob(structural=True)]
     granularity: Annotated[Integer, knob(structural=True, ge=1, le=1024)]
 
-    def problems(self, system: System, workload: Workload) -> Sequence[Problem]:
+    def rules(self, system: System, workload: Workload) -> Sequence[Rule]:
         """A piece needs at least one row, or one column of A."""
-        found = list(super().problems(system, workload))
-        if not found:
+        found = list(super().rules(system, workload))
+        if not any(rule.broken is True for rule in found):
             moved, _ = workload.collective_then_gemm()
-            most = moved.rows // system.node.num_gpus if self.shape == "1d" else moved.cols
-            if self.granularity > most:
-                rule = f"splits {most} {'rows of a shard' if self.shape == '1d' else 'columns of A'} into more pieces"
-                found.append(Problem("schedule.granularity", rule, self.granularity, f"use at most {most}"))
+            by_rows = self.shape == "1d"
+            most = np.asarray(moved.rows // system.node.num_gpus if by_rows else moved.cols)
+            rule = f"splits {{0}} {'rows of a shard' if by_rows else 'columns of A'} into more pieces"
+            broken = (most > 0) & (self.granularity > most)
+            way = "use at most {0}"
+            found.append(Rule("schedule.granularity", broken, rule, self.granularity, (most[()],), way))
         return found
 
     def lower(self, system: System, workload: Workload) -> TaskGraph:

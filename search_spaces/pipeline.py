@@ -13,9 +13,9 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
-from dse.problems import ConfigError, Problem
+from dse.problems import ConfigError
 from dse.values import Integer, knob
-from simulators.design import ScheduleKnobs
+from simulators.design import Rule, ScheduleKnobs
 from simulators.gemm import gemm_cost
 from simulators.graph import GraphBuilder
 from simulators.system import System
@@ -35,28 +35,30 @@ class MoverKnobs(ScheduleKnobs):
     comm_cus: Annotated[Integer | None, knob(when={"mover": "cu"}, ge=1, le=4096)]
     priority: Annotated[Priority, knob(structural=True)] = "equal"
 
-    def problems(self, system: System, workload: Workload) -> Sequence[Problem]:
+    def rules(self, system: System, workload: Workload) -> Sequence[Rule]:
         """The workload must be an overlap with rows for every GPU, and communication must leave CUs for compute."""
-        found = _shape_problems(system, workload)
-        if self.comm_cus is not None and self.comm_cus >= system.gpu.num_cus:
-            rule = f"leaves no CU for compute (system.gpu.num_cus = {system.gpu.num_cus})"
-            found.append(Problem("schedule.comm_cus", rule, self.comm_cus, "reserve fewer"))
+        found = _shape_rules(system, workload)
+        if self.comm_cus is not None:
+            held, cus = self.comm_cus, system.gpu.num_cus
+            rule = "leaves no CU for compute (system.gpu.num_cus = {0})"
+            broken = np.asarray(held) >= np.asarray(cus)
+            found.append(Rule("schedule.comm_cus", broken, rule, held, (cus,), "reserve fewer"))
         return found
 
 
-def _shape_problems(system: System, workload: Workload) -> list[Problem]:
+def _shape_rules(system: System, workload: Workload) -> list[Rule]:
     try:
         moved, gemm = workload.collective_then_gemm()
     except ConfigError as error:
-        return list(error.problems)
-    found, node = [], f"(system.node.num_gpus = {system.node.num_gpus})"
-    if moved.rows < system.node.num_gpus:
-        rule = f"gives some of the GPUs no row {node}"
-        found.append(Problem("workload.operators.gather.rows", rule, moved.rows, "use more rows or fewer GPUs"))
-    if gemm.shards > system.node.num_gpus:
-        rule = f"splits n over more GPUs than there are {node}"
-        found.append(Problem("workload.operators.gemm.shards", rule, gemm.shards, "leave it out for all of them"))
-    return found
+        return [Rule.of(problem) for problem in error.problems]
+    gpus, rows, shards = system.node.num_gpus, moved.rows, gemm.shards
+    few = "gives some of the GPUs no row (system.node.num_gpus = {0})"
+    many = "splits n over more GPUs than there are (system.node.num_gpus = {0})"
+    path = "workload.operators"
+    return [
+        Rule(f"{path}.gather.rows", np.less(rows, gpus), few, rows, (gpus,), "use more rows or fewer GPUs"),
+        Rule(f"{path}.gemm.shards", np.greater(shards, gpus), many, shards, (gpus,), "leave it out for all of them"),
+    ]
 
 
 def piece(total: ArrayLike, parts: int, index: int) -> Any:

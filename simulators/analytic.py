@@ -127,8 +127,8 @@ def closed_form(graph: TaskGraph, duration: Sequence[int]) -> Form:
         return Form(f"it has more than {_MOST_TASKS} tasks", nothing, {}, {})
     order = Order.of(graph)
     for pool, name in enumerate(graph.pools):
-        crowds = order.crowds(np.flatnonzero(graph.pool == pool), [0] * int((graph.pool == pool).sum()))
-        if max(map(len, crowds), default=0) > graph.slots[pool]:
+        pooled = np.flatnonzero(graph.pool == pool)
+        if max(map(len, order.crowds(pooled, [0] * pooled.size)), default=0) > graph.slots[pool]:
             return Form(f"tasks may wait for a slot of {name}", nothing, {}, {})
     paths = _paths(graph, duration)
     if paths is None:
@@ -225,8 +225,7 @@ def _refused(graph: TaskGraph, form: Form) -> Refused | None:
             over = over | (sum(np.maximum.reduce([demand[use] for use in one]) for one in crowd) > capacity)
         if over.any():
             code = np.where((code == 0) & over, np.int32(len(texts)), code)
-            why = f"{graph.resources[resource]} may be over-subscribed: fair sharing applies, the closed form is not exact"
-            texts.append(why)
+            texts.append(f"{graph.resources[resource]} may be over-subscribed: the closed form is not exact")
     return Refused(code.reshape(-1), tuple(texts)) if len(texts) > 1 else None
 
 
@@ -295,7 +294,7 @@ def _longest(paths: Floats, durations: Floats, found: Floats) -> None:
 
 
 @compiled
-def _staging(  # noqa: C901, PLR0912, PLR0913, PLR0917
+def _staging(  # noqa: C901, PLR0913, PLR0917
     pred_ptr: Paths,
     pred: Paths,
     took: Paths,

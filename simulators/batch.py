@@ -1,29 +1,60 @@
-"""Batches of designs: those that share a structure become one design whose differing numbers are arrays."""
+"""Batches of one structure as one design whose differing numbers are arrays over a grid."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import BaseModel
 
-from dse.values import LABELS, leaves
+from dse.backend import Batch
+from dse.values import LABELS, leaves, put
 from simulators.design import Design
 
 
-def batches(designs: Sequence[Design]) -> Iterator[tuple[list[int], Design]]:
-    """(indices, one design of columns) for each group of designs that differ only in non-structural numbers.
+@dataclass(frozen=True)
+class Grid:
+    """A design whose numbers may be arrays that broadcast to `shape`: properties and equations broadcast over them."""
 
-    Numbers that differ inside a group become arrays [group]; properties and equations broadcast over them.
+    design: Design
+    shape: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """Number of designs."""
+        return int(np.prod(self.shape))
+
+    def kept(self, keep: NDArray[np.bool_]) -> Grid:
+        """Only some of the designs [size], side by side."""
+        mask = keep.reshape(self.shape)
+        picked = _mapped(self.design, lambda array: np.broadcast_to(array, self.shape)[mask])
+        return Grid(picked, (int(keep.sum()),))
+
+
+def grids(batches: Sequence[Batch]) -> Iterator[tuple[list[int], Grid]]:
+    """(indices of batches, their designs) for batches that differ in non-structural numbers only and have equal axes.
+
+    The first axis of the grid goes from batch to batch, the others are theirs.
     """
     known: dict[int, tuple[Any, ...]] = {}
     groups: dict[tuple[Any, ...], list[int]] = {}
-    for index, design in enumerate(designs):
-        structure = tuple(_structure(part, known) for part in (design.system, design.workload, design.schedule))
-        groups.setdefault(structure, []).append(index)
+    for index, batch in enumerate(batches):
+        design = batch.design
+        assert isinstance(design, Design)
+        parts = tuple(_structure(part, known) for part in (design.system, design.workload, design.schedule))
+        axes = tuple((path, values.tobytes()) for path, values in batch.axes.items())
+        groups.setdefault((parts, axes), []).append(index)
     for indices in groups.values():
-        yield indices, _columns([designs[index] for index in indices])
+        first = batches[indices[0]]
+        shape = (len(indices), *first.shape)
+        aligned = (-1, *(1 for _ in first.shape))
+        design = _merged([batches[index].design for index in indices], aligned)
+        for place, (path, values) in enumerate(first.axes.items(), start=1):
+            design = put(design, path, values.reshape([-1 if axis == place else 1 for axis in range(len(shape))]))
+        yield indices, Grid(design, shape)
 
 
 def _structure(part: Any, known: dict[int, tuple[Any, ...]]) -> tuple[Any, ...]:
@@ -33,20 +64,27 @@ def _structure(part: Any, known: dict[int, tuple[Any, ...]]) -> tuple[Any, ...]:
     return known[id(part)]
 
 
-def _columns(values: Sequence[Any]) -> Any:
+def _merged(values: Sequence[Any], aligned: tuple[int, ...]) -> Any:
+    """One value for all; numbers that differ become an array along the first axis."""
     first = values[0]
     if all(value is first for value in values):
         return first
     if isinstance(first, BaseModel):
-        fields = type(first).model_fields
-        parts = {name: _field(name, [getattr(value, name) for value in values]) for name in fields}
+        found = {name: [getattr(value, name) for value in values] for name in type(first).model_fields}
+        parts = {name: one[0] if name in LABELS else _merged(one, aligned) for name, one in found.items()}
         return type(first).model_construct(**parts)
     if isinstance(first, Mapping):
-        return {name: _columns([value[name] for value in values]) for name in first}
+        return {name: _merged([value[name] for value in values], aligned) for name in first}
     if isinstance(first, (int, float)) and any(value != first for value in values):
-        return np.array(values)
+        return np.array(values).reshape(aligned)
     return first
 
 
-def _field(name: str, values: Sequence[Any]) -> Any:
-    return values[0] if name in LABELS else _columns(values)
+def _mapped(value: Any, change: Callable[[NDArray[Any]], NDArray[Any]]) -> Any:
+    """The same value with its arrays changed."""
+    if isinstance(value, BaseModel):
+        parts = {name: _mapped(getattr(value, name), change) for name in type(value).model_fields}
+        return type(value).model_construct(**parts)
+    if isinstance(value, Mapping):
+        return {name: _mapped(item, change) for name, item in value.items()}
+    return change(value) if isinstance(value, np.ndarray) else value

@@ -298,14 +298,14 @@ def _run(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
                             keep += 1
                         else:
                             since[task] = instant
-                            slot = last[pool]
-                            while slot > first[pool]:
-                                ahead = queue[slot - one]
+                            spot = last[pool]
+                            while spot > first[pool]:
+                                ahead = queue[spot - one]
                                 if since[ahead] != instant or ahead < task:
                                     break
-                                queue[slot] = ahead
-                                slot -= one
-                            queue[slot] = task
+                                queue[spot] = ahead
+                                spot -= one
+                            queue[spot] = task
                             last[pool] += one
                     num_ready = keep
                     for pool in range(pools):
@@ -409,10 +409,9 @@ def _run(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
                             before[after[v]] = before[v]
             if flipped:
                 for other in range(classes):
-                    g = np.uint32(other)
-                    if count[g] > 0 and group_of[g] != none and not is_shifted[g]:
-                        is_shifted[g] = True
-                        shifted[num_shifted] = g
+                    if count[other] > 0 and group_of[other] != none and not is_shifted[other]:
+                        is_shifted[other] = True
+                        shifted[num_shifted] = other
                         num_shifted += 1
 
             # ---- their bounds, and the load of the resources they use

@@ -14,6 +14,7 @@ a task of one group is active, the caps of another group's tasks may be scaled b
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -115,6 +116,18 @@ class TaskGraph:
                 known[like] = len(known), rate
             found.append(known[like])
         return found
+
+    def total(self, name: str, tasks: NDArray[np.intp] | None = None) -> Floats:
+        """[B]: one number, summed over all tasks or some; a delay counts for each member."""
+        places = np.arange(self.num_tasks) if tasks is None else tasks
+        counts: Counter[int] = Counter()
+        for task, column in zip(places.tolist(), self.at[name][places].tolist(), strict=True):
+            counts[column] += int(self.members[task]) if name == "delay" else 1
+        return self.flat(sum(count * self.values[column] for column, count in counts.items()))
+
+    def flat(self, column: ArrayLike) -> Floats:
+        """[B] of what broadcasts over the grid."""
+        return np.array(np.broadcast_to(column, self.shape), dtype=float).reshape(-1)
 
     def take(self, designs: NDArray[np.intp]) -> TaskGraph:
         """The same graph for some of the designs, by their places in the grid [N]."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 
 import numpy as np
@@ -9,8 +10,9 @@ from numpy.typing import NDArray
 
 from dse.backend import Columns, Metric
 from dse.values import leaves
+from simulators.graph import TaskGraph
 from simulators.system import System
-from simulators.timeline import Timeline
+from simulators.timeline import Totals
 
 Floats = NDArray[np.float64]
 
@@ -36,27 +38,37 @@ RELATIONS: Mapping[str, Metric] = {
 }
 
 
-def measure(timeline: Timeline, system: System) -> dict[str, Floats]:
-    """Every metric of `METRICS` as an array [B], or [designs] where those share one graph."""
-    graph = timeline.graph
-    gemms, transfers = graph.of_kind("gemm"), graph.of_kind("transfer")
-    moving = np.concatenate([transfers, graph.of_kind("launch")])
-    spans = timeline.finished - timeline.issued
-    gemm_s = busy(timeline.issued[:, gemms], timeline.finished[:, gemms])
-    hbm = np.flatnonzero(graph.use_resource == graph.resources.index("hbm"))
+def measure(graph: TaskGraph, totals: Totals) -> dict[str, Floats]:
+    """Every metric of `METRICS` that a run decides, as an array [B]."""
+    moving = np.concatenate([graph.of_kind("transfer"), graph.of_kind("launch")])
+    spent = sum(totals.spent_s.get(kind, 0.0) for kind in ("transfer", "launch"))
+    none, gemm_s = np.zeros_like(totals.makespan_s), totals.busy_s.get("gemm")
+    gemm_s = none if gemm_s is None else gemm_s
+    with np.errstate(invalid="ignore"):
+        set_up = np.where(spent > none, graph.total("delay", moving) / spent, 0.0)
     return {
-        "makespan_s": timeline.makespan,
-        "comm_cu_s": _sum(graph.cus[:, transfers] * spans[:, transfers]),
-        "peak_staging_bytes": _peak_staging(timeline, transfers),
-        "exposed_comm_s": np.maximum(timeline.makespan - gemm_s, 0.0),
+        "makespan_s": totals.makespan_s,
+        "comm_cu_s": totals.cu_s,
+        "peak_staging_bytes": totals.peak_staged_bytes,
+        "exposed_comm_s": np.maximum(totals.makespan_s - gemm_s, 0.0),
         "gemm_s": gemm_s,
-        "comm_s": busy(timeline.issued[:, transfers], timeline.finished[:, transfers]),
-        "setup_fraction": _sum(graph.delay[:, moving]) / _sum(spans[:, moving]),
-        "moved_bytes": _sum(graph.moved_bytes),
-        "hbm_bytes": _sum(graph.use[:, hbm] * graph.work[:, graph.use_task[hbm]]),
-        "flop": _sum(graph.flop),
-        "cost_proxy": cost_proxy(system),
+        "comm_s": totals.busy_s.get("transfer", none),
+        "setup_fraction": set_up,
+        "moved_bytes": graph.total("moved_bytes"),
+        "hbm_bytes": _traffic(graph, "hbm"),
+        "flop": graph.total("flop"),
     }
+
+
+def _traffic(graph: TaskGraph, resource: str) -> Floats:
+    """[B]: units of a resource that all tasks use."""
+    index = graph.resources.index(resource) if resource in graph.resources else -1
+    uses = np.flatnonzero(graph.use_resource == index)
+    products = Counter(
+        zip(graph.at["use"][uses].tolist(), graph.at["work"][graph.use_task[uses]].tolist(), strict=True)
+    )
+    values = graph.values
+    return graph.flat(sum(count * values[use] * values[work] for (use, work), count in products.items()))
 
 
 def relate(point: Columns, baseline: Columns) -> Columns:
@@ -72,34 +84,6 @@ def relate(point: Columns, baseline: Columns) -> Columns:
         "fraction_of_ideal": (speedup - 1) / (ideal - 1),
         "decomposition": point["gemm_s"] / baseline["gemm_s"],
     }
-
-
-def _sum(table: Floats) -> Floats:
-    """Row sums [B]; in one memory order, so that a batch adds up to the bit as its rows do alone."""
-    return np.asarray(np.ascontiguousarray(table).sum(axis=1))
-
-
-def busy(start: Floats, finish: Floats) -> Floats:
-    """Length [B] of the union of intervals [B, N]."""
-    if start.shape[1] == 0:
-        return np.zeros(start.shape[0])
-    order = np.argsort(start, axis=1, kind="stable")
-    start, finish = np.take_along_axis(start, order, 1), np.take_along_axis(finish, order, 1)
-    covered = np.maximum.accumulate(finish, axis=1)
-    before = np.concatenate([np.full((len(start), 1), -np.inf), covered[:, :-1]], axis=1)
-    return np.asarray(_sum(np.maximum(finish - np.maximum(start, before), 0.0)))
-
-
-def _peak_staging(timeline: Timeline, transfers: NDArray[np.intp]) -> Floats:
-    """Buffers fill when a transfer is issued and are free when its consumer has finished."""
-    graph = timeline.graph
-    consumer = graph.consumer[transfers]
-    freed = np.where(consumer >= 0, timeline.finished[:, consumer], np.inf)
-    size = graph.staged_bytes[:, transfers]
-    times = np.concatenate([freed, timeline.issued[:, transfers]], axis=1)
-    steps = np.concatenate([-size, size], axis=1)
-    order = np.argsort(times, axis=1, kind="stable")
-    return np.asarray(np.cumsum(np.take_along_axis(steps, order, axis=1), axis=1).max(axis=1))
 
 
 def cost_proxy(system: System) -> Floats:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 from simulators.graph import TaskGraph
 
 Flags = NDArray[np.bool_]
+Places = NDArray[np.integer[Any]]
 
 
 @dataclass(frozen=True)
@@ -29,21 +31,15 @@ class Order:
             ahead[task] |= ahead[before].any(axis=0)
         return cls(ahead)
 
-    def comparable(self, one: Sequence[int], other: Sequence[int]) -> Flags:
+    def comparable(self, one: Places, other: Places) -> Flags:
         """[len(one), len(other)]: whether one of the two runs before the other."""
-        return self.ahead[np.ix_(one, other)] | self.ahead[np.ix_(other, one)].T
+        return np.asarray(self.ahead[np.ix_(one, other)] | self.ahead[np.ix_(other, one)].T)
 
-    def is_chain(self, tasks: Sequence[int]) -> bool:
+    def is_chain(self, tasks: Places) -> bool:
         """Whether no two of the tasks can ever run at once."""
         return bool((self.comparable(tasks, tasks) | np.eye(len(tasks), dtype=np.bool_)).all())
 
-    def is_closed(self, tasks: Sequence[int]) -> bool:
-        """Whether the tasks wait for nobody else."""
-        others = np.ones(len(self.ahead), np.bool_)
-        others[list(tasks)] = False
-        return not self.ahead[np.ix_(tasks, others)].any()
-
-    def crowds(self, tasks: Sequence[int], demands: Sequence[int]) -> set[tuple[frozenset[int], ...]]:
+    def crowds(self, tasks: Places, demands: Sequence[int]) -> set[tuple[frozenset[int], ...]]:
         """What can be demanded at once of a resource: an upper bound, as sums of maxima of demands.
 
         demands: which demand each of the tasks, its users, makes. At any time the users at work include one, and of
@@ -59,7 +55,7 @@ class Order:
             found.add((frozenset([demands[index]]), *(one for one in joined if one)))
         return found
 
-    def _chains(self, tasks: Sequence[int]) -> list[NDArray[np.intp]]:
+    def _chains(self, tasks: Places) -> list[NDArray[np.intp]]:
         """A partition of the tasks (by their places) into chains, greedily."""
         chains: list[list[int]] = []
         for place, task in enumerate(tasks):

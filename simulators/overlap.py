@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import BaseModel
 
 from dse import discovery
-from dse.backend import Batch, Columns, Replay, Result, Results, Tree
+from dse.backend import STATUSES, Batch, Columns, Replay, Results, Tree
 from dse.problems import ConfigError, Problem, Problems, did_you_mean
 from dse.space import get_path
 from dse.values import LABELS, condition, leaves
-from simulators.batch import batches
-from simulators.design import Design, Schedule
-from simulators.metrics import METRICS, RELATIONS, measure, relate
+from simulators.batch import Grid, grids
+from simulators.design import Design, Schedule, problems, reasons
+from simulators.graph import TaskGraph
+from simulators.metrics import METRICS, RELATIONS, cost_proxy, measure, relate
+from simulators.symmetry import patterns, reduced
 from simulators.system import System
-from simulators.timeline import Engine
+from simulators.timeline import Engine, Refused
 from simulators.workload import ShapeList, Workload
 
-_VERSION = "1"  # of the physics and the metrics; raise it with every change that alters a result
+_VERSION = "2"  # of the physics and the metrics; raise it with every change that alters a result
 
 
 class OverlapBackend:
@@ -89,7 +93,7 @@ class OverlapBackend:
     def problems(self, design: BaseModel) -> Sequence[Problem]:
         """Rules between schedule, system and workload."""
         assert isinstance(design, Design)
-        return design.schedule.problems(design.system, design.workload)
+        return problems(design.schedule.rules(design.system, design.workload))
 
     def condition(self, path: str, tree: Tree) -> Mapping[str, Any] | None:
         """What `path` depends on: a schedule's knobs declare it."""
@@ -108,28 +112,35 @@ class OverlapBackend:
         return any(found == path and not structural for found, _, structural in leaves(design))
 
     def evaluate(self, batches: Sequence[Batch]) -> list[Results]:
-        """Lower, run and measure; what breaks a rule is infeasible."""
-        designs = [design for batch in batches for design in batch.designs()]
-        found = iter(self._evaluate(designs))
-        return [Results.of([next(found) for _ in range(batch.size)]) for batch in batches]
+        """Lower, run and measure all designs of one structure at once."""
+        found: dict[int, Results] = {}
+        for indices, grid in grids(batches):
+            results, each = self._grid(grid), grid.size // len(indices)
+            for place, index in enumerate(indices):
+                found[index] = results.take(slice(place * each, (place + 1) * each))
+        return [found[index] for index in range(len(batches))]
 
-    def _evaluate(self, designs: Sequence[BaseModel]) -> list[Result]:
-        """In batches of one structure; what an engine refuses goes to the next one."""
-        todo = [design for design in designs if isinstance(design, Design)]
-        broken = {index: self.problems(design) for index, design in enumerate(todo)}
-        results = {
-            index: Result("infeasible", reason="; ".join(map(str, found))) for index, found in broken.items() if found
-        }
-        left = [index for index in range(len(todo)) if index not in results]
-        for name, engine in self._engines:
-            refused: list[int] = []
-            for indices, columns in batches([todo[index] for index in left]):
-                found = _run(engine, name, columns, len(indices))
-                for place, result in zip((left[index] for index in indices), found, strict=True):
-                    results[place] = result
-                    refused += [place] if result.status == "unsupported" else []
-            left = sorted(refused)
-        return [results[index] for index in range(len(todo))]
+    def _grid(self, grid: Grid) -> Results:
+        """Results of a grid; what breaks a rule is infeasible."""
+        reason, texts = reasons(grid.design.schedule.rules(grid.design.system, grid.design.workload), grid.shape)
+        if not reason.any():
+            return self._feasible(grid)
+        broken = np.full(grid.size, STATUSES.index("infeasible"), np.uint8)
+        infeasible, legal = Results(broken, {}, reason, np.zeros_like(reason), texts), reason == 0
+        return _replaced(infeasible, legal, self._feasible(grid.kept(legal))) if legal.any() else infeasible
+
+    def _feasible(self, grid: Grid) -> Results:
+        """Results of designs that break no rule; those that do not differ in the graph share a run."""
+        graph = grid.design.schedule.lower(grid.design.system, grid.design.workload)
+        parts = [(places, _run(self._engines, reduced(alike).graph)) for places, alike in patterns(graph)]
+        found = Results.join([results for _, results in parts])
+        if len(parts) > 1:
+            found = found.take(np.argsort(np.concatenate([places for places, _ in parts])))
+        if graph.shape != grid.shape:
+            places = np.arange(graph.num_designs).reshape(graph.shape)
+            found = found.take(np.broadcast_to(places, grid.shape).reshape(-1))
+        cost = np.broadcast_to(cost_proxy(grid.design.system), grid.shape).reshape(-1)
+        return replace(found, metrics={**found.metrics, "cost_proxy": np.where(found.ok, cost, np.nan)})
 
     def relate(self, point: Columns, baseline: Columns) -> Columns:
         """Speed-up, ideal, fraction of ideal, decomposition."""
@@ -141,9 +152,9 @@ class OverlapBackend:
         graph = design.schedule.lower(design.system, design.workload)
         for _, engine in self._engines:
             timeline = engine.run(graph)
-            if not timeline.refused[0]:
+            if not timeline.reason(0):
                 return timeline.replay(0)
-        raise ConfigError([Problem("simulator.engine", timeline.refused[0], way_out="use simulator=event")])
+        raise ConfigError([Problem("simulator.engine", timeline.reason(0), way_out="use simulator=fluid")])
 
     def facts(self, design: BaseModel) -> Sequence[tuple[str, Any, str, str]]:
         """Constants of the system with their sources."""
@@ -164,16 +175,27 @@ def _sharded(tree: Tree) -> Any:
     return {**tree["workload"], "operators": filled}
 
 
-def _run(engine: Engine, name: str, columns: Design, size: int) -> list[Result]:
-    timeline = engine.run(columns.schedule.lower(columns.system, columns.workload))
-    found = measure(timeline, columns.system)  # where nothing that differs reaches the graph, one run serves all
-    measured = {key: np.broadcast_to(value, (size,)).tolist() for key, value in found.items()}
-    refused = timeline.refused * (size // timeline.graph.num_designs)
-    rows = [{key: value[index] for key, value in measured.items()} for index in range(size)]
-    return [
-        Result("unsupported", reason=reason, engine=name) if reason else Result("ok", row, engine=name)
-        for row, reason in zip(rows, refused, strict=True)
-    ]
+def _run(engines: Sequence[tuple[str, Engine]], graph: TaskGraph) -> Results:
+    """Results of a graph's designs by the first engine; what it refuses goes to the next one."""
+    (name, engine), *others = engines
+    totals = engine.totals(graph)
+    refused = totals.refused or Refused(np.zeros(graph.num_designs, np.int32))
+    left, texts = refused.code > 0, (*refused.texts, name)
+    status = np.where(left, STATUSES.index("unsupported"), STATUSES.index("ok")).astype(np.uint8)
+    by = np.full(graph.num_designs, len(texts) - 1, np.int32)
+    found = Results(status, measure(graph, totals), refused.code, by, texts)
+    if not left.any():
+        return found
+    if others:
+        return _replaced(found, left, _run(others, graph.take(np.flatnonzero(left))))
+    return replace(found, metrics={key: np.where(left, np.nan, column) for key, column in found.metrics.items()})
+
+
+def _replaced(results: Results, where: NDArray[np.bool_], others: Results) -> Results:
+    """Results with those at some places replaced by others, in order."""
+    places = np.arange(results.size)
+    places[where] = results.size + np.arange(others.size)
+    return Results.join([results, others]).take(places)
 
 
 def _schedule_type(tree: Tree) -> type[Any]:

@@ -11,6 +11,7 @@ to themselves, as slots are granted by index.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -29,6 +30,55 @@ class Quotient:
 
     graph: TaskGraph
     of: Ints
+
+
+def patterns(graph: TaskGraph) -> Iterator[tuple[NDArray[np.intp] | None, TaskGraph]]:
+    """(places in the grid, or None for all; the graph there): equal numbers are one column in every design.
+
+    Columns that are equal in some designs only part the batch, so that what is computed for a design does not depend,
+    to the bit, on the others it is computed with.
+    """
+    merged, partly = _equal_columns(graph)
+    whole = _renamed(graph, merged)
+    if not partly:
+        yield None, whole
+        return
+    marks = np.stack([graph.flat(equal) for _, equal in partly], axis=1)
+    cases, which = np.unique(marks, axis=0, return_inverse=True)
+    for index, case in enumerate(cases):
+        same = {pair for (pair, _), mark in zip(partly, case, strict=True) if mark}
+        places = np.flatnonzero(which.reshape(-1) == index)
+        yield places, _renamed(whole, same).take(places)
+
+
+_Pair = tuple[int, int]
+
+
+def _equal_columns(graph: TaskGraph) -> tuple[set[_Pair], list[tuple[_Pair, NDArray[np.bool_]]]]:
+    """Pairs of columns (first, later) equal in all designs, and those equal in some, with where."""
+    low, high = (np.array([pick(value) for value in graph.values]) for pick in (np.min, np.max))
+    meet = (low[:, None] <= high) & (low <= high[:, None])
+    varied = np.array([value.size > 1 for value in graph.values])
+    always: set[_Pair] = set()
+    sometimes: list[tuple[_Pair, NDArray[np.bool_]]] = []
+    for one, other in zip(*np.nonzero(np.triu(meet & (varied[:, None] | varied), 1)), strict=True):
+        pair = (int(one), int(other))
+        equal = graph.values[pair[0]] == graph.values[pair[1]]
+        if equal.all():
+            always.add(pair)
+        elif equal.any():
+            sometimes.append((pair, equal))
+    return always, sometimes
+
+
+def _renamed(graph: TaskGraph, same: set[_Pair]) -> TaskGraph:
+    """The graph with the later column of each pair replaced by the first one that is equal to it."""
+    if not same:
+        return graph
+    name = np.arange(len(graph.values), dtype=np.int32)
+    for first, later in sorted(same):
+        name[name == name[later]] = min(name[first], name[later])
+    return replace(graph, at={key: name[columns] for key, columns in graph.at.items()})
 
 
 def reduced(graph: TaskGraph) -> Quotient:

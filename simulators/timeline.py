@@ -23,7 +23,7 @@ class Refused:
     texts: tuple[str, ...] = ("",)
 
     def __getitem__(self, design: int) -> str:
-        return self.texts[self.code[design]]
+        return str(self.texts[self.code[design]])
 
 
 @dataclass(frozen=True)
