@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from simulators.compiled import compiled
 from simulators.graph import Floats, TaskGraph
@@ -52,11 +52,12 @@ class AnalyticEngine:
         """By closed forms, design by design."""
         seconds = _Durations.among(graph)
         form = _remembered(graph, seconds)
-        durations = np.ascontiguousarray(graph.dense(seconds.columns).T)
+        durations = _rows(graph, seconds.columns)
+        peak = _peak_staging(graph, form, seconds=seconds, durations=durations)
         spent = {kind: _spent(graph, seconds, kind) for kind in dict.fromkeys(graph.kinds)}
         return Totals(
             makespan_s=longest(form.makespan, durations),
-            peak_staged_bytes=_peak_staging(graph, seconds, durations),
+            peak_staged_bytes=self.run(graph).totals().peak_staged_bytes if peak is None else peak,
             cu_s=_occupied(graph, seconds),
             busy_s={kind: longest(form.busy.get(kind, form.makespan), durations) for kind in spent},
             spent_s=spent,
@@ -100,6 +101,7 @@ class Form:
     makespan: Paths
     busy: Mapping[str, Paths]
     crowds: Mapping[int, set[tuple[frozenset[int], ...]]]
+    staging: _Staging | None = None
 
 
 _forms: dict[Any, Form] = {}
@@ -109,8 +111,9 @@ _MOST_FORMS = 512
 def _remembered(graph: TaskGraph, seconds: _Durations) -> Form:
     """The form of a structure; the batches of a sweep share it."""
     arrays = (graph.pred_ptr, graph.pred, graph.pool, graph.slots, graph.use_task, graph.use_resource, graph.slowed)
-    columns = (graph.at["use"], graph.at["cap"], graph.at["capacity"], np.array(seconds.of))
-    key = (tuple(array.tobytes() for array in (*arrays, *columns)), graph.kinds)
+    names = ("use", "cap", "capacity", "work", "staged_bytes")
+    columns = (*(graph.at[name] for name in names), graph.consumer, _staging_tasks(graph), np.array(seconds.of))
+    key = (tuple(np.asarray(array).tobytes() for array in (*arrays, *columns)), graph.kinds)
     if key not in _forms:
         if len(_forms) >= _MOST_FORMS:
             _forms.pop(next(iter(_forms)))
@@ -140,7 +143,8 @@ def closed_form(graph: TaskGraph, duration: Sequence[int]) -> Form:
         return Form(f"tasks of kind {unknown[0]} overlap irregularly", nothing, {}, {})
     crowds = {resource: _crowds(graph, resource, order) for resource in range(len(graph.resources))}
     makespan = _pruned(np.concatenate(paths))
-    return Form("", makespan, {kind: found for kind, found in busy.items() if found is not None}, crowds)
+    known = {kind: found for kind, found in busy.items() if found is not None}
+    return Form("", makespan, known, crowds, _Staging.of(graph, order))
 
 
 def _paths(graph: TaskGraph, duration: Sequence[int]) -> list[Paths] | None:
@@ -229,37 +233,83 @@ def _refused(graph: TaskGraph, form: Form) -> Refused | None:
     return Refused(code.reshape(-1), tuple(texts)) if len(texts) > 1 else None
 
 
-def _flat(graph: TaskGraph, column: ArrayLike) -> Floats:
-    """A column [B] of what broadcasts over the grid."""
-    return np.array(np.broadcast_to(column, graph.shape), dtype=float).reshape(-1)
-
-
 def _spent(graph: TaskGraph, seconds: _Durations, kind: str) -> Floats:
     tasks = graph.of_kind(kind)
     many = np.bincount(np.asarray(seconds.of)[tasks], weights=graph.members[tasks], minlength=len(seconds.columns))
-    return _flat(graph, sum(count * column for count, column in zip(many, seconds.columns, strict=True) if count))
+    return graph.flat(sum(count * column for count, column in zip(many, seconds.columns, strict=True) if count))
 
 
 def _occupied(graph: TaskGraph, seconds: _Durations) -> Floats:
     """CU-seconds [B]."""
     many = Counter(zip(graph.at["cus"].tolist(), seconds.of, strict=True))
     parts = [count * graph.values[cus] * seconds.columns[took] for (cus, took), count in many.items()]
-    return _flat(graph, sum(parts))
+    return graph.flat(sum(parts))
 
 
-def _peak_staging(graph: TaskGraph, seconds: _Durations, durations: Floats) -> Floats:
-    """Largest amount of staged bytes [B]."""
-    sizes = graph.at["staged_bytes"]
-    staged = np.flatnonzero([bool((graph.values[column] > 0).any()) for column in sizes])
-    if not staged.size:
+def _rows(graph: TaskGraph, columns: Sequence[Floats]) -> Floats:
+    """[len(columns), B]: one row for each column."""
+    found = np.empty((len(columns), graph.num_designs))
+    for row, column in zip(found, columns, strict=True):
+        row[:] = graph.flat(column)
+    return found
+
+
+@dataclass(frozen=True)
+class _Staging:
+    """Who may hold staged bytes at once. It is largest when one of the S staging tasks is issued.
+
+    By then those ahead of it have been issued and consumers ahead of it have finished: `surely` [S, Z] counts the
+    bytes of each of Z sizes. Of those not ordered with it only the times tell: `issued`, `freed` (CSR; places among
+    the staging tasks and the H consumers). held [H, Z]: what a consumer frees.
+    """
+
+    tasks: NDArray[np.intp]
+    consumers: NDArray[np.intp]
+    size: NDArray[np.intp]
+    surely: Floats
+    held: Floats
+    issued_ptr: NDArray[np.intp]
+    issued: NDArray[np.intp]
+    freed_ptr: NDArray[np.intp]
+    freed: NDArray[np.intp]
+
+    @classmethod
+    def of(cls, graph: TaskGraph, order: Order) -> _Staging:
+        """What the order of the tasks says."""
+        tasks = _staging_tasks(graph)
+        sizes, size = np.unique(graph.at["staged_bytes"][tasks], return_inverse=True)
+        consumers = np.unique(graph.consumer[tasks][graph.consumer[tasks] >= 0]).astype(np.intp)
+        each = np.eye(sizes.size)[size]
+        held = np.array([each[graph.consumer[tasks] == one].sum(axis=0) for one in consumers]).reshape(-1, sizes.size)
+        before, done = order.ahead[np.ix_(tasks, tasks)], order.ahead[np.ix_(tasks, consumers)]
+        surely = (before + np.eye(tasks.size)) @ each - done @ held
+        other = ~order.comparable(tasks, tasks) & ~np.eye(tasks.size, dtype=np.bool_)
+        running = ~order.comparable(tasks, consumers)
+        return cls(tasks, consumers, size.reshape(-1), surely, held, *_csr(other), *_csr(running))
+
+
+def _staging_tasks(graph: TaskGraph) -> NDArray[np.intp]:
+    holds = np.array([bool((column > 0).any()) for column in graph.values])
+    return np.flatnonzero(holds[graph.at["staged_bytes"]])
+
+
+def _csr(matrix: NDArray[np.bool_]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    return np.concatenate([[0], np.cumsum(matrix.sum(axis=1))]).astype(np.intp), np.nonzero(matrix)[1]
+
+
+def _peak_staging(graph: TaskGraph, form: Form, *, seconds: _Durations, durations: Floats) -> Floats | None:
+    """Largest amount of staged bytes [B]; None where tasks take no time, and order does not tell who was first."""
+    staging = form.staging
+    if staging is None or not staging.tasks.size:
         return np.zeros(graph.num_designs)
-    used, size_of = np.unique(sizes[staged], return_inverse=True)
-    freeing, freed = np.unique(graph.consumer[staged], return_inverse=True)
-    freeing, freed = (freeing[1:], freed - 1) if freeing[0] < 0 else (freeing, freed)
-    structure = (graph.pred_ptr, graph.pred, np.asarray(seconds.of), staged, size_of, freeing, freed)
-    table = np.ascontiguousarray(graph.dense([graph.values[column] for column in used]).T)
+    if not (durations > 0).all():
+        return None
+    sizes = np.unique(graph.at["staged_bytes"][staging.tasks])
     peaks = np.empty(graph.num_designs)
-    _staging(*(np.asarray(part, np.int64) for part in structure), durations, table, peaks)
+    structure = (graph.pred_ptr.astype(np.intp), graph.pred.astype(np.intp), np.array(seconds.of, np.intp))
+    parts = (staging.tasks, staging.consumers, staging.size, staging.surely, staging.held)
+    pairs = (staging.issued_ptr, staging.issued, staging.freed_ptr, staging.freed)
+    _stage(*structure, *parts, *pairs, durations, _rows(graph, [graph.values[column] for column in sizes]), peaks)
     return peaks
 
 
@@ -294,57 +344,76 @@ def _longest(paths: Floats, durations: Floats, found: Floats) -> None:
 
 
 @compiled
-def _staging(  # noqa: C901, PLR0913, PLR0917
+def _stage(  # noqa: C901, PLR0912, PLR0913, PLR0917
     pred_ptr: Paths,
     pred: Paths,
     took: Paths,
-    staged: Paths,
-    size_of: Paths,
-    freeing: Paths,
-    freed: Paths,
+    tasks: Paths,
+    consumers: Paths,
+    size: Paths,
+    surely: Floats,
+    held: Floats,
+    issued_ptr: Paths,
+    issued_also: Paths,
+    freed_ptr: Paths,
+    freed_also: Paths,
     durations: Floats,
     sizes: Floats,
     peaks: Floats,
 ) -> None:
-    tasks = took.size
-    issued, finished = np.empty(tasks), np.empty(tasks)
-    filled, emptied = np.arange(staged.size), np.arange(freeing.size)  # in order of time; the last design's is close
-    held = np.empty(freeing.size)
-    for design in range(peaks.size):
-        for task in range(tasks):
-            start = 0.0
+    stride = 64  # designs side by side, in the lanes of the machine
+    issued, finished = np.empty((took.size, stride)), np.empty((took.size, stride))
+    bytes_of, frees = np.empty((sizes.shape[0], stride)), np.empty((consumers.size, stride))
+    latest, level, peak = np.empty(stride), np.empty(stride), np.empty(stride)
+    for begin in range(0, peaks.size, stride):
+        many = min(stride, peaks.size - begin)
+        for task in range(took.size):
+            for i in range(many):
+                issued[task, i] = 0.0
             for j in range(pred_ptr[task], pred_ptr[task + 1]):
-                start = max(start, finished[pred[j]])
-            issued[task] = start
-            finished[task] = start + durations[took[task], design]
-        for i in range(1, filled.size):
-            moved = filled[i]
-            key, j = issued[staged[moved]], i
-            while j > 0 and issued[staged[filled[j - 1]]] > key:
-                filled[j] = filled[j - 1]
-                j -= 1
-            filled[j] = moved
-        for i in range(1, emptied.size):
-            moved = emptied[i]
-            key, j = finished[freeing[moved]], i
-            while j > 0 and finished[freeing[emptied[j - 1]]] > key:
-                emptied[j] = emptied[j - 1]
-                j -= 1
-            emptied[j] = moved
-        held[:] = 0.0
-        for i in range(staged.size):
-            if freed[i] >= 0:
-                held[freed[i]] += sizes[size_of[i], design]
-        level = peak = 0.0
-        gone = 0
-        for i in range(filled.size):
-            latest = issued[staged[filled[i]]] * (1.0 + 1e-12)  # what ends in this instant is freed before
-            while gone < emptied.size and finished[freeing[emptied[gone]]] <= latest:
-                level -= held[emptied[gone]]
-                gone += 1
-            level += sizes[size_of[filled[i]], design]
-            peak = max(peak, level)
-        peaks[design] = peak
+                before = pred[j]  # taken out of the inner loops by hand, so that those run in vector lanes
+                for i in range(many):
+                    ended, start = finished[before, i], issued[task, i]
+                    issued[task, i] = ended if ended > start else start
+            kind = took[task]
+            for i in range(many):
+                finished[task, i] = issued[task, i] + durations[kind, begin + i]
+        for z in range(sizes.shape[0]):
+            for i in range(many):
+                bytes_of[z, i] = sizes[z, begin + i]
+        for c in range(consumers.size):
+            for i in range(many):
+                frees[c, i] = 0.0
+            for z in range(sizes.shape[0]):
+                times = held[c, z]
+                for i in range(many):
+                    frees[c, i] += times * bytes_of[z, i]
+        for i in range(many):
+            peak[i] = 0.0
+        for s in range(tasks.size):
+            task = tasks[s]
+            for i in range(many):
+                latest[i] = issued[task, i] * (1.0 + 1e-12)  # what ends in this instant is freed before
+                level[i] = 0.0
+            for z in range(sizes.shape[0]):
+                times = surely[s, z]
+                for i in range(many):
+                    level[i] += times * bytes_of[z, i]
+            for j in range(issued_ptr[s], issued_ptr[s + 1]):
+                other, z = tasks[issued_also[j]], size[issued_also[j]]
+                for i in range(many):
+                    more = bytes_of[z, i]
+                    level[i] += more if issued[other, i] <= latest[i] else 0.0
+            for j in range(freed_ptr[s], freed_ptr[s + 1]):
+                c = freed_also[j]
+                other = consumers[c]
+                for i in range(many):
+                    less = frees[c, i]
+                    level[i] -= less if finished[other, i] <= latest[i] else 0.0
+            for i in range(many):
+                peak[i] = level[i] if level[i] > peak[i] else peak[i]
+        for i in range(many):
+            peaks[begin + i] = peak[i]
 
 
 ENGINE = AnalyticEngine()

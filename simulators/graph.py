@@ -126,8 +126,11 @@ class TaskGraph:
         return self.flat(sum(count * self.values[column] for column, count in counts.items()))
 
     def flat(self, column: ArrayLike) -> Floats:
-        """[B] of what broadcasts over the grid."""
-        return np.array(np.broadcast_to(column, self.shape), dtype=float).reshape(-1)
+        """[B] of what broadcasts over the grid; a single value stays one in memory."""
+        value = np.asarray(column, dtype=float)
+        if value.size == 1:
+            return np.broadcast_to(value.reshape(1), (self.num_designs,))
+        return np.broadcast_to(value, self.shape).reshape(-1)
 
     def take(self, designs: NDArray[np.intp]) -> TaskGraph:
         """The same graph for some of the designs, by their places in the grid [N]."""
@@ -173,11 +176,13 @@ class _Columns:
 
     def index(self, value: ArrayLike) -> int:
         """The column of a scalar or of an array over the grid."""
-        array = np.asarray(value, dtype=float)
-        key = array.item() if array.size == 1 else (array.shape, array.tobytes())
+        key: Any = value
+        if not isinstance(value, (int, float)):
+            array = np.asarray(value, dtype=float)
+            key = array.item() if array.size == 1 else (array.shape, array.tobytes())
         if key not in self._known:
             self._known[key] = len(self.values)
-            self.values.append(array)
+            self.values.append(np.asarray(value, dtype=float))
         return self._known[key]
 
     def aligned(self) -> tuple[tuple[int, ...], tuple[Floats, ...]]:
