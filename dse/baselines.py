@@ -19,7 +19,8 @@ from dse.backend import Results
 from dse.space import Block, Knob, Space
 from dse.values import Lanes
 
-_REMEMBERED = 1_000_000  # designs of baselines that are kept: about 100 bytes each
+_REMEMBERED = 1_000_000  # designs of baselines that are kept: about 100 bytes each,
+_WEIGHT = 100  # and a grid by itself some kilobytes, however few they are
 
 
 @dataclass
@@ -72,10 +73,10 @@ class Baselines:
 
     def _remember(self, name: str, grid: Block) -> None:
         self._known[name] = Evaluated(grid, grid.keys(*self._context))
-        self._held += grid.size
+        self._held += grid.size + _WEIGHT
         while self._held > _REMEMBERED and len(self._known) > 1:
             _, dropped = self._known.popitem(last=False)
-            self._held -= dropped.block.size
+            self._held -= dropped.block.size + _WEIGHT
 
 
 def places(block: Block, baseline: Block) -> NDArray[np.intp]:

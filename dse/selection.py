@@ -1,7 +1,7 @@
 """A part of a large table that stands for all of it: what is shown, drawn and tracked stays bounded.
 
-The best rows of every scenario and combination of text knobs come first, then the rows of a front, then baselines,
-then a seeded random sample of the rest. A table that fits is taken whole.
+The best row of every scenario comes first, then the rows of a front, then the best of every combination of text knobs,
+then baselines, then a seeded random sample of the rest. A table that fits is taken whole.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MOST_ROWS = 200_000
 """Rows that report, claims and figures read: a figure of more takes minutes to draw, and shows no more."""
 
 _ABOUT = ("key", "status", "reason", "engine", "baseline")
-_BEST, _FRONT, _BASELINE, _REST = range(4)
+_WINNER, _FRONT, _BEST, _BASELINE, _REST = range(5)
 
 
 @dataclass(frozen=True)
@@ -90,9 +90,14 @@ def _ranks(part: Any, goals: Mapping[str, str], texts: list[str]) -> NDArray[np.
     rows = part.select(["key", "status", "baseline", "on_front", *texts, *goals]).to_pandas()
     ranks = np.full(len(rows), _REST)
     ranks[(rows["key"] == rows["baseline"]).to_numpy()] = _BASELINE
-    ranks[rows["on_front"].to_numpy()] = _FRONT
     ok = np.flatnonzero(rows["status"] == "ok")
     values = signed(rows.iloc[ok], goals)
-    for places in rows.iloc[ok].groupby(texts, sort=False, dropna=False).indices.values():
-        ranks[ok[places[first_best(values[places])]]] = _BEST
+
+    def mark(names: list[str], rank: int) -> None:
+        for places in rows.iloc[ok].groupby(names, sort=False, dropna=False).indices.values():
+            ranks[ok[places[first_best(values[places])]]] = rank
+
+    mark(texts, _BEST)
+    ranks[rows["on_front"].to_numpy()] = _FRONT
+    mark(["scenario"], _WINNER)
     return ranks

@@ -29,6 +29,8 @@ from dse.values import LABELS, Lanes, grid_lanes, lanes
 
 Assignment = dict[str, Any]
 
+_MOST_SECTIONS = 10_000  # sections whose validated numbers are remembered
+
 
 @dataclass(frozen=True)
 class Knob:
@@ -269,6 +271,8 @@ class Space:
         section = knob.path.partition(".")[0]
         own = {path: value for path, value in first.items() if path.partition(".")[0] == section and path != knob.path}
         tree = self.tree({path: value for path, value in own.items() if self.is_option(path)}).get(section)
+        if len(self.known) > _MOST_SECTIONS:
+            self.known.clear()
         known = self.known.setdefault((id(tree), knob.path, repr(own)), (tree, {}))[1]  # holds it: its id stays its own
         for value in knob.values:
             if repr(value) not in known:

@@ -33,8 +33,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Findings:
-    """What a study found beside the table of points: how many rows of each status and by each engine, how many are
-    on a front, the winners' timelines, the winners' limits, how each scenario was searched."""
+    """What a study found beside the table of points.
+
+    statuses, engines: how many rows have each. front_size: how many are on a front. timelines, limits: of the winners.
+    chosen: how each scenario was searched.
+    """
 
     statuses: Counter[str]
     engines: Counter[str]

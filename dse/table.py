@@ -6,6 +6,7 @@ holds a few thousand rows however many there are.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -68,6 +69,7 @@ class Layout:
         kinds = {path: _kind(path, designs, values.get(path, ())) for path in (*plan.knobs, *plan.recorded)}
         return cls(tuple(plan.spaces), kinds, plan.backend)
 
+    @functools.cached_property
     def schema(self) -> Any:
         """Of the finished table, for pyarrow; pandas reads the same types from it whatever the rows."""
         import pandas as pd
@@ -110,7 +112,7 @@ class Layout:
             **{path: _column(path, kind, rows) for path, kind in self.kinds.items()},
             **{name: pa.array(column) for name, column in self._numbers(results, rows).items()},
         }
-        schema = self.schema()
+        schema = self.schema
         return pa.RecordBatch.from_arrays(list(columns.values()), schema=schema.remove(_MARK))
 
     def _numbers(self, results: Results, rows: Sequence[Rows]) -> dict[str, NDArray[np.float64]]:
@@ -141,7 +143,7 @@ class Sheet:
 
         self._path, self._layout = path, layout
         self._part = path.with_suffix(".part")
-        self._schema = layout.schema()
+        self._schema = layout.schema
         self._writer = pa.ipc.new_stream(str(self._part), self._schema.remove(_MARK))
         self.num_rows = 0
 

@@ -21,12 +21,15 @@ import yaml
 from conftest import CONF, shipped
 
 import dse
-from dse import execute
+from dse import execute, report
 from dse.claims import judge
 from dse.cli import main
 from dse.compose import request
+from dse.outputs import Outputs
 from dse.plan import Plan, plan
 from dse.problems import ConfigError
+from dse.selection import Selection
+from dse.standings import winners
 from studies.ficco import STUDY
 
 SMALL = ["study=ficco_sweep", "workload.only=[g4]", "tracking=none"]
@@ -246,6 +249,48 @@ def test_multirun_runs_several_studies_and_every_point_becomes_a_run_in_mlflow(t
     database.close()
     assert (len(children), runs) == (sum(points), sum(points) + 2)
     assert parameters == {"schedule.mover", "schedule.priority"}  # the searched knobs, and nothing else
+
+
+def test_of_a_very_long_table_figures_show_a_selection_and_it_is_said(
+    elsewhere: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(report, "MOST_ROWS", 100)
+    assert main(SMALL) == 0
+    told = capsys.readouterr().out
+    table = dse.load("ficco_sweep")
+    assert f"figures show 100 of {len(table)} rows" in told
+    assert f"{len(table)} points" in told
+    assert table.sort_values("makespan_s").iloc[0]["schedule.name"] in told
+    assert {path.stem for path in (latest(elsewhere) / "figures").iterdir()} == {"pareto", "speedup", "timeline_g4"}
+
+
+def test_claims_are_judged_on_complete_tables_only(study: tuple[Path, str], tmp_path: Path) -> None:
+    shutil.copytree(latest(study[0]).resolve(), tmp_path / "run")
+    outputs = Outputs(tmp_path / "run")
+    outputs.write_json("summary", {**outputs.read_json("summary"), "departures": []})
+    whole = report.stored(outputs)
+    assert whole.complete
+    assert any(row["within"] is not None for row in report.check(outputs, "ficco", whole))
+    rows = report.check(outputs, "ficco", Selection(whole.table.head(100), whole.num_rows))
+    assert {row["within"] for row in rows} == {None}
+    assert all(f"complete tables, this is 100 of {whole.num_rows} rows" in row["reason"] for row in rows)
+
+
+def test_mlflow_gets_no_more_points_than_asked_for_and_the_best_of_them(
+    elsewhere: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*FAST[:2], "tracking.uri=sqlite:///mlflow.db", "tracking.most_points=2"]) == 0
+    table = dse.load("ficco_sweep")
+    assert f"2 of {len(table)} rows" in (told := capsys.readouterr().out)
+    assert "tracking.most_points = 2" in told
+    with sqlite3.connect(elsewhere / "mlflow.db") as database:
+        keys = {key for (key,) in database.execute("select value from tags where key = 'dse.key'").fetchall()}
+        asked = "select value from latest_metrics where key = 'num_points'"
+        (count,) = database.execute(asked).fetchone()
+    database.close()
+    assert count == len(table)
+    assert len(keys) == 2
+    assert winners(table, Outputs(latest(elsewhere)).read_json("summary")["goals"]).loc[0, "key"] in keys
 
 
 # Interrupting

@@ -26,7 +26,7 @@ from dse.compose import Request, request
 from dse.execute import evaluate
 from dse.plan import Plan, plan
 from dse.problems import ConfigError
-from dse.values import key
+from dse.values import hexes, key
 from simulators.workload import read_shapes
 
 Said = Callable[..., str]
@@ -590,3 +590,25 @@ def test_cfg_job_prints_the_composed_configuration() -> None:
     assert tree["system"]["gpu"]["num_cus"] == 228
     assert tree["space"]["system"]["gpu"]["num_cus"] == "range(64,304,16)"
     assert not list(Path.cwd().iterdir())
+
+
+def test_grids_of_hardware_and_schedule_numbers_hold_the_designs_that_validation_gives() -> None:
+    found = planned(
+        "workload.only=[g4]",
+        "+space.system.gpu.num_cus=choice(200,304)",
+        "+space.system.node.link_bytes_per_s=choice(64 GB/s,5e10)",
+        "space.schedule.granularity=choice(8)",
+    )
+    space = next(iter(found.spaces.values()))
+    count = 0
+    for block in space.blocks(1000):
+        assert block.batch is not None
+        assert {"system.gpu.num_cus", "system.node.link_bytes_per_s"} <= set(block.axes)
+        keys = hexes(block.keys()).tolist()
+        for place, design in enumerate(block.batch.designs()):
+            point = {**block.assignment, **{path: block.held(path)[place].item() for path in block.axes}}
+            expected = found.backend.design(space.tree(point))
+            assert design == expected
+            assert keys[place].decode() == key(expected)
+            count += 1
+    assert count == space.size()

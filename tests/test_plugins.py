@@ -101,7 +101,8 @@ def start(request: pytest.FixtureRequest, tmp_path: Path) -> Start:
         site = write(tmp_path / "site", some_engine=ENGINE, some_schedule=SCHEDULE)
         distribution(site, "toybox", simulators="toy = some_engine", search_spaces="toy = some_schedule")
         command = ["-m", "dse"]
-        environment = {**os.environ, "PYTHONPATH": str(site)}
+        path = os.pathsep.join(filter(None, [str(site), os.environ.get("PYTHONPATH")]))
+        environment = {**os.environ, "PYTHONPATH": path}
     folder = conf(tmp_path / "conf")
 
     def run(*words: str) -> subprocess.CompletedProcess[str]:

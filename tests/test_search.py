@@ -498,6 +498,19 @@ def test_the_budget_holds_for_every_scenario_and_baselines_come_on_top(method: s
 
 
 @pytest.mark.usefixtures("installed")
+@every_method
+def test_a_sampled_study_evaluates_no_design_twice_and_every_row_once(method: str, tmp_path: Path) -> None:
+    plan = toy.planned(KNOBS, toy.settings(method, 25))
+    assert isinstance(plan.backend, toy.Fixed)
+    before = len(plan.backend.evaluated)
+    table, _ = studied(plan, tmp_path)
+    context = (plan.spec.name, plan.backend.version, repr(plan.spec.parameters))
+    keys = [key(design, *context) for design in plan.backend.evaluated[before:]]
+    assert len(keys) == len(set(keys))
+    assert sorted(keys) == sorted(table["key"])
+
+
+@pytest.mark.usefixtures("installed")
 def test_the_table_depends_on_the_seed_alone(tmp_path: Path) -> None:
     first, again, other = (
         studied(toy.planned(KNOBS, toy.settings("nsga2", 20, seed=seed)), tmp_path)[0] for seed in (7, 7, 8)

@@ -107,7 +107,10 @@ def _broken(fault: str, metrics: dict[str, Any]) -> Result:
 
 
 class Fixed:
-    """faults: (x, what goes wrong with every thing of that x). batch: designs per call. loses: results go missing."""
+    """faults: (x, what goes wrong with every thing of that x). batch: designs per call. loses: results go missing.
+
+    evaluated: what it was asked about so far, in this process.
+    """
 
     metrics = METRICS
     relations = RELATIONS
@@ -115,6 +118,7 @@ class Fixed:
 
     def __init__(self, faults: Sequence[tuple[int, str]] = (), batch: int = 4, loses: bool = False) -> None:
         self.faults, self.batch, self.loses = dict(faults), batch, loses
+        self.evaluated: list[BaseModel] = []
 
     def sections(self, tree: Tree) -> None:
         """A thing and a tool, and nothing else."""
@@ -163,6 +167,7 @@ class Fixed:
 
     def _one(self, point: BaseModel) -> Result:
         assert isinstance(point, Toy)
+        self.evaluated.append(point)
         if reasons := self.problems(point):
             return Result("infeasible", reason="; ".join(map(str, reasons)))
         metrics, fault = formula(point), self.faults.get(point.thing.x)
