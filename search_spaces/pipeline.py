@@ -6,7 +6,7 @@ falls on its own HBM. Rows, columns and bytes may be arrays over designs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Annotated, Any, Literal
 
@@ -63,7 +63,8 @@ def _shape_rules(system: System, workload: Workload) -> list[Rule]:
 
 def piece(total: ArrayLike, parts: int, index: int) -> Any:
     """Size of part `index` of `total` items split as evenly as whole numbers allow."""
-    return np.asarray(total) // parts + (index < np.asarray(total) % parts)
+    whole: Any = total
+    return whole // parts + (index < whole % parts)
 
 
 class Pipeline:
@@ -86,6 +87,8 @@ class Pipeline:
         self.links = {name: self.graph.resource(name, value) for name, value in links(system.node).items()}
         first, second = {"equal": (0, 0), "communication": (0, 1), "compute": (1, 0)}[knobs.priority]
         self._comm_class, self._compute_class = first, second
+        self._copies: dict[tuple[int, ...], Mapping[str, Any]] = {}
+        self._chunks: dict[tuple[Any, ...], Mapping[str, Any]] = {}
         self._engines: dict[int, int] = {}
         self._last_step: list[int] = []
         self._last_gemm: list[int] = []
@@ -101,7 +104,8 @@ class Pipeline:
 
     def payload(self, rows: ArrayLike, depth: ArrayLike) -> Any:
         """Bytes of a block of A."""
-        return 1.0 * self.element_bytes * np.asarray(rows) * np.asarray(depth)
+        blocks: Any = rows
+        return 1.0 * self.element_bytes * blocks * depth
 
     def step(self, label: str, amounts: Sequence[tuple[Route, ArrayLike]]) -> list[int]:
         """Move `bytes` over each route; the transfers, in the order given.
@@ -144,30 +148,39 @@ class Pipeline:
     def _transfer(
         self, name: str, route: Route, payload: ArrayLike, *, active: list[Route], after: Sequence[int]
     ) -> int:
+        return self.graph.task(
+            name,
+            "transfer",
+            after=after,
+            work=payload,
+            staged_bytes=payload,
+            moved_bytes=payload,
+            **self._copy(route, active),
+        )
+
+    def _copy(self, route: Route, active: list[Route]) -> Mapping[str, Any]:
+        """What transfers over a route have in common while the routes `active` run at once."""
+        key = (route.peer, *(other.peer for other in active))
+        if key in self._copies:
+            return self._copies[key]
         pace = rate(self.system, route, active, by=self.movement)
         cus = np.asarray(self.comm_cus) / len(active)
         uses: dict[int, ArrayLike] = {self.links[link]: load for link, load in route.loads.items()}
         uses[self.hbm] = 2.0  # read at this end for a peer, written at this end from a peer
         if self.mover == "cu":
             uses[self.cu] = cus / pace.bytes_per_s
-        return self.graph.task(
-            name,
-            "transfer",
-            after=after,
-            uses=uses,
-            work=payload,
-            delay=0.0 if self.mover == "cu" else self.system.gpu.dma.setup_s,
-            cap=pace.bytes_per_s,
-            weight=0.5,  # consumption-fair at HBM: equal HBM bytes/s at the bottleneck
-            priority=self._comm_class,
-            lane=next(iter(route.loads))
-            if len(route.loads) == 1 and "port" not in route.loads
-            else f"peer.{route.peer}",
-            limiter=pace.limiter,
-            cus=cus,
-            staged_bytes=payload,
-            moved_bytes=payload,
-        )
+        own = len(route.loads) == 1 and "port" not in route.loads
+        self._copies[key] = {
+            "uses": uses,
+            "delay": 0.0 if self.mover == "cu" else self.system.gpu.dma.setup_s,
+            "cap": pace.bytes_per_s,
+            "weight": 0.5,  # consumption-fair at HBM: equal HBM bytes/s at the bottleneck
+            "priority": self._comm_class,
+            "lane": next(iter(route.loads)) if own else f"peer.{route.peer}",
+            "limiter": pace.limiter,
+            "cus": cus,
+        }
+        return self._copies[key]
 
     def gemm(
         self,
@@ -183,26 +196,31 @@ class Pipeline:
         Data moved by a kernel counts as arrived when the kernel ends; a DMA copy signals for itself.
         overlapped: communication kernels are resident while it runs, so their CUs are not granted to it.
         """
+        kernel_end = self._last_step if self.mover == "cu" and after else []
+        before = [*after, *kernel_end, *self._last_gemm]
+        chunk = self._chunk(size, overlapped=overlapped, accumulate=accumulate)
+        task = self.graph.task(label, "gemm", after=before, work=1.0, lane="compute", **chunk)
+        self.graph.frees(task, after)
+        self._last_gemm = [task]
+        return task
+
+    def _chunk(self, size: tuple[ArrayLike, ArrayLike], *, overlapped: bool, accumulate: bool) -> Mapping[str, Any]:
+        """What GEMM chunks of one size have in common."""
+        key = (overlapped, accumulate, *(np.asarray(value).tobytes() for value in size))
+        if key in self._chunks:
+            return self._chunks[key]
         gpu = self.system.gpu
         cus = gpu.num_cus - np.asarray(self.comm_cus) * overlapped
         shape = (size[0], self.op.local_n, size[1])
         cost = gemm_cost(gpu, shape, cus=cus, element_bytes=self.element_bytes, accumulate=accumulate)
         memory_bound = bool(np.all(cost.hbm_bytes / gpu.hbm_bytes_per_s > 0.5 * cost.seconds))
-        kernel_end = self._last_step if self.mover == "cu" and after else []
-        task = self.graph.task(
-            label,
-            "gemm",
-            after=[*after, *kernel_end, *self._last_gemm],
-            uses={self.hbm: cost.hbm_bytes, self.cu: cus * cost.seconds},
-            work=1.0,
-            delay=gpu.kernel_launch_s,
-            cap=1 / cost.seconds,
-            weight=1 / cost.hbm_bytes,
-            priority=self._compute_class,
-            lane="compute",
-            limiter="HBM" if memory_bound else "compute",
-            flop=cost.flop,
-        )
-        self.graph.frees(task, after)
-        self._last_gemm = [task]
-        return task
+        self._chunks[key] = {
+            "uses": {self.hbm: cost.hbm_bytes, self.cu: cus * cost.seconds},
+            "delay": gpu.kernel_launch_s,
+            "cap": 1 / cost.seconds,
+            "weight": 1 / cost.hbm_bytes,
+            "priority": self._compute_class,
+            "limiter": "HBM" if memory_bound else "compute",
+            "flop": cost.flop,
+        }
+        return self._chunks[key]

@@ -162,8 +162,9 @@ class _Task:
     consumer: int = -1
 
 
-_WEIGHTS = {"work": 0.0, "delay": 0.0, "cap": np.inf, "weight": 1.0}
-_ACCOUNTS = {"cus": 0.0, "staged_bytes": 0.0, "moved_bytes": 0.0, "flop": 0.0}
+_NUMBERS = {"work": 0.0, "delay": 0.0, "cap": math.inf, "weight": 1.0} | dict.fromkeys(
+    ("cus", "staged_bytes", "moved_bytes", "flop"), 0.0
+)
 _PLACE: dict[str, Any] = {"lane": "", "limiter": "", "group": "", "pool": -1, "priority": 0}
 
 
@@ -173,16 +174,24 @@ class _Columns:
 
     values: list[Floats] = field(default_factory=list)
     _known: dict[Any, int] = field(default_factory=dict)
+    _seen: dict[int, tuple[int, ArrayLike]] = field(default_factory=dict)  # by identity: arrays that came before
 
     def index(self, value: ArrayLike) -> int:
         """The column of a scalar or of an array over the grid."""
-        key: Any = value
-        if not isinstance(value, (int, float)):
-            array = np.asarray(value, dtype=float)
-            key = array.item() if array.size == 1 else (array.shape, array.tobytes())
-        if key not in self._known:
-            self._known[key] = len(self.values)
-            self.values.append(np.asarray(value, dtype=float))
+        if isinstance(value, (int, float)):
+            found = self._known.get(value)
+            return self._new(value, value) if found is None else found
+        if (seen := self._seen.get(id(value))) is not None:
+            return seen[0]
+        array = np.asarray(value, dtype=float)
+        key = array.item() if array.size == 1 else (array.shape, array.tobytes())
+        column = self._known[key] if key in self._known else self._new(key, array)
+        self._seen[id(value)] = column, value  # which keeps it alive, and its identity its own
+        return column
+
+    def _new(self, key: Any, value: ArrayLike) -> int:
+        self._known[key] = len(self.values)
+        self.values.append(np.asarray(value, dtype=float))
         return self._known[key]
 
     def aligned(self) -> tuple[tuple[int, ...], tuple[Floats, ...]]:
@@ -246,15 +255,15 @@ class GraphBuilder:
         if any(not 0 <= found < index for found in after):
             raise ValueError(f"task {name!r}: predecessors {list(after)} must be tasks added before it ({index})")
         places = {key: given.pop(key, default) for key, default in _PLACE.items()}
+        if not given.keys() <= _NUMBERS.keys():
+            raise TypeError(f"task {name!r}: unknown arguments {sorted(set(given) - set(_NUMBERS))}")
         if not -1 <= places["pool"] < len(self._pools):
             raise ValueError(f"task {name!r}: pool {places['pool']} is not declared")
         if strange := [found for found in uses or {} if not 0 <= found < len(self._resources)]:
             raise ValueError(f"task {name!r}: resource {strange[0]} is not declared")
-        if unknown := set(given) - set(_WEIGHTS) - set(_ACCOUNTS):
-            raise TypeError(f"task {name!r}: unknown arguments {sorted(unknown)}")
-        numbers = {**_WEIGHTS, **_ACCOUNTS, **given}
-        columns = {key: self._columns.index(value) for key, value in numbers.items()}
-        used = {resource: self._columns.index(amount) for resource, amount in (uses or {}).items()}
+        index_of = self._columns.index
+        columns = {key: index_of(given.get(key, default)) for key, default in _NUMBERS.items()}
+        used = {resource: index_of(amount) for resource, amount in (uses or {}).items()}
         self._tasks.append(_Task(name, kind, after=tuple(dict.fromkeys(after)), columns=columns, uses=used, **places))
         return index
 
@@ -271,7 +280,7 @@ class GraphBuilder:
         return graph
 
     def _at(self) -> dict[str, Ints]:
-        found = {name: _ints([task.columns[name] for task in self._tasks]) for name in (*_WEIGHTS, *_ACCOUNTS)}
+        found = {name: _ints([task.columns[name] for task in self._tasks]) for name in _NUMBERS}
         found["use"] = _ints([column for task in self._tasks for column in task.uses.values()])
         found["capacity"] = _ints(list(self._resources.values()))
         found["factor"] = _ints(list(self._slowed.values()))
