@@ -56,10 +56,13 @@ class AnalyticEngine:
         peak = _peak_staging(graph, form, seconds=seconds, durations=durations)
         spent = {kind: _spent(graph, seconds, kind) for kind in dict.fromkeys(graph.kinds)}
         return Totals(
-            makespan_s=longest(form.makespan, durations),
+            makespan_s=_evaluated(graph, form.makespan, seconds.columns, durations),
             peak_staged_bytes=self.run(graph).totals().peak_staged_bytes if peak is None else peak,
             cu_s=_occupied(graph, seconds),
-            busy_s={kind: longest(form.busy.get(kind, form.makespan), durations) for kind in spent},
+            busy_s={
+                kind: _evaluated(graph, form.busy.get(kind, form.makespan), seconds.columns, durations)
+                for kind in spent
+            },
             spent_s=spent,
             refused=_refused(graph, form),
         )
@@ -311,6 +314,13 @@ def _peak_staging(graph: TaskGraph, form: Form, *, seconds: _Durations, duration
     pairs = (staging.issued_ptr, staging.issued, staging.freed_ptr, staging.freed)
     _stage(*structure, *parts, *pairs, durations, _rows(graph, [graph.values[column] for column in sizes]), peaks)
     return peaks
+
+
+def _evaluated(graph: TaskGraph, paths: Paths, columns: Sequence[Floats], durations: Floats) -> Floats:
+    """The longest path [B]; a single one is added up over the grid, where most columns are short."""
+    if len(paths) > 1:
+        return longest(paths, durations)
+    return graph.flat(sum(count * column for count, column in zip(paths[0], columns, strict=True) if count))
 
 
 def longest(paths: Paths, durations: Floats) -> Floats:

@@ -41,7 +41,7 @@ RELATIONS: Mapping[str, Metric] = {
 def measure(graph: TaskGraph, totals: Totals) -> dict[str, Floats]:
     """Every metric of `METRICS` that a run decides, as an array [B]."""
     moving = np.concatenate([graph.of_kind("transfer"), graph.of_kind("launch")])
-    spent = sum(totals.spent_s.get(kind, 0.0) for kind in ("transfer", "launch"))
+    spent = sum(totals.spent_s[kind] for kind in ("transfer", "launch") if kind in totals.spent_s)
     none, gemm_s = np.zeros_like(totals.makespan_s), totals.busy_s.get("gemm")
     gemm_s = none if gemm_s is None else gemm_s
     with np.errstate(invalid="ignore"):

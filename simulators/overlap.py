@@ -140,7 +140,8 @@ class OverlapBackend:
             places = np.arange(graph.num_designs).reshape(graph.shape)
             found = found.take(np.broadcast_to(places, grid.shape).reshape(-1))
         cost = np.broadcast_to(cost_proxy(grid.design.system), grid.shape).reshape(-1)
-        return replace(found, metrics={**found.metrics, "cost_proxy": np.where(found.ok, cost, np.nan)})
+        cost = cost if found.ok.all() else np.where(found.ok, cost, np.nan)
+        return replace(found, metrics={**found.metrics, "cost_proxy": cost})
 
     def relate(self, point: Columns, baseline: Columns) -> Columns:
         """Speed-up, ideal, fraction of ideal, decomposition."""
