@@ -1,104 +1,270 @@
-"""How fast the engines run the same graphs: `python -m benchmarks.engine [--json]`.
+"""How fast the engines are: `python -m benchmarks.engine [--json]`.
 
-The graph is one representative GPU: an all-gather over seven links in C steps whose arrivals release GEMM chunks, links
-and GEMMs in order, HBM shared; every duration is jittered so that no two tasks end together. The last cases are
-larger. CPU time, best of several runs; everything in one process.
+SimPy, the compiled engine, the closed form, a loop written by hand and, where it is installed, SimGrid, on the same
+graphs in one process; CPU time, best of several runs, so that ratios can be trusted and times nearly. Then whole
+designs, from the knobs to a row of metrics. Without `--json`, `BENCHMARKS.md` is written.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import platform
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import yaml
 
+from benchmarks.graphs import HBM_OF_COPY, HBM_OF_GEMM, LINKS, pipeline
+from benchmarks.hand_loop import hand_loop
+from benchmarks.peers import run_flows, simgrid_python
+from dse.compose import conf_dir
+from dse.execute import BackendSpec, call
+from dse.space import Knob, Space
 from simulators.analytic import ENGINE as ANALYTIC
+from simulators.analytic import Durations, closed_form, longest
+from simulators.batch import grids
 from simulators.event import ENGINE as EVENT
 from simulators.fluid import ENGINE as FLUID
-from simulators.graph import GraphBuilder, TaskGraph
-
-LINKS = 7
-
-
-def pipeline(chunks: int, *, gpus: int = 1, designs: int = 1, chained: bool = True) -> TaskGraph:
-    """8 * chunks * gpus tasks. chained: links move one chunk after the other, else all are issued at once."""
-    random, build = np.random.default_rng(0), GraphBuilder()
-    for gpu in range(gpus):
-        hbm, cu = build.resource(f"hbm.{gpu}", 1.0), build.resource(f"cu.{gpu}", 1.0)
-        links = [build.resource(f"link.{gpu}.{link}", 1.0) for link in range(LINKS)]
-        last: dict[int, list[int]] = {link: [] for link in range(-1, LINKS)}
-        for chunk in range(chunks):
-            arrived = []
-            for link in range(LINKS):
-                work = 1 + 0.2 * random.random(designs)
-                name = f"copy {gpu}.{chunk}.{link}"
-                before = last[link] if chained else []
-                uses = {links[link]: 1.0, hbm: 0.02}
-                arrived.append(build.task(name, "transfer", after=before, uses=uses, work=work, cap=1.0))
-                last[link] = arrived[-1:]
-            work, uses = 1.1 * (1 + 0.2 * random.random(designs)), {cu: 1.0, hbm: 0.3}
-            before = [*arrived, *last[-1]]
-            last[-1] = [build.task(f"gemm {gpu}.{chunk}", "gemm", after=before, uses=uses, work=work, cap=1.0)]
-    return build.build()
+from simulators.fluid import Prepared
+from simulators.graph import TaskGraph
+from simulators.symmetry import patterns, reduced
 
 
-def seconds(run: Callable[[], Any], *, repeats: int) -> float:
-    """CPU time of the fastest run [s]."""
-    best = float("inf")
+def seconds(*runs: Callable[[], Any], repeats: int) -> list[float]:
+    """CPU time of the fastest run of each [s]; they take turns, so that a busy moment hits all."""
+    best = [float("inf")] * len(runs)
     for _ in range(repeats):
-        began = time.process_time()
-        run()
-        best = min(best, time.process_time() - began)
+        for index, run in enumerate(runs):
+            began = time.process_time()
+            run()
+            best[index] = min(best[index], time.process_time() - began)
     return best
 
 
-def measure(chunks: int, *, gpus: int = 1, chained: bool = True) -> dict[str, float]:
-    """Seconds per design of each engine on one graph."""
-    designs = max(1, 200_000 // (8 * chunks * gpus))
-    one, many = (
-        pipeline(chunks, gpus=gpus, chained=chained),
-        pipeline(chunks, gpus=gpus, designs=designs, chained=chained),
-    )
-    found = {"tasks": float(one.num_tasks), "fluid": seconds(lambda: FLUID.run(many), repeats=3) / designs}
-    if one.num_tasks <= 4096:
-        found["event"] = seconds(lambda: EVENT.run(one), repeats=1 if one.num_tasks > 100 else 3)
-        agree = np.allclose(EVENT.run(one).finished, FLUID.run(one).finished, rtol=1e-9, atol=0)
-        found["agree"] = float(agree)
-    if not any(ANALYTIC.run(one).refused):
-        found["analytic"] = seconds(lambda: ANALYTIC.run(many), repeats=1) / designs
+@dataclass(frozen=True)
+class Case:
+    """One graph on several engines: seconds per point, and whether all agree on every finish time to 1e-9."""
+
+    name: str
+    tasks: int
+    points: dict[str, float]
+    agree: bool
+
+    @property
+    def ratio(self) -> float:
+        """SimPy's time over the compiled engine's."""
+        return self.points["event"] / self.points["fluid"]
+
+
+def compare(name: str, chunks: int, *, designs: int, repeats: int = 5, **shape: Any) -> Case:
+    """Each engine on one design, or on a batch as in a sweep; symmetric graphs are reduced for all but SimPy."""
+    one, many = pipeline(chunks, **shape), pipeline(chunks, designs=designs, **shape)
+    quotient = reduced(one)
+    points = {"fluid": seconds(lambda: FLUID.totals(reduced(many).graph), repeats=repeats)[0] / designs}
+    (points["event"],) = seconds(lambda: EVENT.run(one), repeats=1 if one.num_tasks > 100 else 3)
+    finished = EVENT.run(one).finished if one.num_tasks <= 512 else None
+    exact = FLUID.run(quotient.graph).finished[:, quotient.of]
+    agree = finished is None or np.allclose(finished, exact, rtol=1e-9, atol=0)
+    if ANALYTIC.totals(quotient.graph).refused is None:
+        points["analytic"] = seconds(lambda: ANALYTIC.totals(reduced(many).graph), repeats=repeats)[0] / designs
+        agree = agree and np.allclose(ANALYTIC.run(one).finished, exact[:1], rtol=1e-9, atol=0)
+    return Case(name, one.num_tasks, points, bool(agree))
+
+
+def per_task(chunks: int, *, designs: int, repeats: int = 5, **shape: Any) -> float:
+    """Seconds per task of the compiled engine, its structure prepared."""
+    graph = pipeline(chunks, designs=designs, **shape)
+    prepared, table = Prepared.of(graph), graph.table()
+    return seconds(lambda: prepared.totals(table), repeats=repeats)[0] / designs / graph.num_tasks
+
+
+def against_hand_loop(designs: int = 400) -> float:
+    """The compiled engine's time over that of the loop written for the one schedule, 512 tasks."""
+    graph = pipeline(64, designs=designs)
+    prepared, table = Prepared.of(graph), graph.table()
+    work = graph["work"].reshape(designs, 64, LINKS + 1)
+    copies, gemms = np.ascontiguousarray(work[:, :, :LINKS]), np.ascontiguousarray(work[:, :, LINKS])
+    hbm = (HBM_OF_COPY, HBM_OF_GEMM)
+    by_hand = hand_loop(copies, gemms, hbm)
+    assert np.allclose(by_hand[:, 0], prepared.totals(table).makespan_s, rtol=1e-9)
+    fluid, hand = seconds(lambda: prepared.totals(table), lambda: hand_loop(copies, gemms, hbm), repeats=15)
+    return fluid / hand
+
+
+def against_simgrid() -> float | None:
+    """SimGrid's time over the compiled engine's on 512 flows; None where SimGrid is not installed."""
+    if simgrid_python() is None:
+        return None
+    graph, many = pipeline(64, flows=True), pipeline(64, flows=True, designs=2000)
+    runs = [run_flows(graph) for _ in range(3)]
+    assert np.allclose(runs[0][0], FLUID.run(graph).finished[0], rtol=1e-8)  # works were rounded
+    return min(spent for _, spent in runs) / (seconds(lambda: FLUID.totals(many), repeats=3)[0] / 2000)
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Whole designs: per second and core, and the share of the time that goes into lowering."""
+
+    designs_per_s: float
+    lowering: float
+
+
+def sweep(engine: str, *, granularity: int, designs: int, rows: int = 16384) -> Sweep:
+    """A grid of hardware knobs on the shipped 8 x MI300X node: from the search space to columns of metrics."""
+    space = _space(engine, granularity=granularity, designs=designs, rows=rows)
+    spec = BackendSpec("overlap", (("engine", engine), ("fallback", None)))
+
+    def evaluate() -> int:
+        batches = [block.batch for block in space.blocks(spec.make().batch)]
+        found = [call(spec, [batch]) for batch in batches if batch is not None]
+        return sum(int(results.ok.sum()) for (results,) in found)
+
+    count = evaluate()
+    batch = next(iter(space.blocks(spec.make().batch))).batch
+    assert batch is not None
+    assert count == space.size()
+
+    def lower() -> None:
+        ((_, grid),) = grids([batch])
+        for _, graph in patterns(grid.design.schedule.lower(grid.design.system, grid.design.workload)):
+            reduced(graph)
+
+    whole, lowering = seconds(evaluate, lower, repeats=7)
+    return Sweep(count / whole, lowering / batch.size / (whole / count))
+
+
+def _space(engine: str, *, granularity: int, designs: int, rows: int) -> Space:
+    """Four hardware knobs around an all-gather and GEMM in `granularity` steps: 8 * granularity tasks."""
+    tree = {group: _yaml(group, name) for group, name in (("system", "mi300x_8"), ("schedule", "uniform_fused_1d"))}
+    tree["schedule"] |= {"granularity": granularity, "mover": "dma"}
+    tree["workload"] = {
+        "name": "gemm",
+        "pattern": "all_gather",
+        "shapes": [{"name": "gemm", "m": rows, "n": 8192, "k": 8192}],
+    }
+    backend = BackendSpec("overlap", (("engine", engine), ("fallback", None))).make()
+    steps = round(designs**0.25)
+    ranges = {
+        "system.gpu.hbm_bytes_per_s": np.linspace(4e12, 6e12, steps),
+        "system.node.link_bytes_per_s": np.linspace(3e10, 6e10, steps),
+        "system.gpu.dma.setup_s": np.linspace(1e-6, 1e-5, steps),
+    }
+    knobs = [Knob("system.gpu.num_cus", tuple(range(200, 200 + steps)))]
+    knobs += [Knob(path, tuple(values.tolist())) for path, values in ranges.items()]
+    return Space(backend.scenarios(tree)["gemm"], tuple(knobs), {}, backend)
+
+
+def _yaml(group: str, name: str) -> dict[str, Any]:
+    found: dict[str, Any] = yaml.safe_load((conf_dir() / group / f"{name}.yaml").read_text(encoding="utf-8"))
     return found
 
 
-def main() -> None:
-    """Print a table, or with `--json` one object."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    as_json = parser.parse_args().json
-    FLUID.run(pipeline(1))  # compiled before anything is timed
-    cases = {
-        "1 step": measure(1),
-        "8 steps": measure(8),
-        "64 steps": measure(64),
-        "64 steps, all issued at once": measure(64, chained=False),
-        "64 steps, 8 GPUs": measure(64, gpus=8),
-        "12,500 steps": measure(12_500),
+def closed_forms_per_s(designs: int = 65536) -> float:
+    """Makespans per second of the closed form of a pipeline of 64 steps, from its durations."""
+    random = np.random.default_rng(0)
+    graph = _pipeline_graph()
+    seconds_of = Durations.among(graph)
+    form = closed_form(graph, seconds_of.of)
+    durations = 1e-5 * (1 + random.random((len(seconds_of.columns), designs)))
+    return designs / seconds(lambda: longest(form.makespan, durations), repeats=50)[0]
+
+
+def _pipeline_graph() -> TaskGraph:
+    space = _space("analytic", granularity=64, designs=1, rows=16384)
+    block = next(iter(space.blocks(1)))
+    design: Any = block.design
+    return reduced(design.schedule.lower(design.system, design.workload)).graph
+
+
+def figures() -> tuple[dict[str, float], list[Case], float | None]:
+    """The figures by name, the cases behind them, and the ratio to SimGrid."""
+    FLUID.totals(pipeline(1))  # compiled before anything is timed
+    ANALYTIC.totals(pipeline(1))
+    cases = [
+        compare("1 step", 1, designs=4096),
+        compare("8 steps", 8, designs=4096),
+        compare("64 steps", 64, designs=4096),
+        compare("64 steps, all copies issued at once", 64, designs=1024, chained=False, repeats=3),
+        compare("64 steps, 8 GPUs that do the same", 64, gpus=8, alike=True, designs=16384, repeats=3),
+        compare("64 steps, 8 GPUs that differ", 64, gpus=8, designs=64, repeats=3),
+    ]
+    small, large = sweep("fluid", granularity=8, designs=16384), sweep("fluid", granularity=64, designs=16384)
+    base = per_task(64, designs=300)
+    found = {
+        "fluid_vs_simpy_512": cases[2].ratio,
+        "fluid_vs_simpy_4096": cases[4].ratio,
+        "vs_hand_loop": against_hand_loop(),
+        "designs_per_s_64": small.designs_per_s,
+        "designs_per_s_512": large.designs_per_s,
+        "lowering_fraction": max(small.lowering, large.lowering),
+        "analytic_kernel_per_s": closed_forms_per_s(),
+        "analytic_designs_per_s": sweep("analytic", granularity=8, designs=279841).designs_per_s,
+        "growth_512_to_100k": per_task(12_500, designs=3) / base,
+        "growth_1_to_32_gpus": per_task(64, gpus=32, designs=10) / base,
     }
+    assert all(case.agree for case in cases)
+    return found, cases, against_simgrid()
+
+
+def main() -> None:
+    """Print the figures and write `BENCHMARKS.md`, or with `--json` print one object."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", action="store_true", help="print one JSON object with the figures")
+    as_json = parser.parse_args().json
+    found, cases, simgrid = figures()
     if as_json:
-        print(json.dumps(cases, indent=2))
+        print(json.dumps(found, indent=2))
         return
-    widths = (30, 9, 13, 13, 13, 9, 16)
-    heads = ("graph", "tasks", "SimPy", "analytic", "fluid", "ns/task", "fluid vs SimPy")
-    for row in (heads, *(_row(name, found) for name, found in cases.items())):
-        print("".join(f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True)))
+    text = report(found, cases, simgrid)
+    print(text)
+    Path("BENCHMARKS.md").write_text(text + "\n", encoding="utf-8")
 
 
-def _row(name: str, found: dict[str, float]) -> tuple[str, ...]:
-    times = [f"{found[engine] * 1e6:,.1f} us" if engine in found else "-" for engine in ("event", "analytic", "fluid")]
-    ratio = f"{found['event'] / found['fluid']:,.0f} x" if "event" in found else "-"
-    return name, f"{found['tasks']:,.0f}", *times, f"{found['fluid'] / found['tasks'] * 1e9:.0f}", ratio
+def report(found: dict[str, float], cases: list[Case], simgrid: float | None) -> str:
+    """Markdown: machine, date, command, the cases and the figures."""
+    lines = [
+        "# Benchmarks of the engines",
+        "",
+        f"`python -m benchmarks.engine` on {_machine()}, {datetime.now(UTC):%Y-%m-%d}, one core. CPU time, best of",
+        "several runs; ratios are of one run, and times of a shared machine vary by tens of percent. All engines agree",
+        "on every finish time to 1e-9 in each case.",
+        "",
+        "| graph | tasks | SimPy | closed form | compiled | compiled, points/s | events/s | SimPy / compiled |",
+        "|---|--:|--:|--:|--:|--:|--:|--:|",
+        *(_row(case) for case in cases),
+        "",
+        "All tasks of a graph differ in length, so no two end together. The closed form is left out where tasks share",
+        "beyond capacity or it is not small. GPUs that do the same are reduced to one before the compiled engine runs",
+        "(SimPy runs them all).",
+        "",
+        "| figure | value |",
+        "|---|--:|",
+        *(
+            f"| {name} | {value:,.3g} |" if value < 1e4 else f"| {name} | {value:,.0f} |"
+            for name, value in found.items()
+        ),
+    ]
+    told = f"SimGrid takes {simgrid:,.0f} times as long" if simgrid else "SimGrid was not installed"
+    return "\n".join([*lines, "", f"512 flows driven from Python: {told}."])
+
+
+def _machine() -> str:
+    info = Path("/proc/cpuinfo")
+    names = [line.partition(":")[2].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
+    return f"{names[0] if names else platform.processor()}, Python {platform.python_version()}"
+
+
+def _row(case: Case) -> str:
+    times = [f"{case.points[name] * 1e6:,.1f} µs" if name in case.points else "–" for name in ("event", "analytic")]
+    fluid = case.points["fluid"]
+    cells = [case.name, f"{case.tasks:,}", *times, f"{fluid * 1e6:,.2f} µs", f"{1 / fluid:,.0f}"]
+    return "| " + " | ".join([*cells, f"{case.tasks / fluid:,.0f}", f"{case.ratio:,.0f}"]) + " |"
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ class AnalyticEngine:
 
     def run(self, graph: TaskGraph) -> Timeline:
         """Time every task alone on its longest path."""
-        seconds = _Durations.among(graph)
+        seconds = Durations.among(graph)
         alone = graph.dense([seconds.columns[index] for index in seconds.of])
         issued, finished = np.zeros_like(alone), np.zeros_like(alone)
         for task in range(graph.num_tasks):
@@ -50,7 +50,7 @@ class AnalyticEngine:
 
     def totals(self, graph: TaskGraph) -> Totals:
         """By closed forms, design by design."""
-        seconds = _Durations.among(graph)
+        seconds = Durations.among(graph)
         form = _remembered(graph, seconds)
         durations = _rows(graph, seconds.columns)
         peak = _peak_staging(graph, form, seconds=seconds, durations=durations)
@@ -69,14 +69,14 @@ class AnalyticEngine:
 
 
 @dataclass(frozen=True)
-class _Durations:
+class Durations:
     """Distinct times that tasks take alone: columns over the grid [s], and which one each task takes."""
 
     columns: list[Floats]
     of: list[int]
 
     @classmethod
-    def among(cls, graph: TaskGraph) -> _Durations:
+    def among(cls, graph: TaskGraph) -> Durations:
         """Delay, then work at the rate a task has alone; equal ones are one."""
         known: dict[tuple[int, int, int], int] = {}
         columns: list[Floats] = []
@@ -111,7 +111,7 @@ _forms: dict[Any, Form] = {}
 _MOST_FORMS = 512
 
 
-def _remembered(graph: TaskGraph, seconds: _Durations) -> Form:
+def _remembered(graph: TaskGraph, seconds: Durations) -> Form:
     """The form of a structure; the batches of a sweep share it."""
     arrays = (graph.pred_ptr, graph.pred, graph.pool, graph.slots, graph.use_task, graph.use_resource, graph.slowed)
     names = ("use", "cap", "capacity", "work", "staged_bytes")
@@ -236,13 +236,13 @@ def _refused(graph: TaskGraph, form: Form) -> Refused | None:
     return Refused(code.reshape(-1), tuple(texts)) if len(texts) > 1 else None
 
 
-def _spent(graph: TaskGraph, seconds: _Durations, kind: str) -> Floats:
+def _spent(graph: TaskGraph, seconds: Durations, kind: str) -> Floats:
     tasks = graph.of_kind(kind)
     many = np.bincount(np.asarray(seconds.of)[tasks], weights=graph.members[tasks], minlength=len(seconds.columns))
     return graph.flat(sum(count * column for count, column in zip(many, seconds.columns, strict=True) if count))
 
 
-def _occupied(graph: TaskGraph, seconds: _Durations) -> Floats:
+def _occupied(graph: TaskGraph, seconds: Durations) -> Floats:
     """CU-seconds [B]."""
     many = Counter(zip(graph.at["cus"].tolist(), seconds.of, strict=True))
     parts = [count * graph.values[cus] * seconds.columns[took] for (cus, took), count in many.items()]
@@ -283,7 +283,7 @@ class _Staging:
         sizes, size = np.unique(graph.at["staged_bytes"][tasks], return_inverse=True)
         consumers = np.unique(graph.consumer[tasks][graph.consumer[tasks] >= 0]).astype(np.intp)
         each = np.eye(sizes.size)[size]
-        held = np.array([each[graph.consumer[tasks] == one].sum(axis=0) for one in consumers]).reshape(-1, sizes.size)
+        held = np.array([each[graph.consumer[tasks] == one].sum(axis=0) for one in consumers]).reshape(consumers.size, sizes.size)
         before, done = order.ahead[np.ix_(tasks, tasks)], order.ahead[np.ix_(tasks, consumers)]
         surely = (before + np.eye(tasks.size)) @ each - done @ held
         other = ~order.comparable(tasks, tasks) & ~np.eye(tasks.size, dtype=np.bool_)
@@ -300,7 +300,7 @@ def _csr(matrix: NDArray[np.bool_]) -> tuple[NDArray[np.intp], NDArray[np.intp]]
     return np.concatenate([[0], np.cumsum(matrix.sum(axis=1))]).astype(np.intp), np.nonzero(matrix)[1]
 
 
-def _peak_staging(graph: TaskGraph, form: Form, *, seconds: _Durations, durations: Floats) -> Floats | None:
+def _peak_staging(graph: TaskGraph, form: Form, *, seconds: Durations, durations: Floats) -> Floats | None:
     """Largest amount of staged bytes [B]; None where tasks take no time, and order does not tell who was first."""
     staging = form.staging
     if staging is None or not staging.tasks.size:
