@@ -283,7 +283,8 @@ class _Staging:
         sizes, size = np.unique(graph.at["staged_bytes"][tasks], return_inverse=True)
         consumers = np.unique(graph.consumer[tasks][graph.consumer[tasks] >= 0]).astype(np.intp)
         each = np.eye(sizes.size)[size]
-        held = np.array([each[graph.consumer[tasks] == one].sum(axis=0) for one in consumers]).reshape(consumers.size, sizes.size)
+        held = np.array([each[graph.consumer[tasks] == one].sum(axis=0) for one in consumers])
+        held = held.reshape(consumers.size, sizes.size)
         before, done = order.ahead[np.ix_(tasks, tasks)], order.ahead[np.ix_(tasks, consumers)]
         surely = (before + np.eye(tasks.size)) @ each - done @ held
         other = ~order.comparable(tasks, tasks) & ~np.eye(tasks.size, dtype=np.bool_)
@@ -325,32 +326,34 @@ def _evaluated(graph: TaskGraph, paths: Paths, columns: Sequence[Floats], durati
 
 def longest(paths: Paths, durations: Floats) -> Floats:
     """The largest [B] of the sums counts [P, D] @ durations [D, B]."""
-    found = np.empty(durations.shape[1])
-    _longest(paths.astype(float), durations, found)
+    found = np.zeros(durations.shape[1])
+    number = [np.flatnonzero(path) for path in paths if path.any()]
+    count = [path[which] for path, which in zip(paths[paths.any(axis=1)], number, strict=True)]
+    ptr = np.concatenate([[0], np.cumsum([which.size for which in number])]).astype(np.intp)
+    if number:
+        _longest(ptr, np.concatenate(number).astype(np.intp), np.concatenate(count).astype(float), durations, found)
     return found
 
 
 @compiled
-def _longest(paths: Floats, durations: Floats, found: Floats) -> None:
+def _longest(ptr: Paths, number: Paths, count: Floats, durations: Floats, found: Floats) -> None:
     stride = 512  # designs at a time, so that partial sums stay in the nearest cache
-    best, total = np.empty(stride), np.empty(stride)
+    total = np.empty(stride)
     for begin in range(0, found.size, stride):
         many = min(stride, found.size - begin)
-        for path in range(paths.shape[0]):
-            fresh = True
-            for number in range(paths.shape[1]):
-                count = paths[path, number]
-                if count != 0.0:
-                    for i in range(many):
-                        part = count * durations[number, begin + i]
-                        total[i] = part if fresh else total[i] + part
-                    fresh = False
-            if fresh:
-                total[:many] = 0.0
+        best, wide = found[begin : begin + many], durations[:, begin : begin + many]
+        for path in range(ptr.size - 1):
             for i in range(many):
-                best[i] = total[i] if path == 0 or total[i] > best[i] else best[i]
-        for i in range(many):
-            found[begin + i] = best[i]
+                total[i] = 0.0
+            final = ptr[path + 1] - 1
+            for j in range(ptr[path], final):
+                times, one = count[j], number[j]
+                for i in range(many):
+                    total[i] += times * wide[one, i]
+            times, one = count[final], number[final]
+            for i in range(many):
+                length = total[i] + times * wide[one, i]
+                best[i] = length if length > best[i] else best[i]
 
 
 @compiled

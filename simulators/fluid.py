@@ -130,9 +130,14 @@ def _flow(graph: TaskGraph) -> tuple[NDArray[Any], ...]:
 
 
 def _tasks(graph: TaskGraph, classes: _Classes, kinds: tuple[str, ...]) -> NDArray[Any]:
-    """[T, 9]: pool, class, work, delay, kind, CUs, staged bytes, consumer, members; columns for what is a number."""
+    """[T, 9]: pool, class, work, delay, kind, CUs, staged bytes, consumer, members.
+
+    What is a number is given by its column; no CUs and no staged bytes, where that never changes, as none.
+    """
     at, kind = graph.at, np.array([kinds.index(kind) for kind in graph.kinds])
-    rows = (graph.pool, classes.of, at["work"], at["delay"], kind, at["cus"], at["staged_bytes"], graph.consumer)
+    nothing = np.array([value.size == 1 and value.item() == 0.0 for value in graph.values])
+    cus, staged = (np.where(nothing[at[name]], -1, at[name]) for name in ("cus", "staged_bytes"))
+    rows = (graph.pool, classes.of, at["work"], at["delay"], kind, cus, staged, graph.consumer)
     return np.stack([*rows, graph.members], axis=1)
 
 
@@ -275,7 +280,8 @@ def _run(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
                     if running[kind] == 0:
                         busy[kind] += now - begun[kind]
                     spent[kind] += info[task, 8] * took
-                    cu_s += row[info[task, 5]] * took
+                    if info[task, 5] != none:
+                        cu_s += row[info[task, 5]] * took
                     level -= held[task]
                     pool = info[task, 0]
                     if pool != none:
@@ -321,11 +327,10 @@ def _run(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
                     if running[kind] == 0:
                         begun[kind] = now
                     running[kind] += 1
-                    staged = row[info[task, 6]]
-                    if staged > 0.0:
-                        level += staged
+                    if info[task, 6] != none:
+                        level += row[info[task, 6]]
                         if info[task, 7] != none:
-                            held[info[task, 7]] += staged
+                            held[info[task, 7]] += row[info[task, 6]]
                     delay, work = row[info[task, 3]], row[info[task, 2]]
                     if delay > 0.0:
                         key = now + delay
