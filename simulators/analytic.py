@@ -26,7 +26,7 @@ from simulators.order import Order
 from simulators.timeline import Refused, Timeline, Totals
 
 _SLACK = 1e-9  # relative: a resource used to exactly its capacity is not over-subscribed
-_MOST_TASKS, _MOST_PATHS = 1024, 64  # beyond, a closed form is none
+_MOST_TASKS, _MOST_DURATIONS, _MOST_PATHS = 1024, 64, 64  # beyond, a closed form is none
 Paths = NDArray[np.int64]
 
 
@@ -129,15 +129,17 @@ def closed_form(graph: TaskGraph, duration: Sequence[int]) -> Form:
     nothing = np.zeros((1, max(duration) + 1), np.int64)
     if len(graph.slowed):
         return Form("a contention law changes rates", nothing, {}, {})
-    if graph.num_tasks > _MOST_TASKS:
-        return Form(f"it has more than {_MOST_TASKS} tasks", nothing, {}, {})
+    if graph.num_tasks > _MOST_TASKS or nothing.shape[1] > _MOST_DURATIONS:
+        size = f"more than {_MOST_TASKS} tasks or {_MOST_DURATIONS} different durations"
+        return Form(f"the graph has {size}", nothing, {}, {})
     order = Order.of(graph)
     for pool, name in enumerate(graph.pools):
         pooled = np.flatnonzero(graph.pool == pool)
         if max(map(len, order.crowds(pooled, [0] * pooled.size)), default=0) > graph.slots[pool]:
             return Form(f"tasks may wait for a slot of {name}", nothing, {}, {})
     paths = _paths(graph, duration)
-    if paths is None:
+    makespan = None if paths is None else _joined(order, np.arange(graph.num_tasks), paths)
+    if paths is None or makespan is None:
         return Form(f"more than {_MOST_PATHS} paths may be the longest", nothing, {}, {})
     busy = {
         kind: _busy(graph, kind, duration=duration, order=order, paths=paths) for kind in dict.fromkeys(graph.kinds)
@@ -145,7 +147,6 @@ def closed_form(graph: TaskGraph, duration: Sequence[int]) -> Form:
     if unknown := [kind for kind, found in busy.items() if found is None]:
         return Form(f"tasks of kind {unknown[0]} overlap irregularly", nothing, {}, {})
     crowds = {resource: _crowds(graph, resource, order) for resource in range(len(graph.resources))}
-    makespan = _pruned(np.concatenate(paths))
     known = {kind: found for kind, found in busy.items() if found is not None}
     return Form("", makespan, known, crowds, _Staging.of(graph, order))
 
@@ -157,19 +158,33 @@ def _paths(graph: TaskGraph, duration: Sequence[int]) -> list[Paths] | None:
     for task, took in enumerate(duration):
         before = graph.predecessors(task)
         start = np.concatenate([found[index] for index in before]) if before.size else 0 * steps[:1]
-        found.append((_pruned(start) if before.size > 1 else start) + steps[took])
-        if len(found[-1]) > _MOST_PATHS:
+        kept = _pruned(start)
+        if kept is None:
             return None
+        found.append(kept + steps[took])
     return found
 
 
-def _pruned(paths: Paths) -> Paths:
-    """Without those that are never the longest: not above another one, or a mean of two others, in every count."""
+def _joined(order: Order, tasks: NDArray[np.intp], paths: Sequence[Paths]) -> Paths | None:
+    """Paths to the last of some tasks; None where they are too many."""
+    last = tasks[~order.ahead[np.ix_(tasks, tasks)].any(axis=0)]
+    return _pruned(np.concatenate([paths[task] for task in last]))
+
+
+def _pruned(paths: Paths) -> Paths | None:
+    """Without those that are never the longest: not above another one, or a mean of two others, in every count.
+
+    None where more than `_MOST_PATHS` are left before means are looked at.
+    """
     paths = np.unique(paths, axis=0)
+    if len(paths) == 1:
+        return paths
+    if len(paths) > 16 * _MOST_PATHS:
+        return None
     below = (paths[:, None] <= paths[None]).all(axis=2) & ~np.eye(len(paths), dtype=np.bool_)
     paths = paths[~below.any(axis=1)]
-    if len(paths) < 3:
-        return paths
+    if len(paths) < 3 or len(paths) > _MOST_PATHS:
+        return paths if len(paths) < 3 else None
     one, other = np.triu_indices(len(paths), 1)
     apart, short = paths[one] - paths[other], paths[:, None] - paths[other]  # p is under l one + (1 - l) other
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -194,7 +209,8 @@ def _busy(
         return _total(duration, tasks)
     others = np.setdiff1d(np.flatnonzero(order.ahead[tasks].any(axis=0)), tasks)
     if order.is_chain(others) and order.comparable(others, tasks).all():
-        return _pruned(np.concatenate([paths[task] for task in tasks])) - _total(duration, others)
+        found = _joined(order, tasks, paths)
+        return None if found is None else found - _total(duration, others)
     return None
 
 
