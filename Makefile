@@ -7,7 +7,7 @@ SUPPORTED := import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))
 VENV_PACKAGE := import sys; print("python%d.%d-venv" % sys.version_info[:2])
 
 .DEFAULT_GOAL := help
-.PHONY: help setup sweep test lint format clean
+.PHONY: help setup sweep test bench lint format clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -20,6 +20,9 @@ sweep: setup ## run the overlap study end to end
 
 test: lint ## check style, types and import rules, then run the tests
 	$(BIN)/pytest
+
+bench: setup ## time the engines side by side and write BENCHMARKS.md
+	$(BIN)/python -m benchmarks.engine
 
 lint: setup ## check style, types and import rules
 	$(BIN)/ruff check
