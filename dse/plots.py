@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _KIND_COLOURS = {"gemm": "#0173b2", "transfer": "#de8f05", "launch": "#949494"}
+_MOST_DRAWN = 5_000  # points that are drawn one by one in an SVG; more become an image in it
 _MARKERS = "osD^vPX*<>h8"
 
 
@@ -54,7 +55,10 @@ def pareto(table: pd.DataFrame, x: Axis, *, y: Axis, size: Axis, by: str) -> Fig
     for panel, scenario in zip(panels, scenarios, strict=False):
         points = table[(table["scenario"] == scenario) & (table["status"] == "ok")]
         _scatter(panel, points.assign(area=points[size.column] / largest), (x, y, "area"), by=by, colours=colours)
-        _zero_and_decades(panel, points.loc[points[y.column] > 0, y.column].min() * y.factor)
+        if (points[y.column] == 0).any():
+            _zero_and_decades(panel, points.loc[points[y.column] > 0, y.column].min() * y.factor)
+        else:
+            panel.set_yscale("log")
         panel.set_title(scenario, fontsize=10, fontweight="bold")
     figure.supxlabel(x.label)
     figure.supylabel(y.label)
@@ -91,6 +95,7 @@ def _scatter(
                 edgecolors="black" if on_front else "none",
                 linewidths=0.9,
                 zorder=3 if on_front else 2,
+                rasterized=len(group) > _MOST_DRAWN,
             )
 
 

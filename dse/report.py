@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from dse import discovery
 from dse.claims import judge
 from dse.outputs import Outputs
-from dse.selection import MOST_ROWS, Selection, select
+from dse.selection import MOST_ROWS, SELECTED, Selection, select
 from dse.standings import winners
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def stored(outputs: Outputs) -> Selection:
     """The table of a run as it is shown: all of it, or a selection where it is very long."""
-    return select(outputs.results, outputs.read_json("summary")["goals"], MOST_ROWS)
+    return select(outputs.results, outputs.read_json("summary")["goals"], MOST_ROWS, selected=min(SELECTED, MOST_ROWS))
 
 
 def draw(outputs: Outputs, module: str, table: pd.DataFrame) -> list[Path]:

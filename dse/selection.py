@@ -1,7 +1,7 @@
 """A part of a large table that stands for all of it: what is shown, drawn and tracked stays bounded.
 
 The best row of every scenario comes first, then the rows of a front, then the best of every combination of text knobs,
-then baselines, then a seeded random sample of the rest. A table that fits is taken whole.
+then a seeded random sample of the rest. A table that fits is taken whole.
 """
 
 from __future__ import annotations
@@ -20,10 +20,12 @@ if TYPE_CHECKING:
     import pandas as pd
 
 MOST_ROWS = 200_000
-"""Rows that report, claims and figures read: a figure of more takes minutes to draw, and shows no more."""
+"""Rows of the longest table that report, claims and figures read whole; more take minutes to draw and show no more."""
+SELECTED = 20_000
+"""Rows that they read of a longer one."""
 
 _ABOUT = ("key", "status", "reason", "engine", "baseline")
-_WINNER, _FRONT, _BEST, _BASELINE, _REST = range(5)
+_WINNER, _FRONT, _BEST, _REST = range(4)
 
 
 @dataclass(frozen=True)
@@ -44,8 +46,11 @@ class Selection:
         )
 
 
-def select(path: Path, goals: Mapping[str, str], most: int) -> Selection:
-    """At most `most` rows of a stored table, in its order; the same ones every time."""
+def select(path: Path, goals: Mapping[str, str], most: int, *, selected: int | None = None) -> Selection:
+    """A stored table of at most `most` rows, or of a longer one `selected` rows (or `most`), in its order.
+
+    The same ones every time.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -53,7 +58,7 @@ def select(path: Path, goals: Mapping[str, str], most: int) -> Selection:
         total = file.metadata.num_rows
         if total <= most:
             return Selection(file.read().to_pandas(), total)
-        held = _Held(most)
+        held = _Held(selected or most)
         texts = [field.name for field in file.schema_arrow if field.type == pa.string() and field.name not in _ABOUT]
         for group in range(file.num_row_groups):
             part = file.read_row_group(group)
@@ -87,9 +92,8 @@ class _Held:
 
 def _ranks(part: Any, goals: Mapping[str, str], texts: list[str]) -> NDArray[np.int64]:
     """How much each row of a part of a table matters."""
-    rows = part.select(["key", "status", "baseline", "on_front", *texts, *goals]).to_pandas()
+    rows = part.select(["status", "on_front", *texts, *goals]).to_pandas()
     ranks = np.full(len(rows), _REST)
-    ranks[(rows["key"] == rows["baseline"]).to_numpy()] = _BASELINE
     ok = np.flatnonzero(rows["status"] == "ok")
     values = signed(rows.iloc[ok], goals)
 

@@ -253,7 +253,6 @@ def test_a_selection_keeps_the_winners_and_what_it_can_of_the_rest(large: Path, 
         pd.testing.assert_frame_equal(winners(found.table, goals), winners(table, goals))
     if most >= 150:
         assert found.table["on_front"].sum() == table["on_front"].sum()
-        assert (found.table["key"] == found.table["baseline"]).sum() == (table["key"] == table["baseline"]).sum()
 
 
 @pytest.fixture(scope="module")
