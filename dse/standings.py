@@ -18,9 +18,14 @@ Floats = NDArray[np.float64]
 
 
 def signed(columns: Any, goals: Mapping[str, str]) -> Floats:
-    """Objectives [B, objectives] of some columns by name, such that smaller is better (and no 0.0 is negative)."""
+    """Objectives [B, objectives] of some columns by name, such that smaller is better (and no 0.0 is negative).
+
+    Rounded to 40 binary digits: what differs by the last bits of a sum is a tie, and nobody leads by them.
+    """
     signs = {name: 1.0 if goal == "minimize" else -1.0 for name, goal in goals.items()}
-    return np.stack([np.asarray(columns[name], float) * sign for name, sign in signs.items()], axis=-1) + 0.0
+    values = np.stack([np.asarray(columns[name], float) * sign for name, sign in signs.items()], axis=-1)
+    mantissa, exponent = np.frexp(values)
+    return np.ldexp(np.rint(np.ldexp(mantissa, 40)), exponent - 40) + 0.0
 
 
 class Front:
