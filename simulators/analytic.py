@@ -283,7 +283,8 @@ class _Staging:
         sizes, size = np.unique(graph.at["staged_bytes"][tasks], return_inverse=True)
         consumers = np.unique(graph.consumer[tasks][graph.consumer[tasks] >= 0]).astype(np.intp)
         each = np.eye(sizes.size)[size]
-        held = np.array([each[graph.consumer[tasks] == one].sum(axis=0) for one in consumers]).reshape(-1, sizes.size)
+        held = np.array([each[graph.consumer[tasks] == one].sum(axis=0) for one in consumers])
+        held = held.reshape(consumers.size, sizes.size)
         before, done = order.ahead[np.ix_(tasks, tasks)], order.ahead[np.ix_(tasks, consumers)]
         surely = (before + np.eye(tasks.size)) @ each - done @ held
         other = ~order.comparable(tasks, tasks) & ~np.eye(tasks.size, dtype=np.bool_)
