@@ -207,7 +207,7 @@ def _run(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
         champion[leaves + g] = g
     touched, is_touched = np.empty(classes, np.uint32), np.zeros(classes, np.bool_)
     shifted, is_shifted = np.empty(classes, np.uint32), np.zeros(classes, np.bool_)
-    active = np.zeros(group_of.size + 1, np.int64)  # classes of each group that have a task active
+    active = np.zeros(2 * laws, np.int64)  # classes of each group that have a task active; a law names two groups
     # resources: users, load if all ran at their bounds, and the active uses of each as a linked list
     users, load = np.empty(resources, np.int64), np.empty(resources)
     over, dirty, is_dirty = np.empty(resources, np.bool_), np.empty(resources, np.uint32), np.zeros(resources, np.bool_)
@@ -242,14 +242,10 @@ def _run(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
             size[g] = 0
             weight[g] = row[weight_at[g]]
             cap[g] = row[cap_at[g]]
-            for v in range(use_ptr[g], use_ptr[g + 1]):
-                cap[g] = min(cap[g], capacity[use_res[v]] / use[v])
-            if cap[g] == inf:
-                cap[g] = 1.0  # only where no task of the class has work
             bound[g] = 0.0
             flow[g] = 0.0
             rate[g] = 0.0
-            active[g] = 0
+        active[:] = 0
         for pool in range(pools):
             free[pool] = slots[pool]
             first[pool] = pool_ptr[pool]

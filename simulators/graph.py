@@ -319,8 +319,9 @@ def _ints(values: Sequence[int]) -> Ints:
 def _check(graph: TaskGraph) -> None:
     """Raise ValueError naming the tasks or resources whose numbers mean nothing."""
     used = [graph.tasks[task] for task in graph.use_task]
-    _refuse(graph, "work", graph.tasks, lambda v: (v >= 0) & np.isfinite(v), "work must be >= 0, finite and not NaN")
-    _refuse(graph, "delay", graph.tasks, lambda v: (v >= 0) & np.isfinite(v), "delay must be >= 0, finite and not NaN")
+    for name in ("work", "delay", "cus", "staged_bytes", "moved_bytes", "flop"):
+        rule = f"{name} must be >= 0, finite and not NaN"
+        _refuse(graph, name, graph.tasks, lambda v: (v >= 0) & np.isfinite(v), rule)
     _refuse(graph, "cap", graph.tasks, lambda v: v > 0, "cap must be > 0 and not NaN")
     _refuse(graph, "weight", graph.tasks, lambda v: (v > 0) & np.isfinite(v), "weight must be > 0, finite and not NaN")
     _refuse(graph, "capacity", graph.resources, lambda v: v > 0, "the capacity of a resource must be > 0")

@@ -151,10 +151,11 @@ class OverlapBackend:
         """The full timeline of one design, by the first engine that runs it."""
         assert isinstance(design, Design)
         graph = design.schedule.lower(design.system, design.workload)
+        quotient = reduced(graph)
         for _, engine in self._engines:
-            timeline = engine.run(graph)
+            timeline = engine.run(quotient.graph)
             if not timeline.reason(0):
-                return timeline.replay(0)
+                return quotient.whole(timeline, graph).replay(0)
         raise ConfigError([Problem("simulator.engine", timeline.reason(0), way_out="use simulator=fluid")])
 
     def facts(self, design: BaseModel) -> Sequence[tuple[str, Any, str, str]]:

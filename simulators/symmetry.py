@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulators.graph import Floats, Ints, TaskGraph
+from simulators.timeline import Timeline
 
 Hashes = NDArray[np.uint64]
 _ACCOUNTS = ("cus", "staged_bytes", "moved_bytes", "flop")
@@ -30,6 +31,12 @@ class Quotient:
 
     graph: TaskGraph
     of: Ints
+
+    def whole(self, timeline: Timeline, graph: TaskGraph) -> Timeline:
+        """A run of the reduced graph as one of the graph it was reduced from."""
+        return replace(
+            timeline, graph=graph, issued=timeline.issued[:, self.of], finished=timeline.finished[:, self.of]
+        )
 
 
 def patterns(graph: TaskGraph) -> Iterator[tuple[NDArray[np.intp] | None, TaskGraph]]:

@@ -595,7 +595,7 @@ def test_the_largest_legal_shape_overflows_nowhere(schedule: str, precision: str
         operator["precision"] = precision
     graph = lower(backend("event").design(tree))
     width = {"fp8": 1, "fp32": 4}[precision]
-    assert graph.moved_bytes.sum() == pytest.approx(2.0**30 * 2.0**31 * width, rel=1e-12)
+    assert graph["moved_bytes"].sum() == pytest.approx(2.0**30 * 2.0**31 * width, rel=1e-12)
 
 
 # Shape lists
