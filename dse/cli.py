@@ -154,8 +154,9 @@ _GROUPS = {
 }
 _FOOT = """\
 Commands
-  report study=<name>  redraw figures and claims of the newest run from what is stored
-  ui [port=5000]       serve the MLflow UI on 127.0.0.1
+  report study=<name>            redraw figures and claims of the newest run from what is stored
+  timeline study=<name> key=...  run one stored point again: its timeline as a picture and as a trace
+  ui [port=5000]                 serve the MLflow UI on 127.0.0.1
 
 Examples
   python -m dse study=ficco_sweep simulator=event search=nsga2 budget.trials=400

@@ -17,7 +17,18 @@ from dse.search import Goal, Search, make_sampler
 from dse.space import Knob, Space
 from dse.values import Frozen, Integer
 
-_SECTIONS = ("study", "simulator", "search", "executor", "tracking", "space", "seed", "output_dir", "budget")
+_SECTIONS = (
+    "study",
+    "simulator",
+    "search",
+    "executor",
+    "tracking",
+    "space",
+    "seed",
+    "output_dir",
+    "timeline",
+    "budget",
+)
 
 
 class Study(Frozen):
@@ -57,7 +68,7 @@ class Tracking(Frozen):
 
 
 class Settings(Frozen):
-    """Everything of a configuration that is not the design."""
+    """Everything of a configuration that is not the design. timeline: run the winners again, in full."""
 
     study: Study
     simulator: Mapping[str, Any]
@@ -68,6 +79,7 @@ class Settings(Frozen):
     space: Mapping[str, Any]
     seed: Annotated[Integer, Field(ge=0, le=2**32 - 1)]
     output_dir: Annotated[str, Field(min_length=1)]
+    timeline: bool = True
 
 
 @dataclass(frozen=True)

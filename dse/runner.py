@@ -191,6 +191,18 @@ def redraw(words: Sequence[str]) -> int:
     return 0
 
 
+def timeline(words: Sequence[str]) -> int:
+    """`timeline study=<name> key=<its first letters> [config_dir=...] [output_dir=...]`: one point in full."""
+    from dse.replay import replayed
+
+    given = _pairs(words, {"study": "", "key": "", "config_dir": ".", "output_dir": "outputs"})
+    folder = None if given["config_dir"] == "." else Path(given["config_dir"])
+    outputs = Outputs.latest(Path(given["output_dir"]), given["study"])
+    for path in replayed(outputs, given["key"], folder):
+        _console().print(str(path), soft_wrap=True)
+    return 0
+
+
 def ui(words: Sequence[str]) -> int:
     """`ui [uri=<tracking uri>] [port=5000]`: the MLflow UI on 127.0.0.1, one worker."""
     from dse import tracking
@@ -214,4 +226,4 @@ def _pairs(words: Sequence[str], known: Mapping[str, str]) -> dict[str, str]:
     return found
 
 
-COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {"report": redraw, "ui": ui}
+COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {"report": redraw, "timeline": timeline, "ui": ui}

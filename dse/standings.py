@@ -25,7 +25,7 @@ def signed(columns: Any, goals: Mapping[str, str]) -> Floats:
     signs = {name: 1.0 if goal == "minimize" else -1.0 for name, goal in goals.items()}
     values = np.stack([np.asarray(columns[name], float) * sign for name, sign in signs.items()], axis=-1)
     mantissa, exponent = np.frexp(values)
-    return np.ldexp(np.rint(np.ldexp(mantissa, 40)), exponent - 40) + 0.0
+    return np.asarray(np.ldexp(np.rint(np.ldexp(mantissa, 40)), exponent - 40) + 0.0)
 
 
 class Front:

@@ -61,7 +61,7 @@ def run(plan: Plan, path: Path) -> Findings:
     except BaseException:
         ledger.sheet.discard()
         raise
-    timelines, limits = _replayed(plan, ledger.winners)
+    timelines, limits = _replayed(plan, ledger.winners if plan.settings.timeline else {})
     return Findings(ledger.statuses, ledger.engines, front_size, timelines, limits, chosen)
 
 

@@ -79,7 +79,7 @@ class Ficco:
             "speedup",
             plots.bars(table, speedup, by=by, ideal="ideal_speedup", baseline="serial, moved by CUs"),
         )
-        for scenario, group in timelines.groupby("scenario", sort=False):
+        for scenario, group in () if timelines.empty else timelines.groupby("scenario", sort=False):
             won = ok[(ok["scenario"] == scenario) & (ok["key"] == group["key"].iloc[0])].iloc[0]
             title = f"{scenario}: {said(won, _SCHEDULE)} on one GPU, {won['speedup']:.2f}x over serial"
             yield f"timeline_{scenario}", plots.timeline(group, title)

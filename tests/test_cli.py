@@ -207,6 +207,42 @@ def test_a_report_redraws_what_is_stored_without_evaluating_anything(study: tupl
     assert "hetero_fused_1d" in done.stdout or "best makespan_s" in done.stdout
 
 
+def test_any_point_can_be_run_again_in_full(study: tuple[Path, str], tmp_path: Path) -> None:
+    """The trace covers the makespan of its row; a picture comes with it."""
+    shutil.copytree(latest(study[0]).resolve(), tmp_path / "ficco_sweep" / "latest")
+    table = dse.load("ficco_sweep", tmp_path)
+    for place in (0, len(table) // 2, len(table) - 1):
+        row = table.iloc[place]
+        assert main(["timeline", "study=ficco_sweep", f"key={row['key'][:10]}", f"output_dir={tmp_path}"]) == 0
+        (trace,) = tmp_path.glob(f"*/latest/figures/timeline_{row['scenario']}_{row['key'][:8]}.json")
+        events = [event for event in json.loads(trace.read_text())["traceEvents"] if event["ph"] == "X"]
+        end = max(event["ts"] + event["dur"] for event in events) / 1e6
+        assert end == pytest.approx(row["makespan_s"], rel=1e-9)
+        assert sum(event["args"]["flop"] for event in events) == pytest.approx(row["flop"], rel=1e-12)
+        assert trace.with_suffix(".png").is_file()
+
+
+@pytest.mark.parametrize(("key", "why"), [("", "several"), ("no-such-key", "is no point")])
+def test_a_key_that_is_not_one_points_is_refused(
+    key: str, why: str, study: tuple[Path, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(latest(study[0]).resolve(), tmp_path / "ficco_sweep" / "latest")
+    start = key or common_start(list(dse.load("ficco_sweep", tmp_path)["key"]))
+    assert main(["timeline", "study=ficco_sweep", f"key={start}", f"output_dir={tmp_path}"]) == 2
+    assert why in capsys.readouterr().err
+
+
+def common_start(keys: list[str]) -> str:
+    """One letter that begins several keys."""
+    return next(letter for letter in "0123456789abcdef" if sum(key.startswith(letter) for key in keys) > 1)
+
+
+def test_without_timelines_nothing_is_run_again(elsewhere: Path) -> None:
+    assert main([*SMALL, "timeline=false"]) == 0
+    assert dse.load("ficco_sweep")["status"].eq("ok").any()
+    assert not list(latest(elsewhere).glob("figures/timeline_*"))
+
+
 def test_one_seed_gives_one_table_to_the_byte_for_any_number_of_jobs(
     elsewhere: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,0 +1,99 @@
+"""One stored point in full: `timeline study=<name> key=<its first letters>`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from dse import plots
+from dse.backend import Interval, Replay
+from dse.compose import request
+from dse.outputs import Outputs
+from dse.plan import Plan, plan
+from dse.problems import ConfigError, Problem
+from dse.report import said
+from dse.values import key as identity
+
+
+def replayed(outputs: Outputs, start: str, folder: Path | None) -> list[Path]:
+    """Run one point of a stored table again; the picture of its timeline and its trace (`chrome://tracing`, Perfetto).
+
+    start: the first letters of its key. folder: of the user's own configuration, if the run had one. Raises
+    ConfigError where no point or several are meant, or where code or configuration have changed since.
+    """
+    row = _row(outputs, start)
+    overrides = outputs.read_json("provenance")["command"][3:]
+    planned = plan(request(overrides, folder))
+    replay = planned.backend.replay(_design(planned, row))
+    return _written(outputs, row, replay, knobs=planned.knobs)
+
+
+def _row(outputs: Outputs, start: str) -> Any:
+    """The row whose key begins so; only keys are read of the others."""
+    import numpy as np
+    import pyarrow.parquet as pq
+
+    with pq.ParquetFile(outputs.results) as file:
+        for group in range(file.num_row_groups):
+            keys = file.read_row_group(group, columns=["key"]).column("key").to_pylist()
+            found = [place for place, name in enumerate(keys) if name.startswith(start)]
+            if len({keys[place] for place in found}) > 1:
+                raise ConfigError([Problem("key", "begins several keys", start, "write more of its letters")])
+            if found:
+                return file.read_row_group(group).take(np.array(found[:1])).to_pandas().iloc[0]
+    way = "copy the start of a `key` of results.parquet"
+    raise ConfigError([Problem("key", f"is no point of {outputs.folder.name}", start, way)])
+
+
+def _design(planned: Plan, row: Any) -> Any:
+    """The design of a row, which must have the row's key."""
+    space = planned.spaces.get(str(row["scenario"]))
+    chosen = {path: _plain(row[path]) for path in planned.knobs if path in row.dropna()}
+    blocks = [] if space is None else list(space.resolve(chosen))
+    context = (planned.spec.name, planned.backend.version, repr(planned.spec.parameters))
+    for block in blocks:
+        if block.design is not None and identity(block.design, *context) == row["key"]:
+            return block.design
+    rule = "was made by other code or another configuration, and cannot be run again as it was"
+    raise ConfigError([Problem("key", rule, row["key"], "run the study again, or give its --config-dir")])
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if hasattr(value, "item") else value
+
+
+def _written(outputs: Outputs, row: Any, replay: Replay, *, knobs: Iterable[str]) -> list[Path]:
+    import pandas as pd
+
+    name = f"timeline_{row['scenario']}_{str(row['key'])[:8]}"
+    title = f"{row['scenario']}: {said(row, list(knobs))}"
+    figure = plots.timeline(pd.DataFrame([vars(one) for one in replay.intervals]), title)
+    trace = outputs.figures / f"{name}.json"
+    trace.write_text(json.dumps(_trace(replay.intervals, replay.limits)), encoding="utf-8")
+    return [*plots.save(figure, outputs.figures, name), trace]
+
+
+def _trace(intervals: Iterable[Interval], limits: Mapping[str, float]) -> dict[str, Any]:
+    """Intervals in Chrome's trace event format: complete events in microseconds, a thread for each lane."""
+    held = list(intervals)
+    lanes = {lane: number for number, lane in enumerate(dict.fromkeys(one.lane for one in held), start=1)}
+    names = [
+        {"name": "thread_name", "ph": "M", "pid": 1, "tid": number, "args": {"name": lane}}
+        for lane, number in lanes.items()
+    ]
+    events = [
+        {
+            "name": one.name,
+            "cat": one.kind,
+            "ph": "X",
+            "pid": 1,
+            "tid": lanes[one.lane],
+            "ts": one.start_s * 1e6,
+            "dur": (one.finish_s - one.start_s) * 1e6,
+            "args": {"moved_bytes": one.moved_bytes, "flop": one.flop},
+        }
+        for one in held
+    ]
+    return {"traceEvents": [*names, *events], "displayTimeUnit": "ns", "otherData": {"limited by": dict(limits)}}
