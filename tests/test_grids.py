@@ -45,7 +45,7 @@ def batches(draw: st.DrawFn, schedule: str, most: int = 4) -> Batch:
     point = design(schedule, **draw(points(schedule)))
     legal = [path for path in AXES if backend("event").is_axis(path, point)]
     chosen = draw(st.lists(st.sampled_from(legal), min_size=1, max_size=3, unique=True))
-    axes = {path: np.array(draw(st.lists(AXES[path], min_size=1, max_size=most, unique=True))) for path in chosen}
+    axes = {path: np.array(draw(st.lists(AXES[path], min_size=2, max_size=most, unique=True))) for path in chosen}
     return Batch(Batch(point, axes).at(0), axes)
 
 
