@@ -12,6 +12,7 @@ depend on the structure alone; a design then costs P * D multiplications.
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -245,7 +246,7 @@ def _refused(graph: TaskGraph, form: Form) -> Refused | None:
         capacity = graph.values[graph.at["capacity"][resource]] * (1 + _SLACK)
         over = np.zeros((1,) * len(graph.shape), np.bool_)
         for crowd in crowds:
-            over = over | (sum(np.maximum.reduce([demand[use] for use in one]) for one in crowd) > capacity)
+            over = over | (sum(functools.reduce(np.maximum, [demand[use] for use in one]) for one in crowd) > capacity)
         if over.any():
             code = np.where((code == 0) & over, np.int32(len(texts)), code)
             texts.append(f"{graph.resources[resource]} may be over-subscribed: the closed form is not exact")

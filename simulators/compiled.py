@@ -31,6 +31,7 @@ def compiled(kernel: Callable[..., Any]) -> Callable[..., Any]:
             print(f"compiling {kernel.__module__}, once, in about ten seconds", file=sys.stderr)
         return made(*arguments)
 
+    call.__dict__["dispatcher"] = made  # to look at its machine code
     return call
 
 

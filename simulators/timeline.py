@@ -13,6 +13,7 @@ from dse.backend import Interval, Replay
 from simulators.graph import TaskGraph
 
 Floats = NDArray[np.float64]
+_SAME_INSTANT = 1e-12  # relative, as in the engines
 
 
 @dataclass(frozen=True)
@@ -74,9 +75,9 @@ class Timeline:
         )
 
     def _peak_staging(self) -> Floats:
-        """Buffers fill when a task is issued and are free when its consumer has finished."""
+        """Buffers fill when a task is issued and are free when its consumer has finished, first in one instant."""
         consumer = self.graph.consumer
-        freed = np.where(consumer >= 0, self.finished[:, consumer], np.inf)
+        freed = np.where(consumer >= 0, self.finished[:, consumer] * (1 - _SAME_INSTANT), np.inf)
         size = self.graph["staged_bytes"]
         times = np.concatenate([freed, self.issued], axis=1)
         steps = np.concatenate([-size, size], axis=1)

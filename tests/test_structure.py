@@ -440,3 +440,36 @@ def test_every_engine_replays_what_it_measures(schedule: str) -> None:
             assert max(one.finish_s for one in simulator.replay(point).intervals) == pytest.approx(
                 result.metrics["makespan_s"], rel=1e-12
             )
+
+
+# Staged bytes
+
+
+@every_engine
+@pytest.mark.parametrize("also_nothing", [False, True])
+def test_bytes_freed_in_an_instant_make_room_for_those_staged_in_it(engine: str, also_nothing: bool) -> None:
+    """0.1 + 0.2 and 0.3 differ in the last bit and are one instant, beside a task that takes no time or not."""
+    build = GraphBuilder()
+    first = build.task("first", "gemm", delay=0.1, staged_bytes=1.0)
+    build.frees(build.task("0.1 + 0.2", "gemm", after=[first], delay=0.2), [first])
+    waits = build.task("0.3", "gemm", delay=0.3)
+    build.task("second", "gemm", after=[waits], delay=1.0, staged_bytes=1.0)
+    if also_nothing:
+        build.task("nothing", "gemm", after=[waits])
+    graph = build.build()
+    assert not ENGINES[engine].run(graph).refused
+    assert ENGINES[engine].totals(graph).peak_staged_bytes.tolist() == [1.0]
+    assert ENGINES[engine].run(graph).totals().peak_staged_bytes.tolist() == [1.0]
+
+
+@every_engine
+def test_bytes_that_nobody_frees_stay(engine: str) -> None:
+    build = GraphBuilder()
+    one = build.task("one", "transfer", delay=1.0, staged_bytes=2.0)
+    two = build.task("two", "transfer", after=[one], delay=1.0, staged_bytes=3.0)
+    build.frees(build.task("three", "gemm", after=[two], delay=1.0), [two])
+    four = build.task("four", "transfer", after=[two + 1], delay=1.0, staged_bytes=4.0)
+    assert four == 3
+    graph = build.build()
+    assert ENGINES[engine].totals(graph).peak_staged_bytes.tolist() == [6.0]
+    assert ENGINES[engine].run(graph).totals().peak_staged_bytes.tolist() == [6.0]

@@ -1,0 +1,157 @@
+"""Machine code: nothing counts references inside its loops, and it is made once."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import REPOSITORY
+
+COUNTING = re.compile(r"\bcall\b[^\n]*@NRT_(?:incref|decref)\b")
+RUN = """
+import sys
+from pathlib import Path
+from conftest import ENGINES, design, lower
+from simulators import analytic, fluid
+from simulators.symmetry import reduced
+
+graph = reduced(lower(design("uniform_fused_1d", {"system.gpu.cu_copy.setup_s": 1e-6, "schedule.mover": "cu"}))).graph
+print(ENGINES["fluid"].totals(graph).makespan_s)
+print("then the others", file=sys.stderr)
+ENGINES["analytic"].totals(graph)
+for kernel in (fluid._run, analytic._longest, analytic._stage):
+    made = kernel.dispatcher
+    print(sum(made.stats.cache_misses.values()), sum(made.stats.cache_hits.values()))
+    if sys.argv[1:]:
+        (signature,) = made.signatures
+        Path(sys.argv[1], made.__name__).write_text(made.inspect_llvm(signature), "utf-8")
+"""
+
+
+def process(cache: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """A new interpreter that runs a graph, with machine code kept in this folder."""
+    path = f"{REPOSITORY}{os.pathsep}{REPOSITORY / 'tests'}"
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(cache), "PYTHONPATH": path}
+    line = [sys.executable, "-c", RUN, *words]
+    return subprocess.run(line, env=environment, capture_output=True, text=True, check=True, timeout=300)
+
+
+@pytest.fixture(scope="module")
+def fresh(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, subprocess.CompletedProcess[str]]:
+    """(cache, LLVM of each kernel, what was said) of the first process that had an empty cache."""
+    cache, llvm = tmp_path_factory.mktemp("cache"), tmp_path_factory.mktemp("llvm")
+    return cache, llvm, process(cache, str(llvm))
+
+
+Fresh = tuple[Path, Path, subprocess.CompletedProcess[str]]
+
+
+def kept(cache: Path) -> dict[str, tuple[int, int]]:
+    """Size and time of each file of machine code."""
+    return {
+        str(file.relative_to(cache)): (file.stat().st_size, file.stat().st_mtime_ns)
+        for file in cache.rglob("*")
+        if file.is_file()
+    }
+
+
+def test_a_kernel_is_compiled_once_and_says_so_once(fresh: Fresh) -> None:
+    """The second process takes the machine code of the first one, says nothing, and computes the same bits."""
+    cache, _, first = fresh
+    before = kept(cache)
+    assert {Path(name).suffix for name in before} == {".nbi", ".nbc"}
+    assert sum(Path(name).suffix == ".nbi" for name in before) == 3
+    told, _, others = first.stderr.partition("then the others\n")
+    assert told == "compiling simulators.fluid, once, in about ten seconds\n"
+    assert "simulators.fluid" not in others
+    second = process(cache)
+    assert second.stderr == "then the others\n"
+    assert kept(cache) == before
+    (seconds, *counts), (again, *then) = (one.stdout.split("\n") for one in (first, second))
+    assert seconds == again
+    assert counts == ["1 0", "1 0", "1 0", ""]
+    assert then == ["0 1", "0 1", "0 1", ""]
+
+
+# Reference counting
+
+
+Blocks = dict[str, tuple[str, set[str]]]
+
+
+def blocks(llvm: str, name: str) -> Blocks:
+    """Basic blocks of the compiled function: text, and the blocks that may come next."""
+    bodies = re.findall(rf"(?ms)^define [^\n]*@_ZN[^\n]*{name}[^\n]*\{{\n(.*?)^\}}", llvm)
+    (body,) = [one for one in bodies if "NRT_MemInfo_alloc" in one or len(bodies) == 1]
+    found, label = dict[str, list[str]](), "entry"
+    for line in body.splitlines():
+        if named := re.match(r'^("[^"]+"|[-\w$.]+):', line):
+            label = named[1]
+        found.setdefault(label, []).append(line)
+    texts = {name: "\n".join(lines) for name, lines in found.items()}
+    return {name: (text, set(re.findall(r'label %("[^"]+"|[-\w$.]+)', text))) for name, text in texts.items()}
+
+
+def reached(graph: Blocks, start: str) -> set[str]:
+    """Blocks that may come after one."""
+    seen, left = set[str](), set(graph[start][1])
+    while left:
+        label = left.pop()
+        seen.add(label)
+        left |= graph[label][1] - seen
+    return seen
+
+
+def nested(graph: Blocks, depth: int) -> list[str]:
+    """Texts of the blocks inside loops of this depth or deeper; 1: inside any loop.
+
+    Blocks that reach each other make up a loop, and what is a loop without the block at which it is entered is nested.
+    """
+    left = graph
+    for _ in range(depth - 1):
+        after = {label: reached(left, label) for label in left}
+        looped = {
+            label: {one for one in after[label] if label in after[one]} for label in left if label in after[label]
+        }
+        entered = {label for label in looped if any(label in graph[one][1] for one in graph.keys() - looped[label])}
+        inner = looped.keys() - entered
+        left = {label: (graph[label][0], graph[label][1] & inner & looped[label]) for label in graph if label in inner}
+    return [text for label, (text, _) in left.items() if label in reached(left, label)]
+
+
+@pytest.mark.parametrize(("kernel", "depth"), [("_run", 2), ("_longest", 1), ("_stage", 1)])
+def test_no_reference_is_counted_in_a_loop_of_a_kernel(kernel: str, depth: int, fresh: Fresh) -> None:
+    """Arguments and local arrays are counted at entry and exit, or design by design, and never event by event.
+
+    Atomic counting in the inner loops once took most of the time.
+    """
+    _, llvm, _ = fresh
+    graph = blocks((llvm / kernel).read_text("utf-8"), kernel)
+    loops = nested(graph, depth)
+    assert len(loops) > 10
+    assert any(COUNTING.search(text) for text, _ in graph.values())
+    assert [text for text in loops if COUNTING.search(text)] == []
+
+
+def test_the_criterion_notices_references_that_are_counted_in_a_loop() -> None:
+    from numba import njit
+
+    def leaky(rows: Any, held: Any) -> Any:
+        for _ in range(rows.size):
+            for index in range(rows.size):
+                fresh = np.empty(index + 1)
+                if rows[index] > 0.0:
+                    held = fresh
+        return held
+
+    made = njit(leaky)
+    made(np.ones(3), np.ones(1))
+    graph = blocks(made.inspect_llvm(made.signatures[0]), "leaky")
+    counting = [any(COUNTING.search(text) for text in nested(graph, depth)) for depth in (1, 2, 3)]
+    assert counting == [True, True, False]
