@@ -473,3 +473,17 @@ def test_bytes_that_nobody_frees_stay(engine: str) -> None:
     graph = build.build()
     assert ENGINES[engine].totals(graph).peak_staged_bytes.tolist() == [6.0]
     assert ENGINES[engine].run(graph).totals().peak_staged_bytes.tolist() == [6.0]
+
+
+def test_a_task_cannot_free_what_it_does_not_wait_for() -> None:
+    """Whether it ends before or after the bytes are there would be a matter of chance."""
+    build = GraphBuilder()
+    one = build.task("one", "transfer", staged_bytes=1.0)
+    two = build.task("two", "transfer", staged_bytes=1.0, after=[one])
+    beside = build.task("beside", "gemm")
+    last = build.task("last", "gemm", after=[beside, two])
+    for consumer, task in ((one, two), (beside, one), (one, one), (last, last)):
+        with pytest.raises(ValueError, match="must wait for it"):
+            build.frees(consumer, [task])
+    build.frees(last, [one, two])
+    assert build.build().consumer.tolist() == [last, last, -1, -1]
