@@ -268,9 +268,26 @@ class GraphBuilder:
         return index
 
     def frees(self, consumer: int, tasks: Sequence[int]) -> None:
-        """When `consumer` ends, the bytes staged by `tasks` are free again."""
+        """When `consumer` ends, the bytes staged by `tasks` are free again.
+
+        Raises ValueError unless it waits for them.
+        """
         for task in tasks:
+            if not self._waits(consumer, task):
+                names = self._tasks[consumer].name, self._tasks[task].name
+                raise ValueError("task {!r} frees what {!r} stages, and must wait for it".format(*names))
             self._tasks[task].consumer = consumer
+
+    def _waits(self, task: int, other: int) -> bool:
+        """Whether a task is issued after another one has finished."""
+        left, seen = [task], {task}
+        while left:
+            before = self._tasks[left.pop()].after
+            if other in before:
+                return True
+            left += [found for found in before if found > other and found not in seen]
+            seen |= set(before)
+        return False
 
     def build(self) -> TaskGraph:
         """The graph. Raises ValueError naming the task for negative or NaN weights, or work that nothing limits."""

@@ -44,6 +44,7 @@ class Plan:
     """A part, and how many equal ones make up the graph.
 
     resources: (capacity, whether each part has one of its own). pools: (slots, likewise). laws: (slowed, by) -> factor.
+    odd: what is different about one task of the first part only, so that it is not equal to the others.
     """
 
     tasks: tuple[TaskPlan, ...]
@@ -51,6 +52,7 @@ class Plan:
     pools: tuple[tuple[int, bool], ...] = ()
     laws: Mapping[tuple[str, str], Number] = field(default_factory=dict)
     parts: int = 1
+    odd: tuple[int, Mapping[str, Any]] = (-1, {})
 
     def at(self, place: tuple[int, ...], shape: tuple[int, ...]) -> Plan:
         """The plan of one design of a grid."""
@@ -79,8 +81,9 @@ class Plan:
         pools = [_each(parts, own, build.pool, f"p{i}", slots) for i, (slots, own) in enumerate(self.pools)]
         for (group, other), factor in self.laws.items():
             build.slows(group, while_active=other, factor=factor)
-        for index, task in enumerate(self.tasks):
+        for index in range(len(self.tasks)):
             for part in parts:
+                task = self._task(index, part)
                 uses: dict[int, Number] = {}
                 for (resource, further), amount in task.uses.items():
                     place = resources[resource][(part + further) % self.parts]
@@ -98,6 +101,10 @@ class Plan:
         self._free(build)
         return build.build()
 
+    def _task(self, index: int, part: int) -> TaskPlan:
+        task, (odd, how) = self.tasks[index], self.odd
+        return replace(task, **how) if (index, part) == (odd, 0) else task
+
     def _before(self, task: TaskPlan, part: int) -> Sequence[int]:
         found: list[int] = []
         for before, further in task.after:
@@ -106,10 +113,11 @@ class Plan:
         return found
 
     def _free(self, build: GraphBuilder) -> None:
-        for index, task in enumerate(self.tasks):
-            if task.consumer is not None:
-                for part in range(self.parts):
-                    build.frees(task.consumer * self.parts + part, [index * self.parts + part])
+        for index in range(len(self.tasks)):
+            for part in range(self.parts):
+                consumer = self._task(index, part).consumer
+                if consumer is not None:
+                    build.frees(consumer * self.parts + part, [index * self.parts + part])
 
 
 def _each(parts: range, own: bool, declare: Any, name: str, value: Any) -> list[int]:
@@ -157,7 +165,7 @@ def plans(draw: st.DrawFn, *, amounts: st.SearchStrategy[Number] = AMOUNTS, part
                     "cus": draw(amounts) if holds else 0.0,
                     "staged_bytes": draw(amounts) if holds else 0.0,
                     "moved_bytes": float(holds),
-                    "flop": float(index),
+                    "flop": float(index % 2),
                 },
             )
         )
@@ -219,6 +227,23 @@ def _with_consumers(tasks: Sequence[TaskPlan]) -> tuple[TaskPlan, ...]:
         if waiting and np.any(task.numbers["staged_bytes"]):
             found[index] = replace(task, consumer=waiting[-1])
     return tuple(found)
+
+
+@st.composite
+def almost_equal_parts(draw: st.DrawFn) -> Plan:
+    """Plans of few different numbers, in which one task of one part may differ from those of the others.
+
+    In its group, what it waits for, what it uses, or who frees its bytes.
+    """
+    few = st.sampled_from([1.0, 1.0, 1.0, 2.0])
+    plan = draw(plans(amounts=few, parts=draw(st.sampled_from([1, 2, 3]))))
+    index = draw(st.integers(0, len(plan.tasks) - 1))
+    task = plan.tasks[index]
+    waiting = [place for place, other in enumerate(plan.tasks) if {(index, 0), (index, None)} & set(other.after)]
+    freed = {"consumer": waiting[0]} if task.consumer is not None else {"priority": 1 - min(task.priority, 1)}
+    apart = {"uses": dict(list(task.uses.items())[1:])} if math.isfinite(task.numbers["cap"]) else freed
+    alone = {"after": task.after[1:]} if not any(index == other.consumer for other in plan.tasks) else freed
+    return replace(plan, odd=(index, draw(st.sampled_from([{}, {"group": "a"}, alone, apart, freed]))))
 
 
 @st.composite

@@ -592,8 +592,9 @@ def test_peak_staging_is_the_largest_sum_at_any_second(spans: list[tuple[int, in
     """Bytes are held from a task's issue to the end of its consumer; what ends at a second is freed before it."""
     build = GraphBuilder()
     for _, _, amount in [*spans, (0, 0, 0.0)]:
-        build.frees(build.task("consumes", "gemm"), [build.task("stages", "transfer", staged_bytes=amount)])
-    times = np.array([[time for begin, length, _ in spans for time in (begin + length, begin)] + [0, 0]], dtype=float)
+        stages = build.task("stages", "transfer", staged_bytes=amount)
+        build.frees(build.task("consumes", "gemm", after=[stages]), [stages])
+    times = np.array([[time for begin, length, _ in spans for time in (begin, begin + length)] + [0, 0]], dtype=float)
     found = Timeline(build.build(), times, times).totals()
     sums = [sum(amount for begin, length, amount in spans if begin <= s < begin + length) for s in range(50)]
     assert found.peak_staged_bytes[0] == pytest.approx(max(sums), abs=1e-9)

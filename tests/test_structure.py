@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import ENGINES, SCHEDULES, backend, design, lower, results
-from graphs import AMOUNTS, Plan, assert_equal_totals, graphs, grids, pipelines, plans
+from graphs import AMOUNTS, Plan, almost_equal_parts, assert_equal_totals, graphs, grids, pipelines, plans
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -50,6 +50,35 @@ def test_a_reduced_graph_runs_as_the_whole_one(plan: Plan) -> None:
     if not any(task.pool >= 0 for task in plan.tasks):
         assert small.num_tasks <= len(plan.tasks)
         assert len(small.resources) <= len(plan.resources)
+
+
+@settings(max_examples=600)
+@given(plan=almost_equal_parts())
+def test_what_differs_in_one_task_only_is_not_taken_for_equal(plan: Plan) -> None:
+    assert_same_run(plan.build())
+
+
+@pytest.mark.parametrize("capacity", [1.0, 2.0])
+def test_equal_tasks_on_resources_that_differ_are_not_taken_for_equal(capacity: float) -> None:
+    """By their capacity, or by who else uses them."""
+    build = GraphBuilder()
+    wires = [build.resource("one", 1.0), build.resource("other", capacity)]
+    for wire in wires:
+        build.task("copy", "transfer", uses={wire: 1.0}, work=1.0)
+    if capacity == 1.0:
+        build.task("also", "gemm", uses={wires[0]: 1.0}, work=1.0)
+    assert assert_same_run(build.build()).num_tasks == 2 + (capacity == 1.0)
+
+
+def test_equal_tasks_that_are_freed_by_different_ones_are_not_taken_for_equal() -> None:
+    """Both GEMMs wait for both copies; each frees one, at different times."""
+    build = GraphBuilder()
+    copies = [build.task("copy", "transfer", delay=1.0, staged_bytes=1.0) for _ in range(2)]
+    for delay in (1.0, 3.0):
+        build.frees(build.task("gemm", "gemm", after=copies, delay=delay), copies[delay > 1.0 :][:1])
+    build.task("late", "transfer", after=[2], delay=1.0, staged_bytes=2.0)
+    small = assert_same_run(build.build())
+    assert small.num_tasks == 5
 
 
 @settings(max_examples=100)
@@ -473,3 +502,17 @@ def test_bytes_that_nobody_frees_stay(engine: str) -> None:
     graph = build.build()
     assert ENGINES[engine].totals(graph).peak_staged_bytes.tolist() == [6.0]
     assert ENGINES[engine].run(graph).totals().peak_staged_bytes.tolist() == [6.0]
+
+
+def test_a_task_cannot_free_what_it_does_not_wait_for() -> None:
+    """Whether it ends before or after the bytes are there would be a matter of chance."""
+    build = GraphBuilder()
+    one = build.task("one", "transfer", staged_bytes=1.0)
+    two = build.task("two", "transfer", staged_bytes=1.0, after=[one])
+    beside = build.task("beside", "gemm")
+    last = build.task("last", "gemm", after=[beside, two])
+    for consumer, task in ((one, two), (beside, one), (one, one), (last, last)):
+        with pytest.raises(ValueError, match="must wait for it"):
+            build.frees(consumer, [task])
+    build.frees(last, [one, two])
+    assert build.build().consumer.tolist() == [last, last, -1, -1]
