@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -76,11 +77,15 @@ def compare(name: str, chunks: int, *, designs: int, repeats: int = 4, **shape: 
     return Case(name, one.num_tasks, points, bool(agree))
 
 
-def per_task(chunks: int, *, designs: int, repeats: int = 5, **shape: Any) -> float:
-    """Seconds per task of the compiled engine, its structure prepared."""
-    graph = pipeline(chunks, designs=designs, **shape)
-    prepared, table = Prepared.of(graph), graph.table()
-    return seconds(lambda: prepared.totals(table), repeats=repeats)[0] / designs / graph.num_tasks
+def growth() -> dict[str, float]:
+    """Seconds per task of the compiled engine on larger graphs over those on 512 tasks, structures prepared."""
+    graphs = (pipeline(64, designs=300), pipeline(12_500, designs=3), pipeline(64, gpus=32, designs=10))
+    prepared = [(Prepared.of(graph), graph.table()) for graph in graphs]
+    taken = seconds(*(partial(one.totals, table) for one, table in prepared), repeats=25)
+    base, tasks, gpus = (
+        spent / graph.num_tasks / graph.num_designs for spent, graph in zip(taken, graphs, strict=True)
+    )
+    return {"growth_512_to_100k": tasks / base, "growth_1_to_32_gpus": gpus / base}
 
 
 def against_hand_loop(designs: int = 400) -> float:
@@ -92,7 +97,7 @@ def against_hand_loop(designs: int = 400) -> float:
     hbm = (HBM_OF_COPY, HBM_OF_GEMM)
     by_hand = hand_loop(copies, gemms, hbm)
     assert np.allclose(by_hand[:, 0], prepared.totals(table).makespan_s, rtol=1e-9)
-    fluid, hand = seconds(lambda: prepared.totals(table), lambda: hand_loop(copies, gemms, hbm), repeats=15)
+    fluid, hand = seconds(lambda: prepared.totals(table), lambda: hand_loop(copies, gemms, hbm), repeats=60)
     return fluid / hand
 
 
@@ -195,7 +200,6 @@ def figures() -> tuple[dict[str, float], list[Case], float | None]:
         compare("64 steps, 8 GPUs", 64, gpus=8, designs=512, repeats=2),
     ]
     small, large = sweep("fluid", granularity=8, designs=16384), sweep("fluid", granularity=64, designs=16384)
-    base = per_task(64, designs=300)
     found = {
         "fluid_vs_simpy_512": cases[2].ratio,
         "fluid_vs_simpy_4096": cases[5].ratio,
@@ -205,8 +209,7 @@ def figures() -> tuple[dict[str, float], list[Case], float | None]:
         "lowering_fraction": max(small.lowering, large.lowering),
         "analytic_kernel_per_s": closed_forms_per_s(),
         "analytic_designs_per_s": sweep("analytic", granularity=8, designs=279841).designs_per_s,
-        "growth_512_to_100k": per_task(12_500, designs=3) / base,
-        "growth_1_to_32_gpus": per_task(64, gpus=32, designs=10) / base,
+        **growth(),
     }
     assert all(case.agree for case in cases)
     return found, cases, against_simgrid()
