@@ -8,42 +8,26 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dse.backend import Results
-from dse.space import Block, Knob, Space
-from dse.values import Lanes
+from dse.space import Block, Evaluated, Knob, Space
 
 _REMEMBERED = 1_000_000  # designs of baselines that are kept: about 100 bytes each,
 _WEIGHT = 100  # and a grid by itself some kilobytes, however few they are
 
 
-@dataclass
-class Evaluated:
-    """A block of designs, their keys [B, 2], whether they were asked for, and their results once there are some."""
-
-    block: Block
-    keys: Lanes
-    results: Results | None = None
-    asked: bool = False
-
-    @property
-    def found(self) -> Results:
-        """The results, which must be there."""
-        assert self.results is not None
-        return self.results
-
-
 class Baselines:
-    """Baselines of the blocks of one scenario. change: what turns a point into its baseline."""
+    """Baselines of the blocks of one scenario.
 
-    def __init__(self, space: Space, change: Mapping[str, Any], context: tuple[str, ...]) -> None:
-        self._space, self._change, self._context = space, change, context
+    change: what turns a point into its baseline. identify: gives a block its keys.
+    """
+
+    def __init__(self, space: Space, change: Mapping[str, Any], identify: Callable[[Block], Evaluated]) -> None:
+        self._space, self._change, self._identify = space, change, identify
         self._known: OrderedDict[str, Evaluated] = OrderedDict()
         self._held = 0
 
@@ -72,7 +56,7 @@ class Baselines:
             yield from self.of(block.part({**block.axes, path: block.axes[path][place : place + 1]}))
 
     def _remember(self, name: str, grid: Block) -> None:
-        self._known[name] = Evaluated(grid, grid.keys(*self._context))
+        self._known[name] = self._identify(grid)
         self._held += grid.size + _WEIGHT
         while self._held > _REMEMBERED and len(self._known) > 1:
             _, dropped = self._known.popitem(last=False)

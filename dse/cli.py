@@ -1,7 +1,7 @@
 """The command line: `python -m dse study=<name> [group=option ...] [path=value ...]`, and commands beside it.
 
-Exit codes: 0 done; 2 configuration refused, nothing evaluated; 3 finished, but some points failed; 4 the environment
-failed (disk, permissions); 130 interrupted.
+Exit codes: 0 done; 2 configuration refused, nothing evaluated; 3 too many points failed; 4 the environment failed
+(disk, database, permissions), what was recorded is kept; 130 interrupted, 143 terminated.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from dse import discovery
 from dse.compose import conf_dir, listing, request
-from dse.problems import ConfigError, Problem, did_you_mean
+from dse.problems import Broken, ConfigError, Problem, did_you_mean
 
 OK, REFUSED, FAILED_POINTS, ENVIRONMENT, INTERRUPTED = 0, 2, 3, 4, 130
 Command = Callable[[Sequence[str]], int]
@@ -26,9 +26,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ConfigError as error:
         _refuse(error)
         return REFUSED
-    except KeyboardInterrupt:
-        print("interrupted; nothing was written", file=sys.stderr)
-        return INTERRUPTED
+    except Broken as error:
+        print(error, file=sys.stderr)
+        return FAILED_POINTS
+    except KeyboardInterrupt as error:
+        print(str(error) or "interrupted", file=sys.stderr)
+        return 128 + getattr(error, "number", INTERRUPTED - 128)
     except OSError as error:
         print(f"the environment failed: {error}", file=sys.stderr)
         return ENVIRONMENT

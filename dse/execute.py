@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
-import contextlib
-import itertools
 import signal
-import threading
+import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 import joblib
+import numpy as np
 from numpy.typing import NDArray
 from pydantic import AfterValidator, Field
 
 from dse import discovery
-from dse.backend import Backend, Batch, Result, Results, checked
-from dse.problems import ConfigError, Problem, Problems
-from dse.values import Frozen, Integer
+from dse.backend import STATUSES, Backend, Batch, Result, Results, checked
+from dse.problems import Broken, ConfigError, Problem, Problems
+from dse.session import Forgetful, Session
+from dse.space import Block, Evaluated
+from dse.store import Fresh
+from dse.values import Bytes, Fraction, Frozen, Integer, Lanes, Seconds
+from dse.workers import Lost, Pool
 
 _POOL_PAYS_S = 2.0  # work done here before worker processes are started: starting them costs about as much
 _CALLS_PER_JOB = 16  # in one round: few are held, and waiting for the last of a round costs little
+_POLL_S = 0.05  # between looks at what another process has in hand
 
 
 def _some(jobs: int) -> int:
@@ -32,11 +36,21 @@ def _some(jobs: int) -> int:
 
 
 class Executor(Frozen):
-    """The `executor` group. jobs: worker processes, -1 for one per core."""
+    """The `executor` group. jobs: worker processes, -1 for one per core.
+
+    timeout_s: that evaluating one design may take; memory_bytes: address space of a worker; null for no limit.
+    max_retries: how often a design is tried again whose worker was lost. broken_after: failures in a row, all alike,
+    after which a study stops; 0 for never. max_failed_fraction: of the points, beyond which the exit code is 3.
+    """
 
     name: str
     description: str = ""
     jobs: Annotated[Integer, Field(ge=-1, le=1024), AfterValidator(_some)] = -1
+    timeout_s: Annotated[Seconds, Field(gt=0)] | None = None
+    memory_bytes: Annotated[Bytes, Field(ge=1e8)] | None = None
+    max_retries: Annotated[Integer, Field(ge=0, le=100)] = 1
+    broken_after: Annotated[Integer, Field(ge=0)] = 5
+    max_failed_fraction: Fraction = 0.0
 
 
 @dataclass(frozen=True)
@@ -73,94 +87,322 @@ def _make(spec: BackendSpec) -> Backend:
     return made
 
 
-def evaluate(
-    spec: BackendSpec, batches: Iterable[Batch], *, jobs: int, seen: Callable[[int], None]
-) -> Iterator[Results]:
-    """Checked results of each batch as they come, in order, whatever the number of jobs; `seen(n)` is told of progress.
+@dataclass(frozen=True)
+class Evaluator:
+    """Evaluates points on one core or many, with the same results, and records each before it is told.
 
-    Batches are taken as they are needed: neither they nor their results gather. What the backend gets in one call
-    is small batches together, or a part of a large one. The first calls are made here; worker processes are started
-    once they pay.
+    session: the store. seen(n) is told of progress. stopping: whether to end once what is in flight is recorded.
     """
-    groups = _groups(batches, spec.make().batch)
-    began: list[Results] = []
-    for last, results in _calls(spec, groups, jobs):
-        for ends, found in zip(last, results, strict=True):
-            seen(found.size)
-            began.append(found)
-            if ends:
-                yield Results.join(began)
-                began = []
+
+    spec: BackendSpec
+    executor: Executor
+    session: Session = field(default_factory=Forgetful)
+    seen: Callable[[int], None] = lambda count: None
+    stopping: Callable[[], bool] = lambda: False
+
+    def results(self, points: Iterable[Evaluated]) -> Iterator[Results]:
+        """Checked results of the designs of each point, in order. A point must have designs.
+
+        Points are taken as they are needed: neither they nor their results gather. What is recorded is not evaluated
+        again; what another process has in hand is waited for. Raises Broken, and Interrupted where it is to stop.
+        """
+        calls = _Calls(self)
+        most = self.spec.make().batch
+        points = iter(points)
+        try:
+            while round_ := list(_taken(points, most * calls.width)):
+                yield from _Round(self, round_, most).done(calls)
+        finally:
+            calls.close()
+
+
+def _taken(points: Iterator[Evaluated], most: int) -> Iterator[Evaluated]:
+    """Points of `most` designs together, or the first one if it has more."""
+    count = 0
+    for point in points:
+        yield point
+        count += point.block.size
+        if count >= most:
+            return
 
 
 @dataclass(frozen=True)
-class _Group:
-    """What goes into one call: parts of batches, and whether each is the last of its batch."""
+class _Piece:
+    """Designs of a part that are evaluated together: places start...stop of it."""
 
-    parts: tuple[Batch, ...]
-    last: tuple[bool, ...]
+    part: _Part
+    start: int
+    stop: int
+    block: Block
 
-
-def _groups(batches: Iterable[Batch], most: int) -> Iterator[_Group]:
-    """All batches in order, so that no call has more than `most` designs."""
-    held: list[tuple[Batch, bool]] = []
-    count = 0
-    for batch in batches:
-        parts = list(batch.split(most))
-        for place, part in enumerate(parts, start=1):
-            if held and count + part.size > most:
-                yield _Group(*zip(*held, strict=True))
-                held, count = [], 0
-            held.append((part, place == len(parts)))
-            count += part.size
-    if held:
-        yield _Group(*zip(*held, strict=True))
+    @property
+    def batch(self) -> Batch:
+        assert self.block.batch is not None
+        return self.block.batch
 
 
-def _calls(spec: BackendSpec, groups: Iterator[_Group], jobs: int) -> Iterator[tuple[tuple[bool, ...], list[Results]]]:
-    """Results of every group in order; worker processes are given a round of calls at a time."""
-    spent = 0.0
-    while jobs == 1 or spent < _POOL_PAYS_S:
-        group = next(groups, None)
-        if group is None:
+class _Part:
+    """What is leased and given up as a whole: a part of a point, in the same place whoever evaluates it."""
+
+    def __init__(self, block: Block, keys: Lanes, scenario: str) -> None:
+        self.block, self.keys, self.scenario = block, keys, scenario
+        self.found: dict[int, Results] = {}
+        self.left = block.size
+
+    def take(self, start: int, results: Results) -> None:
+        self.found[start] = results
+        self.left -= results.size
+
+    def know(self, known: NDArray[np.bool_], results: Results) -> None:
+        """Take in what is recorded and was not known here."""
+        gaps = known.copy()
+        for start, have in self.found.items():
+            gaps[start : start + have.size] = False
+        for start, stop in _runs(gaps):
+            self.take(start, results.take(slice(start, stop)))
+
+    def pieces(self) -> Iterator[_Piece]:
+        """What has no results yet, as grids."""
+        gaps = np.ones(self.block.size, bool)
+        for start, have in self.found.items():
+            gaps[start : start + have.size] = False
+        for start, block in _grids(self.block, gaps):
+            yield _Piece(self, start, start + block.size, block)
+
+    @property
+    def results(self) -> Results:
+        return Results.join([self.found[start] for start in sorted(self.found)])
+
+
+def _runs(marks: NDArray[np.bool_]) -> Iterator[tuple[int, int]]:
+    """Where marks are set without a gap, as start...stop."""
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], marks, [False]]).astype(np.int8)))
+    yield from zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True)
+
+
+def _grids(block: Block, wanted: NDArray[np.bool_], start: int = 0) -> Iterator[tuple[int, Block]]:
+    """The wanted points of a block as smaller ones, with their places."""
+    if wanted.all():
+        yield start, block
+    elif wanted.any():
+        for half in block.split((block.size + 1) // 2):
+            yield from _grids(half, wanted[: half.size], start)
+            wanted, start = wanted[half.size :], start + half.size
+
+
+class _Round:
+    """Some points on their way: what is known is looked up, the rest leased, evaluated and recorded."""
+
+    def __init__(self, evaluator: Evaluator, points: Sequence[Evaluated], most: int) -> None:
+        self._own, self._most = evaluator, most
+        self._points = [list(_parts(point, most)) for point in points]
+        self._parts = [part for parts in self._points for part in parts]
+        self._recording: deque[_Piece] = deque()
+
+    def done(self, calls: _Calls) -> Iterator[Results]:
+        """Results of every point."""
+        self._look_up(self._parts)
+        left = [part for part in self._parts if part.left]
+        while left:
+            mine = self._own.session.lease([part.keys for part in left])
+            own = [part for part, ours in zip(left, mine, strict=True) if ours]
+            if len(own) < len(left) or self._own.session.lost:
+                self._look_up(own)  # may have been recorded just before the lease was ours
+            self._evaluate([part for part in own if part.left], calls)
+            left = [part for part, ours in zip(left, mine, strict=True) if not ours]
+            if left:
+                self._wait(left, pause=not own)
+                left = [part for part in left if part.left]
+        for parts in self._points:
+            yield Results.join([part.results for part in parts])
+
+    def _look_up(self, parts: Sequence[_Part]) -> None:
+        found = self._own.session.find(np.concatenate([part.keys for part in parts])) if parts else None
+        if found is None:
             return
-        began = time.perf_counter()
-        results = call(spec, group.parts)
-        spent += time.perf_counter() - began
-        yield group.last, results
-    size = _CALLS_PER_JOB * (joblib.cpu_count() if jobs < 0 else jobs)
-    while ahead := list(itertools.islice(groups, size)):
-        for group, found in zip(ahead, _pool(spec, ahead, jobs), strict=True):
-            yield group.last, found
+        self._own.session.recall(found)
+        ends = np.cumsum([len(part.keys) for part in parts])
+        for part, stop in zip(parts, ends.tolist(), strict=True):
+            places, before = slice(stop - len(part.keys), stop), part.left
+            part.know(found.known[places], found.results.take(places))
+            self._own.seen(before - part.left)
+
+    def _wait(self, parts: Sequence[_Part], *, pause: bool) -> None:
+        """See what others have recorded meanwhile."""
+        if self._own.stopping():
+            raise Interrupted
+        if pause:
+            time.sleep(_POLL_S)
+        self._look_up(parts)
+
+    def _evaluate(self, parts: Sequence[_Part], calls: _Calls) -> None:
+        """Evaluate what has no results, and record it."""
+        pieces = [piece for part in parts for piece in part.pieces()]
+        try:
+            for group, found in calls.made(list(_groups(pieces, self._most))):
+                for piece, results in zip(group, found, strict=True):
+                    self._record(piece, results)
+                calls.judge(group, found)
+        finally:
+            self._settle(self._own.session.flush())
+
+    def _record(self, piece: _Piece, results: Results) -> None:
+        part, block = piece.part, piece.block
+        part.left -= results.size
+        self._recording.append(piece)
+        fresh = Fresh(part.keys[piece.start : piece.stop], results, block.texts(part.scenario))
+        self._settle(self._own.session.record(fresh, [] if part.left else [part.keys]))
+
+    def _settle(self, recorded: Sequence[Results]) -> None:
+        """Results that are recorded count."""
+        for results in recorded:
+            piece = self._recording.popleft()
+            piece.part.found[piece.start] = results
+            self._own.seen(results.size)
 
 
-def _pool(spec: BackendSpec, groups: Sequence[_Group], jobs: int) -> Iterator[list[Results]]:
-    """Results of some groups, in order, from worker processes."""
-    tasks = [joblib.delayed(call)(spec, group.parts) for group in groups]
-    with _lost_workers_told():
-        with _interrupts_ignored():  # workers inherit it: Ctrl-C is for this process, which then ends them
-            results = joblib.Parallel(n_jobs=jobs, return_as="generator")(tasks)
-        yield from results
+def _parts(point: Evaluated, most: int) -> Iterator[_Part]:
+    start = 0
+    for block in point.block.split(most):
+        yield _Part(block, point.keys[start : start + block.size], point.scenario)
+        start += block.size
 
 
-@contextlib.contextmanager
-def _lost_workers_told() -> Iterator[None]:
-    try:
-        yield
-    except BrokenProcessPool as error:
-        raise OSError("a worker process died (killed, or out of memory); try executor.jobs=1") from error
+def _groups(pieces: Iterable[_Piece], most: int) -> Iterator[list[_Piece]]:
+    """All pieces in order, so that no call has more than `most` designs."""
+    held: list[_Piece] = []
+    count = 0
+    for piece in pieces:
+        if held and count + piece.block.size > most:
+            yield held
+            held, count = [], 0
+        held.append(piece)
+        count += piece.block.size
+    if held:
+        yield held
 
 
-@contextlib.contextmanager
-def _interrupts_ignored() -> Iterator[None]:
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
+class _Calls:
+    """Calls of the backend: here, until worker processes pay; there from the start where calls have limits.
+
+    Points that were in flight when their process ended may have ended it, so they are not evaluated here either.
+    """
+
+    def __init__(self, evaluator: Evaluator) -> None:
+        self._own, executor = evaluator, evaluator.executor
+        self._spent = 0.0
+        self._pool: Pool | None = None
+        self._jobs = joblib.cpu_count() if executor.jobs < 0 else executor.jobs
+        limited = executor.timeout_s is not None or executor.memory_bytes is not None
+        self._apart = limited or evaluator.session.lost > 0
+        self._alike, self._last = 0, ""
+        self._streak: list[Lanes] = []
+
+    @property
+    def width(self) -> int:
+        """How many calls are made ready together."""
+        return _CALLS_PER_JOB * self._jobs if self._away else 1
+
+    @property
+    def _away(self) -> bool:
+        return self._apart or (self._jobs > 1 and self._spent >= _POOL_PAYS_S)
+
+    def made(self, groups: Sequence[list[_Piece]]) -> Iterator[tuple[list[_Piece], list[Results]]]:
+        """Results of each group, as they come."""
+        if self._away:
+            yield from self._made_away(groups)
+            return
+        for group in groups:
+            self._check()
+            began = time.perf_counter()
+            found = call(self._own.spec, [piece.batch for piece in group])
+            self._spent += time.perf_counter() - began
+            yield group, found
+
+    def _made_away(self, groups: Sequence[list[_Piece]]) -> Iterator[tuple[list[_Piece], list[Results]]]:
+        if self._pool is None:
+            self._pool = Pool(_serve, size=self._jobs, memory_bytes=self._own.executor.memory_bytes)
+        jobs = joblib.Parallel(n_jobs=self._jobs, backend="threading", return_as="generator_unordered")
+        try:
+            for group, found in jobs(joblib.delayed(self._one)(group) for group in groups):
+                if found is not None:
+                    yield group, found
+        except BaseException:  # the threads must not wait for workers
+            self._pool.close()
+            raise
+        self._check()
+
+    def _one(self, group: list[_Piece]) -> tuple[list[_Piece], list[Results] | None]:
+        """Results of one group from a worker; None where it is to stop."""
+        if self._own.stopping():
+            return group, None
+        return group, self._kept([piece.batch for piece in group], retries=self._own.executor.max_retries)
+
+    def _kept(self, batches: Sequence[Batch], retries: int) -> list[Results]:
+        """As `call`, from a worker: a call that is lost is made again, then in halves."""
+        size, limit = sum(batch.size for batch in batches), self._own.executor.timeout_s
+        assert self._pool is not None
+        try:
+            found: list[Results] = self._pool.call((self._own.spec, batches), None if limit is None else limit * size)
+            return found
+        except (Lost, RuntimeError) as error:
+            if self._pool.closed:
+                raise
+            if isinstance(error, Lost) and not self._own.stopping():
+                again = "is evaluated again" if size > 1 or retries else "has failed"
+                print(f"a worker was lost ({_brief(error)}); what it had in hand ({size}) {again}", file=sys.stderr)
+            if size == 1 and retries and not str(error).startswith("TIMEOUT"):
+                return self._kept(batches, retries - 1)
+            return _halved(batches, str(error), lambda half: self._kept(half, retries))
+
+    def _check(self) -> None:
+        if self._own.stopping():
+            raise Interrupted
+
+    def judge(self, group: Sequence[_Piece], found: Sequence[Results]) -> None:
+        """Look for a backend that fails every time, and alike. Raises Broken; what it said is not kept."""
+        most = self._own.executor.broken_after
+        for piece, results in zip(group, found, strict=True):
+            failed = results.status == STATUSES.index("failed")
+            if not failed.any() or not most:
+                self._alike, self._streak = 0, []
+                continue
+            for place in range(results.size):
+                reason = results[place].reason if failed[place] else ""
+                self._alike = self._alike + 1 if reason and reason == self._last else int(bool(reason))
+                start = piece.start + place
+                self._streak = self._streak[-most:] if self._alike > 1 else []
+                self._streak.append(piece.part.keys[start : start + 1])
+                self._last = reason
+                if self._alike == most:
+                    self._own.session.withdraw(np.concatenate(self._streak[-most:]))
+                    raise Broken(
+                        f"the backend looks broken: {most} points in a row failed alike ({reason}). They were not"
+                        " recorded, all before them was: mend it and type the same command, or set"
+                        " executor.broken_after=0 to go on regardless"
+                    )
+
+    def close(self) -> None:
+        """End the workers."""
+        if self._pool is not None:
+            self._pool.close()
+
+
+class Interrupted(KeyboardInterrupt):
+    """Told to stop by a signal; what was in flight is recorded."""
+
+    def __init__(self, number: int = signal.SIGINT, text: str = "interrupted") -> None:
+        super().__init__(text)
+        self.number = number
+
+
+def _brief(error: Exception) -> str:
+    return str(error).partition(": ")[0]
+
+
+def _serve(asked: tuple[BackendSpec, Sequence[Batch]]) -> list[Results]:
+    """What a worker process does."""
+    return call(*asked)
 
 
 def call(spec: BackendSpec, batches: Sequence[Batch]) -> list[Results]:
@@ -170,14 +412,21 @@ def call(spec: BackendSpec, batches: Sequence[Batch]) -> list[Results]:
     """
     try:
         return _checked_call(spec.make(), batches)
+    except MemoryError:
+        return _halved(batches, "OUT OF MEMORY", lambda half: call(spec, half))
     except Exception as error:
-        if len(batches) > 1:
-            half = len(batches) // 2
-            return [*call(spec, batches[:half]), *call(spec, batches[half:])]
-        (batch,) = batches
-        if batch.size == 1:
-            return [Results.of([Result("failed", reason=f"{type(error).__name__}: {error}")])]
-        return [Results.join([call(spec, [part])[0] for part in batch.split((batch.size + 1) // 2)])]
+        return _halved(batches, f"{type(error).__name__}: {error}", lambda half: call(spec, half))
+
+
+def _halved(batches: Sequence[Batch], reason: str, again: Callable[[Sequence[Batch]], list[Results]]) -> list[Results]:
+    """Each half by itself; a single design has failed for the reason given."""
+    if len(batches) > 1:
+        half = len(batches) // 2
+        return [*again(batches[:half]), *again(batches[half:])]
+    (batch,) = batches
+    if batch.size == 1:
+        return [Results.of([Result("failed", reason=reason)])]
+    return [Results.join([again([part])[0] for part in batch.split((batch.size + 1) // 2)])]
 
 
 def _checked_call(backend: Backend, batches: Sequence[Batch]) -> list[Results]:

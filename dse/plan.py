@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from dse import discovery
-from dse.backend import Backend, Tree
+from dse.backend import Backend, Status, Tree
 from dse.compose import Request
 from dse.execute import BackendSpec, Executor, validate
 from dse.problems import ConfigError, Problems, did_you_mean
 from dse.search import Goal, Search, make_sampler
 from dse.space import Knob, Space
+from dse.store import Context
 from dse.values import Frozen, Integer
 
 _SECTIONS = (
@@ -28,6 +29,8 @@ _SECTIONS = (
     "output_dir",
     "timeline",
     "budget",
+    "store",
+    "resume",
 )
 
 
@@ -67,8 +70,23 @@ class Tracking(Frozen):
     most_points: Annotated[Integer, Field(ge=0)] = 20_000
 
 
+class StoreAt(Frozen):
+    """The `store` group. url: of the database; `auto` for results.db in the output folder, null for none.
+
+    retry: statuses of recorded results that are evaluated again.
+    """
+
+    name: str
+    description: str = ""
+    url: Annotated[str, Field(pattern=r"^(auto|sqlite:///.+|postgresql(\+psycopg)?://.+)$")] | None = "auto"
+    retry: tuple[Status, ...] = ()
+
+
 class Settings(Frozen):
-    """Everything of a configuration that is not the design. timeline: run the winners again, in full."""
+    """Everything of a configuration that is not the design. timeline: run the winners again, in full.
+
+    resume: what to do about an earlier study that was asked otherwise: auto (refuse), fork or accept.
+    """
 
     study: Study
     simulator: Mapping[str, Any]
@@ -80,6 +98,8 @@ class Settings(Frozen):
     seed: Annotated[Integer, Field(ge=0, le=2**32 - 1)]
     output_dir: Annotated[str, Field(min_length=1)]
     timeline: bool = True
+    store: StoreAt = StoreAt(name="sqlite")
+    resume: Literal["auto", "fork", "accept"] = "auto"
 
 
 @dataclass(frozen=True)
@@ -96,6 +116,18 @@ class Plan:
     def backend(self) -> Backend:
         """The backend that evaluates designs."""
         return self.spec.make()
+
+    @property
+    def context(self) -> Context:
+        """What evaluates designs, as far as results depend on it."""
+        backend = self.backend
+        return Context(self.spec.name, backend.version, repr(self.spec.parameters), tuple(backend.metrics))
+
+    @property
+    def num_points(self) -> int:
+        """Points that will be asked for, baselines outside the space not counted."""
+        trials = self.settings.budget.trials
+        return sum(trials if (size := space.size(trials)) is None else size for space in self.spaces.values())
 
     @property
     def knobs(self) -> tuple[str, ...]:

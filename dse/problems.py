@@ -41,6 +41,10 @@ class ConfigError(Exception):
         return ConfigError, (self.problems,)  # so that it survives the way back from a worker process
 
 
+class Broken(Exception):
+    """A backend that fails every time, and alike: the study stops; exit code 3."""
+
+
 class Problems:
     """Collects problems over several checks; `done()` raises them together.
 

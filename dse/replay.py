@@ -52,9 +52,8 @@ def _design(planned: Plan, row: Any) -> Any:
     space = planned.spaces.get(str(row["scenario"]))
     chosen = {path: _plain(row[path]) for path in planned.knobs if path in row.dropna()}
     blocks = [] if space is None else list(space.resolve(chosen))
-    context = (planned.spec.name, planned.backend.version, repr(planned.spec.parameters))
     for block in blocks:
-        if block.design is not None and identity(block.design, *context) == row["key"]:
+        if block.design is not None and identity(block.design, *planned.context.words) == row["key"]:
             return block.design
     rule = "was made by other code or another configuration, and cannot be run again as it was"
     raise ConfigError([Problem("key", rule, row["key"], "run the study again, or give its --config-dir")])

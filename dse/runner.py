@@ -2,48 +2,110 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dse import provenance, report
+from dse import provenance, report, resume
 from dse.backend import Metric
 from dse.compose import Request
+from dse.database import StoreError
+from dse.execute import Interrupted
+from dse.interrupt import Stop, stoppable
 from dse.outputs import Outputs
 from dse.plan import Plan, plan
 from dse.problems import ConfigError, Problem, did_you_mean
 from dse.progress import bar
 from dse.selection import Selection, select
 from dse.standings import winners
-from dse.study import Findings
+from dse.store import Store
+from dse.study import Findings, Support
 from dse.study import run as search
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+_BYTES_PER_POINT = 1000  # of disk: some 250 in the store and its log, about 100 in the table, the rest to spare
+
 
 def run(request: Request) -> int:
     """Evaluate a study and write everything; 0, or 3 if points failed. Raises ConfigError before any evaluation."""
     planned = plan(request)
-    outputs = Outputs.create(Path(planned.settings.output_dir), planned.settings.study.name)
-    try:
-        found = search(planned, outputs.results)
-    except BaseException:
-        outputs.discard()
-        raise
-    _store(planned, found, outputs)
+    made = _provenance(planned)
+    with _begun(planned, made) as begun:
+        outputs = Outputs.create(Path(planned.settings.output_dir), planned.settings.study.name)
+        try:
+            with stoppable() as stop:
+                found = _searched(planned, outputs, begun, stop)
+        except BaseException:
+            outputs.discard()
+            raise
+        _store(planned, found, outputs=outputs, made={**made, **_recalled(begun)})
+        if begun is not None:
+            resume.finish(begun)
     shown = report.stored(outputs)
     rows = report.check(outputs, planned.settings.study.module, shown)
     report.draw(outputs, planned.settings.study.module, shown.table)
     outputs.finish()
     _tell(planned, found, outputs=outputs, shown=shown, rows=rows)
     _track(planned, found, outputs)
-    return 3 if {"failed", "invalid"} & set(found.statuses) else 0
+    failed = found.statuses["failed"] + found.statuses["invalid"]
+    return 3 if failed > planned.settings.executor.max_failed_fraction * found.num_rows else 0
 
 
-def _store(planned: Plan, found: Findings, outputs: Outputs) -> None:
+@contextmanager
+def _begun(planned: Plan, made: Mapping[str, Any]) -> Iterator[resume.Begun | None]:
+    """The study in its store, begun or taken up again; None without a store."""
+    url, folder = planned.settings.store.url, Path(planned.settings.output_dir)
+    if url is None:
+        yield None
+        return
+    begun = resume.begin(Store(f"sqlite:///{folder / 'results.db'}" if url == "auto" else url), planned, made)
+    try:
+        _check_room(planned, begun)
+        if begun.resumed:
+            left = max(0, planned.num_points - begun.done)
+            print(f"resuming: {begun}, {left} left", file=sys.stderr)
+        yield begun
+    finally:
+        begun.session.leave()
+
+
+def _check_room(planned: Plan, begun: resume.Begun) -> None:
+    """Refuse to begin what the disk cannot hold."""
+    folder = Path(planned.settings.output_dir)
+    needed, free = _BYTES_PER_POINT * (planned.num_points - begun.done), shutil.disk_usage(folder).free
+    if needed > free:
+        raise StoreError(f"{folder} has room for {free >> 20} MiB, the study needs about {needed >> 20} MiB")
+
+
+def _searched(planned: Plan, outputs: Outputs, begun: resume.Begun | None, stop: Stop) -> Findings:
+    support = Support(stopping=stop) if begun is None else Support(begun.session, stop)
+    try:
+        return search(planned, outputs.results, support)
+    except Interrupted:
+        kept = "; what was evaluated is kept: type the same command to go on" if begun else ""
+        raise Interrupted(stop.number, f"interrupted{kept}") from None
+
+
+def _recalled(begun: resume.Begun | None) -> dict[str, Any]:
+    """The study in the store, and from which others results were taken."""
+    if begun is None:
+        return {}
+    recalled = {str(study): count for study, count in begun.session.recalled.items() if study != begun.study}
+    return {"study": begun.study, "recalled": recalled}
+
+
+def _provenance(planned: Plan) -> dict[str, Any]:
+    backend = f"{planned.spec.name} {planned.backend.version}"
+    return provenance.record(planned.request.overrides, backend, planned.settings.seed)
+
+
+def _store(planned: Plan, found: Findings, *, outputs: Outputs, made: Mapping[str, Any]) -> None:
     settings = planned.settings
     outputs.write_table("timelines", found.timelines)
     outputs.write_config(planned.request.tree)
@@ -60,7 +122,6 @@ def _store(planned: Plan, found: Findings, outputs: Outputs) -> None:
             "searched": {name: vars(chosen) for name, chosen in found.chosen.items()},
         },
     )
-    made = provenance.record(planned.request.overrides, f"{planned.spec.name} {planned.backend.version}", settings.seed)
     outputs.write_json("provenance", {**made, "facts": _facts(planned)})
 
 

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel
 
-from dse.backend import Backend, Batch, Tree, along, pieces
+from dse.backend import Backend, Batch, Results, Tree, along, pieces
 from dse.problems import ConfigError
 from dse.values import LABELS, Lanes, grid_lanes, lanes
 
@@ -94,12 +94,38 @@ class Block:
         """The points that take only some of the values of each axis."""
         return replace(self, axes=axes, design=None if self.design is None else Batch(self.design, axes).at(0))
 
+    def texts(self, scenario: str) -> list[str]:
+        """What each point is called in the store: its scenario and searched values, as JSON."""
+        head = json.dumps({"scenario": scenario, **self.assignment}, default=str)[:-1]
+        parts = [
+            [f", {json.dumps(path)}: {json.dumps(value, default=str)}" for value in values.tolist()]
+            for path, values in self.axes.items()
+        ]
+        return ["".join((head, *found, "}")) for found in itertools.product(*parts)]
+
     def keys(self, *context: str) -> Lanes:
         """Content hashes [size, 2] of its designs; where there is no design, of what was asked for."""
         if self.design is not None:
             return lanes(self.design, self.axes, context)
         asked = {section: _unlabelled(tree) for section, tree in self.tree.items()}
         return grid_lanes([f"refused = {json.dumps(asked, sort_keys=True, default=str)}"], self.axes, context)
+
+
+@dataclass
+class Evaluated:
+    """A block of designs of a scenario, their keys [B, 2], whether they were asked for, and their results, if any."""
+
+    block: Block
+    keys: Lanes
+    scenario: str
+    results: Results | None = None
+    asked: bool = False
+
+    @property
+    def found(self) -> Results:
+        """The results, which must be there."""
+        assert self.results is not None
+        return self.results
 
 
 def _unlabelled(tree: Any) -> Any:

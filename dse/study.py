@@ -7,8 +7,8 @@ streams: however many points it has, a few thousand are held at a time.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,14 +16,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from pydantic import BaseModel
 
-from dse.backend import Batch, Result, Results
-from dse.baselines import Baselines, Evaluated
-from dse.execute import evaluate
+from dse.backend import Result, Results
+from dse.baselines import Baselines
+from dse.execute import Evaluator
 from dse.ledger import Ledger
 from dse.plan import Plan
-from dse.progress import Advance, bar
+from dse.progress import bar
 from dse.search import Chosen, Outcome, Question, explore
-from dse.space import Assignment, Block, Space
+from dse.session import Forgetful, Session
+from dse.space import Assignment, Block, Evaluated, Space
 from dse.table import ROWS_PER_GROUP, Rows
 from dse.values import hexes
 
@@ -52,11 +53,22 @@ class Findings:
         return sum(self.statuses.values())
 
 
-def run(plan: Plan, path: Path) -> Findings:
+@dataclass(frozen=True)
+class Support:
+    """What a study rests on while it runs. session: the store. done: points known when it began, for the progress bar.
+
+    stopping: whether to end once what is in flight is recorded.
+    """
+
+    session: Session = field(default_factory=Forgetful)
+    stopping: Callable[[], bool] = lambda: False
+
+
+def run(plan: Plan, path: Path, support: Support | None = None) -> Findings:
     """Search every scenario of a plan and write the table to `path`. It depends on configuration and seed alone."""
     ledger = Ledger(plan, path)
     try:
-        chosen = _search(plan, ledger)
+        chosen = _search(plan, ledger, support or Support())
         front_size = ledger.finish(plan.settings.study.name)
     except BaseException:
         ledger.sheet.discard()
@@ -65,19 +77,20 @@ def run(plan: Plan, path: Path) -> Findings:
     return Findings(ledger.statuses, ledger.engines, front_size, timelines, limits, chosen)
 
 
-def _search(plan: Plan, ledger: Ledger) -> dict[str, Chosen]:
+def _search(plan: Plan, ledger: Ledger, support: Support) -> dict[str, Chosen]:
     trials = plan.settings.budget.trials
     sizes = {name: space.size(trials) for name, space in plan.spaces.items()}
     chosen: dict[str, Chosen] = {}
     with bar(plan.settings.study.name, sum(trials if size is None else size for size in sizes.values())) as advance:
-        scenarios = [_Scenario(plan, index, advance) for index in range(len(sizes))]
+        evaluator = Evaluator(plan.spec, plan.settings.executor, support.session, advance, support.stopping)
+        scenarios = [_Scenario(plan, index, evaluator) for index in range(len(sizes))]
         finite = [one for one in scenarios if sizes[one.name] is not None]
-        ledger.take(_evaluated(plan, _enumerated(finite), advance))
+        ledger.take(_evaluated(evaluator, _enumerated(finite)))
         for one in scenarios:
             if sizes[one.name] is None:
                 question = Question(one.space, plan.goals, one.seed, one.outcomes, one.identify)
                 chosen[one.name] = explore(question, plan.settings.search, trials=trials)
-                ledger.take(_evaluated(plan, one.rows(one.sampled), advance))
+                ledger.take(_evaluated(evaluator, one.rows(one.sampled)))
     ledger.flush()
     for one in finite:
         distinct = int(ledger.distinct[one.index])
@@ -92,28 +105,28 @@ def _enumerated(scenarios: Sequence[_Scenario]) -> Iterator[Rows]:
             yield from one.rows([] if block is None else [block])
 
 
-def _evaluated(plan: Plan, rows: Iterable[Rows], advance: Advance) -> Iterator[Rows]:
+def _evaluated(evaluator: Evaluator, rows: Iterable[Rows]) -> Iterator[Rows]:
     """The same rows, with results: what has none yet is evaluated, once."""
     waiting: deque[Rows] = deque()
 
-    def batches() -> Iterator[Batch]:
+    def points() -> Iterator[Evaluated]:
         for one in rows:
             waiting.append(one)
-            point, batch = one.point, one.point.block.batch
+            point = one.point
             if point.asked:
                 continue
             point.asked = True
-            if batch is not None:
-                yield batch
+            if point.block.design is not None:
+                yield point
             else:
                 point.results = Results.all_alike(Result("infeasible", reason=point.block.reason), point.block.size)
-                advance(point.block.size)
+                evaluator.seen(point.block.size)
 
     def ready() -> Iterator[Rows]:
         while waiting and waiting[0].point.results is not None:
             yield waiting.popleft()
 
-    for results in evaluate(plan.spec, batches(), jobs=plan.settings.executor.jobs, seen=advance):
+    for results in evaluator.results(points()):
         yield from ready()
         waiting[0].point.results = results
         yield from ready()
@@ -123,13 +136,13 @@ def _evaluated(plan: Plan, rows: Iterable[Rows], advance: Advance) -> Iterator[R
 class _Scenario:
     """One scenario's points: as blocks with their baselines, and one by one for a sampler."""
 
-    def __init__(self, plan: Plan, index: int, advance: Advance) -> None:
-        self._plan, self.index, self._advance = plan, index, advance
+    def __init__(self, plan: Plan, index: int, evaluator: Evaluator) -> None:
+        self.index, self._evaluator = index, evaluator
         self.name = list(plan.spaces)[index]
         self.space: Space = plan.spaces[self.name]
         self.seed = int(np.random.SeedSequence([plan.settings.seed, index]).generate_state(1)[0])
-        self._context = (plan.spec.name, plan.backend.version, repr(plan.spec.parameters))
-        self._baselines = Baselines(self.space, plan.settings.study.baseline, self._context)
+        self._words = plan.context.words
+        self._baselines = Baselines(self.space, plan.settings.study.baseline, self._identified)
         self._points: dict[str, str] = {}
         self._known: dict[str, Evaluated] = {}
         self._sampled: dict[str, None] = {}
@@ -143,13 +156,16 @@ class _Scenario:
         """Rows of some blocks, those of their baselines before them."""
         for block in blocks:
             for part, baseline in self._baselines.of(block):
-                point = self._once(Evaluated(part, part.keys(*self._context)))
+                point = self._once(self._identified(part))
                 own = self._once(baseline)
                 if np.array_equal(point.keys, own.keys):
                     point = own
                 elif not own.asked:
                     yield Rows(self.index, own, own, explored=False)
                 yield Rows(self.index, point, own, explored=True)
+
+    def _identified(self, block: Block) -> Evaluated:
+        return Evaluated(block, block.keys(*self._words), self.name)
 
     def _once(self, found: Evaluated) -> Evaluated:
         """The same designs as evaluated for a sampler, if they were."""
@@ -160,7 +176,7 @@ class _Scenario:
         text = repr(sorted(point.items(), key=lambda item: item[0]))
         if text not in self._points:
             (block,) = self.space.resolve(point)
-            found = Evaluated(block, block.keys(*self._context))
+            found = self._identified(block)
             self._points[text] = _name(found)
             self._known.setdefault(_name(found), found)
         return self._points[text]
@@ -169,7 +185,7 @@ class _Scenario:
         """Evaluate points that a sampler asks for; their metrics in order, None where there are none."""
         names = [self.identify(point) for point in points]
         fresh = [self._known[name] for name in dict.fromkeys(names) if not self._known[name].asked]
-        for _ in _evaluated(self._plan, [Rows(self.index, one, one, explored=True) for one in fresh], self._advance):
+        for _ in _evaluated(self._evaluator, [Rows(self.index, one, one, explored=True) for one in fresh]):
             pass
         self._sampled.update(dict.fromkeys(names))
         return [self._known[name].found[0].metrics or None for name in names]

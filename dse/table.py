@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 from pydantic import BaseModel
 
 from dse.backend import STATUSES, Backend, Columns, Results
-from dse.baselines import Evaluated, places
+from dse.baselines import places
 from dse.plan import Plan
 from dse.problems import ConfigError
-from dse.space import Block, get_path
+from dse.space import Block, Evaluated, get_path
 from dse.values import Lanes, hexes
 
 ROWS_PER_GROUP = 1 << 16  # rows held at once: some 30 MB of columns
@@ -106,8 +106,8 @@ class Layout:
             "scenario": _coded(np.repeat([one.scenario for one in rows], sizes), self.scenarios),
             "key": _texts(np.concatenate([one.point.keys for one in rows])),
             "status": _coded(results.status, STATUSES),
-            "reason": _coded(results.reason, results.texts),
-            "engine": _coded(results.engine, results.texts),
+            "reason": _coded(*_as_met(results.reason, results.texts)),
+            "engine": _coded(*_as_met(results.engine, results.texts)),
             "baseline": _texts(np.concatenate(own)),
             **{path: _column(path, kind, rows) for path, kind in self.kinds.items()},
             **{name: pa.array(column) for name, column in self._numbers(results, rows).items()},
@@ -218,6 +218,15 @@ def _texts(hashes: Lanes) -> Any:
     data = hexes(hashes)
     offsets = np.arange(0, 32 * len(data) + 1, 32, dtype=np.int32)
     return pa.StringArray.from_buffers(len(data), pa.py_buffer(offsets), pa.py_buffer(data))
+
+
+def _as_met(codes: NDArray[np.int32], texts: Sequence[str]) -> tuple[NDArray[np.int32], list[str]]:
+    """Texts numbered in the order in which they are met, whatever order they came to be known in."""
+    used, first, places = np.unique(codes, return_index=True, return_inverse=True)
+    order = np.argsort(first)
+    rank = np.empty(len(order), np.int32)
+    rank[order] = np.arange(len(order))
+    return rank[places], [texts[code] for code in used[order]]
 
 
 def _coded(codes: NDArray[Any], names: Sequence[str]) -> Any:

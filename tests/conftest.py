@@ -5,13 +5,15 @@ from __future__ import annotations
 import copy
 import functools
 import os
-from collections.abc import Callable, Iterable, Mapping
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, get_args
 
 import pytest
 import yaml
 from hypothesis import HealthCheck, Phase, settings
+from postgres import Server, programs, running
 from pydantic import BaseModel
 
 from dse.backend import Backend, Batch, Result
@@ -108,3 +110,14 @@ def shared() -> Callable[[str], Path]:
         return path
 
     return find
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Server]:
+    """A PostgreSQL server; tests of it are skipped where none is installed."""
+    if programs() is None:
+        pytest.skip("PostgreSQL is not installed: apt-get install postgresql")
+    with tempfile.TemporaryDirectory() as name:
+        Path(name).chmod(0o755)  # the server does not run as root
+        with running(Path(name) / "server") as server:
+            yield server

@@ -14,11 +14,10 @@ import toy
 from conftest import design
 from hypothesis import given
 from hypothesis import strategies as st
-from joblib.externals.loky import get_reusable_executor
 
 from dse import execute
 from dse.backend import STATUSES, Batch, Metric, Result, Results, Status, checked
-from dse.execute import BackendSpec, evaluate, validate
+from dse.execute import BackendSpec, validate
 from dse.problems import ConfigError
 
 NUMBERS = st.one_of(st.floats(), st.integers(-(10**30), 10**30))
@@ -33,7 +32,7 @@ def installed(tmp_path: Path) -> Iterator[None]:
 def results(spec: BackendSpec, values: Sequence[int], jobs: int = 1) -> list[Result]:
     """Results of things of these x, one batch each."""
     batches = [Batch(thing) for thing in toy.things(values)]
-    return [found[0] for found in evaluate(spec, batches, jobs=jobs, seen=lambda count: None)]
+    return [found[0] for found in toy.evaluate(spec, batches, jobs=jobs)]
 
 
 def grid(values: Sequence[int]) -> Batch:
@@ -150,7 +149,7 @@ def test_a_design_that_fails_costs_one_result_and_no_other(batch: int, values: l
 def test_a_grid_gives_what_its_designs_give_alone(batch: int, values: list[int]) -> None:
     """Whatever is cut or put together on the way, and whatever fails."""
     spec = toy.spec((0, "raises"), (1, "unsupported"), (2, "nan"), batch=batch)
-    (together, single) = evaluate(spec, [grid(values), grid(values[:1])], jobs=1, seen=lambda count: None)
+    (together, single) = toy.evaluate(spec, [grid(values), grid(values[:1])])
     alone = results(spec, values)
     assert [together[place] for place in range(len(values))] == alone
     assert single[0] == alone[0]
@@ -159,7 +158,7 @@ def test_a_grid_gives_what_its_designs_give_alone(batch: int, values: list[int])
 @given(st.lists(st.integers(-900, 899), min_size=1, max_size=40, unique=True), st.sets(st.integers(-20, 20)))
 def test_of_a_large_batch_that_fails_only_the_designs_that_fail_are_lost(xs: list[int], bad: set[int]) -> None:
     spec = toy.spec(*((x, "raises") for x in sorted(bad)), fast=True, batch=1000)
-    (found,) = evaluate(spec, [grid(xs)], jobs=1, seen=lambda count: None)
+    (found,) = toy.evaluate(spec, [grid(xs)])
     assert [found[place].status for place in range(len(xs))] == ["failed" if x in bad else "ok" for x in xs]
 
 
@@ -172,7 +171,7 @@ def test_batches_are_taken_and_results_given_as_they_are_needed() -> None:
             taken += 1
             yield grid([x % 100])
 
-    found = evaluate(toy.spec(batch=5), endless(), jobs=1, seen=lambda count: None)
+    found = toy.evaluate(toy.spec(batch=5), endless())
     assert len(list(itertools.islice(found, 50))) == 50
     assert taken <= 50 + 2 * 5
 
@@ -181,7 +180,7 @@ def test_batches_are_taken_and_results_given_as_they_are_needed() -> None:
 def test_progress_adds_up_to_the_number_of_designs(count: int, batch: int) -> None:
     seen: list[int] = []
     batches = [Batch(thing) for thing in toy.things(range(count))]
-    assert len(list(evaluate(toy.spec((3, "raises"), batch=batch), batches, jobs=1, seen=seen.append))) == count
+    assert len(list(toy.evaluate(toy.spec((3, "raises"), batch=batch), batches, seen=seen.append))) == count
     assert sum(seen) == count
     assert all(0 < done <= batch for done in seen)
 
@@ -230,7 +229,6 @@ EVENT = BackendSpec("overlap", (("engine", "event"), ("fallback", None)))
 def test_two_jobs_are_other_processes_and_give_the_same_results_in_the_same_order(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    get_reusable_executor().shutdown(wait=True)  # workers of earlier tests have not found the toy
     monkeypatch.setattr(execute, "_POOL_PAYS_S", 0.0)  # start the workers for however little work
     values = [*range(40)]
     faults = [(5, "raises"), (7, "nan"), (9, "unsupported")]
@@ -256,8 +254,8 @@ def test_the_event_engine_gives_the_same_results_to_the_bit_for_any_number_of_jo
     designs = [design("hetero_fused_1d", one) for one in overrides]
     seen: list[int] = []
     batches = [Batch(one) for one in designs]
-    alone = [found[0] for found in evaluate(EVENT, batches, jobs=1, seen=lambda count: None)]
-    shared = [found[0] for found in evaluate(EVENT, batches, jobs=2, seen=seen.append)]
+    alone = [found[0] for found in toy.evaluate(EVENT, batches)]
+    shared = [found[0] for found in toy.evaluate(EVENT, batches, jobs=2, seen=seen.append)]
     assert sum(seen) == len(designs)
     assert {result.status for result in alone} == {"ok"}
     assert [repr(result) for result in shared] == [repr(result) for result in alone]

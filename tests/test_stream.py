@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -17,15 +18,16 @@ from conftest import REPOSITORY
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
-from joblib.externals.loky import get_reusable_executor
 
 from dse import execute, ledger, study
 from dse.backend import Result
+from dse.execute import Interrupted
 from dse.plan import Plan
 from dse.problems import ConfigError
 from dse.selection import select
 from dse.space import Assignment, Knob, Space
 from dse.standings import Seen, winners
+from dse.study import Support
 from dse.study import run as run_study
 from dse.values import key
 
@@ -152,7 +154,6 @@ def test_values_that_the_model_refuses_are_infeasible_rows_with_its_reason(tmp_p
 
 
 def test_any_number_of_jobs_gives_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    get_reusable_executor().shutdown(wait=True)  # workers of earlier tests have not found the toy
     chunked(monkeypatch, 50)
     monkeypatch.setattr(execute, "_POOL_PAYS_S", 0.0)
     monkeypatch.setattr(execute, "_CALLS_PER_JOB", 2)
@@ -179,13 +180,11 @@ def test_a_design_that_fails_inside_a_large_batch_is_one_failed_row_for_each_sce
     assert table.loc[table["status"] == "ok", "ratio"].notna().all()
 
 
-def test_nothing_is_left_of_a_study_that_is_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*given: object, **more: object) -> Iterator[Any]:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(study, "evaluate", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        run_study(planned(), tmp_path / "results.parquet")
+def test_no_half_table_is_left_of_a_study_that_is_interrupted(tmp_path: Path) -> None:
+    asked = itertools.count()
+    with pytest.raises(Interrupted):
+        run_study(planned(), tmp_path / "results.parquet", Support(stopping=lambda: next(asked) >= 2))
+    assert next(asked) >= 3
     assert not list(tmp_path.iterdir())
 
 

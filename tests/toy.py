@@ -7,7 +7,7 @@ installed distribution would be (`installed`), in this process and in its worker
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -19,11 +19,12 @@ from pydantic import BaseModel, Field, model_validator
 from dse import discovery
 from dse.backend import STATUSES, Batch, Columns, Interval, Metric, Replay, Result, Results, Tree
 from dse.compose import Request
-from dse.execute import BackendSpec
+from dse.execute import BackendSpec, Evaluator, Executor
 from dse.plan import Plan, plan
 from dse.problems import ConfigError, Problem, Problems, did_you_mean
 from dse.search import Goal
-from dse.space import Knob, Space
+from dse.session import Forgetful, Session
+from dse.space import Block, Evaluated, Knob, Space
 from dse.values import Frozen, Integer, Number, condition, knob, put
 
 
@@ -236,7 +237,7 @@ def settings(search: str, trials: int, *, seed: int = 0, jobs: int = 1) -> dict[
         "simulator": {"name": "toy", "backend": "toy"},
         "search": {"name": search},
         "budget": {"trials": trials},
-        "executor": {"name": "local", "jobs": jobs},
+        "executor": {"name": "local", "jobs": jobs, "broken_after": 0},
         "tracking": {"name": "none", "uri": None},
         "space": {},
         "seed": seed,
@@ -258,6 +259,26 @@ def planned(knobs: Sequence[Knob], tree: Mapping[str, Any], faults: Sequence[tup
 def spec(*faults: tuple[int, str], **parameters: Any) -> BackendSpec:
     """The toy by name, as a worker process is told of it; needs `installed`."""
     return BackendSpec("toy", tuple(sorted({"faults": faults, **parameters}.items())))
+
+
+def point(batch: Batch) -> Evaluated:
+    """A batch as it comes from a search space."""
+    block = Block({}, batch.axes, batch.design)
+    return Evaluated(block, block.keys("toy", "1", ""), "test")
+
+
+def evaluate(
+    spec: BackendSpec,
+    batches: Iterable[Batch],
+    *,
+    seen: Callable[[int], None] = lambda count: None,
+    session: Session | None = None,
+    **executor: Any,
+) -> Iterator[Results]:
+    """Results of batches as a study gets them. executor: of its keys; however often the backend fails, it goes on."""
+    limits = Executor.model_validate({"name": "test", "jobs": 1, "broken_after": 0, **executor})
+    evaluator = Evaluator(spec, limits, session or Forgetful(), seen)
+    return evaluator.results(point(batch) for batch in batches)
 
 
 def things(values: Sequence[int]) -> list[Toy]:

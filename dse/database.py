@@ -1,0 +1,278 @@
+"""A database that answers: made once by whoever comes first, waited for while it does not answer, mended when damaged.
+
+SQLite in one file (write-ahead log, one writer at a time) or PostgreSQL by URL. Everything that goes wrong is a
+`StoreError`, an OSError, that says what to do.
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import re
+import sys
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TypeVar
+
+from sqlalchemy import (
+    Connection,
+    Engine,
+    LargeBinary,
+    MetaData,
+    Table,
+    create_engine,
+    event,
+    insert,
+    select,
+    text,
+)
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
+
+T = TypeVar("T")
+
+_PATIENCE_S = 60.0  # that a lost connection or a locked file is waited for
+_OPENING_S = 5.0  # the same while it is opened: a server that is not there yet is more likely a wrong name
+_LOCK = 0x647365  # PostgreSQL's advisory lock while tables are made
+_RANGES = 4096  # parts in which a damaged table is read, by the first 12 bits of its key
+
+
+class StoreError(OSError):
+    """The database cannot be used; what it holds is kept. The text says what to do."""
+
+
+class _Damaged(Exception):
+    """An SQLite file that is no database, or not a whole one."""
+
+
+class Blob(LargeBinary):
+    """Bytes as the driver gives them: of a damaged row that may be anything."""
+
+    def result_processor(self, dialect: Any, coltype: object) -> None:
+        """None: nothing is done to what is read."""
+
+    def bind_processor(self, dialect: Any) -> None:
+        """None: drivers take bytes."""
+
+
+class Database:
+    """Tables in a database. keyed: the table whose primary key is random bytes, mended range by range.
+
+    Raises StoreError where it cannot be used, whatever the reason.
+    """
+
+    def __init__(self, url: str, tables: MetaData, keyed: Table) -> None:
+        self._url, self._tables, self._keyed = url, tables, keyed
+        self.file = _sqlite_file(url)
+        self._patience = _OPENING_S
+        self._engine = self._open()
+        self._patience = _PATIENCE_S
+        weakref.finalize(self, self._engine.dispose)
+
+    def __str__(self) -> str:
+        return _shown(self._url, self.file)
+
+    @property
+    def dialect(self) -> Any:
+        """SQLAlchemy's dialect."""
+        return self._engine.dialect
+
+    def read(self, work: Callable[[Connection], T]) -> T:
+        """What `work` reads in one transaction; repeated until the database answers."""
+        return self._done(work, self._engine)
+
+    def write(self, work: Callable[[Connection], T]) -> T:
+        """What `work` does in one transaction; repeated until it is done, so it must bear repetition."""
+        self._check_place()
+        return self._done(work, self._engine.execution_options(write=True))
+
+    def close(self) -> None:
+        """Close all connections; they open again when they are needed."""
+        self._engine.dispose()
+
+    def _open(self) -> Engine:
+        engine = _engine(self._url)
+        if self.file is None:
+            self._waited(lambda: _make(engine, self._tables))
+            return engine
+        _make_folder(self.file)
+        with locked(self.file.with_name(f"{self.file.name}.lock")):
+            try:
+                self._waited(lambda: _make(engine, self._tables))
+            except _Damaged as error:
+                engine.dispose()
+                self._mend(error)
+                self._waited(lambda: _make(engine, self._tables))
+        self._inode = self.file.stat().st_ino
+        return engine
+
+    def _done(self, work: Callable[[Connection], T], engine: Engine) -> T:
+        def once() -> T:
+            with engine.begin() as connection:
+                return work(connection)
+
+        try:
+            return self._waited(once)
+        except _Damaged as error:
+            if self.file is None:
+                raise StoreError(f"{self} is damaged: {error}") from error
+            self.close()
+            with locked(self.file.with_name(f"{self.file.name}.lock")):
+                self._mend(error)
+            self._inode = self.file.stat().st_ino
+            return self._waited(once)
+
+    def _waited(self, once: Callable[[], T]) -> T:
+        """What `once` gives, tried again for a while where the database does not answer. Raises _Damaged."""
+        began, pause = time.monotonic(), 0.05
+        while True:
+            try:
+                return once()
+            except DBAPIError as error:
+                verdict = _verdict(error)
+                if verdict == "damaged":
+                    raise _Damaged(_first_line(error)) from error
+                if verdict != "wait" or time.monotonic() - began > self._patience:
+                    raise StoreError(f"{self}: {_way_out(verdict, error)}") from error
+                if pause > 1.0:
+                    print(f"waiting for {self}: {_first_line(error)}", file=sys.stderr)
+                time.sleep(pause)
+                pause = min(5.0, 2 * pause)
+
+    def _check_place(self) -> None:
+        """What is written to a file that was taken away is lost: notice it."""
+        if self.file is not None and (not self.file.exists() or self.file.stat().st_ino != self._inode):
+            raise StoreError(f"{self.file} was moved, deleted or replaced while in use; type the same command again")
+
+    def _mend(self, why: Exception) -> None:
+        """Copy every row that can be read to a new file, and put the damaged one aside under another name."""
+        assert self.file is not None
+        fresh, aside = self.file.with_name(f"{self.file.name}.new"), f"damaged-{datetime.now(UTC):%Y%m%dT%H%M%S%f}"
+        for suffix in ("", "-wal", "-shm"):
+            Path(f"{fresh}{suffix}").unlink(missing_ok=True)
+        new, old = _engine(f"sqlite:///{fresh}"), _engine(self._url)
+        _make(new, self._tables)
+        count = sum(_copied(old, new, table, by_range=table is self._keyed) for table in self._tables.sorted_tables)
+        new.dispose()  # closes the file: SQLite must not have it open while it moves
+        old.dispose()
+        for suffix in ("-wal", "-shm", ""):
+            with suppress(FileNotFoundError):
+                Path(f"{self.file}{suffix}").replace(f"{self.file}.{aside}{suffix}")
+        fresh.replace(self.file)
+        print(
+            f"{self.file} was damaged ({why}): {count} rows were saved, what is missing is computed again; the damaged"
+            f" file is kept as {self.file.name}.{aside}",
+            file=sys.stderr,
+        )
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold an exclusive lock on a file; the system drops it when the process dies."""
+    import fcntl
+
+    with path.open("w") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+
+
+def _sqlite_file(url: str) -> Path | None:
+    match = re.fullmatch(r"sqlite:///([^?]+)", url)
+    return None if match is None or match[1] == ":memory:" else Path(match[1]).resolve()
+
+
+def _shown(url: str, file: Path | None) -> str:
+    return str(file) if file else make_url(url).render_as_string(hide_password=True)
+
+
+def _make_folder(file: Path) -> None:
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StoreError(
+            f"{file.parent} cannot be made ({error.strerror}); choose another output_dir or store.url"
+        ) from error
+
+
+def _engine(url: str) -> Engine:
+    """An engine with our settings. Raises StoreError for a URL that names no database."""
+    file = _sqlite_file(url)
+    try:
+        if file is None:
+            return create_engine(url, paramstyle="format", pool_pre_ping=True)
+        engine = create_engine(f"sqlite:///{file}", connect_args={"timeout": 60})
+    except (ArgumentError, NoSuchModuleError, ImportError, TypeError) as error:
+        raise StoreError(f"store.url names no database that can be used: {_first_line(error)}") from error
+    event.listen(engine, "connect", _set_up)
+    event.listen(engine, "begin", _begin)
+    return engine
+
+
+def _set_up(connection: Any, _record: Any) -> None:
+    """A write-ahead log that is synced at checkpoints: a power cut loses the last commits, never the database."""
+    connection.isolation_level = None  # transactions begin where we say so
+    connection.text_factory = lambda data: data.decode("utf-8", "surrogateescape")
+    for setting in ("journal_mode=WAL", "synchronous=NORMAL", "cache_size=-65536"):
+        connection.execute(f"PRAGMA {setting}")
+
+
+def _begin(connection: Connection) -> None:
+    write = connection.get_execution_options().get("write")
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")
+
+
+def _make(engine: Engine, tables: MetaData) -> None:
+    with engine.execution_options(write=True).begin() as connection:
+        if engine.dialect.name == "postgresql":
+            connection.execute(text("SELECT pg_advisory_xact_lock(:number)"), {"number": _LOCK})
+        tables.create_all(connection)
+
+
+def _copied(old: Engine, new: Engine, table: Table, *, by_range: bool) -> int:
+    """How many rows of a table could be read and were copied."""
+    keys = [number.to_bytes(2, "big") for number in range(0, 1 << 16, (1 << 16) // _RANGES)]
+    ends = [None, *keys[1:], None] if by_range else [None, None]
+    (key,) = table.primary_key.columns
+    count = 0
+    for low, high in itertools.pairwise(ends):
+        limits = [key >= low] if low is not None else []
+        limits += [key < high] if high is not None else []
+        rows: list[Any] = []
+        with suppress(DBAPIError), old.connect() as connection:
+            rows.extend(dict(row) for row in connection.execute(select(table).where(*limits)).mappings())
+        if rows:
+            with new.begin() as connection:
+                connection.execute(insert(table).prefix_with("OR IGNORE"), rows)
+            count += len(rows)
+    return count
+
+
+def _verdict(error: DBAPIError) -> str:
+    """What to do about an error: wait, mend what is damaged, make room, or nothing."""
+    name = getattr(error.orig, "sqlite_errorname", None)
+    if name is not None:
+        found = {"SQLITE_BUSY": "wait", "SQLITE_LOCKED": "wait", "SQLITE_FULL": "full"}
+        damaged = name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB", "SQLITE_FORMAT"))
+        return (
+            "damaged" if damaged else next((verdict for start, verdict in found.items() if name.startswith(start)), "")
+        )
+    state = getattr(error.orig, "sqlstate", None) or ""
+    refused = state.startswith(("28", "3D", "42")) or "authentication failed" in str(error.orig)
+    lost = error.connection_invalidated or type(error.orig).__name__ == "OperationalError" or state.startswith("57P")
+    return "wait" if lost and not refused else ""
+
+
+def _way_out(verdict: str, error: DBAPIError) -> str:
+    if verdict == "full" or getattr(error.orig, "errno", None) == errno.ENOSPC:
+        return "the disk is full; nothing recorded is lost: make room and type the same command again"
+    if verdict == "wait":
+        return f"does not answer ({_first_line(error)}); nothing recorded is lost: type the same command again later"
+    return f"cannot be used ({_first_line(error)})"
+
+
+def _first_line(error: BaseException) -> str:
+    return str(getattr(error, "orig", None) or error).strip().partition("\n")[0]

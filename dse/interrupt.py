@@ -1,0 +1,42 @@
+"""Being told to stop: once, and what is in flight is recorded first; twice, and it ends now."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Stop:
+    """Whether the user (or a scheduler) has asked for an end, and by which signal."""
+
+    def __init__(self) -> None:
+        self.number = 0
+
+    def __call__(self) -> bool:
+        """Whether to stop."""
+        return self.number != 0
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.number:
+            raise KeyboardInterrupt
+        self.number = number
+        print("stopping: what is in flight is recorded first (once more: stop now)", file=sys.stderr)
+
+
+@contextmanager
+def stoppable() -> Iterator[Stop]:
+    """While it lasts, SIGINT and SIGTERM ask for an end; in other threads than the main one nothing changes."""
+    stop = Stop()
+    main = threading.current_thread() is threading.main_thread()
+    before = {number: signal.signal(number, stop._handle) for number in SIGNALS if main}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

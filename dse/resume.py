@@ -1,0 +1,180 @@
+"""Which study a command is: a new one, or one that was begun before and goes on.
+
+A study is what was asked: base designs, space, search, objectives and what evaluates. The same question goes on where
+it was left; a changed one is told with its differences, and is either a fork (a study of its own) or accepted.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import insert, select, update
+
+from dse.owner import Owner
+from dse.plan import Plan
+from dse.problems import ConfigError, Problem
+from dse.session import Hold, StoreSession
+from dse.store import Store, owners, studies
+from dse.values import LABELS, leaves
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection, Row
+
+_SHOWN = 12  # differences that are told one by one
+
+
+@dataclass(frozen=True)
+class Begun:
+    """A study in the store. done: results it had when it began; resumed: whether it was there before."""
+
+    store: Store
+    study: int
+    session: StoreSession
+    done: int
+    resumed: bool
+
+    def __str__(self) -> str:
+        flight = f", {self.session.lost} were in flight" if self.session.lost else ""
+        joined = "" if self.session.alone else "; another process is at work on it, too"
+        return f"{self.done} done{flight}{joined}"
+
+
+def begin(store: Store, plan: Plan, provenance: Mapping[str, Any]) -> Begun:
+    """Begin a study or go on with it. Raises ConfigError where it was asked otherwise before and `resume` is auto."""
+    for status in plan.settings.store.retry:
+        store.forget(status, store.number(plan.context))
+    asked = question(plan)
+    same, other = _earlier(store, plan, asked)
+    mode = plan.settings.resume
+    if same is None and other is not None and mode == "auto":
+        raise ConfigError([_changed(other, asked)])
+    values = {
+        "state": "running",
+        "context": store.number(plan.context),
+        "command": json.dumps(plan.request.overrides),
+        "asked": json.dumps(asked),
+        "request": json.dumps(plan.request.tree, default=str),
+        "provenance": json.dumps(provenance),
+    }
+    going_on = same if same is not None else other if mode == "accept" else None
+    if going_on is not None:
+        return _gone_on(store, plan, going_on, values)
+    first = {
+        "name": plan.settings.study.name,
+        "parent": other.id if other else None,
+        "accepted": "[]",
+        "recalled": "{}",
+    }
+    study = _added(store, {**values, **first})
+    return Begun(store, study, StoreSession(store, Hold(study, plan.context)), 0, resumed=False)
+
+
+def _gone_on(store: Store, plan: Plan, old: Row[Any], values: Mapping[str, Any]) -> Begun:
+    """An earlier study under the present question; results of what evaluated it then still count."""
+    numbers = {*json.loads(old.accepted), old.context} - {values["context"]}
+    accepted = [found for number in sorted(numbers) if (found := store.context(number)) is not None]
+    changed = update(studies).where(studies.c.id == old.id).values(**values, accepted=json.dumps(sorted(numbers)))
+    store.database.write(lambda connection: connection.execute(changed))
+    session = StoreSession(store, Hold(old.id, plan.context, tuple(accepted)))
+    return Begun(store, old.id, session, store.count(old.id), resumed=True)
+
+
+def finish(begun: Begun) -> None:
+    """Note that a study has all its results, and where those came from that it did not have evaluated."""
+    recalled = {str(study): count for study, count in sorted(begun.session.recalled.items()) if study != begun.study}
+    done = update(studies).where(studies.c.id == begun.study).values(state="finished", recalled=json.dumps(recalled))
+    begun.store.database.write(lambda connection: connection.execute(done))
+
+
+def _added(store: Store, values: Mapping[str, Any]) -> int:
+    def work(connection: Connection) -> int:
+        return int(connection.execute(insert(studies).values(values).returning(studies.c.id)).scalar_one())
+
+    return store.database.write(work)
+
+
+def _earlier(store: Store, plan: Plan, asked: Mapping[str, str]) -> tuple[Row[Any] | None, Row[Any] | None]:
+    """(the newest study of this name that was asked the same, the one that this command may have meant).
+
+    Meant may be one of the same command, or one that was not finished and that nobody is at work on.
+    """
+    query = select(studies).where(studies.c.name == plan.settings.study.name).order_by(studies.c.id.desc())
+    rows = store.database.read(lambda connection: connection.execute(query).all())
+    here = store.database.read(lambda connection: connection.execute(select(owners)).all())
+    busy = {row.study for row in here if not Owner(row.host, row.boot, row.pid, row.started).gone}
+    same = next((row for row in rows if json.loads(row.asked) == asked), None)
+    command = json.dumps([text for text in plan.request.overrides if not text.startswith("resume=")])
+    for row in rows:
+        earlier = json.dumps([text for text in json.loads(row.command) if not text.startswith("resume=")])
+        if earlier == command or (row.state == "running" and row.id not in busy):
+            return same, row
+    return same, None
+
+
+def _changed(old: Row[Any], asked: Mapping[str, str]) -> Problem:
+    before = json.loads(old.asked)
+    paths = [path for path in {**before, **asked} if before.get(path) != asked.get(path)]
+    told = [f"{path}: {before.get(path, 'absent')} -> {asked.get(path, 'absent')}" for path in paths[:_SHOWN]]
+    more = [f"and {len(paths) - _SHOWN} more"] if len(paths) > _SHOWN else []
+    state = "was not finished" if old.state == "running" else "was the same command"
+    rule = f"study {old.id} of this name {state} and was asked otherwise: {'; '.join([*told, *more])}"
+    way = "resume=fork begins a new study beside it, resume=accept goes on with it and takes its results as they are"
+    return Problem("study", rule, old.name, way)
+
+
+def question(plan: Plan) -> dict[str, str]:
+    """All that decides what a study finds, as path -> value; labels, units and order take no part."""
+    settings, context = plan.settings, plan.context
+    found = {"simulator": context.backend, "simulator.version": context.version}
+    found |= {f"simulator.{name}": repr(value) for name, value in plan.spec.parameters}
+    found |= {
+        f"study.{name}": str(getattr(settings.study, name)) for name in ("module", "objectives", "hardware_objectives")
+    }
+    found |= {f"study.baseline.{path}": repr(value) for path, value in settings.study.baseline.items()}
+    if any(space.size(settings.budget.trials) is None for space in plan.spaces.values()):
+        found |= {
+            "seed": repr(settings.seed),
+            "search": settings.search.name,
+            "search.batch": repr(settings.search.batch),
+        }
+        found |= {f"search.options.{name}": repr(value) for name, value in settings.search.options.items()}
+    for knob in plan.request.knobs:
+        values = [repr(value) for value in knob.values]
+        found[f"space.{knob.path}"] = ", ".join(values) or f"{knob.low!r} to {knob.high!r}{' (log)' * knob.log}"
+    space = next(iter(plan.spaces.values()))
+    for section, named in space.options.items():
+        found |= {f"{section}={name}.{path}": value for name, tree in named.items() for path, value in _flat(tree)}
+    return found | _designs(plan)
+
+
+def _designs(plan: Plan) -> dict[str, str]:
+    """Leaves of the base designs; what differs between scenarios is named with its scenario."""
+    bases = {
+        name: {path: repr(value) for path, value, _ in leaves(plan.backend.design(space.base))}
+        for name, space in plan.spaces.items()
+    }
+    found: dict[str, str] = {}
+    for path in dict.fromkeys(path for held in bases.values() for path in held):
+        values = {name: held.get(path, "absent") for name, held in bases.items()}
+        alike = len(set(values.values())) == 1
+        found |= (
+            {path: next(iter(values.values()))}
+            if alike
+            else {f"{path} ({name})": text for name, text in values.items()}
+        )
+    return found
+
+
+def _flat(tree: Any, path: str = "") -> Iterator[tuple[str, str]]:
+    if isinstance(tree, Mapping):
+        for name, value in tree.items():
+            if name not in LABELS:
+                yield from _flat(value, f"{path}.{name}".lstrip("."))
+    elif isinstance(tree, Sequence) and not isinstance(tree, str):
+        for place, value in enumerate(tree):
+            yield from _flat(value, f"{path}.{place}")
+    else:
+        yield path, repr(tree)

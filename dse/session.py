@@ -1,0 +1,284 @@
+"""A study's hold on the store: what is known, who is at work on what, and what is recorded.
+
+Several processes may work on one study. Each leases the points it evaluates; a lease ends with the transaction that
+records their results, or when its owner is provably gone.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+from sqlalchemy import delete, func, insert, select, update
+
+from dse.backend import Results
+from dse.database import StoreError
+from dse.owner import Owner, me
+from dse.store import Context, Found, Fresh, Store, chunks, key_bytes, leases, owners
+from dse.values import Lanes, grid_lanes
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+_BEAT_S = 10.0
+_SILENCE_S = 60.0  # after which an owner on another host counts as gone
+_LOOK_S = 0.2  # for which others are taken to be where they were
+_SHARE = 20  # recording may take one part in so many of the time
+
+
+class Session(Protocol):
+    """What evaluation needs of a store. lost: points that were in flight when their process ended."""
+
+    lost: int
+
+    def find(self, keys: Lanes) -> Found | None:
+        """What is known of keys [B, 2]; None where nothing can be."""
+
+    def lease(self, parts: Sequence[Lanes]) -> list[bool]:
+        """Take parts (keys [B, 2] each) in hand: which are ours now."""
+
+    def recall(self, found: Found) -> None:
+        """Note that known results are used."""
+
+    def record(self, fresh: Fresh, parts: Sequence[Lanes]) -> list[Results]:
+        """Take in results, and the parts that are done with them; results that are recorded now, in order."""
+
+    def flush(self) -> list[Results]:
+        """Record what was taken in."""
+
+    def withdraw(self, keys: Lanes) -> None:
+        """Take results [B, 2] back that are not to be believed."""
+
+
+class Forgetful:
+    """No store: nothing is known, everything is ours, nothing is kept."""
+
+    lost = 0
+
+    def find(self, keys: Lanes) -> None:
+        """Nothing."""
+
+    def lease(self, parts: Sequence[Lanes]) -> list[bool]:
+        """All."""
+        return [True] * len(parts)
+
+    def recall(self, found: Found) -> None:
+        """Nothing is known."""
+
+    def record(self, fresh: Fresh, parts: Sequence[Lanes]) -> list[Results]:
+        """The results as they are."""
+        return [fresh.results]
+
+    def flush(self) -> list[Results]:
+        """Nothing is held."""
+        return []
+
+    def withdraw(self, keys: Lanes) -> None:
+        """Nothing was kept."""
+
+
+@dataclass(frozen=True)
+class Hold:
+    """What a session is on: the study's number, its context, and others whose results count as well."""
+
+    study: int
+    context: Context
+    accepted: tuple[Context, ...] = ()
+
+
+class StoreSession:
+    """A session on a store. recalled: study -> how many of its results were used. others: processes on this study."""
+
+    def __init__(self, store: Store, hold: Hold) -> None:
+        self._store, self._hold = store, hold
+        self._context = store.number(hold.context)
+        contexts = (one for one in (hold.context, *hold.accepted) if set(hold.context.metrics) <= set(one.metrics))
+        self._shifts = [(store.number(one), _shift(hold.context, one)) for one in contexts]
+        self.recalled: Counter[int] = Counter()
+        self._held: list[tuple[Fresh, Sequence[Lanes]]] = []
+        self._recorded, self._took = time.monotonic(), 0.0
+        self._silent: dict[int, tuple[int, float]] = {}
+        self._owner = self._enter()
+        self.lost = self._sweep()
+        self._asked, self._alone = 0.0, True
+        self._unknown = self.alone and not any(store.holds(number) for number, _ in self._shifts)
+        self._ended = threading.Event()
+        threading.Thread(target=self._beat, daemon=True).start()
+
+    @property
+    def alone(self) -> bool:
+        """Whether no other process is on this study, as far as was seen a moment ago."""
+        if time.monotonic() - self._asked > _LOOK_S:
+            query = select(func.count()).where(owners.c.study == self._hold.study, owners.c.id != self._owner)
+            count = self._store.database.read(lambda connection: connection.execute(query).scalar_one())
+            self._asked, self._alone = time.monotonic(), count == 0
+        return self._alone
+
+    def find(self, keys: Lanes) -> Found | None:
+        """What is known of keys [B, 2]; None where nothing can be, as nobody was here before."""
+        self._unknown = self._unknown and self.alone
+        if self._unknown:
+            return None
+        found: Found | None = None
+        for number, shift in self._shifts:
+            one = self._store.find(keys + shift, number)
+            found = one if found is None else _either(found, one)
+            if found.known.all():
+                break
+        return found
+
+    def recall(self, found: Found) -> None:
+        """Note that known results are used."""
+        self.recalled.update(found.study[found.known].tolist())
+
+    def lease(self, parts: Sequence[Lanes]) -> list[bool]:
+        """Take parts (keys [B, 2] each) in hand: which are ours now. What owners had that are gone becomes ours."""
+        names = [_name(part) for part in parts]
+        rows = [
+            {"name": name, "owner": self._owner, "size": len(part)} for name, part in zip(names, parts, strict=True)
+        ]
+
+        def work(connection: Connection) -> dict[bytes, int]:
+            connection.execute(self._store.adding(leases), rows)
+            holders: dict[bytes, int] = {}
+            for chunk in chunks(names):
+                query = select(leases.c.name, leases.c.owner).where(leases.c.name.in_(chunk))
+                holders |= {row.name: row.owner for row in connection.execute(query)}
+            return holders
+
+        holders = self._store.database.write(work) if rows else {}
+        others = {owner for owner in holders.values() if owner != self._owner}
+        if others and self._sweep():
+            return self.lease(parts)
+        return [holders.get(name) == self._owner for name in names]
+
+    def record(self, fresh: Fresh, parts: Sequence[Lanes]) -> list[Results]:
+        """Take in results, and the parts that are done with them; results that are recorded now, in order.
+
+        They are recorded at once where that takes little of the time, else a few together. Where another process was
+        faster, its results are those recorded.
+        """
+        self._held.append((fresh, parts))
+        return [] if time.monotonic() - self._recorded < _SHARE * self._took else self.flush()
+
+    def flush(self) -> list[Results]:
+        """Record what was taken in, and give up its leases, in one transaction."""
+        if not self._held:
+            return []
+        began, names = time.monotonic(), [_name(part) for _, parts in self._held for part in parts]
+
+        def work(connection: Connection) -> list[bool]:
+            added = [
+                self._store.add(connection, fresh, context=self._context, study=self._hold.study)
+                for fresh, _ in self._held
+            ]
+            for chunk in chunks(names):
+                connection.execute(delete(leases).where(leases.c.name.in_(chunk), leases.c.owner == self._owner))
+            return [count == len(fresh.keys) for count, (fresh, _) in zip(added, self._held, strict=True)]
+
+        new = self._store.database.write(work)
+        held, self._held = self._held, []
+        found = [fresh.results if mine else self._settled(fresh) for mine, (fresh, _) in zip(new, held, strict=True)]
+        self._recorded = time.monotonic()
+        self._took = self._recorded - began
+        return found
+
+    def _settled(self, fresh: Fresh) -> Results:
+        """The recorded results of designs that some process had recorded before; a difference is told."""
+        found = self._store.find(fresh.keys, self._context)
+        if not found.known.all():  # damaged since: the next run finds out
+            return fresh.results
+        change = _difference(fresh.results, found.results)
+        if change:
+            name = self._hold.context.backend
+            print(f"{name} is not deterministic: {change}; what was recorded first stands", file=sys.stderr)
+        return found.results
+
+    def withdraw(self, keys: Lanes) -> None:
+        """Take results [B, 2] back that are not to be believed."""
+        self.flush()
+        self._store.remove(key_bytes(keys))
+
+    def leave(self) -> None:
+        """Give up all leases."""
+        self._ended.set()
+        self._store.database.write(lambda connection: _drop(connection, [self._owner]))
+
+    def _enter(self) -> int:
+        values = {"study": self._hold.study, **vars(me()), "beat": 0}
+
+        def work(connection: Connection) -> int:
+            return int(connection.execute(insert(owners).values(values).returning(owners.c.id)).scalar_one())
+
+        return self._store.database.write(work)
+
+    def _beat(self) -> None:
+        """Show owners on other hosts that this one lives."""
+        count = update(owners).where(owners.c.id == self._owner).values(beat=owners.c.beat + 1)
+        while not self._ended.wait(_BEAT_S):
+            with suppress(StoreError):
+                self._store.database.write(lambda connection: connection.execute(count))
+
+    def _sweep(self) -> int:
+        """Take the leases of owners that are gone; how many points of this study they had in flight."""
+
+        def work(connection: Connection) -> int:
+            rows = connection.execute(select(owners).where(owners.c.id != self._owner)).all()
+            gone = [row for row in rows if self._is_gone(row)]
+            mine = [row.id for row in gone if row.study == self._hold.study]
+            size = select(func.coalesce(func.sum(leases.c.size), 0)).where(leases.c.owner.in_(mine))
+            count = int(connection.execute(size).scalar_one())
+            _drop(connection, [row.id for row in gone])
+            return count
+
+        return self._store.database.write(work)
+
+    def _is_gone(self, row: Any) -> bool:
+        owner = Owner(row.host, row.boot, row.pid, row.started)
+        if owner.here:
+            return owner.gone
+        beat, since = self._silent.get(row.id, (None, 0.0))
+        if beat != row.beat:
+            self._silent[row.id] = (row.beat, time.monotonic())
+            return False
+        return time.monotonic() - since > _SILENCE_S
+
+
+def _drop(connection: Connection, gone: Sequence[int]) -> None:
+    connection.execute(delete(leases).where(leases.c.owner.in_(gone)))
+    connection.execute(delete(owners).where(owners.c.id.in_(gone)))
+
+
+def _name(keys: Lanes) -> bytes:
+    """The name of a part: the sum of its keys, which of a single point is its key."""
+    return key_bytes(keys.sum(axis=0, dtype=np.uint64)[None])[0]
+
+
+def _shift(own: Context, other: Context) -> Lanes:
+    """What turns keys made in one context into those of another."""
+    return grid_lanes([], {}, other.words) - grid_lanes([], {}, own.words)
+
+
+def _either(found: Found, other: Found) -> Found:
+    """What one or the other knows."""
+    size = len(found.known)
+    where = np.where(found.known, np.arange(size), size + np.arange(size))
+    both = Results.join([found.results, other.results]).take(where)
+    return Found(found.known | other.known, both, np.where(found.known, found.study, other.study))
+
+
+def _difference(ours: Results, theirs: Results) -> str:
+    """In what two evaluations of the same designs differ; nothing where they do not."""
+    if (ours.status != theirs.status).any():
+        return f"{int((ours.status != theirs.status).sum())} of {ours.size} results differ in status"
+    with np.errstate(divide="ignore", invalid="ignore"):
+        gaps = [abs(ours.column(name) / theirs.column(name) - 1.0) for name in ours.metrics]
+    worst = max((float(np.nanmax(gap, initial=0.0)) for gap in gaps), default=0.0)
+    return f"a metric differs by {100 * worst:.3g} %" if worst > 0.0 else ""

@@ -1,0 +1,369 @@
+"""Results that are never lost: one table, the single source of truth.
+
+A result is found by its key, the content hash of the design and of what evaluated it, and is recorded once. Every row
+carries a checksum; one that does not fit is put into quarantine and counts as not there. Beside the results stand the
+studies that asked for them, and who is at work on what: the leases of points in flight.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import moocore
+import numpy as np
+from numpy.typing import NDArray
+from sqlalchemy import (
+    Column,
+    Integer,
+    MetaData,
+    SmallInteger,
+    String,
+    Table,
+    cast,
+    delete,
+    func,
+    insert,
+    select,
+)
+from sqlalchemy.dialects import postgresql, sqlite
+
+from dse.backend import STATUSES, Result, Results, Status
+from dse.database import Blob, Database
+from dse.values import Lanes
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+_CHUNK = 4096  # keys looked for in one statement
+
+_tables = MetaData()
+contexts = Table(
+    "contexts",
+    _tables,
+    Column("id", Integer, primary_key=True),
+    Column("backend", String, nullable=False),
+    Column("version", String, nullable=False),
+    Column("parameters", String, nullable=False),
+    Column("metrics", String, nullable=False),  # JSON list: names of the numbers in a result's `metrics`
+)
+studies = Table(
+    "studies",
+    _tables,
+    Column("id", Integer, primary_key=True),
+    Column("name", String, nullable=False),
+    Column("state", String, nullable=False),  # running or finished
+    Column("parent", Integer),  # the study it was forked from
+    Column("context", Integer, nullable=False),
+    Column("accepted", String, nullable=False),  # JSON list: other contexts whose results it takes
+    Column("command", String, nullable=False),  # JSON list of overrides
+    Column("asked", String, nullable=False),  # JSON: path -> value of all that makes it this study and no other
+    Column("request", String, nullable=False),  # JSON: the composed configuration
+    Column("provenance", String, nullable=False),  # JSON
+    Column("recalled", String, nullable=False),  # JSON: study -> how many of its results were taken
+)
+results = Table(
+    "results",
+    _tables,
+    Column("key", Blob(16), primary_key=True),
+    Column("context", Integer, nullable=False),
+    Column("study", Integer, nullable=False),  # that had it evaluated
+    Column("status", SmallInteger, nullable=False),  # place in dse.backend.STATUSES
+    Column("engine", String, nullable=False),
+    Column("reason", String, nullable=False),
+    Column("point", String, nullable=False),  # JSON: scenario and searched values
+    Column("metrics", Blob, nullable=False),  # float64, little-endian; empty unless ok
+    Column("checksum", Blob(8), nullable=False),
+    sqlite_with_rowid=False,
+)
+owners = Table(
+    "owners",
+    _tables,
+    Column("id", Integer, primary_key=True),
+    Column("study", Integer, nullable=False),
+    Column("host", String, nullable=False),
+    Column("boot", String, nullable=False),
+    Column("pid", Integer, nullable=False),
+    Column("started", Integer, nullable=False),
+    Column("beat", Integer, nullable=False),  # counts up while it lives, for those who cannot look at its pid
+)
+leases = Table(
+    "leases",
+    _tables,
+    Column("name", Blob(16), primary_key=True),  # sum of the keys of the points
+    Column("owner", Integer, nullable=False),
+    Column("size", Integer, nullable=False),  # number of points
+    sqlite_with_rowid=False,
+)
+quarantine = Table(
+    "quarantine",
+    _tables,
+    Column("id", Integer, primary_key=True),
+    Column("key", Blob, nullable=False),
+    Column("held", String, nullable=False),  # the row as it was read
+)
+
+
+@dataclass(frozen=True)
+class Context:
+    """What evaluates designs, as far as results depend on it. metrics: names, in the order of the store's numbers."""
+
+    backend: str
+    version: str
+    parameters: str
+    metrics: tuple[str, ...]
+
+    @property
+    def words(self) -> tuple[str, str, str]:
+        """The part that enters the keys."""
+        return self.backend, self.version, self.parameters
+
+
+@dataclass(frozen=True)
+class Found:
+    """What is known of B keys: known [B]; results [B] and study [B] (who evaluated it) mean nothing elsewhere."""
+
+    known: NDArray[np.bool_]
+    results: Results
+    study: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Fresh:
+    """Results to record: keys [B, 2], their results [B], and the text [B] of each point."""
+
+    keys: Lanes
+    results: Results
+    points: Sequence[str]
+
+
+class Store:
+    """The table of results in a database. Raises dse.database.StoreError where it cannot be used."""
+
+    def __init__(self, url: str) -> None:
+        self.database = Database(url, _tables, results)
+        self._insert = str(self.adding(results).compile(dialect=self.database.dialect))
+        self._contexts: dict[int, Context] = {}
+
+    def adding(self, table: Table) -> Any:
+        """The statement that adds rows to a table where none with their key is there."""
+        make: Any = sqlite.insert if self.database.dialect.name == "sqlite" else postgresql.insert
+        return make(table).on_conflict_do_nothing()
+
+    def number(self, context: Context) -> int:
+        """The number of a context, which is added where it is new."""
+        values = {**vars(context), "metrics": json.dumps(context.metrics)}
+        same = [contexts.c[name] == value for name, value in values.items()]
+
+        def work(connection: Connection) -> int:
+            found = connection.execute(select(contexts.c.id).where(*same)).scalar()
+            if found is None:
+                found = connection.execute(insert(contexts).values(values).returning(contexts.c.id)).scalar_one()
+            return int(found)
+
+        return self.database.write(work)
+
+    def context(self, number: int) -> Context | None:
+        """The context of a number."""
+        if number not in self._contexts:
+            query = select(contexts).where(contexts.c.id == number)
+            row = self.database.read(lambda connection: connection.execute(query).first())
+            if row is None:
+                return None
+            metrics = tuple(json.loads(row.metrics))
+            self._contexts[number] = Context(row.backend, row.version, row.parameters, metrics)
+        return self._contexts[number]
+
+    def count(self, study: int) -> int:
+        """How many results a study had evaluated."""
+        query = select(func.count()).select_from(results).where(results.c.study == study)
+        return int(self.database.read(lambda connection: connection.execute(query).scalar_one()))
+
+    def holds(self, context: int) -> bool:
+        """Whether there are results of a context."""
+        query = select(results.c.key).where(results.c.context == context).limit(1)
+        return self.database.read(lambda connection: connection.execute(query).first()) is not None
+
+    def find(self, keys: Lanes, context: int) -> Found:
+        """What is known of keys [B, 2] that were made in a context.
+
+        Rows that do not fit their checksum go into quarantine and are not known.
+        """
+        names, made_in = key_bytes(keys), self.context(context)
+        assert made_in is not None
+        rows = [row for chunk in chunks(list(dict.fromkeys(names))) for row in self._whole(self._rows(chunk), context)]
+        if not rows:
+            nothing = Results.all_alike(Result("unsupported"), len(names))
+            return Found(np.zeros(len(names), bool), nothing, np.full(len(names), -1))
+        place = {row[0]: index for index, row in enumerate(rows)}
+        where = np.array([place.get(name, -1) for name in names], np.intp)
+        study = np.array([row[2] for row in rows], np.int64)
+        return Found(where >= 0, _columns(rows, made_in.metrics).take(where), study[where])
+
+    def _rows(self, names: Sequence[bytes]) -> list[Any]:
+        query = select(results).where(results.c.key.in_(names))
+        return self.database.read(lambda connection: list(connection.execute(query)))
+
+    def _whole(self, rows: Sequence[Any], context: int | None = None) -> list[Any]:
+        """The rows that fit their checksums, and the context if one is given; the others go into quarantine."""
+        damaged = [row for row in rows if not fits(row) or context not in (None, row[1])]
+        if not damaged:
+            return list(rows)
+
+        def work(connection: Connection) -> None:
+            held = [{"key": _as_bytes(row[0]), "held": ascii(tuple(row))} for row in damaged]
+            connection.execute(insert(quarantine), held)
+            connection.execute(delete(results).where(results.c.key.in_([row[0] for row in damaged])))
+
+        self.database.write(work)
+        return [row for row in rows if row not in damaged]
+
+    def add(self, connection: Connection, fresh: Fresh, *, context: int, study: int) -> int:
+        """Record results of designs that have none yet; how many were recorded. In the transaction of `connection`."""
+        made_in = self.context(context)
+        assert made_in is not None
+        rows = sorted(_rows_of(fresh, made_in.metrics, context, study))  # by key: neighbours lie on the same page
+        done = connection.exec_driver_sql(self._insert, rows) if rows else None
+        return done.rowcount if done else 0
+
+    def remove(self, names: Sequence[bytes]) -> None:
+        """Forget results by their keys."""
+        gone = [delete(results).where(results.c.key.in_(chunk)) for chunk in chunks(names)]
+        self.database.write(lambda connection: [connection.execute(one) for one in gone])
+
+    def forget(self, status: Status, context: int) -> int:
+        """Forget results of a status that were made in a context; how many."""
+        gone = delete(results).where(results.c.status == STATUSES.index(status), results.c.context == context)
+        return self.database.write(lambda connection: connection.execute(gone).rowcount)
+
+    def check(self) -> tuple[int, int]:
+        """Look at every row: (how many fit their checksum, how many did not and went into quarantine)."""
+        fine = bad = 0
+        last = b""
+        while True:
+            rows = self._after(last)
+            if not rows:
+                return fine, bad
+            whole = self._whole(rows)
+            fine, bad = fine + len(whole), bad + len(rows) - len(whole)
+            last = max(row[0] for row in rows)
+
+    def _after(self, key: bytes) -> list[Any]:
+        query = select(results).where(results.c.key > key).order_by(results.c.key).limit(1 << 16)
+        return self.database.read(lambda connection: list(connection.execute(query)))
+
+    def front(self, study: int, goals: Mapping[str, str]) -> tuple[list[str], NDArray[np.float64]]:
+        """Keys [F] (hex) and objectives [F, objectives] of the Pareto front of what a study had evaluated.
+
+        goals: minimize or maximize, by metric. The database joins the rows, so that a million take no Python object
+        each. Raises ValueError for what is no metric.
+        """
+        query = select(results.c.context).where(results.c.study == study, results.c.metrics != b"").limit(1)
+        number = self.database.read(lambda connection: connection.execute(query).scalar())
+        made_in = None if number is None else self.context(number)
+        if made_in is None:
+            return [], np.empty((0, len(goals)))
+        places, signs = [made_in.metrics.index(name) for name in goals], _signs(goals)
+        row = np.dtype([("key", "V16"), ("metrics", "<f8", len(made_in.metrics))])
+        best = np.empty(0, row)
+        for part in self._joined(study, made_in):
+            rows = np.concatenate([best, np.frombuffer(part, row)])
+            for start in range(0, len(rows), _CHUNK):  # the front of fronts: short ones are found faster
+                best = (
+                    rows[start : start + _CHUNK] if not start else np.concatenate([best, rows[start : start + _CHUNK]])
+                )
+                best = best[moocore.is_nondominated(best["metrics"][:, places] * signs, keep_weakly=True)]
+        return [bytes(key).hex() for key in best["key"]], best["metrics"][:, places]
+
+    def _joined(self, study: int, made_in: Context) -> Iterator[bytes]:
+        """Keys and metrics of all results of a study that have some, as bytes, in sixteen parts by key."""
+        number = self.number(made_in)
+        held = results.c.key.concat(results.c.metrics)
+        lite = self.database.dialect.name == "sqlite"  # its group_concat takes bytes as a text of the same bytes
+        joined = cast(func.group_concat(held, ""), Blob) if lite else func.string_agg(held, b"")
+        ends = [bytes([16 * part]) for part in range(16)]
+        for low, high in itertools.pairwise([*ends, b"\xff" * 17]):
+            mine = (results.c.study == study, results.c.context == number, results.c.metrics != b"")
+            query = select(joined).where(*mine, results.c.key >= low, results.c.key < high)
+            yield self._bytes(query)
+
+    def _bytes(self, query: Any) -> bytes:
+        return self.database.read(lambda connection: connection.execute(query).scalar()) or b""
+
+
+def _signs(goals: Mapping[str, str]) -> NDArray[np.float64]:
+    return np.array([1.0 if goal == "minimize" else -1.0 for goal in goals.values()])
+
+
+def key_bytes(keys: Lanes) -> list[bytes]:
+    """Content hashes [B, 2] as B texts of 16 bytes."""
+    data = keys.astype(">u8").tobytes()
+    return [data[start : start + 16] for start in range(0, len(data), 16)]
+
+
+def fits(row: Sequence[Any]) -> bool:
+    """Whether a row of `results`, as read, is the row that was written."""
+    try:
+        return bool(checksum(row[:-1]) == row[-1])
+    except (TypeError, UnicodeError):
+        return False
+
+
+def checksum(row: Sequence[Any]) -> bytes:
+    """64 bits (BLAKE2b) over everything a row says, but the checksum. Raises TypeError for a value of another kind."""
+    key, context, study, status, engine, reason, point, metrics = row
+    text = f"{context}|{study}|{status}\x1f" + engine + "\x1f" + reason + "\x1f" + point + "\x1f"
+    return hashlib.blake2b(key + text.encode() + metrics, digest_size=8).digest()
+
+
+def _rows_of(fresh: Fresh, names: Sequence[str], context: int, study: int) -> Iterator[tuple[Any, ...]]:
+    found = fresh.results
+    numbers = np.stack([found.column(name) for name in names], axis=1).astype("<f8") if names else np.empty((0, 0))
+    data, width = numbers.tobytes(), 8 * len(names)
+    texts = [_stored(text) for text in found.texts]
+    ok = STATUSES.index("ok")
+    parts = zip(
+        key_bytes(fresh.keys),
+        found.status.tolist(),
+        map(texts.__getitem__, found.engine.tolist()),
+        map(texts.__getitem__, found.reason.tolist()),
+        fresh.points,
+        range(0, width * found.size, width) if width else itertools.repeat(0),
+        strict=False,
+    )
+    for key, status, engine, reason, point, start in parts:
+        metrics = data[start : start + width] if status == ok else b""
+        held = (key, context, study, status, engine, reason, point, metrics)
+        yield (*held, checksum(held))
+
+
+def _stored(text: str) -> str:
+    """A text that every database takes."""
+    return text.replace("\0", "\ufffd").encode("utf-8", "replace").decode()
+
+
+def _columns(rows: Sequence[Any], names: Sequence[str]) -> Results:
+    """Rows of the table as results; every row is of one context."""
+    texts = {"": 0}
+    status = np.array([row[3] for row in rows], np.uint8)
+    engine = np.array([texts.setdefault(row[4], len(texts)) for row in rows], np.int32)
+    reason = np.array([texts.setdefault(row[5], len(texts)) for row in rows], np.int32)
+    numbers = np.full((len(rows), len(names)), np.nan)
+    if names:
+        data = b"".join(row[7] for row in rows)
+        numbers[status == STATUSES.index("ok")] = np.frombuffer(data, "<f8").reshape(-1, len(names))
+    return Results(status, {name: numbers[:, place] for place, name in enumerate(names)}, reason, engine, tuple(texts))
+
+
+def chunks(names: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
+    """The names in parts that one statement takes."""
+    for start in range(0, len(names), _CHUNK):
+        yield names[start : start + _CHUNK]
+
+
+def _as_bytes(value: Any) -> bytes:
+    return value if isinstance(value, bytes) else str(value).encode("utf-8", "replace")

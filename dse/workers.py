@@ -1,0 +1,188 @@
+"""Worker processes that may die: every call is supervised, and what a death costs is one call.
+
+A worker is forked from a clean server process, leads a process group of its own, and ends with the process that
+started it, however that ends. A call that crashes, exits or takes too long is `Lost`, with the reason; its worker is
+replaced.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import multiprocessing
+import os
+import queue
+import resource
+import signal
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+_GRACE_S = 2.0  # from being asked to end to being made to
+_TAIL = 2000  # characters of what a lost call wrote last that are kept
+
+Call = Callable[[Any], Any]
+
+
+class Lost(Exception):
+    """A call whose process ended or had to be ended; the text says how, and what it wrote last."""
+
+
+class Pool:
+    """`size` workers, started when they are needed. serve: what a worker does with an argument (a module's function).
+
+    memory_bytes: address space of each; None for no limit. Close it when done.
+    """
+
+    def __init__(self, serve: Call, *, size: int, memory_bytes: float | None = None) -> None:
+        self._serve, self._memory = serve, memory_bytes
+        self._idle: queue.Queue[_Worker | None] = queue.LifoQueue()
+        for _ in range(size):
+            self._idle.put(None)
+        self._lock = threading.Lock()
+        self._alive: set[_Worker] = set()
+        self.closed = False
+
+    def call(self, argument: Any, timeout_s: float | None = None) -> Any:
+        """What `serve(argument)` gives in a worker. Thread-safe. Raises Lost, and RuntimeError for what it raises."""
+        worker = self._idle.get()
+        try:
+            if self.closed:
+                raise Lost("the workers were ended")
+            if worker is None:
+                with self._lock:  # starting one is not thread-safe
+                    worker = _Worker(self._serve, self._memory)
+                    self._alive.add(worker)
+            return worker.call(argument, timeout_s)
+        except Lost:
+            if worker is not None:
+                self._alive.discard(worker)
+            worker = None
+            raise
+        finally:
+            self._idle.put(worker)
+
+    def close(self) -> None:
+        """End all workers; calls that are under way are lost."""
+        self.closed = True
+        while self._alive:
+            self._alive.pop().end()
+
+
+@contextmanager
+def pool(serve: Call, *, size: int, memory_bytes: float | None = None) -> Iterator[Pool]:
+    """A pool that is closed at the end."""
+    found = Pool(serve, size=size, memory_bytes=memory_bytes)
+    try:
+        yield found
+    finally:
+        found.close()
+
+
+class _Worker:
+    """One process, and the file that takes what it writes."""
+
+    def __init__(self, serve: Call, memory_bytes: float | None) -> None:
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload([serve.__module__])
+        handle, name = tempfile.mkstemp(prefix="dse-worker-")
+        os.close(handle)
+        self._said = Path(name)
+        self._pipe, theirs = context.Pipe()
+        arguments = (theirs, serve, memory_bytes, str(self._said))
+        self._process = context.Process(target=_work, args=arguments, daemon=True)
+        with _default_signals():
+            self._process.start()
+        theirs.close()
+
+    def call(self, argument: Any, timeout_s: float | None) -> Any:
+        try:
+            self._pipe.send(argument)
+            if not wait([self._pipe, self._process.sentinel], timeout_s):
+                raise Lost(self.end(f"TIMEOUT after {timeout_s:g} s"))
+            fine, found = self._pipe.recv()
+        except (EOFError, OSError) as error:
+            raise Lost(self.end(None)) from error
+        if fine:
+            return found
+        raise found
+
+    def end(self, why: str | None = "") -> str:
+        """End the process and its group; why it is ended, or (None) how it ended by itself, and what it said last."""
+        if why is None:
+            self._process.join(_GRACE_S)
+        _end_group(self._process)
+        self._pipe.close()
+        tail = self._said.read_text(encoding="utf-8", errors="replace")[-_TAIL:].strip()
+        self._said.unlink(missing_ok=True)
+        reason = _ending(self._process.exitcode) if why is None else why
+        return f"{reason}: {tail}" if tail else reason
+
+
+def _ending(code: int | None) -> str:
+    if code is None or code >= 0:
+        return f"EXIT {code}"
+    name = signal.Signals(-code).name
+    return f"CRASH {name}" + (" (killed, or out of memory)" if name == "SIGKILL" else "")
+
+
+def _end_group(process: Any) -> None:
+    """Ask a process group to end, then make it; collect its leader."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, number)
+        process.join(_GRACE_S)
+        if process.exitcode is not None:
+            break
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)  # what outlived its leader
+
+
+@contextmanager
+def _default_signals() -> Iterator[None]:
+    """SIGINT ignored while the server process starts, which inherits that: Ctrl-C is for this process alone."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _work(pipe: Connection, serve: Call, memory_bytes: float | None, said: str) -> None:
+    """What a worker process does until it is told to end or its parent is gone."""
+    os.setpgid(0, 0)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    handle = os.open(said, os.O_WRONLY | os.O_APPEND)
+    os.dup2(handle, 1)
+    os.dup2(handle, 2)
+    faulthandler.enable()
+    if memory_bytes is not None:
+        resource.setrlimit(resource.RLIMIT_AS, (int(memory_bytes), int(memory_bytes)))
+    threading.Thread(target=_follow, daemon=True).start()
+    with suppress(EOFError, OSError):
+        while True:
+            argument = pipe.recv()
+            os.ftruncate(handle, 0)
+            pipe.send(_served(serve, argument))
+
+
+def _served(serve: Call, argument: Any) -> tuple[bool, Any]:
+    try:
+        return True, serve(argument)
+    except Exception as error:
+        return False, RuntimeError(f"{type(error).__name__}: {error}")  # any other might not survive the way back
+
+
+def _follow() -> None:
+    """End this process group when the parent ends."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        wait([parent.sentinel])
+        os.killpg(0, signal.SIGKILL)

@@ -1,0 +1,429 @@
+"""The store: a result is recorded once, a damaged one never believed, and what a dead process had in hand goes on."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sqlite3
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import toy
+from hypothesis import given
+from hypothesis import strategies as st
+from postgres import Server
+from sqlalchemy import select
+
+from dse.backend import Batch, Result, Results
+from dse.database import StoreError
+from dse.owner import Owner, me
+from dse.session import Hold, StoreSession
+from dse.store import Context, Fresh, Store, fits, key_bytes, leases, owners, quarantine, results
+from dse.values import Lanes, lanes
+
+
+@pytest.fixture(autouse=True)
+def installed(tmp_path: Path) -> Iterator[None]:
+    with toy.installed(tmp_path / "toybox"):
+        yield
+
+
+CONTEXT = Context("toy", "1", "()", tuple(toy.METRICS))
+XS = range(12)
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """A fresh database of each kind."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path / 'results.db'}"
+    server: Server = request.getfixturevalue("postgres")
+    return server.database(f"db{os.getpid()}_{next(_numbers)}")
+
+
+_numbers = itertools.count()
+
+
+_folder = tempfile.TemporaryDirectory()
+
+
+def new_store() -> Store:
+    """A store in a file of its own, for what Hypothesis repeats."""
+    return Store(f"sqlite:///{_folder.name}/{next(_numbers)}.db")
+
+
+def keys_of(xs: Sequence[int], context: Context = CONTEXT) -> Lanes:
+    return np.concatenate([lanes(one, context=context.words) for one in toy.things(xs)])
+
+
+def made(xs: Sequence[int], faults: Sequence[tuple[int, str]] = ()) -> Results:
+    """What the toy gives for things of these x."""
+    return Results.join(list(toy.evaluate(toy.spec(*faults), [Batch(one) for one in toy.things(xs)])))
+
+
+def fresh(xs: Sequence[int], found: Results | None = None, context: Context = CONTEXT) -> Fresh:
+    return Fresh(keys_of(xs, context), found or made(xs), [f'{{"thing.x": {x}}}' for x in xs])
+
+
+def recorded(store: Store, what: Fresh, study: int = 1) -> int:
+    context = store.number(CONTEXT)
+    return store.database.write(lambda connection: store.add(connection, what, context=context, study=study))
+
+
+def rows(found: Results) -> list[str]:
+    return [repr(found[place]) for place in range(found.size)]
+
+
+def session(store: Store, study: int = 1, **more: tuple[Context, ...]) -> StoreSession:
+    return StoreSession(store, Hold(study, CONTEXT, **more))
+
+
+# Rows
+
+
+def test_what_was_recorded_is_found_to_the_bit_in_any_order_and_nothing_else_is(url: str) -> None:
+    store, faults = Store(url), [(3, "raises"), (4, "nan"), (5, "unsupported")]
+    assert recorded(store, fresh(XS, made(XS, faults))) == len(XS)
+    asked = [7, 3, 100, 4, 3, 5, 0]
+    found = Store(url).find(keys_of(asked), store.number(CONTEXT))
+    assert found.known.tolist() == [x in XS for x in asked]
+    expected = rows(made(asked, faults))
+    assert [row for row, known in zip(rows(found.results), found.known, strict=True) if known] == [
+        row for row, x in zip(expected, asked, strict=True) if x in XS
+    ]
+
+
+def test_a_result_is_recorded_once_and_the_first_one_stands(url: str) -> None:
+    store = Store(url)
+    recorded(store, fresh([1, 2]))
+    other = replace(made([2, 3]), metrics={name: column * 2 for name, column in made([2, 3]).metrics.items()})
+    assert recorded(store, fresh([2, 3], other)) == 1
+    found = store.find(keys_of([1, 2, 3]), store.number(CONTEXT)).results
+    assert rows(found) == [*rows(made([1, 2])), rows(other)[1]]
+
+
+def test_a_text_that_no_database_takes_is_recorded_with_a_mark_in_its_place(url: str) -> None:
+    store = Store(url)
+    recorded(store, fresh([1], Results.of([Result("failed", reason="a\0b\udc80c")])))
+    found = store.find(keys_of([1]), store.number(CONTEXT))
+    assert found.known.all()
+    assert found.results[0].reason == "a\ufffdb?c"
+
+
+@given(st.lists(st.tuples(st.floats(0, 1e300), st.floats(-1e9, 1e9)), min_size=1, max_size=40))
+def test_the_front_of_a_study_holds_what_nothing_recorded_dominates(numbers: list[tuple[float, float]]) -> None:
+    store = new_store()
+    found = Results.of([Result("ok", {"time_s": time, "gain": gain}, engine="toy") for time, gain in numbers])
+    recorded(store, fresh(range(len(numbers)), found))
+    best = [
+        key
+        for key, (time, gain) in zip(key_bytes(keys_of(range(len(numbers)))), numbers, strict=True)
+        if not any(t <= time and g >= gain and (t, g) != (time, gain) for t, g in numbers)
+    ]
+    keys, values = store.front(1, {"time_s": "minimize", "gain": "maximize"})
+    assert sorted(keys) == sorted(key.hex() for key in best)
+    assert len(values) == len(best)
+
+
+def test_the_front_is_the_same_in_every_database(url: str) -> None:
+    store = Store(url)
+    recorded(store, fresh(range(-50, 50)))
+    keys, values = store.front(1, {"time_s": "minimize", "gain": "maximize"})
+    at = made(range(-50, 50))
+    expected = [
+        (time, gain)
+        for time, gain in zip(at.column("time_s").tolist(), at.column("gain").tolist(), strict=True)
+        if not any(
+            t <= time and g >= gain and (t, g) != (time, gain)
+            for t, g in zip(at.column("time_s").tolist(), at.column("gain").tolist(), strict=True)
+        )
+    ]
+    assert sorted(map(tuple, values.tolist())) == sorted(expected)
+    assert len(set(keys)) == len(expected)
+
+
+# Damage
+
+
+def _place_of_row(file: Path) -> tuple[int, int]:
+    """Where the one row of a database is stored in its file."""
+    with sqlite3.connect(file) as connection:
+        point, checksum = connection.execute("SELECT point, checksum FROM results").fetchone()
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    data = file.read_bytes()
+    end = data.index(checksum, data.index(point.encode())) + len(checksum)
+    key = data.rindex(key_bytes(keys_of([1]))[0], 0, end)
+    return key - 16, end  # with the lengths and kinds of its columns before it
+
+
+def test_every_flipped_bit_of_a_row_is_caught_and_the_result_is_made_again(tmp_path: Path) -> None:
+    whole = tmp_path / "whole.db"
+    store = Store(f"sqlite:///{whole}")
+    context = store.number(CONTEXT)
+    recorded(store, fresh([1]))
+    store.database.close()
+    begin, end = _place_of_row(whole)
+    data, expected = bytearray(whole.read_bytes()), rows(made([1]))
+    for bit in range(8 * begin, 8 * end, 1 if os.environ.get("DSE_FAULTS") == "all" else 11):
+        file = tmp_path / "flipped.db"
+        for path in tmp_path.glob("flipped.db*"):
+            path.unlink()
+        data[bit // 8] ^= 1 << bit % 8
+        file.write_bytes(data)
+        data[bit // 8] ^= 1 << bit % 8
+        flipped = Store(f"sqlite:///{file}")
+        found = flipped.find(keys_of([1]), context)
+        assert not found.known.any() or rows(found.results) == expected, f"bit {bit - 8 * begin} of the row"
+        if not found.known.any():
+            recorded(flipped, fresh([1]))
+            again = flipped.find(keys_of([1]), context)
+            assert again.known.all()
+            assert rows(again.results) == expected
+        flipped.database.close()
+
+
+@given(st.integers(0, 8), st.integers(0, 200), st.integers(0, 7))
+def test_a_row_that_was_changed_anywhere_does_not_fit(column: int, place: int, bit: int) -> None:
+    (row,) = _rows_in_memory()
+    value = list(row)
+    held = value[column]
+    if isinstance(held, int):
+        value[column] = held ^ (1 << bit)
+    else:
+        data = bytearray(held.encode() if isinstance(held, str) else held) or bytearray(b"\0")
+        data[place % len(data)] ^= 1 << bit
+        value[column] = data.decode("utf-8", "surrogateescape") if isinstance(held, str) else bytes(data)
+    assert fits(row)
+    assert not fits(value)
+
+
+def _rows_in_memory() -> list[tuple[object, ...]]:
+    store = new_store()
+    recorded(store, fresh([1]))
+    return store.database.read(lambda connection: [tuple(row) for row in connection.execute(select(results))])
+
+
+def test_a_damaged_row_goes_into_quarantine_and_two_that_were_swapped_do_too(url: str) -> None:
+    store = Store(url)
+    recorded(store, fresh([1, 2, 3]))
+    one, two, _ = key_bytes(keys_of([1, 2, 3]))
+
+    def swap(connection: object) -> None:
+        held = {row.key: row.metrics for row in connection.execute(select(results))}  # type: ignore[attr-defined]
+        for key, other in ((one, two), (two, one)):
+            changed = results.update().where(results.c.key == key).values(metrics=held[other])
+            connection.execute(changed)  # type: ignore[attr-defined]
+
+    store.database.write(swap)
+    assert store.find(keys_of([1, 2, 3]), store.number(CONTEXT)).known.tolist() == [False, False, True]
+    held = store.database.read(lambda connection: connection.execute(select(quarantine.c.key)).scalars().all())
+    assert sorted(held) == sorted([one, two])
+    assert store.check() == (1, 0)
+
+
+@pytest.mark.parametrize("damage", ["empty", "half", "zeros", "garbage", "no file at all", "another page"])
+def test_a_damaged_file_is_put_aside_and_what_can_be_read_of_it_is_kept(tmp_path: Path, damage: str) -> None:
+    file = tmp_path / "results.db"
+    store = Store(f"sqlite:///{file}")
+    xs = range(-900, 900)
+    recorded(store, fresh(xs))
+    store.database.read(lambda connection: connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)").all())
+    store.database.close()
+    data = file.read_bytes()
+    middle = len(data) // 2 // 4096 * 4096
+    changed = {
+        "empty": b"",
+        "half": data[: len(data) // 2 + 17],
+        "zeros": bytes(len(data)),
+        "garbage": b"this is no database at all" * 100,
+        "another page": data[:middle] + b"\xff" * 4096 + data[middle + 4096 :],
+    }
+    if damage == "no file at all":
+        file.unlink()
+    else:
+        file.write_bytes(changed[damage])
+    mended = Store(f"sqlite:///{file}")
+    context = mended.number(CONTEXT)
+    before = mended.find(keys_of(xs), context)
+    assert rows(before.results.take(np.flatnonzero(before.known))) == [
+        row for row, known in zip(rows(made(xs)), before.known, strict=True) if known
+    ]
+    if damage == "another page":
+        assert before.known.mean() > 0.9
+        assert list(tmp_path.glob("results.db.damaged-*"))
+    recorded(mended, fresh(xs))
+    assert rows(mended.find(keys_of(xs), context).results) == rows(made(xs))
+
+
+def test_a_file_that_is_taken_away_in_use_is_noticed_before_anything_is_lost_in_it(tmp_path: Path) -> None:
+    store = Store(f"sqlite:///{tmp_path / 'results.db'}")
+    recorded(store, fresh([1]))
+    (tmp_path / "results.db").rename(tmp_path / "elsewhere.db")
+    with pytest.raises(StoreError, match=r"results\.db was moved, deleted or replaced"):
+        recorded(store, fresh([2]))
+
+
+@pytest.mark.parametrize(
+    ("url", "told"),
+    [
+        ("sqlite:////proc/nowhere/results.db", "choose another output_dir or store.url"),
+        ("postgresql://nobody:secret@127.0.0.1:1/none", "does not answer"),
+        ("nosuch://x", "names no database"),
+    ],
+)
+def test_a_database_that_cannot_be_used_is_told_in_one_sentence_without_its_password(
+    url: str, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dse.database._OPENING_S", 0.1)
+    with pytest.raises(StoreError, match=told) as caught:
+        Store(url)
+    assert "secret" not in str(caught.value)
+
+
+def test_processes_that_make_a_database_at_once_all_get_it(url: str) -> None:
+    code = f"from dse.store import Store; print(Store({url!r}).check())"
+    done = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) for _ in range(4)]
+    assert [one.communicate()[0].strip() for one in done] == ["(0, 0)"] * 4
+
+
+# Sessions
+
+
+def test_a_session_that_nobody_preceded_looks_nothing_up_and_one_that_somebody_did_finds_it(url: str) -> None:
+    store = Store(url)
+    first = session(store)
+    assert first.find(keys_of(XS)) is None
+    assert [rows(found) for found in (*first.record(fresh(XS), [keys_of(XS)]), *first.flush())] == [rows(made(XS))]
+    first.leave()
+    second = session(store, study=2)
+    found = second.find(keys_of([1, 2, 99]))
+    assert found is not None
+    second.recall(found)
+    assert found.known.tolist() == [True, True, False]
+    assert second.recalled == {1: 2}
+
+
+def test_a_point_is_leased_to_one_process_and_to_the_next_once_that_is_gone(url: str) -> None:
+    store = Store(url)
+    first, parts = session(store), [keys_of([1]), keys_of([2, 3])]
+    assert first.lease(parts) == [True, True]
+    second = session(store)
+    assert not second.alone
+    assert second.lease([*parts, keys_of([4])]) == [False, False, True]
+    _becomes(store, replace(me(), pid=2**22 - 1))
+    third = session(store)
+    assert third.lost == 3
+    assert third.lease(parts) == [True, True]
+
+
+def _becomes(store: Store, owner: Owner) -> None:
+    """The oldest owner is another process."""
+
+    def work(connection: object) -> None:
+        first = connection.execute(select(owners.c.id).order_by(owners.c.id)).scalars().first()  # type: ignore[attr-defined]
+        connection.execute(owners.update().where(owners.c.id == first).values(**vars(owner)))  # type: ignore[attr-defined]
+
+    store.database.write(work)
+
+
+@pytest.mark.parametrize(
+    ("change", "gone"),
+    [({"started": 1}, True), ({"boot": "an earlier one"}, True), ({"host": "another/pid:[1]"}, False), ({}, False)],
+    ids=["a pid that was reused", "before a reboot", "another host or container", "alive"],
+)
+def test_an_owner_is_gone_only_where_that_is_certain(change: dict[str, object], gone: bool) -> None:
+    store = new_store()
+    first = session(store)
+    first.lease([keys_of([1])])
+    _becomes(store, replace(me(), **change))  # type: ignore[arg-type]
+    assert session(store).lease([keys_of([1])]) == [gone]
+
+
+def test_an_owner_elsewhere_is_gone_when_it_has_been_silent_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = new_store()
+    session(store).lease([keys_of([1])])
+    _becomes(store, replace(me(), host="another/pid:[1]"))
+    second = session(store)
+    assert second.lease([keys_of([1])]) == [False]
+    monkeypatch.setattr("dse.session._SILENCE_S", 0.0)
+    assert second.lease([keys_of([1])]) == [True]
+
+
+def test_a_result_that_another_process_recorded_first_is_the_one_that_counts(
+    url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = Store(url)
+    one, other = session(store), session(store)
+    one.record(fresh([1, 2]), [])
+    one.flush()
+    changed = replace(made([1, 2]), metrics={**made([1, 2]).metrics, "time_s": made([1, 2]).column("time_s") * 1.5})
+    told = [*other.record(fresh([1, 2], changed), []), *other.flush()]
+    assert [rows(found) for found in told] == [rows(made([1, 2]))]
+    assert "toy is not deterministic: a metric differs by 50 %" in capsys.readouterr().err
+    assert [*other.record(fresh([1, 2]), []), *other.flush()]
+    assert "deterministic" not in capsys.readouterr().err
+
+
+def test_results_of_an_accepted_version_count_and_of_another_they_do_not(url: str) -> None:
+    store, old = Store(url), replace(CONTEXT, version="0")
+    number = store.number(old)
+    what = fresh(XS, context=old)
+    store.database.write(lambda connection: store.add(connection, what, context=number, study=1))
+    plain, accepting = session(store), session(store, accepted=(old,))
+    recorded(store, fresh([99]))
+    assert not plain._store.find(keys_of(XS), store.number(CONTEXT)).known.any()
+    found = accepting.find(keys_of([*XS, 50]))
+    assert found is not None
+    assert found.known.tolist() == [True] * len(XS) + [False]
+    assert rows(found.results)[:-1] == rows(made(XS))
+
+
+def test_a_study_is_evaluated_once_however_it_is_cut_and_told_in_order(url: str) -> None:
+    """First some designs of a grid, then all of it: what was done is not done again, whatever its place."""
+    store = Store(url)
+    grid = Batch(toy.things([0])[0], {"thing.x": np.arange(30), "thing.y": np.array([0.0, 1.0])})
+    some = [Batch(one) for place, one in enumerate(grid.designs()) if place % 7 in (2, 3)]
+    for number, batches in enumerate(([*some], [grid], [grid])):
+        backend = toy.spec(batch=8, faults=((number, "none such"),)).make()  # one of its own, to count its calls
+        held = session(store)
+        done = list(toy.evaluate(toy.spec(batch=8, faults=((number, "none such"),)), batches, session=held))
+        held.leave()
+        counts = [len(some), grid.size - len(some), 0]
+        assert len(backend.evaluated) == counts[number]  # type: ignore[attr-defined]
+    alone = list(toy.evaluate(toy.spec(), [grid]))
+    assert rows(done[0]) == rows(alone[0])
+
+
+# A server
+
+
+def test_a_server_that_is_killed_and_restarted_under_load_loses_nothing(postgres: Server) -> None:
+    url = postgres.database(f"kill{os.getpid()}")
+    store = Store(url)
+    held = session(store)
+    told: list[Results] = []
+    for number, start in enumerate(range(0, 900, 30)):
+        if number % 10 == 5:
+            postgres.restart()
+        told += held.record(fresh(range(start, start + 30)), [keys_of(range(start, start + 30))])
+    told += held.flush()
+    held.leave()
+    assert [row for found in told for row in rows(found)] == rows(made(range(900)))
+    assert rows(Store(url).find(keys_of(range(900)), store.number(CONTEXT)).results) == rows(made(range(900)))
+    assert store.count(1) == 900
+    assert store.check() == (900, 0)
+
+
+def test_nothing_is_left_of_leases_and_owners_once_all_have_left(url: str) -> None:
+    store = Store(url)
+    one = session(store)
+    one.lease([keys_of(XS)])
+    one.leave()
+    for table in (leases, owners):
+        assert store.database.read(lambda connection, table=table: connection.execute(select(table)).all()) == []
