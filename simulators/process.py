@@ -21,6 +21,8 @@ from simulators.supervisor import GRACE_S
 
 _HANGS_UP_S = GRACE_S + 1.5  # the grace of a program, and the time to sweep up after it
 _ERROR_BYTES = 1 << 16  # of standard error, its last ones are kept
+_READ_BYTES = 1 << 16
+_PIPE_READS = (1 << 20) // _READ_BYTES  # as much as a pipe can hold
 _SUPERVISOR = Path(__file__).with_name("supervisor.py")
 
 
@@ -140,13 +142,13 @@ def _hang_up(supervisor: subprocess.Popen[bytes]) -> None:
 
 
 def _read(supervisor: subprocess.Popen[bytes], told: IO[bytes], *, streams: Mapping[str, _Kept], limits: Limits) -> str:
-    """Read all streams to their end, hanging up where a limit is passed; which one, or ""."""
+    """Read all streams until the supervisor is gone, hanging up where a limit is passed; which one, or ""."""
     assert supervisor.stdin is not None
     cut, until = "", time.monotonic() + limits.timeout_s
     with selectors.DefaultSelector() as selector:
         for name, stream in (("out", supervisor.stdout), ("err", supervisor.stderr), ("told", told)):
             selector.register(stream, selectors.EVENT_READ, name)  # type: ignore[arg-type]
-        while selector.get_map():
+        while told in (stream.fileobj for stream in selector.get_map().values()):
             left = until - time.monotonic()
             passed = "output" if limits.output_ends and streams["out"].is_over else "time" if left <= 0 else ""
             if passed and not cut:
@@ -157,13 +159,15 @@ def _read(supervisor: subprocess.Popen[bytes], told: IO[bytes], *, streams: Mapp
                 supervisor.kill()
                 break
             _take(selector, streams, left)
+        for _ in range(_PIPE_READS):  # what is left in the pipes; who still writes to them then, is not waited for
+            _take(selector, streams, 0)
     return cut
 
 
 def _take(selector: selectors.BaseSelector, streams: Mapping[str, _Kept], wait_s: float) -> None:
-    """What there is to read within some seconds, a little of each stream."""
-    for key, _ in selector.select(wait_s):
-        data = os.read(key.fd, 1 << 16)
+    """Read what there is within some seconds, a little of each stream."""
+    for key, _ in selector.select(wait_s) if selector.get_map() else ():
+        data = os.read(key.fd, _READ_BYTES)
         streams[key.data].take(data)
         if not data:
             selector.unregister(key.fileobj)

@@ -146,8 +146,9 @@ class Command:
 
     @property
     def name(self) -> str:
-        """What it is called: by its first own file, as an interpreter says little."""
-        return (self.files[0] if self.files else Path(self.words[0])).name
+        """What it is called: the program, and the first file after it, as an interpreter alone says little."""
+        after = [Path(word).name for word in self.words[1:] if Path(word) in self.files]
+        return " ".join([Path(self.words[0]).name, *after[:1]])
 
     @property
     def places(self) -> list[str]:
