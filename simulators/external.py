@@ -60,8 +60,7 @@ class ExternalBackend:
         check.done()
         assert program is not None
         self._program, self._limits = program, program.limits()
-        self._env = {name: os.environ[name] for name in (*_ALWAYS_PASSED, *program.env) if name in os.environ}
-        self._command = Command.found(program, Path.cwd(), self._env.get("PATH"))
+        self._command = Command.found(program, Path.cwd())
         self.metrics = {name: measure.metric() for name, measure in program.metrics.items()}
         self.relations = dict(_relations(self.metrics))
         self.version = "+".join(filter(None, [_VERSION, program.version, self._command.content()]))
@@ -138,12 +137,12 @@ class ExternalBackend:
             used = set(self._command.places)
             command = [PLACE.sub(lambda one: _said(values, one), word) for word in self._command.words]
             stdin = Path(os.devnull) if "input" in used else given
-            ended = run(command, limits, folder=folder, stdin=stdin, env={**self._env, "TMPDIR": name})
+            ended = run(command, limits, folder=folder, stdin=stdin, variables=(*_ALWAYS_PASSED, *self._program.env))
             answer = written(output, limits.output_bytes + 1) if "output" in used else ended.stdout
             starved = kills_for_memory() > before
         found = judged(ended, limits, answer, metrics=self.metrics, starved=starved)
         if found.status == "failed":
-            secrets = {key: value for key, value in self._env.items() if key not in _ALWAYS_PASSED}
+            secrets = {key: os.environ[key] for key in self._program.env if key in os.environ}
             told = complaint(ended, self._program.error_chars, folder=folder, secrets=secrets)
             found = replace(found, reason="\n".join(filter(None, [found.reason, told])))
         return replace(found, engine=self._command.name)

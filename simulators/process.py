@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
@@ -90,10 +90,13 @@ class _Kept:
         return bytes(self.data[-self.most :] if self.last else self.data)
 
 
-def run(command: Sequence[str], limits: Limits, *, folder: Path, stdin: Path, env: Mapping[str, str]) -> Ended:
-    """Run a command (the path of a program and its arguments) in a folder. Raises OSError if nothing can be started."""
+def run(command: Sequence[str], limits: Limits, *, folder: Path, stdin: Path, variables: Iterable[str]) -> Ended:
+    """Run a command (the path of a program and its arguments) in a folder, with some variables of the environment.
+
+    Raises OSError if nothing can be started.
+    """
     streams = {"out": _Kept(limits.output_bytes), "err": _Kept(_ERROR_BYTES, last=True), "told": _Kept(1 << 12)}
-    with _started([limits.text, str(stdin), *command], folder, env) as (supervisor, told):
+    with _started([limits.text, ",".join(variables), str(stdin), *command], folder) as (supervisor, told):
         cut = _read(supervisor, told, streams=streams, limits=limits)
     said = dict(line.split(" ", 1) for line in streams["told"].kept.decode().splitlines())
     if "ended" not in said:
@@ -104,9 +107,7 @@ def run(command: Sequence[str], limits: Limits, *, folder: Path, stdin: Path, en
 
 
 @contextlib.contextmanager
-def _started(
-    words: Sequence[str], folder: Path, env: Mapping[str, str]
-) -> Iterator[tuple[subprocess.Popen[bytes], IO[bytes]]]:
+def _started(words: Sequence[str], folder: Path) -> Iterator[tuple[subprocess.Popen[bytes], IO[bytes]]]:
     """A supervisor, and the end of the pipe through which it tells; hung up on and waited for in the end."""
     reads, writes = os.pipe()
     with os.fdopen(reads, "rb", buffering=0) as told:
@@ -114,7 +115,6 @@ def _started(
             supervisor = subprocess.Popen(
                 [sys.executable, "-I", "-S", str(_SUPERVISOR), str(writes), *words],
                 cwd=folder,
-                env=dict(env),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,

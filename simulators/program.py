@@ -125,11 +125,11 @@ class Command:
     here: Path
 
     @classmethod
-    def found(cls, program: Program, here: Path, path: str | None) -> Command:
-        """The command of some settings, from a folder and a search path (`PATH`). Raises ConfigError."""
+    def found(cls, program: Program, here: Path) -> Command:
+        """The command of some settings, looked for from a folder and on PATH. Raises ConfigError."""
         check = Problems()
         first, *others = (word.replace("{here}", str(here)) for word in program.command)
-        words = (_executable(check, first, here, path), *others)
+        words = (_executable(check, first, here), *others)
         for word in others:
             if not Path(word).is_absolute() and Path(word).suffix and (here / word).is_file():
                 rule = "is a file of this folder, but the program runs in a scratch folder of its own"
@@ -165,7 +165,7 @@ class Command:
         return total.hexdigest() if self.files else ""
 
 
-def _executable(check: Problems, program: str, here: Path, path: str | None) -> str:
+def _executable(check: Problems, program: str, here: Path) -> str:
     """The path of a program; what is wrong with it is noted."""
     if PLACE.search(program):
         check.add("simulator.command", "the program itself may hold no value but {here}", value=program)
@@ -176,7 +176,7 @@ def _executable(check: Problems, program: str, here: Path, path: str | None) -> 
         elif not os.access(program, os.X_OK):
             check.add("simulator.command", "is not executable", value=program, way_out=f"chmod +x {program}")
     else:
-        found = shutil.which(program, path=path)
+        found = shutil.which(program)
         if found is None:
             way = f"write ./{program} if it is in this folder" if (here / program).is_file() else ""
             check.add("simulator.command", "program not found on PATH", value=program, way_out=way)

@@ -27,20 +27,29 @@ _LIMITED = (resource.RLIMIT_AS, resource.RLIMIT_CPU, resource.RLIMIT_FSIZE)
 _IGNORED_BY_PYTHON = (signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ)
 
 
-def supervise(told: int, limits: list[int], stdin: str, command: list[str]) -> None:
+def supervise(told: int, limits: list[int], *, variables: list[str], stdin: str, command: list[str]) -> None:
     """Run a command; what becomes of it is written to the descriptor `told`.
 
     One line each: `pid <its process id>`, then `error <reason>` if it could not be started, then `ended <code>`: its
     exit code, or minus the signal that ended it. limits: address space [bytes], CPU time [s], size of a file [bytes],
-    -1 for none. stdin: the file that it reads as standard input.
+    -1 for none. variables: names of those that it gets of this environment, beside TMPDIR, its scratch folder. stdin:
+    the file that it reads as standard input.
     """
     os.set_inheritable(told, False)
     worker, folder = os.getppid(), os.getcwd()
+    environment = {name: os.environ[name] for name in variables if name in os.environ} | {"TMPDIR": folder}
     _prctl(_SET_CHILD_SUBREAPER, 1)
     supervisor = os.getpid()
     child = os.fork()
     if child == 0:
-        _become(told, limits, stdin, command, supervisor)
+        try:
+            _confine(limits, stdin, supervisor)
+            os.execve(command[0], command, environment)
+        except BaseException as error:
+            reason = error.strerror if isinstance(error, OSError) else type(error).__name__
+            os.write(told, f"error {reason}\n".encode())
+        finally:
+            os._exit(127)
     os.write(told, f"pid {child}\n".encode())
     code = _ended(child)
     _sweep()
@@ -50,26 +59,19 @@ def supervise(told: int, limits: list[int], stdin: str, command: list[str]) -> N
         _remove(folder)
 
 
-def _become(told: int, limits: list[int], stdin: str, command: list[str], supervisor: int) -> None:
-    """Turn this process into the command: a session of its own, limited, with the signals of a fresh process."""
-    try:
-        os.setsid()
-        _prctl(_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != supervisor:
-            os._exit(127)
-        for one in _IGNORED_BY_PYTHON:
-            signal.signal(one, signal.SIG_DFL)
-        os.dup2(os.open(stdin, os.O_RDONLY), 0)
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        for kind, most in zip(_LIMITED, limits, strict=True):
-            if most >= 0:
-                _limit(kind, most)
-        os.execv(command[0], command)
-    except BaseException as error:
-        reason = error.strerror if isinstance(error, OSError) else type(error).__name__
-        os.write(told, f"error {reason}\n".encode())
-    finally:
+def _confine(limits: list[int], stdin: str, supervisor: int) -> None:
+    """Make this process what a program finds itself in: a session of its own, limited, with fresh signals."""
+    os.setsid()
+    _prctl(_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != supervisor:
         os._exit(127)
+    for one in _IGNORED_BY_PYTHON:
+        signal.signal(one, signal.SIG_DFL)
+    os.dup2(os.open(stdin, os.O_RDONLY), 0)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    for kind, most in zip(_LIMITED, limits, strict=True):
+        if most >= 0:
+            _limit(kind, most)
 
 
 def _limit(kind: int, most: int) -> None:
@@ -142,5 +144,11 @@ def _prctl(option: int, value: int) -> None:
 
 
 if __name__ == "__main__":
-    _told, _limits, _stdin, *_command = sys.argv[1:]
-    supervise(int(_told), [int(limit) for limit in _limits.split(",")], _stdin, _command)
+    _told, _limits, _variables, _stdin, *_command = sys.argv[1:]
+    supervise(
+        int(_told),
+        [int(limit) for limit in _limits.split(",")],
+        variables=_variables.split(","),
+        stdin=_stdin,
+        command=_command,
+    )

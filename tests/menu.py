@@ -44,6 +44,7 @@ def spawn(script, **how):
 
 
 def sleep():
+    open("sleeps", "w").close()
     time.sleep(600)
 
 
