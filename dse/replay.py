@@ -27,6 +27,8 @@ def replayed(outputs: Outputs, start: str, folder: Path | None) -> list[Path]:
     overrides = outputs.read_json("provenance")["command"][3:]
     planned = plan(request(overrides, folder))
     replay = planned.backend.replay(_design(planned, row))
+    if not replay.intervals:
+        raise ConfigError([Problem("simulator", "tells its metrics only, not when it did what", planned.spec.name)])
     return _written(outputs, row, replay, knobs=planned.knobs)
 
 

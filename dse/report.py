@@ -97,6 +97,8 @@ def claims_table(rows: list[dict[str, Any]]) -> Table | str:
     """Theirs beside ours, a miss said to be a miss with its cause; one line where none can be tested."""
     from rich.table import Table
 
+    if not rows:
+        return "this study checks no published claims"
     if len({row["reason"] for row in rows}) == 1:
         return f"published claims were not tested: {rows[0]['reason']}"
 

@@ -22,7 +22,7 @@ from dse.backend import STATUSES, Backend, Columns, Results
 from dse.baselines import places
 from dse.plan import Plan
 from dse.problems import ConfigError
-from dse.space import Block, Evaluated, get_path
+from dse.space import Assignment, Block, Evaluated, Space, get_path
 from dse.values import Lanes, hexes
 
 ROWS_PER_GROUP = 1 << 16  # rows held at once: some 30 MB of columns
@@ -62,9 +62,9 @@ class Layout:
         space = next(iter(plan.spaces.values()))
         chosen = [{f"{section}.name": name} for section, named in space.options.items() for name in named]
         designs = []
-        for option in ({}, *chosen):
-            with suppress(ConfigError):
-                designs.append(plan.backend.design(space.tree(option)))
+        for point in ({}, *chosen, *_samples(space)):
+            with suppress(ConfigError, KeyError):
+                designs.append(plan.backend.design(space.tree(point)))
         values = {knob.path: knob.values for knob in space.knobs}
         kinds = {path: _kind(path, designs, values.get(path, ())) for path in (*plan.knobs, *plan.recorded)}
         return cls(tuple(plan.spaces), kinds, plan.backend)
@@ -178,6 +178,16 @@ class Sheet:
         self._writer.close()
         for suffix in (".part", ".new"):
             self._path.with_suffix(suffix).unlink(missing_ok=True)
+
+
+def _samples(space: Space) -> Iterator[Assignment]:
+    """Points that differ in one knob from the base: one for every type of its values, and for every text.
+
+    A design that declares no types shows in them which ones a column may hold.
+    """
+    for knob in space.knobs:
+        values = {value if isinstance(value, str) else type(value): value for value in knob.values or (knob.low,)}
+        yield from ({knob.path: value} for value in values.values() if not space.is_option(knob.path))
 
 
 def _kind(path: str, designs: Sequence[BaseModel], values: Sequence[Any]) -> str:

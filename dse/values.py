@@ -103,6 +103,8 @@ def _quantity(unit: str) -> Callable[[Any], Any]:
 Integer = Annotated[int, BeforeValidator(_whole)]
 Number = Annotated[float, BeforeValidator(_number)]
 Seconds = Annotated[float, _quantity("second"), Field(ge=0, le=1e4)]
+WallSeconds = Annotated[float, _quantity("second"), Field(gt=0, le=1e7)]
+"""Time that a person or a machine waits, not time that is modelled."""
 Bytes = Annotated[float, _quantity("byte"), Field(ge=0, le=1e18)]
 BytesPerSecond = Annotated[float, _quantity("byte/second"), Field(gt=0, le=1e16)]
 FlopPerSecond = Annotated[float, _quantity("flop/second"), Field(gt=0, le=1e20)]

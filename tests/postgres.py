@@ -35,12 +35,26 @@ class Server:
 
     def restart(self) -> None:
         """Kill it without a checkpoint, as a crash would, and start it again."""
-        self._run("pg_ctl", "-D", str(self.folder), "-m", "immediate", "-w", "restart", "-o", self.options)
+        self._control("restart", "-m", "immediate")
+
+    def start(self) -> None:
+        """Make the cluster and start it."""
+        self._run("initdb", "-D", str(self.folder), "-U", "tester", "-A", "trust", "--no-sync")
+        self._control("start")
+
+    def stop(self) -> None:
+        """End it at once."""
+        self._control("stop", "-m", "immediate")
+
+    def _control(self, action: str, *words: str) -> None:
+        log = ("-l", str(self.folder / "server.log"))  # or it would hold the pipe on which its output is waited for
+        options = () if action == "stop" else (*log, "-o", self._options)
+        self._run("pg_ctl", "-D", str(self.folder), "-w", action, *words, *options)
 
     @property
-    def options(self) -> str:
+    def _options(self) -> str:
         """How it is started: on its port alone, without a socket."""
-        return f"-p {self.port} -c listen_addresses=127.0.0.1 -c unix_socket_directories='' -c logging_collector=on"
+        return f"-p {self.port} -c listen_addresses=127.0.0.1 -c unix_socket_directories=''"
 
     def _run(self, program: str, *words: str) -> None:
         done = subprocess.run(
@@ -75,9 +89,8 @@ def running(folder: Path) -> Iterator[Server]:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     server = Server(bin_, folder, port)
-    server._run("initdb", "-D", str(folder), "-U", "tester", "-A", "trust", "--no-sync")
-    server._run("pg_ctl", "-D", str(folder), "-w", "start", "-o", server.options, "-l", str(folder / "server.log"))
+    server.start()
     try:
         yield server
     finally:
-        server._run("pg_ctl", "-D", str(folder), "-m", "immediate", "stop")
+        server.stop()

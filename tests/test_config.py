@@ -451,7 +451,9 @@ def test_the_shipped_study_works() -> None:
 
 def test_every_shipped_option_can_be_named_on_the_command_line() -> None:
     groups = {
-        folder.name: [path.stem for path in folder.glob("*.yaml")] for folder in CONF.iterdir() if folder.is_dir()
+        folder.name: [path.stem for path in folder.glob("*.yaml") if path.stem != "external"]  # asks for a command
+        for folder in CONF.iterdir()
+        if folder.is_dir()
     }
     for options in zip_longest(*groups.values()):
         words = [f"{group}={option}" for group, option in zip(groups, options, strict=True) if option]

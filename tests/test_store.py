@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -32,6 +33,9 @@ from dse.values import Lanes, lanes
 def installed(tmp_path: Path) -> Iterator[None]:
     with toy.installed(tmp_path / "toybox"):
         yield
+    while _sessions:
+        with suppress(StoreError):
+            _sessions.pop().leave()
 
 
 CONTEXT = Context("toy", "1", "()", tuple(toy.METRICS))
@@ -50,6 +54,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 _numbers = itertools.count()
 
 
+_sessions: list[StoreSession] = []
 _folder = tempfile.TemporaryDirectory()
 
 
@@ -81,7 +86,8 @@ def rows(found: Results) -> list[str]:
 
 
 def session(store: Store, study: int = 1, **more: tuple[Context, ...]) -> StoreSession:
-    return StoreSession(store, Hold(study, CONTEXT, **more))
+    _sessions.append(StoreSession(store, Hold(study, CONTEXT, **more)))
+    return _sessions[-1]
 
 
 # Rows

@@ -1,0 +1,249 @@
+"""Any program as a simulator: a design in as JSON or CSV, metrics out as JSON, one process per point.
+
+It is started as a list of words, never by a shell, in an empty scratch folder of its own, with few of the environment's
+variables and within limits. Whatever goes wrong in it is a result with a reason, and the search goes on.
+"""
+
+from __future__ import annotations
+
+import copy
+import csv
+import io
+import json
+import math
+import os
+import re
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+
+from dse.backend import Batch, Columns, Metric, Replay, Result, Results, Tree
+from dse.problems import Problem, Problems, did_you_mean
+from dse.space import get_path, set_path
+from dse.values import LABELS, Bytes, BytesPerSecond, FlopPerSecond, Seconds
+from simulators.outcome import complaint, judged, kills_for_memory, written
+from simulators.process import run
+from simulators.program import PLACE, Command, Program, improvement
+
+_VERSION = "1"  # of what a program is given and how its answer is read
+
+_ALWAYS_PASSED = ("PATH", "HOME", "LANG")
+_UNHEARD = LABELS - {"name"}  # for people: a program does not get them, and they make no difference
+_SCENARIO = re.compile(r"[A-Za-z0-9_.-]{1,80}")
+_QUANTITIES: Mapping[str, TypeAdapter[float]] = {
+    "_bytes_per_s": TypeAdapter(BytesPerSecond),
+    "_flop_per_s": TypeAdapter(FlopPerSecond),
+    "_bytes": TypeAdapter(Bytes),
+    "_s": TypeAdapter(Seconds),
+}
+
+
+class Design(BaseModel):
+    """One point: sections by name, each a mapping of numbers, texts, truth values, lists and mappings."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+
+class ExternalBackend:
+    """A program by its command line; parameters: those of `Program`. Raises ConfigError, all problems at once."""
+
+    batch = 1
+
+    def __init__(self, **parameters: Any) -> None:
+        check = Problems()
+        program = check.model(Program, parameters, path="simulator")
+        check.done()
+        assert program is not None
+        self._program, self._limits = program, program.limits()
+        self._command = Command.found(program, Path.cwd())
+        self.metrics = {name: measure.metric() for name, measure in program.metrics.items()}
+        self.relations = dict(_relations(self.metrics))
+        self.version = "+".join(filter(None, [_VERSION, program.version, self._command.content()]))
+
+    def sections(self, tree: Tree) -> None:
+        """Any sections with keys; `scenarios` is one of them, and what the command names must exist."""
+        check = Problems()
+        parts = {name: part for name, part in tree.items() if name != "scenarios"}
+        for name, part in parts.items():
+            if not isinstance(part, Mapping):
+                check.add(name, "is no section of keys", value=part, way_out="write it as a mapping")
+            if hasattr(Design, name) or name in LABELS or name.startswith("_"):
+                check.add(name, "cannot be the name of a section", way_out="choose another")
+        if not parts:
+            check.add("configuration", "has no section of values for the program", way_out="see docs/external.md")
+        known = dict(_leaves(parts))
+        for name in self._command.places:
+            if name not in ("input", "output", *known):
+                way = did_you_mean(name, ["input", "output", "here", *known])
+                check.add("simulator.command", f"{{{name}}} is no value of the design", way_out=way)
+        check.done()
+
+    def scenarios(self, tree: Tree) -> Mapping[str, Tree]:
+        """What `scenarios` says, each put into the other sections; without it one, named `base`."""
+        parts = {name: part for name, part in tree.items() if name != "scenarios"}
+        given = tree.get("scenarios")
+        check, found = Problems(), dict[str, Tree]()
+        if given is not None and not (isinstance(given, Mapping) and given):
+            check.add("scenarios", "must map names to the values that they change")
+            given = None
+        for name, changes in ({"base": {}} if given is None else given).items():
+            if not _SCENARIO.fullmatch(name) or not isinstance(changes, Mapping):
+                rule = "must be a name (letters, digits, - _ .) with the values that it changes"
+                check.add(f"scenarios.{name}", rule)
+                continue
+            found[name] = _changed(parts, changes, check=check, where=f"scenarios.{name}")
+        check.done()
+        return found
+
+    def design(self, tree: Tree) -> Design:
+        """The sections as frozen values; texts under a name that ends in a unit become numbers in it."""
+        check = Problems()
+        parts = {name: _frozen(part, name, check) for name, part in tree.items() if name != "scenarios"}
+        check.done()
+        return Design.model_construct(**parts)
+
+    def problems(self, design: BaseModel) -> Sequence[Problem]:
+        """None: which designs are infeasible is for the program to say."""
+        return []
+
+    def condition(self, path: str, tree: Tree) -> Mapping[str, Any] | None:
+        """Every value of the design may be a knob, and always counts."""
+        parent, _, name = path.rpartition(".")
+        owner = get_path(tree, parent) if parent else None
+        if path.startswith("scenarios.") or name in _UNHEARD or not isinstance(owner, Mapping) or name not in owner:
+            return None
+        return None if isinstance(owner[name], Mapping) else {}
+
+    def is_axis(self, path: str, design: BaseModel) -> bool:
+        """No: the program is given one design at a time."""
+        return False
+
+    def evaluate(self, batches: Sequence[Batch]) -> list[Results]:
+        """One run of the program per design."""
+        return [Results.of([self._one(design) for design in batch.designs()]) for batch in batches]
+
+    def _one(self, design: BaseModel) -> Result:
+        tree, limits, before = dict(design), self._limits, kills_for_memory()
+        with tempfile.TemporaryDirectory(prefix="dse-", ignore_cleanup_errors=True) as name:
+            folder = Path(name)
+            given, output = folder / f"input.{self._program.input}", folder / "output.json"
+            given.write_text(_as_json(tree) if self._program.input == "json" else _as_csv(tree), encoding="utf-8")
+            values = {"input": str(given), "output": str(output), **dict(_leaves(tree))}
+            used = set(self._command.places)
+            command = [PLACE.sub(lambda one: _said(values, one), word) for word in self._command.words]
+            stdin = Path(os.devnull) if "input" in used else given
+            ended = run(command, limits, folder=folder, stdin=stdin, variables=(*_ALWAYS_PASSED, *self._program.env))
+            answer = written(output, limits.output_bytes + 1) if "output" in used else ended.stdout
+            starved = kills_for_memory() > before
+        found = judged(ended, limits, answer, metrics=self.metrics, starved=starved)
+        if found.status == "failed":
+            secrets = {key: os.environ[key] for key in self._program.env if key in os.environ}
+            told = complaint(ended, self._program.error_chars, folder=folder, secrets=secrets)
+            found = replace(found, reason="\n".join(filter(None, [found.reason, told])))
+        return replace(found, engine=self._command.name)
+
+    def relate(self, point: Columns, baseline: Columns) -> Columns:
+        """How many times better than the baseline each metric is; NaN where that is 0 / 0 or divides by 0."""
+        found = {}
+        for name, metric in self.metrics.items():
+            if improvement(name) in self.relations:
+                better, worse = (baseline, point) if metric.goal == "minimize" else (point, baseline)
+                ratio = np.full(len(point[name]), math.nan)
+                found[improvement(name)] = np.divide(better[name], worse[name], out=ratio, where=worse[name] != 0)
+        return found
+
+    def replay(self, design: BaseModel) -> Replay:
+        """Nothing: a program tells its metrics, not when it did what."""
+        return Replay((), {})
+
+    def facts(self, design: BaseModel) -> Sequence[tuple[str, Any, str, str]]:
+        """Every number of the design; where it comes from, its user knows."""
+        leaves = [(path, value) for path, value in _leaves(dict(design)) if type(value) in (int, float)]
+        return [(path, value, "user", "the sections of the study") for path, value in leaves]
+
+
+def _relations(metrics: Mapping[str, Metric]) -> Iterator[tuple[str, Metric]]:
+    """A ratio for every metric that has a zero to count from."""
+    for name, metric in metrics.items():
+        if metric.low >= 0:
+            ratio = "baseline / point" if metric.goal == "minimize" else "point / baseline"
+            yield improvement(name), Metric("x", f"{name}: {ratio}, better above 1", goal="maximize")
+
+
+def _said(values: Mapping[str, Any], place: re.Match[str]) -> str:
+    """The value that a placeholder stands for, as a word of a command line."""
+    value = values[place[1]]
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """(dotted path, value) of everything that is no mapping."""
+    if not isinstance(tree, Mapping):
+        yield path, tree
+        return
+    for name, value in tree.items():
+        yield from _leaves(value, f"{path}.{name}" if path else name)
+
+
+def _changed(base: Tree, changes: Tree, *, check: Problems, where: str) -> Tree:
+    """A tree with some of its values changed; they must be there."""
+    found, known = copy.deepcopy(dict(base)), dict(_leaves(base))
+    for path, value in _leaves(changes):
+        if path in known:
+            set_path(found, path, value)
+        else:
+            check.add(f"{where}.{path}", "is no value of the design", way_out=did_you_mean(path, known))
+    return found
+
+
+def _frozen(value: Any, path: str, check: Problems) -> Any:
+    """A value that nobody changes and that JSON can say; what cannot be one is noted."""
+    if isinstance(value, Mapping):
+        for name in value:
+            if not name or set(name) & set(". \0"):
+                check.add(f"{path}.{name}", "must have a name without dots and blanks")
+        return {name: _frozen(value[name], f"{path}.{name}", check) for name in sorted(value) if name not in _UNHEARD}
+    if isinstance(value, (list, tuple)):
+        return tuple(_frozen(item, f"{path}.{index}", check) for index, item in enumerate(value))
+    if isinstance(value, str):
+        return _quantity(value, path, check)
+    if isinstance(value, float) and not math.isfinite(value):
+        check.add(path, "must be finite", value=value)
+    elif isinstance(value, int) and not -(2**63) <= value < 2**63:
+        check.add(path, "does not fit into 64 bits", value=value)
+    elif not isinstance(value, (int, float, bool, type(None))):
+        check.add(path, "must be a number, a text, true or false, a list or a section", value=str(value))
+    return value
+
+
+def _quantity(text: str, path: str, check: Problems) -> Any:
+    """A text as it is, or the number it says where the name ends in a unit."""
+    if "\0" in text:
+        check.add(path, "must hold no NUL")
+    reader = next((reader for ending, reader in _QUANTITIES.items() if path.endswith(ending)), None)
+    try:
+        return text if reader is None else reader.validate_python(text)
+    except ValidationError as error:
+        check.add(path, error.errors()[0]["msg"].removeprefix("Value error, "), value=text)
+        return text
+
+
+def _as_json(tree: Tree) -> str:
+    return json.dumps(tree, indent=1) + "\n"
+
+
+def _as_csv(tree: Tree) -> str:
+    """A row for every value: its dotted path, and the value; lists as JSON."""
+    text = io.StringIO()
+    rows = csv.writer(text, lineterminator="\n")
+    rows.writerow(["path", "value"])
+    rows.writerows([path, value if isinstance(value, str) else json.dumps(value)] for path, value in _leaves(tree))
+    return text.getvalue()
+
+
+BACKEND = ExternalBackend

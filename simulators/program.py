@@ -1,0 +1,184 @@
+"""The settings of an external simulator: its command line, its metrics and its limits."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+
+from dse.backend import Metric
+from dse.problems import Problems
+from dse.values import Bytes, Frozen, Integer, Number, WallSeconds
+from simulators.process import Limits
+
+PLACE = re.compile(r"\{([A-Za-z_][\w.]*)\}")
+"""A placeholder in a command."""
+_METRIC = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,59}")
+_TAKEN = ("scenario", "key", "status", "reason", "engine", "baseline", "on_front")  # columns of the table
+
+
+def _words(value: Any) -> Any:
+    if isinstance(value, str):
+        raise ValueError("must be a list of words, as no shell is asked: [python3, '{here}/my_simulator.py']")
+    return [str(word) if isinstance(word, int) and not isinstance(word, bool) else word for word in value or ()]
+
+
+def _without_nul(word: str) -> str:
+    if "\0" in word:
+        raise ValueError("must hold no NUL")
+    return word
+
+
+def _text(value: Any) -> Any:
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+Word = Annotated[str, AfterValidator(_without_nul)]
+
+
+class Measure(Frozen):
+    """A metric that the program gives. low, high: its legal range, null for no end."""
+
+    unit: str
+    meaning: str
+    goal: Literal["minimize", "maximize"] = "minimize"
+    low: Number | None = 0.0
+    high: Number | None = None
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if self.low is not None and self.high is not None and self.low > self.high:
+            raise ValueError(f"low = {self.low:g} is above high = {self.high:g}")
+        return self
+
+    def metric(self) -> Metric:
+        """As the rest of dse knows it."""
+        low, high = (-math.inf if self.low is None else self.low), (math.inf if self.high is None else self.high)
+        return Metric(self.unit, self.meaning, self.goal, low, high)
+
+
+def _named(metrics: Mapping[str, Measure]) -> Mapping[str, Measure]:
+    for name in metrics:
+        if not _METRIC.fullmatch(name):
+            raise ValueError(f"{name!r} is no name: letters, digits and _, beginning with a letter, at most 60")
+        if name in (*_TAKEN, *map(improvement, metrics)):
+            raise ValueError(f"{name} is a column of the table already: choose another name")
+    return metrics
+
+
+def improvement(name: str) -> str:
+    """The name of a metric's ratio to the baseline."""
+    return f"{name}_improvement"
+
+
+class Program(Frozen):
+    """The `simulator` group of an external simulator.
+
+    command: the program and its arguments. A program with a `/` is looked for from the folder that dse was started in,
+    others on PATH. `{input}` and `{output}` stand for the files of the design and of the metrics (without them:
+    standard input and output), `{here}` for the folder that dse was started in, `{a.b}` for the design's value a.b.
+    version: of the program, part of every key, as are the contents of `files` and of the files that `command` names.
+    metrics: what it must answer. timeout_s: wall-clock time. cpu_s, memory_bytes: CPU time [s] and address space [B]
+    of each process, file_bytes: size of a file [B]; null for no limit. output_bytes: size of its answer [B].
+    error_chars: of standard error that are kept. env: names of variables that it gets beside PATH, HOME and LANG.
+    """
+
+    command: Annotated[tuple[Word, ...], BeforeValidator(_words), Field(min_length=1, max_length=1000)]
+    input: Literal["json", "csv"]
+    version: Annotated[str, BeforeValidator(_text), Field(min_length=1, max_length=80)]
+    files: tuple[Word, ...]
+    metrics: Annotated[Mapping[str, Measure], Field(min_length=1, max_length=1000), AfterValidator(_named)]
+    timeout_s: WallSeconds
+    cpu_s: Annotated[Integer, Field(ge=1, le=10_000_000)] | None
+    memory_bytes: Annotated[Bytes, Field(ge=1 << 24)] | None
+    file_bytes: Annotated[Bytes, Field(ge=1 << 10)] | None
+    output_bytes: Annotated[Bytes, Field(ge=1 << 10, le=1e9)]
+    error_chars: Annotated[Integer, Field(ge=0, le=20_000)]
+    env: tuple[Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")], ...]
+
+    def limits(self) -> Limits:
+        """What each run may use."""
+        whole = {name: getattr(self, name) for name in ("memory_bytes", "file_bytes")}
+        return Limits(
+            timeout_s=self.timeout_s,
+            output_bytes=int(self.output_bytes),
+            output_ends=not any("{output}" in word for word in self.command),
+            cpu_s=self.cpu_s,
+            **{name: None if limit is None else int(limit) for name, limit in whole.items()},
+        )
+
+
+@dataclass(frozen=True)
+class Command:
+    """A program that is there, with its arguments, and the files that its answers depend on."""
+
+    words: tuple[str, ...]
+    files: tuple[Path, ...]
+    here: Path
+
+    @classmethod
+    def found(cls, program: Program, here: Path) -> Command:
+        """The command of some settings, looked for from a folder and on PATH. Raises ConfigError."""
+        check = Problems()
+        first, *others = (word.replace("{here}", str(here)) for word in program.command)
+        words = (_executable(check, first, here), *others)
+        for word in others:
+            if not Path(word).is_absolute() and Path(word).suffix and (here / word).is_file():
+                rule = "is a file of this folder, but the program runs in a scratch folder of its own"
+                check.add("simulator.command", rule, value=word, way_out=f"write {{here}}/{word}")
+        named = [Path(word) for word in words[0 if "/" in first else 1 :] if Path(word).is_absolute()]
+        listed = [here / word.replace("{here}", str(here)) for word in program.files]
+        for index, one in enumerate(listed):
+            if not one.exists():
+                check.add(f"simulator.files.{index}", "is not there", value=str(one))
+        check.done()
+        inside = (file for one in listed for file in (sorted(one.rglob("*")) if one.is_dir() else [one]))
+        files = (one for one in dict.fromkeys([*named, *inside]) if one.is_file() and "__pycache__" not in one.parts)
+        return cls(words, tuple(files), here)
+
+    @property
+    def name(self) -> str:
+        """What it is called: the program, and the first file after it, as an interpreter alone says little."""
+        after = [Path(word).name for word in self.words[1:] if Path(word) in self.files]
+        return " ".join([Path(self.words[0]).name, *after[:1]])
+
+    @property
+    def places(self) -> list[str]:
+        """What stands in braces."""
+        return [found for word in self.words for found in PLACE.findall(word)]
+
+    def content(self) -> str:
+        """Content hash of the files, "" if there are none; where the folder is makes no difference."""
+        total = hashlib.blake2b(digest_size=6)
+        for path in self.files:
+            with path.open("rb") as file:
+                held = hashlib.file_digest(file, "blake2b").hexdigest()
+            total.update(f"{os.path.relpath(path, self.here)}\0{held}\0".encode())
+        return total.hexdigest() if self.files else ""
+
+
+def _executable(check: Problems, program: str, here: Path) -> str:
+    """The path of a program; what is wrong with it is noted."""
+    if PLACE.search(program):
+        check.add("simulator.command", "the program itself may hold no value but {here}", value=program)
+    elif "/" in program:
+        program = str(here / program)
+        if not Path(program).is_file():
+            check.add("simulator.command", "program not found", value=program)
+        elif not os.access(program, os.X_OK):
+            check.add("simulator.command", "is not executable", value=program, way_out=f"chmod +x {program}")
+    else:
+        found = shutil.which(program)
+        if found is None:
+            way = f"write ./{program} if it is in this folder" if (here / program).is_file() else ""
+            check.add("simulator.command", "program not found on PATH", value=program, way_out=way)
+        program = str(here / (found or program))
+    return program
