@@ -20,13 +20,15 @@ from dse.backend import STATUSES, Backend, Batch, Result, Results, checked
 from dse.problems import Broken, ConfigError, Problem, Problems
 from dse.session import Forgetful, Session
 from dse.space import Block, Evaluated
-from dse.store import Fresh
+from dse.store import Fresh, key_bytes
 from dse.values import Bytes, Fraction, Frozen, Integer, Lanes, Seconds
 from dse.workers import Lost, Pool
 
 _POOL_PAYS_S = 2.0  # work done here before worker processes are started: starting them costs about as much
 _CALLS_PER_JOB = 16  # in one round: few are held, and waiting for the last of a round costs little
 _POLL_S = 0.05  # between looks at what another process has in hand
+_MOST_ELSEWHERE = 1000  # parts that others have in hand which are passed by before they are waited for
+_MOST_COMPARED = 4096  # designs in a call up to which equal ones are looked for
 
 
 def _some(jobs: int) -> int:
@@ -106,24 +108,16 @@ class Evaluator:
         Points are taken as they are needed: neither they nor their results gather. What is recorded is not evaluated
         again; what another process has in hand is waited for. Raises Broken, and Interrupted where it is to stop.
         """
-        calls = _Calls(self)
-        most = self.spec.make().batch
-        points = iter(points)
+        flow = _Flow(self)
         try:
-            while round_ := list(_taken(points, most * calls.width)):
-                yield from _Round(self, round_, most).done(calls)
+            for parts in flow.rounds(points):
+                flow.do(parts)
+                yield from flow.ready()
+            while flow.elsewhere:
+                flow.wait()
+                yield from flow.ready()
         finally:
-            calls.close()
-
-
-def _taken(points: Iterator[Evaluated], most: int) -> Iterator[Evaluated]:
-    """Points of `most` designs together, or the first one if it has more."""
-    count = 0
-    for point in points:
-        yield point
-        count += point.block.size
-        if count >= most:
-            return
+            flow.calls.close()
 
 
 @dataclass(frozen=True)
@@ -153,13 +147,14 @@ class _Part:
         self.found[start] = results
         self.left -= results.size
 
-    def know(self, known: NDArray[np.bool_], results: Results) -> None:
-        """Take in what is recorded and was not known here."""
+    def know(self, known: NDArray[np.bool_], results: Results) -> NDArray[np.bool_]:
+        """Take in what is recorded; which of it was not known here."""
         gaps = known.copy()
         for start, have in self.found.items():
             gaps[start : start + have.size] = False
         for start, stop in _runs(gaps):
             self.take(start, results.take(slice(start, stop)))
+        return gaps
 
     def pieces(self) -> Iterator[_Piece]:
         """What has no results yet, as grids."""
@@ -190,68 +185,98 @@ def _grids(block: Block, wanted: NDArray[np.bool_], start: int = 0) -> Iterator[
             wanted, start = wanted[half.size :], start + half.size
 
 
-class _Round:
-    """Some points on their way: what is known is looked up, the rest leased, evaluated and recorded."""
+class _Flow:
+    """Points on their way: what is known is looked up, the rest leased, evaluated and recorded, a round at a time.
 
-    def __init__(self, evaluator: Evaluator, points: Sequence[Evaluated], most: int) -> None:
-        self._own, self._most = evaluator, most
-        self._points = [list(_parts(point, most)) for point in points]
-        self._parts = [part for parts in self._points for part in parts]
+    elsewhere: parts that other processes have in hand; they are come back to.
+    """
+
+    def __init__(self, evaluator: Evaluator) -> None:
+        self._own, self._session = evaluator, evaluator.session
+        self._most = evaluator.spec.make().batch
+        self.calls = _Calls(evaluator)
+        self.elsewhere: list[_Part] = []
+        self._points: deque[list[_Part]] = deque()
         self._recording: deque[_Piece] = deque()
 
-    def done(self, calls: _Calls) -> Iterator[Results]:
-        """Results of every point."""
-        self._look_up(self._parts)
-        left = [part for part in self._parts if part.left]
-        while left:
-            mine = self._own.session.lease([part.keys for part in left])
-            own = [part for part, ours in zip(left, mine, strict=True) if ours]
-            if len(own) < len(left) or self._own.session.lost:
-                self._look_up(own)  # may have been recorded just before the lease was ours
-            self._evaluate([part for part in own if part.left], calls)
-            left = [part for part, ours in zip(left, mine, strict=True) if not ours]
-            if left:
-                self._wait(left, pause=not own)
-                left = [part for part in left if part.left]
-        for parts in self._points:
-            yield Results.join([part.results for part in parts])
+    def rounds(self, points: Iterable[Evaluated]) -> Iterator[list[_Part]]:
+        """Parts of the points in order, as many together as are made ready for calls at a time."""
+        held: list[_Part] = []
+        count = 0
+        for point in points:
+            parts = list(_parts(point, self._most))
+            self._points.append(parts)
+            for part in parts:
+                held.append(part)
+                count += part.block.size
+                if count >= self._most * self.calls.width:
+                    yield held
+                    held, count = [], 0
+        if held:
+            yield held
+
+    def ready(self) -> Iterator[Results]:
+        """Results of the points that have all of theirs, as long as they come in order."""
+        while self._points and not any(part.left for part in self._points[0]):
+            yield Results.join([part.results for part in self._points.popleft()])
+
+    def do(self, parts: list[_Part]) -> None:
+        """Bring some parts as far as it is for this process to do."""
+        self.calls.check()
+        self._look_up(parts)
+        first, later = _waves([part for part in parts if part.left], self._most)
+        self._begin(first)
+        self._look_up(later)
+        self._begin([part for part in later if part.left])
+        if len(self.elsewhere) > _MOST_ELSEWHERE:
+            self.wait()
+
+    def wait(self) -> None:
+        """Look for what others have recorded meanwhile, and take over what they left."""
+        self.calls.check()
+        parts, self.elsewhere = self.elsewhere, []
+        self._look_up(parts)
+        left = [part for part in parts if part.left]
+        self._begin(left)
+        if left and len(self.elsewhere) == len(left):
+            time.sleep(_POLL_S)
+
+    def _begin(self, parts: Sequence[_Part]) -> None:
+        """Evaluate what is not another's."""
+        if not parts:
+            return
+        mine = self._session.lease([part.keys for part in parts])
+        own = [part for part, ours in zip(parts, mine, strict=True) if ours]
+        self.elsewhere += [part for part, ours in zip(parts, mine, strict=True) if not ours]
+        if not self._session.alone:
+            self._look_up(own)  # it may have been recorded just before the lease was ours
+        pieces = [piece for part in own for piece in part.pieces()]
+        self._session.release([part.keys for part in own if not part.left])
+        try:
+            for group, found in self.calls.made(list(_groups(pieces, self._most))):
+                for piece, results in zip(group, found, strict=True):
+                    self._record(piece, results)
+                self.calls.judge(group, found)
+        finally:
+            self._settle(self._session.flush())
 
     def _look_up(self, parts: Sequence[_Part]) -> None:
-        found = self._own.session.find(np.concatenate([part.keys for part in parts])) if parts else None
+        found = self._session.find(np.concatenate([part.keys for part in parts])) if parts else None
         if found is None:
             return
-        self._own.session.recall(found)
         ends = np.cumsum([len(part.keys) for part in parts])
         for part, stop in zip(parts, ends.tolist(), strict=True):
             places, before = slice(stop - len(part.keys), stop), part.left
-            part.know(found.known[places], found.results.take(places))
+            fresh = part.know(found.known[places], found.results.take(places))
+            self._session.recall(found.study[places][fresh])
             self._own.seen(before - part.left)
 
-    def _wait(self, parts: Sequence[_Part], *, pause: bool) -> None:
-        """See what others have recorded meanwhile."""
-        if self._own.stopping():
-            raise Interrupted
-        if pause:
-            time.sleep(_POLL_S)
-        self._look_up(parts)
-
-    def _evaluate(self, parts: Sequence[_Part], calls: _Calls) -> None:
-        """Evaluate what has no results, and record it."""
-        pieces = [piece for part in parts for piece in part.pieces()]
-        try:
-            for group, found in calls.made(list(_groups(pieces, self._most))):
-                for piece, results in zip(group, found, strict=True):
-                    self._record(piece, results)
-                calls.judge(group, found)
-        finally:
-            self._settle(self._own.session.flush())
-
     def _record(self, piece: _Piece, results: Results) -> None:
-        part, block = piece.part, piece.block
+        part = piece.part
         part.left -= results.size
         self._recording.append(piece)
-        fresh = Fresh(part.keys[piece.start : piece.stop], results, block.texts(part.scenario))
-        self._settle(self._own.session.record(fresh, [] if part.left else [part.keys]))
+        fresh = Fresh(part.keys[piece.start : piece.stop], results, piece.block.texts(part.scenario))
+        self._settle(self._session.record(fresh, [] if part.left else [part.keys]))
 
     def _settle(self, recorded: Sequence[Results]) -> None:
         """Results that are recorded count."""
@@ -259,6 +284,23 @@ class _Round:
             piece = self._recording.popleft()
             piece.part.found[piece.start] = results
             self._own.seen(results.size)
+
+
+def _waves(parts: list[_Part], most: int) -> tuple[list[_Part], list[_Part]]:
+    """Parts in two goes: those with designs that are in an earlier part are looked up once that has results.
+
+    Where many designs go into a call, looking for these would cost more than evaluating them again.
+    """
+    if most > _MOST_COMPARED or len(parts) < 2:
+        return parts, []
+    met: set[bytes] = set()
+    first: list[_Part] = []
+    later: list[_Part] = []
+    for part in parts:
+        names = key_bytes(part.keys)
+        (first if met.isdisjoint(names) else later).append(part)
+        met.update(names)
+    return first, later
 
 
 def _parts(point: Evaluated, most: int) -> Iterator[_Part]:
@@ -295,8 +337,8 @@ class _Calls:
         self._jobs = joblib.cpu_count() if executor.jobs < 0 else executor.jobs
         limited = executor.timeout_s is not None or executor.memory_bytes is not None
         self._apart = limited or evaluator.session.lost > 0
-        self._alike, self._last = 0, ""
         self._streak: list[Lanes] = []
+        self._last = ""
 
     @property
     def width(self) -> int:
@@ -313,7 +355,7 @@ class _Calls:
             yield from self._made_away(groups)
             return
         for group in groups:
-            self._check()
+            self.check()
             began = time.perf_counter()
             found = call(self._own.spec, [piece.batch for piece in group])
             self._spent += time.perf_counter() - began
@@ -330,7 +372,7 @@ class _Calls:
         except BaseException:  # the threads must not wait for workers
             self._pool.close()
             raise
-        self._check()
+        self.check()
 
     def _one(self, group: list[_Piece]) -> tuple[list[_Piece], list[Results] | None]:
         """Results of one group from a worker; None where it is to stop."""
@@ -355,7 +397,8 @@ class _Calls:
                 return self._kept(batches, retries - 1)
             return _halved(batches, str(error), lambda half: self._kept(half, retries))
 
-    def _check(self) -> None:
+    def check(self) -> None:
+        """Raise Interrupted where it is to stop."""
         if self._own.stopping():
             raise Interrupted
 
@@ -365,22 +408,25 @@ class _Calls:
         for piece, results in zip(group, found, strict=True):
             failed = results.status == STATUSES.index("failed")
             if not failed.any() or not most:
-                self._alike, self._streak = 0, []
+                self._streak = []
                 continue
             for place in range(results.size):
                 reason = results[place].reason if failed[place] else ""
-                self._alike = self._alike + 1 if reason and reason == self._last else int(bool(reason))
-                start = piece.start + place
-                self._streak = self._streak[-most:] if self._alike > 1 else []
-                self._streak.append(piece.part.keys[start : start + 1])
+                keys = piece.part.keys[piece.start + place : piece.start + place + 1]
+                self._streak = [*self._streak, keys] if reason and reason == self._last else [keys] if reason else []
                 self._last = reason
-                if self._alike == most:
-                    self._own.session.withdraw(np.concatenate(self._streak[-most:]))
-                    raise Broken(
-                        f"the backend looks broken: {most} points in a row failed alike ({reason}). They were not"
-                        " recorded, all before them was: mend it and type the same command, or set"
-                        " executor.broken_after=0 to go on regardless"
-                    )
+                if len(self._streak) == most:
+                    self._give_up(group, found)
+
+    def _give_up(self, group: Sequence[_Piece], found: Sequence[Results]) -> None:
+        failed = [results.status == STATUSES.index("failed") for results in found]
+        keys = [piece.part.keys[piece.start : piece.stop][bad] for piece, bad in zip(group, failed, strict=True)]
+        self._own.session.withdraw(np.concatenate([*self._streak, *keys]))
+        raise Broken(
+            f"the backend looks broken: {len(self._streak)} points in a row failed alike ({self._last}). They were not"
+            " recorded, what came before them was: mend it and type the same command, or set executor.broken_after=0"
+            " to go on regardless"
+        )
 
     def close(self) -> None:
         """End the workers."""

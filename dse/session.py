@@ -16,11 +16,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 from sqlalchemy import delete, func, insert, select, update
 
 from dse.backend import Results
 from dse.database import StoreError
 from dse.owner import Owner, me
+from dse.standings import Seen
 from dse.store import Context, Found, Fresh, Store, chunks, key_bytes, leases, owners
 from dse.values import Lanes, grid_lanes
 
@@ -38,14 +40,21 @@ class Session(Protocol):
 
     lost: int
 
+    @property
+    def alone(self) -> bool:
+        """Whether no other process is on this study, as far as was seen a moment ago."""
+
     def find(self, keys: Lanes) -> Found | None:
         """What is known of keys [B, 2]; None where nothing can be."""
 
     def lease(self, parts: Sequence[Lanes]) -> list[bool]:
         """Take parts (keys [B, 2] each) in hand: which are ours now."""
 
-    def recall(self, found: Found) -> None:
-        """Note that known results are used."""
+    def recall(self, studies: NDArray[np.int64]) -> None:
+        """Note that known results are used, by the studies that had them evaluated."""
+
+    def release(self, parts: Sequence[Lanes]) -> None:
+        """Give up parts that need nothing any more."""
 
     def record(self, fresh: Fresh, parts: Sequence[Lanes]) -> list[Results]:
         """Take in results, and the parts that are done with them; results that are recorded now, in order."""
@@ -61,6 +70,7 @@ class Forgetful:
     """No store: nothing is known, everything is ours, nothing is kept."""
 
     lost = 0
+    alone = True
 
     def find(self, keys: Lanes) -> None:
         """Nothing."""
@@ -69,8 +79,11 @@ class Forgetful:
         """All."""
         return [True] * len(parts)
 
-    def recall(self, found: Found) -> None:
+    def recall(self, studies: NDArray[np.int64]) -> None:
         """Nothing is known."""
+
+    def release(self, parts: Sequence[Lanes]) -> None:
+        """Nothing was taken."""
 
     def record(self, fresh: Fresh, parts: Sequence[Lanes]) -> list[Results]:
         """The results as they are."""
@@ -108,6 +121,7 @@ class StoreSession:
         self._owner = self._enter()
         self.lost = self._sweep()
         self._asked, self._alone = 0.0, True
+        self._made = Seen()
         self._unknown = self.alone and not any(store.holds(number) for number, _ in self._shifts)
         self._ended = threading.Event()
         threading.Thread(target=self._beat, daemon=True).start()
@@ -124,7 +138,7 @@ class StoreSession:
     def find(self, keys: Lanes) -> Found | None:
         """What is known of keys [B, 2]; None where nothing can be, as nobody was here before."""
         self._unknown = self._unknown and self.alone
-        if self._unknown:
+        if self._unknown and not self._made.has(keys).any():
             return None
         found: Found | None = None
         for number, shift in self._shifts:
@@ -134,9 +148,9 @@ class StoreSession:
                 break
         return found
 
-    def recall(self, found: Found) -> None:
-        """Note that known results are used."""
-        self.recalled.update(found.study[found.known].tolist())
+    def recall(self, studies: NDArray[np.int64]) -> None:
+        """Note that known results are used, by the studies that had them evaluated."""
+        self.recalled.update(studies.tolist())
 
     def lease(self, parts: Sequence[Lanes]) -> list[bool]:
         """Take parts (keys [B, 2] each) in hand: which are ours now. What owners had that are gone becomes ours."""
@@ -179,16 +193,27 @@ class StoreSession:
                 self._store.add(connection, fresh, context=self._context, study=self._hold.study)
                 for fresh, _ in self._held
             ]
-            for chunk in chunks(names):
-                connection.execute(delete(leases).where(leases.c.name.in_(chunk), leases.c.owner == self._owner))
+            self._given_up(connection, names)
             return [count == len(fresh.keys) for count, (fresh, _) in zip(added, self._held, strict=True)]
 
         new = self._store.database.write(work)
         held, self._held = self._held, []
+        if self._unknown:
+            self._made.add(np.concatenate([fresh.keys for fresh, _ in held]))
         found = [fresh.results if mine else self._settled(fresh) for mine, (fresh, _) in zip(new, held, strict=True)]
         self._recorded = time.monotonic()
         self._took = self._recorded - began
         return found
+
+    def release(self, parts: Sequence[Lanes]) -> None:
+        """Give up parts that need nothing any more."""
+        names = [_name(part) for part in parts]
+        if names:
+            self._store.database.write(lambda connection: self._given_up(connection, names))
+
+    def _given_up(self, connection: Connection, names: Sequence[bytes]) -> None:
+        for chunk in chunks(names):
+            connection.execute(delete(leases).where(leases.c.name.in_(chunk), leases.c.owner == self._owner))
 
     def _settled(self, fresh: Fresh) -> Results:
         """The recorded results of designs that some process had recorded before; a difference is told."""

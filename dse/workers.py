@@ -11,6 +11,7 @@ import faulthandler
 import multiprocessing
 import os
 import queue
+import re
 import resource
 import signal
 import tempfile
@@ -22,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 _GRACE_S = 2.0  # from being asked to end to being made to
-_TAIL = 2000  # characters of what a lost call wrote last that are kept
+_SAID = 2000  # characters that are kept of what a lost call wrote
 
 Call = Callable[[Any], Any]
 
@@ -116,10 +117,16 @@ class _Worker:
             self._process.join(_GRACE_S)
         _end_group(self._process)
         self._pipe.close()
-        tail = self._said.read_text(encoding="utf-8", errors="replace")[-_TAIL:].strip()
+        said = _shortened(self._said.read_text(encoding="utf-8", errors="replace").strip())
         self._said.unlink(missing_ok=True)
         reason = _ending(self._process.exitcode) if why is None else why
-        return f"{reason}: {tail}" if tail else reason
+        return f"{reason}: {said}" if said else reason
+
+
+def _shortened(text: str) -> str:
+    """The beginning and the end of a text, without what differs from process to process."""
+    same = re.sub(r"\b0x[0-9a-f]{6,}", "0x...", text)
+    return same if len(same) <= _SAID else f"{same[: _SAID // 4]} ... {same[-_SAID * 3 // 4 :]}"
 
 
 def _ending(code: int | None) -> str:
@@ -162,7 +169,7 @@ def _work(pipe: Connection, serve: Call, memory_bytes: float | None, said: str) 
     handle = os.open(said, os.O_WRONLY | os.O_APPEND)
     os.dup2(handle, 1)
     os.dup2(handle, 2)
-    faulthandler.enable()
+    faulthandler.enable(all_threads=False)
     if memory_bytes is not None:
         resource.setrlimit(resource.RLIMIT_AS, (int(memory_bytes), int(memory_bytes)))
     threading.Thread(target=_follow, daemon=True).start()

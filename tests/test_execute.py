@@ -35,11 +35,6 @@ def results(spec: BackendSpec, values: Sequence[int], jobs: int = 1) -> list[Res
     return [found[0] for found in toy.evaluate(spec, batches, jobs=jobs)]
 
 
-def grid(values: Sequence[int]) -> Batch:
-    """One batch of things of these x."""
-    return Batch(toy.things(values[:1])[0], {"thing.x": np.array(values)})
-
-
 def judged(result: Result, metrics: Mapping[str, Metric] = toy.METRICS) -> Result:
     """One result as it is after the check."""
     return checked(Results.of([result]), metrics)[0]
@@ -149,7 +144,7 @@ def test_a_design_that_fails_costs_one_result_and_no_other(batch: int, values: l
 def test_a_grid_gives_what_its_designs_give_alone(batch: int, values: list[int]) -> None:
     """Whatever is cut or put together on the way, and whatever fails."""
     spec = toy.spec((0, "raises"), (1, "unsupported"), (2, "nan"), batch=batch)
-    (together, single) = toy.evaluate(spec, [grid(values), grid(values[:1])])
+    (together, single) = toy.evaluate(spec, [toy.grid(values), toy.grid(values[:1])])
     alone = results(spec, values)
     assert [together[place] for place in range(len(values))] == alone
     assert single[0] == alone[0]
@@ -158,7 +153,7 @@ def test_a_grid_gives_what_its_designs_give_alone(batch: int, values: list[int])
 @given(st.lists(st.integers(-900, 899), min_size=1, max_size=40, unique=True), st.sets(st.integers(-20, 20)))
 def test_of_a_large_batch_that_fails_only_the_designs_that_fail_are_lost(xs: list[int], bad: set[int]) -> None:
     spec = toy.spec(*((x, "raises") for x in sorted(bad)), fast=True, batch=1000)
-    (found,) = toy.evaluate(spec, [grid(xs)])
+    (found,) = toy.evaluate(spec, [toy.grid(xs)])
     assert [found[place].status for place in range(len(xs))] == ["failed" if x in bad else "ok" for x in xs]
 
 
@@ -169,7 +164,7 @@ def test_batches_are_taken_and_results_given_as_they_are_needed() -> None:
         nonlocal taken
         for x in itertools.count():
             taken += 1
-            yield grid([x % 100])
+            yield toy.grid([x % 100])
 
     found = toy.evaluate(toy.spec(batch=5), endless())
     assert len(list(itertools.islice(found, 50))) == 50

@@ -310,7 +310,7 @@ def test_a_session_that_nobody_preceded_looks_nothing_up_and_one_that_somebody_d
     second = session(store, study=2)
     found = second.find(keys_of([1, 2, 99]))
     assert found is not None
-    second.recall(found)
+    second.recall(found.study[found.known])
     assert found.known.tolist() == [True, True, False]
     assert second.recalled == {1: 2}
 

@@ -7,6 +7,8 @@ installed distribution would be (`installed`), in this process and in its worker
 from __future__ import annotations
 
 import os
+import signal
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -88,6 +90,15 @@ def _broken(fault: str, metrics: dict[str, Any]) -> Result:
     """A result that is wrong in one way; the fault is also its name."""
     if fault == "raises":
         raise ZeroDivisionError("asked to fail")
+    if fault in ("segv", "kill"):
+        os.kill(os.getpid(), signal.SIGSEGV if fault == "segv" else signal.SIGKILL)
+    if fault == "exit":
+        os.write(2, b"gone")
+        os._exit(3)
+    if fault == "hang":
+        time.sleep(1000)
+    if fault == "hog":
+        return Result("ok", {"gain": float(len(bytearray(1 << 40)))})
     if fault == "unsupported":
         return Result("unsupported", reason="asked to refuse", engine="toy")
     wrong: dict[str, Any] = {
@@ -279,6 +290,11 @@ def evaluate(
     limits = Executor.model_validate({"name": "test", "jobs": 1, "broken_after": 0, **executor})
     evaluator = Evaluator(spec, limits, session or Forgetful(), seen)
     return evaluator.results(point(batch) for batch in batches)
+
+
+def grid(values: Sequence[int]) -> Batch:
+    """One batch of things of these x."""
+    return Batch(things(values[:1])[0], {"thing.x": np.array(values)})
 
 
 def things(values: Sequence[int]) -> list[Toy]:
