@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 import os
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
@@ -35,6 +37,16 @@ def is_dead(owner: str) -> bool:
     if there["boot"] != here["boot"]:
         return bool(there["boot"])
     return there["processes"] == here["processes"] and started is not None and _started(pid) != started
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold an exclusive lock on a file, made if need be; the system drops it when the process dies."""
+    import fcntl  # Unix only, as MLflow's own lock is
+
+    with path.open("a") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
 
 
 def _here() -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""One study from request to results, and the commands that belong to orchestration (`report`, `ui`)."""
+"""One study from request to results, and the commands that belong to orchestration."""
 
 from __future__ import annotations
 
@@ -8,15 +8,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dse import provenance, report
+from dse import provenance, report, views
 from dse.backend import Metric
+from dse.beside import beside
 from dse.compose import Request
 from dse.outputs import Outputs
 from dse.plan import Plan, plan
-from dse.problems import ConfigError, Problem, did_you_mean
-from dse.progress import bar
-from dse.selection import Selection, select
-from dse.standings import winners
+from dse.problems import pairs
+from dse.selection import Selection
 from dse.study import Findings
 from dse.study import run as search
 
@@ -27,6 +26,11 @@ if TYPE_CHECKING:
 def run(request: Request) -> int:
     """Evaluate a study and write everything; 0, or 3 if points failed. Raises ConfigError before any evaluation."""
     planned = plan(request)
+    with beside(planned.settings.tracking) as show:
+        return _run(planned, show)
+
+
+def _run(planned: Plan, show: Callable[[Path], None]) -> int:
     outputs = Outputs.create(Path(planned.settings.output_dir), planned.settings.study.name)
     try:
         found = search(planned, outputs.results)
@@ -39,7 +43,7 @@ def run(request: Request) -> int:
     report.draw(outputs, planned.settings.study.module, shown.table)
     outputs.finish()
     _tell(planned, found, outputs=outputs, shown=shown, rows=rows)
-    _track(planned, found, outputs)
+    show(outputs.folder)
     return 3 if {"failed", "invalid"} & set(found.statuses) else 0
 
 
@@ -125,60 +129,9 @@ def _how(planned: Plan, found: Findings) -> str:
     return f"{text}; {engines}" + (f"; without result: {bad}" if bad else "")
 
 
-def _track(planned: Plan, found: Findings, outputs: Outputs) -> None:
-    """Write the study to MLflow; a failure there is told and passed over."""
-    uri = planned.settings.tracking.uri
-    if uri is None:
-        return
-    from dse import tracking
-
-    study = planned.settings.study
-    chosen = select(outputs.results, planned.goals, planned.settings.tracking.most_points)
-    made = outputs.read_json("provenance")
-    record = tracking.StudyRecord(
-        study=study.name,
-        name=f"{study.name} {outputs.folder.name}",
-        table=chosen.table,
-        knobs=planned.knobs,
-        metrics=tuple(_metrics(planned)),
-        folder=outputs.folder,
-        parent_metrics={"num_points": found.num_rows, "front_size": found.front_size},
-        parent_tags={
-            "dse.git": str(made["git"]["commit"]),
-            "dse.backend": made["backend"],
-            "dse.seed": str(made["seed"]),
-        },
-        note=_note(planned, chosen),
-    )
-    try:
-        with bar(f"{study.name}: tracking", len(chosen.table)) as advance:
-            tracked = tracking.track(record, uri=uri, seen=advance)
-    except tracking.TrackingError as error:
-        print(f"tracking was passed over: {error}", file=sys.stderr)
-        return
-    left_out = (
-        ""
-        if chosen.complete
-        else f" ({chosen}; tracking.most_points = {planned.settings.tracking.most_points} bounds them)"
-    )
-    _console().print(
-        f"{tracked.num_points} runs in MLflow at {tracked.uri}{left_out}; look at them with: python -m dse ui",
-        soft_wrap=True,
-    )
-
-
-def _note(planned: Plan, found: Selection) -> str:
-    """The winners as Markdown."""
-    first = next(iter(planned.goals))
-    lines = [f"**{planned.settings.study.description}**", "", f"| scenario | winner | {first} |", "|---|---|---|"]
-    for _, row in winners(found.table, planned.goals).iterrows():
-        lines.append(f"| {row['scenario']} | {report.said(row, planned.knobs)} | {row[first]:.6g} |")
-    return "\n".join(lines)
-
-
 def redraw(words: Sequence[str]) -> int:
     """`report study=<name> [output_dir=<folder>]`: figures, claims and summary again, nothing is evaluated."""
-    given = _pairs(words, {"study": "", "output_dir": "outputs"})
+    given = pairs(words, {"study": "", "output_dir": "outputs"})
     outputs = Outputs.latest(Path(given["output_dir"]), given["study"])
     module = outputs.read_config()["study"]["module"]
     shown = report.stored(outputs)
@@ -195,7 +148,7 @@ def timeline(words: Sequence[str]) -> int:
     """`timeline study=<name> key=<its first letters> [config_dir=...] [output_dir=...]`: one point in full."""
     from dse.replay import replayed
 
-    given = _pairs(words, {"study": "", "key": "", "config_dir": ".", "output_dir": "outputs"})
+    given = pairs(words, {"study": "", "key": "", "config_dir": ".", "output_dir": "outputs"})
     folder = None if given["config_dir"] == "." else Path(given["config_dir"])
     outputs = Outputs.latest(Path(given["output_dir"]), given["study"])
     for path in replayed(outputs, given["key"], folder):
@@ -203,27 +156,4 @@ def timeline(words: Sequence[str]) -> int:
     return 0
 
 
-def ui(words: Sequence[str]) -> int:
-    """`ui [uri=<tracking uri>] [port=5000]`: the MLflow UI on 127.0.0.1, one worker."""
-    from dse import tracking
-
-    given = _pairs(words, {"uri": "sqlite:///mlflow.db", "port": "5000"})
-    if not given["port"].isdigit() or not 0 < int(given["port"]) < 65536:
-        raise ConfigError([Problem("port", "must be a number from 1 to 65535", given["port"])])
-    return tracking.serve(given["uri"], port=int(given["port"]))
-
-
-def _pairs(words: Sequence[str], known: Mapping[str, str]) -> dict[str, str]:
-    found = dict(known)
-    for word in words:
-        name, _, value = word.partition("=")
-        if name not in known or not value:
-            raise ConfigError([Problem(word, "is not understood here", way_out=did_you_mean(name, known))])
-        found[name] = value
-    missing = [name for name, value in found.items() if not value]
-    if missing:
-        raise ConfigError([Problem(missing[0], "is missing", way_out=f"write {missing[0]}=<name>")])
-    return found
-
-
-COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {"report": redraw, "timeline": timeline, "ui": ui}
+COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {"report": redraw, "timeline": timeline, **views.COMMANDS}

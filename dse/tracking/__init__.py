@@ -12,13 +12,11 @@ Importing this package imports neither MLflow nor pandas: together they take sec
 """
 
 from dse.tracking.database import DamagedError, TrackingError, open_store, repair, resolve
-from dse.tracking.points import Rule
 from dse.tracking.server import serve
 from dse.tracking.sync import Tracked, reap, sync
 
 __all__ = [
     "DamagedError",
-    "Rule",
     "Tracked",
     "TrackingError",
     "open_store",

@@ -18,6 +18,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from dse.owner import locked
+from dse.problems import hidden
+
 if TYPE_CHECKING:
     from sqlalchemy import Engine
 
@@ -87,7 +90,7 @@ def repair(uri: str) -> Path | None:
     file = sqlite_file(where)
     if file is None:
         raise TrackingError(f"{hidden(where)} is no SQLite file: mend it with the tools of its server")
-    with _locked(file.with_name(f"{file.name}.sync")):
+    with locked(file.with_name(f"{file.name}.sync")):
         if not file.exists() or _is_sound(file, where):
             return None
         aside = file.with_name(f"{file.name}.damaged-{datetime.now():%Y-%m-%d_%H-%M-%S}")
@@ -116,7 +119,7 @@ def writing(store: Store) -> Iterator[None]:
     """Keep other writers of studies out of a database; they wait. A server has no such lock."""
     file = sqlite_file(store.uri)
     if file is not None:
-        with _locked(file.with_name(f"{file.name}.sync")):
+        with locked(file.with_name(f"{file.name}.sync")):
             yield
     elif store.engine is not None and store.engine.dialect.name == "postgresql":
         with store.engine.connect() as connection, _advised(connection):
@@ -182,16 +185,11 @@ def artifact_root(uri: str) -> str:
     return (Path.cwd() if file is None else file.parent).joinpath("mlartifacts").as_uri()
 
 
-def hidden(text: str) -> str:
-    """A text whose URIs have no password, for messages."""
-    return re.sub(r"(://[^/@:\s]*):[^/@\s]*@", r"\1:***@", text)
-
-
 def _opened(uri: str) -> Engine | None:
     file = sqlite_file(uri)
     if file is not None:
         file.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(file.with_name(f"{file.name}.lock")):
+        with locked(file.with_name(f"{file.name}.lock")):
             if not file.exists() or file.stat().st_size == 0:
                 _build(file)
             _check_sqlite(file)
@@ -200,16 +198,6 @@ def _opened(uri: str) -> Engine | None:
         return _connected(uri)
     mlflow().MlflowClient(uri).search_experiments(max_results=1)
     return None
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Hold an exclusive lock on a file; the system drops it when the process dies."""
-    import fcntl  # Unix only, as MLflow's own lock is
-
-    with path.open("a") as handle:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
 
 
 @contextmanager

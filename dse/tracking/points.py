@@ -1,4 +1,4 @@
-"""Points of a study in MLflow's words: which rows of the table become runs, and what such a run holds."""
+"""Points of a study in MLflow's words: what the run of a point holds."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import posixpath
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final, Literal
 
 # MLflow's own limits, in characters (mlflow/utils/validation.py).
@@ -17,25 +16,6 @@ MAX_PARAM: Final = 6000
 MAX_TAG: Final = 8000
 
 _MAX_POINT_NAME: Final = 100  # ours: a run name is read in one column of the runs table
-_ROWS: Final = 2000  # of the table, held as Python objects at a time
-_SAMPLE: Final = 100  # points shown of each status without result, where not all points are
-
-Choice = Literal["auto", "all", "none"]
-
-
-@dataclass(frozen=True)
-class Rule:
-    """Which points become runs. `auto`: of a table of more than `most_for_all` rows the fronts, what was promoted,
-    baselines and a sample of the points without result, `most_for_all` altogether at most."""
-
-    points: Choice = "auto"
-    most_for_all: int = 10_000
-
-    def amount(self, num_rows: int) -> Literal["all", "selected", "none"]:
-        """How many points of a table of so many rows are shown."""
-        if self.points == "auto":
-            return "all" if num_rows <= self.most_for_all else "selected"
-        return self.points
 
 
 @dataclass(frozen=True)
@@ -53,22 +33,6 @@ class Point:
     def run_id(self, study_run: str) -> str:
         """An id that the point has whoever writes it, so that the database itself refuses it twice."""
         return hashlib.sha256(f"{study_run}\n{self.scenario}\n{self.key}".encode()).hexdigest()[:32]
-
-
-def rows(path: Path, rule: Rule) -> Iterator[Any]:
-    """The rows of a stored table that are shown, as pyarrow tables of at most 2000; the most important first."""
-    import pyarrow.parquet as pq
-
-    with pq.ParquetFile(path) as file:
-        amount = rule.amount(file.metadata.num_rows)
-        if amount == "all":
-            groups = (file.read_row_group(number) for number in range(file.num_row_groups))
-            tables = (group.take(_order(group)) for group in groups)
-        else:
-            tables = iter([_selected(file, rule.most_for_all)] if amount == "selected" else [])
-        for table in tables:
-            for start in range(0, table.num_rows, _ROWS):
-                yield table.slice(start, _ROWS)
 
 
 def points(table: Any, knobs: Sequence[str], metrics: Sequence[str], shared: Mapping[str, str]) -> Iterator[Point]:
@@ -108,54 +72,6 @@ _TAGS: Final = {
     "engine": "dse.engine",
     "reason": "dse.reason",
 }
-
-
-def _order(table: Any) -> Any:
-    """Places of the rows: by rank, then as they are."""
-    import numpy as np
-
-    return np.argsort(_ranks(table), kind="stable")
-
-
-def _ranks(table: Any) -> Any:
-    """How much each row matters: fronts, what was promoted, baselines, points without result, and the rest."""
-    import numpy as np
-
-    column = {name: table.column(name).to_numpy() for name in ("status", "key", "baseline", "on_front")}
-    promoted = table.column("promoted").to_numpy() if "promoted" in table.column_names else np.zeros(len(table), bool)
-    marks = [column["on_front"], promoted, column["baseline"] == column["key"], column["status"] != "ok"]
-    return np.select([np.asarray(mark, bool) for mark in marks], range(_REST), _REST)
-
-
-_WITHOUT_RESULT: Final = 3
-_REST: Final = 4
-
-
-def _selected(file: Any, most: int) -> Any:
-    """The rows of a long table that `auto` shows. A key is a hash, so the smallest keys are a random sample, and the
-    same one every time."""
-    import numpy as np
-    import pyarrow as pa
-
-    held = file.schema_arrow.empty_table()
-    for group in range(file.num_row_groups):
-        part = file.read_row_group(group)
-        part = part.filter(pa.array(_ranks(part) < _REST))
-        held = pa.concat_tables([held, part]).unify_dictionaries()
-        ranks, keys = _ranks(held), held.column("key").to_numpy()
-        order = np.lexsort((keys, ranks))
-        keep = np.concatenate([order[ranks[order] < _WITHOUT_RESULT], *_sampled(held, order, ranks)])
-        held = held.take(keep[:most].astype(np.int64))
-    return held
-
-
-def _sampled(table: Any, order: Any, ranks: Any) -> list[Any]:
-    """The first rows of each status among those without result."""
-    import numpy as np
-
-    statuses = table.column("status").to_numpy()
-    without = order[ranks[order] == _WITHOUT_RESULT]
-    return [without[statuses[without] == status][:_SAMPLE] for status in np.unique(statuses[without].astype(str))]
 
 
 def _point_name(tags: Mapping[str, str], params: Mapping[str, str]) -> str:

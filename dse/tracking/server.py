@@ -14,7 +14,8 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any, Final
 
-from dse.tracking.database import ENVIRONMENT, artifact_root, hidden, is_sql, resolve, sqlite_file
+from dse.problems import hidden
+from dse.tracking.database import ENVIRONMENT, artifact_root, is_sql, resolve, sqlite_file
 
 # Quiet, and no waiting for a browser tab that keeps its connection open (seconds).
 _UVICORN: Final = "--timeout-graceful-shutdown 3 --log-level warning --no-access-log"

@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from dse import owner
-from dse.tracking.database import Store, TrackingError, artifact_root, explained, hidden, is_sql, sqlite_file, writing
-from dse.tracking.points import Rule, cut, mlflow_name, points, rows
+from dse.problems import hidden
+from dse.selection import Rule, shown
+from dse.tracking.database import Store, TrackingError, artifact_root, explained, is_sql, sqlite_file, writing
+from dse.tracking.points import cut, mlflow_name, points
 from dse.tracking.study import StudyFolder
 from dse.tracking.writer import Place, Written, write
 
@@ -61,7 +63,7 @@ def sync(folder: Path, store: Store, rule: Rule, seen: Callable[[int], None] = l
         with _ended(store.client, run_id, study.times_ms[1]):
             _describe(store, run_id, study)
             written = _points(store, study, run_id, rule=rule, seen=seen)
-            _mark(store, run_id, study, amount)
+            store.client.set_tag(run_id, "dse.points", amount)
     return Tracked(hidden(store.uri), run_id, written.count, written.how, written.reason, amount)
 
 
@@ -118,9 +120,9 @@ def _study_run(store: Store, experiment: Any, identity: str) -> Any:
 
 def _is_whole(run: Any, amount: str) -> bool:
     """Whether a study run shows as much as asked for. One that somebody deleted in MLflow stays as it is."""
-    shown = run.data.tags.get("dse.points", "")
-    whole = run.info.status == "FINISHED" and shown in _AMOUNTS
-    return run.info.lifecycle_stage == "deleted" or (whole and _AMOUNTS.index(shown) >= _AMOUNTS.index(amount))
+    held = run.data.tags.get("dse.points", "")
+    whole = run.info.status == "FINISHED" and held in _AMOUNTS
+    return run.info.lifecycle_stage == "deleted" or (whole and _AMOUNTS.index(held) >= _AMOUNTS.index(amount))
 
 
 def _begun(store: Store, experiment: Any, study: StudyFolder, found: Any) -> str:
@@ -169,13 +171,8 @@ def _points(store: Store, study: StudyFolder, run_id: str, *, rule: Rule, seen: 
     # table of 3.17 fetches it by its id and then drops it as a stranger to the experiment, so the points stay flat.
     shared = {"mlflow.user": _user(), "mlflow.parentRunId": run_id}
     knobs, metrics = study.summary["knobs"], list(study.summary["units"])
-    shown = (points(table, knobs, metrics, shared) for table in rows(study.results, rule))
-    return write(place, chain.from_iterable(shown), seen)
-
-
-def _mark(store: Store, run_id: str, study: StudyFolder, amount: str) -> None:
-    """Say in the study run that it is whole, and how many of its points are shown."""
-    store.client.set_tag(run_id, "dse.points", amount)
+    found = (points(table, knobs, metrics, shared) for table in shown(study.results, rule))
+    return write(place, chain.from_iterable(found), seen)
 
 
 @contextmanager

@@ -126,13 +126,15 @@ def _there_by_sql(place: Place, engine: Engine) -> dict[Identity, str]:
     run, tag = _table("SqlRun"), _table("SqlTag")
     own = select(tag.run_uuid).where(tag.key == "mlflow.parentRunId", tag.value == place.study_run)
     with engine.connect() as connection:
-        status = dict(connection.execute(select(run.run_uuid, run.status).where(run.run_uuid.in_(own))).tuples().all())
+        status: dict[str, str] = _pairs(connection, select(run.run_uuid, run.status).where(run.run_uuid.in_(own)))
         asked = select(tag.run_uuid, tag.value).where(tag.run_uuid.in_(own))
-        keys, scenarios = (
-            dict(connection.execute(asked.where(tag.key == key)).tuples().all())
-            for key in ("dse.point_key", "dse.scenario")
-        )
+        scenarios = _pairs(connection, asked.where(tag.key == "dse.scenario"))
+        keys = _pairs(connection, asked.where(tag.key == "dse.point_key"))
     return {(scenarios[one], keys[one]): one if status[one] == "RUNNING" else "" for one in status}
+
+
+def _pairs(connection: Any, query: Any) -> dict[str, str]:
+    return {one: other for one, other in connection.execute(query)}
 
 
 # ---------------------------------------------------------------- the public way
