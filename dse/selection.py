@@ -131,7 +131,10 @@ class Rule:
 
 
 def shown(path: Path, rule: Rule) -> Iterator[Any]:
-    """The rows of a stored table that a rule shows, as short pyarrow tables; what matters most comes first."""
+    """The rows of a stored table that a rule shows, as short pyarrow tables; what matters most comes first.
+
+    The column `NUMBER` is added: which row of the table each is, from 0.
+    """
     import pyarrow.parquet as pq
 
     with pq.ParquetFile(path) as file:
@@ -139,14 +142,25 @@ def shown(path: Path, rule: Rule) -> Iterator[Any]:
         if amount == "selected":
             yield from _pieces(_remarkable(file, rule.whole_up_to))
         elif amount == "all":
-            for group in range(file.num_row_groups):
-                part = file.read_row_group(group)
+            for part in _numbered(file):
                 yield from _pieces(part.take(np.argsort(_remarks(part), kind="stable")))
 
 
+NUMBER = "row number"
 _ROWS = 2000  # of a table, held as Python objects at a time
 _SAMPLE = 100  # rows of each status without result, where not all rows are shown
 _ON_FRONT, _PROMOTED, _BASELINE, _WITHOUT_RESULT, _UNREMARKABLE = range(5)
+
+
+def _numbered(file: Any) -> Iterator[Any]:
+    """The row groups of a file, with the number of each row."""
+    import pyarrow as pa
+
+    first = 0
+    for group in range(file.num_row_groups):
+        part = file.read_row_group(group)
+        yield part.append_column(NUMBER, pa.array(np.arange(first, first + len(part))))
+        first += len(part)
 
 
 def _pieces(table: Any) -> Iterator[Any]:
@@ -172,11 +186,10 @@ def _remarkable(file: Any, most: int) -> Any:
     random sample, and the same one every time."""
     import pyarrow as pa
 
-    held = file.schema_arrow.empty_table()
-    for group in range(file.num_row_groups):
-        part = file.read_row_group(group)
-        part = part.filter(pa.array(_remarks(part) < _UNREMARKABLE))
-        held = pa.concat_tables([held, part])
+    held: Any = None
+    for part in _numbered(file):
+        fresh = part.filter(pa.array(_remarks(part) < _UNREMARKABLE))
+        held = fresh if held is None else pa.concat_tables([held, fresh])
         remarks, statuses = _remarks(held), held.column("status").to_numpy().astype(str)
         order = np.lexsort((held.column("key").to_numpy().astype(str), remarks))
         failed = order[remarks[order] == _WITHOUT_RESULT]

@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
+from dse.selection import NUMBER
+
 # MLflow's own limits, in characters (mlflow/utils/validation.py).
 MAX_NAME: Final = 250
 MAX_PARAM: Final = 6000
@@ -20,8 +22,9 @@ _MAX_POINT_NAME: Final = 100  # ours: a run name is read in one column of the ru
 
 @dataclass(frozen=True)
 class Point:
-    """One point as a run of MLflow. `scenario` and `key` identify it within its study run."""
+    """One point as a run of MLflow. `scenario` and `key` identify it within its study run; `row` is its place there."""
 
+    row: int
     scenario: str
     key: str
     name: str
@@ -31,8 +34,12 @@ class Point:
     tags: dict[str, str]
 
     def run_id(self, study_run: str) -> str:
-        """An id that the point has whoever writes it, so that the database itself refuses it twice."""
-        return hashlib.sha256(f"{study_run}\n{self.scenario}\n{self.key}".encode()).hexdigest()[:32]
+        """An id that the point has whenever it is written, so that the database itself refuses it twice.
+
+        It begins with study and row: ids in the order of writing let the indexes grow at their ends.
+        """
+        hashed = hashlib.sha256(f"{study_run}\n{self.scenario}\n{self.key}".encode()).hexdigest()
+        return f"{study_run[:8]}{self.row:08x}{hashed[:16]}"
 
 
 def points(table: Any, knobs: Sequence[str], metrics: Sequence[str], shared: Mapping[str, str]) -> Iterator[Point]:
@@ -55,6 +62,7 @@ def points(table: Any, knobs: Sequence[str], metrics: Sequence[str], shared: Map
         name = _point_name(tags, params)
         numbers = {name: value for name, column in measured.items() if _finite(value := column[row])}
         yield Point(
+            row=held[NUMBER][row],
             scenario=tags["dse.scenario"],
             key=tags["dse.point_key"],
             name=name,
@@ -79,7 +87,9 @@ def _point_name(tags: Mapping[str, str], params: Mapping[str, str]) -> str:
     words = [tags["dse.scenario"], tags["dse.point_key"][:6]]
     for knob, value in params.items():
         is_fraction = re.fullmatch(r"-?\d+\.\d{4,}", value)  # the name wants no 16 digits
-        words.append(f"{knob}={float(value):.4g}" if is_fraction else f"{knob}={value}")
+        told = f"{float(value):.4g}" if is_fraction else value
+        last = knob.rpartition(".")[2]
+        words.append(told if last == "name" else f"{last}={told}")
     return cut(" ".join(word for word in words if word), _MAX_POINT_NAME)
 
 

@@ -128,7 +128,7 @@ class StudyFolder:
             "dse.dirty": {True: "true", False: "false"}.get(git.get("dirty"), ""),
             "dse.seed": str(self.made["seed"]),
             "dse.command": " ".join(self.made["command"]),
-            "dse.machine": ", ".join(f"{value} {name}" for name, value in self.made["machine"].items()),
+            "dse.machine": ", ".join(f"{name} {value}" for name, value in self.made["machine"].items()),
             "mlflow.source.name": "dse",
             "mlflow.source.type": "LOCAL",
             "mlflow.source.git.commit": git["commit"] or "",

@@ -134,7 +134,7 @@ def _there_by_sql(place: Place, engine: Engine) -> dict[Identity, str]:
 
 
 def _pairs(connection: Any, query: Any) -> dict[str, str]:
-    return {one: other for one, other in connection.execute(query)}
+    return dict(connection.execute(query).tuples().all())
 
 
 # ---------------------------------------------------------------- the public way
