@@ -134,7 +134,7 @@ def _there_by_sql(place: Place, engine: Engine) -> dict[Identity, str]:
 
 
 def _pairs(connection: Any, query: Any) -> dict[str, str]:
-    return dict(connection.execute(query).tuples().all())
+    return {row[0]: row[1] for row in connection.execute(query)}
 
 
 # ---------------------------------------------------------------- the public way
