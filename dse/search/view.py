@@ -19,7 +19,7 @@ from typing import Any
 from dse.outputs import Outputs
 from dse.owner import locked
 from dse.problems import hidden
-from dse.selection import Rule, shown
+from dse.selection import NUMBER, Rule, shown
 
 _ABOUT = ("key", "status", "reason", "engine", "on_front")
 
@@ -107,7 +107,7 @@ def _written(outputs: Outputs, storage: Any, *, rule: Rule, seen: Callable[[int]
         return 0
     import pandas as pd
 
-    table = pd.concat(parts, ignore_index=True)
+    table = pd.concat(parts).sort_values(NUMBER)
     knobs = [path for path in summary["knobs"] if path in table]
     time = datetime.fromisoformat(outputs.read_json("provenance")["time"]).astimezone().replace(tzinfo=None)
     asked = _Asked({path: _distribution(table[path]) for path in knobs}, summary["goals"], time)
