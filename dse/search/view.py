@@ -49,7 +49,11 @@ def show(folder: Path, storage: str, rule: Rule, seen: Callable[[int], None] = l
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         with warnings.catch_warnings(), _writing(storage):
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            return _written(Outputs(folder), _opened(storage), rule=rule, seen=seen)
+            opened = _opened(storage)
+            try:
+                return _written(Outputs(folder), opened, rule=rule, seen=seen)
+            finally:
+                _close(opened)
     except Exception as error:  # whatever the storage's libraries raise, a view must not stop a study
         first = (str(error).strip().splitlines() or [""])[0]
         told = f"{type(error).__name__}: {first}"[:400]
@@ -78,6 +82,7 @@ def _opened(storage: str) -> Any:
         path = Path(storage).resolve()
         _mend(path)
         return JournalStorage(JournalFileBackend(str(path), lock_obj=JournalFileOpenLock(str(path))))
+    _check_is_not_mlflows(storage)
     opened = RDBStorage(storage)
     if opened.engine.dialect.name == "sqlite":
         from sqlalchemy import event
@@ -85,6 +90,25 @@ def _opened(storage: str) -> Any:
         event.listen(opened.engine, "connect", _set_pragmas)
         opened.engine.dispose()  # connections opened so far lack the settings
     return opened
+
+
+def _check_is_not_mlflows(storage: str) -> None:
+    """Both number the versions of their tables in a table of the same name: one database for both is the end of it."""
+    from sqlalchemy import create_engine, inspect
+
+    engine = create_engine(storage)
+    try:
+        if inspect(engine).has_table("latest_metrics"):
+            raise StorageError("it holds MLflow's runs, and Optuna needs a database of its own")
+    finally:
+        engine.dispose()
+
+
+def _close(storage: Any) -> None:
+    """Give back the connections of a database."""
+    if hasattr(storage, "engine"):
+        storage.remove_session()
+        storage.engine.dispose()
 
 
 def _mend(path: Path) -> None:
