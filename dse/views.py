@@ -78,6 +78,7 @@ def _show_in_optuna(study: StudyFolder, wanted: Tracking, *, tell: Tell, seen: S
 
 
 def way_out(folder: Path, wanted: Tracking | None = None) -> str:
+    """The command that shows a study run after all."""
     root = folder.parent.parent
     where = "" if root.resolve() == Path("outputs").resolve() else f" output_dir={root}"
     return f"catch up with: python -m dse sync study={folder.parent.name}{where}"

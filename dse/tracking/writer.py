@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Engine
 
 _RUNS_PER_TRANSACTION: Final = 2000
-_THREADS: Final = 8  # calls to a server on their way at once
+_THREADS: Final = 4  # calls to a server on their way at once
 
 # The columns the bulk writer fills, per table class. Anything else in the database means an MLflow this writer was not
 # written for.
