@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -22,14 +22,36 @@ from typing import Any
 from dse.plan import Tracking
 from dse.progress import bar
 from dse.tracking.study import StudyFolder
-from dse.views import Seen, show, total, warm, way_out
+from dse.views import News, Seen, show, total, warm, way_out
+
+
+class Beside:
+    """The process, or nothing where no view is wanted."""
+
+    def __init__(self, child: subprocess.Popen[str] | None) -> None:
+        self._child = child
+        self._folder: Path | None = None
+
+    def begin(self, folder: Path) -> None:
+        """Have the points of a study run written: its table, summary, configuration and provenance are there."""
+        if self._child is not None:
+            self._folder = folder
+            _send(self._child, json.dumps(str(folder)))
+
+    def finish(self) -> None:
+        """Have the rest written, now that the folder is whole; show the progress, and print what is said."""
+        if self._child is None or self._folder is None:
+            return
+        _send(self._child, json.dumps("whole"))
+        for sentence, failed in _told(self._child, self._folder):
+            print(sentence, file=sys.stderr if failed else sys.stdout)
 
 
 @contextmanager
-def beside(wanted: Tracking) -> Iterator[Callable[[Path], None]]:
-    """While it lasts, a process stands ready to show a study; what is yielded gives it the folder and waits."""
+def beside(wanted: Tracking) -> Iterator[Beside]:
+    """While it lasts, a process stands ready to show a study."""
     if wanted.uri is None and wanted.optuna is None:
-        yield lambda folder: None
+        yield Beside(None)
         return
     found = [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
     child = subprocess.Popen(
@@ -43,20 +65,24 @@ def beside(wanted: Tracking) -> Iterator[Callable[[Path], None]]:
     with child:
         try:
             _send(child, wanted.model_dump_json())
-            yield lambda folder: _shown_beside(child, folder)
+            yield Beside(child)
         finally:
-            child.terminate()
-            with suppress(OSError):
-                child.stdin.close()  # type: ignore[union-attr]
-            try:
-                child.wait(10)
-            except subprocess.TimeoutExpired:
-                child.kill()
+            _end(child)
 
 
-def _shown_beside(child: subprocess.Popen[str], folder: Path) -> None:
-    """Give the process a folder, show its progress, and print what it says."""
-    _send(child, json.dumps(str(folder)))
+def _end(child: subprocess.Popen[str]) -> None:
+    """Stop what still runs: it marks what it leaves half written, within ten seconds."""
+    child.terminate()
+    with suppress(OSError):
+        child.stdin.close()  # type: ignore[union-attr]
+    try:
+        child.wait(10)
+    except subprocess.TimeoutExpired:
+        child.kill()
+
+
+def _told(child: subprocess.Popen[str], folder: Path) -> list[tuple[str, bool]]:
+    """What the process says until it ends, and whether that is about a failure."""
     told: list[tuple[str, bool]] = []
     messages = _messages(child)
     count = next(messages, {}).get("total", 0)
@@ -69,8 +95,7 @@ def _shown_beside(child: subprocess.Popen[str], folder: Path) -> None:
     if child.wait() != 0:
         lost = f"tracking was passed over: the process that writes it ended with exit code {child.returncode}"
         told.append((f"{lost}; {way_out(folder)}", True))
-    for sentence, failed in told:
-        print(sentence, file=sys.stderr if failed else sys.stdout)
+    return told
 
 
 def _send(child: subprocess.Popen[str], line: str) -> None:
@@ -100,7 +125,8 @@ def _child() -> int:
 
     say(total=total(StudyFolder(folder), wanted))
     with _rarely(lambda count: say(seen=count)) as seen:
-        show(StudyFolder(folder), wanted, tell=lambda told, failed: say(told=told, failed=failed), seen=seen)
+        news = News(seen, lambda told, failed: say(told=told, failed=failed), whole=lines.get)
+        show(StudyFolder(folder), wanted, news)
     return 0
 
 

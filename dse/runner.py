@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from dse import provenance, report, views
 from dse.backend import Metric
-from dse.beside import beside
+from dse.beside import Beside, beside
 from dse.compose import Request
 from dse.outputs import Outputs
 from dse.plan import Plan, plan
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 def run(request: Request) -> int:
     """Evaluate a study and write everything; 0, or 3 if points failed. Raises ConfigError before any evaluation."""
     planned = plan(request)
-    with beside(planned.settings.tracking) as show:
-        return _run(planned, show)
+    with beside(planned.settings.tracking) as shown_beside:
+        return _run(planned, shown_beside)
 
 
-def _run(planned: Plan, show: Callable[[Path], None]) -> int:
+def _run(planned: Plan, shown_beside: Beside) -> int:
     outputs = Outputs.create(Path(planned.settings.output_dir), planned.settings.study.name)
     try:
         found = search(planned, outputs.results)
@@ -38,12 +38,13 @@ def _run(planned: Plan, show: Callable[[Path], None]) -> int:
         outputs.discard()
         raise
     _store(planned, found, outputs)
+    shown_beside.begin(outputs.folder)
     shown = report.stored(outputs)
     rows = report.check(outputs, planned.settings.study.module, shown)
     report.draw(outputs, planned.settings.study.module, shown.table)
     outputs.finish()
     _tell(planned, found, outputs=outputs, shown=shown, rows=rows)
-    show(outputs.folder)
+    shown_beside.finish()
     return 3 if {"failed", "invalid"} & set(found.statuses) else 0
 
 

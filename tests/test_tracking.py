@@ -416,7 +416,9 @@ def test_study_runs_of_dead_processes_are_marked_and_no_others(store: Store, fol
 def test_a_sync_that_was_killed_is_completed_by_the_next(store: Store, tmp_path: Path) -> None:
     folder = finished(tmp_path, wide_table(9000))
     code = "import sys, dse.tracking as t; from dse.selection import Rule; from pathlib import Path\n"
-    code += f"t.sync(Path({str(folder)!r}), t.open_store({store.uri!r}), Rule('all'), lambda n: print(n, flush=True))"
+    code += (
+        f"t.sync(Path({str(folder)!r}), t.open_store({store.uri!r}), Rule('all'), seen=lambda n: print(n, flush=True))"
+    )
     with subprocess.Popen([sys.executable, "-c", code], cwd=REPOSITORY, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         process.stdout.readline()
@@ -440,7 +442,7 @@ def test_ctrl_c_ends_the_study_run_killed(store: Store, folder: Path) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        sync(folder, store, ALL, interrupt)
+        sync(folder, store, ALL, seen=interrupt)
     assert [run.info.status for run in runs(store, "dse/sweep")] == ["KILLED"]
 
 

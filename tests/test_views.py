@@ -94,6 +94,18 @@ def test_unfinished_runs_are_left_out(here: Path) -> None:
     assert main(["sync"]) == 2
 
 
+@pytest.mark.parametrize("name", ["results.parquet", "summary.json", "provenance.json", "config.yaml"])
+def test_a_damaged_folder_is_told_and_the_others_are_shown(
+    here: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    finished(here / "outputs", odd_table())
+    broken = finished(here / "outputs", odd_table(), "2026-11-21_08-00-00")
+    (broken / name).write_text("{")
+    assert main(["sync"]) == 0
+    assert f"{broken} is left out" in capsys.readouterr().err
+    assert count(here / "mlflow.db", POINTS) == 6
+
+
 @pytest.mark.parametrize("words", [["study=none"], ["points=some"], ["uri=nonsense"], ["urri=x"]], ids=str)
 def test_sync_refuses_what_it_does_not_understand(
     here: Path, words: list[str], capsys: pytest.CaptureFixture[str]
@@ -118,8 +130,9 @@ def test_a_damaged_database_is_repaired_when_asked(here: Path, capsys: pytest.Ca
 
 def test_a_study_is_shown_by_a_process_of_its_own(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
     folder = finished(here / "outputs", odd_table())
-    with beside(wanted(optuna="trials.log")) as show:
-        show(folder)
+    with beside(wanted(optuna="trials.log")) as shown:
+        shown.begin(folder)
+        shown.finish()
     told = capfd.readouterr().out
     assert "6 runs of sweep/2026-11-21_07-40-12 in MLflow" in told
     assert "6 trials of sweep/2026-11-21_07-40-12 in Optuna's storage at trials.log" in told
@@ -154,8 +167,9 @@ def broken(request: pytest.FixtureRequest) -> Iterator[str]:
 def told_of(here: Path, capfd: pytest.CaptureFixture[str], uri: str) -> str:
     """The one sentence that a study says when its MLflow fails."""
     folder = finished(here / "outputs", odd_table())
-    with beside(wanted(uri)) as show:
-        show(folder)
+    with beside(wanted(uri)) as shown:
+        shown.begin(folder)
+        shown.finish()
     lines = [line for line in capfd.readouterr().err.splitlines() if "passed over" in line]
     assert len(lines) == 1
     assert lines[0].endswith("catch up with: python -m dse sync study=sweep") or "repair=true" in lines[0]
@@ -191,9 +205,10 @@ def test_a_full_disk_is_told_and_passed_over(here: Path, capfd: pytest.CaptureFi
 
 def test_a_process_that_is_killed_is_told_and_passed_over(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
     folder = finished(here / "outputs", odd_table())
-    with beside(wanted()) as show:
+    with beside(wanted()) as shown:
         os.kill(the_child(os.getpid()), signal.SIGKILL)
-        show(folder)
+        shown.begin(folder)
+        shown.finish()
     assert "ended with exit code -9; catch up with: python -m dse sync study=sweep" in capfd.readouterr().err
 
 
@@ -227,9 +242,9 @@ def test_the_process_beside_a_study_does_not_outlive_it(here: Path, working: boo
     folder = finished(here / "outputs", wide_table(20000))
     code = "import sys, time, threading; from pathlib import Path; from dse.beside import beside\n"
     code += "from dse.plan import Tracking\n"
-    code += "with beside(Tracking(name='x', uri='sqlite:///mlflow.db', points='all')) as show:\n"
+    code += "with beside(Tracking(name='x', uri='sqlite:///mlflow.db', points='all')) as shown:\n"
     code += "    print('ready', flush=True)\n"
-    code += f"    show(Path({str(folder)!r}))\n" if working else "    time.sleep(60)\n"
+    code += f"    shown.begin(Path({str(folder)!r})); shown.finish()\n" if working else "    time.sleep(60)\n"
     environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
     with subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE) as study:
         assert study.stdout is not None
@@ -249,9 +264,10 @@ def test_the_process_beside_a_study_does_not_outlive_it(here: Path, working: boo
 
 
 def test_without_views_there_is_no_process(tmp_path: Path) -> None:
-    with beside(wanted(None)) as show:
+    with beside(wanted(None)) as shown:
         assert children(os.getpid()) == []
-        show(tmp_path)
+        shown.begin(tmp_path)
+        shown.finish()
 
 
 # Optuna

@@ -13,6 +13,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
+from yaml import YAMLError
+
 from dse.outputs import Outputs
 from dse.report import said
 from dse.standings import winners
@@ -45,6 +47,14 @@ class StudyFolder:
         folders = {path.parent.resolve() for path in root.glob(f"{study}/*/results.parquet")}
         found = [cls(folder) for folder in sorted(folders)]
         return [one for one in found if all((one.folder / name).is_file() for name in _FILES)]
+
+    @property
+    def is_readable(self) -> bool:
+        """Whether its files hold what they should."""
+        try:
+            return bool(self.summary["goals"] and self.made["time"] and self.config["tracking"] and self.num_rows >= 0)
+        except (OSError, ValueError, KeyError, TypeError, YAMLError):
+            return False
 
     @property
     def results(self) -> Path:

@@ -43,8 +43,18 @@ class Tracked:
     amount: str = ""
 
 
-def sync(folder: Path, store: Store, rule: Rule, seen: Callable[[int], None] = lambda count: None) -> Tracked:
-    """Make MLflow hold the study run of a folder. seen: told of progress, in points.
+def sync(
+    folder: Path,
+    store: Store,
+    rule: Rule,
+    *,
+    seen: Callable[[int], None] = lambda count: None,
+    whole: Callable[[], object] = lambda: None,
+) -> Tracked:
+    """Make MLflow hold the study run of a folder.
+
+    seen: told of progress, in points. whole: called after the points are written; it waits until the folder's other
+    files are there.
 
     While that lasts the study run is RUNNING; it ends FINISHED only when everything is written, otherwise FAILED, or
     KILLED when told to stop, and the next time is completed.
@@ -61,8 +71,9 @@ def sync(folder: Path, store: Store, rule: Rule, seen: Callable[[int], None] = l
             return Tracked(hidden(store.uri), found.info.run_id)
         run_id = _begun(store, experiment, study, found)
         with _ended(store.client, run_id, study.times_ms[1]):
-            _describe(store, run_id, study)
             written = _points(store, study, run_id, rule=rule, seen=seen)
+            whole()
+            _describe(store, run_id, study)
             store.client.set_tag(run_id, "dse.points", amount)
     return Tracked(hidden(store.uri), run_id, written.count, written.how, written.reason, amount)
 
