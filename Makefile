@@ -1,13 +1,14 @@
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+MLFLOWS := 3.10.* 3.17.*
 
 CANDIDATES := $(PYTHON) python3.13 python3.12 python3.11 python3
 SUPPORTED := import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))
 VENV_PACKAGE := import sys; print("python%d.%d-venv" % sys.version_info[:2])
 
 .DEFAULT_GOAL := help
-.PHONY: help setup sweep test bench lint format clean
+.PHONY: help setup sweep test bench parity lint format clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -23,6 +24,14 @@ test: lint ## check style, types and import rules, then run the tests
 
 bench: setup ## time the engines side by side and write BENCHMARKS.md
 	$(BIN)/python -m benchmarks.engine
+
+parity: setup ## test tracking with the oldest and the newest MLflow that are allowed
+	for mlflow in $(MLFLOWS); do \
+	    $(BIN)/python -m venv --clear .parity && \
+	    .parity/bin/python -m pip install --quiet --disable-pip-version-check "mlflow==$$mlflow" -e '.[dev]' && \
+	    .parity/bin/python -m pip list --disable-pip-version-check | grep '^mlflow ' && \
+	    .parity/bin/python -m pytest tests/test_tracking.py || exit 1; \
+	done; rm -rf .parity
 
 lint: setup ## check style, types and import rules
 	$(BIN)/ruff check

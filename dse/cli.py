@@ -159,6 +159,7 @@ _FOOT = """\
 Commands
   report study=<name>            redraw figures and claims of the newest run from what is stored
   timeline study=<name> key=...  run one stored point again: its timeline as a picture and as a trace
+  sync [study=<name>] [uri=...]  write into MLflow (or optuna=<storage>) what it lacks of the finished runs
   ui [port=5000]                 serve the MLflow UI on 127.0.0.1
 
 Examples

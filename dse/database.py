@@ -12,8 +12,8 @@ import re
 import sys
 import time
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
@@ -30,8 +30,10 @@ from sqlalchemy import (
     select,
     text,
 )
-from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
+
+from dse.owner import locked
+from dse.problems import hidden
 
 T = TypeVar("T")
 
@@ -170,23 +172,13 @@ class Database:
         )
 
 
-@contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Hold an exclusive lock on a file; the system drops it when the process dies."""
-    import fcntl
-
-    with path.open("w") as handle:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-
-
 def _sqlite_file(url: str) -> Path | None:
     match = re.fullmatch(r"sqlite:///([^?]+)", url)
     return None if match is None or match[1] == ":memory:" else Path(match[1]).resolve()
 
 
 def _shown(url: str, file: Path | None) -> str:
-    return str(file) if file else make_url(url).render_as_string(hide_password=True)
+    return str(file) if file else hidden(url)
 
 
 def _make_folder(file: Path) -> None:

@@ -1,45 +1,58 @@
-"""Which process holds something, and whether it is gone for good: pid, start time, boot and namespace.
+"""Whose work something is, so that another process can tell whether its owner is gone for good; and locks on files.
 
-A pid alone is reused, and means another process in another container or after a reboot. Clocks take no part in it.
+A pid alone says little: it is used again after a while, and means another process in every container, on every
+machine and after a reboot. Only what has provably ended counts as gone; clocks take no part in it.
 """
 
 from __future__ import annotations
 
 import functools
+import json
 import os
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 
 @dataclass(frozen=True)
 class Owner:
-    """A process. host: of its pid, namespace included; boot: of that host; started: clock ticks after the boot."""
+    """A process. host: machine and its name; boot: of that machine; space: where its pid counts; started: in ticks."""
 
     host: str
     boot: str
+    space: str
     pid: int
     started: int
 
     @property
-    def here(self) -> bool:
-        """Whether its pid means something in this process."""
-        return self.host == me().host
+    def known(self) -> bool:
+        """Whether it can be told from here if it has ended."""
+        own = me()
+        same = bool(own.boot and self.boot and self.started) and self.host == own.host
+        return same and (self.boot != own.boot or self.space == own.space)
 
     @property
     def gone(self) -> bool:
-        """Whether it has provably ended. Of other hosts nothing can be proved."""
-        return self.here and (self.boot != me().boot or _started(self.pid) != self.started)
+        """Whether it has provably ended."""
+        return self.known and (self.boot != me().boot or _started(self.pid) != self.started)
 
-    def __str__(self) -> str:
-        return f"process {self.pid} on {self.host.partition('/')[0]}"
+    @property
+    def text(self) -> str:
+        """As JSON."""
+        return json.dumps(vars(self), sort_keys=True)
+
+    @classmethod
+    def of(cls, text: str) -> Owner | None:
+        """The owner that a text names; None where it names none."""
+        try:
+            return cls(**{name: kind(json.loads(text)[name]) for name, kind in _KINDS.items()})
+        except (ValueError, KeyError, TypeError):
+            return None
 
 
-@functools.cache
-def _place() -> tuple[str, str]:
-    namespace = Path("/proc/self/ns/pid")
-    inside = str(namespace.readlink()) if namespace.exists() else ""
-    return f"{socket.gethostname()}/{inside}", _read(Path("/proc/sys/kernel/random/boot_id"))
+_KINDS = {"host": str, "boot": str, "space": str, "pid": int, "started": int}
 
 
 def me() -> Owner:
@@ -47,13 +60,30 @@ def me() -> Owner:
     return Owner(*_place(), os.getpid(), _started(os.getpid()) or 0)
 
 
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold an exclusive lock on a file, made if need be; the system drops it when the process dies."""
+    import fcntl  # Unix only, as MLflow's own lock is
+
+    with path.open("a") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+
+
+@functools.cache
+def _place() -> tuple[str, str, str]:
+    try:
+        space = str(Path("/proc/self/ns/pid").readlink())
+    except OSError:
+        space = ""
+    machine = _read(Path("/etc/machine-id")) or "unnamed"
+    return f"{socket.gethostname()}/{machine}", _read(Path("/proc/sys/kernel/random/boot_id")), space
+
+
 def _started(pid: int) -> int | None:
-    """When a process was started; None where there is none (a zombie has ended, too)."""
-    text = _read(Path(f"/proc/{pid}/stat"))
-    if not text:
-        return None
-    fields = text.rpartition(")")[2].split()  # the name before it may hold anything
-    return None if fields[0] in "ZX" else int(fields[19])
+    """Clock ticks from boot to the start of a process; None if there is none (a zombie has ended, too)."""
+    fields = _read(Path(f"/proc/{pid}/stat")).rpartition(")")[2].split()  # the name before it may hold anything
+    return None if len(fields) < 20 or fields[0] in "ZX" else int(fields[19])
 
 
 def _read(path: Path) -> str:

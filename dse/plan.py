@@ -14,6 +14,7 @@ from dse.compose import Request
 from dse.execute import BackendSpec, Executor, validate
 from dse.problems import ConfigError, Problems, did_you_mean
 from dse.search import Goal, Search, make_sampler
+from dse.selection import Rule
 from dse.space import Knob, Space
 from dse.store import Context
 from dse.values import Frozen, Integer
@@ -60,14 +61,22 @@ class Budget(Frozen):
 
 
 class Tracking(Frozen):
-    """The `tracking` group. uri: where MLflow keeps runs; None for no tracking. most_points: point runs at most."""
+    """The `tracking` group. uri: where MLflow keeps runs; None for no tracking. optuna: URL, or path of a `.log`
+    journal, where Optuna keeps trials. points, whole_up_to: which points are shown there, see `dse.selection.Rule`."""
 
     name: str
     description: str = ""
     uri: (
         Annotated[str, Field(pattern=r"^(sqlite|postgresql|mysql|mssql|https?|file|databricks|uc)(\+\w+)?(:|$)")] | None
     )
-    most_points: Annotated[Integer, Field(ge=0)] = 20_000
+    optuna: Annotated[str, Field(min_length=1)] | None = None
+    points: Literal["auto", "all", "none"] = "auto"
+    whole_up_to: Annotated[Integer, Field(ge=0)] = 10_000
+
+    @property
+    def rule(self) -> Rule:
+        """Which points are shown."""
+        return Rule(self.points, self.whole_up_to)
 
 
 class StoreAt(Frozen):

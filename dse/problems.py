@@ -7,7 +7,8 @@ them at once, so that nobody mends a configuration one message at a time.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, get_args, get_origin
 
@@ -75,6 +76,15 @@ class Problems:
             raise ConfigError(self.found)
 
 
+def hidden(text: str) -> str:
+    """A text whose URIs have lost their passwords.
+
+    >>> hidden("cannot reach postgresql://me:secret@host/x")
+    'cannot reach postgresql://me:***@host/x'
+    """
+    return re.sub(r"(://[^/@:\s]*):[^/@\s]*@", r"\1:***@", text)
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """The way out of a misspelt name: the nearest known one, else all that are known.
 
@@ -86,6 +96,28 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     if near:
         return f"did you mean `{near[0]}`?"
     return f"known here: {', '.join(names)}" if names else "nothing is known here"
+
+
+def pairs(words: Iterable[str], known: Mapping[str, str], *, optional: Sequence[str] = ()) -> dict[str, str]:
+    """What a command is given as `name=value`. known: names with their defaults, without one where it must be given.
+
+    Raises ConfigError.
+
+    >>> pairs(["port=80"], {"port": "5000", "host": "here"})
+    {'port': '80', 'host': 'here'}
+    """
+    found = dict(known)
+    for word in words:
+        name, _, value = word.partition("=")
+        if name not in (*known, *optional) or not value:
+            raise ConfigError(
+                [Problem(word, "is not understood here", way_out=did_you_mean(name, (*known, *optional)))]
+            )
+        found[name] = value
+    missing = [name for name, value in found.items() if not value]
+    if missing:
+        raise ConfigError([Problem(missing[0], "is missing", way_out=f"write {missing[0]}=<name>")])
+    return found
 
 
 def _translate(error: ValidationError, kind: type[BaseModel], path: str) -> Iterator[Problem]:

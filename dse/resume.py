@@ -104,7 +104,7 @@ def _earlier(store: Store, plan: Plan, asked: Mapping[str, str]) -> tuple[Row[An
     query = select(studies).where(studies.c.name == plan.settings.study.name).order_by(studies.c.id.desc())
     rows = store.database.read(lambda connection: connection.execute(query).all())
     here = store.database.read(lambda connection: connection.execute(select(owners)).all())
-    busy = {row.study for row in here if not Owner(row.host, row.boot, row.pid, row.started).gone}
+    busy = {row.study for row in here if not Owner(row.host, row.boot, row.space, row.pid, row.started).gone}
     same = next((row for row in rows if json.loads(row.asked) == asked), None)
     command = json.dumps([text for text in plan.request.overrides if not text.startswith("resume=")])
     for row in rows:

@@ -1,4 +1,4 @@
-"""One study from request to results, and the commands that belong to orchestration (`report`, `ui`)."""
+"""One study from request to results, and the commands that belong to orchestration."""
 
 from __future__ import annotations
 
@@ -10,18 +10,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dse import provenance, report, resume
+from dse import provenance, report, resume, views
 from dse.backend import Metric
+from dse.beside import Beside, beside
 from dse.compose import Request
 from dse.database import StoreError
 from dse.execute import Interrupted
 from dse.interrupt import Stop, stoppable
 from dse.outputs import Outputs
 from dse.plan import Plan, plan
-from dse.problems import ConfigError, Problem, did_you_mean
-from dse.progress import bar
-from dse.selection import Selection, select
-from dse.standings import winners
+from dse.problems import pairs
+from dse.selection import Selection
 from dse.store import Store
 from dse.study import Findings, Support
 from dse.study import run as search
@@ -35,6 +34,25 @@ _BYTES_PER_POINT = 1000  # of disk: some 250 in the store and its log, about 100
 def run(request: Request) -> int:
     """Evaluate a study and write everything; 0, or 3 if points failed. Raises ConfigError before any evaluation."""
     planned = plan(request)
+    with beside(planned.settings.tracking) as shown_beside:
+        return _run(planned, shown_beside)
+
+
+def _run(planned: Plan, shown_beside: Beside) -> int:
+    outputs, found = _found(planned)
+    shown_beside.begin(outputs.folder)
+    shown = report.stored(outputs)
+    rows = report.check(outputs, planned.settings.study.module, shown)
+    report.draw(outputs, planned.settings.study.module, shown.table)
+    outputs.finish()
+    _tell(planned, found, outputs=outputs, shown=shown, rows=rows)
+    shown_beside.finish()
+    failed = found.statuses["failed"] + found.statuses["invalid"]
+    return 3 if failed > planned.settings.executor.max_failed_fraction * found.num_rows else 0
+
+
+def _found(planned: Plan) -> tuple[Outputs, Findings]:
+    """What a study finds, written to a new folder."""
     made = _provenance(planned)
     with _begun(planned, made) as begun:
         outputs = Outputs.create(Path(planned.settings.output_dir), planned.settings.study.name)
@@ -47,14 +65,7 @@ def run(request: Request) -> int:
         _store(planned, found, outputs=outputs, made={**made, **_recalled(begun)})
         if begun is not None:
             resume.finish(begun)
-    shown = report.stored(outputs)
-    rows = report.check(outputs, planned.settings.study.module, shown)
-    report.draw(outputs, planned.settings.study.module, shown.table)
-    outputs.finish()
-    _tell(planned, found, outputs=outputs, shown=shown, rows=rows)
-    _track(planned, found, outputs)
-    failed = found.statuses["failed"] + found.statuses["invalid"]
-    return 3 if failed > planned.settings.executor.max_failed_fraction * found.num_rows else 0
+    return outputs, found
 
 
 @contextmanager
@@ -186,60 +197,9 @@ def _how(planned: Plan, found: Findings) -> str:
     return f"{text}; {engines}" + (f"; without result: {bad}" if bad else "")
 
 
-def _track(planned: Plan, found: Findings, outputs: Outputs) -> None:
-    """Write the study to MLflow; a failure there is told and passed over."""
-    uri = planned.settings.tracking.uri
-    if uri is None:
-        return
-    from dse import tracking
-
-    study = planned.settings.study
-    chosen = select(outputs.results, planned.goals, planned.settings.tracking.most_points)
-    made = outputs.read_json("provenance")
-    record = tracking.StudyRecord(
-        study=study.name,
-        name=f"{study.name} {outputs.folder.name}",
-        table=chosen.table,
-        knobs=planned.knobs,
-        metrics=tuple(_metrics(planned)),
-        folder=outputs.folder,
-        parent_metrics={"num_points": found.num_rows, "front_size": found.front_size},
-        parent_tags={
-            "dse.git": str(made["git"]["commit"]),
-            "dse.backend": made["backend"],
-            "dse.seed": str(made["seed"]),
-        },
-        note=_note(planned, chosen),
-    )
-    try:
-        with bar(f"{study.name}: tracking", len(chosen.table)) as advance:
-            tracked = tracking.track(record, uri=uri, seen=advance)
-    except tracking.TrackingError as error:
-        print(f"tracking was passed over: {error}", file=sys.stderr)
-        return
-    left_out = (
-        ""
-        if chosen.complete
-        else f" ({chosen}; tracking.most_points = {planned.settings.tracking.most_points} bounds them)"
-    )
-    _console().print(
-        f"{tracked.num_points} runs in MLflow at {tracked.uri}{left_out}; look at them with: python -m dse ui",
-        soft_wrap=True,
-    )
-
-
-def _note(planned: Plan, found: Selection) -> str:
-    """The winners as Markdown."""
-    first = next(iter(planned.goals))
-    lines = [f"**{planned.settings.study.description}**", "", f"| scenario | winner | {first} |", "|---|---|---|"]
-    for _, row in winners(found.table, planned.goals).iterrows():
-        lines.append(f"| {row['scenario']} | {report.said(row, planned.knobs)} | {row[first]:.6g} |")
-    return "\n".join(lines)
-
-
 def redraw(words: Sequence[str]) -> int:
     """`report study=<name> [output_dir=<folder>]`: figures, claims and summary again, nothing is evaluated."""
-    given = _pairs(words, {"study": "", "output_dir": "outputs"})
+    given = pairs(words, {"study": "", "output_dir": "outputs"})
     outputs = Outputs.latest(Path(given["output_dir"]), given["study"])
     module = outputs.read_config()["study"]["module"]
     shown = report.stored(outputs)
@@ -256,7 +216,7 @@ def timeline(words: Sequence[str]) -> int:
     """`timeline study=<name> key=<its first letters> [config_dir=...] [output_dir=...]`: one point in full."""
     from dse.replay import replayed
 
-    given = _pairs(words, {"study": "", "key": "", "config_dir": ".", "output_dir": "outputs"})
+    given = pairs(words, {"study": "", "key": "", "config_dir": ".", "output_dir": "outputs"})
     folder = None if given["config_dir"] == "." else Path(given["config_dir"])
     outputs = Outputs.latest(Path(given["output_dir"]), given["study"])
     for path in replayed(outputs, given["key"], folder):
@@ -264,27 +224,4 @@ def timeline(words: Sequence[str]) -> int:
     return 0
 
 
-def ui(words: Sequence[str]) -> int:
-    """`ui [uri=<tracking uri>] [port=5000]`: the MLflow UI on 127.0.0.1, one worker."""
-    from dse import tracking
-
-    given = _pairs(words, {"uri": "sqlite:///mlflow.db", "port": "5000"})
-    if not given["port"].isdigit() or not 0 < int(given["port"]) < 65536:
-        raise ConfigError([Problem("port", "must be a number from 1 to 65535", given["port"])])
-    return tracking.serve(given["uri"], port=int(given["port"]))
-
-
-def _pairs(words: Sequence[str], known: Mapping[str, str]) -> dict[str, str]:
-    found = dict(known)
-    for word in words:
-        name, _, value = word.partition("=")
-        if name not in known or not value:
-            raise ConfigError([Problem(word, "is not understood here", way_out=did_you_mean(name, known))])
-        found[name] = value
-    missing = [name for name, value in found.items() if not value]
-    if missing:
-        raise ConfigError([Problem(missing[0], "is missing", way_out=f"write {missing[0]}=<name>")])
-    return found
-
-
-COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {"report": redraw, "timeline": timeline, "ui": ui}
+COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {"report": redraw, "timeline": timeline, **views.COMMANDS}

@@ -1,15 +1,16 @@
 """A part of a large table that stands for all of it: what is shown, drawn and tracked stays bounded.
 
-The best row of every scenario comes first, then the rows of a front, then the best of every combination of text knobs,
-then a seeded random sample of the rest. A table that fits is taken whole.
+For figures and summaries (`select`) the best row of every scenario comes first, then the rows of a front, then the best
+of every combination of text knobs, then a seeded random sample of the rest. For MLflow and Optuna (`shown`), a `Rule`
+says. A table that fits is taken whole.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -105,3 +106,93 @@ def _ranks(part: Any, goals: Mapping[str, str], texts: list[str]) -> NDArray[np.
     ranks[rows["on_front"].to_numpy()] = _FRONT
     mark(["scenario"], _WINNER)
     return ranks
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Which points are shown one by one.
+
+    `auto`: of a table of more than `whole_up_to` rows the fronts, what was promoted, baselines and a sample of the
+    points without result, `whole_up_to` altogether at most.
+    """
+
+    points: Literal["auto", "all", "none"] = "auto"
+    whole_up_to: int = 10_000
+
+    def amount(self, num_rows: int) -> Literal["all", "selected", "none"]:
+        """How much of a table of so many rows is shown."""
+        if self.points == "auto":
+            return "all" if num_rows <= self.whole_up_to else "selected"
+        return self.points
+
+    def bound(self, num_rows: int) -> int:
+        """How many rows are shown at most."""
+        return {"all": num_rows, "selected": self.whole_up_to, "none": 0}[self.amount(num_rows)]
+
+
+def shown(path: Path, rule: Rule) -> Iterator[Any]:
+    """The rows of a stored table that a rule shows, as short pyarrow tables; what matters most comes first.
+
+    The column `NUMBER` is added: which row of the table each is, from 0.
+    """
+    import pyarrow.parquet as pq
+
+    with pq.ParquetFile(path) as file:
+        amount = rule.amount(file.metadata.num_rows)
+        if amount == "selected":
+            yield from _pieces(_remarkable(file, rule.whole_up_to))
+        elif amount == "all":
+            for part in _numbered(file):
+                yield from _pieces(part.take(np.argsort(_remarks(part), kind="stable")))
+
+
+NUMBER = "row number"
+_ROWS = 2000  # of a table, held as Python objects at a time
+_SAMPLE = 100  # rows of each status without result, where not all rows are shown
+_ON_FRONT, _PROMOTED, _BASELINE, _WITHOUT_RESULT, _UNREMARKABLE = range(5)
+
+
+def _numbered(file: Any) -> Iterator[Any]:
+    """The row groups of a file, with the number of each row."""
+    import pyarrow as pa
+
+    first = 0
+    for group in range(file.num_row_groups):
+        part = file.read_row_group(group)
+        yield part.append_column(NUMBER, pa.array(np.arange(first, first + len(part))))
+        first += len(part)
+
+
+def _pieces(table: Any) -> Iterator[Any]:
+    for start in range(0, table.num_rows, _ROWS):
+        yield table.slice(start, _ROWS)
+
+
+def _remarks(table: Any) -> NDArray[np.int64]:
+    """Why each row is shown."""
+    column = {name: table.column(name).to_numpy() for name in ("status", "key", "baseline", "on_front")}
+    promoted = table.column("promoted").to_numpy() if "promoted" in table.column_names else np.zeros(len(table), bool)
+    marks = {
+        _ON_FRONT: column["on_front"],
+        _PROMOTED: promoted,
+        _BASELINE: column["baseline"] == column["key"],
+        _WITHOUT_RESULT: column["status"] != "ok",
+    }
+    return np.select([np.asarray(mark, bool) for mark in marks.values()], list(marks), _UNREMARKABLE)
+
+
+def _remarkable(file: Any, most: int) -> Any:
+    """The rows of a long table that are shown for a reason. A key is a hash, so the rows with the smallest keys are a
+    random sample, and the same one every time."""
+    import pyarrow as pa
+
+    held: Any = None
+    for part in _numbered(file):
+        fresh = part.filter(pa.array(_remarks(part) < _UNREMARKABLE))
+        held = fresh if held is None else pa.concat_tables([held, fresh])
+        remarks, statuses = _remarks(held), held.column("status").to_numpy().astype(str)
+        order = np.lexsort((held.column("key").to_numpy().astype(str), remarks))
+        failed = order[remarks[order] == _WITHOUT_RESULT]
+        sample = [failed[statuses[failed] == status][:_SAMPLE] for status in np.unique(statuses[failed])]
+        held = held.take(np.concatenate([order[remarks[order] < _WITHOUT_RESULT], *sample])[:most].astype(np.int64))
+    return held

@@ -266,8 +266,8 @@ class StoreSession:
         return self._store.database.write(work)
 
     def _is_gone(self, row: Any) -> bool:
-        owner = Owner(row.host, row.boot, row.pid, row.started)
-        if owner.here:
+        owner = Owner(row.host, row.boot, row.space, row.pid, row.started)
+        if owner.known:
             return owner.gone
         beat, since = self._silent.get(row.id, (None, 0.0))
         if beat != row.beat:

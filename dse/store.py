@@ -87,6 +87,7 @@ owners = Table(
     Column("study", Integer, nullable=False),
     Column("host", String, nullable=False),
     Column("boot", String, nullable=False),
+    Column("space", String, nullable=False),
     Column("pid", Integer, nullable=False),
     Column("started", Integer, nullable=False),
     Column("beat", Integer, nullable=False),  # counts up while it lives, for those who cannot look at its pid

@@ -29,9 +29,9 @@ class Server:
     port: int
 
     def database(self, name: str) -> str:
-        """The URL of a fresh database."""
+        """The URL of a fresh database; any password will do."""
         self._run("createdb", "-h", "127.0.0.1", "-p", str(self.port), "-U", "tester", name)
-        return f"postgresql://tester@127.0.0.1:{self.port}/{name}"
+        return f"postgresql://tester:secret@127.0.0.1:{self.port}/{name}"
 
     def restart(self) -> None:
         """Kill it without a checkpoint, as a crash would, and start it again."""

@@ -29,7 +29,6 @@ from dse.outputs import Outputs
 from dse.plan import Plan, plan
 from dse.problems import ConfigError
 from dse.selection import Selection
-from dse.standings import winners
 from studies.ficco import STUDY
 
 SMALL = ["study=ficco_sweep", "workload.only=[g4]", "tracking=none"]
@@ -312,21 +311,21 @@ def test_claims_are_judged_on_complete_tables_only(study: tuple[Path, str], tmp_
     assert all(f"complete tables, this is 100 of {whole.num_rows} rows" in row["reason"] for row in rows)
 
 
-def test_mlflow_gets_no_more_points_than_asked_for_and_the_best_of_them(
-    elsewhere: Path, capsys: pytest.CaptureFixture[str]
+def test_a_study_is_shown_in_mlflow_and_of_a_long_table_the_fronts_and_baselines(
+    elsewhere: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([*FAST[:2], "tracking.uri=sqlite:///mlflow.db", "tracking.most_points=2"]) == 0
+    assert main([*FAST[:2], "tracking.uri=sqlite:///mlflow.db", "tracking.whole_up_to=2"]) == 0
     table = dse.load("ficco_sweep")
-    assert f"2 of {len(table)} rows" in (told := capsys.readouterr().out)
-    assert "tracking.most_points = 2" in told
+    assert f"2 runs of {len(table)} points" in (told := capfd.readouterr().out)
+    assert "tracking.points=all" in told
     with sqlite3.connect(elsewhere / "mlflow.db") as database:
-        keys = {key for (key,) in database.execute("select value from tags where key = 'dse.key'").fetchall()}
+        keys = {key for (key,) in database.execute("select value from tags where key = 'dse.point_key'").fetchall()}
         asked = "select value from latest_metrics where key = 'num_points'"
         (count,) = database.execute(asked).fetchone()
     database.close()
     assert count == len(table)
     assert len(keys) == 2
-    assert winners(table, Outputs(latest(elsewhere)).read_json("summary")["goals"]).loc[0, "key"] in keys
+    assert keys <= set(table["key"][table["on_front"]])
 
 
 # Interrupting
@@ -384,7 +383,7 @@ def until(holds: Callable[[], bool], *, seconds: float) -> bool:
     ("words", "parts"),
     [
         (["reprot", "study=ficco_sweep"], ["reprot", "did you mean `report`?"]),
-        (["serve"], ["serve", "report, timeline, ui"]),
+        (["serve"], ["serve", "report, sync, timeline, ui"]),
         (["report"], ["study", "is missing"]),
         (["report", "study=ficco_sweep"], ["study = 'ficco_sweep'", "python -m dse study=ficco_sweep"]),
         (["report", "stduy=x"], ["stduy=x", "did you mean `study`?"]),

@@ -1,4 +1,4 @@
-"""Tracking shows a study in MLflow: complete, the same by every way, and never in the way."""
+"""MLflow shows a finished study: complete, the same by every way, as often as asked, and never in the way."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import socket
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -19,19 +20,23 @@ from typing import Any
 from urllib.parse import urlparse
 from urllib.request import url2pathname
 
-import pandas as pd
 import pytest
+from folders import finished, key, odd_table, wide_table
 
-from dse.tracking import StudyRecord, TrackingError, prepare, resolve, serve, track
+from dse.owner import me
+from dse.selection import Rule, shown
+from dse.tracking import DamagedError, TrackingError, open_store, reap, repair, resolve, serve, sync
+from dse.tracking.database import Store
 
 REPOSITORY = Path(__file__).parents[1]
+ALL = Rule("all")
 
 
 @pytest.fixture(scope="module")
 def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An initialised database; building one takes seconds, copying it does not."""
     file = tmp_path_factory.mktemp("store") / "mlflow.db"
-    prepare(f"sqlite:///{file}")
+    open_store(f"sqlite:///{file}")
     return file
 
 
@@ -44,42 +49,17 @@ def uri(empty_database: Path, tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def record(tmp_path: Path) -> StudyRecord:
-    folder = tmp_path / "out"
-    (folder / "figures").mkdir(parents=True)
-    (folder / "figures" / "front.png").write_bytes(b"png")
-    (folder / "config.yaml").write_text("study: x\n")
-    (folder / "latest").symlink_to(folder)
-    (folder / "latest.yaml").symlink_to(folder / "config.yaml")
-    table = pd.DataFrame(
-        {
-            "scenario": ["g1", "g1", "g1", "g2", "g2", "g2"],
-            "key": [f"{i}f3a2c99" for i in range(6)],
-            "status": ["ok", "ok", "ok", "ok", "infeasible", "failed"],
-            "reason": ["", "", "", None, "needs 2 GiB more", "line 1\nline \0 2 µs" + "x" * 9000],
-            "on_front": [True, False, False, True, False, False],
-            "engine": ["event"] * 5 + ["analytic"],
-            "schedule.name": ["serial", "ring", "ring", "", "serial", "x" * 7000],
-            "mover": ["cu", None, "dma", "cu", None, "cu"],
-            "chunks": pd.array([1, 2, None, 4, 8, 16], dtype="Int64"),
-            "share[0]": [0.1, math.nan, 1 / 3, 1e-9, 1.0, 2.5],
-            "fused": [True, False, True, False, True, False],
-            "makespan_s": [3e-3, 2e-3, 1e-3, 0.1 + 0.2, math.nan, math.inf],
-            "exposed_s": [1, 2, 3, 4, 5, 6],
-            "energy_J": [None, -math.inf, 1.5, 2.5, None, None],
-        }
-    )
-    return StudyRecord(
-        study="sweep",
-        name="sweep 2026-11-21 07:40:12",
-        table=table,
-        knobs=("schedule.name", "mover", "chunks", "share[0]", "fused"),
-        metrics=("makespan_s", "exposed_s", "energy_J"),
-        folder=folder,
-        parent_metrics={"num_points": 6, "hypervolume": math.nan},
-        parent_tags={"dse.git": "abc", "dse.folder": "r\ud800sults"},
-        note="# What came out",
-    )
+def store(uri: str) -> Store:
+    return open_store(uri)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return finished(tmp_path / "outputs", odd_table())
+
+
+def database(uri: str) -> Path:
+    return Path(uri.removeprefix("sqlite:///"))
 
 
 def make_slow(uri: str) -> None:
@@ -95,155 +75,82 @@ def add_trigger(uri: str, trigger: str) -> None:
     connection.close()
 
 
-def database(uri: str) -> Path:
-    return Path(uri.removeprefix("sqlite:///"))
+def runs(store: Store, experiment: str, **search: Any) -> list[Any]:
+    found = store.client.get_experiment_by_name(experiment)
+    return list(store.client.search_runs([found.experiment_id], **search)) if found else []
 
 
-def mlflow_client(uri: str) -> Any:
-    from mlflow import MlflowClient
-
-    return MlflowClient(uri)
-
-
-def runs(uri: str, experiment: str, **search: Any) -> list[Any]:
-    client = mlflow_client(uri)
-    found = client.get_experiment_by_name(experiment)
-    return list(client.search_runs([found.experiment_id], **search))
+def points_of(store: Store, study_run: str) -> list[Any]:
+    chosen = runs(store, "dse/sweep/points", filter_string=f"tags.`mlflow.parentRunId` = '{study_run}'")
+    return sorted(chosen, key=lambda run: run.data.tags["dse.point_key"])
 
 
-def points_of(uri: str, study_run: str) -> list[Any]:
-    chosen = runs(uri, "dse/sweep/points", filter_string=f"tags.`dse.study_run` = '{study_run}'")
-    return sorted(chosen, key=lambda run: run.data.tags["dse.key"])
+def everything(store: Store) -> dict[str, list[dict[str, Any]]]:
+    """All rows of the tables that hold runs, with run ids replaced by what the run is about."""
+    tables = ("runs", "params", "metrics", "latest_metrics", "tags")
+    with sqlite3.connect(database(store.uri)) as connection:
+        connection.row_factory = sqlite3.Row
+        held = {table: [dict(row) for row in connection.execute(f"SELECT * FROM {table}")] for table in tables}
+    connection.close()
+    about = {row["run_uuid"]: row["value"] for row in held["tags"] if row["key"] in ("dse.point_key", "dse.run")}
+    passing = {"dse.owner"}
 
+    def plain(row: dict[str, Any]) -> dict[str, Any]:
+        texts = {name: value for name, value in row.items() if name != "run_uuid"}
+        for run, name in about.items():
+            texts = {key: value.replace(run, name) if isinstance(value, str) else value for key, value in texts.items()}
+        root = str(database(store.uri).parent.as_uri())
+        return {"run": about[row["run_uuid"]]} | {
+            key: value.replace(root, "root") if isinstance(value, str) else value for key, value in texts.items()
+        }
 
-def shown(run: Any) -> dict[str, Any]:
-    """Everything of a point run but ids and times."""
-    passing = {"dse.study_run", "mlflow.parentRunId"}
-    return {
-        "name": run.info.run_name,
-        "status": run.info.status,
-        "stage": run.info.lifecycle_stage,
-        "user": run.info.user_id,
-        "params": run.data.params,
-        "metrics": run.data.metrics,
-        "tags": {key: value for key, value in run.data.tags.items() if key not in passing},
+    kept = {
+        table: [plain(row) for row in rows if row.get("key") not in passing and row["run_uuid"] in about]
+        for table, rows in held.items()
     }
+    return {table: sorted(rows, key=repr) for table, rows in kept.items()}
 
 
-def test_both_ways_give_the_same_runs(uri: str, record: StudyRecord) -> None:
-    fast = track(record, uri=uri)
-    make_slow(uri)
-    with pytest.warns(RuntimeWarning, match="runs differs in surprise") as warned:
-        slow = track(record, uri=uri)
-    assert [fast.how, slow.how, len(warned)] == ["bulk", "client", 1]
-    by_bulk, by_client = points_of(uri, fast.run_id), points_of(uri, slow.run_id)
-    assert [shown(run) for run in by_bulk] == [shown(run) for run in by_client]
-    assert len(by_bulk) == fast.num_points == slow.num_points == 6
-    client = mlflow_client(uri)
-    for one, other in zip(by_bulk, by_client, strict=True):
-        assert one.info.artifact_uri.replace(one.info.run_id, "") == other.info.artifact_uri.replace(
-            other.info.run_id, ""
-        )
-        assert one.info.start_time <= one.info.end_time
-        for metric in one.data.metrics:
-            histories = [client.get_metric_history(run.info.run_id, metric) for run in (one, other)]
-            assert [[(m.value, m.step) for m in history] for history in histories] == [
-                [(one.data.metrics[metric], 0)]
-            ] * 2
+def snapshot(store: Store) -> dict[str, Any]:
+    """Everything, ids included."""
+    with sqlite3.connect(database(store.uri)) as connection:
+        tables = ("runs", "params", "metrics", "latest_metrics", "tags")
+        held = {table: sorted(connection.execute(f"SELECT * FROM {table}").fetchall(), key=repr) for table in tables}
+    connection.close()
+    return held
 
 
-def test_a_point_run_shows_its_row(uri: str, record: StudyRecord) -> None:
-    tracked = track(record, uri=uri)
-    first, _, third, _, infeasible, failed = points_of(uri, tracked.run_id)
-    assert first.info.status == "FINISHED"
-    assert first.info.run_name == "g1 0f3a2c schedule.name=serial mover=cu chunks=1 share_0_=0.1 fused=True"
-    assert third.info.run_name.endswith("share_0_=0.3333 fused=True")
-    assert third.data.params["share_0_"] == repr(1 / 3)
-    tags = first.data.tags
-    assert {key.removeprefix("dse."): value for key, value in tags.items() if key.startswith("dse.")} == {
-        **{"study": "sweep", "study_run": tracked.run_id, "scenario": "g1", "key": "0f3a2c99"},
-        **{"status": "ok", "on_front": "true", "engine": "event"},
-    }
-    assert infeasible.info.status == failed.info.status == "FAILED"
-    assert infeasible.data.tags["dse.reason"] == "needs 2 GiB more"
-    assert infeasible.data.tags["dse.on_front"] == "false"
+# Parity
 
 
-def test_inactive_knobs_are_no_params_and_infinite_or_missing_metrics_are_not_logged(
-    uri: str, record: StudyRecord
+def test_parity_a_run_written_in_bulk_equals_one_written_by_the_client(
+    store: Store, folder: Path, empty_database: Path, tmp_path: Path
 ) -> None:
-    points = points_of(uri, track(record, uri=uri).run_id)
-    assert points[1].data.params == {"schedule.name": "ring", "chunks": "2", "fused": "False"}
-    assert points[2].data.params.keys() == {"schedule.name", "mover", "share_0_", "fused"}
-    assert points[0].data.metrics == {"makespan_s": 3e-3, "exposed_s": 1.0}
-    assert points[1].data.metrics == {"makespan_s": 2e-3, "exposed_s": 2.0}
-    assert points[5].data.metrics == {"exposed_s": 6.0}
+    import mlflow
+
+    shutil.copytree(empty_database.parent, tmp_path / "other")
+    other = open_store(f"sqlite:///{tmp_path / 'other'}/mlflow.db")
+    fast, slow = sync(folder, store, ALL), sync(folder, replace(other, engine=None), ALL)
+    assert [fast.how, slow.how] == ["bulk", "client"]
+    assert fast.num_points == slow.num_points == 6
+    assert everything(store) == everything(other)
+    frames = []
+    for one, done in ((store, fast), (other, slow)):
+        mlflow.set_tracking_uri(one.uri)
+        frame = mlflow.search_runs(experiment_names=["dse/sweep/points"])
+        own = frame.drop(columns=["run_id", "artifact_uri", "tags.mlflow.parentRunId"])
+        frames.append(own.sort_values("tags.dse.point_key").sort_index(axis=1).reset_index(drop=True))
+        for run in points_of(one, done.run_id):
+            assert all(len(one.client.get_metric_history(run.info.run_id, name)) == 1 for name in run.data.metrics)
+    assert frames[0].equals(frames[1])
+    assert len(frames[0]) == 6
 
 
-def test_long_texts_are_cut_where_one_can_see_it(uri: str, record: StudyRecord) -> None:
-    run_id = track(replace(record, note="n" * 9000), uri=uri).run_id
-    last = points_of(uri, run_id)[-1]
-    note = mlflow_client(uri).get_run(run_id).data.tags["mlflow.note.content"]
-    assert last.data.params["schedule.name"] == "x" * 5999 + "…"
-    assert [len(last.data.tags["dse.reason"]), len(note)] == [8000, 8000]
-    assert last.data.tags["dse.reason"].startswith("line 1\nline \ufffd 2 µs")
-    assert last.data.tags["dse.reason"].endswith("x…") and note.endswith("n…")
-
-
-def test_points_can_be_filtered_and_sorted_by_metric(uri: str, record: StudyRecord) -> None:
-    track(record, uri=uri)
-    chosen = runs(
-        uri,
-        "dse/sweep/points",
-        filter_string="metrics.makespan_s < 0.01 and params.`schedule.name` = 'ring'",
-        order_by=["metrics.makespan_s ASC"],
-    )
-    assert [run.data.metrics["makespan_s"] for run in chosen] == [1e-3, 2e-3]
-
-
-def test_the_study_run_holds_note_tags_numbers_and_files_but_no_links(uri: str, record: StudyRecord) -> None:
-    tracked = track(record, uri=uri)
-    client = mlflow_client(uri)
-    run = client.get_run(tracked.run_id)
-    assert [run.info.status, run.info.run_name] == ["FINISHED", record.name]
-    assert run.data.metrics == {"num_points": 6.0}
-    assert run.data.tags.items() >= {
-        ("dse.study", "sweep"),
-        ("dse.points_logged", "all"),
-        ("dse.git", "abc"),
-        ("dse.folder", "r?sults"),
-        ("mlflow.note.content", "# What came out"),
-    }
-    assert [file.path for file in client.list_artifacts(tracked.run_id)] == ["config.yaml", "figures"]
-    artifacts = Path(url2pathname(urlparse(run.info.artifact_uri).path))
-    assert artifacts.is_relative_to(database(uri).parent / "mlartifacts")
-    assert (artifacts / "figures" / "front.png").read_bytes() == b"png"
-    assert client.get_parent_run(points_of(uri, tracked.run_id)[0].info.run_id).info.run_id == tracked.run_id
-
-
-def test_the_artifacts_never_hold_themselves(uri: str, record: StudyRecord) -> None:
-    with_database = replace(record, folder=database(uri).parent)
-    (with_database.folder / "claims.json").write_text("{}")
-    track(with_database, uri=uri)
-    tracked = track(with_database, uri=uri)
-    files = mlflow_client(uri).list_artifacts(tracked.run_id)
-    assert [file.path for file in files] == ["claims.json"]
-
-
-def test_a_second_time_adds_a_study_run_and_leaves_the_first_alone(uri: str, record: StudyRecord) -> None:
-    first = track(record, uri=uri)
-    before = [run.to_dictionary() for run in points_of(uri, first.run_id)]
-    second = track(replace(record, table=record.table.head(2)), uri=uri)
-    assert first.experiment_id == second.experiment_id
-    assert {run.info.run_id for run in runs(uri, "dse/sweep")} == {first.run_id, second.run_id}
-    assert [run.to_dictionary() for run in points_of(uri, first.run_id)] == before
-    assert len(points_of(uri, second.run_id)) == 2
-
-
-def test_a_study_without_points_is_tracked_too(uri: str, record: StudyRecord) -> None:
-    tracked = track(replace(record, table=record.table.head(0)), uri=uri)
-    assert [tracked.num_points, tracked.how] == [0, "bulk"]
-    assert mlflow_client(uri).get_run(tracked.run_id).info.status == "FINISHED"
+def test_what_the_bulk_writer_does_not_know_is_written_by_the_client(store: Store, folder: Path) -> None:
+    make_slow(store.uri)
+    done = sync(folder, store, ALL)
+    assert [done.how, done.reason] == ["client", "table runs differs in surprise"]
+    assert len(points_of(store, done.run_id)) == 6
 
 
 @pytest.mark.parametrize(
@@ -262,71 +169,322 @@ def test_a_study_without_points_is_tracked_too(uri: str, record: StudyRecord) ->
     ids=["refused", "altered"],
 )
 def test_a_first_point_that_bulk_gets_wrong_is_written_again_by_the_client(
-    uri: str, record: StudyRecord, trigger: str, because: str
+    store: Store, folder: Path, trigger: str, because: str
 ) -> None:
-    add_trigger(uri, trigger)
-    with pytest.warns(RuntimeWarning, match=because):
-        tracked = track(record, uri=uri)
-    assert tracked.how == "client"
-    assert len(runs(uri, "dse/sweep/points")) == 6
+    add_trigger(store.uri, trigger)
+    done = sync(folder, store, ALL)
+    assert done.how == "client" and because in done.reason
+    assert len(runs(store, "dse/sweep/points")) == 6
 
 
-def test_a_failure_half_way_ends_the_study_run_failed(uri: str, record: StudyRecord) -> None:
-    add_trigger(uri, "BEFORE INSERT ON params WHEN NEW.value = '16' BEGIN SELECT RAISE(ABORT, 'disk on fire'); END")
-    with pytest.raises(TrackingError, match="disk on fire") as caught:
-        track(record, uri=uri)
+# What is shown
+
+
+def test_a_point_run_shows_its_row(store: Store, folder: Path) -> None:
+    done = sync(folder, store, ALL)
+    first, second, third, _, infeasible, failed = points_of(store, done.run_id)
+    assert first.info.status == "FINISHED"
+    assert first.info.run_name == "g1 000000 serial mover=cu chunks=1 share_0_=0.1 fused=True"
+    assert third.info.run_name.endswith("share_0_=0.3333 fused=True")
+    assert third.data.params["share_0_"] == repr(1 / 3)
+    tags = first.data.tags
+    assert {name.removeprefix("dse."): value for name, value in tags.items() if name.startswith("dse.")} == {
+        **{"scenario": "g1", "point_key": key(0), "status": "ok"},
+        **{"on_front": "true", "baseline": "true", "engine": "event"},
+    }
+    assert "dse.baseline" not in second.data.tags
+    assert infeasible.info.status == failed.info.status == "FAILED"
+    assert infeasible.data.tags["dse.reason"] == "needs 2 GiB more"
+    assert infeasible.data.tags["dse.on_front"] == "false"
+    assert store.client.get_parent_run(first.info.run_id).info.run_id == done.run_id
+
+
+def test_inactive_knobs_are_no_params_and_infinite_or_missing_metrics_are_not_logged(
+    store: Store, folder: Path
+) -> None:
+    points = points_of(store, sync(folder, store, ALL).run_id)
+    assert points[1].data.params == {"schedule.name": "ring", "chunks": "2", "fused": "False"}
+    assert points[2].data.params.keys() == {"schedule.name", "mover", "share_0_", "fused"}
+    assert points[0].data.metrics == {"makespan_s": 3e-3, "exposed_s": 1.0, "energy_J": 1.0}
+    assert points[5].data.metrics == {"exposed_s": 6.0}
+
+
+def test_long_texts_are_cut_where_one_can_see_it(store: Store, folder: Path) -> None:
+    last = points_of(store, sync(folder, store, ALL).run_id)[-1]
+    assert last.data.params["schedule.name"] == "x" * 5999 + "…"
+    assert len(last.data.tags["dse.reason"]) == 8000
+    assert last.data.tags["dse.reason"].startswith("line 1\nline \ufffd 2 µs")
+    assert last.data.tags["dse.reason"].endswith("x…")
+
+
+def test_points_can_be_filtered_and_sorted_by_metric(store: Store, folder: Path) -> None:
+    sync(folder, store, ALL)
+    chosen = runs(
+        store,
+        "dse/sweep/points",
+        filter_string="metrics.makespan_s < 0.01 and params.`schedule.name` = 'ring'",
+        order_by=["metrics.makespan_s ASC"],
+    )
+    assert [run.data.metrics["makespan_s"] for run in chosen] == [1e-3, 2e-3]
+
+
+def test_the_study_run_tells_what_was_run_and_holds_its_files_but_no_links(store: Store, folder: Path) -> None:
+    (folder / "latest.yaml").symlink_to(folder / "config.yaml")
+    done = sync(folder, store, ALL)
+    run = store.client.get_run(done.run_id)
+    assert [run.info.status, run.info.run_name] == ["FINISHED", "sweep 2026-11-21_07-40-12"]
+    assert run.info.start_time < run.info.end_time
+    assert run.data.metrics.items() >= {("num_points", 6), ("front_size", 3), ("num_ok", 4), ("failed_points", 1)}
+    assert run.data.params.items() >= {("search", "exhaustive"), ("seed", "3"), ("version.numpy", "2.4.6")}
+    assert run.data.tags.items() >= {
+        *{("dse.study", "sweep"), ("dse.points", "all"), ("dse.git", "abc"), ("dse.dirty", "true"), ("dse.seed", "3")},
+        *{("dse.backend", "toy 1"), ("dse.command", "python -m dse study=sweep"), ("mlflow.source.git.commit", "abc")},
+    }
+    assert "| g1 | ring, mover dma, share[0] 0.333" in run.data.tags["mlflow.note.content"]
+    files = [file.path for file in store.client.list_artifacts(done.run_id)]
+    assert files == ["claims.json", "config.yaml", "figures", "provenance.json", "results.parquet", "summary.json"]
+    artifacts = Path(url2pathname(urlparse(run.info.artifact_uri).path))
+    assert artifacts.is_relative_to(database(store.uri).parent / "mlartifacts")
+    assert (artifacts / "figures" / "front.png").read_bytes() == b"png"
+
+
+def test_the_study_run_shows_how_the_search_went(store: Store, tmp_path: Path) -> None:
+    table = wide_table(500, failures=30)
+    table["makespan_s"] = [math.nan if one == "failed" else 1000.0 - n for n, one in enumerate(table["status"])]
+    done = sync(finished(tmp_path, table), store, Rule("none"))
+    best = store.client.get_metric_history(done.run_id, "best_makespan_s/g1")
+    failed = store.client.get_metric_history(done.run_id, "failed_points")
+    assert len(best) <= 100 and len(failed) <= 100
+    assert [(one.step, one.value) for one in sorted(best, key=lambda one: one.step)][-1] == (500, 501.0)
+    assert all(one.value == table["makespan_s"].head(one.step).min() for one in best)
+    assert all(one.value == (table["status"].head(one.step) == "failed").sum() for one in failed)
+
+
+def test_the_artifacts_never_hold_themselves(folder: Path, empty_database: Path) -> None:
+    shutil.copy(empty_database, folder / "mlflow.db")
+    store = open_store(f"sqlite:///{folder}/mlflow.db")
+    for rule in (Rule("none"), ALL):
+        done = sync(folder, store, rule)
+    assert "mlflow.db" not in (names := [file.path for file in store.client.list_artifacts(done.run_id)])
+    assert "mlartifacts" not in names and "results.parquet" in names
+
+
+# Which points
+
+
+def test_a_long_table_shows_fronts_baselines_and_a_sample_of_failures(tmp_path: Path) -> None:
+    folder = finished(tmp_path, wide_table(2000, fronts=5, failures=400))
+    keys = [name for part in shown(folder / "results.parquet", Rule("auto", 1999)) for name in part["key"].to_pylist()]
+    table = wide_table(2000, fronts=5, failures=400)
+    chosen = table[table["key"].isin(keys)]
+    assert keys[:5] == sorted(table["key"][:5])
+    assert set(keys) >= set(table["baseline"])
+    assert (chosen["status"] == "failed").sum() in range(100, 105)  # a hundred, and baselines that failed
+    assert len(keys) == len(set(keys)) == len(chosen)
+    fewer = [name for part in shown(folder / "results.parquet", Rule("auto", 7)) for name in part["key"].to_pylist()]
+    assert fewer == keys[:7]
+
+
+def test_promoted_points_are_shown_and_marked(store: Store, tmp_path: Path) -> None:
+    table = wide_table(300)
+    table["promoted"] = [number == 250 for number in range(300)]
+    done = sync(finished(tmp_path, table), store, Rule("auto", 100))
+    promoted = [run for run in points_of(store, done.run_id) if run.data.tags.get("dse.promoted") == "true"]
+    assert [run.data.tags["dse.point_key"] for run in promoted] == [table["key"][250]]
+
+
+@pytest.mark.parametrize(("rule", "count"), [(Rule(), 300), (Rule("auto", 299), 5), (Rule("none"), 0)], ids=str)
+def test_the_rule_bounds_the_runs_and_the_whole_table_is_always_an_artifact(
+    store: Store, tmp_path: Path, rule: Rule, count: int
+) -> None:
+    folder = finished(tmp_path / "outputs", wide_table(300))
+    done = sync(folder, store, rule)
+    assert done.num_points == len(points_of(store, done.run_id)) == count
+    whole = store.client.download_artifacts(done.run_id, "results.parquet", str(tmp_path))
+    assert Path(whole).read_bytes() == (folder / "results.parquet").read_bytes()
+
+
+# As often as asked
+
+
+@pytest.mark.parametrize("how", ["bulk", "client"])
+def test_a_second_time_changes_nothing(store: Store, folder: Path, how: str) -> None:
+    used = store if how == "bulk" else replace(store, engine=None)
+    first = sync(folder, used, ALL)
+    before = snapshot(store)
+    again = sync(folder, used, ALL)
+    assert [first.how, again.how, again.run_id] == [how, "", first.run_id]
+    assert snapshot(store) == before
+
+
+def test_a_deleted_database_is_restored(store: Store, folder: Path, empty_database: Path) -> None:
+    sync(folder, store, ALL)
+    before = everything(store)
+    shutil.rmtree(database(store.uri).parent / "mlartifacts")
+    store.engine.dispose() if store.engine else None
+    for file in database(store.uri).parent.glob("mlflow.db*"):
+        file.unlink()
+    shutil.copy(empty_database, database(store.uri))
+    sync(folder, open_store(store.uri), ALL)
+    assert everything(store) == before
+
+
+def test_more_points_are_added_when_asked_for_and_never_taken_away(store: Store, tmp_path: Path) -> None:
+    folder = finished(tmp_path, wide_table(300))
+    counts = []
+    for rule in (Rule("none"), Rule("auto", 299), Rule("all"), Rule("none")):
+        done = sync(folder, store, rule)
+        counts.append((done.num_points, len(points_of(store, done.run_id))))
+    assert counts == [(0, 0), (5, 5), (295, 300), (0, 300)]
+    assert len(runs(store, "dse/sweep")) == 1
+
+
+@pytest.mark.parametrize("how", ["bulk", "client"])
+def test_what_was_cut_short_is_completed(store: Store, folder: Path, how: str) -> None:
+    used = store if how == "bulk" else replace(store, engine=None)
+    add_trigger(store.uri, "BEFORE INSERT ON params WHEN NEW.value = '16' BEGIN SELECT RAISE(ABORT, 'on fire'); END")
+    with pytest.raises(TrackingError, match="on fire") as caught:
+        sync(folder, used, ALL)
     assert "\n" not in str(caught.value)
-    (study_run,) = runs(uri, "dse/sweep")
-    assert study_run.info.status == "FAILED"
-    assert "dse.points_logged" not in study_run.data.tags
+    (study_run,) = runs(store, "dse/sweep")
+    assert study_run.info.status == "FAILED" and "dse.points" not in study_run.data.tags
+    with sqlite3.connect(database(store.uri)) as connection:
+        connection.execute("DROP TRIGGER fault")
+    connection.close()
+    done = sync(folder, used, ALL)
+    assert [run.info.status for run in runs(store, "dse/sweep")] == ["FINISHED"]
+    assert [run.data.tags["dse.point_key"] for run in points_of(store, done.run_id)] == [key(n) for n in range(6)]
+    assert "RUNNING" not in {run.info.status for run in points_of(store, done.run_id)}
 
 
-def test_ctrl_c_ends_the_study_run_killed(uri: str, record: StudyRecord) -> None:
-    class Interrupting(dict[str, str]):
-        def items(self) -> Any:
-            raise KeyboardInterrupt
+def test_two_at_the_same_time_write_once(store: Store, tmp_path: Path) -> None:
+    folder = finished(tmp_path, wide_table(300))
+    done: list[Any] = []
+    both = [threading.Thread(target=lambda: done.append(sync(folder, store, ALL))) for _ in range(2)]
+    for thread in both:
+        thread.start()
+    for thread in both:
+        thread.join()
+    assert sorted(one.num_points for one in done) == [0, 300]
+    assert len(runs(store, "dse/sweep")) == 1
+    assert len(points_of(store, done[0].run_id)) == 300
+
+
+def test_two_runs_of_a_study_lie_beside_each_other(store: Store, tmp_path: Path) -> None:
+    done = [sync(finished(tmp_path, odd_table(), f"2026-11-21_07-40-1{n}"), store, ALL) for n in range(2)]
+    assert {run.info.run_id for run in runs(store, "dse/sweep")} == {one.run_id for one in done}
+    assert [len(points_of(store, one.run_id)) for one in done] == [6, 6]
+
+
+def test_a_study_without_points_is_shown_too(store: Store, tmp_path: Path) -> None:
+    done = sync(finished(tmp_path, odd_table().head(0)), store, ALL)
+    assert [done.num_points, done.how] == [0, "bulk"]
+    assert store.client.get_run(done.run_id).info.status == "FINISHED"
+
+
+def test_what_somebody_deleted_in_mlflow_stays_deleted(store: Store, folder: Path) -> None:
+    done = sync(folder, store, Rule("none"))
+    store.client.delete_run(done.run_id)
+    assert sync(folder, store, ALL).how == ""
+    store.client.delete_experiment(store.client.get_experiment_by_name("dse/sweep").experiment_id)
+    with pytest.raises(TrackingError, match="dse/sweep was deleted"):
+        sync(folder, store, ALL)
+
+
+# Dead processes
+
+
+def test_study_runs_of_dead_processes_are_marked_and_no_others(store: Store, folder: Path) -> None:
+    finished_one = sync(folder, store, Rule("none"))
+    experiment = store.client.get_experiment_by_name("dse/sweep").experiment_id
+    code = "from dse.owner import me; print(me().text)"
+    command = [sys.executable, "-c", code]
+    dead = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True).stdout.strip()
+    foreign = dead.replace(socket.gethostname(), "elsewhere")
+    owners = {"dead": dead, "alive": me().text, "foreign": foreign, "nobody": "", "strange": "{x"}
+    made = {
+        name: store.client.create_run(experiment, tags={"dse.owner": text} if text else {}).info.run_id
+        for name, text in owners.items()
+    }
+    assert reap(store) == 1
+    status = {name: store.client.get_run(run).info.status for name, run in made.items()}
+    assert status == {"dead": "KILLED", **dict.fromkeys(("alive", "foreign", "nobody", "strange"), "RUNNING")}
+    assert "died" in store.client.get_run(made["dead"]).data.tags["dse.killed"]
+    assert store.client.get_run(finished_one.run_id).info.status == "FINISHED"
+
+
+def test_a_sync_that_was_killed_is_completed_by_the_next(store: Store, tmp_path: Path) -> None:
+    folder = finished(tmp_path, wide_table(9000))
+    code = "import sys, dse.tracking as t; from dse.selection import Rule; from pathlib import Path\n"
+    code += (
+        f"t.sync(Path({str(folder)!r}), t.open_store({store.uri!r}), Rule('all'), seen=lambda n: print(n, flush=True))"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], cwd=REPOSITORY, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.kill()
+    (left,) = runs(store, "dse/sweep")
+    assert left.info.status == "RUNNING"
+    assert reap(store) == 1
+    done = sync(folder, store, ALL)
+    (whole,) = runs(store, "dse/sweep")
+    assert [whole.info.run_id, whole.info.status] == [left.info.run_id, "FINISHED"]
+    assert "dse.killed" not in whole.data.tags
+    with sqlite3.connect(database(store.uri)) as connection:
+        asked = "SELECT count(*), count(DISTINCT value) FROM tags WHERE key = 'dse.point_key'"
+        assert connection.execute(asked).fetchone() == (9000, 9000)
+    connection.close()
+    assert 0 < done.num_points < 9000
+
+
+def test_ctrl_c_ends_the_study_run_killed(store: Store, folder: Path) -> None:
+    def interrupt(count: int) -> None:
+        raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        track(replace(record, parent_tags=Interrupting()), uri=uri)
-    (study_run,) = runs(uri, "dse/sweep")
-    assert study_run.info.status == "KILLED"
+        sync(folder, store, ALL, seen=interrupt)
+    assert [run.info.status for run in runs(store, "dse/sweep")] == ["KILLED"]
 
 
-def test_what_cannot_be_shown_is_refused_before_anything_is_written(uri: str, record: StudyRecord) -> None:
-    with pytest.raises(TrackingError, match="lacks the columns reason, engine"):
-        track(replace(record, table=record.table.drop(columns=["reason", "engine"])), uri=uri)
-    with pytest.raises(TrackingError, match="folder of the study does not exist"):
-        track(replace(record, folder=record.folder / "none"), uri=uri)
-    with pytest.raises(TrackingError, match="two knobs have the same name"):
-        track(replace(record, knobs=("share[0]", "share{0}")), uri=uri)
-    assert mlflow_client(uri).get_experiment_by_name("dse/sweep") is None
+# Damage
 
 
-def test_a_text_among_the_metrics_is_named(uri: str, record: StudyRecord) -> None:
-    with pytest.raises(TrackingError, match="metric mover holds something that is no number"):
-        track(replace(record, metrics=("mover",)), uri=uri)
-
-
-def test_a_deleted_experiment_is_not_brought_back(uri: str, record: StudyRecord) -> None:
-    client = mlflow_client(uri)
-    client.delete_experiment(track(record, uri=uri).experiment_id)
-    with pytest.raises(TrackingError, match="dse/sweep was deleted"):
-        track(record, uri=uri)
-
-
-def test_a_file_that_is_no_database_fails_at_once_and_stays_as_it_is(tmp_path: Path) -> None:
+@pytest.mark.parametrize("damage", ["garbage", "cut", "half built"])
+def test_a_damaged_database_is_told_at_once_and_can_be_moved_aside(
+    empty_database: Path, tmp_path: Path, damage: str
+) -> None:
     file = tmp_path / "mlflow.db"
-    file.write_bytes(b"no database " * 100)
+    shutil.copy(empty_database, file)
+    if damage == "garbage":
+        file.write_bytes(b"no database " * 100)
+    elif damage == "cut":
+        file.write_bytes(file.read_bytes()[: file.stat().st_size // 3])
+    else:
+        with sqlite3.connect(file) as connection:
+            connection.execute("CREATE TABLE _alembic_tmp_runs (x)")
+        connection.close()
+    before = file.read_bytes()
     start = time.monotonic()
-    with pytest.raises(TrackingError, match="file is not a database"):
-        prepare(f"sqlite:///{file}")
-    assert time.monotonic() - start < 5
-    assert file.read_bytes() == b"no database " * 100
+    with pytest.raises(DamagedError):
+        sync(finished(tmp_path, odd_table()), open_store(f"sqlite:///{file}"), ALL)
+    assert time.monotonic() - start < 10
+    aside = repair(f"sqlite:///{file}")
+    assert aside is not None and aside.name.startswith("mlflow.db.damaged-")
+    if damage != "cut":
+        assert aside.read_bytes() == before
+    assert repair(f"sqlite:///{file}") is None
+    assert sync(tmp_path / "sweep" / "latest", open_store(f"sqlite:///{file}"), ALL).num_points == 6
+
+
+def test_a_sound_database_is_not_moved(store: Store) -> None:
+    assert repair(store.uri) is None
+    with pytest.raises(TrackingError, match="no SQLite file"):
+        repair("http://127.0.0.1:9")
 
 
 def test_errors_do_not_show_passwords() -> None:
     with pytest.raises(TrackingError, match=r"could not open nothing://me:\*\*\*@host/x"):
-        prepare("nothing://me:secret@host/x")
+        open_store("nothing://me:secret@host/x")
 
 
 @pytest.mark.parametrize(
@@ -350,8 +508,8 @@ def test_resolve_makes_the_path_of_a_database_absolute(
     assert resolve(given) == expected.format(here=here.resolve(), above=tmp_path.resolve())
 
 
-def test_importing_the_module_does_not_import_mlflow() -> None:
-    code = "import sys, dse.tracking; print({'mlflow', 'pandas', 'sqlalchemy'} & set(sys.modules))"
+def test_importing_the_package_does_not_import_mlflow() -> None:
+    code = "import sys, dse.tracking, dse.beside; print({'mlflow', 'pandas', 'optuna'} & set(sys.modules))"
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
@@ -359,7 +517,7 @@ def test_importing_the_module_does_not_import_mlflow() -> None:
 
 def test_three_processes_may_build_a_store_at_once_and_do_it_in_silence(tmp_path: Path) -> None:
     (tmp_path / "mlflow.db.new").write_bytes(b"a build that was cut short")
-    code = "import dse.tracking as t; t.prepare('sqlite:///mlflow.db')"
+    code = "import dse.tracking as t; t.open_store('sqlite:///mlflow.db')"
     environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
     started = [
         subprocess.Popen(
@@ -375,8 +533,8 @@ def test_three_processes_may_build_a_store_at_once_and_do_it_in_silence(tmp_path
     outputs = [process.communicate(timeout=60)[0] for process in started]
     assert outputs == ["", "", ""]
     assert [process.returncode for process in started] == [0, 0, 0]
-    names = [found.name for found in mlflow_client(f"sqlite:///{tmp_path}/mlflow.db").search_experiments()]
-    assert names == ["Default"]
+    store = open_store(f"sqlite:///{tmp_path}/mlflow.db")
+    assert [found.name for found in store.client.search_experiments()] == ["Default"]
 
 
 def test_serving_nothing_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -426,16 +584,16 @@ def descendants(parent: int) -> set[int]:
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="lists processes the Linux way")
 def test_a_served_store_takes_the_same_runs_and_ctrl_c_leaves_no_process_behind(
-    server: tuple[subprocess.Popen[str], str], uri: str, record: StudyRecord
+    server: tuple[subprocess.Popen[str], str], store: Store, folder: Path
 ) -> None:
     process, url = server
-    direct, over_http = track(record, uri=uri), track(record, uri=url)
-    assert [direct.how, over_http.how] == ["bulk", "client"]
-    assert [shown(run) for run in points_of(uri, direct.run_id)] == [
-        shown(run) for run in points_of(url, over_http.run_id)
-    ]
-    files = mlflow_client(url).list_artifacts(over_http.run_id)
-    assert [file.path for file in files] == ["config.yaml", "figures"]
+    served = open_store(url)
+    over_http = sync(folder, served, ALL)
+    assert [over_http.how, over_http.num_points] == ["client", 6]
+    assert len(points_of(store, over_http.run_id)) == 6
+    assert sync(folder, served, ALL).how == ""
+    files = served.client.list_artifacts(over_http.run_id)
+    assert "results.parquet" in [file.path for file in files]
     started = descendants(process.pid)
     assert len(started) == 2
     process.send_signal(signal.SIGINT)

@@ -1,0 +1,201 @@
+"""Optuna's storage as a view of finished study runs, for optuna-dashboard and whatever else reads it.
+
+One Optuna study per scenario of a study run, `<study>/<time>/<scenario>`: the points are its trials, COMPLETE with the
+values of the objectives or FAIL with the reason. What is there already, by its key, is not written again.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from dse.outputs import Outputs
+from dse.owner import locked
+from dse.problems import hidden
+from dse.selection import NUMBER, Rule, shown
+
+_ABOUT = ("key", "status", "reason", "engine", "on_front")
+
+
+class StorageError(RuntimeError):
+    """Optuna's storage could not take a study; the study and its results are not affected."""
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What every trial of a study run shares: knob -> distribution, the objectives, and when it ended."""
+
+    distributions: Mapping[str, Any]
+    goals: Mapping[str, str]
+    time: datetime
+
+
+def show(folder: Path, storage: str, rule: Rule, seen: Callable[[int], None] = lambda count: None) -> int:
+    """Write the points of a finished study run as trials that the storage lacks; how many.
+
+    storage: an Optuna storage URL, or the path of a journal that ends in `.log`, by far the faster. seen: told of
+    progress, in points. Raises StorageError.
+    """
+    try:
+        import optuna
+
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        with warnings.catch_warnings(), _writing(storage):
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            opened = _opened(storage)
+            try:
+                return _written(Outputs(folder), opened, rule=rule, seen=seen)
+            finally:
+                _close(opened)
+    except Exception as error:  # whatever the storage's libraries raise, a view must not stop a study
+        first = (str(error).strip().splitlines() or [""])[0]
+        told = f"{type(error).__name__}: {first}"[:400]
+        raise StorageError(f"Optuna could not show {folder.name} in {hidden(storage)} ({hidden(told)})") from error
+
+
+@contextmanager
+def _writing(storage: str) -> Iterator[None]:
+    """Keep other writers of views out of a file; they wait. A server has no such lock."""
+    match = re.fullmatch(r"(?:sqlite(?:\+\w+)?:///)?([^?:]+)(?:\?.*)?", storage)
+    if match is None:
+        yield
+        return
+    path = Path(match[1]).resolve()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with locked(path.with_name(f"{path.name}.sync")):
+        yield
+
+
+def _opened(storage: str) -> Any:
+    from optuna.storages import JournalStorage, RDBStorage
+    from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
+
+    if storage.endswith(".log"):
+        # Absolute, and with this lock: a relative path, or a process that dies holding the other, locks it for ever.
+        path = Path(storage).resolve()
+        _mend(path)
+        return JournalStorage(JournalFileBackend(str(path), lock_obj=JournalFileOpenLock(str(path))))
+    _check_is_not_mlflows(storage)
+    opened = RDBStorage(storage)
+    if opened.engine.dialect.name == "sqlite":
+        from sqlalchemy import event
+
+        event.listen(opened.engine, "connect", _set_pragmas)
+        opened.engine.dispose()  # connections opened so far lack the settings
+    return opened
+
+
+def _check_is_not_mlflows(storage: str) -> None:
+    """Both number the versions of their tables in a table of the same name: one database for both is the end of it."""
+    from sqlalchemy import create_engine, inspect
+
+    engine = create_engine(storage)
+    try:
+        if inspect(engine).has_table("latest_metrics"):
+            raise StorageError("it holds MLflow's runs, and Optuna needs a database of its own")
+    finally:
+        engine.dispose()
+
+
+def _close(storage: Any) -> None:
+    """Give back the connections of a database."""
+    if hasattr(storage, "engine"):
+        storage.remove_session()
+        storage.engine.dispose()
+
+
+def _mend(path: Path) -> None:
+    """Cut off a last line that was cut short: the next one would be joined to it, and nothing read ever after."""
+    if path.exists() and (text := path.read_bytes()) and not text.endswith(b"\n"):
+        path.write_bytes(text[: text.rfind(b"\n") + 1])
+
+
+def _set_pragmas(connection: Any, _record: Any) -> None:
+    """Wait for other writers up to 60 s, and do not wait for the disk at every trial: it is a view."""
+    connection.execute("PRAGMA busy_timeout=60000")
+    connection.execute("PRAGMA journal_mode=WAL")
+    connection.execute("PRAGMA synchronous=NORMAL")
+
+
+def _written(outputs: Outputs, storage: Any, *, rule: Rule, seen: Callable[[int], None]) -> int:
+    summary = outputs.read_json("summary")
+    parts = [part.to_pandas() for part in shown(outputs.results, rule)]
+    if not parts:
+        return 0
+    import pandas as pd
+
+    table = pd.concat(parts).sort_values(NUMBER)
+    knobs = [path for path in summary["knobs"] if path in table]
+    time = datetime.fromisoformat(outputs.read_json("provenance")["time"]).astimezone().replace(tzinfo=None)
+    asked = _Asked({path: _distribution(table[path]) for path in knobs}, summary["goals"], time)
+    count = 0
+    for scenario, rows in table.groupby("scenario", sort=False):
+        study = _study(storage, f"{summary['study']}/{outputs.folder.name}/{scenario}", asked)
+        there = {trial.user_attrs.get("key") for trial in study.get_trials(deepcopy=False)}
+        fresh = [row for row in rows.to_dict("records") if row["key"] not in there]
+        seen(len(rows) - len(fresh))
+        for row in fresh:
+            study.add_trial(_trial(row, asked))
+            seen(1)
+        count += len(fresh)
+    return count
+
+
+def _study(storage: Any, name: str, asked: _Asked) -> Any:
+    import optuna
+
+    directions: list[Any] = list(asked.goals.values())
+    study = optuna.create_study(storage=storage, study_name=name, directions=directions, load_if_exists=True)
+    if study.metric_names is None:
+        study.set_metric_names(list(asked.goals))
+    return study
+
+
+def _trial(row: Mapping[str, Any], asked: _Asked) -> Any:
+    """A row of the table as a finished trial; an inactive knob is no parameter of it."""
+    from optuna.trial import FrozenTrial, TrialState
+
+    params = {path: _plain(row[path]) for path in asked.distributions if not _missing(row[path])}
+    ok = row["status"] == "ok"
+    return FrozenTrial(
+        number=-1,  # the storage counts
+        trial_id=-1,
+        state=TrialState.COMPLETE if ok else TrialState.FAIL,
+        value=None,
+        values=[float(row[name]) for name in asked.goals] if ok else None,
+        datetime_start=asked.time,
+        datetime_complete=asked.time,
+        params=params,
+        distributions={path: asked.distributions[path] for path in params},
+        user_attrs={name: _plain(row[name]) for name in _ABOUT if not _missing(row[name])},
+        system_attrs={},
+        intermediate_values={},
+    )
+
+
+def _distribution(column: Any) -> Any:
+    """The values of a knob that were evaluated, as Optuna's distribution."""
+    from optuna import distributions
+
+    values = [_plain(value) for value in column.dropna().unique()]
+    if not values or any(isinstance(value, str | bool) for value in values):
+        return distributions.CategoricalDistribution(sorted(values, key=str) or [None])
+    kind = distributions.IntDistribution if isinstance(values[0], int) else distributions.FloatDistribution
+    return kind(min(values), max(values))
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if hasattr(value, "item") else value
+
+
+def _missing(value: Any) -> bool:
+    import pandas as pd
+
+    return value is pd.NA or value is None or (isinstance(value, float) and math.isnan(value))

@@ -1,0 +1,277 @@
+"""Where MLflow keeps its runs: an SQLite file, a PostgreSQL database or a server, opened so that nothing breaks.
+
+A new SQLite database is built under a file lock, beside its final place, and moved there when complete: processes that
+build one at the same time, or a build cut short, leave a database that MLflow refuses ever after.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import sqlite3
+import warnings
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from dse.owner import locked
+from dse.problems import hidden
+
+if TYPE_CHECKING:
+    from sqlalchemy import Engine
+
+# Telemetry is a thread that phones home, two lines per run on stdout drown ours, and no artifact of ours is a pickle.
+# With MLflow's 7 retries of 120 s an absent server holds a finished study up for minutes; so it is given up after 15 s,
+# one that accepts and never answers after a minute.
+ENVIRONMENT: Final = {
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+    "MLFLOW_ALLOW_PICKLE_DESERIALIZATION": "false",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "3",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "15",
+}
+
+_DAMAGE: Final = ("not a database", "malformed", "_alembic_tmp_", "is damaged")
+_LOCK: Final = 0x647365  # of PostgreSQL's advisory locks, which are numbers: "dse"
+
+
+class TrackingError(RuntimeError):
+    """MLflow could not show a study; the study and its results are not affected."""
+
+
+class DamagedError(TrackingError):
+    """The SQLite file of MLflow is no longer a database that MLflow can use."""
+
+
+@dataclass(frozen=True)
+class Store:
+    """An open tracking store: its absolute URI, MLflow's client, and the engine of its database if it has one."""
+
+    uri: str
+    client: Any
+    engine: Engine | None
+
+
+def resolve(uri: str) -> str:
+    """Return the tracking URI with the path of an SQLite file made absolute.
+
+    MLflow reads `sqlite:///mlflow.db` against the directory of each process that opens it. Other URIs, and SQLite in
+    memory, are returned unchanged.
+    """
+    match = re.fullmatch(r"(sqlite(?:\+\w+)?):///([^?]+)(\?.*)?", uri)
+    if match is None or match[2] == ":memory:":
+        return uri
+    return f"{match[1]}:///{Path(match[2]).resolve()}{match[3] or ''}"
+
+
+def open_store(uri: str) -> Store:
+    """Reach the tracking store, building what is missing of a database.
+
+    Raises:
+        DamagedError: the SQLite file is no database that MLflow can use.
+        TrackingError: the store cannot be reached, built or used by the installed MLflow.
+    """
+    where = resolve(uri)
+    with explained("open", where):
+        engine = _opened(where)
+        return Store(where, mlflow().MlflowClient(where), engine)
+
+
+def repair(uri: str) -> Path | None:
+    """Move a damaged SQLite database aside, so that a new one is built; its new name, or None if it is sound.
+
+    Raises TrackingError for what is no SQLite file, and OSError.
+    """
+    where = resolve(uri)
+    file = sqlite_file(where)
+    if file is None:
+        raise TrackingError(f"{hidden(where)} is no SQLite file: mend it with the tools of its server")
+    with locked(file.with_name(f"{file.name}.sync")):
+        if not file.exists() or _is_sound(file, where):
+            return None
+        aside = file.with_name(f"{file.name}.damaged-{datetime.now():%Y-%m-%d_%H-%M-%S}")
+        file.replace(aside)
+        for suffix in ("-wal", "-shm", "-journal"):  # of the old file: the new one must not replay them
+            with suppress(FileNotFoundError):
+                file.with_name(file.name + suffix).replace(aside.with_name(aside.name + suffix))
+    return aside
+
+
+def _is_sound(file: Path, uri: str) -> bool:
+    try:
+        with closing(sqlite3.connect(file, timeout=60)) as connection:
+            if connection.execute("PRAGMA quick_check(1)").fetchone() != ("ok",):
+                return False
+        open_store(uri)
+    except sqlite3.OperationalError as error:  # locked, or no right to read: not for us to move
+        raise TrackingError(f"MLflow's database {file} cannot be looked at ({error})") from error
+    except (sqlite3.DatabaseError, DamagedError):
+        return False
+    return True
+
+
+@contextmanager
+def writing(store: Store) -> Iterator[None]:
+    """Keep other writers of studies out of a database; they wait. A server has no such lock."""
+    file = sqlite_file(store.uri)
+    if file is not None:
+        with locked(file.with_name(f"{file.name}.sync")):
+            yield
+    elif store.engine is not None and store.engine.dialect.name == "postgresql":
+        with store.engine.connect() as connection, _advised(connection):
+            yield
+    else:
+        yield
+
+
+def mlflow() -> Any:
+    """Import MLflow on first use, with the environment it reads while it is imported."""
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    with warnings.catch_warnings():
+        # MLflow 3.17's table classes use a loader that SQLAlchemy 2.1 deprecates.
+        warnings.filterwarnings("ignore", message="The ``noload`` loader strategy")
+        import mlflow
+        import mlflow.store.tracking.sqlalchemy_store
+    return mlflow
+
+
+@contextmanager
+def explained(task: str, uri: str) -> Iterator[None]:
+    """Turn any failure inside into one TrackingError that names the task and the store.
+
+    Every exception, because a view must not stop a study: MLflow, alembic, SQLAlchemy, database drivers and HTTP
+    libraries raise types without a common base. MLflow's own log is muted meanwhile: it prints migrations and
+    tracebacks of what the error says in one sentence.
+    """
+    loggers = [logging.getLogger("mlflow"), logging.getLogger("alembic")]
+    try:
+        mlflow()  # sets the levels of its loggers, so before they are read
+        levels = [logger.level for logger in loggers]
+        for logger in loggers:
+            logger.setLevel(logging.CRITICAL)
+        try:
+            yield
+        finally:
+            for logger, level in zip(loggers, levels, strict=True):
+                logger.setLevel(level)
+    except TrackingError:
+        raise
+    except Exception as error:
+        first = (str(error).strip().splitlines() or [""])[0]
+        told = f"MLflow could not {task} {hidden(uri)} ({type(error).__name__}: {hidden(first)[:400]})"
+        damaged = sqlite_file(uri) is not None and any(sign in str(error) for sign in _DAMAGE)
+        raise (DamagedError if damaged else TrackingError)(told) from error
+
+
+def sqlite_file(uri: str) -> Path | None:
+    """The file of an SQLite URI."""
+    match = re.fullmatch(r"sqlite(?:\+\w+)?:///([^?]+)(?:\?.*)?", uri)
+    return None if match is None or match[1] == ":memory:" else Path(match[1])
+
+
+def is_sql(uri: str) -> bool:
+    """Whether a URI names a database whose tables can be written in bulk."""
+    return re.match(r"(sqlite|postgresql)(\+\w+)?:", uri) is not None
+
+
+def artifact_root(uri: str) -> str:
+    """The folder for artifacts, absolute: beside the SQLite file, else in this directory."""
+    file = sqlite_file(uri)
+    return (Path.cwd() if file is None else file.parent).joinpath("mlartifacts").as_uri()
+
+
+def _opened(uri: str) -> Engine | None:
+    file = sqlite_file(uri)
+    if file is not None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with locked(file.with_name(f"{file.name}.lock")):
+            if not file.exists() or file.stat().st_size == 0:
+                _build(file)
+            _check_sqlite(file)
+            return _engine(uri)
+    if is_sql(uri):
+        return _connected(uri)
+    mlflow().MlflowClient(uri).search_experiments(max_results=1)
+    return None
+
+
+@contextmanager
+def _advised(connection: Any) -> Iterator[None]:
+    """Hold PostgreSQL's advisory lock of ours; the server drops it with the connection."""
+    connection.exec_driver_sql(f"SELECT pg_advisory_lock({_LOCK})")
+    connection.commit()
+    try:
+        yield
+    finally:
+        connection.exec_driver_sql(f"SELECT pg_advisory_unlock({_LOCK})")
+        connection.commit()
+
+
+def _build(file: Path) -> None:
+    """Build an MLflow database beside `file` and move it there in one step."""
+    unfinished = file.with_name(f"{file.name}.new")
+    for suffix in ("", "-journal", "-wal", "-shm"):
+        Path(f"{unfinished}{suffix}").unlink(missing_ok=True)
+    engine = _sql_store(f"sqlite:///{unfinished}").engine
+    engine.dispose()  # closes the file: SQLite must not have it open while it moves
+    unfinished.replace(file)
+
+
+def _check_sqlite(file: Path) -> None:
+    """Fail at once on a file that is no database, and let readers work while a writer writes.
+
+    MLflow itself would try ten times over 100 s. Write-ahead logging stays with the file; where the file system or
+    another process refuses it, writing is slower and nothing else changes. Raises sqlite3.Error.
+    """
+    with closing(sqlite3.connect(file, timeout=60)) as connection:
+        tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master").fetchall()}
+        if any(name.startswith("_alembic_tmp_") for name in tables):
+            raise sqlite3.DatabaseError("the database is damaged: building or changing it was cut short")
+        with suppress(sqlite3.OperationalError):
+            connection.execute("PRAGMA journal_mode=WAL").fetchone()
+
+
+def _connected(uri: str) -> Engine:
+    """Fail at once on a database server that does not answer (MLflow would try for 100 s); build under a lock."""
+    from sqlalchemy import create_engine
+
+    engine = create_engine(uri)
+    try:
+        with engine.connect() as connection, _advised(connection):
+            return _engine(uri)
+    finally:
+        engine.dispose()
+
+
+def _engine(uri: str) -> Engine:
+    """The engine of MLflow's own SQL store, which MLflow's client shares."""
+    from sqlalchemy import event
+
+    engine: Engine = _sql_store(uri).engine
+    if sqlite_file(uri) is not None and not event.contains(engine, "connect", _set_pragmas):
+        event.listen(engine, "connect", _set_pragmas)
+        engine.dispose()  # connections opened so far lack the settings
+    return engine
+
+
+def _sql_store(uri: str) -> Any:
+    """Open MLflow's SQL store; opening it builds missing tables and checks their version."""
+    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+
+    return SqlAlchemyStore(uri, artifact_root(uri))  # type: ignore[no-untyped-call]
+
+
+def _set_pragmas(connection: Any, _record: Any) -> None:
+    """Wait for other writers up to 60 s, sync at checkpoints only, and keep the ends of the indexes in memory.
+
+    With write-ahead logging a power cut then loses the last runs, never the database.
+    """
+    connection.execute("PRAGMA busy_timeout=60000")
+    connection.execute("PRAGMA synchronous=NORMAL")
+    connection.execute("PRAGMA foreign_keys=ON")
+    connection.execute("PRAGMA cache_size=-131072")  # KiB

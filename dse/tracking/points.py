@@ -1,0 +1,122 @@
+"""Points of a study in MLflow's words: what the run of a point holds."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import posixpath
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from dse.selection import NUMBER
+
+# MLflow's own limits, in characters (mlflow/utils/validation.py).
+MAX_NAME: Final = 250
+MAX_PARAM: Final = 6000
+MAX_TAG: Final = 8000
+
+_MAX_POINT_NAME: Final = 100  # ours: a run name is read in one column of the runs table
+
+
+@dataclass(frozen=True)
+class Point:
+    """One point as a run of MLflow. `scenario` and `key` identify it within its study run; `row` is its place there."""
+
+    row: int
+    scenario: str
+    key: str
+    name: str
+    status: Literal["FINISHED", "FAILED"]
+    params: dict[str, str]
+    metrics: dict[str, float]
+    tags: dict[str, str]
+
+    def run_id(self, study_run: str) -> str:
+        """An id that the point has whenever it is written, so that the database itself refuses it twice.
+
+        It begins with study and row: ids in the order of writing let the indexes grow at their ends.
+        """
+        hashed = hashlib.sha256(f"{study_run}\n{self.scenario}\n{self.key}".encode()).hexdigest()
+        return f"{study_run[:8]}{self.row:08x}{hashed[:16]}"
+
+
+def points(table: Any, knobs: Sequence[str], metrics: Sequence[str], shared: Mapping[str, str]) -> Iterator[Point]:
+    """Rows as runs. shared: tags that all have. A missing knob is an inactive one: no param.
+
+    NaN and infinity are no metrics: MLflow stores infinity as 1.8e308 and draws NaN as a value.
+    """
+    held = {name: table.column(name).to_pylist() for name in table.column_names}
+    chosen = {mlflow_name(path): held[path] for path in knobs if path in held}
+    measured = {mlflow_name(path): held[path] for path in metrics if path in held}
+    told = {tag: held[name] for name, tag in _TAGS.items()}
+    for row in range(table.num_rows):
+        params = {name: text(value) for name, column in chosen.items() if not _missing(value := column[row])}
+        tags = {tag: value for tag, column in told.items() if (value := column[row])}
+        tags["dse.on_front"] = "true" if held["on_front"][row] else "false"
+        if held["baseline"][row] == held["key"][row]:
+            tags["dse.baseline"] = "true"
+        if "promoted" in held and held["promoted"][row]:
+            tags["dse.promoted"] = "true"
+        name = _point_name(tags, params)
+        numbers = {name: value for name, column in measured.items() if _finite(value := column[row])}
+        yield Point(
+            row=held[NUMBER][row],
+            scenario=tags["dse.scenario"],
+            key=tags["dse.point_key"],
+            name=name,
+            status="FINISHED" if tags["dse.status"] == "ok" else "FAILED",
+            params={key: cut(value, MAX_PARAM) for key, value in params.items()},
+            metrics={key: float(value) for key, value in numbers.items()},
+            tags={**shared, **{key: cut(value, MAX_TAG) for key, value in tags.items()}, "mlflow.runName": name},
+        )
+
+
+_TAGS: Final = {
+    "scenario": "dse.scenario",
+    "key": "dse.point_key",
+    "status": "dse.status",
+    "engine": "dse.engine",
+    "reason": "dse.reason",
+}
+
+
+def _point_name(tags: Mapping[str, str], params: Mapping[str, str]) -> str:
+    """Name a point by its scenario, the start of its key and its active knobs."""
+    words = [tags["dse.scenario"], tags["dse.point_key"][:6]]
+    for knob, value in params.items():
+        is_fraction = re.fullmatch(r"-?\d+\.\d{4,}", value)  # the name wants no 16 digits
+        told = f"{float(value):.4g}" if is_fraction else value
+        last = knob.rpartition(".")[2]
+        words.append(told if last == "name" else f"{last}={told}")
+    return cut(" ".join(word for word in words if word), _MAX_POINT_NAME)
+
+
+def _missing(value: Any) -> bool:
+    return value is None or (isinstance(value, float) and math.isnan(value))
+
+
+def _finite(value: Any) -> bool:
+    return value is not None and math.isfinite(value)
+
+
+def text(value: Any) -> str:
+    """A value as text, floats with every digit they need."""
+    return repr(value) if isinstance(value, float) else str(value)
+
+
+def mlflow_name(path: str) -> str:
+    """A name that MLflow takes: letters, digits, `_-./ :` and at most 250 characters."""
+    allowed = re.sub(r"[^/\w.\- :]", "_", path) or "_"
+    if posixpath.normpath(allowed) != allowed or allowed.startswith(("/", ".")):
+        allowed = allowed.replace("/", "_").lstrip(".") or "_"  # MLflow refuses paths like a/../b
+    return allowed if len(allowed) <= MAX_NAME else allowed[: MAX_NAME - 3] + "..."
+
+
+def cut(value: str, limit: int) -> str:
+    """Cut a text to `limit` characters that a database takes, and show that it was cut."""
+    if not value.isascii() or "\0" in value:
+        # PostgreSQL stores no NUL, and no database stores half a surrogate pair.
+        value = value.replace("\0", "\ufffd").encode("utf-8", "replace").decode()
+    return value if len(value) <= limit else value[: limit - 1] + "…"

@@ -1,0 +1,207 @@
+"""A finished run of a study in MLflow's words: what its folder says of it as a whole."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final
+
+from yaml import YAMLError
+
+from dse.outputs import Outputs
+from dse.report import said
+from dse.standings import winners
+from dse.tracking.points import MAX_NAME, MAX_TAG, cut, mlflow_name, text
+
+_FILES: Final = ("results.parquet", "summary.json", "provenance.json", "config.yaml", "claims.json")
+_NOT_ASKED: Final = ("tracking", "executor", "output_dir")  # parts of a configuration that change no result
+_STEPS: Final = 100  # of a curve
+_MOST_CURVES: Final = 64  # scenarios; a chart of more shows nothing
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A metric of the study run at some steps; a step is a number of evaluated points."""
+
+    name: str
+    steps: list[int]
+    values: list[float]
+
+
+@dataclass(frozen=True)
+class StudyFolder:
+    """The folder of a finished study run, read when asked."""
+
+    folder: Path
+
+    @classmethod
+    def all(cls, root: Path, study: str = "*") -> list[StudyFolder]:
+        """Every finished run of a study, or of all, below an output folder; the oldest first."""
+        folders = {path.parent.resolve() for path in root.glob(f"{study}/*/results.parquet")}
+        found = [cls(folder) for folder in sorted(folders)]
+        return [one for one in found if all((one.folder / name).is_file() for name in _FILES)]
+
+    @property
+    def is_readable(self) -> bool:
+        """Whether its files hold what they should."""
+        try:
+            return bool(self.summary["goals"] and self.made["time"] and self.config["tracking"] and self.num_rows >= 0)
+        except (OSError, ValueError, KeyError, TypeError, YAMLError):
+            return False
+
+    @property
+    def results(self) -> Path:
+        """The table of points."""
+        return self.folder / "results.parquet"
+
+    @property
+    def name(self) -> str:
+        """`<study>/<time>`."""
+        return f"{self.study}/{self.folder.name}"
+
+    @property
+    def study(self) -> str:
+        """The study's name."""
+        return str(self.summary["study"])
+
+    @cached_property
+    def identity(self) -> str:
+        """What tells this run from every other, wherever its folder lies: a hash of its name and provenance."""
+        told = (self.folder / "provenance.json").read_bytes()
+        return hashlib.sha256(self.folder.name.encode() + b"\n" + told).hexdigest()[:32]
+
+    @cached_property
+    def summary(self) -> dict[str, Any]:
+        """`summary.json`."""
+        found: dict[str, Any] = Outputs(self.folder).read_json("summary")
+        return found
+
+    @cached_property
+    def made(self) -> dict[str, Any]:
+        """`provenance.json`."""
+        found: dict[str, Any] = Outputs(self.folder).read_json("provenance")
+        return found
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """`config.yaml`."""
+        return Outputs(self.folder).read_config()
+
+    @property
+    def num_rows(self) -> int:
+        """Points in the table."""
+        import pyarrow.parquet as pq
+
+        with pq.ParquetFile(self.results) as file:
+            return int(file.metadata.num_rows)
+
+    @property
+    def times_ms(self) -> tuple[int, int]:
+        """When the run began (its folder's name) and ended (its provenance), in MLflow's clock."""
+        end = datetime.fromisoformat(self.made["time"])
+        start = end
+        with suppress(ValueError):
+            start = min(end, datetime.strptime(self.folder.name[:19], "%Y-%m-%d_%H-%M-%S").astimezone())
+        return int(start.timestamp() * 1000), int(end.timestamp() * 1000)
+
+    def params(self) -> dict[str, str]:
+        """How the study was made, to be compared with others: what differs shows as columns."""
+        asked = self.config
+        found = {
+            "search": asked["search"]["name"],
+            "simulator": asked["simulator"]["name"],
+            "budget.trials": asked["budget"]["trials"],
+            "seed": self.made["seed"],
+            "python": self.made["python"],
+            **{f"version.{name}": version for name, version in self.made["versions"].items()},
+        }
+        return {name: text(value) for name, value in found.items()}
+
+    def tags(self) -> dict[str, str]:
+        """Identity and provenance of the study."""
+        git = self.made["git"]
+        asked = {name: part for name, part in self.config.items() if name not in _NOT_ASKED}
+        hashed = hashlib.sha256(json.dumps(asked, sort_keys=True, default=str).encode()).hexdigest()
+        found = {
+            "dse.run": self.identity,
+            "dse.study": self.study,
+            "dse.backend": self.made["backend"],
+            "dse.config_hash": hashed[:12],
+            "dse.git": git["commit"] or git["reason"],
+            "dse.dirty": {True: "true", False: "false"}.get(git.get("dirty"), ""),
+            "dse.seed": str(self.made["seed"]),
+            "dse.command": " ".join(self.made["command"]),
+            "dse.machine": ", ".join(f"{name} {value}" for name, value in self.made["machine"].items()),
+            "mlflow.source.name": "dse",
+            "mlflow.source.type": "LOCAL",
+            "mlflow.source.git.commit": git["commit"] or "",
+            "mlflow.note.content": self.note(),
+        }
+        return {name: cut(value, MAX_TAG) for name, value in found.items() if value}
+
+    def run_name(self) -> str:
+        """The study run's name in MLflow."""
+        return cut(f"{self.study} {self.folder.name}", MAX_NAME)
+
+    def note(self) -> str:
+        """The winners as Markdown: the description of the study run."""
+        import pyarrow.parquet as pq
+
+        goals = self.summary["goals"]
+        first = next(iter(goals))
+        fronts = pq.read_table(self.results, filters=[("on_front", "=", True)]).to_pandas()  # winners are on them
+        lines = [f"**{self.config['study']['description']}**", "", f"| scenario | winner | {first} |", "|---|---|---|"]
+        for _, row in winners(fronts, goals).iterrows():
+            lines.append(f"| {row['scenario']} | {said(row, self.summary['knobs'])} | {row[first]:.6g} |")
+        return "\n".join(lines)
+
+    def curves(self) -> Iterator[Curve]:
+        """How the study went: counts of the whole, then failures and each scenario's best first objective so far.
+
+        A step is the number of points evaluated so far, of all scenarios or of that one.
+        """
+        import numpy as np
+        import pyarrow.parquet as pq
+
+        goal, kind = next(iter(self.summary["goals"].items()))
+        table = pq.read_table(self.results, columns=["scenario", "status", "on_front", goal])
+        status = table.column("status").to_numpy()
+        yield from self._counts(status, int(np.sum(table.column("on_front").to_numpy())))
+        failed = np.cumsum((status == "failed") | (status == "invalid"))
+        steps = _steps(len(failed))
+        yield Curve("failed_points", steps, [float(failed[step - 1]) for step in steps])
+        values, scenario = table.column(goal).to_numpy(), table.column("scenario").to_numpy()
+        better = np.minimum if kind == "minimize" else np.maximum
+        names = list(dict.fromkeys(scenario.tolist()))
+        for name in names if len(names) <= _MOST_CURVES else ():
+            own = better.accumulate(np.where(status == "ok", values, math.inf * _SIGN[kind])[scenario == name])
+            steps = [step for step in _steps(len(own)) if math.isfinite(own[step - 1])]
+            yield Curve(mlflow_name(f"best_{goal}/{name}"), steps, [float(own[step - 1]) for step in steps])
+
+    def _counts(self, status: Any, front_size: int) -> Iterator[Curve]:
+        import numpy as np
+
+        names, counts = np.unique(status.astype(str), return_counts=True)
+        numbers: Mapping[str, int] = {"num_points": len(status), "front_size": front_size}
+        for name, count in {
+            **numbers,
+            **{f"num_{one}": count for one, count in zip(names, counts, strict=True)},
+        }.items():
+            yield Curve(name, [0], [float(count)])
+
+
+_SIGN: Final = {"minimize": 1.0, "maximize": -1.0}
+
+
+def _steps(count: int) -> list[int]:
+    """Numbers from 1 to `count`, few and evenly spaced in their logarithm."""
+    import numpy as np
+
+    return np.unique(np.geomspace(1, count, _STEPS).round().astype(int)).tolist() if count else []

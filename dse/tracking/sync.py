@@ -1,0 +1,224 @@
+"""Make MLflow hold a finished study run: write what is missing, complete what was cut short, leave what is whole."""
+
+from __future__ import annotations
+
+import getpass
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any, Final
+
+from dse.owner import Owner, me
+from dse.problems import hidden
+from dse.selection import Rule, shown
+from dse.tracking.database import Store, TrackingError, artifact_root, explained, is_sql, sqlite_file, writing
+from dse.tracking.points import cut, mlflow_name, points
+from dse.tracking.study import StudyFolder
+from dse.tracking.writer import Place, Written, write
+
+_AMOUNTS: Final = ("none", "selected", "all")  # of points; what is there is never taken away
+
+
+@dataclass(frozen=True)
+class Tracked:
+    """What was done for a study run.
+
+    Attributes:
+        uri: the tracking store, absolute and without its password.
+        run_id: the study run.
+        num_points: point runs written now.
+        how: `bulk` or `client`; empty where everything was there.
+        reason: why not in bulk, where that was expected.
+        amount: which points are shown: `all`, `selected` or `none`.
+    """
+
+    uri: str
+    run_id: str
+    num_points: int = 0
+    how: str = ""
+    reason: str = ""
+    amount: str = ""
+
+
+def sync(
+    folder: Path,
+    store: Store,
+    rule: Rule,
+    *,
+    seen: Callable[[int], None] = lambda count: None,
+    whole: Callable[[], object] = lambda: None,
+) -> Tracked:
+    """Make MLflow hold the study run of a folder.
+
+    seen: told of progress, in points. whole: called after the points are written; it waits until the folder's other
+    files are there.
+
+    While that lasts the study run is RUNNING; it ends FINISHED only when everything is written, otherwise FAILED, or
+    KILLED when told to stop, and the next time is completed.
+
+    Raises:
+        TrackingError: MLflow or its database failed, or somebody deleted the experiment there.
+    """
+    study = StudyFolder(folder)
+    with explained(f"show {folder.name} in", store.uri), writing(store):
+        amount = rule.amount(study.num_rows)
+        experiment = _experiment(store, f"dse/{study.study}")
+        found = _study_run(store, experiment, study.identity)
+        if found is not None and _is_whole(found, amount):
+            return Tracked(hidden(store.uri), found.info.run_id)
+        run_id = _begun(store, experiment, study, found)
+        with _ended(store.client, run_id, study.times_ms[1]):
+            written = _points(store, study, run_id, rule=rule, seen=seen)
+            whole()
+            _describe(store, run_id, study)
+            store.client.set_tag(run_id, "dse.points", amount)
+    return Tracked(hidden(store.uri), run_id, written.count, written.how, written.reason, amount)
+
+
+def reap(store: Store) -> int:
+    """Mark study runs of ours KILLED that a dead process left RUNNING; how many. Raises TrackingError."""
+    killed = 0
+    with explained("look for study runs of dead processes in", store.uri):
+        ours = [one.experiment_id for one in store.client.search_experiments(filter_string="name LIKE 'dse/%'")]
+        running = "attributes.status = 'RUNNING' and tags.`dse.owner` LIKE '{%'"
+        for run in store.client.search_runs(ours, running) if ours else ():
+            if (told := Owner.of(run.data.tags["dse.owner"])) is not None and told.gone:
+                store.client.set_tag(run.info.run_id, "dse.killed", "the process that wrote it died; sync completes it")
+                store.client.set_terminated(run.info.run_id, "KILLED")
+                killed += 1
+    return killed
+
+
+def _experiment(store: Store, name: str) -> Any:
+    """The MLflow experiment of this name, created with an absolute artifact folder.
+
+    Raises TrackingError where the experiment was deleted in MLflow, which keeps its name.
+    """
+    from mlflow.exceptions import MlflowException
+
+    client = store.client
+    if client.get_experiment_by_name(name) is None:
+        try:
+            # A server knows its own folder; a database would take the directory of whoever opens
+            # it next. The kind makes the UI open on the list of runs.
+            client.create_experiment(
+                name,
+                artifact_location=artifact_root(store.uri) if is_sql(store.uri) else None,
+                tags={"mlflow.experimentKind": "custom_model_development"},
+            )
+        except MlflowException:
+            if client.get_experiment_by_name(name) is None:
+                raise  # otherwise another study created it just now
+    experiment = client.get_experiment_by_name(name)
+    if experiment.lifecycle_stage != "active":
+        raise TrackingError(
+            f"the MLflow experiment {name} was deleted: restore it in the UI, or remove it for good with `mlflow gc`"
+        )
+    return experiment
+
+
+def _study_run(store: Store, experiment: Any, identity: str) -> Any:
+    """The study run of a folder, deleted or not; None if there is none."""
+    from mlflow.entities import ViewType
+
+    chosen = f"tags.`dse.run` = '{identity}'"
+    found = store.client.search_runs([experiment.experiment_id], chosen, run_view_type=ViewType.ALL, max_results=1)
+    return found[0] if found else None
+
+
+def _is_whole(run: Any, amount: str) -> bool:
+    """Whether a study run shows as much as asked for. One that somebody deleted in MLflow stays as it is."""
+    held = run.data.tags.get("dse.points", "")
+    whole = run.info.status == "FINISHED" and held in _AMOUNTS
+    return run.info.lifecycle_stage == "deleted" or (whole and _AMOUNTS.index(held) >= _AMOUNTS.index(amount))
+
+
+def _begun(store: Store, experiment: Any, study: StudyFolder, found: Any) -> str:
+    """The study run, RUNNING and ours."""
+    client = store.client
+    mine = {"dse.owner": me().text}
+    if found is None:
+        tags = {"dse.run": study.identity, "mlflow.user": _user(), **mine}
+        made = client.create_run(
+            experiment.experiment_id, start_time=study.times_ms[0], run_name=study.run_name(), tags=tags
+        )
+        return str(made.info.run_id)
+    run_id = str(found.info.run_id)
+    for key, value in mine.items():
+        client.set_tag(run_id, key, value)
+    if "dse.killed" in found.data.tags:
+        client.delete_tag(run_id, "dse.killed")
+    client.update_run(run_id, status="RUNNING")
+    return run_id
+
+
+def _describe(store: Store, run_id: str, study: StudyFolder) -> None:
+    """Log numbers, curves, params, tags, description and files of the study run. Twice is as good as once."""
+    from mlflow.entities import Metric, Param, RunTag
+
+    time_ms = study.times_ms[1]
+    store.client.log_batch(
+        run_id,
+        metrics=[
+            Metric(curve.name, value, time_ms, step)
+            for curve in study.curves()
+            for step, value in zip(curve.steps, curve.values, strict=True)
+        ],
+        params=[Param(mlflow_name(key), value) for key, value in study.params().items()],
+        tags=[RunTag(key, value) for key, value in study.tags().items()],
+    )
+    for file in _files(study.folder, sqlite_file(store.uri)):
+        inside = file.parent.relative_to(study.folder).as_posix()
+        store.client.log_artifact(run_id, str(file), None if inside == "." else inside)
+
+
+def _points(store: Store, study: StudyFolder, run_id: str, *, rule: Rule, seen: Callable[[int], None]) -> Written:
+    """Write the points below their study run."""
+    place = Place(store, _experiment(store, f"dse/{study.study}/points"), run_id, study.times_ms[1])
+    # mlflow.parentRunId: the parent is in another experiment. MlflowClient.get_parent_run finds it there; the runs
+    # table of 3.17 fetches it by its id and then drops it as a stranger to the experiment, so the points stay flat.
+    shared = {"mlflow.user": _user(), "mlflow.parentRunId": run_id}
+    knobs, metrics = study.summary["knobs"], list(study.summary["units"])
+    found = (points(table, knobs, metrics, shared) for table in shown(study.results, rule))
+    return write(place, chain.from_iterable(found), seen)
+
+
+@contextmanager
+def _ended(client: Any, run_id: str, time_ms: int) -> Iterator[None]:
+    """End the study run whatever happens: FINISHED, FAILED, or KILLED when told to stop."""
+    try:
+        yield
+        client.set_terminated(run_id, "FINISHED", end_time=time_ms)
+    except BaseException as error:
+        stopped = isinstance(error, KeyboardInterrupt | SystemExit)
+        with suppress(Exception):  # the first error is the one to report
+            client.set_terminated(run_id, "KILLED" if stopped else "FAILED", end_time=time_ms)
+        raise
+
+
+def _files(folder: Path, database: Path | None) -> list[Path]:
+    """List the files of a folder.
+
+    Symbolic links are left out: `latest` points back at the folder itself. So are MLflow's own files, if its database
+    lives in the folder: the artifacts would hold the artifacts.
+    """
+    found = []
+    for parent, _, names in os.walk(folder):  # does not enter linked folders
+        for file in (Path(parent, name) for name in names):
+            own = database is not None and (
+                file.is_relative_to(database.parent / "mlartifacts")
+                or (file.parent == database.parent and file.name.startswith(database.name))
+            )
+            if file.is_file() and not file.is_symlink() and not own:
+                found.append(file)
+    return sorted(found)
+
+
+def _user() -> str:
+    try:
+        return cut(getpass.getuser(), 250)
+    except (KeyError, OSError):  # a container whose user id has no name
+        return "unknown"

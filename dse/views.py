@@ -1,0 +1,170 @@
+"""Views of finished study runs, MLflow and Optuna's storage: what shows them, and the commands `sync` and `ui`.
+
+A view is written from the folder of a study run alone. Deleted, it is written again; a failure is told and passed
+over.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from dse import tracking
+from dse.plan import Tracking
+from dse.problems import ConfigError, Problem, Problems, hidden, pairs
+from dse.progress import bar
+from dse.tracking.study import StudyFolder
+
+Seen = Callable[[int], None]
+
+
+@dataclass(frozen=True)
+class News:
+    """What is told of a view being written.
+
+    seen: of progress, in points. tell: a sentence, and whether it is about a failure. whole: asked before files are
+    shown; it waits until they are all there.
+    """
+
+    seen: Seen
+    tell: Callable[[str, bool], None]
+    whole: Callable[[], object] = lambda: None
+
+
+_DEFAULT = "sqlite:///mlflow.db"
+
+
+def warm(wanted: Tracking) -> None:
+    """Import, open and tidy while there is time; what fails here fails again, and is told, when it is needed."""
+    if wanted.uri is not None:
+        with suppress(tracking.TrackingError):
+            tracking.reap(tracking.open_store(wanted.uri))
+
+
+def total(study: StudyFolder, wanted: Tracking) -> int:
+    """Points shown in all views."""
+    return wanted.rule.bound(study.num_rows) * sum(view is not None for view in (wanted.uri, wanted.optuna))
+
+
+def show(study: StudyFolder, wanted: Tracking, news: News) -> Counter[str]:
+    """Show a study run where it is wanted; how many views were `written`, `up to date` or `failed`."""
+    found: Counter[str] = Counter()
+    if wanted.uri is not None:
+        found[_show_in_mlflow(study, wanted, news)] += 1
+    if wanted.optuna is not None:
+        found[_show_in_optuna(study, wanted, news)] += 1
+    return found
+
+
+def _show_in_mlflow(study: StudyFolder, wanted: Tracking, news: News) -> str:
+    try:
+        store = tracking.open_store(wanted.uri or _DEFAULT)
+        done = tracking.sync(study.folder, store, wanted.rule, seen=news.seen, whole=news.whole)
+    except tracking.TrackingError as error:
+        extra = " repair=true" if isinstance(error, tracking.DamagedError) else ""
+        news.tell(f"MLflow was passed over: {error}; {way_out(study.folder)}{extra}", True)
+        return "failed"
+    if not done.how:
+        return "up to date"
+    if done.reason:
+        unknown = "points were written one by one, as the bulk writer does not know this MLflow"
+        news.tell(f"{unknown} ({done.reason})", False)
+    which = "" if done.amount == "all" else f" of {study.num_rows:,} points (tracking.points=all shows every one)"
+    look = "look at them with: python -m dse ui" + ("" if wanted.uri == _DEFAULT else f" uri={done.uri}")
+    news.tell(f"{done.num_points:,} runs{which} of {study.name} in MLflow at {done.uri}; {look}", False)
+    return "written"
+
+
+def _show_in_optuna(study: StudyFolder, wanted: Tracking, news: News) -> str:
+    from dse.search import view
+
+    try:
+        count = view.show(study.folder, wanted.optuna or "", wanted.rule, news.seen)
+    except view.StorageError as error:
+        news.tell(f"Optuna's storage was passed over: {error}; {way_out(study.folder)}", True)
+        return "failed"
+    if count:
+        news.tell(f"{count:,} trials of {study.name} in Optuna's storage at {hidden(wanted.optuna or '')}", False)
+    return "written" if count else "up to date"
+
+
+def way_out(folder: Path) -> str:
+    """The command that shows a study run after all."""
+    root = folder.parent.parent
+    where = "" if root.resolve() == Path("outputs").resolve() else f" output_dir={root}"
+    return f"catch up with: python -m dse sync study={folder.parent.name}{where}"
+
+
+# ---------------------------------------------------------------- commands
+
+
+def sync(words: Sequence[str]) -> int:
+    """`sync [study=<name>] [uri=...] [optuna=...] [output_dir=outputs] [points=auto|all|none] [repair=true]`.
+
+    Every finished run of one study, or of all, in the views its own configuration names, or in those given here.
+    0, or 4 if a view failed. Raises ConfigError.
+    """
+    known = {"study": "*", "output_dir": "outputs", "repair": "false"}
+    given = pairs(words, known, optional=("uri", "optuna", "points"))
+    everyone = StudyFolder.all(Path(given["output_dir"]), given["study"])
+    studies = [one for one in everyone if one.is_readable]
+    for one in (one for one in everyone if one not in studies):
+        _print(f"{one.folder} is left out: its files are damaged", True)
+    if not studies:
+        way = "run python -m dse study=<name> first"
+        raise ConfigError([Problem("study", f"has no finished run below {given['output_dir']}/", given["study"], way)])
+    wanted = [_wanted(study, given) for study in studies]
+    uris = dict.fromkeys(views.uri for views in wanted if views.uri is not None)
+    if given["repair"] == "true":
+        _repair(uris)
+    for uri in uris:
+        with suppress(tracking.TrackingError):  # told below, for the studies it holds
+            tracking.reap(tracking.open_store(uri))
+    found: Counter[str] = Counter()
+    with bar("sync", sum(map(total, studies, wanted))) as advance:
+        for study, views in zip(studies, wanted, strict=True):
+            found += show(study, views, News(advance, _print))
+    print(", ".join(f"{count} {what}" for what, count in sorted(found.items())))
+    return 4 if found["failed"] else 0
+
+
+def _wanted(study: StudyFolder, given: Mapping[str, str]) -> Tracking:
+    """The views of a study run: those given, else its own, else MLflow's usual place."""
+    own = {key: value for key, value in study.config["tracking"].items() if key in Tracking.model_fields}
+    if "uri" in given or "optuna" in given:
+        own |= {"uri": given.get("uri"), "optuna": given.get("optuna")}
+    elif own.get("uri") is None and own.get("optuna") is None:
+        own["uri"] = _DEFAULT
+    check = Problems()
+    found = check.model(Tracking, {**own, **{key: given[key] for key in ("points",) if key in given}}, path="")
+    check.done()
+    return found  # type: ignore[return-value]
+
+
+def _repair(uris: Iterable[str]) -> None:
+    for uri in uris:
+        try:
+            aside = tracking.repair(uri)
+        except tracking.TrackingError as error:
+            _print(str(error), True)
+        else:
+            _print(f"the damaged database is kept as {aside}" if aside else f"{uri} is sound", False)
+
+
+def _print(told: str, failed: bool) -> None:
+    print(told, file=sys.stderr if failed else sys.stdout)
+
+
+def ui(words: Sequence[str]) -> int:
+    """`ui [uri=<tracking uri>] [port=5000]`: the MLflow UI on 127.0.0.1, one worker."""
+    given = pairs(words, {"uri": _DEFAULT, "port": "5000"})
+    if not given["port"].isdigit() or not 0 < int(given["port"]) < 65536:
+        raise ConfigError([Problem("port", "must be a number from 1 to 65535", given["port"])])
+    return tracking.serve(given["uri"], port=int(given["port"]))
+
+
+COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {"sync": sync, "ui": ui}
