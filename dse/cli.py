@@ -153,6 +153,7 @@ _GROUPS = {
     "schedule": "Schedules",
     "system": "Systems",
     "workload": "Workloads",
+    "store": "Stores",
     "tracking": "Tracking",
 }
 _FOOT = """\
@@ -160,6 +161,7 @@ Commands
   report study=<name>            redraw figures and claims of the newest run from what is stored
   timeline study=<name> key=...  run one stored point again: its timeline as a picture and as a trace
   sync [study=<name>] [uri=...]  write into MLflow (or optuna=<storage>) what it lacks of the finished runs
+  check                          look at every recorded result: is it as it was written?
   ui [port=5000]                 serve the MLflow UI on 127.0.0.1
 
 Examples

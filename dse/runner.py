@@ -19,7 +19,7 @@ from dse.execute import Interrupted
 from dse.interrupt import Stop, stoppable
 from dse.outputs import Outputs
 from dse.plan import Plan, plan
-from dse.problems import pairs
+from dse.problems import ConfigError, Problem, pairs
 from dse.selection import Selection
 from dse.store import Store
 from dse.study import Findings, Support
@@ -166,9 +166,12 @@ def _tell(
     console.print(report.summary(outputs, shown.table))
     console.print(report.claims_table(list(rows)))
     console.print(_how(planned, found))
+    made = outputs.read_json("provenance")
+    if recalled := sum(made.get("recalled", {}).values()):
+        console.print(f"{recalled} of the results were known from earlier studies")
     if not shown.complete:
         console.print(f"figures show {shown}; results.parquet has them all")
-    console.print(_rests_on(outputs.read_json("provenance")["facts"]))
+    console.print(_rests_on(made["facts"]))
     console.print(
         f"written to {outputs.folder}/ (results.parquet, claims.json, figures/, config.yaml, provenance.json)",
         soft_wrap=True,
@@ -224,4 +227,24 @@ def timeline(words: Sequence[str]) -> int:
     return 0
 
 
-COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {"report": redraw, "timeline": timeline, **views.COMMANDS}
+def check(words: Sequence[str]) -> int:
+    """`check [output_dir=outputs] [url=<of a store>]`: look at every recorded result; 3 if some were damaged."""
+    given = pairs(words, {"output_dir": "outputs", "url": "auto"})
+    file = Path(given["output_dir"]) / "results.db"
+    if given["url"] == "auto" and not file.is_file():
+        raise ConfigError([Problem("output_dir", "holds no results.db", given["output_dir"], "run a study first")])
+    store = Store(f"sqlite:///{file}" if given["url"] == "auto" else given["url"])
+    fine, damaged = store.check()
+    told = f"; {damaged} were damaged and put into quarantine: type the study's command to compute them again"
+    _console().print(
+        f"{store.database}: {fine} results are as they were recorded{told if damaged else ''}", soft_wrap=True
+    )
+    return 3 if damaged else 0
+
+
+COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
+    "report": redraw,
+    "timeline": timeline,
+    "check": check,
+    **views.COMMANDS,
+}

@@ -34,12 +34,14 @@ from sqlalchemy import (
 from sqlalchemy.dialects import postgresql, sqlite
 
 from dse.backend import STATUSES, Result, Results, Status
-from dse.database import Blob, Database
+from dse.database import Blob, Database, StoreError
 from dse.values import Lanes
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
+SCHEMA = 1
+"""Of the tables; a change of them raises it."""
 _CHUNK = 4096  # keys looked for in one statement
 
 _tables = MetaData()
@@ -101,6 +103,7 @@ leases = Table(
     Column("size", Integer, nullable=False),  # number of points
     sqlite_with_rowid=False,
 )
+about = Table("about", _tables, Column("schema", Integer, primary_key=True, autoincrement=False))
 quarantine = Table(
     "quarantine",
     _tables,
@@ -150,6 +153,18 @@ class Store:
         self.database = Database(url, _tables, results)
         self._insert = str(self.adding(results).compile(dialect=self.database.dialect))
         self._contexts: dict[int, Context] = {}
+        self._check_schema()
+
+    def _check_schema(self) -> None:
+        """Refuse a database whose tables are those of another version."""
+
+        def work(connection: Connection) -> list[int]:
+            connection.execute(self.adding(about), {"schema": SCHEMA})
+            return list(connection.execute(select(about.c.schema)).scalars())
+
+        if (found := self.database.write(work)) != [SCHEMA]:
+            rule = f"{self.database} is laid out for another version of dse ({max(found)}, not {SCHEMA})"
+            raise StoreError(f"{rule}; choose another output_dir or store.url")
 
     def adding(self, table: Table) -> Any:
         """The statement that adds rows to a table where none with their key is there."""

@@ -298,6 +298,13 @@ def test_processes_that_make_a_database_at_once_all_get_it(url: str) -> None:
     assert [one.communicate()[0].strip() for one in done] == ["(0, 0)"] * 4
 
 
+def test_a_store_of_another_version_is_refused_and_left_as_it_is(url: str) -> None:
+    store = Store(url)
+    store.database.write(lambda connection: connection.exec_driver_sql("UPDATE about SET schema = 99"))
+    with pytest.raises(StoreError, match=r"another version of dse \(99, not 1\)"):
+        Store(url)
+
+
 # Sessions
 
 
