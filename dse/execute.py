@@ -241,17 +241,17 @@ class _Round:
         try:
             for group, found in calls.made(list(_groups(pieces, self._most))):
                 for piece, results in zip(group, found, strict=True):
-                    self._record(piece, results)
+                    self._record(piece, results, idle=calls.away)
                 calls.judge(group, found)
         finally:
             self._settle(self._own.session.flush())
 
-    def _record(self, piece: _Piece, results: Results) -> None:
+    def _record(self, piece: _Piece, results: Results, *, idle: bool) -> None:
         part, block = piece.part, piece.block
         part.left -= results.size
         self._recording.append(piece)
         fresh = Fresh(part.keys[piece.start : piece.stop], results, block.texts(part.scenario))
-        self._settle(self._own.session.record(fresh, [] if part.left else [part.keys]))
+        self._settle(self._own.session.record(fresh, [] if part.left else [part.keys], idle=idle))
 
     def _settle(self, recorded: Sequence[Results]) -> None:
         """Results that are recorded count."""
@@ -301,15 +301,16 @@ class _Calls:
     @property
     def width(self) -> int:
         """How many calls are made ready together."""
-        return _CALLS_PER_JOB * self._jobs if self._away else 1
+        return _CALLS_PER_JOB * self._jobs if self.away else 1
 
     @property
-    def _away(self) -> bool:
+    def away(self) -> bool:
+        """Whether calls are made in worker processes."""
         return self._apart or (self._jobs > 1 and self._spent >= _POOL_PAYS_S)
 
     def made(self, groups: Sequence[list[_Piece]]) -> Iterator[tuple[list[_Piece], list[Results]]]:
         """Results of each group, as they come."""
-        if self._away:
+        if self.away:
             yield from self._made_away(groups)
             return
         for group in groups:

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 _BEAT_S = 10.0
 _SILENCE_S = 60.0  # after which an owner on another host counts as gone
 _LOOK_S = 0.2  # for which others are taken to be where they were
-_SHARE = 20  # recording may take one part in so many of the time
+_SHARE = 20  # recording may take one part in so many of the time where evaluation waits for it
+_IDLE_SHARE = 4  # and where it does not
 
 
 class Session(Protocol):
@@ -47,8 +48,11 @@ class Session(Protocol):
     def recall(self, found: Found) -> None:
         """Note that known results are used."""
 
-    def record(self, fresh: Fresh, parts: Sequence[Lanes]) -> list[Results]:
-        """Take in results, and the parts that are done with them; results that are recorded now, in order."""
+    def record(self, fresh: Fresh, parts: Sequence[Lanes], *, idle: bool = False) -> list[Results]:
+        """Take in results, and the parts that are done with them; results that are recorded now, in order.
+
+        idle: whether evaluation goes on meanwhile.
+        """
 
     def flush(self) -> list[Results]:
         """Record what was taken in."""
@@ -72,7 +76,7 @@ class Forgetful:
     def recall(self, found: Found) -> None:
         """Nothing is known."""
 
-    def record(self, fresh: Fresh, parts: Sequence[Lanes]) -> list[Results]:
+    def record(self, fresh: Fresh, parts: Sequence[Lanes], *, idle: bool = False) -> list[Results]:
         """The results as they are."""
         return [fresh.results]
 
@@ -103,7 +107,7 @@ class StoreSession:
         self._shifts = [(store.number(one), _shift(hold.context, one)) for one in contexts]
         self.recalled: Counter[int] = Counter()
         self._held: list[tuple[Fresh, Sequence[Lanes]]] = []
-        self._recorded, self._took = time.monotonic(), 0.0
+        self._recorded, self._took_s = time.monotonic(), (0.0, 0.0)  # the last two times: one may be an exception
         self._silent: dict[int, tuple[int, float]] = {}
         self._owner = self._enter()
         self.lost = self._sweep()
@@ -159,14 +163,15 @@ class StoreSession:
             return self.lease(parts)
         return [holders.get(name) == self._owner for name in names]
 
-    def record(self, fresh: Fresh, parts: Sequence[Lanes]) -> list[Results]:
+    def record(self, fresh: Fresh, parts: Sequence[Lanes], *, idle: bool = False) -> list[Results]:
         """Take in results, and the parts that are done with them; results that are recorded now, in order.
 
         They are recorded at once where that takes little of the time, else a few together. Where another process was
-        faster, its results are those recorded.
+        faster, its results are those recorded. idle: whether evaluation goes on meanwhile.
         """
         self._held.append((fresh, parts))
-        return [] if time.monotonic() - self._recorded < _SHARE * self._took else self.flush()
+        pause_s = (_IDLE_SHARE if idle else _SHARE) * min(self._took_s)
+        return [] if time.monotonic() - self._recorded < pause_s else self.flush()
 
     def flush(self) -> list[Results]:
         """Record what was taken in, and give up its leases, in one transaction."""
@@ -187,7 +192,7 @@ class StoreSession:
         held, self._held = self._held, []
         found = [fresh.results if mine else self._settled(fresh) for mine, (fresh, _) in zip(new, held, strict=True)]
         self._recorded = time.monotonic()
-        self._took = self._recorded - began
+        self._took_s = self._took_s[1], self._recorded - began
         return found
 
     def _settled(self, fresh: Fresh) -> Results:
