@@ -26,6 +26,7 @@ from dse.workers import Lost, Pool
 
 _POOL_PAYS_S = 2.0  # work done here before worker processes are started: starting them costs about as much
 _CALLS_PER_JOB = 16  # in one round: few are held, and waiting for the last of a round costs little
+_PORTION_S = 0.5  # that points are leased ahead: more are leased together where that takes less
 _POLL_S = 0.05  # between looks at what another process has in hand
 
 
@@ -204,17 +205,21 @@ class _Round:
         self._look_up(self._parts)
         left = [part for part in self._parts if part.left]
         while left:
-            mine = self._own.session.lease([part.keys for part in left])
-            own = [part for part, ours in zip(left, mine, strict=True) if ours]
-            if len(own) < len(left) or self._own.session.lost:
-                self._look_up(own)  # may have been recorded just before the lease was ours
-            self._evaluate([part for part in own if part.left], calls)
-            left = [part for part, ours in zip(left, mine, strict=True) if not ours]
-            if left:
-                self._wait(left, pause=not own)
-                left = [part for part in left if part.left]
+            others = [part for some in calls.portions(left) for part in self._but_others(some, calls)]
+            if others:
+                self._wait(others, pause=len(others) == len(left))
+            left = [part for part in others if part.left]
         for parts in self._points:
             yield Results.join([part.results for part in parts])
+
+    def _but_others(self, parts: Sequence[_Part], calls: _Calls) -> list[_Part]:
+        """See to what nobody else has in hand; what somebody has."""
+        mine = self._own.session.lease([part.keys for part in parts])
+        own = [part for part, ours in zip(parts, mine, strict=True) if ours]
+        if self._own.session.shared:
+            self._look_up(own)  # may have been recorded before the lease was ours
+        self._evaluate([part for part in own if part.left], calls)
+        return [part for part, ours in zip(parts, mine, strict=True) if not ours]
 
     def _look_up(self, parts: Sequence[_Part]) -> None:
         found = self._own.session.find(np.concatenate([part.keys for part in parts])) if parts else None
@@ -295,8 +300,20 @@ class _Calls:
         self._jobs = joblib.cpu_count() if executor.jobs < 0 else executor.jobs
         limited = executor.timeout_s is not None or executor.memory_bytes is not None
         self._apart = limited or evaluator.session.lost > 0
+        self._ahead = 1
         self._alike, self._last = 0, ""
         self._streak: list[Lanes] = []
+
+    def portions(self, parts: Sequence[_Part]) -> Iterator[Sequence[_Part]]:
+        """Parts in portions of a moment's work: what is leased is soon done, and other processes get the rest."""
+        start = 0
+        while start < len(parts):
+            stop = start + max(self._ahead, self.width)
+            began = time.monotonic()
+            yield parts[start:stop]
+            if time.monotonic() - began < _PORTION_S:
+                self._ahead *= 2
+            start = stop
 
     @property
     def width(self) -> int:

@@ -39,6 +39,10 @@ class Session(Protocol):
 
     lost: int
 
+    @property
+    def shared(self) -> bool:
+        """Whether another process is or was at work on the same since this one began."""
+
     def find(self, keys: Lanes) -> Found | None:
         """What is known of keys [B, 2]; None where nothing can be."""
 
@@ -65,6 +69,7 @@ class Forgetful:
     """No store: nothing is known, everything is ours, nothing is kept."""
 
     lost = 0
+    shared = False
 
     def find(self, keys: Lanes) -> None:
         """Nothing."""
@@ -111,7 +116,7 @@ class StoreSession:
         self._silent: dict[int, tuple[int, float]] = {}
         self._owner = self._enter()
         self.lost = self._sweep()
-        self._asked, self._alone = 0.0, True
+        self._asked, self._alone, self._shared = 0.0, True, self.lost > 0
         self._unknown = self.alone and not any(store.holds(number) for number, _ in self._shifts)
         self._ended = threading.Event()
         threading.Thread(target=self._beat, daemon=True).start()
@@ -124,6 +129,12 @@ class StoreSession:
             count = self._store.database.read(lambda connection: connection.execute(query).scalar_one())
             self._asked, self._alone = time.monotonic(), count == 0
         return self._alone
+
+    @property
+    def shared(self) -> bool:
+        """Whether another process is or was at work on the same since this one began."""
+        self._shared = self._shared or not self.alone
+        return self._shared
 
     def find(self, keys: Lanes) -> Found | None:
         """What is known of keys [B, 2]; None where nothing can be, as nobody was here before."""
