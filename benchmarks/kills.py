@@ -8,6 +8,7 @@ command is typed again until it ends by itself. Then every promise is checked; t
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import platform
@@ -19,7 +20,7 @@ import tempfile
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -65,7 +66,10 @@ space:
 
 @dataclass(frozen=True)
 class Quotas:
-    """Kills of one study by kind, and how it begins: writes are struck at first, first + step, first + 2 step, ..."""
+    """Kills of one study by kind; writes are struck at first, first + step, first + 2 step, ...
+
+    last: of the writes of its end so many are struck, None for all in such steps.
+    """
 
     worker: int
     main: int
@@ -73,6 +77,7 @@ class Quotas:
     write: int
     first: int
     step: int
+    last: int | None = None
 
 
 @dataclass
@@ -216,17 +221,12 @@ def torment(case: Case, quotas: Quotas) -> None:
         else:
             (_kill_main if kind == "main" else _kill_joined)(case)
     _finished_by_two(case)
-    for strike in _every(quotas.first, quotas.step):
+    for strike in itertools.islice(itertools.count(quotas.first, quotas.step), quotas.last):
         process = case.start(strike)
         process.ended("last writes")
         if process.code != -signal.SIGKILL:
             return
-
-
-def _every(first: int, step: int) -> Iterator[int]:
-    while True:
-        yield first
-        first += step
+    case.start().ended("finishing")
 
 
 def _kill_main(case: Case) -> None:
