@@ -248,7 +248,7 @@ class _Flow:
         mine = self._session.lease([part.keys for part in parts])
         own = [part for part, ours in zip(parts, mine, strict=True) if ours]
         self.elsewhere += [part for part, ours in zip(parts, mine, strict=True) if not ours]
-        if not self._session.alone:
+        if self._session.shared:
             self._look_up(own)  # it may have been recorded just before the lease was ours
         pieces = [piece for part in own for piece in part.pieces()]
         self._session.release([part.keys for part in own if not part.left])
@@ -276,7 +276,7 @@ class _Flow:
         part.left -= results.size
         self._recording.append(piece)
         fresh = Fresh(part.keys[piece.start : piece.stop], results, piece.block.texts(part.scenario))
-        self._settle(self._session.record(fresh, [] if part.left else [part.keys]))
+        self._settle(self._session.record(fresh, [] if part.left else [part.keys], idle=self.calls.away))
 
     def _settle(self, recorded: Sequence[Results]) -> None:
         """Results that are recorded count."""
@@ -343,15 +343,16 @@ class _Calls:
     @property
     def width(self) -> int:
         """How many calls are made ready together."""
-        return _CALLS_PER_JOB * self._jobs if self._away else 1
+        return _CALLS_PER_JOB * self._jobs if self.away else 1
 
     @property
-    def _away(self) -> bool:
+    def away(self) -> bool:
+        """Whether calls are made in worker processes."""
         return self._apart or (self._jobs > 1 and self._spent >= _POOL_PAYS_S)
 
     def made(self, groups: Sequence[list[_Piece]]) -> Iterator[tuple[list[_Piece], list[Results]]]:
         """Results of each group, as they come."""
-        if self._away:
+        if self.away:
             yield from self._made_away(groups)
             return
         for group in groups:
@@ -363,7 +364,8 @@ class _Calls:
 
     def _made_away(self, groups: Sequence[list[_Piece]]) -> Iterator[tuple[list[_Piece], list[Results]]]:
         if self._pool is None:
-            self._pool = Pool(_serve, size=self._jobs, memory_bytes=self._own.executor.memory_bytes)
+            memory = self._own.executor.memory_bytes
+            self._pool = Pool(_serve, (self._own.spec, ()), size=self._jobs, memory_bytes=memory)
         jobs = joblib.Parallel(n_jobs=self._jobs, backend="threading", return_as="generator_unordered")
         try:
             for group, found in jobs(joblib.delayed(self._one)(group) for group in groups):
@@ -390,10 +392,11 @@ class _Calls:
         except (Lost, RuntimeError) as error:
             if self._pool.closed:
                 raise
-            if isinstance(error, Lost) and not self._own.stopping():
-                again = "is evaluated again" if size > 1 or retries else "has failed"
-                print(f"a worker was lost ({_brief(error)}); what it had in hand ({size}) {again}", file=sys.stderr)
-            if size == 1 and retries and not str(error).startswith("TIMEOUT"):
+            again = size == 1 and retries > 0 and not str(error).startswith("TIMEOUT")
+            if isinstance(error, Lost):
+                told = "is evaluated again" if size > 1 or again else "has failed"
+                print(f"a worker was lost ({_brief(error)}); what it had in hand ({size}) {told}", file=sys.stderr)
+            if again:
                 return self._kept(batches, retries - 1)
             return _halved(batches, str(error), lambda half: self._kept(half, retries))
 
@@ -447,8 +450,10 @@ def _brief(error: Exception) -> str:
 
 
 def _serve(asked: tuple[BackendSpec, Sequence[Batch]]) -> list[Results]:
-    """What a worker process does."""
-    return call(*asked)
+    """What a worker process does; asked for nothing, it makes the backend ready."""
+    spec, batches = asked
+    spec.make()
+    return call(spec, batches) if batches else []
 
 
 def call(spec: BackendSpec, batches: Sequence[Batch]) -> list[Results]:

@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 _BEAT_S = 10.0
 _SILENCE_S = 60.0  # after which an owner on another host counts as gone
 _LOOK_S = 0.2  # for which others are taken to be where they were
-_SHARE = 20  # recording may take one part in so many of the time
+_SHARE = 20  # recording may take one part in so many of the time where evaluation waits for it
+_IDLE_SHARE = 4  # and where it does not
 
 
 class Session(Protocol):
@@ -41,8 +42,8 @@ class Session(Protocol):
     lost: int
 
     @property
-    def alone(self) -> bool:
-        """Whether no other process is on this study, as far as was seen a moment ago."""
+    def shared(self) -> bool:
+        """Whether another process is or was at work on the same since this one began."""
 
     def find(self, keys: Lanes) -> Found | None:
         """What is known of keys [B, 2]; None where nothing can be."""
@@ -56,8 +57,11 @@ class Session(Protocol):
     def release(self, parts: Sequence[Lanes]) -> None:
         """Give up parts that need nothing any more."""
 
-    def record(self, fresh: Fresh, parts: Sequence[Lanes]) -> list[Results]:
-        """Take in results, and the parts that are done with them; results that are recorded now, in order."""
+    def record(self, fresh: Fresh, parts: Sequence[Lanes], *, idle: bool = False) -> list[Results]:
+        """Take in results, and the parts that are done with them; results that are recorded now, in order.
+
+        idle: whether evaluation goes on meanwhile.
+        """
 
     def flush(self) -> list[Results]:
         """Record what was taken in."""
@@ -70,7 +74,7 @@ class Forgetful:
     """No store: nothing is known, everything is ours, nothing is kept."""
 
     lost = 0
-    alone = True
+    shared = False
 
     def find(self, keys: Lanes) -> None:
         """Nothing."""
@@ -85,7 +89,7 @@ class Forgetful:
     def release(self, parts: Sequence[Lanes]) -> None:
         """Nothing was taken."""
 
-    def record(self, fresh: Fresh, parts: Sequence[Lanes]) -> list[Results]:
+    def record(self, fresh: Fresh, parts: Sequence[Lanes], *, idle: bool = False) -> list[Results]:
         """The results as they are."""
         return [fresh.results]
 
@@ -116,11 +120,11 @@ class StoreSession:
         self._shifts = [(store.number(one), _shift(hold.context, one)) for one in contexts]
         self.recalled: Counter[int] = Counter()
         self._held: list[tuple[Fresh, Sequence[Lanes]]] = []
-        self._recorded, self._took = time.monotonic(), 0.0
+        self._recorded, self._took_s = time.monotonic(), (0.0, 0.0)  # the last two times: one may be an exception
         self._silent: dict[int, tuple[int, float]] = {}
         self._owner = self._enter()
         self.lost = self._sweep()
-        self._asked, self._alone = 0.0, True
+        self._asked, self._alone, self._shared = 0.0, True, self.lost > 0
         self._made = Seen()
         self._unknown = self.alone and not any(store.holds(number) for number, _ in self._shifts)
         self._ended = threading.Event()
@@ -134,6 +138,12 @@ class StoreSession:
             count = self._store.database.read(lambda connection: connection.execute(query).scalar_one())
             self._asked, self._alone = time.monotonic(), count == 0
         return self._alone
+
+    @property
+    def shared(self) -> bool:
+        """Whether another process is or was at work on the same since this one began."""
+        self._shared = self._shared or not self.alone
+        return self._shared
 
     def find(self, keys: Lanes) -> Found | None:
         """What is known of keys [B, 2]; None where nothing can be, as nobody was here before."""
@@ -173,14 +183,15 @@ class StoreSession:
             return self.lease(parts)
         return [holders.get(name) == self._owner for name in names]
 
-    def record(self, fresh: Fresh, parts: Sequence[Lanes]) -> list[Results]:
+    def record(self, fresh: Fresh, parts: Sequence[Lanes], *, idle: bool = False) -> list[Results]:
         """Take in results, and the parts that are done with them; results that are recorded now, in order.
 
         They are recorded at once where that takes little of the time, else a few together. Where another process was
-        faster, its results are those recorded.
+        faster, its results are those recorded. idle: whether evaluation goes on meanwhile.
         """
         self._held.append((fresh, parts))
-        return [] if time.monotonic() - self._recorded < _SHARE * self._took else self.flush()
+        pause_s = (_IDLE_SHARE if idle else _SHARE) * min(self._took_s)
+        return [] if time.monotonic() - self._recorded < pause_s else self.flush()
 
     def flush(self) -> list[Results]:
         """Record what was taken in, and give up its leases, in one transaction."""
@@ -202,7 +213,7 @@ class StoreSession:
             self._made.add(np.concatenate([fresh.keys for fresh, _ in held]))
         found = [fresh.results if mine else self._settled(fresh) for mine, (fresh, _) in zip(new, held, strict=True)]
         self._recorded = time.monotonic()
-        self._took = self._recorded - began
+        self._took_s = self._took_s[1], self._recorded - began
         return found
 
     def release(self, parts: Sequence[Lanes]) -> None:

@@ -35,11 +35,12 @@ class Lost(Exception):
 class Pool:
     """`size` workers, started when they are needed. serve: what a worker does with an argument (a module's function).
 
+    first: the argument that a new worker is given, without a time limit, before any other: it may have to import.
     memory_bytes: address space of each; None for no limit. Close it when done.
     """
 
-    def __init__(self, serve: Call, *, size: int, memory_bytes: float | None = None) -> None:
-        self._serve, self._memory = serve, memory_bytes
+    def __init__(self, serve: Call, first: Any, *, size: int, memory_bytes: float | None = None) -> None:
+        self._serve, self._first, self._memory = serve, first, memory_bytes
         self._idle: queue.Queue[_Worker | None] = queue.LifoQueue()
         for _ in range(size):
             self._idle.put(None)
@@ -57,6 +58,7 @@ class Pool:
                 with self._lock:  # starting one is not thread-safe
                     worker = _Worker(self._serve, self._memory)
                     self._alive.add(worker)
+                worker.call(self._first, None)
             return worker.call(argument, timeout_s)
         except Lost:
             if worker is not None:
@@ -71,16 +73,6 @@ class Pool:
         self.closed = True
         while self._alive:
             self._alive.pop().end()
-
-
-@contextmanager
-def pool(serve: Call, *, size: int, memory_bytes: float | None = None) -> Iterator[Pool]:
-    """A pool that is closed at the end."""
-    found = Pool(serve, size=size, memory_bytes=memory_bytes)
-    try:
-        yield found
-    finally:
-        found.close()
 
 
 class _Worker:

@@ -236,6 +236,16 @@ def test_two_jobs_are_other_processes_and_give_the_same_results_in_the_same_orde
     assert processes - {float(os.getpid())}, "no worker process was started"
 
 
+def test_a_grid_goes_to_worker_processes_as_soon_as_they_pay_and_not_with_the_next_grid(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(execute, "_POOL_PAYS_S", 1e-6)
+    values = range(40)
+    spec = toy.spec(*((value, "worker") for value in values), batch=1)
+    (found,) = toy.evaluate(spec, [toy.grid(values)], jobs=2)
+    assert os.getpid() not in found.column("gain")[1:]
+
+
 def test_the_event_engine_gives_the_same_results_to_the_bit_for_any_number_of_jobs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -8,6 +8,7 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -19,7 +20,7 @@ import toy
 from hypothesis import given
 from hypothesis import strategies as st
 from postgres import Server
-from sqlalchemy import select
+from sqlalchemy import func, select
 
 from dse.backend import Batch, Result, Results
 from dse.database import StoreError
@@ -411,6 +412,51 @@ def test_a_study_is_evaluated_once_however_it_is_cut_and_told_in_order(url: str)
         assert len(backend.evaluated) == counts[number]  # type: ignore[attr-defined]
     alone = list(toy.evaluate(toy.spec(), [grid]))
     assert rows(done[0]) == rows(alone[0])
+
+
+def test_of_a_grid_a_process_has_a_moments_work_in_hand_and_leaves_the_rest_to_others(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dse.execute._PORTION_S", 0.0)
+    store, held = Store(url), []
+    grid = Batch(toy.things([0])[0], {"thing.x": np.arange(40)})
+    query = select(func.coalesce(func.sum(leases.c.size), 0))
+
+    def seen(count: int) -> None:
+        held.append(store.database.read(lambda connection: connection.execute(query).scalar_one()))
+
+    (found,) = toy.evaluate(toy.spec(batch=1), [grid], session=session(store), seen=seen)
+    assert max(held) <= 2
+    assert rows(found) == rows(made(range(40)))
+
+
+def test_what_another_process_records_while_a_grid_is_evaluated_is_not_evaluated_again(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dse.execute._PORTION_S", 0.0)
+    monkeypatch.setattr("dse.session._LOOK_S", 0.0)
+    store, others = Store(url), list[StoreSession]()
+    grid = Batch(toy.things([0])[0], {"thing.x": np.arange(40)})
+    spec = toy.spec((7, "none such"), batch=1)
+    backend = spec.make()
+    backend.evaluated.clear()  # type: ignore[attr-defined]
+
+    def seen(count: int) -> None:
+        if not others:
+            others.append(session(store))
+            others[0].record(Fresh(toy.point(grid).keys[10:], made(range(10, 40)), [""] * 30), [])
+            others[0].flush()
+
+    (found,) = toy.evaluate(spec, [grid], session=session(store), seen=seen)
+    assert len(backend.evaluated) == 10  # type: ignore[attr-defined]
+    assert rows(found) == rows(made(range(40)))
+
+
+def test_results_wait_for_more_of_them_for_a_shorter_time_where_nothing_waits_for_their_recording() -> None:
+    held = session(new_store())
+    held._took_s, held._recorded = (1.0, 1.0), time.monotonic() - 10.0
+    assert held.record(fresh([1]), []) == []
+    assert len(held.record(fresh([2]), [], idle=True)) == 2
 
 
 # A server

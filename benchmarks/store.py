@@ -1,0 +1,138 @@
+"""What the store costs: `python -m benchmarks.store [--json]`.
+
+Figures of the last long run of kills, recorded for the code as it is (`make kills`), and, measured now: how fast
+results are recorded, how fast the front of a million is found, how fast points become MLflow runs, and what store and
+tracking add to a sweep of 100,000 points. The exit code is 1 where the record is of other code.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from benchmarks.kills import RECORD, ROOT, TREES, trees
+from dse.backend import Results
+from dse.session import Hold, StoreSession
+from dse.store import Context, Fresh, Store
+from dse.tracking import StudyRecord, track
+
+_RECORDED = ("kills", "missing", "wrong", "repeated_fraction")
+_METRICS = tuple(f"metric_{number}" for number in range(12))
+_CALL = 16_384  # designs of one call of the overlap backend
+
+_SWEEP = [
+    "study=ficco_sweep",
+    "budget.trials=1000000",
+    "workload.shapes=[{name: own, m: 16384, n: 16384, k: 8192}]",
+    "space.system.gpu.num_cus=range(200,304,5)",
+    "space.system.gpu.hbm_bytes_per_s=range(4e12,6e12,1e11)",
+]
+_BARE = ["store=none", "tracking=none"]
+
+
+def recorded() -> dict[str, Any]:
+    """Figures of the record of kills; None each where it is not of the code as it is, which is told."""
+    held = json.loads(RECORD.read_text(encoding="utf-8")) if RECORD.exists() else {}
+    try:
+        fits = held.get("trees") == trees()
+    except RuntimeError:
+        fits = False
+    if not fits:
+        told = f"{RECORD.relative_to(ROOT)} is of other code in {', '.join(TREES)}: commit, then run make kills"
+        print(told, file=sys.stderr)
+    return {name: held[name] if fits else None for name in _RECORDED}
+
+
+def store_speed(folder: Path, rows: int = 1_000_000) -> dict[str, float]:
+    """Results recorded per second, as a study does it, and seconds that the front of all of them takes."""
+    random = np.random.default_rng(0)
+    session = StoreSession(
+        store := Store(f"sqlite:///{folder / 'speed.db'}"), Hold(1, Context("bench", "1", "()", _METRICS))
+    )
+    batches = [_batch(random, number) for number in range(-(-rows // _CALL))]
+    began = time.perf_counter()
+    for fresh in batches:
+        session.lease([fresh.keys])
+        session.record(fresh, [fresh.keys])
+    session.flush()
+    spent = time.perf_counter() - began
+    session.leave()
+    began = time.perf_counter()
+    store.front(1, dict.fromkeys(_METRICS[:3], "minimize"))
+    return {"store_results_per_s": _CALL * len(batches) / spent, "front_query_s_1m": time.perf_counter() - began}
+
+
+def _batch(random: np.random.Generator, number: int) -> Fresh:
+    keys = random.integers(0, 2**64, (_CALL, 2), np.uint64)
+    metrics = {name: random.random(_CALL) for name in _METRICS}
+    zeros = np.zeros(_CALL, np.int32)
+    points = [f'{{"scenario": "own", "system.gpu.num_cus": {number}, "place": {place}}}' for place in range(_CALL)]
+    return Fresh(keys, Results(zeros.astype(np.uint8), metrics, zeros, zeros + 1, ("", "analytic")), points)
+
+
+def tracked_per_minute(folder: Path, rows: int = 10_000) -> float:
+    """Points that become MLflow runs in a minute."""
+    random = np.random.default_rng(0)
+    text = {"scenario": "g1", "status": "ok", "reason": "", "engine": "analytic", "on_front": False}
+    knobs = {f"system.gpu.knob_{number}": random.integers(1, 300, rows) for number in range(5)}
+    metrics = {name: random.random(rows) for name in _METRICS}
+    keys = [f"{number:032x}" for number in range(rows)]
+    table = pd.DataFrame({"key": keys, **dict.fromkeys(text), **knobs, **metrics}).assign(**text)
+    empty = folder / "empty"
+    empty.mkdir()
+    record = StudyRecord("bench", "bench", table, tuple(knobs), _METRICS, empty, {}, {}, "")
+    began = time.perf_counter()
+    track(record, uri=f"sqlite:///{folder / 'mlflow.db'}")
+    return 60 * rows / (time.perf_counter() - began)
+
+
+def overhead(folder: Path, repeats: int = 2) -> dict[str, float]:
+    """What store and tracking add to a sweep of about 100,000 points, as a part of its time."""
+    best: dict[str, float] = {}
+    cases = {"bare": _BARE, "store": _BARE[1:], "both": []}
+    for number in range(repeats):
+        for name, words in cases.items():
+            best[name] = min(best.get(name, np.inf), _sweep_s(folder / f"{name}{number}", words))
+    return {
+        "overhead_fraction_100k": best["both"] / best["bare"] - 1,
+        "overhead_of_store_100k": best["store"] / best["bare"] - 1,
+        "sweep_100k_s": best["bare"],
+    }
+
+
+def _sweep_s(folder: Path, words: Sequence[str]) -> float:
+    folder.mkdir()
+    command = [sys.executable, "-m", "dse", *_SWEEP, *words]
+    began = time.perf_counter()
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    subprocess.run(command, cwd=folder, env=environment, check=True, capture_output=True)
+    return time.perf_counter() - began
+
+
+def main() -> int:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", action="store_true", help="print one JSON object with the figures")
+    as_json = parser.parse_args().json
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        found = {**recorded(), **store_speed(folder), **overhead(folder)}
+        found["mlflow_runs_per_minute"] = tracked_per_minute(folder)
+    rows = [f"| {name} | {'–' if value is None else f'{value:,.4g}'} |" for name, value in found.items()]
+    print(json.dumps(found, indent=2) if as_json else "\n".join(["| figure | value |", "|---|--:|", *rows]))
+    return 1 if found["kills"] is None else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
