@@ -7,7 +7,7 @@ SUPPORTED := import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))
 VENV_PACKAGE := import sys; print("python%d.%d-venv" % sys.version_info[:2])
 
 .DEFAULT_GOAL := help
-.PHONY: help setup sweep test bench lint format clean
+.PHONY: help setup sweep test bench kills lint format clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -23,6 +23,9 @@ test: lint ## check style, types and import rules, then run the tests
 
 bench: setup ## time the engines side by side and write BENCHMARKS.md
 	$(BIN)/python -m benchmarks.engine
+
+kills: setup ## kill studies hundreds of times (a quarter of an hour) and record that nothing was lost
+	$(BIN)/python -m benchmarks.kills --record
 
 lint: setup ## check style, types and import rules
 	$(BIN)/ruff check
