@@ -8,7 +8,7 @@ SUPPORTED := import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))
 VENV_PACKAGE := import sys; print("python%d.%d-venv" % sys.version_info[:2])
 
 .DEFAULT_GOAL := help
-.PHONY: help setup sweep test bench parity lint format clean
+.PHONY: help setup sweep test bench kills parity lint format clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -32,6 +32,9 @@ parity: setup ## test tracking with the oldest and the newest MLflow that are al
 	    .parity/bin/python -m pip list --disable-pip-version-check | grep '^mlflow ' && \
 	    .parity/bin/python -m pytest tests/test_tracking.py || exit 1; \
 	done; rm -rf .parity
+
+kills: setup ## kill studies hundreds of times (a quarter of an hour) and record that nothing was lost
+	$(BIN)/python -m benchmarks.kills --record
 
 lint: setup ## check style, types and import rules
 	$(BIN)/ruff check

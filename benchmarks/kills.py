@@ -188,7 +188,7 @@ def _until(done: Callable[[], Any], limit_s: float) -> bool:
     while not done():
         if time.monotonic() > end:
             return False
-        time.sleep(0.01)
+        time.sleep(0.03)  # a look at all processes costs a millisecond or more
     return True
 
 

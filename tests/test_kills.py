@@ -8,9 +8,9 @@ from benchmarks.kills import Quotas, broken, ordeal, total
 
 
 def test_a_study_whose_processes_are_killed_ends_as_one_that_was_left_alone(tmp_path: Path) -> None:
-    quotas = Quotas(worker=4, main=2, joined=1, write=4, first=31, step=20, last=2)
-    found = total([ordeal(quotas, tmp_path, number=1, points=600)])
+    quotas = Quotas(worker=4, main=1, joined=1, write=3, first=41, step=20, last=2)
+    found = total([ordeal(quotas, tmp_path, number=1, points=1000)])
     assert broken(found) == []
-    assert found["kills"] >= 12
-    assert found["points"] == 600
+    assert found["kills"] >= 11
+    assert found["points"] == 1000
     assert found["repeated"] <= 4 * (found["kills"] - found["kills_by_kind"]["worker"])
