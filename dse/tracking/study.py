@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from yaml import YAMLError
 
+from dse import provenance
 from dse.outputs import Outputs
 from dse.report import said
 from dse.standings import winners
@@ -137,7 +138,8 @@ class StudyFolder:
             "dse.git": git["commit"] or git["reason"],
             "dse.dirty": {True: "true", False: "false"}.get(git.get("dirty"), ""),
             "dse.seed": str(self.made["seed"]),
-            "dse.command": " ".join(self.made["command"]),
+            "dse.command": provenance.pasted(self.made),
+            "dse.made": provenance.said(self.made),
             "dse.machine": ", ".join(f"{name} {value}" for name, value in self.made["machine"].items()),
             "mlflow.source.name": "dse",
             "mlflow.source.type": "LOCAL",
