@@ -12,13 +12,17 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, entry_points, requires, version
+from importlib.metadata import PackageNotFoundError, entry_points, version
 from pathlib import Path
 from typing import Any
 
 from dse.discovery import PACKAGES
 from dse.problems import redacted
 
+_LIBRARIES = (
+    *("dse", "hydra-core", "joblib", "matplotlib", "mlflow", "moocore", "numba", "numpy", "optuna", "pandas", "pint"),
+    *("psycopg", "pyarrow", "pydantic", "pyyaml", "rich", "scipy", "seaborn", "simpy", "sqlalchemy"),
+)
 _MACHINE = Path("/proc/cpuinfo")
 
 
@@ -81,12 +85,10 @@ def _commit(git: Mapping[str, Any]) -> str:
 
 
 def _versions() -> dict[str, str]:
-    """Of dse, all it depends on, SQLite, and the distributions that offer plug-ins."""
-    needed = [text for text in requires("dse") or () if "extra ==" not in text]
-    names = {match[0] for text in needed if (match := re.match(r"[\w.-]+", text))}
+    """Of dse, the libraries it depends on, SQLite, and the distributions that offer plug-ins."""
     offered = {entry.dist.name for package in PACKAGES for entry in entry_points(group=f"dse.{package}") if entry.dist}
-    found = {name: _version(name) for name in ("dse", *sorted(names | offered, key=str.lower))}
-    return {**found, "SQLite": sqlite3.sqlite_version}
+    names = dict.fromkeys([*_LIBRARIES, *sorted(offered)])
+    return {**{name: _version(name) for name in names}, "SQLite": sqlite3.sqlite_version}
 
 
 def _version(name: str) -> str:

@@ -54,7 +54,8 @@ def test_there_is_configuration_to_look_at() -> None:
 
 @pytest.mark.parametrize("path", FILES, ids=name_of)
 def test_a_configuration_file_holds_values_and_no_accidents(path: Path) -> None:
-    assert wrong(path) == []
+    found = accidents(path) if path.name == "config.yaml" else wrong(path)  # the only place for settings of Hydra's
+    assert list(map(str, found)) == []
     assert not [
         key for key in keys(yaml.safe_load(path.read_text("utf-8"))) if key.startswith("_") and key.endswith("_")
     ]

@@ -159,9 +159,11 @@ class StudyFolder:
         goals = self.summary["goals"]
         first = next(iter(goals))
         fronts = pq.read_table(self.results, filters=[("on_front", "=", True)]).to_pandas()  # winners are on them
-        lines = [f"**{self.config['study']['description']}**", "", f"| scenario | winner | {first} |", "|---|---|---|"]
+        title = _plain(self.config["study"]["description"])
+        lines = [f"**{title}**", "", f"| scenario | winner | {_plain(first)} |", "|---|---|---|"]
         for _, row in winners(fronts, goals).iterrows():
-            lines.append(f"| {row['scenario']} | {said(row, self.summary['knobs'])} | {row[first]:.6g} |")
+            cells = _plain(row["scenario"]), _plain(said(row, self.summary["knobs"]))
+            lines.append(f"| {' | '.join(cells)} | {row[first]:.6g} |")
         return "\n".join(lines)
 
     def curves(self) -> Iterator[Curve]:
@@ -200,6 +202,12 @@ class StudyFolder:
 
 
 _SIGN: Final = {"minimize": 1.0, "maximize": -1.0}
+
+
+def _plain(told: object) -> str:
+    """A text that Markdown shows as it is: no markup of HTML, no link, no picture, no column of its own."""
+    line = " ".join(str(told).split())
+    return line.replace("&", "&amp;").replace("<", "&lt;").replace("](", "]\\(").replace("|", "\\|")
 
 
 def _steps(count: int) -> list[int]:
