@@ -6,6 +6,7 @@ Exit codes: 0 done; 2 configuration refused, nothing evaluated; 3 too many point
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -21,6 +22,9 @@ Command = Callable[[Sequence[str]], int]
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; its exit code. Nothing that a user can cause ends in a traceback."""
     words = list(sys.argv[1:] if argv is None else argv)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that has no µ is no reason to fail
     try:
         return _dispatch(words)
     except ConfigError as error:
