@@ -8,7 +8,7 @@ SUPPORTED := import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))
 VENV_PACKAGE := import sys; print("python%d.%d-venv" % sys.version_info[:2])
 
 .DEFAULT_GOAL := help
-.PHONY: help setup sweep test bench kills parity lint format clean
+.PHONY: help setup sweep test bench kills faults parity lint format clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -24,6 +24,9 @@ test: lint ## check style, types and import rules, then run the tests
 
 bench: setup ## time the engines side by side and write BENCHMARKS.md
 	$(BIN)/python -m benchmarks.engine
+
+faults: setup ## inject every fault of the survival matrix and write docs/faults.md
+	$(BIN)/python -m benchmarks.faults
 
 parity: setup ## test tracking with the oldest and the newest MLflow that are allowed
 	for mlflow in $(MLFLOWS); do \

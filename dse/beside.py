@@ -55,7 +55,7 @@ def beside(wanted: Tracking) -> Iterator[Beside]:
         return
     found = [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
     child = subprocess.Popen(
-        [sys.executable, "-W", "ignore", "-m", "dse.beside"],
+        [sys.executable, "-P", "-W", "ignore", "-m", "dse.beside"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

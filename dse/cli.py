@@ -6,12 +6,13 @@ Exit codes: 0 done; 2 configuration refused, nothing evaluated; 3 too many point
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from dse import discovery
-from dse.compose import conf_dir, listing, request
+from dse.compose import check_foreign, conf_dir, listing, request
 from dse.problems import Broken, ConfigError, Problem, did_you_mean
 
 OK, REFUSED, FAILED_POINTS, ENVIRONMENT, INTERRUPTED = 0, 2, 3, 4, 130
@@ -21,6 +22,9 @@ Command = Callable[[Sequence[str]], int]
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; its exit code. Nothing that a user can cause ends in a traceback."""
     words = list(sys.argv[1:] if argv is None else argv)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that has no µ is no reason to fail
     try:
         return _dispatch(words)
     except ConfigError as error:
@@ -71,15 +75,26 @@ def _command(name: str) -> Command:
 
 
 def _needs_hydra(words: Sequence[str]) -> bool:
-    """Hydra's own flags go to Hydra."""
-    own = ("--config-dir", "-cd")
-    return any(word.startswith("-") and word.partition("=")[0] not in own for word in words)
+    """Hydra's own flags go to Hydra. Raises ConfigError for flags that would read other configurations, or pickles."""
+    flags = [word.partition("=")[0] for word in words if word.startswith("-")]
+    wrong = [flag for flag in flags if flag not in (*_OWN_FLAGS, *_HYDRA_FLAGS)]
+    if wrong:
+        way = did_you_mean(wrong[0], (*_OWN_FLAGS, *_HYDRA_FLAGS))
+        raise ConfigError([Problem(wrong[0], "is no flag that is understood here", way_out=way)])
+    return any(flag not in _OWN_FLAGS for flag in flags)
+
+
+_OWN_FLAGS = ("--config-dir", "-cd")
+_HYDRA_FLAGS = (
+    *("--cfg", "-c", "--resolve", "--package", "-p", "--run", "-r", "--multirun", "-m", "--info", "-i"),
+    *("--hydra-help", "--version", "--shell-completion", "-sc"),
+)
 
 
 def _folder(words: Sequence[str]) -> Path | None:
     for index, word in enumerate(words):
         name, equals, value = word.partition("=")
-        if name in ("--config-dir", "-cd"):
+        if name in _OWN_FLAGS:
             found = value or (words[index + 1] if index + 1 < len(words) and not equals else "")
             if not found:
                 raise ConfigError([Problem(name, "names no folder", way_out=f"write {name}=<folder>")])
@@ -92,7 +107,7 @@ def _overrides(words: Sequence[str]) -> list[str]:
     for word in words:
         if skip:
             skip = False
-        elif word in ("--config-dir", "-cd"):
+        elif word in _OWN_FLAGS:
             skip = True
         elif not word.startswith("-"):
             found.append(word)
@@ -104,6 +119,7 @@ def _hydra(words: Sequence[str]) -> int:
     import hydra
     from hydra.core.hydra_config import HydraConfig
 
+    check_foreign(words, _folder(words))
     codes = [OK]
 
     def job(_: object) -> None:

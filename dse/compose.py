@@ -15,9 +15,9 @@ from typing import Any
 
 import yaml
 
-from dse.problems import Problem, did_you_mean
+from dse.problems import ConfigError, Problem, did_you_mean
 from dse.space import Knob, get_path, set_path
-from dse.yamlcheck import accidents
+from dse.yamlcheck import accidents, calls_code, is_hydras, looked_at, unreadable
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,8 @@ class Request:
     """A composed configuration.
 
     tree: everything, resolved. options: group -> option -> its tree, for the groups whose `name` is searched. knobs:
-    the space. overrides: as typed. fixed: groups whose option was typed. problems: what is wrong so far.
+    the space. overrides: as typed. fixed: groups whose option was typed. problems: what is wrong so far. folder: of the
+    user's own configuration.
     """
 
     tree: dict[str, Any]
@@ -34,6 +35,7 @@ class Request:
     overrides: tuple[str, ...]
     fixed: frozenset[str] = frozenset()
     problems: tuple[Problem, ...] = ()
+    folder: Path | None = None
 
 
 def conf_dir() -> Path:
@@ -50,10 +52,9 @@ def listing(group: str, folders: Sequence[Path] = ()) -> dict[str, str]:
 
 
 def _description(path: Path) -> str:
-    try:
-        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError):
-        return ""
+    if unreadable(path):
+        return "(cannot be read)"
+    tree = yaml.safe_load(path.read_text(encoding="utf-8"))
     found = tree.get("study", tree) if isinstance(tree, dict) else {}
     return str(found.get("description", "")) if isinstance(found, dict) else ""
 
@@ -101,11 +102,25 @@ class _Composer:
             except HydraException as error:
                 self.note(text, f"cannot be parsed: {str(error).splitlines()[0]}")
                 continue
+            if self._is_foreign(text, one):
+                continue
             kind = "delete" if one.is_delete() else "add" if one.is_add() or one.is_force_add() else "change"
             key = one.key_or_group.removesuffix(".name") if self._is_option(one.key_or_group) else one.key_or_group
             sweep = bool(one.is_sweep_override())
             found.append(_Line(text, key, None if kind == "delete" else one.value(), kind, sweep))
         return found
+
+    def _is_foreign(self, text: str, one: Any) -> bool:
+        """Whether an override would have Hydra call something; noted."""
+        key, way = text.partition("=")[0].lstrip("+~"), "leave it out"
+        if is_hydras(key):
+            rule = "is a setting of Hydra's, which may run code and is not for a study to change"
+            self.note(key, rule, way_out=f"{way}; flags such as --multirun and --cfg job are allowed")
+        elif any(map(calls_code, key.split("."))) or "_target_" in text.partition("=")[2]:
+            self.note(key, "names a class to call; plug-ins are chosen by name", one.input_line, way)
+        else:
+            return False
+        return True
 
     def _is_option(self, key: str) -> bool:
         return key.endswith(".name") and key.removesuffix(".name") in self.groups()
@@ -151,8 +166,28 @@ def request(texts: Sequence[str], folder: Path | None = None) -> Request:
     if folder is not None and not folder.is_dir():
         composer.note("--config-dir", "is no folder", str(folder))
         return Request({}, {}, (), tuple(texts), problems=tuple(composer.problems))
+    if not _readable(composer):
+        composer.lines(texts)
+        return Request({}, {}, (), tuple(texts), problems=tuple(composer.problems))
     with _initialised():
         return _request(composer, texts)
+
+
+def check_foreign(texts: Sequence[str], folder: Path | None) -> None:
+    """Refuse what must not reach Hydra's own command line. Raises ConfigError."""
+    composer = _Composer(folder)
+    if folder is None or folder.is_dir():
+        _readable(composer)
+    composer.lines([text for text in texts if not text.startswith("-") and ("=" in text or text.startswith("~"))])
+    if composer.problems:
+        raise ConfigError(composer.problems)
+
+
+def _readable(composer: _Composer) -> bool:
+    """Whether every file of the user's folder may be read; problems are noted."""
+    found = [problem for _, problems in looked_at(composer.folder) for problem in problems] if composer.folder else []
+    composer.problems.extend(found)
+    return not found
 
 
 def _request(composer: _Composer, texts: Sequence[str]) -> Request:
@@ -161,8 +196,6 @@ def _request(composer: _Composer, texts: Sequence[str]) -> Request:
     chosen = [line for line in lines if line.key in groups and line.kind == "change" and isinstance(line.value, str)]
     good = [line for line in chosen if _option_exists(composer, line, groups)]
     _accidents(composer, good)
-    if any(problem.rule.startswith("is not YAML") for problem in composer.problems):
-        return Request({}, {}, (), tuple(texts), problems=tuple(composer.problems))
     picks = [f"{line.key}={line.value}" for line in good]
     tree = composer.compose(picks)
     for line in good:
@@ -179,7 +212,7 @@ def _request(composer: _Composer, texts: Sequence[str]) -> Request:
     named = searched | {path: (*searched.get(path, ()), value) for path, value in dict(baseline).items()}
     options = _options(composer, picks, named, values)
     groups_fixed = frozenset(line.key for line in good)
-    return Request(tree, options, knobs, tuple(texts), groups_fixed, tuple(composer.problems))
+    return Request(tree, options, knobs, tuple(texts), groups_fixed, tuple(composer.problems), composer.folder)
 
 
 @contextlib.contextmanager
@@ -211,7 +244,7 @@ def _check_name(composer: _Composer, tree: Mapping[str, Any], group: str, option
 
 def _accidents(composer: _Composer, chosen: Sequence[_Line]) -> None:
     """Look for YAML accidents in the user's own files and in the options that were chosen."""
-    own = sorted(composer.folder.rglob("*.yaml")) if composer.folder else []
+    own = [path for path, _ in looked_at(composer.folder)] if composer.folder else []
     shipped = [conf_dir() / line.key / f"{line.value}.yaml" for line in chosen]
     for path in [*own, *(path for path in shipped if path.is_file())]:
         composer.problems.extend(accidents(path))

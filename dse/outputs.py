@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -17,6 +17,20 @@ from dse.problems import ConfigError, Problem, did_you_mean
 
 if TYPE_CHECKING:
     import pandas as pd
+
+
+@contextlib.contextmanager
+def whole(path: Path) -> Iterator[Path]:
+    """A file to write in place of `path`, which it becomes when it is whole: until then the old one stays."""
+    for left in path.parent.glob(f".{path.name}.*"):
+        if not Path("/proc", left.name.rpartition(".")[2]).exists():  # its writer was killed
+            left.unlink(missing_ok=True)
+    fresh = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        yield fresh
+        fresh.replace(path)
+    finally:
+        fresh.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True)
@@ -68,7 +82,8 @@ class Outputs:
 
     def write_table(self, name: str, table: pd.DataFrame) -> None:
         """`<name>.parquet`; the same table gives the same bytes."""
-        table.to_parquet(self.folder / f"{name}.parquet", index=False)
+        with whole(self.folder / f"{name}.parquet") as fresh:
+            table.to_parquet(fresh, index=False)
 
     def read_table(self, name: str) -> pd.DataFrame:
         """`<name>.parquet` as a DataFrame."""
@@ -79,7 +94,8 @@ class Outputs:
     def write_json(self, name: str, value: Any) -> None:
         """`<name>.json`."""
         text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
-        (self.folder / f"{name}.json").write_text(text + "\n", encoding="utf-8")
+        with whole(self.folder / f"{name}.json") as fresh:
+            fresh.write_text(text + "\n", encoding="utf-8")
 
     def read_json(self, name: str) -> Any:
         """`<name>.json`."""
@@ -88,7 +104,8 @@ class Outputs:
     def write_config(self, tree: Mapping[str, Any]) -> None:
         """`config.yaml`, the composed configuration."""
         text = yaml.safe_dump(dict(tree), sort_keys=False, allow_unicode=True)
-        (self.folder / "config.yaml").write_text(text, encoding="utf-8")
+        with whole(self.folder / "config.yaml") as fresh:
+            fresh.write_text(text, encoding="utf-8")
 
     def read_config(self) -> dict[str, Any]:
         """The composed configuration."""

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dse.outputs import whole
+
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
@@ -38,7 +40,8 @@ def save(figure: Figure, folder: Path, name: str) -> list[Path]:
     paths = [folder / f"{name}.{kind}" for kind in ("png", "svg")]
     for path in paths:
         metadata = {"Date": None} if path.suffix == ".svg" else {"Software": None}
-        figure.savefig(path, dpi=140, metadata=metadata)
+        with whole(path) as fresh:
+            figure.savefig(fresh, dpi=140, metadata=metadata, format=path.suffix[1:])
     plt.close(figure)
     return paths
 

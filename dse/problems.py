@@ -76,13 +76,38 @@ class Problems:
             raise ConfigError(self.found)
 
 
+_SECRET = r"(?:token|secret|password|passwd|api_?key|access_?key|private_?key|credentials?)"
+
+
 def hidden(text: str) -> str:
     """A text whose URIs have lost their passwords.
 
     >>> hidden("cannot reach postgresql://me:secret@host/x")
     'cannot reach postgresql://me:***@host/x'
     """
-    return re.sub(r"(://[^/@:\s]*):[^/@\s]*@", r"\1:***@", text)
+    plain = re.sub(r"(://[^/@:\s]*):[^@\s]*@", r"\1:***@", text)
+    return re.sub(rf"(?i)([?&][\w-]*{_SECRET}[\w-]*=)[^&\s]*", r"\1***", plain)
+
+
+def redacted(tree: Any) -> Any:
+    """A tree, or a text such as an override, that may be written down: without passwords and what is named a secret.
+
+    >>> redacted({"store": {"url": "postgresql://me:x@host/db"}, "api_key": "abc", "tokens": 3})
+    {'store': {'url': 'postgresql://me:***@host/db'}, 'api_key': '***', 'tokens': 3}
+    """
+    if isinstance(tree, Mapping):
+        return {key: "***" if _is_secret(key, value) else redacted(value) for key, value in tree.items()}
+    if isinstance(tree, (list, tuple)):
+        return [redacted(value) for value in tree]
+    if not isinstance(tree, str):
+        return tree
+    name, equals, value = tree.partition("=")
+    return f"{name}=***" if equals and _is_secret(name, value) else hidden(tree)
+
+
+def _is_secret(name: object, value: object) -> bool:
+    last = str(name).rpartition(".")[2]
+    return isinstance(value, str) and bool(value) and re.fullmatch(rf"(?i)(.*[_-])?{_SECRET}", last) is not None
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -1,48 +1,132 @@
-"""What a result was made with: command, code, versions, machine."""
+"""What a result was made with: command, code, versions, machine. What is named a secret is not written down."""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
+import re
+import shlex
+import sqlite3
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, entry_points, version
 from pathlib import Path
 from typing import Any
 
-_LIBRARIES = ("dse", "hydra-core", "joblib", "mlflow", "numpy", "optuna", "pandas", "pydantic", "simpy")
+from dse.discovery import PACKAGES
+from dse.problems import redacted
+
+_LIBRARIES = (
+    *("dse", "hydra-core", "joblib", "matplotlib", "mlflow", "moocore", "numba", "numpy", "optuna", "pandas", "pint"),
+    *("psycopg", "pyarrow", "pydantic", "pyyaml", "rich", "scipy", "seaborn", "simpy", "sqlalchemy"),
+)
+_MACHINE = Path("/proc/cpuinfo")
 
 
-def record(overrides: Sequence[str], backend: str, seed: int) -> dict[str, Any]:
-    """Provenance of one study run, ready for JSON."""
+def record(overrides: Sequence[str], folder: Path | None, *, backend: str, seed: int) -> dict[str, Any]:
+    """Provenance of one study run, ready for JSON. folder: of the user's own configuration."""
+    own = [] if folder is None else [f"--config-dir={folder}"]
+    typed = [str(redacted(text)) for text in overrides]
     return {
-        "command": ["python", "-m", "dse", *overrides],
+        "command": ["python", "-m", "dse", *own, *typed],
+        "overrides": typed,
+        "config_dir": None if folder is None else str(folder),
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "backend": backend,
         "seed": seed,
-        "git": _git(),
-        "versions": {name: version(name) for name in _LIBRARIES},
+        "git": _git(Path(__file__).resolve().parents[1]),
+        "versions": _versions(),
         "python": platform.python_version(),
-        "machine": {"system": platform.platform(), "processor": platform.machine(), "cores": os.cpu_count()},
+        "machine": _machine(),
         "executable": Path(sys.executable).name,
     }
 
 
-def _git() -> dict[str, Any]:
-    """Commit and dirtiness of the code, or why they are not known."""
-    folder = Path(__file__).resolve().parent
+def said(made: Mapping[str, Any]) -> str:
+    """One line for a person: the code, and what differs in the runs whose results were taken."""
+    git, machine = made["git"], made["machine"]
+    code = f"git {_commit(git)}" if git["commit"] else f"no git ({git['reason']})"
+    where = f"Python {made['python']} on {machine.get('cpu') or machine.get('system')}"
+    others = [f"of {run['time']}: {', '.join(run['changed'])}" for run in made.get("mixed", [])]
+    return f"made with {code}, {where}" + (f"; some results are {'; '.join(others)}" if others else "")
+
+
+def pasted(made: Mapping[str, Any]) -> str:
+    """The command, as a shell takes it."""
+    return shlex.join(made["command"])
+
+
+def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """In what two runs differ that may matter: code, Python, libraries, machine."""
+    before, now = _facts(old), _facts(new)
+    names = dict.fromkeys([*before, *now])
+    return [
+        f"{name} {before.get(name, 'absent')} -> {now.get(name, 'absent')}"
+        for name in names
+        if before.get(name) != now.get(name)
+    ]
+
+
+def _facts(made: Mapping[str, Any]) -> dict[str, str]:
+    git, machine = made.get("git", {}), made.get("machine", {})
+    found = {"git": _commit(git), "Python": str(made.get("python", ""))}
+    found |= {name: str(value) for name, value in made.get("versions", {}).items()}
+    return found | {name: str(machine[name]) for name in ("cpu", "system") if name in machine}
+
+
+def _commit(git: Mapping[str, Any]) -> str:
+    if not git.get("commit"):
+        return "none"
+    dirty = f" + uncommitted changes {git.get('diff', '')}".rstrip() if git.get("dirty") else ""
+    return f"{git['commit'][:12]}{dirty}"
+
+
+def _versions() -> dict[str, str]:
+    """Of dse, the libraries it depends on, SQLite, and the distributions that offer plug-ins."""
+    offered = {entry.dist.name for package in PACKAGES for entry in entry_points(group=f"dse.{package}") if entry.dist}
+    names = dict.fromkeys([*_LIBRARIES, *sorted(offered)])
+    return {**{name: _version(name) for name in names}, "SQLite": sqlite3.sqlite_version}
+
+
+def _version(name: str) -> str:
     try:
-        commit = _ask(folder, "rev-parse", "HEAD")
-        return {
-            "commit": commit,
-            "dirty": bool(_ask(folder, "status", "--porcelain", "--untracked-files=no")),
-        }
+        return version(name)
+    except PackageNotFoundError:
+        return "absent"
+
+
+def _machine() -> dict[str, Any]:
+    cpus = re.findall(r"^model name\s*:\s*(.+)$", _MACHINE.read_text() if _MACHINE.is_file() else "", re.MULTILINE)
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return {
+        "system": platform.platform(),
+        "processor": platform.machine(),
+        "cpu": cpus[0].strip() if cpus else platform.processor(),
+        "cores": os.cpu_count(),
+        "usable_cores": usable,
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+    }
+
+
+def _git(root: Path) -> dict[str, Any]:
+    """Commit and uncommitted changes of the code, new files among them, or why they are not known."""
+    places = [f":/{package}" for package in (*PACKAGES, "conf")]
+    try:
+        _ask(root, "ls-files", "--error-unmatch", "dse/provenance.py")  # dse may be installed inside another checkout
+        changed = _ask(root, "status", "--porcelain", "--", *places)
+        found = {"commit": _ask(root, "rev-parse", "HEAD"), "dirty": bool(changed)}
+        if changed:
+            diff = changed + _ask(root, "diff", "HEAD", "--", *places)
+            found["diff"] = hashlib.sha256(diff.encode("utf-8", "surrogateescape")).hexdigest()[:12]
+        return found
     except (OSError, subprocess.SubprocessError):
         return {"commit": None, "reason": "the code does not run from a git checkout"}
 
 
 def _ask(folder: Path, *words: str) -> str:
-    done = subprocess.run(["git", "-C", str(folder), *words], capture_output=True, text=True, check=True, timeout=20)
-    return done.stdout.strip()
+    command = ["git", "-C", str(folder), *words]
+    done = subprocess.run(command, capture_output=True, check=True, timeout=20)
+    return done.stdout.decode("utf-8", "surrogateescape").strip()

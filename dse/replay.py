@@ -20,12 +20,14 @@ from dse.values import key as identity
 def replayed(outputs: Outputs, start: str, folder: Path | None) -> list[Path]:
     """Run one point of a stored table again; the picture of its timeline and its trace (`chrome://tracing`, Perfetto).
 
-    start: the first letters of its key. folder: of the user's own configuration, if the run had one. Raises
+    start: the first letters of its key. folder: of the user's own configuration, if it is not where it was. Raises
     ConfigError where no point or several are meant, or where code or configuration have changed since.
     """
-    row = _row(outputs, start)
-    overrides = outputs.read_json("provenance")["command"][3:]
-    planned = plan(request(overrides, folder))
+    row, made = _row(outputs, start), outputs.read_json("provenance")
+    recorded = made.get("config_dir")
+    planned = plan(
+        request(made.get("overrides", made["command"][3:]), folder or (Path(recorded) if recorded else None))
+    )
     replay = planned.backend.replay(_design(planned, row))
     if not replay.intervals:
         raise ConfigError([Problem("simulator", "tells its metrics only, not when it did what", planned.spec.name)])
@@ -58,7 +60,7 @@ def _design(planned: Plan, row: Any) -> Any:
         if block.design is not None and identity(block.design, *planned.context.words) == row["key"]:
             return block.design
     rule = "was made by other code or another configuration, and cannot be run again as it was"
-    raise ConfigError([Problem("key", rule, row["key"], "run the study again, or give its --config-dir")])
+    raise ConfigError([Problem("key", rule, row["key"], "run the study again, or give its config_dir=")])
 
 
 def _plain(value: Any) -> Any:

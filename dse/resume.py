@@ -15,7 +15,8 @@ from sqlalchemy import insert, select, update
 
 from dse.owner import Owner
 from dse.plan import Plan
-from dse.problems import ConfigError, Problem
+from dse.problems import ConfigError, Problem, redacted
+from dse.provenance import changes
 from dse.session import Hold, StoreSession
 from dse.store import Store, owners, studies
 from dse.values import LABELS, leaves
@@ -28,13 +29,17 @@ _SHOWN = 12  # differences that are told one by one
 
 @dataclass(frozen=True)
 class Begun:
-    """A study in the store. done: results it had when it began; resumed: whether it was there before."""
+    """A study in the store. done: results it had when it began; resumed: whether it was there before.
+
+    earlier: provenance of the runs that made those results.
+    """
 
     store: Store
     study: int
     session: StoreSession
     done: int
     resumed: bool
+    earlier: tuple[Mapping[str, Any], ...] = ()
 
     def __str__(self) -> str:
         flight = f", {self.session.lost} were in flight" if self.session.lost else ""
@@ -54,9 +59,9 @@ def begin(store: Store, plan: Plan, provenance: Mapping[str, Any]) -> Begun:
     values = {
         "state": "running",
         "context": store.number(plan.context),
-        "command": json.dumps(plan.request.overrides),
+        "command": json.dumps(redacted(plan.request.overrides)),
         "asked": json.dumps(asked),
-        "request": json.dumps(plan.request.tree, default=str),
+        "request": json.dumps(redacted(plan.request.tree), default=str),
         "provenance": json.dumps(provenance),
     }
     going_on = same if same is not None else other if mode == "accept" else None
@@ -76,10 +81,35 @@ def _gone_on(store: Store, plan: Plan, old: Row[Any], values: Mapping[str, Any])
     """An earlier study under the present question; results of what evaluated it then still count."""
     numbers = {*json.loads(old.accepted), old.context} - {values["context"]}
     accepted = [found for number in sorted(numbers) if (found := store.context(number)) is not None]
-    changed = update(studies).where(studies.c.id == old.id).values(**values, accepted=json.dumps(sorted(numbers)))
+    made, before = json.loads(values["provenance"]), json.loads(old.provenance)
+    done = store.count(old.id)
+    earlier = _distinct([*before.pop("earlier", []), *([before] if done else [])])
+    held = {
+        **values,
+        "provenance": json.dumps({**made, "earlier": earlier}),
+        "accepted": json.dumps(sorted(numbers)),
+    }
+    changed = update(studies).where(studies.c.id == old.id).values(**held)
     store.database.write(lambda connection: connection.execute(changed))
     session = StoreSession(store, Hold(old.id, plan.context, tuple(accepted)))
-    return Begun(store, old.id, session, store.count(old.id), resumed=True)
+    return Begun(store, old.id, session, done, resumed=True, earlier=tuple(earlier))
+
+
+def _distinct(runs: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The last of the runs that were made with the same code, versions and machine."""
+    found: list[Mapping[str, Any]] = []
+    for run in runs:
+        found = [*(one for one in found if changes(one, run)), run]
+    return found
+
+
+def mixed(begun: Begun, made: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Earlier runs whose results are among those of this one (`made`) and that were made otherwise: when, and how."""
+    others = [study for study in begun.session.recalled if study != begun.study]
+    query = select(studies.c.provenance).where(studies.c.id.in_(others)).order_by(studies.c.id)
+    texts = begun.store.database.read(lambda connection: connection.execute(query).scalars().all()) if others else []
+    runs = _distinct([*begun.earlier, *map(json.loads, texts)])
+    return [{"time": run.get("time", ""), "changed": found} for run in runs if (found := changes(run, made))]
 
 
 def finish(begun: Begun) -> None:
@@ -106,7 +136,7 @@ def _earlier(store: Store, plan: Plan, asked: Mapping[str, str]) -> tuple[Row[An
     here = store.database.read(lambda connection: connection.execute(select(owners)).all())
     busy = {row.study for row in here if not Owner(row.host, row.boot, row.space, row.pid, row.started).gone}
     same = next((row for row in rows if json.loads(row.asked) == asked), None)
-    command = json.dumps([text for text in plan.request.overrides if not text.startswith("resume=")])
+    command = json.dumps([text for text in redacted(plan.request.overrides) if not text.startswith("resume=")])
     for row in rows:
         earlier = json.dumps([text for text in json.loads(row.command) if not text.startswith("resume=")])
         if earlier == command or (row.state == "running" and row.id not in busy):

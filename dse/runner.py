@@ -19,7 +19,7 @@ from dse.execute import Interrupted
 from dse.interrupt import Stop, stoppable
 from dse.outputs import Outputs
 from dse.plan import Plan, plan
-from dse.problems import ConfigError, Problem, pairs
+from dse.problems import ConfigError, Problem, pairs, redacted
 from dse.selection import Selection
 from dse.store import Store
 from dse.study import Findings, Support
@@ -62,7 +62,7 @@ def _found(planned: Plan) -> tuple[Outputs, Findings]:
         except BaseException:
             outputs.discard()
             raise
-        _store(planned, found, outputs=outputs, made={**made, **_recalled(begun)})
+        _store(planned, found, outputs=outputs, made={**made, **_recalled(begun, made)})
         if begun is not None:
             resume.finish(begun)
     return outputs, found
@@ -103,23 +103,24 @@ def _searched(planned: Plan, outputs: Outputs, begun: resume.Begun | None, stop:
         raise Interrupted(stop.number, f"interrupted{kept}") from None
 
 
-def _recalled(begun: resume.Begun | None) -> dict[str, Any]:
-    """The study in the store, and from which others results were taken."""
+def _recalled(begun: resume.Begun | None, made: Mapping[str, Any]) -> dict[str, Any]:
+    """The study in the store, from which others results were taken, and what differs in the runs that made them."""
     if begun is None:
         return {}
     recalled = {str(study): count for study, count in begun.session.recalled.items() if study != begun.study}
-    return {"study": begun.study, "recalled": recalled}
+    return {"study": begun.study, "recalled": recalled, "mixed": resume.mixed(begun, made)}
 
 
 def _provenance(planned: Plan) -> dict[str, Any]:
     backend = f"{planned.spec.name} {planned.backend.version}"
-    return provenance.record(planned.request.overrides, backend, planned.settings.seed)
+    request = planned.request
+    return provenance.record(request.overrides, request.folder, backend=backend, seed=planned.settings.seed)
 
 
 def _store(planned: Plan, found: Findings, *, outputs: Outputs, made: Mapping[str, Any]) -> None:
     settings = planned.settings
     outputs.write_table("timelines", found.timelines)
-    outputs.write_config(planned.request.tree)
+    outputs.write_config(redacted(planned.request.tree))
     outputs.write_json(
         "summary",
         {
@@ -172,6 +173,7 @@ def _tell(
     if not shown.complete:
         console.print(f"figures show {shown}; results.parquet has them all")
     console.print(_rests_on(made["facts"]))
+    console.print(provenance.said(made))
     console.print(
         f"written to {outputs.folder}/ (results.parquet, claims.json, figures/, config.yaml, provenance.json)",
         soft_wrap=True,
@@ -211,6 +213,7 @@ def redraw(words: Sequence[str]) -> int:
     console = _console()
     console.print(report.summary(outputs, shown.table))
     console.print(report.claims_table(rows))
+    console.print(provenance.said(outputs.read_json("provenance")))
     console.print(f"redrew {len(paths)} figures and claims.json in {outputs.folder}/", soft_wrap=True)
     return 0
 
@@ -219,8 +222,8 @@ def timeline(words: Sequence[str]) -> int:
     """`timeline study=<name> key=<its first letters> [config_dir=...] [output_dir=...]`: one point in full."""
     from dse.replay import replayed
 
-    given = pairs(words, {"study": "", "key": "", "config_dir": ".", "output_dir": "outputs"})
-    folder = None if given["config_dir"] == "." else Path(given["config_dir"])
+    given = pairs(words, {"study": "", "key": "", "output_dir": "outputs"}, optional=("config_dir",))
+    folder = Path(given["config_dir"]) if "config_dir" in given else None
     outputs = Outputs.latest(Path(given["output_dir"]), given["study"])
     for path in replayed(outputs, given["key"], folder):
         _console().print(str(path), soft_wrap=True)

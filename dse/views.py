@@ -135,6 +135,8 @@ def sync(words: Sequence[str]) -> int:
 def _wanted(study: StudyFolder, given: Mapping[str, str]) -> Tracking:
     """The views of a study run: those given, else its own, else MLflow's usual place."""
     own = {key: value for key, value in study.config["tracking"].items() if key in Tracking.model_fields}
+    for name in ("uri", "optuna"):  # without the password that was not written down, PGPASSWORD or ~/.pgpass counts
+        own[name] = own[name].replace(":***@", "@") if own.get(name) else None
     if "uri" in given or "optuna" in given:
         own |= {"uri": given.get("uri"), "optuna": given.get("optuna")}
     elif own.get("uri") is None and own.get("optuna") is None:
@@ -152,7 +154,7 @@ def _repair(uris: Iterable[str]) -> None:
         except tracking.TrackingError as error:
             _print(str(error), True)
         else:
-            _print(f"the damaged database is kept as {aside}" if aside else f"{uri} is sound", False)
+            _print(f"the damaged database is kept as {aside}" if aside else f"{hidden(uri)} is sound", False)
 
 
 def _print(told: str, failed: bool) -> None:

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 _GRACE_S = 2.0  # from being asked to end to being made to
+_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
 _SAID = 2000  # characters that are kept of what a lost call wrote
 
 Call = Callable[[Any], Any]
@@ -87,7 +88,7 @@ class _Worker:
         self._pipe, theirs = context.Pipe()
         arguments = (theirs, serve, memory_bytes, str(self._said))
         self._process = context.Process(target=_work, args=arguments, daemon=True)
-        with _default_signals():
+        with _default_signals(), _one_thread():
             self._process.start()
         theirs.close()
 
@@ -151,6 +152,18 @@ def _default_signals() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """While the server process starts: its workers, one per core, use one thread each unless told otherwise."""
+    mine = [name for name in _THREADS if name not in os.environ]
+    os.environ.update(dict.fromkeys(mine, "1"))
+    try:
+        yield
+    finally:
+        for name in mine:
+            os.environ.pop(name, None)
 
 
 def _work(pipe: Connection, serve: Call, memory_bytes: float | None, said: str) -> None:

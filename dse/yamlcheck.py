@@ -1,10 +1,17 @@
-"""YAML accidents: what a person wrote and YAML 1.1 reads as something else, refused with file and line."""
+"""What a configuration file may hold: data within limits, and nothing that YAML 1.1 reads as something else.
+
+Files of a folder that a user was given are read by nobody before they were looked at here: no aliases (a short file
+can stand for gigabytes), no class to call, no setting of Hydra (some run code), nothing from outside the folder.
+"""
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -12,48 +19,137 @@ from dse.problems import Problem
 
 MOST_BYTES = 1 << 20
 MOST_DEPTH = 50
+MOST_NODES = 100_000
+MOST_FILES = 1_000
+_MOST_TOLD = 20  # problems of one file
+
 _ACCIDENTS = {
     re.compile(r"[-+]?[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?"): "would be read in base 60",
     re.compile(r"[-+]?0[0-9]+"): "would be read in base 8 (or lose its leading zero)",
     re.compile(r"[-+]?[0-9]+_[0-9_]+"): "has an underscore inside a number",
     re.compile(r"(?i:on|off|yes|no)"): "would be read as true or false",
 }
+_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast where libyaml is there
+_HYDRA = re.compile(r"(?<![\w-])hydra(?![\w-])")
+_HEADER = re.compile(r"^\s*#\s*@package\s+(.*)$", re.MULTILINE)
+_OUTSIDE = re.compile(r"(^|/)\.\.(/|$)")
+_RUNS = "is a setting of Hydra's, and some of these run code"
+_CALLS = "names a class to call; plug-ins are chosen by name"
 
 
-def accidents(path: Path) -> Iterator[Problem]:
-    """Problems of one YAML file: size, nesting, aliases, code tags, and plain scalars that YAML 1.1 misreads."""
+def looked_at(folder: Path) -> Iterator[tuple[Path, list[Problem]]]:
+    """The YAML files of a user's folder, links followed, each with why it must not be read (none: it may be)."""
+    seen: set[str] = set()
+    count = 0
+    for place, folders, names in os.walk(folder, followlinks=True):
+        folders[:] = sorted(one for one in folders if os.path.realpath(Path(place, one)) not in seen)
+        seen.update(os.path.realpath(Path(place, one)) for one in folders)
+        for name in sorted(name for name in names if name.endswith(".yaml")):
+            count += 1
+            if count > MOST_FILES:
+                yield folder, [Problem(str(folder), f"holds more than {MOST_FILES} YAML files")]
+                return
+            path = Path(place, name)
+            inside = "hydra" in path.relative_to(folder).with_suffix("").parts
+            yield path, [Problem(str(path), _RUNS, way_out="remove it")] if inside else unreadable(path)
+
+
+def unreadable(path: Path) -> list[Problem]:
+    """Why a file must not be read as a configuration: limits, aliases, code, Hydra's settings, names from outside."""
     where = str(path)
     try:
-        text = path.read_text(encoding="utf-8")
-        if len(text) > MOST_BYTES:
-            yield Problem(where, f"is larger than {MOST_BYTES} bytes")
-            return
-        yield from _scan(text, where)
+        if not path.is_file():
+            return [Problem(where, "is no plain file")]
+        with path.open("rb") as file:
+            data = file.read(MOST_BYTES + 1)
+        if len(data) > MOST_BYTES:
+            return [Problem(where, f"is larger than {MOST_BYTES} bytes")]
+        text = data.decode("utf-8")
+        found = list(islice(_limits(text, where), 1))
+        return found or list(islice(_foreign(text, where), _MOST_TOLD))
     except (OSError, UnicodeDecodeError) as error:
-        yield Problem(where, f"cannot be read: {error}")
+        return [Problem(where, f"cannot be read: {error}")]
     except (yaml.YAMLError, RecursionError) as error:
-        yield Problem(where, f"is not YAML: {' '.join(str(error).split())}")
+        return [Problem(where, f"is not YAML: {' '.join(str(error).split())}")]
 
 
-def _scan(text: str, where: str) -> Iterator[Problem]:
-    depth = 0
-    for event in yaml.parse(text, Loader=yaml.SafeLoader):
+def accidents(path: Path) -> list[Problem]:
+    """Plain scalars of a readable file that YAML 1.1 misreads, with file and line."""
+    events = yaml.parse(path.read_text(encoding="utf-8"), Loader=_LOADER)
+    scalars = (event for event in events if isinstance(event, yaml.ScalarEvent) and not event.style)
+    return list(islice((found for event in scalars for found in _misread(event, str(path))), _MOST_TOLD))
+
+
+def calls_code(value: object) -> bool:
+    """Whether a tree has a key (or is a text) that Hydra would take for the class to call."""
+    if isinstance(value, dict):
+        return any(calls_code(key) or calls_code(inner) for key, inner in value.items())
+    if isinstance(value, list):
+        return any(map(calls_code, value))
+    return isinstance(value, str) and value.startswith("_target_")
+
+
+def is_hydras(path: str) -> bool:
+    """Whether a dotted path, a group or a package (`group@package`) is one of Hydra's own."""
+    return bool(re.match(r"/?hydra($|[./@:])", path)) or ("@" in path and bool(_HYDRA.search(path.partition("@")[2])))
+
+
+def _limits(text: str, where: str) -> Iterator[Problem]:
+    """Of the stream of events, which is read no further than its first problem and never expanded."""
+    depth = nodes = 0
+    for event in yaml.parse(text, Loader=_LOADER):
         line = f"{where}:{event.start_mark.line + 1}" if event.start_mark else where
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        nodes += isinstance(event, yaml.NodeEvent)
         if depth > MOST_DEPTH:
             yield Problem(line, f"is nested deeper than {MOST_DEPTH}")
-            return
+        if nodes > MOST_NODES:
+            yield Problem(line, f"holds more than {MOST_NODES} values")
         if isinstance(event, yaml.AliasEvent):
             yield Problem(line, "uses a YAML alias", f"*{event.anchor}", "write the value out")
-        elif isinstance(event, yaml.ScalarEvent):
-            yield from _scalar(event, line)
 
 
-def _scalar(event: yaml.ScalarEvent, line: str) -> Iterator[Problem]:
+def _foreign(text: str, where: str) -> Iterator[Problem]:
+    for package in _HEADER.findall(text):
+        if _HYDRA.search(package):
+            yield Problem(where, _RUNS, f"@package {package}", "remove the line")
+    for root in yaml.compose_all(text, Loader=_LOADER):
+        for path, node in _walk(root, ""):
+            yield from _forbidden(path, node, f"{where}:{node.start_mark.line + 1}")
+
+
+def _walk(node: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """(dotted path, scalar) of all keys and values; that of a key ends in it."""
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            inner = f"{path}.{key.value}".lstrip(".") if isinstance(key, yaml.ScalarNode) else path
+            yield from _walk(key, inner)
+            yield from _walk(value, inner)
+    elif isinstance(node, yaml.SequenceNode):
+        for place, value in enumerate(node.value):
+            yield from _walk(value, f"{path}.{place}")
+    elif node is not None:
+        yield path, node
+
+
+def _forbidden(path: str, node: Any, line: str) -> Iterator[Problem]:
+    text = str(node.value)
+    is_key = path.endswith(text) and (path == text or path[: -len(text)].endswith("."))
+    if text.startswith("_target_"):
+        yield Problem(f"{line} {path}", _CALLS, text, "remove it")
+    if re.match(r"defaults\.\d+", path):
+        if _HYDRA.search(text) and (is_key or re.fullmatch(r"defaults\.\d+", path)):
+            yield Problem(f"{line} {path}", _RUNS, text, "remove it")
+        if _OUTSIDE.search(text) or "${" in text:
+            rule = "must name an option of a group below conf/ or this folder"
+            yield Problem(f"{line} {path}", rule, text, "write its name, without .. and ${")
+    elif is_key and is_hydras(text):
+        yield Problem(f"{line} {path}", _RUNS, way_out="remove it")
+
+
+def _misread(event: yaml.ScalarEvent, where: str) -> Iterator[Problem]:
     value = str(event.value)
-    if value == "_target_":
-        yield Problem(line, "names a class to call; plug-ins are chosen by name", value)
-    if event.style is None:
-        for pattern, rule in _ACCIDENTS.items():
-            if pattern.fullmatch(value):
-                yield Problem(line, rule, value, "put it in quotes, or write the number or true/false you mean")
+    for pattern, rule in _ACCIDENTS.items():
+        if pattern.fullmatch(value):
+            way = "put it in quotes, or write the number or true/false you mean"
+            yield Problem(f"{where}:{event.start_mark.line + 1 if event.start_mark else 0}", rule, value, way)

@@ -66,7 +66,7 @@ def _run_server(uri: str, port: int) -> int:
     a terminal its two processes would each get Ctrl-C, and then once more from each other.
     """
     command = [
-        *(sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port)),
+        *(sys.executable, "-P", "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port)),
         *("--workers", "1", "--uvicorn-opts", _UVICORN),
     ]
     # By environment, not by argument: a PostgreSQL URI may hold a password, and anyone can list

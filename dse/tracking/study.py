@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from yaml import YAMLError
 
+from dse import provenance
 from dse.outputs import Outputs
 from dse.report import said
 from dse.standings import winners
@@ -137,7 +138,8 @@ class StudyFolder:
             "dse.git": git["commit"] or git["reason"],
             "dse.dirty": {True: "true", False: "false"}.get(git.get("dirty"), ""),
             "dse.seed": str(self.made["seed"]),
-            "dse.command": " ".join(self.made["command"]),
+            "dse.command": provenance.pasted(self.made),
+            "dse.made": provenance.said(self.made),
             "dse.machine": ", ".join(f"{name} {value}" for name, value in self.made["machine"].items()),
             "mlflow.source.name": "dse",
             "mlflow.source.type": "LOCAL",
@@ -157,9 +159,11 @@ class StudyFolder:
         goals = self.summary["goals"]
         first = next(iter(goals))
         fronts = pq.read_table(self.results, filters=[("on_front", "=", True)]).to_pandas()  # winners are on them
-        lines = [f"**{self.config['study']['description']}**", "", f"| scenario | winner | {first} |", "|---|---|---|"]
+        title = _plain(self.config["study"]["description"])
+        lines = [f"**{title}**", "", f"| scenario | winner | {_plain(first)} |", "|---|---|---|"]
         for _, row in winners(fronts, goals).iterrows():
-            lines.append(f"| {row['scenario']} | {said(row, self.summary['knobs'])} | {row[first]:.6g} |")
+            cells = _plain(row["scenario"]), _plain(said(row, self.summary["knobs"]))
+            lines.append(f"| {' | '.join(cells)} | {row[first]:.6g} |")
         return "\n".join(lines)
 
     def curves(self) -> Iterator[Curve]:
@@ -198,6 +202,12 @@ class StudyFolder:
 
 
 _SIGN: Final = {"minimize": 1.0, "maximize": -1.0}
+
+
+def _plain(told: object) -> str:
+    """A text that Markdown shows as it is: no markup of HTML, no link, no picture, no column of its own."""
+    line = " ".join(str(told).split())
+    return line.replace("&", "&amp;").replace("<", "&lt;").replace("](", "]\\(").replace("|", "\\|")
 
 
 def _steps(count: int) -> list[int]:
