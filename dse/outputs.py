@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 @contextlib.contextmanager
 def whole(path: Path) -> Iterator[Path]:
     """A file to write in place of `path`, which it becomes when it is whole: until then the old one stays."""
+    for left in path.parent.glob(f".{path.name}.*"):
+        if not Path("/proc", left.name.rpartition(".")[2]).exists():  # its writer was killed
+            left.unlink(missing_ok=True)
     fresh = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         yield fresh
