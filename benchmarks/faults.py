@@ -19,6 +19,7 @@ import yaml
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "faults.md"
+BAD = ("failed", "not run")
 
 _HEAD = """\
 # Faults
@@ -73,9 +74,10 @@ def _outcomes(record: Path) -> dict[str, list[str]]:
 
 def verdict(fault: Fault, outcomes: Mapping[str, list[str]]) -> str:
     """What the tests say of a fault; a test that did not run is no pass."""
-    words = [word for name in fault.tests for word in outcomes.get(name, ["failed"])]
-    if "failed" in words:
-        return "**failed**"
+    words = [word for name in fault.tests for word in outcomes.get(name, ["not run"])]
+    for bad in BAD:
+        if bad in words:
+            return f"**{bad}**"
     if not words or set(words) == {"skipped"}:
         return "not covered"
     skipped = f", {words.count('skipped')} skipped here" if "skipped" in words else ""
@@ -101,8 +103,8 @@ def main() -> int:
     began = time.monotonic()
     code, outcomes = run(dict.fromkeys(name for one in faults() for name in one.tests))
     PAGE.write_text(page(outcomes, time.monotonic() - began), encoding="utf-8")
-    bad = [one.name for one in faults() if verdict(one, outcomes) == "**failed**"]
-    print(f"{len(outcomes)} tests, written to {PAGE.relative_to(ROOT)}; failed: {', '.join(bad) or 'none'}")
+    bad = [one.name for one in faults() if verdict(one, outcomes).strip("*") in BAD]
+    print(f"{len(outcomes)} tests, written to {PAGE.relative_to(ROOT)}; failed or not run: {', '.join(bad) or 'none'}")
     return 1 if bad or code else 0
 
 
