@@ -90,14 +90,10 @@ class _Worker:
         self._process = context.Process(target=_work, args=arguments, daemon=True)
         with _default_signals(), _one_thread():
             self._process.start()
-        self._ready = False
         theirs.close()
 
     def call(self, argument: Any, timeout_s: float | None) -> Any:
         try:
-            if not self._ready:  # starting is not the design's time: on a loaded machine it takes seconds
-                self._pipe.recv()
-                self._ready = True
             self._pipe.send(argument)
             if not wait([self._pipe, self._process.sentinel], timeout_s):
                 raise Lost(self.end(f"TIMEOUT after {timeout_s:g} s"))
@@ -183,7 +179,6 @@ def _work(pipe: Connection, serve: Call, memory_bytes: float | None, said: str) 
         resource.setrlimit(resource.RLIMIT_AS, (int(memory_bytes), int(memory_bytes)))
     threading.Thread(target=_follow, daemon=True).start()
     with suppress(EOFError, OSError):
-        pipe.send("ready")
         while True:
             argument = pipe.recv()
             os.ftruncate(handle, 0)
