@@ -6,6 +6,8 @@ when the study's process does, however that ends.
 
 from __future__ import annotations
 
+import atexit
+import gc
 import json
 import os
 import queue
@@ -127,6 +129,7 @@ def _child() -> int:
     with _rarely(lambda count: say(seen=count)) as seen:
         news = News(seen, lambda told, failed: say(told=told, failed=failed), whole=lines.get)
         show(StudyFolder(folder), wanted, news)
+    atexit.register(gc.freeze)  # the study waits for the end: no second of looking for garbage
     return 0
 
 

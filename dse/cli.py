@@ -6,6 +6,8 @@ Exit codes: 0 done; 2 configuration refused, nothing evaluated; 3 too many point
 
 from __future__ import annotations
 
+import atexit
+import gc
 import io
 import sys
 from collections.abc import Callable, Sequence
@@ -22,6 +24,7 @@ Command = Callable[[Sequence[str]], int]
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; its exit code. Nothing that a user can cause ends in a traceback."""
     words = list(sys.argv[1:] if argv is None else argv)
+    atexit.register(gc.freeze)  # or the interpreter spends a second at its end on looking for garbage
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that has no µ is no reason to fail

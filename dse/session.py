@@ -127,8 +127,9 @@ class StoreSession:
         self._asked, self._alone, self._shared = 0.0, True, self.lost > 0
         self._made = Seen()
         self._unknown = self.alone and not any(store.holds(number) for number, _ in self._shifts)
-        self._ended = threading.Event()
-        threading.Thread(target=self._beat, daemon=True).start()
+        self._ended, self._written = threading.Event(), threading.Event()
+        for work in (self._beat, self._tidy):
+            threading.Thread(target=work, daemon=True).start()
 
     @property
     def alone(self) -> bool:
@@ -199,19 +200,19 @@ class StoreSession:
             return []
         began, names = time.monotonic(), [_name(part) for _, parts in self._held for part in parts]
 
-        def work(connection: Connection) -> list[bool]:
-            added = [
-                self._store.add(connection, fresh, context=self._context, study=self._hold.study)
-                for fresh, _ in self._held
-            ]
-            self._given_up(connection, names)
-            return [count == len(fresh.keys) for count, (fresh, _) in zip(added, self._held, strict=True)]
+        fresh = Fresh.join([one for one, _ in self._held])
 
-        new = self._store.database.write(work)
+        def work(connection: Connection) -> bool:
+            added = self._store.add(connection, fresh, context=self._context, study=self._hold.study)
+            self._given_up(connection, names)
+            return added == len(fresh.keys)
+
+        all_new = self._store.database.write(work)
+        self._written.set()
         held, self._held = self._held, []
         if self._unknown:
-            self._made.add(np.concatenate([fresh.keys for fresh, _ in held]))
-        found = [fresh.results if mine else self._settled(fresh) for mine, (fresh, _) in zip(new, held, strict=True)]
+            self._made.add(fresh.keys)
+        found = [one.results if all_new else self._settled(one) for one, _ in held]
         self._recorded = time.monotonic()
         self._took_s = self._took_s[1], self._recorded - began
         return found
@@ -245,6 +246,7 @@ class StoreSession:
     def leave(self) -> None:
         """Give up all leases."""
         self._ended.set()
+        self._written.set()
         self._store.database.write(lambda connection: _drop(connection, [self._owner]))
 
     def _enter(self) -> int:
@@ -261,6 +263,13 @@ class StoreSession:
         while not self._ended.wait(_BEAT_S):
             with suppress(StoreError):
                 self._store.database.write(lambda connection: connection.execute(count))
+
+    def _tidy(self) -> None:
+        """Have recording wait for no disk."""
+        while not self._ended.is_set():
+            self._written.wait()
+            self._written.clear()
+            self._store.database.tidy()
 
     def _sweep(self) -> int:
         """Take the leases of owners that are gone; how many points of this study they had in flight."""

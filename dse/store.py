@@ -145,6 +145,12 @@ class Fresh:
     results: Results
     points: Sequence[str]
 
+    @classmethod
+    def join(cls, parts: Sequence[Fresh]) -> Fresh:
+        """All of them, one after the other."""
+        keys, found = np.concatenate([part.keys for part in parts]), Results.join([part.results for part in parts])
+        return cls(keys, found, list(itertools.chain.from_iterable(part.points for part in parts)))
+
 
 class Store:
     """The table of results in a database. Raises dse.database.StoreError where it cannot be used."""

@@ -53,8 +53,8 @@ def sync(
 ) -> Tracked:
     """Make MLflow hold the study run of a folder.
 
-    seen: told of progress, in points. whole: called after the points are written; it waits until the folder's other
-    files are there.
+    seen: told of progress, in points. whole: called once only files are to be written; it waits until the claims and
+    figures are there.
 
     While that lasts the study run is RUNNING; it ends FINISHED only when everything is written, otherwise FAILED, or
     KILLED when told to stop, and the next time is completed.
@@ -72,8 +72,9 @@ def sync(
         run_id = _begun(store, experiment, study, found)
         with _ended(store.client, run_id, study.times_ms[1]):
             written = _points(store, study, run_id, rule=rule, seen=seen)
-            whole()
             _describe(store, run_id, study)
+            whole()
+            _keep(store, run_id, study)
             store.client.set_tag(run_id, "dse.points", amount)
     return Tracked(hidden(store.uri), run_id, written.count, written.how, written.reason, amount)
 
@@ -156,7 +157,7 @@ def _begun(store: Store, experiment: Any, study: StudyFolder, found: Any) -> str
 
 
 def _describe(store: Store, run_id: str, study: StudyFolder) -> None:
-    """Log numbers, curves, params, tags, description and files of the study run. Twice is as good as once."""
+    """Log numbers, curves, params, tags and description of the study run. Twice is as good as once."""
     from mlflow.entities import Metric, Param, RunTag
 
     time_ms = study.times_ms[1]
@@ -170,6 +171,10 @@ def _describe(store: Store, run_id: str, study: StudyFolder) -> None:
         params=[Param(mlflow_name(key), value) for key, value in study.params().items()],
         tags=[RunTag(key, value) for key, value in study.tags().items()],
     )
+
+
+def _keep(store: Store, run_id: str, study: StudyFolder) -> None:
+    """Log the files of the study run."""
     for file in _files(study.folder, sqlite_file(store.uri)):
         inside = file.parent.relative_to(study.folder).as_posix()
         store.client.log_artifact(run_id, str(file), None if inside == "." else inside)
