@@ -414,10 +414,7 @@ def test_a_study_is_evaluated_once_however_it_is_cut_and_told_in_order(url: str)
     assert rows(done[0]) == rows(alone[0])
 
 
-def test_of_a_grid_a_process_has_a_moments_work_in_hand_and_leaves_the_rest_to_others(
-    url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("dse.execute._PORTION_S", 0.0)
+def test_of_a_grid_a_process_has_a_moments_work_in_hand_and_leaves_the_rest_to_others(url: str) -> None:
     store, held = Store(url), []
     grid = Batch(toy.things([0])[0], {"thing.x": np.arange(40)})
     query = select(func.coalesce(func.sum(leases.c.size), 0))
@@ -433,7 +430,6 @@ def test_of_a_grid_a_process_has_a_moments_work_in_hand_and_leaves_the_rest_to_o
 def test_what_another_process_records_while_a_grid_is_evaluated_is_not_evaluated_again(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dse.execute._PORTION_S", 0.0)
     monkeypatch.setattr("dse.session._LOOK_S", 0.0)
     store, others = Store(url), list[StoreSession]()
     grid = Batch(toy.things([0])[0], {"thing.x": np.arange(40)})
