@@ -116,7 +116,7 @@ def _child() -> int:
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what a library prints is no message
     lines: queue.SimpleQueue[str] = queue.SimpleQueue()
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    signal.signal(signal.SIGTERM, _told_to_end)
     threading.Thread(target=_listen, args=(lines,), daemon=True).start()
     wanted = Tracking.model_validate_json(lines.get())
     warm(wanted)
@@ -131,6 +131,12 @@ def _child() -> int:
         show(StudyFolder(folder), wanted, news)
     atexit.register(gc.freeze)  # the study waits for the end: no second of looking for garbage
     return 0
+
+
+def _told_to_end(number: int, _frame: object) -> None:
+    """End once, and in silence, however often it is told."""
+    signal.signal(number, signal.SIG_IGN)
+    sys.exit(128 + number)
 
 
 def _listen(lines: queue.SimpleQueue[str]) -> None:

@@ -194,7 +194,7 @@ def _request(composer: _Composer, texts: Sequence[str]) -> Request:
     lines = composer.lines(texts)
     groups = composer.groups()
     chosen = [line for line in lines if line.key in groups and line.kind == "change" and isinstance(line.value, str)]
-    good = [line for line in chosen if _option_exists(composer, line, groups)]
+    good = [line for line in chosen if _option_exists(composer, line, groups) and _is_only(composer, line, chosen)]
     _accidents(composer, good)
     picks = [f"{line.key}={line.value}" for line in good]
     tree = composer.compose(picks)
@@ -233,6 +233,15 @@ def _option_exists(composer: _Composer, line: _Line, groups: Mapping[str, list[s
         return True
     composer.note(line.key, "is no option of this group", line.value, did_you_mean(str(line.value), groups[line.key]))
     return False
+
+
+def _is_only(composer: _Composer, line: _Line, chosen: Sequence[_Line]) -> bool:
+    """Whether a group is chosen once; noted for the last of several."""
+    same = [one for one in chosen if one.key == line.key]
+    told = ", then ".join(dict.fromkeys(str(one.value) for one in same))
+    if line is same[-1] and "," in told:
+        composer.note(line.key, f"is chosen more than once: {told}", way_out="keep one of them")
+    return line is same[-1]
 
 
 def _check_name(composer: _Composer, tree: Mapping[str, Any], group: str, option: str) -> None:

@@ -65,12 +65,15 @@ class Blob(LargeBinary):
 class Database:
     """Tables in a database. keyed: the table whose primary key is random bytes, mended range by range.
 
+    mended: whether it was found damaged.
+
     Raises StoreError where it cannot be used, whatever the reason.
     """
 
     def __init__(self, url: str, tables: MetaData, keyed: Table) -> None:
         self._url, self._tables, self._keyed = url, tables, keyed
         self.file = _sqlite_file(url)
+        self.mended = False
         self._patience = _OPENING_S
         self._engine = self._open()
         self._patience = _PATIENCE_S
@@ -176,6 +179,7 @@ class Database:
             with suppress(FileNotFoundError):
                 Path(f"{self.file}{suffix}").replace(f"{self.file}.{aside}{suffix}")
         fresh.replace(self.file)
+        self.mended = True
         print(
             f"{self.file} was damaged ({why}): {count} rows were saved, what is missing is computed again; the damaged"
             f" file is kept as {self.file.name}.{aside}",

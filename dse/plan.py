@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from dse import discovery
 from dse.backend import Backend, Status, Tree
@@ -60,15 +61,19 @@ class Budget(Frozen):
     trials: Annotated[Integer, Field(ge=1, le=10_000_000)]
 
 
+def _tracking_uri(uri: str) -> str:
+    if not re.match(r"(sqlite|postgresql|mysql|mssql|https?|file|databricks|uc)(\+\w+)?(:|$)", uri):
+        raise ValueError("must be null or a tracking URI of MLflow, such as sqlite:///mlflow.db or http://<host>:5000")
+    return uri
+
+
 class Tracking(Frozen):
     """The `tracking` group. uri: where MLflow keeps runs; None for no tracking. optuna: URL, or path of a `.log`
     journal, where Optuna keeps trials. points, whole_up_to: which points are shown there, see `dse.selection.Rule`."""
 
     name: str
     description: str = ""
-    uri: (
-        Annotated[str, Field(pattern=r"^(sqlite|postgresql|mysql|mssql|https?|file|databricks|uc)(\+\w+)?(:|$)")] | None
-    )
+    uri: Annotated[str, AfterValidator(_tracking_uri)] | None
     optuna: Annotated[str, Field(min_length=1)] | None = None
     points: Literal["auto", "all", "none"] = "auto"
     whole_up_to: Annotated[Integer, Field(ge=0)] = 10_000
@@ -79,6 +84,12 @@ class Tracking(Frozen):
         return Rule(self.points, self.whole_up_to)
 
 
+def _store_url(url: str) -> str:
+    if not re.fullmatch(r"auto|sqlite:///.+|postgresql(\+psycopg)?://.+", url):
+        raise ValueError("must be auto, null, sqlite:///<file> or postgresql://<user>@<host>/<database>")
+    return url
+
+
 class StoreAt(Frozen):
     """The `store` group. url: of the database; `auto` for results.db in the output folder, null for none.
 
@@ -87,7 +98,7 @@ class StoreAt(Frozen):
 
     name: str
     description: str = ""
-    url: Annotated[str, Field(pattern=r"^(auto|sqlite:///.+|postgresql(\+psycopg)?://.+)$")] | None = "auto"
+    url: Annotated[str, AfterValidator(_store_url)] | None = "auto"
     retry: tuple[Status, ...] = ()
 
 

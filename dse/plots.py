@@ -46,27 +46,37 @@ def save(figure: Figure, folder: Path, name: str) -> list[Path]:
     return paths
 
 
-def pareto(table: pd.DataFrame, x: Axis, *, y: Axis, size: Axis, by: str) -> Figure:
-    """Every point of every scenario, one panel each; members of the front stand out and are joined.
+def pareto(table: pd.DataFrame, x: Axis, *, y: Axis, size: Axis | None, by: str) -> Figure:
+    """Every point of every scenario, one panel each; members of the front stand out.
 
     by: the column that colours and marks points; size: a third objective as area.
     """
     scenarios = list(table["scenario"].unique())
     colours = _palette([str(name) for name in table[by].unique()])
-    largest = float(table[size.column].max()) or 1.0
+    areas = table[size.column] / (float(table[size.column].abs().max()) or 1.0) if size else 0.2
+    table = table.assign(area=areas)
     figure, panels = _panels(len(scenarios), width=3.5, height=3.1)
     for panel, scenario in zip(panels, scenarios, strict=False):
         points = table[(table["scenario"] == scenario) & (table["status"] == "ok")]
-        _scatter(panel, points.assign(area=points[size.column] / largest), (x, y, "area"), by=by, colours=colours)
-        if (points[y.column] == 0).any():
-            _zero_and_decades(panel, points.loc[points[y.column] > 0, y.column].min() * y.factor)
-        else:
-            panel.set_yscale("log")
+        _scatter(panel, points, (x, y, "area"), by=by, colours=colours)
+        _scale(panel, points[y.column] * y.factor)
         panel.set_title(scenario, fontsize=10, fontweight="bold")
     figure.supxlabel(x.label)
     figure.supylabel(y.label)
-    _legend(figure, colours, title=f"outlined: on the Pareto front; area: {size.label}")
+    area = f"; area: {size.label}" if size else ""
+    _legend(figure, colours, title=f"{by.removesuffix('.name')}; outlined: on the Pareto front{area}")
     return figure
+
+
+def _scale(panel: Axes, values: pd.Series[Any]) -> None:
+    """A logarithmic y axis where values span a decade and none is negative."""
+    positive = values[values > 0]
+    if (values < 0).any() or positive.empty or positive.max() < 10 * positive.min():
+        return
+    if (values == 0).any():
+        _zero_and_decades(panel, float(positive.min()))
+    else:
+        panel.set_yscale("log")
 
 
 def _zero_and_decades(panel: Axes, smallest: float) -> None:

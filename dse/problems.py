@@ -156,7 +156,8 @@ def _translate(error: ValidationError, kind: type[BaseModel], path: str) -> Iter
             yield Problem(dotted, "is missing", way_out="give it a value")
         else:
             value = item["input"] if _is_leaf(item["input"]) else None
-            yield Problem(dotted or path, _sentence(item["msg"]), value)
+            way = f"write [{value}]" if item["type"] == "tuple_type" and value is not None else ""
+            yield Problem(dotted or path, _sentence(item["msg"]), value, way)
 
 
 def _is_leaf(value: object) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,10 @@ from dse.standings import winners
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.figure import Figure
     from rich.table import Table
+
+_MOST_COLOURS = 11
 
 
 def stored(outputs: Outputs) -> Selection:
@@ -27,8 +30,27 @@ def draw(outputs: Outputs, module: str, table: pd.DataFrame) -> list[Path]:
     from dse import plots
 
     study = discovery.load("studies", module, "STUDY")
-    found = study.figures(table, outputs.read_table("timelines")) if (table["status"] == "ok").any() else ()
-    return [path for name, figure in found for path in plots.save(figure, outputs.figures, name)]
+    if not (table["status"] == "ok").any():
+        return []
+    found = study.figures(table, outputs.read_table("timelines"))
+    paths = [path for name, figure in found for path in plots.save(figure, outputs.figures, name)]
+    return paths or [
+        path for name, figure in _fronts(outputs, table) for path in plots.save(figure, outputs.figures, name)
+    ]
+
+
+def _fronts(outputs: Outputs, table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
+    """What is drawn of a study that draws nothing itself: its first objectives, coloured by its first choice."""
+    from pandas.api.types import is_numeric_dtype
+
+    from dse import plots
+
+    stored = outputs.read_json("summary")
+    axes = [plots.Axis(name, f"{name} [{stored['units'][name]}]") for name in stored["goals"]]
+    few = [path for path in stored["knobs"] if 1 < table[path].nunique() <= _MOST_COLOURS]
+    by = next((path for path in few if not is_numeric_dtype(table[path])), few[0] if few else "scenario")
+    if len(axes) > 1:
+        yield "pareto", plots.pareto(table, axes[0], y=axes[1], size=axes[2] if len(axes) > 2 else None, by=by)
 
 
 def check(outputs: Outputs, module: str, found: Selection) -> list[dict[str, Any]]:
@@ -52,14 +74,16 @@ def summary(outputs: Outputs, table: pd.DataFrame) -> Table:
 
     stored = outputs.read_json("summary")
     best = winners(table, stored["goals"])
-    others = [path for path in stored["knobs"] if path not in stored["shown"]]
-    columns = [path for path in (*stored["shown"], *others) if path in best]
+    wanted = (*stored["shown"], *stored["knobs"], *(() if stored["shown"] else stored["goals"]))
+    columns = [path for path in dict.fromkeys(wanted) if path in best]
     shown = Table(title=f"{stored['study']}: best {next(iter(stored['goals']))} per scenario")
-    for name in ("scenario", *map(_heading, columns), "limited by"):
+    limited = ["limited by"] if any(stored["limits"].values()) else []
+    for name in ("scenario", *map(_heading, columns), *limited):
         shown.add_column(name, justify="right" if name in stored["units"] else "left")
     for _, row in best.iterrows():
         cells = [_cell(row[path], stored["units"].get(path, "")) for path in columns]
-        shown.add_row(row["scenario"], *cells, _limit(stored["limits"].get(row["scenario"], {})))
+        limit = _limit(stored["limits"].get(row["scenario"], {}))
+        shown.add_row(row["scenario"], *cells, *([limit] if limited else []))
     return shown
 
 
@@ -85,6 +109,8 @@ def _cell(value: Any, unit: str) -> str:
         return f"{value * 1e3:.3f} ms" if value >= 1e-3 else f"{value * 1e6:.2f} µs"
     if unit in ("x", "fraction"):
         return f"{value:.2f}x" if unit == "x" else f"{100 * value:.0f} %"
+    if unit == "B":
+        return f"{value:,.0f} B"
     return f"{value:.6g} {unit}".rstrip() if isinstance(value, float) else str(value)
 
 
@@ -110,7 +136,7 @@ def claims_table(rows: list[dict[str, Any]]) -> Table | str:
         ("verdict", "left"),
         ("why", "left"),
     ):
-        shown.add_column(name, justify=justify)  # type: ignore[arg-type]
+        shown.add_column(name, justify=justify, overflow="fold")  # type: ignore[arg-type]
     for row in rows:
         verdict = {True: "within", False: "MISS", None: "not tested"}[row["within"]]
         published = _value(row["published"], row["unit"]) if row["provenance"] != "memory" else "unverified"

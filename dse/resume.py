@@ -7,7 +7,7 @@ it was left; a changed one is told with its differences, and is either a fork (a
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +29,8 @@ _SHOWN = 12  # differences that are told one by one
 
 @dataclass(frozen=True)
 class Begun:
-    """A study in the store. done: results it had when it began; resumed: whether it was there before.
+    """A study in the store. done: results it had when it began, and `before`: those of an earlier question, of which
+    what fits counts as well; resumed: whether it was there before.
 
     earlier: provenance of the runs that made those results.
     """
@@ -38,19 +39,19 @@ class Begun:
     study: int
     session: StoreSession
     done: int
+    before: int
     resumed: bool
     earlier: tuple[Mapping[str, Any], ...] = ()
 
     def __str__(self) -> str:
         flight = f", {self.session.lost} were in flight" if self.session.lost else ""
         joined = "" if self.session.alone else "; another process is at work on it, too"
-        return f"{self.done} done{flight}{joined}"
+        fitting = f" and what fits of {self.before} from before the study was changed" if self.before else ""
+        return f"{self.done} done{fitting}{flight}{joined}"
 
 
 def begin(store: Store, plan: Plan, provenance: Mapping[str, Any]) -> Begun:
     """Begin a study or go on with it. Raises ConfigError where it was asked otherwise before and `resume` is auto."""
-    for status in plan.settings.store.retry:
-        store.forget(status, store.number(plan.context))
     asked = question(plan)
     same, other = _earlier(store, plan, asked)
     mode = plan.settings.resume
@@ -72,27 +73,39 @@ def begin(store: Store, plan: Plan, provenance: Mapping[str, Any]) -> Begun:
         "parent": other.id if other else None,
         "accepted": "[]",
         "recalled": "{}",
+        "before": 0,
     }
+    _forget(store, plan, [store.number(plan.context)])
     study = _added(store, {**values, **first})
-    return Begun(store, study, StoreSession(store, Hold(study, plan.context)), 0, resumed=False)
+    return Begun(store, study, StoreSession(store, Hold(study, plan.context)), 0, 0, resumed=False)
 
 
 def _gone_on(store: Store, plan: Plan, old: Row[Any], values: Mapping[str, Any]) -> Begun:
     """An earlier study under the present question; results of what evaluated it then still count."""
     numbers = {*json.loads(old.accepted), old.context} - {values["context"]}
     accepted = [found for number in sorted(numbers) if (found := store.context(number)) is not None]
+    _forget(store, plan, [store.number(plan.context), *numbers])
     made, before = json.loads(values["provenance"]), json.loads(old.provenance)
     done = store.count(old.id)
     earlier = _distinct([*before.pop("earlier", []), *([before] if done else [])])
+    other = json.loads(old.asked) != json.loads(values["asked"])
     held = {
         **values,
         "provenance": json.dumps({**made, "earlier": earlier}),
         "accepted": json.dumps(sorted(numbers)),
+        "before": done if other else min(old.before, done),
     }
     changed = update(studies).where(studies.c.id == old.id).values(**held)
     store.database.write(lambda connection: connection.execute(changed))
     session = StoreSession(store, Hold(old.id, plan.context, tuple(accepted)))
-    return Begun(store, old.id, session, done, resumed=True, earlier=tuple(earlier))
+    return Begun(store, old.id, session, done - held["before"], held["before"], resumed=True, earlier=tuple(earlier))
+
+
+def _forget(store: Store, plan: Plan, numbers: Iterable[int]) -> None:
+    """Forget the results, made in some contexts, that are to be made again."""
+    for status in plan.settings.store.retry:
+        for number in numbers:
+            store.forget(status, number)
 
 
 def _distinct(runs: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
@@ -151,15 +164,17 @@ def _changed(old: Row[Any], asked: Mapping[str, str]) -> Problem:
     more = [f"and {len(paths) - _SHOWN} more"] if len(paths) > _SHOWN else []
     state = "was not finished" if old.state == "running" else "was the same command"
     rule = f"study {old.id} of this name {state} and was asked otherwise: {'; '.join([*told, *more])}"
-    way = "resume=fork begins a new study beside it, resume=accept goes on with it and takes its results as they are"
+    way = (
+        "resume=fork begins a new study beside it, resume=accept goes on with it and takes its results of equal designs"
+    )
     return Problem("study", rule, old.name, way)
 
 
 def question(plan: Plan) -> dict[str, str]:
     """All that decides what a study finds, as path -> value; labels, units and order take no part."""
     settings, context = plan.settings, plan.context
-    found = {"simulator": context.backend, "simulator.version": context.version}
-    found |= {f"simulator.{name}": repr(value) for name, value in plan.spec.parameters}
+    found = {f"simulator.{name}": repr(value) for name, value in plan.spec.parameters}
+    found |= {"simulator": context.backend, "simulator.version": context.version}
     found |= {
         f"study.{name}": str(getattr(settings.study, name)) for name in ("module", "objectives", "hardware_objectives")
     }

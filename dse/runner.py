@@ -18,8 +18,8 @@ from dse.database import StoreError
 from dse.execute import Interrupted
 from dse.interrupt import Stop, stoppable
 from dse.outputs import Outputs
-from dse.plan import Plan, plan
-from dse.problems import ConfigError, Problem, pairs, redacted
+from dse.plan import Plan, StoreAt, plan
+from dse.problems import ConfigError, Problem, Problems, pairs, redacted
 from dse.selection import Selection
 from dse.store import Store
 from dse.study import Findings, Support
@@ -47,8 +47,20 @@ def _run(planned: Plan, shown_beside: Beside) -> int:
     outputs.finish()
     _tell(planned, found, outputs=outputs, shown=shown, rows=rows)
     shown_beside.finish()
-    failed = found.statuses["failed"] + found.statuses["invalid"]
-    return 3 if failed > planned.settings.executor.max_failed_fraction * found.num_rows else 0
+    return 3 if _has_failed(planned, found) else 0
+
+
+def _has_failed(planned: Plan, found: Findings) -> bool:
+    """Whether more points failed than may, which is told."""
+    failed, most = found.statuses["failed"] + found.statuses["invalid"], planned.settings.executor.max_failed_fraction
+    if failed <= most * found.num_rows:
+        return False
+    way = "look at `status` and `reason` in results.parquet, evaluate them again with store.retry=[failed,invalid]"
+    print(
+        f"exit code 3: {failed} points failed, more than executor.max_failed_fraction = {most:g} ({way})",
+        file=sys.stderr,
+    )
+    return True
 
 
 def _found(planned: Plan) -> tuple[Outputs, Findings]:
@@ -80,7 +92,7 @@ def _begun(planned: Plan, made: Mapping[str, Any]) -> Iterator[resume.Begun | No
         _check_room(planned, begun)
         if begun.resumed:
             left = max(0, planned.num_points - begun.done)
-            print(f"resuming: {begun}, {left} left", file=sys.stderr)
+            print(f"resuming: {begun}, {'at most ' if begun.before else ''}{left} left", file=sys.stderr)
         yield begun
     finally:
         begun.session.leave()
@@ -89,7 +101,8 @@ def _begun(planned: Plan, made: Mapping[str, Any]) -> Iterator[resume.Begun | No
 def _check_room(planned: Plan, begun: resume.Begun) -> None:
     """Refuse to begin what the disk cannot hold."""
     folder = Path(planned.settings.output_dir)
-    needed, free = _BYTES_PER_POINT * (planned.num_points - begun.done), shutil.disk_usage(folder).free
+    held = next(one for one in (folder.resolve(), *folder.resolve().parents) if one.exists())
+    needed, free = _BYTES_PER_POINT * (planned.num_points - begun.done), shutil.disk_usage(held).free
     if needed > free:
         raise StoreError(f"{folder} has room for {free >> 20} MiB, the study needs about {needed >> 20} MiB")
 
@@ -233,6 +246,9 @@ def timeline(words: Sequence[str]) -> int:
 def check(words: Sequence[str]) -> int:
     """`check [output_dir=outputs] [url=<of a store>]`: look at every recorded result; 3 if some were damaged."""
     given = pairs(words, {"output_dir": "outputs", "url": "auto"})
+    rules = Problems()
+    rules.model(StoreAt, {"name": "check", "url": given["url"]}, path="")
+    rules.done()
     file = Path(given["output_dir"]) / "results.db"
     if given["url"] == "auto" and not file.is_file():
         raise ConfigError([Problem("output_dir", "holds no results.db", given["output_dir"], "run a study first")])
@@ -242,7 +258,7 @@ def check(words: Sequence[str]) -> int:
     _console().print(
         f"{store.database}: {fine} results are as they were recorded{told if damaged else ''}", soft_wrap=True
     )
-    return 3 if damaged else 0
+    return 3 if damaged or store.database.mended else 0
 
 
 COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {

@@ -61,6 +61,7 @@ studies = Table(
     Column("name", String, nullable=False),
     Column("state", String, nullable=False),  # running or finished
     Column("parent", Integer),  # the study it was forked from
+    Column("before", Integer, nullable=False),  # results it had when it was last accepted under another question
     Column("context", Integer, nullable=False),
     Column("accepted", String, nullable=False),  # JSON list: other contexts whose results it takes
     Column("command", String, nullable=False),  # JSON list of overrides

@@ -126,12 +126,13 @@ LABELS = frozenset({"name", "description", "note", "sources"})
 
 def leaves(model: BaseModel, path: str = "") -> Iterator[tuple[str, Any, bool]]:
     """(dotted path, value, structural) of every leaf of a frozen model, labels left out."""
-    for name, field in type(model).model_fields.items():
+    fields = type(model).model_fields
+    for name, value in model:  # those that a model allows beyond its own, too
         if name in LABELS:
             continue
-        extra = field.json_schema_extra
+        extra = fields[name].json_schema_extra if name in fields else None
         marked = bool(extra.get("structural")) if isinstance(extra, dict) else False
-        yield from _leaf(getattr(model, name), f"{path}{name}", marked)
+        yield from _leaf(value, f"{path}{name}", marked)
 
 
 def put(model: BaseModel, path: str, value: Any) -> Any:

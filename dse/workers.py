@@ -45,6 +45,7 @@ class Pool:
         self._idle: queue.Queue[_Worker | None] = queue.LifoQueue()
         for _ in range(size):
             self._idle.put(None)
+        _check_room()
         self._lock = threading.Lock()
         self._alive: set[_Worker] = set()
         self.closed = False
@@ -74,6 +75,13 @@ class Pool:
         self.closed = True
         while self._alive:
             self._alive.pop().end()
+
+
+def _check_room() -> None:
+    """Raise OSError where the name of a socket would be too long: 107 characters, of which 32 are added."""
+    folder = tempfile.gettempdir()
+    if len(folder) > 107 - 32:
+        raise OSError(f"the folder for temporary files, {folder}, has too long a name for sockets: set TMPDIR=/tmp")
 
 
 class _Worker:

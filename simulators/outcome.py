@@ -105,7 +105,8 @@ def _read(answer: bytes, metrics: Mapping[str, Metric]) -> Result:
     try:
         found = json.loads(answer, parse_int=float, object_pairs_hook=_distinct)
     except (ValueError, RecursionError) as error:
-        return Result("failed", reason=f"OUTPUT is no JSON\n{shown(str(error))}")
+        begins = shown(answer[: 4 * _MOST_SHOWN].decode(errors="replace").strip())
+        return Result("failed", reason=f"OUTPUT is no JSON\n{shown(str(error))}; it begins: {begins}")
     if not isinstance(found, dict):
         return Result("failed", reason="OUTPUT is no JSON object")
     status = found.pop("status", "ok")

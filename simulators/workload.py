@@ -18,7 +18,7 @@ Precision = Literal["bf16", "fp16", "fp32", "fp8"]
 Size = Annotated[Integer, Field(ge=1, le=2**31)]
 
 
-_WHOLE = re.compile(r"0|[1-9][0-9]{0,99}")
+_WHOLE = re.compile(r"0|-?[1-9][0-9]{0,99}")
 
 
 class Gemm(Frozen):

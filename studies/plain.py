@@ -1,4 +1,4 @@
-"""A study of one's own: it checks no published claims and draws nothing but what dse draws of every study."""
+"""A study of one's own: it checks no published claims, and leaves it to dse to draw its Pareto fronts."""
 
 from __future__ import annotations
 

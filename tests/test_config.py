@@ -95,6 +95,8 @@ ACCIDENTS: list[tuple[list[str], list[str]]] = [
     (["simulator.engine=evnt"], ["evnt", "did you mean `event`?"]),
     (["+simulator.engin=event"], ["simulator", "engin"]),
     (["+nosection.x=1"], ["nosection", "is not a known section"]),
+    (["tracking=none", "tracking=mlflow"], ["tracking", "chosen more than once: none, then mlflow"]),
+    (["store.retry=failed"], ["store.retry = 'failed'", "write [failed]"]),
     (["nosection.x=1"], ["nosection.x", "is not a known key"]),
     # quantities
     (["system.gpu.hbm_bytes_per_s=64 GHz"], ["system.gpu.hbm_bytes_per_s = '64 GHz'", "wrong dimension"]),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import multiprocessing.util
 import os
 import re
 import shutil
@@ -27,6 +28,7 @@ from hypothesis import strategies as st
 from toy import refused
 
 import dse
+from dse import discovery
 from dse.backend import Backend, Batch, Result, Results, checked
 from dse.cli import main
 from dse.execute import BackendSpec, call
@@ -71,6 +73,7 @@ def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Where scratch folders are made; after each test no folder is left, and no process that knows of one."""
     folder = tmp_path / "scratch"
     folder.mkdir()
+    multiprocessing.util.get_temp_dir()  # of sockets, for as long as this process lasts: not there
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
     yield folder
     until(lambda: not survivors(folder), seconds=2)  # who was killed last may be about to go
@@ -540,7 +543,9 @@ def test_a_study_goes_on_over_every_failure(conf: Path, capsys: pytest.CaptureFi
     faults |= {"not a number": "time_s = nan: is not a finite number", "infeasible": "the tile does not fit"}
     space = f"space.case.fault=choice({','.join(faults)})"
     assert main([*RUN, space, "+space.case.x=choice(1,0.5)", "simulator.timeout_s=1", "executor.jobs=2"]) == 3
-    assert "Traceback" not in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "Traceback" not in told
+    assert "exit code 3: 6 points failed" in told
     table = dse.load("mine")
     assert [table["case.fault"].tolist(), table["case.x"].tolist()] == [
         [f for f in faults for _ in range(2)],
@@ -549,6 +554,43 @@ def test_a_study_goes_on_over_every_failure(conf: Path, capsys: pytest.CaptureFi
     assert table["reason"].str.partition("\n")[0].tolist() == [reason for reason in faults.values() for _ in range(2)]
     assert table["status"].tolist()[::2] == ["ok", "failed", "failed", "invalid", "infeasible"]
     assert table.loc[table["on_front"], "case.x"].tolist() == [0.5]
+
+
+def typed(words: list[str]) -> int:
+    """As a process of its own would run it: nothing is remembered of the program."""
+    discovery.refresh()
+    return main(words)
+
+
+def test_results_of_an_edited_program_or_another_design_are_never_taken_for_those_of_this_one(
+    conf: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program = conf.parent / "mine.py"
+    program.write_text("print('{\"time_s\": 1}')\n", encoding="utf-8")
+    run = [*RUN, f"simulator.command=[{sys.executable},'{{here}}/mine.py']"]
+    assert typed(run) == 0
+    program.write_text("print('{\"time_s\": 2}')\n", encoding="utf-8")
+    assert typed(run) == 2
+    assert "simulator.version: " in capsys.readouterr().err
+    assert typed([*run, "resume=fork"]) == 0
+    assert dse.load("mine")["time_s"].tolist() == [2.0]
+    assert typed([*run, "resume=accept", "case.x=3"]) == 0  # another command: nothing to accept
+    (conf / "study" / "mine.yaml").write_text(STUDY.replace("x: 1", "x: 5"), encoding="utf-8")
+    assert typed(run) == 2
+    assert "case.x: 1 -> 5" in capsys.readouterr().err
+    assert typed([*run, "resume=accept"]) == 0
+    assert "resuming: 0 done and what fits of 1 from before the study was changed" in capsys.readouterr().err
+
+
+def test_failures_of_a_program_that_was_mended_are_tried_again_on_demand(conf: Path) -> None:
+    program = conf.parent / "mine.py"
+    program.write_text("raise SystemExit(4)\n", encoding="utf-8")
+    run = [*RUN, f"simulator.command=[{sys.executable},'{{here}}/mine.py']"]
+    assert typed(run) == 3
+    program.write_text("print('{\"time_s\": 2}')\n", encoding="utf-8")
+    assert typed([*run, "resume=accept"]) == 3
+    assert typed([*run, "store.retry=[failed]"]) == 0
+    assert dse.load("mine")["time_s"].tolist() == [2.0]
 
 
 def test_ones_own_sections_may_be_groups_and_a_study_may_have_scenarios(conf: Path) -> None:
@@ -614,3 +656,4 @@ def test_the_shipped_example_works_as_its_page_says(tmp_path: Path, monkeypatch:
     assert table.loc[("64MiB", "tree", 16), "time_s"] < table.loc[("64MiB", "tree", 1), "time_s"]
     assert table.loc[("16KiB", "recursive_doubling", 1), "time_s_improvement"] > 4
     assert set(table[table["status"] == "infeasible"].index.get_level_values(1)) == {"recursive_doubling"}
+    assert (tmp_path / "allreduce" / "outputs" / "allreduce" / "latest" / "figures" / "pareto.png").stat().st_size > 0

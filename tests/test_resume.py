@@ -364,6 +364,12 @@ def test_a_killed_study_goes_on_and_two_processes_share_one(tmp_path: Path, comm
     assert _count(tmp_path / "outputs" / "results.db") == 120
 
 
+def test_a_store_elsewhere_needs_no_output_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["study=ficco_sweep", "schedule=serial", "workload.only=[g4]", "tracking=none", "timeline=false"]
+    assert main([*words, "output_dir=a/new/one", f"store.url=sqlite:///{tmp_path}/else.db"]) == 0
+
+
 def test_a_full_disk_is_told_before_anything_is_evaluated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

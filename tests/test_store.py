@@ -23,6 +23,7 @@ from postgres import Server
 from sqlalchemy import func, select
 
 from dse.backend import Batch, Result, Results
+from dse.cli import main
 from dse.database import StoreError
 from dse.owner import Owner, me
 from dse.session import Hold, StoreSession
@@ -482,3 +483,10 @@ def test_nothing_is_left_of_leases_and_owners_once_all_have_left(url: str) -> No
     one.leave()
     for table in (leases, owners):
         assert store.database.read(lambda connection, table=table: connection.execute(select(table)).all()) == []
+
+
+def test_a_store_that_had_to_be_mended_does_not_pass_the_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("outputs").mkdir()
+    Path("outputs/results.db").write_text("no database" * 100, encoding="utf-8")
+    assert [main(["check"]), main(["check"]), main(["check", "url=nonsense"])] == [3, 0, 2]
