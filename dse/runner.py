@@ -20,6 +20,7 @@ from dse.interrupt import Stop, stoppable
 from dse.outputs import Outputs
 from dse.plan import Plan, plan
 from dse.problems import ConfigError, Problem, pairs, redacted
+from dse.search import importance
 from dse.selection import Selection
 from dse.store import Store
 from dse.study import Findings, Support
@@ -240,4 +241,5 @@ COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "timeline": timeline,
     "check": check,
     **views.COMMANDS,
+    **importance.COMMANDS,
 }
