@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from dse import provenance, report, resume, rules, views
+from dse import compare, provenance, report, resume, rules, views
 from dse.backend import Metric
 from dse.beside import Beside, beside
 from dse.compose import Request
@@ -243,4 +243,5 @@ COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     **views.COMMANDS,
     **importance.COMMANDS,
     **rules.COMMANDS,
+    **compare.COMMANDS,
 }
