@@ -181,6 +181,9 @@ Commands
   timeline study=<name> key=...  run one stored point again: its timeline as a picture and as a trace
   sync [study=<name>] [uri=...]  write into MLflow (or optuna=<storage>) what it lacks of the finished runs
   check                          look at every recorded result: is it as it was written?
+  importance study=<name>        which knobs matter, for each objective [method=ped_anova|fanova]
+  rules study=<name>             learn which option is best when, and judge it on what it has not seen
+  compare <run> <run>            two finished runs side by side: <study>, <study>/<time> or a folder
   ui [port=5000]                 serve the MLflow UI on 127.0.0.1
 
 Examples

@@ -173,6 +173,12 @@ def request(texts: Sequence[str], folder: Path | None = None) -> Request:
         return _request(composer, texts)
 
 
+def searched(tree: Mapping[str, Any], folder: Path | None = None) -> dict[str, Knob]:
+    """The knobs, by path, that the `space` of a composed configuration names; those fixed since are among them."""
+    composer = _Composer(folder)
+    return {knob.path: knob for knob in _knobs(composer, tree, composer.groups())}
+
+
 def check_foreign(texts: Sequence[str], folder: Path | None) -> None:
     """Refuse what must not reach Hydra's own command line. Raises ConfigError."""
     composer = _Composer(folder)

@@ -210,3 +210,165 @@ def _legend(figure: Figure, colours: Mapping[str, Any], *, title: str) -> None:
     ]
     columns = max(1, min(len(handles), int(figure.get_figwidth() / 1.7)))
     figure.legend(handles=handles, loc="outside upper center", ncols=columns, frameon=False, title=title, fontsize=9)
+
+
+def importance(rows: pd.DataFrame, knobs: Sequence[str], *, label: str, title: str) -> Figure:
+    """How much each knob matters: a panel for each objective, a bar for the mean over scenarios, a dot for each.
+
+    rows: `objective`, `knob`, `scenario`, `share` in [0, 1], `mean`, `noise` (None: not known), `active` (share of the
+    points that have the knob; those of a knob that some lack are hatched). label: what a share is a share of.
+    """
+    objectives = list(rows["objective"].unique())
+    figure, panels = _panels(len(objectives), width=3.6, height=0.9 + 0.42 * len(knobs))
+    for index, (panel, objective) in enumerate(zip(panels, objectives, strict=True)):
+        own = rows[rows["objective"] == objective]
+        for place, knob in enumerate(knobs):
+            _importance_bar(panel, own[own["knob"] == knob], place)
+        first = index % 4 == 0
+        active = rows.groupby("knob")["active"].first()
+        names = [knob if active[knob] == 1 else f"{knob}\n(in {100 * active[knob]:.0f} % of points)" for knob in knobs]
+        panel.set_yticks(range(len(knobs)), names if first else [""] * len(knobs), fontsize=8)
+        panel.set_ylim(len(knobs) - 0.5, -0.5)
+        panel.set_xlim(0, 100)
+        panel.set_title(objective, fontsize=10, fontweight="bold")
+        panel.grid(axis="y", visible=False)
+        panel.set_xlabel("share [%]", fontsize=8)
+    figure.suptitle(f"{title}\n{label}", fontsize=10)
+    _importance_legend(figure, noise=bool(rows["noise"].notna().any()))
+    return figure
+
+
+def _importance_bar(panel: Axes, rows: pd.DataFrame, place: int) -> None:
+    if rows.empty:
+        panel.text(1, place, "not judged", fontsize=7, va="center", color="grey")
+        return
+    partial = rows["active"].iloc[0] < 1
+    panel.barh(
+        place,
+        100 * rows["mean"].iloc[0],
+        0.62,
+        color="#0173b2",
+        alpha=0.75,
+        hatch="//" if partial else "",
+        edgecolor="white",
+    )
+    panel.scatter(
+        100 * rows["share"], np.full(len(rows), place), s=7, color="black", alpha=0.45, zorder=3, linewidths=0
+    )
+    if rows["noise"].notna().all():
+        noise = 100 * float(rows["noise"].iloc[0])
+        panel.vlines(min(noise, 100), place - 0.36, place + 0.36, color="#d55e00", linewidth=1.6, zorder=4)
+
+
+def _importance_legend(figure: Figure, *, noise: bool) -> None:
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    handles: list[Any] = [
+        Patch(facecolor="#0173b2", alpha=0.75, label="mean over scenarios"),
+        Patch(facecolor="#0173b2", alpha=0.75, hatch="//", edgecolor="white", label="knob that some points lack"),
+        Line2D([], [], color="black", alpha=0.45, marker="o", markersize=3, linestyle="", label="a scenario"),
+    ]
+    if noise:
+        handles.append(Line2D([], [], color="#d55e00", label="shuffled objective (noise)"))
+    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False, fontsize=8)
+
+
+_SEEN_COLOURS = ("#029e73", "#0173b2", "#de8f05", "#949494")
+
+
+def regrets(rows: Sequence[Mapping[str, Any]], title: str) -> Figure:
+    """Mean (bar) and largest (diamond) regret of ways of picking, on a scale that is linear below 1 % and then decades.
+
+    rows: `rule`, `judged_on`, `mean_regret`, `max_regret`, `accuracy`, shares each, from above to below.
+    """
+    figure, panel = _figure(10.5, 1.6 + 0.36 * len(rows))
+    seen = list(dict.fromkeys(row["judged_on"] for row in rows))
+    for place, row in enumerate(rows):
+        colour = _SEEN_COLOURS[-1 if row["judged_on"] == "all contexts" else seen.index(row["judged_on"])]
+        mean, most = 100 * row["mean_regret"], 100 * row["max_regret"]
+        panel.barh(place, mean, 0.62, color=colour, alpha=0.85)
+        panel.scatter(most, place, marker="D", s=26, color=colour, edgecolor="black", linewidths=0.6, zorder=3)
+        told = f"{mean:.2f} % mean, {most:.3g} % most, right in {100 * row['accuracy']:.0f} %"
+        panel.text(1.01, place, told, fontsize=8, va="center", transform=panel.get_yaxis_transform())
+    names = [row["rule"] + f", {row['judged_on']}" * (row["judged_on"] != "all contexts") for row in rows]
+    panel.set_yticks(range(len(rows)), names, fontsize=8)
+    panel.set_ylim(len(rows) - 0.4, -0.6)
+    panel.set_xscale("symlog", linthresh=1.0)
+    panel.set_xlim(0, 130 * max(row["max_regret"] for row in rows) or 1)
+    panel.xaxis.set_major_formatter("{x:g}")
+    panel.grid(axis="y", visible=False)
+    panel.set_xlabel(
+        "regret: objective of the pick over that of the best option, less one [%] (bar: mean, diamond: largest)"
+    )
+    panel.set_title(title, fontsize=10, loc="left")
+    return figure
+
+
+_SIDES = ("#0173b2", "#de8f05")
+Curve = tuple[Any, Any]
+
+
+def hypervolumes(curves: Mapping[str, tuple[Curve, Curve]], names: tuple[str, str], methods: Sequence[str]) -> Figure:
+    """Hypervolume of two runs, A and B: over evaluated points, and at the end for each scenario.
+
+    curves: scenario -> of each run (points evaluated [steps], hypervolume [steps]), a share of the box in [0, 1]. The
+    thick line is the mean over scenarios, and ends where the first of them does.
+    """
+    import matplotlib.pyplot as plt
+
+    _theme()
+    size = (11.5, max(3.8, 1.4 + 0.2 * len(curves)))
+    figure, (left, right) = plt.subplots(1, 2, figsize=size, width_ratios=(1.25, 1))
+    for side, (name, method) in enumerate(zip(names, methods, strict=True)):
+        own = [both[side] for both in curves.values()]
+        for steps, reached in own:
+            left.step(steps, reached, where="post", color=_SIDES[side], linewidth=0.7, alpha=0.3)
+        steps = np.unique(np.concatenate([steps for steps, _ in own]))
+        steps = steps[steps <= min(steps_[-1] for steps_, _ in own)]
+        mean = np.mean([reached[np.searchsorted(at, steps, side="right") - 1] for at, reached in own], axis=0)
+        label = f"{'AB'[side]}: {name} ({method})"
+        left.step(
+            steps, mean, where="post", color=_SIDES[side], linewidth=2.2, linestyle=("-", "--")[side], label=label
+        )
+        ends = [reached[-1] for _, reached in own]
+        right.scatter(ends, range(len(ends)), color=_SIDES[side], marker="os"[side], s=(52, 22)[side], zorder=3 + side)
+    ends = [[both[side][1][-1] for side in (0, 1)] for both in curves.values()]
+    right.hlines(
+        range(len(ends)), [min(pair) for pair in ends], [max(pair) for pair in ends], color="grey", linewidth=1
+    )
+    right.set_yticks(range(len(ends)), list(curves), fontsize=8)
+    right.invert_yaxis()
+    right.set_xlabel("hypervolume at the end [share of the box]")
+    left.set_xscale("log")
+    left.set_xlabel("points evaluated, in the order of the table (thin: a scenario, thick: mean)")
+    left.set_ylabel("hypervolume [share of the box]")
+    figure.legend(loc="outside upper center", ncols=1, frameon=False, fontsize=9)
+    return figure
+
+
+def attainment(rectangles: Any, names: tuple[str, str], objectives: Sequence[str]) -> Figure:
+    """Where one of two runs attains, in how many more scenarios than the other, what a point asks for.
+
+    rectangles [R, 5]: x and y from, x and y to, in scaled objectives (0: best, 1: worst of both fronts), and the share
+    of scenarios, positive where it is A.
+    """
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import LinearSegmentedColormap, Normalize
+    from matplotlib.patches import Rectangle
+
+    figure, panel = _figure(7.2, 5.4)
+    colours = ScalarMappable(
+        Normalize(-1, 1), LinearSegmentedColormap.from_list("sides", (_SIDES[0], "#f7f7f7", _SIDES[1]))
+    )
+    for x, y, right, top, share in rectangles:
+        width, height = min(right, 1.1) - x, min(top, 1.1) - y
+        panel.add_patch(Rectangle((x, y), width, height, color=colours.to_rgba(-share), linewidth=0))
+    panel.set_xlim(-0.02, 1.1)
+    panel.set_ylim(-0.02, 1.1)
+    panel.set_xlabel(f"{objectives[0]} [scaled: 0 best, 1 worst of both fronts]")
+    panel.set_ylabel(f"{objectives[1]} [scaled]")
+    bar = figure.colorbar(colours, ax=panel, label="scenarios in which only one attains it [share]")
+    bar.set_ticks([-1, -0.5, 0, 0.5, 1], labels=["A alone: 1", "0.5", "0", "0.5", "B alone: 1"])
+    panel.set_title(f"A = {names[0]}\nB = {names[1]}", fontsize=9, loc="left")
+    return figure

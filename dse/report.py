@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,9 +16,18 @@ from dse.standings import winners
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
+    from rich.console import Console
     from rich.table import Table
 
 _MOST_COLOURS = 11
+
+
+def console() -> Console:
+    """Where a command prints: as wide as the terminal, or 160 columns into a file or a pipe."""
+    from rich.console import Console
+
+    width = None if sys.stdout.isatty() else 160
+    return Console(width=width, markup=False)
 
 
 def stored(outputs: Outputs) -> Selection:
@@ -81,7 +91,7 @@ def summary(outputs: Outputs, table: pd.DataFrame) -> Table:
     for name in ("scenario", *map(_heading, columns), *limited):
         shown.add_column(name, justify="right" if name in stored["units"] else "left")
     for _, row in best.iterrows():
-        cells = [_cell(row[path], stored["units"].get(path, "")) for path in columns]
+        cells = [cell(row[path], stored["units"].get(path, "")) for path in columns]
         limit = _limit(stored["limits"].get(row["scenario"], {}))
         shown.add_row(row["scenario"], *cells, *([limit] if limited else []))
     return shown
@@ -99,8 +109,8 @@ def said(row: pd.Series[Any], paths: Sequence[str]) -> str:
     return ", ".join(str(value) if names[path] == "name" else f"{names[path]} {value}" for path, value in known.items())
 
 
-def _cell(value: Any, unit: str) -> str:
-    """A value as a person reads it, by its unit."""
+def cell(value: Any, unit: str) -> str:
+    """A value as a person reads it, by its unit: `1.234 ms`, `1.51x`, `97 %`."""
     import pandas as pd
 
     if value is None or pd.isna(value):

@@ -8,9 +8,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from dse import provenance, report, resume, views
+from dse import compare, provenance, report, resume, rules, views
 from dse.backend import Metric
 from dse.beside import Beside, beside
 from dse.compose import Request
@@ -20,13 +20,11 @@ from dse.interrupt import Stop, stoppable
 from dse.outputs import Outputs
 from dse.plan import Plan, StoreAt, plan
 from dse.problems import ConfigError, Problem, Problems, pairs, redacted
+from dse.search import importance
 from dse.selection import Selection
 from dse.store import Store
 from dse.study import Findings, Support
 from dse.study import run as search
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 _BYTES_PER_POINT = 1000  # of disk: some 250 in the store and its log, about 100 in the table, the rest to spare
 
@@ -166,17 +164,10 @@ def _facts(planned: Plan) -> list[dict[str, Any]]:
     ]
 
 
-def _console() -> Console:
-    from rich.console import Console
-
-    width = None if sys.stdout.isatty() else 160
-    return Console(width=width, markup=False)
-
-
 def _tell(
     planned: Plan, found: Findings, *, outputs: Outputs, shown: Selection, rows: Sequence[dict[str, Any]]
 ) -> None:
-    console = _console()
+    console = report.console()
     console.print(report.summary(outputs, shown.table))
     console.print(report.claims_table(list(rows)))
     console.print(_how(planned, found))
@@ -223,7 +214,7 @@ def redraw(words: Sequence[str]) -> int:
     shown = report.stored(outputs)
     rows = report.check(outputs, module, shown)
     paths = report.draw(outputs, module, shown.table)
-    console = _console()
+    console = report.console()
     console.print(report.summary(outputs, shown.table))
     console.print(report.claims_table(rows))
     console.print(provenance.said(outputs.read_json("provenance")))
@@ -239,7 +230,7 @@ def timeline(words: Sequence[str]) -> int:
     folder = Path(given["config_dir"]) if "config_dir" in given else None
     outputs = Outputs.latest(Path(given["output_dir"]), given["study"])
     for path in replayed(outputs, given["key"], folder):
-        _console().print(str(path), soft_wrap=True)
+        report.console().print(str(path), soft_wrap=True)
     return 0
 
 
@@ -255,7 +246,7 @@ def check(words: Sequence[str]) -> int:
     store = Store(f"sqlite:///{file}" if given["url"] == "auto" else given["url"])
     fine, damaged = store.check()
     told = f"; {damaged} were damaged and put into quarantine: type the study's command to compute them again"
-    _console().print(
+    report.console().print(
         f"{store.database}: {fine} results are as they were recorded{told if damaged else ''}", soft_wrap=True
     )
     return 3 if damaged or store.database.mended else 0
@@ -266,4 +257,7 @@ COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "timeline": timeline,
     "check": check,
     **views.COMMANDS,
+    **importance.COMMANDS,
+    **rules.COMMANDS,
+    **compare.COMMANDS,
 }

@@ -22,7 +22,7 @@ from folders import finished, odd_table
 from dse import provenance
 from dse.cli import main
 from dse.problems import hidden, redacted
-from dse.runner import _console
+from dse.report import console
 from dse.tracking.study import StudyFolder
 from dse.yamlcheck import MOST_BYTES, MOST_FILES, MOST_NODES, unreadable
 
@@ -198,7 +198,7 @@ def test_texts_of_a_configuration_are_shown_as_they_are_and_never_as_markup(tmp_
 
 
 def test_the_console_prints_markup_of_a_name_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
-    _console().print("[red]x[/red] [link=http://evil]y[/link]")
+    console().print("[red]x[/red] [link=http://evil]y[/link]")
     assert "[red]x[/red] [link=http://evil]y[/link]" in capsys.readouterr().out
 
 

@@ -1,0 +1,156 @@
+"""A finished run, found by what a person calls it and read in part: what was searched, and rows by column."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from dse.outputs import Outputs
+from dse.problems import ConfigError, Problem
+from dse.space import Knob, get_path
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_FILES = ("results.parquet", "summary.json", "config.yaml", "provenance.json")
+
+
+@dataclass(frozen=True)
+class Finished:
+    """The folder of a finished run, read when asked. Nothing in it is evaluated again."""
+
+    folder: Path
+
+    @classmethod
+    def find(cls, root: Path, said: str, path: str = "study") -> Finished:
+        """The run that is meant by its folder, by `<study>` (its newest) or by `<study>/<time>` below `root`.
+
+        path: what the run is to the command, for messages. Raises ConfigError where there is none, or it is unfinished.
+        """
+        places = [place for place in (Path(said), root / said) if (place / _FILES[0]).is_file()]
+        if places:
+            return cls(places[0].resolve())._checked(path)
+        if "/" in said:
+            rule = f"is the folder of no finished run, nor one below {root}/"
+            way = "give a folder that holds results.parquet, <study> or <study>/<time>; an unfinished run goes on when "
+            raise ConfigError([Problem(path, rule, said, f"{way}its command is typed again")])
+        return cls(Outputs.latest(root, said).folder)._checked(path)
+
+    def _checked(self, path: str) -> Finished:
+        missing = [name for name in _FILES if not (self.folder / name).is_file()]
+        if not missing:
+            try:
+                wrong = "" if self.summary["goals"] and self.config["study"] and self.made else "says nothing"
+            except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError) as error:
+                wrong = f"cannot be read: {type(error).__name__}"
+        if missing or wrong:
+            rule = f"is not finished: it has no {', '.join(missing)}" if missing else f"has a file that {wrong}"
+            raise ConfigError([Problem(path, rule, str(self.folder), "type the study's command again: it goes on")])
+        return self
+
+    @property
+    def outputs(self) -> Outputs:
+        """The folder, to write into."""
+        return Outputs(self.folder)
+
+    @property
+    def name(self) -> str:
+        """`<study>/<time>`."""
+        return f"{self.folder.parent.name}/{self.folder.name}"
+
+    @cached_property
+    def summary(self) -> dict[str, Any]:
+        """`summary.json`."""
+        found: dict[str, Any] = json.loads((self.folder / "summary.json").read_text(encoding="utf-8"))
+        return found
+
+    @cached_property
+    def made(self) -> dict[str, Any]:
+        """`provenance.json`."""
+        found: dict[str, Any] = json.loads((self.folder / "provenance.json").read_text(encoding="utf-8"))
+        return found
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """`config.yaml`."""
+        return self.outputs.read_config()
+
+    @property
+    def goals(self) -> dict[str, str]:
+        """Objective -> minimize or maximize."""
+        return dict(self.summary["goals"])
+
+    @cached_property
+    def columns(self) -> tuple[str, ...]:
+        """Names of the columns of the table."""
+        import pyarrow.parquet as pq
+
+        return tuple(pq.read_schema(self.folder / _FILES[0]).names)
+
+    @property
+    def knobs(self) -> tuple[str, ...]:
+        """Searched paths, as columns of the table."""
+        return tuple(path for path in self.summary["knobs"] if path in self.columns)
+
+    @property
+    def recorded(self) -> tuple[str, ...]:
+        """Paths of the design that are columns of the table, searched or not."""
+        named = (*self.config["study"].get("recorded", ()), *self.knobs)
+        return tuple(path for path in dict.fromkeys(named) if path in self.columns)
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """How its points were chosen: `exhaustive`, or names of searches."""
+        return tuple(dict.fromkeys(one["method"] for one in self.summary.get("searched", {}).values()))
+
+    def parts(self, columns: Sequence[str]) -> Iterator[pd.DataFrame]:
+        """Rows [<= 65,536 each] of the table in its order, with some of its columns and `explored`.
+
+        explored: False for a baseline outside the space, which is evaluated to be compared with and was not searched.
+        """
+        import pyarrow.parquet as pq
+
+        allowed = self._allowed
+        asked = dict.fromkeys([*columns, "key", "baseline", *allowed])
+        with pq.ParquetFile(self.folder / _FILES[0]) as file:
+            for group in range(file.num_row_groups):
+                rows = file.read_row_group(group, columns=list(asked)).to_pandas()
+                yield rows[list(columns)].assign(explored=_explored(rows, allowed))
+
+    @cached_property
+    def _allowed(self) -> dict[str, Knob]:
+        """What a point may hold at the paths that a baseline changes: the knob, or the one value of the design."""
+        from dse.compose import searched
+
+        config_dir = self.made.get("config_dir")
+        folder = Path(config_dir) if config_dir and Path(config_dir).is_dir() else None
+        known = searched(self.config, folder)
+        paths = [path for path in self.config["study"].get("baseline") or {} if path in self.columns]
+        fixed = {path: Knob(path, (get_path(self.config, path),)) for path in paths}
+        return {path: known[path] if path in known and path in self.knobs else fixed[path] for path in paths}
+
+
+def _explored(rows: pd.DataFrame, allowed: Mapping[str, Knob]) -> Any:
+    """Which rows lie in the space, as a mask; only baselines can lie outside."""
+    inside = rows["key"].to_numpy() != rows["baseline"].to_numpy()
+    fits = inside | True
+    for path, knob in allowed.items():
+        column = rows[path]
+        if knob.values:
+            fits = fits & (column.astype(str).isin([str(value) for value in knob.values]) | column.isna()).to_numpy()
+        else:
+            fits = fits & ((column >= knob.low) & (column <= knob.high)).fillna(True).to_numpy(bool)
+    return inside | fits
+
+
+def read(run: Finished, columns: Sequence[str]) -> pd.DataFrame:
+    """All rows of the table, with some of its columns and `explored`."""
+    import pandas as pd
+
+    return pd.concat(list(run.parts(columns)), ignore_index=True)

@@ -1,0 +1,244 @@
+"""A small decision tree that picks one of some options from numbers that are known before anything runs.
+
+A tree is one value, told in three ways that give the same answers: as text, as a Python function that imports nothing,
+and as JSON.
+"""
+
+from __future__ import annotations
+
+import keyword
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+Option = tuple[str | int | float | bool | None, ...]
+"""A value for each path that is chosen; None where the knob does not count."""
+
+
+@dataclass(frozen=True)
+class Feature:
+    """A number that is compared with a threshold: an input, a product or ratio of inputs, or whether one is a text."""
+
+    kind: Literal["value", "product", "ratio", "is"]
+    paths: tuple[str, ...]
+    text: str = ""
+
+    def of(self, inputs: Mapping[str, Any]) -> Any:
+        """The number, or an array of them, from inputs by path."""
+        if self.kind == "is":
+            held = inputs[self.paths[0]]
+            return np.asarray(held == self.text, float) if isinstance(held, np.ndarray) else float(held == self.text)
+        found, *others = (_real(inputs[path]) for path in self.paths)
+        for other in others:
+            found = found / other if self.kind == "ratio" else found * other
+        return found
+
+    def said(self, names: Mapping[str, str]) -> str:
+        """As an expression over names by path."""
+        if self.kind == "is":
+            return f"({names[self.paths[0]]} == {self.text!r})"
+        return (" / " if self.kind == "ratio" else " * ").join(names[path] for path in self.paths)
+
+
+def _real(value: Any) -> Any:
+    return value.astype(float) if isinstance(value, np.ndarray) else float(value)
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """An option, and how it fared where the tree was learned: number of contexts, mean and largest regret there."""
+
+    option: Option
+    num_contexts: int
+    mean_regret: float
+    max_regret: float
+
+
+@dataclass(frozen=True)
+class Split:
+    """`below` where the feature is at most the threshold, else `above`."""
+
+    feature: Feature
+    threshold: float
+    below: Node
+    above: Node
+
+
+Node = Leaf | Split
+
+
+@dataclass(frozen=True)
+class Tree:
+    """Options over the paths `choose`, picked by splits from a root."""
+
+    choose: tuple[str, ...]
+    root: Node
+
+    def pick(self, inputs: Mapping[str, Any]) -> Option:
+        """The option for inputs by path. Raises KeyError for an input that is needed and not given."""
+        node = self.root
+        while isinstance(node, Split):
+            node = node.below if node.feature.of(inputs) <= node.threshold else node.above
+        return node.option
+
+    def picks(self, inputs: Mapping[str, NDArray[Any]], count: int) -> list[Option]:
+        """The options for `count` rows of inputs, by path."""
+        found: list[Option] = [()] * count
+        waiting = [(self.root, np.arange(count))]
+        while waiting:
+            node, rows = waiting.pop()
+            if isinstance(node, Split):
+                below = node.feature.of({path: inputs[path][rows] for path in node.feature.paths}) <= node.threshold
+                waiting += [(node.below, rows[below]), (node.above, rows[~below])]
+            else:
+                for row in rows.tolist():
+                    found[row] = node.option
+        return found
+
+    @property
+    def nodes(self) -> Iterator[Node]:
+        """All nodes, the root first, below before above."""
+        waiting = [self.root]
+        while waiting:
+            node = waiting.pop()
+            yield node
+            if isinstance(node, Split):
+                waiting += [node.above, node.below]
+
+    @property
+    def names(self) -> dict[str, str]:
+        """Short names of the inputs that it looks at, by path: the last words that tell them apart, as identifiers."""
+        paths = dict.fromkeys(path for node in self.nodes if isinstance(node, Split) for path in node.feature.paths)
+        return short_names(tuple(paths))
+
+    def text(self) -> str:
+        """For a person: nested conditions over short names, which are explained first.
+
+        >>> leaves = Leaf(("a",), 1, 0, 0), Leaf(("b",), 1, 0, 0)
+        >>> tree = Tree(("way",), Split(Feature("value", ("size.m",)), 2.0, *leaves))
+        >>> print(tree.text())
+        m = size.m
+        <BLANKLINE>
+        if m <= 2:
+            way = a  [1 context; regret 0 % mean, 0 % most]
+        else:
+            way = b  [1 context; regret 0 % mean, 0 % most]
+        """
+        names = self.names
+        head = [f"{name} = {path}" for path, name in names.items()]
+        return "\n".join([*head, "", *self._lines(self.root, names, 0)] if head else self._lines(self.root, names, 0))
+
+    def _lines(self, node: Node, names: Mapping[str, str], depth: int) -> list[str]:
+        pad = "    " * depth
+        if isinstance(node, Leaf):
+            contexts = f"{node.num_contexts} context{'s' if node.num_contexts != 1 else ''}"
+            regret = f"regret {100 * node.mean_regret:.2g} % mean, {100 * node.max_regret:.2g} % most"
+            return [f"{pad}{option_said(node.option, self.choose)}  [{contexts}; {regret}]"]
+        below, above = (self._lines(one, names, depth + 1) for one in (node.below, node.above))
+        if node.feature.kind == "is":
+            return [f"{pad}if {node.feature.said(names)[1:-1]}:", *above, f"{pad}else:", *below]
+        return [f"{pad}if {node.feature.said(names)} <= {number(node.threshold)}:", *below, f"{pad}else:", *above]
+
+    def python(self, about: str) -> str:
+        """A module with one function, `choose`, that imports nothing. about: its docstring."""
+        names = self.names
+        arguments = ", ".join(["*", *names.values()]) if names else ""
+        told = [f"    {name}: {path}" for path, name in names.items()]
+        first, *rest = about.replace("\\", "\\\\").replace('"""', "'''").splitlines()
+        lines = [first, *(f"    {line}".rstrip() for line in rest), *[""] * bool(told), *told]
+        quoted = "\n".join(lines)
+        head = f'def choose({arguments}):\n    """{quoted}\n    """\n'
+        return head + "\n".join(self._statements(self.root, names, 1)) + "\n"
+
+    def _statements(self, node: Node, names: Mapping[str, str], depth: int) -> list[str]:
+        pad = "    " * depth
+        if isinstance(node, Leaf):
+            return [f"{pad}return {dict(zip(self.choose, node.option, strict=True))!r}"]
+        below, above = (self._statements(one, names, depth + 1) for one in (node.below, node.above))
+        if node.feature.kind == "is":
+            return [f"{pad}if {node.feature.said(names)[1:-1]}:", *above, *below_without_else(below)]
+        real = {path: f"float({name})" for path, name in names.items()}
+        return [f"{pad}if {node.feature.said(real)} <= {node.threshold!r}:", *below, *below_without_else(above)]
+
+    def json(self) -> dict[str, Any]:
+        """For programs."""
+        return {"choose": list(self.choose), "inputs": list(self.names), "root": _json(self.root)}
+
+    @classmethod
+    def of_json(cls, tree: Mapping[str, Any]) -> Tree:
+        """What `json` wrote."""
+        return cls(tuple(tree["choose"]), _node(tree["root"]))
+
+
+def below_without_else(lines: Sequence[str]) -> list[str]:
+    """Statements after a branch that has returned, one step less indented."""
+    return [line[4:] for line in lines]
+
+
+def _json(node: Node) -> dict[str, Any]:
+    if isinstance(node, Leaf):
+        return {**vars(node), "option": list(node.option)}
+    feature = {"kind": node.feature.kind, "paths": list(node.feature.paths), "text": node.feature.text}
+    split = {"feature": feature, "at_most": node.threshold}
+    return {**split, "then": _json(node.below), "else": _json(node.above)}
+
+
+def _node(tree: Mapping[str, Any]) -> Node:
+    if "option" in tree:
+        return Leaf(tuple(tree["option"]), tree["num_contexts"], tree["mean_regret"], tree["max_regret"])
+    feature = Feature(tree["feature"]["kind"], tuple(tree["feature"]["paths"]), tree["feature"]["text"])
+    return Split(feature, tree["at_most"], _node(tree["then"]), _node(tree["else"]))
+
+
+def option_said(option: Option, choose: Sequence[str]) -> str:
+    """`schedule.name = serial, schedule.mover = dma`; a knob that does not count is left out."""
+    return ", ".join(f"{path} = {value}" for path, value in zip(choose, option, strict=True) if value is not None)
+
+
+def number(value: float) -> str:
+    """A threshold as a person writes it, and exactly.
+
+    >>> number(8192.0), number(0.35), number(3e13)
+    ('8192', '0.35', '3e+13')
+    """
+    return next((text for text in (f"{value:g}", str(int(value))) if float(text) == value), repr(value))
+
+
+def short_names(paths: Sequence[str]) -> dict[str, str]:
+    """Path -> its last words, as few as tell it from the others, as an identifier.
+
+    >>> short_names(["gemm.m", "gemm.k", "conv.k"])
+    {'gemm.m': 'm', 'gemm.k': 'gemm_k', 'conv.k': 'conv_k'}
+    """
+    found: dict[str, str] = {}
+    for path in paths:
+        words = path.split(".")
+        tails = (".".join(words[-count:]) for count in range(1, len(words) + 1))
+        tail = next(one for one in tails if sum(f".{other}".endswith(f".{one}") for other in paths) == 1)
+        name = re.sub(r"\W", "_", tail)
+        found[path] = f"_{name}" if not name.isidentifier() or keyword.iskeyword(name) or name == "float" else name
+    return found
+
+
+def between(low: float, high: float) -> float:
+    """The shortest decimal number well between two (low <= it < high): in the middle half, of their logarithms if > 0.
+
+    >>> between(4096, 16384), between(0.3, 0.31), between(-1, 1)
+    (8000.0, 0.305, 0.0)
+    """
+    near, far = _middle_half(low, high)
+    for digits in range(1, 17):
+        shortest = float(f"{near**0.5 * far**0.5 if near > 0 else near / 2 + far / 2:.{digits}g}")
+        if near <= shortest <= far:
+            return shortest
+    return low
+
+
+def _middle_half(low: float, high: float) -> tuple[float, float]:
+    if low > 0:
+        return low**0.75 * high**0.25, low**0.25 * high**0.75
+    return 0.75 * low + 0.25 * high, 0.25 * low + 0.75 * high

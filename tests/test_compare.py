@@ -1,0 +1,239 @@
+"""Two finished runs side by side."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+from swept import grid, written
+
+from dse.cli import main
+from dse.compare import REFERENCE, Pair, Points, attained, compared, differences, flat, made_otherwise
+from dse.finished import Finished
+
+KNOBS = {"a.x": list(range(6)), "a.y": list(range(6))}
+
+
+def table(shift: float = 0.0, scenarios: tuple[str, ...] = ("s1", "s2")) -> pd.DataFrame:
+    """A front that falls, better by `shift`, and what lies behind it."""
+
+    def formula(point: Any) -> Any:
+        x, y = point["a.x"], point["a.y"]
+        return {"time_s": 10.0 + x + y - shift, "held_bytes": 20.0 - x + y * 2 - shift}
+
+    return grid({name: {} for name in scenarios}, KNOBS, formula)
+
+
+def runs(root: Path, first: pd.DataFrame, second: pd.DataFrame, **about: Any) -> tuple[Path, Path]:
+    """Two runs of one study; about: of the second."""
+    return written(root, first, list(KNOBS), time="2026-01-01_00-00-00"), written(
+        root, second, list(KNOBS), **{"time": "2026-01-02_00-00-00", **about}
+    )
+
+
+def points(values: Any) -> Points:
+    """Points evaluated one after the other."""
+    return Points(np.asarray(values, float), np.arange(1, len(values) + 1), len(values))
+
+
+# Fronts
+
+some = arrays.arrays(float, st.tuples(st.integers(1, 12), st.just(3)), elements=st.integers(0, 6).map(float))
+
+
+@given(some, some)
+def test_what_is_told_of_two_fronts_is_mirrored_when_they_change_places(one: Any, other: Any) -> None:
+    row, mirrored = (Pair("s", points(a), points(b)).row(factors=False) for a, b in ((one, other), (other, one)))
+    for name in ("evaluated", "front", "dominated", "hypervolume", "epsilon"):
+        assert row[name] == pytest.approx(mirrored[name][::-1]), name
+    for name in ("equal", "ideal", "reference"):
+        assert row[name] == mirrored[name]
+    assert all(0 <= value <= 1 for value in row["hypervolume"])
+
+
+@given(some, some)
+def test_dominance_hypervolume_and_epsilon_tell_the_same_story(one: Any, other: Any) -> None:
+    """More points are never worse: the union covers both parts, and nothing of it is dominated by a part."""
+    both = np.concatenate([one, other])
+    row = Pair("s", points(both), points(one)).row(factors=False)
+    assert row["dominated"][0] == 0
+    assert row["hypervolume"][0] >= row["hypervolume"][1] - 1e-12
+    assert row["epsilon"][0] <= 1e-12
+    covers = row["dominated"][1] == 0 and row["front"] == [row["equal"]] * 2
+    assert covers == (row["hypervolume"][0] <= row["hypervolume"][1] + 1e-12)
+
+
+@given(some, some, st.floats(0.5, 1e3))
+def test_units_change_nothing_but_the_reference_point(one: Any, other: Any, factor: float) -> None:
+    row, scaled = (Pair("s", points(by * one), points(by * other)).row(factors=False) for by in (1.0, factor))
+    for name in ("hypervolume", "epsilon"):
+        assert scaled[name] == pytest.approx(row[name], abs=1e-9)
+    assert scaled["dominated"] == row["dominated"]
+
+
+def test_a_known_pair_of_fronts() -> None:
+    """Two corners against the point between them: an L of the box up to 1.1."""
+    row = Pair("s", points([[0, 1], [1, 0]]), points([[0.5, 0.5]])).row(factors=False)
+    assert row["front"] == [2, 1]
+    assert row["dominated"] == [0, 0]
+    box = REFERENCE**2
+    assert row["hypervolume"] == pytest.approx([(2 * 0.1 * 1.1 - 0.01) / box, 0.36 / box])
+    assert row["epsilon"] == pytest.approx([0.5, 0.5])
+    factors = Pair("s", points([[1, 2]]), points([[2, 4], [4, 2]])).row(factors=True)
+    assert factors["epsilon"] == pytest.approx([1.0, 2.0])
+    assert factors["dominated"] == [0, 2]
+
+
+@given(some, some)
+def test_hypervolume_over_evaluated_points_only_grows_and_ends_where_the_front_is(one: Any, other: Any) -> None:
+    pair = Pair("s", points(one), points(other))
+    steps, reached = pair.curve(pair.first)
+    assert steps[0] == 1
+    assert steps[-1] == len(one)
+    assert (np.diff(reached) >= -1e-12).all()
+    assert reached[-1] == pytest.approx(pair.row(factors=False)["hypervolume"][0])
+
+
+def test_points_without_a_result_count_as_evaluated() -> None:
+    late = Points(np.array([[1.0, 1.0]]), np.array([90]), 100)
+    pair = Pair("s", late, points([[1.0, 1.0]]))
+    steps, reached = pair.curve(late)
+    assert steps[-1] == 100
+    assert (reached[steps < 90] == 0).all()
+    assert (reached[steps >= 90] > 0).all()
+
+
+def test_attainment_is_the_share_of_scenarios_in_which_one_run_alone_gets_there() -> None:
+    best, worse = points([[0.0, 0.0]]), points([[1.0, 1.0]])
+    why: dict[str, str] = {}
+    found = attained([Pair("s1", best, worse), Pair("s2", worse, best)], why)
+    assert found is not None
+    assert len(found) == 0, "each is ahead once"
+    found = attained([Pair("s1", best, worse), Pair("s2", best, worse)], why)
+    assert found is not None
+    assert set(found[:, 4]) == {1.0}
+    assert why == {}
+    assert attained([Pair("s", points([[1.0, 2, 3]]), points([[1.0, 2, 3]]))], why) is None
+    assert "these are 3" in why["attainment"]
+
+
+# Configurations
+
+
+def test_labels_are_no_difference_and_everything_else_is_told_by_its_path() -> None:
+    old = {"a": {"x": 1, "description": "old", "sources": {"x": "book"}, "list": [1, 2]}, "gone": None}
+    new = {"a": {"x": 2, "description": "new", "list": [1, 3]}, "b": {"y": "z"}}
+    told = {"a.x": (1, 2), "a.list": ([1, 2], [1, 3]), "gone": (None, None), "b.y": (None, "z")}
+    assert differences(old, new) == told
+    assert differences(old, old) == {}
+
+
+trees = st.recursive(
+    st.integers() | st.text(max_size=3) | st.none(),
+    lambda inner: st.dictionaries(st.text("abc", min_size=1, max_size=2), inner, min_size=1, max_size=3),
+    max_leaves=8,
+).filter(lambda tree: isinstance(tree, dict))
+
+
+@given(trees, trees)
+def test_differences_are_mirrored_and_rebuild_one_configuration_from_the_other(old: Any, new: Any) -> None:
+    told = differences(old, new)
+    assert {path: pair[::-1] for path, pair in told.items()} == differences(new, old)
+    rebuilt = {path: told[path][1] if path in told else value for path, value in flat(old).items()}
+    assert {path: value for path, value in rebuilt.items() if path in flat(new)} == {
+        path: value for path, value in flat(new).items() if path in flat(old)
+    }
+
+
+def test_what_made_the_runs_is_told_where_it_differs() -> None:
+    old = {"backend": "toy 1", "seed": 0, "git": {"commit": "a" * 40}, "versions": {"numpy": "2.0"}}
+    new = {"backend": "toy 2", "seed": 0, "git": {"commit": "b" * 40}, "versions": {"numpy": "2.1"}}
+    told = made_otherwise(old, new)
+    assert told == ["backend toy 1 -> toy 2", f"git {'a' * 12} -> {'b' * 12}", "numpy 2.0 -> 2.1"]
+    assert made_otherwise(old, old) == []
+
+
+# The command
+
+
+def test_a_better_run_is_told_to_be_better_with_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first, _ = runs(tmp_path, table(), table(shift=1.0), config={"seed": 9}, made={"backend": "toy 2"})
+    assert main(["compare", str(first), "toy", f"output_dir={tmp_path}"]) == 0
+    told = capsys.readouterr().out
+    for part in ("seed", "backend toy 1 -> toy 2", "6 | 6", "6 | 0", "mean", "tells of no search"):
+        assert part in told, part
+    (folder,) = (tmp_path / "compare").iterdir()
+    assert folder.name == "toy_2026-01-01_00-00-00--toy_2026-01-02_00-00-00"
+    names = {f"{name}.{kind}" for name in ("attainment", "hypervolume") for kind in ("png", "svg")}
+    assert {path.name for path in folder.iterdir()} == {"compare.json", *names}
+    stored = json.loads((folder / "compare.json").read_text("utf-8"))
+    assert stored["config"] == {"seed": [None, 9]}
+    assert [row["dominated"] for row in stored["fronts"]] == [[6, 0]] * 2
+    assert all(row["hypervolume"][0] < row["hypervolume"][1] for row in stored["fronts"])
+    assert stored["epsilon"] == "factor"
+    assert all(row["epsilon"][1] <= 1 < row["epsilon"][0] for row in stored["fronts"])
+
+
+def test_a_run_beside_its_copy_differs_in_nothing(tmp_path: Path) -> None:
+    found = compared(*map(Finished, runs(tmp_path, table(), table())))
+    assert (dict(found.config), list(found.made), dict(found.why_not)) == ({}, [], {})
+    assert found.attainment is not None
+    assert len(found.attainment) == 0
+    for row in found.rows:
+        assert row["front"] == [row["equal"]] * 2
+        assert row["dominated"] == [0, 0]
+        assert row["epsilon"] == [1.0, 1.0]
+
+
+def test_scenarios_that_only_one_has_are_named(tmp_path: Path) -> None:
+    one, other = table(scenarios=("s1", "s2")), table(scenarios=("s2", "s3"))
+    found = compared(*map(Finished, runs(tmp_path, one, other)))
+    assert [row["scenario"] for row in found.rows] == ["s2"]
+    assert found.why_not == {"scenario s1": "has no result in B", "scenario s3": "has no result in A"}
+
+
+def test_other_objectives_are_refused_where_they_matter_and_the_rest_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, second = runs(tmp_path, table(), table(), goals={"time_s": "minimize"})
+    assert main(["compare", str(first), str(second), f"output_dir={tmp_path}"]) == 0
+    told = capsys.readouterr().out
+    assert "not compared: fronts, hypervolume and attainment: the objectives differ" in told
+    assert "minimize held_bytes" in told
+    assert "Points" in told
+    (folder,) = (tmp_path / "compare").iterdir()
+    assert [path.name for path in folder.iterdir()] == ["compare.json"]
+
+
+def test_the_order_of_the_objectives_is_no_difference(tmp_path: Path) -> None:
+    swapped = {"held_bytes": "minimize", "time_s": "minimize"}
+    found = compared(*map(Finished, runs(tmp_path, table(), table(), goals=swapped)))
+    assert [row["dominated"] for row in found.rows] == [[0, 0]] * 2
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        ([], "needs two runs"),
+        (["toy"], "needs two runs"),
+        (["toy", "toy"], "is the same run as A"),
+        (["toy", "tooy"], "did you mean `toy`"),
+        (["toy", "toy/1999"], "is the folder of no finished run"),
+        (["toy", "toy/2026-01-01_00-00-00", "depth=3"], "is not understood"),
+    ],
+    ids=" ".join,
+)
+def test_what_cannot_be_compared_is_refused_with_the_way_out(
+    words: list[str], part: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs(tmp_path, table(), table())
+    assert main(["compare", *words, f"output_dir={tmp_path}"]) == 2
+    assert part in capsys.readouterr().err
+    assert not (tmp_path / "compare").exists()

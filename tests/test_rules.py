@@ -1,0 +1,321 @@
+"""Learned rules, on tables where it is known which option is best, and for whom."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from swept import Row, grid, written
+
+from dse.cli import main
+from dse.finished import Finished
+from dse.problems import ConfigError
+from dse.rules import Cases, Question, cases, features, folds, judged, learn, left_out, majority_learner, score
+from dse.tree import Feature, Leaf, Node, Option, Split, Tree, between
+
+SIZES: dict[str, Row] = {
+    f"w{m}x{k}": {"load.m": m, "load.k": k} for m in (10, 20, 40, 80, 160) for k in (15, 30, 60, 120)
+}
+KNOBS = {"plan.name": ["fast", "wide", "never"], "plan.pieces": [1, 2], "system.cores": [4, 8]}
+
+
+def ratio_decides(point: Row) -> Row:
+    """`fast` is best where k is less than m, `wide` elsewhere; the right number of pieces halves the time."""
+    good = {"fast": point["load.k"] < point["load.m"], "wide": point["load.k"] >= point["load.m"], "never": False}
+    slow = 1.0 if good[point["plan.name"]] else 1.5 + 0.5 * (point["plan.name"] == "never")
+    return {"time_s": slow * point["plan.pieces"] * point["load.m"] / point["system.cores"], "held_bytes": 1.0}
+
+
+RECORDED = ["load.m", "load.k"]
+
+
+def run(root: Path, formula: Any = ratio_decides, *, scenarios: Any = SIZES, knobs: Any = KNOBS, **about: Any) -> Path:
+    """The folder of a run over all options, workloads and systems."""
+    about = {"recorded": RECORDED, "hardware": ["system"], **about}
+    return written(root, grid(scenarios, knobs, formula), list(knobs), **about)
+
+
+def learned(root: Path, formula: Any = ratio_decides, choose: str = "", **about: Any) -> Cases:
+    """What there is to learn from it."""
+    found = Finished(run(root, formula, **about))
+    return cases(found, Question.of(found, choose=choose))
+
+
+# What is learned from
+
+
+def test_a_context_is_a_workload_on_a_system_and_an_option_is_as_good_as_its_best_setting(tmp_path: Path) -> None:
+    found = learned(tmp_path)
+    assert found.choose == ("plan.name",)
+    assert found.options == (("fast",), ("wide",), ("never",))
+    assert found.values.shape == (len(SIZES) * 2, 3)
+    assert (len(np.unique(found.workloads)), len(np.unique(found.systems))) == (len(SIZES), 2)
+    assert found.regrets.min() == 0
+    assert set(np.round(found.regrets, 9).ravel()) == {0.0, 0.5, 1.0}
+    assert found.best.sum(axis=1).tolist() == [1] * len(found.values)
+    assert list(found.inputs) == ["load.m", "load.k", "system.cores"]
+
+
+def test_what_is_picked_or_tuned_is_never_looked_at(tmp_path: Path) -> None:
+    found = learned(tmp_path, choose="plan.name", recorded=[*RECORDED, "plan.pieces", "plan.name"])
+    assert {path for feature in features(found.inputs) for path in feature.paths} == {*RECORDED, "system.cores"}
+
+
+def test_ties_within_a_billionth_are_ties_and_go_to_what_is_best_most_often(tmp_path: Path) -> None:
+    def tied(point: Row) -> Row:
+        better = point["load.m"] > 100 and point["plan.name"] == "wide"
+        slow = {"fast": 1.0, "wide": 0.5 if better else 1 + 1e-11, "never": 2.0}[point["plan.name"]]
+        return {"time_s": slow, "held_bytes": 1.0}
+
+    found = learned(tmp_path, tied)
+    assert set(found.labels(np.arange(len(found.values)))) == {1}
+    assert found.best[:, 0].sum() == 32
+
+
+def test_an_option_without_a_legal_point_counts_as_the_worst_that_has_one(tmp_path: Path) -> None:
+    def refused(point: Row) -> Row | None:
+        return None if point["plan.name"] == "wide" and point["load.m"] == 10 else ratio_decides(point)
+
+    found = learned(tmp_path, refused)
+    assert (~found.legal).sum() == 8
+    assert found.regrets[~found.legal].tolist() == np.nanmax(found.regrets[~found.legal.all(axis=1)], axis=1).tolist()
+    assert not found.best[~found.legal].any()
+    wide = found.options.index(("wide",))
+    fared = score(found, np.full(len(found.values), wide), "always wide", "all contexts")
+    assert fared.illegal == 8
+
+
+def test_regret_of_what_is_maximized_is_what_is_lost_too(tmp_path: Path) -> None:
+    def gain(point: Row) -> Row:
+        return {"gain": 1 / ratio_decides(point)["time_s"]}
+
+    more = learned(tmp_path / "a", gain, goals={"gain": "maximize"})
+    less = learned(tmp_path / "b")
+    assert more.best.tolist() == less.best.tolist()
+    assert more.regrets.ravel().tolist() == pytest.approx(less.regrets.ravel().tolist())
+
+
+# Learning and judging
+
+
+def test_a_ratio_of_sizes_is_found_and_holds_for_workloads_never_seen(tmp_path: Path) -> None:
+    found = learned(tmp_path)
+    tree = learn(found, 3)
+    assert isinstance(tree.root, Split)
+    assert tree.root.feature == Feature("ratio", ("load.k", "load.m"))
+    scores, notes = judged(found, tree, 3)
+    unseen = [one for one in scores if one.name == "tree" and one.seen.startswith("leave")]
+    assert [one.seen for one in unseen] == ["leave one workload out", "leave one system out"]
+    assert [(one.accuracy, one.most) for one in unseen] == [(1.0, 0.0)] * 2
+    assert notes == []
+    always = {one.name: one for one in scores if one.name.startswith("always")}
+    assert set(always) == {"always fast", "always wide", "always never"}
+    assert min(one.mean for one in always.values()) > 0.1
+
+
+def test_noise_is_not_taken_for_a_rule_that_pays(tmp_path: Path) -> None:
+    """Which option is best is drawn: on unseen workloads nothing that was learned can beat the best fixed option."""
+    draws = iter(np.random.default_rng(5).permutation(np.tile([1.0, 1.3, 1.6], 400)).tolist())
+    found = learned(tmp_path, lambda _: {"time_s": next(draws), "held_bytes": 1.0}, knobs={**KNOBS, "plan.pieces": [1]})
+    scores, _ = judged(found, learn(found, 3), 3)
+    fixed = min(one.mean for one in scores if one.name.startswith("always"))
+    (unseen,) = [one for one in scores if (one.name, one.seen) == ("tree", "leave one workload out")]
+    assert unseen.mean > 0.8 * fixed
+
+
+def test_a_rare_dear_mistake_is_avoided_at_the_price_of_many_cheap_ones() -> None:
+    """One leaf, three contexts: `a` is best in two by 1 %, and ten times too slow in the third."""
+    values = np.array([[1.0, 1.01], [1.0, 1.01], [10.0, 1.0]])
+    same = {"load.m": np.array([1.0, 1.0, 2.0])}
+    groups = np.arange(3)
+    found = Cases(("way",), (("a",), ("b",)), values, {"load.m": np.ones(3)}, groups, groups)
+    assert learn(found, 1).root == Leaf(("b",), 3, pytest.approx(0.02 / 3), pytest.approx(0.01))
+    parted = Cases(("way",), (("a",), ("b",)), values, same, groups, groups)
+    assert learn(parted, 1).picks(same, 3) == [("a",), ("a",), ("b",)]
+
+
+def test_a_fold_never_learns_from_what_it_is_judged_on(tmp_path: Path) -> None:
+    found = learned(tmp_path)
+    asked = []
+
+    def spy(rows: Any) -> Any:
+        def picks(own: Any) -> Any:
+            asked.append((set(found.workloads[rows]), set(found.workloads[own])))
+            return np.zeros(len(own), int)
+
+        return picks
+
+    left_out(found.workloads, spy)
+    assert len(asked) == len(SIZES)
+    assert all(not (seen & judged_on) and len(judged_on) == 1 for seen, judged_on in asked)
+
+
+def test_equal_workloads_under_two_names_are_left_out_together(tmp_path: Path) -> None:
+    twice = {**SIZES, "copy": SIZES["w10x15"]}
+    found = learned(tmp_path, scenarios=twice)
+    assert len(np.unique(found.workloads)) == len(SIZES)
+
+
+def test_the_majority_is_the_option_that_was_best_most_often_in_the_other_folds() -> None:
+    values = np.array([[1.0, 2.0], [1.0, 2.0], [2.0, 1.0]])
+    found = Cases(("way",), (("a",), ("b",)), values, {}, np.arange(3), np.zeros(3, int))
+    assert left_out(found.workloads, majority_learner(found)).tolist() == [0, 0, 0]
+
+
+def test_one_system_cannot_be_left_out_and_that_is_said(tmp_path: Path) -> None:
+    found = learned(tmp_path, knobs={**KNOBS, "system.cores": [4]})
+    possible, told = folds(found)
+    assert [name for name, _ in possible] == ["leave one workload out"]
+    assert "leave one system out is not available" in told[0]
+
+
+def test_options_that_never_differ_are_one() -> None:
+    values = np.array([[1.0, 1.0, 2.0, np.nan], [3.0, 3.0, 2.0, np.nan]])
+    found = Cases(("way",), (("a",), ("b",), ("c",), ("d",)), values, {}, np.arange(2), np.zeros(2, int)).distinct
+    assert found.options == (("a",), ("c",), ("d",))
+
+
+# Telling
+
+
+values_ = st.floats(0.001, 1e9)
+PATHS = ("load.m", "load.k", "other.k", "system.class")
+
+
+def feature() -> st.SearchStrategy[Feature]:
+    """Any feature over three numbers and a text."""
+    two = st.permutations(PATHS[:3]).map(lambda some: tuple(some[:2]))
+    return st.one_of(
+        st.sampled_from(PATHS[:3]).map(lambda path: Feature("value", (path,))),
+        two.map(lambda some: Feature("ratio", some)),
+        two.map(lambda some: Feature("product", some)),
+        st.sampled_from(["ring", 'it\'s "odd"', "mesh"]).map(lambda text: Feature("is", (PATHS[3],), text)),
+    )
+
+
+def split(feature_: Feature, threshold: float, below: Node, above: Node) -> Node:
+    """A split; a text has no threshold but a half."""
+    return Split(feature_, 0.5 if feature_.kind == "is" else threshold, below, above)
+
+
+option = st.tuples(st.sampled_from(["a", "b\\n", "c"]), st.none() | st.integers(1, 9))
+leaf: st.SearchStrategy[Node] = option.map(lambda one: Leaf(one, 1, 0.01, 0.02))
+nodes = st.recursive(leaf, lambda below: st.builds(split, feature(), values_, below, below), max_leaves=8)
+trees = nodes.map(lambda node: Tree(("plan.name", "plan.pieces"), node))
+inputs = st.fixed_dictionaries(dict.fromkeys(PATHS[:3], values_) | {PATHS[3]: st.sampled_from(["ring", "mesh", "x"])})
+
+
+def by_python(tree: Tree, given_: Mapping[str, Any]) -> Option:
+    """What the generated function says."""
+    space: dict[str, Any] = {"__builtins__": {"float": float}}
+    exec(tree.python('About "quotes""" and \\ signs'), space)
+    told = space["choose"](**{name: given_[path] for path, name in tree.names.items()})
+    return tuple(told[path] for path in tree.choose)
+
+
+def by_text(tree: Tree, given_: Mapping[str, Any]) -> str:
+    """The line that a person who reads the text from above ends at."""
+    lines = tree.text().split("\n")
+    names = {line.split(" = ")[0]: given_[line.split(" = ")[1]] for line in lines[: len(tree.names)]}
+    return read(lines[len(tree.names) + bool(tree.names) :], 0, names)
+
+
+def read(lines: Sequence[str], depth: int, names: Mapping[str, Any]) -> str:
+    """The line reached among some, nested `depth` deep."""
+    pad = "    " * depth
+    if not lines[0].startswith(f"{pad}if "):
+        return lines[0].strip().split("  [")[0]
+    other = next(place for place, line in enumerate(lines) if line == f"{pad}else:")
+    holds = eval(lines[0].strip()[3:-1], {}, dict(names))
+    return read(lines[1:other] if holds else lines[other + 1 :], depth + 1, names)
+
+
+@given(trees, inputs)
+def test_text_python_and_json_give_the_same_answer(tree: Tree, point: dict[str, Any]) -> None:
+    picked = tree.pick(point)
+    assert by_python(tree, point) == picked
+    assert Tree.of_json(json.loads(json.dumps(tree.json()))) == tree
+    if "\n" not in str(picked[0]):
+        told = [f"{path} = {value}" for path, value in zip(tree.choose, picked, strict=True) if value is not None]
+        assert by_text(tree, point) == ", ".join(told)
+    columns = {path: np.array([value], object if isinstance(value, str) else float) for path, value in point.items()}
+    assert tree.picks(columns, 1) == [picked]
+
+
+@given(st.floats(-1e12, 1e12), st.floats(-1e12, 1e12))
+def test_a_threshold_lies_between_what_it_parts(one: float, other: float) -> None:
+    low, high = sorted((one, other))
+    if low < high:
+        assert low <= between(low, high) < high
+
+
+def test_thresholds_are_short() -> None:
+    assert between(4096, 16384) == 8000
+    assert between(0.25, 1.0) == 0.5
+
+
+# The command
+
+
+def test_the_command_writes_rules_that_agree_and_tells_how_they_fare(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = run(tmp_path)
+    assert main(["rules", "study=toy", f"output_dir={tmp_path}"]) == 0
+    told = capsys.readouterr().out
+    assert "k / m <= 0.8" in told or "k / m <= 1" in told or "k / m <= 0.9" in told
+    for part in ("leave one workload out", "leave one system out", "majority", "always never", "ignores costs"):
+        assert part in told
+    stored = json.loads((folder / "rules.json").read_text("utf-8"))
+    tree = Tree.of_json(stored["tree"])
+    assert tree.text() in (folder / "rules.txt").read_text("utf-8")
+    assert (folder / "figures" / "rules.png").stat().st_size > 1000
+    assert "</svg>" in (folder / "figures" / "rules.svg").read_text("utf-8")
+    assert "import" not in (folder / "rules.py").read_text("utf-8")
+    ask = "from rules import choose; print([choose(m=m, k=k)['plan.name'] for m in (10, 160) for k in (15, 120)])"
+    done = subprocess.run([sys.executable, "-c", ask], cwd=folder, capture_output=True, text=True, check=True)
+    expected = [tree.pick({"load.m": m, "load.k": k})[0] for m in (10, 160) for k in (15, 120)]
+    assert done.stdout.strip() == str(expected) == "['wide', 'wide', 'fast', 'fast']"
+
+
+def test_a_sampled_space_is_said_to_be_sampled(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run(tmp_path, method="tpe")
+    assert main(["rules", "study=toy", f"output_dir={tmp_path}", "depth=1"]) == 0
+    assert "the space was sampled (tpe)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "about", "part"),
+    [
+        (["depth=0"], {}, "from 1 to 10"),
+        (["objective=tmie_s"], {}, "did you mean `time_s`"),
+        (["choose=plan.nmae"], {}, "did you mean `plan.name`"),
+        ([], {"recorded": [], "knobs": {**KNOBS, "system.cores": [4]}}, "study.recorded"),
+        (["choose=plan.pieces"], {"knobs": {**KNOBS, "plan.pieces": [1]}}, "fewer than two contexts with two options"),
+        (["objective=held_bytes"], {"formula": lambda _: {"time_s": 1.0, "held_bytes": 0.0}}, "held_bytes not above 0"),
+        ([], {"formula": lambda _: None}, "no row with a result"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_what_cannot_be_learned_is_refused_with_the_way_out(
+    words: list[str], about: dict[str, Any], part: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = run(tmp_path, about.pop("formula", ratio_decides), **about)
+    assert main(["rules", "study=toy", f"output_dir={tmp_path}", *words]) == 2
+    assert part in capsys.readouterr().err
+    assert not (folder / "rules.json").exists()
+
+
+def test_an_unfinished_run_has_no_rules(tmp_path: Path) -> None:
+    folder = run(tmp_path)
+    (folder / "config.yaml").unlink()
+    with pytest.raises(ConfigError, match=r"is not finished: it has no config.yaml"):
+        Finished.find(tmp_path, "toy")
