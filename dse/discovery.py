@@ -94,7 +94,7 @@ def plugins(package: str, attribute: str) -> dict[str, Any]:
 @remembered
 def _entries(package: str) -> dict[str, list[EntryPoint]]:
     found: dict[str, list[EntryPoint]] = {}
-    for entry in entry_points(group=f"dse.{package}"):
+    for entry in entry_points(group=package if package.startswith("dse.") else f"dse.{package}"):
         found.setdefault(entry.name, []).append(entry)
     return found
 

@@ -14,7 +14,7 @@ from dse.backend import Backend, Status, Tree
 from dse.compose import Request
 from dse.execute import BackendSpec, Executor, validate
 from dse.problems import ConfigError, Problems, did_you_mean
-from dse.search import Goal, Search, make_sampler
+from dse.search import Goal, Question, Search, method
 from dse.selection import Rule
 from dse.space import Knob, Space
 from dse.store import Context
@@ -262,8 +262,9 @@ def _check_search(check: Problems, settings: Settings, spaces: Mapping[str, Spac
         rule = f"cannot enumerate {large[0]}: it has {many}"
         check.add("search", rule, value="exhaustive", way_out="raise budget.trials or use search=nsga2 or tpe")
     elif large:
+        goals: dict[str, Goal] = dict.fromkeys(settings.study.objectives, "minimize")
         try:
-            make_sampler(settings.search, settings.seed)
+            method(Question(spaces[large[0]], goals, settings.seed, lambda points: [], repr), settings.search)
         except ConfigError as error:
             check.found.extend(error.problems)
 

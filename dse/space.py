@@ -148,7 +148,8 @@ class Space:
     known: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
 
     @functools.cached_property
-    def _order(self) -> tuple[Knob, ...]:
+    def order(self) -> tuple[Knob, ...]:
+        """The knobs, so that a condition looks at earlier ones only."""
         return tuple(sorted(self.knobs, key=self._depth))
 
     def _depth(self, knob: Knob) -> int:
@@ -164,10 +165,10 @@ class Space:
         return {path for condition in conditions for path in condition}
 
     @functools.cached_property
-    def _deciding(self) -> tuple[Knob, ...]:
+    def deciding(self) -> tuple[Knob, ...]:
         """Knobs that decide which others count: options, and what conditions look at."""
         needed = set().union(*(self._needs(knob) for knob in self.knobs if not self.is_option(knob.path)))
-        return tuple(knob for knob in self._order if self.is_option(knob.path) or knob.path in needed)
+        return tuple(knob for knob in self.order if self.is_option(knob.path) or knob.path in needed)
 
     def is_option(self, path: str) -> bool:
         """Whether the values of a path are options of a group."""
@@ -191,24 +192,32 @@ class Space:
     def walk(self, choose: Callable[[Knob], Any]) -> Assignment:
         """One point: `choose` is asked for each knob that counts, in an order in which conditions are known."""
         point: Assignment = {}
-        for knob in self._order:
+        for knob in self.order:
             if self._counts(knob, point):
                 point[knob.path] = choose(knob)
         return point
 
+    def counting(self, deciding: Mapping[str, Any]) -> set[str]:
+        """Paths of the knobs that count, given a value for every deciding knob, whether it counts itself or not."""
+        point: Assignment = {}
+        for knob in self.order:
+            if self._counts(knob, point):
+                point[knob.path] = deciding.get(knob.path)
+        return set(point)
+
     def points(self) -> Iterator[Assignment]:
         """Every distinct point of a finite space, without a look at its design."""
-        for point, free in self._structures({}, self._deciding):
+        for point, free in self._structures({}, self.deciding):
             for values in itertools.product(*(knob.values for knob in free)):
                 found = {**point, **{knob.path: value for knob, value in zip(free, values, strict=True)}}
-                yield {knob.path: found[knob.path] for knob in self._order if knob.path in found}
+                yield {knob.path: found[knob.path] for knob in self.order if knob.path in found}
 
     def size(self, most: int | None = None) -> int | None:
         """Number of distinct points; None where there are more than `most`, or an interval makes them infinite."""
         if not all(knob.values for knob in self.knobs):
             return None
         count = 0
-        for _, free in self._structures({}, self._deciding):
+        for _, free in self._structures({}, self.deciding):
             count += math.prod(len(knob.values) for knob in free)
             if most is not None and count > most:
                 return None
@@ -216,7 +225,7 @@ class Space:
 
     def blocks(self, most: int) -> Iterator[Block]:
         """Every distinct point of a finite space, in blocks of at most `most` points."""
-        for point, free in self._structures({}, self._deciding):
+        for point, free in self._structures({}, self.deciding):
             for block in self.resolve(point, free):
                 yield from block.split(most)
 
@@ -286,7 +295,7 @@ class Space:
 
     def _ordered(self, point: Assignment) -> Assignment:
         """An assignment in knob order; what is no knob comes last."""
-        paths = [knob.path for knob in self._order if knob.path in point]
+        paths = [knob.path for knob in self.order if knob.path in point]
         return {path: point[path] for path in (*paths, *(path for path in point if path not in paths))}
 
     def _numbers(self, knob: Knob, first: Assignment) -> list[Any]:
@@ -316,7 +325,7 @@ class Space:
     def _structures(self, point: Assignment, knobs: Sequence[Knob]) -> Iterator[tuple[Assignment, list[Knob]]]:
         """Every combination of the deciding knobs, with the other knobs that count then."""
         if not knobs:
-            yield point, [knob for knob in self._order if knob not in self._deciding and self._counts(knob, point)]
+            yield point, [knob for knob in self.order if knob not in self.deciding and self._counts(knob, point)]
             return
         knob, rest = knobs[0], knobs[1:]
         if not self._counts(knob, point):
@@ -327,7 +336,7 @@ class Space:
 
     def active(self, assignment: Mapping[str, Any]) -> Assignment:
         """The part of an assignment that counts (for example after a baseline changed its options)."""
-        by_path = {knob.path: knob for knob in self._order}
+        by_path = {knob.path: knob for knob in self.order}
         extra = {path: value for path, value in assignment.items() if path not in by_path}
         options = {path: value for path, value in assignment.items() if self.is_option(path)}
         point: Assignment = dict(options)

@@ -90,11 +90,10 @@ class _Worker:
     def __init__(self, serve: Call, memory_bytes: float | None) -> None:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload([serve.__module__])
-        handle, name = tempfile.mkstemp(prefix="dse-worker-")
-        os.close(handle)
-        self._said = Path(name)
+        handle, self._name = tempfile.mkstemp(prefix="dse-worker-")
+        self._said = os.fdopen(handle, "rb")
         self._pipe, theirs = context.Pipe()
-        arguments = (theirs, serve, memory_bytes, str(self._said))
+        arguments = (theirs, serve, memory_bytes, self._name)
         self._process = context.Process(target=_work, args=arguments, daemon=True)
         with _default_signals(), _one_thread():
             self._process.start()
@@ -118,8 +117,9 @@ class _Worker:
             self._process.join(_GRACE_S)
         _end_group(self._process)
         self._pipe.close()
-        said = _shortened(self._said.read_text(encoding="utf-8", errors="replace").strip())
-        self._said.unlink(missing_ok=True)
+        said = "" if self._said.closed else _shortened(self._said.read().decode(errors="replace").strip())
+        self._said.close()
+        Path(self._name).unlink(missing_ok=True)  # if it did not come to that
         reason = _ending(self._process.exitcode) if why is None else why
         return f"{reason}: {said}" if said else reason
 
@@ -180,6 +180,7 @@ def _work(pipe: Connection, serve: Call, memory_bytes: float | None, said: str) 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     handle = os.open(said, os.O_WRONLY | os.O_APPEND)
+    Path(said).unlink()  # nobody else has to clean it up
     os.dup2(handle, 1)
     os.dup2(handle, 2)
     faulthandler.enable(all_threads=False)

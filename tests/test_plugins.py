@@ -340,3 +340,34 @@ def test_a_backend_that_knows_no_gpu_is_explored_like_any_other(
     table = dse.load("toys")
     assert len(table) == 2 * 6 * 3
     assert "time_s" in capsys.readouterr().out
+
+
+METHOD = '''
+"""The first points that there are."""
+
+
+class First:
+    def __init__(self, question, options):
+        self._left = question.space.points()
+
+    def ask(self, count):
+        return [point for point, _ in zip(self._left, range(count))]
+
+    def tell(self, points, outcomes):
+        pass
+
+
+METHOD = First
+'''
+
+
+def test_a_search_method_joins_as_a_module_and_a_yaml_of_another_distribution(elsewhere: Path) -> None:
+    site = write(elsewhere / "site", some_method=METHOD)
+    distribution(site, "toybox", **{"search.methods": "first = some_method"})
+    (elsewhere / "conf" / "search").mkdir()
+    (elsewhere / "conf" / "search" / "first.yaml").write_text("name: first\ndescription: in order\n", encoding="utf-8")
+    with installed(site):
+        words = ["study=ficco_sweep", "workload.only=[g4]", "tracking=none", "timeline=false", "schedule=serial"]
+        assert main([*words, "search=first", "budget.trials=2", "--config-dir=conf"]) == 0
+    table = dse.load("ficco_sweep")
+    assert (table["schedule.mover"] == "dma").sum() == 2  # beside their baselines, moved by CUs

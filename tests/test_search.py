@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -10,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import moocore
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
@@ -18,17 +21,19 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
+from dse import discovery
 from dse.backend import STATUSES
 from dse.plan import Plan
 from dse.problems import ConfigError
 from dse.search import Question, Search, explore
+from dse.search.genes import Genes
 from dse.space import Assignment, Block, Knob, Space, set_path
 from dse.standings import Standings, winners
 from dse.study import Findings
 from dse.study import run as run_study
 from dse.values import hexes, key
 
-METHODS = ("random", "tpe", "nsga2", "qmc")
+METHODS = tuple(name for name in discovery.plugins("dse.search.methods", "METHOD") if name != "gp")  # needs torch
 every_method = pytest.mark.parametrize("method", METHODS)
 
 
@@ -285,6 +290,48 @@ INFINITE = toy.space(
     Knob("thing.bend", ("firm", "loose")),
 )
 SIZE = SPACE.size() or 0
+
+
+@given(spaces(), st.integers(0, 2**32))
+def test_genes_are_points_and_points_are_genes(space: Space, seed: int) -> None:
+    genes, random = Genes(space), np.random.default_rng(seed)
+    drawn = genes.drawn(40, random)
+    points, everything = genes.points(drawn), list(space.points())
+    assert all(point in everything for point in points)
+    np.testing.assert_array_equal(genes.rows(points), drawn)
+    np.testing.assert_array_equal(genes.settled(drawn, random), drawn)
+    if space.size() == 1:
+        assert points == everything * 40
+
+
+def test_genes_of_an_interval_are_where_a_value_lies_in_it() -> None:
+    space = toy.space(Knob("thing.y", low=1e-2, high=1e2, log=True), Knob("thing.x", (3, 1, 2)))
+    genes = Genes(space)
+    (point,) = genes.points(np.array([[0.5, 2.0]]) if genes.knobs[0].path == "thing.y" else np.array([[2.0, 0.5]]))
+    assert point["thing.x"] == 2
+    assert point["thing.y"] == pytest.approx(1.0)
+    np.testing.assert_allclose(genes.points(genes.rows([point]))[0]["thing.y"], point["thing.y"], rtol=1e-12)
+
+
+def test_local_search_around_the_front_proposes_no_point_twice_and_finds_the_front_of_a_large_space() -> None:
+    space = toy.space(Knob("thing.x", tuple(range(-200, 201))), Knob("thing.y", tuple(range(-50, 51))))
+    recorder = Recorder(space)
+    chosen = explore(recorder.question("time_s", "gain", seed=3), Search(name="archive"), trials=1000)
+    assert (chosen.num_points, chosen.duplicates) == (1000, 0)
+    goals = recorder.question("time_s", "gain").values
+    everything = [toy.formula(toy.Fixed().design(space.tree(point))) for point in space.points()]
+    found = [toy.formula(toy.Fixed().design(space.tree(point))) for point in recorder.points]
+    worst, best = goals(everything).max(axis=0), goals(everything).min(axis=0)
+    share = [moocore.hypervolume((goals(one) - best) / (worst - best), ref=[1.1, 1.1]) for one in (found, everything)]
+    assert share[0] > 0.99 * share[1]
+
+
+def test_a_method_that_lacks_its_library_says_what_to_install() -> None:
+    if importlib.util.find_spec("torch") is None:
+        with pytest.raises(ConfigError, match="pip install torch"):
+            searched("gp", 5)
+    else:
+        assert len(searched("gp", 5)) == 5
 
 
 @every_method

@@ -1,36 +1,34 @@
-"""Choosing points of a space too large to enumerate: Optuna's samplers behind a batch-synchronous ask and tell.
+"""Choosing points of a space too large to enumerate: a method behind a batch-synchronous ask and tell.
 
 Batches have a fixed size, are evaluated in any order by any number of jobs, and are told in the order asked: the
-table depends on the seed alone. A point is evaluated once; a sampler that keeps proposing known points is helped
+table depends on the seed alone. A point is evaluated once; a method that keeps proposing known points is helped
 out by the points not seen yet, in seeded random order.
 """
 
 from __future__ import annotations
 
 import random
-import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import Field
 
+from dse import discovery
 from dse.problems import ConfigError, Problem, did_you_mean
-from dse.space import Assignment, Knob, Space
+from dse.search.question import Goal, Identify, Method, Outcome, Question
+from dse.space import Assignment
 from dse.values import Frozen, Integer
 
-Goal = Literal["minimize", "maximize"]
-Outcome = Mapping[str, float] | None
-"""Metrics of a point, or None where it has none (infeasible, failed)."""
-Evaluate = Callable[[Sequence[Assignment]], Sequence[Outcome]]
-Identify = Callable[[Assignment], str]
+__all__ = ["Chosen", "Goal", "Outcome", "Question", "Search", "explore", "method"]
 
 _MOST_TO_LIST = 1_000_000  # points of a space that are listed to find those not seen yet
-_ASKS_PER_POINT = 20  # known points a sampler may propose for each new one before it is helped out
+_ASKS_PER_POINT = 20  # known points a method may propose for each new one before it is helped out
+_METHODS = "dse.search.methods"
 
 
 class Search(Frozen):
-    """The `search` group. options: keyword arguments of Optuna's sampler."""
+    """The `search` group. batch: points that are evaluated together. options: of the method."""
 
     name: str
     description: str = ""
@@ -47,15 +45,14 @@ class Chosen:
     duplicates: int = 0
 
 
-@dataclass(frozen=True)
-class Question:
-    """What is searched: a space, the goals by metric, a seed, and how a point is evaluated and told apart."""
-
-    space: Space
-    goals: Mapping[str, Goal]
-    seed: int
-    evaluate: Evaluate
-    identify: Identify
+def method(question: Question, search: Search) -> Method:
+    """The search method of that name. Raises ConfigError for an unknown name or option."""
+    known = [name for name in discovery.names(_METHODS) if not name.startswith("_")]
+    if search.name not in known:
+        way = did_you_mean(search.name, [*known, "exhaustive"])
+        raise ConfigError([Problem("search.name", "is no search method", search.name, way)])
+    made: Method = discovery.load(_METHODS, search.name, "METHOD")(question, search.options)
+    return made
 
 
 def explore(question: Question, search: Search, *, trials: int) -> Chosen:
@@ -63,124 +60,50 @@ def explore(question: Question, search: Search, *, trials: int) -> Chosen:
 
     Raises ConfigError for an unknown method or option.
     """
-    sampler = _Sampler(question, search)
+    asker = method(question, search)
     known: dict[str, Outcome] = {}
     duplicates = 0
     while len(known) < trials:
-        wanted = min(search.batch if known else 1, trials - len(known))
-        asked, repeated = _fresh(sampler, wanted, known, question.identify)
+        wanted = min(search.batch, trials - len(known))
+        points, repeated = _fresh(asker, wanted, known, question.identify)
         duplicates += repeated
-        names = {*known, *(question.identify(point) for _, point in asked)}
-        asked += [(None, point) for point in _unseen(question, names, wanted - len(asked))]
-        if not asked:
+        if len(points) < wanted:
+            names = {*known, *map(question.identify, points)}
+            points += _unseen(question, names, wanted - len(points))
+        if not points:
             break
-        outcomes = question.evaluate([point for _, point in asked])
-        for (trial, point), outcome in zip(asked, outcomes, strict=True):
-            known[question.identify(point)] = outcome
-            sampler.tell(trial, point, outcome)
+        outcomes = question.evaluate(points)
+        known.update(zip(map(question.identify, points), outcomes, strict=True))
+        asker.tell(points, outcomes)
     return Chosen(len(known), search.name, duplicates)
 
 
 def _fresh(
-    sampler: _Sampler, wanted: int, known: Mapping[str, Outcome], identify: Identify
-) -> tuple[list[tuple[Any, Assignment]], int]:
+    asker: Method, wanted: int, known: Mapping[str, Outcome], identify: Identify
+) -> tuple[list[Assignment], int]:
     """Up to `wanted` proposals that are new, and how many were not."""
-    found: dict[str, tuple[Any, Assignment]] = {}
+    found: dict[str, Assignment] = {}
     repeated = 0
     while len(found) < wanted and repeated < _ASKS_PER_POINT * wanted:
-        trial, point = sampler.ask()
-        name = identify(point)
-        if name in known or name in found:
-            repeated += 1
-            sampler.tell(trial, point, known.get(name))
-        else:
-            found[name] = (trial, point)
+        again: list[tuple[Assignment, Outcome]] = []
+        points = asker.ask(wanted - len(found))
+        for point in points:
+            name = identify(point)
+            if name in known or name in found:
+                again.append((point, known.get(name)))
+            else:
+                found[name] = point
+        if again:
+            asker.tell([point for point, _ in again], [outcome for _, outcome in again])
+        repeated += len(again)
+        if not points:
+            break
     return list(found.values()), repeated
 
 
 def _unseen(question: Question, seen: set[str], wanted: int) -> list[Assignment]:
     """Points of a finite space not seen yet, in seeded random order."""
-    if wanted <= 0 or question.space.size(_MOST_TO_LIST) is None:
+    if question.space.size(_MOST_TO_LIST) is None:
         return []
     left = [point for point in question.space.points() if question.identify(point) not in seen]
     return random.Random(question.seed).sample(left, min(wanted, len(left)))
-
-
-class _Sampler:
-    """Optuna's study, in memory; knobs become its distributions (ordered values by their index)."""
-
-    def __init__(self, question: Question, search: Search) -> None:
-        import optuna
-
-        optuna.logging.set_verbosity(optuna.logging.WARNING)
-        warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
-        self._optuna, self._space, self._goals = optuna, question.space, question.goals
-        directions = list(question.goals.values())
-        self._study = optuna.create_study(directions=directions, sampler=make_sampler(search, question.seed))
-        flat = {knob.path: self._distribution(knob) for knob in self._space.knobs}
-        self._flat = flat if search.name == "qmc" else None
-
-    def ask(self) -> tuple[Any, Assignment]:
-        trial = self._study.ask(self._flat)
-        return trial, self._space.walk(lambda knob: self._choose(trial, knob))
-
-    def tell(self, trial: Any, point: Assignment, outcome: Outcome) -> None:
-        """A trial the sampler asked for, or (None) a point it did not."""
-        if trial is None:
-            if outcome is not None:
-                params = {path: self._encode(path, value) for path, value in point.items()}
-                distributions = {path: self._distribution(self._knob(path)) for path in point}
-                values = [outcome[name] for name in self._goals]
-                made = self._optuna.create_trial(params=params, distributions=distributions, values=values)
-                self._study.add_trial(made)
-        elif outcome is None:
-            self._study.tell(trial, state=self._optuna.trial.TrialState.FAIL)
-        else:
-            self._study.tell(trial, [outcome[name] for name in self._goals])
-
-    def _knob(self, path: str) -> Knob:
-        return next(knob for knob in self._space.knobs if knob.path == path)
-
-    def _distribution(self, knob: Knob) -> Any:
-        make = self._optuna.distributions
-        if not knob.values:
-            return make.FloatDistribution(knob.low, knob.high, log=knob.log)
-        if knob.ordered:
-            return make.IntDistribution(0, len(knob.values) - 1)
-        return make.CategoricalDistribution(knob.values)
-
-    def _encode(self, path: str, value: Any) -> Any:
-        knob = self._knob(path)
-        return knob.values.index(value) if knob.values and knob.ordered else value
-
-    def _choose(self, trial: Any, knob: Knob) -> Any:
-        if not knob.values:
-            return trial.suggest_float(knob.path, knob.low, knob.high, log=knob.log)
-        if knob.ordered:
-            return knob.values[trial.suggest_int(knob.path, 0, len(knob.values) - 1)]
-        return trial.suggest_categorical(knob.path, knob.values)
-
-
-def make_sampler(search: Search, seed: int) -> Any:
-    """Optuna's sampler of that name. Raises ConfigError for an unknown name or option."""
-    from optuna import samplers
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        known: dict[str, Callable[..., Any]] = {
-            "random": samplers.RandomSampler,
-            "tpe": lambda **given: samplers.TPESampler(
-                **{"multivariate": True, "group": True, "constant_liar": True, **given}
-            ),
-            "nsga2": samplers.NSGAIISampler,
-            "qmc": lambda **given: samplers.QMCSampler(
-                **{"scramble": True, "warn_independent_sampling": False, **given}
-            ),
-        }
-        if search.name not in known:
-            way = did_you_mean(search.name, [*known, "exhaustive"])
-            raise ConfigError([Problem("search.name", "is no search method", search.name, way)])
-        try:
-            return known[search.name](seed=seed, **search.options)
-        except (TypeError, ValueError) as error:
-            raise ConfigError([Problem("search.options", str(error), search.options)]) from error

@@ -1,0 +1,96 @@
+"""A space as rows of numbers: one gene per knob, whether it counts or not.
+
+A finite knob's gene is the place of its value, an interval's is where it lies in it (0...1, logarithmic where the
+knob is); a gene of a knob that does not count is -1. Two rows that are equal are one point.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dse.space import Assignment, Knob, Space
+
+Rows = NDArray[np.float64]
+"""Genes [B, K] of B points over K knobs, in the order of the space's knobs."""
+
+
+class Genes:
+    """How points of a space and rows of genes become one another.
+
+    sizes [K]: how many values a knob has, 0 for an interval. ordered [K]: whether neighbouring genes mean values that
+    are alike.
+    """
+
+    def __init__(self, space: Space) -> None:
+        self._space, self.knobs = space, space.order
+        self.sizes = np.array([len(knob.values) for knob in self.knobs])
+        self.ordered = np.array([not knob.values or knob.ordered for knob in self.knobs])
+        deciding = {knob.path for knob in space.deciding}
+        self._deciding = np.flatnonzero([knob.path in deciding for knob in self.knobs])
+        self._places = [{_name(value): place for place, value in enumerate(knob.values)} for knob in self.knobs]
+        self._counting: dict[tuple[float, ...], NDArray[np.bool_]] = {}
+
+    def drawn(self, count: int, random: np.random.Generator) -> Rows:
+        """Points drawn evenly from every knob by itself."""
+        return self.settled(np.full((count, len(self.knobs)), -1.0), random)
+
+    def values(self, chosen: NDArray[np.intp], random: np.random.Generator) -> NDArray[np.float64]:
+        """An even draw for each of some genes, by their place among the knobs."""
+        drawn, sizes = random.random(chosen.shape), self.sizes[chosen]
+        return np.where(sizes > 0, np.floor(drawn * sizes), drawn)
+
+    def settled(self, rows: Rows, random: np.random.Generator) -> Rows:
+        """The rows as points: what does not count is -1, what counts and has no value yet is drawn."""
+        columns = np.broadcast_to(np.arange(len(self.knobs)), rows.shape)
+        rows = np.where(rows < 0, self.values(columns, random), rows)
+        kinds, where = np.unique(rows[:, self._deciding], axis=0, return_inverse=True)
+        counting = np.array([self._counts(tuple(kind.tolist())) for kind in kinds])
+        return np.where(counting[where.reshape(-1)], rows, -1.0)
+
+    def _counts(self, deciding: tuple[float, ...]) -> NDArray[np.bool_]:
+        if deciding not in self._counting:
+            knobs = [self.knobs[place] for place in self._deciding]
+            point = {knob.path: _value(knob, gene) for knob, gene in zip(knobs, deciding, strict=True)}
+            counting = self._space.counting(point)
+            self._counting[deciding] = np.array([knob.path in counting for knob in self.knobs])
+        return self._counting[deciding]
+
+    def points(self, rows: Rows) -> list[Assignment]:
+        """The points that rows stand for."""
+        return [
+            {knob.path: _value(knob, gene) for knob, gene in zip(self.knobs, row, strict=True) if gene >= 0.0}
+            for row in rows.tolist()
+        ]
+
+    def rows(self, points: Sequence[Mapping[str, Any]]) -> Rows:
+        """The rows of points, whose values must be values of the knobs."""
+        found = np.full((len(points), len(self.knobs)), -1.0)
+        for row, point in enumerate(points):
+            for column, knob in enumerate(self.knobs):
+                if knob.path in point:
+                    found[row, column] = self._gene(column, knob, point[knob.path])
+        return found
+
+    def _gene(self, column: int, knob: Knob, value: Any) -> float:
+        if knob.values:
+            return float(self._places[column][_name(value)])
+        low, high, at = (map(math.log, (knob.low, knob.high, value))) if knob.log else (knob.low, knob.high, value)
+        return (at - low) / (high - low)
+
+
+def _name(value: Any) -> tuple[type, Any]:
+    """What tells values apart: 1 and True are equal to Python."""
+    return bool if isinstance(value, bool) else object, value
+
+
+def _value(knob: Knob, gene: float) -> Any:
+    if knob.values:
+        return knob.values[int(gene)]
+    if knob.log:
+        return min(knob.high, knob.low * (knob.high / knob.low) ** gene)
+    return min(knob.high, knob.low + gene * (knob.high - knob.low))

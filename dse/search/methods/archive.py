@@ -1,0 +1,133 @@
+"""Local search around the Pareto front found so far: a steady-state genetic algorithm that never asks twice.
+
+Parents are members of the front; a child takes genes of two of them and changes a few (a step to a neighbouring value
+or any value). The front is all that is remembered, so a proposal costs the same however many points are known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+import moocore
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from dse.problems import Problems
+from dse.search.genes import Genes, Rows
+from dse.search.question import Outcome, Question
+from dse.space import Assignment
+from dse.values import Fraction, Frozen, Integer
+
+_ROUNDS = 8  # in which children are made, before points are drawn evenly; and in which these are drawn
+
+
+class Options(Frozen):
+    """initial: points drawn evenly before the first child. crossover: share of children that have two parents.
+
+    changes: mean number of genes that a child changes. steps: share of changes of an ordered knob that are steps.
+    fewest: points that are remembered at least, of the next fronts where the first is smaller.
+    """
+
+    initial: Annotated[Integer, Field(ge=1, le=100_000)] = 64
+    crossover: Fraction = 0.5
+    changes: Annotated[float, Field(ge=1, le=100)] = 1.6
+    steps: Fraction = 0.5
+    fewest: Annotated[Integer, Field(ge=1, le=10_000)] = 8
+
+
+class Archive:
+    """The method. question: what is searched."""
+
+    def __init__(self, question: Question, options: Options) -> None:
+        self._question, self._options = question, options
+        self._genes = Genes(question.space)
+        self._random = np.random.default_rng(question.seed)
+        self._seen: set[bytes] = set()
+        self._rows: Rows = np.empty((0, len(self._genes.knobs)))
+        self._values = np.empty((0, len(question.goals)))
+
+    def ask(self, count: int) -> Sequence[Assignment]:
+        """Points it has not asked for and was not told of."""
+        first = min(count, max(0, self._options.initial - len(self._seen)))
+        fresh = [self._fresh(self._drawn, first)] if first else []
+        if first < count and len(self._rows):
+            fresh.append(self._fresh(self._children, count - first))
+        missing = count - sum(map(len, fresh))
+        if missing:
+            fresh.append(self._fresh(self._drawn, missing))
+        return self._genes.points(np.concatenate(fresh))
+
+    def tell(self, points: Sequence[Assignment], outcomes: Sequence[Outcome]) -> None:
+        """Keep what belongs to the front."""
+        rows = self._genes.rows(points)
+        self._seen.update(map(np.ndarray.tobytes, rows))
+        ok = [place for place, outcome in enumerate(outcomes) if outcome is not None]
+        if not ok:
+            return
+        values = self._question.values([outcome for outcome in outcomes if outcome is not None])
+        self._rows, self._values = np.concatenate([self._rows, rows[ok]]), np.concatenate([self._values, values])
+        kept = self._kept()
+        self._rows, self._values = self._rows[kept], self._values[kept]
+
+    def _kept(self) -> NDArray[np.intp]:
+        """Places of the front, and of the next ones until there are `fewest`."""
+        left = np.arange(len(self._values))
+        kept = left[:0]
+        while len(left) and len(kept) < self._options.fewest:
+            front = moocore.is_nondominated(self._values[left])
+            kept, left = np.concatenate([kept, left[front]]), left[~front]
+        return kept
+
+    def _fresh(self, made: Any, count: int) -> Rows:
+        """Up to `count` rows that nobody has seen, of those that `made(n)` makes."""
+        found: list[NDArray[np.float64]] = []
+        for _ in range(_ROUNDS):
+            for row in made(2 * (count - len(found))):
+                name = row.tobytes()
+                if name not in self._seen and len(found) < count:
+                    self._seen.add(name)
+                    found.append(row)
+            if len(found) == count:
+                break
+        return np.array(found).reshape(-1, len(self._genes.knobs))
+
+    def _drawn(self, count: int) -> Rows:
+        return self._genes.drawn(count, self._random)
+
+    def _children(self, count: int) -> Rows:
+        random, options = self._random, self._options
+        mother, father = (self._rows[random.integers(len(self._rows), size=count)] for _ in range(2))
+        taken = (random.random(mother.shape) < 0.5) & (random.random((count, 1)) < options.crossover)
+        child = np.where(taken & (mother >= 0) & (father >= 0), father, mother)
+        return self._genes.settled(np.where(self._changed(child), self._moved(child), child), random)
+
+    def _changed(self, child: Rows) -> NDArray[np.bool_]:
+        """Which genes change: of each child one at least, of those that count and have another value."""
+        free = (child >= 0) & (self._genes.sizes != 1)
+        order = np.where(free, self._random.random(child.shape), 2.0).argsort(axis=1).argsort(axis=1)
+        wanted = self._random.geometric(1 / self._options.changes, size=(len(child), 1))
+        return np.asarray(free & (order < wanted))
+
+    def _moved(self, child: Rows) -> Rows:
+        """Every gene with another value: a step away, or drawn anew."""
+        random, sizes = self._random, self._genes.sizes
+        size = random.geometric(0.5, size=child.shape) * np.where(random.random(child.shape) < 0.5, 1, -1)
+        stepped = np.clip(child + size, 0, sizes - 1)
+        near = np.clip(child + 0.1 * random.standard_normal(child.shape), 0.0, 1.0)
+        step = self._genes.ordered & (random.random(child.shape) < self._options.steps)
+        columns = np.broadcast_to(np.arange(child.shape[1]), child.shape)
+        return np.where(step, np.where(sizes > 0, stepped, near), self._genes.values(columns, random))
+
+
+def make(question: Question, options: Mapping[str, Any]) -> Archive:
+    """The method by its options. Raises ConfigError."""
+    check = Problems()
+    found = check.model(Options, options, path="search.options")
+    check.done()
+    assert found is not None
+    return Archive(question, found)
+
+
+METHOD = make

@@ -1,0 +1,5 @@
+"""Independent even draws."""
+
+from dse.search.sampled import sampler
+
+METHOD = sampler("RandomSampler")
