@@ -20,7 +20,7 @@ sweep: setup ## run the overlap study end to end
 	$(BIN)/python -m dse study=ficco_sweep
 
 test: lint ## check style, types and import rules, then run the tests
-	$(BIN)/pytest
+	$(BIN)/pytest -n 2 --dist loadfile
 
 bench: setup ## time the engines side by side and write BENCHMARKS.md
 	$(BIN)/python -m benchmarks.engine
