@@ -13,6 +13,7 @@ import itertools
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -43,8 +44,18 @@ def _counted(owner: Any, name: str, *, writes: Callable[..., bool] = lambda *giv
     setattr(owner, name, counted)
 
 
+_own = threading.local()  # changed: whether this thread's transaction has written
+
+
 def _changes(dialect: Any, cursor: Any, statement: str, *rest: Any) -> bool:
-    return not statement.lstrip().upper().startswith(("SELECT", "PRAGMA", "BEGIN"))
+    writes = not statement.lstrip().upper().startswith(("SELECT", "PRAGMA", "BEGIN"))
+    _own.changed = writes or getattr(_own, "changed", False)
+    return writes
+
+
+def _has_changed(*rest: Any) -> bool:
+    changed, _own.changed = getattr(_own, "changed", False), False
+    return changed
 
 
 def _for_writing(file: Any, mode: str = "r", *rest: Any, **more: Any) -> bool:
@@ -58,7 +69,7 @@ def _instrument() -> None:
 
     for name in ("do_execute", "do_executemany", "do_execute_no_params"):
         _counted(DefaultDialect, name, writes=_changes)
-    _counted(DefaultDialect, "do_commit")
+    _counted(DefaultDialect, "do_commit", writes=_has_changed)
     for name in ("replace", "rename", "unlink", "symlink", "mkdir", "rmdir"):
         _counted(os, name)
     for owner in (builtins, io):

@@ -26,6 +26,7 @@ from dse.workers import Lost, Pool
 
 _POOL_PAYS_S = 2.0  # work done here before worker processes are started: starting them costs about as much
 _CALLS_PER_JOB = 16  # in one round: few are held, and waiting for the last of a round costs little
+_LOOKED_UP = 512  # designs that are looked up together at least
 _POLL_S = 0.05  # between looks at what another process has in hand
 _MOST_ELSEWHERE = 1000  # parts that others have in hand which are passed by before they are waited for
 _MOST_COMPARED = 4096  # designs in a call up to which equal ones are looked for
@@ -200,20 +201,15 @@ class _Flow:
         self._recording: deque[_Piece] = deque()
 
     def rounds(self, points: Iterable[Evaluated]) -> Iterator[list[_Part]]:
-        """Parts of the points in order, as many together as are made ready for calls at a time."""
-        held: list[_Part] = []
-        count = 0
-        for point in points:
-            parts = list(_parts(point, self._most))
-            self._points.append(parts)
-            for part in parts:
-                held.append(part)
-                count += part.block.size
-                if count >= self._most * self.calls.width:
-                    yield held
-                    held, count = [], 0
-        if held:
-            yield held
+        """Parts of the points in order, as many together as are looked up at a time."""
+
+        def parts() -> Iterator[_Part]:
+            for point in points:
+                own = list(_parts(point, self._most))
+                self._points.append(own)
+                yield from own
+
+        yield from _together(parts(), lambda: max(_LOOKED_UP, self._most * self.calls.width))
 
     def ready(self) -> Iterator[Results]:
         """Results of the points that have all of theirs, as long as they come in order."""
@@ -225,9 +221,9 @@ class _Flow:
         self.calls.check()
         self._look_up(parts)
         first, later = _waves([part for part in parts if part.left], self._most)
-        self._begin(first)
+        self._bring(first)
         self._look_up(later)
-        self._begin([part for part in later if part.left])
+        self._bring([part for part in later if part.left])
         if len(self.elsewhere) > _MOST_ELSEWHERE:
             self.wait()
 
@@ -237,14 +233,16 @@ class _Flow:
         parts, self.elsewhere = self.elsewhere, []
         self._look_up(parts)
         left = [part for part in parts if part.left]
-        self._begin(left)
+        self._bring(left)
         if left and len(self.elsewhere) == len(left):
             time.sleep(_POLL_S)
 
+    def _bring(self, parts: Sequence[_Part]) -> None:
+        """Evaluate what is not another's, as many together as are made ready for calls at a time."""
+        for some in _together(parts, lambda: self._most * self.calls.width):
+            self._begin(some)
+
     def _begin(self, parts: Sequence[_Part]) -> None:
-        """Evaluate what is not another's."""
-        if not parts:
-            return
         mine = self._session.lease([part.keys for part in parts])
         own = [part for part, ours in zip(parts, mine, strict=True) if ours]
         self.elsewhere += [part for part, ours in zip(parts, mine, strict=True) if not ours]
@@ -284,6 +282,20 @@ class _Flow:
             piece = self._recording.popleft()
             piece.part.found[piece.start] = results
             self._own.seen(results.size)
+
+
+def _together(parts: Iterable[_Part], enough: Callable[[], int]) -> Iterator[list[_Part]]:
+    """Parts in order, so many together that they have `enough` designs."""
+    held: list[_Part] = []
+    count = 0
+    for part in parts:
+        held.append(part)
+        count += part.block.size
+        if count >= enough():
+            yield held
+            held, count = [], 0
+    if held:
+        yield held
 
 
 def _waves(parts: list[_Part], most: int) -> tuple[list[_Part], list[_Part]]:

@@ -8,7 +8,7 @@ replaced.
 from __future__ import annotations
 
 import faulthandler
-import multiprocessing
+import multiprocessing.util
 import os
 import queue
 import re
@@ -78,9 +78,9 @@ class Pool:
 
 
 def _check_room() -> None:
-    """Raise OSError where the name of a socket would be too long: 107 characters, of which 32 are added."""
-    folder = tempfile.gettempdir()
-    if len(folder) > 107 - 32:
+    """Raise OSError where the name of a socket would be too long: 107 characters, of which 18 are added."""
+    folder = multiprocessing.util.get_temp_dir()
+    if len(folder) > 107 - 18:
         raise OSError(f"the folder for temporary files, {folder}, has too long a name for sockets: set TMPDIR=/tmp")
 
 
