@@ -627,7 +627,7 @@ def test_shapes_survive_a_csv(rows: list[tuple[int, int, int]], tmp_path_factory
 REFUSED_FILES: dict[str, tuple[str, list[str]]] = {
     "a missing column": ("name,m,n\na,1,2\n", ["shapes.csv:2.k: is missing"]),
     "a missing cell": ("name,m,n,k\na,1,,3\n", ["shapes.csv:2.n: is missing"]),
-    "a negative size": ("name,m,n,k\na,1,-2,3\n", ["shapes.csv:2.n = '-2': must be a whole number"]),
+    "a negative size": ("name,m,n,k\na,1,-2,3\n", ["shapes.csv:2.n = -2: input should be greater than or equal to 1"]),
     "zero": ("name,m,n,k\na,1,0,3\n", ["shapes.csv:2.n"]),
     "a leading zero": ("name,m,n,k\na,010,2,3\n", ["shapes.csv:2.m = '010': must be a whole number"]),
     "a decimal number": ("name,m,n,k\na,1,2,3.5\n", ["shapes.csv:2.k = '3.5': must be a whole number"]),
@@ -642,8 +642,8 @@ REFUSED_FILES: dict[str, tuple[str, list[str]]] = {
     "a column given twice": ("name,m,n,k,m\na,1,2,3,4\n", ["shapes.csv", "m"]),
     "another separator": ("name;m;n;k\na;1;2;3\n", ["shapes.csv:2.m: is missing"]),
     "a huge cell": (f"name,m,n,k\n{'a' * 140_000},1,2,3\n", ["shapes.csv"]),
-    "faults after a blank line": ("name,m,n,k\n\na,1,-2,3\n", ["shapes.csv:3.n = '-2'"]),
-    "several faults": ("name,m,n,k\na,1,-2,3\nb,1,2,x\n", ["shapes.csv:2.n = '-2'", "shapes.csv:3.k = 'x'"]),
+    "faults after a blank line": ("name,m,n,k\n\na,1,-2,3\n", ["shapes.csv:3.n = -2"]),
+    "several faults": ("name,m,n,k\na,1,-2,3\nb,1,2,x\n", ["shapes.csv:2.n = -2", "shapes.csv:3.k = 'x'"]),
     "no rows": ("name,m,n,k\n", ["holds no row below a header"]),
     "nothing": ("", ["holds no row below a header"]),
 }

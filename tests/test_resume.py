@@ -265,8 +265,9 @@ def test_a_design_that_ends_its_worker_is_one_failure_with_its_reason_and_no_oth
 
 # Processes
 
-SLOW = """
+SLOW = f"""
 import sys, time
+sys.path.insert(0, {str(Path(__file__).parent)!r})
 import toy
 from pathlib import Path
 from dse import cli, discovery
