@@ -338,7 +338,7 @@ def fits(row: Sequence[Any]) -> bool:
     """Whether a row of `results`, as read, is the row that was written."""
     try:
         return bool(checksum(row[:-1]) == row[-1])
-    except (TypeError, UnicodeError):
+    except (AttributeError, TypeError, UnicodeError):  # a value of another kind
         return False
 
 
