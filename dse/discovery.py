@@ -1,9 +1,9 @@
 """Plug-ins by name: the modules of our own packages, and entry points of other installed distributions.
 
 A plug-in is a module that carries its kind's attribute: `ENGINE`, `BACKEND` (in `simulators`), `SCHEDULE` (in
-`search_spaces`), `STUDY` (in `studies`), `COMMANDS` (anywhere). Another distribution joins by an entry point in
-the group `dse.<package>` that names such a module; nothing else has to be edited, and configuration never
-names a class or a path.
+`search_spaces`), `STUDY` (in `studies`), `METHOD` (in `dse.search.methods`), `COMMANDS` (anywhere). Another
+distribution joins by an entry point that names such a module, in the group `dse.<package>` (`dse.search.methods` as it
+is); nothing else has to be edited, and configuration never names a class or a path.
 """
 
 from __future__ import annotations

@@ -262,9 +262,10 @@ def _check_search(check: Problems, settings: Settings, spaces: Mapping[str, Spac
         rule = f"cannot enumerate {large[0]}: it has {many}"
         check.add("search", rule, value="exhaustive", way_out="raise budget.trials or use search=nsga2 or tpe")
     elif large:
-        goals: dict[str, Goal] = dict.fromkeys(settings.study.objectives, "minimize")
+        space = spaces[large[0]]
+        goals = _goals(settings, space.knobs, space.backend)
         try:
-            method(Question(spaces[large[0]], goals, settings.seed, lambda points: [], repr), settings.search)
+            method(Question(space, goals, settings.seed, lambda points: [], repr), settings.search)
         except ConfigError as error:
             check.found.extend(error.problems)
 

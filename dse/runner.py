@@ -237,9 +237,9 @@ def timeline(words: Sequence[str]) -> int:
 def check(words: Sequence[str]) -> int:
     """`check [output_dir=outputs] [url=<of a store>]`: look at every recorded result; 3 if some were damaged."""
     given = pairs(words, {"output_dir": "outputs", "url": "auto"})
-    rules = Problems()
-    rules.model(StoreAt, {"name": "check", "url": given["url"]}, path="")
-    rules.done()
+    wrong = Problems()
+    wrong.model(StoreAt, {"name": "check", "url": given["url"]}, path="")
+    wrong.done()
     file = Path(given["output_dir"]) / "results.db"
     if given["url"] == "auto" and not file.is_file():
         raise ConfigError([Problem("output_dir", "holds no results.db", given["output_dir"], "run a study first")])

@@ -1,4 +1,4 @@
-"""Gaussian process (needs torch): some seconds a point, for simulators that take far longer."""
+"""Gaussian process (needs torch): slow, for simulators that take far longer."""
 
 from dse.search.sampled import sampler
 
