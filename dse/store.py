@@ -29,6 +29,7 @@ from sqlalchemy import (
     delete,
     func,
     insert,
+    inspect,
     select,
 )
 from sqlalchemy.dialects import postgresql, sqlite
@@ -166,6 +167,10 @@ class Store:
         """Refuse a database whose tables are those of another version."""
 
         def work(connection: Connection) -> list[int]:
+            known = inspect(connection)
+            for table in _tables.tables.values():  # a database from before tables had a number
+                if {column["name"] for column in known.get_columns(table.name)} != set(table.columns.keys()):
+                    return [0]
             connection.execute(self.adding(about), {"schema": SCHEMA})
             return list(connection.execute(select(about.c.schema)).scalars())
 

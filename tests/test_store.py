@@ -307,6 +307,15 @@ def test_a_store_of_another_version_is_refused_and_left_as_it_is(url: str) -> No
         Store(url)
 
 
+def test_a_store_from_before_tables_had_a_number_is_refused(url: str) -> None:
+    store = Store(url)
+    for change in ("DROP TABLE about", "ALTER TABLE studies DROP COLUMN before"):
+        store.database.write(lambda connection, change=change: connection.exec_driver_sql(change))
+    for _ in range(2):
+        with pytest.raises(StoreError, match=r"another version of dse \(0, not 1\)"):
+            Store(url)
+
+
 # Sessions
 
 
