@@ -253,6 +253,13 @@ class Backend(Protocol):
         Whether a value of it is legal must depend on that value alone; rules between values belong to `problems`.
         """
 
+    def screen(self, batches: Sequence[Batch]) -> list[Results]:
+        """What is known of each design before anything is simulated, for each batch, in order; cheap.
+
+        `infeasible`, with the reason that `evaluate` would give, where a rule of `problems` is broken; else `ok`,
+        without metrics: `evaluate` may still find that such a design is none.
+        """
+
     def evaluate(self, batches: Sequence[Batch]) -> list[Results]:
         """Results of each batch, in order; a design that breaks a rule is `infeasible` and is not simulated."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -111,23 +111,20 @@ class OverlapBackend:
         """Numbers that do not change the structure."""
         return any(found == path and not structural for found, _, structural in leaves(design))
 
+    def screen(self, batches: Sequence[Batch]) -> list[Results]:
+        """Look at the rules of all designs of one structure at once."""
+        return _together(batches, _screened)
+
     def evaluate(self, batches: Sequence[Batch]) -> list[Results]:
         """Lower, run and measure all designs of one structure at once."""
-        found: dict[int, Results] = {}
-        for indices, grid in grids(batches):
-            results, each = self._grid(grid), grid.size // len(indices)
-            for place, index in enumerate(indices):
-                found[index] = results.take(slice(place * each, (place + 1) * each))
-        return [found[index] for index in range(len(batches))]
+        return _together(batches, self._grid)
 
     def _grid(self, grid: Grid) -> Results:
         """Results of a grid; what breaks a rule is infeasible."""
-        reason, texts = reasons(grid.design.schedule.rules(grid.design.system, grid.design.workload), grid.shape)
-        if not reason.any():
+        known = _screened(grid)
+        if known.ok.all():
             return self._feasible(grid)
-        broken = np.full(grid.size, STATUSES.index("infeasible"), np.uint8)
-        infeasible, legal = Results(broken, {}, reason, np.zeros_like(reason), texts), reason == 0
-        return _replaced(infeasible, legal, self._feasible(grid.kept(legal))) if legal.any() else infeasible
+        return _replaced(known, known.ok, self._feasible(grid.kept(known.ok))) if known.ok.any() else known
 
     def _feasible(self, grid: Grid) -> Results:
         """Results of designs that break no rule; those that do not differ in the graph share a run."""
@@ -162,6 +159,24 @@ class OverlapBackend:
         """Constants of the system with their sources."""
         assert isinstance(design, Design)
         return list(design.system.facts())
+
+
+def _together(batches: Sequence[Batch], results: Callable[[Grid], Results]) -> list[Results]:
+    """Results of each batch, from those of the grids that hold them."""
+    found: dict[int, Results] = {}
+    for indices, grid in grids(batches):
+        own, each = results(grid), grid.size // len(indices)
+        for place, index in enumerate(indices):
+            found[index] = own.take(slice(place * each, (place + 1) * each))
+    return [found[index] for index in range(len(batches))]
+
+
+def _screened(grid: Grid) -> Results:
+    """Which designs of a grid break a rule."""
+    design = grid.design
+    reason, texts = reasons(design.schedule.rules(design.system, design.workload), grid.shape)
+    status = np.where(reason > 0, STATUSES.index("infeasible"), STATUSES.index("ok")).astype(np.uint8)
+    return Results(status, {}, reason, np.zeros_like(reason), texts)
 
 
 def _sharded(tree: Tree) -> Any:

@@ -6,7 +6,7 @@ import copy
 import functools
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -92,6 +92,19 @@ def design(schedule: str, overrides: Mapping[str, Any] | None = None, **workload
 def results(simulator: Backend, designs: Iterable[BaseModel]) -> list[Result]:
     """One result per design, each a batch of its own."""
     return [found[0] for found in simulator.evaluate([Batch(one) for one in designs])]
+
+
+def assert_screened(simulator: Backend, batches: Sequence[Batch]) -> None:
+    """What a backend knows beforehand is what its rules say of each design alone, and what evaluating it gives."""
+    found, judged = simulator.screen(batches), simulator.evaluate(batches)
+    assert [one.size for one in found] == [batch.size for batch in batches]
+    for batch, known, results in zip(batches, found, judged, strict=True):
+        assert not known.metrics
+        for place, point in enumerate(batch.designs()):
+            reason = "; ".join(map(str, simulator.problems(point)))
+            assert known[place] == Result("infeasible" if reason else "ok", reason=reason)
+            assert known[place] == results[place] or not reason
+            assert results[place].status != "infeasible" or results[place].reason == reason
 
 
 def lower(point: Design) -> TaskGraph:

@@ -13,14 +13,29 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 
 import numpy as np
 import pytest
-from conftest import ENGINES, FAMILIES, PATTERNS, REPOSITORY, SCHEDULES, backend, design, lower, results, shipped
+import test_external
+import toy
+from conftest import (
+    ENGINES,
+    FAMILIES,
+    PATTERNS,
+    REPOSITORY,
+    SCHEDULES,
+    assert_screened,
+    backend,
+    design,
+    lower,
+    results,
+    shipped,
+)
 from graphs import AMOUNTS, Plan, assert_equal_totals, graphs, grids, pipelines
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from pydantic import BaseModel
 
-from dse.backend import Results, checked
+from dse.backend import Backend, Batch, Results, checked
+from dse.discovery import plugins
 from dse.problems import ConfigError
 from simulators.design import Design
 from simulators.fairness import fair_rates
@@ -50,6 +65,54 @@ def test_there_are_engines_and_schedules_to_test() -> None:
     assert len(ENGINES) >= 2
     assert all(isinstance(engine, Engine) for engine in ENGINES.values())
     assert {tree["family"] for tree in shipped("schedule").values()} == set(FAMILIES)
+
+
+# What is known of designs before they are run
+
+
+def a_grid_of_overlap() -> tuple[Backend, list[Batch]]:
+    """Some of its designs leave no CU for compute, others do not fit into memory."""
+    axes = {"schedule.comm_cus": np.array([8, 304, 64]), "system.gpu.hbm_bytes": np.array([192e9, 1e9])}
+    point = design("uniform_fused_1d", {"schedule.mover": "cu"})
+    return backend("analytic", "fluid"), [Batch(Batch(point, axes).at(0), axes), Batch(design("serial"))]
+
+
+def programs_given_a_design_each() -> tuple[Backend, list[Batch]]:
+    """The menu answers 1.0 to whatever it is asked."""
+    program = BACKENDS["external"](**test_external.parameters())
+    return program, [Batch(program.design(test_external.tree(x=x))) for x in (1.0, 2.0)]
+
+
+def things() -> tuple[Backend, list[Batch]]:
+    """Those from 900 are too large."""
+    return toy.Fixed(), [toy.grid([1, 899, 900, 901]), toy.grid([3]), toy.grid([905, 950])]
+
+
+def things_on_arrays() -> tuple[Backend, list[Batch]]:
+    """The same, vectorised."""
+    return toy.Vectors(), things()[1]
+
+
+BACKENDS = plugins("simulators", "BACKEND")
+SCREENED: dict[str, Callable[[], tuple[Backend, list[Batch]]]] = {
+    "overlap": a_grid_of_overlap,
+    "external": programs_given_a_design_each,
+    "toy": things,
+    "toy on arrays": things_on_arrays,
+}
+
+
+@pytest.mark.parametrize("name", SCREENED)
+def test_what_a_backend_knows_beforehand_is_what_it_finds(name: str) -> None:
+    simulator, batches = SCREENED[name]()
+    assert isinstance(simulator, Backend)
+    assert_screened(simulator, batches)
+
+
+def test_every_backend_is_asked_what_it_knows_beforehand() -> None:
+    assert set(BACKENDS) <= set(SCREENED), "give this kit a grid of designs of the new backend"
+    known = Results.join([found for make in SCREENED.values() for found in make()[0].screen(make()[1])])
+    assert 0 < known.ok.sum() < known.size
 
 
 # Random designs

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import ENGINES, SCHEDULES, backend, design, lower
+from conftest import ENGINES, SCHEDULES, assert_screened, backend, design, lower
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -80,6 +80,16 @@ def test_a_grid_equals_its_designs_alone_to_the_bit(
     assert [shuffled[-1][place] for place in range(batch.size)] == alone
     split = [result for part in batch.split(3) for result in evaluated(simulator, part)]
     assert split == alone
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@every_schedule
+@settings(max_examples=6)
+@given(data=st.data())
+def test_what_is_known_before_a_run_is_what_the_run_says(engine: str, schedule: str, data: st.DataObject) -> None:
+    """Of several grids in one call, some of one structure."""
+    batch, other = data.draw(batches(schedule)), data.draw(batches(schedule, most=2))
+    assert_screened(backend(engine), [batch, other, Batch(batch.design), batch])
 
 
 def test_the_grids_above_hold_designs_of_all_kinds() -> None:

@@ -11,6 +11,7 @@ import signal
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -172,6 +173,10 @@ class Fixed:
         """What no other knob depends on and is a number for every toy."""
         return path in ("thing.x", "thing.y", "tool.size", "tool.weight")
 
+    def screen(self, batches: Sequence[Batch]) -> list[Results]:
+        """Which things are too large."""
+        return [Results.of([self._known(point) or Result("ok") for point in batch.designs()]) for batch in batches]
+
     def evaluate(self, batches: Sequence[Batch]) -> list[Results]:
         """The formula, or what `faults` asks for."""
         found = [Results.of([self._one(point) for point in batch.designs()]) for batch in batches]
@@ -180,10 +185,15 @@ class Fixed:
     def _one(self, point: BaseModel) -> Result:
         assert isinstance(point, Toy)
         self.evaluated.append(point)
-        if reasons := self.problems(point):
-            return Result("infeasible", reason="; ".join(map(str, reasons)))
+        if known := self._known(point):
+            return known
         metrics, fault = formula(point), self.faults.get(point.thing.x)
         return _broken(fault, metrics) if fault else Result("ok", metrics, engine="toy")
+
+    def _known(self, point: BaseModel) -> Result | None:
+        """What is known of a thing that is not simulated."""
+        reasons = self.problems(point)
+        return Result("infeasible", reason="; ".join(map(str, reasons))) if reasons else None
 
     def relate(self, point: Columns, baseline: Columns) -> Columns:
         """Time of the baseline over time."""
@@ -206,28 +216,41 @@ class Vectors(Fixed):
     def __init__(self, faults: Sequence[tuple[int, str]] = (), batch: int = 1 << 14) -> None:
         super().__init__(faults, batch)
 
+    def screen(self, batches: Sequence[Batch]) -> list[Results]:
+        """Which things are too large, over arrays."""
+        return [_sized(batch) for batch in batches]
+
     def evaluate(self, batches: Sequence[Batch]) -> list[Results]:
         """The formula over arrays."""
         return [self._grid(batch) for batch in batches]
 
     def _grid(self, batch: Batch) -> Results:
-        point = batch.design
+        point, known = batch.design, _sized(batch)
         assert isinstance(point, Toy)
         columns = {path: batch.column(path) for path in batch.axes}
         if set(self.faults) & set(columns.get("thing.x", np.array([point.thing.x])).tolist()):
             raise ZeroDivisionError("asked to fail")
         for path, column in columns.items():
             point = put(point, path, column)
-        wide = np.broadcast_to(np.asarray(point.thing.x) >= 900, (batch.size,))
         metrics = {name: np.broadcast_to(value, (batch.size,)) for name, value in formula(point).items()}
-        texts = ("", "toy", "too large")
-        return Results(
-            np.where(wide, STATUSES.index("infeasible"), STATUSES.index("ok")).astype(np.uint8),
-            {name: np.where(wide, np.nan, value) for name, value in metrics.items()},
-            np.where(wide, 2, 0).astype(np.int32),
-            np.where(wide, 0, 1).astype(np.int32),
-            texts,
+        return replace(
+            known,
+            metrics={name: np.where(known.ok, value, np.nan) for name, value in metrics.items()},
+            engine=np.where(known.ok, 1, 0).astype(np.int32),
         )
+
+
+def _sized(batch: Batch) -> Results:
+    """Which things of a grid are too large; nothing is simulated."""
+    point = batch.design
+    assert isinstance(point, Toy)
+    x = batch.column("thing.x") if "thing.x" in batch.axes else np.full(batch.size, point.thing.x)
+    numbers, code = np.unique(np.where(x >= 900, x, 0), return_inverse=True)
+    told = {number: str(Problem("thing.x", "does not fit the tool", number)) for number in numbers.tolist()}
+    texts = ("", "toy", *told.values())
+    reason = np.where(x >= 900, 2 + code.reshape(-1), 0).astype(np.int32)
+    status = np.where(x >= 900, STATUSES.index("infeasible"), STATUSES.index("ok")).astype(np.uint8)
+    return Results(status, {}, reason, np.zeros_like(reason), texts)
 
 
 def BACKEND(fast: bool = False, **parameters: Any) -> Fixed:
