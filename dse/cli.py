@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from dse import discovery
-from dse.compose import check_foreign, conf_dir, listing, request
+from dse.compose import OWN_FLAGS, check_foreign, conf_dir, listing, overrides, own_folder, request
 from dse.problems import Broken, ConfigError, Problem, did_you_mean
 
 OK, REFUSED, FAILED_POINTS, ENVIRONMENT, INTERRUPTED = 0, 2, 3, 4, 130
@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _dispatch(words: list[str]) -> int:
     if not words or "--help" in words or "-h" in words:
-        print(_help(_folder(words)))
+        print(_help(own_folder(words)))
         return OK
     if "=" not in words[0] and not words[0].startswith(("-", "+", "~")):
         return _command(words[0])(words[1:])
@@ -54,7 +54,7 @@ def _dispatch(words: list[str]) -> int:
         return _hydra(words)
     from dse.runner import run
 
-    return run(request(_overrides(words), _folder(words)))
+    return run(request(overrides(words), own_folder(words)))
 
 
 def _refuse(error: ConfigError) -> None:
@@ -80,41 +80,17 @@ def _command(name: str) -> Command:
 def _needs_hydra(words: Sequence[str]) -> bool:
     """Hydra's own flags go to Hydra. Raises ConfigError for flags that would read other configurations, or pickles."""
     flags = [word.partition("=")[0] for word in words if word.startswith("-")]
-    wrong = [flag for flag in flags if flag not in (*_OWN_FLAGS, *_HYDRA_FLAGS)]
+    wrong = [flag for flag in flags if flag not in (*OWN_FLAGS, *_HYDRA_FLAGS)]
     if wrong:
-        way = did_you_mean(wrong[0], (*_OWN_FLAGS, *_HYDRA_FLAGS))
+        way = did_you_mean(wrong[0], (*OWN_FLAGS, *_HYDRA_FLAGS))
         raise ConfigError([Problem(wrong[0], "is no flag that is understood here", way_out=way)])
-    return any(flag not in _OWN_FLAGS for flag in flags)
+    return any(flag not in OWN_FLAGS for flag in flags)
 
 
-_OWN_FLAGS = ("--config-dir", "-cd")
 _HYDRA_FLAGS = (
     *("--cfg", "-c", "--resolve", "--package", "-p", "--run", "-r", "--multirun", "-m", "--info", "-i"),
     *("--hydra-help", "--version", "--shell-completion", "-sc"),
 )
-
-
-def _folder(words: Sequence[str]) -> Path | None:
-    for index, word in enumerate(words):
-        name, equals, value = word.partition("=")
-        if name in _OWN_FLAGS:
-            found = value or (words[index + 1] if index + 1 < len(words) and not equals else "")
-            if not found:
-                raise ConfigError([Problem(name, "names no folder", way_out=f"write {name}=<folder>")])
-            return Path(found)
-    return None
-
-
-def _overrides(words: Sequence[str]) -> list[str]:
-    found, skip = [], False
-    for word in words:
-        if skip:
-            skip = False
-        elif word in _OWN_FLAGS:
-            skip = True
-        elif not word.startswith("-"):
-            found.append(word)
-    return found
 
 
 def _hydra(words: Sequence[str]) -> int:
@@ -122,14 +98,14 @@ def _hydra(words: Sequence[str]) -> int:
     import hydra
     from hydra.core.hydra_config import HydraConfig
 
-    check_foreign(words, _folder(words))
+    check_foreign(words, own_folder(words))
     codes = [OK]
 
     def job(_: object) -> None:
         from dse.runner import run
 
         try:
-            codes.append(run(request(list(HydraConfig.get().overrides.task), _folder(words))))
+            codes.append(run(request(list(HydraConfig.get().overrides.task), own_folder(words))))
         except ConfigError as error:
             _refuse(error)
             codes.append(REFUSED)
@@ -177,6 +153,7 @@ _GROUPS = {
 }
 _FOOT = """\
 Commands
+  dry-run study=<name> [...]     what a study would evaluate, how long that takes and how much disk [json=true]
   report study=<name>            redraw figures and claims of the newest run from what is stored
   timeline study=<name> key=...  run one stored point again: its timeline as a picture and as a trace
   sync [study=<name>] [uri=...]  write into MLflow (or optuna=<storage>) what it lacks of the finished runs

@@ -59,6 +59,35 @@ def _description(path: Path) -> str:
     return str(found.get("description", "")) if isinstance(found, dict) else ""
 
 
+OWN_FLAGS = ("--config-dir", "-cd")
+"""Flags before a folder of the user's own configuration."""
+
+
+def own_folder(words: Sequence[str]) -> Path | None:
+    """The folder that a command line names. Raises ConfigError where the flag names none."""
+    for index, word in enumerate(words):
+        name, equals, value = word.partition("=")
+        if name in OWN_FLAGS:
+            found = value or (words[index + 1] if index + 1 < len(words) and not equals else "")
+            if not found:
+                raise ConfigError([Problem(name, "names no folder", way_out=f"write {name}=<folder>")])
+            return Path(found)
+    return None
+
+
+def overrides(words: Sequence[str]) -> list[str]:
+    """The words of a command line that are no flags."""
+    found, skip = [], False
+    for word in words:
+        if skip:
+            skip = False
+        elif word in OWN_FLAGS:
+            skip = True
+        elif not word.startswith("-"):
+            found.append(word)
+    return found
+
+
 @dataclass
 class _Line:
     """One override as typed, parsed by Hydra's grammar."""

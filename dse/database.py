@@ -18,6 +18,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import quote
 
 from sqlalchemy import (
     Connection,
@@ -32,6 +33,7 @@ from sqlalchemy import (
     text,
 )
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
+from sqlalchemy.pool import NullPool
 
 from dse.owner import locked
 from dse.problems import hidden
@@ -217,6 +219,22 @@ def _engine(url: str) -> Engine:
     event.listen(engine, "connect", _set_up)
     event.listen(engine, "begin", _begin)
     return engine
+
+
+def reader(url: str) -> Engine | None:
+    """An engine that only reads, and makes no file beside the database; None where there is none yet.
+
+    Raises StoreError for a URL that names no database.
+    """
+    file = _sqlite_file(url)
+    if file is None:
+        return _engine(url).execution_options(postgresql_readonly=True)
+    if not file.is_file():
+        return None
+    log = file.with_name(f"{file.name}-wal")
+    alone = "" if log.is_file() and log.stat().st_size else "&immutable=1"  # nobody writes, and all is in the file
+    place = f"file:{quote(str(file))}?mode=ro{alone}"
+    return create_engine("sqlite://", creator=lambda: sqlite3.connect(place, uri=True), poolclass=NullPool)
 
 
 def _set_up(connection: Any, _record: Any) -> None:

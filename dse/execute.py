@@ -24,7 +24,7 @@ from dse.store import Fresh, key_bytes
 from dse.values import Bytes, Fraction, Frozen, Integer, Lanes, Seconds
 from dse.workers import Lost, Pool
 
-_POOL_PAYS_S = 2.0  # work done here before worker processes are started: starting them costs about as much
+POOL_PAYS_S = 2.0  # work done here before worker processes are started: starting them costs about as much
 _CALLS_PER_JOB = 16  # in one round: few are held, and waiting for the last of a round costs little
 _LOOKED_UP = 512  # designs that are looked up together at least
 _POLL_S = 0.05  # between looks at what another process has in hand
@@ -360,7 +360,7 @@ class _Calls:
     @property
     def away(self) -> bool:
         """Whether calls are made in worker processes."""
-        return self._apart or (self._jobs > 1 and self._spent >= _POOL_PAYS_S)
+        return self._apart or (self._jobs > 1 and self._spent >= POOL_PAYS_S)
 
     def made(self, groups: Sequence[list[_Piece]]) -> Iterator[tuple[list[_Piece], list[Results]]]:
         """Results of each group, as they come."""

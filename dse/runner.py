@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from dse import compare, provenance, report, resume, rules, views
+from dse import compare, dryrun, provenance, report, resume, rules, views
 from dse.backend import Metric
 from dse.beside import Beside, beside
 from dse.compose import Request
@@ -256,6 +256,7 @@ COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "report": redraw,
     "timeline": timeline,
     "check": check,
+    **dryrun.COMMANDS,
     **views.COMMANDS,
     **importance.COMMANDS,
     **rules.COMMANDS,

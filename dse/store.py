@@ -33,9 +33,11 @@ from sqlalchemy import (
     select,
 )
 from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.exc import DBAPIError
 
 from dse.backend import STATUSES, Result, Results, Status
-from dse.database import Blob, Database, StoreError
+from dse.database import Blob, Database, StoreError, reader
+from dse.problems import hidden
 from dse.values import Lanes
 
 if TYPE_CHECKING:
@@ -327,6 +329,25 @@ class Store:
 
     def _bytes(self, query: Any) -> bytes:
         return self.database.read(lambda connection: connection.execute(query).scalar()) or b""
+
+
+def recorded(url: str) -> Iterator[Lanes]:
+    """Keys [<= 65,536, 2] of all results of a store, as they stand; nothing is made or written.
+
+    Raises StoreError where it cannot be read.
+    """
+    engine = reader(url)
+    if engine is None:
+        return
+    try:
+        with engine.connect().execution_options(stream_results=True) as connection:
+            for part in connection.execute(select(results.c.key)).partitions(1 << 16):
+                data = b"".join(key for (key,) in part if isinstance(key, bytes) and len(key) == 16)
+                yield np.frombuffer(data, ">u8").astype(np.uint64).reshape(-1, 2)
+    except DBAPIError as error:
+        raise StoreError(f"{hidden(url)} cannot be read ({error.orig}); look at it with python -m dse check") from error
+    finally:
+        engine.dispose()
 
 
 def _signs(goals: Mapping[str, str]) -> NDArray[np.float64]:

@@ -245,7 +245,7 @@ def test_without_timelines_nothing_is_run_again(elsewhere: Path) -> None:
 def test_one_seed_gives_one_table_to_the_byte_for_any_number_of_jobs(
     elsewhere: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(execute, "_POOL_PAYS_S", 0.0)  # so that so little work starts the workers at all
+    monkeypatch.setattr(execute, "POOL_PAYS_S", 0.0)  # so that so little work starts the workers at all
     words = [*SMALL, "simulator=event", "search=nsga2", "budget.trials=60"]
     for jobs in (1, 2):
         assert main([*words, f"executor.jobs={jobs}", f"output_dir=jobs{jobs}"]) == 0

@@ -155,7 +155,7 @@ def test_values_that_the_model_refuses_are_infeasible_rows_with_its_reason(tmp_p
 
 def test_any_number_of_jobs_gives_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     chunked(monkeypatch, 50)
-    monkeypatch.setattr(execute, "_POOL_PAYS_S", 0.0)
+    monkeypatch.setattr(execute, "POOL_PAYS_S", 0.0)
     monkeypatch.setattr(execute, "_CALLS_PER_JOB", 2)
     bytes_of = []
     for jobs in (1, 2):
