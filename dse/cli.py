@@ -160,6 +160,7 @@ Commands
   check                          look at every recorded result: is it as it was written?
   importance study=<name>        which knobs matter, for each objective [method=ped_anova|fanova]
   rules study=<name>             learn which option is best when, and judge it on what it has not seen
+  robustness study=<name>        does the answer hold with other constants, where does the winner flip [vary=<path>=0.1]
   compare <run> <run>            two finished runs side by side: <study>, <study>/<time> or a folder
   ui [port=5000]                 serve the MLflow UI on 127.0.0.1
 

@@ -18,7 +18,7 @@ from dse.search import Goal, Question, Search, method
 from dse.selection import Rule
 from dse.space import Knob, Space
 from dse.store import Context
-from dse.values import Frozen, Integer
+from dse.values import Frozen, Integer, Number
 
 _SECTIONS = (
     "study",
@@ -41,7 +41,8 @@ class Study(Frozen):
 
     objectives: metrics, the first decides the winner; hardware_objectives join when a knob below one of the sections
     `hardware` is searched. baseline: values that turn any point into the one it is compared with. recorded: paths of
-    the design that the table holds beside the knobs. summary: columns of the table shown for each winner.
+    the design that the table holds beside the knobs. summary: columns of the table shown for each winner. uncertainty:
+    constants of the design -> how far off they may be, as a share (`dse.robustness`).
     """
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,80}$")]
@@ -53,6 +54,7 @@ class Study(Frozen):
     baseline: Mapping[str, str | bool | int | float | None]
     recorded: tuple[str, ...] = ()
     summary: tuple[str, ...] = ()
+    uncertainty: Mapping[str, Annotated[Number, Field(gt=0, lt=1)]] = Field(default_factory=dict)
 
 
 class Budget(Frozen):

@@ -372,3 +372,89 @@ def attainment(rectangles: Any, names: tuple[str, str], objectives: Sequence[str
     bar.set_ticks([-1, -0.5, 0, 0.5, 1], labels=["A alone: 1", "0.5", "0", "0.5", "B alone: 1"])
     panel.set_title(f"A = {names[0]}\nB = {names[1]}", fontsize=9, loc="left")
     return figure
+
+
+def robustness(rows: Sequence[Mapping[str, Any]], title: str) -> Figure:
+    """How often each scenario's winner stays the best when constants vary (left), and what keeping it costs (right).
+
+    rows: `scenario`, `winner`, `winner_stays`, `option_stays`, `regret_mean`, `regret_p95`, `regret_worst`: shares.
+    """
+    import matplotlib.pyplot as plt
+
+    _theme()
+    figure, (left, right) = plt.subplots(1, 2, figsize=(11.5, 1.7 + 0.32 * len(rows)), sharey=True)
+    places = np.arange(len(rows))
+    told = (
+        ("option_stays", "#9fc6e0", "its option, other knobs tuned again"),
+        ("winner_stays", "#0173b2", "the point"),
+    )
+    for (name, colour, label), height in zip(told, (0.72, 0.36), strict=True):
+        left.barh(places, [100 * row[name] for row in rows], height, color=colour, label=label)
+    marks = (("regret_mean", "o", "mean"), ("regret_p95", "|", "95th percentile"), ("regret_worst", "D", "worst"))
+    right.hlines(places, 0, [100 * row["regret_worst"] for row in rows], color="#c9c9c9", linewidth=1.2)
+    for name, marker, label in marks:
+        colour = "#d55e00" if marker == "D" else "#0173b2"
+        values = [100 * row[name] for row in rows]
+        right.scatter(values, places, marker=marker, s=60 if marker == "|" else 26, color=colour, label=label, zorder=3)
+    left.set_yticks(places, [f"{row['scenario']}: {row['winner']}" for row in rows], fontsize=8)
+    left.invert_yaxis()
+    left.set_xlim(0, 100)
+    left.set_xlabel("samples in which the nominal winner stays best [%]")
+    most = max(100 * row["regret_worst"] for row in rows) or 1.0
+    right.set_xlim(-0.03 * most, 1.05 * most)
+    right.set_xlabel("regret of keeping the nominal winner [%]")
+    for panel in (left, right):
+        panel.grid(axis="y", visible=False)
+        panel.legend(fontsize=8, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3, frameon=False)
+    figure.suptitle(title, fontsize=10)
+    return figure
+
+
+def break_even(rows: Sequence[Mapping[str, Any]], widths: Mapping[str, float], title: str) -> Figure:
+    """Which option wins in each scenario over the values of each constant: a panel per constant, a colour per option.
+
+    rows: `constant`, `scenario`, `option`, `low`, `high`, `nominal`. widths: relative half-width by constant, shaded.
+    """
+    lengths: dict[str, float] = {}
+    for row in rows:
+        lengths[row["option"]] = lengths.get(row["option"], 0.0) + float(np.log(row["high"] / row["low"]))
+    options = sorted(lengths, key=lambda option: -lengths[option])
+    scenarios = list(dict.fromkeys(row["scenario"] for row in rows))
+    colours = _hues(options)
+    figure, panels = _panels(len(widths), width=3.7, height=1.1 + 0.19 * len(scenarios))
+    for index, (panel, (path, width)) in enumerate(zip(panels, widths.items(), strict=True)):
+        for row in (row for row in rows if row["constant"] == path):
+            low, high = row["low"] / row["nominal"], row["high"] / row["nominal"]
+            panel.barh(scenarios.index(row["scenario"]), high - low, 0.8, left=low, color=colours[row["option"]])
+        panel.axvspan(1 - width, 1 + width, color="black", alpha=0.18, linewidth=0)
+        panel.axvline(1.0, color="black", linewidth=1.0)
+        panel.set_xscale("log", base=2)
+        panel.margins(x=0)
+        panel.xaxis.set_major_formatter(lambda value, _: f"{value:g}" if value >= 1 else f"1/{1 / value:g}")
+        panel.set_yticks(range(len(scenarios)), scenarios if index % 4 == 0 else [""] * len(scenarios), fontsize=8)
+        panel.set_ylim(len(scenarios) - 0.5, -0.5)
+        panel.set_title(path.partition(".")[2], fontsize=8, fontweight="bold")
+        panel.grid(visible=False)
+    about = "over a constant as a multiple of the value that the run was made with (shaded: declared uncertainty)"
+    figure.suptitle(f"{title}: which option wins\n{about}", fontsize=10)
+    _options_legend(figure, colours)
+    return figure
+
+
+def _hues(names: Sequence[str]) -> dict[str, Any]:
+    """A colour each, told apart by hue and, of many, by lightness, too."""
+    import seaborn as sns
+
+    _theme()
+    few = sns.color_palette("colorblind", 10)
+    return {
+        name: few[place] if place < 10 else sns.desaturate(few[place % 10], 0.35) for place, name in enumerate(names)
+    }
+
+
+def _options_legend(figure: Figure, colours: Mapping[str, Any]) -> None:
+    from matplotlib.patches import Patch
+
+    handles = [Patch(facecolor=colour, label=name) for name, colour in colours.items()]
+    columns = max(1, min(4, len(handles), int(figure.get_figwidth() / 3)))
+    figure.legend(handles=handles, loc="outside lower center", ncols=columns, frameon=False, fontsize=8)

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from dse import compare, dryrun, provenance, report, resume, rules, views
+from dse import compare, dryrun, provenance, report, resume, robustness, rules, views
 from dse.backend import Metric
 from dse.beside import Beside, beside
 from dse.compose import Request
@@ -260,5 +260,6 @@ COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     **views.COMMANDS,
     **importance.COMMANDS,
     **rules.COMMANDS,
+    **robustness.COMMANDS,
     **compare.COMMANDS,
 }

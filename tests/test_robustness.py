@@ -1,0 +1,240 @@
+"""Other constants: shares and regrets against brute force, flips against a closed form."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from race import times
+from toy import distribution
+
+from dse import discovery, robustness
+from dse.cli import main
+from dse.problems import ConfigError
+from dse.robustness import Breaks, Stretch, declared, drawn, on_front, regret
+from dse.vary import Constant
+
+LINK = {"bytes_per_s": 4e9, "setup_s": 0.1, "cu_bytes_per_s": 2e9, "share": 0.5, "lanes": 1}
+STUDY = f"""\
+# @package _global_
+defaults:
+  - override /system: null
+  - override /workload: null
+  - override /schedule: null
+  - override /simulator: race
+
+study:
+  name: race
+  description: which way is fastest
+  module: plain
+  objectives: [time_s, held_bytes]
+  baseline: {{}}
+  summary: [way.kind]
+  uncertainty: {{link.bytes_per_s: 0.3, link.cu_bytes_per_s: 0.3}}
+
+way: {{kind: dma, chunks: 2}}
+link: {json.dumps(LINK)}
+load: {{moved_bytes: 1}}
+
+space:
+  way:
+    kind: choice(dma,cu,detour)
+    chunks: choice(1,2,4)
+"""
+SIZES = {"small": 2e9, "large": 8e9}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The folder in which the race was run once."""
+    folder = tmp_path_factory.mktemp("race")
+    distribution(folder / "site", "racebox", simulators="race = race")
+    for group, text in (("study", STUDY), ("simulator", "name: race\ndescription: a formula\nbackend: race\n")):
+        (folder / "conf" / group).mkdir(parents=True)
+        (folder / "conf" / group / "race.yaml").write_text(text, encoding="utf-8")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(folder / "site"))
+        patch.chdir(folder)
+        discovery.refresh()
+        assert main(["study=race", "tracking=none", "store=none", "timeline=false", "--config-dir=conf"]) == 0
+        yield folder
+        patch.undo()
+        discovery.refresh()
+
+
+def asked(folder: Path, *words: str) -> dict[str, Any]:
+    """What the command writes."""
+    assert main(["robustness", "study=race", *words]) == 0
+    found: dict[str, Any] = json.loads((folder / "outputs/race/latest/robustness.json").read_text("utf-8"))
+    return found
+
+
+def flips(found: dict[str, Any], scenario: str, constant: str) -> list[tuple[float, str]]:
+    """(where each stretch ends, who wins in it)."""
+    (one,) = [one for one in found["break_even"] if (one["scenario"], one["constant"]) == (scenario, constant)]
+    return [(part["high"], part["option"][0]) for part in one["stretches"]]
+
+
+def test_winners_flip_where_the_formula_says(run: Path) -> None:
+    """dma meets cu where setup + w / b = w / c, and the detour meets whoever is faster where b 1e-9 is that time."""
+    found = asked(run, "vary=link.bytes_per_s=0.3,link.setup_s=0.5,link.cu_bytes_per_s=0.3", "samples=4")
+    small = flips(found, "small", "link.bytes_per_s")
+    assert [winner for _, winner in small] == ["detour", "cu", "dma"]
+    assert small[0][0] == pytest.approx(1e9, rel=1e-3)  # b 1e-9 = w / c = 1 s
+    assert small[1][0] == pytest.approx(2e9 / 0.9, rel=1e-3)  # 0.1 + w / b = 1 s
+    (first, _), *_ = flips(found, "small", "link.setup_s")
+    assert first == pytest.approx(0.5, rel=1e-3)  # setup + 0.5 = 1 s
+    large = flips(found, "large", "link.bytes_per_s")
+    meeting = (0.1 + math.sqrt(0.01 + 4 * 8)) / 2  # b 1e-9 = 0.1 + 8 / (b 1e-9)
+    assert large[0] == (pytest.approx(meeting * 1e9, rel=1e-3), "detour")
+    sentences = [one["sentence"] for one in found["break_even"]]
+    assert "small: way.kind = dma wins below link.setup_s = 500 ms (now 100 ms), cu above" in sentences
+
+
+def test_every_stretch_is_won_by_who_is_fastest_in_its_middle(run: Path) -> None:
+    found = asked(run, "vary=link.bytes_per_s=0.3,link.setup_s=0.5,link.cu_bytes_per_s=0.3", "samples=4", "range=30")
+    for one in found["break_even"]:
+        for part in one["stretches"]:
+            link = {**LINK, one["constant"].partition(".")[2]: math.sqrt(part["low"] * part["high"])}
+            fastest = min(("dma", "cu", "detour"), key=lambda kind: times(kind, 2, link, SIZES[one["scenario"]]))
+            assert part["option"] == [fastest]
+        assert [a["high"] for a in one["stretches"][:-1]] == [b["low"] for b in one["stretches"][1:]]
+
+
+def test_whole_numbers_stay_whole(run: Path) -> None:
+    """On L lanes dma takes 0.1 + 0.5 / L and cu 1 / L seconds: at five they are equal, and the winner stays."""
+    found = asked(run, "vary=link.lanes=0.4", "samples=4")
+    (one, _) = found["break_even"]
+    told = [(part["low"], part["high"], part["option"]) for part in one["stretches"]]
+    assert told == [(1, 5, ["dma"]), (6, 8, ["cu"])]
+
+
+def test_shares_and_regrets_are_those_of_every_sample_by_hand(run: Path) -> None:
+    found = asked(run, "samples=50", "seed=7")
+    changing = [Constant("link.bytes_per_s", 0.3, False), Constant("link.cu_bytes_per_s", 0.3, False)]
+    factors = drawn(changing, 50, 7)
+    points = list(itertools.product(("dma", "cu", "detour"), (1, 2, 4)))
+    for row in found["scenarios"]:
+        moved = SIZES[row["scenario"]]
+        links = [{**LINK, "bytes_per_s": 4e9 * one, "cu_bytes_per_s": 2e9 * other} for one, other in factors]
+        table = np.array([[times(kind, chunks, link, moved) for link in links] for kind, chunks in points])
+        nominal = [times(kind, chunks, LINK, moved) for kind, chunks in points]
+        winner = int(np.argmin(nominal))
+        lost = table[winner] / table.min(axis=0) - 1
+        assert row["winner"] == points[winner][0]
+        assert row["winner_stays"] == pytest.approx((lost < 1e-9).mean())
+        assert row["regret_mean"] == pytest.approx(lost.mean(), abs=1e-9)
+        assert row["regret_worst"] == pytest.approx(lost.max(), abs=1e-9)
+        held = np.array([moved / chunks for _, chunks in points])
+        stays = np.mean([on_front(np.stack([column, held], axis=1)) for column in table.T], axis=0)
+        front = np.flatnonzero(on_front(np.stack([nominal, held], axis=1)))
+        assert sorted(one["stays"] for one in row["members"]) == pytest.approx(sorted(stays[front]))
+        for one in row["options"]:
+            own = [place for place, (kind, _) in enumerate(points) if kind == one["option"][0]]
+            fared = table[own].min(axis=0) / table.min(axis=0) - 1
+            assert (one["mean"], one["worst"]) == pytest.approx((fared.mean(), fared.max()), abs=1e-9)
+        assert row["least_mean_regret"] == pytest.approx(min(one["mean"] for one in row["options"]))
+
+
+def test_the_same_seed_gives_the_same_answer_and_files_are_whole(run: Path) -> None:
+    first = asked(run, "samples=8")
+    assert asked(run, "samples=8") == first
+    assert asked(run, "samples=8", "seed=1") != first
+    folder = run / "outputs/race/latest"
+    rows, scenarios = (
+        list(csv.DictReader((folder / f"{name}.csv").read_text("utf-8").splitlines()))
+        for name in ("break_even", "robustness")
+    )
+    assert {row["constant"] for row in rows} == {"link.bytes_per_s", "link.cu_bytes_per_s"}
+    assert [row["scenario"] for row in scenarios] == ["small", "large"]
+    for name in ("robustness", "break_even"):
+        assert all((folder / "figures" / f"{name}.{kind}").stat().st_size for kind in ("png", "svg"))
+
+
+def test_of_more_points_than_can_be_evaluated_the_best_and_the_front_are_taken(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = asked(run, "samples=4")
+    monkeypatch.setattr(robustness, "_MOST_EVALUATED", 4 * 6)
+    part = asked(run, "samples=4")
+    assert part["notes"][1].startswith("8 of 18 points: the best and the front, evaluated again")
+    for one, other in zip(whole["scenarios"], part["scenarios"], strict=True):
+        assert one["options"] == other["options"]
+        assert {member["key"] for member in one["members"]} == {member["key"] for member in other["members"]}
+    assert whole["break_even"] == part["break_even"]
+
+
+def test_samples_fill_every_constants_width_evenly() -> None:
+    """A Latin hypercube: each of n slices of a constant's width holds one of n samples."""
+    factors = drawn([Constant("a", 0.2, False), Constant("b", 0.05, False)], 40, 0)
+    for half, column in zip((0.2, 0.05), factors.T, strict=True):
+        slices = np.floor((column - (1 - half)) / (2 * half) * 40).astype(int)
+        assert sorted(slices.tolist()) == list(range(40))
+
+
+def test_a_point_without_a_result_is_as_bad_as_the_worst_and_on_no_front() -> None:
+    values = np.array([[1.0, 2.0], [1.5, math.inf], [math.inf, 4.0]])
+    assert regret(values).tolist() == [[0.0, 0.0], [0.5, 1.0], [0.5, 1.0]]
+    assert regret(-np.array([[4.0], [3.0]])).tolist() == [[0.0], [0.25]]
+    assert on_front(np.array([[1.0, 1.0], [math.inf, 0.0], [2.0, 2.0], [1.0, 1.0]])).tolist() == [
+        True,
+        False,
+        False,
+        True,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["vary=link.bytes_per_z=0.1"], "did you mean `link.bytes_per_s`?"),
+        (["vary=link.medium=0.1"], "is no axis: it is no number"),
+        (["vary=way.chunks=0.1"], "was searched"),
+        (["vary=link.share=0.9", "study=race", "choose=way.kind"], ""),
+        (["vary=link.bytes_per_s=x"], "is no path with a share"),
+        (["vary=link.bytes_per_s=1.5"], "must be a share above 0 and below 1"),
+        (["vary=load.moved_bytes=0.1", "samples=1"], "must be a whole number from 2"),
+        (["choose=way.kindd"], "did you mean `way.kind`?"),
+        (["objective=time"], "did you mean `time_s`?"),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_what_cannot_vary_is_refused_with_the_reason(
+    run: Path, words: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = main(["robustness", "study=race", "samples=2", *words])
+    assert code == (2 if told else 0)
+    assert told in capsys.readouterr().err
+
+
+def test_a_share_that_makes_a_value_illegal_is_refused(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """link.share is 0.5 and at most 1: a scan of it ends there."""
+    (high,) = {part["high"] for one in asked(run, "vary=link.share=0.5")["break_even"] for part in one["stretches"]}
+    assert 0.8 < high <= 1.0
+    capsys.readouterr()
+    assert main(["robustness", "study=race", "vary=link.medium=0.5,link.lanes=2"]) == 2
+    assert "2 problems" in capsys.readouterr().err
+
+
+def test_without_a_declaration_one_is_asked_for() -> None:
+    with pytest.raises(ConfigError, match="declares no uncertain constants"):
+        declared("", {})
+    assert declared("a.b=0.1,c=0.2", {"d": 0.3}) == {"a.b": 0.1, "c": 0.2}
+
+
+def test_sentences_say_who_wins_where() -> None:
+    constant = Constant("system.gpu.dma.bytes_per_s", 0.05, False)
+    low, high = Stretch(5e9, 12e9, ("serial", "cu")), Stretch(12e9, 400e9, ("serial", "dma"))
+    choose = ("schedule.name", "schedule.mover")
+    told = Breaks("g4", constant, 46.6e9, (low, high)).sentence(choose)
+    way = "schedule.mover = dma wins above system.gpu.dma.bytes_per_s = 12 GB/s (now 46.6 GB/s), cu below"
+    assert told == f"g4: {way}"
+    none = Breaks("g4", constant, 46.6e9, (high,)).sentence(choose)
+    assert none == "g4: no flip between system.gpu.dma.bytes_per_s = 12 GB/s and 400 GB/s (now 46.6 GB/s)"
