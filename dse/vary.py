@@ -180,10 +180,10 @@ def _why_not(found: Points, path: str) -> tuple[str, str] | None:
         return "was searched: it is no constant of this run", "importance and rules tell what it does"
     held = {leaf for leaf, _, _ in leaves(designs[0])}
     axes = [leaf for leaf in held if backend.is_axis(leaf, designs[0]) and leaf not in found.plan.knobs]
-    if path not in held:
-        return "is no number of the designs", did_you_mean(path, axes)
     if not axes:
         return "cannot vary: this simulator takes no number as an axis", "search it instead: +space.<path>=..."
+    if path not in held:
+        return "is no number of the designs", did_you_mean(path, axes)
     if not all(backend.is_axis(path, one) for one in _distinct(designs, path)):
         rule = "is no axis: it is no number, is absent from some designs, or changes what is simulated"
         return rule, "search it instead: +space.<path>=..."

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from race import times
+from race import Formula, times
 from toy import distribution
 
 from dse import discovery, robustness
@@ -212,6 +212,14 @@ def test_what_cannot_vary_is_refused_with_the_reason(
     code = main(["robustness", "study=race", "samples=2", *words])
     assert code == (2 if told else 0)
     assert told in capsys.readouterr().err
+
+
+def test_a_simulator_without_axes_cannot_vary_its_constants(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Formula, "is_axis", lambda *_: False)
+    assert main(["robustness", "study=race"]) == 2
+    assert "takes no number as an axis (search it instead" in capsys.readouterr().err
 
 
 def test_a_share_that_makes_a_value_illegal_is_refused(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
