@@ -83,7 +83,8 @@ class Tally:
         n, p = max(self.drawn, 1), count / max(self.drawn, 1)
         middle, scale = p + _Z**2 / (2 * n), 1 + _Z**2 / n
         half = _Z * math.sqrt(p * (1 - p) / n + (_Z / (2 * n)) ** 2)
-        return Estimate(p, (max(0.0, (middle - half) / scale), min(1.0, (middle + half) / scale)))
+        low, high = (middle - half) / scale, (middle + half) / scale
+        return Estimate(p, (low if count else 0.0, high if count < self.drawn else 1.0))
 
 
 @dataclass
@@ -380,8 +381,9 @@ def _costed(found: Outlook, random: np.random.Generator) -> Outlook:
     if found.searches and not found.refused:
         asked = [one for one in searching(planned, random) if _has_legal(planned, one)]
         slow = timed(planned, asked, random)[0] if found.counts and asked else pace
-        searching_ = slow.total(found.trials, jobs, extra_s=row.seconds, seed=seed)
-        notes.append(f"searching: {_how(slow, row, jobs)}; what the method itself takes to propose is not in it")
+        few = min(jobs, -(-planned.settings.search.batch // planned.backend.batch))  # calls that are made together
+        searching_ = slow.total(found.trials, few, extra_s=row.seconds, seed=seed)
+        notes.append(f"searching: {_how(slow, row, few)}; what the method itself takes to propose is not in it")
     return replace(found, enumerating=enumerating, searching=searching_, row=row, notes=tuple(notes))
 
 
