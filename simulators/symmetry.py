@@ -139,6 +139,7 @@ def _tasks(graph: TaskGraph, tasks: NDArray[np.intp], of: Ints) -> dict[str, Any
         "pool": graph.pool[tasks],
         "priority": graph.priority[tasks],
         "group": graph.group[tasks],
+        "gpu": graph.gpu[tasks],
         "consumer": np.where(consumer >= 0, of[consumer], -1).astype(np.int32),
     }
 
