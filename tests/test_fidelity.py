@@ -79,7 +79,7 @@ def program(folder: Path, formula: str, metrics: str = METRICS) -> str:
 def test_a_ladder_changes_nothing_of_the_study_tells_how_its_levels_agree_and_is_redrawn(
     elsewhere: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([*SMALL, "store=none"]) == 0
+    assert main([*SMALL, "store=none", "fidelity=none"]) == 0
     alone, figures = pd.read_parquet(latest() / "results.parquet"), {one.name for one in latest().glob("figures/*")}
     assert main([*SMALL, "store=none", "fidelity=ladder"]) == 0
     pd.testing.assert_frame_equal(pd.read_parquet(latest() / "results.parquet"), alone)
@@ -146,7 +146,7 @@ def test_coarser_levels_alone_are_compared_on_points_near_the_front(elsewhere: P
 def test_the_study_s_own_simulator_is_no_level_beside_it(elsewhere: Path) -> None:
     planned = plan(request([*SMALL, "fidelity=ladder", "simulator=uncontended"]))
     assert [level.name for level in planned.levels] == ["uncontended", "node"]
-    assert plan(request(SMALL)).levels == ()
+    assert plan(request([*SMALL, "fidelity=none"])).levels == ()
 
 
 # A program of one's own as the finest level

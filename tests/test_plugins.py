@@ -64,7 +64,7 @@ class Toy(Serial):
 
 SCHEDULE = Toy
 '''
-RUN = ["study=ficco_sweep", "workload.only=[g4]", "tracking=none", "simulator=toy"]
+RUN = ["study=ficco_sweep", "workload.only=[g4]", "tracking=none", "fidelity=none", "simulator=toy"]
 SPACE = ["space.schedule.name=choice(serial,toy)", "space.schedule.priority=choice(equal)"]
 
 
