@@ -28,12 +28,12 @@ from dse.compose import conf_dir
 from dse.execute import BackendSpec, call
 from dse.space import Knob, Space
 from simulators.analytic import ENGINE as ANALYTIC
-from simulators.analytic import Durations, closed_form, longest
 from simulators.batch import grids
 from simulators.event import ENGINE as EVENT
 from simulators.fluid import ENGINE as FLUID
 from simulators.fluid import Prepared
 from simulators.graph import TaskGraph
+from simulators.maxplus import Durations, closed_form, longest
 from simulators.symmetry import patterns, reduced
 
 

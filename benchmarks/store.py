@@ -37,7 +37,7 @@ _SWEEP = [
     "space.system.gpu.num_cus=range(200,304,5)",
     "space.system.gpu.hbm_bytes_per_s=range(4e12,6e12,1e11)",
 ]
-_BARE = ["store=none", "tracking=none"]
+_BARE = ["store=none", "tracking=none", "fidelity=none"]
 
 
 def recorded() -> dict[str, Any]:

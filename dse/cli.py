@@ -148,6 +148,7 @@ _GROUPS = {
     "schedule": "Schedules",
     "system": "Systems",
     "workload": "Workloads",
+    "fidelity": "Ladders of models",
     "store": "Stores",
     "tracking": "Tracking",
 }

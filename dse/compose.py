@@ -26,7 +26,7 @@ class Request:
 
     tree: everything, resolved. options: group -> option -> its tree, for the groups whose `name` is searched. knobs:
     the space. overrides: as typed. fixed: groups whose option was typed. problems: what is wrong so far. folder: of the
-    user's own configuration.
+    user's own configuration. levels: option of `simulator` -> its tree, for those that `fidelity.levels` names.
     """
 
     tree: dict[str, Any]
@@ -36,6 +36,7 @@ class Request:
     fixed: frozenset[str] = frozenset()
     problems: tuple[Problem, ...] = ()
     folder: Path | None = None
+    levels: Mapping[str, dict[str, Any]] = field(default_factory=dict)
 
 
 def conf_dir() -> Path:
@@ -247,7 +248,25 @@ def _request(composer: _Composer, texts: Sequence[str]) -> Request:
     named = searched | {path: (*searched.get(path, ()), value) for path, value in dict(baseline).items()}
     options = _options(composer, picks, named, values)
     groups_fixed = frozenset(line.key for line in good)
-    return Request(tree, options, knobs, tuple(texts), groups_fixed, tuple(composer.problems), composer.folder)
+    levels = _levels(composer, tree, picks, groups.get("simulator", []))
+    return Request(tree, options, knobs, tuple(texts), groups_fixed, tuple(composer.problems), composer.folder, levels)
+
+
+def _levels(
+    composer: _Composer, tree: Mapping[str, Any], picks: Sequence[str], known: Sequence[str]
+) -> dict[str, dict[str, Any]]:
+    """The trees of the simulators that a ladder of models names, beside the study's own."""
+    asked = get_path(tree, "fidelity.levels")
+    names = [name for name in asked if name != "study"] if isinstance(asked, list) else []
+    others = [pick for pick in picks if not pick.startswith("simulator=")]
+    found = {}
+    for name in names:
+        if name not in known:
+            way = did_you_mean(str(name), [*known, "study"])
+            composer.note("fidelity.levels", "names no option of the group simulator", name, way)
+        else:
+            found[str(name)] = dict(composer.compose([*others, f"simulator={name}"]).get("simulator", {}))
+    return found
 
 
 @contextlib.contextmanager

@@ -20,7 +20,7 @@ from dse.backend import STATUSES, Backend, Batch, Result, Results, checked
 from dse.problems import Broken, ConfigError, Problem, Problems
 from dse.session import Forgetful, Session
 from dse.space import Block, Evaluated
-from dse.store import Fresh, key_bytes
+from dse.store import Context, Fresh, key_bytes
 from dse.values import Bytes, Fraction, Frozen, Integer, Lanes, Seconds
 from dse.workers import Lost, Pool
 
@@ -74,6 +74,12 @@ class BackendSpec:
     def make(self) -> Backend:
         """The backend, one per process. Raises ConfigError for unknown names or parameters."""
         return _make(self)
+
+    @property
+    def context(self) -> Context:
+        """What evaluates designs, as far as results depend on it."""
+        backend = self.make()
+        return Context(self.name, backend.version, repr(self.parameters), tuple(backend.metrics))
 
     def __hash__(self) -> int:
         return hash(str(self))  # parameters may be lists

@@ -63,7 +63,8 @@ class Outputs:
         return cls(folder.resolve())
 
     def discard(self) -> None:
-        """Take an empty folder away again."""
+        """Take the folder of a study that did not come to its end away again."""
+        self.results.unlink(missing_ok=True)
         with contextlib.suppress(OSError):
             self.folder.rmdir()
 
@@ -90,6 +91,10 @@ class Outputs:
         import pandas as pd
 
         return pd.read_parquet(self.folder / f"{name}.parquet")
+
+    def has(self, name: str) -> bool:
+        """Whether `<name>.json` was written."""
+        return (self.folder / f"{name}.json").is_file()
 
     def write_json(self, name: str, value: Any) -> None:
         """`<name>.json`."""

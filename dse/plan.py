@@ -13,6 +13,7 @@ from dse import discovery
 from dse.backend import Backend, Status, Tree
 from dse.compose import Request
 from dse.execute import BackendSpec, Executor, validate
+from dse.fidelity import OWN, Fidelity, Level, handed, levels, told
 from dse.problems import ConfigError, Problems, did_you_mean
 from dse.search import Goal, Question, Search, method
 from dse.selection import Rule
@@ -33,6 +34,7 @@ _SECTIONS = (
     "budget",
     "store",
     "resume",
+    "fidelity",
 )
 
 
@@ -122,17 +124,22 @@ class Settings(Frozen):
     timeline: bool = True
     store: StoreAt = StoreAt(name="sqlite")
     resume: Literal["auto", "fork", "accept"] = "auto"
+    fidelity: Fidelity = Fidelity(name="none")
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A study that may run: settings, backend, scenario -> space, goals by objective, and the request behind it."""
+    """A study that may run: settings, backend, scenario -> space, goals by objective, and the request behind it.
+
+    levels: of the ladder of models, from the coarsest to the finest, the study's own among them; () for none.
+    """
 
     settings: Settings
     spec: BackendSpec
     spaces: Mapping[str, Space]
     goals: Mapping[str, Goal]
     request: Request
+    levels: tuple[Level, ...] = ()
 
     @property
     def backend(self) -> Backend:
@@ -142,8 +149,7 @@ class Plan:
     @property
     def context(self) -> Context:
         """What evaluates designs, as far as results depend on it."""
-        backend = self.backend
-        return Context(self.spec.name, backend.version, repr(self.spec.parameters), tuple(backend.metrics))
+        return self.spec.context
 
     @property
     def num_points(self) -> int:
@@ -190,9 +196,47 @@ def plan(request: Request) -> Plan:
     spaces = _spaces(check, found, spec.make())
     if settings is not None and not check.found:
         _check_search(check, settings, spaces)
+    ladder = _ladder(check, settings, request, spec=spec)
+    for level in ladder:
+        if settings is not None and not check.found:
+            alike = level.spec.name == spec.name
+            _check_level(check, level, spaces, alike=alike, goals=_goals(settings, found.knobs, spec.make()))
     check.done()
     assert settings is not None
-    return Plan(settings, spec, spaces, _goals(settings, found.knobs, spec.make()), replace(request, knobs=found.knobs))
+    goals = _goals(settings, found.knobs, spec.make())
+    return Plan(settings, spec, spaces, goals, replace(request, knobs=found.knobs), ladder)
+
+
+def _ladder(check: Problems, settings: Settings | None, request: Request, *, spec: BackendSpec) -> tuple[Level, ...]:
+    """The levels that the study is compared with; () with the problems noted."""
+    if settings is None or set(settings.fidelity.levels) - {*request.levels, OWN}:
+        return ()  # which was told when the request was composed
+    try:
+        own = str(settings.simulator.get("name") or spec.name)
+        return levels(settings.fidelity, request.levels, (own, spec))
+    except ConfigError as error:
+        check.found.extend(error.problems)
+        return ()
+
+
+def _check_level(
+    check: Problems, level: Level, spaces: Mapping[str, Space], *, alike: bool, goals: Mapping[str, Goal]
+) -> None:
+    """A level must give the objectives, with the study's goals, and take the base designs.
+
+    alike: whether its backend is of the kind of the study's; one of another kind is handed plain values.
+    """
+    backend, own = level.spec.make(), next(iter(spaces.values())).backend
+    for name, goal in goals.items():
+        if name not in backend.metrics or backend.metrics[name].goal != goal:
+            rule = f"does not {goal} the study's objective {name}"
+            check.add(f"fidelity.levels ({level.name})", rule, way_out=f"its metrics: {', '.join(backend.metrics)}")
+    try:
+        bases = {name: space.base if alike else handed(own, space.base) for name, space in spaces.items()}
+        backend.sections(next(iter(bases.values())))
+        validate(backend, bases)
+    except ConfigError as error:
+        check.found.extend(told(level.name, error.problems))
 
 
 def _checked_space(check: Problems, request: Request, backend: Backend) -> Space:

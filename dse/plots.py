@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 _KIND_COLOURS = {"gemm": "#0173b2", "transfer": "#de8f05", "launch": "#949494"}
 _MOST_DRAWN = 5_000  # points that are drawn one by one in an SVG; more become an image in it
+_SMALLEST_ERROR = 1e-3  # that is given a scale of its own
 _MARKERS = "osD^vPX*<>h8"
 
 
@@ -131,6 +132,84 @@ def bars(table: pd.DataFrame, value: Axis, *, by: str, ideal: str, baseline: str
     panel.margins(x=0.01)
     panel.legend(ncols=4, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.09), frameon=False)
     return figure
+
+
+def agreement(both: pd.DataFrame, axes: Sequence[Axis], *, by: str, names: tuple[str, str]) -> Figure:
+    """Two levels of a ladder, for each objective: finer against coarser, and below the error of the coarser one.
+
+    both: a row for each point; columns of the finer level end in `.fine`, errors (shares) in `.error`. names: of the
+    coarser and the finer level.
+    """
+    import matplotlib.pyplot as plt
+
+    _theme()
+    groups = [str(name) for name in both[by].unique()]
+    colours = _palette(groups)
+    size = (max(5.0, 4.3 * len(axes)), 4.4 + 2.2 + 0.24 * len(groups))
+    figure, grid = plt.subplots(2, len(axes), figsize=size, squeeze=False, height_ratios=(4, 1.4 + 0.24 * len(groups)))
+    for above, below, axis in zip(*grid, axes, strict=True):
+        _one_against_other(above, both, axis, by=by, colours=colours)
+        above.set_xlabel(f"{names[0]}: {axis.label}", fontsize=9)
+        above.set_ylabel(f"{names[1]}: {axis.label}", fontsize=9)
+        _error_strips(below, both, axis, by=by, colours=colours)
+        below.set_xlabel(f"{axis.column}: error of {names[0]} [%]", fontsize=9)
+        if below is not grid[1][0]:
+            below.set_yticklabels([])
+    title = f"{by.removesuffix('.name')}; filled: promoted, hollow: random sample; bar: median of both"
+    title += f"; error: over {names[1]}, less one"
+    _legend(figure, colours, title=title)
+    return figure
+
+
+def _one_against_other(panel: Axes, both: pd.DataFrame, axis: Axis, *, by: str, colours: Mapping[str, Any]) -> None:
+    """Points of both levels around the diagonal; on decades, where no value is zero or below."""
+    fine = f"{axis.column}.fine"
+    shown = both[(both[axis.column] > 0) & (both[fine] > 0)]
+    rest = len(both) - len(shown)
+    for index, (name, colour) in enumerate(colours.items()):
+        own = shown[shown[by].astype(str) == name]
+        drawn = own["promoted"] == "sample"
+        for part, filled in ((own[drawn], False), (own[~drawn], True)):
+            panel.scatter(
+                part[axis.column] * axis.factor,
+                part[fine] * axis.factor,
+                s=20,
+                marker=_MARKERS[index % len(_MARKERS)],
+                facecolors=[colour] if filled else "none",
+                edgecolors=[colour],
+                alpha=0.7,
+                linewidths=0.8,
+            )
+    if len(shown):
+        ends = [
+            shown[[axis.column, fine]].min().min() * axis.factor,
+            shown[[axis.column, fine]].max().max() * axis.factor,
+        ]
+        panel.plot(ends, ends, color="black", linewidth=0.8, zorder=0)
+        panel.set_xscale("log")
+        panel.set_yscale("log")
+    if rest:
+        panel.set_title(f"{rest} of {len(both)} points have a zero and are left out", fontsize=8, loc="left")
+
+
+def _error_strips(panel: Axes, both: pd.DataFrame, axis: Axis, *, by: str, colours: Mapping[str, Any]) -> None:
+    """The signed errors of each group, side by side, and their median."""
+    random = np.random.default_rng(0)
+    for place, (name, colour) in enumerate(colours.items()):
+        own = both[both[by].astype(str) == name]
+        error = 100 * own[f"{axis.column}.error"]
+        heights = place + random.uniform(-0.28, 0.28, len(own))
+        drawn = (own["promoted"] == "sample").to_numpy()
+        for chosen, face in ((drawn, "none"), (~drawn, [colour])):
+            panel.scatter(error[chosen], heights[chosen], s=12, facecolors=face, edgecolors=[colour], linewidths=0.7)
+        if error.notna().any():
+            panel.vlines(error.median(), place - 0.42, place + 0.42, color="black", linewidth=2.0, zorder=4)
+    panel.axvline(0.0, color="black", linewidth=0.8, zorder=0)
+    if (both[f"{axis.column}.error"].abs().fillna(0.0) < _SMALLEST_ERROR).all():
+        panel.set_xlim(-100 * _SMALLEST_ERROR, 100 * _SMALLEST_ERROR)
+    panel.set_yticks(range(len(colours)), list(colours), fontsize=8)
+    panel.set_ylim(len(colours) - 0.4, -0.6)
+    panel.grid(axis="y", visible=False)
 
 
 def timeline(intervals: pd.DataFrame, title: str) -> Figure:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dse import discovery
+from dse.agreement import errors, matched
 from dse.claims import judge
 from dse.outputs import Outputs
 from dse.selection import MOST_ROWS, SELECTED, Selection, select
@@ -95,6 +96,71 @@ def summary(outputs: Outputs, table: pd.DataFrame) -> Table:
         limit = _limit(stored["limits"].get(row["scenario"], {}))
         shown.add_row(row["scenario"], *cells, *([limit] if limited else []))
     return shown
+
+
+def levels(outputs: Outputs) -> Iterator[Table | str]:
+    """How far the levels of the ladder agree, if the study has one: a row for each objective and pair of levels."""
+    from rich.table import Table
+
+    if not outputs.has("fidelity"):
+        return
+    found = outputs.read_json("fidelity")
+    shown = Table(title=f"Levels of the model, from coarse to fine: {', '.join(found['levels'])}")
+    for name in (
+        "objective",
+        "coarse -> fine",
+        "points",
+        "Kendall tau",
+        "of the sample",
+        "error of the coarse: median",
+    ):
+        shown.add_column(name, justify="left" if name in ("objective", "coarse -> fine") else "right")
+    shown.add_column("10 to 90 %", justify="right")
+    for pair in found["pairs"]:
+        for name, one in pair["overall"]["objectives"].items():
+            ranks = ["–" if one[key] is None else f"{one[key]:.3f}" for key in ("tau", "tau_of_sample")]
+            shown.add_row(
+                name, f"{pair['coarse']} -> {pair['fine']}", str(one["points"]), *ranks, *_error(one["error"])
+            )
+    yield shown
+    for pair in found["pairs"]:
+        yield _changes(pair)
+    for name, why in found["broken"].items():
+        yield f"level {name} gave up: {why}"
+
+
+def _error(error: Mapping[str, float] | None) -> tuple[str, str]:
+    if error is None:
+        return "–", "–"
+    return f"{100 * error['median']:+.2f} %", f"{100 * error['p10']:+.2f} to {100 * error['p90']:+.2f} %"
+
+
+def _changes(pair: Mapping[str, Any]) -> str:
+    """What promotion changed, in a line."""
+    front = pair["overall"]["front"]
+    moved = f"{front['entered']} points came onto a front and {front['left']} of {front['before']} left it"
+    winners = f"the winner changed in {front['winners_changed']} of {front['scenarios']} scenarios"
+    return f"from {pair['coarse']} to {pair['fine']}: {moved}; {winners}"
+
+
+def draw_levels(outputs: Outputs) -> list[Path]:
+    """Draw how far the levels of the ladder agree, if the study has one; the paths."""
+    from dse import plots
+
+    if not outputs.has("fidelity"):
+        return []
+    found, rows = outputs.read_json("fidelity"), outputs.read_table("fidelity")
+    goals, units = outputs.read_json("summary")["goals"], outputs.read_json("summary")["units"]
+    axes = [plots.Axis(name, f"{name} [{units[name]}]") for name in goals]
+    paths = []
+    for pair in found["pairs"]:
+        both = matched(rows, pair["coarse"], pair["fine"])
+        few = [path for path in found["texts"] if 1 < both[path].nunique() <= _MOST_COLOURS] if len(both) else []
+        if len(both):
+            both = both.assign(**{f"{name}.error": errors(both, name) for name in goals})
+            figure = plots.agreement(both, axes, by=few[0] if few else "scenario", names=(pair["coarse"], pair["fine"]))
+            paths += plots.save(figure, outputs.figures, f"fidelity_{pair['coarse']}_{pair['fine']}")
+    return paths
 
 
 def _heading(path: str) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +18,8 @@ from dse.owner import Owner
 from dse.plan import Plan
 from dse.problems import ConfigError, Problem, redacted
 from dse.provenance import changes
-from dse.session import Hold, StoreSession
-from dse.store import Store, owners, studies
+from dse.session import Forgetful, Hold, Session, StoreSession
+from dse.store import Context, Store, owners, studies
 from dse.values import LABELS, leaves
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ def _gone_on(store: Store, plan: Plan, old: Row[Any], values: Mapping[str, Any])
     accepted = [found for number in sorted(numbers) if (found := store.context(number)) is not None]
     _forget(store, plan, [store.number(plan.context), *numbers])
     made, before = json.loads(values["provenance"]), json.loads(old.provenance)
-    done = store.count(old.id)
+    done = store.count(old.id, {*numbers, values["context"]})
     earlier = _distinct([*before.pop("earlier", []), *([before] if done else [])])
     other = json.loads(old.asked) != json.loads(values["asked"])
     held = {
@@ -99,6 +100,21 @@ def _gone_on(store: Store, plan: Plan, old: Row[Any], values: Mapping[str, Any])
     store.database.write(lambda connection: connection.execute(changed))
     session = StoreSession(store, Hold(old.id, plan.context, tuple(accepted)))
     return Begun(store, old.id, session, done - held["before"], held["before"], resumed=True, earlier=tuple(earlier))
+
+
+@contextmanager
+def at_level(begun: Begun | None, plan: Plan, context: Context) -> Iterator[Session]:
+    """The same study, as far as another level evaluates its points; of no store without one."""
+    if begun is None:
+        yield Forgetful()
+        return
+    _forget(begun.store, plan, [begun.store.number(context)])
+    session = StoreSession(begun.store, Hold(begun.study, context))
+    try:
+        yield session
+    finally:
+        begun.session.recalled.update(session.recalled)
+        session.leave()
 
 
 def _forget(store: Store, plan: Plan, numbers: Iterable[int]) -> None:

@@ -7,21 +7,24 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from dse import compare, dryrun, provenance, report, resume, robustness, rules, views
+from dse.agreement import compare as compare_levels
 from dse.backend import Metric
 from dse.beside import Beside, beside
 from dse.compose import Request
 from dse.database import StoreError
 from dse.execute import Interrupted
+from dse.fidelity import Climb, climb, texts_of
 from dse.interrupt import Stop, stoppable
 from dse.outputs import Outputs
 from dse.plan import Plan, StoreAt, plan
 from dse.problems import ConfigError, Problem, Problems, pairs, redacted
 from dse.search import importance
-from dse.selection import Selection
+from dse.selection import MOST_ROWS, SELECTED, Selection, select
 from dse.store import Store
 from dse.study import Findings, Support
 from dse.study import run as search
@@ -42,6 +45,7 @@ def _run(planned: Plan, shown_beside: Beside) -> int:
     shown = report.stored(outputs)
     rows = report.check(outputs, planned.settings.study.module, shown)
     report.draw(outputs, planned.settings.study.module, shown.table)
+    report.draw_levels(outputs)
     outputs.finish()
     _tell(planned, found, outputs=outputs, shown=shown, rows=rows)
     shown_beside.finish()
@@ -69,6 +73,7 @@ def _found(planned: Plan) -> tuple[Outputs, Findings]:
         try:
             with stoppable() as stop:
                 found = _searched(planned, outputs, begun, stop)
+                _climbed(planned, outputs, begun, stop)
         except BaseException:
             outputs.discard()
             raise
@@ -110,8 +115,31 @@ def _searched(planned: Plan, outputs: Outputs, begun: resume.Begun | None, stop:
     try:
         return search(planned, outputs.results, support)
     except Interrupted:
-        kept = "; what was evaluated is kept: type the same command to go on" if begun else ""
-        raise Interrupted(stop.number, f"interrupted{kept}") from None
+        raise _interrupted(begun, stop) from None
+
+
+def _climbed(planned: Plan, outputs: Outputs, begun: resume.Begun | None, stop: Stop) -> None:
+    """The ladder of models, where there is one: `fidelity.parquet` and `fidelity.json`."""
+    if not planned.levels:
+        return
+    table = select(outputs.results, planned.goals, MOST_ROWS, selected=SELECTED).table
+    support = Climb(partial(resume.at_level, begun, planned), stop)
+    try:
+        rows, broken = climb(planned, table, support)
+    except Interrupted:
+        raise _interrupted(begun, stop) from None
+    outputs.write_table("fidelity", rows)
+    names = [level.name for level in planned.levels]
+    own = next(level.name for level in planned.levels if level.own)
+    pairs_ = compare_levels(rows, names, planned.goals)
+    texts = texts_of(planned)
+    told = {"levels": names, "study": own, "texts": texts, "broken": broken, "pairs": pairs_}
+    outputs.write_json("fidelity", {**told, "settings": planned.settings.fidelity.model_dump(mode="json")})
+
+
+def _interrupted(begun: resume.Begun | None, stop: Stop) -> Interrupted:
+    kept = "; what was evaluated is kept: type the same command to go on" if begun else ""
+    return Interrupted(stop.number, f"interrupted{kept}")
 
 
 def _recalled(begun: resume.Begun | None, made: Mapping[str, Any]) -> dict[str, Any]:
@@ -170,6 +198,8 @@ def _tell(
     console = report.console()
     console.print(report.summary(outputs, shown.table))
     console.print(report.claims_table(list(rows)))
+    for part in report.levels(outputs):
+        console.print(part)
     console.print(_how(planned, found))
     made = outputs.read_json("provenance")
     if recalled := sum(made.get("recalled", {}).values()):
@@ -213,10 +243,12 @@ def redraw(words: Sequence[str]) -> int:
     module = outputs.read_config()["study"]["module"]
     shown = report.stored(outputs)
     rows = report.check(outputs, module, shown)
-    paths = report.draw(outputs, module, shown.table)
+    paths = [*report.draw(outputs, module, shown.table), *report.draw_levels(outputs)]
     console = report.console()
     console.print(report.summary(outputs, shown.table))
     console.print(report.claims_table(rows))
+    for part in report.levels(outputs):
+        console.print(part)
     console.print(provenance.said(outputs.read_json("provenance")))
     console.print(f"redrew {len(paths)} figures and claims.json in {outputs.folder}/", soft_wrap=True)
     return 0

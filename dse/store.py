@@ -11,7 +11,7 @@ import functools
 import hashlib
 import itertools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -209,9 +209,10 @@ class Store:
             self._contexts[number] = Context(row.backend, row.version, row.parameters, metrics)
         return self._contexts[number]
 
-    def count(self, study: int) -> int:
-        """How many results a study had evaluated."""
+    def count(self, study: int, made_in: Collection[int] | None = None) -> int:
+        """How many results a study had evaluated; made_in: in these contexts only."""
         query = select(func.count()).select_from(results).where(results.c.study == study)
+        query = query if made_in is None else query.where(results.c.context.in_(sorted(made_in)))
         return int(self.database.read(lambda connection: connection.execute(query).scalar_one()))
 
     def holds(self, context: int) -> bool:

@@ -18,6 +18,7 @@ from dse.values import Integer, knob
 from search_spaces.pipeline import MoverKnobs, Pipeline, piece
 from simulators.design import Rule
 from simulators.graph import TaskGraph
+from simulators.node import least_shard
 from simulators.system import System
 from simulators.workload import Workload
 
@@ -37,7 +38,7 @@ class Chunked(MoverKnobs):
         if not any(rule.broken is True for rule in found):
             moved, _ = workload.collective_then_gemm()
             by_rows = self.shape == "1d"
-            most = np.asarray(moved.rows // system.node.num_gpus if by_rows else moved.cols)
+            most = np.asarray(least_shard(system, moved.rows) if by_rows else moved.cols)
             rule = f"splits {{0}} {'rows of a shard' if by_rows else 'columns of A'} into more pieces"
             broken = (most > 0) & (self.granularity > most)
             way = "use at most {0}"

@@ -1,12 +1,12 @@
-"""What the overlap schedules share: transfers in steps, GEMM chunks in one in-order stream, on one representative GPU.
+"""What the overlap schedules share: transfers in steps, GEMM chunks in one in-order stream on each GPU.
 
-The node is symmetric, so every GPU does the same; what this GPU receives it also sends, and both ends' HBM traffic
-falls on its own HBM. Rows, columns and bytes may be arrays over designs.
+Which GPUs are simulated is the system's to say (`simulators/node.py`): a schedule is written as one GPU sees it. Rows,
+columns and bytes may be arrays over designs, and over GPUs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from typing import Annotated, Any, Literal
 
@@ -16,10 +16,11 @@ from numpy.typing import ArrayLike
 from dse.problems import ConfigError
 from dse.values import Integer, knob
 from simulators.design import Rule, ScheduleKnobs
-from simulators.gemm import gemm_cost
+from simulators.gemm import GemmCost, gemm_cost
 from simulators.graph import GraphBuilder
+from simulators.node import least_shard, machine, piece
 from simulators.system import System
-from simulators.transfer import Movement, Mover, Route, links, rate, routes
+from simulators.transfer import Movement, Mover, Route, rate, routes
 from simulators.workload import Workload
 
 Priority = Literal["equal", "communication", "compute"]
@@ -52,26 +53,25 @@ def _shape_rules(system: System, workload: Workload) -> list[Rule]:
     except ConfigError as error:
         return [Rule.of(problem) for problem in error.problems]
     gpus, rows, shards = system.node.num_gpus, moved.rows, gemm.shards
+    bare = np.less(least_shard(system, rows), 1)
     few = "gives some of the GPUs no row (system.node.num_gpus = {0})"
     many = "splits n over more GPUs than there are (system.node.num_gpus = {0})"
     path = "workload.operators"
     return [
-        Rule(f"{path}.gather.rows", np.less(rows, gpus), few, rows, (gpus,), "use more rows or fewer GPUs"),
+        Rule(f"{path}.gather.rows", bare, few, rows, (gpus,), "use more rows or fewer GPUs"),
         Rule(f"{path}.gemm.shards", np.greater(shards, gpus), many, shards, (gpus,), "leave it out for all of them"),
     ]
 
 
-def piece(total: ArrayLike, parts: int, index: int) -> Any:
-    """Size of part `index` of `total` items split as evenly as whole numbers allow."""
-    whole: Any = total
-    return whole // parts + (index < whole % parts)
+__all__ = ["MoverKnobs", "Pipeline", "piece"]
 
 
 class Pipeline:
     """Builds the graph of one collective overlapped with the GEMM that consumes it.
 
     comm_cus: CUs of the communication kernels (ignored for DMA). GEMM chunks run in order, one at a time; transfers
-    run in order on each engine, or kernel after kernel when CUs move them.
+    run in order on each engine, or kernel after kernel when CUs move them. A task that is handed out stands for that
+    of every GPU.
     """
 
     def __init__(self, system: System, workload: Workload, *, knobs: MoverKnobs, comm_cus: ArrayLike | None) -> None:
@@ -82,14 +82,14 @@ class Pipeline:
         self.routes = routes(system.node, self.collective.pattern)
         self.element_bytes = self.op.element_bytes
         self.graph = GraphBuilder()
-        self.hbm = self.graph.resource("hbm", system.gpu.hbm_bytes_per_s)
-        self.cu = self.graph.resource("cu", system.gpu.num_cus)
-        self.links = {name: self.graph.resource(name, value) for name, value in links(system.node).items()}
+        self._machine = machine(self.graph, system, self.collective.pattern, (system, workload, knobs))
         first, second = {"equal": (0, 0), "communication": (0, 1), "compute": (1, 0)}[knobs.priority]
         self._comm_class, self._compute_class = first, second
         self._copies: dict[tuple[int, ...], Mapping[str, Any]] = {}
-        self._chunks: dict[tuple[Any, ...], Mapping[str, Any]] = {}
-        self._engines: dict[int, int] = {}
+        self._chunks: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
+        self._each: dict[int, Mapping[int, int]] = {}
+        self._engines: dict[tuple[int, int], int] = {}
+        self._arrived: dict[tuple[int, int], int] = {}
         self._last_step: list[int] = []
         self._last_gemm: list[int] = []
 
@@ -99,13 +99,24 @@ class Pipeline:
         return self.system.node.num_gpus
 
     def shard_rows(self, gpu: int) -> Any:
-        """Rows of A that GPU `gpu` holds at the start (0 is the representative itself)."""
-        return piece(self.collective.rows, self.num_gpus, gpu)
+        """Rows of A that the GPU `gpu` places before holds at the start (0 is this one)."""
+        return self._machine.shard_rows(self.collective.rows, gpu)
 
     def payload(self, rows: ArrayLike, depth: ArrayLike) -> Any:
         """Bytes of a block of A."""
         blocks: Any = rows
         return 1.0 * self.element_bytes * blocks * depth
+
+    def _on_each(self, add: Callable[[int], int]) -> int:
+        """Add a task of each GPU; the first one stands for all."""
+        tasks = {gpu: add(gpu) for gpu in self._machine.gpus}
+        first = tasks[self._machine.gpus[0]]
+        self._each[first] = tasks
+        return first
+
+    def _on(self, gpu: int, tasks: Sequence[int]) -> list[int]:
+        """A GPU's own among the tasks that these stand for."""
+        return [self._each[task][gpu] for task in tasks]
 
     def step(self, label: str, amounts: Sequence[tuple[Route, ArrayLike]]) -> list[int]:
         """Move `bytes` over each route; the transfers, in the order given.
@@ -124,39 +135,63 @@ class Pipeline:
 
     def _kernel(self, label: str) -> list[int]:
         """The launch of a communication kernel: after the one before it, on the same stream."""
-        launch: dict[str, Any] = {
+        setup: dict[str, Any] = {
             "delay": self.system.gpu.cu_copy.setup_s,
             "lane": "communication",
             "limiter": "launch",
         }
-        return [self.graph.task(f"launch {label}", "launch", after=self._last_step, **launch)]
+
+        def add(gpu: int) -> int:
+            name, after = self._machine.named(f"launch {label}", gpu), self._on(gpu, self._last_step)
+            return self.graph.task(name, "launch", after=after, gpu=gpu, **setup)
+
+        return [self._on_each(add)]
 
     def _turn(self, label: str, turn: list[tuple[Route, ArrayLike]], before: list[int]) -> list[int]:
         at_once = len(turn) if self.mover == "cu" else min(len(turn), self.system.gpu.dma.num_engines)
         active = [route for route, _ in turn[:at_once]]
         tasks = []
-        for position, (route, payload) in enumerate(turn):
-            engine = position % at_once
-            after = before if self.mover == "cu" else [*before, *self._queued(engine)]
-            tasks.append(self._transfer(f"{label} from {route.peer}", route, payload, active=active, after=after))
-            self._engines[engine] = tasks[-1]
+        for position, item in enumerate(turn):
+            engine = -1 if self.mover == "cu" else position % at_once
+            tasks.append(self._transfer(label, item, active=active, before=before, engine=engine))
+        for (route, _), task in zip(turn, tasks, strict=True):
+            self._arrived |= {(gpu, route.peer): own for gpu, own in self._each[task].items()}
         return tasks
 
-    def _queued(self, engine: int) -> list[int]:
-        return [self._engines[engine]] if engine in self._engines else []
-
     def _transfer(
-        self, name: str, route: Route, payload: ArrayLike, *, active: list[Route], after: Sequence[int]
+        self, label: str, item: tuple[Route, ArrayLike], *, active: list[Route], before: list[int], engine: int
     ) -> int:
-        return self.graph.task(
-            name,
-            "transfer",
-            after=after,
-            work=payload,
-            staged_bytes=payload,
-            moved_bytes=payload,
-            **self._copy(route, active),
-        )
+        """A transfer over one route; on a DMA engine (-1: by a kernel) after the one before it there."""
+        route, payload = item
+
+        def add(gpu: int) -> int:
+            queued = [self._engines[gpu, engine]] if (gpu, engine) in self._engines else []
+            forwarded = [self._arrived[one] for one in self._machine.sources(route, gpu) if one in self._arrived]
+            amount = self._machine.own(payload, gpu)
+            return self.graph.task(
+                self._machine.named(f"{label} from {route.peer}", gpu),
+                "transfer",
+                after=[*self._on(gpu, before), *queued, *forwarded],
+                uses=self._uses(route, active, gpu),
+                work=amount,
+                staged_bytes=amount,
+                moved_bytes=amount,
+                gpu=gpu,
+                **self._copy(route, active),
+            )
+
+        task = self._on_each(add)
+        if engine >= 0:
+            self._engines |= {(gpu, engine): own for gpu, own in self._each[task].items()}
+        return task
+
+    def _uses(self, route: Route, active: list[Route], gpu: int) -> dict[int, ArrayLike]:
+        """What a byte over a route to a GPU needs."""
+        found = self._machine.uses(route, gpu)
+        if self.mover == "cu":
+            copy = self._copy(route, active)
+            found[self._machine.cu[gpu]] = copy["cus"] / copy["cap"]
+        return found
 
     def _copy(self, route: Route, active: list[Route]) -> Mapping[str, Any]:
         """What transfers over a route have in common while the routes `active` run at once."""
@@ -164,21 +199,15 @@ class Pipeline:
         if key in self._copies:
             return self._copies[key]
         pace = rate(self.system, route, active, by=self.movement)
-        cus = np.asarray(self.comm_cus) / len(active)
-        uses: dict[int, ArrayLike] = {self.links[link]: load for link, load in route.loads.items()}
-        uses[self.hbm] = 2.0  # read at this end for a peer, written at this end from a peer
-        if self.mover == "cu":
-            uses[self.cu] = cus / pace.bytes_per_s
         own = len(route.loads) == 1 and "port" not in route.loads
         self._copies[key] = {
-            "uses": uses,
             "delay": 0.0 if self.mover == "cu" else self.system.gpu.dma.setup_s,
             "cap": pace.bytes_per_s,
             "weight": 0.5,  # consumption-fair at HBM: equal HBM bytes/s at the bottleneck
             "priority": self._comm_class,
             "lane": next(iter(route.loads)) if own else f"peer.{route.peer}",
             "limiter": pace.limiter,
-            "cus": cus,
+            "cus": np.asarray(self.comm_cus) / len(active),
         }
         return self._copies[key]
 
@@ -198,29 +227,39 @@ class Pipeline:
         """
         kernel_end = self._last_step if self.mover == "cu" and after else []
         before = [*after, *kernel_end, *self._last_gemm]
-        chunk = self._chunk(size, overlapped=overlapped, accumulate=accumulate)
-        task = self.graph.task(label, "gemm", after=before, work=1.0, lane="compute", **chunk)
-        self.graph.frees(task, after)
-        self._last_gemm = [task]
-        return task
+        chunks = self._chunk(size, overlapped=overlapped, accumulate=accumulate)
 
-    def _chunk(self, size: tuple[ArrayLike, ArrayLike], *, overlapped: bool, accumulate: bool) -> Mapping[str, Any]:
-        """What GEMM chunks of one size have in common."""
+        def add(gpu: int) -> int:
+            name, own = self._machine.named(label, gpu), self._on(gpu, before)
+            task = self.graph.task(name, "gemm", after=own, work=1.0, lane="compute", gpu=gpu, **chunks[gpu])
+            self.graph.frees(task, self._on(gpu, after))
+            return task
+
+        self._last_gemm = [self._on_each(add)]
+        return self._last_gemm[0]
+
+    def _chunk(
+        self, size: tuple[ArrayLike, ArrayLike], *, overlapped: bool, accumulate: bool
+    ) -> list[Mapping[str, Any]]:
+        """What GEMM chunks of one size have in common, for each GPU."""
         key = (overlapped, accumulate, *(np.asarray(value).tobytes() for value in size))
-        if key in self._chunks:
-            return self._chunks[key]
-        gpu = self.system.gpu
-        cus = gpu.num_cus - np.asarray(self.comm_cus) * overlapped
-        shape = (size[0], self.op.local_n, size[1])
-        cost = gemm_cost(gpu, shape, cus=cus, element_bytes=self.element_bytes, accumulate=accumulate)
-        memory_bound = bool(np.all(cost.hbm_bytes / gpu.hbm_bytes_per_s > 0.5 * cost.seconds))
-        self._chunks[key] = {
-            "uses": {self.hbm: cost.hbm_bytes, self.cu: cus * cost.seconds},
-            "delay": gpu.kernel_launch_s,
-            "cap": 1 / cost.seconds,
-            "weight": 1 / cost.hbm_bytes,
+        if key not in self._chunks:
+            gpu = self.system.gpu
+            cus = gpu.num_cus - np.asarray(self.comm_cus) * overlapped
+            shape = (size[0], self.op.local_n, size[1])
+            cost = gemm_cost(gpu, shape, cus=cus, element_bytes=self.element_bytes, accumulate=accumulate)
+            self._chunks[key] = [self._cost(cost, cus, one) for one in self._machine.gpus]
+        return self._chunks[key]
+
+    def _cost(self, cost: GemmCost, cus: ArrayLike, gpu: int) -> Mapping[str, Any]:
+        seconds, traffic, flop = (self._machine.own(part, gpu) for part in (cost.seconds, cost.hbm_bytes, cost.flop))
+        memory_bound = bool(np.all(traffic / self.system.gpu.hbm_bytes_per_s > 0.5 * seconds))
+        return {
+            "uses": {self._machine.hbm[gpu]: traffic, self._machine.cu[gpu]: cus * seconds},
+            "delay": self.system.gpu.kernel_launch_s,
+            "cap": 1 / seconds,
+            "weight": 1 / traffic,
             "priority": self._compute_class,
             "limiter": "HBM" if memory_bound else "compute",
-            "flop": cost.flop,
+            "flop": flop,
         }
-        return self._chunks[key]

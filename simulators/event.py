@@ -29,6 +29,7 @@ class EventEngine:
 
     version = "1"
     batch = 16
+    exact = True
 
     def run(self, graph: TaskGraph) -> Timeline:
         """Simulate each design of the batch."""

@@ -31,6 +31,7 @@ class FluidEngine:
 
     version = "2"
     batch = 16384
+    exact = True
 
     def run(self, graph: TaskGraph) -> Timeline:
         """Simulate each design of the batch. Raises RuntimeError if tasks wait for ever."""

@@ -33,7 +33,8 @@ class TaskGraph:
     pred_ptr, pred: the predecessors of task t are `pred[pred_ptr[t]:pred_ptr[t+1]]`. consumer: the task after which
     a task's staged bytes are free again, or -1. members [T]: how many tasks that behave alike a task stands for (see
     `simulators/symmetry.py`); its uses and accounts are theirs together. group [T]: index into `groups`, or -1.
-    slowed [S, 2]: (group whose caps are scaled, group whose activity scales them).
+    slowed [S, 2]: (group whose caps are scaled, group whose activity scales them). gpu [T]: on which of the GPUs that
+    are simulated a task is accounted.
     values: K columns, each broadcasting to `shape`, the grid of designs (C order). at: name -> column of each item:
     work, delay [s], cap [work/s], weight, cus (occupied), staged_bytes, moved_bytes, flop (accomplished) of tasks
     [T]; use [U]; capacity [R]; factor [S].
@@ -57,6 +58,7 @@ class TaskGraph:
     members: Ints
     group: Ints
     slowed: Ints
+    gpu: Ints
     shape: tuple[int, ...]
     values: tuple[Floats, ...]
     at: Mapping[str, Ints]
@@ -132,11 +134,31 @@ class TaskGraph:
             return np.broadcast_to(value.reshape(1), (self.num_designs,))
         return np.broadcast_to(value, self.shape).reshape(-1)
 
+    def part(self, tasks: NDArray[np.intp]) -> TaskGraph:
+        """Only some of the tasks, with what they use and who frees what they stage; nobody waits for anybody."""
+        place = _places(self, tasks)
+        uses = np.flatnonzero(place[self.use_task] >= 0)
+        texts = {name: getattr(self, name) for name in ("tasks", "kinds", "lanes", "limiters")}
+        found: dict[str, Any] = {name: tuple(all_[task] for task in tasks) for name, all_ in texts.items()}
+        found |= {name: getattr(self, name)[tasks] for name in ("pool", "priority", "members", "group", "gpu")}
+        found |= {"use_task": _ints(place[self.use_task[uses]]), "use_resource": self.use_resource[uses]}
+        found |= {"pred_ptr": np.zeros(len(tasks) + 1, np.int32), "pred": self.pred[:0]}
+        found["consumer"] = _ints(place[self.consumer[tasks]])
+        at = {name: self.at[name][tasks] for name in _NUMBERS}
+        return replace(self, **found, at={**self.at, **at, "use": self.at["use"][uses]})
+
     def take(self, designs: NDArray[np.intp]) -> TaskGraph:
         """The same graph for some of the designs, by their places in the grid [N]."""
         places = np.unravel_index(designs, self.shape)
         picked = tuple(_picked(column, places) for column in self.values)
         return replace(self, shape=(len(designs),), values=picked)
+
+
+def _places(graph: TaskGraph, tasks: NDArray[np.intp]) -> NDArray[np.intp]:
+    """Where each task of a graph is among some of them, or -1."""
+    found = np.full(graph.num_tasks + 1, -1)  # one more, which -1 finds
+    found[tasks] = np.arange(len(tasks))
+    return found
 
 
 def _picked(column: Floats, places: tuple[NDArray[np.intp], ...]) -> Floats:
@@ -159,13 +181,14 @@ class _Task:
     priority: int
     columns: Mapping[str, int]
     uses: Mapping[int, int]
+    gpu: int = 0
     consumer: int = -1
 
 
 _NUMBERS = {"work": 0.0, "delay": 0.0, "cap": math.inf, "weight": 1.0} | dict.fromkeys(
     ("cus", "staged_bytes", "moved_bytes", "flop"), 0.0
 )
-_PLACE: dict[str, Any] = {"lane": "", "limiter": "", "group": "", "pool": -1, "priority": 0}
+_PLACE: dict[str, Any] = {"lane": "", "limiter": "", "group": "", "pool": -1, "priority": 0, "gpu": 0}
 
 
 @dataclass
@@ -246,8 +269,8 @@ class GraphBuilder:
     ) -> int:
         """Add a task; its index.
 
-        uses: resource index -> units per unit of work. given: `lane`, `limiter`, `group`, `pool`, `priority`, and
-        the weights work, delay [s], cap [work/s], weight, cus, staged_bytes, moved_bytes, flop.
+        uses: resource index -> units per unit of work. given: `lane`, `limiter`, `group`, `pool`, `priority`, `gpu`,
+        and the weights work, delay [s], cap [work/s], weight, cus, staged_bytes, moved_bytes, flop.
         Raises ValueError for a predecessor that does not come before it (so there is no cycle), or an undeclared
         pool or resource.
         """
@@ -325,11 +348,12 @@ class GraphBuilder:
             "consumer": _ints([task.consumer for task in tasks]),
             "members": np.ones(len(tasks), np.int32),
             "group": _ints([groups.index(task.group) if task.group in groups else -1 for task in tasks]),
+            "gpu": _ints([task.gpu for task in tasks]),
             "slowed": _ints([groups.index(name) for pair in self._slowed for name in pair]).reshape(-1, 2),
         }
 
 
-def _ints(values: Sequence[int]) -> Ints:
+def _ints(values: Sequence[int] | NDArray[np.integer[Any]]) -> Ints:
     return np.asarray(values, dtype=np.int32).reshape(-1)
 
 

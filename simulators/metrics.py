@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Mapping
 
@@ -12,7 +13,7 @@ from dse.backend import Columns, Metric
 from dse.values import leaves
 from simulators.graph import TaskGraph
 from simulators.system import System
-from simulators.timeline import Totals
+from simulators.timeline import Timeline, Totals
 
 Floats = NDArray[np.float64]
 
@@ -58,6 +59,22 @@ def measure(graph: TaskGraph, totals: Totals) -> dict[str, Floats]:
         "hbm_bytes": _traffic(graph, "hbm"),
         "flop": graph.total("flop"),
     }
+
+
+def measure_worst(graph: TaskGraph, timeline: Timeline) -> dict[str, Floats]:
+    """The same where several GPUs are simulated: of each metric the largest that any of them has, as all are costs.
+
+    A GPU's makespan is its own last finish, so the largest is the node's.
+    """
+    each = [_measure_gpu(graph, timeline, gpu) for gpu in np.unique(graph.gpu).tolist()]
+    return {name: functools.reduce(np.maximum, [one[name] for one in each]) for name in each[0]}
+
+
+def _measure_gpu(graph: TaskGraph, timeline: Timeline, gpu: int) -> dict[str, Floats]:
+    tasks = np.flatnonzero(graph.gpu == gpu)
+    own = graph.part(tasks)
+    totals = Timeline(own, timeline.issued[:, tasks], timeline.finished[:, tasks]).totals()
+    return {**measure(own, totals), "hbm_bytes": _traffic(graph, f"hbm.{gpu}")}
 
 
 def _traffic(graph: TaskGraph, resource: str) -> Floats:

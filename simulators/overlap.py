@@ -12,39 +12,45 @@ from numpy.typing import NDArray
 from pydantic import BaseModel
 
 from dse import discovery
-from dse.backend import STATUSES, Batch, Columns, Replay, Results, Tree
+from dse.backend import STATUSES, Batch, Columns, Replay, Result, Results, Tree
 from dse.problems import ConfigError, Problem, Problems, did_you_mean
 from dse.space import get_path
 from dse.values import LABELS, condition, leaves
 from simulators.batch import Grid, grids
 from simulators.design import Design, Schedule, problems, reasons
 from simulators.graph import TaskGraph
-from simulators.metrics import METRICS, RELATIONS, cost_proxy, measure, relate
+from simulators.metrics import METRICS, RELATIONS, Floats, cost_proxy, measure, measure_worst, relate
+from simulators.node import WholeNode
 from simulators.symmetry import patterns, reduced
 from simulators.system import System
-from simulators.timeline import Engine, Refused
+from simulators.timeline import Engine, Refused, Timeline
 from simulators.workload import ShapeList, Workload
 
 _VERSION = "2"  # of the physics and the metrics; raise it with every change that alters a result
+_WHOLE_VERSION = "1"  # likewise, of what is peculiar to whole nodes
+_MOST_CELLS = 1 << 20  # designs times tasks of whole nodes whose timelines are held at once: 8 MiB an array
 
 
 class OverlapBackend:
     """system x workload x schedule, run by one engine.
 
     engine: name of the engine that is asked first. fallback: engine for the designs that one refuses, or None to
-    report them as `unsupported`.
+    report them as `unsupported`. gpus: whether `one` GPU is simulated that stands for all, or `all` of the node with
+    shards as uneven as `imbalance` says (see `simulators.node.WholeNode`); metrics are then those of the worst GPU.
     """
 
     metrics = METRICS
     relations = RELATIONS
 
-    def __init__(self, engine: str, fallback: str | None = None) -> None:
+    def __init__(self, engine: str, fallback: str | None = None, *, gpus: str = "one", imbalance: float = 0.0) -> None:
+        self._imbalance = _checked_imbalance(gpus, imbalance)
         self._engines: list[tuple[str, Engine]] = [
             (name, discovery.load("simulators", name, "ENGINE")) for name in (engine, fallback) if name
         ]
         self._parts: dict[tuple[str, str], BaseModel] = {}
         self.batch = self._engines[0][1].batch
-        self.version = "+".join([_VERSION, *(f"{name}.{found.version}" for name, found in self._engines)])
+        whole = [] if self._imbalance is None else [f"node.{_WHOLE_VERSION}"]
+        self.version = "+".join([_VERSION, *(f"{name}.{found.version}" for name, found in self._engines), *whole])
 
     def sections(self, tree: Tree) -> None:
         """`system`, `workload`, `schedule`, each a mapping; the schedule's family must exist."""
@@ -93,7 +99,7 @@ class OverlapBackend:
     def problems(self, design: BaseModel) -> Sequence[Problem]:
         """Rules between schedule, system and workload."""
         assert isinstance(design, Design)
-        return problems(design.schedule.rules(design.system, design.workload))
+        return problems(design.schedule.rules(self._seen(design.system), design.workload))
 
     def condition(self, path: str, tree: Tree) -> Mapping[str, Any] | None:
         """What `path` depends on: a schedule's knobs declare it."""
@@ -113,23 +119,33 @@ class OverlapBackend:
 
     def screen(self, batches: Sequence[Batch]) -> list[Results]:
         """Look at the rules of all designs of one structure at once."""
-        return _together(batches, _screened)
+        return _together(batches, self._screened)
 
     def evaluate(self, batches: Sequence[Batch]) -> list[Results]:
         """Lower, run and measure all designs of one structure at once."""
         return _together(batches, self._grid)
 
+    def _screened(self, grid: Grid) -> Results:
+        """Which designs of a grid break a rule."""
+        rules = grid.design.schedule.rules(self._seen(grid.design.system), grid.design.workload)
+        reason, texts = reasons(rules, grid.shape)
+        status = np.where(reason > 0, STATUSES.index("infeasible"), STATUSES.index("ok")).astype(np.uint8)
+        return Results(status, {}, reason, np.zeros_like(reason), texts)
+
     def _grid(self, grid: Grid) -> Results:
         """Results of a grid; what breaks a rule is infeasible."""
-        known = _screened(grid)
+        known = self._screened(grid)
         if known.ok.all():
             return self._feasible(grid)
         return _replaced(known, known.ok, self._feasible(grid.kept(known.ok))) if known.ok.any() else known
 
     def _feasible(self, grid: Grid) -> Results:
         """Results of designs that break no rule; those that do not differ in the graph share a run."""
-        graph = grid.design.schedule.lower(grid.design.system, grid.design.workload)
-        parts = [(places, _run(self._engines, reduced(alike).graph)) for places, alike in patterns(graph)]
+        graph = self._lowered(grid.design)
+        measured: _Measured = _measured_one if self._imbalance is None else _measured_all
+        if not _is_seen(graph, grid.design.system, whole=self._imbalance is not None):
+            return Results.all_alike(Result("unsupported", reason=_ONE_ONLY), grid.size)
+        parts = [(places, _run(self._engines, alike, measured)) for places, alike in patterns(graph)]
         found = Results.join([results for _, results in parts])
         if len(parts) > 1:
             found = found.take(np.argsort(np.concatenate([places for places, _ in parts])))
@@ -147,13 +163,20 @@ class OverlapBackend:
     def replay(self, design: BaseModel) -> Replay:
         """The full timeline of one design, by the first engine that runs it."""
         assert isinstance(design, Design)
-        graph = design.schedule.lower(design.system, design.workload)
+        graph = self._lowered(design)
         quotient = reduced(graph)
         for _, engine in self._engines:
             timeline = engine.run(quotient.graph)
             if not timeline.reason(0):
-                return quotient.whole(timeline, graph).replay(0)
+                return _last_gpu(quotient.whole(timeline, graph))
         raise ConfigError([Problem("simulator.engine", timeline.reason(0), way_out="use simulator=fluid")])
+
+    def _seen(self, system: System) -> System:
+        """The system as it is simulated: by one GPU, or whole."""
+        return system if self._imbalance is None else WholeNode.of(system, self._imbalance)
+
+    def _lowered(self, design: Design) -> TaskGraph:
+        return design.schedule.lower(self._seen(design.system), design.workload)
 
     def facts(self, design: BaseModel) -> Sequence[tuple[str, Any, str, str]]:
         """Constants of the system with their sources."""
@@ -171,14 +194,6 @@ def _together(batches: Sequence[Batch], results: Callable[[Grid], Results]) -> l
     return [found[index] for index in range(len(batches))]
 
 
-def _screened(grid: Grid) -> Results:
-    """Which designs of a grid break a rule."""
-    design = grid.design
-    reason, texts = reasons(design.schedule.rules(design.system, design.workload), grid.shape)
-    status = np.where(reason > 0, STATUSES.index("infeasible"), STATUSES.index("ok")).astype(np.uint8)
-    return Results(status, {}, reason, np.zeros_like(reason), texts)
-
-
 def _sharded(tree: Tree) -> Any:
     """The workload, with n split over all GPUs of the node where a GEMM does not say over how many."""
     operators = get_path(tree, "workload.operators")
@@ -192,19 +207,79 @@ def _sharded(tree: Tree) -> Any:
     return {**tree["workload"], "operators": filled}
 
 
-def _run(engines: Sequence[tuple[str, Engine]], graph: TaskGraph) -> Results:
+_Measured = Callable[[Engine, TaskGraph], tuple[dict[str, Floats], Refused | None]]
+_ONE_ONLY = "this schedule lowers to one GPU only (simulator.gpus = all needs one that lowers by a Pipeline)"
+
+
+def _checked_imbalance(gpus: str, imbalance: object) -> float | None:
+    """The imbalance of a whole node; None where one GPU stands for all. Raises ConfigError."""
+    check = Problems()
+    number = isinstance(imbalance, (int, float)) and not isinstance(imbalance, bool)
+    if gpus not in ("one", "all"):
+        check.add("simulator.gpus", "is not one or all", value=gpus, way_out=did_you_mean(str(gpus), ("one", "all")))
+    if not number or not 0 <= float(str(imbalance)) < 1:
+        rule = "is no number from 0 to below 1: the largest share of rows over the mean, less one"
+        check.add("simulator.imbalance", rule, value=imbalance)
+    elif gpus == "one" and imbalance:
+        check.add("simulator.imbalance", "needs a whole node", value=imbalance, way_out="set simulator.gpus=all")
+    check.done()
+    return float(str(imbalance)) if gpus == "all" else None
+
+
+def _is_seen(graph: TaskGraph, system: System, *, whole: bool) -> bool:
+    """Whether the GPUs that are to be simulated have tasks."""
+    return not whole or len(np.unique(graph.gpu)) == system.node.num_gpus
+
+
+def _measured_one(engine: Engine, graph: TaskGraph) -> tuple[dict[str, Floats], Refused | None]:
+    """Metrics of the one GPU that stands for all."""
+    small = reduced(graph).graph
+    totals = engine.totals(small)
+    return measure(small, totals), totals.refused
+
+
+def _measured_all(engine: Engine, graph: TaskGraph) -> tuple[dict[str, Floats], Refused | None]:
+    """Metrics of the worst GPU, so many designs at a time that their timelines fit into memory."""
+    quotient = reduced(graph)
+    most = max(1, _MOST_CELLS // graph.num_tasks)
+    metrics, refused = [], []
+    for start in range(0, graph.num_designs, most):
+        places = np.arange(start, min(start + most, graph.num_designs))
+        own = graph.take(places)
+        timeline = quotient.whole(engine.run(quotient.graph.take(places)), own)
+        metrics.append(measure_worst(own, timeline))
+        refused.append(timeline.refused or Refused(np.zeros(len(places), np.int32)))
+    return {name: np.concatenate([one[name] for one in metrics]) for name in metrics[0]}, _joined(refused)
+
+
+def _joined(parts: Sequence[Refused]) -> Refused:
+    """What was refused of all designs."""
+    texts = list(dict.fromkeys(text for part in parts for text in part.texts))
+    codes = [np.array([texts.index(text) for text in part.texts], np.int32)[part.code] for part in parts]
+    return Refused(np.concatenate(codes), tuple(texts))
+
+
+def _last_gpu(timeline: Timeline) -> Replay:
+    """What the GPU that ends last does, and what limits the whole."""
+    graph = timeline.graph
+    tasks = np.flatnonzero(graph.gpu == graph.gpu[int(np.argmax(timeline.finished[0]))])
+    own = Timeline(graph.part(tasks), timeline.issued[:, tasks], timeline.finished[:, tasks])
+    return Replay(tuple(own.intervals(0)), timeline.limits(0))
+
+
+def _run(engines: Sequence[tuple[str, Engine]], graph: TaskGraph, measured: _Measured) -> Results:
     """Results of a graph's designs by the first engine; what it refuses goes to the next one."""
     (name, engine), *others = engines
-    totals = engine.totals(graph)
-    refused = totals.refused or Refused(np.zeros(graph.num_designs, np.int32))
+    metrics, refused = measured(engine, graph)
+    refused = refused or Refused(np.zeros(graph.num_designs, np.int32))
     left, texts = refused.code > 0, (*refused.texts, name)
     status = np.where(left, STATUSES.index("unsupported"), STATUSES.index("ok")).astype(np.uint8)
     by = np.full(graph.num_designs, len(texts) - 1, np.int32)
-    found = Results(status, measure(graph, totals), refused.code, by, texts)
+    found = Results(status, metrics, refused.code, by, texts)
     if not left.any():
         return found
     if others:
-        return _replaced(found, left, _run(others, graph.take(np.flatnonzero(left))))
+        return _replaced(found, left, _run(others, graph.take(np.flatnonzero(left)), measured))
     return replace(found, metrics={key: np.where(left, np.nan, column) for key, column in found.metrics.items()})
 
 

@@ -22,6 +22,7 @@ from simulators.graph import Floats, Ints, TaskGraph
 from simulators.timeline import Timeline
 
 Hashes = NDArray[np.uint64]
+_MOST_COMPARED = 1 << 22  # numbers that are compared at once
 _ACCOUNTS = ("cus", "staged_bytes", "moved_bytes", "flop")
 
 
@@ -68,14 +69,25 @@ def _equal_columns(graph: TaskGraph) -> tuple[set[_Pair], list[tuple[_Pair, NDAr
     varied = np.array([value.size > 1 for value in graph.values])
     always: set[_Pair] = set()
     sometimes: list[tuple[_Pair, NDArray[np.bool_]]] = []
-    for one, other in zip(*np.nonzero(np.triu(meet & (varied[:, None] | varied), 1)), strict=True):
-        pair = (int(one), int(other))
-        equal = graph.values[pair[0]] == graph.values[pair[1]]
+    for pair, equal in _compared(graph, *np.nonzero(np.triu(meet & (varied[:, None] | varied), 1))):
         if equal.all():
             always.add(pair)
         elif equal.any():
             sometimes.append((pair, equal))
     return always, sometimes
+
+
+def _compared(
+    graph: TaskGraph, ones: NDArray[np.intp], others: NDArray[np.intp]
+) -> Iterator[tuple[_Pair, NDArray[np.bool_]]]:
+    """Pairs of columns, and where they are equal; of few designs, those that are so nowhere are left out together."""
+    pairs = zip(ones.tolist(), others.tolist(), strict=True)
+    if len(ones) * graph.num_designs <= _MOST_COMPARED:
+        table = graph.table().T
+        where = np.flatnonzero((table[ones] == table[others]).any(axis=1))
+        pairs = zip(ones[where].tolist(), others[where].tolist(), strict=True)
+    for one, other in pairs:
+        yield (one, other), graph.values[one] == graph.values[other]
 
 
 def _renamed(graph: TaskGraph, same: set[_Pair]) -> TaskGraph:
@@ -139,6 +151,7 @@ def _tasks(graph: TaskGraph, tasks: NDArray[np.intp], of: Ints) -> dict[str, Any
         "pool": graph.pool[tasks],
         "priority": graph.priority[tasks],
         "group": graph.group[tasks],
+        "gpu": graph.gpu[tasks],
         "consumer": np.where(consumer >= 0, of[consumer], -1).astype(np.int32),
     }
 

@@ -145,11 +145,13 @@ def row_sum(table: NDArray[Any]) -> Floats:
 class Engine(Protocol):
     """Runs task graphs. A module of `simulators` (or an entry point of `dse.simulators`) offers one as `ENGINE`.
 
-    batch: how many designs it likes to be given at once.
+    batch: how many designs it likes to be given at once. exact: whether it computes what docs/engines.md defines; one
+    that does not leaves contention out: its makespan is a lower bound, and exact where nothing is contended.
     """
 
     version: str
     batch: int
+    exact: bool
 
     def run(self, graph: TaskGraph) -> Timeline:
         """Issue and finish times of every task of every design; refuses what it cannot run exactly."""

@@ -51,6 +51,7 @@ def shipped(group: str) -> dict[str, Any]:
 
 
 ENGINES: dict[str, Engine] = plugins("simulators", "ENGINE")
+EXACT = [name for name, engine in ENGINES.items() if engine.exact]
 FAMILIES: dict[str, type[Any]] = plugins("search_spaces", "SCHEDULE")
 SCHEDULES = tuple(_trees("schedule"))
 SYSTEMS = tuple(_trees("system"))

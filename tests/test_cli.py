@@ -31,8 +31,8 @@ from dse.problems import ConfigError
 from dse.selection import Selection
 from studies.ficco import STUDY
 
-SMALL = ["study=ficco_sweep", "workload.only=[g4]", "tracking=none"]
-FAST = ["schedule=serial", "workload.only=[g4]", "tracking=none"]
+SMALL = ["study=ficco_sweep", "workload.only=[g4]", "tracking=none", "fidelity=none"]
+FAST = ["schedule=serial", "workload.only=[g4]", "tracking=none", "fidelity=none"]
 HEAVY = ("mlflow", "matplotlib", "pandas", "seaborn", "optuna", "hydra", "simpy", "joblib", "scipy", "pint")
 
 
@@ -333,7 +333,7 @@ def test_a_study_is_shown_in_mlflow_and_of_a_long_table_the_fronts_and_baselines
 
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_an_interrupt_ends_a_long_run_at_once_without_a_traceback(jobs: int, tmp_path: Path) -> None:
-    words = ["study=ficco_sweep", "simulator=event", "tracking=none", f"executor.jobs={jobs}"]
+    words = ["study=ficco_sweep", "simulator=event", "tracking=none", "fidelity=none", f"executor.jobs={jobs}"]
     running = subprocess.Popen(
         [sys.executable, "-m", "dse", *words],
         cwd=tmp_path,

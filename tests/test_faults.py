@@ -29,7 +29,7 @@ from dse.store import Store
 from dse.workers import Pool
 
 ALL = os.environ.get("DSE_FAULTS") == "all"
-S = ["study=ficco_sweep", "tracking=none", "timeline=false", "schedule=serial", "workload.only=[g4]"]
+S = ["study=ficco_sweep", "tracking=none", "fidelity=none", "timeline=false", "schedule=serial", "workload.only=[g4]"]
 
 
 @pytest.fixture(autouse=True)

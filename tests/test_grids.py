@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import ENGINES, SCHEDULES, assert_screened, backend, design, lower
+from conftest import ENGINES, EXACT, SCHEDULES, assert_screened, backend, design, lower
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -18,7 +18,7 @@ from simulators.batch import grids
 from simulators.design import Rule, problems, reasons
 from simulators.overlap import OverlapBackend
 
-SIMULATORS = [(name, None) for name in ENGINES] + list(itertools.permutations(ENGINES, 2))
+SIMULATORS = [(name, None) for name in ENGINES] + list(itertools.permutations(EXACT, 2))
 every_schedule = pytest.mark.parametrize("schedule", SCHEDULES)
 
 AXES: dict[str, st.SearchStrategy[Any]] = {

@@ -18,14 +18,14 @@ RUN = """
 import sys
 from pathlib import Path
 from conftest import ENGINES, design, lower
-from simulators import analytic, fluid
+from simulators import fluid, maxplus
 from simulators.symmetry import reduced
 
 graph = reduced(lower(design("uniform_fused_1d", {"system.gpu.cu_copy.setup_s": 1e-6, "schedule.mover": "cu"}))).graph
 print(ENGINES["fluid"].totals(graph).makespan_s)
 print("then the others", file=sys.stderr)
 ENGINES["analytic"].totals(graph)
-for kernel in (fluid._run, analytic._longest, analytic._stage):
+for kernel in (fluid._run, maxplus._longest, maxplus._stage):
     made = kernel.dispatcher
     print(sum(made.stats.cache_misses.values()), sum(made.stats.cache_hits.values()))
     if sys.argv[1:]:

@@ -33,6 +33,7 @@ class OneByOne:
 
     version = "1"
     batch = 64
+    exact = False
 
     def run(self, graph):
         """Finish times are the running sum of what each task takes alone."""
@@ -63,7 +64,7 @@ class Toy(Serial):
 
 SCHEDULE = Toy
 '''
-RUN = ["study=ficco_sweep", "workload.only=[g4]", "tracking=none", "simulator=toy"]
+RUN = ["study=ficco_sweep", "workload.only=[g4]", "tracking=none", "fidelity=none", "simulator=toy"]
 SPACE = ["space.schedule.name=choice(serial,toy)", "space.schedule.priority=choice(equal)"]
 
 
@@ -234,7 +235,7 @@ def test_a_plug_in_is_seen_after_a_refresh_and_gone_after_it_left(elsewhere: Pat
     assert "toy" not in discovery.names("simulators")
     with installed(site):
         assert "toy" in discovery.names("simulators")
-        assert set(discovery.plugins("simulators", "ENGINE")) == {"analytic", "event", "fluid", "toy"}
+        assert set(discovery.plugins("simulators", "ENGINE")) == {"analytic", "event", "fluid", "toy", "uncontended"}
         assert discovery.load("simulators", "toy", "ENGINE").batch == 64
     assert "toy" not in discovery.names("simulators")
     with pytest.raises(ConfigError, match="is no plug-in with ENGINE"):

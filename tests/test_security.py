@@ -26,7 +26,15 @@ from dse.report import console
 from dse.tracking.study import StudyFolder
 from dse.yamlcheck import MOST_BYTES, MOST_FILES, MOST_NODES, unreadable
 
-S = ["study=ficco_sweep", "tracking=none", "store=none", "timeline=false", "schedule=serial", "workload.only=[g4]"]
+S = [
+    "study=ficco_sweep",
+    "tracking=none",
+    "fidelity=none",
+    "store=none",
+    "timeline=false",
+    "schedule=serial",
+    "workload.only=[g4]",
+]
 
 
 @pytest.fixture(autouse=True)

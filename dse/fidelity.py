@@ -1,0 +1,367 @@
+"""A ladder of models: what was found at one level is looked at again at coarser and finer ones.
+
+The study itself is searched at its own simulator. Points near its front, a random sample, and points that may be near
+the finer front once the disagreement seen for points like them is allowed for, are promoted to the next finer level;
+coarser levels are evaluated on the same points. How far levels agree is for `dse.agreement` to say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import TYPE_CHECKING, Annotated, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, Field
+
+from dse.backend import STATUSES, Backend, Result, Results, Tree
+from dse.execute import BackendSpec, Evaluator
+from dse.problems import Broken, ConfigError, Problem
+from dse.progress import bar
+from dse.session import Session
+from dse.space import Block, Evaluated
+from dse.standings import first_best, signed
+from dse.store import Context
+from dse.values import Frozen, Integer, Number, leaves
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from dse.plan import Plan
+
+OWN = "study"
+"""The study's own level, among names of simulators."""
+_KEPT = 4  # one part in so many of the points that may be promoted is kept for where levels disagree
+
+Floats = NDArray[np.float64]
+Flags = NDArray[np.bool_]
+
+
+class Fidelity(Frozen):
+    """The `fidelity` group. levels: options of the group `simulator` from the coarsest to the finest, the study's own
+    level among them as `study`; none for no ladder.
+
+    near: relative excess over the front, in the worst objective, up to which points are promoted. sample: points of a
+    scenario that are drawn at random beside them. most: points of a scenario promoted to a level, the sample not
+    counted; a quarter is kept for where levels disagree. rounds: how often these are looked for.
+    """
+
+    name: str
+    description: str = ""
+    levels: tuple[str, ...] = ()
+    near: Annotated[Number, Field(ge=0, le=10)] = 0.02
+    sample: Annotated[Integer, Field(ge=0, le=100_000)] = 8
+    most: Annotated[Integer, Field(ge=1, le=100_000)] = 16
+    rounds: Annotated[Integer, Field(ge=0, le=100)] = 2
+
+
+@dataclass(frozen=True)
+class Level:
+    """One level of a ladder. own: whether it is the one that the study was searched at."""
+
+    name: str
+    spec: BackendSpec
+    own: bool
+
+
+@dataclass(frozen=True)
+class Climb:
+    """What climbing rests on. opened: a session of the store for what a level evaluates."""
+
+    opened: Callable[[Context], AbstractContextManager[Session]]
+    stopping: Callable[[], bool] = lambda: False
+
+
+def climb(plan: Plan, table: pd.DataFrame, support: Climb) -> tuple[pd.DataFrame, dict[str, str]]:
+    """Promote points of the study's table up the ladder: (a row for every point and level, why a level broke).
+
+    The table, in the order of the study, needs the searched paths, objectives, `scenario`, `key` and `status`.
+    """
+    ladder = _Ladder(plan, table[table["status"] == "ok"].reset_index(drop=True))
+    own = next(place for place, level in enumerate(plan.levels) if level.own)
+    broken: dict[str, str] = {}
+    for below, level in pairwise(plan.levels[own:]):
+        with support.opened(level.spec.context) as session:
+            evaluate = _evaluating(plan, level, session, support)
+            for number in range(1 + plan.settings.fidelity.rounds):
+                chosen = ladder.chosen(below, level, number)
+                if chosen.size and not ladder.take(level, chosen, evaluate, broken):
+                    break
+    if len(plan.levels) == own + 1:
+        ladder.choose_only(plan.levels[own])
+    for level in plan.levels[:own]:
+        with support.opened(level.spec.context) as session:
+            ladder.take(level, ladder.promoted, _evaluating(plan, level, session, support), broken)
+    return ladder.rows(), broken
+
+
+_Evaluate = Callable[["pd.DataFrame", NDArray[np.intp]], Results]
+
+
+def _evaluating(plan: Plan, level: Level, session: Session, support: Climb) -> _Evaluate:
+    """What evaluates rows of the study's table at a level."""
+
+    def evaluate(table: pd.DataFrame, places: NDArray[np.intp]) -> Results:
+        points = [_point(plan, level, table.iloc[place]) for place in places]
+        with bar(f"{plan.settings.study.name}: {level.name}", len(points)) as advance:
+            evaluator = Evaluator(level.spec, plan.settings.executor, session, advance, support.stopping)
+            results = iter(list(evaluator.results(point for point in points if point.block.design is not None)))
+        return Results.join([_refused(point) if point.block.design is None else next(results) for point in points])
+
+    return evaluate
+
+
+def _refused(point: Evaluated) -> Results:
+    return Results.of([Result("infeasible", reason=point.block.reason)])
+
+
+def _point(plan: Plan, level: Level, row: pd.Series[Any]) -> Evaluated:
+    """A row of the study's table as a design of a level."""
+    scenario, held = str(row["scenario"]), row.dropna()
+    chosen = {path: _plain(held[path]) for path in plan.knobs if path in held}
+    backend, space = level.spec.make(), plan.spaces[scenario]
+    if level.spec.name == plan.spec.name:
+        (block,) = replace(space, backend=backend, known={}).resolve(chosen)
+    else:
+        block = Block(chosen, {}, backend.design(handed(plan.backend, space.tree(chosen))))
+    return Evaluated(block, block.keys(*level.spec.context.words), scenario)
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if hasattr(value, "item") else value
+
+
+def handed(own: Backend, tree: Tree) -> dict[str, Any]:
+    """What a backend of another kind is given of a study's design: its validated values as a tree, numbers in SI units.
+
+    Labels are left out but for the names of the sections, and a key with dots is a path.
+    """
+    design, found = own.design(tree), dict[str, Any]()
+    named = [(f"{section}.name", getattr(part, "name", None)) for section, part in design]
+    for path, value in [
+        *((path, name) for path, name in named if name),
+        *((leaf[0], leaf[1]) for leaf in leaves(design)),
+    ]:
+        *parents, last = path.split(".")
+        node = found
+        for name in parents:
+            node = node.setdefault(name, {})
+        node[last] = _listed(value)
+    return found
+
+
+def _listed(value: Any) -> Any:
+    """Models within lists as mappings."""
+    if isinstance(value, BaseModel):
+        return value.model_dump(mode="json")
+    return [_listed(one) for one in value] if isinstance(value, tuple) else value
+
+
+class _Ladder:
+    """Points [N] of the study, and what each level [objectives] says of those that were promoted to it."""
+
+    def __init__(self, plan: Plan, table: pd.DataFrame) -> None:
+        self._plan, self._table, self._goals = plan, table, dict(plan.goals)
+        self._asked = plan.settings.fidelity
+        count = len(table)
+        self._why: dict[str, NDArray[Any]] = {level.name: np.full(count, "", object) for level in plan.levels}
+        self._values = {level.name: np.full((count, len(self._goals)), np.nan) for level in plan.levels}
+        self._results: dict[str, list[tuple[NDArray[np.intp], Results]]] = {level.name: [] for level in plan.levels}
+        own = next(level for level in plan.levels if level.own)
+        self._values[own.name] = signed(table, self._goals)
+        self._places = [np.flatnonzero(table["scenario"] == name) for name in plan.spaces]
+        self._alike = _alike(plan, table)
+
+    @property
+    def promoted(self) -> NDArray[np.intp]:
+        """Points that are anywhere but at the study's own level."""
+        return np.flatnonzero(np.any([why != "" for why in self._why.values()], axis=0))
+
+    def choose_only(self, level: Level) -> None:
+        """Choose points although there is no finer level, for coarser ones to be compared on."""
+        self.chosen(level, level, 0)
+
+    def chosen(self, below: Level, level: Level, number: int) -> NDArray[np.intp]:
+        """Points that are promoted from one level to the next in a round, noted with why."""
+        found = [part for scenario in range(len(self._places)) for part in self._of(below, level, number, scenario)]
+        for why, places in found:
+            self._why[level.name][places] = why
+        return np.sort(np.concatenate([places for _, places in found])) if found else np.empty(0, np.intp)
+
+    def _of(self, below: Level, level: Level, number: int, scenario: int) -> Iterator[tuple[str, NDArray[np.intp]]]:
+        values, known = self._values[below.name], self._why[level.name]
+        places = self._places[scenario]
+        places = places[np.isfinite(values[places]).all(axis=1)]
+        if not places.size:
+            return
+        if number == 0:
+            most = self._asked.most - self._asked.most // _KEPT * (self._asked.rounds > 0)
+            near = _nearest(values[places], values[places], self._asked.near)[:most]
+            yield "near the front", places[near]
+            yield "sample", self._sampled(np.delete(places, near), scenario)
+            return
+        left, seen = places[known[places] == ""], places[known[places] != ""]
+        room = self._asked.most - int(np.isin(known[places], ["near the front", "disagreement"]).sum())
+        finer = self._values[level.name][seen]
+        fine = np.isfinite(finer).all(axis=1)
+        if fine.any() and left.size:
+            ratio = _ratios(values[seen][fine], finer[fine], self._alike[seen][fine])
+            expected = values[left] * ratio(self._alike[left])
+            yield "disagreement", left[_nearest(expected, finer[fine], self._asked.near)[:room]]
+
+    def _sampled(self, places: NDArray[np.intp], scenario: int) -> NDArray[np.intp]:
+        """A random sample that depends on seed and keys alone."""
+        keys = self._table["key"].to_numpy().astype(str)[places]
+        random = np.random.default_rng(np.random.SeedSequence([self._plan.settings.seed, scenario, 1]))
+        ordered = places[np.argsort(keys)]
+        return random.permutation(ordered)[: self._asked.sample]
+
+    def take(self, level: Level, places: NDArray[np.intp], evaluate: _Evaluate, broken: dict[str, str]) -> bool:
+        """Evaluate points at a level; whether it could be. What broke it is noted."""
+        if not places.size:
+            return True
+        try:
+            results = evaluate(self._table, places)
+        except Broken as error:
+            broken[level.name] = str(error)
+            return False
+        self._results[level.name].append((places, results))
+        columns = {name: results.column(name) for name in self._goals}
+        self._values[level.name][places] = np.where(results.ok[:, None], signed(columns, self._goals), np.nan)
+        return True
+
+    def rows(self) -> pd.DataFrame:
+        """`fidelity.parquet`: what every level says of every promoted point, coarser levels first."""
+        import pandas as pd
+
+        why = np.max([_ranks(why) for why in self._why.values()], axis=0)
+        parts = []
+        for level in self._plan.levels:
+            known = self._results[level.name]
+            own = [(self.promoted, self._own_results())] if level.own else known
+            for places, results in own:
+                about = self._table.loc[places, ["scenario", "key", *self._plan.knobs]].reset_index(drop=True)
+                columns = {name: np.where(results.ok, results.column(name), np.nan) for name in self._goals}
+                texts = {"status": [STATUSES[code] for code in results.status]}
+                texts["reason"] = [results.texts[code] for code in results.reason]
+                chosen = [_REASONS[rank] for rank in why[places]]
+                parts.append(about.assign(level=level.name, promoted=chosen, **texts, **columns))
+        return pd.concat(parts, ignore_index=True)
+
+    def _own_results(self) -> Results:
+        """What the study found of the promoted points."""
+        metrics = [{name: float(row[name]) for name in self._goals} for _, row in self._promoted_rows()]
+        return Results.of([Result("ok", found) for found in metrics])
+
+    def _promoted_rows(self) -> Iterator[tuple[Any, pd.Series[Any]]]:
+        return self._table.loc[self.promoted, list(self._goals)].iterrows()
+
+
+_REASONS = ("", "sample", "disagreement", "near the front")
+
+
+def _ranks(why: NDArray[Any]) -> NDArray[np.intp]:
+    """Reasons by number, the strongest the largest."""
+    return np.array([_REASONS.index(text) for text in why.tolist()], np.intp)
+
+
+def _alike(plan: Plan, table: pd.DataFrame) -> NDArray[np.intp]:
+    """Numbers of the combinations of text knobs that the points have."""
+    texts = [path for path in texts_of(plan) if path in table]
+    if not texts:
+        return np.zeros(len(table), np.intp)
+    return table[texts].astype(str).groupby(texts, sort=False).ngroup().to_numpy().astype(np.intp)
+
+
+def texts_of(plan: Plan) -> list[str]:
+    """Searched paths whose values are texts."""
+    return [
+        knob.path for knob in plan.request.knobs if knob.values and all(isinstance(one, str) for one in knob.values)
+    ]
+
+
+def excess(values: Floats, front: Floats) -> Floats:
+    """By which factor less one each row [B, objectives] exceeds a front, in its worst objective: 0 for members.
+
+    Smaller is better; where a member has 0 in an objective, only what has no more there is comparable with it.
+    """
+    found = np.full(len(values), np.inf)
+    for member in front:
+        with np.errstate(divide="ignore", invalid="ignore"):
+            over = np.where(values <= member, 0.0, (values - member) / np.abs(member))
+        found = np.minimum(found, over.max(axis=1))
+    return found
+
+
+def _nearest(values: Floats, seen: Floats, near: float) -> NDArray[np.intp]:
+    """Places of the rows near the front of those `seen`: the winner first, then by their excess."""
+    import moocore
+
+    front = np.unique(seen[moocore.is_nondominated(np.ascontiguousarray(seen), keep_weakly=False)], axis=0)
+    over = excess(values, front)
+    order = np.lexsort((values[:, 0], over))
+    order = order[over[order] <= near]
+    best = first_best(values)
+    return np.concatenate([[best], order[order != best]]).astype(np.intp) if over[best] <= near else order
+
+
+def _ratios(coarse: Floats, fine: Floats, alike: NDArray[np.intp]) -> Callable[[NDArray[np.intp]], Floats]:
+    """By what to multiply the objectives of points, by their groups, to expect what the finer level says.
+
+    The median of alike points; of all where none of a group is known, and 1 where nothing is.
+    """
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio = np.where(coarse != 0, fine / coarse, np.nan)
+
+    def median(rows: Floats) -> Floats:
+        known = np.isfinite(rows)
+        return np.array(
+            [np.median(column[there]) if there.any() else np.nan for column, there in zip(rows.T, known.T, strict=True)]
+        )
+
+    overall = np.nan_to_num(median(ratio), nan=1.0)
+    groups = {one: median(ratio[alike == one]) for one in np.unique(alike).tolist()}
+
+    def of(asked: NDArray[np.intp]) -> Floats:
+        known = np.stack([groups.get(one, overall) for one in asked.tolist()])
+        return np.where(np.isfinite(known), known, overall)
+
+    return of
+
+
+def levels(
+    asked: Fidelity, composed: Mapping[str, Mapping[str, Any]], own: tuple[str, BackendSpec]
+) -> tuple[Level, ...]:
+    """The levels of a ladder, checked to be one; () for none. own: name and backend of the study's simulator.
+
+    A level that is the study's own under its name is left out. Raises ConfigError.
+    """
+    if not asked.levels:
+        return ()
+    if asked.levels.count(OWN) != 1 or len(set(asked.levels)) < len(asked.levels):
+        rule = f"must name each level once, and the study's own as `{OWN}`"
+        way = f"write fidelity.levels=[<coarser>,{OWN},<finer>]"
+        raise ConfigError([Problem("fidelity.levels", rule, ", ".join(asked.levels), way)])
+    found = []
+    for name in asked.levels:
+        level = Level(*own, own=True) if name == OWN else Level(name, _spec(name, composed[name]), own=False)
+        if level.own or level.spec != own[1]:
+            found.append(level)
+    return tuple(found) if len(found) > 1 else ()
+
+
+def _spec(name: str, tree: Mapping[str, Any]) -> BackendSpec:
+    try:
+        spec = BackendSpec.of(tree)
+        spec.make()
+    except ConfigError as error:
+        raise ConfigError(told(name, error.problems)) from error
+    return spec
+
+
+def told(name: str, problems: Sequence[Problem]) -> list[Problem]:
+    """Problems of a level, under its name."""
+    return [replace(problem, path=f"fidelity.levels ({name}): {problem.path}") for problem in problems]

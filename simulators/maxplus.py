@@ -1,0 +1,427 @@
+"""The closed form of pipelines: a makespan is the longest of few sums.
+
+Where every task runs at the rate it has alone, and nobody waits for a slot,
+
+    finish_t = max over predecessors p of finish_p + delay_t + work_t / rate_t
+
+is a max-plus polynomial in the D distinct durations of the graph: the largest of P sums, each counting how often a
+duration lies on one path (Baccelli et al., Synchronization and Linearity, 1992, §3). Paths that are never the longest,
+whatever the durations, are left out; a regular pipeline of any number of steps keeps two or three. The polynomials
+depend on the structure alone; a design then costs P * D multiplications.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simulators.compiled import compiled
+from simulators.graph import Floats, TaskGraph
+from simulators.order import Order
+from simulators.timeline import Timeline, Totals
+
+_MOST_TASKS, _MOST_DURATIONS, _MOST_PATHS = 1024, 64, 64  # beyond, a closed form is none
+Paths = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Durations:
+    """Distinct times that tasks take alone: columns over the grid [s], and which one each task takes."""
+
+    columns: list[Floats]
+    of: list[int]
+
+    @classmethod
+    def among(cls, graph: TaskGraph) -> Durations:
+        """Delay, then work at the rate a task has alone; equal ones are one."""
+        known: dict[tuple[int, int, int], int] = {}
+        columns: list[Floats] = []
+        of = []
+        alone, at = graph.alone(), graph.at
+        for delay, work, (number, rate) in zip(at["delay"].tolist(), at["work"].tolist(), alone, strict=True):
+            if (delay, work, number) not in known:
+                known[delay, work, number] = len(columns)
+                amount = graph.values[work]
+                with np.errstate(invalid="ignore"):
+                    columns.append(graph.values[delay] + np.where(amount > 0, amount / rate, 0.0))
+            of.append(known[delay, work, number])
+        return cls(columns, of)
+
+
+@dataclass(frozen=True)
+class Form:
+    """What the structure of a graph says whatever its numbers. refusal: why it has no closed form, or "".
+
+    makespan, busy by kind: paths [P, D]; the longest is the time. crowds by resource: the uses (by index) that may be
+    at work at once, as sums of maxima.
+    """
+
+    refusal: str
+    makespan: Paths
+    busy: Mapping[str, Paths]
+    crowds: Mapping[int, set[tuple[frozenset[int], ...]]]
+    staging: _Staging | None = None
+
+
+@dataclass(frozen=True)
+class Alone:
+    """A graph whose tasks run at the rate each has alone, and what its structure says of that."""
+
+    graph: TaskGraph
+    seconds: Durations
+    form: Form
+
+    @classmethod
+    def of(cls, graph: TaskGraph) -> Alone:
+        """Of any graph; `form.refusal` says where it has no closed form."""
+        seconds = Durations.among(graph)
+        return cls(graph, seconds, _remembered(graph, seconds))
+
+    def timeline(self) -> Timeline:
+        """Every task on its longest path."""
+        graph, seconds = self.graph, self.seconds
+        alone = graph.dense([seconds.columns[index] for index in seconds.of])
+        issued, finished = np.zeros_like(alone), np.zeros_like(alone)
+        for task in range(graph.num_tasks):
+            before = graph.predecessors(task)
+            if before.size:
+                issued[:, task] = finished[:, before].max(axis=1)
+            finished[:, task] = issued[:, task] + alone[:, task]
+        return Timeline(graph, issued, finished)
+
+    def totals(self) -> Totals:
+        """By closed forms, design by design; they mean nothing where there is no form."""
+        graph, form, seconds = self.graph, self.form, self.seconds
+        durations = _rows(graph, seconds.columns)
+        peak = _peak_staging(graph, form, seconds=seconds, durations=durations)
+        spent = {kind: _spent(graph, seconds, kind) for kind in dict.fromkeys(graph.kinds)}
+        return Totals(
+            makespan_s=_evaluated(graph, form.makespan, seconds.columns, durations),
+            peak_staged_bytes=self.timeline().totals().peak_staged_bytes if peak is None else peak,
+            cu_s=_occupied(graph, seconds),
+            busy_s={
+                kind: _evaluated(graph, form.busy.get(kind, form.makespan), seconds.columns, durations)
+                for kind in spent
+            },
+            spent_s=spent,
+        )
+
+
+_forms: dict[Any, Form] = {}
+_MOST_FORMS = 512
+
+
+def _remembered(graph: TaskGraph, seconds: Durations) -> Form:
+    """The form of a structure; the batches of a sweep share it."""
+    arrays = (graph.pred_ptr, graph.pred, graph.pool, graph.slots, graph.use_task, graph.use_resource, graph.slowed)
+    names = ("use", "cap", "capacity", "work", "staged_bytes")
+    columns = (*(graph.at[name] for name in names), graph.consumer, _staging_tasks(graph), np.array(seconds.of))
+    key = (tuple(np.asarray(array).tobytes() for array in (*arrays, *columns)), graph.kinds)
+    if key not in _forms:
+        if len(_forms) >= _MOST_FORMS:
+            _forms.pop(next(iter(_forms)))
+        _forms[key] = closed_form(graph, seconds.of)
+    return _forms[key]
+
+
+def closed_form(graph: TaskGraph, duration: Sequence[int]) -> Form:
+    """The form of a graph whose task t takes the time number `duration[t]` alone."""
+    nothing = np.zeros((1, max(duration) + 1), np.int64)
+    if len(graph.slowed):
+        return Form("a contention law changes rates", nothing, {}, {})
+    if graph.num_tasks > _MOST_TASKS or nothing.shape[1] > _MOST_DURATIONS:
+        size = f"more than {_MOST_TASKS} tasks or {_MOST_DURATIONS} different durations"
+        return Form(f"the graph has {size}", nothing, {}, {})
+    order = Order.of(graph)
+    for pool, name in enumerate(graph.pools):
+        pooled = np.flatnonzero(graph.pool == pool)
+        if max(map(len, order.crowds(pooled, [0] * pooled.size)), default=0) > graph.slots[pool]:
+            return Form(f"tasks may wait for a slot of {name}", nothing, {}, {})
+    paths = _paths(graph, duration)
+    makespan = None if paths is None else _joined(order, np.arange(graph.num_tasks), paths)
+    if paths is None or makespan is None:
+        return Form(f"more than {_MOST_PATHS} paths may be the longest", nothing, {}, {})
+    busy = {
+        kind: _busy(graph, kind, duration=duration, order=order, paths=paths) for kind in dict.fromkeys(graph.kinds)
+    }
+    if unknown := [kind for kind, found in busy.items() if found is None]:
+        return Form(f"tasks of kind {unknown[0]} overlap irregularly", nothing, {}, {})
+    crowds = {resource: _crowds(graph, resource, order) for resource in range(len(graph.resources))}
+    known = {kind: found for kind, found in busy.items() if found is not None}
+    return Form("", makespan, known, crowds, _Staging.of(graph, order))
+
+
+def _paths(graph: TaskGraph, duration: Sequence[int]) -> list[Paths] | None:
+    """For each task the paths [P, D] that may be the longest to its finish; None where they are too many."""
+    found: list[Paths] = []
+    steps = np.eye(max(duration) + 1, dtype=np.int64)
+    for task, took in enumerate(duration):
+        before = graph.predecessors(task)
+        start = np.concatenate([found[index] for index in before]) if before.size else 0 * steps[:1]
+        kept = _pruned(start)
+        if kept is None:
+            return None
+        found.append(kept + steps[took])
+    return found
+
+
+def _joined(order: Order, tasks: NDArray[np.intp], paths: Sequence[Paths]) -> Paths | None:
+    """Paths to the last of some tasks; None where they are too many."""
+    last = tasks[~order.ahead[np.ix_(tasks, tasks)].any(axis=0)]
+    return _pruned(np.concatenate([paths[task] for task in last]))
+
+
+def _pruned(paths: Paths) -> Paths | None:
+    """Without those that are never the longest: not above another one, or a mean of two others, in every count.
+
+    None where more than `_MOST_PATHS` are left before means are looked at.
+    """
+    paths = np.unique(paths, axis=0)
+    if len(paths) == 1:
+        return paths
+    if len(paths) > 16 * _MOST_PATHS:
+        return None
+    below = (paths[:, None] <= paths[None]).all(axis=2) & ~np.eye(len(paths), dtype=np.bool_)
+    paths = paths[~below.any(axis=1)]
+    if len(paths) < 3 or len(paths) > _MOST_PATHS:
+        return paths if len(paths) < 3 else None
+    one, other = np.triu_indices(len(paths), 1)
+    apart, short = paths[one] - paths[other], paths[:, None] - paths[other]  # p is under l one + (1 - l) other
+    with np.errstate(divide="ignore", invalid="ignore"):
+        share = short / apart
+    least = np.where(apart > 0, share, 0.0).max(axis=2, initial=0.0)
+    most = np.where(apart < 0, share, 1.0).min(axis=2, initial=1.0)
+    fits = (least <= most + 1e-12) & ((apart != 0) | (short <= 0)).all(axis=2)
+    index = np.arange(len(paths))[:, None]
+    return np.asarray(paths[~(fits & (index != one) & (index != other)).any(axis=1)])
+
+
+def _busy(
+    graph: TaskGraph, kind: str, *, duration: Sequence[int], order: Order, paths: Sequence[Paths]
+) -> Paths | None:
+    """Paths whose longest is the time during which a task of the kind runs; None where no such are known.
+
+    A chain is busy for the sum of its tasks. Tasks that wait for nobody else are busy from the start to their last
+    finish; if they wait for others that run one at a time and beside none of them, less what those take.
+    """
+    tasks = graph.of_kind(kind)
+    if order.is_chain(tasks):
+        return _total(duration, tasks)
+    others = np.setdiff1d(np.flatnonzero(order.ahead[tasks].any(axis=0)), tasks)
+    if order.is_chain(others) and order.comparable(others, tasks).all():
+        found = _joined(order, tasks, paths)
+        return None if found is None else found - _total(duration, others)
+    return None
+
+
+def _total(duration: Sequence[int], tasks: NDArray[np.intp]) -> Paths:
+    """[1, D]: how often each duration occurs among the tasks."""
+    return np.bincount(np.asarray(duration)[tasks], minlength=max(duration) + 1)[None]
+
+
+def _crowds(graph: TaskGraph, resource: int, order: Order) -> set[tuple[frozenset[int], ...]]:
+    """Uses of a resource that may be at work at once; uses that are alike are the first of them."""
+    works = [bool((graph.values[column] > 0).any()) for column in graph.at["work"]]
+    uses = [int(use) for use in np.flatnonzero(graph.use_resource == resource) if works[graph.use_task[use]]]
+    numbers = [number for number, _ in graph.alone()]
+    first: dict[tuple[int, int], int] = {}
+    demands = [first.setdefault((int(graph.at["use"][use]), numbers[graph.use_task[use]]), use) for use in uses]
+    return order.crowds(graph.use_task[uses], demands)
+
+
+def _spent(graph: TaskGraph, seconds: Durations, kind: str) -> Floats:
+    tasks = graph.of_kind(kind)
+    many = np.bincount(np.asarray(seconds.of)[tasks], weights=graph.members[tasks], minlength=len(seconds.columns))
+    return graph.flat(sum(count * column for count, column in zip(many, seconds.columns, strict=True) if count))
+
+
+def _occupied(graph: TaskGraph, seconds: Durations) -> Floats:
+    """CU-seconds [B]."""
+    many = Counter(zip(graph.at["cus"].tolist(), seconds.of, strict=True))
+    parts = [count * graph.values[cus] * seconds.columns[took] for (cus, took), count in many.items()]
+    return graph.flat(sum(parts))
+
+
+def _rows(graph: TaskGraph, columns: Sequence[Floats]) -> Floats:
+    """[len(columns), B]: one row for each column."""
+    found = np.empty((len(columns), graph.num_designs))
+    for row, column in zip(found, columns, strict=True):
+        row[:] = graph.flat(column)
+    return found
+
+
+@dataclass(frozen=True)
+class _Staging:
+    """Who may hold staged bytes at once. It is largest when one of the S staging tasks is issued.
+
+    By then those ahead of it have been issued and consumers ahead of it have finished: `surely` [S, Z] counts the
+    bytes of each of Z sizes. Of those not ordered with it only the times tell: `issued`, `freed` (CSR; places among
+    the staging tasks and the H consumers). held [H, Z]: what a consumer frees.
+    """
+
+    tasks: NDArray[np.intp]
+    consumers: NDArray[np.intp]
+    size: NDArray[np.intp]
+    surely: Floats
+    held: Floats
+    issued_ptr: NDArray[np.intp]
+    issued: NDArray[np.intp]
+    freed_ptr: NDArray[np.intp]
+    freed: NDArray[np.intp]
+
+    @classmethod
+    def of(cls, graph: TaskGraph, order: Order) -> _Staging:
+        """What the order of the tasks says."""
+        tasks = _staging_tasks(graph)
+        sizes, size = np.unique(graph.at["staged_bytes"][tasks], return_inverse=True)
+        consumers = np.unique(graph.consumer[tasks][graph.consumer[tasks] >= 0]).astype(np.intp)
+        each = np.eye(sizes.size)[size]
+        held = np.array([each[graph.consumer[tasks] == one].sum(axis=0) for one in consumers])
+        held = held.reshape(consumers.size, sizes.size)
+        before, done = order.ahead[np.ix_(tasks, tasks)], order.ahead[np.ix_(tasks, consumers)]
+        surely = (before + np.eye(tasks.size)) @ each - done @ held
+        other = ~order.comparable(tasks, tasks) & ~np.eye(tasks.size, dtype=np.bool_)
+        running = ~order.comparable(tasks, consumers)
+        return cls(tasks, consumers, size.reshape(-1), surely, held, *_csr(other), *_csr(running))
+
+
+def _staging_tasks(graph: TaskGraph) -> NDArray[np.intp]:
+    holds = np.array([bool((column > 0).any()) for column in graph.values])
+    return np.flatnonzero(holds[graph.at["staged_bytes"]])
+
+
+def _csr(matrix: NDArray[np.bool_]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    return np.concatenate([[0], np.cumsum(matrix.sum(axis=1))]).astype(np.intp), np.nonzero(matrix)[1]
+
+
+def _peak_staging(graph: TaskGraph, form: Form, *, seconds: Durations, durations: Floats) -> Floats | None:
+    """Largest amount of staged bytes [B]; None where tasks take no time, and order does not tell who was first."""
+    staging = form.staging
+    if staging is None or not staging.tasks.size:
+        return np.zeros(graph.num_designs)
+    if not (durations > 0).all():
+        return None
+    sizes = np.unique(graph.at["staged_bytes"][staging.tasks])
+    peaks = np.empty(graph.num_designs)
+    structure = (graph.pred_ptr.astype(np.intp), graph.pred.astype(np.intp), np.array(seconds.of, np.intp))
+    parts = (staging.tasks, staging.consumers, staging.size, staging.surely, staging.held)
+    pairs = (staging.issued_ptr, staging.issued, staging.freed_ptr, staging.freed)
+    _stage(*structure, *parts, *pairs, durations, _rows(graph, [graph.values[column] for column in sizes]), peaks)
+    return peaks
+
+
+def _evaluated(graph: TaskGraph, paths: Paths, columns: Sequence[Floats], durations: Floats) -> Floats:
+    """The longest path [B]; a single one is added up over the grid, where most columns are short."""
+    if len(paths) > 1:
+        return longest(paths, durations)
+    return graph.flat(sum(count * column for count, column in zip(paths[0], columns, strict=True) if count))
+
+
+def longest(paths: Paths, durations: Floats) -> Floats:
+    """The largest [B] of the sums counts [P, D] @ durations [D, B]."""
+    found = np.zeros(durations.shape[1])
+    number = [np.flatnonzero(path) for path in paths if path.any()]
+    count = [path[which] for path, which in zip(paths[paths.any(axis=1)], number, strict=True)]
+    ptr = np.concatenate([[0], np.cumsum([which.size for which in number])]).astype(np.intp)
+    if number:
+        _longest(ptr, np.concatenate(number).astype(np.intp), np.concatenate(count).astype(float), durations, found)
+    return found
+
+
+@compiled
+def _longest(ptr: Paths, number: Paths, count: Floats, durations: Floats, found: Floats) -> None:
+    stride = 512  # designs at a time, so that partial sums stay in the nearest cache
+    total = np.empty(stride)
+    for begin in range(0, found.size, stride):
+        many = min(stride, found.size - begin)
+        best, wide = found[begin : begin + many], durations[:, begin : begin + many]
+        for path in range(ptr.size - 1):
+            for i in range(many):
+                total[i] = 0.0
+            final = ptr[path + 1] - 1
+            for j in range(ptr[path], final):
+                times, one = count[j], number[j]
+                for i in range(many):
+                    total[i] += times * wide[one, i]
+            times, one = count[final], number[final]
+            for i in range(many):
+                length = total[i] + times * wide[one, i]
+                best[i] = length if length > best[i] else best[i]
+
+
+@compiled
+def _stage(  # noqa: C901, PLR0912, PLR0913, PLR0917
+    pred_ptr: Paths,
+    pred: Paths,
+    took: Paths,
+    tasks: Paths,
+    consumers: Paths,
+    size: Paths,
+    surely: Floats,
+    held: Floats,
+    issued_ptr: Paths,
+    issued_also: Paths,
+    freed_ptr: Paths,
+    freed_also: Paths,
+    durations: Floats,
+    sizes: Floats,
+    peaks: Floats,
+) -> None:
+    stride = 64  # designs side by side, in the lanes of the machine
+    issued, finished = np.empty((took.size, stride)), np.empty((took.size, stride))
+    bytes_of, frees = np.empty((sizes.shape[0], stride)), np.empty((consumers.size, stride))
+    latest, level, peak = np.empty(stride), np.empty(stride), np.empty(stride)
+    for begin in range(0, peaks.size, stride):
+        many = min(stride, peaks.size - begin)
+        for task in range(took.size):
+            for i in range(many):
+                issued[task, i] = 0.0
+            for j in range(pred_ptr[task], pred_ptr[task + 1]):
+                before = pred[j]  # taken out of the inner loops by hand, so that those run in vector lanes
+                for i in range(many):
+                    ended, start = finished[before, i], issued[task, i]
+                    issued[task, i] = ended if ended > start else start
+            kind = took[task]
+            for i in range(many):
+                finished[task, i] = issued[task, i] + durations[kind, begin + i]
+        for z in range(sizes.shape[0]):
+            for i in range(many):
+                bytes_of[z, i] = sizes[z, begin + i]
+        for c in range(consumers.size):
+            for i in range(many):
+                frees[c, i] = 0.0
+            for z in range(sizes.shape[0]):
+                times = held[c, z]
+                for i in range(many):
+                    frees[c, i] += times * bytes_of[z, i]
+        for i in range(many):
+            peak[i] = 0.0
+        for s in range(tasks.size):
+            task = tasks[s]
+            for i in range(many):
+                latest[i] = issued[task, i] * (1.0 + 1e-12)  # what ends in this instant is freed before
+                level[i] = 0.0
+            for z in range(sizes.shape[0]):
+                times = surely[s, z]
+                for i in range(many):
+                    level[i] += times * bytes_of[z, i]
+            for j in range(issued_ptr[s], issued_ptr[s + 1]):
+                other, z = tasks[issued_also[j]], size[issued_also[j]]
+                for i in range(many):
+                    more = bytes_of[z, i]
+                    level[i] += more if issued[other, i] <= latest[i] else 0.0
+            for j in range(freed_ptr[s], freed_ptr[s + 1]):
+                c = freed_also[j]
+                other = consumers[c]
+                for i in range(many):
+                    less = frees[c, i]
+                    level[i] -= less if finished[other, i] <= latest[i] else 0.0
+            for i in range(many):
+                peak[i] = level[i] if level[i] > peak[i] else peak[i]
+        for i in range(many):
+            peaks[begin + i] = peak[i]

@@ -1,0 +1,66 @@
+"""The machine without contention: every task runs as if all that it shares were its alone.
+
+The coarsest level of a ladder of models (docs/engines.md): the longest path of the graph, at isolated rates. Nobody
+waits for a slot and no contention law holds, as both can only lengthen a run; so its makespan bounds those of the exact
+engines from below, and is theirs where nothing is shared beyond its capacity.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from simulators.graph import Floats, TaskGraph
+from simulators.maxplus import Alone
+from simulators.timeline import Timeline, Totals
+
+_MOST_CELLS = 1 << 22  # designs times tasks whose timelines are held at once: 32 MiB an array
+
+
+class UncontendedEngine:
+    """Runs every task graph, and refuses none: what it leaves out is contention."""
+
+    version = "1"
+    batch = 262144
+    exact = False
+
+    def run(self, graph: TaskGraph) -> Timeline:
+        """Time every task alone on its longest path."""
+        return replace(Alone.of(_free(graph)).timeline(), graph=graph)
+
+    def totals(self, graph: TaskGraph) -> Totals:
+        """By closed forms, or by timelines where a structure has no small one."""
+        alone = Alone.of(_free(graph))
+        return _by_timelines(self, graph) if alone.form.refusal else alone.totals()
+
+
+def _free(graph: TaskGraph) -> TaskGraph:
+    """The graph without slots to wait for and laws that slow."""
+    return replace(graph, pool=np.full_like(graph.pool, -1), slowed=graph.slowed[:0])
+
+
+def _by_timelines(engine: UncontendedEngine, graph: TaskGraph) -> Totals:
+    """Totals of all designs, so many at a time that their timelines fit into memory."""
+    most = max(1, _MOST_CELLS // graph.num_tasks)
+    places = np.arange(graph.num_designs)
+    parts = [engine.run(graph.take(places[start : start + most])).totals() for start in range(0, len(places), most)]
+
+    def joined(pick: Callable[[Totals], Floats]) -> Floats:
+        return np.concatenate([pick(part) for part in parts])
+
+    return Totals(
+        makespan_s=joined(lambda part: part.makespan_s),
+        peak_staged_bytes=joined(lambda part: part.peak_staged_bytes),
+        cu_s=joined(lambda part: part.cu_s),
+        busy_s=_by_kind([part.busy_s for part in parts]),
+        spent_s=_by_kind([part.spent_s for part in parts]),
+    )
+
+
+def _by_kind(parts: Sequence[Mapping[str, Floats]]) -> dict[str, Floats]:
+    return {kind: np.concatenate([part[kind] for part in parts]) for kind in parts[0]}
+
+
+ENGINE = UncontendedEngine()

@@ -1,0 +1,293 @@
+"""The ladder of models: what is promoted, how levels agree, and that the study itself does not change."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dse.agreement import compare, tau
+from dse.cli import main
+from dse.compose import request
+from dse.fidelity import excess
+from dse.plan import plan
+from dse.problems import ConfigError
+from dse.store import Store
+
+NAMES = "space.schedule.name=choice(serial,hetero_fused_1d,uniform_fused_1d)"
+SMALL = [
+    *("study=ficco_sweep", "workload.only=[g4]", "tracking=none", "timeline=false", "executor.jobs=1", NAMES),
+    *("space.schedule.granularity=choice(2,4)", "space.schedule.comm_cus=choice(16,32)", "resume=fork"),
+]
+GOALS = {"time_s": "minimize", "rate": "maximize"}
+
+PROGRAM = """#!{python} -S
+import json, sys
+design = json.load(open(sys.argv[1]))
+schedule = design["schedule"]
+json.dump({{"makespan_s": {formula}, "comm_cu_s": 1.0, "peak_staging_bytes": 1.0}}, open(sys.argv[2], "w"))
+"""
+METRICS = """\
+  makespan_s: {unit: s, meaning: time}
+  comm_cu_s: {unit: CU s, meaning: CUs}
+  peak_staging_bytes: {unit: byte, meaning: bytes}
+"""
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def latest() -> Path:
+    return Path("outputs/ficco_sweep/latest").resolve()
+
+
+def rows() -> pd.DataFrame:
+    return pd.read_parquet(latest() / "fidelity.parquet")
+
+
+def found() -> dict[str, Any]:
+    told: dict[str, Any] = json.loads((latest() / "fidelity.json").read_text("utf-8"))
+    return told
+
+
+def program(folder: Path, formula: str, metrics: str = METRICS) -> str:
+    """A simulator of one's own, `mine`: its time by a formula of the schedule; the flag that adds it."""
+    script = folder / "mine.py"
+    script.write_text(PROGRAM.format(python=sys.executable, formula=formula), encoding="utf-8")
+    script.chmod(0o755)
+    option = folder / "conf" / "simulator" / "mine.yaml"
+    option.parent.mkdir(parents=True)
+    text = f"defaults: [external, _self_]\nname: mine\ncommand: ['{script}', '{{input}}', '{{output}}']\n"
+    option.write_text(f"{text}metrics:\n{metrics}", encoding="utf-8")
+    return f"--config-dir={folder / 'conf'}"
+
+
+# A study with a ladder
+
+
+def test_a_ladder_changes_nothing_of_the_study_tells_how_its_levels_agree_and_is_redrawn(
+    elsewhere: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*SMALL, "store=none", "fidelity=none"]) == 0
+    alone, figures = pd.read_parquet(latest() / "results.parquet"), {one.name for one in latest().glob("figures/*")}
+    assert main([*SMALL, "store=none", "fidelity=ladder"]) == 0
+    pd.testing.assert_frame_equal(pd.read_parquet(latest() / "results.parquet"), alone)
+    assert figures < {one.name for one in latest().glob("figures/*")}
+    assert "Kendall tau" in (told := capsys.readouterr().out)
+    assert "from analytic to node" in told
+
+    table = rows()
+    assert list(table["level"].unique()) == ["uncontended", "analytic", "node"]
+    assert set(table["status"]) == {"ok"}
+    each = table.groupby("level")["key"].agg(set)
+    assert each["uncontended"] == each["analytic"] == each["node"]
+    own = table[table["level"] == "analytic"].merge(alone, on="key", suffixes=("", ".study"))
+    assert (own["makespan_s"] == own["makespan_s.study"]).all()
+    front = set(alone.loc[alone["on_front"], "key"])
+    assert front & each["node"]
+    assert (table[table["promoted"] == "sample"].groupby("level").size() == 8).all()
+
+    pictures = {one.name: one.read_bytes() for one in latest().glob("figures/fidelity_*.png")}
+    assert set(pictures) == {"fidelity_uncontended_analytic.png", "fidelity_analytic_node.png"}
+    for one in latest().glob("figures/*"):
+        one.unlink()
+    assert main(["report", "study=ficco_sweep"]) == 0
+    assert {one.name: one.read_bytes() for one in latest().glob("figures/fidelity_*.png")} == pictures
+
+
+def test_a_ladder_that_is_climbed_again_evaluates_nothing_again(
+    elsewhere: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def count() -> int:
+        return Store("sqlite:///outputs/results.db").check()[0]
+
+    assert main([*SMALL, "fidelity=ladder"]) == 0
+    first, recorded = rows(), count()
+    contexts = first.groupby("level")["key"].nunique()
+    study = pd.read_parquet(latest() / "results.parquet")["key"].nunique()
+    assert recorded == study + contexts["node"] + contexts["uncontended"]
+    capsys.readouterr()
+    assert main([*SMALL, "fidelity=ladder"]) == 0
+    assert f"resuming: {study} done, 0 left" in " ".join(capsys.readouterr().err.split())
+    pd.testing.assert_frame_equal(rows(), first)
+    assert count() == recorded
+
+
+def test_levels_of_the_same_physics_agree_on_everything(elsewhere: Path) -> None:
+    assert main([*SMALL, "store=none", "fidelity=ladder", "fidelity.levels=[study,fluid]", "fidelity.rounds=0"]) == 0
+    (pair,) = found()["pairs"]
+    for name, one in pair["overall"]["objectives"].items():
+        assert one["tau"] == pytest.approx(1.0), name
+        assert [abs(value) < 1e-9 for value in one["error"].values()] == [True] * 3
+    front = pair["overall"]["front"]
+    assert (front["entered"], front["left"], front["winners_changed"]) == (0, 0, 0)
+
+
+def test_coarser_levels_alone_are_compared_on_points_near_the_front(elsewhere: Path) -> None:
+    scarce = "system.gpu.hbm_bytes_per_s=600 GB/s"
+    levels = "fidelity.levels=[uncontended,study]"
+    assert main([*SMALL, "store=none", "fidelity=ladder", levels, scarce]) == 0
+    (pair,) = found()["pairs"]
+    error = pair["overall"]["objectives"]["makespan_s"]["error"]
+    assert error["p10"] < error["median"] <= 0 >= error["p90"] - 1e-12  # contention only slows
+
+
+def test_the_study_s_own_simulator_is_no_level_beside_it(elsewhere: Path) -> None:
+    planned = plan(request([*SMALL, "fidelity=ladder", "simulator=uncontended"]))
+    assert [level.name for level in planned.levels] == ["uncontended", "node"]
+    assert plan(request([*SMALL, "fidelity=none"])).levels == ()
+
+
+# A program of one's own as the finest level
+
+
+def test_a_program_may_be_the_finest_level_and_disagreement_promotes_what_is_like_it(elsewhere: Path) -> None:
+    """It says that what looked bad is good: points like those of the sample are looked at, too, and win."""
+    flag = program(elsewhere, "1e-6 / schedule['granularity'] if schedule['name'] == 'uniform_fused_1d' else 1.0")
+    ladder = ["fidelity=ladder", "fidelity.levels=[study,mine]", "fidelity.sample=12", "store=none"]
+    assert main([*SMALL, *ladder, "fidelity.most=24", flag]) == 0
+    table = rows()
+    mine = table[table["level"] == "mine"]
+    assert (mine["schedule.name"] == "uniform_fused_1d")[mine["promoted"] == "disagreement"].all()
+    assert (mine["promoted"] == "disagreement").any()
+    fast = mine["schedule.name"] == "uniform_fused_1d"
+    assert mine["makespan_s"][fast].tolist() == (1e-6 / mine["schedule.granularity"][fast]).tolist()
+    (pair,) = found()["pairs"]
+    assert pair["overall"]["front"]["winners_changed"] == 1
+    assert pair["overall"]["front"]["entered"] > 0
+
+
+def test_a_point_that_fails_at_a_level_is_data(elsewhere: Path) -> None:
+    flag = program(elsewhere, "1.0 if schedule['name'] == 'serial' else 1.0 if schedule['granularity'] == 4 else 0 / 0")
+    ladder = ["fidelity=ladder", "fidelity.levels=[study,mine]", "store=none", "executor.broken_after=0"]
+    assert main([*SMALL, *ladder, flag]) == 0
+    mine = rows()[rows()["level"] == "mine"]
+    failed = mine["status"] == "failed"
+    assert failed.any()
+    assert mine[failed]["reason"].str.contains("ZeroDivisionError").all()
+    assert (mine[failed]["schedule.granularity"] == 2).all()
+    assert mine[failed]["makespan_s"].isna().all()
+    assert found()["pairs"][0]["overall"]["objectives"]["makespan_s"]["points"] == int((~failed).sum())
+
+
+def test_a_level_that_always_fails_gives_up_and_the_study_stands(
+    elsewhere: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flag = program(elsewhere, "1 / 0")
+    assert main([*SMALL, "fidelity=ladder", "fidelity.levels=[uncontended,study,mine]", "store=none", flag]) == 0
+    assert "level mine gave up" in capsys.readouterr().out
+    assert list(found()["broken"]) == ["mine"]
+    assert found()["pairs"][0]["overall"]["objectives"]["makespan_s"]["points"] > 0
+
+
+# What is refused before anything is evaluated
+
+
+@pytest.mark.parametrize(
+    ("levels", "told"),
+    [
+        ("[uncontendet,study]", ["fidelity.levels = 'uncontendet'", "did you mean `uncontended`?"]),
+        ("[uncontended,node]", ["must name each level once", "as `study`"]),
+        ("[study,node,study]", ["must name each level once"]),
+    ],
+)
+def test_levels_that_make_no_ladder_are_refused(levels: str, told: list[str]) -> None:
+    with pytest.raises(ConfigError) as error:
+        plan(request([*SMALL, "fidelity=ladder", f"fidelity.levels={levels}"]))
+    assert all(part in str(error.value) for part in told), str(error.value)
+
+
+def test_an_option_that_is_none_is_refused_with_the_nearest() -> None:
+    with pytest.raises(ConfigError, match="did you mean `ladder`"):
+        plan(request([*SMALL, "fidelity=lader"]))
+
+
+def test_a_level_without_an_objective_is_refused(elsewhere: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flag = program(elsewhere, "1.0", "  makespan_s: {unit: s, meaning: time, goal: maximize}\n")
+    assert main([*SMALL, "fidelity=ladder", "fidelity.levels=[study,mine]", flag]) == 2
+    told = capsys.readouterr().err
+    assert "does not minimize the study's objective makespan_s" in told
+    assert "peak_staging_bytes" in told
+    assert not Path("outputs").exists()
+
+
+def test_a_level_that_refuses_the_configuration_is_refused(elsewhere: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    option = elsewhere / "conf" / "simulator" / "odd.yaml"
+    option.parent.mkdir(parents=True)
+    option.write_text("defaults: [node, _self_]\nname: odd\nimbalance: 2\n", encoding="utf-8")
+    assert main([*SMALL, "fidelity=ladder", "fidelity.levels=[study,odd]", "--config-dir=conf"]) == 2
+    assert "fidelity.levels (odd): simulator.imbalance = 2" in capsys.readouterr().err
+
+
+# Numbers
+
+
+VALUES = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=1, max_size=12)
+
+
+@given(points=VALUES)
+def test_the_excess_is_zero_on_the_front_and_what_must_be_gained_elsewhere(points: list[tuple[int, int]]) -> None:
+    values = np.array(points, float)
+    front = np.array([one for one in points if not any(_dominates(other, one) for other in points)], float)
+    over = excess(values, front)
+    for one, found_ in zip(values, over, strict=True):
+        assert (found_ == 0) == bool((front == one).all(axis=1).any())
+        assert any((one <= member * (1 + found_) * (1 + 1e-12)).all() for member in front)
+
+
+def _dominates(one: tuple[int, int], other: tuple[int, int]) -> bool:
+    return one != other and one[0] <= other[0] and one[1] <= other[1]
+
+
+def test_where_the_front_has_a_zero_nothing_above_it_is_near() -> None:
+    assert excess(np.array([[1.1, 0.0], [1.0, 0.5]]), np.array([[1.0, 0.0]])).tolist() == [pytest.approx(0.1), math.inf]
+
+
+def test_rank_correlation_counts_ties_and_is_none_where_it_is_not_defined() -> None:
+    one = np.array([1.0, 2.0, 3.0, 4.0])
+    assert tau(one, one) == pytest.approx(1.0)
+    assert tau(one, -one) == pytest.approx(-1.0)
+    assert tau(one, np.array([1.0, 1.0, 2.0, 2.0])) == pytest.approx(4 / math.sqrt(6 * 4))
+    assert tau(one, np.ones(4)) is None
+    assert tau(one[:1], one[:1]) is None
+
+
+def _table(level: str, *values: tuple[float, float]) -> pd.DataFrame:
+    about = {"scenario": "a", "level": level, "status": "ok", "promoted": "near the front"}
+    return pd.DataFrame([{**about, "key": str(n), "time_s": t, "rate": r} for n, (t, r) in enumerate(values)])
+
+
+def test_a_comparison_counts_who_came_onto_the_front_and_who_left_it() -> None:
+    """Goals of both directions; point 1 falls behind, point 2 comes up and wins."""
+    coarse, fine = _table("coarse", (1, 1), (2, 3), (3, 2)), _table("fine", (2, 1), (4, 3), (1.5, 4))
+    (pair,) = compare(pd.concat([coarse, fine]), ["coarse", "fine"], GOALS)
+    front = pair["scenarios"]["a"]["front"]
+    assert front == {"before": 2, "after": 1, "entered": 1, "left": 2, "winner_changed": True}
+    error = pair["overall"]["objectives"]["time_s"]["error"]
+    assert error["median"] == pytest.approx(-0.5)
+    assert pair["overall"]["objectives"]["time_s"]["tau"] == pytest.approx(-1 / 3)
+
+
+def test_what_one_level_lacks_is_not_compared(elsewhere: Path) -> None:
+    fine = _table("fine", (1, 1), (2, 2))
+    fine.loc[1, "status"] = "failed"
+    (pair,) = compare(pd.concat([_table("coarse", (1, 1), (2, 2)), fine]), ["coarse", "fine"], GOALS)
+    assert pair["overall"]["objectives"]["rate"] == {
+        "points": 1,
+        "tau": None,
+        "tau_of_sample": None,
+        "error": {"median": 0.0, "p10": 0.0, "p90": 0.0},
+    }
+    (nothing,) = compare(fine, ["coarse", "fine"], GOALS)
+    assert (nothing["scenarios"], nothing["overall"]["objectives"]["rate"]["error"]) == ({}, None)

@@ -1,0 +1,197 @@
+"""The whole node: every GPU with its own HBM, links and shards, against the one GPU that stands for all."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import PATTERNS, SCHEDULES, design, results, shipped
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from dse.problems import ConfigError
+from search_spaces.serial import Serial
+from simulators.design import Design
+from simulators.node import WholeNode, least_shard, piece, shard
+from simulators.overlap import OverlapBackend
+
+ONE = OverlapBackend("fluid")
+EVEN = OverlapBackend("fluid", gpus="all")
+TOPOLOGIES = ["mesh", "switch", "ring"]
+every_schedule = pytest.mark.parametrize("schedule", SCHEDULES)
+every_topology = pytest.mark.parametrize("topology", TOPOLOGIES)
+
+
+def uneven(imbalance: float) -> OverlapBackend:
+    return OverlapBackend("fluid", gpus="all", imbalance=imbalance)
+
+
+@st.composite
+def designs(draw: st.DrawFn, schedule: str, topology: str, *, rows: Any = None, hbm: Any = None) -> Design:
+    """Of a schedule on a node; rows that GPUs and pieces divide, unless they are given."""
+    gpus, knobs = draw(st.sampled_from([2, 3, 4, 8])), shipped("schedule")[schedule]
+    drawn = {
+        "mover": draw(st.sampled_from(["dma", "cu"])),
+        "priority": draw(st.sampled_from(["equal", "communication", "compute"])),
+        "granularity": draw(st.sampled_from([1, 2, 3])),
+    }
+    overrides = {f"schedule.{name}": value for name, value in drawn.items() if name in knobs} | {
+        "system.node.num_gpus": gpus,
+        "system.node.topology": topology,
+        "system.gpu.hbm_bytes_per_s": draw(st.sampled_from([3e11, 9e11, 4.3e12]) if hbm is None else hbm),
+        "system.gpu.dma.num_engines": draw(st.sampled_from([2, 7, 14])),
+        "system.node.link_bytes_per_s": draw(st.sampled_from([46.6e9, 4e11])),
+    }
+    m = draw(st.sampled_from([1, 4, 16]).map(lambda some: some * gpus * 6 * 64) if rows is None else rows)
+    shape = (m, draw(st.sampled_from([2048, 16384])), draw(st.sampled_from([6 * 128, 6 * 1024])))
+    return design(schedule, overrides, shape=shape, pattern=draw(st.sampled_from(PATTERNS)))
+
+
+def measured(simulator: OverlapBackend, point: Design) -> dict[str, float]:
+    (result,) = results(simulator, [point])
+    assert result.status == "ok", result.reason
+    return dict(result.metrics)
+
+
+# Rows
+
+
+@given(rows=st.integers(64, 10**6), gpus=st.integers(2, 16), imbalance=st.floats(0, 0.9))
+def test_uneven_shards_are_whole_rows_that_add_up_and_rise_to_the_largest_share(
+    rows: int, gpus: int, imbalance: float
+) -> None:
+    node = design("serial", {"system.node.num_gpus": gpus}).system
+    system, even = WholeNode.of(node, imbalance), WholeNode.of(node, 0.0)
+    shards = [int(shard(system, rows, gpu)) for gpu in range(gpus)]
+    assert sum(shards) == rows
+    assert least_shard(system, rows) == min(shards)
+    assert max(shards) == pytest.approx(rows / gpus * (1 + imbalance), abs=2)
+    assert min(shards) == pytest.approx(rows / gpus * (1 - imbalance), abs=2)
+    assert (np.diff(shards) >= -2).all()
+    assert [int(shard(even, rows, gpu)) for gpu in range(gpus)] == [piece(rows, gpus, gpu) for gpu in range(gpus)]
+
+
+# Against the GPU that stands for all
+
+
+@every_topology
+@every_schedule
+@settings(max_examples=8)
+@given(data=st.data())
+def test_an_even_node_is_the_gpu_that_stands_for_it(schedule: str, topology: str, data: st.DataObject) -> None:
+    """Every metric, whether memory is scarce or not, wherever GPUs divide the rows."""
+    point = data.draw(designs(schedule, topology))
+    assert measured(EVEN, point) == pytest.approx(measured(ONE, point), rel=1e-9, abs=1e-15)
+
+
+@every_schedule
+@settings(max_examples=8)
+@given(data=st.data())
+def test_rows_that_gpus_do_not_divide_change_a_node_by_little(schedule: str, data: st.DataObject) -> None:
+    """The one GPU then is the first, which holds a row more than the last: an approximation."""
+    topology = data.draw(st.sampled_from(TOPOLOGIES))
+    point = data.draw(designs(schedule, topology, rows=st.integers(4000, 30000)))
+    whole, one = measured(EVEN, point), measured(ONE, point)
+    assert whole["makespan_s"] == pytest.approx(one["makespan_s"], rel=0.02)
+    assert one["moved_bytes"] <= whole["moved_bytes"] <= one["moved_bytes"] * 1.001
+
+
+@every_schedule
+@settings(max_examples=8)
+@given(data=st.data(), imbalance=st.floats(0.05, 0.6))
+def test_uneven_shards_never_make_a_node_faster(schedule: str, data: st.DataObject, imbalance: float) -> None:
+    """Where memory is not over-subscribed and a GEMM's time is its FLOP; else tiles and queues have their say."""
+    topology = data.draw(st.sampled_from(TOPOLOGIES))
+    point = data.draw(designs(schedule, topology, hbm=st.just(1e16)))
+    gemm = point.system.gpu.gemm
+    free = {"prologue_s": 0.0, "serial_fraction": 0.0, "tiles": (gemm.tiles[-1].model_copy(update={"rows": 8}),)}
+    gpu = point.system.gpu.model_copy(update={"num_cus": 64, "gemm": gemm.model_copy(update=free)})
+    point = point.model_copy(update={"system": point.system.model_copy(update={"gpu": gpu})})
+    assume(not uneven(imbalance).problems(point) and not ONE.problems(point))
+    whole, one = measured(uneven(imbalance), point), measured(ONE, point)
+    assert whole["makespan_s"] >= one["makespan_s"] * (1 - 1e-3)
+    assert whole["moved_bytes"] > one["moved_bytes"]
+
+
+@every_topology
+def test_the_last_shard_to_arrive_is_late_by_what_it_is_larger(topology: str) -> None:
+    """Communication alone: on a mesh the largest shard decides, at a switch who holds least."""
+    point = design("serial", {"schedule.mover": "dma", "system.node.topology": topology}, shape=(32768, 8192, 8192))
+    one, whole = measured(ONE, point), measured(uneven(0.25), point)
+    setup = point.system.gpu.dma.setup_s
+    if topology == "mesh":
+        assert (whole["comm_s"] - setup) == pytest.approx(1.25 * (one["comm_s"] - setup), rel=1e-9)
+    assert one["comm_s"] < whole["comm_s"] <= 1.25 * one["comm_s"] * (1 + 1e-9)
+    held = 32768 / 8
+    assert whole["moved_bytes"] == pytest.approx((32768 - 0.75 * held) * 8192 * 2, rel=1e-12)
+
+
+def test_who_forwards_waits_for_what_it_forwards() -> None:
+    """On a ring, a shard comes from the neighbour no sooner than that has it."""
+    point = design("serial", {"schedule.mover": "dma", "system.node.topology": "ring"}, shape=(32768, 8192, 8192))
+    graph = point.schedule.lower(WholeNode.of(point.system, 0.3), point.workload)
+    index = {name: task for task, name in enumerate(graph.tasks)}
+    far, near = index["GPU 5: gather from 2"], index["GPU 4: gather from 1"]
+    assert near in graph.predecessors(far)
+    assert index["GPU 6: gather from 7"] in graph.predecessors(index["GPU 5: gather from 6"])
+
+
+# The backend
+
+
+def test_a_replay_shows_the_gpu_that_ends_last() -> None:
+    point, simulator = design("hetero_fused_1d"), uneven(0.2)
+    shown = simulator.replay(point)
+    assert max(one.finish_s for one in shown.intervals) == pytest.approx(measured(simulator, point)["makespan_s"])
+    assert len({one.name.partition(":")[0] for one in shown.intervals}) == 1
+
+
+def test_shards_that_become_too_small_are_infeasible() -> None:
+    point = design("uniform_fused_1d", {"schedule.granularity": 16}, shape=(8 * 16, 4096, 4096))
+    assert [results(simulator, [point])[0].status for simulator in (ONE, EVEN, uneven(0.5))] == [
+        "ok",
+        "ok",
+        "infeasible",
+    ]
+
+
+def test_a_schedule_of_one_gpu_only_is_unsupported_on_a_whole_node() -> None:
+    class Own(Serial):
+        """Lowers for the GPU that stands for all, whatever is asked."""
+
+        def lower(self, system: Any, workload: Any) -> Any:
+            return super().lower(ONE_SYSTEM, workload)
+
+    point = design("serial")
+    ONE_SYSTEM = point.system
+    own = point.model_copy(update={"schedule": Own.model_construct(**dict(point.schedule))})  # type: ignore[call-overload]
+    (result,) = results(EVEN, [own])
+    assert (result.status, "one GPU only" in result.reason) == ("unsupported", True)
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"gpus": "each"}, "simulator.gpus"),
+        ({"gpus": "all", "imbalance": 1.0}, "simulator.imbalance"),
+        ({"gpus": "all", "imbalance": "much"}, "simulator.imbalance"),
+        ({"imbalance": 0.1}, "needs a whole node"),
+    ],
+    ids=str,
+)
+def test_a_node_that_means_nothing_is_refused(given: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        OverlapBackend("fluid", **given)
+
+
+@settings(max_examples=10)
+@given(data=st.data())
+def test_a_batch_of_nodes_equals_its_designs_alone(data: st.DataObject) -> None:
+    point = data.draw(designs("hetero_fused_1d", "mesh"))
+    others = [
+        point.model_copy(update={"system": point.system.model_copy(update={"gpu": gpu})})
+        for gpu in (point.system.gpu.model_copy(update={"num_cus": cus}) for cus in (304, 200, 150))
+    ]
+    simulator = uneven(0.1)
+    assert results(simulator, others) == [results(simulator, [one])[0] for one in others]
