@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
@@ -14,8 +15,9 @@ from dse.backend import Backend, Status, Tree
 from dse.compose import Request
 from dse.execute import BackendSpec, Executor, validate
 from dse.fidelity import OWN, Fidelity, Level, handed, levels, told
+from dse.finished import Finished
 from dse.problems import ConfigError, Problems, did_you_mean
-from dse.search import Goal, Question, Search, method
+from dse.search import Goal, Limit, Question, Search, method
 from dse.selection import Rule
 from dse.space import Knob, Space
 from dse.store import Context
@@ -42,9 +44,10 @@ class Study(Frozen):
     """The `study` group. module: the module of `studies` that knows the claims and figures.
 
     objectives: metrics, the first decides the winner; hardware_objectives join when a knob below one of the sections
-    `hardware` is searched. baseline: values that turn any point into the one it is compared with. recorded: paths of
-    the design that the table holds beside the knobs. summary: columns of the table shown for each winner. uncertainty:
-    constants of the design -> how far off they may be, as a share (`dse.robustness`).
+    `hardware` is searched. limits: by metric; a point beyond one is infeasible. baseline: values that turn any point
+    into the one it is compared with. recorded: paths of the design that the table holds beside the knobs. summary:
+    columns of the table shown for each winner. uncertainty: constants of the design -> how far off they may be, as a
+    share (`dse.robustness`).
     """
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,80}$")]
@@ -53,6 +56,7 @@ class Study(Frozen):
     objectives: Annotated[tuple[str, ...], Field(min_length=1)]
     hardware_objectives: tuple[str, ...] = ()
     hardware: tuple[str, ...] = ()
+    limits: Mapping[str, Limit] = Field(default_factory=dict)
     baseline: Mapping[str, str | bool | int | float | None]
     recorded: tuple[str, ...] = ()
     summary: tuple[str, ...] = ()
@@ -273,16 +277,21 @@ def _fitting(request: Request, design: Tree, backend: Backend) -> tuple[Knob, ..
 
 
 def _check_study(check: Problems, study: Study, space: Space) -> None:
-    """The module, the objectives and the baseline must exist."""
+    """The module, the metrics and the baseline must exist."""
     try:
         discovery.load("studies", study.module, "STUDY")
     except ConfigError as error:
         check.found.extend(error.problems)
     metrics = space.backend.metrics
-    for key in ("objectives", "hardware_objectives"):
+    for key in ("objectives", "hardware_objectives", "limits"):
         for name in getattr(study, key):
             if name not in metrics:
                 check.add(f"study.{key}", "is no metric", value=name, way_out=did_you_mean(name, metrics))
+    _check_baseline(check, study, space)
+
+
+def _check_baseline(check: Problems, study: Study, space: Space) -> None:
+    """The values of the baseline must be legal."""
     options = {path: value for path, value in study.baseline.items() if path.endswith(".name")}
     for path, value in options.items():
         named = space.options.get(path.partition(".")[0], {})
@@ -306,12 +315,22 @@ def _check_search(check: Problems, settings: Settings, spaces: Mapping[str, Spac
         size = spaces[large[0]].size()
         many = f"{size} points, more than budget.trials = {trials}" if size else "an interval, endlessly many points"
         rule = f"cannot enumerate {large[0]}: it has {many}"
-        check.add("search", rule, value="exhaustive", way_out="raise budget.trials or use search=nsga2 or tpe")
+        check.add("search", rule, value="exhaustive", way_out="raise budget.trials or use search=auto")
     elif large:
+        _check_warm_start(check, settings)
         space = spaces[large[0]]
         goals = _goals(settings, space.knobs, space.backend)
         try:
-            method(Question(space, goals, settings.seed, lambda points: [], repr), settings.search)
+            method(Question(space, goals, settings.seed, trials, lambda points: [], repr), settings.search)
+        except ConfigError as error:
+            check.found.extend(error.problems)
+
+
+def _check_warm_start(check: Problems, settings: Settings) -> None:
+    """The runs that a search begins with must be there."""
+    for said in settings.search.warm_start:
+        try:
+            Finished.find(Path(settings.output_dir), said, "search.warm_start")
         except ConfigError as error:
             check.found.extend(error.problems)
 

@@ -21,7 +21,19 @@ from dse.problems import redacted
 
 _LIBRARIES = (
     *("dse", "hydra-core", "joblib", "matplotlib", "mlflow", "moocore", "numba", "numpy", "optuna", "pandas", "pint"),
-    *("psycopg", "pyarrow", "pydantic", "pyyaml", "rich", "scikit-learn", "scipy", "seaborn", "simpy", "sqlalchemy"),
+    *(
+        "psycopg",
+        "pyarrow",
+        "pydantic",
+        "pyyaml",
+        "rich",
+        "scikit-learn",
+        "scipy",
+        "seaborn",
+        "simpy",
+        "sqlalchemy",
+        "threadpoolctl",
+    ),
 )
 _MACHINE = Path("/proc/cpuinfo")
 

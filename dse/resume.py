@@ -200,7 +200,9 @@ def question(plan: Plan) -> dict[str, str]:
             "seed": repr(settings.seed),
             "search": settings.search.name,
             "search.batch": repr(settings.search.batch),
+            "search.warm_start": repr(settings.search.warm_start),
         }
+        found |= {f"study.limits.{name}": str(limit) for name, limit in settings.study.limits.items()}
         found |= {f"search.options.{name}": repr(value) for name, value in settings.search.options.items()}
     for knob in plan.request.knobs:
         values = [repr(value) for value in knob.values]

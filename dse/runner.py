@@ -218,6 +218,8 @@ def _rests_on(facts: Sequence[Mapping[str, Any]]) -> str:
     """How the constants are known; those from memory by name, as they are nobody's published values."""
     counts = Counter(fact["provenance"] for fact in facts)
     told = ", ".join(f"{count} {name}" for name, count in counts.most_common())
+    if not facts:
+        return "rests on no constants"
     memory = ", ".join(fact["path"] for fact in facts if fact["provenance"] == "memory")
     return f"rests on {len(facts)} constants: {told}" + (f" (from memory, unverified: {memory})" if memory else "")
 
@@ -230,10 +232,12 @@ def _how(planned: Plan, found: Findings) -> str:
     text = f"{total} points" + (f" ({extra} of them baselines)" if extra else "") + f", {', '.join(sorted(methods))}"
     if methods == {"exhaustive"}:
         text += f": all there are, as no scenario has more than budget.trials = {planned.settings.budget.trials}"
-        text += "" if asked == "exhaustive" else f" (search={asked} was not needed)"
+        text += "" if asked in ("exhaustive", "auto") else f" (search={asked} was not needed)"
+    illegal = sum(chosen.illegal for chosen in found.chosen.values())
+    text += f"; {illegal} proposals broke a rule and were not evaluated" if illegal else ""
     bad = ", ".join(f"{count} {status}" for status, count in found.statuses.most_common() if status != "ok")
     engines = ", ".join(f"{count} by {name}" for name, count in found.engines.most_common() if name)
-    return f"{text}; {engines}" + (f"; without result: {bad}" if bad else "")
+    return f"{text}; {engines}" + (f"; without a result, or beyond a limit: {bad}" if bad else "")
 
 
 def redraw(words: Sequence[str]) -> int:

@@ -47,7 +47,7 @@ class Knob:
         """Whether an interval begins and ends at a whole number."""
         return float(self.low).is_integer() and float(self.high).is_integer()
 
-    @property
+    @functools.cached_property
     def ordered(self) -> bool:
         """Whether the values are numbers in ascending order, so that neighbours are alike."""
         numeric = all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in self.values)
@@ -93,6 +93,11 @@ class Block:
     def part(self, axes: Mapping[str, NDArray[Any]]) -> Block:
         """The points that take only some of the values of each axis."""
         return replace(self, axes=axes, design=None if self.design is None else Batch(self.design, axes).at(0))
+
+    def points(self) -> Iterator[Assignment]:
+        """Its points, one by one, with the numbers that their designs hold."""
+        for values in itertools.product(*(values.tolist() for values in self.axes.values())):
+            yield {**self.assignment, **dict(zip(self.axes, values, strict=True))}
 
     def texts(self, scenario: str) -> list[str]:
         """What each point is called in the store: its scenario and searched values, as JSON."""
@@ -193,9 +198,20 @@ class Space:
         """One point: `choose` is asked for each knob that counts, in an order in which conditions are known."""
         point: Assignment = {}
         for knob in self.order:
-            if self._counts(knob, point):
+            if self._counts_now(knob, point):
                 point[knob.path] = choose(knob)
         return point
+
+    def _counts_now(self, knob: Knob, point: Assignment) -> bool:
+        """Whether a knob counts, remembered by what decides it."""
+        name = (knob.path, *(point.get(one.path) for one in self.deciding))
+        if name not in self._counted:
+            self._counted[name] = self._counts(knob, point)
+        return self._counted[name]
+
+    @functools.cached_property
+    def _counted(self) -> dict[tuple[Any, ...], bool]:
+        return {}
 
     def counting(self, deciding: Mapping[str, Any]) -> set[str]:
         """Paths of the knobs that count, given a value for every deciding knob, whether it counts itself or not."""
@@ -315,6 +331,18 @@ class Space:
         found = [known[repr(value)] for value in knob.values]
         kinds = {type(number) for number in found if number is not None}
         return found if len(kinds) <= 1 else [None] * len(found)
+
+    def meant(self, knob: Knob, held: Any, point: Assignment) -> Any:
+        """The value of a knob whose designs hold `held`, given those of the knobs before it; None where there is none.
+
+        A value may be written otherwise than it is held: `2 TB/s` is held as 2e12.
+        """
+        if not knob.values:
+            return held if knob.low <= held <= knob.high else None
+        if self.is_option(knob.path):
+            return held if held in knob.values else None
+        numbers = self._numbers(knob, {**point, knob.path: knob.values[0]})
+        return next((value for value, number in zip(knob.values, numbers, strict=True) if number == held), None)
 
     def _number(self, point: Assignment, path: str) -> Any:
         try:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from pydantic import BaseModel
 
+from dse import warm
 from dse.backend import Result, Results
 from dse.baselines import Baselines
 from dse.execute import Evaluator
@@ -88,8 +89,7 @@ def _search(plan: Plan, ledger: Ledger, support: Support) -> dict[str, Chosen]:
         ledger.take(_evaluated(evaluator, _enumerated(finite)))
         for one in scenarios:
             if sizes[one.name] is None:
-                question = Question(one.space, plan.goals, one.seed, one.outcomes, one.identify)
-                chosen[one.name] = explore(question, plan.settings.search, trials=trials)
+                chosen[one.name] = explore(one.question, plan.settings.search, first=warm.points(plan, one.name))
                 ledger.take(_evaluated(evaluator, one.rows(one.sampled)))
     ledger.flush()
     for one in finite:
@@ -141,11 +141,26 @@ class _Scenario:
         self.name = list(plan.spaces)[index]
         self.space: Space = plan.spaces[self.name]
         self.seed = int(np.random.SeedSequence([plan.settings.seed, index]).generate_state(1)[0])
-        self._words = plan.context.words
+        self._plan, self._words = plan, plan.context.words
         self._baselines = Baselines(self.space, plan.settings.study.baseline, self._identified)
         self._points: dict[str, str] = {}
         self._known: dict[str, Evaluated] = {}
         self._sampled: dict[str, None] = {}
+
+    @property
+    def question(self) -> Question:
+        """What a sampler is asked."""
+        settings = self._plan.settings
+        return Question(
+            self.space,
+            self._plan.goals,
+            self.seed,
+            trials=settings.budget.trials,
+            evaluate=self.outcomes,
+            identify=self.identify,
+            legal=self.legal,
+            limits=settings.study.limits,
+        )
 
     @property
     def sampled(self) -> list[Block]:
@@ -180,6 +195,11 @@ class _Scenario:
             self._points[text] = _name(found)
             self._known.setdefault(_name(found), found)
         return self._points[text]
+
+    def legal(self, points: Sequence[Assignment]) -> list[bool]:
+        """Which points break no rule of the backend."""
+        designs = [self._known[self.identify(point)].block.design for point in points]
+        return [design is not None and not self._plan.backend.problems(design) for design in designs]
 
     def outcomes(self, points: Sequence[Assignment]) -> list[Outcome]:
         """Evaluate points that a sampler asks for; their metrics in order, None where there are none."""

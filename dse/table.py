@@ -10,7 +10,7 @@ import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
@@ -22,6 +22,7 @@ from dse.backend import STATUSES, Backend, Columns, Results
 from dse.baselines import places
 from dse.plan import Plan
 from dse.problems import ConfigError
+from dse.search import Limit
 from dse.space import Assignment, Block, Evaluated, Space, get_path
 from dse.values import Lanes, hexes
 
@@ -50,11 +51,15 @@ class Rows:
 
 @dataclass(frozen=True)
 class Layout:
-    """Columns of a table. kinds: what the searched and recorded paths hold, by path."""
+    """Columns of a table. kinds: what the searched and recorded paths hold, by path.
+
+    limits: by metric; a row beyond one is infeasible in this table, whatever its result is to others.
+    """
 
     scenarios: tuple[str, ...]
     kinds: Mapping[str, str]
     backend: Backend
+    limits: Mapping[str, Limit]
 
     @classmethod
     def of(cls, plan: Plan) -> Layout:
@@ -67,7 +72,7 @@ class Layout:
                 designs.append(plan.backend.design(space.tree(point)))
         values = {knob.path: knob.values for knob in space.knobs}
         kinds = {path: _kind(path, designs, values.get(path, ())) for path in (*plan.knobs, *plan.recorded)}
-        return cls(tuple(plan.spaces), kinds, plan.backend)
+        return cls(tuple(plan.spaces), kinds, plan.backend, plan.settings.study.limits)
 
     @functools.cached_property
     def schema(self) -> Any:
@@ -102,11 +107,12 @@ class Layout:
         results = Results.join([one.point.found for one in rows])
         sizes = [one.point.block.size for one in rows]
         own = [one.baseline.keys[one.places] for one in rows]
+        told = self._limited(results)
         columns = {
             "scenario": _coded(np.repeat([one.scenario for one in rows], sizes), self.scenarios),
             "key": _texts(np.concatenate([one.point.keys for one in rows])),
-            "status": _coded(results.status, STATUSES),
-            "reason": _coded(*_as_met(results.reason, results.texts)),
+            "status": _coded(told.status, STATUSES),
+            "reason": _coded(*_as_met(told.reason, told.texts)),
             "engine": _coded(*_as_met(results.engine, results.texts)),
             "baseline": _texts(np.concatenate(own)),
             **{path: _column(path, kind, rows) for path, kind in self.kinds.items()},
@@ -114,6 +120,18 @@ class Layout:
         }
         schema = self.schema
         return pa.RecordBatch.from_arrays(list(columns.values()), schema=schema.remove(_MARK))
+
+    def _limited(self, results: Results) -> Results:
+        """The results, those beyond a limit infeasible, with the reason; they keep their metrics."""
+        for name, limit in self.limits.items():
+            for bound, beyond in limit.beyond(results.column(name)).items():
+                over = results.ok & (beyond > 0.0)
+                side = "below" if bound == "low" else "above"
+                text = f"{name} is {side} study.limits.{name}.{bound} = {getattr(limit, bound):g}"
+                status = np.where(over, STATUSES.index("infeasible"), results.status).astype(np.uint8)
+                reason = np.where(over, len(results.texts), results.reason).astype(np.int32)
+                results = replace(results, status=status, reason=reason, texts=(*results.texts, text))
+        return results
 
     def _numbers(self, results: Results, rows: Sequence[Rows]) -> dict[str, NDArray[np.float64]]:
         """Metrics, and relations where both the point and its baseline have some."""

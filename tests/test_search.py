@@ -16,16 +16,17 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
+import swept
 import toy
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from dse import discovery
+from dse import discovery, warm
 from dse.backend import STATUSES
 from dse.plan import Plan
 from dse.problems import ConfigError
-from dse.search import Question, Search, explore
+from dse.search import Limit, Question, Search, explore
 from dse.search.genes import Genes
 from dse.space import Assignment, Block, Knob, Space, set_path
 from dse.standings import Standings, winners
@@ -236,7 +237,7 @@ def test_whether_a_space_of_a_billion_points_is_larger_than_the_budget_is_known_
     space = toy.space(Knob("thing.x", thousand), Knob("thing.y", thousand), Knob("tool.size", thousand))
     recorder = Recorder(space)
     with within(4.0):
-        explore(recorder.question("time_s"), Search(name="random"), trials=8)
+        explore(recorder.question(8, "time_s"), Search(name="random"))
     assert len(recorder.points) == 8
 
 
@@ -258,8 +259,9 @@ class Recorder:
             None if self.fails(point) else toy.formula(design) for point, design in zip(points, designs, strict=True)
         ]
 
-    def question(self, *metrics: str, seed: int = 0, identify: Callable[[Assignment], str] | None = None) -> Question:
-        return Question(self.space, toy.goals(*metrics), seed, self.evaluate, identify or name_of)
+    def question(self, trials: int, *metrics: str, seed: int = 0, **more: Any) -> Question:
+        given = {"evaluate": self.evaluate, "identify": name_of, **more}
+        return Question(self.space, toy.goals(*metrics), seed, trials, **given)
 
 
 def name_of(point: Assignment) -> str:
@@ -272,7 +274,7 @@ def searched(
 ) -> list[Assignment]:
     """The points a search evaluated, in order."""
     recorder = Recorder(space or SPACE)
-    explore(recorder.question(seed=seed), Search(name=method, batch=8, options=options), trials=trials)
+    explore(recorder.question(trials, seed=seed), Search(name=method, batch=8, options=options))
     return recorder.points
 
 
@@ -316,9 +318,9 @@ def test_genes_of_an_interval_are_where_a_value_lies_in_it() -> None:
 def test_local_search_around_the_front_proposes_no_point_twice_and_finds_the_front_of_a_large_space() -> None:
     space = toy.space(Knob("thing.x", tuple(range(-200, 201))), Knob("thing.y", tuple(range(-50, 51))))
     recorder = Recorder(space)
-    chosen = explore(recorder.question("time_s", "gain", seed=3), Search(name="archive"), trials=1000)
+    chosen = explore(recorder.question(1000, "time_s", "gain", seed=3), Search(name="archive"))
     assert (chosen.num_points, chosen.duplicates) == (1000, 0)
-    goals = recorder.question("time_s", "gain").values
+    goals = recorder.question(1, "time_s", "gain").values
     everything = [toy.formula(toy.Fixed().design(space.tree(point))) for point in space.points()]
     found = [toy.formula(toy.Fixed().design(space.tree(point))) for point in recorder.points]
     worst, best = goals(everything).max(axis=0), goals(everything).min(axis=0)
@@ -368,8 +370,61 @@ def test_points_without_a_result_do_not_stop_a_search(
     method: str, fails: Callable[[Assignment], bool], space: Space
 ) -> None:
     recorder = Recorder(space, fails)
-    explore(recorder.question(), Search(name=method, batch=8), trials=20)
+    explore(recorder.question(20), Search(name=method, batch=8))
     assert len({name_of(point) for point in recorder.points}) == len(recorder.points) == 20
+
+
+@every_method
+def test_points_that_break_a_rule_are_never_evaluated_and_every_other_one_is(method: str) -> None:
+    recorder = Recorder(toy.space(Knob("thing.x", tuple(range(60))), Knob("thing.y", (0.0, 1.0))))
+    question = recorder.question(
+        1000, "time_s", "gain", legal=lambda points: [point["thing.x"] % 3 == 0 for point in points]
+    )
+    chosen = explore(question, Search(name=method, batch=8))
+    assert chosen.num_points == len({name_of(point) for point in recorder.points}) == len(recorder.points) == 40
+    assert {point["thing.x"] % 3 for point in recorder.points} == {0}
+
+
+@pytest.mark.parametrize("method", [name for name in METHODS if name not in ("random", "qmc")])
+def test_a_search_learns_from_outcomes_where_the_limits_are_kept(method: str) -> None:
+    space = toy.space(Knob("thing.x", tuple(range(-200, 201))), Knob("thing.y", tuple(range(-50, 51))))
+
+    def kept(name: str, limits: Mapping[str, Limit]) -> int:
+        recorder = Recorder(space)
+        question = recorder.question(300, "time_s", "gain", seed=2, limits=limits)
+        explore(question, Search(name=name, batch=8))
+        later = [toy.formula(toy.Fixed().design(space.tree(point))) for point in recorder.points[150:]]
+        return sum(outcome["gain"] >= LEAST_GAIN for outcome in later)
+
+    limits = {"gain": Limit(low=LEAST_GAIN)}
+    assert kept(method, limits) > 1.5 * kept("random", {})
+
+
+LEAST_GAIN = 100.0
+
+
+@given(st.floats(-1e6, 1e6), st.floats(-1e6, 1e6), st.floats(-2e6, 2e6))
+def test_a_value_is_beyond_a_limit_just_if_it_is_outside_its_bounds(one: float, other: float, value: float) -> None:
+    low, high = sorted((one, other))
+    beyond = Limit(low=low, high=high).beyond(np.array([value]))
+    assert list(beyond) == ["low", "high"]
+    assert (beyond["low"][0] > 0) == (value < low)
+    assert (beyond["high"][0] > 0) == (value > high)
+
+
+@pytest.mark.parametrize(("limit", "told"), [({}, "bounds nothing"), ({"low": 2.0, "high": 1.0}, "is empty")])
+def test_a_limit_that_says_nothing_or_allows_nothing_is_refused(limit: dict[str, float], told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        Limit.model_validate(limit)
+
+
+@every_method
+def test_a_search_begins_with_the_points_it_is_given_each_once(method: str) -> None:
+    recorder = Recorder(SPACE)
+    given = list(SPACE.points())[5:50:9]
+    chosen = explore(recorder.question(20, seed=1), Search(name=method, batch=3), first=[*given, given[0]])
+    assert recorder.points[: len(given)] == given
+    assert chosen.num_points == len({name_of(point) for point in recorder.points}) == 20
 
 
 @every_method
@@ -380,7 +435,7 @@ def test_two_ways_to_write_one_design_are_evaluated_once(method: str, trials: in
     def identify(point: Assignment) -> str:
         return str(point["thing.x"] // 2)  # ten designs, each written in two ways
 
-    chosen = explore(recorder.question(identify=identify), Search(name=method, batch=4), trials=trials)
+    chosen = explore(recorder.question(trials, identify=identify), Search(name=method, batch=4))
     found = [identify(point) for point in recorder.points]
     assert len(found) == len(set(found)) == chosen.num_points == min(trials, 10)
 
@@ -415,7 +470,7 @@ def test_a_guided_search_finds_better_points_than_chance(method: str) -> None:
 
     def best(name: str) -> float:
         recorder = Recorder(space)
-        explore(recorder.question("time_s", seed=5), Search(name=name, batch=8), trials=160)
+        explore(recorder.question(160, "time_s", seed=5), Search(name=name, batch=8))
         return min(toy.formula(toy.Fixed().design(space.tree(point)))["time_s"] for point in recorder.points)
 
     assert best(method) < best("random")
@@ -522,7 +577,8 @@ def test_bad_points_are_rows_with_a_reason_and_the_study_goes_on(method: str, tm
     faults = [(4, "raises"), (5, "nan"), (6, "no gain"), (7, "unsupported")]
     plan = toy.planned(knobs, toy.settings(method, 80), faults)
     table = studied(plan, tmp_path)[0]
-    statuses = {4: "failed", 5: "invalid", 6: "invalid", 7: "unsupported", 950: "infeasible"}
+    statuses = {4: "failed", 5: "invalid", 6: "invalid", 7: "unsupported"}
+    assert sorted(set(table["thing.x"])) == list(range(40))  # 950 breaks a rule: it is never evaluated
     expected = table["thing.x"].map(statuses).fillna("ok")
     assert table["status"].tolist() == expected.tolist()
     bad = table[table["status"] != "ok"]
@@ -564,3 +620,59 @@ def test_the_table_depends_on_the_seed_alone(tmp_path: Path) -> None:
     )
     pd.testing.assert_frame_equal(first, again)
     assert set(first["key"]) != set(other["key"])
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize("trials", [30, 1000], ids=["searched", "enumerated"])
+def test_rows_beyond_a_limit_are_infeasible_in_this_table_and_never_lead(trials: int, tmp_path: Path) -> None:
+    tree = toy.settings("auto", trials)
+    tree["study"]["limits"] = {"time_s": {"high": 20.0}, "gain": {"low": 2.0}}
+    table = studied(toy.planned(KNOBS, tree), tmp_path)[0]
+    beyond = (table["time_s"] > 20.0) | (table["gain"] < 2.0)
+    assert 0 < beyond.sum() < len(table)
+    assert table["status"].tolist() == np.where(beyond, "infeasible", "ok").tolist()
+    assert set(table.loc[table["gain"] < 2.0, "reason"]) == {"gain is below study.limits.gain.low = 2"}
+    assert not (table["on_front"] & beyond).any()
+    assert (winners(table, toy.goals("time_s", "gain"))["time_s"] <= 20.0).all()
+    assert table[["time_s", "gain", "ratio"]].notna().all(axis=None)
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_limit_on_what_is_no_metric_is_refused_with_the_nearest_one(tmp_path: Path) -> None:
+    tree = toy.settings("auto", 30)
+    tree["study"]["limits"] = {"time": {"high": 1.0}}
+    with pytest.raises(ConfigError, match="did you mean `time_s`"):
+        toy.planned(KNOBS, tree)
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_warm_start_evaluates_the_fronts_of_earlier_runs_first(tmp_path: Path) -> None:
+    rows = pd.DataFrame(
+        [
+            {"scenario": "light", "thing.name": "plain", "thing.x": 7, "thing.mode": "bent", "on_front": True},
+            {"scenario": "light", "thing.name": "plain", "thing.x": 8, "thing.mode": "bent", "on_front": False},
+            {"scenario": "light", "thing.name": "fancy", "thing.x": 99, "thing.mode": "bent", "on_front": True},
+            {"scenario": "other", "thing.name": "fancy", "thing.x": 2, "thing.mode": "flat", "on_front": True},
+        ]
+    ).assign(key="0", baseline="1", status="ok")
+    run = swept.written(tmp_path / "earlier", rows, [knob.path for knob in KNOBS], config={"thing": toy.PLAIN})
+    tree = toy.settings("random", 10)
+    tree["search"]["warm_start"] = [str(run)]
+    plan = toy.planned(KNOBS, tree)
+    light, heavy = (warm.points(plan, name) for name in plan.spaces)
+    assert light == [{"thing.name": "plain", "thing.x": 7, "thing.mode": "bent"}]  # x = 99 is outside the space
+    assert heavy == [light[0], {"thing.name": "fancy", "thing.x": 2, "thing.mode": "flat"}]  # of all scenarios
+    table = studied(plan, tmp_path)[0]
+    explored = table[(table["scenario"] == "heavy") & (table["thing.x"] != 0)]
+    assert explored["thing.x"].tolist()[:2] == [7, 2]
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize(
+    ("said", "told"), [("toy", "must name one run"), ("toy/2020-01-01_00-00-00", "is the folder of no finished run")]
+)
+def test_a_warm_start_from_what_is_no_finished_run_is_refused(said: str, told: str) -> None:
+    tree = toy.settings("random", 10)
+    tree["search"]["warm_start"] = [said]
+    with pytest.raises(ConfigError, match=told):
+        toy.planned(KNOBS, tree)

@@ -49,7 +49,7 @@ class Genes:
         columns = np.broadcast_to(np.arange(len(self.knobs)), rows.shape)
         rows = np.where(rows < 0, self.values(columns, random), rows)
         kinds, where = np.unique(rows[:, self._deciding], axis=0, return_inverse=True)
-        counting = np.array([self._counts(tuple(kind.tolist())) for kind in kinds])
+        counting = np.array([self._counts(tuple(kind.tolist())) for kind in kinds]).reshape(len(kinds), len(self.knobs))
         return np.where(counting[where.reshape(-1)], rows, -1.0)
 
     def _counts(self, deciding: tuple[float, ...]) -> NDArray[np.bool_]:

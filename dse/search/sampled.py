@@ -83,13 +83,17 @@ class Sampled:
         if outcome is None:
             self._study.tell(trial.number, state=self._library.trial.TrialState.FAIL)
             return
+        for name, beyond in self._question.constraints(outcome).items():
+            trial.set_constraint(name, beyond)
         self._study.tell(trial.number, [outcome[name] for name in self._question.goals])
 
     def _finished(self, point: Assignment, outcome: Mapping[str, float]) -> Any:
+        beyond = self._question.constraints(outcome)
         return self._library.create_trial(
             params={path: _encoded(self._knobs[path], value) for path, value in point.items()},
             distributions={path: self._distribution(self._knobs[path]) for path in point},
             values=[outcome[name] for name in self._question.goals],
+            system_attrs={f"constraints:{name}": value for name, value in beyond.items()},  # as set_constraint does
         )
 
     def _distribution(self, knob: Knob) -> Any:

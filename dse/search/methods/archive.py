@@ -1,7 +1,8 @@
 """Local search around the Pareto front found so far: a steady-state genetic algorithm that never asks twice.
 
 Parents are members of the front; a child takes genes of two of them and changes a few (a step to a neighbouring value
-or any value). The front is all that is remembered, so a proposal costs the same however many points are known.
+or any value). The front is all that is remembered, so a proposal costs the same however many points are known. What is
+beyond a limit is remembered only where there is too little within, the least first (Deb 2000).
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ class Archive:
         self._seen: set[bytes] = set()
         self._rows: Rows = np.empty((0, len(self._genes.knobs)))
         self._values = np.empty((0, len(question.goals)))
+        self._beyond = np.empty(0)
 
     def ask(self, count: int) -> Sequence[Assignment]:
         """Points it has not asked for and was not told of."""
@@ -64,21 +66,28 @@ class Archive:
         rows = self._genes.rows(points)
         self._seen.update(map(np.ndarray.tobytes, rows))
         ok = [place for place, outcome in enumerate(outcomes) if outcome is not None]
-        if not ok:
-            return
-        values = self._question.values([outcome for outcome in outcomes if outcome is not None])
-        self._rows, self._values = np.concatenate([self._rows, rows[ok]]), np.concatenate([self._values, values])
+        if ok:
+            self._learn(rows[ok], [outcome for outcome in outcomes if outcome is not None])
+
+    def _learn(self, rows: Rows, found: Sequence[Mapping[str, float]]) -> None:
+        """Take in points that have an outcome."""
+        self._rows = np.concatenate([self._rows, rows])
+        self._values = np.concatenate([self._values, self._question.values(found)])
+        self._beyond = np.concatenate([self._beyond, [self._question.violation(outcome) for outcome in found]])
         kept = self._kept()
-        self._rows, self._values = self._rows[kept], self._values[kept]
+        self._rows, self._values, self._beyond = self._rows[kept], self._values[kept], self._beyond[kept]
 
     def _kept(self) -> NDArray[np.intp]:
-        """Places of the front, and of the next ones until there are `fewest`."""
-        left = np.arange(len(self._values))
+        """Places of the front, and of the next ones until there are `fewest`; then of what is least beyond limits."""
+        left = np.flatnonzero(self._beyond == 0.0)
         kept = left[:0]
         while len(left) and len(kept) < self._options.fewest:
             front = moocore.is_nondominated(self._values[left])
             kept, left = np.concatenate([kept, left[front]]), left[~front]
-        return kept
+        missing = max(0, self._options.fewest - len(kept))
+        outside = np.flatnonzero(self._beyond > 0.0)
+        nearest = outside[np.argsort(self._beyond[outside], kind="stable")][:missing]
+        return np.concatenate([kept, nearest])
 
     def _fresh(self, made: Any, count: int) -> Rows:
         """Up to `count` rows that nobody has seen, of those that `made(n)` makes."""

@@ -12,6 +12,8 @@ from dse.search.question import Outcome, Question
 from dse.search.sampled import fitting
 from dse.space import Assignment, Knob
 
+_NOTHING = 1e9  # violation of what has no outcome: more than any other
+
 
 class Generations:
     """pymoo asks for a generation at a time; of points that count the same, those that differ in idle genes are one.
@@ -57,11 +59,11 @@ class Generations:
         from pymoo.problems.static import StaticProblem
 
         values = np.zeros((len(outcomes), len(self._question.goals)))
-        beyond = np.ones((len(outcomes), 1))  # 1: what has no outcome
+        beyond = np.full((len(outcomes), 1), _NOTHING)
         for place, outcome in enumerate(outcomes):
             if outcome is not None:
                 values[place] = self._question.values([outcome])[0]
-                beyond[place] = 0.0
+                beyond[place] = self._question.violation(outcome)
         Evaluator().eval(StaticProblem(self._algorithm.problem, F=values, G=beyond), self._asked)
         self._algorithm.tell(infills=self._asked)
         self._asked = None

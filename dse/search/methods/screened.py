@@ -1,0 +1,129 @@
+"""Local search around the Pareto front whose children are screened: a Gaussian process says which are worth it.
+
+Of many children, and some points drawn evenly, those are asked for that are likely to be on the front: by the ranks of
+one draw each from what the process expects of them (Thompson 1933). The process learns from the best points and from an
+even sample of all, so a proposal costs the same however many points are known. The first points are a Latin hypercube.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import moocore
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+from scipy.stats import qmc
+
+from dse.problems import Problems
+from dse.search.genes import Rows
+from dse.search.methods import archive
+from dse.search.question import Question
+from dse.search.surrogate import Surrogate
+from dse.values import Fraction, Integer
+
+_FEWEST = 8  # points that the process learns from at least
+
+
+class Options(archive.Options):
+    """As of `archive`, and: pool: children made for each that is asked for. even: share of them drawn evenly.
+
+    learned: points that the process learns from, half of them the best, half an even sample.
+    """
+
+    initial: Annotated[Integer, Field(ge=1, le=100_000)] = 32
+    pool: Annotated[Integer, Field(ge=1, le=1000)] = 4
+    even: Fraction = 0.25
+    learned: Annotated[Integer, Field(ge=16, le=2000)] = 160
+
+
+class Screened(archive.Archive):
+    """The method. question: what is searched."""
+
+    def __init__(self, question: Question, options: Options) -> None:
+        super().__init__(question, options)
+        self._most, self._surrogate = options, Surrogate(self._genes)
+        spread = qmc.LatinHypercube(len(self._genes.knobs), rng=np.random.default_rng(question.seed))
+        self._first = spread.random(options.initial)
+        self._learned = _Learned.none(len(self._genes.knobs), len(question.goals))
+
+    def _learn(self, rows: Rows, found: Sequence[Mapping[str, float]]) -> None:
+        """Take in points that have an outcome."""
+        super()._learn(rows, found)
+        margins = [max(self._question.constraints(outcome).values(), default=-1.0) for outcome in found]
+        fresh = _Learned(rows, self._question.values(found), np.array(margins), self._random.random(len(rows)))
+        self._learned = self._learned.joined(fresh).some(self._most.learned // 2)
+
+    def _drawn(self, count: int) -> Rows:
+        """The first points are spread evenly in every knob by itself."""
+        first, self._first = self._first[:count], self._first[count:]
+        sizes = self._genes.sizes
+        spread = self._genes.settled(np.where(sizes > 0, np.floor(first * sizes), first), self._random)
+        return np.concatenate([spread, super()._drawn(count - len(spread))])
+
+    def _children(self, count: int) -> Rows:
+        """The most promising of many children that nobody has seen."""
+        if len(self._learned.rows) < _FEWEST:
+            return super()._children(count)
+        many = self._most.pool * count
+        drawn = round(self._most.even * many)
+        made = np.concatenate([super()._children(many - drawn), super()._drawn(drawn)])
+        fresh = {name: row for row in made if (name := row.tobytes()) not in self._seen}
+        pool = np.array(list(fresh.values())).reshape(-1, made.shape[1])
+        return pool[self._order(pool)[:count]] if len(pool) else pool
+
+    def _order(self, pool: Rows) -> NDArray[np.intp]:
+        """The pool, the most promising first."""
+        known = self._learned
+        self._surrogate.fit(known.rows, np.column_stack([_scaled(known.values), known.margins]))
+        mean, deviation = self._surrogate.predict(pool)
+        drawn = mean - deviation * np.abs(self._random.standard_normal(mean.shape))
+        rank = moocore.pareto_rank(drawn[:, :-1])
+        return np.lexsort((self._random.random(len(pool)), rank, np.maximum(0.0, drawn[:, -1])))
+
+
+@dataclass(frozen=True)
+class _Learned:
+    """Points as rows [B, genes], objectives [B, M] of them, how far beyond their worst limit they are [B], and a lot
+    [B] drawn for each: those with the smallest lots are an even sample."""
+
+    rows: Rows
+    values: NDArray[np.float64]
+    margins: NDArray[np.float64]
+    lots: NDArray[np.float64]
+
+    @classmethod
+    def none(cls, genes: int, objectives: int) -> _Learned:
+        return cls(np.empty((0, genes)), np.empty((0, objectives)), np.empty(0), np.empty(0))
+
+    def joined(self, other: _Learned) -> _Learned:
+        """Both, one after the other."""
+        return _Learned(*(np.concatenate(pair) for pair in zip(vars(self).values(), vars(other).values(), strict=True)))
+
+    def some(self, half: int) -> _Learned:
+        """The best `half`, and `half` others that are an even sample."""
+        rank = moocore.pareto_rank(self.values)
+        best = np.lexsort((self.lots, rank, np.maximum(0.0, self.margins)))
+        order = np.concatenate([best[:half], best[half:][np.argsort(self.lots[best[half:]], kind="stable")][:half]])
+        return _Learned(*(part[order] for part in vars(self).values()))
+
+
+def _scaled(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Objectives [B, M], in logarithms where all have one sign: times and costs multiply."""
+    small, large = (values > 0).all(axis=0), (values < 0).all(axis=0)
+    sizes = np.log(np.where(small | large, np.abs(values), 1.0))
+    return np.where(small, sizes, np.where(large, -sizes, values))
+
+
+def make(question: Question, options: Mapping[str, Any]) -> Screened:
+    """The method by its options. Raises ConfigError."""
+    check = Problems()
+    found = check.model(Options, options, path="search.options")
+    check.done()
+    assert found is not None
+    return Screened(question, found)
+
+
+METHOD = make
