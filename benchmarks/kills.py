@@ -11,7 +11,6 @@ import argparse
 import itertools
 import json
 import os
-import platform
 import random
 import signal
 import subprocess
@@ -23,18 +22,15 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from sqlalchemy import func, select
 
+from benchmarks import recorded
 from benchmarks.pausing import formula
+from benchmarks.recorded import ROOT
 from dse.store import Store, leases, owners, results, studies
-
-ROOT = Path(__file__).parents[1]
-RECORD = Path(__file__).parent / "records" / "kills.json"
-TREES = ("dse", "simulators", "search_spaces", "conf")
 
 _COMMAND = ["study=kills", "--config-dir=conf", "tracking=none", "executor.jobs=2", "executor.max_retries=5"]
 _WIDTH = 50  # values of y
@@ -352,17 +348,6 @@ def broken(found: dict[str, Any]) -> list[str]:
     return [*found["broken"], *(f"{name}: {found[name]}" for name in PROMISED_NONE if found.get(name))]
 
 
-def trees() -> dict[str, str]:
-    """What the code under test is: git's ids of its folders. Raises RuntimeError where they hold what is not there."""
-    if _git("status", "--porcelain", "--", *TREES):
-        raise RuntimeError(f"{', '.join(TREES)} must be committed: a record is of a commit")
-    return {name: _git("rev-parse", f"HEAD:{name}") for name in TREES}
-
-
-def _git(*words: str) -> str:
-    return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
-
-
 def run(kills: int, points: int) -> dict[str, Any]:
     """At least so many kills over at least so many points, in studies of 8,000."""
     number = max(1, -(-points // 8000))
@@ -384,9 +369,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=500)
     parser.add_argument("--points", type=int, default=80_000)
-    parser.add_argument("--record", action="store_true", help=f"write {RECORD.relative_to(ROOT)}")
+    parser.add_argument("--record", action="store_true", help="write benchmarks/records/kills.json")
     given = parser.parse_args()
-    of = trees() if given.record else {}
+    of = recorded.trees() if given.record else {}
     began = time.monotonic()
     found = run(given.kills, given.points)
     faults = broken(found) + [f"repeated: {found['repeated_fraction']:.2%}"] * (found["repeated_fraction"] > 0.01)
@@ -394,9 +379,7 @@ def main() -> int:
     print("\n".join(["| figure | value |", "|---|--:|", *(f"| {name} | {value} |" for name, value in found.items())]))
     if given.record:
         command = f"python -m benchmarks.kills --kills {given.kills} --points {given.points} --record"
-        about = {"command": command, "date": f"{datetime.now(UTC):%Y-%m-%d}", "python": platform.python_version()}
-        RECORD.parent.mkdir(exist_ok=True)
-        RECORD.write_text(json.dumps({**found, **about, "trees": of}, indent=2) + "\n", encoding="utf-8")
+        recorded.write("kills", found, command=command, of=of)
     return 1 if faults else 0
 
 

@@ -16,12 +16,11 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from benchmarks import tracking
-from benchmarks.kills import RECORD, ROOT, TREES, trees
+from benchmarks import recorded, tracking
+from benchmarks.recorded import ROOT
 from dse.backend import Results
 from dse.session import Hold, StoreSession
 from dse.store import Context, Fresh, Store
@@ -38,19 +37,6 @@ _SWEEP = [
     "space.system.gpu.hbm_bytes_per_s=range(4e12,6e12,1e11)",
 ]
 _BARE = ["store=none", "tracking=none", "fidelity=none"]
-
-
-def recorded() -> dict[str, Any]:
-    """Figures of the record of kills; None each where it is not of the code as it is, which is told."""
-    held = json.loads(RECORD.read_text(encoding="utf-8")) if RECORD.exists() else {}
-    try:
-        fits = held.get("trees") == trees()
-    except RuntimeError:
-        fits = False
-    if not fits:
-        told = f"{RECORD.relative_to(ROOT)} is of other code in {', '.join(TREES)}: commit, then run make kills"
-        print(told, file=sys.stderr)
-    return {name: held[name] if fits else None for name in _RECORDED}
 
 
 def store_speed(folder: Path, rows: int = 1_000_000) -> dict[str, float]:
@@ -118,7 +104,8 @@ def main() -> int:
     as_json = parser.parse_args().json
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        found = {**recorded(), **store_speed(folder), **overhead(folder)}
+        killed = recorded.read("kills", "make kills")
+        found = {name: killed.get(name) for name in _RECORDED} | {**store_speed(folder), **overhead(folder)}
         (swept,) = (folder / "both0").glob("outputs/ficco_sweep/2*")
         found |= tracked(folder, swept)
     rows = [f"| {name} | {'–' if value is None else f'{value:,.4g}'} |" for name, value in found.items()]

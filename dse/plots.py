@@ -291,6 +291,64 @@ def _legend(figure: Figure, colours: Mapping[str, Any], *, title: str) -> None:
     figure.legend(handles=handles, loc="outside upper center", ncols=columns, frameon=False, title=title, fontsize=9)
 
 
+_BOOTSTRAPS = 1000
+
+
+def progress(table: pd.DataFrame, x: Axis, *, y: Axis, by: str, of: str) -> Figure:
+    """Medians of y over the rows of each x, a line for each group of `by`, a panel for each scenario; the band is the
+    95 % bootstrap interval of the median. Where x differs from row to row, it is the median of each `share`.
+
+    of: what the rows of a group are, in words, such as `20 seeds`.
+    """
+    import seaborn as sns
+
+    scenarios = list(table["scenario"].unique())
+    colours = _palette([str(name) for name in table[by].unique()])
+    marks = {name: _MARKERS[index % len(_MARKERS)] for index, name in enumerate(colours)}
+    typical = table.groupby(["scenario", by, "share"])[x.column].transform("median") * x.factor
+    shown = table.assign(x=typical, y=table[y.column] * y.factor)
+    figure, panels = _panels(len(scenarios), width=4.2, height=3.4)
+    for panel, scenario in zip(panels, scenarios, strict=True):
+        own = {"data": shown[shown["scenario"] == scenario], "x": "x", "y": "y", "hue": by, "style": by}
+        looks = {"palette": colours, "markers": marks, "dashes": False, "legend": False}
+        band = {"estimator": "median", "errorbar": ("ci", 95), "n_boot": _BOOTSTRAPS, "seed": 0}
+        sns.lineplot(**own, **looks, **band, ax=panel)
+        panel.set_xscale("log")
+        _zero_and_decades(panel, float(own["data"].loc[own["data"]["y"] > 0, "y"].min()))
+        panel.set_title(scenario, fontsize=10, fontweight="bold")
+        panel.set(xlabel="", ylabel="")
+    figure.supxlabel(x.label)
+    figure.supylabel(y.label)
+    _legend(figure, colours, title=f"{by.rpartition('.')[2]}: median and 95 % bootstrap interval of {of}")
+    return figure
+
+
+def medians(table: pd.DataFrame, value: Axis, *, by: str, of: str) -> Figure:
+    """The median of a value for each group of `by`, a panel for each scenario, with its 95 % bootstrap interval.
+
+    of: what the rows of a group are, in words, such as `20 seeds`.
+    """
+    import seaborn as sns
+
+    scenarios = list(table["scenario"].unique())
+    colours = _palette([str(name) for name in table[by].unique()])
+    figure, panels = _panels(len(scenarios), width=4.2, height=0.8 + 0.3 * len(colours))
+    for index, (panel, scenario) in enumerate(zip(panels, scenarios, strict=True)):
+        own = table[table["scenario"] == scenario].assign(value=table[value.column] * value.factor)
+        band = {"estimator": "median", "errorbar": ("ci", 95), "n_boot": _BOOTSTRAPS, "seed": 0}
+        looks = {"palette": colours, "hue": by, "legend": False, "order": list(colours)}
+        sns.barplot(own, x="value", y=by, **looks, **band, ax=panel)
+        for place, name in enumerate(colours):
+            middle = own.loc[own[by] == name, "value"].median()
+            panel.text(0.99, place, f"{middle:,.0f}", transform=panel.get_yaxis_transform(), ha="right", va="center")
+        panel.set_title(scenario, fontsize=10, fontweight="bold")
+        panel.set(xlabel="", ylabel="")
+        if index:
+            panel.set_yticklabels([])
+    figure.supxlabel(f"{value.label} (median of {of}, 95 % bootstrap interval)", fontsize=9)
+    return figure
+
+
 def importance(rows: pd.DataFrame, knobs: Sequence[str], *, label: str, title: str) -> Figure:
     """How much each knob matters: a panel for each objective, a bar for the mean over scenarios, a dot for each.
 

@@ -97,10 +97,19 @@ def things_on_arrays() -> tuple[Backend, list[Batch]]:
     return toy.Vectors(), things()[1]
 
 
+def searches() -> tuple[Backend, list[Batch]]:
+    """Of two methods on one known space."""
+    simulator = BACKENDS["landscape"](shares=[0.1, 0.5])
+    command = ["study=ficco_sweep", "workload.only=[g4]", "study.objectives=[makespan_s,comm_cu_s]"]
+    trees = [{"landscape": {"command": command}, "run": {"method": name}} for name in ("random", "auto")]
+    return simulator, [Batch(simulator.design(tree)) for tree in trees]
+
+
 BACKENDS = plugins("simulators", "BACKEND")
 SCREENED: dict[str, Callable[[], tuple[Backend, list[Batch]]]] = {
     "overlap": a_grid_of_overlap,
     "external": programs_given_a_design_each,
+    "landscape": searches,
     "toy": things,
     "toy on arrays": things_on_arrays,
 }

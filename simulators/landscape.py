@@ -1,0 +1,279 @@
+"""How well a search method does on a space whose every point is known: a design is a search, metrics its progress.
+
+The space is that of another study with one scenario; it is enumerated once per process. A search then looks results
+up, so its time is the method's own.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
+
+import moocore
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, Field
+
+from dse import compose, discovery
+from dse.backend import Batch, Columns, Metric, Replay, Result, Results, Tree
+from dse.execute import call
+from dse.plan import Plan, plan
+from dse.problems import ConfigError, Problem, Problems, did_you_mean
+from dse.search import Outcome, Question, Search, explore
+from dse.search.genes import Genes
+from dse.space import Assignment, get_path
+from dse.values import Frozen, Integer
+
+_VERSION = "1"
+_CALL = 65_536  # points that are enumerated together
+_BEYOND = 1.1  # the reference point, in ranges of the true front from its best to its worst
+
+
+class Landscape(Frozen):
+    """A study by the words of its command, whose space is finite and has one scenario."""
+
+    command: Annotated[tuple[str, ...], Field(min_length=1)]
+
+
+class Run(Frozen):
+    """A search: its method, the points it asks for together, and its seed."""
+
+    method: str
+    batch: Annotated[Integer, Field(ge=1, le=10_000)] = 32
+    seed: Annotated[Integer, Field(ge=0, le=2**32 - 1)] = 0
+
+
+class Design(Frozen):
+    """A search on a landscape."""
+
+    landscape: Landscape
+    run: Run
+
+
+@dataclass(frozen=True)
+class Known:
+    """Every point of a landscape. places: genes -> row. outcomes [N]. values [N, M]: objectives, smaller is better,
+    0 at the best and 1 at the worst of the true front; NaN where a point has no result. front [F, M]: the true one."""
+
+    question: Question
+    genes: Genes
+    places: Mapping[bytes, int]
+    outcomes: Sequence[Outcome]
+    values: NDArray[np.float64]
+    front: NDArray[np.float64]
+
+    @property
+    def size(self) -> int:
+        """Number of points."""
+        return len(self.outcomes)
+
+    def rows(self, points: Sequence[Assignment]) -> list[int]:
+        """Where points are."""
+        return [self.places[row.tobytes()] for row in self.genes.rows(points)]
+
+    def legal(self, points: Sequence[Assignment]) -> list[bool]:
+        """Which points break no rule."""
+        return [self.outcomes[row] is not None for row in self.rows(points)]
+
+    def hypervolume(self, rows: Sequence[int]) -> float:
+        """Hypervolume of some points as a share of the true front's."""
+        whole = moocore.hypervolume(self.front, ref=self._beyond)
+        return min(1.0, float(moocore.hypervolume(self._inside(rows), ref=self._beyond)) / float(whole))
+
+    def distance(self, rows: Sequence[int]) -> float:
+        """IGD+ of some points: mean distance of the true front from what they dominate, in its own ranges."""
+        found = self.values[rows]
+        return float(moocore.igd_plus(found[~np.isnan(found[:, 0])], ref=self.front))
+
+    @property
+    def _beyond(self) -> list[float]:
+        return [_BEYOND] * self.values.shape[1]
+
+    def _inside(self, rows: Sequence[int]) -> NDArray[np.float64]:
+        found = self.values[rows]
+        return found[(found < _BEYOND).all(axis=1)] if len(found) else found
+
+
+@discovery.remembered
+def known(command: tuple[str, ...]) -> Known:
+    """Every point of a landscape, evaluated. Raises ConfigError for what is no finite space with one scenario."""
+    planned = plan(compose.request(["store=none", "tracking=none", "fidelity=none", "search=exhaustive", *command]))
+    if len(planned.spaces) != 1:
+        rule = f"has {len(planned.spaces)} scenarios: {', '.join(planned.spaces)}"
+        raise ConfigError([Problem("landscape.command", rule, way_out="choose one, such as workload.only=[g4]")])
+    (space,) = planned.spaces.values()
+    genes, outcomes, rows = Genes(space), list[Outcome](), list[NDArray[np.float64]]()
+    for points, found in _enumerated(planned):
+        rows.append(genes.rows(points))
+        outcomes += found
+    question = Question(space, planned.goals, 0, 1, lambda points: [], repr)
+    ok = np.array([outcome is not None for outcome in outcomes])
+    values = np.full((len(ok), len(planned.goals)), np.nan)
+    values[ok] = question.values([outcome for outcome in outcomes if outcome is not None])
+    front = values[ok][moocore.is_nondominated(values[ok])]
+    low, range_ = front.min(axis=0), np.ptp(front, axis=0)
+    scaled = (values - low) / np.where(range_ > 0, range_, 1.0)
+    places = {row.tobytes(): place for place, row in enumerate(np.concatenate(rows))}
+    return Known(question, genes, places, outcomes, scaled, (front - low) / np.where(range_ > 0, range_, 1.0))
+
+
+def _enumerated(planned: Plan) -> Iterator[tuple[list[Assignment], list[Outcome]]]:
+    """Points of the space with their objectives, some at a time."""
+    (space,) = planned.spaces.values()
+    goals = list(planned.goals)
+    for block in space.blocks(_CALL):
+        results = Results.all_alike(Result("infeasible"), block.size)
+        if block.batch is not None:
+            (results,) = call(planned.spec, [block.batch])
+        columns = zip(*(results.column(name).tolist() for name in goals), strict=True)
+        told: list[Outcome] = [
+            dict(zip(goals, row, strict=True)) if ok else None
+            for ok, row in zip(results.ok.tolist(), columns, strict=True)
+        ]
+        yield list(block.points()), told
+
+
+class LandscapeBackend:
+    """Searches on landscapes. shares: of all points, at which a search's progress is read off, in ascending order."""
+
+    batch = 1
+    version = _VERSION
+    relations: Mapping[str, Metric] = {}
+
+    def __init__(self, shares: Sequence[float]) -> None:
+        if not shares or list(shares) != sorted(set(shares)) or not 0 < shares[0] <= shares[-1] <= 1:
+            raise ConfigError([Problem("simulator.shares", "must ascend between 0 and 1", shares)])
+        self._shares = tuple(shares)
+        self.metrics: dict[str, Metric] = {
+            "missed_hypervolume": Metric("share", "1 - hypervolume over that of the true front, at the end", high=1.0),
+            "overhead_s_per_point": Metric("s", "time of the search method itself, per point"),
+            "points_to_95": Metric("points", "evaluated until 95 % of the true hypervolume; all, if never"),
+            "duplicates": Metric("points", "proposed that were known already"),
+            "repeats": Metric("points", "evaluated more than once"),
+        }
+        for share in self._shares:
+            at = f"at {100 * share:g} % of the points"
+            meaning = f"hypervolume over that of the true front {at}"
+            self.metrics[column("hypervolume", share)] = Metric("share", meaning, "maximize", high=1.0)
+            self.metrics[column("igd_plus", share)] = Metric("ranges", f"distance from the true front {at}")
+            self.metrics[column("overhead_s", share)] = Metric("s", f"time of the search method itself {at}")
+
+    def sections(self, tree: Tree) -> None:
+        """`landscapes` and `run`."""
+        check = Problems()
+        for name in ("landscapes", "run"):
+            if not isinstance(tree.get(name), Mapping):
+                check.add(name, "is no section of keys", value=tree.get(name))
+        for name in set(tree) - {"landscapes", "run"}:
+            check.add(name, "is not a known section", way_out=did_you_mean(name, ("landscapes", "run")))
+        check.done()
+
+    def scenarios(self, tree: Tree) -> Mapping[str, Tree]:
+        """One per landscape."""
+        return {name: {"landscape": one, "run": tree["run"]} for name, one in tree["landscapes"].items()}
+
+    def design(self, tree: Tree) -> Design:
+        """A validated search."""
+        check = Problems()
+        found = check.model(Design, tree, path="")
+        check.done()
+        assert found is not None
+        return found
+
+    def problems(self, design: BaseModel) -> Sequence[Problem]:
+        """None."""
+        return []
+
+    def condition(self, path: str, tree: Tree) -> Mapping[str, Any] | None:
+        """Every value of `run` may be a knob."""
+        return {} if path.startswith("run.") and get_path(tree, path) is not None else None
+
+    def is_axis(self, path: str, design: BaseModel) -> bool:
+        """No: searches run one by one."""
+        return False
+
+    def screen(self, batches: Sequence[Batch]) -> list[Results]:
+        """No search is known to fail beforehand."""
+        return [Results.all_alike(Result("ok"), batch.size) for batch in batches]
+
+    def evaluate(self, batches: Sequence[Batch]) -> list[Results]:
+        """Run the searches."""
+        return [Results.of([self._searched(design) for design in batch.designs()]) for batch in batches]
+
+    def _searched(self, design: BaseModel) -> Result:
+        assert isinstance(design, Design)
+        truth = known(design.landscape.command)
+        progress = Progress(truth)
+        budgets = [max(1, round(share * truth.size)) for share in self._shares]
+        question = replace(
+            truth.question,
+            seed=design.run.seed,
+            trials=budgets[-1],
+            evaluate=progress.evaluate,
+            legal=truth.legal,
+        )
+        chosen = explore(question, Search(name=design.run.method, batch=design.run.batch))
+        metrics = {
+            "missed_hypervolume": max(0.0, 1.0 - truth.hypervolume(progress.rows)),
+            "overhead_s_per_point": progress.overhead_s(len(progress.rows)) / len(progress.rows),
+            "points_to_95": float(progress.until(0.95)),
+            "duplicates": float(chosen.duplicates),
+            "repeats": float(len(progress.rows) - len(set(progress.rows))),
+        }
+        for share, budget in zip(self._shares, budgets, strict=True):
+            metrics[column("hypervolume", share)] = truth.hypervolume(progress.rows[:budget])
+            metrics[column("igd_plus", share)] = truth.distance(progress.rows[:budget])
+            metrics[column("overhead_s", share)] = progress.overhead_s(budget)
+        return Result("ok", metrics, engine=design.run.method)
+
+    def relate(self, point: Columns, baseline: Columns) -> Columns:
+        """Nothing."""
+        return {}
+
+    def replay(self, design: BaseModel) -> Replay:
+        """Nothing."""
+        return Replay((), {})
+
+    def facts(self, design: BaseModel) -> Sequence[tuple[str, Any, str, str]]:
+        """None."""
+        return []
+
+
+def column(metric: str, share: float) -> str:
+    """The name of a metric at a share of the points: `hypervolume_at_2_pct`."""
+    return f"{metric}_at_{100 * share:g}_pct".replace(".", "p")
+
+
+class Progress:
+    """What a search asked for, and when. rows: of the landscape, in order."""
+
+    def __init__(self, truth: Known) -> None:
+        self._truth, self.rows = truth, list[int]()
+        self._began, self._away = time.perf_counter(), 0.0
+        self._told: list[tuple[int, float]] = []
+
+    def evaluate(self, points: Sequence[Assignment]) -> list[Outcome]:
+        """Look results up, on nobody's time."""
+        came = time.perf_counter()
+        self.rows += self._truth.rows(points)
+        found = [self._truth.outcomes[row] for row in self.rows[len(self.rows) - len(points) :]]
+        self._told.append((len(self.rows), came - self._began - self._away))
+        self._away += time.perf_counter() - came
+        return found
+
+    def overhead_s(self, count: int) -> float:
+        """Seconds that the method took to ask for so many points."""
+        return next((spent for reached, spent in self._told if reached >= count), self._told[-1][1])
+
+    def until(self, share: float) -> int:
+        """How many points it took to reach a share of the true hypervolume; all of them if it did not."""
+        low, high = 1, len(self.rows)
+        while low < high:
+            middle = (low + high) // 2
+            low, high = (low, middle) if self._truth.hypervolume(self.rows[:middle]) >= share else (middle + 1, high)
+        return low
+
+
+BACKEND = LandscapeBackend

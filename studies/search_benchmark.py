@@ -1,0 +1,62 @@
+"""Which search method gets how near to the true front with how many points, and how long it takes to choose them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from dse import plots
+from dse.claims import Claim, Finding
+from dse.plots import Axis
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+_AT = re.compile(r"hypervolume_at_(\w+)_pct")
+
+
+class SearchBenchmark:
+    """The figures; there is nothing published to compare with."""
+
+    allows = ()
+
+    def claims(self) -> list[Claim]:
+        """None."""
+        return []
+
+    def findings(self, table: pd.DataFrame) -> Mapping[str, Finding]:
+        """None."""
+        return {}
+
+    def figures(self, table: pd.DataFrame, timelines: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
+        """(name, figure): hypervolume and IGD+ over points and over time, and the points that 95 % take."""
+        ok = table[table["status"] == "ok"]
+        progress, how = _progress(ok), {"by": "run.method", "of": f"{ok['run.seed'].nunique()} seeds"}
+        points = Axis("share", "points evaluated [% of the space]", 100.0)
+        time = Axis("overhead_s", "time of the search method itself [s]")
+        missed = Axis("missed", "hypervolume missed [% of the true front's]", 100.0)
+        yield "hypervolume", plots.progress(progress, points, y=missed, **how)
+        yield "hypervolume_time", plots.progress(progress, time, y=missed, **how)
+        distance = Axis("igd_plus", "IGD+ [ranges of the true front]")
+        yield "igd_plus", plots.progress(progress, points, y=distance, **how)
+        yield "points_to_95", plots.medians(ok, Axis("points_to_95", "points to 95 % of the hypervolume"), **how)
+
+
+def _progress(ok: pd.DataFrame) -> pd.DataFrame:
+    """A row for each search and each share of the points at which its progress was read off."""
+    import pandas as pd
+
+    parts = []
+    for name in ok.columns:
+        if at := _AT.fullmatch(name):
+            columns = {metric: ok[f"{metric}_at_{at[1]}_pct"] for metric in ("hypervolume", "igd_plus", "overhead_s")}
+            kept = ok[["scenario", "run.method", "run.seed"]].assign(
+                **columns, share=float(at[1].replace("p", ".")) / 100
+            )
+            parts.append(kept.assign(missed=1.0 - kept["hypervolume"]))
+    return pd.concat(parts, ignore_index=True)
+
+
+STUDY = SearchBenchmark()

@@ -1,0 +1,99 @@
+"""Searches on spaces that are known point by point: what is told of them is what brute force finds."""
+
+from __future__ import annotations
+
+import moocore
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dse.backend import Batch, Result
+from dse.problems import ConfigError
+from dse.search import Search, explore
+from simulators.landscape import BACKEND, Known, column, known
+
+COMMAND = ("study=ficco_sweep", "workload.only=[g4]", "study.objectives=[makespan_s,peak_staging_bytes]")
+SHARES = [0.05, 0.2, 1.0]
+
+
+@pytest.fixture(scope="module")
+def truth() -> Known:
+    return known(COMMAND)
+
+
+def run(method: str, seed: int = 0) -> Result:
+    """A search on the landscape."""
+    simulator = BACKEND(shares=SHARES)
+    tree = {"landscape": {"command": list(COMMAND)}, "run": {"method": method, "seed": seed, "batch": 8}}
+    return simulator.evaluate([Batch(simulator.design(tree))])[0][0]
+
+
+def test_every_point_of_the_space_is_known_with_the_metrics_that_a_study_finds(truth: Known) -> None:
+    space = truth.question.space
+    assert truth.size == space.size() == 261
+    assert sorted(truth.rows(list(space.points()))) == list(range(truth.size))
+    for point in list(space.points())[::37]:
+        (results,) = space.backend.evaluate([Batch(space.backend.design(space.tree(point)))])
+        (row,) = truth.rows([point])
+        outcome = truth.outcomes[row]
+        assert outcome is not None
+        assert outcome == pytest.approx({name: results[0].metrics[name] for name in truth.question.goals}, rel=1e-12)
+
+
+def test_the_true_front_is_what_no_point_dominates(truth: Known) -> None:
+    values = np.array([list(outcome.values()) for outcome in truth.outcomes if outcome is not None])
+    undominated = [row for row in values if not ((values <= row).all(axis=1) & (values < row).any(axis=1)).any()]
+    assert 1 < len(truth.front) == len(np.unique(undominated, axis=0))
+    assert truth.hypervolume(range(truth.size)) == pytest.approx(1.0)
+    assert truth.distance(range(truth.size)) == pytest.approx(0.0, abs=1e-12)
+
+
+@given(st.lists(st.integers(0, 260), min_size=1, max_size=40), st.integers(0, 260))
+@settings(max_examples=40, deadline=None)
+def test_another_point_never_lowers_the_hypervolume_nor_adds_to_the_distance(
+    truth: Known, rows: list[int], more: int
+) -> None:
+    assert truth.hypervolume([*rows, more]) >= truth.hypervolume(rows) - 1e-12
+    assert truth.distance([*rows, more]) <= truth.distance(rows) + 1e-12
+    inside = truth.values[rows][(truth.values[rows] < 1.1).all(axis=1)]
+    share = moocore.hypervolume(inside, ref=[1.1, 1.1]) / moocore.hypervolume(truth.front, ref=[1.1, 1.1])
+    assert truth.hypervolume(rows) == pytest.approx(share)
+
+
+@pytest.mark.parametrize("method", ["auto", "archive", "random"])
+def test_progress_is_what_a_search_of_the_same_seed_found(truth: Known, method: str) -> None:
+    found = run(method, seed=5).metrics
+    again = [run(method, seed=5).metrics[column("hypervolume", share)] for share in SHARES]
+    told = [found[column("hypervolume", share)] for share in SHARES]
+    assert told == again == sorted(told)
+    assert told[-1] == 1.0
+    assert found["missed_hypervolume"] == found["repeats"] == 0.0
+    until = int(found["points_to_95"])
+    assert 1 <= until <= truth.size
+    assert (until > 0.05 * truth.size) == (told[0] < 0.95) or until == round(0.05 * truth.size)
+
+
+def test_a_search_is_credited_from_the_first_point_at_which_it_has_enough(truth: Known) -> None:
+    rows: list[int] = []
+
+    def evaluate(points):  # type: ignore[no-untyped-def]
+        rows.extend(truth.rows(points))
+        return [truth.outcomes[row] for row in truth.rows(points)]
+
+    how = {"seed": 3, "trials": truth.size, "evaluate": evaluate, "legal": truth.legal}
+    explore(truth.question.__class__(**{**vars(truth.question), **how}), Search(name="random", batch=8))
+    until = int(run("random", seed=3).metrics["points_to_95"])
+    assert truth.hypervolume(rows[:until]) >= 0.95
+    assert truth.hypervolume(rows[: until - 1]) < 0.95
+
+
+def test_a_study_of_several_scenarios_is_no_landscape() -> None:
+    with pytest.raises(ConfigError, match="choose one, such as"):
+        known(("study=ficco_sweep", "workload.only=[g4,g5]"))
+
+
+@pytest.mark.parametrize("shares", [[], [0.5, 0.1], [0.0, 0.5], [0.5, 1.5]])
+def test_shares_must_ascend_within_the_space(shares: list[float]) -> None:
+    with pytest.raises(ConfigError, match=r"simulator\.shares"):
+        BACKEND(shares=shares)
