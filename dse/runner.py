@@ -234,7 +234,7 @@ def _how(planned: Plan, found: Findings) -> str:
         text += f": all there are, as no scenario has more than budget.trials = {planned.settings.budget.trials}"
         text += "" if asked in ("exhaustive", "auto") else f" (search={asked} was not needed)"
     illegal = sum(chosen.illegal for chosen in found.chosen.values())
-    text += f"; {illegal} proposals broke a rule and were not evaluated" if illegal else ""
+    text += f"; proposals that broke a rule and were not evaluated: {illegal}" if illegal else ""
     bad = ", ".join(f"{count} {status}" for status, count in found.statuses.most_common() if status != "ok")
     engines = ", ".join(f"{count} by {name}" for name, count in found.engines.most_common() if name)
     return f"{text}; {engines}" + (f"; without a result, or beyond a limit: {bad}" if bad else "")
