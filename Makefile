@@ -8,7 +8,7 @@ SUPPORTED := import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))
 VENV_PACKAGE := import sys; print("python%d.%d-venv" % sys.version_info[:2])
 
 .DEFAULT_GOAL := help
-.PHONY: help setup sweep test bench kills faults parity lint format clean
+.PHONY: help setup sweep test bench kills search faults parity lint format clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -38,6 +38,9 @@ parity: setup ## test tracking with the oldest and the newest MLflow that are al
 
 kills: setup ## kill studies hundreds of times (a quarter of an hour) and record that nothing was lost
 	$(BIN)/python -m benchmarks.kills --record
+
+search: setup ## hold every search method against known fronts (half an hour) and record it
+	$(BIN)/python -m benchmarks.search --record
 
 lint: setup ## check style, types and import rules
 	$(BIN)/ruff check

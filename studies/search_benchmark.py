@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from dse import plots
-from dse.claims import Claim, Finding
 from dse.plots import Axis
+from studies.plain import Plain
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -17,18 +17,8 @@ if TYPE_CHECKING:
 _AT = re.compile(r"hypervolume_at_(\w+)_pct")
 
 
-class SearchBenchmark:
+class SearchBenchmark(Plain):
     """The figures; there is nothing published to compare with."""
-
-    allows = ()
-
-    def claims(self) -> list[Claim]:
-        """None."""
-        return []
-
-    def findings(self, table: pd.DataFrame) -> Mapping[str, Finding]:
-        """None."""
-        return {}
 
     def figures(self, table: pd.DataFrame, timelines: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
         """(name, figure): hypervolume and IGD+ over points and over time, and the points that 95 % take."""
@@ -55,7 +45,7 @@ def _progress(ok: pd.DataFrame) -> pd.DataFrame:
             kept = ok[["scenario", "run.method", "run.seed"]].assign(
                 **columns, share=float(at[1].replace("p", ".")) / 100
             )
-            parts.append(kept.assign(missed=1.0 - kept["hypervolume"]))
+            parts.append(kept.assign(missed=1.0 - kept["hypervolume"]).dropna())
     return pd.concat(parts, ignore_index=True)
 
 
