@@ -31,12 +31,13 @@ _CALL = 16_384  # designs of one call of the overlap backend
 
 _SWEEP = [
     "study=ficco_sweep",
+    "fidelity=none",
     "budget.trials=1000000",
     "workload.shapes=[{name: own, m: 16384, n: 16384, k: 8192}]",
     "space.system.gpu.num_cus=range(200,304,5)",
     "space.system.gpu.hbm_bytes_per_s=range(4e12,6e12,1e11)",
 ]
-_BARE = ["store=none", "tracking=none", "fidelity=none"]
+_BARE = ["store=none", "tracking=none"]
 
 
 def store_speed(folder: Path, rows: int = 1_000_000) -> dict[str, float]:
