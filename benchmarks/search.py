@@ -1,7 +1,7 @@
 """How good the search is: `python -m benchmarks.search [--json] [--record]`.
 
-`--record` runs `study=search_benchmark` (three known spaces, every method, twenty seeds), measures what proposing
-costs, beside bare Optuna and rustuna, in one run, and puts two pictures into `docs/images`; half an hour. Without it
+`--record` runs `study=search_benchmark` (three known spaces, eight methods, twenty seeds), measures what proposing
+costs, beside bare Optuna and rustuna, in one run, and puts two pictures into `docs/images`; under an hour. Without it
 the figures of the last record are printed (`--costs` measures that part of them again, on a quiet machine); one of
 other code is refused, and the exit code is 1.
 """

@@ -47,7 +47,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def refused(capsys: pytest.CaptureFixture[str], elsewhere: Path) -> Callable[..., str]:
-    """Run the command line, see that it refuses in two seconds and leaves nothing behind; what it says."""
+    """Run the command line, see that it refuses without long work and leaves nothing behind; what it says."""
 
     def run(*words: str) -> str:
         began = time.process_time()
