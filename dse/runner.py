@@ -99,6 +99,7 @@ def _begun(planned: Plan, made: Mapping[str, Any]) -> Iterator[resume.Begun | No
         yield begun
     finally:
         begun.session.leave()
+        begun.store.database.close()
 
 
 def _check_room(planned: Plan, begun: resume.Begun) -> None:

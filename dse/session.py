@@ -128,8 +128,9 @@ class StoreSession:
         self._made = Seen()
         self._unknown = self.alone and not any(store.holds(number) for number, _ in self._shifts)
         self._ended, self._written = threading.Event(), threading.Event()
-        for work in (self._beat, self._tidy):
-            threading.Thread(target=work, daemon=True).start()
+        self._beside = [threading.Thread(target=work, daemon=True) for work in (self._beat, self._tidy)]
+        for thread in self._beside:
+            thread.start()
 
     @property
     def alone(self) -> bool:
@@ -248,6 +249,8 @@ class StoreSession:
         self._ended.set()
         self._written.set()
         self._store.database.write(lambda connection: _drop(connection, [self._owner]))
+        for thread in self._beside:
+            thread.join()
 
     def _enter(self) -> int:
         values = {"study": self._hold.study, **vars(me()), "beat": 0}
