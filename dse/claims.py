@@ -14,12 +14,15 @@ from dse.values import Frozen, Integer, Number, Provenance
 
 
 class Claim(Frozen):
-    """One published statement. tolerance: accepted band [low, high] in the claim's unit, None for a yes or no."""
+    """One published statement. tolerance: accepted band [low, high] in the claim's unit, None for a yes or no.
+
+    Of a list of values, the tolerance is for the difference of each.
+    """
 
     id: str
     statement: str
     metric: str
-    value: bool | Integer | Number
+    value: bool | Integer | Number | tuple[Number, ...]
     unit: str
     kind: Literal["exact", "band", "qualitative", "max", "mean", "geomean"]
     tolerance: tuple[Number, Number] | None
@@ -31,7 +34,7 @@ class Claim(Frozen):
 class Finding:
     """Our value for a claim (None: cannot be tested) with a remark, the cause if it is a miss, fitted or predicted."""
 
-    ours: float | bool | None
+    ours: float | bool | tuple[float, ...] | None
     remark: str = ""
     cause: str = ""
     basis: Literal["predicted", "fitted"] = "predicted"
@@ -71,4 +74,7 @@ def within(claim: Claim, finding: Finding) -> bool | None:
     if claim.tolerance is None or isinstance(finding.ours, bool):
         return finding.ours == claim.value
     low, high = claim.tolerance
+    if isinstance(finding.ours, tuple) or isinstance(claim.value, tuple):
+        pairs = zip(finding.ours, claim.value, strict=True)  # type: ignore[arg-type]
+        return all(low <= ours - theirs <= high for ours, theirs in pairs)
     return low <= finding.ours <= high

@@ -163,6 +163,8 @@ Commands
   rules study=<name>             learn which option is best when, and judge it on what it has not seen
   robustness study=<name>        does the answer hold with other constants, where does the winner flip [vary=<path>=0.1]
   compare <run> <run>            two finished runs side by side: <study>, <study>/<time> or a folder
+  calibrate system=<name or YAML> data=<csv> out=<folder>
+                                 fit a GPU's efficiency constants on a few measured operators, test them on the rest
   ui [port=5000]                 serve the MLflow UI on 127.0.0.1
 
 Examples

@@ -19,7 +19,7 @@ from dse.finished import Finished
 from dse.problems import ConfigError, Problems, did_you_mean
 from dse.search import Goal, Limit, Question, Search, method
 from dse.selection import Rule
-from dse.space import Knob, Space
+from dse.space import Knob, Space, get_path
 from dse.store import Context
 from dse.values import Frozen, Integer, Number
 
@@ -47,7 +47,8 @@ class Study(Frozen):
     `hardware` is searched. limits: by metric; a point beyond one is infeasible. baseline: values that turn any point
     into the one it is compared with. recorded: paths of the design that the table holds beside the knobs. summary:
     columns of the table shown for each winner. uncertainty: constants of the design -> how far off they may be, as a
-    share (`dse.robustness`).
+    share (`dse.robustness`). data_dir: folder of measured tables, for studies that read such; the backend finds it in
+    the design as `data_dir`.
     """
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,80}$")]
@@ -61,6 +62,7 @@ class Study(Frozen):
     recorded: tuple[str, ...] = ()
     summary: tuple[str, ...] = ()
     uncertainty: Mapping[str, Annotated[Number, Field(gt=0, lt=1)]] = Field(default_factory=dict)
+    data_dir: str | None = None
 
 
 class Budget(Frozen):
@@ -246,6 +248,8 @@ def _check_level(
 def _checked_space(check: Problems, request: Request, backend: Backend) -> Space:
     """The space over the composed design, its knobs checked. Raises ConfigError where there is no design."""
     design = {key: value for key, value in request.tree.items() if key not in _SECTIONS}
+    data_dir = get_path(request.tree, "study.data_dir")
+    design |= {} if data_dir is None else {"data_dir": data_dir}
     backend.sections(design)
     options = {section: named for section, named in request.options.items() if section in design}
     space = Space(design, _fitting(request, design, backend), options, backend)

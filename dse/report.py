@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from dse import discovery
 from dse.agreement import errors, matched
-from dse.claims import judge
+from dse.claims import Finding, judge
+from dse.finished import Finished
 from dse.outputs import Outputs
 from dse.selection import MOST_ROWS, SELECTED, Selection, select
 from dse.standings import winners
@@ -50,6 +51,22 @@ def draw(outputs: Outputs, module: str, table: pd.DataFrame) -> list[Path]:
     ]
 
 
+def add(outputs: Outputs, module: str) -> list[Path]:
+    """Write what a study finds beside claims and figures, if it does: files and figures of its own; their paths."""
+    from dse import plots
+
+    study = discovery.load("studies", module, "STUDY")
+    paths: list[Path] = []
+    for name, found in getattr(study, "extras", lambda run: ())(Finished(outputs.folder)):
+        if hasattr(found, "savefig"):
+            paths += plots.save(found, outputs.figures, name)
+        elif hasattr(found, "to_parquet"):
+            outputs.write_table(name, found)
+        else:
+            outputs.write_json(name, found)
+    return paths
+
+
 def _fronts(outputs: Outputs, table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
     """What is drawn of a study that draws nothing itself: its first objectives, coloured by its first choice."""
     from pandas.api.types import is_numeric_dtype
@@ -73,7 +90,9 @@ def check(outputs: Outputs, module: str, found: Selection) -> list[dict[str, Any
     departure = f"the claims are about another configuration: {', '.join(changed)}" if changed else ""
     departure = departure or ("" if found.complete else f"claims are judged on complete tables, this is {found}")
     departure = departure if (found.table["status"] == "ok").any() else "no point has a result"
-    findings = {} if departure else study.findings(found.table)
+    findings: Mapping[str, Finding] = {} if departure else study.findings(found.table)
+    if not departure and hasattr(study, "further"):
+        findings = {**findings, **study.further(Finished(outputs.folder))}
     rows = judge(study.claims(), findings, departure=departure)
     outputs.write_json("claims", rows)
     return rows
@@ -225,4 +244,6 @@ def _value(value: Any, unit: str) -> str:
         return "–"
     if isinstance(value, bool):
         return "yes" if value else "no"
+    if isinstance(value, (list, tuple)):
+        return f"{'/'.join(f'{one:.3g}' for one in value)} {unit}"
     return f"{value:.4g} {unit}" if unit not in ("bool",) else f"{value:.4g}"

@@ -46,6 +46,7 @@ def _run(planned: Plan, shown_beside: Beside) -> int:
     rows = report.check(outputs, planned.settings.study.module, shown)
     report.draw(outputs, planned.settings.study.module, shown.table)
     report.draw_levels(outputs)
+    report.add(outputs, planned.settings.study.module)
     outputs.finish()
     _tell(planned, found, outputs=outputs, shown=shown, rows=rows)
     shown_beside.finish()
@@ -183,11 +184,11 @@ def _metrics(planned: Plan) -> dict[str, Metric]:
 
 def _facts(planned: Plan) -> list[dict[str, Any]]:
     """The constants the study rests on, with their sources; those set on the command line are the user's."""
-    space = next(iter(planned.spaces.values()))
-    design = planned.backend.design(space.base)
+    designs = (planned.backend.design(space.base) for space in planned.spaces.values())
+    every = {str(fact): fact for design in designs for fact in planned.backend.facts(design)}
     typed = {text.partition("=")[0] for text in planned.request.overrides}
     names = ("path", "value", "provenance", "source")
-    facts = [dict(zip(names, fact, strict=True)) for fact in planned.backend.facts(design)]
+    facts = [dict(zip(names, fact, strict=True)) for fact in every.values()]
     return [
         {**fact, "provenance": "user", "source": "command line"} if fact["path"] in typed else fact for fact in facts
     ]
@@ -248,7 +249,7 @@ def redraw(words: Sequence[str]) -> int:
     module = outputs.read_config()["study"]["module"]
     shown = report.stored(outputs)
     rows = report.check(outputs, module, shown)
-    paths = [*report.draw(outputs, module, shown.table), *report.draw_levels(outputs)]
+    paths = [*report.draw(outputs, module, shown.table), *report.draw_levels(outputs), *report.add(outputs, module)]
     console = report.console()
     console.print(report.summary(outputs, shown.table))
     console.print(report.claims_table(rows))

@@ -60,6 +60,9 @@ class OverlapBackend:
         for name in Design.model_fields:
             if not isinstance(tree.get(name), Mapping):
                 check.add(name, "is no section of keys", value=tree.get(name), way_out=f"choose one: {name}=<option>")
+            elif name == "system" and "measured_as" in tree[name]:
+                way = "systems for schedules have copy engines and links, such as system=mi300x_8"
+                check.add(name, "is a device for study=operators", value=tree[name].get("name"), way_out=way)
         check.done()
         _schedule_type(tree)
 

@@ -54,12 +54,25 @@ class CuCopy(Frozen):
     setup_s: Seconds
 
 
+class CopyTimes(Frozen):
+    """Fixed times of the phases of one copy by a DMA engine; the copy's own is its latency."""
+
+    control_s: Seconds
+    schedule_s: Seconds
+    copy_s: Seconds
+    sync_s: Seconds
+
+
 class Dma(Frozen):
-    """Data movement by copy engines; each (source, destination) copy runs on one engine."""
+    """Data movement by copy engines; each (source, destination) copy runs on one engine.
+
+    setup_s: as schedules see it. phases: how a single copy spends its time, where that was measured.
+    """
 
     num_engines: Annotated[Integer, knob(structural=True, ge=1, le=256)]
     bytes_per_s: Bandwidth
     setup_s: Seconds
+    phases: CopyTimes | None = None
 
 
 class Gpu(Frozen):

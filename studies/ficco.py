@@ -14,6 +14,7 @@ from dse import plots
 from dse.claims import Claim, Finding, read
 from dse.plots import Axis
 from dse.report import said
+from studies.plain import Plain
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -28,7 +29,7 @@ _NO_INTERFERENCE = (
 )
 
 
-class Ficco:
+class Ficco(Plain):
     """Claims and figures of the FiCCO studies, from a table of results. allows: changes that leave claims testable."""
 
     allows = ("space.system.node.topology",)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dse.claims import Claim, Finding
+from dse.finished import Finished
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 class Plain:
     """What a study must have, and nothing in it: `study.module: plain`."""
 
-    allows = ()
+    allows: tuple[str, ...] = ()
 
     def claims(self) -> list[Claim]:
         """None."""
@@ -24,6 +25,14 @@ class Plain:
     def findings(self, table: pd.DataFrame) -> Mapping[str, Finding]:
         """None."""
         return {}
+
+    def further(self, run: Finished) -> Mapping[str, Finding]:
+        """Ours for claims that need more than the table: the run in its folder."""
+        return {}
+
+    def extras(self, run: Finished) -> Iterator[tuple[str, Any]]:
+        """(name, what is written beside the table): a JSON value, a DataFrame or a figure."""
+        return iter(())
 
     def figures(self, table: pd.DataFrame, timelines: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
         """None."""

@@ -54,7 +54,8 @@ ENGINES: dict[str, Engine] = plugins("simulators", "ENGINE")
 EXACT = [name for name, engine in ENGINES.items() if engine.exact]
 FAMILIES: dict[str, type[Any]] = plugins("search_spaces", "SCHEDULE")
 SCHEDULES = tuple(_trees("schedule"))
-SYSTEMS = tuple(_trees("system"))
+DEVICES = tuple(name for name, tree in _trees("system").items() if "measured_as" in tree)  # of single operators
+SYSTEMS = tuple(name for name in _trees("system") if name not in DEVICES)
 PATTERNS: tuple[Pattern, ...] = get_args(Pattern)
 
 

@@ -106,10 +106,21 @@ def searches() -> tuple[Backend, list[Batch]]:
 
 
 BACKENDS = plugins("simulators", "BACKEND")
+
+
+def predictions() -> tuple[Backend, list[Batch]]:
+    """Of one device by three models."""
+    simulator = BACKENDS["measured"]()
+    (base, *_) = simulator.scenarios({"devices": ["p100"], "predict": {"model": "fitted"}}).values()
+    models = ("fitted", "roofline", "nearest")
+    return simulator, [Batch(simulator.design({**base, "predict": {"model": model}})) for model in models]
+
+
 SCREENED: dict[str, Callable[[], tuple[Backend, list[Batch]]]] = {
     "overlap": a_grid_of_overlap,
     "external": programs_given_a_design_each,
     "landscape": searches,
+    "measured": predictions,
     "toy": things,
     "toy on arrays": things_on_arrays,
 }

@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 import yaml
-from conftest import CONF, REPOSITORY, SYSTEMS, design, shipped
+from conftest import CONF, DEVICES, REPOSITORY, SYSTEMS, design, shipped
 from conftest import backend as overlap
 
+from dse import discovery
 from dse.yamlcheck import accidents, unreadable
+from simulators.device import Device
 from simulators.system import System
-from studies.ficco import STUDY
 
 PACKAGES = ("dse", "simulators", "search_spaces", "studies")
 FILES = sorted(CONF.rglob("*.yaml"))
@@ -107,10 +108,11 @@ def test_every_option_is_described_and_named_like_its_file(group: str) -> None:
         assert len(described["description"]) > 10, f"{group}/{option}"
 
 
-@pytest.mark.parametrize("system", SYSTEMS)
+@pytest.mark.parametrize("system", [*SYSTEMS, *DEVICES])
 def test_every_constant_of_a_system_has_a_source_and_every_source_a_constant(system: str) -> None:
-    found = System.model_validate(shipped("system")[system])
-    facts = {path.removeprefix("system."): (provenance, source) for path, _, provenance, source in found.facts()}
+    tree = shipped("system")[system]
+    found = System.model_validate(tree) if system in SYSTEMS else Device.model_validate(tree)
+    facts = {path.partition(".")[2]: (provenance, source) for path, _, provenance, source in found.facts()}
     assert all(provenance and len(source) >= 3 for provenance, source in facts.values())
     for path in found.sources:
         assert any(fact == path or fact.startswith(f"{path}.") for fact in facts), f"{path} is the source of nothing"
@@ -119,7 +121,8 @@ def test_every_constant_of_a_system_has_a_source_and_every_source_a_constant(sys
 def test_the_recorded_and_shown_paths_of_every_study_are_paths_of_its_designs() -> None:
     schedules = [design(name) for name in shipped("schedule")]
     known = {path for one in schedules for path in _paths(one.model_dump(), "")}
-    for tree in (found for found in shipped("study").values() if found["study"]["module"] != "search_benchmark"):
+    others = ("search_benchmark", "operators")  # of backends of their own
+    for tree in (found for found in shipped("study").values() if found["study"]["module"] not in others):
         metrics = {**overlap("analytic").metrics, **overlap("analytic").relations}
         for path in (*tree["study"]["recorded"], *tree["study"]["baseline"]):
             assert path in known
@@ -137,10 +140,15 @@ def _paths(tree: Any, prefix: str) -> Iterator[str]:
 # Claims
 
 
-def test_the_retyped_claims_are_those_of_the_shared_list(shared: Callable[[str], Path]) -> None:
-    theirs = {row["id"]: row for row in _claims(yaml.safe_load(shared("papers/claims.yaml").read_text("utf-8")))}
+@pytest.mark.parametrize(("study", "papers"), [("ficco", ("ficco",)), ("operators", ("hardware", "data"))])
+def test_the_retyped_claims_are_those_of_the_shared_list(
+    study: str, papers: tuple[str, ...], shared: Callable[[str], Path]
+) -> None:
+    known = yaml.safe_load(shared("papers/claims.yaml").read_text("utf-8"))
+    theirs = {row["id"]: row for row in _claims(known, papers)}
     assert theirs
-    ours = {claim.id: claim.model_dump(mode="json") for claim in STUDY.claims()}
+    claims = discovery.load("studies", study, "STUDY").claims()
+    ours = {claim.id: claim.model_dump(mode="json") for claim in claims}
     assert set(ours) == set(theirs)
     for name, claim in ours.items():
         different = {
@@ -151,9 +159,9 @@ def test_the_retyped_claims_are_those_of_the_shared_list(shared: Callable[[str],
         assert different == {}, name
 
 
-def _claims(found: Any) -> list[dict[str, Any]]:
+def _claims(found: Any, papers: tuple[str, ...]) -> list[dict[str, Any]]:
     rows = found["claims"] if isinstance(found, dict) else found
-    return [row for row in rows if row["paper"] == "ficco"]
+    return [row for row in rows if row["paper"] in papers]
 
 
 # Code

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _KIND_COLOURS = {"gemm": "#0173b2", "transfer": "#de8f05", "launch": "#949494"}
 _MOST_DRAWN = 5_000  # points that are drawn one by one in an SVG; more become an image in it
 _SMALLEST_ERROR = 1e-3  # that is given a scale of its own
-_MARKERS = "osD^vPX*<>h8"
+MARKERS = "osD^vPX*<>h8"
 
 
 @dataclass(frozen=True)
@@ -53,10 +53,10 @@ def pareto(table: pd.DataFrame, x: Axis, *, y: Axis, size: Axis | None, by: str)
     by: the column that colours and marks points; size: a third objective as area.
     """
     scenarios = list(table["scenario"].unique())
-    colours = _palette([str(name) for name in table[by].unique()])
+    colours = palette([str(name) for name in table[by].unique()])
     areas = table[size.column] / (float(table[size.column].abs().max()) or 1.0) if size else 0.2
     table = table.assign(area=areas)
-    figure, panels = _panels(len(scenarios), width=3.5, height=3.1)
+    figure, panels = panels_of(len(scenarios), width=3.5, height=3.1)
     for panel, scenario in zip(panels, scenarios, strict=False):
         points = table[(table["scenario"] == scenario) & (table["status"] == "ok")]
         _scatter(panel, points, (x, y, "area"), by=by, colours=colours)
@@ -65,7 +65,7 @@ def pareto(table: pd.DataFrame, x: Axis, *, y: Axis, size: Axis | None, by: str)
     figure.supxlabel(x.label)
     figure.supylabel(y.label)
     area = f"; area: {size.label}" if size else ""
-    _legend(figure, colours, title=f"{by.removesuffix('.name')}; outlined: on the Pareto front{area}")
+    legend(figure, colours, title=f"{by.removesuffix('.name')}; outlined: on the Pareto front{area}")
     return figure
 
 
@@ -104,7 +104,7 @@ def _scatter(
                 group[y.column] * y.factor,
                 s=14 + 90 * group[area],
                 color=colour,
-                marker=_MARKERS[index % len(_MARKERS)],
+                marker=MARKERS[index % len(MARKERS)],
                 alpha=0.95 if on_front else 0.25,
                 edgecolors="black" if on_front else "none",
                 linewidths=0.9,
@@ -117,7 +117,7 @@ def bars(table: pd.DataFrame, value: Axis, *, by: str, ideal: str, baseline: str
     """The best value of each group of `by` in each scenario, the ideal as a dash, the baseline as a line at 1."""
     best = table[table["status"] == "ok"].groupby(["scenario", by], sort=False)[value.column].max().unstack(sort=False)
     best = best.loc[list(table["scenario"].unique())]
-    colours = _palette([str(name) for name in best.columns])
+    colours = palette([str(name) for name in best.columns])
     figure, panel = _figure(max(8.0, 0.95 * len(best) + 2.5), 4.6)
     width = 0.82 / len(best.columns)
     places = np.arange(len(best))
@@ -144,7 +144,7 @@ def agreement(both: pd.DataFrame, axes: Sequence[Axis], *, by: str, names: tuple
 
     _theme()
     groups = [str(name) for name in both[by].unique()]
-    colours = _palette(groups)
+    colours = palette(groups)
     size = (max(5.0, 4.3 * len(axes)), 4.4 + 2.2 + 0.24 * len(groups))
     figure, grid = plt.subplots(2, len(axes), figsize=size, squeeze=False, height_ratios=(4, 1.4 + 0.24 * len(groups)))
     for above, below, axis in zip(*grid, axes, strict=True):
@@ -157,7 +157,7 @@ def agreement(both: pd.DataFrame, axes: Sequence[Axis], *, by: str, names: tuple
             below.set_yticklabels([])
     title = f"{by.removesuffix('.name')}; filled: promoted, hollow: random sample; bar: median of both"
     title += f"; error: over {names[1]}, less one"
-    _legend(figure, colours, title=title)
+    legend(figure, colours, title=title)
     return figure
 
 
@@ -174,7 +174,7 @@ def _one_against_other(panel: Axes, both: pd.DataFrame, axis: Axis, *, by: str, 
                 part[axis.column] * axis.factor,
                 part[fine] * axis.factor,
                 s=20,
-                marker=_MARKERS[index % len(_MARKERS)],
+                marker=MARKERS[index % len(MARKERS)],
                 facecolors=[colour] if filled else "none",
                 edgecolors=[colour],
                 alpha=0.7,
@@ -244,7 +244,8 @@ def _lane_order(lane: str) -> tuple[int, int, str]:
     return (0 if lane == "compute" else 1, int(number) if number.isdigit() else 0, lane)
 
 
-def _palette(names: Sequence[str]) -> dict[str, Any]:
+def palette(names: Sequence[str]) -> dict[str, Any]:
+    """A colour for each name, in the order that colours have everywhere."""
     import seaborn as sns
 
     return dict(zip(names, sns.color_palette("colorblind", max(len(names), 1)), strict=True))
@@ -266,7 +267,8 @@ def _figure(width: float, height: float) -> tuple[Figure, Axes]:
     return figure, panel
 
 
-def _panels(count: int, *, width: float, height: float) -> tuple[Figure, list[Axes]]:
+def panels_of(count: int, *, width: float, height: float) -> tuple[Figure, list[Axes]]:
+    """A figure of so many panels, at most four beside one another; width and height of one panel [inch]."""
     import matplotlib.pyplot as plt
 
     _theme()
@@ -280,11 +282,12 @@ def _panels(count: int, *, width: float, height: float) -> tuple[Figure, list[Ax
     return figure, panels[:count]
 
 
-def _legend(figure: Figure, colours: Mapping[str, Any], *, title: str) -> None:
+def legend(figure: Figure, colours: Mapping[str, Any], *, title: str) -> None:
+    """What colours and markers mean, above a figure."""
     from matplotlib.lines import Line2D
 
     handles = [
-        Line2D([], [], color=colour, marker=_MARKERS[index % len(_MARKERS)], linestyle="", label=name)
+        Line2D([], [], color=colour, marker=MARKERS[index % len(MARKERS)], linestyle="", label=name)
         for index, (name, colour) in enumerate(colours.items())
     ]
     columns = max(1, min(len(handles), int(figure.get_figwidth() / 1.7)))
@@ -303,11 +306,11 @@ def progress(table: pd.DataFrame, x: Axis, *, y: Axis, by: str, of: str) -> Figu
     import seaborn as sns
 
     scenarios = list(table["scenario"].unique())
-    colours = _palette([str(name) for name in table[by].unique()])
-    marks = {name: _MARKERS[index % len(_MARKERS)] for index, name in enumerate(colours)}
+    colours = palette([str(name) for name in table[by].unique()])
+    marks = {name: MARKERS[index % len(MARKERS)] for index, name in enumerate(colours)}
     typical = table.groupby(["scenario", by, "share"])[x.column].transform("median") * x.factor
     shown = table.assign(x=typical, y=table[y.column] * y.factor)
-    figure, panels = _panels(len(scenarios), width=4.2, height=3.4)
+    figure, panels = panels_of(len(scenarios), width=4.2, height=3.4)
     for panel, scenario in zip(panels, scenarios, strict=True):
         own = {"data": shown[shown["scenario"] == scenario], "x": "x", "y": "y", "hue": by, "style": by}
         looks = {"palette": colours, "markers": marks, "dashes": False, "legend": False}
@@ -319,7 +322,7 @@ def progress(table: pd.DataFrame, x: Axis, *, y: Axis, by: str, of: str) -> Figu
         panel.set(xlabel="", ylabel="")
     figure.supxlabel(x.label)
     figure.supylabel(y.label)
-    _legend(figure, colours, title=f"{by.rpartition('.')[2]}: median and 95 % bootstrap interval of {of}")
+    legend(figure, colours, title=f"{by.rpartition('.')[2]}: median and 95 % bootstrap interval of {of}")
     return figure
 
 
@@ -331,8 +334,8 @@ def medians(table: pd.DataFrame, value: Axis, *, by: str, of: str) -> Figure:
     import seaborn as sns
 
     scenarios = list(table["scenario"].unique())
-    colours = _palette([str(name) for name in table[by].unique()])
-    figure, panels = _panels(len(scenarios), width=4.2, height=0.8 + 0.3 * len(colours))
+    colours = palette([str(name) for name in table[by].unique()])
+    figure, panels = panels_of(len(scenarios), width=4.2, height=0.8 + 0.3 * len(colours))
     for index, (panel, scenario) in enumerate(zip(panels, scenarios, strict=True)):
         own = table[table["scenario"] == scenario].assign(value=table[value.column] * value.factor)
         band = {"estimator": "median", "errorbar": ("ci", 95), "n_boot": _BOOTSTRAPS, "seed": 0}
@@ -356,7 +359,7 @@ def importance(rows: pd.DataFrame, knobs: Sequence[str], *, label: str, title: s
     points that have the knob; those of a knob that some lack are hatched). label: what a share is a share of.
     """
     objectives = list(rows["objective"].unique())
-    figure, panels = _panels(len(objectives), width=3.6, height=0.9 + 0.42 * len(knobs))
+    figure, panels = panels_of(len(objectives), width=3.6, height=0.9 + 0.42 * len(knobs))
     for index, (panel, objective) in enumerate(zip(panels, objectives, strict=True)):
         own = rows[rows["objective"] == objective]
         for place, knob in enumerate(knobs):
@@ -558,7 +561,7 @@ def break_even(rows: Sequence[Mapping[str, Any]], widths: Mapping[str, float], t
     options = sorted(lengths, key=lambda option: -lengths[option])
     scenarios = list(dict.fromkeys(row["scenario"] for row in rows))
     colours = _hues(options)
-    figure, panels = _panels(len(widths), width=3.7, height=1.1 + 0.19 * len(scenarios))
+    figure, panels = panels_of(len(widths), width=3.7, height=1.1 + 0.19 * len(scenarios))
     for index, (panel, (path, width)) in enumerate(zip(panels, widths.items(), strict=True)):
         for row in (row for row in rows if row["constant"] == path):
             low, high = row["low"] / row["nominal"], row["high"] / row["nominal"]

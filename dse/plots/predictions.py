@@ -1,0 +1,119 @@
+"""Figures of predictions against measurements."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dse.plots import MARKERS, legend, palette, panels_of
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_FAR = 1.5  # the dotted lines beside the diagonal
+
+
+def scatter(rows: pd.DataFrame, *, by: str, title: str) -> Figure:
+    """Predicted against measured time, a panel for each `kind`; on the diagonal they agree.
+
+    rows: `kind`, `measured_s`, `predicted_s`, `fitted` (whether constants were fitted on it: hollow) and the column
+    `by` that colours. Errors in the panels are over rows that were not fitted on.
+    """
+    kinds = list(rows["kind"].unique())
+    colours = palette([str(name) for name in rows[by].unique()])
+    figure, held = panels_of(len(kinds), width=4.2, height=4.0)
+    for panel, kind in zip(held, kinds, strict=False):
+        own = rows[rows["kind"] == kind]
+        for index, (name, colour) in enumerate(colours.items()):
+            mine = own[own[by].astype(str) == name]
+            looks: dict[str, Any] = {"marker": MARKERS[index % len(MARKERS)], "s": 13}
+            unseen, seen = mine[~mine["fitted"]], mine[mine["fitted"]]
+            panel.scatter(
+                unseen["measured_s"] * 1e3, unseen["predicted_s"] * 1e3, color=colour, alpha=0.5, lw=0, **looks
+            )
+            panel.scatter(
+                seen["measured_s"] * 1e3,
+                seen["predicted_s"] * 1e3,
+                facecolors="none",
+                edgecolors=[colour],
+                lw=0.8,
+                **looks,
+            )
+        _diagonal(panel, own)
+        panel.set_title(f"{kind}: {_said(own)}", fontsize=9.5, fontweight="bold")
+    figure.supxlabel("measured [ms]", fontsize=10)
+    figure.supylabel("predicted [ms]", fontsize=10)
+    legend(figure, colours, title=f"{title}; hollow: fitted on; dotted: a factor {_FAR:g}")
+    return figure
+
+
+def _diagonal(panel: Axes, own: pd.DataFrame) -> None:
+    ends = np.array([own[["measured_s", "predicted_s"]].min().min(), own[["measured_s", "predicted_s"]].max().max()])
+    ends = ends * 1e3 * [0.8, 1.25]
+    panel.set(xscale="log", yscale="log", xlim=ends, ylim=ends)
+    panel.plot(ends, ends, color="black", lw=0.8, zorder=0)
+    for factor in (_FAR, 1 / _FAR):
+        panel.plot(ends, ends * factor, color="black", lw=0.7, ls=":", zorder=0)
+
+
+def _said(own: pd.DataFrame) -> str:
+    unseen = own[~own["fitted"]]
+    if unseen.empty:
+        return "all fitted on"
+    error = (unseen["predicted_s"] / unseen["measured_s"] - 1).abs()
+    return f"median error {100 * error.median():.1f} %, {len(unseen)} times"
+
+
+def errors(rows: pd.DataFrame, models: Sequence[str]) -> Figure:
+    """Median error of each prediction for each device (bar), and its 90th percentile (tick); a panel for each `kind`.
+
+    rows: `kind`, `device`, `model`, `median`, `p90` (shares).
+    """
+    kinds, devices = list(rows["kind"].unique()), list(rows["device"].unique())
+    colours = palette(list(models))
+    figure, held = panels_of(len(kinds), width=4.2, height=1.0 + 0.5 * len(devices))
+    for place, (panel, kind) in enumerate(zip(held, kinds, strict=False)):
+        own = rows[rows["kind"] == kind]
+        for index, (model, colour) in enumerate(colours.items()):
+            mine = own[own["model"] == model].set_index("device").reindex(devices)
+            heights = np.arange(len(devices)) + (index - (len(colours) - 1) / 2) * 0.26
+            panel.barh(heights, 100 * mine["median"], height=0.24, color=colour)
+            panel.plot(100 * mine["p90"], heights, ls="", marker="|", color="black", ms=7)
+        panel.set_yticks(range(len(devices)), devices if place % 4 == 0 else [""] * len(devices), fontsize=8)
+        panel.set(xscale="log", xlim=(0.5, 1000.0))
+        panel.invert_yaxis()
+        panel.grid(axis="y", visible=False)
+        panel.set_title(kind, fontsize=10, fontweight="bold")
+    figure.supxlabel("error on rows not fitted on [%]: bar median, tick 90th percentile", fontsize=9)
+    legend(figure, colours, title="predicted by")
+    return figure
+
+
+def bandwidths(rows: pd.DataFrame) -> Figure:
+    """Bus bandwidth of all-reduces over the payload, measured (marks) and predicted (lines); a panel for each `device`.
+
+    rows: `device`, `gpus`, `payload_bytes`, `measured_bytes_per_s`, `predicted_bytes_per_s`, `fitted`.
+    """
+    devices = list(rows["device"].unique())
+    colours = palette([f"{number:.0f} GPUs" for number in sorted(rows["gpus"].unique())])
+    figure, held = panels_of(len(devices), width=3.6, height=3.2)
+    for panel, device in zip(held, devices, strict=False):
+        for index, (name, colour) in enumerate(colours.items()):
+            own = rows[(rows["device"] == device) & (rows["gpus"] == float(name.split()[0]))].sort_values(
+                "payload_bytes"
+            )
+            looks: dict[str, Any] = {"color": colour, "marker": MARKERS[index % len(MARKERS)], "ls": "", "ms": 5}
+            for fitted, fill in ((False, "full"), (True, "none")):
+                part = own[own["fitted"] == fitted]
+                panel.plot(part["payload_bytes"] / 1e6, part["measured_bytes_per_s"] / 1e9, fillstyle=fill, **looks)
+            panel.plot(own["payload_bytes"] / 1e6, own["predicted_bytes_per_s"] / 1e9, color=colour, lw=1.2)
+        panel.set(xscale="log", ylim=(0, None))
+        panel.set_title(device, fontsize=10, fontweight="bold")
+    figure.supxlabel("payload [MB]", fontsize=10)
+    figure.supylabel("bus bandwidth [GB/s]", fontsize=10)
+    legend(figure, colours, title="marks: measured (hollow: fitted on), lines: predicted")
+    return figure

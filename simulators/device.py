@@ -1,0 +1,147 @@
+"""A GPU as the cost of single operators sees it: datasheet numbers, efficiency constants, and the server around it.
+
+A device file (`conf/system/<name>.yaml`) holds what the data sheet says; `python -m dse calibrate` writes one that
+holds the constants it has fitted, too. Field names carry SI units.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import Field, model_validator
+
+from dse.compose import conf_dir
+from dse.problems import ConfigError, Problem, Problems, did_you_mean
+from dse.values import Bytes, BytesPerSecond, FlopPerSecond, Frozen, Integer, Number, Seconds, Source, leaves
+from dse.yamlcheck import unreadable
+
+Precision = Literal["fp32", "fp16_storage", "mixed"]
+ELEMENT_BYTES: Mapping[str, int] = {"fp32": 4, "fp16_storage": 2, "mixed": 2}
+_ARITHMETIC: Mapping[str, Precision] = {"fp16_storage": "fp32"}  # 16-bit data, 32-bit arithmetic
+
+Bandwidth = Annotated[BytesPerSecond, Field(ge=1e6)]  # 64 would be a forgotten unit
+Factor = Annotated[Number, Field(gt=0, le=1e3)]
+Duration = Annotated[Seconds, Field(gt=0)]
+
+
+class Efficiency(Frozen):
+    """What a data sheet does not say of a device at one precision: six constants (equations in `simulators.operators`).
+
+    launch_s: fixed time of a call. compute: share of the peak rate that inner loops reach (above 1 where the clock is
+    above the data sheet's). feed: bytes from the last-level cache to a CU per 16 FLOP of peak. transposed: extra cost
+    of reading a transposed A. narrow: slowdown of the library's kernels for at most 16 columns. latency_s: of a chain
+    of dependent loads, for each element of K.
+    """
+
+    launch_s: Duration
+    compute: Factor
+    feed: Factor
+    transposed: Factor
+    narrow: Factor
+    latency_s: Duration
+
+
+class Gpu(Frozen):
+    """Numbers of the data sheet. flop_per_s: peak by precision; fp16_storage computes in fp32."""
+
+    num_cus: Annotated[Integer, Field(ge=1, le=4096)]
+    hbm_bytes_per_s: Bandwidth
+    hbm_bytes: Bytes | None = None
+    flop_per_s: Mapping[Precision, FlopPerSecond] = Field(min_length=1)
+
+    def peak(self, precision: str) -> float | None:
+        """Peak rate [FLOP/s] at a precision; None where the file does not say."""
+        name = _ARITHMETIC.get(precision, precision)
+        return {str(key): rate for key, rate in self.flop_per_s.items()}.get(name)
+
+
+class Server(Frozen):
+    """How GPUs reach each other, as an all-reduce meets it.
+
+    bytes_per_s: rate of a GPU in a ring of two in a server of num_gpus; each further GPU lengthens the time of a byte
+    by the share `sharing`, as paths through switches and sockets are shared. latency_s: of a step. network_bytes_per_s:
+    rate of a GPU once a ring leaves the server; None where nobody measured it.
+    """
+
+    num_gpus: Annotated[Integer, Field(ge=2, le=1024)] = 8
+    bytes_per_s: Bandwidth
+    latency_s: Duration
+    sharing: Annotated[Number, Field(ge=0, le=1)] = 0.0
+    network_bytes_per_s: Bandwidth | None = None
+
+
+class Device(Frozen):
+    """One GPU and its server. measured_as: what measured tables call it (`calibrate` fills it in).
+
+    efficiency: by precision. fitted_on: kind -> names of the rows that the constants were fitted on, by precision.
+    note: how the fit went. sources: dotted path -> where the numbers at it and below it are from.
+    """
+
+    name: str
+    description: str = ""
+    measured_as: str = ""
+    gpu: Gpu
+    server: Server | None = None
+    efficiency: Mapping[Precision, Efficiency] = Field(default_factory=dict)
+    fitted_on: Mapping[str, Mapping[str, tuple[str, ...]]] = Field(default_factory=dict)
+    note: Any = None
+    sources: Mapping[str, Source]
+
+    @model_validator(mode="after")
+    def _every_number_has_a_source(self) -> Device:
+        bare = [path for path, value, _ in leaves(self) if _is_fact(value) and self.source(path) is None]
+        if bare:
+            raise ValueError(f"no entry in `sources` for {', '.join(bare)}; every constant names where it is from")
+        return self
+
+    def source(self, path: str) -> Source | None:
+        """The source of the constant at `path`: its own entry, or that of the nearest enclosing path."""
+        while path:
+            if path in self.sources:
+                return self.sources[path]
+            path = path.rpartition(".")[0]
+        return None
+
+    def facts(self) -> Iterator[tuple[str, Any, str, str]]:
+        """(dotted path, value, provenance, source) of every constant."""
+        for path, value, _ in leaves(self):
+            source = self.source(path)
+            if source and _is_fact(value):
+                yield f"{self.name}.{path}", value, source.provenance, source.source
+
+
+def _is_fact(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def tree_of(said: str) -> dict[str, Any]:
+    """What a device file holds, by the name of a shipped one or by path. Raises ConfigError."""
+    shipped = conf_dir() / "system" / f"{said}.yaml"
+    path = shipped if "/" not in said and shipped.is_file() else Path(said)
+    if not path.is_file():
+        known = [file.stem for file in (conf_dir() / "system").glob("*.yaml")]
+        rule = "is neither a shipped system nor a YAML file"
+        raise ConfigError([Problem("system", rule, said, did_you_mean(said, known))])
+    problems = unreadable(path)
+    if problems:
+        raise ConfigError(problems)
+    found = yaml.safe_load(path.read_text(encoding="utf-8"))
+    if not isinstance(found, dict):
+        raise ConfigError([Problem("system", "holds no keys", said)])
+    return found
+
+
+def device_of(tree: object, path: str = "system") -> Device:
+    """A validated device. Raises ConfigError with every problem."""
+    check = Problems()
+    if isinstance(tree, Mapping) and "node" in tree and "server" not in tree:
+        way = "devices of single operators say gpu.flop_per_s by precision: docs/operators.md"
+        check.add(path, "is a system for schedules", value=tree.get("name"), way_out=way)
+        check.done()
+    found = check.model(Device, tree, path=path)
+    check.done()
+    assert found is not None
+    return found

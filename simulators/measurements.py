@@ -1,0 +1,345 @@
+"""Tables of measured operators, in the layout of DeepBench's results: a CSV with a row for each measured operation.
+
+Columns `device, precision, op` name a row; `op` says which columns hold its shape and its times [ms]. Whatever is wrong
+is told by line and column, all at once.
+"""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import math
+import re
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dse.compose import conf_dir
+from dse.problems import ConfigError, Problem, did_you_mean
+from simulators.device import ELEMENT_BYTES
+
+Floats = NDArray[np.float64]
+
+KINDS: Mapping[str, tuple[str, ...]] = {
+    "gemm": ("gemm",),
+    "conv": ("conv",),
+    "recurrent": ("lstm", "gru", "vanilla"),
+    "allreduce": ("allreduce",),
+}
+"""Kind of operator -> what `op` may say of it."""
+GATES: Mapping[str, int] = {"lstm": 4, "gru": 3, "vanilla": 1}
+"""Matrices of a recurrent cell that are multiplied with its state in every step."""
+
+_FILTER = ("r", "s", "stride_v", "stride_h")
+_SHAPES: Mapping[str, tuple[str, ...]] = {
+    "gemm": ("m", "n", "k", "ta", "tb"),
+    "conv": ("w", "h", "c", "n", "k", "pad_h", "pad_w", *_FILTER),
+    "recurrent": ("hidden", "n", "t"),
+    "allreduce": ("floats", "gpus"),
+}
+_PASSES = ("fwd_ms", "bwd_data_ms", "bwd_filter_ms")
+_TIMES: Mapping[str, tuple[str, ...]] = {
+    "gemm": ("fwd_ms",),
+    "conv": _PASSES,
+    "recurrent": _PASSES,
+    "allreduce": ("mean_ms",),
+}
+_NAMES: Mapping[str, str] = {
+    "gemm": "{m}x{n}x{k} {ta}{tb}",
+    "conv": "{w}x{h}x{c} n{n} k{k} {r}x{s} pad {pad_h}x{pad_w} stride {stride_v}x{stride_h}",
+    "recurrent": "{op} h{hidden} n{n} t{t}",
+    "allreduce": "{floats} x {gpus}",
+}
+_LEAST = {"pad_h": 0, "pad_w": 0, "gpus": 2}
+_MOST = 2**40
+_MOST_BYTES = 1 << 26  # of a file
+_SHOWN = 20  # problems that are told one by one
+_NOT_MEASURED = re.compile(r"|N/?A\*?|-", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """R measured operations of one kind on one device at one precision.
+
+    shape: column -> its values [R] (of a GEMM `ta`, `tb`: 1 where transposed; of a recurrent layer also `gates`).
+    seconds [R, passes]: NaN where not measured. names, lines: what each is called, and where it stands.
+    """
+
+    device: str
+    precision: str
+    kind: str
+    shape: Mapping[str, Floats]
+    seconds: Floats
+    names: tuple[str, ...]
+    lines: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """R."""
+        return len(self.names)
+
+    @property
+    def passes(self) -> tuple[str, ...]:
+        """What the columns of `seconds` are."""
+        return tuple(name.removesuffix("_ms") for name in _TIMES[self.kind])
+
+    def take(self, places: NDArray[Any]) -> Rows:
+        """Some of the rows, by index or mask."""
+        chosen = np.arange(self.size)[places].tolist()
+        return Rows(
+            self.device,
+            self.precision,
+            self.kind,
+            {name: values[chosen] for name, values in self.shape.items()},
+            self.seconds[chosen],
+            tuple(self.names[place] for place in chosen),
+            tuple(self.lines[place] for place in chosen),
+        )
+
+
+def read(path: Path) -> list[Rows]:
+    """The rows of a CSV, by device, precision and kind. Raises ConfigError, naming lines and columns."""
+    table = _Table(path)
+    found = defaultdict[tuple[str, str, str], list[_Row]](list)
+    lines = list(table.lines())
+    table.count([cells for _, cells in lines])
+    for line, cells in lines:
+        row = table.row(line, cells)
+        if row is not None:
+            found[row.device, row.precision, row.kind].append(row)
+    if not found and not table.problems:
+        table.note("", "holds no rows")
+    table.done()
+    if table.filled:
+        print(
+            f"{path.name}: {table.filled} convolutions have no filter size or stride; they are of DeepBench's list,"
+            " which has them",
+            file=sys.stderr,
+        )
+    return [_rows(*key, rows) for key, rows in found.items()]
+
+
+def read_folder(folder: Path) -> list[Rows]:
+    """The rows of all tables below a folder; a CSV without a column `op` is not one. Raises ConfigError."""
+    if not folder.is_dir():
+        raise ConfigError([Problem("study.data_dir", "is no folder", str(folder), "name one that holds CSV tables")])
+    files = [file for file in sorted(folder.rglob("*.csv")) if "op" in _head(file)]
+    if not files:
+        rule = "holds no CSV table of measured operators (with the columns device, precision, op)"
+        raise ConfigError([Problem("study.data_dir", rule, str(folder))])
+    return [rows for file in files for rows in read(file)]
+
+
+def _head(file: Path) -> list[str]:
+    with file.open(encoding="utf-8-sig", errors="replace") as text:
+        lines = text.read(1 << 16).splitlines()
+    return [name.strip() for name in "".join(lines[len(_comments(lines)) :][:1]).split(",")]
+
+
+def _comments(lines: Sequence[str]) -> list[str]:
+    """The lines above a table that say what it is."""
+    return list(itertools.takewhile(lambda line: line.startswith("#"), lines))
+
+
+@dataclass(frozen=True)
+class _Row:
+    device: str
+    precision: str
+    kind: str
+    op: str
+    line: int
+    shape: Mapping[str, float]
+    times: tuple[float, ...]
+    name: str
+
+
+class _Table:
+    """A file while it is read. filled: convolutions whose filter was found in DeepBench's list."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self.problems, self.filled = path, list[Problem](), 0
+        self._seen, self._held = Counter[tuple[str, ...]](), Counter[tuple[str, ...]]()
+        if not path.is_file():
+            raise ConfigError([Problem("data", "is no file", str(path), "name a CSV of measured operators")])
+        if path.stat().st_size > _MOST_BYTES:
+            raise ConfigError([Problem("data", f"is larger than {_MOST_BYTES >> 20} MiB", str(path))])
+        try:
+            text = path.read_text(encoding="utf-8-sig")
+        except UnicodeDecodeError as error:
+            raise ConfigError([Problem("data", f"is no text in UTF-8: {error.reason}", str(path))]) from None
+        lines = text.splitlines()
+        self._above = len(_comments(lines))
+        self._reader = csv.reader(lines[self._above :], strict=True)
+        try:
+            self.columns = [name.strip() for name in next(self._reader, [])]
+        except csv.Error as error:
+            raise ConfigError([Problem("data", f"is no CSV: {error}", str(path))]) from None
+        self._check_columns()
+
+    def note(self, where: str, rule: str, value: object = None, way_out: str = "") -> None:
+        """Note a problem of this file."""
+        place = f"{self._path.name}, {where}" if where else self._path.name
+        self.problems.append(Problem(place, rule, value, way_out))
+
+    def done(self) -> None:
+        """Raise ConfigError with the first of the problems, if there are any."""
+        more = len(self.problems) - _SHOWN
+        if more > 0:
+            self.problems[_SHOWN:] = [Problem(self._path.name, f"has {more} more problems of this sort")]
+        if self.problems:
+            raise ConfigError(self.problems)
+
+    def _check_columns(self) -> None:
+        known = {"device", "precision", "op", "algo", "total_ms"}
+        known |= {name for names in (*_SHAPES.values(), *_TIMES.values()) for name in names}
+        for name in ("precision", "op"):
+            if name not in self.columns:
+                near = did_you_mean(name, self.columns) if self.columns else ""
+                self.note(f"line {self._above + 1}", f"has no column {name}", way_out=near)
+        for name in self.columns:
+            if self.columns.count(name) > 1:
+                self.note(f"line {self._above + 1}", "names a column twice", name)
+            if name not in known and re.fullmatch(r"(fwd|bwd_data|bwd_filter|total|mean)_\w+", name):
+                self.note(f"line {self._above + 1}", "times are in ms", name, did_you_mean(name, known))
+        self.done()
+
+    def lines(self) -> Iterator[tuple[int, dict[str, str]]]:
+        """(line, cell by column) of every row that holds something."""
+        try:
+            for cells in self._reader:
+                line = self._above + self._reader.line_num
+                if any(cell.strip() for cell in cells):
+                    if len(cells) > len(self.columns):
+                        self.note(f"line {line}", f"has {len(cells)} cells for {len(self.columns)} columns")
+                        continue
+                    padded = [cell.strip() for cell in cells] + [""] * (len(self.columns) - len(cells))
+                    yield line, dict(zip(self.columns, padded, strict=True))
+        except csv.Error as error:
+            self.note(f"line {self._above + self._reader.line_num}", f"is no CSV: {error}")
+
+    def count(self, rows: Sequence[Mapping[str, str]]) -> None:
+        """Note how often each convolution without a filter comes."""
+        self._held.update(_convolution(cells) for cells in rows if cells["op"] == "conv")
+
+    def row(self, line: int, cells: Mapping[str, str]) -> _Row | None:
+        """One row; None with its problems noted."""
+        before, op, precision = len(self.problems), cells["op"], cells["precision"]
+        kind = next((kind for kind, ops in KINDS.items() if op in ops), None)
+        if kind is None:
+            every = [name for ops in KINDS.values() for name in ops]
+            self.note(f"line {line}, op", "is no operator that is known", op, did_you_mean(op, every))
+        if precision not in ELEMENT_BYTES:
+            way = did_you_mean(precision, ELEMENT_BYTES)
+            self.note(f"line {line}, precision", "is unknown", precision, way)
+        if kind is None or len(self.problems) > before:
+            return None
+        shape = self._shape(line, kind, cells)
+        times = tuple(self._time(line, name, cells) for name in _TIMES[kind])
+        if len(self.problems) > before:
+            return None
+        if all(math.isnan(time) for time in times):
+            self.note(f"line {line}", f"holds no time: {', '.join(_TIMES[kind])} are empty")
+            return None
+        texts = {name: _text(name, value) for name, value in shape.items()}
+        name = _NAMES[kind].format(op=op, **texts)
+        return _Row(cells.get("device") or self._path.stem, precision, kind, op, line, shape, times, name)
+
+    def _shape(self, line: int, kind: str, cells: Mapping[str, str]) -> dict[str, float]:
+        blank = kind == "conv" and not all(cells.get(name) for name in _FILTER)
+        names = [name for name in _SHAPES[kind] if not (blank and name in _FILTER)]
+        shape = {name: self._size(line, name, cells) for name in names}
+        shape |= self._filter(line, cells) if blank else {}
+        for side, filter_, pad in (("h", "r", "pad_h"), ("w", "s", "pad_w")) if kind == "conv" else ():
+            if shape[side] + 2 * shape[pad] < shape.get(filter_, 0.0):
+                self.note(f"line {line}, {filter_}", "is larger than the padded image", f"{shape[filter_]:.0f}")
+        return shape
+
+    def _size(self, line: int, name: str, cells: Mapping[str, str]) -> float:
+        where, text = f"line {line}, {name}", cells.get(name)
+        if text is None:
+            self.note(f"line {self._above + 1}", f"has no column {name}, which {cells['op']} rows need")
+            return math.nan
+        if name in ("ta", "tb"):
+            if text not in ("N", "T"):
+                self.note(where, "must be N or T", text)
+            return float(text == "T")
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        least = _LEAST.get(name, 1)
+        if not (value.is_integer() and least <= value <= _MOST):
+            self.note(where, f"must be a whole number from {least}", text)
+        return value
+
+    def _time(self, line: int, name: str, cells: Mapping[str, str]) -> float:
+        """A time [s]; NaN where it was not measured."""
+        where, text = f"line {line}, {name}", cells.get(name, "")
+        if _NOT_MEASURED.fullmatch(text):
+            return math.nan
+        try:
+            value = float(text)
+        except ValueError:
+            unit = re.fullmatch(r"[\d.eE+-]+\s*([a-zA-Zµ]+)", text)
+            rule = f"holds the unit {unit[1]}; this column is in ms" if unit else "is no number"
+            self.note(where, rule, text, "write the number of milliseconds")
+            return math.nan
+        if not (math.isfinite(value) and value > 0):
+            self.note(where, "must be a positive time in ms", text)
+            return math.nan
+        return value * 1e-3
+
+    def _filter(self, line: int, cells: Mapping[str, str]) -> dict[str, float]:
+        """Filter and stride of a convolution of DeepBench's list, for tables that leave them out."""
+        key = _convolution(cells)
+        known, place = _deepbench().get(key, ()), self._seen[key]
+        self._seen[key] += 1
+        empty = [name for name in _FILTER if not cells.get(name)]
+        if not known or (len(set(known)) > 1 and self._held[key] % len(known)):
+            why = "has several of this shape" if known else "has no such shape"
+            way = f"fill them in: DeepBench's list, which they could be taken from, {why}"
+            self.note(f"line {line}, {empty[0]}", f"is empty ({', '.join(empty)})", way_out=way)
+            return {}
+        self.filled += 1
+        found = dict(zip(_FILTER, known[place % len(known)], strict=True))
+        for name in set(_FILTER) - set(empty):
+            if self._size(line, name, cells) != found[name]:
+                self.note(f"line {line}, {name}", f"is not {found[name]:.0f}, as in DeepBench's list", cells[name])
+        return found
+
+
+def _convolution(cells: Mapping[str, str]) -> tuple[str, ...]:
+    """A convolution without its filter: image, channels and batch."""
+    return tuple(cells.get(name, "").removesuffix(".0") for name in ("w", "h", "c", "n", "k"))
+
+
+@cache
+def _deepbench() -> Mapping[tuple[str, ...], Sequence[tuple[float, ...]]]:
+    """Filters and strides of DeepBench's convolutions in its order, by what `_convolution` says of them."""
+    found = defaultdict[tuple[str, ...], list[tuple[float, ...]]](list)
+    with (conf_dir() / "data" / "deepbench_convolutions.csv").open(encoding="utf-8") as text:
+        for row in csv.DictReader(line for line in text if not line.startswith("#")):
+            found[_convolution(row)].append(tuple(float(row[name]) for name in _FILTER))
+    return found
+
+
+def _text(name: str, value: float) -> str:
+    return ("N", "T")[int(value)] if name in ("ta", "tb") else f"{value:.0f}"
+
+
+def _rows(device: str, precision: str, kind: str, rows: Iterable[_Row]) -> Rows:
+    held = list(rows)
+    shape = {name: np.array([row.shape[name] for row in held]) for name in _SHAPES[kind]}
+    if kind == "recurrent":
+        shape["gates"] = np.array([float(GATES[row.op]) for row in held])
+    seconds = np.array([row.times for row in held], float)
+    return Rows(
+        device, precision, kind, shape, seconds, tuple(row.name for row in held), tuple(row.line for row in held)
+    )

@@ -1,0 +1,104 @@
+"""What a kernel runs on: the data sheet and the efficiency constants of a device, for the CUs that are granted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from simulators.device import ELEMENT_BYTES, Device, Efficiency
+
+Floats = NDArray[np.float64]
+
+HBM_SHARE = 0.85
+"""Of the data sheet's HBM bandwidth that kernels of the library reach; for all devices, chosen on DeepBench."""
+_MATRIX_STEP = 8
+HBM_DRAW = 3.0
+"""Times its even share of the bandwidth that a CU can draw: under a third of the CUs do not fill HBM (assumption)."""
+
+
+@dataclass(frozen=True)
+class Chip:
+    """Numbers of one device, or arrays over designs that broadcast with one another and with shapes.
+
+    num_cus: of the device; cus: granted to the kernel. flop_per_s: peak of all CUs; vector_flop_per_s: that without
+    matrix units, where the peak is theirs (None: it is not). The rest as in `Efficiency`.
+    """
+
+    num_cus: ArrayLike
+    cus: ArrayLike
+    flop_per_s: ArrayLike
+    hbm_bytes_per_s: ArrayLike
+    element_bytes: ArrayLike
+    launch_s: ArrayLike
+    compute: ArrayLike
+    feed: ArrayLike
+    transposed: ArrayLike
+    narrow: ArrayLike
+    latency_s: ArrayLike
+    vector_flop_per_s: ArrayLike | None = None
+
+    @classmethod
+    def of(
+        cls, device: Device, precision: str, *, efficiency: Efficiency | None = None, cus: ArrayLike | None = None
+    ) -> Chip:
+        """A device at a precision, all its CUs granted unless said otherwise.
+
+        efficiency: in place of the device's own. Raises ValueError where there are no constants or no peak rate.
+        """
+        held = efficiency or {str(name): found for name, found in device.efficiency.items()}.get(precision)
+        peak = device.gpu.peak(precision)
+        if held is None or peak is None:
+            raise ValueError(f"{device.name} has no constants for {precision}: python -m dse calibrate fits them")
+        return cls(
+            num_cus=device.gpu.num_cus,
+            cus=device.gpu.num_cus if cus is None else cus,
+            flop_per_s=peak,
+            hbm_bytes_per_s=device.gpu.hbm_bytes_per_s,
+            element_bytes=ELEMENT_BYTES[precision],
+            vector_flop_per_s=device.gpu.peak("fp32") if precision == "mixed" else None,
+            **held.model_dump(),
+        )
+
+    def work_of(self, *channels: ArrayLike) -> ArrayLike:
+        """How much longer arithmetic takes than at the peak, for channels that matrix units may not take."""
+        if self.vector_flop_per_s is None:
+            return 1.0
+        fit = np.logical_and.reduce([np.asarray(size) % _MATRIX_STEP == 0 for size in channels])
+        return np.where(fit, 1.0, self.without_matrix_units)
+
+    @property
+    def without_matrix_units(self) -> ArrayLike:
+        """How much longer arithmetic takes without them."""
+        return 1.0 if self.vector_flop_per_s is None else np.asarray(self.flop_per_s) / self.vector_flop_per_s
+
+    @property
+    def rate(self) -> Floats:
+        """Peak rate of one CU [FLOP/s]."""
+        return np.asarray(np.asarray(self.flop_per_s, float) / np.asarray(self.num_cus))
+
+    @property
+    def reached(self) -> Floats:
+        """Rate that inner loops reach on all granted CUs [FLOP/s]."""
+        return np.asarray(self.rate * np.asarray(self.cus) * np.asarray(self.compute), float)
+
+    @property
+    def bandwidth(self) -> Floats:
+        """HBM bandwidth that the granted CUs reach [bytes/s]."""
+        share = np.minimum(1.0, HBM_DRAW * np.asarray(self.cus) / np.asarray(self.num_cus))
+        return np.asarray(HBM_SHARE * np.asarray(self.hbm_bytes_per_s) * share, float)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Work [FLOP], least traffic with HBM [bytes] and time alone [s] of operators; arrays of one shape."""
+
+    flop: Floats
+    bytes: Floats
+    seconds: Floats
+
+    @classmethod
+    def of(cls, flop: ArrayLike, traffic: ArrayLike, seconds: ArrayLike) -> Cost:
+        """Of three arrays that broadcast."""
+        return cls(*(np.asarray(found, float) for found in np.broadcast_arrays(flop, traffic, seconds)))

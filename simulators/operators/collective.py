@@ -1,0 +1,189 @@
+"""Collectives alone: steps, bytes and time of ring, direct and tree algorithms, by CUs or DMA engines, in a node and
+beyond.
+
+A GPU of a group of n takes part in `steps` dependent steps and sends `traffic` bytes in all (S: payload):
+
+    pattern          payload S                       ring                  direct                tree
+    all_reduce       the tensor every GPU holds      2(n-1), 2(n-1)/n S    2, 2(n-1)/n S         2 lg n, 2(n-1)/n S
+    all_gather       the tensor every GPU ends with  n-1, (n-1)/n S        1, (n-1)/n S          lg n, (n-1)/n S
+    reduce_scatter   the tensor every GPU starts with           as all_gather
+    all_to_all       what a GPU sends to all, itself included   n-1, (n-1)/2 S    1, (n-1)/n S   lg n, lg n / 2 S
+    broadcast        the tensor of the root          n-1, S                2, 2(n-1)/n S         lg n, S
+
+    T = min(steps a + traffic / B,  steps a / 4 + 2 traffic / B)                (alpha-beta, two protocols)
+
+with a the latency of a step, B the rate at which a GPU sends over the links that it uses, lg n = ceil(log2 n). Standard
+(Thakur, Rabenseifner, Gropp, IJHPCA 2005; tree: two complementary pipelined trees, Sanders, Speck, Traeff 2009;
+all-to-all on a tree: Bruck). The second protocol sends a flag with every word, so half of what it sends is payload, and
+need not wait for a fence: NCCL's tuning table (`src/graph/tuning.cc`) gives it 1/4 to 1/6 of the latency; 1/4 is used.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from simulators.system import CopyTimes
+
+Floats = NDArray[np.float64]
+Pattern = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast"]
+Algorithm = Literal["ring", "direct", "tree"]
+
+_LOW_LATENCY = (0.25, 2.0)  # of the latency of a step, and of the bytes: the protocol with a flag in every word
+_REDUCES = ("all_reduce", "reduce_scatter")
+
+
+@dataclass(frozen=True)
+class Group:
+    """GPUs of a collective and what they send over; numbers or arrays that broadcast.
+
+    bytes_per_s: rate at which one GPU sends over all links that it uses, in one direction. latency_s: of one step.
+    computes: whether what moves the data can add, as CUs can and DMA engines cannot. short_messages: whether it has a
+    protocol for these.
+    """
+
+    num_gpus: ArrayLike
+    bytes_per_s: ArrayLike
+    latency_s: ArrayLike
+    computes: bool = True
+    short_messages: bool = True
+
+    def by_cus(self, cus: ArrayLike, bytes_per_s_per_cu: ArrayLike) -> Group:
+        """The same, moved by kernels on so many CUs: they fill the links, B, to 1 - exp(-c r / B).
+
+        r: what one CU moves alone. Derived from RCCL's rate against its number of channels.
+        """
+        links = np.asarray(self.bytes_per_s, float)
+        filled = -np.expm1(-np.asarray(cus) * np.asarray(bytes_per_s_per_cu) / links)
+        return replace(self, bytes_per_s=links * filled)
+
+    def by_dma(self, num_engines: ArrayLike, bytes_per_s: ArrayLike, setup_s: ArrayLike) -> Group:
+        """The same, moved by copy engines: at most their rate, and a set-up for every step."""
+        rate = np.minimum(self.bytes_per_s, np.asarray(num_engines) * np.asarray(bytes_per_s))
+        return replace(self, bytes_per_s=rate, latency_s=setup_s, computes=False, short_messages=False)
+
+
+@dataclass(frozen=True)
+class CollectiveCost:
+    """Dependent steps, bytes that a GPU sends, additions [FLOP], HBM traffic [bytes] and time [s]; arrays."""
+
+    steps: Floats
+    wire_bytes: Floats
+    flop: Floats
+    hbm_bytes: Floats
+    seconds: Floats
+
+    def then(self, other: CollectiveCost) -> CollectiveCost:
+        """This collective, and another after it."""
+        names = ("steps", "wire_bytes", "flop", "hbm_bytes", "seconds")
+        return CollectiveCost(**{name: getattr(self, name) + getattr(other, name) for name in names})
+
+
+def collective_cost(
+    pattern: Pattern,
+    algorithm: Algorithm,
+    payload_bytes: ArrayLike,
+    group: Group,
+    *,
+    element_bytes: int = 4,
+) -> CollectiveCost:
+    """Cost of one collective among equal GPUs.
+
+    HBM traffic: what is sent is read, what comes is written, and a reduction reads its own operand, too.
+    Raises ValueError for a reduction by engines that cannot add.
+    """
+    if pattern in _REDUCES and not group.computes:
+        raise ValueError(f"{pattern} needs CUs: DMA engines move data and cannot add")
+    n, payload = np.asarray(group.num_gpus, float), np.asarray(payload_bytes, float)
+    steps, sent = _moved(pattern, algorithm, n)
+    wire = sent * payload
+    added = (n - 1) / n * payload if pattern in _REDUCES else 0 * wire
+    wait, serial = steps * np.asarray(group.latency_s), wire / np.asarray(group.bytes_per_s)
+    seconds = wait + serial
+    if group.short_messages:
+        seconds = np.minimum(seconds, _LOW_LATENCY[0] * wait + _LOW_LATENCY[1] * serial)
+    found = np.broadcast_arrays(steps + 0 * wire, wire, added / element_bytes, 2 * wire + added, seconds)
+    return CollectiveCost(*(np.asarray(column, float) for column in found))
+
+
+def _moved(pattern: Pattern, algorithm: Algorithm, n: Floats) -> tuple[Floats, Floats]:
+    """(steps, bytes sent per payload byte) of the table above."""
+    once, rounds = (n - 1) / n, np.ceil(np.log2(n))
+    if pattern == "all_reduce":
+        return {"ring": 2 * (n - 1), "direct": 2 + 0 * n, "tree": 2 * rounds}[algorithm], 2 * once
+    if pattern == "broadcast":
+        steps = {"ring": n - 1, "direct": 2 + 0 * n, "tree": rounds}[algorithm]
+        return steps, 2 * once if algorithm == "direct" else 1 + 0 * n
+    steps = {"ring": n - 1, "direct": 1 + 0 * n, "tree": rounds}[algorithm]
+    if pattern == "all_to_all":
+        return steps, {"ring": (n - 1) / 2, "direct": once, "tree": rounds / 2}[algorithm]
+    return steps, once
+
+
+def flat_ring(inside: Group, between: Group, gpus_per_node: ArrayLike) -> Group:
+    """One ring through all GPUs of `between.num_gpus` nodes: as fast as its slowest link, each step as late as it.
+
+    Numbers of `inside` where there is one node.
+    """
+    nodes = np.asarray(between.num_gpus)
+    several = nodes > 1
+    rate = np.where(several, np.minimum(inside.bytes_per_s, between.bytes_per_s), inside.bytes_per_s)
+    late = np.where(several, np.maximum(inside.latency_s, between.latency_s), inside.latency_s)
+    return Group(nodes * np.asarray(gpus_per_node), rate, late)
+
+
+def hierarchical_cost(
+    pattern: Literal["all_reduce", "all_gather", "reduce_scatter"],
+    payload_bytes: ArrayLike,
+    inside: Group,
+    between: Group,
+    *,
+    algorithm: Algorithm = "ring",
+) -> CollectiveCost:
+    """A collective in two levels: g GPUs in each node (`inside`), every GPU with its peers of other nodes (`between`).
+
+    all_reduce: reduce-scatter inside, all-reduce of 1/g between, all-gather inside; the others are its halves.
+    """
+    payload = np.asarray(payload_bytes, float)
+    shard = payload / np.asarray(inside.num_gpus)
+    if pattern == "all_gather":
+        outer = collective_cost("all_gather", algorithm, shard, between)
+        return outer.then(collective_cost("all_gather", algorithm, payload, inside))
+    first = collective_cost("reduce_scatter", algorithm, payload, inside)
+    if pattern == "reduce_scatter":
+        return first.then(collective_cost("reduce_scatter", algorithm, shard, between))
+    middle = collective_cost("all_reduce", algorithm, shard, between)
+    return first.then(middle).then(collective_cost("all_gather", algorithm, payload, inside))
+
+
+@dataclass(frozen=True)
+class CopyPhases:
+    """Time [s] of the phases of one copy by a DMA engine; arrays over sizes."""
+
+    control_s: Floats
+    schedule_s: Floats
+    copy_s: Floats
+    sync_s: Floats
+
+    @property
+    def seconds(self) -> Floats:
+        """All of it."""
+        return self.control_s + self.schedule_s + self.copy_s + self.sync_s
+
+    @property
+    def shares(self) -> Floats:
+        """Share of each phase, [..., 4], in the order of the fields."""
+        parts = np.stack(np.broadcast_arrays(self.control_s, self.schedule_s, self.copy_s, self.sync_s), axis=-1)
+        return np.asarray(parts / self.seconds[..., None])
+
+
+def copy_phases(size_bytes: ArrayLike, times: CopyTimes, link_bytes_per_s: ArrayLike) -> CopyPhases:
+    """Phases of copies of some sizes: all but the copy itself take the same time whatever the size (derived)."""
+    size = np.asarray(size_bytes, float)
+    copy = times.copy_s + size / np.asarray(link_bytes_per_s)
+    fixed = (np.full(size.shape, value) for value in (times.control_s, times.schedule_s, times.sync_s))
+    control, schedule, sync = fixed
+    return CopyPhases(control, schedule, copy, sync)

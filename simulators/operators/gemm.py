@@ -1,0 +1,83 @@
+"""GEMMs alone: C[m, n] = op(A)[m, k] op(B)[k, n], column-major BLAS, any layout, large, skinny and batched.
+
+The fastest kernel of `simulators.operators.tiled` over macro-tiles of 128, 64, 32 and 16 a side with at least 1,024
+elements, and K split in 1, 2, 4 or 8, as the library's heuristics would choose. p: peak rate of one CU, b: element
+bytes:
+
+    f = 1 / (e p),   u = 16 b / (feed p)
+    w = [A transposed] t (0.3 + max(0, log2 d(b k) - 10)),        d(x): the largest power of two that divides x
+    seconds = launch + T, for min(m, n) <= 16: only by kernels of 16 columns (or rows), at v T
+
+Fitted for each device and precision: launch, e (`compute`), feed, t (`transposed`), v (`narrow`); all else is the same
+for all. w: a transposed A is read across its stride of b k bytes, and one of many powers of two meets few memory
+channels (camping). v: libraries have few kernels for so few columns. Derived, and chosen on public measurements of four
+GPUs; `docs/operators.md` says how, and what is known to be wrong. B's layout makes no difference.
+"""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from simulators.operators.chip import Chip, Cost
+from simulators.operators.tiled import Menu, Products, fastest
+
+Floats = NDArray[np.float64]
+
+_NARROW = 16
+_TILES = [(r, s) for r, s in product((128, 64, 32, 16), repeat=2) if r * s >= 1024]
+_SPLITS = (1, 2, 4, 8)
+_MENU = Menu.of([tile for tile in _TILES if min(tile) > _NARROW], _SPLITS)
+_MENU_FOR_FEW = Menu.of([tile for tile in _TILES if min(tile) <= _NARROW], _SPLITS)
+_CAMPING_FREE_LOG2 = 10.0  # strides whose power of two is at most 1 KiB use all channels
+_STRIDE_BASE = 0.3  # doublings that a transposed A costs anyway
+
+
+def gemm(
+    chip: Chip, sizes: tuple[ArrayLike, ArrayLike, ArrayLike], *, transposed_a: ArrayLike = False, batch: ArrayLike = 1
+) -> Cost:
+    """Cost of `batch` GEMMs of sizes (m, n, k) at once; numbers or arrays that broadcast."""
+    m, n, k = (np.asarray(value, float) for value in sizes)
+    products = products_of(chip, (m, n, k), transposed_a=transposed_a, batch=batch)
+    traffic = np.asarray(chip.element_bytes) * np.asarray(batch) * (m * k + n * k + m * n)
+    return Cost.of(2 * m * n * k * np.asarray(batch), traffic, quickest(products) + np.asarray(chip.launch_s))
+
+
+def products_of(
+    chip: Chip, sizes: tuple[Floats, Floats, Floats], *, transposed_a: ArrayLike = False, batch: ArrayLike = 1
+) -> Products:
+    """GEMMs as products on tiles; those for few columns `repeat` v times."""
+    m, n, k = sizes
+    element, few = np.asarray(chip.element_bytes, float) * np.asarray(batch), np.minimum(m, n) <= _NARROW
+    return Products(
+        m=m,
+        n=n,
+        k=k,
+        a_bytes=element * m * k,
+        b_bytes=element * n * k,
+        c_bytes=element * m * n,
+        cus=chip.cus,
+        flop_s=1 / (np.asarray(chip.compute) * chip.rate),
+        operand_s=16 * np.asarray(chip.element_bytes) / (np.asarray(chip.feed) * chip.rate),
+        byte_s=1 / chip.bandwidth,
+        batch=batch,
+        across=across(chip, k, transposed_a),
+        repeats=np.where(few, chip.narrow, 1.0),
+        few=few,
+    )
+
+
+def quickest(products: Products) -> Floats:
+    """Seconds without launch, by the kernels for few columns where there are few, else by the others."""
+    return fastest(products, _MENU, _MENU_FOR_FEW)
+
+
+def across(chip: Chip, k: ArrayLike, transposed_a: ArrayLike) -> Floats:
+    """w: extra cost of reading A across its stride of b k bytes; 0 where A is not transposed."""
+    stride = (np.asarray(chip.element_bytes) * np.asarray(k)).astype(np.int64)
+    power = np.log2((stride & -stride).astype(float))
+    doublings = np.maximum(0.0, power - _CAMPING_FREE_LOG2)
+    found: Floats = np.asarray(transposed_a) * np.asarray(chip.transposed) * (_STRIDE_BASE + doublings)
+    return found

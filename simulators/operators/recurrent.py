@@ -1,0 +1,84 @@
+"""Recurrent layers alone: LSTM, GRU and vanilla, forward and both backward passes, step after step or with weights
+kept.
+
+A cell of g gates, hidden size h, batch n, t steps, without the product of its input (DeepBench's skip-input layers):
+
+    O        = 12 us d g + 10 b (g + 1) h n / H               launches of a step, and its element-wise passes
+    forward  = t (O + L),  g GEMMs (h, n, h) side by side, K = h
+    data     = t (O + L),  one GEMM (h, n, g h), K = g h
+    filter   = one GEMM (g h, h, n t) after the last step, + 100 us d: packing, and the biases' reductions
+    L        = least over the GEMM's kernels of sqrt((J T)^2 + (y ceil(K/z))^2)        J = g forward, 1 backward
+             = sqrt((FLOP / (e c p))^2 + (bytes / H)^2 + (y K)^2)                      for batches of 17 to 32
+
+y (`latency_s`) is fitted for each device and precision: the latency of a chain of dependent loads, per element of K. At
+17 to 32 columns libraries run one kernel that does not split K, so its chain is whole: on Pascal it takes two to four
+times as long as a batch of 16 or 64. d = (y / 0.1 us)^(1/4): devices that wait longer for loads launch more slowly,
+too; the exponent is empirical. The other numbers are the same for all devices (chosen on DeepBench, software of 2016 to
+2018). Symbols as in `simulators.operators.gemm`. FLOP of a step: 2 g h^2 n; bytes: b (g h^2 + (g + 1) h n).
+
+Weights kept on the chip (`persistent`): they are read once, and a step waits for the arithmetic, for its states, and
+for all CUs to meet; only where the weights fit into the register files (256 KiB a CU). Derived; no shipped table
+measures it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from simulators.operators.chip import Chip, Cost
+from simulators.operators.gemm import products_of, quickest
+
+Floats = NDArray[np.float64]
+
+_GATE_S = 12e-6  # of a step, for each gate: launches of its kernels
+_FILTER_S = 100e-6  # of the filter pass: packing, and reductions of the biases
+_SLOWNESS = (1e-7, 0.25)  # latency of a device whose launches take as long as that, and the power that they go with
+_PASSES = 10.0  # element-wise over gates and state in each step: small kernels at poor bandwidth
+_UNSPLIT = (16, 32)  # batches beyond the first, up to the second, run on a kernel that does not split K
+_REGISTER_BYTES = 256.0 * 1024  # of a CU (SM), that can keep weights
+_MEET_S = 3e-6  # until every CU has seen that all have ended a step
+
+
+def recurrent(chip: Chip, gates: ArrayLike, hidden: ArrayLike, batch: ArrayLike, steps: ArrayLike) -> Cost:
+    """Costs [..., 3] of the forward, backward-data and backward-filter pass. gates: 4 LSTM, 3 GRU, 1 vanilla."""
+    g, h, n, t = (np.asarray(value, float) for value in np.broadcast_arrays(gates, hidden, batch, steps))
+    element = np.asarray(chip.element_bytes)
+    slowness = (np.asarray(chip.latency_s) / _SLOWNESS[0]) ** _SLOWNESS[1]
+    overhead = _GATE_S * slowness * g + _PASSES * element * (g + 1) * h * n / chip.bandwidth
+    forward = t * (overhead + _step(chip, (g, h, n), depth=h, repeats=g))
+    data = t * (overhead + _step(chip, (g, h, n), depth=g * h, repeats=np.ones_like(g)))
+    weights = quickest(products_of(chip, (g * h, h, n * t))) + np.asarray(chip.launch_s) + _FILTER_S * slowness
+    flop, traffic = 2 * g * h * h * n * t, element * t * (g * h * h + (g + 1) * h * n)
+    last = element * (g * h * n * t + h * n * t + g * h * h)
+    return Cost.of(
+        np.stack([flop] * 3, axis=-1),
+        np.stack(np.broadcast_arrays(traffic, traffic, last), axis=-1),
+        np.stack(np.broadcast_arrays(forward, data, weights), axis=-1),
+    )
+
+
+def persistent(chip: Chip, gates: ArrayLike, hidden: ArrayLike, batch: ArrayLike, steps: ArrayLike) -> Cost:
+    """Cost of a forward pass whose weights stay in the register files; infinite time where they do not fit."""
+    g, h, n, t = (np.asarray(value, float) for value in np.broadcast_arrays(gates, hidden, batch, steps))
+    element = np.asarray(chip.element_bytes)
+    weights, states = element * g * h * h, element * (g + 1) * h * n
+    flop = 2 * g * h * h * n
+    step = np.maximum(flop / chip.reached, states / chip.bandwidth) + _MEET_S
+    seconds = np.asarray(chip.launch_s) + weights / chip.bandwidth + t * step
+    fits = weights <= _REGISTER_BYTES * np.asarray(chip.cus)
+    return Cost.of(flop * t, weights + t * states, np.where(fits, seconds, np.inf))
+
+
+def _step(chip: Chip, sizes: tuple[Floats, Floats, Floats], *, depth: Floats, repeats: Floats) -> Floats:
+    """L: the products of one step with the state."""
+    g, h, n = sizes
+    chain = np.asarray(chip.latency_s)
+    products = products_of(chip, (h, n, depth))
+    split = quickest(replace(products, repeats=repeats * np.asarray(products.repeats), chain_s=chain))
+    traffic = np.asarray(chip.element_bytes) * (g * h * h + (g + 1) * h * n)
+    parts = (2 * g * h * h * n / chip.reached, traffic / chip.bandwidth, chain * depth)
+    unsplit = np.sqrt(sum(np.square(part) for part in parts))
+    return np.where((n > _UNSPLIT[0]) & (n <= _UNSPLIT[1]), unsplit, split)

@@ -1,0 +1,44 @@
+"""What operator costs say of measured rows: each row with the function of its kind, on its device."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from simulators.device import Device, Efficiency, Server
+from simulators.measurements import Rows
+from simulators.operators.chip import Chip, Cost
+from simulators.operators.collective import Group, collective_cost, flat_ring
+from simulators.operators.convolution import convolution
+from simulators.operators.gemm import gemm
+from simulators.operators.recurrent import recurrent
+
+
+def cost_of(device: Device, rows: Rows) -> Cost | None:
+    """Costs [R, passes] of measured rows; None where the device has no constants for them."""
+    if rows.kind == "allreduce":
+        return None if device.server is None else allreduce(device.server, rows)
+    constants = {str(name): found for name, found in device.efficiency.items()}.get(rows.precision)
+    return None if constants is None else on_device(device, constants, rows)
+
+
+def on_device(device: Device, constants: Efficiency, rows: Rows) -> Cost:
+    """Costs [R, passes] of rows of a kernel, with constants that may not be the device's own."""
+    chip, shape = Chip.of(device, rows.precision, efficiency=constants), rows.shape
+    if rows.kind == "gemm":
+        cost = gemm(chip, (shape["m"], shape["n"], shape["k"]), transposed_a=shape["ta"])
+        return Cost.of(cost.flop[:, None], cost.bytes[:, None], cost.seconds[:, None])
+    if rows.kind == "recurrent":
+        return recurrent(chip, shape["gates"], shape["hidden"], shape["n"], shape["t"])
+    return convolution(chip, shape)
+
+
+def allreduce(server: Server, rows: Rows) -> Cost:
+    """Costs [R, 1] of rings over the GPUs of a server, and of several where it has too few; bytes are those sent."""
+    gpus, payload = rows.shape["gpus"], 4 * rows.shape["floats"]
+    nodes = np.ceil(gpus / server.num_gpus)
+    crowd = np.minimum(gpus, server.num_gpus) - 2
+    inside = Group(gpus, server.bytes_per_s / (1 + server.sharing * crowd), server.latency_s)
+    between = Group(nodes, server.network_bytes_per_s or np.nan, server.latency_s)
+    ring = flat_ring(inside, between, gpus / nodes)
+    cost = collective_cost("all_reduce", "ring", payload, ring)
+    return Cost.of(cost.flop[:, None], cost.wire_bytes[:, None], cost.seconds[:, None])

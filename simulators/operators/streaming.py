@@ -1,0 +1,49 @@
+"""Operators that memory bounds: element-wise, reduction, embedding lookup. Work, traffic and time.
+
+    T = max(bytes / (f W), FLOP / P) + launch
+
+W: HBM bandwidth of the data sheet, f = 0.75: what streams of a few tensors reach (assumption, after Demystifying BERT's
+operator counts; public copies reach 0.73 to 0.89), P: peak rate of the granted CUs. A lookup reads whole sectors: a row
+of d elements costs ceil(b d / 32) 32 bytes.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from simulators.operators.chip import HBM_DRAW, Chip, Cost
+
+Floats = NDArray[np.float64]
+
+_STREAMED = 0.75  # of the data sheet's HBM bandwidth
+_SECTOR_BYTES = 32.0  # what a memory access moves at least
+_INDEX_BYTES = 8.0
+
+
+def elementwise(chip: Chip, elements: ArrayLike, *, reads: ArrayLike = 2, writes: ArrayLike = 1) -> Cost:
+    """An operation on every element of `reads` tensors that gives `writes` tensors; a FLOP for each tensor read."""
+    elements = np.asarray(elements, float)
+    traffic = (np.asarray(reads) + np.asarray(writes)) * np.asarray(chip.element_bytes) * elements
+    return _cost(chip, elements * np.asarray(reads), traffic)
+
+
+def reduction(chip: Chip, rows: ArrayLike, cols: ArrayLike) -> Cost:
+    """The sum (or maximum, ...) of each row of a matrix [rows, cols]: read once, a number written for each row."""
+    rows, cols = np.asarray(rows, float), np.asarray(cols, float)
+    return _cost(chip, rows * (cols - 1), np.asarray(chip.element_bytes) * rows * (cols + 1))
+
+
+def embedding(chip: Chip, bags: ArrayLike, dim: ArrayLike, *, pooled: ArrayLike = 1) -> Cost:
+    """`bags` sums of `pooled` rows of `dim` elements each, gathered from a table by indices of 8 bytes."""
+    bags, dim, pooled = (np.asarray(value, float) for value in (bags, dim, pooled))
+    row = np.ceil(np.asarray(chip.element_bytes) * dim / _SECTOR_BYTES) * _SECTOR_BYTES
+    traffic = bags * (pooled * (row + _INDEX_BYTES) + np.asarray(chip.element_bytes) * dim)
+    return _cost(chip, bags * dim * (pooled - 1), traffic)
+
+
+def _cost(chip: Chip, flop: Floats, traffic: Floats) -> Cost:
+    share = np.minimum(1.0, HBM_DRAW * np.asarray(chip.cus) / np.asarray(chip.num_cus))
+    memory = traffic / (_STREAMED * share * np.asarray(chip.hbm_bytes_per_s))
+    seconds = np.maximum(memory, flop / (chip.rate * np.asarray(chip.cus))) + np.asarray(chip.launch_s)
+    return Cost.of(flop, traffic, seconds)

@@ -1,0 +1,149 @@
+"""Matrix products on tiles: the time of the fastest of a library's kernels, compiled, over arrays of them.
+
+For C[m, n] += A[m, k] B[k, n], g of them, on c CUs, by a kernel of tile r x s that splits k in z; A, B, C are the bytes
+that each moves at least (of all g), H the HBM bandwidth, f and u the seconds of a FLOP and of an operand byte on one
+CU:
+
+    q      = ceil(ceil(m/r) ceil(n/s) z g / c)        workgroups on the busiest CU (wave quantisation, edge waste)
+    K      = ceil(k/z) + prologue                     depth of one, with filling and draining its pipeline
+    T_flop = q 2 r s K f
+    T_feed = q K (r (1 + w) + s) u                    w: extra cost of reading A across its stride
+    T_mem  = (A (1 + w/2) a + B b + C (1, or 2 z + 1 where split) + extra) / H
+             a = max(1, n / 2 min(n, s sqrt(c))),   b = max(1, m / 2 min(m, r sqrt(c)))
+    T      = sqrt(j^2 (T_flop^2 + T_feed^2 + T_mem^2) + (y K)^2) + [z > 1] split
+
+j: products one after the other; y: latency of a chain of dependent loads for each element of K. The square sum is a
+soft maximum: parts overlap, imperfectly where they are alike. A and B are read again by each super-tile of a wave, and
+half of that misses the last-level cache; half of w is HBM's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from simulators.compiled import compiled
+
+Floats = NDArray[np.float64]
+
+_ROUNDING = 1e-9  # of a wave: a full one is not two because 1 / c is no binary fraction
+_MOST = 8  # sides, and splits, of a menu
+_BLOCK = 256  # products whose intermediate values stay in the first-level cache
+
+
+@dataclass(frozen=True)
+class Menu:
+    """Kernels of a library: tiles [T, 2] (r, s) as places in `sides`, each with every split [Z], ascending from 1."""
+
+    sides: Floats
+    tiles: NDArray[np.int64]
+    splits: Floats
+
+    @classmethod
+    def of(cls, tiles: list[tuple[int, int]], splits: tuple[int, ...]) -> Menu:
+        """From numbers."""
+        sides, places = np.unique(np.array(tiles), return_inverse=True)
+        assert max(len(sides), len(splits)) <= _MOST
+        return cls(sides.astype(float), places.reshape(-1, 2), np.array(splits, float))
+
+
+@dataclass(frozen=True)
+class Products:
+    """Products and what they run on; numbers or arrays that broadcast.
+
+    most_splits: beyond it k is too short. few: whether only the kernels for few columns serve.
+    """
+
+    m: ArrayLike
+    n: ArrayLike
+    k: ArrayLike
+    a_bytes: ArrayLike
+    b_bytes: ArrayLike
+    c_bytes: ArrayLike
+    cus: ArrayLike
+    flop_s: ArrayLike
+    operand_s: ArrayLike
+    byte_s: ArrayLike
+    batch: ArrayLike = 1.0
+    across: ArrayLike = 0.0
+    extra_bytes: ArrayLike = 0.0
+    prologue: ArrayLike = 0.0
+    repeats: ArrayLike = 1.0
+    chain_s: ArrayLike = 0.0
+    split_s: ArrayLike = 0.0
+    most_splits: ArrayLike = np.inf
+    few: ArrayLike = False
+
+
+def fastest(products: Products, menu: Menu, for_few: Menu | None = None) -> Floats:
+    """Seconds of the fastest kernel of a menu for each product, without its launch; for_few: that for few columns."""
+    columns = [np.asarray(column) for column in vars(products).values()]
+    shape = np.broadcast_shapes(*(column.shape for column in columns))
+    table = np.empty((len(columns), int(np.prod(shape, dtype=int))))
+    for row, column in zip(table, columns, strict=True):
+        row.reshape(shape)[...] = column
+    found = np.empty(table.shape[1])
+    _fastest(table, tuple((one.sides, one.tiles, one.splits) for one in (menu, for_few or menu)), found)
+    return found.reshape(shape)
+
+
+@compiled
+def _fastest(table: Any, menus: Any, found: Any) -> None:  # noqa: C901, PLR0912 (compiled as one)
+    """`fastest` over the fields of `Products` as rows [19, B]: block by block, kernels outside, products inside."""
+    part, place = np.empty((table.shape[0], _BLOCK)), np.empty(_BLOCK, np.int64)
+    depth, up_m, up_n, first, second = np.empty((5, _MOST, _BLOCK))
+    groups, weight, read, written, again, chain, one, several = np.empty((8, _BLOCK))
+    m, n, k, read_a, read_b, out, cus, flop_s, operand_s, byte_s = part[:10]
+    batch, across, extra, prologue, repeats, chain_s, split_s, most = part[10:18]
+    for start in range(0, table.shape[1], _BLOCK):
+        for few in range(2):
+            size = 0
+            for j in range(start, min(start + _BLOCK, table.shape[1])):
+                place[size] = j
+                size += (table[18, j] > 0) == (few > 0)
+            if size == 0:
+                continue
+            for row in range(18):
+                for i in range(size):
+                    part[row, i] = table[row, place[i]]
+            sides, tiles, splits = menus[few]
+            for i in range(size):
+                one[i], several[i] = np.inf, np.inf
+                written[i], again[i], chain[i] = out[i] * byte_s[i], repeats[i] * repeats[i], chain_s[i] * chain_s[i]
+            for z in range(splits.shape[0]):
+                for i in range(size):
+                    depth[z, i] = np.ceil(k[i] / splits[z]) + prologue[i]
+            for side in range(sides.shape[0]):
+                length = sides[side]
+                for i in range(size):
+                    span, share = length * np.sqrt(cus[i]), batch[i] / cus[i]
+                    up_m[side, i], up_n[side, i] = np.ceil(m[i] / length) * share, np.ceil(n[i] / length)
+                    again_a, again_b = max(1.0, 0.5 * n[i] / min(n[i], span)), max(1.0, 0.5 * m[i] / min(m[i], span))
+                    first[side, i] = (read_a[i] * (1.0 + 0.5 * across[i]) * again_a + extra[i]) * byte_s[i]
+                    second[side, i] = read_b[i] * again_b * byte_s[i]
+            for tile in range(tiles.shape[0]):
+                r, s = tiles[tile, 0], tiles[tile, 1]
+                rows, cols = sides[r], sides[s]
+                for i in range(size):
+                    groups[i] = up_m[r, i] * up_n[s, i]
+                    flop = 2.0 * rows * cols * flop_s[i]
+                    feed = (rows * (1.0 + across[i]) + cols) * operand_s[i]
+                    weight[i], read[i] = flop * flop + feed * feed, first[s, i] + second[r, i]
+                    held = np.ceil(groups[i] - _ROUNDING) * depth[0, i]
+                    moved = read[i] + written[i]
+                    total = again[i] * (held * held * weight[i] + moved * moved) + chain[i] * depth[0, i] * depth[0, i]
+                    one[i] = total if total < one[i] else one[i]
+                for z in range(1, splits.shape[0]):
+                    parts, passes = splits[z], 2.0 * splits[z] + 1.0
+                    for i in range(size):
+                        held = np.ceil(groups[i] * parts - _ROUNDING) * depth[z, i]
+                        moved = read[i] + written[i] * passes
+                        waited = chain[i] * depth[z, i] * depth[z, i]
+                        total = again[i] * (held * held * weight[i] + moved * moved) + waited
+                        total = total if parts <= most[i] else np.inf
+                        several[i] = total if total < several[i] else several[i]
+            for i in range(size):
+                found[place[i]] = min(np.sqrt(one[i]), np.sqrt(several[i]) + split_s[i])

@@ -1,0 +1,139 @@
+"""Measured rows predicted, by operator costs and by simpler means, and how far that is from what was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simulators.device import Device
+from simulators.measurements import Rows
+from simulators.operators.rows import cost_of
+
+Floats = NDArray[np.float64]
+
+MODELS = ("fitted", "roofline", "nearest")
+"""What predicts. fitted: the operator costs with the device's constants. roofline: peak rate and HBM bandwidth of its
+data sheet. nearest: the measured row of the nearest shape, scaled by FLOP."""
+_FAR = 1.5  # a prediction is far off beyond this factor
+
+
+@dataclass(frozen=True)
+class Errors:
+    """Of N measured times: absolute relative errors |predicted / measured - 1|, and how well the order is kept.
+
+    median, p90: of the errors. far: share of times that are off by more than a factor 1.5. log_correlation: Pearson's,
+    of the logarithms; rank_correlation: Spearman's; both 0 where all times are alike.
+    """
+
+    count: int
+    median: float
+    p90: float
+    far: float
+    log_correlation: float
+    rank_correlation: float
+
+    @classmethod
+    def of(cls, predicted: Floats, measured: Floats) -> Errors | None:
+        """Of two arrays of one shape, where both hold a number; None where there are none."""
+        both = np.isfinite(predicted) & np.isfinite(measured)
+        ours, theirs = predicted[both], measured[both]
+        if not len(ours):
+            return None
+        error, log = np.abs(ours / theirs - 1), np.abs(np.log(ours / theirs))
+        from scipy.stats import rankdata
+
+        return cls(
+            count=len(ours),
+            median=float(np.median(error)),
+            p90=float(np.quantile(error, 0.9)),
+            far=float(np.mean(log > np.log(_FAR))),
+            log_correlation=_correlation(np.log(ours), np.log(theirs)),
+            rank_correlation=_correlation(rankdata(ours), rankdata(theirs)),
+        )
+
+
+def _correlation(one: Floats, other: Floats) -> float:
+    if len(one) < 2 or np.ptp(one) == 0 or np.ptp(other) == 0:
+        return 0.0
+    return float(np.corrcoef(one, other)[0, 1])
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """Rows with their predicted work [FLOP], traffic [bytes] and times [R, passes].
+
+    fitted [R]: which of them the device's constants were fitted on; a shape that was measured twice counts both times.
+    """
+
+    rows: Rows
+    flop: Floats
+    bytes: Floats
+    seconds: Floats
+    fitted: NDArray[np.bool_]
+
+    @property
+    def num_fitted(self) -> int:
+        """Shapes that were fitted on."""
+        return len({name for name, fitted in zip(self.rows.names, self.fitted, strict=True) if fitted})
+
+    @property
+    def errors(self) -> Errors | None:
+        """On the rows that were not fitted on."""
+        unseen = ~self.fitted
+        return Errors.of(self.seconds[unseen], self.rows.seconds[unseen])
+
+
+def predicted_by(model: str, device: Device, rows: Rows) -> Predicted | None:
+    """Rows predicted by one of `MODELS`; None where the device has no constants for them."""
+    cost = cost_of(device, rows)
+    if cost is None:
+        return None
+    seconds = cost.seconds
+    if model == "roofline":
+        seconds = roofline(device, rows, cost.flop, traffic=cost.bytes)
+    elif model == "nearest":
+        seconds = nearest(rows, cost.flop)
+    names = set(device.fitted_on.get(rows.precision, {}).get(rows.kind, ()))
+    return Predicted(rows, cost.flop, cost.bytes, seconds, np.array([name in names for name in rows.names]))
+
+
+def roofline(device: Device, rows: Rows, flop: Floats, *, traffic: Floats) -> Floats:
+    """Times [R, passes] at the peak rate or the bandwidth of the data sheet; of an all-reduce, of its server."""
+    if rows.kind == "allreduce":
+        assert device.server is not None
+        return np.asarray(traffic / device.server.bytes_per_s)
+    peak = device.gpu.peak(rows.precision)
+    assert peak is not None
+    return np.maximum(flop / peak, traffic / device.gpu.hbm_bytes_per_s)
+
+
+def nearest(rows: Rows, flop: Floats) -> Floats:
+    """Each time [R, passes] as the measured neighbour's, scaled by FLOP: the row of the nearest shape, itself left out.
+
+    Shapes are compared by their logarithms, a layout of a matrix counting like a factor 16 in a size.
+    """
+    points = features(rows.shape)
+    found = np.full(rows.seconds.shape, np.nan)
+    for column in range(len(rows.passes)):
+        known = np.flatnonzero(np.isfinite(rows.seconds[:, column]))
+        for row in known:
+            others = known[known != row]
+            if len(others):
+                near = others[np.argmin(((points[others] - points[row]) ** 2).sum(axis=1))]
+                found[row, column] = rows.seconds[near, column] * flop[row, column] / flop[near, column]
+    return found
+
+
+_LAYOUT = 4.0  # doublings of a size that a layout is as far as
+
+
+def features(shape: Mapping[str, Floats]) -> Floats:
+    """Shapes as points [R, columns]: logarithms to the base 2 of sizes, layouts as 0 or 4."""
+    columns = [
+        _LAYOUT * values if name in ("ta", "tb") else np.log2(values + (name.startswith("pad")))
+        for name, values in shape.items()
+    ]
+    return np.column_stack(columns)

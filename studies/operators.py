@@ -1,0 +1,270 @@
+"""Operator costs against measured GPUs: how far off, beside simpler predictions, and what is claimed of hardware."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dse.claims import Claim, Finding, read
+from dse.compose import conf_dir
+from dse.finished import Finished
+from dse.problems import Problems
+from dse.space import get_path
+from simulators.calibrate import large_median, table_of, told_errors
+from simulators.device import device_of, tree_of
+from simulators.measured import tables
+from simulators.operators.collective import Group, collective_cost, copy_phases
+from simulators.predictions import MODELS, Errors, Predicted, predicted_by
+from simulators.system import System
+from studies.plain import Plain
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+_OVERLAP_SYSTEM = "mi300x_8"  # whose collectives and copies the hardware claims are about
+_LOW_LATENCY = (
+    4.0  # latencies of the protocol for short messages in one of the other (`simulators.operators.collective`)
+)
+_CHANNELS = (4, 8, 16, 32, 64)
+_COPIES = {"1KB": 2**10, "64KB": 2**16, "1MB": 2**20, "16MB": 2**24}
+_REDUCED = {"1MB": 1e6, "16MB": 16e6, "256MB": 256e6, "16GB": 16e9}
+_OWN_CONSTANT = "is the constant itself, in the system's file"
+
+
+class Operators(Plain):
+    """Claims, error tables and figures, from the measured rows of a run's devices."""
+
+    allows = ("devices", "study.data_dir")
+
+    def claims(self) -> list[Claim]:
+        """Measured values of hardware, as retyped beside this module."""
+        return read(Path(__file__).with_suffix(".yaml"))
+
+    def further(self, run: Finished) -> Mapping[str, Finding]:
+        """Ours for every claim: of MI300X from its system file, of measured GEMMs from the tables of the run."""
+        return {**_mi300x(), **_measured_gemms(_predicted(run)["fitted"])}
+
+    def extras(self, run: Finished) -> Iterator[tuple[str, Any]]:
+        """`errors.json`, every row with what is predicted, and the figures."""
+        from dse.plots import predictions
+
+        found = _predicted(run)
+        rows = _table(found["fitted"])
+        yield "predictions", rows
+        yield "errors", _errors(found)
+        sets = rows["device"].where(rows["precision"] == "fp32", rows["device"] + " " + rows["precision"])
+        figure = predictions.scatter(rows.assign(device=sets), by="device", title="device (fp32 unless said)")
+        yield "predicted_against_measured", figure
+        reduced = _bandwidths(found["fitted"])
+        if len(reduced):
+            yield "allreduce", predictions.bandwidths(reduced)
+
+    def figures(self, table: pd.DataFrame, timelines: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
+        """Errors of each model on each device."""
+        from dse.plots import predictions
+
+        ok = table[table["status"] == "ok"]
+        names = ok["scenario"].str.rsplit(n=1, expand=True)
+        columns = {"device": names[0], "kind": names[1], "model": ok["predict.model"]}
+        rows = ok.assign(**columns, median=ok["median_error"], p90=ok["p90_error"])
+        yield "errors_by_model", predictions.errors(rows, MODELS)
+
+
+def _predicted(run: Finished) -> dict[str, dict[str, list[Predicted]]]:
+    """Model -> device -> its measured rows, predicted."""
+    folder = str(get_path(run.config, "study.data_dir") or conf_dir() / "data")
+    devices = [device_of(tree_of(name), name) for name in run.config["devices"]]
+    known = tables(folder)
+    return {
+        model: {
+            device.name: [
+                found
+                for rows in known
+                if rows.device == device.measured_as and (found := predicted_by(model, device, rows)) is not None
+            ]
+            for device in devices
+        }
+        for model in MODELS
+    }
+
+
+def _table(found: Mapping[str, Sequence[Predicted]]) -> pd.DataFrame:
+    import pandas as pd
+
+    return pd.concat([table_of(own, name) for name, own in found.items() if own], ignore_index=True)
+
+
+def _errors(found: Mapping[str, Mapping[str, Sequence[Predicted]]]) -> dict[str, Any]:
+    """`errors.json`: the worst device by kind, and everything by device, precision, kind and model.
+
+    The worst device is of those at fp32, at which all were measured; beside it the worst at any precision.
+    """
+    devices: dict[str, Any] = {}
+    held: list[tuple[str, str, Errors]] = []
+    for model, by_device in found.items():
+        for name, own in by_device.items():
+            for one in own:
+                errors, rows = one.errors, one.rows
+                place = devices.setdefault(name, {}).setdefault(rows.precision, {}).setdefault(rows.kind, {})
+                place[model] = asdict(errors) if errors else None
+                held += [(rows.kind, rows.precision, errors)] if errors and model == "fitted" else []
+    large = {name: large_median(own) for name, own in found["fitted"].items()}
+    gemms = [errors.log_correlation for kind, _, errors in held if kind == "gemm"]
+    anywhere = told_errors([(kind, "", errors) for kind, _, errors in held])
+    return {
+        **{f"{name}_worst_device": value for name, value in told_errors(held).items()},
+        "gemm_log_correlation_worst_device": min(gemms, default=None),
+        "allreduce_median_1mb": max((median for median in large.values() if median is not None), default=None),
+        **{f"{name}_worst_precision": value for name, value in anywhere.items()},
+        "allreduce_median_1mb_by_device": large,
+        "allreduce_by_payload": _by_payload(found["fitted"]),
+        "devices": devices,
+    }
+
+
+def _by_payload(found: Mapping[str, Sequence[Predicted]]) -> list[dict[str, Any]]:
+    """Median and largest error of all-reduces of each payload, over devices and numbers of GPUs, not fitted on."""
+    rows = _bandwidths(found)
+    if rows.empty:
+        return []
+    rows = rows[~rows["fitted"]]
+    error = (rows["predicted_s"] / rows["measured_s"] - 1).abs().groupby(rows["payload_bytes"])
+    return [
+        {"payload_bytes": float(payload), "count": len(own), "median": float(own.median()), "max": float(own.max())}
+        for payload, own in error
+    ]
+
+
+def _bandwidths(found: Mapping[str, Sequence[Predicted]]) -> pd.DataFrame:
+    """A row for each all-reduce: times, and bus bandwidths 2 (n - 1) / n S / t."""
+    import pandas as pd
+
+    parts = []
+    for name, own in found.items():
+        for one in own:
+            if one.rows.kind == "allreduce":
+                gpus, payload = one.rows.shape["gpus"], 4 * one.rows.shape["floats"]
+                bus = 2 * (gpus - 1) / gpus * payload
+                columns = {"device": name, "gpus": gpus, "payload_bytes": payload, "fitted": one.fitted}
+                measured, ours = one.rows.seconds[:, 0], one.seconds[:, 0]
+                times = {"measured_s": measured, "predicted_s": ours}
+                rates = {"measured_bytes_per_s": bus / measured, "predicted_bytes_per_s": bus / ours}
+                parts.append(pd.DataFrame({**columns, **times, **rates}))
+    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
+
+
+def _system() -> System:
+    check = Problems()
+    found = check.model(System, tree_of(_OVERLAP_SYSTEM), path="system")
+    check.done()
+    assert found is not None
+    return found
+
+
+def _mi300x() -> dict[str, Finding]:
+    """What the collectives' costs give for 8 x MI300X."""
+    system = _system()
+    gpu, node = system.gpu, system.node
+    peers = node.num_gpus - 1
+    found: dict[str, Finding] = {}
+    floor = gpu.cu_copy.setup_s * _LOW_LATENCY / 2  # two steps, each as late as the floor of short messages says
+    group = Group(node.num_gpus, peers * node.link_bytes_per_s * gpu.cu_copy.link_efficiency, floor)
+    for name, payload in _REDUCED.items():
+        cost = collective_cost("all_reduce", "direct", payload, group)
+        basis = "rests on the rate at 16 GB and on the floor of short messages" if name == "16GB" else ""
+        found[f"hardware.mi300x_allreduce_{name}"] = Finding(
+            float(cost.wire_bytes / cost.seconds / 1e9), basis, basis="fitted" if basis else "predicted"
+        )
+    cap = _conditions()["mi300x_all_gather_link_bytes_per_s"]
+    capped = Group(node.num_gpus, peers * cap, 0.0)
+    for channels in _CHANNELS:
+        moved = capped.by_cus(channels, gpu.cu_copy.bytes_per_s_per_cu * cap / node.link_bytes_per_s)
+        rate = float(np.asarray(moved.bytes_per_s)) / peers / 1e9
+        why = "the rate of a CU was fitted on this table"
+        found[f"hardware.mi300x_ag_perlink_{channels}ch"] = Finding(rate, why, basis="fitted")
+    assert gpu.dma.phases is not None
+    for name, size in _COPIES.items():
+        shares = copy_phases(size, gpu.dma.phases, node.link_bytes_per_s).shares
+        first = name == "1KB"
+        found[f"hardware.dma_phase_{name}"] = Finding(
+            tuple(float(100 * share) for share in shares),
+            "the phases were derived from this row" if first else "",
+            basis="fitted" if first else "predicted",
+        )
+    found["hardware.mi300x_link"] = Finding(node.link_bytes_per_s / 1e9, _OWN_CONSTANT, basis="fitted")
+    sustained = gpu.num_cus * gpu.matrix_flop_per_s_per_cu / 1e12
+    told = f"{_OWN_CONSTANT}; {sustained:.3f} rounded as it was published"
+    found["hardware.mi300x_bf16_sustained"] = Finding(float(round(sustained)), told, basis="fitted")
+    return found
+
+
+def _conditions() -> dict[str, float]:
+    """Under which measurements were made that are claims."""
+    with (conf_dir() / "data" / "conditions.csv").open(encoding="utf-8") as text:
+        rows = csv.DictReader(line for line in text if not line.startswith("#"))
+        return {row["name"]: float(row["value"]) for row in rows}
+
+
+def _measured_gemms(found: Mapping[str, Sequence[Predicted]]) -> dict[str, Finding]:
+    """What measured GEMMs say of rates, of our errors, and of scaling from one point."""
+    gemms = {
+        one.rows.device: one
+        for own in found.values()
+        for one in own
+        if one.rows.kind == "gemm" and one.rows.precision == "fp32"
+    }
+    return {
+        "data.vegafe_gemm_large_rate": _large_rate(gemms.get("AMD_VegaFE")),
+        "data.vegafe_gemm_model_mdape": _plain_error(gemms.get("AMD_VegaFE")),
+        "data.scaling_vegafe": _scaling(gemms.get("AMD_VegaFE")),
+        "data.scaling_p100": _scaling(gemms.get("NV_P100")),
+    }
+
+
+_ABSENT = Finding(None, "the tables hold no such rows: study.data_dir=<folder of the full tables>")
+_LARGE_N, _WIDE_N = 1000, 24_000
+
+
+def _large_rate(gemms: Predicted | None) -> Finding:
+    """Mean predicted rate [TFLOP/s] of GEMMs with a large n and A as it is stored."""
+    if gemms is None:
+        return _ABSENT
+    large = (gemms.rows.shape["n"] >= _LARGE_N) & (gemms.rows.shape["ta"] == 0)
+    rates = (gemms.flop / gemms.seconds)[large, 0] / 1e12
+    measured = (gemms.flop / gemms.rows.seconds)[large, 0] / 1e12
+    if not len(rates):
+        return _ABSENT
+    return Finding(float(rates.mean()), f"over {len(rates)} GEMMs, measured {measured.mean():.2f}")
+
+
+def _plain_error(gemms: Predicted | None) -> Finding:
+    """Median error [%] on GEMMs whose A is not transposed, not fitted on."""
+    plain = None if gemms is None else (gemms.rows.shape["ta"] == 0) & ~gemms.fitted
+    if gemms is None or plain is None or not plain.any():
+        return _ABSENT
+    errors = np.abs(gemms.seconds[plain, 0] / gemms.rows.seconds[plain, 0] - 1)
+    return Finding(100 * float(np.median(errors)), f"our model on {len(errors)} GEMMs not fitted on")
+
+
+def _scaling(gemms: Predicted | None) -> Finding:
+    """Mean error [%] of scaling measured times (3 H, N, H) with H^2 N from one of them, averaged over which."""
+    if gemms is None:
+        return _ABSENT
+    shape = gemms.rows.shape
+    chosen = (shape["m"] == 3 * shape["k"]) & (shape["n"] >= _WIDE_N) & (shape["ta"] == 0)
+    rate = (gemms.flop / gemms.rows.seconds)[chosen, 0]
+    if len(rate) < 3:
+        return _ABSENT
+    off = np.abs(rate[None, :] / rate[:, None] - 1)
+    each = 100 * off.sum(axis=1) / (len(rate) - 1)
+    told = f"from {len(rate)} measured GEMMs; {each.min():.1f} to {each.max():.1f} %, by which of them is scaled from"
+    return Finding(float(each.mean()), told, cause="it is not said which point the published value is scaled from")
+
+
+STUDY = Operators()

@@ -1,0 +1,297 @@
+"""Calibrating a device on a table of measurements, and what is wrong with tables."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from dse.cli import main
+from dse.compose import conf_dir
+from dse.problems import ConfigError
+from simulators.calibrate import calibrated
+from simulators.device import Efficiency, device_of, tree_of
+from simulators.fit import MOST, PRIORS, medoids
+from simulators.measurements import Rows, read
+from simulators.operators.rows import on_device
+
+DEVICE: dict[str, Any] = {
+    "name": "own",
+    "measured_as": "OWN",
+    "gpu": {"num_cus": 40, "hbm_bytes_per_s": "600 GB/s", "flop_per_s": {"fp32": "9 TFLOP/s"}},
+    "sources": {"gpu": {"provenance": "derived", "source": "made up for a test"}},
+}
+TRUE = Efficiency(launch_s=9e-6, compute=0.8, feed=1.1, transposed=0.2, narrow=2.2, latency_s=8e-8)
+HEADER = (
+    "device,precision,op,m,n,k,ta,tb,fwd_ms,w,h,c,r,s,pad_h,pad_w,stride_v,stride_h,bwd_data_ms,bwd_filter_ms,hidden,t"
+)
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty working folder."""
+    folder = tmp_path / "work"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    return folder
+
+
+@pytest.fixture
+def device(tmp_path: Path) -> Path:
+    path = tmp_path / "own.yaml"
+    path.write_text(yaml.safe_dump(DEVICE))
+    return path
+
+
+def lines_of_gemms(random: np.random.Generator, count: int) -> list[str]:
+    sizes = 2 ** random.integers(4, 13, (count, 3)) - random.integers(0, 2, (count, 3)) * 3
+    layouts = random.choice(["N", "T"], (count, 2))
+    return [f"OWN,fp32,gemm,{m},{n},{k},{ta},{tb},1" for (m, n, k), (ta, tb) in zip(sizes, layouts, strict=True)]
+
+
+def table(path: Path, lines: Sequence[str], columns: str = HEADER) -> Path:
+    path.write_text("\n".join([columns, *lines]) + "\n")
+    return path
+
+
+def measured_by_the_model(path: Path, *, noise: float, lines: Sequence[str]) -> Path:
+    """A table whose times are what the model says for `TRUE`, with log-normal noise."""
+    random, found = np.random.default_rng(7), []
+    rows = {line: (one, place) for one in read(table(path, lines)) for place, line in enumerate(one.lines)}
+    times = {id(one): on_device(device_of(DEVICE), TRUE, one).seconds for one, _ in rows.values()}
+    for number, line in enumerate(lines, 2):
+        one, place = rows[number]
+        seconds = times[id(one)][place] * np.exp(noise * random.standard_normal(len(one.passes)).clip(-0.5))
+        cells = dict(zip(HEADER.split(","), line.split(","), strict=False))
+        cells |= {f"{name}_ms": repr(float(value * 1e3)) for name, value in zip(one.passes, seconds, strict=True)}
+        found.append(",".join(cells.get(name, "") for name in HEADER.split(",")))
+    return table(path, found)
+
+
+def lines_of_layers() -> list[str]:
+    return [
+        f"OWN,fp32,{op},,{n},,,,1,,,,,,,,,,,,{hidden},{t}"
+        for op, n, hidden, t in (
+            *(("lstm", n, h, 25) for n in (16, 32, 64) for h in (512, 1024, 2048)),
+            *(("vanilla", n, 1760, 50) for n in (16, 32, 128)),
+        )
+    ]
+
+
+def test_constants_come_back_from_times_that_they_made(tmp_path: Path, device: Path) -> None:
+    lines = [*lines_of_gemms(np.random.default_rng(1), 120), *lines_of_layers()]
+    data = measured_by_the_model(tmp_path / "times.csv", noise=0.01, lines=lines)
+    assert main(["calibrate", f"system={device}", f"data={data}", f"out={tmp_path / 'out'}"]) == 0
+    made = yaml.safe_load((tmp_path / "out" / "own.yaml").read_text())
+    for name, value in TRUE.model_dump().items():
+        assert made["efficiency"]["fp32"][name] == pytest.approx(value, rel=0.15), name
+    errors = json.loads((tmp_path / "out" / "errors.json").read_text())
+    assert errors["gemm_median"] < 0.02
+    assert errors["recurrent_median"] < 0.02
+    assert errors["conv_median"] is None
+    assert errors["poor"] == []
+    assert made["sources"]["efficiency.fp32"]["provenance"] == "calibrated"
+    fitted = made["fitted_on"]["fp32"]
+    assert {kind: len(names) <= MOST[kind] for kind, names in fitted.items()} == {"gemm": True, "recurrent": True}
+    with (tmp_path / "out" / "residuals.csv").open() as text:
+        rows = list(csv.DictReader(text))
+    assert {row["shape"] for row in rows if row["fitted"] == "True"} == {
+        name for names in fitted.values() for name in names
+    }
+    assert (tmp_path / "out" / "figures" / "calibration.png").is_file()
+
+
+def test_a_file_that_was_calibrated_is_a_system_again(tmp_path: Path, device: Path, elsewhere: Path) -> None:
+    lines = lines_of_gemms(np.random.default_rng(1), 60)
+    data = measured_by_the_model(tmp_path / "times.csv", noise=0.02, lines=lines)
+    assert main(["calibrate", f"system={device}", f"data={data}", f"out={tmp_path / 'out'}"]) == 0
+    made = tmp_path / "out" / "own.yaml"
+    words = ["study=operators", f"devices=[{made}]", f"study.data_dir={tmp_path}", "tracking=none", "store=none"]
+    assert main(words) == 0
+    errors = json.loads(next(Path("outputs/operators").glob("2*/errors.json")).read_text())
+    told = json.loads((tmp_path / "out" / "errors.json").read_text())
+    assert errors["devices"]["own"]["fp32"]["gemm"] == told["precisions"]["fp32"]["gemm"]
+    again = tmp_path / "again"
+    assert main(["calibrate", f"system={made}", f"data={data}", f"out={again}"]) == 0
+    assert (again / "own.yaml").read_text() == made.read_text()
+
+
+def test_times_that_no_device_has_are_said_to_be_a_poor_fit(
+    tmp_path: Path, device: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = lines_of_gemms(np.random.default_rng(1), 60)
+    data = measured_by_the_model(tmp_path / "times.csv", noise=1.0, lines=lines)
+    assert main(["calibrate", f"system={device}", f"data={data}", f"out={tmp_path / 'out'}"]) == 0
+    assert "a poor fit: fp32 gemm is off by" in capsys.readouterr().out
+    assert json.loads((tmp_path / "out" / "errors.json").read_text())["poor"]
+
+
+GOOD = [f"OWN,fp32,gemm,{64 * n},512,512,N,N,0.5" for n in range(1, 9)]
+
+
+@pytest.mark.parametrize(
+    ("lines", "told"),
+    [
+        ([*GOOD, "OWN,fp32,gemm,64,512,512,N,N,-1"], ["times.csv, line 10, fwd_ms = '-1'", "positive time in ms"]),
+        ([*GOOD, "OWN,fp32,gemm,64,512,512,N,N,0"], ["line 10, fwd_ms", "positive time in ms"]),
+        ([*GOOD, "OWN,fp32,gemm,64,512,512,N,N,inf"], ["line 10, fwd_ms", "positive time in ms"]),
+        ([*GOOD, "OWN,fp32,gemm,64,512,512,N,N,70 us"], ["line 10, fwd_ms", "holds the unit us; this column is in ms"]),
+        ([*GOOD, "OWN,fp32,gemm,64,512,512,N,N,fast"], ["line 10, fwd_ms", "is no number"]),
+        ([*GOOD, "OWN,fp32,gemm,64,512,512,N,N,"], ["line 10: holds no time"]),
+        ([*GOOD, "OWN,bf32,gemm,64,512,512,N,N,1"], ["line 10, precision = 'bf32'", "is unknown", "fp32"]),
+        ([*GOOD, "OWN,fp32,gemmm,64,512,512,N,N,1"], ["line 10, op = 'gemmm'", "did you mean `gemm`?"]),
+        ([*GOOD, "OWN,fp32,gemm,64.5,512,512,N,N,1"], ["line 10, m = '64.5'", "must be a whole number from 1"]),
+        ([*GOOD, "OWN,fp32,gemm,64,512,0,N,N,1"], ["line 10, k = '0'"]),
+        ([*GOOD, "OWN,fp32,gemm,64,512,512,N,X,1"], ["line 10, tb = 'X'", "must be N or T"]),
+        ([*GOOD, *["OWN,fp32,gemm,64,512,512,N,N,1" + ",1" * 40]], ["line 10: has", "cells for"]),
+        ([*GOOD, "OWN,fp32,conv,,4,32,,,1,33,44,5"], ["line 10, r", "is empty", "DeepBench's list"]),
+        ([*GOOD, "OWN,fp32,conv,,4,32,,,1,33,4,5,7,3,1,1,1,1"], ["line 10, r = '7'", "larger than the padded image"]),
+        (GOOD[:3], ["too few rows to fit on: 3 GEMMs at fp32"]),
+        ([*GOOD, "OWN,mixed,gemm,64,512,512,N,N,1"], ["system.gpu.flop_per_s.mixed", "is missing"]),
+        ([*GOOD, "OWN,fp32,gemm,4096,4096,4096,N,N,0.0155"], ["line 10, fwd_ms", "is it in seconds?"]),
+        ([*GOOD, "OWN,fp32,gemm,64,64,64,N,N,15000"], ["line 10, fwd_ms", "is it in microseconds?"]),
+        ([], ["times.csv: holds no rows"]),
+    ],
+)
+def test_what_is_wrong_with_a_table_is_told_by_line_and_column(
+    lines: Sequence[str], told: Sequence[str], tmp_path: Path, device: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = table(tmp_path / "times.csv", lines)
+    assert main(["calibrate", f"system={device}", f"data={data}", f"out={tmp_path / 'out'}"]) == 2
+    found = capsys.readouterr().err
+    assert all(text in found for text in told), found
+    assert not (tmp_path / "out").exists()
+
+
+def test_columns_that_are_missing_or_in_another_unit_are_named(
+    tmp_path: Path, device: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = table(tmp_path / "times.csv", ["OWN,fp32,gemm,64,512"], "device,precision,op,m,n")
+    assert main(["calibrate", f"system={device}", f"data={data}", f"out={tmp_path / 'out'}"]) == 2
+    found = capsys.readouterr().err
+    assert "has no column k, which gemm rows need" in found
+    table(data, ["OWN,fp32,gemm,64,512,512,N,N,70"], "device,precision,op,m,n,k,ta,tb,fwd_us")
+    assert main(["calibrate", f"system={device}", f"data={data}", f"out={tmp_path / 'out'}"]) == 2
+    assert "'fwd_us': times are in ms (did you mean `fwd_ms`?)" in capsys.readouterr().err
+    table(data, ["OWN,gemm"], "device,op")
+    assert main(["calibrate", f"system={device}", f"data={data}", f"out={tmp_path / 'out'}"]) == 2
+    assert "line 1: has no column precision" in capsys.readouterr().err
+
+
+def test_all_problems_of_a_table_are_told_at_once_but_not_thousands(tmp_path: Path) -> None:
+    data = table(tmp_path / "times.csv", ["OWN,fp32,gemm,64,512,512,N,N,-1"] * 1000)
+    with pytest.raises(ConfigError) as caught:
+        read(data)
+    assert len(caught.value.problems) == 21
+    assert "980 more problems" in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["\x00\x01", '"unclosed', "a,b\n1,2,3,4"])
+def test_what_is_no_table_is_refused(text: str, tmp_path: Path) -> None:
+    (tmp_path / "times.csv").write_text(text)
+    with pytest.raises(ConfigError):
+        read(tmp_path / "times.csv")
+
+
+def test_a_system_is_found_by_name_or_path_and_says_what_it_lacks(tmp_path: Path) -> None:
+    assert tree_of("p100")["measured_as"] == "NV_P100"
+    with pytest.raises(ConfigError, match="did you mean `p100`"):
+        tree_of("p10")
+    bad = {**DEVICE, "gpu": {**DEVICE["gpu"], "num_cu": 3}, "sources": {}}
+    with pytest.raises(ConfigError) as caught:
+        device_of(bad)
+    assert "did you mean `num_cus`?" in str(caught.value)
+    with pytest.raises(ConfigError, match=r"no entry in `sources` for gpu\.num_cus"):
+        device_of({**DEVICE, "sources": {}})
+
+
+def test_every_device_has_six_constants_and_no_more() -> None:
+    assert list(PRIORS) == list(Efficiency.model_fields)
+    assert len(PRIORS) <= 6
+    assert MOST["gemm"] <= 20
+    assert all(count <= 6 for kind, count in MOST.items() if kind != "gemm")
+
+
+def test_rows_to_fit_on_are_chosen_by_shape_alone(tmp_path: Path) -> None:
+    points = np.random.default_rng(3).random((100, 4))
+    places, weights = medoids(points, 20)
+    assert len(places) == len(set(places.tolist())) <= 20
+    assert (weights**2).sum() == pytest.approx(100)
+    order = np.random.default_rng(4).permutation(100)
+    assert set(order[medoids(points[order], 20)[0]].tolist()) == set(places.tolist())
+
+
+def test_the_shipped_tables_are_predicted_and_the_claims_of_hardware_are_judged(
+    elsewhere: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["study=operators", "tracking=none", "store=none"]) == 0
+    shown = capsys.readouterr().out
+    (folder,) = Path("outputs/operators").glob("2*")
+    errors = json.loads((folder / "errors.json").read_text())
+    assert set(errors["devices"]) == {"vega_fe", "gtx_1080_ti", "m40", "p100"}
+    for kind in ("gemm_median", "gemm_p90", "conv_median", "recurrent_median"):
+        assert 0 < errors[f"{kind}_worst_device"] < 1
+    assert errors["allreduce_median_1mb"] < 0.1
+    for device in errors["devices"].values():
+        for kinds in device.values():
+            for models in kinds.values():
+                assert models["fitted"]["median"] < models["roofline"]["median"] or models["fitted"]["median"] < 0.05
+    verdicts = {row["id"]: row["within"] for row in json.loads((folder / "claims.json").read_text())}
+    assert all(within for name, within in verdicts.items() if name.startswith("hardware."))
+    assert "calibrated" in shown
+    assert {path.stem for path in (folder / "figures").glob("*.png")} == {
+        "predicted_against_measured",
+        "errors_by_model",
+        "allreduce",
+    }
+    assert main(["report", "study=operators"]) == 0
+    assert "redrew 6 figures" in capsys.readouterr().out
+
+
+BARS = {"gemm": (0.081, 0.39), "conv": (0.17, 0.56), "recurrent": (0.12, 0.38), "allreduce": (0.1, 0.5)}
+
+
+@pytest.mark.parametrize("device", ["vega_fe", "gtx_1080_ti", "m40", "p100"])
+def test_the_constants_that_are_shipped_are_those_of_the_full_tables(
+    device: str, shared: Callable[[str], Path]
+) -> None:
+    """And the rest of these tables is predicted as `docs/operators.md` says."""
+    tree = tree_of(device)
+    file = shared(f"data/deepbench/{tree['measured_as']}.csv")
+    done = calibrated(tree, read(file), file)
+    for precision, constants in tree["efficiency"].items():
+        assert dict(done.tree["efficiency"][precision]) == pytest.approx(constants, rel=0.01)
+    assert done.tree["fitted_on"] == {
+        precision: {kind: list(names) for kind, names in kinds.items()}
+        for precision, kinds in tree["fitted_on"].items()
+    }
+    for own, errors in done.held_out():
+        found, (median, p90) = errors["fitted"], BARS[own.rows.kind]
+        if own.rows.precision == "fp32":
+            assert found is not None
+            assert found.median <= median
+            assert found.p90 <= p90
+            assert found.log_correlation >= (0.99 if own.rows.kind == "gemm" else 0.93)
+
+
+def test_the_shipped_tables_are_rows_of_the_full_ones(shared: Callable[[str], Path]) -> None:
+    for device in ("vega_fe", "gtx_1080_ti", "m40", "p100"):
+        label = tree_of(device)["measured_as"]
+        small, full = (
+            [row for one in read(path) for row in rounded(one)]
+            for path in (conf_dir() / "data" / f"{label}.csv", shared(f"data/deepbench/{label}.csv"))
+        )
+        assert len(small) <= 60
+        assert set(small) <= set(full)
+
+
+def rounded(rows: Rows) -> list[tuple[str, ...]]:
+    """What identifies a row, with times of five digits."""
+    times = [tuple(f"{value:.5g}" for value in each) for each in rows.seconds]
+    return [(rows.precision, rows.kind, name, *each) for name, each in zip(rows.names, times, strict=True)]

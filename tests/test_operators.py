@@ -1,0 +1,283 @@
+"""Costs of single operators: what physics and arithmetic demand of them, whatever the constants."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simulators.operators.chip import Chip
+from simulators.operators.collective import (
+    Group,
+    collective_cost,
+    copy_phases,
+    flat_ring,
+    hierarchical_cost,
+)
+from simulators.operators.convolution import ALGORITHMS, algorithms, convolution
+from simulators.operators.gemm import gemm
+from simulators.operators.recurrent import persistent, recurrent
+from simulators.operators.streaming import elementwise, embedding, reduction
+from simulators.system import CopyTimes
+
+CHIP = Chip(
+    num_cus=56,
+    cus=56,
+    flop_per_s=10.6e12,
+    hbm_bytes_per_s=720e9,
+    element_bytes=4,
+    launch_s=5e-6,
+    compute=0.9,
+    feed=1.5,
+    transposed=0.1,
+    narrow=2.0,
+    latency_s=1e-7,
+)
+sizes = st.integers(1, 8192)
+
+
+def slow_gemm(chip: Chip, m: int, n: int, k: int, transposed: bool) -> float:
+    """The equations of the module, one kernel after the other in plain Python."""
+    c, p = float(chip.cus), float(chip.flop_per_s) / float(chip.num_cus)
+    b, bandwidth = float(chip.element_bytes), float(chip.bandwidth)
+    stride, doublings = int(b * k), 0
+    while stride % 2048 == 0:
+        stride, doublings = stride // 2, doublings + 1
+    w = float(chip.transposed) * (0.3 + doublings) if transposed else 0.0
+    least = np.inf
+    for r in (128, 64, 32, 16):
+        for s in (128, 64, 32, 16):
+            if r * s < 1024 or (min(r, s) == 16) != (min(m, n) <= 16):
+                continue
+            for z in (1, 2, 4, 8):
+                q, depth = -(-(-(-m // r) * -(-n // s) * z) // c), -(-k // z)
+                flop = q * 2 * r * s * depth / (float(chip.compute) * p)
+                feed = q * b * depth * (r * (1 + w) + s) / (float(chip.feed) * p / 16)
+                a = m * k * max(1, n / 2 / min(n, s * c**0.5)) * (1 + w / 2)
+                other = n * k * max(1, m / 2 / min(m, r * c**0.5))
+                memory = b * (a + other + m * n * (2 * z + 1 if z > 1 else 1)) / bandwidth
+                least = min(least, (flop**2 + feed**2 + memory**2) ** 0.5)
+    return least * (float(chip.narrow) if min(m, n) <= 16 else 1.0) + float(chip.launch_s)
+
+
+@given(sizes, sizes, sizes, st.booleans(), st.integers(1, 56))
+def test_a_compiled_gemm_is_what_its_equations_say(m: int, n: int, k: int, transposed: bool, cus: int) -> None:
+    chip = replace(CHIP, cus=cus)
+    ours = float(gemm(chip, (m, n, k), transposed_a=transposed).seconds)
+    assert ours == pytest.approx(slow_gemm(chip, m, n, k, transposed), rel=1e-12)
+
+
+@given(sizes, sizes, sizes)
+def test_no_gemm_beats_its_roofline(m: int, n: int, k: int) -> None:
+    cost = gemm(CHIP, (m, n, k))
+    assert float(cost.seconds) >= float(cost.flop) / (0.9 * 10.6e12)
+    assert float(cost.seconds) >= float(cost.bytes) / float(CHIP.bandwidth)
+
+
+@given(st.integers(1, 4096), st.integers(17, 4096), st.integers(1, 4096), st.sampled_from([1, 2, 7, 28, 55]))
+def test_fewer_cus_never_make_a_gemm_faster_than_rounding_explains(m: int, n: int, k: int, cus: int) -> None:
+    """Less reuse across a smaller wave is allowed to matter; more time is what is asked for."""
+    whole, part = gemm(CHIP, (m + 16, n, k)), gemm(replace(CHIP, cus=cus), (m + 16, n, k))
+    assert float(part.seconds) >= float(whole.seconds) * (1 - 1e-12)
+
+
+def test_sizes_and_hardware_are_arrays_of_one_call() -> None:
+    sizes_, rates = np.array([512.0, 1024.0, 2048.0]), np.array([[400e9], [800e9]])
+    found = gemm(replace(CHIP, hbm_bytes_per_s=rates), (sizes_, sizes_, sizes_)).seconds
+    assert found.shape == (2, 3)
+    each = [
+        [float(gemm(replace(CHIP, hbm_bytes_per_s=float(rate)), (n, n, n)).seconds) for n in sizes_]
+        for rate in rates[:, 0]
+    ]
+    assert found == pytest.approx(np.array(each), rel=1e-12)
+    assert (found[0] >= found[1]).all()
+
+
+def test_a_batch_of_gemms_fills_the_device_that_one_leaves_idle() -> None:
+    one, many = gemm(CHIP, (128, 128, 512)), gemm(CHIP, (128, 128, 512), batch=56)
+    assert float(many.flop) == 56 * float(one.flop)
+    assert float(one.seconds) < float(many.seconds) < 56 * (float(one.seconds) - 5e-6)
+
+
+def test_a_transposed_matrix_costs_more_the_more_its_stride_camps() -> None:
+    plain = gemm(CHIP, (4096, 4096, [2560, 4096])).seconds
+    ratio = gemm(CHIP, (4096, 4096, [2560, 4096]), transposed_a=True).seconds / plain
+    assert 1.0 < ratio[0] < ratio[1]
+
+
+@given(st.integers(1, 10**9), st.integers(1, 4), st.integers(1, 3))
+def test_streams_take_the_time_of_their_bytes(elements: int, reads: int, writes: int) -> None:
+    cost = elementwise(CHIP, elements, reads=reads, writes=writes)
+    assert float(cost.bytes) == 4 * elements * (reads + writes)
+    assert float(cost.seconds) == pytest.approx(float(cost.bytes) / (0.75 * 720e9) + 5e-6)
+
+
+def test_a_reduction_reads_all_and_writes_a_number_a_row() -> None:
+    cost = reduction(CHIP, 1000, 4096)
+    assert (float(cost.bytes), float(cost.flop)) == (4.0 * 1000 * 4097, 1000 * 4095.0)
+
+
+def test_a_lookup_moves_whole_sectors_and_its_indices() -> None:
+    narrow, wide = (float(embedding(CHIP, 1000, dim, pooled=10).bytes) for dim in (1, 8))
+    assert narrow == 1000 * (10 * (32 + 8) + 4)
+    assert wide == 1000 * (10 * (32 + 8) + 32)
+
+
+@given(st.sampled_from([1, 3, 4]), st.sampled_from([256, 1024, 2560]), st.integers(1, 256), st.integers(1, 512))
+def test_recurrent_layers_take_their_steps_one_after_the_other(g: int, h: int, n: int, t: int) -> None:
+    one, many = recurrent(CHIP, g, h, n, 1), recurrent(CHIP, g, h, n, t)
+    assert many.seconds[:2] == pytest.approx(t * one.seconds[:2], rel=1e-9)
+    assert many.flop == pytest.approx(2.0 * g * h * h * n * t)
+    assert (many.seconds >= many.flop / (0.9 * 10.6e12)).all()
+
+
+def test_weights_that_stay_on_the_chip_pay_where_the_batch_is_small_and_they_fit() -> None:
+    kept = persistent(CHIP, 1, 1024, 16, 100)
+    assert float(kept.seconds) < float(recurrent(CHIP, 1, 1024, 16, 100).seconds[0])
+    assert np.isinf(float(persistent(CHIP, 4, 4096, 16, 100).seconds))
+
+
+layers = st.fixed_dictionaries(
+    {
+        **{name: st.integers(1, 512) for name in ("c", "k")},
+        **{name: st.integers(7, 112) for name in ("h", "w")},
+        **{name: st.sampled_from([1, 3, 5, 7]) for name in ("r", "s")},
+        **{name: st.integers(0, 3) for name in ("pad_h", "pad_w")},
+        **{name: st.integers(1, 2) for name in ("stride_v", "stride_h")},
+        "n": st.integers(1, 32),
+    }
+)
+
+
+@given(layers)
+def test_a_convolution_takes_its_fastest_algorithm_and_its_work_is_exact(layer: dict[str, int]) -> None:
+    found, each = convolution(CHIP, layer), algorithms(CHIP, layer)
+    rows = (layer["h"] + 2 * layer["pad_h"] - layer["r"]) // layer["stride_v"] + 1
+    cols = (layer["w"] + 2 * layer["pad_w"] - layer["s"]) // layer["stride_h"] + 1
+    work = 2.0 * layer["n"] * rows * cols * layer["k"] * layer["c"] * layer["r"] * layer["s"]
+    assert found.flop == pytest.approx([work] * 3)
+    assert set(each) == set(ALGORITHMS)
+    assert found.seconds == pytest.approx(np.min([cost.seconds for cost in each.values()], axis=0))
+    for name, cost in each.items():
+        assert (cost.seconds >= cost.bytes / 720e9).all(), name
+        assert (cost.seconds >= cost.flop / (0.9 * 10.6e12)).all(), name
+    dense = layer["stride_v"] * layer["stride_h"] == 1
+    assert np.isfinite(each["winograd_2x2"].seconds).all() == (dense and layer["r"] == layer["s"] == 3)
+    assert np.isfinite(each["fft"].seconds).all() == (dense and max(layer["r"], layer["s"]) >= 3)
+
+
+IMAGE = {
+    "n": 16,
+    "c": 128,
+    "h": 28,
+    "w": 28,
+    "k": 128,
+    "pad_h": 1,
+    "pad_w": 1,
+    "stride_v": 1,
+    "stride_h": 1,
+    "r": 3,
+    "s": 3,
+}
+
+
+def test_winograd_saves_the_work_it_is_known_to_save() -> None:
+    """F(2x2, 3x3) multiplies 16 times for 36, F(4x4, 3x3) 36 for 144 (arXiv:1509.09308), where tiles fit the image."""
+    each = algorithms(CHIP, IMAGE)
+    plain = each["implicit_gemm"].flop[0]
+    assert each["winograd_2x2"].flop[0] / plain == pytest.approx(16 / 36)
+    assert each["winograd_4x4"].flop[0] / plain == pytest.approx(36 / 144)
+
+
+def test_matrix_units_take_channels_in_eights() -> None:
+    chip = replace(CHIP, element_bytes=2, flop_per_s=120e12, vector_flop_per_s=15e12, feed=10.0)
+    even, odd = (
+        float(algorithms(chip, {**IMAGE, "c": channels})["implicit_gemm"].seconds[0]) for channels in (128, 127)
+    )
+    assert odd > 2 * even
+
+
+groups = st.builds(
+    Group,
+    num_gpus=st.integers(2, 64),
+    bytes_per_s=st.floats(1e9, 1e12),
+    latency_s=st.floats(1e-7, 1e-4),
+)
+
+
+@given(groups, st.floats(1.0, 1e10))
+def test_an_all_reduce_is_a_reduce_scatter_and_an_all_gather(group: Group, payload: float) -> None:
+    group = replace(group, short_messages=False)
+    whole = collective_cost("all_reduce", "ring", payload, group)
+    halves = [collective_cost(name, "ring", payload, group) for name in ("reduce_scatter", "all_gather")]
+    both = halves[0].then(halves[1])
+    for name in ("steps", "wire_bytes", "flop", "seconds"):
+        assert getattr(whole, name) == pytest.approx(getattr(both, name))
+
+
+@given(groups, st.floats(1.0, 1e10), st.sampled_from(["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]))
+def test_no_collective_beats_its_bytes(group: Group, payload: float, pattern: str) -> None:
+    n = int(group.num_gpus)  # type: ignore[call-overload]
+    least = (2 if pattern == "all_reduce" else 1) * (n - 1) / n * payload
+    for algorithm in ("ring", "direct", "tree"):
+        cost = collective_cost(pattern, algorithm, payload, group)  # type: ignore[arg-type]
+        assert float(cost.wire_bytes) >= least * (1 - 1e-12)
+        assert float(cost.seconds) >= least / float(group.bytes_per_s) * (1 - 1e-12)  # type: ignore[arg-type]
+
+
+def test_trees_win_where_latency_decides_and_lose_nothing_where_bandwidth_does() -> None:
+    group = Group(64, 50e9, 5e-6)
+    small = [float(collective_cost("all_reduce", name, 1e3, group).seconds) for name in ("ring", "tree")]
+    large = [float(collective_cost("all_reduce", name, 1e10, group).seconds) for name in ("ring", "tree")]
+    assert small[1] < 0.2 * small[0]
+    assert large[1] == pytest.approx(large[0], rel=0.01)
+
+
+def test_what_sends_a_flag_with_every_word_is_for_short_messages() -> None:
+    group = Group(8, 50e9, 5e-6)
+    short, long = (
+        [
+            float(collective_cost("all_reduce", "ring", size, replace(group, short_messages=low)).seconds)
+            for low in (True, False)
+        ]
+        for size in (1e3, 1e9)
+    )
+    assert short[0] == pytest.approx(short[1] / 4, rel=0.02)
+    assert long[0] == long[1]
+
+
+def test_copy_engines_cannot_add() -> None:
+    group = Group(8, 300e9, 5e-6).by_dma(14, 46.6e9, 6e-6)
+    assert float(collective_cost("all_gather", "direct", 1e6, group).seconds) > 6e-6
+    with pytest.raises(ValueError, match="needs CUs"):
+        collective_cost("all_reduce", "ring", 1e6, group)
+
+
+def test_cus_fill_links_ever_more_slowly() -> None:
+    rate = np.asarray(Group(8, 319e9, 5e-6).by_cus(np.array([1, 8, 32, 128, 1024]), 10e9).bytes_per_s)
+    assert rate[0] == pytest.approx(10e9, rel=0.02)
+    assert (np.diff(rate) > 0).all()
+    assert rate[-1] == pytest.approx(319e9)
+
+
+def test_two_levels_send_less_through_the_network_than_one_ring() -> None:
+    inside, between = Group(8, 300e9, 2e-6), Group(16, 25e9, 5e-6)
+    levels = hierarchical_cost("all_reduce", 1e9, inside, between)
+    ring = collective_cost("all_reduce", "ring", 1e9, flat_ring(inside, between, 8))
+    assert float(levels.seconds) < 0.3 * float(ring.seconds)
+    alone = hierarchical_cost("all_reduce", 1e9, inside, Group(1, 25e9, 5e-6))
+    assert float(alone.seconds) == pytest.approx(
+        float(collective_cost("all_reduce", "ring", 1e9, inside).seconds), rel=0.01
+    )
+
+
+def test_only_the_copy_of_a_copy_grows_with_its_size() -> None:
+    phases = copy_phases(
+        np.array([1e3, 1e9]), CopyTimes(control_s=1e-6, schedule_s=2e-6, copy_s=3e-6, sync_s=4e-6), 50e9
+    )
+    assert phases.seconds == pytest.approx([10e-6 + 2e-8, 10e-6 + 0.02])
+    assert phases.shares.sum(axis=-1) == pytest.approx([1.0, 1.0])
+    assert phases.shares[1, 2] > 0.999
