@@ -9,6 +9,7 @@ chosen again. What is not fitted on is tested.
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -20,8 +21,8 @@ import yaml
 from dse.outputs import Outputs, whole
 from dse.problems import ConfigError, Problem, Problems, pairs
 from simulators.device import Device, device_of, tree_of
-from simulators.fit import FEWEST, TYPICAL, Fitted, fit
-from simulators.measurements import Rows, read
+from simulators.fit import FEWEST, PRIORS, TYPICAL, Fitted, fit
+from simulators.measurements import FLOAT_BYTES, Rows, read
 from simulators.operators.rows import on_device
 from simulators.predictions import MODELS, Errors, Predicted, predicted_by, roofline
 
@@ -31,8 +32,11 @@ if TYPE_CHECKING:
 
 # times the peak rate: milliseconds taken for seconds are beyond it (Winograd's F(4x4) needs a quarter of the FLOP)
 _TOO_FAST = {"gemm": 3.0, "conv": 12.0, "recurrent": 3.0}
-_TOO_SLOW, _LONG_S = 1e4, 10.0  # times the roofline's time, and so long: an implausible time is both
+_TOO_SLOW = 200.0  # times the roofline, in the median: microseconds taken for milliseconds are beyond it
+_TOO_FAST_LINK = 2e12  # bytes/s of a GPU in an all-reduce, beyond any link there is
 _POOR_MEDIAN, _POOR_CORRELATION = 0.25, 0.95  # beyond which a fit is said to be poor
+_AT_BOUND = 0.02  # of the logarithm
+_FEW = 5  # times, whose correlation says little
 LARGE_BYTES = 1e6
 """Payload of an all-reduce from which its bandwidth matters more than its latency."""
 
@@ -56,17 +60,26 @@ def calibrate(words: Sequence[str]) -> int:
     from dse import report
 
     given = pairs(words, {"system": "", "data": "", "out": ""})
-    tree, file = tree_of(given["system"]), Path(given["data"])
+    tree, file, outputs = tree_of(given["system"]), Path(given["data"]), Outputs(Path(given["out"]))
+    target = outputs.folder / f"{tree.get('name')}.yaml"
+    if target.exists() and Path(given["system"]).exists() and target.samefile(given["system"]):
+        raise ConfigError(
+            [Problem("out", "would write over the system that is calibrated", given["out"], "name another")]
+        )
     done = calibrated(tree, read(file), file)
-    outputs = Outputs(Path(given["out"]))
-    outputs.folder.mkdir(parents=True, exist_ok=True)
+    try:
+        outputs.folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            [Problem("out", f"cannot be made ({error.strerror})", given["out"], "name another")]
+        ) from None
     _write(done, outputs)
     console = report.console()
     console.print(_table(done))
-    for text in poor(done):
+    for text in (*poor(done), *at_bounds(done)):
         console.print(text)
-    written = ", ".join(sorted(path.name for path in outputs.folder.iterdir() if path.is_file()))
-    console.print(f"written to {outputs.folder}/: {written}, figures/", soft_wrap=True)
+    written = f"{target.name}, errors.json, residuals.csv, figures/calibration.png"
+    console.print(f"written to {outputs.folder}/: {written}", soft_wrap=True)
     return 0
 
 
@@ -74,17 +87,18 @@ COMMANDS = {"calibrate": calibrate}
 
 
 def calibrated(tree: Mapping[str, Any], rows: Sequence[Rows], file: Path) -> Calibration:
-    """A device fitted on some rows of one file and held against the others. Raises ConfigError."""
-    fabric = any(one.kind == "allreduce" for one in rows)
-    stale = ("efficiency", "fitted_on", "note", *(["server"] if fabric else []))
-    bare = {name: value for name, value in tree.items() if name not in stale}
-    sources = dict(tree.get("sources") or {})
-    bare["sources"] = {path: source for path, source in sources.items() if path.partition(".")[0] not in stale}
-    device = device_of(bare)
+    """A device fitted on some rows of one file and held against the others. Raises ConfigError.
+
+    Constants of precisions of which the file has no rows stay, and so does the server where it has no all-reduces.
+    """
+    device = device_of(tree)
     label, own = _own(device, rows, file)
     _check(device, own, file)
-    made = {**bare, "measured_as": label, **_constants(fit(device, own), file, tree)}
-    made["sources"] = {**bare["sources"], **made["sources"]}
+    num_gpus = 8 if device.server is None else device.server.num_gpus
+    told = _constants(fit(device, own, num_gpus=num_gpus), file)
+    made = {**tree, "measured_as": label, **{name: value for name, value in told.items() if name == "server"}}
+    for name in ("efficiency", "fitted_on", "sources"):
+        made[name] = {**dict(tree.get(name) or {}), **told.get(name, {})}
     finished = device_of(made)
     found = {model: [one for rows in own if (one := predicted_by(model, finished, rows))] for model in MODELS}
     done = Calibration(finished, made, found)
@@ -99,6 +113,10 @@ def _own(device: Device, rows: Sequence[Rows], file: Path) -> tuple[str, list[Ro
     if len(names) > 1 and label != device.measured_as:
         rule = f"is called {device.measured_as} in tables, and {file.name} has rows of {', '.join(names)}"
         raise ConfigError([Problem("system.measured_as", rule, way_out="name the one that is meant")])
+    if device.measured_as not in ("", label):
+        print(f"{file.name} has rows of {label}; {device.name} says measured_as: {device.measured_as}", file=sys.stderr)
+    if len(names) > 1:
+        print(f"{file.name}: rows of {label} are taken, those of {len(names) - 1} others are not", file=sys.stderr)
     return label, [one for one in rows if one.device == label]
 
 
@@ -122,7 +140,9 @@ def _check(device: Device, rows: Sequence[Rows], file: Path) -> None:
                 file.name, f"has too few rows to fit on: {count} of {kind} at {precision}, {FEWEST[kind]} are needed"
             )
     for one in rows:
-        if one.kind != "allreduce":
+        if one.kind == "allreduce":
+            _check_rates(check, one, file)
+        else:
             _check_times(check, device, one, file)
     check.done()
 
@@ -134,18 +154,28 @@ def _check_times(check: Problems, device: Device, rows: Rows, file: Path) -> Non
     peak = device.gpu.peak(rows.precision)
     assert peak is not None
     rate = work.flop / rows.seconds
-    with np.errstate(invalid="ignore"):
-        fast = rate > _TOO_FAST[rows.kind] * peak
-        slow = (rows.seconds > _TOO_SLOW * least) & (rows.seconds > _LONG_S)
-    for row, column in np.argwhere(fast | slow)[:10]:
+    for row, column in np.argwhere(rate > _TOO_FAST[rows.kind] * peak)[:10]:
         where = f"{file.name}, line {rows.lines[row]}, {rows.passes[column]}_ms"
-        seconds = float(rows.seconds[row, column])
         said = f"would be {rate[row, column] / 1e12:.3g} TFLOP/s on a device of {peak / 1e12:.3g}"
-        unit = "seconds" if fast[row, column] else "microseconds"
-        check.add(where, f"{said}: is it in {unit}?", value=seconds * 1e3, way_out="write milliseconds")
+        value = float(f"{rows.seconds[row, column] * 1e3:.6g}")
+        check.add(where, f"{said}: is it in seconds?", value=value, way_out="write milliseconds")
+    slow = float(np.nanmedian(rows.seconds / least))
+    if slow > _TOO_SLOW:
+        said = f"take {slow:.0f} times as long as the data sheet lets expect (median): are they in microseconds?"
+        check.add(file.name, f"times of {rows.kind} at {rows.precision} {said}", way_out="write milliseconds")
 
 
-def _constants(fitted: Fitted, file: Path, tree: Mapping[str, Any]) -> dict[str, Any]:
+def _check_rates(check: Problems, rows: Rows, file: Path) -> None:
+    """All-reduces that are faster than any link are in another unit."""
+    gpus, payload = rows.shape["gpus"], FLOAT_BYTES * rows.shape["floats"]
+    rate = 2 * (gpus - 1) / gpus * payload / rows.seconds[:, 0]
+    for row in np.flatnonzero(rate > _TOO_FAST_LINK)[:10]:
+        said = f"would be {rate[row] / 1e9:.3g} GB/s a GPU: is it in seconds?"
+        where = f"{file.name}, line {rows.lines[row]}, mean_ms"
+        check.add(where, said, value=float(f"{rows.seconds[row, 0] * 1e3:.6g}"), way_out="write milliseconds")
+
+
+def _constants(fitted: Fitted, file: Path) -> dict[str, Any]:
     """What a device file says of fitted constants and where they are from."""
     content = hashlib.sha256(file.read_bytes()).hexdigest()[:16]
     found: dict[str, Any] = {"sources": {}}
@@ -182,19 +212,28 @@ def poor(done: Calibration) -> Iterator[str]:
         fitted, name = errors["fitted"], f"{own.rows.precision} {own.rows.kind}"
         if fitted is None:
             yield f"not tested: every {name} row was fitted on"
-        elif fitted.median > _POOR_MEDIAN or fitted.log_correlation < _POOR_CORRELATION:
+        elif fitted.median > _POOR_MEDIAN or (fitted.count > _FEW and fitted.log_correlation < _POOR_CORRELATION):
             yield (
                 f"a poor fit: {name} is off by {100 * fitted.median:.0f} % (median; log-correlation"
                 f" {fitted.log_correlation:.3f}) on rows not fitted on; do not rely on it"
             )
 
 
+def at_bounds(done: Calibration) -> Iterator[str]:
+    """Constants that a fit pushed to the end of what is allowed, in words."""
+    for precision, constants in done.device.efficiency.items():
+        for name, value in constants.model_dump().items():
+            ends = (PRIORS[name].low, PRIORS[name].high)
+            if min(abs(np.log(value / end)) for end in ends) < _AT_BOUND:
+                yield f"{precision}: {name} = {value:g} is at the end of its range ({ends[0]:g} to {ends[1]:g})"
+
+
 def errors_of(done: Calibration) -> dict[str, Any]:
     """`errors.json`: by kind at fp32 and at the worst precision, and everything by precision, kind and model."""
     sets = list(done.held_out())
-    whole_: dict[str, Any] = {}
+    every: dict[str, Any] = {}
     for own, errors in sets:
-        kinds = whole_.setdefault(own.rows.precision, {})
+        kinds = every.setdefault(own.rows.precision, {})
         kinds[own.rows.kind] = {model: asdict(error) if error else None for model, error in errors.items()}
 
     held = [(own.rows.kind, own.rows.precision, errors["fitted"]) for own, errors in sets if errors["fitted"]]
@@ -203,7 +242,7 @@ def errors_of(done: Calibration) -> dict[str, Any]:
         "allreduce_median_1mb": large_median([own for own, _ in sets]),
         "worst_precision": told_errors([(kind, "", errors) for kind, _, errors in held]),
         "poor": list(poor(done)),
-        "precisions": whole_,
+        "precisions": every,
     }
 
 
@@ -227,15 +266,14 @@ def large_median(found: Sequence[Predicted]) -> float | None:
     """Median error of all-reduces of 1 MB and more that were not fitted on; None where there are none."""
     for one in found:
         if one.rows.kind == "allreduce":
-            large = one.rows.take(one.rows.shape["floats"] * 4 >= LARGE_BYTES)
-            places = np.flatnonzero((one.rows.shape["floats"] * 4 >= LARGE_BYTES) & ~one.fitted)
-            errors = Errors.of(one.seconds[places], one.rows.seconds[places]) if large.size else None
+            places = (FLOAT_BYTES * one.rows.shape["floats"] >= LARGE_BYTES) & ~one.fitted
+            errors = Errors.of(one.seconds[places], one.rows.seconds[places])
             return errors.median if errors else None
     return None
 
 
 def _write(done: Calibration, outputs: Outputs) -> None:
-    """The device file, every row with what is predicted, the errors and two figures."""
+    """The device file, every row with what is predicted, the errors and a figure."""
     from dse import plots
     from dse.plots import predictions
 

@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from dse.compose import conf_dir
 from dse.problems import ConfigError, Problem, Problems, did_you_mean
-from dse.values import Bytes, BytesPerSecond, FlopPerSecond, Frozen, Integer, Number, Seconds, Source, leaves
+from dse.values import Bytes, BytesPerSecond, FlopPerSecond, Frozen, Integer, Number, Seconds
 from dse.yamlcheck import unreadable
+from simulators.sourced import Sourced
 
 Precision = Literal["fp32", "fp16_storage", "mixed"]
 ELEMENT_BYTES: Mapping[str, int] = {"fp32": 4, "fp16_storage": 2, "mixed": 2}
@@ -50,7 +51,7 @@ class Gpu(Frozen):
     num_cus: Annotated[Integer, Field(ge=1, le=4096)]
     hbm_bytes_per_s: Bandwidth
     hbm_bytes: Bytes | None = None
-    flop_per_s: Mapping[Precision, FlopPerSecond] = Field(min_length=1)
+    flop_per_s: Mapping[Precision, Annotated[FlopPerSecond, Field(ge=1e9)]] = Field(min_length=1)
 
     def peak(self, precision: str) -> float | None:
         """Peak rate [FLOP/s] at a precision; None where the file does not say."""
@@ -73,14 +74,14 @@ class Server(Frozen):
     network_bytes_per_s: Bandwidth | None = None
 
 
-class Device(Frozen):
+class Device(Sourced):
     """One GPU and its server. measured_as: what measured tables call it (`calibrate` fills it in).
 
     efficiency: by precision. fitted_on: kind -> names of the rows that the constants were fitted on, by precision.
     note: how the fit went. sources: dotted path -> where the numbers at it and below it are from.
     """
 
-    name: str
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,80}$")]
     description: str = ""
     measured_as: str = ""
     gpu: Gpu
@@ -88,33 +89,10 @@ class Device(Frozen):
     efficiency: Mapping[Precision, Efficiency] = Field(default_factory=dict)
     fitted_on: Mapping[str, Mapping[str, tuple[str, ...]]] = Field(default_factory=dict)
     note: Any = None
-    sources: Mapping[str, Source]
-
-    @model_validator(mode="after")
-    def _every_number_has_a_source(self) -> Device:
-        bare = [path for path, value, _ in leaves(self) if _is_fact(value) and self.source(path) is None]
-        if bare:
-            raise ValueError(f"no entry in `sources` for {', '.join(bare)}; every constant names where it is from")
-        return self
-
-    def source(self, path: str) -> Source | None:
-        """The source of the constant at `path`: its own entry, or that of the nearest enclosing path."""
-        while path:
-            if path in self.sources:
-                return self.sources[path]
-            path = path.rpartition(".")[0]
-        return None
 
     def facts(self) -> Iterator[tuple[str, Any, str, str]]:
         """(dotted path, value, provenance, source) of every constant."""
-        for path, value, _ in leaves(self):
-            source = self.source(path)
-            if source and _is_fact(value):
-                yield f"{self.name}.{path}", value, source.provenance, source.source
-
-
-def _is_fact(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+        return self.facts_below(self.name)
 
 
 def tree_of(said: str) -> dict[str, Any]:

@@ -37,7 +37,6 @@ _SCALE: Mapping[str, float] = {
 }  # of the logarithm: beyond, linear
 _LAYOUT = 2.0  # doublings of a size that a layout is as far as
 _FAR = {"n": 1024.0, "k": 16384.0}  # sizes of a GEMM beyond which time goes with FLOP: one is as good as another
-_IN_A_SERVER = 8  # GPUs, where the device's file does not say
 _STARTS = 3
 _CALLS = 60
 
@@ -84,9 +83,8 @@ class Fitted:
     fitted_on: Mapping[str, Mapping[str, tuple[str, ...]]]
 
 
-def fit(device: Device, rows: Sequence[Rows]) -> Fitted:
-    """The constants of a device from some of its measured rows."""
-    num_gpus = _IN_A_SERVER if device.server is None else device.server.num_gpus
+def fit(device: Device, rows: Sequence[Rows], *, num_gpus: int = 8) -> Fitted:
+    """The constants of a device from some of its measured rows. num_gpus: in a server."""
     chosen = {(one.precision, one.kind): _chosen(one, num_gpus) for one in rows}
     names: dict[str, dict[str, tuple[str, ...]]] = {}
     for (precision, kind), (own, _) in chosen.items():

@@ -87,8 +87,9 @@ class MeasuredBackend:
             way = "list them: devices=[p100]" if name == "system" else did_you_mean(name, _SECTIONS)
             check.add(name, "is not a known section", way_out=way)
         names = tree.get("devices")
-        if not (isinstance(names, Sequence) and names and all(isinstance(name, str) for name in names)):
-            check.add("devices", "must list systems, by name or as paths of YAML files", value=names)
+        listed = isinstance(names, Sequence) and not isinstance(names, str) and names
+        if not (listed and all(isinstance(name, str) for name in names or ())):
+            check.add("devices", "must list systems, by name or as paths of YAML files: devices=[p100]", value=names)
         check.model(Predict, tree.get("predict", {}), path="predict")
         check.done()
 
@@ -96,20 +97,40 @@ class MeasuredBackend:
         """One for each device, precision and kind of operator that was measured and that has constants."""
         folder = str(tree.get("data_dir") or conf_dir() / "data")
         known, found, check = tables(folder), dict[str, Tree](), Problems()
+        seen: dict[str, str] = {}
         for name in tree["devices"]:
             system = tree_of(name)
             device = device_of(system, name)
+            if seen.setdefault(device.name, name) != name:
+                check.add("devices", f"and {seen[device.name]} are both called {device.name}", value=name)
             own = [rows for rows in known if rows.device == device.measured_as]
             if not own:
                 there = ", ".join(sorted({rows.device for rows in known}))
-                check.add("devices", f"is measured as {device.measured_as}, of which {folder} has no rows", value=name)
-                check.add("data_dir", f"has rows of {there}", value=folder)
+                rule = (
+                    f"is measured as {device.measured_as or 'nothing'}, of which {folder} has no rows (but of {there})"
+                )
+                check.add("devices", rule, value=name, way_out="add study.data_dir=<folder of its table>")
+            before = len(found)
             for rows in own:
                 if cost_of(device, rows) is not None:
                     title = f"{device.name} {rows.precision} {rows.kind}"
                     found[title] = {"system": system, "table": _told(rows, folder), "predict": tree.get("predict", {})}
+                    self._check_reach(check, device, rows, name)
+            if own and len(found) == before:
+                way = "python -m dse calibrate fits them, and writes a file to name here"
+                check.add("devices", "has no constants for any row", value=name, way_out=way)
         check.done()
         return found
+
+    def _check_reach(self, check: Problems, device: Device, rows: Rows, name: str) -> None:
+        """Rings that leave the server need the rate of the network."""
+        server = device.server
+        if rows.kind != "allreduce" or server is None or server.network_bytes_per_s is not None:
+            return
+        most = int(rows.shape["gpus"].max())
+        if most > server.num_gpus:
+            rule = f"is missing: a table has all-reduces of {most} GPUs, the server has {server.num_gpus}"
+            check.add(f"{name}: server.network_bytes_per_s", rule, way_out="calibrate it with such rows, or give it")
 
     def design(self, tree: Tree) -> Design:
         """A validated design."""

@@ -13,7 +13,8 @@ import re
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -51,12 +52,17 @@ _TIMES: Mapping[str, tuple[str, ...]] = {
     "recurrent": _PASSES,
     "allreduce": ("mean_ms",),
 }
+_COLUMNS = {"device", "precision", "op", "algo", "total_ms"} | {
+    name for names in (*_SHAPES.values(), *_TIMES.values()) for name in names
+}
 _NAMES: Mapping[str, str] = {
     "gemm": "{m}x{n}x{k} {ta}{tb}",
     "conv": "{w}x{h}x{c} n{n} k{k} {r}x{s} pad {pad_h}x{pad_w} stride {stride_v}x{stride_h}",
     "recurrent": "{op} h{hidden} n{n} t{t}",
     "allreduce": "{floats} x {gpus}",
 }
+FLOAT_BYTES = 4
+"""Of the elements in which the size of an all-reduce is counted."""
 _LEAST = {"pad_h": 0, "pad_w": 0, "gpus": 2}
 _MOST = 2**40
 _MOST_BYTES = 1 << 26  # of a file
@@ -130,17 +136,36 @@ def read_folder(folder: Path) -> list[Rows]:
     """The rows of all tables below a folder; a CSV without a column `op` is not one. Raises ConfigError."""
     if not folder.is_dir():
         raise ConfigError([Problem("study.data_dir", "is no folder", str(folder), "name one that holds CSV tables")])
-    files = [file for file in sorted(folder.rglob("*.csv")) if "op" in _head(file)]
+    files = [file for file in sorted(folder.rglob("*.csv")) if file.is_file() and "op" in _head(file)]
     if not files:
         rule = "holds no CSV table of measured operators (with the columns device, precision, op)"
         raise ConfigError([Problem("study.data_dir", rule, str(folder))])
-    return [rows for file in files for rows in read(file)]
+    found = defaultdict[tuple[str, str, str], list[Rows]](list)
+    for file in files:
+        for rows in read(file):
+            found[rows.device, rows.precision, rows.kind].append(rows)
+    return [_joined(parts) for parts in found.values()]
+
+
+def _joined(parts: Sequence[Rows]) -> Rows:
+    """Rows of several files on the same."""
+    if len(parts) == 1:
+        return parts[0]
+    return replace(
+        parts[0],
+        shape={name: np.concatenate([part.shape[name] for part in parts]) for name in parts[0].shape},
+        seconds=np.concatenate([part.seconds for part in parts]),
+        names=tuple(name for part in parts for name in part.names),
+        lines=tuple(line for part in parts for line in part.lines),
+    )
 
 
 def _head(file: Path) -> list[str]:
     with file.open(encoding="utf-8-sig", errors="replace") as text:
         lines = text.read(1 << 16).splitlines()
-    return [name.strip() for name in "".join(lines[len(_comments(lines)) :][:1]).split(",")]
+    with suppress(csv.Error):
+        return [name.strip() for name in next(csv.reader(lines[len(_comments(lines)) :]), [])]
+    return []
 
 
 def _comments(lines: Sequence[str]) -> list[str]:
@@ -197,17 +222,16 @@ class _Table:
             raise ConfigError(self.problems)
 
     def _check_columns(self) -> None:
-        known = {"device", "precision", "op", "algo", "total_ms"}
-        known |= {name for names in (*_SHAPES.values(), *_TIMES.values()) for name in names}
         for name in ("precision", "op"):
             if name not in self.columns:
                 near = did_you_mean(name, self.columns) if self.columns else ""
+                near = "separate columns by commas" if len(self.columns) == 1 and ";" in self.columns[0] else near
                 self.note(f"line {self._above + 1}", f"has no column {name}", way_out=near)
         for name in self.columns:
             if self.columns.count(name) > 1:
                 self.note(f"line {self._above + 1}", "names a column twice", name)
-            if name not in known and re.fullmatch(r"(fwd|bwd_data|bwd_filter|total|mean)_\w+", name):
-                self.note(f"line {self._above + 1}", "times are in ms", name, did_you_mean(name, known))
+            if name not in _COLUMNS and re.fullmatch(r"(fwd|bwd_data|bwd_filter|total|mean)_\w+", name):
+                self.note(f"line {self._above + 1}", "times are in ms", name, did_you_mean(name, _COLUMNS))
         self.done()
 
     def lines(self) -> Iterator[tuple[int, dict[str, str]]]:
@@ -236,16 +260,23 @@ class _Table:
             every = [name for ops in KINDS.values() for name in ops]
             self.note(f"line {line}, op", "is no operator that is known", op, did_you_mean(op, every))
         if precision not in ELEMENT_BYTES:
-            way = did_you_mean(precision, ELEMENT_BYTES)
-            self.note(f"line {line}, precision", "is unknown", precision, way)
+            self.note(f"line {line}, precision", "is unknown", precision, f"known are {', '.join(ELEMENT_BYTES)}")
+        elif kind == "allreduce" and precision != "fp32":
+            self.note(f"line {line}, precision", "must be fp32: all-reduces are counted in floats", precision)
         if kind is None or len(self.problems) > before:
             return None
         shape = self._shape(line, kind, cells)
         times = tuple(self._time(line, name, cells) for name in _TIMES[kind])
         if len(self.problems) > before:
             return None
+        if not set(_TIMES[kind]) & set(self.columns):
+            odd = [column for column in self.columns if column not in _COLUMNS]
+            way = f"unknown are {', '.join(odd)}" if odd else ""
+            where, names = f"line {self._above + 1}", " or ".join(_TIMES[kind])
+            self.note(where, f"has no column {names}, which {op} rows need", way_out=way)
+            return None
         if all(math.isnan(time) for time in times):
-            self.note(f"line {line}", f"holds no time: {', '.join(_TIMES[kind])} are empty")
+            self.note(f"line {line}", f"holds no time ({', '.join(_TIMES[kind])})")
             return None
         texts = {name: _text(name, value) for name, value in shape.items()}
         name = _NAMES[kind].format(op=op, **texts)

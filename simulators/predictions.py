@@ -101,7 +101,7 @@ def predicted_by(model: str, device: Device, rows: Rows) -> Predicted | None:
 
 
 def roofline(device: Device, rows: Rows, flop: Floats, *, traffic: Floats) -> Floats:
-    """Times [R, passes] at the peak rate or the bandwidth of the data sheet; of an all-reduce, of its server."""
+    """Times [R, passes] at the peak rate or the bandwidth of the data sheet; of an all-reduce, at its server's rate."""
     if rows.kind == "allreduce":
         assert device.server is not None
         return np.asarray(traffic / device.server.bytes_per_s)
@@ -111,7 +111,7 @@ def roofline(device: Device, rows: Rows, flop: Floats, *, traffic: Floats) -> Fl
 
 
 def nearest(rows: Rows, flop: Floats) -> Floats:
-    """Each time [R, passes] as the measured neighbour's, scaled by FLOP: the row of the nearest shape, itself left out.
+    """Each time [R, passes] as the measured neighbour's, scaled by FLOP: the row of the nearest other shape.
 
     Shapes are compared by their logarithms, a layout of a matrix counting like a factor 16 in a size.
     """
@@ -120,7 +120,7 @@ def nearest(rows: Rows, flop: Floats) -> Floats:
     for column in range(len(rows.passes)):
         known = np.flatnonzero(np.isfinite(rows.seconds[:, column]))
         for row in known:
-            others = known[known != row]
+            others = known[[rows.names[other] != rows.names[row] for other in known]]
             if len(others):
                 near = others[np.argmin(((points[others] - points[row]) ** 2).sum(axis=1))]
                 found[row, column] = rows.seconds[near, column] * flop[row, column] / flop[near, column]

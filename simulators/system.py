@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field, ValidationInfo, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator
 
 from dse.values import (
     Bytes,
@@ -19,10 +19,10 @@ from dse.values import (
     Integer,
     Number,
     Seconds,
-    Source,
     knob,
     leaves,
 )
+from simulators.sourced import Sourced, is_fact
 
 Bandwidth = Annotated[BytesPerSecond, Field(ge=1e6)]  # 64 would be a forgotten unit
 Topology = Literal["mesh", "switch", "ring"]
@@ -100,7 +100,7 @@ class Node(Frozen):
     link_bytes_per_s: Bandwidth
 
 
-class System(Frozen):
+class System(Sourced):
     """Hardware of a design. `cost_weights` (dotted path -> weight) and `cost_reference` define the cost proxy."""
 
     name: str
@@ -109,21 +109,13 @@ class System(Frozen):
     node: Node
     cost_weights: Mapping[str, Annotated[Number, Field(ge=0, le=1e6)]]
     cost_reference: Mapping[str, Annotated[Number, Field(gt=0, le=1e20)]]
-    sources: Mapping[str, Source]
-
-    @model_validator(mode="after")
-    def _every_number_has_a_source(self) -> System:
-        bare = [path for path, value, _ in leaves(self) if _is_fact(value) and not self.source(path)]
-        if bare:
-            raise ValueError(f"no entry in `sources` for {', '.join(bare)}; every constant names where it is from")
-        return self
 
     @field_validator("cost_weights")
     @classmethod
     def _weighs_numbers_of_a_system(cls, weights: Mapping[str, float], info: ValidationInfo) -> Mapping[str, float]:
         parts = {name: info.data[name] for name in ("gpu", "node") if name in info.data}
         numbers = {
-            f"{name}.{path}" for name, part in parts.items() for path, value, _ in leaves(part) if _is_fact(value)
+            f"{name}.{path}" for name, part in parts.items() for path, value, _ in leaves(part) if is_fact(value)
         }
         unknown = [path for path in weights if len(parts) == 2 and path not in numbers]
         if unknown:
@@ -140,27 +132,6 @@ class System(Frozen):
             raise ValueError(f"has no value for {', '.join(sorted(absent))}, which cost_weights names")
         return reference
 
-    def source(self, path: str) -> Source | None:
-        """The source of the constant at `path`: its own entry, or that of the nearest enclosing path."""
-        while path:
-            if path in self.sources:
-                return self.sources[path]
-            path = path.rpartition(".")[0]
-        return None
-
     def facts(self) -> Iterator[tuple[str, Any, str, str]]:
         """(dotted path, value, provenance, source) of every constant."""
-        for path, value, _ in leaves(self, "system."):
-            source = self.source(path.removeprefix("system."))
-            if source and _is_fact(value):
-                yield path, _plain(value), source.provenance, source.source
-
-
-def _is_fact(value: object) -> bool:
-    return isinstance(value, (int, float, tuple)) and not isinstance(value, bool)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, tuple):
-        return [item.model_dump() if isinstance(item, BaseModel) else item for item in value]
-    return value
+        return self.facts_below("system")

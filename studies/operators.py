@@ -18,6 +18,7 @@ from dse.space import get_path
 from simulators.calibrate import large_median, table_of, told_errors
 from simulators.device import device_of, tree_of
 from simulators.measured import tables
+from simulators.measurements import FLOAT_BYTES
 from simulators.operators.collective import Group, collective_cost, copy_phases
 from simulators.predictions import MODELS, Errors, Predicted, predicted_by
 from simulators.system import System
@@ -149,7 +150,7 @@ def _bandwidths(found: Mapping[str, Sequence[Predicted]]) -> pd.DataFrame:
     for name, own in found.items():
         for one in own:
             if one.rows.kind == "allreduce":
-                gpus, payload = one.rows.shape["gpus"], 4 * one.rows.shape["floats"]
+                gpus, payload = one.rows.shape["gpus"], FLOAT_BYTES * one.rows.shape["floats"]
                 bus = 2 * (gpus - 1) / gpus * payload
                 columns = {"device": name, "gpus": gpus, "payload_bytes": payload, "fitted": one.fitted}
                 measured, ours = one.rows.seconds[:, 0], one.seconds[:, 0]
@@ -177,7 +178,7 @@ def _mi300x() -> dict[str, Finding]:
     group = Group(node.num_gpus, peers * node.link_bytes_per_s * gpu.cu_copy.link_efficiency, floor)
     for name, payload in _REDUCED.items():
         cost = collective_cost("all_reduce", "direct", payload, group)
-        basis = "rests on the rate at 16 GB and on the floor of short messages" if name == "16GB" else ""
+        basis = {"1MB": "rests on the floor of short messages", "16GB": "rests on the rate at 16 GB"}.get(name, "")
         found[f"hardware.mi300x_allreduce_{name}"] = Finding(
             float(cost.wire_bytes / cost.seconds / 1e9), basis, basis="fitted" if basis else "predicted"
         )
@@ -227,18 +228,19 @@ def _measured_gemms(found: Mapping[str, Sequence[Predicted]]) -> dict[str, Findi
     }
 
 
-_ABSENT = Finding(None, "the tables hold no such rows: study.data_dir=<folder of the full tables>")
+_ABSENT = Finding(None, "the tables hold too few such rows: study.data_dir=<folder of the full tables>")
+_FEW = 30  # rows, on which a claim about a whole table is not judged
 _LARGE_N, _WIDE_N = 1000, 24_000
 
 
 def _large_rate(gemms: Predicted | None) -> Finding:
-    """Mean predicted rate [TFLOP/s] of GEMMs with a large n and A as it is stored."""
+    """Mean predicted rate [TFLOP/s] of GEMMs with a large n and A as it is stored, not fitted on."""
     if gemms is None:
         return _ABSENT
-    large = (gemms.rows.shape["n"] >= _LARGE_N) & (gemms.rows.shape["ta"] == 0)
+    large = (gemms.rows.shape["n"] >= _LARGE_N) & (gemms.rows.shape["ta"] == 0) & ~gemms.fitted
     rates = (gemms.flop / gemms.seconds)[large, 0] / 1e12
     measured = (gemms.flop / gemms.rows.seconds)[large, 0] / 1e12
-    if not len(rates):
+    if len(rates) < _FEW:
         return _ABSENT
     return Finding(float(rates.mean()), f"over {len(rates)} GEMMs, measured {measured.mean():.2f}")
 
@@ -246,7 +248,7 @@ def _large_rate(gemms: Predicted | None) -> Finding:
 def _plain_error(gemms: Predicted | None) -> Finding:
     """Median error [%] on GEMMs whose A is not transposed, not fitted on."""
     plain = None if gemms is None else (gemms.rows.shape["ta"] == 0) & ~gemms.fitted
-    if gemms is None or plain is None or not plain.any():
+    if gemms is None or plain is None or plain.sum() < _FEW:
         return _ABSENT
     errors = np.abs(gemms.seconds[plain, 0] / gemms.rows.seconds[plain, 0] - 1)
     return Finding(100 * float(np.median(errors)), f"our model on {len(errors)} GEMMs not fitted on")
@@ -259,11 +261,12 @@ def _scaling(gemms: Predicted | None) -> Finding:
     shape = gemms.rows.shape
     chosen = (shape["m"] == 3 * shape["k"]) & (shape["n"] >= _WIDE_N) & (shape["ta"] == 0)
     rate = (gemms.flop / gemms.rows.seconds)[chosen, 0]
-    if len(rate) < 3:
+    if len(rate) < 8:
         return _ABSENT
     off = np.abs(rate[None, :] / rate[:, None] - 1)
     each = 100 * off.sum(axis=1) / (len(rate) - 1)
-    told = f"from {len(rate)} measured GEMMs; {each.min():.1f} to {each.max():.1f} %, by which of them is scaled from"
+    spread = f"{each.min():.1f} to {each.max():.1f} %, by which of them is scaled from"
+    told = f"measured times alone, no model: {len(rate)} GEMMs; {spread}"
     return Finding(float(each.mean()), told, cause="it is not said which point the published value is scaled from")
 
 

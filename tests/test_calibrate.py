@@ -18,7 +18,7 @@ from dse.problems import ConfigError
 from simulators.calibrate import calibrated
 from simulators.device import Efficiency, device_of, tree_of
 from simulators.fit import MOST, PRIORS, medoids
-from simulators.measurements import Rows, read
+from simulators.measurements import Rows, read, read_folder
 from simulators.operators.rows import on_device
 
 DEVICE: dict[str, Any] = {
@@ -155,7 +155,8 @@ GOOD = [f"OWN,fp32,gemm,{64 * n},512,512,N,N,0.5" for n in range(1, 9)]
         (GOOD[:3], ["too few rows to fit on: 3 GEMMs at fp32"]),
         ([*GOOD, "OWN,mixed,gemm,64,512,512,N,N,1"], ["system.gpu.flop_per_s.mixed", "is missing"]),
         ([*GOOD, "OWN,fp32,gemm,4096,4096,4096,N,N,0.0155"], ["line 10, fwd_ms", "is it in seconds?"]),
-        ([*GOOD, "OWN,fp32,gemm,64,64,64,N,N,15000"], ["line 10, fwd_ms", "is it in microseconds?"]),
+        ([line.replace(",0.5", ",500") for line in GOOD], ["times of gemm at fp32 take", "are they in microseconds?"]),
+        ([*GOOD, "OWN,fp16_storage,allreduce"], ["line 10, precision", "all-reduces are counted in floats"]),
         ([], ["times.csv: holds no rows"]),
     ],
 )
@@ -182,6 +183,65 @@ def test_columns_that_are_missing_or_in_another_unit_are_named(
     table(data, ["OWN,gemm"], "device,op")
     assert main(["calibrate", f"system={device}", f"data={data}", f"out={tmp_path / 'out'}"]) == 2
     assert "line 1: has no column precision" in capsys.readouterr().err
+
+
+def test_all_reduces_that_are_faster_than_any_link_are_in_seconds(
+    tmp_path: Path, device: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [f"OWN,fp32,allreduce{',' * 19},{10**size},{gpus},0.001" for size in (6, 7, 8) for gpus in (2, 4)]
+    good = [f"{line}{',' * 15}" for line in GOOD]
+    data = table(tmp_path / "times.csv", [*good, *rows], f"{HEADER},floats,gpus,mean_ms")
+    assert main(["calibrate", f"system={device}", f"data={data}", f"out={tmp_path / 'out'}"]) == 2
+    assert "GB/s a GPU: is it in seconds?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"name": "../out"}, "system.name"),
+        ({"sources": ["a"]}, "system.sources"),
+        ({"sources": {1: {"provenance": "vendor", "source": "abc"}}}, "system.sources"),
+        ({"gpu": {**DEVICE["gpu"], "flop_per_s": {"fp32": 14.9}}}, "system.gpu.flop_per_s"),
+        ({"node": {"num_gpus": 8}}, "is a system for schedules"),
+    ],
+)
+def test_a_device_file_that_cannot_be_meant_is_refused(
+    change: dict[str, Any], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "own.yaml").write_text(yaml.safe_dump({**DEVICE, **change}))
+    data = table(tmp_path / "times.csv", GOOD)
+    words = ["calibrate", f"system={tmp_path / 'own.yaml'}", f"data={data}", f"out={tmp_path / 'out'}"]
+    assert main(words) == 2
+    assert told in capsys.readouterr().err
+
+
+def test_nothing_that_was_given_is_written_over(
+    tmp_path: Path, device: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = lines_of_gemms(np.random.default_rng(1), 60)
+    data = measured_by_the_model(tmp_path / "times.csv", noise=0.02, lines=lines)
+    for out, told in ((tmp_path, "would write over"), (data, "cannot be made")):
+        assert main(["calibrate", f"system={device}", f"data={data}", f"out={out}"]) == 2
+        assert told in capsys.readouterr().err
+    assert yaml.safe_load(device.read_text()) == DEVICE
+
+
+def test_a_table_may_come_in_several_files_and_a_device_once(
+    tmp_path: Path, elsewhere: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = (conf_dir() / "data" / "NV_P100.csv").read_text().splitlines()
+    head = next(place for place, line in enumerate(whole) if line.startswith("device,"))
+    for name, rows in (("a", whole[head + 1 :: 2]), ("b", whole[head + 2 :: 2])):
+        (elsewhere / f"{name}.csv").write_text("\n".join([whole[head], *rows]) + "\n")
+    parts = {(one.kind, name) for one in read_folder(elsewhere) for name in one.names}
+    assert parts == {(one.kind, name) for one in read(conf_dir() / "data" / "NV_P100.csv") for name in one.names}
+    (elsewhere / "mine.yaml").write_text(yaml.safe_dump(tree_of("p100")))
+    words = ["study=operators", "tracking=none", "store=none", f"study.data_dir={elsewhere}"]
+    assert main([*words, "devices=[p100,mine.yaml]"]) == 2
+    assert "are both called p100" in capsys.readouterr().err
+    (elsewhere / "bare.yaml").write_text(yaml.safe_dump({**DEVICE, "measured_as": "NV_P100"}))
+    assert main([*words, "devices=[bare.yaml]"]) == 2
+    assert "has no constants for any row" in capsys.readouterr().err
 
 
 def test_all_problems_of_a_table_are_told_at_once_but_not_thousands(tmp_path: Path) -> None:

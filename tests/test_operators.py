@@ -162,6 +162,7 @@ def test_a_convolution_takes_its_fastest_algorithm_and_its_work_is_exact(layer: 
     assert set(each) == set(ALGORITHMS)
     assert found.seconds == pytest.approx(np.min([cost.seconds for cost in each.values()], axis=0))
     for name, cost in each.items():
+        assert (cost.bytes >= found.bytes * (1 - 1e-12)).all() or layer["stride_v"] > layer["r"], name
         assert (cost.seconds >= cost.bytes / 720e9).all(), name
         assert (cost.seconds >= cost.flop / (0.9 * 10.6e12)).all(), name
     dense = layer["stride_v"] * layer["stride_h"] == 1
@@ -226,6 +227,13 @@ def test_no_collective_beats_its_bytes(group: Group, payload: float, pattern: st
         cost = collective_cost(pattern, algorithm, payload, group)  # type: ignore[arg-type]
         assert float(cost.wire_bytes) >= least * (1 - 1e-12)
         assert float(cost.seconds) >= least / float(group.bytes_per_s) * (1 - 1e-12)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("algorithm", ["ring", "direct", "tree"])
+@pytest.mark.parametrize("pattern", ["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast"])
+def test_a_gpu_alone_has_nobody_to_talk_to(pattern: str, algorithm: str) -> None:
+    cost = collective_cost(pattern, algorithm, 1e9, Group(1, 50e9, 5e-6))  # type: ignore[arg-type]
+    assert (float(cost.seconds), float(cost.wire_bytes), float(cost.steps)) == (0.0, 0.0, 0.0)
 
 
 def test_trees_win_where_latency_decides_and_lose_nothing_where_bandwidth_does() -> None:

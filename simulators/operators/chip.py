@@ -11,10 +11,10 @@ from simulators.device import ELEMENT_BYTES, Device, Efficiency
 
 Floats = NDArray[np.float64]
 
-HBM_SHARE = 0.85
+_HBM_SHARE = 0.85
 """Of the data sheet's HBM bandwidth that kernels of the library reach; for all devices, chosen on DeepBench."""
 _MATRIX_STEP = 8
-HBM_DRAW = 3.0
+_HBM_DRAW = 3.0
 """Times its even share of the bandwidth that a CU can draw: under a third of the CUs do not fill HBM (assumption)."""
 
 
@@ -85,9 +85,14 @@ class Chip:
 
     @property
     def bandwidth(self) -> Floats:
-        """HBM bandwidth that the granted CUs reach [bytes/s]."""
-        share = np.minimum(1.0, HBM_DRAW * np.asarray(self.cus) / np.asarray(self.num_cus))
-        return np.asarray(HBM_SHARE * np.asarray(self.hbm_bytes_per_s) * share, float)
+        """HBM bandwidth that the library's kernels reach on the granted CUs [bytes/s]."""
+        return _HBM_SHARE * self.drawn
+
+    @property
+    def drawn(self) -> Floats:
+        """HBM bandwidth of the data sheet, as far as the granted CUs can draw it [bytes/s]."""
+        share = np.minimum(1.0, _HBM_DRAW * np.asarray(self.cus) / np.asarray(self.num_cus))
+        return np.asarray(np.asarray(self.hbm_bytes_per_s) * share, float)
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,11 @@ A GPU of a group of n takes part in `steps` dependent steps and sends `traffic` 
 
     T = min(steps a + traffic / B,  steps a / 4 + 2 traffic / B)                (alpha-beta, two protocols)
 
-with a the latency of a step, B the rate at which a GPU sends over the links that it uses, lg n = ceil(log2 n). Standard
-(Thakur, Rabenseifner, Gropp, IJHPCA 2005; tree: two complementary pipelined trees, Sanders, Speck, Traeff 2009;
-all-to-all on a tree: Bruck). The second protocol sends a flag with every word, so half of what it sends is payload, and
-need not wait for a fence: NCCL's tuning table (`src/graph/tuning.cc`) gives it 1/4 to 1/6 of the latency; 1/4 is used.
+with a the latency of a step, B the rate at which a GPU sends over the links that it uses, lg n = ceil(log2 n).
+Standard; a lower bound for pipelined rings and trees, whose first chunk has to arrive (Thakur, Rabenseifner, Gropp,
+IJHPCA 2005; tree: two complementary pipelined trees, Sanders, Speck, Traeff 2009; all-to-all on a tree: Bruck). The
+second protocol sends a flag with every word, so half of what it sends is payload, and need not wait for a fence: NCCL's
+tuning table (`src/graph/tuning.cc`) gives it 1/4 to 1/6 of the latency; 1/4 is used.
 """
 
 from __future__ import annotations
@@ -111,13 +112,13 @@ def collective_cost(
 
 def _moved(pattern: Pattern, algorithm: Algorithm, n: Floats) -> tuple[Floats, Floats]:
     """(steps, bytes sent per payload byte) of the table above."""
-    once, rounds = (n - 1) / n, np.ceil(np.log2(n))
+    once, rounds, several = (n - 1) / n, np.ceil(np.log2(n)), np.asarray(n > 1, float)
     if pattern == "all_reduce":
-        return {"ring": 2 * (n - 1), "direct": 2 + 0 * n, "tree": 2 * rounds}[algorithm], 2 * once
+        return {"ring": 2 * (n - 1), "direct": 2 * several, "tree": 2 * rounds}[algorithm], 2 * once
     if pattern == "broadcast":
-        steps = {"ring": n - 1, "direct": 2 + 0 * n, "tree": rounds}[algorithm]
-        return steps, 2 * once if algorithm == "direct" else 1 + 0 * n
-    steps = {"ring": n - 1, "direct": 1 + 0 * n, "tree": rounds}[algorithm]
+        steps = {"ring": n - 1, "direct": 2 * several, "tree": rounds}[algorithm]
+        return steps, 2 * once if algorithm == "direct" else several
+    steps = {"ring": n - 1, "direct": several, "tree": rounds}[algorithm]
     if pattern == "all_to_all":
         return steps, {"ring": (n - 1) / 2, "direct": once, "tree": rounds / 2}[algorithm]
     return steps, once
@@ -132,7 +133,8 @@ def flat_ring(inside: Group, between: Group, gpus_per_node: ArrayLike) -> Group:
     several = nodes > 1
     rate = np.where(several, np.minimum(inside.bytes_per_s, between.bytes_per_s), inside.bytes_per_s)
     late = np.where(several, np.maximum(inside.latency_s, between.latency_s), inside.latency_s)
-    return Group(nodes * np.asarray(gpus_per_node), rate, late)
+    able = {name: getattr(inside, name) and getattr(between, name) for name in ("computes", "short_messages")}
+    return Group(nodes * np.asarray(gpus_per_node), rate, late, **able)
 
 
 def hierarchical_cost(

@@ -20,7 +20,7 @@ the HBM bandwidth reached, L = 1.5e8 FLOP / P: what launching a kernel costs her
       t = 2     fused: X, Y, W move once (1.6 times in the filter pass), 1.2 of the FLOP, k split there only        + L
       t = 4     V, M, F (transformed) are written and read, 2.0 of the FLOP                                      + 3 L
                 filter pass: 1.9 of the FLOP in either, as transforms of both operands serve once
-    FFT, stride 1, filters of 3 and more a side: a complex product (four real) for each frequency, 2.3 of the FLOP,
+    FFT, stride 1, filters of 3 and more on a side: a complex product (four real) for each frequency, 2.3 of the FLOP,
                 and transforms of 2.5 N log2 N FLOP at a quarter of the rate                                     + 4 L
 
 At `mixed`, matrix units do products whose channels are multiples of 8 (NVIDIA, Tensor Ops Made Easier in cuDNN), and
@@ -81,10 +81,10 @@ class Layer:
     ow: Floats
     pad: tuple[Floats, Floats]
     stride: tuple[Floats, Floats]
-    element: float
+    element: Any
 
     @classmethod
-    def of(cls, shape: Mapping[str, ArrayLike], element: float) -> Layer:
+    def of(cls, shape: Mapping[str, ArrayLike], element: ArrayLike) -> Layer:
         """From columns n, c, h, w, k, r, s, pad_h, pad_w, stride_v, stride_h. Output sizes are rounded down."""
         names = ("n", "c", "h", "w", "k", "r", "s", "pad_h", "pad_w", "stride_v", "stride_h")
         n, c, h, w, k, r, q, ph, pw, sv, sh = np.broadcast_arrays(*(np.asarray(shape[name], float) for name in names))
@@ -109,31 +109,30 @@ class Layer:
     @property
     def input_bytes(self) -> Floats:
         """X."""
-        return self.element * self.n * self.c * self.h * self.w
+        return np.asarray(self.element * self.n * self.c * self.h * self.w)
 
     @property
     def output_bytes(self) -> Floats:
         """Y."""
-        return self.element * self.pixels * self.k
+        return np.asarray(self.element * self.pixels * self.k)
 
     @property
     def filter_bytes(self) -> Floats:
         """W."""
-        return self.element * self.c * self.k * self.r * self.q
+        return np.asarray(self.element * self.c * self.k * self.r * self.q)
 
 
 def convolution(chip: Chip, shape: Mapping[str, ArrayLike]) -> Cost:
-    """Costs [..., 3] of the three passes by the fastest algorithm; FLOP are those of a convolution as it is defined."""
-    found = algorithms(chip, shape)
-    seconds = np.stack([cost.seconds for cost in found.values()])
-    best = seconds.argmin(axis=0)[None]
-    traffic = np.take_along_axis(np.stack([cost.bytes for cost in found.values()]), best, axis=0)[0]
-    return Cost.of(found["implicit_gemm"].flop, traffic, seconds.min(axis=0))
+    """Costs [..., 3] of the three passes by the fastest algorithm; FLOP and bytes are a convolution's as defined."""
+    seconds = np.min([cost.seconds for cost in algorithms(chip, shape).values()], axis=0)
+    layer = Layer.of(shape, np.asarray(chip.element_bytes, float))
+    least = layer.input_bytes + layer.output_bytes + layer.filter_bytes
+    return Cost.of(layer.flop[..., None], least[..., None], seconds)
 
 
 def algorithms(chip: Chip, shape: Mapping[str, ArrayLike]) -> dict[str, Cost]:
-    """Costs [..., 3] by algorithm; infinite time where one does not serve a shape."""
-    layer = Layer.of(shape, float(np.asarray(chip.element_bytes)))
+    """Costs [..., 3] by algorithm, with its own FLOP and traffic; infinite time where one does not serve a shape."""
+    layer = Layer.of(shape, np.asarray(chip.element_bytes, float))
     winograd = {f"winograd_{size}x{size}": _winograd(chip, layer, size) for size in (2, 4)}
     return {"implicit_gemm": _implicit(chip, layer), **winograd, "fft": _fft(chip, layer)}
 
@@ -222,7 +221,7 @@ class _Product:
 
     sizes: tuple[Floats, Floats, Floats]
     moved: tuple[Floats, Floats, Floats]
-    element: float
+    element: Any
     work: ArrayLike = 1.0
     feed: ArrayLike = 1.0
     apart: ArrayLike = 0.0

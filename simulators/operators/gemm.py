@@ -38,7 +38,7 @@ _STRIDE_BASE = 0.3  # doublings that a transposed A costs anyway
 def gemm(
     chip: Chip, sizes: tuple[ArrayLike, ArrayLike, ArrayLike], *, transposed_a: ArrayLike = False, batch: ArrayLike = 1
 ) -> Cost:
-    """Cost of `batch` GEMMs of sizes (m, n, k) at once; numbers or arrays that broadcast."""
+    """Cost of `batch` GEMMs of sizes (m, n, k), 1 or more, at once; numbers or arrays that broadcast."""
     m, n, k = (np.asarray(value, float) for value in sizes)
     products = products_of(chip, (m, n, k), transposed_a=transposed_a, batch=batch)
     traffic = np.asarray(chip.element_bytes) * np.asarray(batch) * (m * k + n * k + m * n)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from simulators.device import Device, Efficiency, Server
-from simulators.measurements import Rows
+from simulators.measurements import FLOAT_BYTES, Rows
 from simulators.operators.chip import Chip, Cost
 from simulators.operators.collective import Group, collective_cost, flat_ring
 from simulators.operators.convolution import convolution
@@ -34,7 +34,7 @@ def on_device(device: Device, constants: Efficiency, rows: Rows) -> Cost:
 
 def allreduce(server: Server, rows: Rows) -> Cost:
     """Costs [R, 1] of rings over the GPUs of a server, and of several where it has too few; bytes are those sent."""
-    gpus, payload = rows.shape["gpus"], 4 * rows.shape["floats"]
+    gpus, payload = rows.shape["gpus"], FLOAT_BYTES * rows.shape["floats"]
     nodes = np.ceil(gpus / server.num_gpus)
     crowd = np.minimum(gpus, server.num_gpus) - 2
     inside = Group(gpus, server.bytes_per_s / (1 + server.sharing * crowd), server.latency_s)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from simulators.operators.chip import HBM_DRAW, Chip, Cost
+from simulators.operators.chip import Chip, Cost
 
 Floats = NDArray[np.float64]
 
@@ -43,7 +43,6 @@ def embedding(chip: Chip, bags: ArrayLike, dim: ArrayLike, *, pooled: ArrayLike 
 
 
 def _cost(chip: Chip, flop: Floats, traffic: Floats) -> Cost:
-    share = np.minimum(1.0, HBM_DRAW * np.asarray(chip.cus) / np.asarray(chip.num_cus))
-    memory = traffic / (_STREAMED * share * np.asarray(chip.hbm_bytes_per_s))
+    memory = traffic / (_STREAMED * chip.drawn)
     seconds = np.maximum(memory, flop / (chip.rate * np.asarray(chip.cus))) + np.asarray(chip.launch_s)
     return Cost.of(flop, traffic, seconds)

@@ -1,7 +1,7 @@
 """Matrix products on tiles: the time of the fastest of a library's kernels, compiled, over arrays of them.
 
 For C[m, n] += A[m, k] B[k, n], g of them, on c CUs, by a kernel of tile r x s that splits k in z; A, B, C are the bytes
-that each moves at least (of all g), H the HBM bandwidth, f and u the seconds of a FLOP and of an operand byte on one
+that each moves at least (of all g), H the HBM bandwidth, f and u the seconds of a FLOP and of an operand element on one
 CU:
 
     q      = ceil(ceil(m/r) ceil(n/s) z g / c)        workgroups on the busiest CU (wave quantisation, edge waste)
