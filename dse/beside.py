@@ -26,6 +26,8 @@ from dse.progress import bar
 from dse.tracking.study import StudyFolder
 from dse.views import News, Seen, show, total, warm, way_out
 
+_NICENESS = 10  # importing MLflow takes no time from the study while there is something to evaluate
+
 
 class Beside:
     """The process, or nothing where no view is wanted."""
@@ -119,6 +121,7 @@ def _child() -> int:
     signal.signal(signal.SIGTERM, _told_to_end)
     threading.Thread(target=_listen, args=(lines,), daemon=True).start()
     wanted = Tracking.model_validate_json(lines.get())
+    os.nice(_NICENESS)
     warm(wanted)
     folder = Path(json.loads(lines.get()))
 
