@@ -29,13 +29,12 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _OVERLAP_SYSTEM = "mi300x_8"  # whose collectives and copies the hardware claims are about
-_LOW_LATENCY = (
-    4.0  # latencies of the protocol for short messages in one of the other (`simulators.operators.collective`)
-)
+_LOW_LATENCY = 4.0  # the protocol for short messages has so many times less of it (`simulators.operators.collective`)
 _CHANNELS = (4, 8, 16, 32, 64)
 _COPIES = {"1KB": 2**10, "64KB": 2**16, "1MB": 2**20, "16MB": 2**24}
 _REDUCED = {"1MB": 1e6, "16MB": 16e6, "256MB": 256e6, "16GB": 16e9}
-_OWN_CONSTANT = "is the constant itself, in the system's file"
+_FITTED = "fitted, no prediction"
+_OWN_CONSTANT = "the constant itself, in the system's file"
 
 
 class Operators(Plain):
@@ -178,31 +177,31 @@ def _mi300x() -> dict[str, Finding]:
     group = Group(node.num_gpus, peers * node.link_bytes_per_s * gpu.cu_copy.link_efficiency, floor)
     for name, payload in _REDUCED.items():
         cost = collective_cost("all_reduce", "direct", payload, group)
-        basis = {"1MB": "rests on the floor of short messages", "16GB": "rests on the rate at 16 GB"}.get(name, "")
-        found[f"hardware.mi300x_allreduce_{name}"] = Finding(
-            float(cost.wire_bytes / cost.seconds / 1e9), basis, basis="fitted" if basis else "predicted"
-        )
+        rests = {"1MB": "rests on the floor of short messages", "16GB": "rests on the rate at 16 GB"}.get(name, "")
+        ours = float(cost.wire_bytes / cost.seconds / 1e9)
+        found[f"hardware.mi300x_allreduce_{name}"] = _fitted(ours, rests) if rests else Finding(ours)
     cap = _conditions()["mi300x_all_gather_link_bytes_per_s"]
     capped = Group(node.num_gpus, peers * cap, 0.0)
     for channels in _CHANNELS:
         moved = capped.by_cus(channels, gpu.cu_copy.bytes_per_s_per_cu * cap / node.link_bytes_per_s)
         rate = float(np.asarray(moved.bytes_per_s)) / peers / 1e9
-        why = "the rate of a CU was fitted on this table"
-        found[f"hardware.mi300x_ag_perlink_{channels}ch"] = Finding(rate, why, basis="fitted")
+        found[f"hardware.mi300x_ag_perlink_{channels}ch"] = _fitted(rate, "the rate of a CU is of this table")
     assert gpu.dma.phases is not None
     for name, size in _COPIES.items():
         shares = copy_phases(size, gpu.dma.phases, node.link_bytes_per_s).shares
-        first = name == "1KB"
-        found[f"hardware.dma_phase_{name}"] = Finding(
-            tuple(float(100 * share) for share in shares),
-            "the phases were derived from this row" if first else "",
-            basis="fitted" if first else "predicted",
-        )
-    found["hardware.mi300x_link"] = Finding(node.link_bytes_per_s / 1e9, _OWN_CONSTANT, basis="fitted")
+        split = tuple(float(100 * share) for share in shares)
+        derived = _fitted(split, "the phases were derived from this row")
+        found[f"hardware.dma_phase_{name}"] = derived if name == "1KB" else Finding(split)
+    found["hardware.mi300x_link"] = _fitted(node.link_bytes_per_s / 1e9, _OWN_CONSTANT)
     sustained = gpu.num_cus * gpu.matrix_flop_per_s_per_cu / 1e12
     told = f"{_OWN_CONSTANT}; {sustained:.3f} rounded as it was published"
-    found["hardware.mi300x_bf16_sustained"] = Finding(float(round(sustained)), told, basis="fitted")
+    found["hardware.mi300x_bf16_sustained"] = _fitted(float(round(sustained)), told)
     return found
+
+
+def _fitted(ours: float | tuple[float, ...], why: str) -> Finding:
+    """A value that the published one, or a constant taken from it, went into."""
+    return Finding(ours, f"{_FITTED}: {why}", basis="fitted")
 
 
 def _conditions() -> dict[str, float]:
