@@ -39,7 +39,7 @@ parity: setup ## test tracking with the oldest and the newest MLflow that are al
 kills: setup ## kill studies hundreds of times (a quarter of an hour) and record that nothing was lost
 	$(BIN)/python -m benchmarks.kills --record
 
-search: setup ## hold every search method against known fronts (three quarters of an hour) and record it
+search: setup ## hold every search method against known fronts (a quarter of an hour) and record it
 	$(BIN)/python -m benchmarks.search --record
 
 lint: setup ## check style, types and import rules

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
+from pydantic import model_validator
 
 from dse.problems import Problems
 from dse.values import Frozen, Integer, Number, Provenance
@@ -16,7 +17,8 @@ from dse.values import Frozen, Integer, Number, Provenance
 class Claim(Frozen):
     """One published statement. tolerance: accepted band [low, high] in the claim's unit, None for a yes or no.
 
-    Of a list of values, the tolerance is for the difference of each.
+    Of a list of values, the tolerance is for the difference of each. at_most: value is no measurement but the largest
+    that is accepted, where the tolerance ends.
     """
 
     id: str
@@ -24,10 +26,16 @@ class Claim(Frozen):
     metric: str
     value: bool | Integer | Number | tuple[Number, ...]
     unit: str
-    kind: Literal["exact", "band", "qualitative", "max", "mean", "geomean"]
+    kind: Literal["exact", "band", "qualitative", "max", "mean", "geomean", "at_most"]
     tolerance: tuple[Number, Number] | None
     provenance: Provenance
     source: str
+
+    @model_validator(mode="after")
+    def _a_bound_is_where_the_tolerance_ends(self) -> Claim:
+        if self.kind == "at_most" and (self.tolerance is None or self.tolerance[1] != self.value):
+            raise ValueError("at_most needs a tolerance that ends at its value")
+        return self
 
 
 @dataclass(frozen=True)

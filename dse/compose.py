@@ -17,7 +17,7 @@ import yaml
 
 from dse.problems import ConfigError, Problem, did_you_mean
 from dse.space import Knob, get_path, set_path
-from dse.yamlcheck import accidents, calls_code, is_hydras, looked_at, unreadable
+from dse.yamlcheck import accidents, calls_code, held, is_hydras, looked_at, unreadable
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def listing(group: str, folders: Sequence[Path] = ()) -> dict[str, str]:
 def _description(path: Path) -> str:
     if unreadable(path):
         return "(cannot be read)"
-    tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+    tree = held(path)
     found = tree.get("study", tree) if isinstance(tree, dict) else {}
     return str(found.get("description", "")) if isinstance(found, dict) else ""
 

@@ -8,14 +8,14 @@ from typing import Protocol
 
 
 class Advance(Protocol):
-    """Tells the bar that `count` more points are done; `label` changes what it says."""
+    """Tells the bar that `count` more are done; `label` changes what it says."""
 
     def __call__(self, count: int, label: str | None = None) -> None: ...
 
 
 @contextmanager
-def bar(label: str, total: int | None) -> Iterator[Advance]:
-    """Show progress over `total` points (None: not known beforehand)."""
+def bar(label: str, total: int | None, unit: str = "points") -> Iterator[Advance]:
+    """Show progress over `total` points, or other units (None: not known beforehand)."""
     from rich.console import Console
     from rich.progress import (
         BarColumn,
@@ -44,6 +44,6 @@ def bar(label: str, total: int | None) -> Iterator[Advance]:
             if shown.total is not None and shown.completed > shown.total:  # baselines outside the space
                 progress.update(task, total=shown.completed)
             rate = shown.completed / shown.elapsed if shown.elapsed else 0.0
-            progress.update(task, rate=f"{rate:,.0f} points/s")
+            progress.update(task, rate=f"{rate:,.{0 if rate >= 10 else 1}f} {unit}/s")
 
         yield advance

@@ -223,7 +223,7 @@ def claims_table(rows: list[dict[str, Any]]) -> Table | str:
     if len({row["reason"] for row in rows}) == 1:
         return f"published claims were not tested: {rows[0]['reason']}"
 
-    shown = Table(title="Published claims, and ours (predicted)")
+    shown = Table(title="Published claims, and ours (predicted, where not said to be fitted)")
     for name, justify in (
         ("claim", "left"),
         ("published", "right"),
@@ -234,7 +234,9 @@ def claims_table(rows: list[dict[str, Any]]) -> Table | str:
         shown.add_column(name, justify=justify, overflow="fold")  # type: ignore[arg-type]
     for row in rows:
         verdict = {True: "within", False: "MISS", None: "not tested"}[row["within"]]
-        published = _value(row["published"], row["unit"]) if row["provenance"] != "memory" else "unverified"
+        bound = "≤ " if row["kind"] == "at_most" else ""
+        told = f"{bound}{_value(row['published'], row['unit'])}"
+        published = told if row["provenance"] != "memory" else "unverified"
         shown.add_row(row["id"], published, _value(row["ours"], row["unit"]), verdict, row["reason"])
     return shown
 

@@ -18,12 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dse import report
+from dse.cases import TIE, Question
 from dse.finished import Finished
 from dse.outputs import whole
 from dse.problems import ConfigError, Problem, pairs
 from dse.progress import bar
 from dse.quantities import quantity
-from dse.rules import TIE, Question
 from dse.tree import Option
 from dse.vary import (
     Advance,

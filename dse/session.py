@@ -213,7 +213,7 @@ class StoreSession:
         held, self._held = self._held, []
         if self._unknown:
             self._made.add(fresh.keys)
-        found = [one.results if all_new else self._settled(one) for one, _ in held]
+        found = [one.results for one, _ in held] if all_new else self._settled([one for one, _ in held])
         self._recorded = time.monotonic()
         self._took_s = self._took_s[1], self._recorded - began
         return found
@@ -228,16 +228,23 @@ class StoreSession:
         for chunk in chunks(names):
             connection.execute(delete(leases).where(leases.c.name.in_(chunk), leases.c.owner == self._owner))
 
-    def _settled(self, fresh: Fresh) -> Results:
+    def _settled(self, held: Sequence[Fresh]) -> list[Results]:
         """The recorded results of designs that some process had recorded before; a difference is told."""
-        found = self._store.find(fresh.keys, self._context)
-        if not found.known.all():  # damaged since: the next run finds out
+        found = self._store.find(np.concatenate([one.keys for one in held]), self._context)
+        ends = np.cumsum([len(one.keys) for one in held]).tolist()
+        places = [slice(end - len(one.keys), end) for one, end in zip(held, ends, strict=True)]
+        return [
+            self._stands(one, found.known[at], found.results.take(at)) for one, at in zip(held, places, strict=True)
+        ]
+
+    def _stands(self, fresh: Fresh, known: NDArray[np.bool_], recorded: Results) -> Results:
+        if not known.all():  # damaged since: the next run finds out
             return fresh.results
-        change = _difference(fresh.results, found.results)
+        change = _difference(fresh.results, recorded)
         if change:
             name = self._hold.context.backend
             print(f"{name} is not deterministic: {change}; what was recorded first stands", file=sys.stderr)
-        return found.results
+        return recorded
 
     def withdraw(self, keys: Lanes) -> None:
         """Take results [B, 2] back that are not to be believed."""

@@ -188,11 +188,26 @@ class Space:
             if section in self.options:
                 tree[section] = self.options[section][option]
         values = {path: value for path, value in assignment.items() if not self.is_option(path)}
-        for section in {path.partition(".")[0] for path in values}:
-            tree[section] = copy.deepcopy(tree[section])
-        for path, value in values.items():
-            set_path(tree, path, value)
+        for section in dict.fromkeys(path.partition(".")[0] for path in values):
+            own = {path: value for path, value in values.items() if path.partition(".")[0] == section}
+            tree[section] = self._section(tree[section], own)
         return tree
+
+    def _section(self, section: Any, values: Mapping[str, Any]) -> Any:
+        """A section with values set; the same object for the same values, as many points share one."""
+        if len(self._sections) > _MOST_SECTIONS:
+            self._sections.clear()
+        name = (id(section), repr(values))
+        if name not in self._sections:
+            found = copy.deepcopy(section)
+            for path, value in values.items():
+                set_path({path.partition(".")[0]: found}, path, value)
+            self._sections[name] = section, found  # holds it: its id stays its own
+        return self._sections[name][1]
+
+    @functools.cached_property
+    def _sections(self) -> dict[tuple[int, str], tuple[Any, Any]]:
+        return {}
 
     def walk(self, choose: Callable[[Knob], Any]) -> Assignment:
         """One point: `choose` is asked for each knob that counts, in an order in which conditions are known."""

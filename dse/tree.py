@@ -10,7 +10,8 @@ import keyword
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from math import prod
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,27 +22,34 @@ Option = tuple[str | int | float | bool | None, ...]
 
 @dataclass(frozen=True)
 class Feature:
-    """A number that is compared with a threshold: an input, a product or ratio of inputs, or whether one is a text."""
+    """A number that is compared with a threshold: a product of inputs, over another, or whether an input is a text.
 
-    kind: Literal["value", "product", "ratio", "is"]
+    paths: the factors; per: those that it is divided by. text: of one path, what it is compared with.
+    """
+
     paths: tuple[str, ...]
-    text: str = ""
+    per: tuple[str, ...] = ()
+    text: str | None = None
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """All that it looks at."""
+        return (*self.paths, *self.per)
 
     def of(self, inputs: Mapping[str, Any]) -> Any:
         """The number, or an array of them, from inputs by path."""
-        if self.kind == "is":
+        if self.text is not None:
             held = inputs[self.paths[0]]
             return np.asarray(held == self.text, float) if isinstance(held, np.ndarray) else float(held == self.text)
-        found, *others = (_real(inputs[path]) for path in self.paths)
-        for other in others:
-            found = found / other if self.kind == "ratio" else found * other
-        return found
+        above, below = (prod(_real(inputs[path]) for path in some) for some in (self.paths, self.per))
+        return above / below if self.per else above
 
     def said(self, names: Mapping[str, str]) -> str:
         """As an expression over names by path."""
-        if self.kind == "is":
-            return f"({names[self.paths[0]]} == {self.text!r})"
-        return (" / " if self.kind == "ratio" else " * ").join(names[path] for path in self.paths)
+        above, below = (" * ".join(names[path] for path in some) for some in (self.paths, self.per))
+        if self.text is not None:
+            return f"{above} == {self.text!r}"
+        return f"{above} / ({below})" if len(self.per) > 1 else f"{above} / {below}" if self.per else above
 
 
 def _real(value: Any) -> Any:
@@ -92,7 +100,7 @@ class Tree:
         while waiting:
             node, rows = waiting.pop()
             if isinstance(node, Split):
-                below = node.feature.of({path: inputs[path][rows] for path in node.feature.paths}) <= node.threshold
+                below = node.feature.of({path: inputs[path][rows] for path in node.feature.inputs}) <= node.threshold
                 waiting += [(node.below, rows[below]), (node.above, rows[~below])]
             else:
                 for row in rows.tolist():
@@ -112,14 +120,14 @@ class Tree:
     @property
     def names(self) -> dict[str, str]:
         """Short names of the inputs that it looks at, by path: the last words that tell them apart, as identifiers."""
-        paths = dict.fromkeys(path for node in self.nodes if isinstance(node, Split) for path in node.feature.paths)
+        paths = dict.fromkeys(path for node in self.nodes if isinstance(node, Split) for path in node.feature.inputs)
         return short_names(tuple(paths))
 
     def text(self) -> str:
         """For a person: nested conditions over short names, which are explained first.
 
         >>> leaves = Leaf(("a",), 1, 0, 0), Leaf(("b",), 1, 0, 0)
-        >>> tree = Tree(("way",), Split(Feature("value", ("size.m",)), 2.0, *leaves))
+        >>> tree = Tree(("way",), Split(Feature(("size.m",)), 2.0, *leaves))
         >>> print(tree.text())
         m = size.m
         <BLANKLINE>
@@ -139,8 +147,8 @@ class Tree:
             regret = f"regret {100 * node.mean_regret:.2g} % mean, {100 * node.max_regret:.2g} % most"
             return [f"{pad}{option_said(node.option, self.choose)}  [{contexts}; {regret}]"]
         below, above = (self._lines(one, names, depth + 1) for one in (node.below, node.above))
-        if node.feature.kind == "is":
-            return [f"{pad}if {node.feature.said(names)[1:-1]}:", *above, f"{pad}else:", *below]
+        if node.feature.text is not None:
+            return [f"{pad}if {node.feature.said(names)}:", *above, f"{pad}else:", *below]
         return [f"{pad}if {node.feature.said(names)} <= {number(node.threshold)}:", *below, f"{pad}else:", *above]
 
     def python(self, about: str) -> str:
@@ -159,8 +167,8 @@ class Tree:
         if isinstance(node, Leaf):
             return [f"{pad}return {dict(zip(self.choose, node.option, strict=True))!r}"]
         below, above = (self._statements(one, names, depth + 1) for one in (node.below, node.above))
-        if node.feature.kind == "is":
-            return [f"{pad}if {node.feature.said(names)[1:-1]}:", *above, *below_without_else(below)]
+        if node.feature.text is not None:
+            return [f"{pad}if {node.feature.said(names)}:", *above, *below_without_else(below)]
         real = {path: f"float({name})" for path, name in names.items()}
         return [f"{pad}if {node.feature.said(real)} <= {node.threshold!r}:", *below, *below_without_else(above)]
 
@@ -182,7 +190,7 @@ def below_without_else(lines: Sequence[str]) -> list[str]:
 def _json(node: Node) -> dict[str, Any]:
     if isinstance(node, Leaf):
         return {**vars(node), "option": list(node.option)}
-    feature = {"kind": node.feature.kind, "paths": list(node.feature.paths), "text": node.feature.text}
+    feature = {"paths": list(node.feature.paths), "per": list(node.feature.per), "text": node.feature.text}
     split = {"feature": feature, "at_most": node.threshold}
     return {**split, "then": _json(node.below), "else": _json(node.above)}
 
@@ -190,7 +198,8 @@ def _json(node: Node) -> dict[str, Any]:
 def _node(tree: Mapping[str, Any]) -> Node:
     if "option" in tree:
         return Leaf(tuple(tree["option"]), tree["num_contexts"], tree["mean_regret"], tree["max_regret"])
-    feature = Feature(tree["feature"]["kind"], tuple(tree["feature"]["paths"]), tree["feature"]["text"])
+    asked = tree["feature"]
+    feature = Feature(tuple(asked["paths"]), tuple(asked["per"]), asked["text"])
     return Split(feature, tree["at_most"], _node(tree["then"]), _node(tree["else"]))
 
 

@@ -73,6 +73,11 @@ def unreadable(path: Path) -> list[Problem]:
         return [Problem(where, f"is not YAML: {' '.join(str(error).split())}")]
 
 
+def held(path: Path) -> Any:
+    """What a file holds that may be read. Raises yaml.YAMLError."""
+    return yaml.load(path.read_text(encoding="utf-8"), Loader=_LOADER)
+
+
 def accidents(path: Path) -> list[Problem]:
     """Plain scalars of a readable file that YAML 1.1 misreads, with file and line."""
     events = yaml.parse(path.read_text(encoding="utf-8"), Loader=_LOADER)

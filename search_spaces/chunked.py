@@ -5,6 +5,9 @@ A product of knobs (FiCCO, arXiv:2512.10236; the schedule names are this project
 shape   1d: pieces are rows (M split); 2d: pieces are K slices, and each GEMM accumulates into C
 start   uniform: equal steps, nothing runs before the first pieces land; hetero: the local shard runs first
 compute fused: the pieces of all peers of a step form one GEMM; unfused: one GEMM per arriving piece
+
+Where the output is reduced instead, the same runs backwards: a piece of each peer's rows (2d: of their columns) is
+computed, then sent; hetero computes the local shard, of which nothing is sent, last.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from simulators.design import Rule
 from simulators.graph import TaskGraph
 from simulators.node import least_shard
 from simulators.system import System
+from simulators.transfer import Route
 from simulators.workload import Workload
 
 
@@ -33,51 +37,93 @@ class Chunked(MoverKnobs):
     granularity: Annotated[Integer, knob(structural=True, ge=1, le=1024)]
 
     def rules(self, system: System, workload: Workload) -> Sequence[Rule]:
-        """A piece needs at least one row, or one column of A."""
+        """A piece needs at least one row, or one column of what is moved."""
         found = list(super().rules(system, workload))
         if not any(rule.broken is True for rule in found):
-            moved, _ = workload.collective_then_gemm()
+            moved = workload.overlap().collective
             by_rows = self.shape == "1d"
             most = np.asarray(least_shard(system, moved.rows) if by_rows else moved.cols)
-            rule = f"splits {{0}} {'rows of a shard' if by_rows else 'columns of A'} into more pieces"
+            rule = f"splits {{0}} {'rows of a shard' if by_rows else 'columns'} into more pieces"
             broken = (most > 0) & (self.granularity > most)
             way = "use at most {0}"
             found.append(Rule("schedule.granularity", broken, rule, self.granularity, (most[()],), way))
         return found
 
     def lower(self, system: System, workload: Workload) -> TaskGraph:
-        """`granularity` steps over all links, each followed by the GEMM chunks of what arrived."""
+        """`granularity` steps over all links, each followed by the GEMM chunks of what arrived, or after those of what
+        is to be sent.
+        """
         line = Pipeline(system, workload, knobs=self, comm_cus=self.comm_cus)
+        if line.order == "after":
+            self._reduced(line)
+        else:
+            self._gathered(line)
+        return line.build()
+
+    def _gathered(self, line: Pipeline) -> None:
         if self.start == "hetero":
-            line.gemm("gemm local", (line.shard_rows(0), line.op.k))
+            line.gemm("gemm local", (line.shard_rows(0), line.op.local_n, line.op.local_k))
         for index in range(self.granularity):
-            sizes = [(route, self._size(line, route.peer, index)) for route in line.routes]
-            amounts = [(route, line.payload(rows, depth)) for route, (rows, depth) in sizes]
-            arrived = line.step(f"piece {index}", amounts)
-            self._compute(line, index, [size for _, size in sizes], arrived)
-        return line.graph.build()
+            arrived = line.step(f"piece {index}", self._amounts(line, index))
+            how: dict[str, Any] = {
+                "overlapped": index < self.granularity - 1,
+                "accumulate": self.shape == "2d" and index > 0,
+            }
+            own, label = [0] if self.start == "uniform" else [], f"gemm {index}"
+            if self.compute == "fused":
+                peers = [*own, *(route.peer for route in line.routes)]
+                self._gemm(line, label, peers, index, {"after": arrived, **how})
+                continue
+            for peer in own:
+                self._gemm(line, f"{label} local", [peer], index, {"after": arrived, **how})
+            for route, transfer in zip(line.routes, arrived, strict=True):
+                self._gemm(line, f"{label}.{route.peer}", [route.peer], index, {"after": [transfer], **how})
 
-    def _size(self, line: Pipeline, gpu: int, index: int) -> tuple[Any, Any]:
-        """(rows, depth) of piece `index` of a GPU's shard."""
-        rows = line.shard_rows(gpu)
+    def _reduced(self, line: Pipeline) -> None:
+        """As gathered, backwards: what is sent is computed first, the local shard with each piece or in the end."""
+        waiting: list[list[int]] = []
+        for index in range(self.granularity):
+            how, label = {"overlapped": index > 0}, f"gemm {index}"
+            own = [0] if self.start == "uniform" else []
+            peers = [route.peer for route in line.routes]
+            if self.compute == "fused":
+                made = [self._gemm(line, label, [*peers, *own], index, how)]
+            else:
+                made = [self._gemm(line, f"{label}.{peer}", [peer], index, how) for peer in [*peers, *own]]
+            self._add(line, waiting, keep=1)
+            waiting.append(line.step(f"piece {index}", self._amounts(line, index), after=made[: len(peers)]))
+        if self.start == "hetero":
+            line.gemm("gemm local", (line.shard_rows(0), line.op.local_n, line.op.local_k))
+        self._add(line, waiting, keep=0)
+
+    def _add(self, line: Pipeline, waiting: list[list[int]], keep: int) -> None:
+        """Add the pieces that DMA engines brought, but for the last ones, which are still on their way."""
+        while self.mover == "dma" and len(waiting) > keep:
+            line.reduce("reduce", waiting.pop(0))
+
+    def _amounts(self, line: Pipeline, index: int) -> list[tuple[Route, Any]]:
+        """Bytes of piece `index` of each peer's shard."""
+        cols = line.collective.cols
+        if self.shape == "2d":
+            return [
+                (route, line.payload(line.shard_rows(route.peer), piece(cols, self.granularity, index)))
+                for route in line.routes
+            ]
+        rows = [piece(line.shard_rows(route.peer), self.granularity, index) for route in line.routes]
+        return [(route, line.payload(many, cols)) for route, many in zip(line.routes, rows, strict=True)]
+
+    def _gemm(self, line: Pipeline, label: str, peers: list[int], index: int, how: dict[str, Any]) -> int:
+        """The GEMM on piece `index` of some GPUs' shards: rows of all columns; or, 2d, all rows of a slice of the depth
+        (of the columns, where the output is reduced).
+        """
+        rows, cols, depth = [line.shard_rows(peer) for peer in peers], line.op.local_n, line.op.local_k
         if self.shape == "1d":
-            return piece(rows, self.granularity, index), np.asarray(line.op.k)
-        return rows, piece(line.op.k, self.granularity, index)
-
-    def _compute(self, line: Pipeline, index: int, sizes: list[tuple[Any, Any]], arrived: list[int]) -> None:
-        how: dict[str, Any] = {
-            "overlapped": index < self.granularity - 1,
-            "accumulate": self.shape == "2d" and index > 0,
-        }
-        own = [self._size(line, 0, index)] if self.start == "uniform" else []
-        if self.compute == "fused":
-            rows = sum(rows for rows, _ in [*own, *sizes])
-            line.gemm(f"gemm {index}", (rows, sizes[0][1]), after=arrived, **how)
-            return
-        for rows, depth in own:
-            line.gemm(f"gemm {index} local", (rows, depth), after=arrived, **how)
-        for number, ((rows, depth), transfer) in enumerate(zip(sizes, arrived, strict=True), 1):
-            line.gemm(f"gemm {index}.{number}", (rows, depth), after=[transfer], **how)
+            rows = [piece(many, self.granularity, index) for many in rows]
+        elif line.order == "after":
+            cols = piece(cols, self.granularity, index)
+        else:
+            depth = piece(depth, self.granularity, index)
+        return line.gemm(label, (sum(rows), cols, depth), **how)
 
 
 SCHEDULE = Chunked

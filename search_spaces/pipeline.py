@@ -6,9 +6,10 @@ columns and bytes may be arrays over designs, and over GPUs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
 from itertools import groupby
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -16,14 +17,19 @@ from numpy.typing import ArrayLike
 from dse.problems import ConfigError
 from dse.values import Integer, knob
 from simulators.design import Rule, ScheduleKnobs
-from simulators.gemm import GemmCost, gemm_cost
-from simulators.graph import GraphBuilder
+from simulators.gemm import GemmCost, beside_cu_copies, gemm_cost
+from simulators.graph import GraphBuilder, TaskGraph
 from simulators.node import least_shard, machine, piece
 from simulators.system import System
-from simulators.transfer import Movement, Mover, Route, rate, routes
-from simulators.workload import Workload
+from simulators.transfer import Movement, Mover, Route, rate, routes, setup, slowed_beside_gemm
+from simulators.workload import Overlap, Workload
 
 Priority = Literal["equal", "communication", "compute"]
+_ORDERS = {
+    "before": "a collective and then the GEMM that consumes it",
+    "after": "a GEMM and then the collective that reduces it",
+    "beside": "a collective beside a GEMM that has nothing to do with it",
+}
 
 
 class MoverKnobs(ScheduleKnobs):
@@ -32,13 +38,18 @@ class MoverKnobs(ScheduleKnobs):
     mover: `dma` engines, or kernels on `comm_cus` reserved `cu`s. priority: whose memory requests go first.
     """
 
+    orders: ClassVar[tuple[str, ...]] = ("before", "after")
     mover: Annotated[Mover, knob(structural=True)]
     comm_cus: Annotated[Integer | None, knob(when={"mover": "cu"}, ge=1, le=4096)]
     priority: Annotated[Priority, knob(structural=True)] = "equal"
 
     def rules(self, system: System, workload: Workload) -> Sequence[Rule]:
         """The workload must be an overlap with rows for every GPU, and communication must leave CUs for compute."""
-        found = _shape_rules(system, workload)
+        try:
+            overlap = workload.overlap()
+        except ConfigError as error:
+            return [Rule.of(problem) for problem in error.problems]
+        found = [*_order_rules(self, overlap), *_shape_rules(system, overlap)]
         if self.comm_cus is not None:
             held, cus = self.comm_cus, system.gpu.num_cus
             rule = "leaves no CU for compute (system.gpu.num_cus = {0})"
@@ -47,48 +58,63 @@ class MoverKnobs(ScheduleKnobs):
         return found
 
 
-def _shape_rules(system: System, workload: Workload) -> list[Rule]:
-    try:
-        moved, gemm = workload.collective_then_gemm()
-    except ConfigError as error:
-        return [Rule.of(problem) for problem in error.problems]
-    gpus, rows, shards = system.node.num_gpus, moved.rows, gemm.shards
+def _order_rules(knobs: MoverKnobs, overlap: Overlap) -> Iterator[Rule]:
+    moved, order = overlap.collective, overlap.order
+    if order not in knobs.orders:
+        rule = f"is {_ORDERS[order]}; this schedule overlaps {' or '.join(_ORDERS[known] for known in knobs.orders)}"
+        yield Rule("workload.operators", True, rule, overlap.collective.pattern)
+    elif (order == "before" and moved.reduces) or (order == "after" and moved.pattern != "reduce_scatter"):
+        rule = f"cannot come {order} the GEMM it belongs to"
+        way = "all_gather and all_to_all come before, reduce_scatter after; the others only beside"
+        yield Rule("workload.operators.gather.pattern", True, rule, moved.pattern, way_out=way)
+    elif knobs.mover == "dma" and moved.reduces and order == "beside":
+        yield Rule("schedule.mover", True, f"cannot add, as {moved.pattern} must", "dma", way_out="schedule.mover=cu")
+
+
+def _shape_rules(system: System, overlap: Overlap) -> Iterator[Rule]:
+    gpus, rows, shards = system.node.num_gpus, overlap.collective.rows, overlap.gemm.shards
     bare = np.less(least_shard(system, rows), 1)
     few = "gives some of the GPUs no row (system.node.num_gpus = {0})"
-    many = "splits n over more GPUs than there are (system.node.num_gpus = {0})"
+    many = f"splits {overlap.gemm.split} over more GPUs than there are (system.node.num_gpus = {{0}})"
     path = "workload.operators"
-    return [
-        Rule(f"{path}.gather.rows", bare, few, rows, (gpus,), "use more rows or fewer GPUs"),
-        Rule(f"{path}.gemm.shards", np.greater(shards, gpus), many, shards, (gpus,), "leave it out for all of them"),
-    ]
+    yield Rule(f"{path}.gather.rows", bare, few, rows, (gpus,), "use more rows or fewer GPUs")
+    yield Rule(f"{path}.gemm.shards", np.greater(shards, gpus), many, shards, (gpus,), "leave it out for all of them")
 
 
 __all__ = ["MoverKnobs", "Pipeline", "piece"]
 
 
 class Pipeline:
-    """Builds the graph of one collective overlapped with the GEMM that consumes it.
+    """Builds the graph of one collective overlapped with one GEMM.
 
-    comm_cus: CUs of the communication kernels (ignored for DMA). GEMM chunks run in order, one at a time; transfers
-    run in order on each engine, or kernel after kernel when CUs move them. A task that is handed out stands for that
-    of every GPU.
+    comm_cus: CUs of the communication kernels (ignored for DMA). masked: these are taken from compute while a chunk
+    that is `overlapped` runs, whether or not data moves; otherwise only while it does. GEMM chunks run in order, one at
+    a time; transfers run in order on each engine, or kernel after kernel when CUs move them. A task that is handed out
+    stands for that of every GPU.
     """
 
-    def __init__(self, system: System, workload: Workload, *, knobs: MoverKnobs, comm_cus: ArrayLike | None) -> None:
+    def __init__(
+        self, system: System, workload: Workload, *, knobs: MoverKnobs, comm_cus: ArrayLike | None, masked: bool = True
+    ) -> None:
         self.system, self.mover = system, knobs.mover
         self.comm_cus: ArrayLike = 0 if comm_cus is None or knobs.mover == "dma" else comm_cus
-        self.collective, self.op = workload.collective_then_gemm()
-        self.movement = Movement(knobs.mover, self.comm_cus, self.collective.pattern)
-        self.routes = routes(system.node, self.collective.pattern)
-        self.element_bytes = self.op.element_bytes
+        overlap = workload.overlap()
+        self.collective, self.op, self.order = overlap.collective, overlap.gemm, overlap.order
+        pattern = self.collective.pattern
+        self.movement = Movement(knobs.mover, self.comm_cus, pattern)
+        self.routes = routes(system.node, pattern)
+        self.element_bytes = self.collective.element_bytes
         self.graph = GraphBuilder()
-        self._machine = machine(self.graph, system, self.collective.pattern, (system, workload, knobs))
+        self._masked, self._withheld = masked, np.asarray(0)
+        self._machine = machine(self.graph, system, pattern, (system, workload, knobs))
         first, second = {"equal": (0, 0), "communication": (0, 1), "compute": (1, 0)}[knobs.priority]
         self._comm_class, self._compute_class = first, second
         self._copies: dict[tuple[int, ...], Mapping[str, Any]] = {}
         self._chunks: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
+        self._slowed = {"gemm": _Factors("gemm"), "communication": _Factors("communication")}
         self._each: dict[int, Mapping[int, int]] = {}
-        self._engines: dict[tuple[int, int], int] = {}
+        self._moved: dict[int, Any] = {}
+        self._queued: dict[tuple[int, int | str], int] = {}
         self._arrived: dict[tuple[int, int], int] = {}
         self._last_step: list[int] = []
         self._last_gemm: list[int] = []
@@ -99,13 +125,26 @@ class Pipeline:
         return self.system.node.num_gpus
 
     def shard_rows(self, gpu: int) -> Any:
-        """Rows of A that the GPU `gpu` places before holds at the start (0 is this one)."""
+        """Rows of the tensor that belong to the GPU `gpu` places before (0 is this one)."""
         return self._machine.shard_rows(self.collective.rows, gpu)
 
     def payload(self, rows: ArrayLike, depth: ArrayLike) -> Any:
-        """Bytes of a block of A."""
+        """Bytes of a block of the tensor; of an all-reduce both ways."""
         blocks: Any = rows
-        return 1.0 * self.element_bytes * blocks * depth
+        return (2.0 if self.collective.pattern == "all_reduce" else 1.0) * self.element_bytes * blocks * depth
+
+    def build(self) -> TaskGraph:
+        """The graph, with the laws by which GEMM chunks and transfers of a GPU slow one another."""
+        gemm, communication = self._slowed["gemm"], self._slowed["communication"]
+        for gpu in self._machine.gpus:
+            for one, other in ((gemm, communication), (communication, gemm)):
+                for group, factor in one.items():
+                    for cause, _ in other.items():
+                        own = self._machine.own(factor, gpu)
+                        if np.any(np.asarray(own) < 1):
+                            pair = (self._machine.named(group, gpu), self._machine.named(cause, gpu))
+                            self.graph.slows(pair[0], while_active=pair[1], factor=own)
+        return self.graph.build()
 
     def _on_each(self, add: Callable[[int], int]) -> int:
         """Add a task of each GPU; the first one stands for all."""
@@ -118,12 +157,18 @@ class Pipeline:
         """A GPU's own among the tasks that these stand for."""
         return [self._each[task][gpu] for task in tasks]
 
-    def step(self, label: str, amounts: Sequence[tuple[Route, ArrayLike]]) -> list[int]:
-        """Move `bytes` over each route; the transfers, in the order given.
+    def withhold(self, cus: ArrayLike) -> None:
+        """Give no GEMM these CUs, whether or not anything else wants them."""
+        self._withheld = np.asarray(cus)
+
+    # ---------------------------------------------------------------- communication
+
+    def step(self, label: str, amounts: Sequence[tuple[Route, ArrayLike]], *, after: Sequence[int] = ()) -> list[int]:
+        """Move `bytes` over each route, once the tasks `after` are done; the transfers, in the order given.
 
         Routes of one turn run at once, turns (distances on a ring) one after another.
         """
-        before = self._kernel(label) if self.mover == "cu" else []
+        before = self._kernel(label, after) if self.mover == "cu" else list(after)
         found: dict[int, int] = {}
         for _, group in groupby(sorted(amounts, key=lambda item: item[0].turn), key=lambda item: item[0].turn):
             turn = list(group)
@@ -133,65 +178,113 @@ class Pipeline:
         self._last_step = list(found.values())
         return [found[route.peer] for route, _ in amounts]
 
-    def _kernel(self, label: str) -> list[int]:
+    def _kernel(self, label: str, after: Sequence[int]) -> list[int]:
         """The launch of a communication kernel: after the one before it, on the same stream."""
-        setup: dict[str, Any] = {
-            "delay": self.system.gpu.cu_copy.setup_s,
+        how: dict[str, Any] = {
+            "delay": setup(self.system, by=self.movement),
             "lane": "communication",
             "limiter": "launch",
         }
 
         def add(gpu: int) -> int:
-            name, after = self._machine.named(f"launch {label}", gpu), self._on(gpu, self._last_step)
-            return self.graph.task(name, "launch", after=after, gpu=gpu, **setup)
+            name, before = self._machine.named(f"launch {label}", gpu), self._on(gpu, [*self._last_step, *after])
+            return self.graph.task(name, "launch", after=before, gpu=gpu, **how)
 
         return [self._on_each(add)]
 
     def _turn(self, label: str, turn: list[tuple[Route, ArrayLike]], before: list[int]) -> list[int]:
         at_once = len(turn) if self.mover == "cu" else min(len(turn), self.system.gpu.dma.num_engines)
         active = [route for route, _ in turn[:at_once]]
+        share = self._collective_s(sum(np.asarray(amount) for _, amount in turn)) / -(-len(turn) // at_once)
         tasks = []
         for position, item in enumerate(turn):
-            engine = -1 if self.mover == "cu" else position % at_once
-            tasks.append(self._transfer(label, item, active=active, before=before, engine=engine))
+            engines = self._engines_of(item[0], position % at_once)
+            tasks.append(self._transfer(label, item, active=active, before=before, queue=(engines, share)))
         for (route, _), task in zip(turn, tasks, strict=True):
             self._arrived |= {(gpu, route.peer): own for gpu, own in self._each[task].items()}
         return tasks
 
+    def _engines_of(self, route: Route, position: int) -> tuple[int | str, ...]:
+        """The DMA engines that a copy waits for. On a ring they are those of its links: a copy that comes over both has
+        both, so that no later one takes its link.
+        """
+        if self.mover == "cu":
+            return ()
+        return tuple(route.loads) if route.turn and self.system.gpu.dma.num_engines > 1 else (position,)
+
     def _transfer(
-        self, label: str, item: tuple[Route, ArrayLike], *, active: list[Route], before: list[int], engine: int
+        self,
+        label: str,
+        item: tuple[Route, ArrayLike],
+        *,
+        active: list[Route],
+        before: list[int],
+        queue: tuple[tuple[int | str, ...], Any],
     ) -> int:
-        """A transfer over one route; on a DMA engine (-1: by a kernel) after the one before it there."""
-        route, payload = item
+        """A transfer over one route. queue: DMA engines (none: by a kernel), after the copies before it there, and its
+        time [s] were all links at work.
+        """
+        (route, payload), (engines, share) = item, queue
+        common = self._copy(route, active)
 
         def add(gpu: int) -> int:
-            queued = [self._engines[gpu, engine]] if (gpu, engine) in self._engines else []
+            queued = [self._queued[gpu, engine] for engine in engines if (gpu, engine) in self._queued]
             forwarded = [self._arrived[one] for one in self._machine.sources(route, gpu) if one in self._arrived]
             amount = self._machine.own(payload, gpu)
-            return self.graph.task(
+            found = self.graph.task(
                 self._machine.named(f"{label} from {route.peer}", gpu),
                 "transfer",
                 after=[*self._on(gpu, before), *queued, *forwarded],
                 uses=self._uses(route, active, gpu),
                 work=amount,
-                staged_bytes=amount,
+                staged_bytes=amount if self._stages else 0.0,
                 moved_bytes=amount,
+                alone_s=amount / common["free"],
+                wide_s=self._machine.own(share, gpu),
+                ideal_s=self._collective_s(amount),
                 gpu=gpu,
-                **self._copy(route, active),
+                group=self._machine.named(common["group"], gpu),
+                **{name: value for name, value in common.items() if name not in {"free", "group"}},
             )
+            self._moved[found] = amount
+            return found
 
         task = self._on_each(add)
-        if engine >= 0:
-            self._engines |= {(gpu, engine): own for gpu, own in self._each[task].items()}
+        self._queued |= {(gpu, engine): own for engine in engines for gpu, own in self._each[task].items()}
         return task
 
     def _uses(self, route: Route, active: list[Route], gpu: int) -> dict[int, ArrayLike]:
-        """What a byte over a route to a GPU needs."""
+        """What a byte over a route to a GPU needs; to add one to another, that is read, too."""
         found = self._machine.uses(route, gpu)
         if self.mover == "cu":
             copy = self._copy(route, active)
             found[self._machine.cu[gpu]] = copy["cus"] / copy["cap"]
+            if self.collective.reduces:
+                found[self._machine.hbm[gpu]] = np.add(found[self._machine.hbm[gpu]], 1.0)
         return found
+
+    @property
+    def _stages(self) -> bool:
+        """Whether what arrives waits somewhere to be used: not what a kernel adds, or puts where it stays."""
+        return self.order == "before" or (self.order == "after" and self.mover == "dma")
+
+    @property
+    def _free(self) -> Movement:
+        """The mover with all that it could use."""
+        return Movement(self.mover, self.system.gpu.num_cus, self.collective.pattern)
+
+    def _collective_s(self, amount: Any) -> Any:
+        """Time [s] of bytes, in what a collective over all routes with all engines or CUs takes for each."""
+        return amount * self._per_byte
+
+    @cached_property
+    def _per_byte(self) -> Any:
+        parts: Any = 0.0
+        for _, group in groupby(self.routes, key=lambda route: route.turn):
+            turn = list(group)
+            paces = [rate(self.system, route, turn, by=self._free, dealt="even").bytes_per_s for route in turn]
+            parts = parts + np.maximum.reduce([1 / pace for pace in paces])
+        return parts / len(self.routes)  # each route brings the same number of bytes
 
     def _copy(self, route: Route, active: list[Route]) -> Mapping[str, Any]:
         """What transfers over a route have in common while the routes `active` run at once."""
@@ -200,58 +293,142 @@ class Pipeline:
             return self._copies[key]
         pace = rate(self.system, route, active, by=self.movement)
         own = len(route.loads) == 1 and "port" not in route.loads
+        beside = slowed_beside_gemm(self.system, active, by=self.movement)
         self._copies[key] = {
-            "delay": 0.0 if self.mover == "cu" else self.system.gpu.dma.setup_s,
+            "delay": 0.0 if self.mover == "cu" else setup(self.system, by=self.movement),
             "cap": pace.bytes_per_s,
             "weight": 0.5,  # consumption-fair at HBM: equal HBM bytes/s at the bottleneck
             "priority": self._comm_class,
             "lane": next(iter(route.loads)) if own else f"peer.{route.peer}",
             "limiter": pace.limiter,
             "cus": np.asarray(self.comm_cus) / len(active),
+            "group": self._slowed["communication"].group(beside),
+            "free": rate(self.system, route, active, by=self._free).bytes_per_s,
         }
         return self._copies[key]
+
+    # ---------------------------------------------------------------- compute
 
     def gemm(
         self,
         label: str,
-        size: tuple[ArrayLike, ArrayLike],
+        size: tuple[ArrayLike, ArrayLike, ArrayLike],
         *,
         after: Sequence[int] = (),
         overlapped: bool = True,
         accumulate: bool = False,
     ) -> int:
-        """A GEMM chunk of size (rows, depth) that consumes the transfers `after`, next in the compute stream.
+        """A GEMM chunk of size (rows, columns, depth) that consumes the transfers `after`, next in the compute stream.
 
         Data moved by a kernel counts as arrived when the kernel ends; a DMA copy signals for itself.
-        overlapped: communication kernels are resident while it runs, so their CUs are not granted to it.
+        overlapped: communication kernels are resident while it runs, so masked CUs are not granted to it.
         """
-        kernel_end = self._last_step if self.mover == "cu" and after else []
-        before = [*after, *kernel_end, *self._last_gemm]
-        chunks = self._chunk(size, overlapped=overlapped, accumulate=accumulate)
+        kernel_end = self._last_step if self.mover == "cu" and after and self.order == "before" else []
+        before = [*after, *kernel_end]
+        staged = [one for one in after if one in self._last_step]
+        return self._gemm(label, self._chunk(size, overlapped=overlapped, accumulate=accumulate), before, frees=staged)
+
+    def gemm_in_parts(self, size: tuple[ArrayLike, ArrayLike, ArrayLike], between: Callable[[int], Any]) -> None:
+        """A GEMM beside a collective that `between` adds, given the task after which its first workgroups have retired.
+
+        That is a wave; or all of it, where workgroups persist.
+        """
+        chunks = self._chunk(size, overlapped=True, accumulate=False)
+        waves = chunks[self._machine.gpus[0]]["waves"]
+        first = 1 / waves if self.system.gpu.gemm.assignment == "static" else np.ones_like(waves)
+        between(self._gemm("gemm, first wave", self._part(chunks, first), []))
+        rest = [{**chunk, "delay": 0.0} for chunk in self._part(chunks, 1 - first)]  # launched with its first part
+        self._gemm("gemm", rest, [])
+
+    def _part(self, chunks: Sequence[Mapping[str, Any]], share: Any) -> list[Mapping[str, Any]]:
+        """A share of GEMM chunks."""
+        scaled = ("flop", "alone_s", "wide_s", "ideal_s")
+        return [{**chunk, "work": share, **{name: share * chunk[name] for name in scaled}} for chunk in chunks]
+
+    def _gemm(
+        self, label: str, chunks: Sequence[Mapping[str, Any]], before: Sequence[int], *, frees: Sequence[int] = ()
+    ) -> int:
+        waits = [*before, *self._last_gemm]
 
         def add(gpu: int) -> int:
-            name, own = self._machine.named(label, gpu), self._on(gpu, before)
-            task = self.graph.task(name, "gemm", after=own, work=1.0, lane="compute", gpu=gpu, **chunks[gpu])
-            self.graph.frees(task, self._on(gpu, after))
+            name, own = self._machine.named(label, gpu), self._on(gpu, waits)
+            known = {"work": 1.0, **{key: value for key, value in chunks[gpu].items() if key != "waves"}}
+            known["group"] = self._machine.named(known["group"], gpu)
+            task = self.graph.task(name, "gemm", after=own, lane="compute", gpu=gpu, **known)
+            self.graph.frees(task, self._on(gpu, frees))
+            return task
+
+        self._last_gemm = [self._on_each(add)]
+        return self._last_gemm[0]
+
+    def reduce(self, label: str, arrived: Sequence[int]) -> int:
+        """Add what DMA engines brought to the GPU's own part of C, next in the compute stream: they cannot."""
+        hbm_rate, launch_s = self.system.gpu.hbm_bytes_per_s, self.system.gpu.kernel_launch_s
+
+        def add(gpu: int) -> int:
+            tasks, hbm = self._on(gpu, [*arrived, *self._last_gemm]), self._machine.hbm[gpu]
+            amount = sum(self._moved[task] for task in self._on(gpu, arrived))
+            seconds = 3 * amount / hbm_rate
+            task = self.graph.task(
+                self._machine.named(label, gpu),
+                "reduce",
+                after=tasks,
+                uses={hbm: 3.0},  # read what came and what is there, write the sum
+                work=amount,
+                delay=launch_s,
+                lane="compute",
+                limiter="HBM",
+                alone_s=seconds,
+                wide_s=seconds,
+                gpu=gpu,
+            )
+            self.graph.frees(task, self._on(gpu, arrived))
             return task
 
         self._last_gemm = [self._on_each(add)]
         return self._last_gemm[0]
 
     def _chunk(
-        self, size: tuple[ArrayLike, ArrayLike], *, overlapped: bool, accumulate: bool
+        self, size: tuple[ArrayLike, ArrayLike, ArrayLike], *, overlapped: bool, accumulate: bool
     ) -> list[Mapping[str, Any]]:
         """What GEMM chunks of one size have in common, for each GPU."""
         key = (overlapped, accumulate, *(np.asarray(value).tobytes() for value in size))
         if key not in self._chunks:
-            gpu = self.system.gpu
-            cus = gpu.num_cus - np.asarray(self.comm_cus) * overlapped
-            shape = (size[0], self.op.local_n, size[1])
-            cost = gemm_cost(gpu, shape, cus=cus, element_bytes=self.element_bytes, accumulate=accumulate)
-            self._chunks[key] = [self._cost(cost, cus, one) for one in self._machine.gpus]
+            self._chunks[key] = self._costs(size, overlapped=overlapped, accumulate=accumulate)
         return self._chunks[key]
 
-    def _cost(self, cost: GemmCost, cus: ArrayLike, gpu: int) -> Mapping[str, Any]:
+    def _cost(self, shape: tuple[ArrayLike, ...], cus: ArrayLike, *, accumulate: bool = False) -> GemmCost:
+        m, n, k = shape
+        return gemm_cost(
+            self.system.gpu, (m, n, k), cus=cus, element_bytes=self.op.element_bytes, accumulate=accumulate
+        )
+
+    def _costs(
+        self, size: tuple[ArrayLike, ArrayLike, ArrayLike], *, overlapped: bool, accumulate: bool
+    ) -> list[Mapping[str, Any]]:
+        gpu = self.system.gpu
+        held = self._withheld if self.mover == "dma" else np.asarray(self.comm_cus)
+        full = granted = self._cost(size, gpu.num_cus, accumulate=accumulate)
+        if overlapped and held.any():
+            granted = self._cost(size, gpu.num_cus - held, accumulate=accumulate)
+        masked = overlapped and (self._masked or self.mover == "dma")
+        cus, cost = (gpu.num_cus - held, granted) if masked else (gpu.num_cus, full)
+        factor = np.ones(())  # nothing moves beside it
+        if overlapped and self.mover == "dma":
+            factor = np.asarray(1 / np.asarray(gpu.contention.dma_beside_gemm, float))
+        elif overlapped:
+            factor = np.minimum(cost.seconds / beside_cu_copies(gpu, granted.seconds, full.seconds), 1.0)
+        share = cost.flop / self._whole.flop * self._whole.seconds
+        told: dict[str, Any] = {"alone_s": full.seconds, "wide_s": share, "ideal_s": share, "waves": cost.waves}
+        told |= {"group": self._slowed["gemm"].group(factor)}
+        return [self._task_of(cost, cus, told, one) for one in self._machine.gpus]
+
+    @cached_property
+    def _whole(self) -> GemmCost:
+        """The undivided GEMM on all CUs."""
+        return self._cost((self.op.m, self.op.local_n, self.op.local_k), self.system.gpu.num_cus)
+
+    def _task_of(self, cost: GemmCost, cus: ArrayLike, told: Mapping[str, Any], gpu: int) -> Mapping[str, Any]:
         seconds, traffic, flop = (self._machine.own(part, gpu) for part in (cost.seconds, cost.hbm_bytes, cost.flop))
         memory_bound = bool(np.all(traffic / self.system.gpu.hbm_bytes_per_s > 0.5 * seconds))
         return {
@@ -262,4 +439,22 @@ class Pipeline:
             "priority": self._compute_class,
             "limiter": "HBM" if memory_bound else "compute",
             "flop": flop,
+            **{name: self._machine.own(value, gpu) for name, value in told.items()},
         }
+
+
+class _Factors:
+    """Groups of tasks that a contention law slows alike, by the factor on their rates."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._known: dict[tuple[Any, ...], tuple[str, Any]] = {}
+
+    def group(self, factor: Any) -> str:
+        """The group of a factor (0, 1]."""
+        key = (np.shape(factor), np.asarray(factor, float).tobytes())
+        return self._known.setdefault(key, (f"{self._name} {len(self._known)}", factor))[0]
+
+    def items(self) -> list[tuple[str, Any]]:
+        """(group, factor) of all of them."""
+        return list(self._known.values())

@@ -1,8 +1,8 @@
-"""Serial: the whole collective, then the whole GEMM. Nothing competes, so a CU kernel may use every CU."""
+"""Serial: one after the other. Nothing competes, so a CU kernel may use every CU."""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from search_spaces.pipeline import MoverKnobs, Pipeline
 from simulators.graph import TaskGraph
@@ -13,17 +13,23 @@ from simulators.workload import Workload
 class Serial(MoverKnobs):
     """The baseline: all communication exposed, no decomposition."""
 
+    orders: ClassVar[tuple[str, ...]] = ("before", "after", "beside")
     family: Literal["serial"]
     comm_cus: None = None
 
     def lower(self, system: System, workload: Workload) -> TaskGraph:
-        """One transfer per peer over all links at once, then one GEMM on all CUs."""
+        """One transfer per peer over all links at once, then one GEMM on all CUs; a reduction the other way round."""
         line = Pipeline(system, workload, knobs=self, comm_cus=system.gpu.num_cus)
-        cols = line.collective.cols
-        amounts = [(route, line.payload(line.shard_rows(route.peer), cols)) for route in line.routes]
-        arrived = line.step("gather", amounts)
-        line.gemm("gemm", (line.op.m, line.op.k), after=arrived, overlapped=False)
-        return line.graph.build()
+        size = (line.op.m, line.op.local_n, line.op.local_k)
+        amounts = [(route, line.payload(line.shard_rows(route.peer), line.collective.cols)) for route in line.routes]
+        if line.order == "after":
+            made = line.gemm("gemm", size, overlapped=False)
+            arrived = line.step("reduce_scatter", amounts, after=[made])
+            if self.mover == "dma":
+                line.reduce("reduce", arrived)
+        else:
+            line.gemm("gemm", size, after=line.step(line.collective.pattern, amounts), overlapped=False)
+        return line.build()
 
 
 SCHEDULE = Serial

@@ -1,4 +1,4 @@
-"""Shard-level point-to-point overlap: whole shards, one peer at a time, while earlier shards are computed on.
+"""Shard-level point-to-point overlap: whole shards, one peer at a time, while others are computed on.
 
 The granularity at which tensors are already sharded; on a full mesh each step uses one of the direct links and the
 others idle (FiCCO, arXiv:2512.10236, baseline).
@@ -15,20 +15,42 @@ from simulators.workload import Workload
 
 
 class ShardP2P(MoverKnobs):
-    """Local shard first, then peer after peer."""
+    """Local shard first, then peer after peer; of a reduction peer after peer, then the local shard."""
 
     family: Literal["shard_p2p"]
 
     def lower(self, system: System, workload: Workload) -> TaskGraph:
         """num_gpus - 1 steps of one transfer and one GEMM on its rows each."""
         line = Pipeline(system, workload, knobs=self, comm_cus=self.comm_cus)
-        line.gemm("gemm local", (line.shard_rows(0), line.op.k))
+        reduces = line.order == "after"
+        if not reduces:
+            self._gemm(line, "gemm local", 0)
+        waiting: list[list[int]] = []
         for index, route in enumerate(line.routes, 1):
-            rows = line.shard_rows(route.peer)
-            arrived = line.step(f"shard {index}", [(route, line.payload(rows, line.collective.cols))])
-            last = index == len(line.routes)
-            line.gemm(f"gemm {index}", (rows, line.op.k), after=arrived, overlapped=not last)
-        return line.graph.build()
+            moved = [(route, line.payload(line.shard_rows(route.peer), line.collective.cols))]
+            if reduces:
+                made = self._gemm(line, f"gemm {index}", route.peer, overlapped=index > 1)
+                self._add(line, waiting, keep=1)
+                waiting.append(line.step(f"shard {index}", moved, after=[made]))
+            else:
+                last = index == len(line.routes)
+                arrived = line.step(f"shard {index}", moved)
+                self._gemm(line, f"gemm {index}", route.peer, after=arrived, overlapped=not last)
+        if reduces:
+            self._gemm(line, "gemm local", 0)
+            self._add(line, waiting, keep=0)
+        return line.build()
+
+    def _gemm(
+        self, line: Pipeline, label: str, peer: int, *, after: list[int] | None = None, overlapped: bool = True
+    ) -> int:
+        size = (line.shard_rows(peer), line.op.local_n, line.op.local_k)
+        return line.gemm(label, size, after=after or [], overlapped=overlapped)
+
+    def _add(self, line: Pipeline, waiting: list[list[int]], keep: int) -> None:
+        """Add the shards that DMA engines brought, but for the last ones, which are still on their way."""
+        while self.mover == "dma" and len(waiting) > keep:
+            line.reduce("reduce", waiting.pop(0))
 
 
 SCHEDULE = ShardP2P

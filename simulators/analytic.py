@@ -38,6 +38,12 @@ def _refused(graph: TaskGraph, form: Form) -> Refused | None:
         why = f"{form.refusal}: the closed form is not exact"
         return Refused(np.ones(graph.num_designs, np.int32), ("", why))
     rates, code, texts = [rate for _, rate in graph.alone()], np.zeros(graph.shape, np.int32), [""]
+    if len(graph.slowed):
+        law = np.zeros((1,) * len(graph.shape), np.bool_)
+        for column in set(graph.at["factor"].tolist()):
+            law = law | (graph.values[column] != 1.0)
+        code = np.where(law, np.int32(1), code)
+        texts.append("a contention law changes rates: the closed form is not exact")
     for resource, crowds in form.crowds.items():
         demand = {
             use: graph.values[graph.at["use"][use]] * rates[graph.use_task[use]]

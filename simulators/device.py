@@ -10,13 +10,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
-from pydantic import Field
+from pydantic import Field, ValidationInfo, field_validator
 
 from dse.compose import conf_dir
 from dse.problems import ConfigError, Problem, Problems, did_you_mean
 from dse.values import Bytes, BytesPerSecond, FlopPerSecond, Frozen, Integer, Number, Seconds
-from dse.yamlcheck import unreadable
+from dse.yamlcheck import held, unreadable
 from simulators.sourced import Sourced
 
 Precision = Literal["fp32", "fp16_storage", "mixed"]
@@ -90,6 +89,15 @@ class Device(Sourced):
     fitted_on: Mapping[str, Mapping[str, tuple[str, ...]]] = Field(default_factory=dict)
     note: Any = None
 
+    @field_validator("efficiency")
+    @classmethod
+    def _has_the_peaks(cls, efficiency: Mapping[str, Efficiency], info: ValidationInfo) -> Mapping[str, Efficiency]:
+        gpu = info.data.get("gpu")
+        absent = [name for name in efficiency if gpu is not None and gpu.peak(name) is None]
+        if absent:
+            raise ValueError(f"has constants for {', '.join(absent)}, whose peak rate gpu.flop_per_s does not give")
+        return efficiency
+
     def facts(self) -> Iterator[tuple[str, Any, str, str]]:
         """(dotted path, value, provenance, source) of every constant."""
         return self.facts_below(self.name)
@@ -106,7 +114,7 @@ def tree_of(said: str) -> dict[str, Any]:
     problems = unreadable(path)
     if problems:
         raise ConfigError(problems)
-    found = yaml.safe_load(path.read_text(encoding="utf-8"))
+    found = held(path)
     if not isinstance(found, dict):
         raise ConfigError([Problem("system", "holds no keys", said)])
     return found

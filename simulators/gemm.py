@@ -2,7 +2,8 @@
 
 For each macro-tile (tm x tn) of the library, with c granted CUs, element size b and the chunk (m, n, k):
 
-    tiles  = ceil(m / tm) ceil(n / tn)              waves = ceil(tiles / c)            (wave quantisation)
+    tiles  = ceil(m / tm) ceil(n / tn)              waves = ceil(tiles / c)            (wave quantisation;
+                                                    dynamic assignment: max(1, tiles / c))
     t_tile = 2 tm tn k / (rate_per_cu * eff) + prologue         T_cmp = waves * t_tile
     span   = sqrt(c) tiles a side (the output super-tile of one wave, not beyond the matrix)
     bytes  = max(b (m k + k n) , b k m n (1/span_cols + 1/span_rows) * cache_miss) + b m n * (1, or 3 accumulating)
@@ -19,18 +20,23 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from simulators.system import Gpu
+from simulators.system import GemmLibrary, Gpu
 
 Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class GemmCost:
-    """Isolated time [s] without launch, HBM traffic [bytes], FLOP; arrays of the broadcast shape of the arguments."""
+    """Isolated time [s] without launch, HBM traffic [bytes], FLOP, waves; arrays of the arguments' broadcast shape.
+
+    workgroups: of its launch; one a tile, and not more than CUs where they persist.
+    """
 
     seconds: Floats
     hbm_bytes: Floats
     flop: Floats
+    waves: Floats
+    workgroups: Floats
 
 
 def gemm_cost(
@@ -48,8 +54,8 @@ def gemm_cost(
     m, n, k, c = (np.asarray(value, dtype=float)[..., None] for value in (*shape, cus))
     library = gpu.gemm
     rows, cols, eff = np.array([(tile.rows, tile.cols, tile.efficiency) for tile in library.tiles]).T
-    waves = np.ceil(np.ceil(m / rows) * np.ceil(n / cols) / c)
-    compute = waves * (
+    tiles = np.ceil(m / rows) * np.ceil(n / cols)
+    compute = _waves(library, tiles, c) * (
         2 * rows * cols * k / (_column(gpu.matrix_flop_per_s_per_cu) * eff) + _column(library.prologue_s)
     )
     span_rows, span_cols = np.minimum(np.sqrt(c) * rows, m), np.minimum(np.sqrt(c) * cols, n)
@@ -58,10 +64,30 @@ def gemm_cost(
     traffic = element_bytes * (traffic + m * n * (3 if accumulate else 1))
     memory = traffic / _column(gpu.hbm_bytes_per_s)
     total = np.maximum(compute, memory) + _column(library.serial_fraction) * np.minimum(compute, memory)
-    total, traffic = np.broadcast_arrays(total, traffic)
-    best = np.argmin(total, axis=-1)[..., None]
-    seconds, hbm_bytes = (np.take_along_axis(value, best, axis=-1)[..., 0] for value in (total, traffic))
-    return GemmCost(seconds, hbm_bytes, (2 * m * n * k)[..., 0] + 0 * seconds)
+    parts = np.broadcast_arrays(total, traffic, tiles)
+    best = np.argmin(parts[0], axis=-1)[..., None]
+    seconds, hbm_bytes, tiles = (np.take_along_axis(value, best, axis=-1)[..., 0] for value in parts)
+    workgroups = tiles if library.assignment == "static" else np.minimum(tiles, c[..., 0])
+    flop = (2 * m * n * k)[..., 0] + 0 * seconds
+    return GemmCost(seconds, hbm_bytes, flop, _waves(library, tiles, c[..., 0]), workgroups)
+
+
+def _waves(library: GemmLibrary, tiles: Floats, cus: Floats) -> Floats:
+    waves = tiles / cus
+    return np.ceil(waves) if library.assignment == "static" else np.maximum(waves, 1.0)
+
+
+def beside_cu_copies(gpu: Gpu, granted: Floats, full: Floats) -> Floats:
+    """Time [s] of a GEMM while kernels move data.
+
+    granted, full: its time alone on the CUs that these leave, and on all CUs [s]. Static tiles: the last wave hides
+    what is lost within it, so of lost CUs and interference the larger counts, max(T_granted, f T_full). Dynamic tiles
+    lose both, f T_granted. How that was found: docs/models.md.
+    """
+    contention = gpu.contention
+    if gpu.gemm.assignment == "dynamic":
+        return np.asarray(contention.dynamic_gemm_beside_cus * granted)
+    return np.asarray(np.maximum(granted, contention.static_gemm_beside_cus * full))
 
 
 def _column(value: ArrayLike) -> Floats:

@@ -36,8 +36,8 @@ class TaskGraph:
     slowed [S, 2]: (group whose caps are scaled, group whose activity scales them). gpu [T]: on which of the GPUs that
     are simulated a task is accounted.
     values: K columns, each broadcasting to `shape`, the grid of designs (C order). at: name -> column of each item:
-    work, delay [s], cap [work/s], weight, cus (occupied), staged_bytes, moved_bytes, flop (accomplished) of tasks
-    [T]; use [U]; capacity [R]; factor [S].
+    work, delay [s], cap [work/s], weight, cus (occupied), staged_bytes, moved_bytes, flop (accomplished), and the times
+    that `simulators/losses.py` replays, alone_s, wide_s and ideal_s, of tasks [T]; use [U]; capacity [R]; factor [S].
     """
 
     tasks: tuple[str, ...]
@@ -186,7 +186,7 @@ class _Task:
 
 
 _NUMBERS = {"work": 0.0, "delay": 0.0, "cap": math.inf, "weight": 1.0} | dict.fromkeys(
-    ("cus", "staged_bytes", "moved_bytes", "flop"), 0.0
+    ("cus", "staged_bytes", "moved_bytes", "flop", "alone_s", "wide_s", "ideal_s"), 0.0
 )
 _PLACE: dict[str, Any] = {"lane": "", "limiter": "", "group": "", "pool": -1, "priority": 0, "gpu": 0}
 
@@ -270,7 +270,8 @@ class GraphBuilder:
         """Add a task; its index.
 
         uses: resource index -> units per unit of work. given: `lane`, `limiter`, `group`, `pool`, `priority`, `gpu`,
-        and the weights work, delay [s], cap [work/s], weight, cus, staged_bytes, moved_bytes, flop.
+        and the numbers work, delay [s], cap [work/s], weight, cus, staged_bytes, moved_bytes, flop, alone_s, wide_s,
+        ideal_s.
         Raises ValueError for a predecessor that does not come before it (so there is no cycle), or an undeclared
         pool or resource.
         """
@@ -360,7 +361,7 @@ def _ints(values: Sequence[int] | NDArray[np.integer[Any]]) -> Ints:
 def _check(graph: TaskGraph) -> None:
     """Raise ValueError naming the tasks or resources whose numbers mean nothing."""
     used = [graph.tasks[task] for task in graph.use_task]
-    for name in ("work", "delay", "cus", "staged_bytes", "moved_bytes", "flop"):
+    for name in ("work", "delay", "cus", "staged_bytes", "moved_bytes", "flop", "alone_s", "wide_s", "ideal_s"):
         rule = f"{name} must be >= 0, finite and not NaN"
         _refuse(graph, name, graph.tasks, lambda v: (v >= 0) & np.isfinite(v), rule)
     _refuse(graph, "cap", graph.tasks, lambda v: v > 0, "cap must be > 0 and not NaN")

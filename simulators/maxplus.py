@@ -132,8 +132,6 @@ def _remembered(graph: TaskGraph, seconds: Durations) -> Form:
 def closed_form(graph: TaskGraph, duration: Sequence[int]) -> Form:
     """The form of a graph whose task t takes the time number `duration[t]` alone."""
     nothing = np.zeros((1, max(duration) + 1), np.int64)
-    if len(graph.slowed):
-        return Form("a contention law changes rates", nothing, {}, {})
     if graph.num_tasks > _MOST_TASKS or nothing.shape[1] > _MOST_DURATIONS:
         size = f"more than {_MOST_TASKS} tasks or {_MOST_DURATIONS} different durations"
         return Form(f"the graph has {size}", nothing, {}, {})

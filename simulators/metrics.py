@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from dse.backend import Columns, Metric
 from dse.values import leaves
 from simulators.graph import TaskGraph
+from simulators.losses import losses
 from simulators.system import System
 from simulators.timeline import Timeline, Totals
 
@@ -28,6 +29,15 @@ METRICS: Mapping[str, Metric] = {
     "moved_bytes": Metric("byte", "payload received by one GPU"),
     "hbm_bytes": Metric("byte", "HBM traffic of one GPU"),
     "flop": Metric("flop", "FLOP of one GPU"),
+    "ideal_s": Metric("s", "the larger of GEMM and collective, each undivided and alone (simulators/losses.py)"),
+    "contention_s": Metric("s", "loss to operators that run at the same time", low=float("-inf")),
+    "decomposition_s": Metric("s", "loss to the GEMM's division into chunks", low=float("-inf")),
+    "starvation_s": Metric("s", "loss to links, engines or CUs that are left idle", low=float("-inf")),
+    "launch_s": Metric("s", "loss to launches and set-ups", low=float("-inf")),
+    "dependency_s": Metric("s", "loss to filling, draining and waiting", low=float("-inf")),
+    "dil": Metric("x", "GEMM chunks alone / undivided GEMM (decomposition inefficiency)"),
+    "cil": Metric("x", "GEMM chunks as they ran / alone (contention inefficiency)"),
+    "comm_cil": Metric("x", "transfers as they ran / alone (contention inefficiency)"),
     "cost_proxy": Metric("relative", "hardware cost relative to the reference system (derived; see docs/models.md)"),
 }
 
@@ -35,12 +45,15 @@ RELATIONS: Mapping[str, Metric] = {
     "speedup": Metric("x", "makespan of the baseline / makespan", goal="maximize"),
     "ideal_speedup": Metric("x", "(T_gemm + T_comm) / max(T_gemm, T_comm) of the baseline", goal="maximize"),
     "fraction_of_ideal": Metric("fraction", "(speedup - 1) / (ideal speedup - 1)", goal="maximize", low=float("-inf")),
-    "decomposition": Metric("x", "GEMM time / GEMM time of the baseline (decomposition inefficiency, DIL)"),
 }
 
 
 def measure(graph: TaskGraph, totals: Totals) -> dict[str, Floats]:
     """Every metric of `METRICS` that a run decides, as an array [B]."""
+    return _measured(graph, totals) | losses(graph, totals.makespan_s)
+
+
+def _measured(graph: TaskGraph, totals: Totals) -> dict[str, Floats]:
     moving = np.concatenate([graph.of_kind("transfer"), graph.of_kind("launch")])
     spent = sum(totals.spent_s[kind] for kind in ("transfer", "launch") if kind in totals.spent_s)
     none, gemm_s = np.zeros_like(totals.makespan_s), totals.busy_s.get("gemm")
@@ -58,23 +71,41 @@ def measure(graph: TaskGraph, totals: Totals) -> dict[str, Floats]:
         "moved_bytes": graph.total("moved_bytes"),
         "hbm_bytes": _traffic(graph, "hbm"),
         "flop": graph.total("flop"),
+        **_ratios(graph, totals),
     }
+
+
+def _ratios(graph: TaskGraph, totals: Totals) -> dict[str, Floats]:
+    """DIL of the GEMM, CIL of GEMM and transfers; 1 where there is nothing."""
+    spent, alone = {}, {}
+    for kind in ("gemm", "transfer"):
+        tasks = graph.of_kind(kind)
+        each = graph.members[tasks]
+        alone[kind] = graph.total("alone_s", np.repeat(tasks, each))
+        spent[kind] = totals.spent_s.get(kind, alone[kind]) - graph.total("delay", tasks)
+    pairs = {
+        "dil": (alone["gemm"], graph.total("ideal_s", graph.of_kind("gemm"))),
+        "cil": (spent["gemm"], alone["gemm"]),
+        "comm_cil": (spent["transfer"], alone["transfer"]),
+    }
+    return {name: np.divide(top, low, out=np.ones_like(top), where=low > 0) for name, (top, low) in pairs.items()}
 
 
 def measure_worst(graph: TaskGraph, timeline: Timeline) -> dict[str, Floats]:
     """The same where several GPUs are simulated: of each metric the largest that any of them has, as all are costs.
 
-    A GPU's makespan is its own last finish, so the largest is the node's.
+    A GPU's makespan is its own last finish, so the largest is the node's. Losses are the whole node's.
     """
     each = [_measure_gpu(graph, timeline, gpu) for gpu in np.unique(graph.gpu).tolist()]
-    return {name: functools.reduce(np.maximum, [one[name] for one in each]) for name in each[0]}
+    worst = {name: functools.reduce(np.maximum, [one[name] for one in each]) for name in each[0]}
+    return worst | losses(graph, timeline.makespan)
 
 
 def _measure_gpu(graph: TaskGraph, timeline: Timeline, gpu: int) -> dict[str, Floats]:
     tasks = np.flatnonzero(graph.gpu == gpu)
     own = graph.part(tasks)
     totals = Timeline(own, timeline.issued[:, tasks], timeline.finished[:, tasks]).totals()
-    return {**measure(own, totals), "hbm_bytes": _traffic(graph, f"hbm.{gpu}")}
+    return {**_measured(own, totals), "hbm_bytes": _traffic(graph, f"hbm.{gpu}")}
 
 
 def _traffic(graph: TaskGraph, resource: str) -> Floats:
@@ -89,7 +120,7 @@ def _traffic(graph: TaskGraph, resource: str) -> Floats:
 
 
 def relate(point: Columns, baseline: Columns) -> Columns:
-    """Metrics of `RELATIONS`: speed-up over the baseline, the ideal, the fraction of it, decomposition loss.
+    """Metrics of `RELATIONS`: speed-up over the baseline, the ideal, the fraction of it.
 
     S_ideal = (Tg + Tc) / max(Tg, Tc) with the baseline's GEMM and communication time; fraction = (S-1)/(S_ideal-1).
     """
@@ -99,7 +130,6 @@ def relate(point: Columns, baseline: Columns) -> Columns:
         "speedup": speedup,
         "ideal_speedup": ideal,
         "fraction_of_ideal": (speedup - 1) / (ideal - 1),
-        "decomposition": point["gemm_s"] / baseline["gemm_s"],
     }
 
 

@@ -141,7 +141,7 @@ class _AllGpus:
 
     def __init__(self, build: GraphBuilder, system: WholeNode, pattern: Pattern, *, rank: int) -> None:
         self._system, self._rank = system, rank
-        self._build, self._forwards = build, system.node.topology == "ring" and pattern == "all_gather"
+        self._build, self._forwards = build, system.node.topology == "ring" and pattern != "all_to_all"
         self._links: dict[str, int] = {}
         self.gpus: Sequence[int] = range(system.node.num_gpus)
         self.hbm = [build.resource(f"hbm.{gpu}", system.gpu.hbm_bytes_per_s) for gpu in self.gpus]

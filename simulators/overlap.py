@@ -26,8 +26,9 @@ from simulators.system import System
 from simulators.timeline import Engine, Refused, Timeline
 from simulators.workload import ShapeList, Workload
 
-_VERSION = "2"  # of the physics and the metrics; raise it with every change that alters a result
+_VERSION = "3"  # of the physics and the metrics; raise it with every change that alters a result
 _WHOLE_VERSION = "1"  # likewise, of what is peculiar to whole nodes
+_MOST_SEEN = 4096  # trees that are known by identity
 _MOST_CELLS = 1 << 20  # designs times tasks of whole nodes whose timelines are held at once: 8 MiB an array
 
 
@@ -48,6 +49,8 @@ class OverlapBackend:
             (name, discovery.load("simulators", name, "ENGINE")) for name in (engine, fallback) if name
         ]
         self._parts: dict[tuple[str, str], BaseModel] = {}
+        self._seen_parts: dict[tuple[str, int], tuple[Any, BaseModel]] = {}  # by identity, which what is held keeps
+        self._filled: dict[tuple[int, str], tuple[Any, Any]] = {}
         self.batch = self._engines[0][1].batch
         whole = [] if self._imbalance is None else [f"node.{_WHOLE_VERSION}"]
         self.version = "+".join([_VERSION, *(f"{name}.{found.version}" for name, found in self._engines), *whole])
@@ -83,7 +86,7 @@ class OverlapBackend:
     def design(self, tree: Tree) -> Design:
         """Validate all three parts; ConfigError carries the problems of all of them."""
         check = Problems()
-        tree = {**tree, "workload": _sharded(tree)}
+        tree = {**tree, "workload": self._sharded(tree)}
         kinds: dict[str, type[BaseModel]] = {"system": System, "workload": Workload, "schedule": _schedule_type(tree)}
         parts: dict[str, Any] = {name: self._part(check, kind, tree, name) for name, kind in kinds.items()}
         check.done()
@@ -91,13 +94,28 @@ class OverlapBackend:
 
     def _part(self, check: Problems, kind: type[BaseModel], tree: Tree, section: str) -> BaseModel | None:
         """One validated part; many designs share parts, and a part that held once is not validated again."""
+        if (known := self._seen_parts.get((section, id(tree[section])))) is not None:
+            return known[1]
         text = json.dumps(tree[section], sort_keys=True, default=str)
         if (section, text) not in self._parts:
             part = check.model(kind, tree[section], path=section)
             if part is None:
                 return None
             self._parts[section, text] = part
+        if len(self._seen_parts) > _MOST_SEEN:
+            self._seen_parts.clear()
+        self._seen_parts[section, id(tree[section])] = tree[section], self._parts[section, text]
         return self._parts[section, text]
+
+    def _sharded(self, tree: Tree) -> Any:
+        """The workload with its shards filled in; the same object for the same workload and number of GPUs."""
+        given, count = tree["workload"], get_path(tree, "system.node.num_gpus")
+        if len(self._filled) > _MOST_SEEN:
+            self._filled.clear()
+        name = id(given), repr(count)
+        if name not in self._filled:
+            self._filled[name] = given, _sharded(tree)
+        return self._filled[name][1]
 
     def problems(self, design: BaseModel) -> Sequence[Problem]:
         """Rules between schedule, system and workload."""
@@ -160,7 +178,7 @@ class OverlapBackend:
         return replace(found, metrics={**found.metrics, "cost_proxy": cost})
 
     def relate(self, point: Columns, baseline: Columns) -> Columns:
-        """Speed-up, ideal, fraction of ideal, decomposition."""
+        """Speed-up, ideal, fraction of ideal."""
         return relate(point, baseline)
 
     def replay(self, design: BaseModel) -> Replay:
@@ -238,6 +256,8 @@ def _measured_one(engine: Engine, graph: TaskGraph) -> tuple[dict[str, Floats], 
     """Metrics of the one GPU that stands for all."""
     small = reduced(graph).graph
     totals = engine.totals(small)
+    if totals.refused is not None and totals.refused.code.all():
+        return dict.fromkeys(METRICS.keys() - {"cost_proxy"}, np.full(graph.num_designs, np.nan)), totals.refused
     return measure(small, totals), totals.refused
 
 

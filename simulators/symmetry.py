@@ -5,7 +5,8 @@ of a colour have the same numbers and equally many predecessors, successors and 
 and the order of events depend on nothing else, so all tasks of a colour are issued and finish together, and a graph
 with one task and one resource of each colour has the same times: eight GPUs that do the same become one, seven links
 that carry the same become one. A task's uses are then those of all its members on one resource. Tasks in pools keep
-to themselves, as slots are granted by index.
+to themselves, as slots are granted by index. Groups of contention laws are coloured likewise; those of one GPU stay
+apart, as their factors multiply.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from simulators.timeline import Timeline
 
 Hashes = NDArray[np.uint64]
 _MOST_COMPARED = 1 << 22  # numbers that are compared at once
-_ACCOUNTS = ("cus", "staged_bytes", "moved_bytes", "flop")
+_ACCOUNTS = ("cus", "staged_bytes", "moved_bytes", "flop", "ideal_s")
+_OWN = ("work", "delay", "cap", "weight", "alone_s", "wide_s")
 
 
 @dataclass(frozen=True)
@@ -56,25 +58,34 @@ def patterns(graph: TaskGraph) -> Iterator[tuple[NDArray[np.intp] | None, TaskGr
     for index, case in enumerate(cases):
         same = {pair for (pair, _), mark in zip(partly, case, strict=True) if mark}
         places = np.flatnonzero(which.reshape(-1) == index)
-        yield places, _renamed(whole, same).take(places)
+        yield places, _renamed(graph, merged | same).take(places)
 
 
 _Pair = tuple[int, int]
 
 
 def _equal_columns(graph: TaskGraph) -> tuple[set[_Pair], list[tuple[_Pair, NDArray[np.bool_]]]]:
-    """Pairs of columns (first, later) equal in all designs, and those equal in some, with where."""
+    """Pairs of columns (first, later) of one role equal in all designs, and those equal in some, with where."""
     low, high = (np.array([pick(value) for value in graph.values]) for pick in (np.min, np.max))
     meet = (low[:, None] <= high) & (low <= high[:, None])
     varied = np.array([value.size > 1 for value in graph.values])
     always: set[_Pair] = set()
     sometimes: list[tuple[_Pair, NDArray[np.bool_]]] = []
-    for pair, equal in _compared(graph, *np.nonzero(np.triu(meet & (varied[:, None] | varied), 1))):
+    alike = meet & (varied[:, None] | varied) & _same_role(graph)
+    for pair, equal in _compared(graph, *np.nonzero(np.triu(alike, 1))):
         if equal.all():
             always.add(pair)
         elif equal.any():
             sometimes.append((pair, equal))
     return always, sometimes
+
+
+def _same_role(graph: TaskGraph) -> NDArray[np.bool_]:
+    """[K, K]: which columns hold the same number of different items, so that these may be alike."""
+    holds = np.zeros((len(graph.values), len(graph.at)), np.bool_)
+    for role, columns in enumerate(graph.at.values()):
+        holds[columns, role] = True
+    return np.asarray((holds.astype(np.int32) @ holds.T.astype(np.int32)) > 0)
 
 
 def _compared(
@@ -96,28 +107,34 @@ def _renamed(graph: TaskGraph, same: set[_Pair]) -> TaskGraph:
         return graph
     name = np.arange(len(graph.values), dtype=np.int32)
     for first, later in sorted(same):
-        name[name == name[later]] = min(name[first], name[later])
+        low, high = sorted((name[first], name[later]))
+        name[name == high] = low
     return replace(graph, at={key: name[columns] for key, columns in graph.at.items()})
 
 
 def reduced(graph: TaskGraph) -> Quotient:
     """The smallest graph with the same times; the graph itself where nothing is symmetric."""
-    task_hash, resource_hash = _refined(graph)
+    task_hash, resource_hash, group_hash = _refined(graph)
     tasks, of = _numbered(task_hash)
     if len(tasks) == graph.num_tasks:
         return Quotient(graph, of)
     resources, _ = _numbered(resource_hash)
     count, sums = np.bincount(of).astype(np.int32), _Sums(list(graph.values))
     structure, used = _uses(graph, of, resources=resources.tolist(), sums=sums)
-    at = {name: graph.at[name][tasks] for name in ("work", "delay", "cap", "weight")}
+    at = {name: graph.at[name][tasks] for name in _OWN}
     for name in _ACCOUNTS:
         pairs = zip(graph.at[name][tasks].tolist(), count.tolist(), strict=True)
         at[name] = np.array([sums.index({column: many}) for column, many in pairs], np.int32)
-    at |= {"use": used, "capacity": graph.at["capacity"][resources], "factor": graph.at["factor"]}
-    structure |= _tasks(graph, tasks, of) | {
-        "resources": tuple(graph.resources[resource] for resource in resources),
-        "members": graph.members[tasks] * count,
-    }
+    laws, grouped = _laws(graph, group_hash, tasks)
+    at |= {"use": used, "capacity": graph.at["capacity"][resources], "factor": graph.at["factor"][laws]}
+    structure |= (
+        _tasks(graph, tasks, of)
+        | grouped
+        | {
+            "resources": tuple(graph.resources[resource] for resource in resources),
+            "members": graph.members[tasks] * count,
+        }
+    )
     return Quotient(replace(graph, **structure, values=tuple(sums.values), at=at), of)
 
 
@@ -150,7 +167,6 @@ def _tasks(graph: TaskGraph, tasks: NDArray[np.intp], of: Ints) -> dict[str, Any
         "pred": np.array([task for found in before for task in found], np.int32),
         "pool": graph.pool[tasks],
         "priority": graph.priority[tasks],
-        "group": graph.group[tasks],
         "gpu": graph.gpu[tasks],
         "consumer": np.where(consumer >= 0, of[consumer], -1).astype(np.int32),
     }
@@ -173,32 +189,60 @@ def _mix(value: Any, salt: int) -> Hashes:
     return np.asarray(found ^ (found >> np.uint64(31)))
 
 
-def _refined(graph: TaskGraph) -> tuple[Hashes, Hashes]:
-    """Colours of tasks [T] and resources [R], as hashes: refined by their neighbours until none splits any more."""
-    task, resource = _labels(graph), _mix(graph.at["capacity"], 1)
+def _laws(graph: TaskGraph, colour: Hashes, tasks: NDArray[np.intp]) -> tuple[NDArray[np.intp], dict[str, Any]]:
+    """(contention laws that are kept; groups, those of the tasks and of the laws) with one group of each colour."""
+    if not len(graph.slowed):
+        return np.arange(0), {"group": graph.group[tasks]}
+    kept, of = _numbered(colour)
+    pairs = of[graph.slowed]
+    laws = np.sort(np.unique(pairs, axis=0, return_index=True)[1])
+    own = graph.group[tasks]
+    return laws, {
+        "groups": tuple(graph.groups[one] for one in kept),
+        "slowed": pairs[laws],
+        "group": np.where(own >= 0, of[own], -1).astype(np.int32),
+    }
+
+
+def _refined(graph: TaskGraph) -> tuple[Hashes, Hashes, Hashes]:
+    """Colours of tasks [T], resources [R] and groups, as hashes: refined by their neighbours until none splits."""
+    task, resource, group = _labels(graph), _mix(graph.at["capacity"], 1), _mix(_ranks(graph), 14)
     user, used, kind = graph.use_task, graph.use_resource, _mix(graph.at["use"], 2)
     after, before = np.repeat(np.arange(graph.num_tasks), np.diff(graph.pred_ptr)), graph.pred
-    freed = np.flatnonzero(graph.consumer >= 0)
+    freed, grouped = np.flatnonzero(graph.consumer >= 0), np.flatnonzero(graph.group >= 0)
+    (slow, cause), law = graph.slowed.T, _mix(graph.at["factor"], 15)
     colours = 0
-    while (found := len(np.unique(task)) + len(np.unique(resource))) > colours:
+    while (found := sum(len(np.unique(part)) for part in (task, resource, group))) > colours:
         colours = found
-        seen, met = _mix(task, 3), _mix(resource, 4)
+        seen, met, together = _mix(task, 3), _mix(resource, 4), _mix(group, 16)
         np.add.at(met, used, _mix(task[user] + kind, 5))
         np.add.at(seen, user, _mix(resource[used] + kind, 6))
         np.add.at(seen, after, _mix(task[before], 7))
         np.add.at(seen, before, _mix(task[after], 8))
         np.add.at(seen, freed, _mix(task[graph.consumer[freed]], 9))
         np.add.at(seen, graph.consumer[freed], _mix(task[freed], 10))
-        task, resource = seen, met
-    return task, resource
+        np.add.at(seen, grouped, _mix(group[graph.group[grouped]], 17))
+        np.add.at(together, graph.group[grouped], _mix(task[grouped], 18))
+        np.add.at(together, slow, _mix(group[cause] + law, 19))
+        np.add.at(together, cause, _mix(group[slow] + law, 20))
+        task, resource, group = seen, met, together
+    return task, resource, group
+
+
+def _ranks(graph: TaskGraph) -> NDArray[np.intp]:
+    """The place of each group among those of its GPU, that of its first task; of all, where a law goes across GPUs."""
+    firsts = [np.flatnonzero(graph.group == one)[:1] for one in range(len(graph.groups))]
+    gpus = [int(graph.gpu[tasks[0]]) if tasks.size else -1 for tasks in firsts]
+    across = any(gpus[slow] != gpus[cause] for slow, cause in graph.slowed.tolist())
+    return np.array([place if across else gpus[:place].count(gpu) for place, gpu in enumerate(gpus)], np.intp)
 
 
 def _labels(graph: TaskGraph) -> Hashes:
     """What a task is by itself, and how far it is from the start (an invariant that saves rounds)."""
     kinds = {kind: index for index, kind in enumerate(dict.fromkeys(graph.kinds))}
     alone = np.where(graph.pool >= 0, np.arange(graph.num_tasks), -1)
-    columns = [graph.at[name] for name in ("work", "delay", "cap", "weight", *_ACCOUNTS)]
-    labels = [[kinds[kind] for kind in graph.kinds], alone, graph.priority, graph.group, graph.members, *columns]
+    columns = [graph.at[name] for name in (*_OWN, *_ACCOUNTS)]
+    labels = [[kinds[kind] for kind in graph.kinds], alone, graph.priority, graph.members, *columns]
     found = _mix(_depths(graph), 11)
     for label in labels:
         found = _mix(found + _mix(np.asarray(label, np.int64), 12), 13)

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
+from dse.problems import Problems
 from dse.values import (
     Bytes,
     BytesPerSecond,
@@ -37,8 +38,13 @@ class Tile(Frozen):
 
 
 class GemmLibrary(Frozen):
-    """What a GEMM kernel costs beside its FLOP (equations in `simulators/gemm.py`)."""
+    """What a GEMM kernel costs beside its FLOP (equations in `simulators/gemm.py`).
 
+    assignment: workgroups are dealt out in waves by the hardware (`static`), or stay and take tiles as they become
+    free (`dynamic`: persistent, work-stealing).
+    """
+
+    assignment: Annotated[Literal["static", "dynamic"], knob(structural=True)] = "static"
     tiles: tuple[Tile, ...] = Field(min_length=1)
     prologue_s: Seconds
     cache_miss: Fraction
@@ -46,8 +52,12 @@ class GemmLibrary(Frozen):
 
 
 class CuCopy(Frozen):
-    """Data movement by kernels that run on CUs."""
+    """Data movement by kernels that run on CUs.
 
+    num_cus: how many a collective takes when it is left to itself (twice as many where `all_to_all_factor` is 1/2).
+    """
+
+    num_cus: Annotated[Integer, Field(ge=1, le=4096)]
     bytes_per_s_per_cu: Bandwidth
     all_to_all_factor: Annotated[Number, Field(gt=0, le=1)]
     link_efficiency: Annotated[Number, Field(gt=0, le=1)]
@@ -75,6 +85,32 @@ class Dma(Frozen):
     phases: CopyTimes | None = None
 
 
+Slowdown = Annotated[Number, Field(ge=1, le=16)]
+
+
+class Contention(Frozen):
+    """What operators lose beside one another, beyond CUs, HBM bandwidth and links that they share: times as long.
+
+    static_gemm_beside_cus, dynamic_gemm_beside_cus: a GEMM, by how its tiles are assigned, while kernels move data.
+    cu_copy_beside_gemm: a CU's byte of a transfer, while a GEMM runs. dma_beside_gemm: a transfer by DMA engines and
+    the GEMM beside it, both. These four are all that the project calibrates of contention (docs/models.md).
+    """
+
+    static_gemm_beside_cus: Slowdown
+    dynamic_gemm_beside_cus: Slowdown
+    cu_copy_beside_gemm: Slowdown
+    dma_beside_gemm: Slowdown
+
+
+class Power(Frozen):
+    """The activity model of `simulators/power.py`: board power with all busy, idle power [W], energy of a byte [J]."""
+
+    board_w: Annotated[Number, Field(gt=0)]
+    idle_w: Annotated[Number, Field(gt=0)]
+    hbm_j_per_byte: Annotated[Number, Field(ge=0)]
+    link_j_per_byte: Annotated[Number, Field(ge=0)]
+
+
 class Gpu(Frozen):
     """One GPU. `matrix_flop_per_s_per_cu` is the sustained rate of one CU while all CUs are busy."""
 
@@ -86,6 +122,8 @@ class Gpu(Frozen):
     gemm: GemmLibrary
     cu_copy: CuCopy
     dma: Dma
+    contention: Contention
+    power: Power | None = None
 
 
 class Node(Frozen):
@@ -135,3 +173,12 @@ class System(Sourced):
     def facts(self) -> Iterator[tuple[str, Any, str, str]]:
         """(dotted path, value, provenance, source) of every constant."""
         return self.facts_below("system")
+
+
+def system_of(tree: Mapping[str, Any]) -> System:
+    """A validated system. Raises ConfigError with every problem."""
+    check = Problems()
+    found = check.model(System, tree, path="system")
+    check.done()
+    assert found is not None
+    return found

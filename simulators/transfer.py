@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from simulators.system import Node, System
 
 Mover = Literal["cu", "dma"]
-Pattern = Literal["all_gather", "all_to_all"]
+Pattern = Literal["all_gather", "all_to_all", "reduce_scatter", "all_reduce"]
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,9 @@ def routes(node: Node, pattern: Pattern) -> list[Route]:
     """One route per peer, in order of arrival.
 
     Mesh: a link of its own. Switch: all share the GPU's port. Ring: data goes the shorter way round; an all-gather
-    forwards each shard from neighbour to neighbour (every link carries it once), an all-to-all message of distance
-    d loads d links, and by symmetry the representative GPU's link carries d of them.
+    forwards each shard from neighbour to neighbour (every link carries it once), and so does a reduction, which adds
+    on its way; an all-to-all message of distance d loads d links, and by symmetry the representative GPU's link
+    carries d of them.
     """
     if node.topology == "ring":
         return _ring_routes(node.num_gpus, pattern)
@@ -62,7 +63,7 @@ def routes(node: Node, pattern: Pattern) -> list[Route]:
 def _ring_routes(num_gpus: int, pattern: Pattern) -> list[Route]:
     found = []
     for distance in range(1, num_gpus // 2 + 1):
-        load = 1.0 if pattern == "all_gather" else float(distance)
+        load = float(distance) if pattern == "all_to_all" else 1.0
         if 2 * distance == num_gpus:
             halves = {"link.cw": load / 2, "link.ccw": load / 2}
             found.append(Route(distance, halves, distance))
@@ -81,12 +82,16 @@ class Movement:
     pattern: Pattern
 
 
-def rate(system: System, route: Route, active: Sequence[Route], *, by: Movement) -> Rates:
+Dealt = Literal["whole", "even"]
+
+
+def rate(system: System, route: Route, active: Sequence[Route], *, by: Movement, dealt: Dealt = "whole") -> Rates:
     """Payload rate of `route` while the routes `active` (itself included) run at once.
 
-    DMA: min(share of the link, engines), a copy being split over the engines that the other copies leave idle, as
-    copy libraries do where one engine cannot fill the path. CU kernels: the links in use, B in all, are filled to
-    the fraction 1 - exp(-c rate_per_cu / B) by c CUs (saturating; derived from RCCL's rate against channels).
+    DMA: min(share of the link, engines). An engine serves one link (measured: engines have per-destination affinity),
+    so a copy is split over those of its link that other copies leave idle; as `whole` ones, or `even`ly, as if none had
+    to stay idle because copies outnumber what is left. CU kernels: c CUs that move r bytes/s each
+    fill the links in use, B in all, as `filled(c r / B)` says.
     """
     capacity = links(system.node)
     shares = [
@@ -96,11 +101,83 @@ def rate(system: System, route: Route, active: Sequence[Route], *, by: Movement)
     link = np.asarray(np.min(np.broadcast_arrays(*shares), axis=0))
     if by.mover == "dma":
         dma = system.gpu.dma
-        engine = np.asarray(dma.bytes_per_s) * max(1, dma.num_engines // len(active))
+        at_once = max(sum(name in other.loads for other in active) for name in route.loads) or 1
+        own = min(len(route.loads) * max(1, dma.num_engines // len(capacity)), dma.num_engines)
+        engine = np.asarray(dma.bytes_per_s) * max(1, own // at_once if dealt == "whole" else own / at_once)
         bound = "DMA engine" if np.all(engine < link) else "link"
         return Rates(np.minimum(link, engine), bound)
-    filled = _cu_fill(system, active, by)
-    return Rates(link * system.gpu.cu_copy.link_efficiency * filled, "link" if np.all(filled > 0.95) else "copy CUs")
+    full = _cu_fill(system, active, by)
+    return Rates(link * system.gpu.cu_copy.link_efficiency * full, "link" if np.all(full > 0.95) else "copy CUs")
+
+
+def filled(asked: ArrayLike) -> NDArray[np.float64]:
+    """The share u of links that CUs fill who ask for x times their rate: u = x / sqrt(1 + x^2).
+
+    Times bound by issue and by links, added in quadrature (derived); within 2.3 % of RCCL's all-reduce on 2 to 32
+    channels, from whose first point the rate of a CU is taken (docs/models.md).
+    """
+    wanted = np.asarray(asked, float)
+    return np.asarray(wanted / np.sqrt(1 + wanted**2))
+
+
+def setup(system: System, *, by: Movement) -> ArrayLike:
+    """What a collective (by DMA engines: each copy of it) takes before data moves [s].
+
+    The floor of short messages that `cu_copy.setup_s` is was measured of an all-reduce, which has two steps; others
+    have one. An all-to-all is given two: it is made of sends and receives (derived).
+    """
+    if by.mover == "dma":
+        return system.gpu.dma.setup_s
+    steps = 2 if by.pattern in {"all_reduce", "all_to_all"} else 1
+    return np.asarray(system.gpu.cu_copy.setup_s) * steps / 2
+
+
+def alone(system: System, payload_bytes: ArrayLike, *, by: Movement) -> NDArray[np.float64]:
+    """Time [s] of a collective of so many bytes alone, launched as a library would.
+
+    Copies by DMA engines are launched one after another by the host, which waits for each: (n - 1) (control + schedule
+    + sync), and the latency of the copy, where the phases are known (DMA-Latte, arXiv:2511.06605: what schedules that
+    are launched before they are needed do not pay).
+    """
+    found, node, phases = routes(system.node, by.pattern), system.node, system.gpu.dma.phases
+    passes = 2 if by.pattern == "all_reduce" else 1
+    seconds = np.zeros(())
+    for turn in sorted({route.turn for route in found}):
+        active = [route for route in found if route.turn == turn]
+        share = passes * np.asarray(payload_bytes) / node.num_gpus
+        seconds = seconds + np.max([share / rate(system, route, active, by=by).bytes_per_s for route in active], axis=0)
+    begin: Any = setup(system, by=by)
+    if by.mover == "dma" and phases is not None:
+        begin = (node.num_gpus - 1) * (phases.control_s + phases.schedule_s + phases.sync_s) + phases.copy_s
+    return np.asarray(begin + seconds, float)
+
+
+def library_cus(system: System, pattern: Pattern) -> NDArray[np.int_]:
+    """CUs that the kernel of a collective takes when it is left to itself; one workgroup on each."""
+    copy = system.gpu.cu_copy
+    own = np.asarray(copy.num_cus) / (copy.all_to_all_factor if pattern == "all_to_all" else 1.0)
+    return np.asarray(np.rint(own).astype(int))
+
+
+def saturating_cus(system: System, pattern: Pattern, *, share: float) -> int:
+    """The fewest CUs whose kernels reach a share of the bandwidth that all CUs reach."""
+    every = np.arange(1, system.gpu.num_cus + 1)
+    active = [route for route in routes(system.node, pattern) if not route.turn or route.turn == 1]
+    paces = rate(system, active[0], active, by=Movement("cu", every, pattern)).bytes_per_s
+    return int(every[np.argmax(paces >= share * paces[-1])])
+
+
+def slowed_beside_gemm(system: System, active: Sequence[Route], *, by: Movement) -> NDArray[np.float64]:
+    """Factor (0, 1] on the rate of transfers while a GEMM runs.
+
+    CUs: each takes `cu_copy_beside_gemm` times as long for a byte, so links that few CUs fill suffer and links that
+    many fill hardly do. DMA engines: `dma_beside_gemm`.
+    """
+    contention = system.gpu.contention
+    if by.mover == "dma":
+        return np.asarray(1 / np.asarray(contention.dma_beside_gemm, float))
+    slow = Movement(by.mover, np.asarray(by.cus) / contention.cu_copy_beside_gemm, by.pattern)
+    return np.asarray(_cu_fill(system, active, slow) / _cu_fill(system, active, by))
 
 
 def _cu_fill(system: System, active: Sequence[Route], by: Movement) -> NDArray[np.float64]:
@@ -109,4 +186,4 @@ def _cu_fill(system: System, active: Sequence[Route], by: Movement) -> NDArray[n
     capacity = links(system.node)
     total = sum(np.asarray(capacity[name]) for name in sorted(used)) * copy.link_efficiency
     factor = copy.all_to_all_factor if by.pattern == "all_to_all" else 1.0
-    return np.asarray(1 - np.exp(-np.asarray(by.cus) * copy.bytes_per_s_per_cu * factor / total))
+    return filled(np.asarray(by.cus) * copy.bytes_per_s_per_cu * factor / total)

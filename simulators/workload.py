@@ -5,30 +5,39 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from dse.problems import ConfigError, Problem, Problems, did_you_mean
-from dse.values import Frozen, Integer
+from dse.values import Bytes, Frozen, Integer, Number
+from simulators.transfer import Pattern
 
 ELEMENT_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4, "fp8": 1}
 Precision = Literal["bf16", "fp16", "fp32", "fp8"]
 Size = Annotated[Integer, Field(ge=1, le=2**31)]
 
 
+_COLS = 512  # of a payload that is given in bytes
 _WHOLE = re.compile(r"0|-?[1-9][0-9]{0,99}")
+_DECIMAL = re.compile(r"-?[0-9]{1,99}\.[0-9]{1,99}")
 
 
 class Gemm(Frozen):
-    """C[m, n] = A[m, k] B[k, n] on one GPU; the global n is split over `shards` GPUs (tensor parallelism)."""
+    """C[m, n] = A[m, k] B[k, n]; `shards` GPUs share it (tensor parallelism).
+
+    split: they divide the global n (column-parallel: A is gathered before), or the global k (row-parallel: each has
+    partial sums of all of C, which are reduced after).
+    """
 
     kind: Literal["gemm"] = "gemm"
     m: Size
     n: Size
     k: Size
     shards: Size = 1
+    split: Literal["n", "k"] = "n"
     precision: Precision = "bf16"
     after: tuple[str, ...] = ()
 
@@ -40,17 +49,23 @@ class Gemm(Frozen):
     @property
     def local_n(self) -> float:
         """Columns of C this GPU computes."""
-        return -(-self.n // self.shards)
+        return -(-self.n // self.shards) if self.split == "n" else self.n
+
+    @property
+    def local_k(self) -> float:
+        """Depth this GPU sums over."""
+        return self.k if self.split == "n" else -(-self.k // self.shards)
 
     @property
     def flop(self) -> float:
         """2 m n k of this GPU's part."""
-        return 2.0 * self.m * self.local_n * self.k
+        return 2.0 * self.m * self.local_n * self.local_k
 
     @property
     def bytes(self) -> float:
         """Compulsory traffic: read A and B, write C [bytes]."""
-        return self.element_bytes * (1.0 * self.m * self.k + 1.0 * self.k * self.local_n + 1.0 * self.m * self.local_n)
+        m, n, k = 1.0 * self.m, 1.0 * self.local_n, 1.0 * self.local_k
+        return self.element_bytes * (m * k + k * n + m * n)
 
     @property
     def arithmetic_intensity(self) -> float:
@@ -59,13 +74,15 @@ class Gemm(Frozen):
 
 
 class Collective(Frozen):
-    """Every GPU ends with a tensor of rows x cols elements, 1/num_gpus of which each peer holds at the start.
+    """A tensor of rows x cols elements of which every GPU exchanges 1/num_gpus with each peer.
 
-    all_gather: peers send everyone the same shard. all_to_all: peers send everyone different rows.
+    all_gather: every GPU ends with it, each peer held a part. all_to_all: as that, but peers send everyone different
+    rows. reduce_scatter: every GPU starts with a summand of it and ends with a part of the sum. all_reduce: a
+    reduce_scatter, then an all_gather.
     """
 
     kind: Literal["collective"] = "collective"
-    pattern: Literal["all_gather", "all_to_all"]
+    pattern: Pattern
     rows: Size
     cols: Size
     precision: Precision = "bf16"
@@ -73,8 +90,32 @@ class Collective(Frozen):
 
     @property
     def payload_bytes(self) -> float:
-        """The whole tensor as every GPU holds it in the end [bytes]."""
-        return 1.0 * ELEMENT_BYTES[self.precision] * self.rows * self.cols
+        """The whole tensor [bytes]."""
+        return 1.0 * self.element_bytes * self.rows * self.cols
+
+    @property
+    def element_bytes(self) -> int:
+        """Bytes of one element."""
+        return ELEMENT_BYTES[self.precision]
+
+    @property
+    def reduces(self) -> bool:
+        """Whether it adds, which takes CUs."""
+        return self.pattern in {"reduce_scatter", "all_reduce"}
+
+
+Order = Literal["before", "after", "beside"]
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """One collective and one GEMM. order: the collective comes `before` the GEMM, which consumes what it brings,
+    `after` it, or `beside` it, when neither waits for the other.
+    """
+
+    collective: Collective
+    gemm: Gemm
+    order: Order
 
 
 Operator = Annotated[Gemm | Collective, Field(discriminator="kind")]
@@ -86,33 +127,49 @@ class Workload(Frozen):
     name: str
     operators: Mapping[str, Operator]
 
-    def collective_then_gemm(self) -> tuple[Collective, Gemm]:
-        """The one collective and the one GEMM that consumes it. Raises ConfigError for any other workload."""
-        gemms = [op for op in self.operators.values() if isinstance(op, Gemm)]
-        feeding = [self.operators.get(name) for op in gemms for name in op.after]
-        if len(self.operators) == 2 and len(gemms) == 1 and len(feeding) == 1 and isinstance(feeding[0], Collective):
-            return feeding[0], gemms[0]
-        rule = "this schedule overlaps exactly one collective with the one GEMM that consumes it"
+    def overlap(self) -> Overlap:
+        """The one collective and the one GEMM of the workload. Raises ConfigError for any other workload."""
+        gemms = {name: op for name, op in self.operators.items() if isinstance(op, Gemm)}
+        moves = {name: op for name, op in self.operators.items() if isinstance(op, Collective)}
+        if len(gemms) == len(moves) == 1 and len(self.operators) == 2:
+            (computes, gemm), (moved, collective) = next(iter(gemms.items())), next(iter(moves.items()))
+            orders: dict[tuple[tuple[str, ...], tuple[str, ...]], Order] = {
+                ((moved,), ()): "before",
+                ((), (computes,)): "after",
+                ((), ()): "beside",
+            }
+            found = orders.get((gemm.after, collective.after))
+            if found:
+                return Overlap(collective, gemm, found)
+        rule = "schedules overlap exactly one collective with one GEMM: before it, after it, or beside it"
         raise ConfigError([Problem("workload.operators", rule, value=", ".join(self.operators))])
 
 
 class Shape(Frozen):
-    """One GEMM of a shape list. `shards` (GPUs that share n) and `pattern` default to the list's."""
+    """One GEMM of a shape list. `shards` (GPUs that share it) and `pattern` default to the list's.
+
+    payload_bytes: of a collective beside the GEMM that has nothing to do with it; None where it moves the GEMM's input
+    (or reduces its output). load: rows of the busiest GPU over the mean, where an all-to-all spreads tokens unevenly
+    over experts; that GPU, which is the last to end, is the one that is simulated.
+    """
 
     name: Annotated[str, Field(min_length=1, max_length=60, pattern=r"^[A-Za-z0-9._+-]+$")]
     m: Size
     n: Size
     k: Size
     shards: Size | None = None
-    pattern: Literal["all_gather", "all_to_all"] | None = None
+    pattern: Pattern | None = None
+    payload_bytes: Annotated[Bytes, Field(ge=1024)] | None = None
+    load: Annotated[Number, Field(ge=1, le=64)] = 1.0
     note: str = ""
 
 
 class ShapeList(Frozen):
-    """The `workload` group of a configuration: named GEMM shapes whose input A is moved by a collective.
+    """The `workload` group of a configuration: named GEMM shapes, each with a collective.
 
-    shapes: a list, or the path of a CSV file with columns name,m,n,k and optionally shards,pattern,note.
-    shards: GPUs that share n; None for all of the node.
+    pattern: all_gather and all_to_all move the input A before the GEMM, whose n `shards` GPUs share; reduce_scatter
+    sums its output C after it, and they share k. shapes: a list, or the path of a CSV file with columns name,m,n,k and
+    optionally shards,pattern,payload_bytes,load,note. shards: None for all GPUs of the node.
     """
 
     name: str
@@ -120,7 +177,7 @@ class ShapeList(Frozen):
     shapes: tuple[Shape, ...] | str
     only: tuple[str, ...] = ()
     shards: Size | None = None
-    pattern: Literal["all_gather", "all_to_all"]
+    pattern: Pattern
     precision: Precision = "bf16"
     source: str = ""
 
@@ -135,29 +192,31 @@ class ShapeList(Frozen):
             check.add("workload.shapes", "names a shape twice", value=name, way_out="rename one of them")
         for name in set(self.only) - set(names):
             check.add("workload.only", "names no shape of the list", value=name, way_out=did_you_mean(name, names))
+        for shape in shapes:
+            if shape.load != 1 and (shape.pattern or self.pattern) != "all_to_all":
+                path, rule = f"workload.shapes.{shape.name}.load", "is of the rows that an all-to-all sends a GPU"
+                check.add(path, rule, value=shape.load, way_out="add pattern: all_to_all, or leave it out")
         check.done()
         return {shape.name: self._tree(shape) for shape in shapes if not self.only or shape.name in self.only}
 
     def _tree(self, shape: Shape) -> dict[str, Any]:
-        moved = {
-            "kind": "collective",
-            "pattern": shape.pattern or self.pattern,
-            "rows": shape.m,
-            "cols": shape.k,
-            "precision": self.precision,
-        }
-        gemm = {
-            "kind": "gemm",
-            **{"m": shape.m, "n": shape.n, "k": shape.k},
-            "shards": shape.shards or self.shards,
-            "precision": self.precision,
-            "after": ["gather"],
-        }
+        pattern, m = shape.pattern or self.pattern, round(shape.m * shape.load)
+        reduces = pattern in {"reduce_scatter", "all_reduce"}
+        rows, cols = (m, shape.n) if reduces else (m, shape.k)
+        if shape.payload_bytes is not None:
+            rows, cols = round(shape.payload_bytes / (_COLS * ELEMENT_BYTES[self.precision])), _COLS
+        own = {"shards": shape.shards or self.shards, "precision": self.precision}
+        alone = shape.payload_bytes is not None
+        after = reduces and not alone
+        moved: dict[str, Any] = {"kind": "collective", "pattern": pattern, "rows": rows, "cols": cols}
+        moved |= {"precision": self.precision, "after": ["gemm"] if after else []}
+        gemm: dict[str, Any] = {"kind": "gemm", "m": m, "n": shape.n, "k": shape.k, "split": "k" if after else "n"}
+        gemm |= {**own, "after": [] if after or alone else ["gather"]}
         return {"name": shape.name, "operators": {"gather": moved, "gemm": gemm}}
 
 
 def read_shapes(path: Path) -> tuple[Shape, ...]:
-    """GEMM shapes of a CSV file (columns name,m,n,k[,shards,pattern,note]).
+    """GEMM shapes of a CSV file (columns name,m,n,k[,shards,pattern,payload_bytes,load,note]).
 
     Raises ConfigError naming file, row and column of everything wrong.
     """
@@ -182,12 +241,11 @@ def read_shapes(path: Path) -> tuple[Shape, ...]:
 
 
 def _cells(row: Mapping[str | None, str | None]) -> dict[str, Any]:
-    """CSV cells as values: blank means absent, digits are whole numbers, the rest stays text."""
+    """CSV cells as values: blank is absent, digits are whole numbers, a load may have decimals, the rest is text."""
     cells = {str(key or "surplus cell").strip(): (value or "") for key, value in row.items() if value}
     trimmed = {key: (value if isinstance(value, str) else ",".join(value)).strip() for key, value in cells.items()}
-    texts = ("name", "pattern", "note")
-    return {
-        key: int(value) if key not in texts and _WHOLE.fullmatch(value) else value
-        for key, value in trimmed.items()
-        if value
-    }
+    texts = ("name", "pattern", "note", "payload_bytes")
+    read: dict[str, Any] = {key: value for key, value in trimmed.items() if value}
+    whole = {key: int(value) for key, value in read.items() if key not in texts and _WHOLE.fullmatch(value)}
+    decimal = {key: float(value) for key, value in read.items() if key == "load" and _DECIMAL.fullmatch(value)}
+    return {**read, **whole, **decimal}

@@ -8,7 +8,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 import yaml
@@ -22,6 +22,7 @@ from dse.space import set_path
 from simulators.design import Design
 from simulators.graph import TaskGraph
 from simulators.overlap import OverlapBackend
+from simulators.system import Contention
 from simulators.timeline import Engine
 from simulators.transfer import Pattern
 
@@ -56,7 +57,10 @@ FAMILIES: dict[str, type[Any]] = plugins("search_spaces", "SCHEDULE")
 SCHEDULES = tuple(_trees("schedule"))
 DEVICES = tuple(name for name, tree in _trees("system").items() if "measured_as" in tree)  # of single operators
 SYSTEMS = tuple(name for name in _trees("system") if name not in DEVICES)
-PATTERNS: tuple[Pattern, ...] = get_args(Pattern)
+PATTERNS: tuple[Pattern, ...] = ("all_gather", "all_to_all")
+"""Collectives that bring a GEMM its input."""
+FREE = {f"system.gpu.contention.{name}": 1.0 for name in Contention.model_fields}
+"""Overrides by which operators slow one another by nothing but the CUs, HBM and links they share."""
 
 
 @functools.cache
@@ -72,12 +76,20 @@ def design_tree(
     shape: tuple[int, int, int] = (4096, 8192, 2048),
     pattern: str = "all_gather",
 ) -> dict[str, Any]:
-    """The tree of a shipped schedule on the shipped MI300X node with values set by dotted path. shape: (m, n, k)."""
+    """The tree of a shipped schedule on the shipped MI300X node with values set by dotted path. shape: (m, n, k).
+
+    A schedule that runs a collective beside a GEMM has one of the size of A, of 64 KiB at least: a row for each of 64
+    GPUs.
+    """
     m, n, k = shape
-    workload = {"name": "test", "pattern": pattern, "shapes": [{"name": "x", "m": m, "n": n, "k": k}]}
+    knobs = shipped("schedule")[schedule]
+    one: dict[str, Any] = {"name": "x", "m": m, "n": n, "k": k}
+    if FAMILIES[knobs["family"]].orders == ("beside",):
+        one |= {"payload_bytes": max(1 << 16, 2 * m * k)}
+    workload = {"name": "test", "pattern": pattern, "shapes": [one]}
     tree = {
         "system": shipped("system")["mi300x_8"],
-        "schedule": shipped("schedule")[schedule],
+        "schedule": knobs,
         "workload": workload,
     }
     found: dict[str, Any] = copy.deepcopy(dict(backend(next(iter(ENGINES))).scenarios(tree)["x"]))

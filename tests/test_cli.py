@@ -22,7 +22,7 @@ from conftest import CONF, shipped
 
 import dse
 from dse import execute, report
-from dse.claims import judge
+from dse.claims import Claim, Finding, judge, within
 from dse.cli import main
 from dse.compose import request
 from dse.outputs import Outputs
@@ -149,11 +149,28 @@ def test_claims_are_judged_by_their_tolerance_alone(study: tuple[Path, str]) -> 
             assert row["within"] == (low <= row["ours"] <= high)
 
 
+def test_a_bound_is_shown_as_one_and_ends_the_tolerance() -> None:
+    about = {"id": "x.error", "statement": "", "metric": "error", "unit": "%", "provenance": "derived", "source": ""}
+    bound = Claim(**about, kind="at_most", value=3, tolerance=(0, 3))
+    assert [within(bound, Finding(ours)) for ours in (2.9, 3.0, 3.1, None)] == [True, True, False, None]
+    rows = judge([bound, bound.model_copy(update={"id": "x.other"})], {"x.error": Finding(2.0)})
+    shown = report.claims_table(rows)
+    assert not isinstance(shown, str)
+    assert [*shown.columns[1].cells] == ["≤ 3 %"] * 2
+    for tolerance in (None, (0, 4)):
+        with pytest.raises(ValueError, match="at_most needs a tolerance that ends at its value"):
+            Claim(**about, kind="at_most", value=3, tolerance=tolerance)
+
+
+FIGURES = {"pareto", "speedup", "dil", "cil", "signatures", "cu_sweep", "timeline_g4"}
+
+
 def test_a_study_draws_every_figure_twice_as_pixels_and_as_vectors(study: tuple[Path, str]) -> None:
     figures = latest(study[0]) / "figures"
-    names = {"pareto", "speedup", "timeline_g4"}
-    assert {path.name for path in figures.iterdir()} == {f"{name}.{kind}" for name in names for kind in ("png", "svg")}
-    for name in names:
+    assert {path.name for path in figures.iterdir()} == {
+        f"{name}.{kind}" for name in FIGURES for kind in ("png", "svg")
+    }
+    for name in FIGURES:
         assert (figures / f"{name}.png").read_bytes().startswith(b"\x89PNG")
         assert "</svg>" in (figures / f"{name}.svg").read_text("utf-8")
 
@@ -296,7 +313,7 @@ def test_of_a_very_long_table_figures_show_a_selection_and_it_is_said(
     assert f"figures show 100 of {len(table)} rows" in told
     assert f"{len(table)} points" in told
     assert table.sort_values("makespan_s").iloc[0]["schedule.name"] in told
-    assert {path.stem for path in (latest(elsewhere) / "figures").iterdir()} == {"pareto", "speedup", "timeline_g4"}
+    assert {path.stem for path in (latest(elsewhere) / "figures").iterdir()} == FIGURES
 
 
 def test_claims_are_judged_on_complete_tables_only(study: tuple[Path, str], tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from conftest import (
     ENGINES,
     EXACT,
     FAMILIES,
+    FREE,
     PATTERNS,
     REPOSITORY,
     SCHEDULES,
@@ -58,11 +59,25 @@ UNIFORM_FUSED = [
     if (tree.get("start"), tree.get("compute")) == ("uniform", "fused")
 ]
 
+DRAWN = ("mover", "comm_cus", "priority", "granularity", "withheld_cus")
+
+
+def _distinct() -> list[str]:
+    """Shipped schedules, but only one of those that differ in nothing but what `knobs` draws."""
+    kept: dict[str, str] = {}
+    for name, tree in shipped("schedule").items():
+        told = {key: value for key, value in tree.items() if key not in {*DRAWN, "name", "description"}}
+        kept.setdefault(str(sorted(told.items())), name)
+    return list(kept.values())
+
+
+DISTINCT = _distinct()
+
 every_engine = pytest.mark.parametrize("engine", ENGINES)
 every_exact_engine = pytest.mark.parametrize("engine", EXACT)
 every_bound = pytest.mark.parametrize("engine", BOUNDS)
 every_pair = pytest.mark.parametrize("pair", PAIRS, ids="-".join)
-every_schedule = pytest.mark.parametrize("schedule", SCHEDULES)
+every_schedule = pytest.mark.parametrize("schedule", DISTINCT)
 
 
 def test_there_are_engines_and_schedules_to_test() -> None:
@@ -166,10 +181,23 @@ def points(draw: st.DrawFn, schedule: str, **fixed: Any) -> Point:
         "system.node.topology": draw(st.sampled_from(["mesh", "switch", "ring"])),
         "system.node.num_gpus": draw(st.sampled_from([2, 4, 8])),
         "system.node.link_bytes_per_s": draw(magnitudes(5e9, 5e11)),
+        **draw(contention()),
         **draw(knobs(schedule, num_cus)),
         **fixed,
     }
     return {"overrides": overrides, "shape": draw(shapes()), "pattern": draw(st.sampled_from(PATTERNS))}
+
+
+@st.composite
+def contention(draw: st.DrawFn) -> dict[str, float]:
+    """As shipped, none, or any."""
+    drawn = {path: draw(st.floats(1, 4)) for path in FREE} if draw(st.booleans()) else {}
+    return drawn or draw(st.sampled_from([{}, FREE]))
+
+
+def unslowed(*engines: str) -> dict[str, float]:
+    """What to fix of the points of an engine: the closed form refuses nearly all designs with contention laws."""
+    return FREE if "analytic" in engines else {}
 
 
 @st.composite
@@ -179,13 +207,16 @@ def shapes(draw: st.DrawFn) -> tuple[int, int, int]:
 
 @st.composite
 def knobs(draw: st.DrawFn, schedule: str, num_cus: int) -> dict[str, Any]:
+    own = shipped("schedule")[schedule]
+    library = st.just(0) if own.get("comm_cus") == 0 and num_cus > 112 else st.nothing()  # what it takes at most
     drawn = {
         "mover": draw(st.sampled_from(["dma", "cu"])),
-        "comm_cus": draw(st.integers(1, num_cus - 1)),
+        "comm_cus": draw(library | st.integers(1, num_cus - 1)),
         "priority": draw(st.sampled_from(["equal", "communication", "compute"])),
         "granularity": draw(st.integers(1, 5)),
+        "withheld_cus": draw(st.integers(0, num_cus - 1)),
     }
-    own = shipped("schedule")[schedule]
+    assert set(drawn) == set(DRAWN)
     return {f"schedule.{name}": value for name, value in drawn.items() if name in own}
 
 
@@ -259,7 +290,8 @@ def test_a_batch_equals_its_designs_run_alone(engine: str, schedule: str, data: 
 
 @every_engine
 def test_a_batch_of_different_schedules_keeps_its_order(engine: str) -> None:
-    found = [design(name, {"system.gpu.num_cus": cus}) for cus in (304, 200) for name in SCHEDULES]
+    overrides = [{"system.gpu.num_cus": cus, **unslowed(engine)} for cus in (304, 200)]
+    found = [design(name, own) for own in overrides for name in SCHEDULES]
     alone = [results(backend(engine), [point])[0] for point in found]
     assert results(backend(engine), found) == alone
     assert results(backend(engine), found[::-1]) == alone[::-1]
@@ -339,7 +371,7 @@ def assert_within_bounds(timeline: Timeline) -> None:
 def test_the_makespan_lies_between_the_longest_path_and_the_sum_of_all_tasks(
     engine: str, schedule: str, data: st.DataObject
 ) -> None:
-    timeline = run(engine, design(schedule, **data.draw(points(schedule))))
+    timeline = run(engine, design(schedule, **data.draw(points(schedule, **unslowed(engine)))))
     assume(not timeline.reason(0))
     assert_within_bounds(timeline)
 
@@ -350,7 +382,7 @@ def test_the_makespan_lies_between_the_longest_path_and_the_sum_of_all_tasks(
 @given(data=st.data())
 def test_no_schedule_beats_the_hardware(engine: str, schedule: str, data: st.DataObject) -> None:
     """The GEMM chain alone, the communication, the FLOP rate, the HBM and the links each bound the makespan."""
-    point = design(schedule, **data.draw(points(schedule)))
+    point = design(schedule, **data.draw(points(schedule, **unslowed(engine))))
     (result,) = results(backend(engine), [point])
     assume(result.status == "ok")
     found, gpu, graph = result.metrics, point.system.gpu, lower(point)
@@ -371,20 +403,25 @@ def test_no_schedule_beats_the_hardware(engine: str, schedule: str, data: st.Dat
 @settings(max_examples=25)
 @given(data=st.data())
 def test_every_schedule_moves_and_computes_the_same(engine: str, data: st.DataObject) -> None:
-    """(n - 1) / n of the payload in whole rows, and 2 m n_local k FLOP; HBM traffic is at least compulsory."""
+    """(n - 1) / n of the payload in whole rows, and 2 m n_local k FLOP; HBM traffic is at least compulsory.
+
+    A collective beside the GEMM has rows of 1 KiB.
+    """
     point = data.draw(points(SCHEDULES[0]))
     common = {path: v for path, v in point["overrides"].items() if path.startswith("system.")}
-    found = [design(name, **{**point, "overrides": common}) for name in SCHEDULES]
-    assume(not any(backend(engine).problems(one) for one in found))
+    found = {name: design(name, **{**point, "overrides": common}) for name in SCHEDULES}
+    kept = {name: one for name, one in found.items() if not backend(engine).problems(one)}
+    assume("serial" in kept and len(kept) > 1)
     (m, n, k), gpus = point["shape"], point["overrides"]["system.node.num_gpus"]
     local_n = math.ceil(n / gpus)
-    moved = 2 * (m - math.ceil(m / gpus)) * k
-    compulsory = 2 * moved + 2 * (m * k + k * local_n + m * local_n)
-    for result in results(backend(engine), found):
+    for name, result in zip(kept, results(backend(engine), list(kept.values())), strict=True):
+        beside = FAMILIES[shipped("schedule")[name]["family"]].orders == ("beside",)
+        rows, row_bytes = (max(64, round(m * k / 512)), 1024) if beside else (m, 2 * k)
+        moved = (rows - math.ceil(rows / gpus)) * row_bytes
         if result.status == "ok":
             assert result.metrics["moved_bytes"] == moved
-            assert result.metrics["flop"] == 2 * m * local_n * k
-            assert result.metrics["hbm_bytes"] >= compulsory * (1 - 1e-12)
+            assert result.metrics["flop"] == pytest.approx(2 * m * local_n * k, rel=1e-12)  # parts of a GEMM add up
+            assert result.metrics["hbm_bytes"] >= (2 * moved + 2 * (m * k + k * local_n + m * local_n)) * (1 - 1e-12)
 
 
 @every_engine
@@ -397,9 +434,9 @@ def test_more_bandwidth_never_hurts_where_nothing_is_over_subscribed(
 ) -> None:
     """A theorem there: every duration falls or stays, and the makespan is the longest path.
 
-    Where tasks compete it is none: see the examples with fair sharing at the end of this file.
+    Where tasks compete or slow one another it is none: see the examples with fair sharing at the end of this file.
     """
-    point = data.draw(points(schedule, **{"system.gpu.hbm_bytes_per_s": data.draw(magnitudes(2e12, 2e13))}))
+    point = data.draw(points(schedule, **FREE, **{"system.gpu.hbm_bytes_per_s": data.draw(magnitudes(2e12, 2e13))}))
     more = point["overrides"][path] * data.draw(st.floats(1, 8))
     slow, fast = (
         design(schedule, **point),
@@ -430,7 +467,7 @@ def test_one_piece_moved_by_dma_is_the_serial_schedule(engine: str, schedule: st
 @settings(max_examples=20)
 @given(data=st.data())
 def test_engines_agree_on_when_every_task_runs(pair: tuple[str, str], schedule: str, data: st.DataObject) -> None:
-    assert_agreement(lower(design(schedule, **data.draw(points(schedule)))), pair)
+    assert_agreement(lower(design(schedule, **data.draw(points(schedule, **unslowed(*pair))))), pair)
 
 
 def assert_agreement(graph: TaskGraph, pair: tuple[str, str]) -> None:
@@ -540,7 +577,7 @@ def _slowdown(graph: TaskGraph, active: NDArray[np.intp]) -> Floats:
 def test_every_task_of_a_design_does_its_work_at_the_fair_rates(
     engine: str, schedule: str, data: st.DataObject
 ) -> None:
-    timeline = run(engine, design(schedule, **data.draw(points(schedule))))
+    timeline = run(engine, design(schedule, **data.draw(points(schedule, **unslowed(engine)))))
     assume(not timeline.reason(0))
     assert_semantics(timeline)
 
@@ -741,7 +778,7 @@ def test_a_design_related_to_itself_gains_nothing(schedule: str) -> None:
     (result,) = results(backend("event"), [design(schedule)])
     relations = backend("event").relate(result.metrics, result.metrics)
     assert set(relations) == set(RELATIONS)
-    assert (relations["speedup"], relations["fraction_of_ideal"], relations["decomposition"]) == (1, 0, 1)
+    assert (relations["speedup"], relations["fraction_of_ideal"]) == (1, 0)
     assert 1 < relations["ideal_speedup"] <= 2
 
 
@@ -766,6 +803,8 @@ def _values(annotation: Any) -> st.SearchStrategy[Any]:
         return _values(get_args(annotation)[0])
     if annotation is type(None):
         return st.none()
+    if annotation is bool:
+        return st.booleans()
     if annotation is int:
         return st.integers(1, 8)
     parts = get_args(annotation)
@@ -809,10 +848,16 @@ def test_what_validates_and_breaks_no_rule_can_be_evaluated(family: str, data: s
 @settings(max_examples=40)
 @given(data=st.data())
 def test_compute_never_gets_the_cus_that_communication_holds(family: str, data: st.DataObject) -> None:
-    """CUs granted to the GEMM of the moment and CUs of the kernels that run beside it are not more than there are."""
+    """CUs granted to the GEMM of the moment and CUs of the kernels that run beside it are not more than there are.
+
+    Of a GEMM that is masked. One that is not is slowed instead, to what it would be without these CUs: see
+    test_contention.py.
+    """
     drawn = {**data.draw(family_knobs(FAMILIES[family])), "schedule.mover": "cu"}
     if drawn.get("schedule.comm_cus", 1) is None and "comm_cus" in shipped("schedule")[a_schedule_of(family)]:
         drawn["schedule.comm_cus"] = 8
+    if "schedule.partition" in drawn:
+        drawn |= {"schedule.partition": True, "schedule.order": "gemm_first"}
     point = family_point(family, drawn, {}, shape=data.draw(shapes()))
     assume(point is not None)
     assert point is not None
@@ -978,7 +1023,7 @@ def test_a_faster_link_can_lengthen_the_makespan_where_tasks_compete() -> None:
 
 def test_more_cus_can_lengthen_the_makespan_where_tasks_compete() -> None:
     """Faster GEMM chunks with memory priority starve the transfers that the last chunk waits for."""
-    scarce = {"schedule.priority": "compute", "system.gpu.hbm_bytes_per_s": "300 GB/s"}
+    scarce = {**FREE, "schedule.priority": "compute", "system.gpu.hbm_bytes_per_s": "300 GB/s"}
     few, many = (
         design("shard_p2p", {**scarce, "system.gpu.num_cus": cus}, shape=(16384, 16384, 131072)) for cus in (100, 304)
     )

@@ -7,19 +7,20 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import ENGINES, EXACT, SCHEDULES, assert_screened, backend, design, lower
+from conftest import ENGINES, EXACT, FREE, SCHEDULES, assert_screened, backend, design, lower
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from test_conformance import magnitudes, points
+from test_conformance import DISTINCT, magnitudes, points
 
 from dse.backend import Batch, Result
 from simulators.batch import grids
 from simulators.design import Rule, problems, reasons
+from simulators.graph import TaskGraph
 from simulators.overlap import OverlapBackend
 
 SIMULATORS = [(name, None) for name in ENGINES] + list(itertools.permutations(EXACT, 2))
-every_schedule = pytest.mark.parametrize("schedule", SCHEDULES)
+every_schedule = pytest.mark.parametrize("schedule", DISTINCT)
 
 AXES: dict[str, st.SearchStrategy[Any]] = {
     "system.gpu.num_cus": st.integers(1, 400),
@@ -33,17 +34,19 @@ AXES: dict[str, st.SearchStrategy[Any]] = {
     "system.gpu.dma.bytes_per_s": magnitudes(1e10, 1e12),
     "system.gpu.dma.setup_s": st.just(0.0) | magnitudes(1e-7, 1e-4),
     "system.node.link_bytes_per_s": magnitudes(5e9, 5e11),
+    **dict.fromkeys(FREE, st.floats(1, 4)),
     "schedule.comm_cus": st.integers(1, 400),
+    "schedule.withheld_cus": st.integers(0, 400),
     "workload.operators.gather.rows": st.integers(1, 40) | st.integers(256, 20000),
     "workload.operators.gemm.shards": st.integers(1, 12),
 }
 
 
 @st.composite
-def batches(draw: st.DrawFn, schedule: str, most: int = 4) -> Batch:
+def batches(draw: st.DrawFn, schedule: str, most: int = 4, **fixed: Any) -> Batch:
     """A design and a grid of up to three of its numbers; some of the designs break rules."""
-    point = design(schedule, **draw(points(schedule)))
-    legal = [path for path in AXES if backend("event").is_axis(path, point)]
+    point = design(schedule, **draw(points(schedule, **fixed)))
+    legal = [path for path in AXES if path not in fixed and backend("event").is_axis(path, point)]
     chosen = draw(st.lists(st.sampled_from(legal), min_size=1, max_size=3, unique=True))
     axes = {path: np.array(draw(st.lists(AXES[path], min_size=2, max_size=most, unique=True))) for path in chosen}
     return Batch(Batch(point, axes).at(0), axes)
@@ -55,7 +58,7 @@ def evaluated(simulator: OverlapBackend, batch: Batch) -> list[Result]:
 
 
 def test_the_axes_below_are_axes_of_some_schedule() -> None:
-    movers = [design(name, {"schedule.mover": "cu"}) for name in SCHEDULES]
+    movers = [design(name, {"schedule.mover": mover}) for name in SCHEDULES for mover in ("cu", "dma")]
     legal = {path for one in movers for path in AXES if backend("event").is_axis(path, one)}
     assert legal == set(AXES)
 
@@ -99,7 +102,7 @@ def test_the_grids_above_hold_designs_of_all_kinds() -> None:
         "system.gpu.hbm_bytes_per_s": np.array([4e12, 1e11]),
         "workload.operators.gather.rows": np.array([4096, 7]),
     }
-    batch = Batch(design("uniform_fused_1d", {"schedule.mover": "cu"}), axes)
+    batch = Batch(design("uniform_fused_1d", {"schedule.mover": "cu", **FREE}), axes)
     first = Batch(batch.at(0), axes)
     found = evaluated(backend("analytic"), first)
     assert {result.status for result in found} == {"ok", "infeasible", "unsupported"}
@@ -112,7 +115,7 @@ def test_the_grids_above_hold_designs_of_all_kinds() -> None:
 @settings(max_examples=25)
 @given(data=st.data())
 def test_the_closed_form_is_exact_wherever_it_does_not_refuse(schedule: str, data: st.DataObject) -> None:
-    batch = data.draw(batches(schedule))
+    batch = data.draw(batches(schedule, **FREE) | batches(schedule))
     closed, exact = (evaluated(backend(name), batch) for name in ("analytic", "fluid"))
     assert {result.status for result in exact} <= {"ok", "infeasible"}
     for one, other in zip(closed, exact, strict=True):
@@ -127,7 +130,7 @@ def test_the_closed_form_runs_much_of_a_shipped_sweep() -> None:
     """So that the property above is about something."""
     axes = {"system.node.link_bytes_per_s": np.geomspace(1e10, 1e11, 7)}
     for schedule in SCHEDULES:
-        point = design(schedule, {"schedule.mover": "dma"})
+        point = design(schedule, {"schedule.mover": "dma", **FREE})
         found = evaluated(backend("analytic"), Batch(Batch(point, axes).at(0), axes))
         assert sum(result.status == "ok" for result in found) >= 3
 
@@ -197,6 +200,7 @@ def test_reasons_of_any_rules_are_the_problems_of_each_design(
 @settings(max_examples=15)
 @given(data=st.data())
 def test_the_graph_of_a_grid_holds_the_numbers_of_each_design(schedule: str, data: st.DataObject) -> None:
+    """Contention laws may be of other groups, as designs whose factors differ have more; they say the same."""
     batch = data.draw(batches(schedule))
     ((_, grid),) = grids([batch])
     assume(not any(backend("event").problems(one) for one in batch.designs()))
@@ -205,5 +209,13 @@ def test_the_graph_of_a_grid_holds_the_numbers_of_each_design(schedule: str, dat
     for place, one in zip(places, batch.designs(), strict=True):
         alone = lower(one)  # type: ignore[arg-type]
         assert alone.tasks == graph.tasks
-        for name in graph.at:
+        for name in graph.at.keys() - {"factor"}:
             assert graph[name][place].tobytes() == alone[name][0].tobytes()
+        assert slowed(graph, int(place)).tobytes() == slowed(alone, 0).tobytes()
+
+
+def slowed(graph: TaskGraph, design: int) -> NDArray[np.float64]:
+    """[T, T]: the factor on each task's rate while another task is active."""
+    factor = np.ones((len(graph.groups) + 1, len(graph.groups) + 1))  # the last one for tasks of no group
+    factor[graph.slowed[:, 0], graph.slowed[:, 1]] = graph["factor"][design]
+    return np.asarray(factor[np.ix_(graph.group, graph.group)])

@@ -17,11 +17,12 @@ COUNTING = re.compile(r"\bcall\b[^\n]*@NRT_(?:incref|decref)\b")
 RUN = """
 import sys
 from pathlib import Path
-from conftest import ENGINES, design, lower
+from conftest import ENGINES, FREE, design, lower
 from simulators import fluid, maxplus
 from simulators.symmetry import reduced
 
-graph = reduced(lower(design("uniform_fused_1d", {"system.gpu.cu_copy.setup_s": 1e-6, "schedule.mover": "cu"}))).graph
+own = {**FREE, "system.gpu.cu_copy.setup_s": 1e-6, "schedule.mover": "cu"}
+graph = reduced(lower(design("uniform_fused_1d", own))).graph
 print(ENGINES["fluid"].totals(graph).makespan_s)
 print("then the others", file=sys.stderr)
 ENGINES["analytic"].totals(graph)

@@ -13,4 +13,4 @@ def test_a_study_whose_processes_are_killed_ends_as_one_that_was_left_alone(tmp_
     assert broken(found) == []
     assert found["kills"] >= 11
     assert found["points"] == 1000
-    assert found["repeated"] <= 4 * (found["kills"] - found["kills_by_kind"]["worker"])
+    assert found["repeated"] < 0.2 * found["points"]  # what was in flight, never what was recorded

@@ -132,9 +132,9 @@ def test_who_forwards_waits_for_what_it_forwards() -> None:
     point = design("serial", {"schedule.mover": "dma", "system.node.topology": "ring"}, shape=(32768, 8192, 8192))
     graph = point.schedule.lower(WholeNode.of(point.system, 0.3), point.workload)
     index = {name: task for task, name in enumerate(graph.tasks)}
-    far, near = index["GPU 5: gather from 2"], index["GPU 4: gather from 1"]
+    far, near = index["GPU 5: all_gather from 2"], index["GPU 4: all_gather from 1"]
     assert near in graph.predecessors(far)
-    assert index["GPU 6: gather from 7"] in graph.predecessors(index["GPU 5: gather from 6"])
+    assert index["GPU 6: all_gather from 7"] in graph.predecessors(index["GPU 5: all_gather from 6"])
 
 
 # The backend

@@ -265,10 +265,11 @@ def test_copy_engines_cannot_add() -> None:
 
 
 def test_cus_fill_links_ever_more_slowly() -> None:
+    """Never quite: 32 times the CUs that the links would take leave a twentieth of a percent."""
     rate = np.asarray(Group(8, 319e9, 5e-6).by_cus(np.array([1, 8, 32, 128, 1024]), 10e9).bytes_per_s)
     assert rate[0] == pytest.approx(10e9, rel=0.02)
     assert (np.diff(rate) > 0).all()
-    assert rate[-1] == pytest.approx(319e9)
+    assert 0.999 * 319e9 < rate[-1] < 319e9
 
 
 def test_two_levels_send_less_through_the_network_than_one_ring() -> None:

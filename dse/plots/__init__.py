@@ -414,7 +414,8 @@ def _importance_legend(figure: Figure, *, noise: bool) -> None:
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False, fontsize=8)
 
 
-_SEEN_COLOURS = ("#029e73", "#0173b2", "#de8f05", "#949494")
+_SEEN_COLOURS = ("#029e73", "#0173b2", "#de8f05", "#cc78bc", "#ca9161")
+_ANYWHERE_COLOUR = "#949494"
 
 
 def regrets(rows: Sequence[Mapping[str, Any]], title: str) -> Figure:
@@ -425,7 +426,8 @@ def regrets(rows: Sequence[Mapping[str, Any]], title: str) -> Figure:
     figure, panel = _figure(10.5, 1.6 + 0.36 * len(rows))
     seen = list(dict.fromkeys(row["judged_on"] for row in rows))
     for place, row in enumerate(rows):
-        colour = _SEEN_COLOURS[-1 if row["judged_on"] == "all contexts" else seen.index(row["judged_on"])]
+        colour = _SEEN_COLOURS[seen.index(row["judged_on"]) % len(_SEEN_COLOURS)]
+        colour = _ANYWHERE_COLOUR if row["judged_on"] == "all contexts" else colour
         mean, most = 100 * row["mean_regret"], 100 * row["max_regret"]
         panel.barh(place, mean, 0.62, color=colour, alpha=0.85)
         panel.scatter(most, place, marker="D", s=26, color=colour, edgecolor="black", linewidths=0.6, zorder=3)

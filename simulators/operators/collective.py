@@ -28,6 +28,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from simulators.system import CopyTimes
+from simulators.transfer import filled
 
 Floats = NDArray[np.float64]
 Pattern = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast"]
@@ -53,13 +54,9 @@ class Group:
     short_messages: bool = True
 
     def by_cus(self, cus: ArrayLike, bytes_per_s_per_cu: ArrayLike) -> Group:
-        """The same, moved by kernels on so many CUs: they fill the links, B, to 1 - exp(-c r / B).
-
-        r: what one CU moves alone. Derived from RCCL's rate against its number of channels.
-        """
+        """The same, moved by kernels on so many CUs, r: what one CU moves alone (`simulators.transfer.filled`)."""
         links = np.asarray(self.bytes_per_s, float)
-        filled = -np.expm1(-np.asarray(cus) * np.asarray(bytes_per_s_per_cu) / links)
-        return replace(self, bytes_per_s=links * filled)
+        return replace(self, bytes_per_s=links * filled(np.asarray(cus) * np.asarray(bytes_per_s_per_cu) / links))
 
     def by_dma(self, num_engines: ArrayLike, bytes_per_s: ArrayLike, setup_s: ArrayLike) -> Group:
         """The same, moved by copy engines: at most their rate, and a set-up for every step."""

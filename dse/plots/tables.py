@@ -1,0 +1,114 @@
+"""Figures of tables: stacked parts, heat maps, curves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dse.plots import MARKERS, Axis, legend, palette, panels_of
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+
+def stacks(rows: pd.DataFrame, parts: Sequence[Axis], *, panel: str, bar: str, label: str) -> Figure:
+    """Parts of a whole on top of one another, those below zero under it: a panel for each `panel`, a bar for each
+    `bar`.
+
+    rows: one for each bar; parts: the columns that are stacked. label: what they are parts of, with its unit.
+    """
+    panels, bars = list(rows[panel].unique()), list(rows[bar].unique())
+    colours = palette([part.label for part in parts])
+    figure, held = panels_of(len(panels), width=3.6, height=0.9 + 0.3 * len(bars))
+    places = np.arange(len(bars))
+    for number, (axes, name) in enumerate(zip(held, panels, strict=False)):
+        own = rows[rows[panel] == name].set_index(bar).reindex(bars)
+        above, below = np.zeros(len(bars)), np.zeros(len(bars))
+        for part in parts:
+            value = own[part.column].fillna(0.0).to_numpy(float) * part.factor
+            start = np.where(value >= 0, above, below)
+            axes.barh(places, value, left=start, height=0.74, color=colours[part.label])
+            above, below = above + np.maximum(value, 0.0), below + np.minimum(value, 0.0)
+        axes.set_yticks(places, [str(one) for one in bars] if number % 4 == 0 else [""] * len(bars), fontsize=8)
+        axes.invert_yaxis()
+        axes.axvline(0.0, color="black", lw=0.6)
+        axes.grid(axis="y", visible=False)
+        axes.set_title(str(name), fontsize=9.5, fontweight="bold")
+    figure.supxlabel(label, fontsize=10)
+    legend(figure, colours, title="")
+    return figure
+
+
+def bars(rows: pd.DataFrame, value: Axis, *, x: str, by: str, panel: str) -> Figure:
+    """A bar for each `by` in each `x`, a panel for each `panel`; the column `ideal` as a dash, 1 as a line."""
+    panels, xs = list(rows[panel].unique()), list(rows[x].unique())
+    colours = palette([str(name) for name in rows[by].unique()])
+    figure, held = panels_of(len(panels), width=1.0 + 0.62 * len(xs), height=2.7)
+    width = 0.84 / len(colours)
+    for axes, name in zip(held, panels, strict=False):
+        own = rows[rows[panel] == name]
+        for index, (one, colour) in enumerate(colours.items()):
+            values = own[own[by].astype(str) == one].groupby(x)[value.column].max().reindex(xs) * value.factor
+            axes.bar(np.arange(len(xs)) + (index - (len(colours) - 1) / 2) * width, values, width, color=colour)
+        top = own.groupby(x)["ideal"].max().reindex(xs)
+        axes.hlines(top, np.arange(len(xs)) - 0.44, np.arange(len(xs)) + 0.44, color="black", lw=1.5)
+        axes.axhline(1.0, color="black", lw=0.8, ls=":")
+        axes.set_xticks(range(len(xs)), [str(one) for one in xs], fontsize=7.5, rotation=30, ha="right")
+        axes.grid(axis="x", visible=False)
+        axes.set_title(str(name), fontsize=9.5, fontweight="bold")
+    figure.supylabel(value.label, fontsize=10)
+    legend(figure, colours, title="dash: ideal; dotted: baseline")
+    return figure
+
+
+def heat(rows: pd.DataFrame, value: Axis, *, x: str, y: str, panel: str) -> Figure:
+    """A number over two columns, written into its field; a panel for each `panel`. Rows and columns as they come."""
+    panels, xs, ys = (list(rows[name].unique()) for name in (panel, x, y))
+    xs = xs if rows[x].dtype == object else sorted(xs)
+    span = rows[value.column] * value.factor
+    low, high = float(span.min()), float(np.nanquantile(span, 0.98))
+    figure, held = panels_of(len(panels), width=1.6 + 0.62 * len(xs), height=0.9 + 0.26 * len(ys))
+    for number, (axes, name) in enumerate(zip(held, panels, strict=False)):
+        own = rows[rows[panel] == name].pivot_table(index=y, columns=x, values=value.column, sort=False)
+        own = own.reindex(index=ys, columns=xs).dropna(axis=1, how="all") * value.factor
+        axes.imshow(own, aspect="auto", cmap="viridis", vmin=low, vmax=high)
+        for (row, column), one in np.ndenumerate(own.to_numpy(float)):
+            light = one < low + 0.6 * (high - low)
+            if not np.isnan(one):
+                axes.text(
+                    column, row, f"{one:.2f}", ha="center", va="center", fontsize=6.5, color="w" if light else "k"
+                )
+        axes.set_xticks(
+            range(own.shape[1]), [f"{one:g}" if isinstance(one, float) else str(one) for one in own.columns]
+        )
+        axes.set_yticks(range(len(ys)), [str(one) for one in ys] if number % 4 == 0 else [""] * len(ys), fontsize=8)
+        axes.grid(visible=False)
+        axes.set_title(str(name), fontsize=9.5, fontweight="bold")
+    figure.supxlabel(f"{x}; in the fields: {value.label}", fontsize=10)
+    return figure
+
+
+def curves(rows: pd.DataFrame, x: Axis, *, y: Axis, by: str, panel: str) -> Figure:
+    """A line over x for each `by`, a panel for each `panel`; a column `measured` is drawn as marks."""
+    panels, marks = list(rows[panel].unique()), "measured" in rows
+    colours = palette([str(name) for name in rows[by].unique()])
+    figure, held = panels_of(len(panels), width=4.0, height=3.2)
+    for axes, name in zip(held, panels, strict=False):
+        for index, (one, colour) in enumerate(colours.items()):
+            own = rows[(rows[panel] == name) & (rows[by].astype(str) == one)].sort_values(x.column)
+            looks: dict[str, Any] = {"color": colour, "marker": MARKERS[index % len(MARKERS)], "ms": 4.5}
+            held_x = own[x.column] * x.factor
+            axes.plot(held_x, own[y.column] * y.factor, lw=1.3, **({"color": colour} if marks else looks))
+            if marks:
+                axes.plot(held_x, own["measured"] * y.factor, ls="", **looks)
+        positive = rows[x.column][rows[x.column] > 0]
+        if len(positive) == len(rows) and positive.max() > 15 * positive.min():
+            axes.set_xscale("log", base=2)
+        axes.set_title(str(name), fontsize=9.5, fontweight="bold")
+    figure.supxlabel(x.label, fontsize=10)
+    figure.supylabel(y.label, fontsize=10)
+    legend(figure, colours, title=f"{by.rpartition('.')[2]}" + ("; marks: measured, lines: predicted" if marks else ""))
+    return figure

@@ -1,0 +1,76 @@
+"""A GEMM and a collective on two streams, neither waiting for the other (ConCCL, arXiv:2412.14335).
+
+order      which kernel is launched first. A GEMM that is holds the CUs until its first workgroups retire; a collective
+           that is has its CUs from the start (the paper's schedule priority).
+partition  the collective's CUs are reserved by a mask: it has them from the start, and the GEMM never gets them (the
+           paper's resource partitioning); with the collective launched first the GEMM is not masked, and gets them when
+           the collective ends (both).
+withheld   CUs that a GEMM is not given beside DMA engines (the paper takes 8 from GEMMs that are bound by memory).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar, Literal
+
+import numpy as np
+
+from dse.values import Integer, knob
+from search_spaces.pipeline import MoverKnobs, Pipeline
+from simulators.design import Rule
+from simulators.graph import TaskGraph
+from simulators.system import System
+from simulators.transfer import library_cus
+from simulators.workload import Workload
+
+
+class Concurrent(MoverKnobs):
+    """comm_cus: CUs of the collective's kernel; 0 for as many as the library takes (`gpu.cu_copy.num_cus`)."""
+
+    orders: ClassVar[tuple[str, ...]] = ("beside",)
+    family: Literal["concurrent"]
+    comm_cus: Annotated[Integer | None, knob(when={"mover": "cu"}, ge=0, le=4096)]
+    order: Annotated[Literal["gemm_first", "comm_first"], knob(structural=True)]
+    partition: Annotated[bool | None, knob(when={"mover": "cu"}, structural=True)] = False
+    withheld_cus: Annotated[Integer | None, knob(when={"mover": "dma"}, ge=0, le=4096)] = 0
+
+    def rules(self, system: System, workload: Workload) -> Sequence[Rule]:
+        """Someone must be left for the GEMM."""
+        found = list(super().rules(system, workload))
+        if any(rule.broken is True for rule in found):
+            return found
+        rule, cus = "leaves no CU for compute (system.gpu.num_cus = {0})", system.gpu.num_cus
+        if self.withheld_cus is not None:
+            broken = np.asarray(self.withheld_cus) >= np.asarray(cus)
+            found.append(Rule("schedule.withheld_cus", broken, rule, self.withheld_cus, (cus,), "use fewer"))
+        if self.comm_cus is not None:  # what the library takes; a number that was asked for is judged above
+            own = self._cus(system, workload)
+            broken = (np.asarray(self.comm_cus) == 0) & (np.asarray(own) >= np.asarray(cus))
+            found.append(Rule("schedule.comm_cus", broken, rule, own, (cus,), "use fewer"))
+        return found
+
+    def _cus(self, system: System, workload: Workload) -> Any:
+        """CUs of the collective's kernel."""
+        if self.comm_cus is None:
+            return None
+        own = library_cus(system, workload.overlap().collective.pattern)
+        return np.where(np.asarray(self.comm_cus) > 0, self.comm_cus, own)[()]
+
+    def lower(self, system: System, workload: Workload) -> TaskGraph:
+        """One collective over all links; one GEMM, in two parts where the collective waits for its first wave."""
+        masked = bool(self.partition) and self.order == "gemm_first"
+        line = Pipeline(system, workload, knobs=self, comm_cus=self._cus(system, workload), masked=masked)
+        size = (line.op.m, line.op.local_n, line.op.local_k)
+        amounts = [(route, line.payload(line.shard_rows(route.peer), line.collective.cols)) for route in line.routes]
+        pattern = line.collective.pattern
+        if self.mover == "dma":
+            line.withhold(0 if self.withheld_cus is None else self.withheld_cus)
+        if self.mover == "dma" or self.partition or self.order == "comm_first":
+            line.step(pattern, amounts)
+            line.gemm("gemm", size)
+        else:
+            line.gemm_in_parts(size, lambda first: line.step(pattern, amounts, after=[first]))
+        return line.build()
+
+
+SCHEDULE = Concurrent

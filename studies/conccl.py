@@ -1,0 +1,292 @@
+"""ConCCL (arXiv:2412.14335): a GEMM and a collective at once, launched, partitioned, or moved by DMA engines.
+
+Asks how much of the ideal each way reaches, where DMA engines begin to win, and which rule a runtime could follow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dse.claims import Claim, Finding, read
+from dse.finished import Finished
+from dse.plots import Axis, tables
+from simulators.gemm import gemm_cost
+from simulators.power import collective_w
+from simulators.system import System, system_of
+from simulators.transfer import Movement, Pattern, alone, library_cus, saturating_cus
+from simulators.workload import ELEMENT_BYTES, ShapeList
+from studies.plain import Plain
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+STRATEGIES = {
+    "base": "c3_base",
+    "schedule priority": "c3_sp",
+    "resource partitioning": "c3_rp",
+    "both": "c3_sp_rp",
+    "DMA": "conccl",
+    "DMA, CUs withheld": "conccl_rp",
+}
+"""What the paper calls a strategy -> the schedule."""
+_BY_CUS = ("schedule priority", "resource partitioning", "both")
+_BY_DMA = ("DMA", "DMA, CUs withheld")
+_PARTITIONED = ("resource partitioning", "both")
+_COMPARING = (
+    *("base", "base_speedup", "best_dual", "best_dma"),
+    *("max_speedup", "mean_ideal", "strategy_order", "gc_equal_best"),
+)
+"""Claims that need points of all strategies."""
+_OF_IDEAL = "fraction_of_ideal"
+_EQUAL = 1.15  # of two times: one that is longer by more is G-long or C-long (secondary: public notes on ConCCL)
+_FULL = 0.85  # of the bandwidth: from there on it is called saturated (secondary: a public wiki that quotes ConCCL)
+_PATTERNS: tuple[Pattern, ...] = ("all_gather", "all_to_all")
+_SMALL, _LARGE = 1024.0, 16 * 2.0**30
+_SIZES = tuple(2.0**power for power in range(10, 35))
+_FITTED = "fitted, no prediction: dma_beside_gemm was taken from this value, on this mix"
+_MIX = "the mix of scenarios is ours, the paper's is unknown"
+_SEEN = "no number is fitted to it, but the model's form was chosen having seen it (docs/models.md)"
+
+
+class ConCCL(Plain):
+    """Claims, figures and rules, from a table of strategies."""
+
+    allows = ("space.system.gpu.contention",)
+
+    def claims(self) -> list[Claim]:
+        """What the paper and its relatives published, as retyped beside this module."""
+        return read(Path(__file__).with_suffix(".yaml"))
+
+    def findings(self, table: pd.DataFrame) -> Mapping[str, Finding]:
+        """Ours for what strategies reach."""
+        reached, speedups = _reached(table, _OF_IDEAL), _reached(table, "speedup")
+        if missing := [schedule for name, schedule in STRATEGIES.items() if name not in reached]:
+            absent = Finding(None, f"needs points of all strategies, and has none of {', '.join(missing)}")
+            return {f"conccl.{name}": absent for name in _COMPARING}
+        ideal = table[table["status"] == "ok"].groupby("scenario")["ideal_speedup"].first()
+        classes = ideal.groupby(_classes(table)).mean()
+        order = [reached["base"], _best(reached, _BY_CUS), reached["DMA"], reached["DMA, CUs withheld"]]
+        means = [float(column.mean()) for column in order]
+        told = " < ".join(f"{100 * mean:.1f} %" for mean in means)
+        return {
+            "conccl.base": Finding(100 * means[0], f"{_MIX}; {_SEEN}"),
+            "conccl.base_speedup": Finding(float(speedups["base"].mean()), f"{_MIX}; {_SEEN}"),
+            "conccl.best_dual": Finding(100 * means[1], f"{_MIX}; {_SEEN}"),
+            "conccl.best_dma": Finding(100 * float(_best(reached, _BY_DMA).mean()), _FITTED, basis="fitted"),
+            "conccl.max_speedup": Finding(float(_best(speedups, _BY_DMA).max()), _MIX),
+            "conccl.mean_ideal": Finding(float(ideal.mean()), _MIX),
+            "conccl.strategy_order": Finding(
+                means == sorted(means) and len(set(means)) == len(means),
+                f"{told}, in the order of the claim",
+                "no relief of the caches is modelled when a GEMM runs on fewer CUs, so withholding CUs never gains",
+            ),
+            "conccl.gc_equal_best": Finding(
+                bool(classes.idxmax() == "GC-equal"),
+                ", ".join(f"{name} {value:.2f}x" for name, value in classes.items()),
+            ),
+        }
+
+    def further(self, run: Finished) -> Mapping[str, Finding]:
+        """Ours for collectives alone, of the run's system."""
+        system = system_of(run.config["system"])
+        per_cu = f"RCCL's measured rate of a CU ({system.gpu.cu_copy.bytes_per_s_per_cu / 1e9:g} GB/s)"
+        two_tables = f"two sources contradict one another: {per_cu} fills links later than this says"
+        small = {name: _ratio(system, name, _SMALL) for name in _PATTERNS}
+        large = max(1 / _ratio(system, name, _LARGE) for name in _PATTERNS)
+        saturates = {name: saturating_cus(system, name, share=_FULL) for name in _PATTERNS}
+        launched = f"launches of copies one after another, by measured phases, against the floor of RCCL; {_SEEN}"
+        crossing = _crossing(system, "all_gather")
+        trend = small["all_gather"] > 1 > _ratio(system, "all_gather", _LARGE)
+        return {
+            "conccl.ag_saturation_cus": Finding(saturates["all_gather"], cause=two_tables),
+            "conccl.a2a_saturation_cus": Finding(saturates["all_to_all"], cause=two_tables),
+            "conccl.dma_size_trend": Finding(trend, f"all-gathers cross at {crossing / 2**20:.0f} MiB"),
+            "conccl.dma_small_ag": Finding(small["all_gather"], launched),
+            "conccl.dma_small_a2a": Finding(small["all_to_all"], launched),
+            "conccl.dma_large": Finding(100 * (large - 1), f"at {_LARGE / 2**30:.0f} GiB"),
+            "conccl.dma_power": _power(system),
+        }
+
+    def figures(self, table: pd.DataFrame, timelines: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
+        """Fraction of ideal by strategy and class, by scenario, over reserved CUs, and where the time goes.
+
+        Each where there are rows to draw.
+        """
+        ok = _named(table)
+        if ok.empty:
+            return
+        speedup = Axis("speedup", "speed-up over serial [x]")
+        drawn = ok.assign(
+            gemm=ok["scenario"].str.split("-").str[0], mix=ok["class"] + ", " + ok["pattern"], ideal=ok["ideal_speedup"]
+        )
+        drawn = drawn.sort_values(["class", "pattern"], key=lambda column: column.map(_rank), kind="stable")
+        drawn = drawn.sort_values("strategy", key=lambda column: column.map(_rank), kind="stable")
+        yield "strategies", tables.bars(drawn, speedup, x="mix", by="strategy", panel="gemm")
+        best = ok.loc[ok.groupby(["scenario", "strategy"], sort=False)["makespan_s"].idxmin()]
+        best = best.sort_values(["strategy", "class"], key=lambda column: column.map(_rank), kind="stable")
+        told = Axis(_OF_IDEAL, "fraction of the ideal gain")
+        mean = best.groupby(["class", "pattern", "strategy"], sort=False)[_OF_IDEAL].mean().reset_index()
+        yield "fraction_of_ideal", tables.heat(mean, told, x="class", y="strategy", panel="pattern")
+        swept = ok[(ok["strategy"].isin(_PARTITIONED)) & (ok["schedule.comm_cus"] > 0)]
+        cus = Axis("schedule.comm_cus", "CUs of the collective")
+        over = swept.groupby(["class", "pattern", "strategy", cus.column])[_OF_IDEAL].mean().reset_index()
+        over = over.assign(panel=over["strategy"] + ", " + over["pattern"])
+        if len(over):
+            yield "cu_sweep", tables.curves(over, cus, y=told, by="class", panel="panel")
+        lost = best.groupby(["class", "strategy"], sort=False)[[*_LOSSES, "ideal_s"]].sum().reset_index()
+        lost = lost.assign(**{name: lost[name] / lost["ideal_s"] for name in _LOSSES})
+        parts = [Axis(name, name.removesuffix("_s"), 100.0) for name in _LOSSES]
+        yield "losses", tables.stacks(lost, parts, panel="class", bar="strategy", label="loss [% of the ideal time]")
+
+    def extras(self, run: Finished) -> Iterator[tuple[str, Any]]:
+        """Message-size sweep of collectives alone, and the runtime's rules with their accuracy and regret."""
+        import pandas as pd
+
+        system, rows = system_of(run.config["system"]), []
+        for pattern in _PATTERNS:
+            for payload in _SIZES:
+                for mover, seconds in _alone(system, pattern, payload).items():
+                    rate = payload * (system.node.num_gpus - 1) / system.node.num_gpus / seconds
+                    rows.append({"pattern": pattern, "payload_bytes": payload, "mover": mover, "bytes_per_s": rate})
+        swept = pd.DataFrame(rows)
+        yield "message_sizes", swept
+        size, moved = Axis("payload_bytes", "payload [MiB]", 2.0**-20), Axis("bytes_per_s", "received [GB/s]", 1e-9)
+        yield "message_sizes", tables.curves(swept, size, y=moved, by="mover", panel="pattern")
+        ok = _named(run.outputs.read_table("results"))
+        if len(ok):
+            precision = ShapeList.model_validate(run.config["workload"]).precision
+            yield "runtime_rules", _runtime_rules(ok, _grids(system, ok, ELEMENT_BYTES[precision]))
+
+
+_ORDER = (*STRATEGIES, "G-long", "GC-equal", "C-long", *_PATTERNS)
+
+
+def _rank(name: str) -> int:
+    return _ORDER.index(name) if name in _ORDER else len(_ORDER)
+
+
+_LOSSES = ("contention_s", "starvation_s", "launch_s", "dependency_s")
+
+
+def _named(table: pd.DataFrame) -> pd.DataFrame:
+    """Rows of strategies as the paper defines them, with `strategy`, `pattern` and `class`.
+
+    Without a partition a kernel has the CUs that its library takes; in a partition it has those of the sweep.
+    """
+    names = {schedule: name for name, schedule in STRATEGIES.items()}
+    ok = table[(table["status"] == "ok") & table["schedule.name"].isin(names)]
+    ok = ok.assign(
+        strategy=ok["schedule.name"].map(names),
+        pattern=ok["workload.operators.gather.pattern"],
+        **{"class": ok["scenario"].map(_classes(table))},
+    )
+    swept, cus = ok["strategy"].isin(_PARTITIONED), ok["schedule.comm_cus"].fillna(0) > 0
+    return ok[(swept == cus) | ok["strategy"].isin(_BY_DMA)]
+
+
+def _classes(table: pd.DataFrame) -> pd.Series[Any]:
+    """Class of each scenario, by the times of its baseline."""
+    serial = table[(table["status"] == "ok") & (table["schedule.name"] == "serial")].groupby("scenario").first()
+    ratio = serial["gemm_s"] / serial["comm_s"]
+    return ratio.map(lambda one: "G-long" if one > _EQUAL else "C-long" if one < 1 / _EQUAL else "GC-equal")
+
+
+def _reached(table: pd.DataFrame, column: str) -> dict[str, pd.Series[Any]]:
+    """The best of each strategy by scenario."""
+    return {str(name): own.groupby("scenario")[column].max() for name, own in _named(table).groupby("strategy")}
+
+
+def _best(found: Mapping[str, pd.Series[Any]], names: tuple[str, ...]) -> pd.Series[Any]:
+    import pandas as pd
+
+    return pd.concat([found[name] for name in names], axis=1).max(axis=1)
+
+
+def _alone(system: System, pattern: Pattern, size: float) -> dict[str, float]:
+    """Time [s] of a collective alone by RCCL-like kernels and by DMA engines."""
+    cus = system.gpu.num_cus
+    return {
+        "CU kernels": float(alone(system, size, by=Movement("cu", cus, pattern))),
+        "DMA engines": float(alone(system, size, by=Movement("dma", 0, pattern))),
+    }
+
+
+def _ratio(system: System, pattern: Pattern, size: float) -> float:
+    """How many times as long DMA engines take."""
+    found = _alone(system, pattern, size)
+    return found["DMA engines"] / found["CU kernels"]
+
+
+def _crossing(system: System, pattern: Pattern) -> float:
+    """The payload [bytes] from which DMA engines are faster; infinite where they never are."""
+    sizes = np.geomspace(_SIZES[0], _SIZES[-1], 2000)
+    faster = np.array([_ratio(system, pattern, float(size)) < 1 for size in sizes])
+    return float(sizes[np.argmax(faster)]) if faster.any() else float("inf")
+
+
+def _power(system: System) -> Finding:
+    if system.gpu.power is None:
+        return Finding(None, "the system has no gpu.power")
+    kernels, engines = (
+        collective_w(system, Movement(mover, system.gpu.cu_copy.num_cus, "all_gather")) for mover in ("cu", "dma")
+    )
+    told = f"{kernels:.0f} W against {engines:.0f} W by an activity model whose constants are from memory: an estimate"
+    return Finding(100 * (1 - engines / kernels), told)
+
+
+def _runtime_rules(ok: pd.DataFrame, grids: pd.DataFrame) -> dict[str, Any]:
+    """What a runtime could follow, judged on the scenarios: how often it takes the best of its choices, and what the
+    others cost: relative makespan over the best. collective_first: share of scenarios whose collective has fewer
+    workgroups than the GEMM. A rule is judged where all its choices have results, the others are left out.
+    """
+    flat = ok.groupby(["scenario", "strategy"])["makespan_s"].min().unstack()
+    found: dict[str, Any] = {}
+    if {"base", "schedule priority"} <= set(flat):
+        launched = flat[["base", "schedule priority"]].dropna()
+        smaller = (grids["collective"] < grids["gemm"]).loc[launched.index]
+        first = smaller.map({True: "schedule priority", False: "base"})
+        found["launch the smaller grid first"] = {**_judged(launched, first), "collective_first": float(smaller.mean())}
+    parted = ok[ok["strategy"] == "resource partitioning"]
+    own = parted.pivot_table(index="scenario", columns="schedule.comm_cus", values="makespan_s")
+    own, lookup = own.dropna(), {}
+    if len(own.columns) > 1:
+        each = ok.groupby("scenario").first().loc[own.index]
+        classes = each["class"] + ", " + each["pattern"]
+        mean = own.div(own.min(axis=1), axis=0).groupby(classes).mean()
+        lookup = mean.idxmin(axis=1).astype(int).to_dict()
+        found["reserve CUs by a table of class and collective"] = _judged(own, classes.map(lookup))
+    if "DMA" in flat and len(flat.columns) > 1:
+        engines = flat[flat["DMA"].notna()]
+        found["DMA engines for all"] = _judged(engines, dict.fromkeys(engines.index, "DMA"))
+    return {"rules": found, "reserved_cus": lookup}
+
+
+def _grids(system: System, ok: pd.DataFrame, element_bytes: int) -> pd.DataFrame:
+    """Workgroups of each scenario's GEMM, launched on all CUs, and of its collective, as its library launches it.
+
+    The GEMM has this GPU's columns, FLOP / (2 m k).
+    """
+    each = ok.groupby("scenario").first()
+    m, k = (each[f"workload.operators.gemm.{name}"].to_numpy(float) for name in ("m", "k"))
+    n = np.rint(each["flop"].to_numpy(float) / (2 * m * k))
+    cost = gemm_cost(system.gpu, (m, n, k), cus=system.gpu.num_cus, element_bytes=element_bytes)
+    moved = [int(library_cus(system, pattern)) for pattern in each["pattern"]]
+    return each.assign(gemm=cost.workgroups, collective=moved)[["gemm", "collective"]]
+
+
+def _judged(times: pd.DataFrame, picks: Mapping[str, Any] | pd.Series[Any]) -> dict[str, float]:
+    """accuracy: share of scenarios within 2 % of the best; mean and worst regret. picks: scenario -> column."""
+    regret = np.array([times.loc[row, picks[row]] / times.loc[row].min() - 1 for row in times.index])
+    return {
+        "accuracy": float((regret <= 0.02).mean()),
+        "mean_regret": float(regret.mean()),
+        "worst_regret": float(regret.max()),
+    }
+
+
+STUDY = ConCCL()

@@ -1,0 +1,165 @@
+"""What a GEMM and a collective cost one another: the coefficients of contention, fitted to measured overlaps.
+
+Shows the fit with its residuals, what it says of rows it was not fitted to, and predictions for other numbers of
+channels, GEMM sizes and collectives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dse.claims import Claim, Finding, read
+from dse.finished import Finished
+from dse.plots import Axis, tables
+from simulators.contention import Overlaps, fitted, table
+from simulators.system import System, system_of
+from simulators.transfer import Movement, alone, library_cus
+from simulators.workload import ELEMENT_BYTES
+from studies.plain import Plain
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+_LIBRARY = {"static": "hipBLASLt (static tiles)", "dynamic": "work stealing (dynamic tiles)"}
+_PATTERN = "workload.operators.gather.pattern"
+_CUS = "schedule.comm_cus"
+_EXACT = 1e-6
+_FITTED = "fitted, no prediction"
+_STEP = "from 48 channels on hipBLASLt takes another wave, and a coefficient that holds for all channel counts does not"
+_LATE = "small GEMMs end before the collective has started on all GPUs, which is not modelled"
+
+
+class OverlapMeasured(Plain):
+    """Claims, residuals and figures, from the measured table and a run's points."""
+
+    def claims(self) -> list[Claim]:
+        """What the coefficients are held to, beside this module."""
+        return read(Path(__file__).with_suffix(".yaml"))
+
+    def further(self, run: Finished) -> Mapping[str, Finding]:
+        """Errors of the coefficients that the run's system has."""
+        system = system_of(run.config["system"])
+        rows = _residuals(system)
+        fit, swept = rows["basis"] == "fitted", _swept(rows)
+        found = {"overlap.bounds": _bounds(system, run.outputs.read_table("results"))}
+        for what in ("gemm", "wall"):
+            error, left = 100 * rows[f"{what}_error"].abs(), 100 * rows[f"{what}_error_left_out"].abs()
+            others = error[~fit & ~swept]
+            worst = _worst(rows[~fit & swept], what)
+            spread = f"{len(others)} rows, largest {others.max():.0f} %"
+            found |= {
+                f"overlap.{what}_fitted": Finding(float(error[fit].max()), _FITTED, basis="fitted"),
+                f"overlap.{what}_left_out": Finding(float(left[fit].max()), "each predicted by a fit to the others"),
+                f"overlap.{what}_other_channels": Finding(float(error[~fit & swept].max()), worst, cause=_STEP),
+                f"overlap.{what}_other_sizes": Finding(float(others.median()), spread, cause=_LATE),
+            }
+        return found
+
+    def extras(self, run: Finished) -> Iterator[tuple[str, Any]]:
+        """`residuals` and `coefficients`, and figures of both and of what is predicted."""
+        import pandas as pd
+
+        system = system_of(run.config["system"])
+        rows = _residuals(system)
+        yield "residuals", rows
+        fresh = fitted(system, _rows().where(_rows().fitted))
+        contention = system.gpu.contention
+        yield (
+            "coefficients",
+            {
+                name: {"in_the_system": getattr(contention, name), "fitted_again": fresh.get(name)}
+                for name in type(contention).model_fields
+            },
+        )
+        held = rows.loc[rows["basis"] == "fitted", "channels"]
+        channels = Axis("channels", f"RCCL channels (fitted to {held.min()} to {held.max()}; beyond: predicted)")
+        drawn = _long(rows[_swept(rows)])
+        yield (
+            "fit",
+            tables.curves(drawn, channels, y=Axis("predicted_s", "time [ms]", 1e3), by="library", panel="what"),
+        )
+        others = rows[rows["basis"] == "predicted"]
+        told = others.assign(
+            row=[f"{one.size}, {one.payload_mib:g} MiB, {one.channels} channels" for one in others.itertuples()],
+        )
+        long = [told.assign(what=what, error=100 * told[f"{what}_error"]) for what in ("gemm", "wall")]
+        yield (
+            "predicted_rows",
+            tables.heat(
+                pd.concat(long), Axis("error", "error of the prediction [%]"), x="what", y="row", panel="assignment"
+            ),
+        )
+
+    def figures(self, found: pd.DataFrame, timelines: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
+        """Slow-down of the GEMM and of the collective over channels, for each scenario: predictions."""
+        ok = found[(found["status"] == "ok") & (found["schedule.name"] != "serial")]
+        if ok.empty:
+            return
+        ok = ok.assign(library=ok["system.gpu.gemm.assignment"].map(_LIBRARY))
+        channels = Axis(_CUS, "CUs of the collective")
+        slower = Axis("cil", "GEMM beside the collective / alone [x]")
+        yield "gemm_slowdown", tables.curves(ok, channels, y=slower, by="library", panel="scenario")
+        wall = Axis("speedup", "speed-up over serial [x]")
+        yield "speedup", tables.curves(ok, channels, y=wall, by="library", panel="scenario")
+
+
+@cache
+def _rows() -> Overlaps:
+    return Overlaps.read()
+
+
+def _residuals(system: System) -> pd.DataFrame:
+    import pandas as pd
+
+    return pd.DataFrame(table(system, _rows()))
+
+
+def _swept(rows: pd.DataFrame) -> Any:
+    """Which rows are of the GEMM and the payload that coefficients are fitted to, over all channels; a mask."""
+    import pandas as pd
+
+    told = pd.MultiIndex.from_frame(rows[["size", "payload_mib"]])
+    return told.isin(told[rows["basis"] == "fitted"])
+
+
+def _bounds(system: System, points: pd.DataFrame) -> Finding:
+    """Over all points by kernels, with the collective alone as its own kernel moves it: not faster than the longer of
+    the two, and not slower than both and the launch of the GEMM.
+    """
+    ok = points[(points["status"] == "ok") & (points["schedule.name"] != "serial") & points[_CUS].notna()]
+    if ok.empty:
+        return Finding(None, "needs overlaps with collectives by kernels: schedule=c3_sp")
+    size = ok["workload.operators.gather.rows"] * ok["workload.operators.gather.cols"] * ELEMENT_BYTES["bf16"]
+    asked = zip(ok[_CUS], ok[_PATTERN], strict=True)
+    by = [Movement("cu", cus or library_cus(system, pattern), pattern) for cus, pattern in asked]
+    moved = np.array([float(alone(system, payload, by=one)) for payload, one in zip(size, by, strict=True)])
+    multiplied = (ok["gemm_s"] / ok["cil"]).to_numpy()
+    took = ok["makespan_s"].to_numpy()
+    low = float((took / np.maximum(moved, multiplied)).min())
+    high = float((took / (moved + multiplied + system.gpu.kernel_launch_s)).max())
+    told = f"{len(ok)} points: at least {low:.3f} times the longer, at most {high:.3f} times both"
+    return Finding(bool(low >= 1 - _EXACT and high <= 1 + _EXACT), told)
+
+
+def _worst(rows: pd.DataFrame, what: str) -> str:
+    row = rows.iloc[int(rows[f"{what}_error"].abs().argmax())]
+    return f"at {row['channels']} channels, {_LIBRARY[row['assignment']]}"
+
+
+def _long(rows: pd.DataFrame) -> pd.DataFrame:
+    import pandas as pd
+
+    parts = []
+    for what, told in (("gemm", "GEMM beside the collective"), ("wall", "until both have ended")):
+        names = {f"{what}_s": "predicted_s", f"{what}_measured_s": "measured"}
+        parts.append(rows.rename(columns=names).assign(what=told, library=rows["assignment"].map(_LIBRARY)))
+    return pd.concat(parts, ignore_index=True)
+
+
+STUDY = OverlapMeasured()

@@ -1,0 +1,402 @@
+"""What operators lose beside one another: losses, the laws and their coefficients, measured overlaps, reductions."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from conftest import CONF, ENGINES, FAMILIES, FREE, backend, design, lower, results, shipped
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from test_conformance import DISTINCT, magnitudes, points, run
+
+from dse.cli import main
+from simulators.contention import Overlaps, errors, fitted, shares, together, without_one
+from simulators.gemm import gemm_cost
+from simulators.losses import LOSSES
+from simulators.node import WholeNode
+from simulators.system import Contention, System
+from simulators.workload import ShapeList, Workload
+from studies.conccl import STUDY
+
+BESIDE = [name for name, tree in shipped("schedule").items() if FAMILIES[tree["family"]].orders == ("beside",)]
+REDUCING = [name for name in DISTINCT if name not in BESIDE]
+AT_ONCE = {"system.gpu.kernel_launch_s": 0.0, "system.gpu.cu_copy.setup_s": 0.0, "system.gpu.hbm_bytes_per_s": 1e16}
+every_schedule = pytest.mark.parametrize("schedule", DISTINCT)
+
+
+# Losses
+
+
+def reducing(point: dict[str, Any], schedule: str, reduces: bool) -> dict[str, Any]:
+    """The same, but for the collective of schedules that may run one after the GEMM."""
+    return {**point, "pattern": "reduce_scatter"} if reduces and schedule in REDUCING else point
+
+
+@every_schedule
+@settings(max_examples=25)
+@given(data=st.data(), reduces=st.booleans())
+def test_losses_add_up_to_the_makespan_less_the_ideal(schedule: str, data: st.DataObject, reduces: bool) -> None:
+    """And neither other operators nor launches make anything faster."""
+    point = design(schedule, **reducing(data.draw(points(schedule)), schedule, reduces))
+    assume(not backend("fluid").problems(point))
+    found = results(backend("fluid"), [point])[0].metrics
+    lost = {name: found[name] for name in LOSSES}
+    assert found["ideal_s"] + sum(lost.values()) == pytest.approx(found["makespan_s"], rel=1e-9)
+    least = -1e-9 * found["makespan_s"]
+    assert lost["contention_s"] >= least
+    assert lost["launch_s"] >= least
+
+
+@every_schedule
+@settings(max_examples=25)
+@given(data=st.data(), reduces=st.booleans())
+def test_an_even_collective_is_never_faster_on_some_of_its_links(
+    schedule: str, data: st.DataObject, reduces: bool
+) -> None:
+    """Where each peer's part is the same, and so each transfer takes its share of the collective's time or longer."""
+    point = {**reducing(data.draw(points(schedule)), schedule, reduces), "shape": (4096, 4096, 4096)}
+    point["overrides"] |= {"schedule.granularity": 4} if "granularity" in shipped("schedule")[schedule] else {}
+    one = design(schedule, **point)
+    assume(not backend("fluid").problems(one))
+    found = results(backend("fluid"), [one])[0].metrics
+    assert found["starvation_s"] >= -1e-9 * found["makespan_s"]
+
+
+@every_schedule
+@settings(max_examples=10)
+@given(data=st.data(), reduces=st.booleans())
+def test_nothing_is_lost_to_others_where_dma_engines_move_beside_plenty_of_memory(
+    schedule: str, data: st.DataObject, reduces: bool
+) -> None:
+    """With all coefficients 1, on every topology: no copy begins on a link that another one still uses.
+
+    To 1e-4, as 1e16 bytes/s, the most that a system may have, are not infinitely many.
+    """
+    fixed = {**FREE, "system.gpu.hbm_bytes_per_s": 1e16, "schedule.mover": "dma"}
+    fixed |= {"schedule.withheld_cus": 0} if schedule in BESIDE else {}
+    point = design(schedule, **reducing(data.draw(points(schedule, **fixed)), schedule, reduces))
+    assume(not backend("fluid").problems(point))
+    found = results(backend("fluid"), [point])[0].metrics
+    assert found["contention_s"] == pytest.approx(0.0, abs=1e-4 * found["makespan_s"])
+
+
+# The coefficients
+
+
+@pytest.mark.parametrize("name", Contention.model_fields)
+def test_each_coefficient_of_contention_changes_some_makespan(name: str) -> None:
+    def makespans(overrides: dict[str, Any]) -> list[float]:
+        movers = [{"schedule.mover": mover, **overrides} for mover in ("cu", "dma")]
+        assigned = [{**one, "system.gpu.gemm.assignment": way} for one in movers for way in ("static", "dynamic")]
+        return [float(run("fluid", design("hetero_fused_1d", one)).makespan[0]) for one in assigned]
+
+    assert makespans({f"system.gpu.contention.{name}": 4.0}) != makespans({})
+
+
+def test_contention_has_at_most_six_coefficients_each_with_a_source() -> None:
+    assert len(Contention.model_fields) <= 6
+    sourced = shipped("system")["mi300x_8"]["sources"]
+    assert {f"gpu.contention.{name}" for name in Contention.model_fields} <= set(sourced)
+
+
+def names(schema: Any) -> Iterator[str]:
+    """The names of all fields below a JSON schema."""
+    if isinstance(schema, dict):
+        yield from schema.get("properties", {})
+    for part in schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list) else ():
+        yield from names(part)
+
+
+def test_nobody_can_say_how_much_of_an_operator_is_hidden() -> None:
+    """How much overlaps follows from the hardware and the schedule: no number of a design gives it."""
+    kinds = [System, WholeNode, Workload, ShapeList, *FAMILIES.values()]
+    found = {name for kind in kinds for name in names(kind.model_json_schema())}
+    assert {"comm_cus", "dma_beside_gemm", "link_bytes_per_s", "shapes", "granularity"} <= found
+    forbidden = ("overlap", "ratio", "hidden", "hiding", "exposed", "concurrency")
+    assert [name for name in found if any(word in name.lower() for word in forbidden)] == []
+
+
+# GEMM and collective at once
+
+
+SECONDS, SHARES = magnitudes(1e-5, 1e-1), st.floats(0.05, 1)
+
+
+@given(gemm_s=SECONDS, comm_s=SECONDS, gemm=SHARES, comm=SHARES)
+def test_two_operators_at_once_take_the_longer_ones_time_at_least_and_both_ones_at_most(
+    gemm_s: float, comm_s: float, gemm: float, comm: float
+) -> None:
+    """At most where their shares add up to 1: otherwise one after the other would be faster."""
+    wall = max(map(float, together(*map(np.asarray, (gemm_s, comm_s, gemm, comm)))))
+    assert wall >= max(gemm_s, comm_s) * (1 - 1e-12)
+    if gemm + comm >= 1:
+        assert wall <= (gemm_s + comm_s) * (1 + 1e-12)
+    if gemm + comm <= 1:
+        assert wall >= (gemm_s + comm_s) * (1 - 1e-12)
+
+
+@pytest.mark.parametrize("engine", ["event", "fluid"])
+@pytest.mark.parametrize("assignment", ["static", "dynamic"])
+@settings(max_examples=25)
+@given(size=st.sampled_from([2048, 4096, 8192]), mib=st.integers(1, 1024), channels=st.integers(1, 64))
+def test_a_schedule_overlaps_as_the_formula_that_was_held_against_measurements(
+    engine: str, assignment: str, size: int, mib: int, channels: int
+) -> None:
+    """The shares are those of the graph's laws; that they are those of the fit is the next test's.
+
+    Equal where the CUs suffice for both at these shares, else slower: a GEMM of less than a wave counts all CUs.
+    """
+    knobs = {**AT_ONCE, "schedule.comm_cus": channels, "system.gpu.gemm.assignment": assignment}
+    knobs |= {"workload.operators.gather.rows": 1024 * mib, "workload.operators.gemm.shards": 1}
+    point = design("c3_sp", knobs, shape=(size, size, size), pattern="all_reduce")
+    graph = lower(point)
+    timeline = ENGINES[engine].run(graph)
+    (gemm,), moved = graph.of_kind("gemm"), graph.of_kind("transfer")
+    factor = {graph.kinds[tasks[0]]: 1.0 for tasks in (graph.of_kind("gemm"), moved)}
+    for (slowed, _), value in zip(graph.slowed, graph["factor"][0], strict=True):
+        factor[graph.kinds[int(np.flatnonzero(graph.group == slowed)[0])]] = value
+    times = graph["work"][0] / graph["cap"][0]
+    arguments = times[gemm], times[moved].max(), factor["gemm"], factor["transfer"]
+    ends = together(*map(np.asarray, arguments))
+    found = timeline.finished[0, gemm], timeline.finished[0, moved].max()
+    if factor["gemm"] * 304 + factor["transfer"] * channels <= 304:
+        assert found == pytest.approx(tuple(map(float, ends)), rel=1e-6)
+    else:
+        assert max(found) >= float(max(ends)) * (1 - 1e-9)
+
+
+@pytest.mark.parametrize("assignment", ["static", "dynamic"])
+@settings(max_examples=25)
+@given(channels=st.integers(1, 64), size=st.sampled_from([2048, 4096, 8192]), mib=st.integers(1, 512))
+def test_the_shares_of_a_schedule_are_those_of_the_fit(assignment: str, channels: int, size: int, mib: int) -> None:
+    knobs = {**AT_ONCE, "schedule.comm_cus": channels, "system.gpu.gemm.assignment": assignment}
+    knobs |= {"system.node.num_gpus": 2, "workload.operators.gather.rows": 1024 * mib}
+    knobs |= {"workload.operators.gemm.shards": 1}
+    point = design("c3_sp", knobs, shape=(size, size, size), pattern="all_reduce")
+    graph = lower(point)
+    one = np.array([1.0])
+    row = Overlaps(np.array([size]), np.array([channels]), one, (assignment,), *[one] * 5, np.array([True]))
+    laws = zip(graph.slowed[:, 0], graph["factor"][0], strict=True)
+    factor = {graph.groups[group].split()[0]: value for group, value in laws}
+    expected = dict(zip(("gemm", "communication"), shares(point.system, row), strict=True))
+    assert factor == {name: pytest.approx(float(value[0]), rel=1e-12) for name, value in expected.items()}
+
+
+@settings(max_examples=25)
+@given(data=st.data(), assignment=st.sampled_from(["static", "dynamic"]))
+def test_a_gemm_that_is_not_masked_is_no_faster_than_on_the_cus_that_are_left(
+    data: st.DataObject, assignment: str
+) -> None:
+    fixed = {"schedule.mover": "cu", "system.gpu.gemm.assignment": assignment}
+    point = design("c3_sp", **data.draw(points("c3_sp", **fixed)))
+    graph, (gpu, op) = lower(point), (point.system.gpu, point.workload.overlap().gemm)
+    turns = point.system.node.num_gpus // 2 if point.system.node.topology == "ring" else 1
+    held = float(graph["cus"][0, graph.of_kind("transfer")].sum()) / turns
+    left = gemm_cost(gpu, (op.m, op.local_n, op.local_k), cus=gpu.num_cus - round(held), element_bytes=2)
+    (gemm,) = graph.of_kind("gemm")
+    laws = zip(graph.slowed[:, 0], graph["factor"][0], strict=True)
+    factor = math.prod(value for group, value in laws if group == graph.group[gemm])
+    assert graph["cap"][0, gemm] * factor <= 1 / float(left.seconds) * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("shape", [(8192, 8192, 8192), (4096, 28672, 4096)])
+def test_a_collective_launched_second_waits_for_the_first_wave(shape: tuple[int, int, int]) -> None:
+    point = design("c3_base", {"workload.operators.gemm.shards": 1}, shape=shape)
+    graph, op, gpu = lower(point), point.workload.overlap().gemm, point.system.gpu
+    timeline = ENGINES["event"].run(graph)
+    whole = gemm_cost(gpu, (op.m, op.local_n, op.local_k), cus=gpu.num_cus, element_bytes=2)
+    assert whole.waves > 1
+    retired = gpu.kernel_launch_s + float(whole.seconds / whole.waves)
+    assert timeline.issued[0, graph.of_kind("launch")] == pytest.approx([retired], rel=1e-9)
+
+
+def test_a_collective_launched_second_waits_for_all_of_a_gemm_that_persists() -> None:
+    point = design("c3_base", {"system.gpu.gemm.assignment": "dynamic"}, shape=(8192, 8192, 8192))
+    graph, op, gpu = lower(point), point.workload.overlap().gemm, point.system.gpu
+    whole = gemm_cost(gpu, (op.m, op.local_n, op.local_k), cus=gpu.num_cus, element_bytes=2)
+    moved = graph.of_kind("transfer")
+    times = (
+        gpu.kernel_launch_s,
+        float(whole.seconds),
+        gpu.cu_copy.setup_s / 2,
+        (graph["work"] / graph["cap"])[0, moved].max(),
+    )
+    assert run("event", point).makespan[0] == pytest.approx(sum(times), rel=1e-9)
+
+
+def test_a_runtime_launches_the_collective_first_where_its_grid_is_the_smaller_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a GEMM of hundreds of tiles and one of a few, both beside an all-gather on 56 CUs."""
+    monkeypatch.chdir(tmp_path)
+    shapes = ["name,m,n,k,payload_bytes", "large,8192,8192,8192,512 MiB", "small,64,64,8192,16 MiB"]
+    (tmp_path / "shapes.csv").write_text("\n".join(shapes))
+    words = ["study=conccl", "workload.shapes=shapes.csv", "tracking=none", "store=none", "timeline=false"]
+    assert main(words) == 0
+    made = next(Path("outputs/conccl").glob("2*/runtime_rules.json"))
+    rule = json.loads(made.read_text("utf-8"))["rules"]["launch the smaller grid first"]
+    assert rule["collective_first"] == 0.5
+
+
+FIRST, RESERVED, BY_DMA = (
+    "launch the smaller grid first",
+    "reserve CUs by a table of class and collective",
+    "DMA engines for all",
+)
+FEW = "space.schedule.comm_cus=choice(0,8,64)"
+COMPARED = {"strategies", "fraction_of_ideal", "losses"}
+NARROWED: dict[str, tuple[list[str], set[str], set[str]]] = {
+    "nothing": ([FEW], {*COMPARED, "cu_sweep"}, {FIRST, RESERVED, BY_DMA}),
+    "to one schedule": ([FEW, "space.schedule.name=c3_sp"], COMPARED, set()),
+    "to none beside": ([FEW, "space.schedule.name=serial"], set(), set()),
+    "to two orders": ([FEW, "space.schedule.name=choice(c3_base,c3_sp)"], COMPARED, {FIRST}),
+    "to one partition": (["space.schedule.name=c3_rp", "schedule.comm_cus=8"], {*COMPARED, "cu_sweep"}, set()),
+    "to no partition": (["schedule.comm_cus=0"], COMPARED, {FIRST, BY_DMA}),
+    "to engines": ([FEW, "space.schedule.name=choice(conccl,conccl_rp)"], COMPARED, {BY_DMA}),
+}
+"""What a space is narrowed to -> what is typed, figures of strategies, rules of a runtime."""
+
+
+@pytest.mark.parametrize("narrowed", NARROWED)
+def test_conccl_draws_and_judges_what_a_narrowed_space_has(
+    narrowed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Figures and rules whose points are absent are left out; claims that compare strategies need all of them."""
+    words, figures, rules = NARROWED[narrowed]
+    monkeypatch.chdir(tmp_path)
+    fixed = ["study=conccl", "workload.only=[70b_out-equal-ag]", "tracking=none", "store=none", "timeline=false"]
+    assert main([*fixed, *words]) == 0
+    (folder,) = Path("outputs/conccl").glob("2*")
+    assert {path.stem for path in (folder / "figures").glob("*.png")} - {"pareto"} == {*figures, "message_sizes"}
+    made = folder / "runtime_rules.json"
+    assert set(json.loads(made.read_text("utf-8"))["rules"] if made.exists() else ()) == rules
+    findings = STUDY.findings(pd.read_parquet(folder / "results.parquet"))
+    assert {found.ours is not None for found in findings.values()} == {narrowed == "nothing"}
+
+
+@pytest.mark.parametrize(
+    ("words", "bounded"),
+    [
+        (["schedule=serial"], None),
+        (["schedule.comm_cus=0"], True),
+        (["space.schedule.comm_cus=8", "+space.schedule.name=choice(c3_base,conccl)"], True),
+    ],
+)
+def test_measured_overlaps_are_told_of_another_space(
+    words: list[str], bounded: bool | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bounds are of what kernels move, by as many CUs as the library takes where nobody says how many."""
+    monkeypatch.chdir(tmp_path)
+    assert main(["study=overlap_measured", "tracking=none", "store=none", "timeline=false", *words]) == 0
+    (folder,) = Path("outputs/overlap_measured").glob("2*")
+    assert {path.stem for path in (folder / "figures").glob("*.png")} >= {"fit", "predicted_rows"}
+    claims = {row["id"]: row["within"] for row in json.loads((folder / "claims.json").read_text("utf-8"))}
+    assert claims["overlap.bounds"] is bounded
+
+
+# Measured overlaps
+
+
+@pytest.fixture(scope="module")
+def measured() -> Overlaps:
+    rows = Overlaps.read()
+    return rows.where(rows.fitted)
+
+
+def test_the_shipped_coefficients_are_those_that_the_fit_finds(measured: Overlaps) -> None:
+    system = design("serial").system
+    for name, value in fitted(system, measured).items():
+        assert getattr(system.gpu.contention, name) == pytest.approx(value, abs=2e-3)
+
+
+def test_the_fit_is_within_three_percent_and_within_six_of_channels_it_has_not_seen(measured: Overlaps) -> None:
+    system = design("serial").system
+    assert max(np.abs(error).max() for error in errors(system, measured)) <= 0.03
+    assert max(np.abs(error).max() for error in without_one(system, measured)) <= 0.06
+
+
+def test_the_rows_that_are_fitted_are_the_published_ones(shared: Callable[[str], Path]) -> None:
+    def table(path: Path) -> list[dict[str, str]]:
+        return list(csv.DictReader(line for line in path.read_text("utf-8").splitlines() if line[0] != "#"))
+
+    published = table(shared("data/mi300x_gemm_allreduce_overlap.csv"))
+    kinds = {"static": "torch", "dynamic": "ws"}
+    expected = [
+        (
+            *(float(row[name]) for name in ("size", "channels", "comm_alone_ms")),
+            *(float(row[f"{own}_{name}_ms"]) for name in ("alone", "gemm_overlap", "comm_overlap", "wall")),
+            assignment,
+        )
+        for row in published
+        for assignment, own in kinds.items()
+    ]
+    rows = [row for row in table(CONF / "data/overlap/mi300x_gemm_allreduce.csv") if row["use"] == "fit"]
+    columns = ("size", "channels", "comm_alone_ms", "gemm_alone_ms", "gemm_ms", "comm_ms", "wall_ms")
+    found = [(*(float(row[name]) for name in columns), row["assignment"]) for row in rows]
+    assert len(found) == 2 * len(published) > 0
+    assert sorted(found) == sorted(expected)
+
+
+# Reductions
+
+
+@pytest.mark.parametrize("mover", ["dma", "cu"])
+@pytest.mark.parametrize("schedule", REDUCING)
+def test_what_dma_engines_bring_is_added_by_a_kernel_and_what_kernels_bring_is_not(schedule: str, mover: str) -> None:
+    graph = lower(design(schedule, {"schedule.mover": mover}, pattern="reduce_scatter"))
+    assert bool(len(graph.of_kind("reduce"))) == (mover == "dma")
+
+
+@pytest.mark.parametrize("mover", ["dma", "cu"])
+@pytest.mark.parametrize("start", ["uniform", "hetero"])
+@pytest.mark.parametrize("compute", ["fused", "unfused"])
+@pytest.mark.parametrize("shape", ["1d", "2d"])
+def test_every_way_to_reduce_moves_and_computes_the_same(shape: str, compute: str, start: str, mover: str) -> None:
+    (m, n, k), pieces = (4099, 1003, 2048), 3
+    chosen = {"shape": shape, "compute": compute, "start": start, "mover": mover, "granularity": pieces}
+    knobs = {f"schedule.{name}": value for name, value in chosen.items()}
+    point = design("chunked", knobs, shape=(m, n, k), pattern="reduce_scatter")
+    event, fluid = (results(backend(engine), [point])[0] for engine in ("event", "fluid"))
+    assert event.metrics["moved_bytes"] == 2 * n * (m - math.ceil(m / 8))
+    assert event.metrics["flop"] == 2 * m * n * k / 8
+    assert event.metrics == pytest.approx(fluid.metrics, rel=1e-9, abs=1e-15)
+
+
+@pytest.mark.parametrize("mover", ["dma", "cu"])
+def test_the_whole_space_of_ficco_is_told_with_one_mover(
+    mover: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    fixed = ["study=ficco", "workload.only=[g1]", "tracking=none", "store=none", "fidelity=none", "timeline=false"]
+    narrowed = ["space.schedule.granularity=choice(2,4)", "space.schedule.comm_cus=choice(16,32)"]
+    assert main([*fixed, *narrowed, f"schedule.mover={mover}"]) == 0
+    (folder,) = Path("outputs/ficco").glob("2*")
+    drawn = {path.stem for path in (folder / "figures").glob("*.png")}
+    assert drawn == {"pareto", "speedup", "cil"} | ({"dil", "signatures"} if mover == "dma" else {"cu_sweep"})
+
+
+@pytest.mark.parametrize(
+    ("words", "untested"),
+    [
+        ("schedule.name=chunked", {"ficco.switch_removes_link_starvation", "ficco.heuristic_accuracy"}),
+        ("schedule.shape=2d", {"ficco.dil_axis", "ficco.heuristic_accuracy"}),
+    ],
+)
+def test_claims_that_compare_kinds_of_schedules_need_all_of_them(
+    words: str, untested: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    fixed = ["study=ficco", "workload.only=[g1]", "tracking=none", "store=none", "fidelity=none", "timeline=false"]
+    narrowed = ["space.schedule.granularity=choice(2,4)", "space.schedule.comm_cus=choice(16)"]
+    assert main([*fixed, *narrowed, words]) == 0
+    (folder,) = Path("outputs/ficco").glob("2*")
+    claims = {row["id"]: row["within"] for row in json.loads((folder / "claims.json").read_text("utf-8"))}
+    assert {claims[name] for name in untested} == {None}

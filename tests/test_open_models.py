@@ -1,0 +1,117 @@
+"""Shapes of public models: each follows from published widths by the rule its file states, and none is FiCCO's."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, get_args
+
+import pytest
+from conftest import shipped
+
+from dse.values import Provenance
+from simulators.workload import Shape, ShapeList
+
+MODELS: dict[str, dict[str, Any]] = shipped("data")["models"]["models"]
+LISTED = ShapeList.model_validate(shipped("workload")["open_models"])
+SHAPES = [shape for shape in LISTED.shapes if isinstance(shape, Shape)]
+FICCO = ShapeList.model_validate(shipped("workload")["ficco"])
+LEARNING = ShapeList.model_validate(shipped("workload")["learning"])
+NAME = re.compile(r"(?P<model>[^-]+)-(?P<layer>qkv|gate_up|ffn1|experts)(?P<dw>_dw)?(_x(?P<load>[0-9.]+))?-(?P<k>\d+)k")
+SIZES = {"mixtral_8x22b": 141.0, "mixtral_8x7b": 47.0}  # in 1e9 parameters, where the name does not say it
+
+
+def named(shape: Shape) -> dict[str, str]:
+    """Model, layer, and so on of a shape, from its name."""
+    found = NAME.fullmatch(shape.name)
+    assert found, shape.name
+    return {key: value for key, value in found.groupdict().items() if value}
+
+
+def by_the_rule(name: dict[str, str]) -> tuple[float, ...]:
+    """m, n, k of a name, by the rule in the file's header."""
+    model, tokens = MODELS[name["model"]], 1024 * int(name["k"])
+    hidden = model["hidden"]
+    if name["layer"] == "experts":
+        return tokens * model["experts_per_token"] / 8 * float(name["load"]), 2 * model["expert_ffn"], hidden
+    if name["layer"] == "qkv":
+        columns = (model["heads"] + 2 * model["kv_heads"]) * model["head_dim"]
+    else:
+        assert model["gated"] is (name["layer"] == "gate_up")
+        columns = model["ffn"] * (2 if model["gated"] else 1)
+    return (columns, hidden, tokens) if "dw" in name else (tokens, columns, hidden)
+
+
+def parameters(model: dict[str, Any]) -> float:
+    """Weights of all layers and two embeddings, in 1e9; what a model has not (or is not known of it) counts nothing."""
+    hidden, kv_heads = model["hidden"], model.get("kv_heads", 0)
+    attention = 2 * (model["heads"] + kv_heads) * model.get("head_dim", 0)
+    inside = model.get("ffn", 0) + model.get("experts", 0) * model.get("expert_ffn", 0)
+    layer = attention + (3 if model["gated"] else 2) * inside
+    return float(hidden * (model["layers"] * layer + 2 * model.get("vocab", 0))) / 1e9
+
+
+def test_there_are_more_than_two_hundred_shapes_under_names_of_their_own() -> None:
+    assert len(SHAPES) == len(LISTED.workloads()) >= 200  # workloads() refuses a name that is there twice
+    assert len({(one.m, one.n, one.k, one.shards, one.pattern) for one in SHAPES}) == len(SHAPES)
+
+
+def test_no_shape_is_one_of_ficcos() -> None:
+    known = {(one.m, one.n, one.k): one.name for one in FICCO.shapes if isinstance(one, Shape)}
+    assert [one.name for one in SHAPES if (one.m, one.n, one.k) in known] == []
+
+
+def test_a_shape_with_n_and_k_of_one_of_ficcos_says_so() -> None:
+    weights = {(one.n, one.k) for one in FICCO.shapes if isinstance(one, Shape)}
+    assert {one.name for one in SHAPES if "n and k of g" in one.note} == {
+        one.name for one in SHAPES if (one.n, one.k) in weights
+    }
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_the_shapes_of_a_model_follow_from_its_widths(model: str) -> None:
+    for shape in (one for one in SHAPES if named(one)["model"] == model):
+        name = named(shape)
+        assert (shape.m, shape.n, shape.k) == by_the_rule(name), shape.name
+        assert (shape.shards, shape.pattern) == ((1, "all_to_all") if "load" in name else (None, None)), shape.name
+        assert "load" not in name or f"load {name['load']}" in shape.note
+
+
+def test_every_gpu_has_whole_tiles_of_rows() -> None:
+    assert [one.name for one in SHAPES if one.m < 1024 or one.m % 64] == []
+
+
+def test_a_quarter_of_the_shapes_have_their_tokens_on_k() -> None:
+    assert 0.2 <= sum("dw" in named(one) for one in SHAPES) / len(SHAPES) <= 0.3
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_every_model_has_a_source_and_its_provenance(model: str) -> None:
+    assert MODELS[model]["provenance"] in get_args(Provenance)
+    assert len(MODELS[model]["source"]) >= 20
+
+
+def test_no_shape_is_of_a_model_that_is_only_remembered() -> None:
+    assert {MODELS[named(one)["model"]]["provenance"] for one in SHAPES} <= {"vendor", "secondary"}
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_the_widths_of_a_model_make_about_the_parameters_of_its_name(model: str) -> None:
+    said = re.search(r"_([0-9.]+)b", model)
+    assert parameters(MODELS[model]) == pytest.approx(float(said[1]) if said else SIZES[model], rel=0.15)
+
+
+def test_rules_learn_from_shapes_drawn_by_the_rule_of_their_file_and_from_none_that_they_are_judged_on() -> None:
+    drawn = [one for one in LEARNING.shapes if isinstance(one, Shape) and one.name.startswith("r")]
+    judged = {(one.m, one.n, one.k) for one in SHAPES}
+    assert len(drawn) >= 200
+    assert not judged & {(one.m, one.n, one.k) for one in drawn}
+    for place, one in enumerate(drawn):
+        kind = ("forward", "weights", "forward", "experts")[place % 4]
+        tokens, columns, hidden = (one.k, one.m, one.n) if kind == "weights" else (one.m, one.n, one.k)
+        assert 2048 <= hidden <= 20480, one.name
+        assert hidden % 256 == 0, one.name
+        assert 4096 <= tokens <= 2**20, one.name
+        assert (one.pattern == "all_to_all") == (one.shards == 1) == (kind == "experts"), one.name
+        assert 2048 <= columns <= 16384 if kind == "experts" else hidden <= columns <= 8 * hidden, one.name
+        part = 1 if one.shards == 1 else 1 / 8
+        assert 2 * (one.m * one.k + (one.n * one.k + one.m * one.n) * part) < 192e9, one.name
