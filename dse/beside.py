@@ -147,7 +147,7 @@ def _listen(lines: queue.SimpleQueue[str]) -> None:
     for line in sys.stdin:
         lines.put(line)
     os.kill(os.getpid(), signal.SIGTERM)
-    time.sleep(5)  # for a study run to be marked KILLED
+    time.sleep(10)  # for a study run to be marked KILLED
     os._exit(1)
 
 

@@ -117,7 +117,7 @@ def filled(asked: ArrayLike) -> NDArray[np.float64]:
     channels, from whose first point the rate of a CU is taken (docs/models.md).
     """
     wanted = np.asarray(asked, float)
-    return np.asarray(wanted / np.sqrt(1 + wanted**2))
+    return np.asarray(wanted / np.sqrt(1 + wanted * wanted))
 
 
 def setup(system: System, *, by: Movement) -> ArrayLike:
@@ -177,7 +177,7 @@ def slowed_beside_gemm(system: System, active: Sequence[Route], *, by: Movement)
     if by.mover == "dma":
         return np.asarray(1 / np.asarray(contention.dma_beside_gemm, float))
     slow = Movement(by.mover, np.asarray(by.cus) / contention.cu_copy_beside_gemm, by.pattern)
-    return np.asarray(_cu_fill(system, active, slow) / _cu_fill(system, active, by))
+    return np.minimum(_cu_fill(system, active, slow) / _cu_fill(system, active, by), 1.0)  # 1 + 1 ulp is none
 
 
 def _cu_fill(system: System, active: Sequence[Route], by: Movement) -> NDArray[np.float64]:
