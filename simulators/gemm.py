@@ -29,7 +29,8 @@ Floats = NDArray[np.float64]
 class GemmCost:
     """Isolated time [s] without launch, HBM traffic [bytes], FLOP, waves; arrays of the arguments' broadcast shape.
 
-    workgroups: of its launch; one a tile, and not more than CUs where they persist.
+    workgroups: of its launch; one a tile, and not more than CUs where they persist. compute_s: T_cmp of the tile that
+    was picked, whose size is `rows` x `cols`.
     """
 
     seconds: Floats
@@ -37,6 +38,9 @@ class GemmCost:
     flop: Floats
     waves: Floats
     workgroups: Floats
+    compute_s: Floats
+    rows: Floats
+    cols: Floats
 
 
 def gemm_cost(
@@ -64,12 +68,14 @@ def gemm_cost(
     traffic = element_bytes * (traffic + m * n * (3 if accumulate else 1))
     memory = traffic / _column(gpu.hbm_bytes_per_s)
     total = np.maximum(compute, memory) + _column(library.serial_fraction) * np.minimum(compute, memory)
-    parts = np.broadcast_arrays(total, traffic, tiles)
+    parts = np.broadcast_arrays(total, traffic, tiles, compute, rows, cols)
     best = np.argmin(parts[0], axis=-1)[..., None]
-    seconds, hbm_bytes, tiles = (np.take_along_axis(value, best, axis=-1)[..., 0] for value in parts)
+    seconds, hbm_bytes, tiles, compute, rows, cols = (
+        np.take_along_axis(value, best, axis=-1)[..., 0] for value in parts
+    )
     workgroups = tiles if library.assignment == "static" else np.minimum(tiles, c[..., 0])
     flop = (2 * m * n * k)[..., 0] + 0 * seconds
-    return GemmCost(seconds, hbm_bytes, flop, _waves(library, tiles, c[..., 0]), workgroups)
+    return GemmCost(seconds, hbm_bytes, flop, _waves(library, tiles, c[..., 0]), workgroups, compute, rows, cols)
 
 
 def _waves(library: GemmLibrary, tiles: Floats, cus: Floats) -> Floats:

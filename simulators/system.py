@@ -41,10 +41,12 @@ class GemmLibrary(Frozen):
     """What a GEMM kernel costs beside its FLOP (equations in `simulators/gemm.py`).
 
     assignment: workgroups are dealt out in waves by the hardware (`static`), or stay and take tiles as they become
-    free (`dynamic`: persistent, work-stealing).
+    free (`dynamic`: persistent, work-stealing). workgroups_per_cu: how many a CU holds at once, where stages are
+    simulated (`simulators/stages.py`).
     """
 
     assignment: Annotated[Literal["static", "dynamic"], knob(structural=True)] = "static"
+    workgroups_per_cu: Annotated[Integer, Field(ge=1, le=64)] | None = None
     tiles: tuple[Tile, ...] = Field(min_length=1)
     prologue_s: Seconds
     cache_miss: Fraction
@@ -111,8 +113,37 @@ class Power(Frozen):
     link_j_per_byte: Annotated[Number, Field(ge=0)]
 
 
+class Cache(Frozen):
+    """A cache of sets of `ways` lines, of which the least recently used goes."""
+
+    bytes: Annotated[Bytes, Field(ge=1024)]
+    ways: Annotated[Integer, Field(ge=1, le=1024)]
+
+
+class Pim(Frozen):
+    """Processing in memory: units at the banks that add what is stored to what is there (op and store).
+
+    An update takes the HBM as long as the units need for it, and no less than a store.
+    """
+
+    num_units: Annotated[Integer, Field(ge=1, le=2**20)]
+    update_bytes_per_s_per_unit: Annotated[BytesPerSecond, Field(ge=1e3)]
+
+
+class Tracker(Frozen):
+    """Counters at the memory controller that trigger a DMA command once all updates of a workgroup's tile are in (T3,
+    arXiv:2401.16677): one entry for each workgroup in flight.
+    """
+
+    num_entries: Annotated[Integer, Field(ge=1, le=2**20)]
+    bytes_per_entry: Annotated[Integer, Field(ge=1, le=2**16)]
+
+
 class Gpu(Frozen):
-    """One GPU. `matrix_flop_per_s_per_cu` is the sustained rate of one CU while all CUs are busy."""
+    """One GPU. `matrix_flop_per_s_per_cu` is the sustained rate of one CU while all CUs are busy.
+
+    llc: the last-level cache, before the HBM. llc, pim, tracker: None where a GPU has none.
+    """
 
     num_cus: Annotated[Integer, Field(ge=1, le=4096)]
     matrix_flop_per_s_per_cu: FlopPerSecond
@@ -124,18 +155,23 @@ class Gpu(Frozen):
     dma: Dma
     contention: Contention
     power: Power | None = None
+    llc: Cache | None = None
+    pim: Pim | None = None
+    tracker: Tracker | None = None
 
 
 class Node(Frozen):
     """GPUs that reach each other directly (`mesh`), through a `switch`, or around a bidirectional `ring`.
 
     link_bytes_per_s: achievable payload rate of one link in one direction. A GPU has num_gpus - 1 links on a
-    mesh, one port of as many links' bandwidth at a switch, and two links on a ring.
+    mesh, one port of as many links' bandwidth at a switch, and two links on a ring. hop_latency_s: until the first byte
+    arrives, where schedules send without a copy's set-up.
     """
 
     num_gpus: Annotated[Integer, knob(structural=True, ge=2, le=64)]
     topology: Annotated[Topology, knob(structural=True)]
     link_bytes_per_s: Bandwidth
+    hop_latency_s: Seconds | None = None
 
 
 class System(Sourced):

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from dse.problems import ConfigError, Problem, Problems, did_you_mean
-from dse.values import Bytes, Frozen, Integer, Number
+from dse.values import Bytes, Frozen, Integer, Number, knob
 from simulators.transfer import Pattern
 
 ELEMENT_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4, "fp8": 1}
@@ -36,7 +36,7 @@ class Gemm(Frozen):
     m: Size
     n: Size
     k: Size
-    shards: Size = 1
+    shards: Annotated[Integer, knob(structural=True, ge=1, le=2**31)] = 1
     split: Literal["n", "k"] = "n"
     precision: Precision = "bf16"
     after: tuple[str, ...] = ()

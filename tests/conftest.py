@@ -54,13 +54,24 @@ def shipped(group: str) -> dict[str, Any]:
 ENGINES: dict[str, Engine] = plugins("simulators", "ENGINE")
 EXACT = [name for name, engine in ENGINES.items() if engine.exact]
 FAMILIES: dict[str, type[Any]] = plugins("search_spaces", "SCHEDULE")
-SCHEDULES = tuple(_trees("schedule"))
+SCHEDULES = tuple(name for name, tree in _trees("schedule").items() if "mover" in tree)
+"""Those that kernels or DMA engines move; the others have tests of their own."""
 DEVICES = tuple(name for name, tree in _trees("system").items() if "measured_as" in tree)  # of single operators
 SYSTEMS = tuple(name for name in _trees("system") if name not in DEVICES)
 PATTERNS: tuple[Pattern, ...] = ("all_gather", "all_to_all")
 """Collectives that bring a GEMM its input."""
+AFTER: tuple[Pattern, ...] = ("reduce_scatter", "all_reduce")
+"""Collectives that sum what GEMMs have summed in parts."""
 FREE = {f"system.gpu.contention.{name}": 1.0 for name in Contention.model_fields}
 """Overrides by which operators slow one another by nothing but the CUs, HBM and links they share."""
+
+
+def merged(tree: dict[str, Any], extra: Mapping[str, Any]) -> dict[str, Any]:
+    """A tree with the values of another one put over it, in place."""
+    for name, value in extra.items():
+        own = tree.get(name)
+        tree[name] = merged(own, value) if isinstance(own, dict) and isinstance(value, dict) else value
+    return tree
 
 
 @functools.cache
@@ -79,16 +90,20 @@ def design_tree(
     """The tree of a shipped schedule on the shipped MI300X node with values set by dotted path. shape: (m, n, k).
 
     A schedule that runs a collective beside a GEMM has one of the size of A, of 64 KiB at least: a row for each of 64
-    GPUs.
+    GPUs. One that runs nothing before a GEMM has an all-reduce after it, and the node what T3 adds.
     """
     m, n, k = shape
-    knobs = shipped("schedule")[schedule]
+    knobs, system = shipped("schedule")[schedule], shipped("system")["mi300x_8"]
     one: dict[str, Any] = {"name": "x", "m": m, "n": n, "k": k}
-    if FAMILIES[knobs["family"]].orders == ("beside",):
+    orders = FAMILIES[knobs["family"]].orders
+    if orders == ("beside",):
         one |= {"payload_bytes": max(1 << 16, 2 * m * k)}
+    elif orders == ("after",):
+        pattern = pattern if pattern in AFTER else "all_reduce"
+        merged(system, shipped("study")["t3_mi300x"]["system"])
     workload = {"name": "test", "pattern": pattern, "shapes": [one]}
     tree = {
-        "system": shipped("system")["mi300x_8"],
+        "system": system,
         "schedule": knobs,
         "workload": workload,
     }

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import toy
 import yaml
-from conftest import CONF, FAMILIES, FREE, SYSTEMS, shipped
+from conftest import AFTER, CONF, FAMILIES, FREE, SYSTEMS, shipped
 
 from dse import discovery
 from dse.backend import Batch
@@ -469,24 +469,28 @@ def test_every_shipped_option_can_be_named_on_the_command_line() -> None:
     pairs = named_together(groups.pop("schedule"), groups.pop("workload"))
     for pair, *options in zip_longest(pairs, *groups.values()):
         words = [f"{group}={option}" for group, option in zip(groups, options, strict=True) if option]
-        planned(*(pair or pairs[0]), *words)
+        named = {word.partition("=")[0]: word for word in (*words, *(pair or pairs[0]))}
+        planned(*named.values())
 
 
 def named_together(schedules: Sequence[str], workloads: Sequence[str]) -> list[list[str]]:
     """Words that name each schedule and each workload, of which one shape, at least once."""
     first = {name: shipped("workload")[name]["shapes"][0] for name in workloads}
-    by_kind: dict[bool, tuple[list[str], list[str]]] = {True: ([], []), False: ([], [])}
+    by_kind: dict[str, tuple[list[str], list[str]]] = {}
     for name in schedules:
-        by_kind[FAMILIES[shipped("schedule")[name]["family"]].orders == ("beside",)][0].append(name)
+        kind = FAMILIES[shipped("schedule")[name]["family"]].orders[0]
+        by_kind.setdefault(kind, ([], []))[0].append(name)
     for name, shape in first.items():
-        by_kind["payload_bytes" in shape][1].append(name)
+        after = shape.get("pattern", shipped("workload")[name]["pattern"]) in AFTER
+        by_kind["beside" if "payload_bytes" in shape else "after" if after else "before"][1].append(name)
     return [
         [
             f"schedule={schedule or some[0]}",
             f"workload={workload or of[0]}",
             f"workload.only=[{first[workload or of[0]]['name']}]",
+            *(["system=t3_ring"] if kind == "after" else []),
         ]
-        for some, of in by_kind.values()
+        for kind, (some, of) in by_kind.items()
         for schedule, workload in zip_longest(some, of)
     ]
 

@@ -38,7 +38,6 @@ AXES: dict[str, st.SearchStrategy[Any]] = {
     "schedule.comm_cus": st.integers(1, 400),
     "schedule.withheld_cus": st.integers(0, 400),
     "workload.operators.gather.rows": st.integers(1, 40) | st.integers(256, 20000),
-    "workload.operators.gemm.shards": st.integers(1, 12),
 }
 
 

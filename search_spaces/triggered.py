@@ -1,0 +1,379 @@
+"""A GEMM whose output is reduced chunk by chunk while it runs, triggered by hardware (T3, arXiv:2401.16677).
+
+On a ring of the N GPUs that share the GEMM its output has N chunks, produced in ring order. The first is stored
+straight into the neighbour's memory as updates; of each following one a DMA command forwards the partial sum as soon as
+a tracker has counted the local and the incoming updates; the last stays. On a mesh or at a switch tiles of all chunks
+are produced in turn and stored straight into the memory of the GPU that keeps them. The all-gather of an all-reduce
+follows, serially, by a kernel.
+
+reduction    serial: the GEMM, then a reduce-scatter by a kernel on all CUs. ideal: both at once, and nothing that they
+             share slows them. tracked: as above.
+near_memory  whether partial sums are added by PIM as they are stored, past the cache (`gpu.pim`); without it an update
+             reads, adds and writes (tracked: atomics; else: in the kernel).
+arbitration  what the memory controller does with requests of both. fcfs: one queue, first come, first served, so what a
+             stage reads waits behind the burst of updates that the stage before it has left. fair: each has its share.
+             compute_first: the GEMM's reads and stores go first; communication issues only while fewer than
+             `occupancy_threshold` requests wait, and has no less than `guaranteed_share` of the HBM (T3's limit on
+             starvation, as a share).
+
+A threshold of n requests lets communication use what the GEMM leaves of the share n / (1 + n) of the HBM: in a queue
+whose server is busy for a share r of the time, r / (1 - r) requests are waiting or served on average (M/M/1; derived).
+Stages: `simulators/stages.py`. HBM time and HBM traffic are two resources: an update takes the HBM for as long as
+its units add, B / (units x their rate), and is one write.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+from typing import Annotated, Any, ClassVar, Literal
+
+import numpy as np
+
+from dse.problems import ConfigError
+from dse.values import Integer, Number, knob
+from simulators.design import Rule, ScheduleKnobs
+from simulators.graph import GraphBuilder, TaskGraph
+from simulators.stages import Staged, staged
+from simulators.system import System
+from simulators.transfer import Movement, Route, links, rate, routes, setup
+from simulators.workload import Overlap, Workload
+
+Reduction = Literal["serial", "ideal", "tracked"]
+_ACCOUNT = 1e30  # capacity of a resource on which bytes are only counted
+_FLOWS = 3  # of communication at the HBM of a GPU: what comes in, what a DMA command reads, what it sends on
+
+
+class Triggered(ScheduleKnobs):
+    """stages: into at least so many parts the output is cut (all waves are seen where there are no more of them)."""
+
+    orders: ClassVar[tuple[str, ...]] = ("after",)
+    family: Literal["triggered"]
+    reduction: Annotated[Reduction, knob(structural=True)]
+    near_memory: Annotated[bool, knob(structural=True)]
+    arbitration: Annotated[
+        Literal["fcfs", "fair", "compute_first"] | None, knob(structural=True, when={"reduction": "tracked"})
+    ] = None
+    occupancy_threshold: Annotated[Integer | None, knob(when={"arbitration": "compute_first"}, ge=1, le=10**6)] = None
+    guaranteed_share: Annotated[Number | None, knob(when={"arbitration": "compute_first"}, gt=0, le=0.5)] = None
+    stages: Annotated[Integer, knob(structural=True, ge=1, le=1024)] = 32
+
+    def rules(self, system: System, workload: Workload) -> Sequence[Rule]:
+        """The workload must be a GEMM and its reduction over all GPUs, and the GPU must have what is used of it."""
+        try:
+            overlap = workload.overlap()
+        except ConfigError as error:
+            return [Rule.of(problem) for problem in error.problems]
+        return [*_workload_rules(system, overlap), *self._hardware_rules(system)]
+
+    def _hardware_rules(self, system: System) -> Iterator[Rule]:
+        gpu = system.gpu
+        needed: dict[str, Any] = {"gpu.llc": gpu.llc, "gpu.gemm.workgroups_per_cu": gpu.gemm.workgroups_per_cu}
+        needed |= {"node.hop_latency_s": system.node.hop_latency_s}
+        needed |= {"gpu.pim": gpu.pim} if self.near_memory else {}
+        needed |= {"gpu.tracker": gpu.tracker} if self.reduction == "tracked" else {}
+        for path, value in needed.items():
+            if value is None:
+                way = "use a system that has it, such as system=t3_ring"
+                yield Rule(f"system.{path}", True, "is needed by this schedule", None, way_out=way)
+        if needed.get("gpu.tracker") and gpu.tracker is not None and gpu.gemm.workgroups_per_cu is not None:
+            entries, flying = gpu.tracker.num_entries, np.multiply(gpu.num_cus, gpu.gemm.workgroups_per_cu)
+            rule = "has fewer entries than workgroups are in flight ({0})"
+            broken = np.asarray(entries) < flying
+            yield Rule("system.gpu.tracker.num_entries", broken, rule, entries, (flying,), "use more entries")
+
+    def lower(self, system: System, workload: Workload) -> TaskGraph:
+        """Stages of the GEMM, its stores, and the reduction of its chunks as `reduction` has it."""
+        line = _Line(self, system, workload.overlap())
+        done = line.tracked() if self.reduction == "tracked" else line.apart()
+        if line.pattern == "all_reduce":
+            line.gather(done)
+        return line.graph.build()
+
+
+def _workload_rules(system: System, overlap: Overlap) -> Iterator[Rule]:
+    path, pattern = "workload.operators", overlap.collective.pattern
+    if overlap.order != "after" or pattern not in {"reduce_scatter", "all_reduce"}:
+        rule = "is not what this schedule overlaps: a GEMM and then the collective that reduces it"
+        yield Rule(f"{path}.gather.pattern", True, rule, pattern, way_out="use all_reduce or reduce_scatter")
+    gpus, shards = system.node.num_gpus, overlap.gemm.shards
+    if not 2 <= shards <= gpus:
+        rule = "must be 2 to the GPUs of the node (system.node.num_gpus = {0}): they reduce what each has summed"
+        yield Rule(f"{path}.gemm.shards", True, rule, shards, (gpus,), "leave it out for all of them")
+
+
+class _Line:
+    """Builds the graph of a GPU that stands for all."""
+
+    def __init__(self, knobs: Triggered, system: System, overlap: Overlap) -> None:
+        self.knobs, self.system, self.graph = knobs, system, GraphBuilder()
+        gemm = overlap.gemm
+        self.gpus = gemm.shards
+        self.pattern = overlap.collective.pattern
+        shape = (gemm.m, gemm.local_n, gemm.local_k)
+        self.staged: Staged = staged(system.gpu, shape, element_bytes=gemm.element_bytes, bypass=knobs.near_memory)
+        self.chunk: Any = self.staged.write_bytes / self.gpus
+        self.pieces = -(-knobs.stages // self.gpus)
+        self.ring = system.node.topology == "ring"
+        rate_ = system.gpu.hbm_bytes_per_s
+        self.hbm = self.graph.resource("hbm", _ACCOUNT)
+        self.busy = self.graph.resource("hbm time", rate_)
+        self.own_busy = (
+            self.graph.resource("hbm time, communication", rate_) if knobs.reduction == "ideal" else self.busy
+        )
+        self.links = {name: self.graph.resource(name, value) for name, value in links(system.node).items()}
+        self.queue = self.graph.resource("hbm queue", rate_ * self._gate) if self._first else None
+        self._stored: list[int] = []
+        if knobs.reduction == "tracked":
+            self._laws()
+
+    def _laws(self) -> None:
+        """Beside copies by hardware both lose what the project's law of contention says (`gpu.contention`)."""
+        factor = 1 / np.asarray(self.system.gpu.contention.dma_beside_gemm, float)
+        self.graph.slows("gemm", while_active="communication", factor=factor)
+        self.graph.slows("communication", while_active="gemm", factor=factor)
+
+    @property
+    def _first(self) -> bool:
+        return self.knobs.arbitration == "compute_first"
+
+    @cached_property
+    def _gate(self) -> Any:
+        """Share of the HBM up to which communication may fill it."""
+        most = np.asarray(self.knobs.occupancy_threshold, float)
+        return most / (1 + most)
+
+    @cached_property
+    def _weight(self) -> Any:
+        """Of a flow of communication beside a GEMM's reads that weigh 1."""
+        if not self._first:
+            return 1.0
+        share = np.asarray(self.knobs.guaranteed_share, float)
+        return share / (1 - share) / _FLOWS
+
+    @cached_property
+    def update(self) -> tuple[float, Any]:
+        """(traffic, time as bytes) at the HBM of a byte that is added to what is there."""
+        pim = self.system.gpu.pim
+        if not self.knobs.near_memory or pim is None:
+            return 2.0, 2.0
+        units = np.asarray(pim.num_units) * pim.update_bytes_per_s_per_unit
+        return 1.0, np.maximum(1.0, np.asarray(self.system.gpu.hbm_bytes_per_s) / units)
+
+    # ---------------------------------------------------------------- compute
+
+    def produce(self, leave: Callable[[int, int, int], int]) -> dict[int, list[int]]:
+        """The GEMM, piece after piece; for each chunk what takes its pieces away.
+
+        leave: adds that task, given chunk, piece and the task that completes it. Chunk follows chunk around a ring;
+        on a mesh, where each has a link of its own, they take turns. Where requests are served as they come, the reads
+        of a piece wait for what the piece before it stores.
+        """
+        parts = self.gpus * self.pieces
+        found: dict[int, list[int]] = {chunk: [] for chunk in range(self.gpus)}
+        last: list[int] = []
+        before: Any = 0.0
+        for index in range(parts):
+            until = self.staged.elapsed((index + 1) / parts)
+            made = self._piece(index, np.maximum(until - before, 0.0), last)
+            chunk = index // self.pieces if self.ring else index % self.gpus
+            before, left = until, leave(chunk, len(found[chunk]), made)
+            last = [made, left] if self.knobs.arbitration == "fcfs" and left in self._stored[-1:] else [made]
+            found[chunk].append(left)
+        return found
+
+    def _piece(self, index: int, share: Any, after: list[int]) -> int:
+        """Reads that come first, then the multiplication with the reads beside it."""
+        gpu, stage = self.system.gpu, self.staged
+        first = np.asarray(gpu.gemm.serial_fraction) * share * stage.read_bytes
+        beside = (1 - np.asarray(gpu.gemm.serial_fraction)) * stage.read_bytes
+        hbm = gpu.hbm_bytes_per_s
+        delay = gpu.kernel_launch_s if index == 0 else 0.0
+        told: dict[str, Any] = {"kind": "gemm", "lane": "compute", "group": "gemm"}
+        seconds = first / hbm
+        fetched = self._task(
+            f"fetch {index}", after, work=first, cap=hbm, uses=self._reads(1.0), delay=delay, limiter="HBM",
+            alone_s=seconds, wide_s=seconds, ideal_s=seconds, **told,
+        )  # fmt: skip
+        # beside the multiplication: nothing, where a library hides no reads
+        uses = {resource: beside * use for resource, use in self._reads(1.0).items()} if np.any(beside > 0) else {}
+        seconds = share * np.maximum(stage.compute_s, beside / hbm)
+        return self._task(
+            f"gemm {index}", [fetched], work=share, cap=1 / stage.compute_s, uses=uses,
+            weight=1 / np.maximum(beside, 1.0), limiter="compute", flop=share * stage.flop,
+            alone_s=seconds, wide_s=seconds, ideal_s=seconds, **told,
+        )  # fmt: skip
+
+    def _reads(self, amount: float) -> dict[int, Any]:
+        found: dict[int, Any] = {self.hbm: amount, self.busy: amount}
+        return found | ({self.queue: amount * self._gate} if self.queue is not None else {})
+
+    def _store(self, label: str, made: int, *, update: bool) -> int:
+        """Output of a piece into the GPU's own memory, after that of the piece before it."""
+        (traffic, busy), amount = self.update if update else (1.0, 1.0), self.chunk / self.pieces
+        seconds = amount * busy / self.system.gpu.hbm_bytes_per_s
+        how: dict[str, Any] = {
+            "kind": "store",
+            "lane": "stores",
+            "limiter": "HBM",
+            "alone_s": seconds,
+            "wide_s": seconds,
+        }
+        how |= {"uses": {self.hbm: traffic, self.busy: busy}, "weight": 1 / np.asarray(busy)}
+        found = self._task(label, [made, *self._stored[-1:]], work=amount, **how)
+        self._stored.append(found)
+        return found
+
+    # ---------------------------------------------------------------- communication
+
+    def tracked(self) -> list[int]:
+        """Chunks leave as they are made; what must be over before an all-gather."""
+        own = range(1, self.gpus) if self.ring else (self.gpus - 1,)
+
+        def leave(chunk: int, piece: int, made: int) -> int:
+            label = f"store {chunk}.{piece}"
+            if chunk in own:
+                return self._store(label, made, update=True)
+            route = self._hop if self.ring else self._peers[chunk]
+            return self._send(label, route, self.chunk / self.pieces, after=[made])
+
+        left = self.produce(leave)
+        if not self.ring:
+            return [task for tasks in left.values() for task in tasks]
+        sent = left[0]
+        for place in range(1, self.gpus - 1):
+            sent = [self._send(f"forward {place}", self._hop, self.chunk, after=[*left[place], *sent], reads=1.0)]
+        return [*left[self.gpus - 1], *sent]
+
+    def _send(self, label: str, route: Route, amount: Any, *, after: Sequence[int], reads: float = 0.0) -> int:
+        """Updates of a peer's memory, and by symmetry of this one's; a DMA command reads what it forwards."""
+        traffic, busy = self.update
+        pace = self._pace(route)
+        own: dict[int, Any] = {self.hbm: reads + traffic, self.busy: reads + busy}
+        own |= {self.queue: reads + busy} if self.queue is not None else {}
+        return self._transfer(label, route, amount, after=after, own=own, pace=pace, lane="reduce_scatter")
+
+    def apart(self) -> list[int]:
+        """The reduce-scatter after the GEMM, or beside it at no cost."""
+        near, ideal = self.knobs.near_memory, self.knobs.reduction == "ideal"
+        sent = range(1 if self.ring else self.gpus - 1) if self._straight else range(0)
+
+        def leave(chunk: int, piece: int, made: int) -> int:
+            return made if chunk in sent else self._store(f"store {chunk}.{piece}", made, update=False)
+
+        stored = [task for tasks in self.produce(leave).values() for task in tasks]
+        begun = [] if ideal else [self._launch("reduce_scatter", stored)]
+        moved = self._ring_steps(begun) if self.ring else self._direct_steps(begun)
+        return [*stored, *(moved if near else [self._final(moved)])]
+
+    @property
+    def _straight(self) -> bool:
+        """Whether a chunk that is to be sent is never stored here: it goes on as it is made."""
+        return self.knobs.near_memory and self.knobs.reduction == "ideal"
+
+    def _ring_steps(self, after: list[int]) -> list[int]:
+        """N - 1 hops; from the second on what came is added to what is there, by the kernel or at the memory."""
+        for hop in range(1, self.gpus):
+            reads = 2.0 if hop > 1 and not self.knobs.near_memory else 0.0 if hop == 1 and self._straight else 1.0
+            told: dict[str, Any] = {"own": self._moves(reads), "pace": self._pace(self._hop), "lane": "reduce_scatter"}
+            after = [self._transfer(f"reduce {hop}", self._hop, self.chunk, after=after, **told)]
+        return after
+
+    def _direct_steps(self, after: list[int]) -> list[int]:
+        found = self._peers
+        own = self._moves(0.0 if self._straight else 1.0)
+        told: dict[str, Any] = {"own": own, "pace": self._pace(found[0], found), "lane": "reduce_scatter"}
+        return [self._transfer(f"reduce {one.peer}", one, self.chunk, after=after, **told) for one in found]
+
+    def _moves(self, reads: float) -> dict[int, Any]:
+        """What a byte takes of a GPU that reads so much of it, and by symmetry stores what comes."""
+        traffic, busy = self.update if self.knobs.near_memory else (1.0, 1.0)
+        return {self.hbm: reads + traffic, self.own_busy: reads + busy}
+
+    def _final(self, after: list[int]) -> int:
+        """The kernel adds what has come, of the neighbour or of all peers, to its own chunk."""
+        parts = 3.0 if self.ring else self.gpus + 1.0
+        seconds = parts * self.chunk / self.system.gpu.hbm_bytes_per_s
+        uses = {self.hbm: parts, self.own_busy: parts}
+        return self._task(
+            "final sum", after, kind="reduce", lane="reduce_scatter", limiter="HBM", work=self.chunk, uses=uses,
+            alone_s=seconds, wide_s=seconds,
+        )  # fmt: skip
+
+    def gather(self, after: list[int]) -> None:
+        """The all-gather: N - 1 hops, or from all peers at once; each chunk is read and written once."""
+        after, own = [self._launch("all_gather", after)], {self.hbm: 2.0, self.busy: 2.0}
+        if self.ring:
+            told: dict[str, Any] = {"own": own, "pace": self._by_kernel([self._hop]), "lane": "all_gather"}
+            for hop in range(1, self.gpus):
+                after = [self._transfer(f"gather {hop}", self._hop, self.chunk, after=after, **told)]
+            return
+        found = self._peers
+        told = {"own": own, "pace": self._by_kernel(found), "lane": "all_gather"}
+        for one in found:
+            self._transfer(f"gather {one.peer}", one, self.chunk, after=after, **told)
+
+    def _launch(self, label: str, after: list[int]) -> int:
+        delay = setup(self.system, by=self._kernel)
+        return self._task(f"launch {label}", after, kind="launch", lane="launch", limiter="launch", delay=delay)
+
+    @property
+    def _kernel(self) -> Movement:
+        return Movement("cu", self.system.gpu.num_cus, self.pattern)
+
+    @property
+    def _hop(self) -> Route:
+        """To the next GPU of the ring."""
+        return Route(1, {"link.cw": 1.0}, 1)
+
+    @property
+    def _peers(self) -> list[Route]:
+        """To the other GPUs of a mesh or at a switch that share the GEMM."""
+        return routes(self.system.node, self.pattern)[: self.gpus - 1]
+
+    def _by_kernel(self, active: Sequence[Route]) -> Any:
+        return rate(self.system, active[0], active, by=self._kernel).bytes_per_s
+
+    def _pace(self, route: Route, active: Sequence[Route] = ()) -> Any:
+        """Rate [bytes/s] of a reduction over a route: of links where hardware sends, else of a kernel."""
+        if self.knobs.reduction == "tracked" or (self.knobs.reduction == "ideal" and self.knobs.near_memory):
+            return np.asarray(np.min([np.asarray(links(self.system.node)[name]) for name in route.loads], axis=0))
+        return self._by_kernel(active or [route])
+
+    def _transfer(self, label: str, route: Route, amount: Any, *, after: Sequence[int], **how: Any) -> int:
+        """how: `own` (what a byte takes of the GPU), `pace` [bytes/s], `lane`."""
+        own, pace, lane = how["own"], how["pace"], how["lane"]
+        uses = {**{self.links[name]: load for name, load in route.loads.items()}, **own}
+        held = next((use for resource, use in own.items() if resource in (self.busy, self.own_busy)), 1.0)
+        seconds, tracked = amount / pace, self.knobs.reduction == "tracked" and lane == "reduce_scatter"
+        return self._task(
+            label, after, kind="transfer", lane=lane, limiter="link", work=amount, cap=pace, uses=uses,
+            delay=self.system.node.hop_latency_s, moved_bytes=amount, weight=self._weight / np.asarray(held),
+            group="communication" if tracked else "", cus=0.0 if tracked else self.system.gpu.num_cus,
+            alone_s=seconds, wide_s=seconds, ideal_s=seconds,
+        )  # fmt: skip
+
+    def _task(self, name: str, after: Sequence[int], *, kind: str, **given: Any) -> int:
+        return self.graph.task(name, kind, after=after, **given)
+
+
+def traffic(graph: TaskGraph) -> dict[str, float]:
+    """Bytes at the HBM of a graph of this family, of one design, by component: reads and writes of the GEMM, of the
+    reduce-scatter and of the all-gather. Of a transfer, what is not written is read.
+    """
+    found = dict.fromkeys(("GEMM reads", "GEMM writes", "RS reads", "RS writes", "AG reads", "AG writes"), 0.0)
+    work, use, hbm = graph["work"][0], graph["use"][0], graph.resources.index("hbm")
+    for task, resource, amount in zip(graph.use_task.tolist(), graph.use_resource.tolist(), use.tolist(), strict=True):
+        if resource != hbm:
+            continue
+        moved, kind = float(work[task]), graph.kinds[task]
+        if kind in ("gemm", "store"):
+            found["GEMM reads" if kind == "gemm" else "GEMM writes"] += amount * moved
+        else:
+            name = "AG" if graph.lanes[task] == "all_gather" else "RS"
+            found[f"{name} writes"] += moved
+            found[f"{name} reads"] += (amount - 1) * moved
+    return found
+
+
+SCHEDULE = Triggered

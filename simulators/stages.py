@@ -1,0 +1,109 @@
+"""A GEMM in stages: waves of workgroups that fetch inputs, multiply and write outputs, before a last-level cache.
+
+Waves. A wave is W = c o workgroups (c CUs, o workgroups on each), one output tile each, dealt out in the order of the
+output. After a share x of the T tiles the compute time is t(x) = ceil(min(ceil(x T / W) W, T) / c) t_tile: a tile is
+complete when its wave is (dynamic assignment: x T / c t_tile). K that is sliced by tensor parallelism shortens t_tile
+and leaves T, which is why output appears bit by bit (T3, arXiv:2401.16677).
+
+Inputs. A wave covers a strip of rows of one operand and streams the other past it, which is read from the HBM again
+on every pass unless a line is still in the cache, of L bytes in sets of a lines. Between two uses of a line the rest of
+the streamed operand, a strip, and the outputs of a pass go through the cache, F bytes with the line itself. Where
+addresses are hashed to sets and the least recently used line of a set goes, it survives if fewer than a of them met its
+set:
+
+    h = P(Poisson(a F / L) < a)          reads = A + B + (passes - 1) streamed (1 - h)
+
+in the better of both orders of traversal (set conflicts after A. J. Smith, 1978; no number is fitted). Outputs that
+bypass the cache (updates by PIM) leave their term out. In each stage a fraction `serial_fraction` of the reads comes
+before the multiplication, the rest beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from simulators.gemm import GemmCost, gemm_cost
+from simulators.system import Gpu
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Staged:
+    """One GEMM on all CUs, arrays of the arguments' broadcast shape.
+
+    compute_s: of all waves [s]. read_bytes, write_bytes: at the HBM. flop. elapsed: share of the output (0 to 1) ->
+    share of `compute_s` after which it is complete. workgroups: in flight at once.
+    """
+
+    compute_s: Floats
+    read_bytes: Floats
+    write_bytes: Floats
+    flop: Floats
+    elapsed: Callable[[float], Floats]
+    workgroups: Floats
+
+
+def staged(gpu: Gpu, shape: tuple[ArrayLike, ArrayLike, ArrayLike], *, element_bytes: int, bypass: bool) -> Staged:
+    """C[m, n] = A[m, k] B[k, n]. shape: (m, n, k). bypass: whether outputs pass by the cache.
+
+    Raises ValueError for a GPU without `llc` or `gemm.workgroups_per_cu`.
+    """
+    if gpu.llc is None or gpu.gemm.workgroups_per_cu is None:
+        raise ValueError("stages need gpu.llc and gpu.gemm.workgroups_per_cu")
+    m, n, k = (np.asarray(value, float) for value in shape)
+    cost = gemm_cost(gpu, (m, n, k), cus=gpu.num_cus, element_bytes=element_bytes)
+    wave = np.asarray(gpu.num_cus, float) * gpu.gemm.workgroups_per_cu
+    outputs = element_bytes * m * n
+    operands = (element_bytes * k * m, element_bytes * k * n)
+    orders = [_reads(gpu, operands, one, 0.0 if bypass else outputs) for one in _strips(cost, (m, n), wave)]
+    reads = np.asarray(np.minimum(*orders))
+    return Staged(cost.compute_s, reads, outputs, cost.flop, _elapsed(gpu, cost, (m, n), wave), wave)
+
+
+def _elapsed(gpu: Gpu, cost: GemmCost, sides: tuple[Floats, Floats], wave: Floats) -> Callable[[float], Floats]:
+    tiles = np.ceil(sides[0] / cost.rows) * np.ceil(sides[1] / cost.cols)
+    if gpu.gemm.assignment == "dynamic":
+        return lambda share: np.full(tiles.shape, float(share))
+    cus = np.asarray(gpu.num_cus, float)
+    rounds = np.ceil(tiles / cus)
+
+    def elapsed(share: float) -> Floats:
+        waves = np.ceil(np.round(share * tiles / wave, 9))  # a share that ends with a wave is not the next one's
+        return np.asarray(np.ceil(np.minimum(waves * wave, tiles) / cus) / rounds)
+
+    return elapsed
+
+
+@dataclass(frozen=True)
+class _Order:
+    """One order of traversal. held: which operand's strips a wave holds; share of it; passes over the other one."""
+
+    held: int
+    share: Floats
+    passes: Floats
+
+
+def _strips(cost: GemmCost, sides: tuple[Floats, Floats], wave: Floats) -> list[_Order]:
+    """Along rows with columns streamed, and the other way round."""
+    tiles = np.ceil(sides[0] / cost.rows), np.ceil(sides[1] / cost.cols)
+    found = []
+    for held, other in ((0, 1), (1, 0)):
+        high = np.clip(wave / tiles[other], 1, tiles[held])  # tiles that a wave covers of this side
+        found.append(_Order(held, high / tiles[held], np.ceil(np.round(tiles[held] / high, 9))))
+    return found
+
+
+def _reads(gpu: Gpu, operands: tuple[Floats, Floats], order: _Order, outputs: ArrayLike) -> Floats:
+    """Bytes read from the HBM in one order. outputs: bytes that pass through the cache."""
+    from scipy.special import gammaincc
+
+    llc, streamed = gpu.llc, operands[1 - order.held]
+    assert llc is not None
+    through = streamed + order.share * operands[order.held] + np.asarray(outputs) / order.passes
+    kept = gammaincc(llc.ways, np.asarray(llc.ways) * through / llc.bytes)
+    return np.asarray(sum(operands) + (order.passes - 1) * streamed * (1 - kept))

@@ -1,0 +1,356 @@
+"""T3 (arXiv:2401.16677): hardware that tracks a GEMM's output and triggers its reduction, on T3's simulated GPU.
+
+Asks what tracking hides of an all-reduce, what arbitration at the memory controller adds, and what adding near memory
+saves of DRAM traffic. Sub-layers are what is simulated; what whole models gain is projected from them, and shown apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import yaml
+
+from dse.claims import Claim, Finding, read
+from dse.compose import conf_dir
+from dse.finished import Finished
+from dse.plots import Axis, tables
+from search_spaces.triggered import Triggered, traffic
+from simulators.stages import staged
+from simulators.system import System, system_of
+from simulators.workload import ShapeList, Workload
+from studies.plain import Plain
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+CONFIGURATIONS = {
+    "t3_sequential": "sequential",
+    "t3_sequential_nmc": "sequential + NMC",
+    "t3_ideal": "ideal overlap",
+    "t3_ideal_nmc": "ideal overlap + NMC",
+    "t3": "T3",
+    "t3_fair": "T3-MCA",
+    "t3_mca": "T3-MCA",
+}
+"""Schedules and what they are called here. NMC: partial sums added near memory. MCA: arbitration at its controller."""
+_MAIN = ("megagpt2", "tnlg")
+_LINK, _SHARDS = "system.node.link_bytes_per_s", "workload.operators.gemm.shards"
+_SAVED = "likely: token counts are recollection; which operands the cache keeps turns on them"
+_POINTS = (
+    *("ideal_geomean", "ideal_max", "mca_geomean", "mca_max", "mca_gap_to_ideal", "order", "traffic_geomean"),
+    *("traffic_max", "fc_gap", "op_gap", "serial_ag_bound", "nmc_adds", "nmc_shrinks_with_tp"),
+)
+"""Claims that need points of all configurations."""
+_SHARES = {
+    "comm_share_train": (_MAIN, "training", 1.0),
+    "comm_share_prompt": (_MAIN, "prompt", 1.0),
+    "comm_share_large_train": (("gpt3", "palm", "mtnlg"), "training", 1.0),
+    "comm_share_large_prompt": (("gpt3", "palm", "mtnlg"), "prompt", 1.0),
+    "comm_share_gemm2x": (("megagpt2", "tnlg", "gpt3", "palm", "mtnlg"), "prompt", 2.0),
+}
+"""Claim -> models, phase, how many times as fast GEMMs are."""
+_PASSES = {"training": (("op", "fc2", "fc1", "ip"), 3.0), "prompt": (("op", "fc2"), 1.0)}
+"""Phase -> sub-layers with an all-reduce, and passes over the four GEMMs (forward, input and weight gradients)."""
+_BEST = "T3's rule that picks is not published: the best choice of each case, which bounds it from above"
+_FLUID = "shares of the HBM are fluid: no row conflicts, no turn-around of reads and writes"
+_BYPASS = "outputs that bypass the cache shorten the GEMM's reads, too, and that counts here"
+_CONTEXT = "about another design, which is not modelled"
+_LATE = "links bound OP layers; a chunk is sent a stage late and forwarded whole (docs/models.md)"
+_UNKNOWN = "likely: the largest is one of the futuristic models on 64 GPUs, whose sizes are not published"
+_ASSUMED = "likely: token counts are recollection, attention's share is assumed"
+
+
+class T3(Plain):
+    """Claims, traffic, projections and figures, from a table of configurations."""
+
+    def claims(self) -> list[Claim]:
+        """What the paper and public notes on it say, as retyped beside this module."""
+        return read(Path(__file__).with_suffix(".yaml"))
+
+    def findings(self, table: pd.DataFrame) -> Mapping[str, Finding]:
+        """Ours for what configurations reach, on the ring as T3's default reading has it."""
+        context = Finding(None, _CONTEXT)
+        found = {f"t3.cais_over_{name}": context for name in ("t3_inf", "fused_inf", "t3_train", "fused_train")}
+        found |= {"t3.in_switch": context, "t3.ring_validation": Finding(None, "its measurements are not public")}
+        speedups, saved, exposed = (_cases(table, column) for column in ("speedup", "hbm_bytes", "exposed_comm_s"))
+        if set(CONFIGURATIONS.values()) - set(speedups):
+            absent = Finding(None, "needs points of all configurations, of both models with 8 and 16 GPUs")
+            return found | {f"t3.{name}": absent for name in _POINTS}
+        return found | {f"t3.{name}": one for name, one in _reached(speedups, saved, exposed).items()}
+
+    def further(self, run: Finished) -> Mapping[str, Finding]:
+        """Traffic by component, reads with and without bypass, resources, and shares of communication."""
+        system, shapes = system_of(run.config["system"]), ShapeList.model_validate(run.config["workload"])
+        parts, tracker = _traffic(system, shapes), system.gpu.tracker
+        entries = tracker.num_entries if tracker else None
+        size = tracker.num_entries * tracker.bytes_per_entry / 1e3 if tracker else None
+        ratio = _reads(system, shapes, bypass=False) / _reads(system, shapes, bypass=True)
+        own = ratio[[name.partition("-")[0] in _MAIN for name in shapes.workloads()]]
+        found = {
+            "t3.rs_read_formula": Finding(_ratio_holds(parts, "RS reads", lambda n: (2 * n - 1) / (n - 2))),
+            "t3.write_formula": Finding(_ratio_holds(parts, "writes", lambda n: 2 * n / (2 * n - 2))),
+            "t3.ag_traffic_same": Finding(_same_gather(parts)),
+            "t3.gemm_read_ratio": Finding(_geomean(own) if len(own) else None, "no number of the cache is fitted"),
+            "t3.tracker_entries": Finding(entries, "an input of the model"),
+            "t3.tracker_bytes": Finding(size, "an input of the model"),
+        }
+        return found | _comm_shares(run.outputs.read_table("results"))
+
+    def figures(self, table: pd.DataFrame, timelines: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
+        """Sub-layer speed-ups by configuration, of each reading of the links; arbitration by its threshold."""
+        ok = _named(table)
+        if ok.empty:
+            return
+        ok = ok.assign(ideal=ok.groupby(["scenario", _LINK])["speedup"].transform("max"))
+        ok = ok.sort_values("configuration", key=lambda column: column.map(_rank), kind="stable")
+        speedup = Axis("speedup", "sub-layer speed-up over sequential [x]")
+        for link in ok[_LINK].unique().tolist():
+            rows = ok[ok[_LINK] == link]
+            top = rows[rows["configuration"] == CONFIGURATIONS["t3_ideal_nmc"]].set_index("scenario")["speedup"]
+            drawn = rows.assign(ideal=rows["scenario"].map(top))
+            shown = [CONFIGURATIONS[name] for name in ("t3_ideal", "t3_ideal_nmc", "t3", "t3_mca")]
+            drawn = drawn[drawn["configuration"].isin(shown)]
+            if len(drawn):
+                yield (
+                    f"sublayers_{link / 1e9:.0f}GBps",
+                    tables.bars(drawn, speedup, x="sub", by="configuration", panel="of"),
+                )
+        swept = ok[(ok["configuration"] == CONFIGURATIONS["t3_mca"]) & (ok[_LINK] == ok[_LINK].max())]
+        swept = swept.sort_values("schedule.occupancy_threshold", kind="stable")
+        swept = swept.assign(threshold=swept["schedule.occupancy_threshold"].astype("string").fillna("unlimited"))
+        if swept["threshold"].nunique() > 1:
+            yield "arbitration", tables.heat(swept, speedup, x="threshold", y="sub", panel="of")
+
+    def extras(self, run: Finished) -> Iterator[tuple[str, Any]]:
+        """DRAM traffic by component of every sub-layer, and projections of whole models, each with its figure."""
+        import pandas as pd
+
+        system, shapes = system_of(run.config["system"]), ShapeList.model_validate(run.config["workload"])
+        parts = pd.DataFrame(_traffic(system, shapes))
+        yield "traffic", parts
+        kinds = [name for name in parts if str(name).split(" ")[0] in ("GEMM", "RS", "AG")]
+        stacked = [Axis(str(name), str(name), 1e-6) for name in kinds]
+        yield "traffic", tables.stacks(parts, stacked, panel="of", bar="case", label="DRAM traffic of a GPU [MB]")
+        table = run.outputs.read_table("results")
+        projected = pd.DataFrame(_projected(table))
+        if len(projected):
+            yield "projection", projected
+            gain = Axis("model_speedup", "projected speed-up of the whole model [x] (a prediction)")
+            drawn = projected.assign(ideal=np.nan)
+            yield "projection", tables.bars(drawn, gain, x="of", by="configuration", panel="phase")
+
+
+def _rank(name: str) -> int:
+    return list(CONFIGURATIONS.values()).index(name)
+
+
+def _geomean(values: Any) -> float:
+    return float(np.exp(np.mean(np.log(np.asarray(values, float)))))
+
+
+def _named(table: pd.DataFrame) -> pd.DataFrame:
+    """Rows with results, with `configuration`, `model`, `sub` and `of` (the model and its GPUs).
+
+    T3-MCA picks a threshold for each kernel, the last of which is no limit: fair shares, or one queue as in T3. Its
+    rule is not published, so the best counts.
+    """
+    import pandas as pd
+
+    ok = table[(table["status"] == "ok") & table["schedule.name"].isin(CONFIGURATIONS)]
+    ok = ok.assign(configuration=ok["schedule.name"].map(CONFIGURATIONS))
+    ok = pd.concat([ok, ok[ok["schedule.name"] == "t3"].assign(configuration=CONFIGURATIONS["t3_mca"])])
+    parts = ok["scenario"].str.split("-")
+    of = parts.str[0] + ", " + ok[_SHARDS].astype(str) + " GPUs"
+    return ok.assign(model=parts.str[0], sub=parts.str[-1], of=of)
+
+
+def _cases(table: pd.DataFrame, column: str) -> pd.DataFrame:
+    """A metric by scenario (of the 16 cases) and configuration, at the faster reading of the links, of the fastest."""
+    ok = _named(table)
+    ok = ok[ok["model"].isin(_MAIN)]
+    ok = ok[ok[_LINK] == ok[_LINK].max()].sort_values("makespan_s", kind="stable")
+    found: pd.DataFrame = ok.groupby(["scenario", "configuration"])[column].first().unstack()
+    return found
+
+
+def _reached(speedups: pd.DataFrame, traffic_: pd.DataFrame, exposed: pd.DataFrame) -> dict[str, Finding]:
+    ideal, near, plain, mca = (speedups[CONFIGURATIONS[n]] for n in ("t3_ideal", "t3_ideal_nmc", "t3", "t3_mca"))
+    saved = 100 * (1 - traffic_["T3"] / traffic_["sequential"])
+    gap, sub = 100 * (ideal / plain - 1), speedups.index.str.split("-").str[-1]
+    best = f"best: {mca.idxmax()}"
+    ordered = bool((plain <= mca * (1 + 1e-9)).all() and (mca <= near * (1 + 1e-9)).all())
+    helps = exposed["sequential"] / exposed["sequential + NMC"]
+    degree = speedups.index.str.extract(r"tp(\d+)", expand=False).astype(int)
+    shrinks = [bool((one.diff().dropna() < 0).all()) for one in _by_degree(helps, degree)]
+    return {
+        "ideal_geomean": Finding(100 * (_geomean(ideal) - 1), f"{len(ideal)} cases"),
+        "ideal_max": Finding(float(100 * (ideal.max() - 1)), f"best: {ideal.idxmax()}"),
+        "mca_geomean": Finding(100 * (_geomean(mca) - 1), _BEST),
+        "mca_max": Finding(float(100 * (mca.max() - 1)), best),
+        "mca_gap_to_ideal": Finding(100 * (_geomean(ideal) - _geomean(mca)), "of the two geometric means", _BEST),
+        "order": Finding(
+            ordered, f"T3 {_geomean(plain):.3f}, T3-MCA {_geomean(mca):.3f}, ideal + NMC {_geomean(near):.3f}"
+        ),
+        "traffic_geomean": Finding(100 * (1 - _geomean(1 - saved / 100))),
+        "traffic_max": Finding(float(saved.max()), f"best: {saved.idxmax()}", _SAVED),
+        "fc_gap": Finding(float(gap[sub.isin(["fc1", "fc2"])].max()), "the largest of the FC layers", _FLUID),
+        "op_gap": Finding(float(gap[sub == "op"].mean()), "mean of the OP layers", _LATE),
+        "serial_ag_bound": Finding(float(speedups.max().max()), "the largest of all configurations", _BYPASS),
+        "nmc_adds": Finding(
+            100 * float((near - ideal).max()), f"mean {100 * float((near - ideal).mean()):.1f}", _BYPASS
+        ),
+        "nmc_shrinks_with_tp": Finding(all(shrinks) if shrinks else None, "of the time that RS and AG take"),
+    }
+
+
+def _by_degree(helps: pd.Series[Any], degree: Any) -> list[pd.Series[Any]]:
+    """What NMC helps each sub-layer, by rising number of GPUs."""
+    named = helps.index.str.replace(r"tp\d+-", "", regex=True)
+    frame = helps.to_frame("helps").assign(degree=np.asarray(degree), name=named).sort_values("degree")
+    return [own["helps"] for _, own in frame.groupby("name") if len(own) > 1]
+
+
+def _graph_traffic(system: System, workload: Workload, reduction: str, near_memory: bool) -> dict[str, float]:
+    how: dict[str, Any] = {"arbitration": "fcfs" if reduction == "tracked" else None, "near_memory": near_memory}
+    knobs = Triggered(name="traffic", family="triggered", reduction=reduction, **how)
+    if any(rule.broken for rule in knobs.rules(system, workload)):
+        return {}
+    return traffic(knobs.lower(system, workload))
+
+
+def _traffic(system: System, shapes: ShapeList) -> list[dict[str, Any]]:
+    """Rows of DRAM traffic [bytes] of a GPU by component, sequential and of T3, of every sub-layer that can be run."""
+    found = []
+    for name, tree in shapes.workloads().items():
+        workload = _filled(tree, system)
+        for label, reduction, near in (("sequential", "serial", False), ("T3", "tracked", True)):
+            parts = _graph_traffic(system, workload, reduction, near)
+            if parts:
+                shards = workload.overlap().gemm.shards
+                case = f"{name.split('-')[-1]}, {label}"
+                of = f"{name.split('-')[0]}, {shards} GPUs"
+                found.append(
+                    {"scenario": name, "case": case, "of": of, "configuration": label, "gpus": shards, **parts}
+                )
+    return found
+
+
+def _filled(tree: Mapping[str, Any], system: System) -> Workload:
+    gemm = tree["operators"]["gemm"]
+    shards = gemm["shards"] or system.node.num_gpus
+    operators = {**tree["operators"], "gemm": {**gemm, "shards": shards}}
+    return Workload.model_validate({**tree, "operators": operators})
+
+
+def _ratio_holds(parts: list[dict[str, Any]], what: str, formula: Any) -> bool | None:
+    """Whether sequential / T3 is what a formula of N says, in every case, on a ring."""
+    names = ("GEMM writes", "RS writes") if what == "writes" else (what,)
+    totals = {(one["scenario"], one["configuration"]): sum(one[name] for name in names) for one in parts}
+    held = [
+        np.isclose(
+            totals[one["scenario"], "sequential"] / totals[one["scenario"], "T3"], formula(one["gpus"]), rtol=1e-9
+        )
+        for one in parts
+        if one["configuration"] == "T3" and (one["scenario"], "sequential") in totals
+    ]
+    return bool(all(held)) if held else None
+
+
+def _same_gather(parts: list[dict[str, Any]]) -> bool | None:
+    """Whether both configurations read and write N - 1 chunks in the all-gather."""
+    chunks = {
+        one["scenario"]: one["GEMM writes"] / one["gpus"] for one in parts if one["configuration"] == "sequential"
+    }
+    held = [
+        np.isclose(one[name], (one["gpus"] - 1) * chunks[one["scenario"]], rtol=1e-9)
+        for one in parts
+        for name in ("AG reads", "AG writes")
+        if one["scenario"] in chunks
+    ]
+    return bool(all(held)) if held else None
+
+
+def _reads(system: System, shapes: ShapeList, *, bypass: bool) -> Any:
+    """HBM reads [bytes] of each sub-layer's GEMM."""
+    found = []
+    for tree in shapes.workloads().values():
+        gemm = _filled(tree, system).overlap().gemm
+        size = (gemm.m, gemm.local_n, gemm.local_k)
+        found.append(float(staged(system.gpu, size, element_bytes=gemm.element_bytes, bypass=bypass).read_bytes))
+    return np.array(found)
+
+
+def _layer_times(table: pd.DataFrame) -> pd.DataFrame:
+    """By model with its GPUs (`of`) and sub-layer: GEMM time, and by configuration the sub-layer's makespan [s]."""
+    ok = _named(table)
+    ok = ok[ok[_LINK] == ok[_LINK].max()].sort_values("makespan_s", kind="stable")
+    best = ok.groupby(["model", "of", "sub", "configuration"]).first().reset_index()
+    found: pd.DataFrame = best[["model", "of", "sub", "configuration", "makespan_s", "gemm_s", "exposed_comm_s"]]
+    return found
+
+
+def _attention_share() -> float:
+    facts = yaml.safe_load((conf_dir() / "data" / "t3.yaml").read_text(encoding="utf-8"))
+    return float(facts["attention_share"]["value"])
+
+
+def _layer(rows: pd.DataFrame, phase: str, faster: float) -> dict[str, float]:
+    """A layer of one model: compute and communication [s], and what each configuration saves of it [s].
+
+    compute = passes x the four GEMMs / (1 - attention's share); GEMMs that no all-reduce follows take the time of the
+    ones of equal FLOP that one follows. faster: how many times as fast GEMMs are.
+    """
+    reduced, passes = _PASSES[phase]
+    own = rows[rows["configuration"] == "sequential"].set_index("sub")
+    gemms = float(own["gemm_s"].sum()) * passes
+    attention = gemms * _attention_share() / (1 - _attention_share())
+    moved = float(own.loc[list(reduced), "exposed_comm_s"].sum())
+    found = {"compute_s": gemms / faster + attention, "communication_s": moved}
+    for name, other in rows.groupby("configuration"):
+        after = other.set_index("sub").loc[list(reduced), "makespan_s"]
+        found[str(name)] = float((own.loc[list(reduced), "makespan_s"] - after).sum())
+    return found
+
+
+def _whole(rows: pd.DataFrame) -> bool:
+    return set(rows.loc[rows["configuration"] == "sequential", "sub"]) >= {"op", "fc2", "fc1", "ip"}
+
+
+def _projected(table: pd.DataFrame) -> Iterator[dict[str, Any]]:
+    """Projections of whole models: one share of sub-layers by phase, as Amdahl has it."""
+    for of, rows in _layer_times(table).groupby("of"):
+        if not _whole(rows):
+            continue
+        for phase in _PASSES:
+            layer = _layer(rows, phase, 1.0)
+            total = layer.pop("compute_s") + layer["communication_s"]
+            share = layer.pop("communication_s") / total
+            for name, saved in layer.items():
+                if name != "sequential":
+                    told = {"of": of, "phase": phase, "configuration": name, "communication_share": share}
+                    yield {**told, "model_speedup": total / (total - saved)}
+
+
+def _comm_shares(table: pd.DataFrame) -> dict[str, Finding]:
+    """The largest shares of communication in a layer."""
+    found, times = {}, _layer_times(table)
+    for claim, (models, phase, faster) in _SHARES.items():
+        shares = {}
+        for of, rows in times[times["model"].isin(models)].groupby("of"):
+            if _whole(rows):
+                layer = _layer(rows, phase, faster)
+                shares[str(of)] = layer["communication_s"] / (layer["communication_s"] + layer["compute_s"])
+        if not shares:
+            found[f"t3.{claim}"] = Finding(None, "needs all four sub-layers of a model")
+            continue
+        most = max(shares, key=lambda name: shares[name])
+        cause = _ASSUMED if set(models) == set(_MAIN) else _UNKNOWN
+        found[f"t3.{claim}"] = Finding(100 * shares[most], f"{most}; attention as in conf/data/t3.yaml", cause)
+    return found
+
+
+STUDY = T3()
