@@ -11,15 +11,16 @@ reduction    serial: the GEMM, then a reduce-scatter by a kernel on all CUs. ide
 near_memory  whether partial sums are added by PIM as they are stored, past the cache (`gpu.pim`); without it an update
              reads, adds and writes (tracked: atomics; else: in the kernel).
 arbitration  what the memory controller does with requests of both. fcfs: one queue, first come, first served, so what a
-             stage reads waits behind the burst of updates that the stage before it has left. fair: each has its share.
+             stage reads waits behind the burst of updates that the stage before it has left in this GPU's memory (what
+             comes from others is paced by links, and shares). fair: each has its share.
              compute_first: the GEMM's reads and stores go first; communication issues only while fewer than
              `occupancy_threshold` requests wait, and has no less than `guaranteed_share` of the HBM (T3's limit on
              starvation, as a share).
 
-A threshold of n requests lets communication use what the GEMM leaves of the share n / (1 + n) of the HBM: in a queue
+A threshold of n requests lets communication use the share n / (1 + n) of what the GEMM leaves of the HBM: in a queue
 whose server is busy for a share r of the time, r / (1 - r) requests are waiting or served on average (M/M/1; derived).
-Stages: `simulators/stages.py`. HBM time and HBM traffic are two resources: an update takes the HBM for as long as
-its units add, B / (units x their rate), and is one write.
+No limit is `fair`. Stages: `simulators/stages.py`. HBM time and HBM traffic are two resources: an update near memory is
+one write, and takes the HBM for as long as its units add, B / (units x their rate).
 """
 
 from __future__ import annotations
@@ -41,7 +42,6 @@ from simulators.workload import Overlap, Workload
 
 Reduction = Literal["serial", "ideal", "tracked"]
 _ACCOUNT = 1e30  # capacity of a resource on which bytes are only counted
-_FLOWS = 3  # of communication at the HBM of a GPU: what comes in, what a DMA command reads, what it sends on
 
 
 class Triggered(ScheduleKnobs):
@@ -111,7 +111,10 @@ class _Line:
         self.gpus = gemm.shards
         self.pattern = overlap.collective.pattern
         shape = (gemm.m, gemm.local_n, gemm.local_k)
-        self.staged: Staged = staged(system.gpu, shape, element_bytes=gemm.element_bytes, bypass=knobs.near_memory)
+        bypass = (
+            knobs.near_memory and knobs.reduction != "serial"
+        )  # updates; what is only stored goes through the cache
+        self.staged: Staged = staged(system.gpu, shape, element_bytes=gemm.element_bytes, bypass=bypass)
         self.chunk: Any = self.staged.write_bytes / self.gpus
         self.pieces = -(-knobs.stages // self.gpus)
         self.ring = system.node.topology == "ring"
@@ -124,11 +127,11 @@ class _Line:
         self.links = {name: self.graph.resource(name, value) for name, value in links(system.node).items()}
         self.queue = self.graph.resource("hbm queue", rate_ * self._gate) if self._first else None
         self._stored: list[int] = []
-        if knobs.reduction == "tracked":
+        if knobs.reduction == "tracked" and self.ring:
             self._laws()
 
     def _laws(self) -> None:
-        """Beside copies by hardware both lose what the project's law of contention says (`gpu.contention`)."""
+        """Beside what DMA commands forward both lose what the project's law of contention says (`gpu.contention`)."""
         factor = 1 / np.asarray(self.system.gpu.contention.dma_beside_gemm, float)
         self.graph.slows("gemm", while_active="communication", factor=factor)
         self.graph.slows("communication", while_active="gemm", factor=factor)
@@ -145,11 +148,11 @@ class _Line:
 
     @cached_property
     def _weight(self) -> Any:
-        """Of a flow of communication beside a GEMM's reads that weigh 1."""
+        """Of a flow of communication, by HBM time, beside a GEMM's reads that weigh 1."""
         if not self._first:
             return 1.0
         share = np.asarray(self.knobs.guaranteed_share, float)
-        return share / (1 - share) / _FLOWS
+        return share / (1 - share) / (1 if self.ring else self.gpus - 1)  # as many flows at once
 
     @cached_property
     def update(self) -> tuple[float, Any]:
@@ -212,15 +215,11 @@ class _Line:
         """Output of a piece into the GPU's own memory, after that of the piece before it."""
         (traffic, busy), amount = self.update if update else (1.0, 1.0), self.chunk / self.pieces
         seconds = amount * busy / self.system.gpu.hbm_bytes_per_s
-        how: dict[str, Any] = {
-            "kind": "store",
-            "lane": "stores",
-            "limiter": "HBM",
-            "alone_s": seconds,
-            "wide_s": seconds,
-        }
-        how |= {"uses": {self.hbm: traffic, self.busy: busy}, "weight": 1 / np.asarray(busy)}
-        found = self._task(label, [made, *self._stored[-1:]], work=amount, **how)
+        told: dict[str, Any] = {"kind": "store", "lane": "stores", "limiter": "HBM", "weight": 1 / np.asarray(busy)}
+        uses: dict[int, Any] = {self.hbm: traffic, self.busy: busy}
+        uses |= {self.queue: busy * self._gate} if self.queue is not None else {}
+        after = [made, *self._stored[-1:]]
+        found = self._task(label, after, work=amount, uses=uses, alone_s=seconds, wide_s=seconds, **told)
         self._stored.append(found)
         return found
 
@@ -242,16 +241,26 @@ class _Line:
             return [task for tasks in left.values() for task in tasks]
         sent = left[0]
         for place in range(1, self.gpus - 1):
-            sent = [self._send(f"forward {place}", self._hop, self.chunk, after=[*left[place], *sent], reads=1.0)]
+            sent = [self._forward(f"forward {place}", after=[*left[place], *sent])]
         return [*left[self.gpus - 1], *sent]
 
-    def _send(self, label: str, route: Route, amount: Any, *, after: Sequence[int], reads: float = 0.0) -> int:
-        """Updates of a peer's memory, and by symmetry of this one's; a DMA command reads what it forwards."""
+    def _send(self, label: str, route: Route, amount: Any, *, after: Sequence[int]) -> int:
+        """A GEMM's stores into a peer's memory, and by symmetry updates of this one's."""
+        told = {"own": self._updates(0.0), "pace": self._pace(route), "lane": "reduce_scatter"}
+        return self._transfer(label, route, amount, after=after, **told)
+
+    def _forward(self, label: str, *, after: Sequence[int]) -> int:
+        """A DMA command reads a chunk and updates the neighbour's, by symmetry this GPU's."""
+        dma = self.system.gpu.dma
+        pace = np.minimum(self._pace(self._hop), dma.bytes_per_s)
+        told = {"own": self._updates(1.0), "pace": pace, "lane": "reduce_scatter", "setup_s": dma.setup_s}
+        return self._transfer(label, self._hop, self.chunk, after=after, **told)
+
+    def _updates(self, reads: float) -> dict[int, Any]:
+        """What a byte that updates a memory takes of a GPU's HBM, with so much of it read."""
         traffic, busy = self.update
-        pace = self._pace(route)
-        own: dict[int, Any] = {self.hbm: reads + traffic, self.busy: reads + busy}
-        own |= {self.queue: reads + busy} if self.queue is not None else {}
-        return self._transfer(label, route, amount, after=after, own=own, pace=pace, lane="reduce_scatter")
+        found: dict[int, Any] = {self.hbm: reads + traffic, self.busy: reads + busy}
+        return found | ({self.queue: reads + busy} if self.queue is not None else {})
 
     def apart(self) -> list[int]:
         """The reduce-scatter after the GEMM, or beside it at no cost."""
@@ -259,7 +268,7 @@ class _Line:
         sent = range(1 if self.ring else self.gpus - 1) if self._straight else range(0)
 
         def leave(chunk: int, piece: int, made: int) -> int:
-            return made if chunk in sent else self._store(f"store {chunk}.{piece}", made, update=False)
+            return made if chunk in sent else self._store(f"store {chunk}.{piece}", made, update=self._straight)
 
         stored = [task for tasks in self.produce(leave).values() for task in tasks]
         begun = [] if ideal else [self._launch("reduce_scatter", stored)]
@@ -268,7 +277,7 @@ class _Line:
 
     @property
     def _straight(self) -> bool:
-        """Whether a chunk that is to be sent is never stored here: it goes on as it is made."""
+        """Whether what is made is added where it belongs at once: a chunk to be sent goes on as it is made."""
         return self.knobs.near_memory and self.knobs.reduction == "ideal"
 
     def _ring_steps(self, after: list[int]) -> list[int]:
@@ -341,17 +350,24 @@ class _Line:
         return self._by_kernel(active or [route])
 
     def _transfer(self, label: str, route: Route, amount: Any, *, after: Sequence[int], **how: Any) -> int:
-        """how: `own` (what a byte takes of the GPU), `pace` [bytes/s], `lane`."""
+        """how: `own` (what a byte takes of the GPU), `pace` [bytes/s], `lane`, `setup_s` of a DMA command."""
         own, pace, lane = how["own"], how["pace"], how["lane"]
         uses = {**{self.links[name]: load for name, load in route.loads.items()}, **own}
         held = next((use for resource, use in own.items() if resource in (self.busy, self.own_busy)), 1.0)
         seconds, tracked = amount / pace, self.knobs.reduction == "tracked" and lane == "reduce_scatter"
-        return self._task(
-            label, after, kind="transfer", lane=lane, limiter="link", work=amount, cap=pace, uses=uses,
-            delay=self.system.node.hop_latency_s, moved_bytes=amount, weight=self._weight / np.asarray(held),
-            group="communication" if tracked else "", cus=0.0 if tracked else self.system.gpu.num_cus,
-            alone_s=seconds, wide_s=seconds, ideal_s=seconds,
-        )  # fmt: skip
+        told: dict[str, Any] = {"kind": "transfer", "lane": lane, "limiter": "link", "moved_bytes": amount}
+        told |= {"delay": self.system.node.hop_latency_s + np.asarray(how.get("setup_s", 0.0))}
+        told |= {"group": "communication" if "setup_s" in how else "", "weight": self._weight / np.asarray(held)}
+        told |= {"cus": 0.0 if tracked else self.system.gpu.num_cus, "ideal_s": amount / self._together}
+        return self._task(label, after, work=amount, cap=pace, uses=uses, alone_s=seconds, wide_s=seconds, **told)
+
+    @cached_property
+    def _together(self) -> Any:
+        """Rate [bytes/s] of all links of a GPU that its chunks may take at once."""
+        capacity = links(self.system.node)
+        if self.ring or "port" in capacity:
+            return np.asarray(capacity["link.cw" if self.ring else "port"])
+        return (self.gpus - 1) * np.asarray(self.system.node.link_bytes_per_s)
 
     def _task(self, name: str, after: Sequence[int], *, kind: str, **given: Any) -> int:
         return self.graph.task(name, kind, after=after, **given)
@@ -359,7 +375,7 @@ class _Line:
 
 def traffic(graph: TaskGraph) -> dict[str, float]:
     """Bytes at the HBM of a graph of this family, of one design, by component: reads and writes of the GEMM, of the
-    reduce-scatter and of the all-gather. Of a transfer, what is not written is read.
+    reduce-scatter and of the all-gather. Of a store or a transfer, what is not written is read.
     """
     found = dict.fromkeys(("GEMM reads", "GEMM writes", "RS reads", "RS writes", "AG reads", "AG writes"), 0.0)
     work, use, hbm = graph["work"][0], graph["use"][0], graph.resources.index("hbm")
@@ -367,8 +383,11 @@ def traffic(graph: TaskGraph) -> dict[str, float]:
         if resource != hbm:
             continue
         moved, kind = float(work[task]), graph.kinds[task]
-        if kind in ("gemm", "store"):
-            found["GEMM reads" if kind == "gemm" else "GEMM writes"] += amount * moved
+        if kind == "gemm":
+            found["GEMM reads"] += amount * moved
+        elif kind == "store":
+            found["GEMM writes"] += moved
+            found["GEMM reads"] += (amount - 1) * moved
         else:
             name = "AG" if graph.lanes[task] == "all_gather" else "RS"
             found[f"{name} writes"] += moved

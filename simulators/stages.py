@@ -37,7 +37,7 @@ class Staged:
     """One GEMM on all CUs, arrays of the arguments' broadcast shape.
 
     compute_s: of all waves [s]. read_bytes, write_bytes: at the HBM. flop. elapsed: share of the output (0 to 1) ->
-    share of `compute_s` after which it is complete. workgroups: in flight at once.
+    share of `compute_s` after which it is complete.
     """
 
     compute_s: Floats
@@ -45,7 +45,6 @@ class Staged:
     write_bytes: Floats
     flop: Floats
     elapsed: Callable[[float], Floats]
-    workgroups: Floats
 
 
 def staged(gpu: Gpu, shape: tuple[ArrayLike, ArrayLike, ArrayLike], *, element_bytes: int, bypass: bool) -> Staged:
@@ -62,7 +61,7 @@ def staged(gpu: Gpu, shape: tuple[ArrayLike, ArrayLike, ArrayLike], *, element_b
     operands = (element_bytes * k * m, element_bytes * k * n)
     orders = [_reads(gpu, operands, one, 0.0 if bypass else outputs) for one in _strips(cost, (m, n), wave)]
     reads = np.asarray(np.minimum(*orders))
-    return Staged(cost.compute_s, reads, outputs, cost.flop, _elapsed(gpu, cost, (m, n), wave), wave)
+    return Staged(cost.compute_s, reads, outputs, cost.flop, _elapsed(gpu, cost, (m, n), wave))
 
 
 def _elapsed(gpu: Gpu, cost: GemmCost, sides: tuple[Floats, Floats], wave: Floats) -> Callable[[float], Floats]:

@@ -103,8 +103,10 @@ def test_the_metric_of_traffic_is_the_sum_of_its_components(schedule: str) -> No
 
 def test_atomics_read_and_write_what_units_at_the_banks_only_write() -> None:
     plain, near = (traffic(lower(point("t3", schedule__near_memory=near))) for near in (False, True))
-    assert plain["GEMM writes"] == pytest.approx(2 * near["GEMM writes"])
-    assert plain["RS writes"] + plain["RS reads"] > near["RS writes"] + near["RS reads"]
+    assert plain["GEMM writes"] == pytest.approx(near["GEMM writes"])
+    assert plain["RS writes"] == pytest.approx(near["RS writes"])
+    assert plain["RS reads"] == pytest.approx(near["RS reads"] + near["RS writes"])
+    assert plain["GEMM reads"] >= near["GEMM reads"] + near["GEMM writes"]  # and it does not bypass the cache
 
 
 # Time
@@ -117,6 +119,7 @@ def test_without_contention_chunks_follow_the_recursion_of_the_paper(
 ) -> None:
     """f_0 = max(g/N, c/L) + l, f_s = max((s + 1) g/N, f_{s-1}) + c/L + l, T = max(g, f_{N-2}) (models.md, derived)."""
     free = {"system__gpu__hbm_bytes_per_s": 1e16, "system__gpu__pim__num_units": 2**20, "schedule__stages": 1024}
+    free |= {"system__gpu__dma__bytes_per_s": 1e13}
     free |= {"system__gpu__pim__update_bytes_per_s_per_unit": 1e12, "system__gpu__gemm__assignment": "dynamic"}
     one = point("t3_fair", gpus, shape, pattern="reduce_scatter", system__node__link_bytes_per_s=link, **free)
     latency, size = 0.5e-6, one.workload.overlap().gemm
@@ -128,7 +131,7 @@ def test_without_contention_chunks_follow_the_recursion_of_the_paper(
     expected = max(g, reached)
     finer = max(g, hop * gpus) / -(-1024 // gpus)  # of a chunk's pieces one is still on its way
     assert expected - 1e-9 <= makespan(one) * (1 + 1e-9) + finer
-    assert makespan(one) <= expected * (1 + 1e-9) + finer
+    assert makespan(one) <= expected * (1 + 1e-6) + finer
 
 
 @settings(max_examples=25)
@@ -160,6 +163,7 @@ def test_exact_engines_agree_and_losses_add_up(
     assert found[0] == pytest.approx(found[1], rel=1e-9, abs=1e-15)
     lost = sum(found[0][f"{name}_s"] for name in ("contention", "decomposition", "starvation", "launch", "dependency"))
     assert found[0]["makespan_s"] - found[0]["ideal_s"] == pytest.approx(lost, rel=1e-9, abs=1e-12)
+    assert found[0]["ideal_s"] <= found[0]["makespan_s"] * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("schedule", ["t3", "t3_mca"])
@@ -175,11 +179,49 @@ def test_a_grid_of_hardware_is_its_designs_alone_to_the_bit(schedule: str) -> No
     assert together == [evaluated(backend("fluid"), Batch(one))[0] for one in batch.designs()]
 
 
-def test_one_queue_lets_bursts_delay_the_reads_of_a_stage() -> None:
-    """Of a GEMM that reads much: fair shares are faster, and the GEMM first is no slower than they are."""
-    one_queue, fair, first = (makespan(point(name)) for name in TRACKED)
-    assert one_queue > fair * 1.03
-    assert first < fair * 1.01
+@settings(max_examples=15)
+@given(gpus=st.integers(4, 16), shape=st.tuples(*[st.integers(4096, 16384)] * 2, st.integers(8192, 32768)))
+def test_one_queue_delays_a_gemm_by_the_bursts_that_its_stages_leave(gpus: int, shape: tuple[int, int, int]) -> None:
+    """By twice the time that it takes to store them at most, as what comes from others shares the memory."""
+    tiles = {"pattern": "reduce_scatter", "system__node__link_bytes_per_s": 1e13}
+    one_queue, fair = (results(backend("fluid"), [point(name, gpus, shape, **tiles)])[0] for name in ("t3", "t3_fair"))
+    burst = 2 * shape[0] * shape[1] * (1 - 1 / gpus) * 2 / 0.9e12
+    assert fair.metrics["gemm_s"] < one_queue.metrics["makespan_s"] <= fair.metrics["makespan_s"] + 2 * burst
+
+
+@settings(max_examples=15)
+@given(share=st.floats(0.02, 0.5), threshold=st.integers(1, 1000))
+def test_communication_has_the_share_of_the_memory_that_it_is_guaranteed(share: float, threshold: int) -> None:
+    """Beside reads that could fill it, by HBM time, one flow on a ring, and no more than the threshold leaves."""
+    graph = lower(point("t3_mca", schedule__guaranteed_share=share, schedule__occupancy_threshold=threshold))
+    busy = graph.resources.index("hbm time")
+    uses = {int(task): place for place, task in enumerate(graph.use_task) if graph.use_resource[place] == busy}
+    (reads,) = (task for task, name in enumerate(graph.tasks) if name == "gemm 9")
+    (sends,) = (task for task, name in enumerate(graph.tasks) if name == "forward 3")
+    weights = [graph["weight"][0, task] * graph["use"][0, uses[task]] for task in (reads, sends)]
+    assert weights[1] / sum(weights) == pytest.approx(share)
+    queue = graph["capacity"][0, graph.resources.index("hbm queue")]
+    assert queue / graph["capacity"][0, busy] == pytest.approx(threshold / (1 + threshold))
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("system__gpu__dma__bytes_per_s", 2e10),
+        ("system__gpu__dma__setup_s", 1e-4),
+        ("system__node__hop_latency_s", 1e-4),
+    ],
+)
+def test_what_forwards_a_chunk_is_as_fast_as_its_hardware(path: str, value: float) -> None:
+    shape = (8192, 4256, 4256)  # of a GEMM that ends before its reduction
+    assert makespan(point("t3_fair", shape=shape, **{path: value})) > makespan(point("t3_fair", shape=shape)) * 1.05
+
+
+def test_contention_slows_what_dma_commands_forward_and_no_store() -> None:
+    law = {"system__gpu__contention__dma_beside_gemm": 2.0}
+    assert makespan(point("t3_fair", **law)) > makespan(point("t3_fair"))
+    mesh = {"system__node__topology": "mesh"}
+    assert makespan(point("t3_fair", **law, **mesh)) == makespan(point("t3_fair", **mesh))
 
 
 # Rules
@@ -260,12 +302,13 @@ def test_the_study_judges_its_claims_and_draws(tmp_path: Path, monkeypatch: pyte
     rows = {row["id"].partition(".")[2]: row for row in json.loads((folder / "claims.json").read_text("utf-8"))}
     missed = {name for name, row in rows.items() if row["within"] is False}
     assert missed == {
-        *("mca_gap_to_ideal", "traffic_max", "op_gap", "serial_ag_bound", "nmc_adds"),
+        *("mca_gap_to_ideal", "order", "traffic_max", "fc_gap", "op_gap", "serial_ag_bound", "nmc_adds"),
         *("comm_share_large_train", "comm_share_large_prompt", "comm_share_gemm2x"),
     }
     assert all(rows[name]["reason"] for name in missed)
     assert {name for name, row in rows.items() if row["within"] is None} == {
-        *("ring_validation", "in_switch", "cais_over_t3_inf", "cais_over_fused_inf"),
+        *("ring_validation", "tracker_entries", "tracker_bytes"),  # not published, and inputs
+        *("in_switch", "cais_over_t3_inf", "cais_over_fused_inf"),
         *("cais_over_t3_train", "cais_over_fused_train"),
     }
     drawn = {path.stem for path in (folder / "figures").glob("*.png")}
@@ -289,6 +332,25 @@ def test_a_narrowed_study_is_told_without_claims(
     monkeypatch.chdir(tmp_path)
     rows = json.loads((ran("t3", *words) / "claims.json").read_text("utf-8"))
     assert {row["within"] for row in rows} == {None}
+
+
+@pytest.mark.parametrize(
+    ("words", "projected"),
+    [
+        (["workload.only=[tnlg-tp8-op]", "+space.system.gpu.num_cus=choice(60,80,128)"], False),
+        (["search=random", "budget.trials=6"], True),
+        (["workload.pattern=reduce_scatter", "space.schedule.name=choice(t3)"], False),
+        (["workload.only=[tnlg-tp8-op]", "schedule.near_memory=false"], False),
+    ],
+)
+def test_a_study_of_other_points_is_told(
+    words: list[str], projected: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Models are projected from all their sub-layers and whole all-reduces."""
+    monkeypatch.chdir(tmp_path)
+    folder = ran("t3", *words)
+    assert (folder / "projection.parquet").exists() == projected
+    assert (folder / "figures" / "traffic.png").exists()
 
 
 def test_claims_that_compare_configurations_need_all_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
