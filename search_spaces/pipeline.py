@@ -45,6 +45,8 @@ class MoverKnobs(ScheduleKnobs):
 
     def rules(self, system: System, workload: Workload) -> Sequence[Rule]:
         """The workload must be an overlap with rows for every GPU, and communication must leave CUs for compute."""
+        if beyond := list(_node_rules(system)):
+            return beyond
         try:
             overlap = workload.overlap()
         except ConfigError as error:
@@ -56,6 +58,15 @@ class MoverKnobs(ScheduleKnobs):
             broken = np.asarray(held) >= np.asarray(cus)
             found.append(Rule("schedule.comm_cus", broken, rule, held, (cus,), "reserve fewer"))
         return found
+
+
+def _node_rules(system: System) -> Iterator[Rule]:
+    """A node of several GPUs, by itself."""
+    if system.node.num_gpus < 2:
+        yield Rule("system.node.num_gpus", True, "is a GPU that has no peers", 1, way_out="use two at least")
+    if system.fabric is not None and system.fabric.num_nodes > 1:
+        rule, way = "is more than one node, and this schedule knows only one", "use a schedule of the family fused"
+        yield Rule("system.fabric.num_nodes", True, rule, system.fabric.num_nodes, way_out=way)
 
 
 def _order_rules(knobs: MoverKnobs, overlap: Overlap) -> Iterator[Rule]:

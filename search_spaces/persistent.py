@@ -1,0 +1,497 @@
+"""What `search_spaces/fused.py` lowers to: kernels in one stream on each GPU, collectives by a library or from kernels.
+
+One GPU is simulated of one node, or of each where loads differ. Times of a fused kernel of n slices (arXiv:2305.06942):
+
+    t += T_c(p) / n ;   remote: wire = max(wire, t + o_post) + V_slice / B ;   T = max(t, wire + latency + poll)
+
+which is what the tasks below amount to where nothing else competes: a chunk of compute, a post, a transfer that waits
+for the one before it on the same wire, a flag.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from simulators.fabric import (
+    Leg,
+    capacities,
+    fewest_cus,
+    loads_of_nodes,
+    message_bytes,
+    num_gpus,
+    pace,
+    phases,
+)
+from simulators.graph import GraphBuilder, TaskGraph
+from simulators.kernels import KernelCost, kernel_cost
+from simulators.node import piece
+from simulators.system import System
+from simulators.transfer import Movement, library_cus, setup
+from simulators.workload import Collective, Embedding, Gemm, Gemv, Mlp, Operator, Workload
+
+if TYPE_CHECKING:
+    from search_spaces.fused import Fused
+
+_FUSABLE = (Embedding, Gemm, Gemv)
+
+
+def pieces(slices: int, gpus: int) -> int:
+    """Slices of what goes to others, of so many in all, as one in `gpus` stays."""
+    return max(1, -(-slices * (gpus - 1) // gpus))
+
+
+def fused_with(workload: Workload, name: str, pairs: str) -> str | None:
+    """The operator that a collective shares a kernel with: its producer, or else its consumer; None for neither."""
+    operators = workload.operators
+    producers = [before for before in operators[name].after if isinstance(operators[before], _FUSABLE)]
+    if producers:
+        return producers[0]
+    consumers = [key for key, op in operators.items() if name in op.after and isinstance(op, _FUSABLE)]
+    return consumers[0] if consumers and pairs == "all" else None
+
+
+@dataclass
+class _Gpu:
+    """One GPU that is simulated: its load over the mean, its resources, the tails of its streams."""
+
+    place: int
+    load: Any
+    hbm: int
+    cu: int
+    wires: Mapping[str, int]
+    stream: list[int] = field(default_factory=list)
+    library: list[int] = field(default_factory=list)
+
+    def named(self, label: str) -> str:
+        return f"node {self.place}: {label}" if self.place else label
+
+    def kind(self, kind: str) -> str:
+        """Metrics are those of the busiest GPU, the first: tasks of others are of kinds of their own."""
+        return f"peer's {kind}" if self.place else kind
+
+    def counted(self, amount: Any) -> Any:
+        return 0.0 if self.place else amount
+
+
+@dataclass(frozen=True)
+class _Move:
+    """A collective of a workload as it is moved here. legs: of each phase; gpus: of all nodes."""
+
+    name: str
+    op: Collective
+    legs: Sequence[Sequence[Leg]]
+    gpus: int
+
+    @property
+    def rows(self) -> Any:
+        """Rows that go to others."""
+        return self.op.rows - -(-self.op.rows // self.gpus)
+
+    def load(self, gpu: _Gpu) -> Any:
+        """Uneven tables or experts send unevenly; what is reduced is the same everywhere."""
+        return gpu.load if self.op.pattern == "all_to_all" else 1.0
+
+
+@dataclass(frozen=True)
+class _Slice:
+    """Rows of a move that go together. cus: of a library's kernel that moves them, None for a fused one.
+
+    copied: whether they are read to be sent. staged: whether they wait for a consumer.
+    """
+
+    label: str
+    rows: Any
+    cus: Any
+    copied: bool
+    staged: bool
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A part of an operator: share of its time, FLOP, whether a kernel is launched for it."""
+
+    label: str
+    share: Any
+    flop: Any
+    launched: bool
+
+
+_Tasks = list[list[int]]  # by GPU that is simulated
+
+
+class Lowering:
+    """Builds the graph of one design."""
+
+    def __init__(self, system: System, workload: Workload, knobs: Fused) -> None:
+        assert system.persistent is not None
+        self._system, self._workload, self._knobs, self._persistent = system, workload, knobs, system.persistent
+        self._graph = GraphBuilder()
+        self._gpus = [self._gpu(place, load) for place, load in enumerate(loads_of_nodes(system))]
+        self._arrived: dict[str, _Tasks] = {}  # after which an operator is done
+        self._staged: dict[str, _Tasks] = {}  # transfers whose bytes wait for a consumer
+        self._sent: dict[str, list[tuple[_Tasks, _Tasks]]] = {}  # slices on their way to a consumer: (flags, transfers)
+        self._wires: dict[tuple[Any, ...], int] = {}
+        self._costs: dict[tuple[str, bool], KernelCost] = {}
+        self._moves = {
+            name: _Move(name, op, phases(system, op.pattern, knobs.collective), num_gpus(system))
+            for name, op in workload.operators.items()
+            if isinstance(op, Collective)
+        }
+        moved = [name for name, move in self._moves.items() if move.legs and knobs.kernel == "fused"]
+        pairs = {name: fused_with(workload, name, str(knobs.pairs)) for name in moved}
+        self._partner = {name: op for name, op in pairs.items() if op is not None}
+        self._move_of = {op: name for name, op in self._partner.items()}
+
+    def _gpu(self, place: int, load: Any) -> _Gpu:
+        end, rates = f".{place}" if place else "", capacities(self._system)
+        hbm = self._graph.resource(f"hbm{end}", self._system.gpu.hbm_bytes_per_s)
+        cu = self._graph.resource(f"cu{end}", self._system.gpu.num_cus)
+        wires = {name: self._graph.resource(f"{name}{end}", rate) for name, rate in rates.items()}
+        return _Gpu(place, load, hbm, cu, wires)
+
+    def build(self) -> TaskGraph:
+        """Operators in the order in which they are listed."""
+        for name, op in self._workload.operators.items():
+            if isinstance(op, Collective):
+                self._collective(self._moves[name])
+            elif (move := self._move_of.get(name)) is None:
+                self._kernel(name)
+            elif name in self._moves[move].op.after:
+                self._producer(name, self._moves[move])
+            else:
+                self._consumer(name, self._moves[move])
+        self._laws()
+        return self._graph.build()
+
+    # ---------------------------------------------------------------- operators
+
+    def _collective(self, move: _Move) -> None:
+        """A library's; of a fused pair only what has to be done now: a consumer that sends first begins to."""
+        partner = self._partner.get(move.name)
+        if not move.legs:  # a GPU alone
+            self._arrived[move.name] = self._before(move.op)
+        elif partner is None:
+            self._library(move)
+        elif partner not in move.op.after and self._knobs.order == "remote_first":
+            begun = [
+                [self._launch(gpu, move.name, self._system.gpu.kernel_launch_s, after=[*gpu.stream, *before])]
+                for gpu, before in zip(self._gpus, self._before(move.op), strict=True)
+            ]
+            for gpu, launch in zip(self._gpus, begun, strict=True):
+                gpu.stream = launch
+            self._sent[move.name] = self._send_all(move, begun)
+
+    def _kernel(self, name: str) -> None:
+        """An operator by itself, once what arrived for it is unpacked."""
+        op = self._workload.operators[name]
+        self._unpack(op)
+        part = _Part(name, 1.0, self._cost(name).flop, True)
+        waits, staged = self._before(op), self._waiting(op)
+        self._arrived[name] = [
+            [self._compute(gpu, name, part, after=[*before, *held])]
+            for gpu, before, held in zip(self._gpus, waits, staged, strict=True)
+        ]
+        self._freed(name, staged)
+
+    def _producer(self, name: str, move: _Move) -> None:
+        """Slices of what others wait for, each sent when it is done, and what stays."""
+        op = self._workload.operators[name]
+        self._unpack(op)
+        parts, local = self._parts(name, move)
+        remote_first = self._knobs.order == "remote_first"
+        waits, staged = self._before(op), self._waiting(op)
+        flags: list[_Tasks] = [[] for _ in parts]
+        moved: list[_Tasks] = [[] for _ in parts]
+        for gpu, before, held in zip(self._gpus, waits, staged, strict=True):
+            after = [*before, *held]
+            if not remote_first:
+                self._compute(gpu, name, replace(local, launched=True), after=after)
+            for index, part in enumerate(parts):
+                one = replace(part, launched=remote_first and index == 0)
+                made = self._compute(gpu, name, one, after=after)
+                flag, sent = self._send(gpu, move, index, after=[made])
+                flags[index].append([flag])
+                moved[index].append(sent)
+            if remote_first:
+                self._compute(gpu, name, local, after=[])
+        self._arrived[name] = [list(gpu.stream) for gpu in self._gpus]
+        self._freed(name, staged)
+        self._arrived[move.name] = self._met(move.name, _joined(flags))
+        self._staged[move.name] = _joined(moved)
+
+    def _consumer(self, name: str, move: _Move) -> None:
+        """What is here already, and slices of what comes, each when it is here; they are sent now if they were not."""
+        others = _without(self._workload.operators[name], move.name)
+        self._unpack(others)
+        parts, local = self._parts(name, move)
+        waits, sent = self._before(others), self._sent.get(move.name)
+        came = self._before(move.op)
+        for gpu, before, own in zip(self._gpus, waits, came, strict=True):
+            self._compute(gpu, name, replace(local, launched=sent is None), after=[*before, *own])
+        if sent is None:
+            sent = self._send_all(move, [list(gpu.stream) for gpu in self._gpus])
+        for part, (flags, moved) in zip(parts, sent, strict=True):
+            for gpu, flag, held in zip(self._gpus, self._met(part.label, flags), moved, strict=True):
+                task = self._compute(gpu, name, part, after=[*flag, *held])
+                self._graph.frees(task, held)
+        self._arrived[name] = [list(gpu.stream) for gpu in self._gpus]
+        self._arrived[move.name] = self._arrived[name]
+
+    def _parts(self, name: str, move: _Move) -> tuple[list[_Part], _Part]:
+        """(slices that go to others or come from them, what is this GPU's own)."""
+        count, cost = self._num_slices, self._cost(name, fused=True)
+        rows: Any = move.op.rows
+        flop = np.floor(cost.flop * move.rows / rows)
+        sizes = [piece(move.rows, count, index) for index in range(count)]
+        found = [
+            _Part(f"{name} {index}", size / rows, piece(flop, count, index), False) for index, size in enumerate(sizes)
+        ]
+        return found, _Part(f"{name} local", (rows - move.rows) / rows, cost.flop - flop, False)
+
+    @property
+    def _num_slices(self) -> int:
+        assert self._knobs.slices is not None
+        return pieces(self._knobs.slices, num_gpus(self._system))
+
+    def _cost(self, name: str, *, fused: bool = False) -> KernelCost:
+        op = self._workload.operators[name]
+        assert not isinstance(op, Collective)
+        if (name, fused) not in self._costs:
+            loss = self._knobs.occupancy_loss if fused and self._knobs.occupancy_loss is not None else 0.0
+            self._costs[name, fused] = kernel_cost(self._system, op, occupancy_loss=loss)
+        return self._costs[name, fused]
+
+    def _compute(self, gpu: _Gpu, name: str, part: _Part, *, after: Sequence[int]) -> int:
+        """A part of an operator, next in the stream."""
+        op = self._workload.operators[name]
+        cost, whole = self._cost(name, fused=name in self._move_of), self._cost(name)
+        work = part.share * (1.0 if isinstance(op, Mlp) else gpu.load)
+        memory_bound = bool(np.all(cost.hbm_bytes / self._system.gpu.hbm_bytes_per_s > 0.5 * cost.seconds))
+        gpu.stream = [
+            self._graph.task(
+                gpu.named(part.label),
+                gpu.kind("gemm"),
+                after=[*gpu.stream, *after],
+                uses={gpu.hbm: cost.hbm_bytes, gpu.cu: self._system.gpu.num_cus * cost.seconds},
+                work=work,
+                cap=1 / cost.seconds,
+                weight=1 / cost.hbm_bytes,
+                delay=cost.num_kernels * self._system.gpu.kernel_launch_s if part.launched else 0.0,
+                lane="compute",
+                limiter="HBM" if memory_bound else "compute",
+                group=gpu.named("compute"),
+                flop=gpu.counted(part.flop * (1.0 if isinstance(op, Mlp) else gpu.load)),
+                alone_s=work * cost.seconds,
+                wide_s=work * whole.seconds,
+                ideal_s=gpu.counted(work * whole.seconds),
+            )
+        ]
+        return gpu.stream[0]
+
+    # ---------------------------------------------------------------- communication
+
+    def _library(self, move: _Move) -> None:
+        """Packed, launched, moved phase by phase, in order with the library's other collectives."""
+        packed = self._copied(move, "pack", self._before(move.op))
+        own = library_cus(self._system, move.op.pattern)
+        cus = np.minimum(own, self._system.gpu.num_cus)
+        whole = _Slice(move.name, move.rows, cus, True, self._is_consumed(move.name))
+        how = Movement("cu", cus, move.op.pattern)
+        ends, moved = [], []
+        for gpu, before in zip(self._gpus, packed, strict=True):
+            after = [*before, *gpu.library]
+            ready = [self._launch(gpu, move.name, setup(self._system, by=how), after=after)]
+            for phase in range(len(move.legs)):
+                ready = self._phase(gpu, move, whole, phase, after=ready)
+            gpu.library = ready
+            ends.append(ready)
+            moved.append(ready)
+        self._arrived[move.name] = self._met(move.name, ends)
+        self._staged[move.name] = moved
+
+    def _send_all(self, move: _Move, begun: _Tasks) -> list[tuple[_Tasks, _Tasks]]:
+        """All slices from all GPUs: (flags, transfers) of each slice."""
+        found = []
+        for index in range(self._num_slices):
+            each = [self._send(gpu, move, index, after=after) for gpu, after in zip(self._gpus, begun, strict=True)]
+            found.append(([[flag] for flag, _ in each], [sent for _, sent in each]))
+        return found
+
+    def _send(self, gpu: _Gpu, move: _Move, index: int, *, after: Sequence[int]) -> tuple[int, list[int]]:
+        """A slice from a fused kernel: (the flag after which it is there, its last transfers)."""
+        producer = self._partner[move.name] in move.op.after
+        stored = bool(self._knobs.zero_copy) and producer
+        label = f"{move.name} {index}"
+        rows = piece(move.rows, self._num_slices, index)
+        one = _Slice(label, rows, None, not stored, self._is_consumed(move.name))
+        away = any(not leg.inside for legs in move.legs for leg in legs)
+        flag, sent = -1, list(after)
+        if away or not stored:
+            sent = [self._launch(gpu, f"post {label}", self._persistent.post_s, after=sent)]
+        for phase, legs in enumerate(move.legs):
+            moved = self._phase(gpu, move, one, phase, after=sent)
+            latency = np.max(np.broadcast_arrays(*(leg.latency_s for leg in legs)), axis=0)
+            flag = self._launch(gpu, f"flag {label}", latency + self._persistent.poll_s, after=moved)
+            sent = [flag]
+        return flag, moved
+
+    def _phase(self, gpu: _Gpu, move: _Move, part: _Slice, phase: int, *, after: Sequence[int]) -> list[int]:
+        """The legs of a phase at once, each after what went the same way before."""
+        legs, found = move.legs[phase], []
+        amount = move.load(gpu) * part.rows * (move.op.element_bytes * move.op.cols)
+        longest = np.maximum.reduce(np.broadcast_arrays(*(amount * leg.share / self._rate(leg, move) for leg in legs)))
+        last = phase == len(move.legs) - 1
+        for place, leg in enumerate(legs):
+            wire = (gpu.place, move.name, phase, place)
+            told = self._leg(gpu, move, part, leg)
+            told |= {"ideal_s": gpu.counted(longest if place == 0 else 0.0)}
+            told |= {"staged_bytes": gpu.counted(told["work"] if part.staged and last else 0.0)}
+            before = [*after, *([self._wires[wire]] if wire in self._wires else [])]
+            self._wires[wire] = self._graph.task(gpu.named(part.label), gpu.kind("transfer"), after=before, **told)
+            found.append(self._wires[wire])
+        return found
+
+    def _leg(self, gpu: _Gpu, move: _Move, part: _Slice, leg: Leg) -> dict[str, Any]:
+        """A transfer: what its bytes use, and the times it would take alone."""
+        amount: Any = move.load(gpu) * part.rows * (move.op.element_bytes * move.op.cols) * leg.share
+        rate = self._rate(leg, move)
+        each = 1 + leg.peers * message_bytes(self._system) / amount  # what messages cost the NIC, in bytes
+        uses = {
+            gpu.wires[name]: np.asarray(load) * (each if name == "nic" else 1.0) for name, load in leg.loads.items()
+        }
+        hbm = (2.0 if part.copied else 0.0) + (1.0 if move.op.reduces else 0.0)
+        uses |= {gpu.hbm: hbm} if hbm else {}
+        cap, cus = rate, np.asarray(0.0)
+        if part.cus is not None:
+            held = fewest_cus(self._system, leg, cus=part.cus, pattern=move.op.pattern)
+            cap = pace(self._system, leg, cus=held, pattern=move.op.pattern)
+            cus = held / len(next(legs for legs in move.legs if leg in legs))
+            uses[gpu.cu] = cus / cap
+        posted = amount * each * np.asarray(leg.loads["nic"]) / self._nic if "nic" in leg.loads else 0.0
+        return {
+            "uses": uses,
+            "work": amount,
+            "cap": cap,
+            "weight": 1 / hbm if hbm else 1.0,
+            "delay": 0.0 if part.cus is None else leg.latency_s,
+            "lane": "links" if leg.inside else "network",
+            "limiter": "link" if leg.inside else "network",
+            "group": "" if part.cus is None else gpu.named("library"),
+            "cus": gpu.counted(cus),
+            "moved_bytes": gpu.counted(amount),
+            "alone_s": np.maximum(amount / rate, posted),
+            "wide_s": amount / rate,
+        }
+
+    @property
+    def _nic(self) -> Any:
+        assert self._system.fabric is not None
+        return np.asarray(self._system.fabric.nic.bytes_per_s)
+
+    def _rate(self, leg: Leg, move: _Move) -> Any:
+        """Of a leg that has all CUs, or its NICs, to itself [bytes/s]."""
+        return pace(self._system, leg, cus=self._system.gpu.num_cus, pattern=move.op.pattern)
+
+    def _launch(self, gpu: _Gpu, label: str, delay: Any, *, after: Sequence[int]) -> int:
+        how: dict[str, Any] = {"delay": delay, "lane": "communication", "limiter": "launch"}
+        return self._graph.task(gpu.named(label), gpu.kind("launch"), after=after, **how)
+
+    def _copied(self, move: _Move, label: str, waits: _Tasks) -> _Tasks:
+        """A kernel that reads and writes the whole tensor, next in the stream, if one is modelled."""
+        if not self._knobs.copies or move.op.pattern != "all_to_all" or not move.legs:
+            return waits
+        hbm = np.asarray(self._system.gpu.hbm_bytes_per_s)
+        for gpu, before in zip(self._gpus, waits, strict=True):
+            amount = move.load(gpu) * move.op.payload_bytes
+            rate = self._persistent.stream_efficiency * hbm / 2
+            gpu.stream = [
+                self._graph.task(
+                    gpu.named(f"{label} {move.name}"),
+                    gpu.kind("copy"),
+                    after=[*gpu.stream, *before],
+                    uses={gpu.hbm: 2.0},
+                    work=amount,
+                    cap=rate,
+                    weight=0.5,
+                    delay=self._system.gpu.kernel_launch_s,
+                    lane="compute",
+                    limiter="HBM",
+                    alone_s=amount / rate,
+                    wide_s=amount / rate,
+                )
+            ]
+        return [list(gpu.stream) for gpu in self._gpus]
+
+    def _unpack(self, op: Any) -> None:
+        """What a library's collectives brought for an operator."""
+        for name in op.after:
+            if name in self._moves and name not in self._partner:
+                self._copied(self._moves[name], "unpack", self._arrived[name])
+
+    # ---------------------------------------------------------------- waiting
+
+    def _before(self, op: Any) -> _Tasks:
+        """The tasks that an operator waits for, by GPU."""
+        return [[task for name in op.after for task in self._arrived[name][index]] for index in range(len(self._gpus))]
+
+    def _waiting(self, op: Any) -> _Tasks:
+        """Transfers whose bytes an operator consumes, by GPU."""
+        held = [self._staged[name] for name in op.after if name in self._staged]
+        return [[task for one in held for task in one[index]] for index in range(len(self._gpus))]
+
+    def _freed(self, name: str, staged: _Tasks) -> None:
+        for own, held in zip(self._arrived[name], staged, strict=True):
+            self._graph.frees(own[-1], held)
+
+    def _is_consumed(self, name: str) -> bool:
+        return any(name in op.after for op in self._workload.operators.values())
+
+    def _met(self, name: str, flags: _Tasks) -> _Tasks:
+        """What came is there when all GPUs have sent it: one task that waits for them, where there are several."""
+        if len(self._gpus) == 1:
+            return flags
+        after = [task for own in flags for task in own]
+        met = self._graph.task(f"all have sent {name}", "meeting", after=after, lane="communication", limiter="launch")
+        return [[met] for _ in self._gpus]
+
+    def _laws(self) -> None:
+        """Kernels of a library slow compute that runs beside them, and it them, as on the GPU that was measured."""
+        gpu = self._system.gpu
+        contention = gpu.contention
+        dynamic = gpu.gemm.assignment == "dynamic"
+        compute = contention.dynamic_gemm_beside_cus if dynamic else contention.static_gemm_beside_cus
+        factors = {"compute": compute, "library": contention.cu_copy_beside_gemm}
+        if not self._beside():
+            return
+        for one in self._gpus:
+            for (name, factor), cause in zip(factors.items(), ("library", "compute"), strict=True):
+                if np.any(np.asarray(factor) > 1):
+                    own = 1 / np.asarray(factor, float)
+                    self._graph.slows(one.named(name), while_active=one.named(cause), factor=own)
+
+    def _beside(self) -> bool:
+        """Whether a library's collective may run while an operator computes: neither waits for the other."""
+        operators, known = self._workload.operators, dict[str, set[str]]()
+        for name, op in operators.items():
+            known[name] = set(op.after).union(*(known[before] for before in op.after))
+        alone = [name for name in self._moves if name not in self._partner]
+        return any(
+            other not in known[name] and name not in known[other]
+            for name in alone
+            for other, op in operators.items()
+            if not isinstance(op, Collective)
+        )
+
+
+def _without(op: Operator, name: str) -> Operator:
+    """An operator that waits for one less."""
+    return op.model_copy(update={"after": tuple(before for before in op.after if before != name)})
+
+
+def _joined(slices: Sequence[_Tasks]) -> _Tasks:
+    """Tasks of all slices, by GPU."""
+    return [[task for one in own for task in one] for own in zip(*slices, strict=True)]
