@@ -21,7 +21,7 @@ import numpy as np
 from pydantic import Field
 
 from dse.values import Fraction, Integer, knob
-from search_spaces.persistent import Lowering, fused_with, pieces
+from search_spaces.persistent import Lowering, fused_with, ordered, pieces
 from simulators.design import Rule, ScheduleKnobs
 from simulators.fabric import Way, num_gpus
 from simulators.graph import TaskGraph
@@ -80,17 +80,16 @@ def _system_rules(system: System) -> Iterator[Rule]:
 
 
 def _dag_rules(workload: Workload) -> Iterator[Rule]:
-    """Each operator waits for earlier ones; a collective has one producer and one consumer at most."""
-    known: set[str] = set()
+    """Each operator waits for others, and none for itself; a collective has one producer and one consumer at most."""
     users = [before for op in workload.operators.values() for before in op.after]
-    for name, op in workload.operators.items():
-        if missing := [before for before in op.after if before not in known]:
-            rule = "waits for what does not come before it"
-            yield Rule(_PATH, True, f"{name} {rule}", missing[0], way_out="list operators in the order they may run in")
+    never = sorted(set(workload.operators) - set(ordered(workload)))
+    if never:
+        rule = "wait for what is no operator here, or for one another"
+        yield Rule(_PATH, True, rule, ", ".join(never), way_out="name operators that come before in `after`")
+    for name, op in sorted(workload.operators.items()):
         if isinstance(op, Collective) and (len(op.after) > 1 or users.count(name) > 1):
             rule = "has more than one producer or consumer"
             yield Rule(_PATH, True, rule, name, way_out="give each its own collective")
-        known.add(name)
 
 
 def _row_rules(system: System, workload: Workload) -> Iterator[Rule]:

@@ -44,6 +44,22 @@ def pieces(slices: int, gpus: int) -> int:
     return max(1, -(-slices * (gpus - 1) // gpus))
 
 
+def ordered(workload: Workload) -> list[str]:
+    """Operators in the order in which they are issued, whatever the order they are written in.
+
+    Of those that wait for nothing any more, collectives come first, then what a collective waits for, then the rest,
+    each by name. What waits for itself, or for what is not there, is left out.
+    """
+    operators, found = workload.operators, list[str]()
+    sent = {before for op in operators.values() if isinstance(op, Collective) for before in op.after}
+    ranks = {
+        name: (0 if isinstance(op, Collective) else 1 if name in sent else 2, name) for name, op in operators.items()
+    }
+    while ready := [name for name, op in operators.items() if name not in found and set(op.after) <= set(found)]:
+        found.append(min(ready, key=lambda name: ranks[name]))
+    return found
+
+
 def fused_with(workload: Workload, name: str, pairs: str) -> str | None:
     """The operator that a collective shares a kernel with: its producer, or else its consumer; None for neither."""
     operators = workload.operators
@@ -154,8 +170,9 @@ class Lowering:
         return _Gpu(place, load, hbm, cu, wires)
 
     def build(self) -> TaskGraph:
-        """Operators in the order in which they are listed."""
-        for name, op in self._workload.operators.items():
+        """Operators, one after another."""
+        for name in ordered(self._workload):
+            op = self._workload.operators[name]
             if isinstance(op, Collective):
                 self._collective(self._moves[name])
             elif (move := self._move_of.get(name)) is None:
@@ -476,7 +493,8 @@ class Lowering:
     def _beside(self) -> bool:
         """Whether a library's collective may run while an operator computes: neither waits for the other."""
         operators, known = self._workload.operators, dict[str, set[str]]()
-        for name, op in operators.items():
+        for name in ordered(self._workload):
+            op = operators[name]
             known[name] = set(op.after).union(*(known[before] for before in op.after))
         alone = [name for name in self._moves if name not in self._partner]
         return any(

@@ -316,7 +316,7 @@ class ShapeList(Frozen):
 
 
 class Dag(Frozen):
-    """One workload written out: operators by name, `after` of each names those it waits for, all of them before it."""
+    """One workload written out: operators by name, `after` of each names those it waits for."""
 
     name: Annotated[str, Field(min_length=1, max_length=60, pattern=r"^[A-Za-z0-9._+-]+$")]
     operators: Mapping[str, Operator] = Field(min_length=1)

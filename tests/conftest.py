@@ -54,7 +54,8 @@ def shipped(group: str) -> dict[str, Any]:
 ENGINES: dict[str, Engine] = plugins("simulators", "ENGINE")
 EXACT = [name for name, engine in ENGINES.items() if engine.exact]
 FAMILIES: dict[str, type[Any]] = plugins("search_spaces", "SCHEDULE")
-SCHEDULES = tuple(_trees("schedule"))
+OF_ONE_GPU = ("fused",)  # families that lower to one GPU, know no mover, and need a system that says enough of it
+SCHEDULES = tuple(name for name, tree in _trees("schedule").items() if tree["family"] not in OF_ONE_GPU)
 DEVICES = tuple(name for name, tree in _trees("system").items() if "measured_as" in tree)  # of single operators
 SYSTEMS = tuple(name for name in _trees("system") if name not in DEVICES)
 PATTERNS: tuple[Pattern, ...] = ("all_gather", "all_to_all")
@@ -76,7 +77,7 @@ def design_tree(
     shape: tuple[int, int, int] = (4096, 8192, 2048),
     pattern: str = "all_gather",
 ) -> dict[str, Any]:
-    """The tree of a shipped schedule on the shipped MI300X node with values set by dotted path. shape: (m, n, k).
+    """The tree of a shipped schedule on a shipped node with values set by dotted path. shape: (m, n, k).
 
     A schedule that runs a collective beside a GEMM has one of the size of A, of 64 KiB at least: a row for each of 64
     GPUs.
@@ -88,7 +89,7 @@ def design_tree(
         one |= {"payload_bytes": max(1 << 16, 2 * m * k)}
     workload = {"name": "test", "pattern": pattern, "shapes": [one]}
     tree = {
-        "system": shipped("system")["mi300x_8"],
+        "system": shipped("system")["mi210_4" if knobs["family"] in OF_ONE_GPU else "mi300x_8"],
         "schedule": knobs,
         "workload": workload,
     }

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import toy
 import yaml
-from conftest import CONF, FAMILIES, FREE, SYSTEMS, shipped
+from conftest import CONF, FAMILIES, FREE, OF_ONE_GPU, SYSTEMS, shipped
 
 from dse import discovery
 from dse.backend import Batch
@@ -474,13 +474,17 @@ def test_every_shipped_option_can_be_named_on_the_command_line() -> None:
 
 def named_together(schedules: Sequence[str], workloads: Sequence[str]) -> list[list[str]]:
     """Words that name each schedule and each workload, of which one shape, at least once."""
-    first = {name: shipped("workload")[name]["shapes"][0] for name in workloads}
+    written_out = [name for name in workloads if "workloads" in shipped("workload")[name]]
+    first = {name: shipped("workload")[name]["shapes"][0] for name in workloads if name not in written_out}
+    fused = [f"schedule={name}" for name in schedules if shipped("schedule")[name]["family"] in OF_ONE_GPU]
+    words = [[schedule, f"workload={name}"] for schedule in fused for name in written_out]
+    schedules = [name for name in schedules if f"schedule={name}" not in fused]
     by_kind: dict[bool, tuple[list[str], list[str]]] = {True: ([], []), False: ([], [])}
     for name in schedules:
         by_kind[FAMILIES[shipped("schedule")[name]["family"]].orders == ("beside",)][0].append(name)
     for name, shape in first.items():
         by_kind["payload_bytes" in shape][1].append(name)
-    return [
+    return words + [
         [
             f"schedule={schedule or some[0]}",
             f"workload={workload or of[0]}",
