@@ -49,7 +49,9 @@ class Fused(ScheduleKnobs):
     def rules(self, system: System, workload: Workload) -> Sequence[Rule]:
         """The DAG must be one that can be run, on a system of which enough is known, with rows for every GPU."""
         found = [*_system_rules(system), *_dag_rules(workload)]
-        return found or [*_row_rules(system, workload), *self._slice_rules(system, workload)]
+        if any(rule.broken is True for rule in found):
+            return found
+        return [*found, *_row_rules(system, workload), *self._slice_rules(system, workload)]
 
     def _slice_rules(self, system: System, workload: Workload) -> Iterator[Rule]:
         for name, op in workload.operators.items():

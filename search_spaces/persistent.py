@@ -5,11 +5,12 @@ One GPU is simulated of one node, or of each where loads differ. Times of a fuse
     t += T_c(p) / n ;   remote: wire = max(wire, t + o_post) + V_slice / B ;   T = max(t, wire + latency + poll)
 
 which is what the tasks below amount to where nothing else competes: a chunk of compute, a post, a transfer that waits
-for the one before it on the same wire, a flag.
+for the one before it on the same wire, a flag. Work is counted in seconds alone.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -21,7 +22,7 @@ from simulators.fabric import (
     capacities,
     fewest_cus,
     loads_of_nodes,
-    message_bytes,
+    messages_s,
     num_gpus,
     pace,
     phases,
@@ -90,6 +91,7 @@ class _Gpu:
         return f"peer's {kind}" if self.place else kind
 
     def counted(self, amount: Any) -> Any:
+        """What metrics add up, likewise."""
         return 0.0 if self.place else amount
 
 
@@ -136,6 +138,34 @@ class _Part:
     launched: bool
 
 
+@dataclass(frozen=True)
+class _Kernel:
+    """What the parts of an operator have in common. scales: whether it is more where more load is; whole_s: unfused."""
+
+    scales: bool
+    seconds: Any
+    whole_s: Any
+    hbm_bytes_per_s: Any
+    weight: Any
+    launch_s: Any
+    limiter: str
+
+
+@dataclass(frozen=True)
+class _Way:
+    """What the transfers of a leg have in common. row_bytes: of a row that goes to others; rate [bytes/s]: alone."""
+
+    row_bytes: Any
+    rate: Any
+    loads: Mapping[str, Any]
+    hbm_bytes_per_s: Any
+    cap: Any
+    weight: Any
+    cus: Any
+    delay: Any
+    inside: bool
+
+
 _Tasks = list[list[int]]  # by GPU that is simulated
 
 
@@ -152,6 +182,9 @@ class Lowering:
         self._sent: dict[str, list[tuple[_Tasks, _Tasks]]] = {}  # slices on their way to a consumer: (flags, transfers)
         self._wires: dict[tuple[Any, ...], int] = {}
         self._costs: dict[tuple[str, bool], KernelCost] = {}
+        self._kernels: dict[str, _Kernel] = {}
+        self._known_ways: dict[tuple[Any, ...], list[_Way]] = {}
+        self._flags: dict[tuple[str, int], Any] = {}
         self._moves = {
             name: _Move(name, op, phases(system, op.pattern, knobs.collective), num_gpus(system))
             for name, op in workload.operators.items()
@@ -284,30 +317,44 @@ class Lowering:
 
     def _compute(self, gpu: _Gpu, name: str, part: _Part, *, after: Sequence[int]) -> int:
         """A part of an operator, next in the stream."""
-        op = self._workload.operators[name]
-        cost, whole = self._cost(name, fused=name in self._move_of), self._cost(name)
-        work = part.share * (1.0 if isinstance(op, Mlp) else gpu.load)
-        memory_bound = bool(np.all(cost.hbm_bytes / self._system.gpu.hbm_bytes_per_s > 0.5 * cost.seconds))
+        told = self._told(name)
+        load = gpu.load if told.scales else 1.0
+        work, whole = part.share * load * told.seconds, part.share * load * told.whole_s
         gpu.stream = [
             self._graph.task(
                 gpu.named(part.label),
                 gpu.kind("gemm"),
                 after=[*gpu.stream, *after],
-                uses={gpu.hbm: cost.hbm_bytes, gpu.cu: self._system.gpu.num_cus * cost.seconds},
+                uses={gpu.hbm: told.hbm_bytes_per_s, gpu.cu: self._system.gpu.num_cus},
                 work=work,
-                cap=1 / cost.seconds,
-                weight=1 / cost.hbm_bytes,
-                delay=cost.num_kernels * self._system.gpu.kernel_launch_s if part.launched else 0.0,
+                cap=1.0,
+                weight=told.weight,
+                delay=told.launch_s if part.launched else 0.0,
                 lane="compute",
-                limiter="HBM" if memory_bound else "compute",
+                limiter=told.limiter,
                 group=gpu.named("compute"),
-                flop=gpu.counted(part.flop * (1.0 if isinstance(op, Mlp) else gpu.load)),
-                alone_s=work * cost.seconds,
-                wide_s=work * whole.seconds,
-                ideal_s=gpu.counted(work * whole.seconds),
+                flop=gpu.counted(part.flop * load),
+                alone_s=whole if gpu.place else work,  # of a peer: losses tell only of the busiest what it decomposed
+                wide_s=whole,
+                ideal_s=gpu.counted(whole),
             )
         ]
         return gpu.stream[0]
+
+    def _told(self, name: str) -> _Kernel:
+        """What the parts of an operator have in common."""
+        if name not in self._kernels:
+            cost, whole, gpu = self._cost(name, fused=name in self._move_of), self._cost(name), self._system.gpu
+            self._kernels[name] = _Kernel(
+                scales=not isinstance(self._workload.operators[name], Mlp),
+                seconds=_plain(cost.seconds),
+                whole_s=_plain(whole.seconds),
+                hbm_bytes_per_s=_plain(cost.hbm_bytes / cost.seconds),
+                weight=_plain(cost.seconds / cost.hbm_bytes),
+                launch_s=_plain(cost.num_kernels * np.asarray(gpu.kernel_launch_s)),
+                limiter="HBM" if np.all(cost.hbm_bytes / gpu.hbm_bytes_per_s > 0.5 * cost.seconds) else "compute",
+            )
+        return self._kernels[name]
 
     # ---------------------------------------------------------------- communication
 
@@ -340,78 +387,89 @@ class Lowering:
 
     def _send(self, gpu: _Gpu, move: _Move, index: int, *, after: Sequence[int]) -> tuple[int, list[int]]:
         """A slice from a fused kernel: (the flag after which it is there, its last transfers)."""
-        producer = self._partner[move.name] in move.op.after
-        stored = bool(self._knobs.zero_copy) and producer
+        stored = bool(self._knobs.zero_copy) and self._partner[move.name] in move.op.after
         label = f"{move.name} {index}"
         rows = piece(move.rows, self._num_slices, index)
         one = _Slice(label, rows, None, not stored, self._is_consumed(move.name))
-        away = any(not leg.inside for legs in move.legs for leg in legs)
         flag, sent = -1, list(after)
-        if away or not stored:
+        if not stored or any(not leg.inside for legs in move.legs for leg in legs):
             sent = [self._launch(gpu, f"post {label}", self._persistent.post_s, after=sent)]
-        for phase, legs in enumerate(move.legs):
+        for phase in range(len(move.legs)):
             moved = self._phase(gpu, move, one, phase, after=sent)
-            latency = np.max(np.broadcast_arrays(*(leg.latency_s for leg in legs)), axis=0)
-            flag = self._launch(gpu, f"flag {label}", latency + self._persistent.poll_s, after=moved)
+            flag = self._launch(gpu, f"flag {label}", self._flag_s(move, phase), after=moved)
             sent = [flag]
         return flag, moved
 
+    def _flag_s(self, move: _Move, phase: int) -> Any:
+        """From the last byte of a phase until who waits for it goes on."""
+        if (move.name, phase) not in self._flags:
+            latency = np.maximum.reduce(np.broadcast_arrays(*(leg.latency_s for leg in move.legs[phase])))
+            self._flags[move.name, phase] = _plain(latency + np.asarray(self._persistent.poll_s))
+        return self._flags[move.name, phase]
+
     def _phase(self, gpu: _Gpu, move: _Move, part: _Slice, phase: int, *, after: Sequence[int]) -> list[int]:
         """The legs of a phase at once, each after what went the same way before."""
-        legs, found = move.legs[phase], []
-        amount = move.load(gpu) * part.rows * (move.op.element_bytes * move.op.cols)
-        longest = np.maximum.reduce(np.broadcast_arrays(*(amount * leg.share / self._rate(leg, move) for leg in legs)))
+        found, rows = [], move.load(gpu) * part.rows
+        ways = self._ways(move, part, phase)
+        longest = _plain(functools.reduce(np.maximum, [rows * way.row_bytes / way.rate for way in ways]))
         last = phase == len(move.legs) - 1
-        for place, leg in enumerate(legs):
-            wire = (gpu.place, move.name, phase, place)
-            told = self._leg(gpu, move, part, leg)
-            told |= {"ideal_s": gpu.counted(longest if place == 0 else 0.0)}
-            told |= {"staged_bytes": gpu.counted(told["work"] if part.staged and last else 0.0)}
+        for place, way in enumerate(ways):
+            wire, amount = (gpu.place, move.name, phase, place), rows * way.row_bytes
+            told = self._way(gpu, way, amount) | {"ideal_s": gpu.counted(longest if place == 0 else 0.0)}
+            told |= {"staged_bytes": gpu.counted(amount if part.staged and last else 0.0)}
+            told |= {"group": "" if part.cus is None else gpu.named("library")}
             before = [*after, *([self._wires[wire]] if wire in self._wires else [])]
             self._wires[wire] = self._graph.task(gpu.named(part.label), gpu.kind("transfer"), after=before, **told)
             found.append(self._wires[wire])
         return found
 
-    def _leg(self, gpu: _Gpu, move: _Move, part: _Slice, leg: Leg) -> dict[str, Any]:
-        """A transfer: what its bytes use, and the times it would take alone."""
-        amount: Any = move.load(gpu) * part.rows * (move.op.element_bytes * move.op.cols) * leg.share
-        rate = self._rate(leg, move)
-        each = 1 + leg.peers * message_bytes(self._system) / amount  # what messages cost the NIC, in bytes
-        uses = {
-            gpu.wires[name]: np.asarray(load) * (each if name == "nic" else 1.0) for name, load in leg.loads.items()
-        }
-        hbm = (2.0 if part.copied else 0.0) + (1.0 if move.op.reduces else 0.0)
-        uses |= {gpu.hbm: hbm} if hbm else {}
-        cap, cus = rate, np.asarray(0.0)
-        if part.cus is not None:
-            held = fewest_cus(self._system, leg, cus=part.cus, pattern=move.op.pattern)
-            cap = pace(self._system, leg, cus=held, pattern=move.op.pattern)
-            cus = held / len(next(legs for legs in move.legs if leg in legs))
-            uses[gpu.cu] = cus / cap
-        posted = amount * each * np.asarray(leg.loads["nic"]) / self._nic if "nic" in leg.loads else 0.0
+    def _way(self, gpu: _Gpu, way: _Way, amount: Any) -> dict[str, Any]:
+        """A transfer: what its bytes use, and the time it would take alone."""
+        uses = {gpu.wires[name]: load for name, load in way.loads.items()}
+        uses |= {gpu.hbm: way.hbm_bytes_per_s} if way.hbm_bytes_per_s is not None else {}
+        uses |= {gpu.cu: way.cus / way.cap} if way.cus is not None else {}
+        alone = amount / way.rate
         return {
             "uses": uses,
-            "work": amount,
-            "cap": cap,
-            "weight": 1 / hbm if hbm else 1.0,
-            "delay": 0.0 if part.cus is None else leg.latency_s,
-            "lane": "links" if leg.inside else "network",
-            "limiter": "link" if leg.inside else "network",
-            "group": "" if part.cus is None else gpu.named("library"),
-            "cus": gpu.counted(cus),
+            "work": alone,
+            "cap": way.cap,
+            "weight": way.weight,
+            "delay": way.delay,
+            "lane": "links" if way.inside else "network",
+            "limiter": "link" if way.inside else "network",
+            "cus": 0.0 if way.cus is None else gpu.counted(way.cus),
             "moved_bytes": gpu.counted(amount),
-            "alone_s": np.maximum(amount / rate, posted),
-            "wide_s": amount / rate,
+            "alone_s": alone,
+            "wide_s": alone,
         }
 
-    @property
-    def _nic(self) -> Any:
-        assert self._system.fabric is not None
-        return np.asarray(self._system.fabric.nic.bytes_per_s)
+    def _ways(self, move: _Move, part: _Slice, phase: int) -> list[_Way]:
+        """What the transfers of a phase have in common."""
+        key = (move.name, phase, part.cus is None)
+        if key not in self._known_ways:
+            self._known_ways[key] = [self._known_way(move, part, move.legs[phase], leg) for leg in move.legs[phase]]
+        return self._known_ways[key]
 
-    def _rate(self, leg: Leg, move: _Move) -> Any:
-        """Of a leg that has all CUs, or its NICs, to itself [bytes/s]."""
-        return pace(self._system, leg, cus=self._system.gpu.num_cus, pattern=move.op.pattern)
+    def _known_way(self, move: _Move, part: _Slice, legs: Sequence[Leg], leg: Leg) -> _Way:
+        system, op = self._system, move.op
+        rate = pace(system, leg, cus=system.gpu.num_cus, pattern=op.pattern)
+        hbm = (2.0 if part.copied else 0.0) + (1.0 if op.reduces else 0.0)
+        cap, cus, delay = np.asarray(1.0), None, messages_s(system, leg)
+        if part.cus is not None:
+            held = fewest_cus(system, leg, cus=part.cus, pattern=op.pattern)
+            cap = pace(system, leg, cus=held, pattern=op.pattern) / rate
+            cus, delay = _plain(held / len(legs)), delay + leg.latency_s
+        return _Way(
+            row_bytes=_plain(np.asarray(op.element_bytes * op.cols) * leg.share),
+            rate=_plain(rate),
+            loads={name: _plain(np.asarray(load) * rate) for name, load in leg.loads.items()},
+            hbm_bytes_per_s=_plain(hbm * rate) if hbm else None,
+            cap=_plain(cap),
+            weight=_plain(1 / (max(hbm, 1.0) * rate)),
+            cus=cus,
+            delay=_plain(delay),
+            inside=leg.inside,
+        )
 
     def _launch(self, gpu: _Gpu, label: str, delay: Any, *, after: Sequence[int]) -> int:
         how: dict[str, Any] = {"delay": delay, "lane": "communication", "limiter": "launch"}
@@ -508,6 +566,11 @@ class Lowering:
 def _without(op: Operator, name: str) -> Operator:
     """An operator that waits for one less."""
     return op.model_copy(update={"after": tuple(before for before in op.after if before != name)})
+
+
+def _plain(value: Any) -> Any:
+    """A number that is one for all designs as a plain one: quick to compute with, and known again."""
+    return value if np.ndim(value) else float(value)
 
 
 def _joined(slices: Sequence[_Tasks]) -> _Tasks:

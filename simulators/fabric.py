@@ -209,9 +209,11 @@ def fewest_cus(system: System, leg: Leg, *, cus: ArrayLike, pattern: Pattern) ->
     return np.minimum(cus, np.ceil(pace(system, leg, cus=cus, pattern=pattern) / each))
 
 
-def message_bytes(system: System) -> Any:
-    """What a NIC could send in the time that a message costs it beside its bytes."""
-    return 0.0 if system.fabric is None else np.asarray(system.fabric.nic.message_s) * system.fabric.nic.bytes_per_s
+def messages_s(system: System, leg: Leg) -> Any:
+    """What the messages to all peers cost a NIC beside their bytes [s], those of all GPUs that share it."""
+    if leg.inside or system.fabric is None:
+        return 0.0
+    return leg.peers * gpus_per_nic(system) * np.asarray(system.fabric.nic.message_s)
 
 
 def loads_of_nodes(system: System) -> Iterator[float]:

@@ -38,7 +38,9 @@ class ScaleOut(Plain):
             if len(fused):
                 yield "reduction", tables.curves(fused, nodes, y=less, by="series", panel="panel")
         if _NICS in rows and rows[_NICS].nunique() > 1:
-            best = rows.assign(place=rows.get(_PLACEMENT, ""), panel=rows["scenario"] + ", " + rows["series"])
+            where = [rows[name] for name in (_PLACEMENT, _NETWORK) if name in rows]
+            place = where[0] + ", " + where[1] if len(where) == 2 else where[0] if where else "NICs"
+            best = rows.assign(place=place, panel=rows["scenario"] + ", " + rows["schedule.name"])
             best = best.groupby(["panel", "place", _NICS], sort=False)["makespan_s"].min().reset_index()
             yield (
                 "placement",
@@ -79,7 +81,9 @@ def _front(table: pd.DataFrame) -> Figure:
     from dse.plots import pareto
 
     kept = table[table["status"] == "ok"]
-    mixed = kept.assign(what=kept["schedule.name"] + (", " + kept[_PLACEMENT] if _PLACEMENT in kept else ""))
+    short = {"bulk_sync": "bulk", "fused_kernels": "fused", "pcie_switch": "switch"}
+    what = kept["schedule.name"].replace(short)
+    mixed = kept.assign(what=what + "/" + kept[_PLACEMENT].replace(short) if _PLACEMENT in kept else what)
     cost, time = Axis("cost_proxy", "hardware cost [relative]"), Axis("makespan_s", "iteration [ms]", 1e3)
     return pareto(mixed, time, y=cost, size=None, by="what")
 

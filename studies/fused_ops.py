@@ -37,8 +37,8 @@ _CAUSES = {
     "overlap are as long, or tensors small, more is removed",
     "gemv": "our small GEMVs take less than the launch and the floor of the library that fusing removes; the paper's "
     "sizes are unknown",
-    "moe": "narrow experts send more for each FLOP, and wide ones lose to the occupancy of the fused kernel; the shapes "
-    "of the paper are unknown",
+    "moe": "narrow experts send more for each FLOP, and wide ones lose to the occupancy of the fused kernel; the "
+    "paper's shapes are unknown",
 }
 _FREE = (
     *(
@@ -122,7 +122,9 @@ class FusedOps(Plain):
         own = _declared(rows[rows["schedule.pairs"] == "all"])
         if len(own):
             ratio = Axis("ratio", "compute / communication time of the baseline")
-            yield "reduction", tables.curves(own, ratio, y=less, by="operator", panel="place")
+            alike = own["scenario"].str.replace(r"^(emb|moe)(.*)-[bt]\d+$", r"\1\2", regex=True)  # but for batch
+            mean = own.groupby(["place", "operator", alike], sort=False)[["ratio", "reduction"]].mean().reset_index()
+            yield "reduction", tables.curves(mean, ratio, y=less, by="operator", panel="place")
             tall = own.assign(bar=own["scenario"].str.partition("-")[2])
             yield "reductions", tables.heat(tall, less, x="place", y="bar", panel="operator")
         mixed = rows.assign(panel=rows["operator"] + ", " + where, order=rows["schedule.order"])
@@ -295,7 +297,11 @@ def _bound(trees: Mapping[str, _Trees]) -> tuple[str, float]:
                 told = system["node"]["link_bytes_per_s"] if where == _NODE else system["fabric"]["nic"]["bytes_per_s"]
                 number, unit = str(told).split()
                 changes: dict[str, Any] = {**dict.fromkeys(_FREE, 0.0), wire: f"{float(number) * rate} {unit}"}
-                changes |= {"schedule.copies": False, "system.gpu.cu_copy.bytes_per_s_per_cu": 1e15}
+                changes |= {
+                    "schedule.copies": False,
+                    "schedule.zero_copy": False,
+                    "system.gpu.cu_copy.bytes_per_s_per_cu": 1e15,
+                }
                 bulk, fused = (_seconds(tree, kernel, changes) for kernel in ("bulk", "fused"))
                 found[f"{name}, {_PLACES[where]}, {rate:g} x the rate"] = 100 * (1 - fused / bulk)
     best = max(found, key=lambda key: found[key])
@@ -312,7 +318,7 @@ def _eliminated(trees: Mapping[str, _Trees]) -> tuple[str, float]:
 
 
 def _demands(tree: Mapping[str, Any]) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Demand [bytes/s] over windows of the baseline's time: bulk, fused."""
+    """Demand [bytes/s] over windows of the baseline's time, by their beginnings: bulk, fused."""
     import pandas as pd
 
     backend, engine, found = OverlapBackend("fluid"), discovery.load("simulators", "fluid", "ENGINE"), []
@@ -325,7 +331,7 @@ def _demands(tree: Mapping[str, Any]) -> tuple[pd.DataFrame, pd.DataFrame]:
             start, finish = timeline.issued[0, task] + graph["delay"][0, task], timeline.finished[0, task]
             shared = np.minimum(finish, begins + window) - np.maximum(start, begins)
             moved += graph["moved_bytes"][0, task] * np.maximum(shared, 0.0) / (finish - start)
-        found.append(pd.DataFrame({"time_s": begins + window / 2, "bytes_per_s": moved / window}))
+        found.append(pd.DataFrame({"time_s": begins, "bytes_per_s": moved / window}))
     return found[0], found[1]
 
 

@@ -141,7 +141,9 @@ def _paths(tree: Any, prefix: str) -> Iterator[str]:
 # Claims
 
 
-@pytest.mark.parametrize(("study", "papers"), [("ficco", ("ficco",)), ("operators", ("hardware", "data"))])
+@pytest.mark.parametrize(
+    ("study", "papers"), [("ficco", ("ficco",)), ("fused_ops", ("fused_ops",)), ("operators", ("hardware", "data"))]
+)
 def test_the_retyped_claims_are_those_of_the_shared_list(
     study: str, papers: tuple[str, ...], shared: Callable[[str], Path]
 ) -> None:
