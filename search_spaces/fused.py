@@ -54,6 +54,8 @@ class Fused(ScheduleKnobs):
         return [*found, *_row_rules(system, workload), *self._slice_rules(system, workload)]
 
     def _slice_rules(self, system: System, workload: Workload) -> Iterator[Rule]:
+        if num_gpus(system) == 1:
+            return  # who is alone sends nothing
         for name, op in workload.operators.items():
             if self.slices is not None and isinstance(op, Collective) and fused_with(workload, name, str(self.pairs)):
                 sent = np.asarray(op.rows) - -(-np.asarray(op.rows) // num_gpus(system))

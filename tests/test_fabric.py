@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import ENGINES, backend, results, shipped
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks import scaleout
 from dse.problems import ConfigError
 from dse.space import set_path
+from dse.values import leaves
 from simulators.design import Design
 from simulators.fabric import Leg, Way, capacities, dimensions, mean_hops, num_gpus, pace, phases
 from simulators.system import System
@@ -261,6 +262,14 @@ def test_names_in_a_list_of_written_out_workloads_are_checked() -> None:
             backend("fluid").scenarios({**tree, "workload": wrong})
 
 
+def test_what_a_system_has_not_is_no_part_of_its_identity() -> None:
+    """So that results of systems without a fabric keep the keys that they had before there were any."""
+    alone = {path for path, _, _ in leaves(System.model_validate(shipped("system")["mi300x_8"]))}
+    many = {path for path, _, _ in leaves(system())}
+    assert not [path for path in alone if path.startswith(("fabric", "persistent"))]
+    assert {"fabric.nic.placement", "fabric.network.topology", "persistent.post_s"} <= many
+
+
 # Whole fabrics
 
 
@@ -322,8 +331,3 @@ def test_many_nodes_simulate_in_a_second_and_cost_grows_no_faster_than_flows(
     assert found["symmetric_1024_nodes_s"] < 5
     assert found["iteration_128_nodes_s"] < 5
     assert found["growth_exponent"] < 1.35
-
-
-def assume_rules(point: Design) -> None:
-    """Only designs that break no rule."""
-    assume(not backend("fluid").problems(point))
