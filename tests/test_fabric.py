@@ -14,11 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks import scaleout
+from dse.backend import Batch
 from dse.problems import ConfigError
 from dse.space import set_path
 from dse.values import leaves
 from simulators.design import Design
 from simulators.fabric import Leg, Way, capacities, dimensions, mean_hops, num_gpus, pace, phases
+from simulators.overlap import OverlapBackend
 from simulators.system import System
 from simulators.transfer import Pattern
 
@@ -310,6 +312,47 @@ def test_engines_agree_on_uneven_nodes(schedule: str) -> None:
     graph = point.schedule.lower(point.system, point.workload)
     first, second = (ENGINES[name].run(graph) for name in ("event", "fluid"))
     np.testing.assert_allclose(first.finished, second.finished, rtol=1e-9)
+
+
+AXES = {
+    "system.fabric.nic.bytes_per_s": [5e9, 20e9, 100e9],
+    "system.fabric.nic.message_s": [0.0, 1e-6],
+    "system.fabric.nic.host_bytes_per_s": [1e10, 2e11],
+    "system.fabric.network.hop_s": [0.0, 1e-6],
+    "system.fabric.network.oversubscription": [1.0, 3.0],
+    "system.persistent.post_s": [0.0, 1e-5],
+    "system.persistent.in_flight_bytes": [1e5, 1e7],
+    "workload.operators.emb.pooling": [3, 70],
+    "workload.operators.a2a.rows": [512, 700, 1024],
+    "schedule.occupancy_loss": [0.0, 0.3],
+}
+
+
+@pytest.mark.parametrize("simulated", ["one", "all"])
+@pytest.mark.parametrize("schedule", ["bulk_sync", "fused_kernels"])
+@settings(max_examples=15)
+@given(data=st.data())
+def test_a_grid_of_fabrics_equals_its_designs_alone_to_the_bit(
+    schedule: str, simulated: str, data: st.DataObject
+) -> None:
+    topology, where = data.draw(st.sampled_from(NETWORKS)), data.draw(st.sampled_from(PLACEMENTS))
+    changes = {f"{FABRIC}.network.topology": topology, f"{FABRIC}.nic.placement": where, f"{FABRIC}.num_nodes": 4}
+    point = design({**changes, f"{FABRIC}.simulated": simulated, "schedule.slices": 4}, schedule)
+    known = {**AXES, **({f"{FABRIC}.imbalance": [0.0, 0.4]} if simulated == "all" else {})}
+    legal = sorted(path for path in known if backend("fluid").is_axis(path, point))
+    chosen = data.draw(st.lists(st.sampled_from(legal), min_size=1, max_size=3, unique=True))
+    axes = {path: np.array(known[path]) for path in chosen}
+    batch = Batch(Batch(point, axes).at(0), axes)
+    (together,) = backend("fluid").evaluate([batch])
+    alone = results(backend("fluid"), list(batch.designs()))
+    assert [together[place] for place in range(batch.size)] == alone
+
+
+def test_one_gpu_that_is_simulated_as_a_whole_node_is_refused() -> None:
+    whole = OverlapBackend("fluid", gpus="all")
+    one, several = design({"system.node.num_gpus": 1, f"{FABRIC}.nic.num_nics": 1}), design({})
+    assert [problem.path for problem in whole.problems(one)] == ["simulator.gpus"]
+    assert results(whole, [several])[0].status == "unsupported"
 
 
 def test_every_resource_that_is_loaded_has_a_rate() -> None:
