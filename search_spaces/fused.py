@@ -21,7 +21,7 @@ import numpy as np
 from pydantic import Field
 
 from dse.values import Fraction, Integer, knob
-from search_spaces.persistent import Lowering, fused_with, ordered, pieces
+from search_spaces.persistent import Lowering, ordered, partners, pieces
 from simulators.design import Rule, ScheduleKnobs
 from simulators.fabric import Way, num_gpus
 from simulators.graph import TaskGraph
@@ -55,10 +55,11 @@ class Fused(ScheduleKnobs):
         return [*found, *_row_rules(system, workload), *self._slice_rules(system, workload)]
 
     def _slice_rules(self, system: System, workload: Workload) -> Iterator[Rule]:
-        if num_gpus(system) == 1:
+        if self.slices is None or num_gpus(system) == 1:
             return  # who is alone sends nothing
-        for name, op in workload.operators.items():
-            if self.slices is not None and isinstance(op, Collective) and fused_with(workload, name, str(self.pairs)):
+        for name in partners(workload, str(self.pairs)):
+            op = workload.operators[name]
+            if isinstance(op, Collective):
                 sent = np.asarray(op.rows) - -(-np.asarray(op.rows) // num_gpus(system))
                 rule = "are more slices than {0} has rows for its peers ({1})"
                 few = sent < pieces(self.slices, num_gpus(system))

@@ -61,14 +61,21 @@ def ordered(workload: Workload) -> list[str]:
     return found
 
 
-def fused_with(workload: Workload, name: str, pairs: str) -> str | None:
-    """The operator that a collective shares a kernel with: its producer, or else its consumer; None for neither."""
-    operators = workload.operators
-    producers = [before for before in operators[name].after if isinstance(operators[before], _FUSABLE)]
-    if producers:
-        return producers[0]
-    consumers = [key for key, op in operators.items() if name in op.after and isinstance(op, _FUSABLE)]
-    return consumers[0] if consumers and pairs == "all" else None
+def partners(workload: Workload, pairs: str) -> dict[str, str]:
+    """Collective -> the operator that it shares a kernel with: its producer, or (pairs = all) its consumer.
+
+    An operator shares with one collective only: with the first that it produces for, else the first that it consumes.
+    """
+    operators, found = workload.operators, dict[str, str]()
+    moves = [name for name in ordered(workload) if isinstance(operators[name], Collective)]
+    producers = {name: operators[name].after for name in moves}
+    consumers = {name: [key for key, op in operators.items() if name in op.after] for name in moves}
+    for known in (producers, consumers) if pairs == "all" else (producers,):
+        for name in moves:
+            own = [key for key in known[name] if isinstance(operators[key], _FUSABLE) and key not in found.values()]
+            if name not in found and own:
+                found[name] = own[0]
+    return found
 
 
 @dataclass
@@ -190,9 +197,8 @@ class Lowering:
             for name, op in workload.operators.items()
             if isinstance(op, Collective)
         }
-        moved = [name for name, move in self._moves.items() if move.legs and knobs.kernel == "fused"]
-        pairs = {name: fused_with(workload, name, str(knobs.pairs)) for name in moved}
-        self._partner = {name: op for name, op in pairs.items() if op is not None}
+        fused = partners(workload, str(knobs.pairs)) if knobs.kernel == "fused" else {}
+        self._partner = {name: op for name, op in fused.items() if self._moves[name].legs}
         self._move_of = {op: name for name, op in self._partner.items()}
 
     def _gpu(self, place: int, load: Any) -> _Gpu:

@@ -16,7 +16,7 @@ from test_conformance import magnitudes
 
 from dse.cli import main
 from dse.space import set_path
-from search_spaces.persistent import ordered, pieces
+from search_spaces.persistent import ordered, partners, pieces
 from simulators.design import Design
 from simulators.kernels import kernel_cost
 from simulators.losses import LOSSES
@@ -267,6 +267,64 @@ def test_fused_or_not_the_same_is_moved_and_computed(
     if drawn["schedule.collective"] == "direct":
         passes = 2 if move["pattern"] == "all_reduce" else 1
         assert one["moved_bytes"] == pytest.approx(2 * passes * (rows - -(-rows // gpus)) * move["cols"])
+
+
+@st.composite
+def dags(draw: st.DrawFn) -> dict[str, Any]:
+    """Of up to eight operators, any of which may wait for any before it; collectives for one, and one for them."""
+    found: dict[str, Any] = {}
+    free: list[str] = []  # collectives that nobody consumes yet
+    for index in range(draw(st.integers(2, 8))):
+        computes = [name for name, op in found.items() if op["kind"] != "collective"]
+        kind = draw(st.sampled_from(["collective", "embedding", "gemm", "gemv", "mlp"]))
+        name, rows = f"{draw(st.sampled_from('abcxyz'))}{index}", draw(st.sampled_from([2048, 5000]))
+        if kind == "collective":
+            pattern = draw(st.sampled_from(["all_to_all", "all_reduce", "all_gather", "reduce_scatter"]))
+            after = draw(st.lists(st.sampled_from(computes), max_size=1)) if computes else []
+            found[name] = {"kind": kind, "pattern": pattern, "rows": rows, "cols": 64, "after": after}
+            free.append(name)
+            continue
+        waits = draw(st.lists(st.sampled_from(computes), max_size=2, unique=True)) if computes else []
+        taken = [one for one in free if draw(st.booleans())]
+        free = [one for one in free if one not in taken]
+        sizes = {
+            "embedding": {"rows": rows, "dim": 64, "pooling": 20, "update": draw(st.booleans())},
+            "gemm": {"m": rows, "n": 256, "k": 512, "precision": "fp16"},
+            "gemv": {"n": rows, "k": 512},
+            "mlp": {"rows": rows, "width": 256, "layers": 3},
+        }
+        found[name] = {"kind": kind, **sizes[kind], "after": [*waits, *taken]}
+    return found
+
+
+@every_system
+@settings(max_examples=40)
+@given(operators=dags(), drawn=knobs(), pairs=st.sampled_from(["producer", "all"]))
+def test_any_dag_can_be_lowered_and_moves_the_same_fused_or_not(
+    system: str, operators: dict[str, Any], drawn: dict[str, Any], pairs: str
+) -> None:
+    """Whatever shares kernels with what; engines agree on it, and losses add up."""
+    changes = {**drawn, "schedule.pairs": pairs}
+    fused, bulk = (point(system, operators, changes, schedule=name) for name in ("fused_kernels", "bulk_sync"))
+    assert not backend("fluid").problems(fused)
+    one, other, exact = metrics(fused), metrics(bulk), metrics(fused, "event")
+    for name in ("moved_bytes", "flop"):
+        assert one[name] == pytest.approx(other[name], rel=1e-9, abs=1e-6)
+    assert one["makespan_s"] == pytest.approx(exact["makespan_s"], rel=1e-9)
+    assert one["ideal_s"] + sum(one[name] for name in LOSSES) == pytest.approx(one["makespan_s"], rel=1e-9)
+    assert one["contention_s"] >= -1e-9 * one["makespan_s"]
+
+
+def test_an_operator_shares_a_kernel_with_one_collective() -> None:
+    """Of a mixture of experts: what it sends, or else what it gets; a library moves the rest."""
+    moved = {"kind": "collective", "pattern": "all_to_all", "rows": 4096, "cols": 64}
+    gemm = {"kind": "gemm", "m": 4096, "n": 64, "k": 64}
+    experts = {"dispatch": moved, "gemm": {**gemm, "after": ["dispatch"]}, "combine": {**moved, "after": ["gemm"]}}
+    more = {**experts, "also": {**moved, "after": ["gemm"]}}
+    known = {"experts": experts, "more": more, "gather": {"dispatch": moved, "gemm": {**gemm, "after": ["dispatch"]}}}
+    found = {name: partners(point("mi210_4", tree).workload, "all") for name, tree in known.items()}
+    assert found == {"experts": {"combine": "gemm"}, "more": {"also": "gemm"}, "gather": {"dispatch": "gemm"}}
+    assert partners(point("mi210_4", known["gather"]).workload, "producer") == {}
 
 
 @given(slices=st.integers(1, 1024), gpus=st.integers(2, 1024))
