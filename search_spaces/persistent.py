@@ -125,7 +125,7 @@ class _Move:
 class _Slice:
     """Rows of a move that go together. cus: of a library's kernel that moves them, None for a fused one.
 
-    copied: whether they are read to be sent. staged: whether they wait for a consumer.
+    copied: whether they are read to be sent inside the node. staged: whether they wait for a consumer.
     """
 
     label: str
@@ -459,7 +459,9 @@ class Lowering:
     def _known_way(self, move: _Move, part: _Slice, legs: Sequence[Leg], leg: Leg) -> _Way:
         system, op = self._system, move.op
         rate = pace(system, leg, cus=system.gpu.num_cus, pattern=op.pattern)
-        hbm = (2.0 if part.copied else 0.0) + (1.0 if op.reduces else 0.0)
+        hbm = (2.0 if part.copied or not leg.inside else 0.0) + (
+            1.0 if op.reduces else 0.0
+        )  # a NIC reads what it sends
         cap, cus, delay = np.asarray(1.0), None, messages_s(system, leg)
         if part.cus is not None:
             held = fewest_cus(system, leg, cus=part.cus, pattern=op.pattern)

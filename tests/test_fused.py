@@ -315,6 +315,17 @@ def test_any_dag_can_be_lowered_and_moves_the_same_fused_or_not(
     assert one["contention_s"] >= -1e-9 * one["makespan_s"]
 
 
+@pytest.mark.parametrize(("system", "spared"), [("mi210_4", 1.0), ("mi210_2x1", 0.0), ("mi210_16x4", 3 / 63)])
+def test_zero_copy_spares_reading_and_writing_what_stays_in_the_node(system: str, spared: float) -> None:
+    changes = {"schedule.collective": "direct"}
+    operators = dag("embedding", rows=65536, width=92, depth=30)
+    copied, stored = (
+        metrics(point(system, operators, {**changes, "schedule.zero_copy": zero_copy})) for zero_copy in (False, True)
+    )
+    gone = copied["hbm_bytes"] - stored["hbm_bytes"]
+    assert gone == pytest.approx(2 * spared * stored["moved_bytes"], rel=1e-9, abs=1)
+
+
 def test_an_operator_shares_a_kernel_with_one_collective() -> None:
     """Of a mixture of experts: what it sends, or else what it gets; a library moves the rest."""
     moved = {"kind": "collective", "pattern": "all_to_all", "rows": 4096, "cols": 64}
