@@ -25,7 +25,6 @@ from search_spaces.persistent import Lowering, ordered, partners, pieces
 from simulators.design import Rule, ScheduleKnobs
 from simulators.fabric import Way, num_gpus
 from simulators.graph import TaskGraph
-from simulators.node import WholeNode
 from simulators.system import System
 from simulators.workload import Collective, Gemm, Workload
 
@@ -74,9 +73,6 @@ def _system_rules(system: System) -> Iterator[Rule]:
     if system.persistent is None:
         rule, way = "is absent, and says what kernels need that communicate by themselves", "use system=mi210_4"
         yield Rule("system.persistent", True, rule, way_out=way)
-    if isinstance(system, WholeNode) and system.node.num_gpus == 1:
-        rule, way = "of a node of one GPU is that one, and this schedule lowers to one", "set simulator.gpus=one"
-        yield Rule("simulator.gpus", True, rule, "all", way_out=way)
     if system.fabric is None:
         return
     fabric, own, nics = system.fabric, system.node.num_gpus, system.fabric.nic.num_nics

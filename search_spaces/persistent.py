@@ -29,7 +29,7 @@ from simulators.fabric import (
 )
 from simulators.graph import GraphBuilder, TaskGraph
 from simulators.kernels import KernelCost, kernel_cost
-from simulators.node import piece
+from simulators.node import WholeNode, piece
 from simulators.system import System
 from simulators.transfer import Movement, library_cus, setup
 from simulators.workload import Collective, Embedding, Gemm, Gemv, Mlp, Operator, Workload
@@ -202,7 +202,8 @@ class Lowering:
         self._move_of = {op: name for name, op in self._partner.items()}
 
     def _gpu(self, place: int, load: Any) -> _Gpu:
-        end, rates = f".{place}" if place else "", capacities(self._system)
+        whole = place or isinstance(self._system, WholeNode)  # of one GPU, whose resources are numbered, too
+        end, rates = f".{place}" if whole else "", capacities(self._system)
         hbm = self._graph.resource(f"hbm{end}", self._system.gpu.hbm_bytes_per_s)
         cu = self._graph.resource(f"cu{end}", self._system.gpu.num_cus)
         wires = {name: self._graph.resource(f"{name}{end}", rate) for name, rate in rates.items()}

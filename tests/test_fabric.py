@@ -348,11 +348,13 @@ def test_a_grid_of_fabrics_equals_its_designs_alone_to_the_bit(
     assert [together[place] for place in range(batch.size)] == alone
 
 
-def test_one_gpu_that_is_simulated_as_a_whole_node_is_refused() -> None:
+@pytest.mark.parametrize("schedule", ["bulk_sync", "fused_kernels"])
+def test_a_whole_node_of_one_gpu_is_that_gpu_and_one_of_several_is_not_supported(schedule: str) -> None:
     whole = OverlapBackend("fluid", gpus="all")
-    one, several = design({"system.node.num_gpus": 1, f"{FABRIC}.nic.num_nics": 1}), design({})
-    assert [problem.path for problem in whole.problems(one)] == ["simulator.gpus"]
-    assert results(whole, [several])[0].status == "unsupported"
+    one = design({"system.node.num_gpus": 1, f"{FABRIC}.nic.num_nics": 1}, schedule)
+    (found,) = results(whole, [one])
+    assert dict(found.metrics) == pytest.approx(metrics(one), rel=1e-12)
+    assert results(whole, [design({}, schedule)])[0].status == "unsupported"
 
 
 def test_every_resource_that_is_loaded_has_a_rate() -> None:
@@ -373,4 +375,4 @@ def test_many_nodes_simulate_in_a_second_and_cost_grows_no_faster_than_flows(
     found = json.loads(capsys.readouterr().out)
     assert found["symmetric_1024_nodes_s"] < 5
     assert found["iteration_128_nodes_s"] < 5
-    assert found["growth_exponent"] < 1.35
+    assert found["growth_exponent"] < 1.5  # 2 would be quadratic
