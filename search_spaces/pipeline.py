@@ -45,6 +45,8 @@ class MoverKnobs(ScheduleKnobs):
 
     def rules(self, system: System, workload: Workload) -> Sequence[Rule]:
         """The workload must be an overlap with rows for every GPU, and communication must leave CUs for compute."""
+        if beyond := list(node_rules(system)):
+            return beyond
         try:
             overlap = workload.overlap()
         except ConfigError as error:
@@ -56,6 +58,15 @@ class MoverKnobs(ScheduleKnobs):
             broken = np.asarray(held) >= np.asarray(cus)
             found.append(Rule("schedule.comm_cus", broken, rule, held, (cus,), "reserve fewer"))
         return found
+
+
+def node_rules(system: System) -> Iterator[Rule]:
+    """A node of several GPUs, by itself."""
+    if system.node.num_gpus < 2:
+        yield Rule("system.node.num_gpus", True, "is a GPU that has no peers", 1, way_out="use two at least")
+    if system.fabric is not None and system.fabric.num_nodes > 1:
+        rule, way = "is more than one node, and this schedule knows only one", "use a schedule of the family fused"
+        yield Rule("system.fabric.num_nodes", True, rule, system.fabric.num_nodes, way_out=way)
 
 
 def _order_rules(knobs: MoverKnobs, overlap: Overlap) -> Iterator[Rule]:
@@ -81,7 +92,7 @@ def _shape_rules(system: System, overlap: Overlap) -> Iterator[Rule]:
     yield Rule(f"{path}.gemm.shards", np.greater(shards, gpus), many, shards, (gpus,), "leave it out for all of them")
 
 
-__all__ = ["MoverKnobs", "Pipeline", "piece"]
+__all__ = ["MoverKnobs", "Pipeline", "node_rules", "piece"]
 
 
 class Pipeline:

@@ -33,6 +33,7 @@ import numpy as np
 
 from dse.problems import ConfigError
 from dse.values import Integer, Number, knob
+from search_spaces.pipeline import node_rules
 from simulators.design import Rule, ScheduleKnobs
 from simulators.graph import GraphBuilder, TaskGraph
 from simulators.stages import Staged, staged
@@ -60,6 +61,8 @@ class Triggered(ScheduleKnobs):
 
     def rules(self, system: System, workload: Workload) -> Sequence[Rule]:
         """The workload must be a GEMM and its reduction over all GPUs, and the GPU must have what is used of it."""
+        if beyond := list(node_rules(system)):
+            return beyond
         try:
             overlap = workload.overlap()
         except ConfigError as error:

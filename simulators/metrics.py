@@ -122,14 +122,15 @@ def _traffic(graph: TaskGraph, resource: str) -> Floats:
 def relate(point: Columns, baseline: Columns) -> Columns:
     """Metrics of `RELATIONS`: speed-up over the baseline, the ideal, the fraction of it.
 
-    S_ideal = (Tg + Tc) / max(Tg, Tc) with the baseline's GEMM and communication time; fraction = (S-1)/(S_ideal-1).
+    S_ideal = (Tg + Tc) / max(Tg, Tc) with the baseline's GEMM and communication time; fraction = (S-1)/(S_ideal-1), of
+    a GPU alone, which has nothing to gain, S - 1.
     """
     speedup = baseline["makespan_s"] / point["makespan_s"]
     ideal = (baseline["gemm_s"] + baseline["comm_s"]) / np.maximum(baseline["gemm_s"], baseline["comm_s"])
     return {
         "speedup": speedup,
         "ideal_speedup": ideal,
-        "fraction_of_ideal": (speedup - 1) / (ideal - 1),
+        "fraction_of_ideal": (speedup - 1) / np.where(ideal > 1, ideal - 1, 1.0),
     }
 
 

@@ -24,7 +24,7 @@ from simulators.node import WholeNode
 from simulators.symmetry import patterns, reduced
 from simulators.system import System
 from simulators.timeline import Engine, Refused, Timeline
-from simulators.workload import ShapeList, Workload
+from simulators.workload import Workload, workloads_of
 
 _VERSION = "3"  # of the physics and the metrics; raise it with every change that alters a result
 _WHOLE_VERSION = "1"  # likewise, of what is peculiar to whole nodes
@@ -70,15 +70,11 @@ class OverlapBackend:
         _schedule_type(tree)
 
     def scenarios(self, tree: Tree) -> Mapping[str, Tree]:
-        """One scenario per shape of the workload list."""
+        """One scenario per shape, or per written-out workload, of the list."""
         check = Problems()
-        shapes = check.model(ShapeList, tree["workload"], path="workload")
         self._part(check, System, tree, "system")
         self._part(check, _schedule_type(tree), tree, "schedule")
-        try:
-            workloads = shapes.workloads() if shapes else {}
-        except ConfigError as error:
-            check.found.extend(error.problems)
+        workloads = workloads_of(check, tree["workload"])
         check.done()
         base = {"system": tree["system"], "schedule": tree["schedule"]}
         return {name: {**base, "workload": workload} for name, workload in workloads.items()}

@@ -66,6 +66,8 @@ _Pair = tuple[int, int]
 
 def _equal_columns(graph: TaskGraph) -> tuple[set[_Pair], list[tuple[_Pair, NDArray[np.bool_]]]]:
     """Pairs of columns (first, later) of one role equal in all designs, and those equal in some, with where."""
+    if all(value.size == 1 for value in graph.values):
+        return set(), []  # one design, whose equal numbers are one column already
     low, high = (np.array([pick(value) for value in graph.values]) for pick in (np.min, np.max))
     meet = (low[:, None] <= high) & (low <= high[:, None])
     varied = np.array([value.size > 1 for value in graph.values])

@@ -1,11 +1,11 @@
-"""The hardware: one node of GPUs and the links between them.
+"""The hardware: nodes of GPUs, the links inside them and the fabric between them.
 
 Numbers live in `conf/system/*.yaml`, each with its source. Field names carry SI units.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
@@ -27,6 +27,7 @@ from simulators.sourced import Sourced, is_fact
 
 Bandwidth = Annotated[BytesPerSecond, Field(ge=1e6)]  # 64 would be a forgotten unit
 Topology = Literal["mesh", "switch", "ring"]
+Placement = Literal["cpu", "pcie_switch", "gpu"]
 
 
 class Tile(Frozen):
@@ -164,34 +165,103 @@ class Node(Frozen):
     """GPUs that reach each other directly (`mesh`), through a `switch`, or around a bidirectional `ring`.
 
     link_bytes_per_s: achievable payload rate of one link in one direction. A GPU has num_gpus - 1 links on a
-    mesh, one port of as many links' bandwidth at a switch, and two links on a ring. hop_latency_s: until the first byte
-    arrives, where schedules send without a copy's set-up.
+    mesh, one port of as many links' bandwidth at a switch, and two links on a ring. One that is alone has none.
+    hop_latency_s: until the first byte arrives, where schedules send without a copy's set-up.
     """
 
-    num_gpus: Annotated[Integer, knob(structural=True, ge=2, le=64)]
+    num_gpus: Annotated[Integer, knob(structural=True, ge=1, le=64)]
     topology: Annotated[Topology, knob(structural=True)]
     link_bytes_per_s: Bandwidth
     hop_latency_s: Seconds | None = None
 
 
+class Nic(Frozen):
+    """Network interfaces of a node.
+
+    bytes_per_s: of one, in one direction. latency_s: of a message from one to another, without switches. message_s:
+    how long a message occupies one, whatever its size. placement: behind the `cpu` (data goes through host memory), on
+    a `pcie_switch` with the GPUs, or on the `gpu`'s own die. pcie_bytes_per_s: of the PCIe link of a GPU or of a NIC.
+    host_bytes_per_s: of a node's host memory. hop_s: of a PCIe switch or bridge.
+    """
+
+    num_nics: Annotated[Integer, knob(structural=True, ge=1, le=64)]
+    bytes_per_s: Bandwidth
+    latency_s: Seconds
+    message_s: Seconds
+    placement: Annotated[Placement, knob(structural=True)]
+    pcie_bytes_per_s: Bandwidth
+    host_bytes_per_s: Bandwidth
+    hop_s: Seconds
+
+
+class Network(Frozen):
+    """What joins the nodes.
+
+    `rail`: one switch for the first NIC of all nodes, one for the second, ..., and a spine. `fat_tree`: leaf switches
+    of `leaf_nodes` nodes, and a spine. Oversubscription is of spines. `torus`: two-dimensional, as square as can be,
+    the ports of a node's NICs dealt out evenly over its directions. hop_s: of a switch, or of a node that forwards.
+    """
+
+    topology: Annotated[Literal["rail", "fat_tree", "torus"], knob(structural=True)]
+    leaf_nodes: Annotated[Integer, knob(structural=True, ge=1, le=4096)]
+    oversubscription: Annotated[Number, Field(ge=1, le=64)]
+    hop_s: Seconds
+
+
+class Fabric(Frozen):
+    """Nodes, each as `system.node` says, and how they reach one another (equations in `simulators/fabric.py`).
+
+    simulated: one node that stands for all, or every one with a load of its own. imbalance: the largest load of a node
+    over the mean, less one; loads rise linearly from node to node (as in `simulators/node.py`).
+    """
+
+    num_nodes: Annotated[Integer, knob(structural=True, ge=1, le=4096)]
+    nic: Nic
+    network: Network
+    simulated: Annotated[Literal["one", "all"], knob(structural=True)]
+    imbalance: Annotated[Number, Field(ge=0, lt=1)]
+
+
+class Persistent(Frozen):
+    """What kernels need that stay on the GPU and communicate by themselves, and what streaming kernels reach.
+
+    post_s: a put by one thread, from the end of a slice to the network. poll_s: from a flag's arrival until who waits
+    for it goes on. gather_efficiency, stream_efficiency: share of the HBM rate that random rows, and long rows, reach.
+    in_flight_bytes: requests under way, at the occupancy of a kernel that does not communicate; memory_latency_s: of
+    one.
+    """
+
+    post_s: Seconds
+    poll_s: Seconds
+    gather_efficiency: Annotated[Fraction, Field(gt=0)]
+    stream_efficiency: Annotated[Fraction, Field(gt=0)]
+    in_flight_bytes: Annotated[Bytes, Field(gt=0)]
+    memory_latency_s: Annotated[Seconds, Field(gt=0)]
+
+
 class System(Sourced):
-    """Hardware of a design. `cost_weights` (dotted path -> weight) and `cost_reference` define the cost proxy."""
+    """Hardware of a design. `cost_weights` (dotted path -> weight) and `cost_reference` define the cost proxy.
+
+    fabric: None for a node by itself. persistent: None where nothing is known of such kernels.
+    """
 
     name: str
     description: str = ""
     gpu: Gpu
     node: Node
+    fabric: Fabric | None = None
+    persistent: Persistent | None = None
     cost_weights: Mapping[str, Annotated[Number, Field(ge=0, le=1e6)]]
     cost_reference: Mapping[str, Annotated[Number, Field(gt=0, le=1e20)]]
 
     @field_validator("cost_weights")
     @classmethod
     def _weighs_numbers_of_a_system(cls, weights: Mapping[str, float], info: ValidationInfo) -> Mapping[str, float]:
-        parts = {name: info.data[name] for name in ("gpu", "node") if name in info.data}
+        parts = {name: info.data[name] for name in ("gpu", "node", "fabric") if info.data.get(name)}
         numbers = {
             f"{name}.{path}" for name, part in parts.items() for path, value, _ in leaves(part) if is_fact(value)
         }
-        unknown = [path for path in weights if len(parts) == 2 and path not in numbers]
+        unknown = [path for path in weights if {"gpu", "node"} <= set(parts) and path not in numbers]
         if unknown:
             raise ValueError(f"names {', '.join(unknown)}, no number of a system")
         if not sum(weights.values()) > 0:
@@ -205,6 +275,10 @@ class System(Sourced):
         if absent:
             raise ValueError(f"has no value for {', '.join(sorted(absent))}, which cost_weights names")
         return reference
+
+    def __iter__(self) -> Generator[tuple[str, Any], None, None]:
+        """Its fields, without those that it has not: designs keep their keys when systems learn to have more."""
+        yield from ((name, value) for name, value in super().__iter__() if value is not None)
 
     def facts(self) -> Iterator[tuple[str, Any, str, str]]:
         """(dotted path, value, provenance, source) of every constant."""

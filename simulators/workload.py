@@ -104,6 +104,106 @@ class Collective(Frozen):
         return self.pattern in {"reduce_scatter", "all_reduce"}
 
 
+class Embedding(Frozen):
+    """Rows of tables gathered and added up: `rows` samples x `tables` outputs of `dim` elements, `pooling` rows each.
+
+    update: the backward pass instead, which reads each gradient, and reads and writes the rows that it belongs to.
+    """
+
+    kind: Literal["embedding"] = "embedding"
+    rows: Size
+    tables: Size = 1
+    dim: Size
+    pooling: Size
+    update: bool = False
+    precision: Precision = "fp16"
+    after: tuple[str, ...] = ()
+
+    @property
+    def out_bytes(self) -> float:
+        """Pooled outputs (or their gradients) [bytes]."""
+        return 1.0 * ELEMENT_BYTES[self.precision] * self.rows * self.tables * self.dim
+
+    @property
+    def bytes(self) -> float:
+        """HBM traffic: (P + 1) out, read P rows and write their sum; (2 P + 1) out of an update [bytes]."""
+        return (1.0 + (2 if self.update else 1) * self.pooling) * self.out_bytes
+
+    @property
+    def flop(self) -> float:
+        """An addition for each element of each row."""
+        return 1.0 * self.pooling * self.rows * self.tables * self.dim
+
+    @property
+    def arithmetic_intensity(self) -> float:
+        """FLOP per byte."""
+        return self.flop / self.bytes
+
+
+class Gemv(Frozen):
+    """C[n, m] = W[n, k] X[k, m] for few tokens m: a decode step, bound by reading the weights of this GPU."""
+
+    kind: Literal["gemv"] = "gemv"
+    n: Size
+    k: Size
+    m: Size = 1
+    precision: Precision = "fp16"
+    after: tuple[str, ...] = ()
+
+    @property
+    def bytes(self) -> float:
+        """Read W and X, write C [bytes]."""
+        return (
+            1.0
+            * ELEMENT_BYTES[self.precision]
+            * (1.0 * self.n * self.k + 1.0 * self.m * self.k + 1.0 * self.m * self.n)
+        )
+
+    @property
+    def flop(self) -> float:
+        """2 m n k."""
+        return 2.0 * self.m * self.n * self.k
+
+    @property
+    def arithmetic_intensity(self) -> float:
+        """FLOP per byte."""
+        return self.flop / self.bytes
+
+
+class Mlp(Frozen):
+    """`layers` square GEMMs of `rows` x `width` x `width`, one after another; backward passes count as two of each."""
+
+    kind: Literal["mlp"] = "mlp"
+    rows: Size
+    width: Size
+    layers: Size
+    backward: bool = False
+    precision: Precision = "fp16"
+    after: tuple[str, ...] = ()
+
+    @property
+    def num_gemms(self) -> float:
+        """GEMMs, and so kernels."""
+        return (2 if self.backward else 1) * self.layers
+
+    @property
+    def flop(self) -> float:
+        """2 rows width^2 of each."""
+        return 2.0 * self.num_gemms * self.rows * self.width * self.width
+
+    @property
+    def bytes(self) -> float:
+        """Compulsory traffic: read both inputs and write the output of each [bytes]."""
+        each = 2.0 * self.rows * self.width + 1.0 * self.width * self.width
+        return ELEMENT_BYTES[self.precision] * self.num_gemms * each
+
+    @property
+    def arithmetic_intensity(self) -> float:
+        """FLOP per byte."""
+        return self.flop / self.bytes
+
+
+Compute = Gemm | Embedding | Gemv | Mlp
 Order = Literal["before", "after", "beside"]
 
 
@@ -118,7 +218,7 @@ class Overlap:
     order: Order
 
 
-Operator = Annotated[Gemm | Collective, Field(discriminator="kind")]
+Operator = Annotated[Gemm | Collective | Embedding | Gemv | Mlp, Field(discriminator="kind")]
 
 
 class Workload(Frozen):
@@ -213,6 +313,48 @@ class ShapeList(Frozen):
         gemm: dict[str, Any] = {"kind": "gemm", "m": m, "n": shape.n, "k": shape.k, "split": "k" if after else "n"}
         gemm |= {**own, "after": [] if after or alone else ["gather"]}
         return {"name": shape.name, "operators": {"gather": moved, "gemm": gemm}}
+
+
+class Dag(Frozen):
+    """One workload written out: operators by name, `after` of each names those it waits for."""
+
+    name: Annotated[str, Field(min_length=1, max_length=60, pattern=r"^[A-Za-z0-9._+-]+$")]
+    operators: Mapping[str, Operator] = Field(min_length=1)
+    note: str = ""
+
+
+class DagList(Frozen):
+    """The `workload` group of a configuration in its other form: operators written out, beside `ShapeList`."""
+
+    name: str
+    description: str = ""
+    workloads: tuple[Dag, ...] = Field(min_length=1)
+    only: tuple[str, ...] = ()
+    source: str = ""
+
+    def trees(self) -> dict[str, dict[str, Any]]:
+        """Workload trees by name, in order. Raises ConfigError for a name that comes twice, or is unknown in `only`."""
+        check, names = Problems(), [one.name for one in self.workloads]
+        for name in {name for name in names if names.count(name) > 1}:
+            check.add("workload.workloads", "names a workload twice", value=name, way_out="rename one of them")
+        for name in set(self.only) - set(names):
+            check.add("workload.only", "names no workload of the list", value=name, way_out=did_you_mean(name, names))
+        check.done()
+        kept = [one for one in self.workloads if not self.only or one.name in self.only]
+        return {one.name: one.model_dump(mode="json", exclude={"note"}) for one in kept}
+
+
+def workloads_of(check: Problems, tree: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Workload trees by name of the `workload` group in either form; {} with the problems noted."""
+    try:
+        if "workloads" in tree:
+            dags = check.model(DagList, tree, path="workload")
+            return dags.trees() if dags else {}
+        shapes = check.model(ShapeList, tree, path="workload")
+        return shapes.workloads() if shapes else {}
+    except ConfigError as error:
+        check.found.extend(error.problems)
+        return {}
 
 
 def read_shapes(path: Path) -> tuple[Shape, ...]:

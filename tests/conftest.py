@@ -54,6 +54,7 @@ def shipped(group: str) -> dict[str, Any]:
 ENGINES: dict[str, Engine] = plugins("simulators", "ENGINE")
 EXACT = [name for name, engine in ENGINES.items() if engine.exact]
 FAMILIES: dict[str, type[Any]] = plugins("search_spaces", "SCHEDULE")
+OF_ONE_GPU = ("fused",)  # families that need a system that says what persistent kernels take
 SCHEDULES = tuple(name for name, tree in _trees("schedule").items() if "mover" in tree)
 """Those that kernels or DMA engines move; the others have tests of their own."""
 DEVICES = tuple(name for name, tree in _trees("system").items() if "measured_as" in tree)  # of single operators
@@ -87,7 +88,7 @@ def design_tree(
     shape: tuple[int, int, int] = (4096, 8192, 2048),
     pattern: str = "all_gather",
 ) -> dict[str, Any]:
-    """The tree of a shipped schedule on the shipped MI300X node with values set by dotted path. shape: (m, n, k).
+    """The tree of a shipped schedule on a shipped node with values set by dotted path. shape: (m, n, k).
 
     A schedule that runs a collective beside a GEMM has one of the size of A, of 64 KiB at least: a row for each of 64
     GPUs. One that runs nothing before a GEMM has an all-reduce after it, and the node what T3 adds.
@@ -103,7 +104,7 @@ def design_tree(
         merged(system, shipped("study")["t3_mi300x"]["system"])
     workload = {"name": "test", "pattern": pattern, "shapes": [one]}
     tree = {
-        "system": system,
+        "system": shipped("system")["mi210_4"] if knobs["family"] in OF_ONE_GPU else system,
         "schedule": knobs,
         "workload": workload,
     }

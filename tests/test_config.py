@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import toy
 import yaml
-from conftest import AFTER, CONF, FAMILIES, FREE, SYSTEMS, shipped
+from conftest import AFTER, CONF, FAMILIES, FREE, OF_ONE_GPU, SYSTEMS, shipped
 
 from dse import discovery
 from dse.backend import Batch
@@ -475,7 +475,11 @@ def test_every_shipped_option_can_be_named_on_the_command_line() -> None:
 
 def named_together(schedules: Sequence[str], workloads: Sequence[str]) -> list[list[str]]:
     """Words that name each schedule and each workload, of which one shape, at least once."""
-    first = {name: shipped("workload")[name]["shapes"][0] for name in workloads}
+    written_out = [name for name in workloads if "workloads" in shipped("workload")[name]]
+    first = {name: shipped("workload")[name]["shapes"][0] for name in workloads if name not in written_out}
+    fused = [f"schedule={name}" for name in schedules if shipped("schedule")[name]["family"] in OF_ONE_GPU]
+    words = [[schedule, f"workload={name}"] for schedule in fused for name in written_out]
+    schedules = [name for name in schedules if f"schedule={name}" not in fused]
     by_kind: dict[str, tuple[list[str], list[str]]] = {}
     for name in schedules:
         kind = FAMILIES[shipped("schedule")[name]["family"]].orders[0]
@@ -483,7 +487,7 @@ def named_together(schedules: Sequence[str], workloads: Sequence[str]) -> list[l
     for name, shape in first.items():
         after = shape.get("pattern", shipped("workload")[name]["pattern"]) in AFTER
         by_kind["beside" if "payload_bytes" in shape else "after" if after else "before"][1].append(name)
-    return [
+    return words + [
         [
             f"schedule={schedule or some[0]}",
             f"workload={workload or of[0]}",

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from conftest import CONF, ENGINES, FAMILIES, FREE, backend, design, lower, results, shipped
+from conftest import CONF, ENGINES, FAMILIES, FREE, SCHEDULES, backend, design, lower, results, shipped
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from test_conformance import DISTINCT, magnitudes, points, run
@@ -70,7 +70,7 @@ def test_an_even_collective_is_never_faster_on_some_of_its_links(
     assert found["starvation_s"] >= -1e-9 * found["makespan_s"]
 
 
-@every_schedule
+@pytest.mark.parametrize("schedule", [name for name in DISTINCT if name in SCHEDULES])
 @settings(max_examples=10)
 @given(data=st.data(), reduces=st.booleans())
 def test_nothing_is_lost_to_others_where_dma_engines_move_beside_plenty_of_memory(
@@ -349,7 +349,7 @@ def test_the_rows_that_are_fitted_are_the_published_ones(shared: Callable[[str],
 
 
 @pytest.mark.parametrize("mover", ["dma", "cu"])
-@pytest.mark.parametrize("schedule", REDUCING)
+@pytest.mark.parametrize("schedule", [name for name in REDUCING if name in SCHEDULES])
 def test_what_dma_engines_bring_is_added_by_a_kernel_and_what_kernels_bring_is_not(schedule: str, mover: str) -> None:
     graph = lower(design(schedule, {"schedule.mover": mover}, pattern="reduce_scatter"))
     assert bool(len(graph.of_kind("reduce"))) == (mover == "dma")

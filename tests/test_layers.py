@@ -121,6 +121,8 @@ def test_every_constant_of_a_system_has_a_source_and_every_source_a_constant(sys
 def test_the_recorded_and_shown_paths_of_every_study_are_paths_of_its_designs() -> None:
     schedules = [design(name) for name in shipped("schedule")]
     known = {path for one in schedules for path in _paths(one.model_dump(), "")}
+    systems = [System.model_validate(tree) for name, tree in shipped("system").items() if name in SYSTEMS]
+    known |= {path for one in systems for path in _paths(one.model_dump(), "system.")}
     others = ("search_benchmark", "operators")  # of backends of their own
     studies = (tree["study"] for tree in shipped("study").values())
     for study in (found for found in studies if found.get("module") not in others):  # without: what another one changes
@@ -142,7 +144,8 @@ def _paths(tree: Any, prefix: str) -> Iterator[str]:
 
 
 @pytest.mark.parametrize(
-    ("study", "papers"), [("ficco", ("ficco",)), ("t3", ("t3",)), ("operators", ("hardware", "data"))]
+    ("study", "papers"),
+    [("ficco", ("ficco",)), ("t3", ("t3",)), ("fused_ops", ("fused_ops",)), ("operators", ("hardware", "data"))],
 )
 def test_the_retyped_claims_are_those_of_the_shared_list(
     study: str, papers: tuple[str, ...], shared: Callable[[str], Path]

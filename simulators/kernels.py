@@ -1,0 +1,64 @@
+"""What compute operators of a written-out workload cost on one GPU, and what a loss of occupancy does to them.
+
+    GEMM        simulators/gemm.py                       MLP    its GEMMs, one after another, each a kernel
+    embedding   T = bytes / (gather_efficiency B),   bytes = (P + 1) out, backward (2 P + 1) out
+    GEMV        T = bytes / (stream_efficiency B)
+
+B is the HBM rate, or less where fewer requests are under way than its latency asks for (Little's law): at an
+occupancy loss p, B = min(HBM rate, (1 - p) in_flight_bytes / memory_latency_s), and a CU has 1 - p of its matrix rate.
+So a kernel that is bound by compute takes 1 / (1 - p) times as long, and one that is bound by bandwidth hardly longer
+(derived).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from simulators.gemm import gemm_cost
+from simulators.system import Gpu, System
+from simulators.workload import ELEMENT_BYTES, Compute, Embedding, Gemm, Gemv
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class KernelCost:
+    """Time alone [s] without launches, HBM traffic [bytes], FLOP; kernels that are launched for it."""
+
+    seconds: Floats
+    hbm_bytes: Floats
+    flop: Floats
+    num_kernels: float
+
+
+def kernel_cost(system: System, op: Compute, *, occupancy_loss: ArrayLike = 0.0) -> KernelCost:
+    """Cost of an operator on one GPU of a system that says what persistent kernels need. Numbers may be arrays."""
+    gpu = _derated(system, occupancy_loss)
+    if isinstance(op, (Embedding, Gemv)):
+        assert system.persistent is not None
+        gathers = isinstance(op, Embedding)
+        share = system.persistent.gather_efficiency if gathers else system.persistent.stream_efficiency
+        top = np.asarray(system.gpu.hbm_bytes_per_s) * share
+        seconds = op.bytes / np.minimum(top, gpu.hbm_bytes_per_s)
+        return KernelCost(np.asarray(seconds), np.asarray(op.bytes, float), np.asarray(op.flop, float), 1.0)
+    many, shape = (
+        (1.0, (op.m, op.local_n, op.local_k)) if isinstance(op, Gemm) else (op.num_gemms, (op.rows,) + 2 * (op.width,))
+    )
+    found = gemm_cost(gpu, shape, cus=gpu.num_cus, element_bytes=ELEMENT_BYTES[op.precision])
+    return KernelCost(many * found.seconds, many * found.hbm_bytes, many * found.flop, many)
+
+
+def _derated(system: System, occupancy_loss: ArrayLike) -> Gpu:
+    """The GPU as a kernel of less occupancy finds it."""
+    gpu, persistent = system.gpu, system.persistent
+    assert persistent is not None
+    left = 1 - np.asarray(occupancy_loss, float)
+    fed = left * persistent.in_flight_bytes / persistent.memory_latency_s
+    changed = {
+        "matrix_flop_per_s_per_cu": left * gpu.matrix_flop_per_s_per_cu,
+        "hbm_bytes_per_s": np.minimum(gpu.hbm_bytes_per_s, fed),
+    }
+    return gpu.model_copy(update=changed)

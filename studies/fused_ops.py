@@ -1,0 +1,340 @@
+"""Fused computation-collective operators (arXiv:2305.06942): embedding, GEMV, GEMM in one kernel with their collective.
+
+Everything here is a reduction of time, 1 - T_fused / T_bulk in per cent, never a speed-up; the paper's two versions are
+two configurations and never one series: in v1 only producers are fused (`schedule.pairs=producer`), in v2 all pairs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import yaml
+
+from dse import discovery
+from dse.backend import Batch
+from dse.claims import Claim, Finding, read
+from dse.compose import conf_dir
+from dse.finished import Finished
+from dse.plots import Axis, tables
+from dse.space import set_path
+from simulators.overlap import OverlapBackend
+from studies.plain import Plain
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+_NODE, _NODES, _DLRM = "mi210_4", "mi210_2x1", "dlrm_torus"
+_PLACES = {_NODE: "4 GPUs, one node", _NODES: "2 nodes", _DLRM: "128 nodes, torus"}
+_OPERATORS = {"emb": "embedding + all-to-all", "gemv": "GEMV + all-reduce", "moe": "GEMM + all-to-all", "dlrm": "DLRM"}
+_KNOBS = ("slices", "order", "zero_copy", "occupancy_loss")
+_CAUSES = {
+    "emb": "the paper's sweep is unknown; ours has pooling 10, 30 and 70 in equal parts, and where both sides of the "
+    "overlap are as long, or tensors small, more is removed",
+    "gemv": "our small GEMVs take less than the launch and the floor of the library that fusing removes; the paper's "
+    "sizes are unknown",
+    "moe": "narrow experts send more for each FLOP, and wide ones lose to the occupancy of the fused kernel; the "
+    "paper's shapes are unknown",
+}
+_FREE = (
+    *(
+        "system.gpu.kernel_launch_s",
+        "system.gpu.cu_copy.setup_s",
+        "system.persistent.post_s",
+        "system.persistent.poll_s",
+    ),
+    *("system.fabric.nic.latency_s", "system.fabric.nic.hop_s", "system.fabric.nic.message_s"),
+    *("system.fabric.network.hop_s", "schedule.occupancy_loss"),
+)
+"""What is there beside compute and bytes on wires."""
+_WINDOWS = 40
+_RATES = tuple(2.0**power for power in range(-3, 4))
+
+
+class FusedOps(Plain):
+    """Claims of both versions, sweeps, demand on links."""
+
+    def claims(self) -> list[Claim]:
+        """What the paper published, as retyped beside this module."""
+        return read(Path(__file__).with_suffix(".yaml"))
+
+    def findings(self, table: pd.DataFrame) -> Mapping[str, Finding]:
+        """Ours for reductions, of the configuration that is declared in `conf/schedule/fused_kernels.yaml`."""
+        rows = _reductions(table)
+        v1, v2 = (_declared(rows[rows["schedule.pairs"] == pairs]) for pairs in ("producer", "all"))
+        found: dict[str, Finding] = {}
+        for name, (own, operator, where, told) in {
+            "emb_inter": (v2, "emb", _NODES, "the same in v1 and v2"),
+            "emb_intra_v1": (v1, "emb", _NODE, "v1"),
+            "emb_intra_v2": (v2, "emb", _NODE, "v2"),
+            "gemv_ar": (v2, "gemv", _NODE, "v2; GEMV sizes of the paper are unknown"),
+            "gemm_a2a": (v2, "moe", _NODE, "v2; expert shapes of the paper are unknown"),
+        }.items():
+            values = _of(own, operator, where)
+            head, _, version = name.rpartition("_v") if "_v" in name else (name, "", "")
+            end = f"_v{version}" if version else ""
+            for kind in ("mean", "max"):
+                found[f"fused_ops.{head}_{kind}{end}"] = _told(values, kind, told, _CAUSES[operator])
+        found |= {
+            f"fused_ops.dlrm128_{name}": _dlrm(_of(own, "dlrm", _DLRM), name) for name, own in (("v1", v1), ("v2", v2))
+        }
+        known = {claim.id for claim in self.claims()}
+        return {name: one for name, one in found.items() if name in known} | _yes_or_no(v2) | _remote_first(rows)
+
+    def further(self, run: Finished) -> Mapping[str, Finding]:
+        """Ours for what needs designs beyond the table: bounds, what is eliminated, demand on links."""
+        trees = _scenarios(run)
+        best, most = _bound(trees)
+        name, share = _eliminated(trees)
+        demand = {key: _peaks(*_demands(tree)) for key, tree in trees[_NODES].items() if key.startswith("emb")}
+        lower = [key for key, (bulk, fused) in demand.items() if fused < 0.999 * bulk]
+        told = (
+            f"demand over windows of 1/{_WINDOWS} of the baseline's time falls in {len(lower)} of {len(demand)} cases"
+        )
+        falls = bool(lower) and all(fused <= bulk * (1 + 1e-6) for bulk, fused in demand.values())
+        loss = 100 * float(_option("schedule", "fused_kernels")["occupancy_loss"])
+        missed = (
+            "our largest reduction is below 58 %, and so needs less; tensors of the paper's largest case are unknown"
+        )
+        return {
+            "fused_ops.overlap_bound": Finding(most, f"no copies, launches or latencies; closest in {best}"),
+            "fused_ops.eliminated_work": Finding(
+                share, f"copies, launches and latencies of {name}, the one that gains most", missed
+            ),
+            "fused_ops.peak_link_demand": Finding(
+                falls, f"{told} and rises in none; where the wire is busy all the time it stays"
+            ),
+            "fused_ops.occupancy_cost": Finding(None, f"an input of the model (schedule.occupancy_loss): {loss} %"),
+        }
+
+    def figures(self, table: pd.DataFrame, timelines: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
+        """Reductions over the ratio of compute to communication; over slices, order and occupancy."""
+        rows = _reductions(table)
+        if rows.empty:
+            return
+        less, where = Axis("reduction", "time removed [%]"), rows["place"]
+        own = _declared(rows[rows["schedule.pairs"] == "all"])
+        if len(own):
+            ratio = Axis("ratio", "compute / communication time of the baseline")
+            alike = own["scenario"].str.replace(r"^(emb|moe)(.*)-[bt]\d+$", r"\1\2", regex=True)  # but for batch
+            mean = own.groupby(["place", "operator", alike], sort=False)[["ratio", "reduction"]].mean().reset_index()
+            yield "reduction", tables.curves(mean, ratio, y=less, by="operator", panel="place")
+            tall = own.assign(bar=own["scenario"].str.partition("-")[2])
+            yield "reductions", tables.heat(tall, less, x="place", y="bar", panel="operator")
+        mixed = rows.assign(panel=rows["operator"] + ", " + where, order=rows["schedule.order"])
+        slices, loss = Axis("schedule.slices", "slices"), Axis("schedule.occupancy_loss", "occupancy lost [%]", 100.0)
+        for name, axis, by in (("slices", slices, "order"), ("occupancy", loss, "operator")):
+            kept = _declared(
+                mixed[mixed["schedule.pairs"] == "all"],
+                but=(name, "order") if name == "slices" else ("occupancy_loss",),
+            )
+            if kept[axis.column].nunique() > 1:
+                panel = "panel" if name == "slices" else "place"
+                mean = kept.groupby([panel, by, axis.column], sort=False)["reduction"].mean().reset_index()
+                yield name, tables.curves(mean, axis, y=less, by=by, panel=panel)
+
+    def extras(self, run: Finished) -> Iterator[tuple[str, Any]]:
+        """Demand on a NIC over time, and mean reductions: those of GEMV and GEMM are predictions nobody published."""
+        import pandas as pd
+
+        rows = _reductions(run.outputs.read_table("results"))
+        kept = _declared(rows) if len(rows) else rows
+        if len(kept):
+            groups = kept.groupby(["operator", "place", "schedule.pairs"], sort=False)["reduction"]
+            mean = groups.agg(["mean", "max", "min"]).round(3).reset_index()
+            yield "reductions", mean.rename(columns={"schedule.pairs": "pairs"}).to_dict("records")
+        trees = _scenarios(run)
+        parts = []
+        for name, tree in trees[_NODES].items():
+            if name.startswith("emb") and name.endswith("b2048"):
+                parts += [
+                    one.assign(panel=name, kernel=kernel)
+                    for kernel, one in zip(("bulk", "fused"), _demands(tree), strict=True)
+                ]
+        if parts:
+            demand = pd.concat(parts, ignore_index=True)
+            time, rate = Axis("time_s", "time [us]", 1e6), Axis("bytes_per_s", "demand on the NIC [GB/s]", 1e-9)
+            yield "link_demand", tables.curves(demand, time, y=rate, by="kernel", panel="panel")
+
+
+def _reductions(table: pd.DataFrame) -> pd.DataFrame:
+    """Fused points, with `reduction` [%], `operator`, `place`, and `ratio` of compute to communication in bulk."""
+    if "system.name" not in table:
+        return table.iloc[:0].assign(reduction=[], operator=[], place=[], ratio=[])
+    ok = table[table["status"] == "ok"]
+    bulk = ok[ok["schedule.kernel"] == "bulk"].groupby(["scenario", "system.name"])[["gemm_s", "comm_s"]].first()
+    ratio = (bulk["gemm_s"] / bulk["comm_s"]).rename("ratio")
+    fused = ok[ok["schedule.kernel"] == "fused"].join(ratio, on=["scenario", "system.name"])
+    return fused.assign(
+        reduction=100 * (1 - 1 / fused["speedup"]),
+        operator=fused["scenario"].str.partition("-")[0].map(_OPERATORS),
+        place=fused["system.name"].map(_PLACES),
+    )
+
+
+def _declared(rows: pd.DataFrame, but: tuple[str, ...] = ()) -> pd.DataFrame:
+    """Rows of the declared configuration, some of its knobs left open."""
+    declared = _option("schedule", "fused_kernels")
+    for name in _KNOBS:
+        if name not in but:
+            rows = rows[rows[f"schedule.{name}"] == declared[name]]
+    return rows
+
+
+def _of(rows: pd.DataFrame, operator: str, where: str) -> pd.Series[Any]:
+    """Reductions [%] by scenario."""
+    kept = rows[(rows["operator"] == _OPERATORS[operator]) & (rows["place"] == _PLACES[where])]
+    return kept.groupby("scenario")["reduction"].first()
+
+
+def _told(values: pd.Series[Any], kind: str, told: str, cause: str) -> Finding:
+    if values.empty:
+        return Finding(None, "needs points of the declared configuration on this system")
+    reach = f"{told}; from {values.min():.1f} % ({values.idxmin()}) to {values.max():.1f} % ({values.idxmax()})"
+    return Finding(float(values.mean() if kind == "mean" else values.max()), reach, cause)
+
+
+def _dlrm(values: pd.Series[Any], version: str) -> Finding:
+    """Of a training iteration on 128 nodes."""
+    if values.empty:
+        return Finding(None, "needs points of DLRM on 128 nodes")
+    which = "producers only" if version == "v1" else "producers and consumers"
+    each = ", ".join(f"{name} {value:.1f} %" for name, value in values.items())
+    told = f"{version}: {which} fused, by declaration; {each}"
+    cause = "batch, tables, MLP split and what was fused are unknown; our all-to-alls seem to weigh more than theirs"
+    return Finding(float(values.mean()), told, cause)
+
+
+def _yes_or_no(own: pd.DataFrame) -> dict[str, Finding]:
+    """Whether all win, and whether embeddings gain more between nodes."""
+    cases = (("emb", _NODE), ("emb", _NODES), ("gemv", _NODE), ("moe", _NODE))
+    means = {f"{_OPERATORS[name]}, {_PLACES[where]}": _of(own, name, where).mean() for name, where in cases}
+    if any(np.isnan(mean) for mean in means.values()):
+        absent = Finding(None, "needs points of all operators in the declared configuration")
+        return {"fused_ops.all_win": absent, "fused_ops.inter_gt_intra": absent}
+    told, losing = (
+        ", ".join(f"{name} {mean:.1f} %" for name, mean in means.items()),
+        own[own["reduction"] < 0]["scenario"],
+    )
+    some = f"; single shapes lose, {', '.join(sorted(set(losing)))}" if len(losing) else ""
+    inside, between, *_ = means.values()
+    return {
+        "fused_ops.all_win": Finding(bool(min(means.values()) > 0), told + some),
+        "fused_ops.inter_gt_intra": Finding(bool(between > inside), f"{between:.1f} % against {inside:.1f} %"),
+    }
+
+
+def _remote_first(rows: pd.DataFrame) -> dict[str, Finding]:
+    """Points of single operators that differ in nothing but the order; of an iteration, where others compete, told."""
+    alike = ["scenario", "system.name", "schedule.pairs", *(f"schedule.{name}" for name in _KNOBS if name != "order")]
+    pairs = rows.pivot_table(index=alike, columns="schedule.order", values="makespan_s") if len(rows) else rows
+    if not {"remote_first", "local_first"} <= set(pairs):
+        return {"fused_ops.remote_first": Finding(None, "needs points of both orders")}
+    gain = 100 * (1 - pairs["remote_first"] / pairs["local_first"])
+    whole = gain.index.get_level_values("scenario").str.startswith("dlrm")
+    single, others = gain[~whole], gain[whole]
+    told = f"{len(single)} pairs of single operators, faster by up to {single.max():.1f} %; skew is not simulated"
+    told += f"; a DLRM iteration from {others.min():.2f} % to {others.max():.1f} %" if len(others) else ""
+    return {
+        "fused_ops.remote_first": Finding(bool(single.min() >= -1e-7), told, f"slower by up to {-single.min():.2f} %")
+    }
+
+
+@cache
+def _option(group: str, name: str) -> dict[str, Any]:
+    found: dict[str, Any] = yaml.safe_load((conf_dir() / group / f"{name}.yaml").read_text(encoding="utf-8"))
+    return found
+
+
+_Trees = dict[str, dict[str, Any]]
+
+
+def _scenarios(run: Finished) -> dict[str, _Trees]:
+    """Design trees of the declared configuration, by system and scenario."""
+    backend, schedule = OverlapBackend("fluid"), _option("schedule", "fused_kernels")
+    return {
+        name: {
+            key: dict(tree)
+            for key, tree in backend.scenarios(
+                {"system": _option("system", name), "schedule": schedule, "workload": run.config["workload"]}
+            ).items()
+        }
+        for name in (_NODE, _NODES)
+    }
+
+
+def _changed(tree: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """A tree with values set where it has the path."""
+    found: dict[str, Any] = yaml.safe_load(yaml.safe_dump(dict(tree)))
+    for path, value in changes.items():
+        if path.split(".")[1] in found[path.split(".")[0]]:
+            set_path(found, path, value)
+    return found
+
+
+def _seconds(tree: Mapping[str, Any], kernel: str, changes: Mapping[str, Any] | None = None) -> float:
+    """Makespan of a design as it is changed; NaN where it breaks a rule."""
+    backend = OverlapBackend("fluid")
+    design = backend.design(_changed(tree, {**(changes or {}), "schedule.kernel": kernel}))
+    (results,) = backend.evaluate([Batch(design)])
+    return float(results[0].metrics["makespan_s"]) if results[0].status == "ok" else float("nan")
+
+
+def _bound(trees: Mapping[str, _Trees]) -> tuple[str, float]:
+    """(where, the largest reduction [%]) of overlap alone, over operators and rates of wires from 1/8 to 8 times."""
+    found = {}
+    for where, own in trees.items():
+        wire = "system.node.link_bytes_per_s" if where == _NODE else "system.fabric.nic.bytes_per_s"
+        for name, tree in own.items():
+            for rate in _RATES if not name.startswith("dlrm") else ():
+                system = tree["system"]
+                told = system["node"]["link_bytes_per_s"] if where == _NODE else system["fabric"]["nic"]["bytes_per_s"]
+                number, unit = str(told).split()
+                changes: dict[str, Any] = {**dict.fromkeys(_FREE, 0.0), wire: f"{float(number) * rate} {unit}"}
+                changes |= {
+                    "schedule.copies": False,
+                    "schedule.zero_copy": False,
+                    "system.gpu.cu_copy.bytes_per_s_per_cu": 1e15,
+                }
+                bulk, fused = (_seconds(tree, kernel, changes) for kernel in ("bulk", "fused"))
+                found[f"{name}, {_PLACES[where]}, {rate:g} x the rate"] = 100 * (1 - fused / bulk)
+    best = max(found, key=lambda key: found[key])
+    return best, found[best]
+
+
+def _eliminated(trees: Mapping[str, _Trees]) -> tuple[str, float]:
+    """(scenario, share [%] of the baseline's time that is neither compute nor bytes on wires) where most is gained."""
+    own = {name: tree for name, tree in trees[_NODES].items() if name.startswith("emb")}
+    gains = {name: 1 - _seconds(tree, "fused") / _seconds(tree, "bulk") for name, tree in own.items()}
+    best = max(gains, key=lambda name: gains[name])
+    bare = _seconds(own[best], "bulk", {**dict.fromkeys(_FREE, 0.0), "schedule.copies": False})
+    return best, 100 * (1 - bare / _seconds(own[best], "bulk"))
+
+
+def _demands(tree: Mapping[str, Any]) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Demand [bytes/s] over windows of the baseline's time, by their beginnings: bulk, fused."""
+    import pandas as pd
+
+    backend, engine, found = OverlapBackend("fluid"), discovery.load("simulators", "fluid", "ENGINE"), []
+    window = _seconds(tree, "bulk") / _WINDOWS
+    for kernel in ("bulk", "fused"):
+        design = backend.design(_changed(tree, {"schedule.kernel": kernel}))
+        graph = design.schedule.lower(design.system, design.workload)
+        timeline, begins, moved = engine.run(graph), np.arange(_WINDOWS) * window, np.zeros(_WINDOWS)
+        for task in graph.of_kind("transfer"):
+            start, finish = timeline.issued[0, task] + graph["delay"][0, task], timeline.finished[0, task]
+            shared = np.minimum(finish, begins + window) - np.maximum(start, begins)
+            moved += graph["moved_bytes"][0, task] * np.maximum(shared, 0.0) / (finish - start)
+        found.append(pd.DataFrame({"time_s": begins, "bytes_per_s": moved / window}))
+    return found[0], found[1]
+
+
+def _peaks(bulk: pd.DataFrame, fused: pd.DataFrame) -> tuple[float, float]:
+    return float(bulk["bytes_per_s"].max()), float(fused["bytes_per_s"].max())
+
+
+STUDY = FusedOps()
