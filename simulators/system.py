@@ -30,6 +30,14 @@ Topology = Literal["mesh", "switch", "ring"]
 Placement = Literal["cpu", "pcie_switch", "gpu"]
 
 
+class Grown(Frozen):
+    """A part of a system that has learnt to have more: what is None is not there, so designs keep their keys."""
+
+    def __iter__(self) -> Generator[tuple[str, Any], None, None]:
+        """Its fields, without those that it has not."""
+        yield from ((name, value) for name, value in super().__iter__() if value is not None)
+
+
 class Tile(Frozen):
     """A GEMM macro-tile of the library: output rows x columns, and its rate relative to the best tile."""
 
@@ -38,7 +46,7 @@ class Tile(Frozen):
     efficiency: Annotated[Number, Field(gt=0, le=1)]
 
 
-class GemmLibrary(Frozen):
+class GemmLibrary(Grown):
     """What a GEMM kernel costs beside its FLOP (equations in `simulators/gemm.py`).
 
     assignment: workgroups are dealt out in waves by the hardware (`static`), or stay and take tiles as they become
@@ -140,7 +148,7 @@ class Tracker(Frozen):
     bytes_per_entry: Annotated[Integer, Field(ge=1, le=2**16)]
 
 
-class Gpu(Frozen):
+class Gpu(Grown):
     """One GPU. `matrix_flop_per_s_per_cu` is the sustained rate of one CU while all CUs are busy.
 
     llc: the last-level cache, before the HBM. llc, pim, tracker: None where a GPU has none.
@@ -161,7 +169,7 @@ class Gpu(Frozen):
     tracker: Tracker | None = None
 
 
-class Node(Frozen):
+class Node(Grown):
     """GPUs that reach each other directly (`mesh`), through a `switch`, or around a bidirectional `ring`.
 
     link_bytes_per_s: achievable payload rate of one link in one direction. A GPU has num_gpus - 1 links on a
@@ -239,7 +247,7 @@ class Persistent(Frozen):
     memory_latency_s: Annotated[Seconds, Field(gt=0)]
 
 
-class System(Sourced):
+class System(Sourced, Grown):
     """Hardware of a design. `cost_weights` (dotted path -> weight) and `cost_reference` define the cost proxy.
 
     fabric: None for a node by itself. persistent: None where nothing is known of such kernels.
@@ -275,10 +283,6 @@ class System(Sourced):
         if absent:
             raise ValueError(f"has no value for {', '.join(sorted(absent))}, which cost_weights names")
         return reference
-
-    def __iter__(self) -> Generator[tuple[str, Any], None, None]:
-        """Its fields, without those that it has not: designs keep their keys when systems learn to have more."""
-        yield from ((name, value) for name, value in super().__iter__() if value is not None)
 
     def facts(self) -> Iterator[tuple[str, Any, str, str]]:
         """(dotted path, value, provenance, source) of every constant."""

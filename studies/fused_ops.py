@@ -162,7 +162,9 @@ class FusedOps(Plain):
 
 
 def _reductions(table: pd.DataFrame) -> pd.DataFrame:
-    """Fused points, with `reduction` [%], `operator`, `place`, and `ratio` of compute to communication in bulk."""
+    """Fused points, with `reduction` [%], `operator` (a workload that is none of the study's is called by its name),
+    `place`, and `ratio` of compute to communication in bulk.
+    """
     if "system.name" not in table:
         return table.iloc[:0].assign(reduction=[], operator=[], place=[], ratio=[])
     ok = table[table["status"] == "ok"]
@@ -171,7 +173,7 @@ def _reductions(table: pd.DataFrame) -> pd.DataFrame:
     fused = ok[ok["schedule.kernel"] == "fused"].join(ratio, on=["scenario", "system.name"])
     return fused.assign(
         reduction=100 * (1 - 1 / fused["speedup"]),
-        operator=fused["scenario"].str.partition("-")[0].map(_OPERATORS),
+        operator=fused["scenario"].str.partition("-")[0].map(_OPERATORS).fillna(fused["scenario"]),
         place=fused["system.name"].map(_PLACES),
     )
 

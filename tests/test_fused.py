@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+import yaml
 from conftest import ENGINES, backend, results, shipped
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -406,9 +407,8 @@ def test_the_study_of_fused_operators_judges_all_its_claims(tmp_path: Path, monk
     folder = run_folder(tmp_path, "fused_ops")
     rows = {row["id"]: row for row in json.loads((folder / "claims.json").read_text("utf-8"))}
     assert set(rows) == {claim.id for claim in STUDY.claims()}
-    assert [name for name, row in rows.items() if row["within"] is None] == []
+    assert [name for name, row in rows.items() if row["within"] is None] == ["fused_ops.occupancy_cost"]
     assert [name for name, row in rows.items() if not row["reason"]] == []
-    assert rows["fused_ops.occupancy_cost"]["within"] is None
     assert "an input of the model" in rows["fused_ops.occupancy_cost"]["reason"]
     assert rows["fused_ops.dlrm128_v1"]["ours"] < rows["fused_ops.dlrm128_v2"]["ours"]
     assert {path.stem for path in (folder / "figures").glob("*.png")} >= {
@@ -454,3 +454,20 @@ def test_studies_of_many_nodes_run_from_end_to_end(
     assert set(refused["system.fabric.nic.placement"]) <= {"gpu"}  # NICs on the dies of some GPUs only
     assert len(refused) == 0 or study == "nic_placement"
     assert {path.stem for path in (folder / "figures").glob("*.png")} == figures
+
+
+def test_a_workload_of_ones_own_is_drawn_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    operators = {
+        "g": {"kind": "gemm", "m": 4096, "n": 4096, "k": 4096},
+        "ar": {"kind": "collective", "pattern": "all_reduce", "rows": 4096, "cols": 4096, "after": ["g"]},
+        "g2": {"kind": "gemm", "m": 4096, "n": 4096, "k": 4096, "after": ["ar"]},
+    }
+    mine = {"name": "mine", "description": "a chain of mine", "workloads": [{"name": "chain", "operators": operators}]}
+    path = tmp_path / "my_conf" / "workload" / "mine.yaml"
+    path.parent.mkdir(parents=True)
+    path.write_text(yaml.safe_dump(mine), encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    assert main(["study=fused_ops", "--config-dir=my_conf", "workload=mine", *FEW, *NARROW]) == 0
+    folder = run_folder(tmp_path, "fused_ops")
+    assert {row["within"] for row in json.loads((folder / "claims.json").read_text("utf-8"))} == {None}
+    assert (folder / "figures" / "reduction.png").exists()
