@@ -2,31 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
-from dse.claims import Claim, Finding
 from dse.finished import Finished
-from studies.t3 import T3
+from studies.plain import Plain
+from studies.t3 import STUDY as T3
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.figure import Figure
 
 
-class T3OnMI300X(T3):
+class T3OnMI300X(Plain):
     """The figures and tables of `study=t3`, and no claims: those are about the GPU that T3 simulates."""
 
-    def claims(self) -> list[Claim]:
-        """None."""
-        return []
+    def figures(self, table: pd.DataFrame, timelines: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
+        """As `study=t3`."""
+        return T3.figures(table, timelines)
 
-    def findings(self, table: pd.DataFrame) -> Mapping[str, Finding]:
-        """None."""
-        return {}
-
-    def further(self, run: Finished) -> Mapping[str, Finding]:
-        """None."""
-        return {}
+    def extras(self, run: Finished) -> Iterator[tuple[str, Any]]:
+        """As `study=t3`."""
+        return T3.extras(run)
 
 
 STUDY = T3OnMI300X()
