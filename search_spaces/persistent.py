@@ -160,7 +160,10 @@ class _Kernel:
 
 @dataclass(frozen=True)
 class _Way:
-    """What the transfers of a leg have in common. row_bytes: of a row that goes to others; rate [bytes/s]: alone."""
+    """What the transfers of a leg have in common. row_bytes: of a row that goes to others; rate [bytes/s]: alone.
+
+    ideal_s_per_byte: on the wire that all collectives together keep busy longest, 0 where it does not go over that.
+    """
 
     row_bytes: Any
     rate: Any
@@ -171,6 +174,7 @@ class _Way:
     cus: Any
     delay: Any
     inside: bool
+    ideal_s_per_byte: Any
 
 
 _Tasks = list[list[int]]  # by GPU that is simulated
@@ -186,7 +190,6 @@ class Lowering:
         self._gpus = [self._gpu(place, load) for place, load in enumerate(loads_of_nodes(system))]
         self._arrived: dict[str, _Tasks] = {}  # after which an operator is done
         self._staged: dict[str, _Tasks] = {}  # transfers whose bytes wait for a consumer
-        self._sent: dict[str, list[tuple[_Tasks, _Tasks]]] = {}  # slices on their way to a consumer: (flags, transfers)
         self._wires: dict[tuple[Any, ...], int] = {}
         self._costs: dict[tuple[str, bool], KernelCost] = {}
         self._kernels: dict[str, _Kernel] = {}
@@ -227,20 +230,11 @@ class Lowering:
     # ---------------------------------------------------------------- operators
 
     def _collective(self, move: _Move) -> None:
-        """A library's; of a fused pair only what has to be done now: a consumer that sends first begins to."""
-        partner = self._partner.get(move.name)
+        """A library's; that of a fused pair is its kernel's."""
         if not move.legs:  # a GPU alone
             self._arrived[move.name] = self._before(move.op)
-        elif partner is None:
+        elif move.name not in self._partner:
             self._library(move)
-        elif partner not in move.op.after and self._knobs.order == "remote_first":
-            begun = [
-                [self._launch(gpu, move.name, self._system.gpu.kernel_launch_s, after=[*gpu.stream, *before])]
-                for gpu, before in zip(self._gpus, self._before(move.op), strict=True)
-            ]
-            for gpu, launch in zip(self._gpus, begun, strict=True):
-                gpu.stream = launch
-            self._sent[move.name] = self._send_all(move, begun)
 
     def _kernel(self, name: str) -> None:
         """An operator by itself, once what arrived for it is unpacked."""
@@ -281,12 +275,16 @@ class Lowering:
         self._staged[move.name] = _joined(moved)
 
     def _consumer(self, name: str, move: _Move) -> None:
-        """What is here already, and slices of what comes, each when it is here; they are sent now if they were not."""
+        """What is here already, and slices of what comes, each when it is here; they are sent before or after it."""
         others = _without(self._workload.operators[name], move.name)
         self._unpack(others)
         parts, local = self._parts(name, move)
-        waits, sent = self._before(others), self._sent.get(move.name)
-        came = self._before(move.op)
+        waits, came, sent = self._before(others), self._before(move.op), None
+        if self._knobs.order == "remote_first":
+            for gpu, own in zip(self._gpus, came, strict=True):
+                launch_s = self._system.gpu.kernel_launch_s
+                gpu.stream = [self._launch(gpu, name, launch_s, after=[*gpu.stream, *own])]
+            sent = self._send_all(move, [list(gpu.stream) for gpu in self._gpus])
         for gpu, before, own in zip(self._gpus, waits, came, strict=True):
             self._compute(gpu, name, replace(local, launched=sent is None), after=[*before, *own])
         if sent is None:
@@ -383,6 +381,8 @@ class Lowering:
             moved.append(ready)
         self._arrived[move.name] = self._met(move.name, ends)
         self._staged[move.name] = moved
+        if not self._is_consumed(move.name):  # else who consumes it unpacks it
+            self._arrived[move.name] = self._copied(move, "unpack", self._arrived[move.name])
 
     def _send_all(self, move: _Move, begun: _Tasks) -> list[tuple[_Tasks, _Tasks]]:
         """All slices from all GPUs: (flags, transfers) of each slice."""
@@ -418,11 +418,10 @@ class Lowering:
         """The legs of a phase at once, each after what went the same way before."""
         found, rows = [], move.load(gpu) * part.rows
         ways = self._ways(move, part, phase)
-        longest = _plain(functools.reduce(np.maximum, [rows * way.row_bytes / way.rate for way in ways]))
         last = phase == len(move.legs) - 1
         for place, way in enumerate(ways):
             wire, amount = (gpu.place, move.name, phase, place), rows * way.row_bytes
-            told = self._way(gpu, way, amount) | {"ideal_s": gpu.counted(longest if place == 0 else 0.0)}
+            told = self._way(gpu, way, amount)
             told |= {"staged_bytes": gpu.counted(amount if part.staged and last else 0.0)}
             told |= {"group": "" if part.cus is None else gpu.named("library")}
             before = [*after, *([self._wires[wire]] if wire in self._wires else [])]
@@ -448,21 +447,36 @@ class Lowering:
             "moved_bytes": gpu.counted(amount),
             "alone_s": alone,
             "wide_s": alone,
+            "ideal_s": gpu.counted(amount * way.ideal_s_per_byte),
         }
+
+    @functools.cached_property
+    def _busiest(self) -> Mapping[str, Any]:
+        """Wire or switch -> whether it is the one that all collectives together keep busy longest: 1, or else 0."""
+        rates, totals = capacities(self._system), dict[str, Any]()
+        for move in self._moves.values():
+            sent = move.load(self._gpus[0]) * np.asarray(move.rows) * move.op.element_bytes * move.op.cols
+            for leg in (leg for legs in move.legs for leg in legs):
+                for name, load in leg.loads.items():
+                    totals[name] = totals.get(name, 0.0) + sent * leg.share * np.asarray(load) / rates[name]
+        most = np.argmax(np.stack(np.broadcast_arrays(*totals.values())), axis=0)
+        return {name: (most == place).astype(float) for place, name in enumerate(totals)}
 
     def _ways(self, move: _Move, part: _Slice, phase: int) -> list[_Way]:
         """What the transfers of a phase have in common."""
         key = (move.name, phase, part.cus is None)
         if key not in self._known_ways:
-            self._known_ways[key] = [self._known_way(move, part, move.legs[phase], leg) for leg in move.legs[phase]]
+            halves = 2 if move.op.pattern == "all_reduce" else 1  # of which the first adds
+            adds = move.op.reduces and phase < len(move.legs) // halves
+            self._known_ways[key] = [
+                self._known_way(move, part, move.legs[phase], leg, adds) for leg in move.legs[phase]
+            ]
         return self._known_ways[key]
 
-    def _known_way(self, move: _Move, part: _Slice, legs: Sequence[Leg], leg: Leg) -> _Way:
-        system, op = self._system, move.op
+    def _known_way(self, move: _Move, part: _Slice, legs: Sequence[Leg], leg: Leg, adds: bool) -> _Way:
+        system, op, rates = self._system, move.op, capacities(self._system)
         rate = pace(system, leg, cus=system.gpu.num_cus, pattern=op.pattern)
-        hbm = (2.0 if part.copied or not leg.inside else 0.0) + (
-            1.0 if op.reduces else 0.0
-        )  # a NIC reads what it sends
+        hbm = (2.0 if part.copied or not leg.inside else 0.0) + adds  # a NIC reads what it sends
         cap, cus, delay = np.asarray(1.0), None, messages_s(system, leg)
         if part.cus is not None:
             held = fewest_cus(system, leg, cus=part.cus, pattern=op.pattern)
@@ -478,6 +492,9 @@ class Lowering:
             cus=cus,
             delay=_plain(delay),
             inside=leg.inside,
+            ideal_s_per_byte=_plain(
+                sum(self._busiest[name] * np.asarray(load) / rates[name] for name, load in leg.loads.items())
+            ),
         )
 
     def _launch(self, gpu: _Gpu, label: str, delay: Any, *, after: Sequence[int]) -> int:

@@ -12,11 +12,12 @@ others taken as 1 (of a tensor of V bytes: V (G - 1) / G; an all-reduce sends th
     NIC            shared by ceil(g / n) GPUs where there are fewer than GPUs, else floor(n / g) of them for each
     placement      gpu: nothing else. pcie_switch: the PCIe links of GPU and NIC. cpu: these, and host memory, which is
                    written and read at both ends: 4 bytes of it for each, by all GPUs of the node
-    rail           a spine for what changes rails: direct (g - 1) / g, hierarchical nothing
+    rail           a spine for what changes rails: direct (r - 1) / r of r = min(g, n) rails, hierarchical nothing
     fat tree       a spine for what leaves its leaf of L nodes: (N - L) / (N - 1)
     torus          a x b nodes: a message crosses on average (a^2 // 4) / a links of its ring in one dimension, times
                    N / (N - 1) as none goes to its own node; of the node's ports half belong to each dimension.
-                   Reductions, hierarchical, run dimension by dimension, one hop each, half of the data in either order
+                   Reductions, hierarchical, run dimension by dimension, step by step around its rings, half of the
+                   data in either order: (a - 1) (b + 1) / (2 (N - 1)) in the dimension of a
 
 Standard counting arguments (derived; docs/models.md). Numbers may be arrays over designs.
 """
@@ -117,7 +118,7 @@ def _between(system: System, pattern: Pattern, way: Way, share: tuple[int, int])
         share[0] / share[1],
         {name: load for name, load in loads.items() if np.any(load)},
         peers,
-        latency_s(system, way),
+        latency_s(system, pattern, way),
         False,
     )
 
@@ -147,7 +148,8 @@ def _switched(system: System, pattern: Pattern, way: Way) -> dict[str, ArrayLike
     network, nodes, own = system.fabric.network, system.fabric.num_nodes, system.node.num_gpus
     if network.topology == "torus":
         return _on_torus(system.fabric, own, hops=way == "direct" or pattern == "all_to_all")
-    apart = (own - 1) / own if way == "direct" else 0.0
+    rails = min(own, system.fabric.nic.num_nics)
+    apart = (rails - 1) / rails if way == "direct" else 0.0
     if network.topology == "fat_tree":
         apart = max(nodes - network.leaf_nodes, 0) / (nodes - 1)
     return {"spine": apart * gpus_per_nic(system) * np.asarray(network.oversubscription)}
@@ -156,10 +158,9 @@ def _switched(system: System, pattern: Pattern, way: Way) -> dict[str, ArrayLike
 def _on_torus(fabric: Fabric, own: int, *, hops: bool) -> dict[str, ArrayLike]:
     """Loads on a NIC's port in either dimension: half of the ports belong to each."""
     sides, nodes = dimensions(fabric.num_nodes), fabric.num_nodes
-    used = [side for side in sides if side > 1]
     crossed = {
-        f"torus.{axis}": mean_hops(side) * nodes / (nodes - 1) if hops else (side > 1) / len(used)
-        for axis, side in enumerate(sides)
+        f"torus.{axis}": mean_hops(side) * nodes / (nodes - 1) if hops else (side - 1) * (other + 1) / (2 * (nodes - 1))
+        for axis, (side, other) in enumerate(zip(sides, sides[::-1], strict=True))
     }
     return {name: 2 * own / fabric.nic.num_nics * links_crossed for name, links_crossed in crossed.items()}
 
@@ -175,14 +176,15 @@ def mean_hops(side: int) -> float:
     return (side * side // 4) / side
 
 
-def latency_s(system: System, way: Way) -> Any:
+def latency_s(system: System, pattern: Pattern, way: Way) -> Any:
     """From a NIC's order to the first byte at a GPU of another node [s], the farthest one."""
     assert system.fabric is not None
     nic, network, nodes = system.fabric.nic, system.fabric.network, system.fabric.num_nodes
     if network.topology == "torus":
-        hops = sum(side // 2 for side in dimensions(nodes))
+        around = way == "hierarchical" and pattern != "all_to_all"
+        hops = sum(side - 1 if around else side // 2 for side in dimensions(nodes))
     elif network.topology == "rail":
-        hops = 3 if way == "direct" and system.node.num_gpus > 1 else 1
+        hops = 3 if way == "direct" and min(system.node.num_gpus, nic.num_nics) > 1 else 1
     else:
         hops = 3 if nodes > network.leaf_nodes else 1
     return nic.latency_s + _CROSSINGS[nic.placement] * np.asarray(nic.hop_s) + hops * np.asarray(network.hop_s)

@@ -5,9 +5,9 @@
     GEMV        T = bytes / (stream_efficiency B)
 
 B is the HBM rate, or less where fewer requests are under way than its latency asks for (Little's law): at an
-occupancy loss p, B = min(HBM rate, (1 - p) in_flight_bytes / memory_latency_s), and a CU has 1 - p of its matrix rate.
-So a kernel that is bound by compute takes 1 / (1 - p) times as long, and one that is bound by bandwidth hardly longer
-(derived).
+occupancy loss p, B = min(HBM rate, (1 - p) CUs in_flight_bytes_per_cu / memory_latency_s), and a CU has 1 - p of its
+matrix rate. So a kernel that is bound by compute takes 1 / (1 - p) times as long, and one that is bound by bandwidth
+hardly longer (derived).
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def _derated(system: System, occupancy_loss: ArrayLike) -> Gpu:
     gpu, persistent = system.gpu, system.persistent
     assert persistent is not None
     left = 1 - np.asarray(occupancy_loss, float)
-    fed = left * persistent.in_flight_bytes / persistent.memory_latency_s
+    fed = left * gpu.num_cus * persistent.in_flight_bytes_per_cu / persistent.memory_latency_s
     changed = {
         "matrix_flop_per_s_per_cu": left * gpu.matrix_flop_per_s_per_cu,
         "hbm_bytes_per_s": np.minimum(gpu.hbm_bytes_per_s, fed),

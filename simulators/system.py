@@ -235,15 +235,15 @@ class Persistent(Frozen):
 
     post_s: a put by one thread, from the end of a slice to the network. poll_s: from a flag's arrival until who waits
     for it goes on. gather_efficiency, stream_efficiency: share of the HBM rate that random rows, and long rows, reach.
-    in_flight_bytes: requests under way, at the occupancy of a kernel that does not communicate; memory_latency_s: of
-    one.
+    in_flight_bytes_per_cu: requests under way, at the occupancy of a kernel that does not communicate.
+    memory_latency_s: of one.
     """
 
     post_s: Seconds
     poll_s: Seconds
     gather_efficiency: Annotated[Fraction, Field(gt=0)]
     stream_efficiency: Annotated[Fraction, Field(gt=0)]
-    in_flight_bytes: Annotated[Bytes, Field(gt=0)]
+    in_flight_bytes_per_cu: Annotated[Bytes, Field(gt=0)]
     memory_latency_s: Annotated[Seconds, Field(gt=0)]
 
 

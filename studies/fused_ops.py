@@ -95,7 +95,8 @@ class FusedOps(Plain):
         told = (
             f"demand over windows of 1/{_WINDOWS} of the baseline's time falls in {len(lower)} of {len(demand)} cases"
         )
-        falls = bool(lower) and all(fused <= bulk * (1 + 1e-6) for bulk, fused in demand.values())
+        higher = [key for key, (bulk, fused) in demand.items() if fused > bulk * (1 + 1e-6)]
+        falls = 2 * len(lower) > len(demand) and not higher
         loss = 100 * float(_option("schedule", "fused_kernels")["occupancy_loss"])
         missed = (
             "our largest reduction is below 58 %, and so needs less; tensors of the paper's largest case are unknown"
@@ -106,7 +107,9 @@ class FusedOps(Plain):
                 share, f"copies, launches and latencies of {name}, the one that gains most", missed
             ),
             "fused_ops.peak_link_demand": Finding(
-                falls, f"{told} and rises in none; where the wire is busy all the time it stays"
+                falls,
+                f"{told} and rises in {len(higher)}",
+                "where a wire is busy all the time of both, demand is its rate; a yes needs a fall in most",
             ),
             "fused_ops.occupancy_cost": Finding(None, f"an input of the model (schedule.occupancy_loss): {loss} %"),
         }
@@ -117,7 +120,7 @@ class FusedOps(Plain):
         if rows.empty:
             return
         less, where = Axis("reduction", "time removed [%]"), rows["place"]
-        own = _declared(rows[rows["schedule.pairs"] == "all"])
+        own = _declared(rows[rows["schedule.pairs"] == "all"], nearest=True)
         if len(own):
             ratio = Axis("ratio", "compute / communication time of the baseline")
             alike = own["scenario"].str.replace(r"^(emb|moe)(.*)-[bt]\d+$", r"\1\2", regex=True)  # but for batch
@@ -131,6 +134,7 @@ class FusedOps(Plain):
             kept = _declared(
                 mixed[mixed["schedule.pairs"] == "all"],
                 but=(name, "order") if name == "slices" else ("occupancy_loss",),
+                nearest=True,
             )
             if kept[axis.column].nunique() > 1:
                 panel = "panel" if name == "slices" else "place"
@@ -142,14 +146,14 @@ class FusedOps(Plain):
         import pandas as pd
 
         rows = _reductions(run.outputs.read_table("results"))
-        kept = _declared(rows) if len(rows) else rows
+        kept = _declared(rows, nearest=True) if len(rows) else rows
         if len(kept):
             groups = kept.groupby(["operator", "place", "schedule.pairs"], sort=False)["reduction"]
             mean = groups.agg(["mean", "max", "min"]).round(3).reset_index()
             yield "reductions", mean.rename(columns={"schedule.pairs": "pairs"}).to_dict("records")
-        trees = _scenarios(run)
+        shipped = run.config["system"] == _option("system", _NODE)
         parts = []
-        for name, tree in trees[_NODES].items():
+        for name, tree in (_scenarios(run)[_NODES] if shipped else {}).items():  # of systems as they are shipped
             if name.startswith("emb") and name.endswith("b2048"):
                 parts += [
                     one.assign(panel=name, kernel=kernel)
@@ -166,7 +170,7 @@ def _reductions(table: pd.DataFrame) -> pd.DataFrame:
     `place`, and `ratio` of compute to communication in bulk.
     """
     if "system.name" not in table:
-        return table.iloc[:0].assign(reduction=[], operator=[], place=[], ratio=[])
+        table = table.assign(**{"system.name": "the system"})
     ok = table[table["status"] == "ok"]
     bulk = ok[ok["schedule.kernel"] == "bulk"].groupby(["scenario", "system.name"])[["gemm_s", "comm_s"]].first()
     ratio = (bulk["gemm_s"] / bulk["comm_s"]).rename("ratio")
@@ -174,16 +178,22 @@ def _reductions(table: pd.DataFrame) -> pd.DataFrame:
     return fused.assign(
         reduction=100 * (1 - 1 / fused["speedup"]),
         operator=fused["scenario"].str.partition("-")[0].map(_OPERATORS).fillna(fused["scenario"]),
-        place=fused["system.name"].map(_PLACES),
+        place=fused["system.name"].map(_PLACES).fillna(fused["system.name"]),
     )
 
 
-def _declared(rows: pd.DataFrame, but: tuple[str, ...] = ()) -> pd.DataFrame:
-    """Rows of the declared configuration, some of its knobs left open."""
+def _declared(rows: pd.DataFrame, but: tuple[str, ...] = (), *, nearest: bool = False) -> pd.DataFrame:
+    """Rows of the declared configuration, some of its knobs left open. nearest: or what is nearest to it of a number,
+    and first of names, in a space without it.
+    """
     declared = _option("schedule", "fused_kernels")
     for name in _KNOBS:
-        if name not in but:
-            rows = rows[rows[f"schedule.{name}"] == declared[name]]
+        if name not in but and len(rows):
+            column, wanted = rows[f"schedule.{name}"], declared[name]
+            if nearest and not (column == wanted).any():
+                number = isinstance(wanted, (int, float)) and not isinstance(wanted, bool)
+                wanted = column[(column.astype(float) - wanted).abs().idxmin()] if number else column.iloc[0]
+            rows = rows[column == wanted]
     return rows
 
 
@@ -231,7 +241,7 @@ def _yes_or_no(own: pd.DataFrame) -> dict[str, Finding]:
 
 
 def _remote_first(rows: pd.DataFrame) -> dict[str, Finding]:
-    """Points of single operators that differ in nothing but the order; of an iteration, where others compete, told."""
+    """Points that differ in nothing but the order: single operators, and iterations, where others compete."""
     alike = ["scenario", "system.name", "schedule.pairs", *(f"schedule.{name}" for name in _KNOBS if name != "order")]
     pairs = rows.pivot_table(index=alike, columns="schedule.order", values="makespan_s") if len(rows) else rows
     if not {"remote_first", "local_first"} <= set(pairs):
@@ -241,9 +251,7 @@ def _remote_first(rows: pd.DataFrame) -> dict[str, Finding]:
     single, others = gain[~whole], gain[whole]
     told = f"{len(single)} pairs of single operators, faster by up to {single.max():.1f} %; skew is not simulated"
     told += f"; a DLRM iteration from {others.min():.2f} % to {others.max():.1f} %" if len(others) else ""
-    return {
-        "fused_ops.remote_first": Finding(bool(single.min() >= -1e-7), told, f"slower by up to {-single.min():.2f} %")
-    }
+    return {"fused_ops.remote_first": Finding(bool(gain.min() >= -1e-7), told, f"slower by up to {-gain.min():.2f} %")}
 
 
 @cache

@@ -170,7 +170,7 @@ def test_a_fused_pair_takes_what_the_recursion_says(
 ) -> None:
     """Two nodes of one GPU: half of the slices are remote. Memory is plenty, so nothing competes."""
     changes = {**FREE, **FREE_FABRIC, "system.fabric.network.hop_s": "2 us", "system.gpu.hbm_bytes_per_s": 1e14}
-    changes |= {"system.persistent.in_flight_bytes": 1e9, "schedule.slices": slices}
+    changes |= {"system.persistent.in_flight_bytes_per_cu": 1e7, "schedule.slices": slices}
     changes |= {"system.persistent.post_s": post, "system.persistent.poll_s": poll}
     changes |= {"schedule.order": "remote_first" if first else "local_first"}
     changes |= {"system.persistent.gather_efficiency": 0.011}
@@ -227,7 +227,9 @@ def test_a_loss_of_occupancy_slows_compute_and_not_what_memory_bounds(loss: floa
     }
     assert slow["op"] == pytest.approx(1 / (1 - loss), rel=0.1)
     asked = system.gpu.hbm_bytes_per_s * system.persistent.gather_efficiency
-    fed = (1 - loss) * system.persistent.in_flight_bytes / system.persistent.memory_latency_s
+    fed = (
+        (1 - loss) * system.gpu.num_cus * system.persistent.in_flight_bytes_per_cu / system.persistent.memory_latency_s
+    )
     assert slow["emb"] == pytest.approx(max(1.0, asked / fed))
 
 
@@ -244,6 +246,7 @@ def test_losses_add_up_and_engines_agree(
     design = point(system, operators, drawn, schedule=schedule)
     assume(not backend("fluid").problems(design))
     found = metrics(design)
+    assert found["ideal_s"] <= found["makespan_s"] * (1 + 1e-9)
     assert found["ideal_s"] + sum(found[name] for name in LOSSES) == pytest.approx(found["makespan_s"], rel=1e-9)
     for name in ("contention_s", "decomposition_s", "launch_s"):
         assert found[name] >= -1e-9 * found["makespan_s"]
