@@ -51,6 +51,7 @@ _FREE = (
     *("system.fabric.network.hop_s", "schedule.occupancy_loss"),
 )
 """What is there beside compute and bytes on wires."""
+_SAME = "an embedding alone is the same in both versions here"
 _WINDOWS = 40
 _RATES = tuple(2.0**power for power in range(-3, 4))
 
@@ -69,8 +70,8 @@ class FusedOps(Plain):
         found: dict[str, Finding] = {}
         for name, (own, operator, where, told) in {
             "emb_inter": (v2, "emb", _NODES, "the same in v1 and v2"),
-            "emb_intra_v1": (v1, "emb", _NODE, "v1"),
-            "emb_intra_v2": (v2, "emb", _NODE, "v2"),
+            "emb_intra_v1": (v1, "emb", _NODE, f"v1; {_SAME}"),
+            "emb_intra_v2": (v2, "emb", _NODE, f"v2; {_SAME}"),
             "gemv_ar": (v2, "gemv", _NODE, "v2; GEMV sizes of the paper are unknown"),
             "gemm_a2a": (v2, "moe", _NODE, "v2; expert shapes of the paper are unknown"),
         }.items():

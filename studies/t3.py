@@ -45,7 +45,7 @@ _POINTS = (
     *("traffic_max", "fc_gap", "op_gap", "serial_ag_bound", "nmc_adds", "nmc_shrinks_with_tp"),
 )
 """Claims that need points of all configurations."""
-_POLICIES = {"fcfs": "one queue", "fair": "fair", "compute_first": "GEMM first"}
+_POLICIES = {"fcfs": "one queue", "fair": "fair", "compute_first": "first"}
 _SHARES = {
     "comm_share_train": (_MAIN, "training", 1.0),
     "comm_share_prompt": (_MAIN, "prompt", 1.0),
@@ -125,6 +125,7 @@ class T3(Plain):
         swept = swept.assign(policy=[_policy(*one) for one in policies], first=first)
         swept = swept.sort_values("first", kind="stable")
         best = swept.groupby(["of", "sub", "policy"], sort=False)["speedup"].max().reset_index()
+        best = best.astype({"policy": object})  # columns as they come, not by the alphabet
         if best["policy"].nunique() > 1:
             yield "arbitration", tables.heat(best, speedup, x="policy", y="sub", panel="of")
 
@@ -153,7 +154,7 @@ class T3(Plain):
 
 
 def _policy(arbitration: str, threshold: Any) -> str:
-    """A policy as it is shown."""
+    """A policy as it is shown; of the GEMM first with the threshold."""
     return _POLICIES[arbitration] + (f", {threshold:.0f}" if arbitration == "compute_first" else "")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -175,7 +176,8 @@ def test_a_fused_pair_takes_what_the_recursion_says(
     changes |= {"schedule.order": "remote_first" if first else "local_first"}
     changes |= {"system.persistent.gather_efficiency": 0.011}
     design = point("mi210_2x1", dag("embedding", rows=6400, width=92, depth=depth), changes)
-    compute = float(kernel_cost(design.system, design.workload.operators["op"]).seconds)  # type: ignore[arg-type]
+    op: Any = design.workload.operators["op"]
+    compute = float(kernel_cost(design.system, op).seconds)
     wire = 6400 * 92 * 2 / 2 / 20e9
     told = recursion(compute, wire, slices // 2, slices - slices // 2, post_s=post, late_s=2e-6 + poll, first=first)
     assert makespan(design) == pytest.approx(told, rel=1e-6)
@@ -220,9 +222,9 @@ def test_a_loss_of_occupancy_slows_compute_and_not_what_memory_bounds(loss: floa
     assert system.persistent is not None
     gemm = {"kind": "gemm", "m": 8192, "n": 8192, "k": 8192, "precision": "fp16"}
     tree = {"op": gemm, **{"emb": {"kind": "embedding", "rows": 4096, "dim": 128, "pooling": 50}}}
-    operators = Workload.model_validate({"name": "x", "operators": tree}).operators
+    operators: Mapping[str, Any] = Workload.model_validate({"name": "x", "operators": tree}).operators
     slow = {
-        name: float(kernel_cost(system, op, occupancy_loss=loss).seconds / kernel_cost(system, op).seconds)  # type: ignore[arg-type]
+        name: float(kernel_cost(system, op, occupancy_loss=loss).seconds / kernel_cost(system, op).seconds)
         for name, op in operators.items()
     }
     assert slow["op"] == pytest.approx(1 / (1 - loss), rel=0.1)
