@@ -73,6 +73,24 @@ class Server(Frozen):
     network_bytes_per_s: Bandwidth | None = None
 
 
+class Setting(Sourced):
+    """How a GPU is set, or what it is imagined to be, beside what its device file says.
+
+    num_cus: CUs that work; None for all. clock: of the CUs and the last-level cache, as a share of their own. feed:
+    share of the bytes from the last-level cache to a CU that is left, latency: how many times as long a chain of loads
+    takes, with a cache switched off. flop_vs_bw: how many times as fast everything on the GPU is, arithmetic and
+    memory, while the links between GPUs stay as they are (arXiv:2302.02825).
+    """
+
+    name: str
+    description: str = ""
+    num_cus: Annotated[Integer, Field(ge=1, le=4096)] | None = None
+    clock: Annotated[Number, Field(gt=0, le=4)] = 1.0
+    feed: Annotated[Number, Field(gt=0, le=1)] = 1.0
+    latency: Annotated[Number, Field(ge=1, le=100)] = 1.0
+    flop_vs_bw: Annotated[Number, Field(gt=0, le=1e3)] = 1.0
+
+
 class Device(Sourced):
     """One GPU and its server. measured_as: what measured tables call it (`calibrate` fills it in).
 

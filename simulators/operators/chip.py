@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from simulators.device import ELEMENT_BYTES, Device, Efficiency
+from simulators.device import ELEMENT_BYTES, Device, Efficiency, Setting
 
 Floats = NDArray[np.float64]
 
@@ -59,6 +59,24 @@ class Chip:
             element_bytes=ELEMENT_BYTES[precision],
             vector_flop_per_s=device.gpu.peak("fp32") if precision == "mixed" else None,
             **held.model_dump(),
+        )
+
+    def set_as(self, setting: Setting) -> Chip:
+        """The same with fewer CUs, another clock, a cache switched off, or faster altogether.
+
+        What follows the clock: arithmetic, the last-level cache (`feed` is per FLOP of peak), and latencies.
+        """
+        rate = np.asarray(setting.clock) * np.asarray(setting.flop_vs_bw)
+        vector = self.vector_flop_per_s
+        return replace(
+            self,
+            cus=self.cus if setting.num_cus is None else setting.num_cus,
+            flop_per_s=np.asarray(self.flop_per_s) * rate,
+            vector_flop_per_s=None if vector is None else np.asarray(vector) * rate,
+            hbm_bytes_per_s=np.asarray(self.hbm_bytes_per_s) * np.asarray(setting.flop_vs_bw),
+            launch_s=np.asarray(self.launch_s) / np.asarray(setting.flop_vs_bw),
+            feed=np.asarray(self.feed) * np.asarray(setting.feed),
+            latency_s=np.asarray(self.latency_s) * np.asarray(setting.latency) / rate,
         )
 
     def work_of(self, *channels: ArrayLike) -> ArrayLike:

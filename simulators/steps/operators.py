@@ -1,0 +1,204 @@
+"""Operators of an iteration: what each does, and what that costs on a GPU and over its links.
+
+Sizes may be arrays over a grid of designs (or over sequence lengths) wherever they are numbers; they broadcast with one
+another. An operator does its work in one pass of one block; a block (such as a layer) comes `count` times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Literal, get_args
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from simulators.operators.chip import Chip, Cost
+from simulators.operators.collective import CollectiveCost, Group, Pattern, collective_cost
+from simulators.operators.convolution import convolution
+from simulators.operators.gemm import gemm
+from simulators.operators.recurrent import recurrent
+from simulators.operators.streaming import streamed
+from simulators.steps.model import SmallBatched
+
+Floats = NDArray[np.float64]
+
+Kind = Literal[
+    "linear",
+    "fc",
+    "attention",
+    "softmax",
+    "activation",
+    "norm",
+    "embedding",
+    "output",
+    "recurrent",
+    "convolution",
+    "optimizer",
+]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+"""What an operator is for; shares of time are told by these.
+
+linear: projections of attention (and of the input of a recurrent layer). fc: feed-forward layers. attention: batched
+products of queries, keys and values. softmax: with scale, mask and dropout. norm: with dropout and residual.
+embedding, output: the ends of the model.
+"""
+Phase = Literal["forward", "recompute", "backward", "optimizer"]
+Axis = Literal["tp", "pp", "dp"]
+_BY: tuple[Literal["ring", "tree"], ...] = ("ring", "tree")
+
+
+@dataclass(frozen=True)
+class Product:
+    """`batch` GEMMs of sizes (m, n, k) at once; transposed: whether A is."""
+
+    m: ArrayLike
+    n: ArrayLike
+    k: ArrayLike
+    batch: ArrayLike = 1.0
+    transposed: bool = False
+
+
+@dataclass(frozen=True)
+class Stream:
+    """Passes over tensors by `kernels` kernels that memory bounds: bytes read and written, and FLOP."""
+
+    bytes: ArrayLike
+    flop: ArrayLike = 0.0
+    kernels: ArrayLike = 1.0
+
+
+@dataclass(frozen=True)
+class Recurrence:
+    """One pass (0 forward, 1 backward-data, 2 backward-filter) of a recurrent layer, without its input's product."""
+
+    gates: ArrayLike
+    hidden: ArrayLike
+    batch: ArrayLike
+    steps: ArrayLike
+    pass_: int = 0
+
+
+@dataclass(frozen=True)
+class Filter:
+    """One pass (as of `Recurrence`) of a convolution; shape: columns of `simulators.operators.convolution.Layer`."""
+
+    shape: Mapping[str, ArrayLike]
+    pass_: int = 0
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """A collective of the GPUs that share the model (tp), its gradients (dp), or a message to the next stage (pp)."""
+
+    pattern: Pattern
+    payload_bytes: ArrayLike
+    over: Axis = "tp"
+
+
+Work = Product | Stream | Recurrence | Filter | Exchange
+
+
+@dataclass(frozen=True)
+class Op:
+    """One operator of a block. count: how often it runs in one pass of the block.
+
+    weight: whether it makes gradients of weights, which nothing waits for but their all-reduce.
+    """
+
+    name: str
+    kind: Kind
+    phase: Phase
+    work: Work
+    count: ArrayLike = 1.0
+    weight: bool = False
+
+
+@dataclass(frozen=True)
+class Block:
+    """Operators that come together `count` times in a model. params: weights that one GPU holds of one of them.
+
+    tensors: how many tensors these are. Order of `ops`: that of a pass, forward ones first.
+    """
+
+    name: str
+    ops: tuple[Op, ...]
+    count: ArrayLike = 1.0
+    params: ArrayLike = 0.0
+    tensors: ArrayLike = 0.0
+
+    def of(self, *phases: Phase) -> tuple[Op, ...]:
+        """Its operators of some phases."""
+        return tuple(op for op in self.ops if op.phase in phases)
+
+
+@dataclass(frozen=True)
+class Platform:
+    """What operators run on: a GPU, the groups of GPUs that it exchanges with, and how batched GEMMs do."""
+
+    chip: Chip
+    groups: Mapping[Axis, Group] = field(default_factory=dict)
+    batched: SmallBatched | None = None
+
+
+@dataclass(frozen=True)
+class Spent:
+    """Work [FLOP], traffic with HBM [bytes], bytes sent over links and time [s] of one operator; arrays."""
+
+    flop: Floats
+    bytes: Floats
+    wire_bytes: Floats
+    seconds: Floats
+
+
+def spent(ops: Sequence[Op], platform: Platform) -> list[Spent]:
+    """What each operator takes, once (`count` and the block's are not in it); all GEMMs in one call."""
+    products = _products([op.work for op in ops if isinstance(op.work, Product)], platform)
+    made = iter(products)
+    return [next(made) if isinstance(op.work, Product) else _other(op.work, platform) for op in ops]
+
+
+def _products(works: Sequence[Product], platform: Platform) -> list[Spent]:
+    """Costs of products: those of equal fields are computed once."""
+    if not works:
+        return []
+    names = [one.name for one in fields(Product)]
+    columns = [[np.asarray(getattr(work, name), float) for work in works] for name in names]
+    shape = np.broadcast_shapes(*(value.shape for column in columns for value in column))
+    m, n, k, batch, across = (np.stack([np.broadcast_to(value, shape) for value in column]) for column in columns)
+    cost = gemm(platform.chip, (m, n, k), transposed_a=across, batch=batch)
+    seconds = _small(cost, (m, n, k), platform=platform, batch=batch) if platform.batched else cost.seconds
+    return [Spent(*found) for found in zip(cost.flop, cost.bytes, 0 * cost.flop, seconds, strict=True)]
+
+
+def _small(cost: Cost, sizes: tuple[Floats, Floats, Floats], *, platform: Platform, batch: Floats) -> Floats:
+    """Seconds, those of small batched GEMMs by the share of the roofline that they reach."""
+    chip, batched = platform.chip, platform.batched
+    assert batched is not None
+    small = (np.maximum.reduce(sizes) <= batched.up_to) & (batch > 1)
+    roofline = np.maximum(cost.flop / (chip.rate * np.asarray(chip.cus)), cost.bytes / chip.drawn)
+    slow = roofline / batched.share_of_roofline + np.asarray(chip.launch_s)
+    return np.where(small, np.maximum(cost.seconds, slow), cost.seconds)
+
+
+def _other(work: Work, platform: Platform) -> Spent:
+    """What anything but a product takes."""
+    if isinstance(work, Exchange):
+        moved = collective(work, platform.groups[work.over])
+        return Spent(moved.flop, moved.hbm_bytes, moved.wire_bytes, moved.seconds)
+    if isinstance(work, Stream):
+        cost = streamed(platform.chip, work.bytes, flop=work.flop, kernels=work.kernels)
+    elif isinstance(work, Recurrence):
+        cost = recurrent(platform.chip, work.gates, work.hidden, work.batch, work.steps)
+    else:
+        assert isinstance(work, Filter)
+        cost = convolution(platform.chip, work.shape)
+    if isinstance(work, Recurrence | Filter):
+        cost = Cost(*(value[..., work.pass_] for value in (cost.flop, cost.bytes, cost.seconds)))
+    return Spent(cost.flop, cost.bytes, 0 * cost.flop, cost.seconds)
+
+
+def collective(work: Exchange, group: Group) -> CollectiveCost:
+    """Cost of one exchange; by a ring or a tree, whichever is faster; nothing in a group of one."""
+    ring, tree = (collective_cost(work.pattern, name, work.payload_bytes, group, element_bytes=2) for name in _BY)
+    return replace(ring, seconds=np.minimum(ring.seconds, tree.seconds))
