@@ -27,6 +27,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from simulators.device import Server
 from simulators.system import CopyTimes
 from simulators.transfer import filled
 
@@ -132,6 +133,19 @@ def flat_ring(inside: Group, between: Group, gpus_per_node: ArrayLike) -> Group:
     late = np.where(several, np.maximum(inside.latency_s, between.latency_s), inside.latency_s)
     able = {name: getattr(inside, name) and getattr(between, name) for name in ("computes", "short_messages")}
     return Group(nodes * np.asarray(gpus_per_node), rate, late, **able)
+
+
+def server_ring(server: Server, gpus: ArrayLike, together: ArrayLike | None = None) -> Group:
+    """A ring of so many GPUs, `together` of them in each server (None: as many as it has).
+
+    The rate is NaN where it leaves the server and nobody says how fast the network is.
+    """
+    held = np.asarray(server.num_gpus if together is None else together)
+    nodes = np.ceil(np.asarray(gpus, float) / held)
+    crowd = np.maximum(np.minimum(gpus, held) - 2.0, 0.0)
+    inside = Group(gpus, server.bytes_per_s / (1 + server.sharing * crowd), server.latency_s)
+    network = np.nan if server.network_bytes_per_s is None else server.network_bytes_per_s
+    return flat_ring(inside, Group(nodes, network, server.latency_s), np.asarray(gpus) / nodes)
 
 
 def hierarchical_cost(

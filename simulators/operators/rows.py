@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from simulators.device import Device, Efficiency, Server
 from simulators.measurements import FLOAT_BYTES, Rows
 from simulators.operators.chip import Chip, Cost
-from simulators.operators.collective import Group, collective_cost, flat_ring
+from simulators.operators.collective import collective_cost, server_ring
 from simulators.operators.convolution import convolution
 from simulators.operators.gemm import gemm
 from simulators.operators.recurrent import recurrent
@@ -35,10 +33,5 @@ def on_device(device: Device, constants: Efficiency, rows: Rows) -> Cost:
 def allreduce(server: Server, rows: Rows) -> Cost:
     """Costs [R, 1] of rings over the GPUs of a server, and of several where it has too few; bytes are those sent."""
     gpus, payload = rows.shape["gpus"], FLOAT_BYTES * rows.shape["floats"]
-    nodes = np.ceil(gpus / server.num_gpus)
-    crowd = np.minimum(gpus, server.num_gpus) - 2
-    inside = Group(gpus, server.bytes_per_s / (1 + server.sharing * crowd), server.latency_s)
-    between = Group(nodes, server.network_bytes_per_s or np.nan, server.latency_s)
-    ring = flat_ring(inside, between, gpus / nodes)
-    cost = collective_cost("all_reduce", "ring", payload, ring)
+    cost = collective_cost("all_reduce", "ring", payload, server_ring(server, gpus))
     return Cost.of(cost.flop[:, None], cost.wire_bytes[:, None], cost.seconds[:, None])

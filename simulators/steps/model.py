@@ -36,14 +36,14 @@ class Transformer(Frozen):
     name: str
     description: str = ""
     layers: Size
-    decoder_layers: Annotated[Integer, Field(ge=0, le=2**20)] = 0
+    decoder_layers: Annotated[Integer, knob(structural=True, ge=0, le=2**20)] = 0
     hidden: Size
     heads: Size | None = None
     kv_heads: Size | None = None
     head_dim: Size | None = None
     ffn: Size | None = None
     gated: Annotated[bool, knob(structural=True)] = False
-    vocab: Annotated[Integer, Field(ge=0, le=2**31)] = 0
+    vocab: Annotated[Integer, knob(structural=True, ge=0, le=2**31)] = 0
     positions: Annotated[Integer, Field(ge=0, le=2**31)] = 0
     predicted: Annotated[Share, Field(gt=0)] = 1.0
     tied: Annotated[bool, knob(structural=True)] = True
@@ -193,12 +193,15 @@ class SmallBatched(Frozen):
 
 
 class Kernels(Sourced):
-    """How a framework computes what is no GEMM. flash: attention in one kernel, whose scores are never written."""
+    """How a framework computes what is no GEMM.
+
+    flash_share_of_peak: what attention in one kernel reaches, whose scores are never written; None for three kernels.
+    """
 
     name: str
     description: str = ""
     softmax: Passes
     activation: Passes
     norm: Passes
-    flash: Annotated[bool, knob(structural=True)] = False
+    flash_share_of_peak: Annotated[Share | None, knob(structural=True)] = None
     batched: SmallBatched

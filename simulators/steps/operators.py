@@ -118,7 +118,8 @@ class Op:
 class Block:
     """Operators that come together `count` times in a model. params: weights that one GPU holds of one of them.
 
-    tensors: how many tensors these are. Order of `ops`: that of a pass, forward ones first.
+    tensors: how many tensors these are. kept: bytes of activations that wait for the backward pass (of inference:
+    keys and values). Order of `ops`: that of a pass, forward ones first.
     """
 
     name: str
@@ -126,6 +127,7 @@ class Block:
     count: ArrayLike = 1.0
     params: ArrayLike = 0.0
     tensors: ArrayLike = 0.0
+    kept: ArrayLike = 0.0
 
     def of(self, *phases: Phase) -> tuple[Op, ...]:
         """Its operators of some phases."""

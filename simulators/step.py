@@ -1,0 +1,242 @@
+"""The step backend: one training or inference iteration of a whole model on a GPU and its group, as sums of operators.
+
+A design is a device, how it is set, a model, how it is run and spread, an optimizer, and how the framework computes
+what is no GEMM. Equations are in `simulators.steps`. With `lengths`, an iteration is the mean one of an epoch over
+sequences of these lengths, of which `iterations` says which are simulated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel
+
+from dse.backend import STATUSES, Batch, Columns, Metric, Replay, Results, Tree
+from dse.problems import ConfigError, Problem, Problems, did_you_mean
+from dse.space import get_path
+from dse.values import LABELS, Frozen, leaves, put
+from simulators.design import Rule, problems, reasons
+from simulators.device import Device, Setting
+from simulators.operators.chip import Chip
+from simulators.steps.dag import schedule, tasks
+from simulators.steps.groups import groups, leaves_server
+from simulators.steps.iteration import Iteration
+from simulators.steps.measures import METRICS, SHARES, measure
+from simulators.steps.model import Kernels, Model, Optimizer, Parallel, Run, Transformer
+from simulators.steps.operators import Platform
+from simulators.steps.transformer import transformer_blocks
+from simulators.steps.zoo import model_tree
+
+_VERSION = "1"
+Floats = NDArray[np.float64]
+
+
+class Design(Frozen):
+    """One iteration: hardware, model, and how it is run."""
+
+    system: Device
+    setting: Setting
+    model: Model
+    run: Run
+    parallel: Parallel
+    optimizer: Optimizer
+    kernels: Kernels
+
+
+def iteration(design: Design) -> Iteration:
+    """The iteration of a design; its numbers may be arrays."""
+    chip = Chip.of(design.system, design.run.precision).set_as(design.setting)
+    platform = Platform(chip, groups(design.system.server, design.parallel), design.kernels.batched)
+    model = design.model
+    assert isinstance(model, Transformer)
+    blocks = transformer_blocks(model, design.run, design.parallel, design.kernels)
+    return Iteration(blocks, model.hidden, platform, design.run, design.parallel, design.optimizer)
+
+
+def metrics_of(design: Design) -> dict[str, Floats]:
+    """Every metric of a design whose numbers may be arrays that broadcast."""
+    found = measure(iteration(design), design.system.gpu.hbm_bytes or np.inf)
+    return {name: np.asarray(value, float) for name, value in found.items()}
+
+
+def rules(design: Design) -> Iterator[Rule]:
+    """What does not fit together, and where over a grid."""
+    system, run, parallel, model = design.system, design.run, design.parallel, design.model
+    if run.precision not in dict(system.efficiency):
+        rule = f"has no constants for {run.precision}"
+        known = f"run.precision is one of {', '.join(system.efficiency)}"
+        yield Rule("system.efficiency", True, rule, way_out=f"{known}; or python -m dse calibrate")
+    if run.mode != "training" and parallel.zero:
+        yield Rule("parallel.zero", True, "splits the state of an optimizer, and inference has none", way_out="set 0")
+    cus, all_cus = design.setting.num_cus, system.gpu.num_cus
+    if cus is not None:
+        few = "is more than the GPU has (system.gpu.num_cus = {0})"
+        yield Rule("setting.num_cus", np.asarray(cus) > all_cus, few, cus, (all_cus,), "use fewer")
+    yield from _spread(design)
+    tp, pp = np.asarray(parallel.tp), np.asarray(parallel.pp)
+    if isinstance(model, Transformer):
+        heads, layers = np.asarray(model.num_heads), np.asarray(model.layers) + np.asarray(model.decoder_layers)
+        told = "does not divide the heads (model has {0})"
+        yield Rule("parallel.tp", heads % tp != 0, told, parallel.tp, (heads,), "take a divisor")
+        told = "does not divide the layers (model has {0})"
+        yield Rule("parallel.pp", layers % pp != 0, told, parallel.pp, (layers,), "take a divisor")
+    else:
+        told = "splits a model that is no transformer, which is not modelled"
+        yield Rule("parallel.tp", tp > 1, told, parallel.tp, way_out="set parallel.tp=1")
+        yield Rule("parallel.pp", pp > 1, told, parallel.pp, way_out="set parallel.pp=1")
+
+
+def _spread(design: Design) -> Iterator[Rule]:
+    """Several GPUs need a server, and those beyond it a network."""
+    server, parallel = design.system.server, design.parallel
+    gpus = np.asarray(parallel.tp) * np.asarray(parallel.pp) * np.asarray(parallel.dp)
+    way = "give it with its source"
+    if server is None:
+        told = "is missing: tp x pp x dp is {0} GPUs"
+        yield Rule("system.server", gpus > 1, told, given=(gpus,), way_out=way)
+    elif server.network_bytes_per_s is None:
+        told = "is missing: tp x pp x dp is {0} GPUs, a server has {1}"
+        beyond = leaves_server(server, parallel)
+        yield Rule("system.server.network_bytes_per_s", beyond, told, given=(gpus, server.num_gpus), way_out=way)
+
+
+class StepBackend:
+    """Iterations, a grid of designs at once."""
+
+    batch = 16_384
+    version = _VERSION
+    metrics: Mapping[str, Metric] = METRICS
+    relations: Mapping[str, Metric] = {
+        "speedup": Metric("x", "iteration_s of the baseline / iteration_s", "maximize"),
+    }
+
+    def sections(self, tree: Tree) -> None:
+        """Those of `Design`, and perhaps `models`: names of models, a scenario each."""
+        check, known = Problems(), (*Design.model_fields, "models")
+        for name in set(tree) - set(known):
+            check.add(name, "is not a known section", way_out=did_you_mean(name, known))
+        for name in Design.model_fields:
+            if not isinstance(tree.get(name), Mapping):
+                check.add(name, "is no section of keys", value=tree.get(name), way_out=f"choose one: {name}=<option>")
+        listed = tree.get("models") or []
+        if not isinstance(listed, Sequence) or isinstance(listed, str) or not all(isinstance(n, str) for n in listed):
+            check.add("models", "must list models: models=[gpt3_175b,llama3_8b]", value=listed)
+        if isinstance(tree.get("system"), Mapping) and "measured_as" not in tree["system"]:
+            way = "devices say gpu.flop_per_s by precision and have constants, such as system=mi210"
+            check.add("system", "is a system for schedules", value=tree["system"].get("name"), way_out=way)
+        check.done()
+
+    def scenarios(self, tree: Tree) -> Mapping[str, Tree]:
+        """The model of the configuration, or one scenario for each of `models`."""
+        base = {name: tree[name] for name in Design.model_fields}
+        listed = tree.get("models") or []
+        if not listed:
+            return {str(tree["model"].get("name", "model")): base}
+        check, found = Problems(), dict[str, Tree]()
+        for said in listed:
+            try:
+                own = model_tree(said)
+            except ConfigError as error:
+                check.found.extend(error.problems)
+                continue
+            if str(own.get("name", said)) in found:
+                check.add("models", "names a model twice", value=said, way_out="list it once")
+            found[str(own.get("name", said))] = {**base, "model": own}
+        check.done()
+        return found
+
+    def design(self, tree: Tree) -> Design:
+        """A validated design. Raises ConfigError with every problem."""
+        check = Problems()
+        found = check.model(Design, tree, path="")
+        check.done()
+        assert found is not None
+        return found
+
+    def problems(self, design: BaseModel) -> Sequence[Problem]:
+        """Rules between parts that this design breaks."""
+        assert isinstance(design, Design)
+        return problems(list(rules(design)))
+
+    def condition(self, path: str, tree: Tree) -> Mapping[str, Any] | None:
+        """Every value of a design may be searched."""
+        section, _, name = path.partition(".")
+        if path.rpartition(".")[2] in LABELS or section not in Design.model_fields:
+            return None
+        known = _fields(tree, section)
+        return {} if name in known or get_path(tree, path) is not None else None
+
+    def is_axis(self, path: str, design: BaseModel) -> bool:
+        """Numbers that do not change which operators there are."""
+        return any(found == path and not structural for found, _, structural in leaves(design))
+
+    def screen(self, batches: Sequence[Batch]) -> list[Results]:
+        """Look at the rules of a whole grid at once."""
+        return [_screened(batch, _gridded(batch)) for batch in batches]
+
+    def evaluate(self, batches: Sequence[Batch]) -> list[Results]:
+        """All designs of a grid at once."""
+        return [_evaluated(batch) for batch in batches]
+
+    def relate(self, point: Columns, baseline: Columns) -> Columns:
+        """Speed-up."""
+        return {"speedup": baseline["iteration_s"] / point["iteration_s"]}
+
+    def replay(self, design: BaseModel) -> Replay:
+        """Every operator of an iteration, and the share of its time that each kind has."""
+        assert isinstance(design, Design)
+        found = metrics_of(design)
+        limits = {name: float(found[f"share_{name}"]) for name in SHARES}
+        ordered = dict(sorted(limits.items(), key=lambda item: -item[1]))
+        return Replay(tuple(schedule(tasks(iteration(design)))), {k: v for k, v in ordered.items() if v > 0})
+
+    def facts(self, design: BaseModel) -> Sequence[tuple[str, Any, str, str]]:
+        """Constants of the device, its setting, the kernels and the optimizer, with their sources."""
+        assert isinstance(design, Design)
+        parts = {"setting": design.setting, "kernels": design.kernels, "optimizer": design.optimizer}
+        below = [fact for name, part in parts.items() for fact in part.facts_below(name)]
+        return [*design.system.facts_below("system"), *below]
+
+
+def _fields(tree: Tree, section: str) -> set[str]:
+    """Names of the values that a section may hold beside those it is given."""
+    if section == "model":
+        return set(Transformer.model_fields) if tree["model"].get("kind", "transformer") == "transformer" else set()
+    kind = Design.model_fields[section].annotation
+    return set(kind.model_fields) if isinstance(kind, type) and issubclass(kind, BaseModel) else set()
+
+
+def _gridded(batch: Batch) -> Design:
+    """The design of a batch with its axes as arrays [size]."""
+    design = batch.design
+    for path in batch.axes:
+        design = put(design, path, batch.column(path))
+    assert isinstance(design, Design)
+    return design
+
+
+def _screened(batch: Batch, design: Design) -> Results:
+    """Which designs break a rule, and which."""
+    reason, texts = reasons(list(rules(design)), (batch.size,))
+    status = np.where(reason > 0, STATUSES.index("infeasible"), STATUSES.index("ok")).astype(np.uint8)
+    return Results(status, {}, reason, np.zeros_like(reason), texts)
+
+
+def _evaluated(batch: Batch) -> Results:
+    design = _gridded(batch)
+    known = _screened(batch, design)
+    if not known.ok.any():
+        return known
+    with np.errstate(all="ignore"):  # of those that break a rule
+        found = metrics_of(design)
+    columns = {name: np.where(known.ok, np.broadcast_to(value, batch.size), np.nan) for name, value in found.items()}
+    texts = (*known.texts, "operators")
+    engine = np.where(known.ok, len(texts) - 1, 0).astype(np.int32)
+    return replace(known, metrics=columns, engine=engine, texts=texts)
+
+
+BACKEND = StepBackend

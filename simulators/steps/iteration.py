@@ -1,0 +1,221 @@
+"""One iteration from its blocks: how operators, collectives, stages and the optimizer follow one another.
+
+Compute and the collectives of tp are one chain: what follows an all-reduce needs its sum. The gradients of a block are
+reduced over dp as soon as they are there, while the backward pass goes on with the blocks before it (a bucket for each
+block, on wires of their own); what of that ends after the backward pass is exposed. With c_j seconds for the bucket of
+one of the n_j blocks j, in the order of the backward pass, and r_jk when the k-th of them is ready,
+
+    exposed = max over j, k of (r_jk + (n_j - k + 1) c_j + sum over i > j of n_i c_i) - end of the backward pass
+
+(the completion of a queue), which among equal blocks is largest at k = 1 or k = n_j. Pipelines (pp > 1) run one
+forward, one backward in turn (arXiv:2104.04473): (m + pp - 1) times the busiest stage for m micro-batches, of which
+(pp - 1) are the bubble; the busiest stage has 1 / pp of the layers, and the longer one of embedding and output. Only
+the last micro-batch's backward pass hides the reduction over dp.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from simulators.steps.model import Optimizer, Parallel, Run
+from simulators.steps.operators import Axis, Block, Exchange, Op, Platform, Spent, Stream, collective, spent
+
+Floats = NDArray[np.float64]
+
+ENDS = ("embedding", "output")
+"""Blocks of which a stage of a pipeline holds one at most."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """One operator of one block, and what it takes once. times: how often, in a pass over one micro-batch."""
+
+    op: Op
+    block: Block
+    spent: Spent
+    times: Floats
+
+    @property
+    def over(self) -> Axis | None:
+        """The group it exchanges with; None for what computes."""
+        return self.op.work.over if isinstance(self.op.work, Exchange) else None
+
+    @property
+    def forward(self) -> bool:
+        """Whether it is of the forward pass."""
+        return self.op.phase == "forward"
+
+    @property
+    def seconds(self) -> Floats:
+        """All its time, in a pass over one micro-batch."""
+        return self.times * self.spent.seconds
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """The reduction of the gradients of one of `count` equal blocks, in the order of the backward pass.
+
+    seconds: of one. ready: how long the backward pass takes for one block.
+    """
+
+    block: Block
+    count: Floats
+    seconds: Floats
+    ready: Floats
+
+
+@dataclass(frozen=True)
+class Iteration:
+    """An iteration of a model, on the GPU of its busiest stage. Times [s] are arrays over designs, or numbers.
+
+    width: of the activations that go from stage to stage.
+    """
+
+    blocks: tuple[Block, ...]
+    width: ArrayLike
+    platform: Platform
+    run: Run
+    parallel: Parallel
+    optimizer: Optimizer
+
+    @property
+    def training(self) -> bool:
+        """Whether weights are updated."""
+        return self.run.mode == "training"
+
+    @property
+    def micro_batches(self) -> Floats:
+        """m."""
+        return np.asarray(self.run.micro_batches, float)
+
+    @cached_property
+    def parts(self) -> tuple[Part, ...]:
+        """Operators of the busiest stage, in order."""
+        ops = [(op, block) for block in self.blocks for op in block.ops]
+        found = spent([op for op, _ in ops], self.platform)
+        each: dict[str, Any] = {}
+        for (op, block), one in zip(ops, found, strict=True):
+            each[block.name] = each.get(block.name, 0.0) + one.seconds * np.asarray(op.count)
+        shares = self._shares(each)
+        return tuple(
+            Part(op, block, one, np.asarray(op.count, float) * np.asarray(block.count, float) * shares[block.name])
+            for (op, block), one in zip(ops, found, strict=True)
+        )
+
+    def _shares(self, seconds: Mapping[str, Floats]) -> dict[str, Floats]:
+        """How many of each block's `count` the busiest stage has."""
+        pp = np.asarray(self.parallel.pp, float)
+        found = {block.name: 1 / pp for block in self.blocks}
+        first, last = (seconds.get(name, np.zeros(())) for name in ENDS)
+        longer = {"embedding": first > last, "output": first <= last}
+        return found | {name: np.where(pp > 1, longer[name], 1.0) for name in ENDS if name in found}
+
+    @cached_property
+    def counts(self) -> dict[str, Floats]:
+        """How often each block comes in the busiest stage."""
+        return {part.block.name: part.times / np.asarray(part.op.count) for part in self.parts}
+
+    def of_blocks(self, attribute: str) -> Floats:
+        """Sum of a number of the blocks over those of the stage."""
+        found = (np.asarray(getattr(block, attribute)) * self.counts[block.name] for block in self.blocks)
+        return np.asarray(sum(found), float)
+
+    def sum(self, parts: Iterable[Part]) -> Floats:
+        """Time of some parts in a pass over one micro-batch."""
+        return np.asarray(sum(part.seconds for part in parts), float)
+
+    @cached_property
+    def forward_s(self) -> Floats:
+        """The forward pass of one micro-batch, with its collectives."""
+        return self.sum(part for part in self.parts if part.forward)
+
+    @cached_property
+    def backward_s(self) -> Floats:
+        """The backward pass of one micro-batch, with its collectives and what is recomputed."""
+        return self.sum(part for part in self.parts if not part.forward)
+
+    @cached_property
+    def message_s(self) -> Floats:
+        """Of one micro-batch's activations to the next stage."""
+        tokens = np.asarray(self.run.batch, float) * (1 if self.run.mode == "decode" else self.run.sequence_length)
+        return self._exchanged("pp", self.run.element_bytes * tokens * np.asarray(self.width, float))
+
+    @cached_property
+    def buckets(self) -> tuple[Bucket, ...]:
+        """Reductions of gradients over dp."""
+        if not self.training:
+            return ()
+        return tuple(self._bucket(block) for block in reversed(self.blocks))
+
+    def _bucket(self, block: Block) -> Bucket:
+        count = self.counts[block.name]
+        own = self.sum(part for part in self.parts if part.block is block and not part.forward)
+        ready = np.divide(own, count, out=np.zeros(np.broadcast(own, count).shape), where=count > 0)
+        pattern = "all_reduce" if self.parallel.zero == 0 else "reduce_scatter"
+        return Bucket(block, count, self._exchanged("dp", self.weight_bytes(block), pattern), ready)
+
+    def weight_bytes(self, block: Block) -> Floats:
+        """Bytes of the weights of one block, and of their gradients."""
+        return np.asarray(self.run.element_bytes * np.asarray(block.params, float))
+
+    def _exchanged(self, over: Axis, payload: Any, pattern: Any = "broadcast") -> Floats:
+        return collective(Exchange(pattern, payload, over), self.platform.groups[over]).seconds
+
+    @cached_property
+    def dp_s(self) -> Floats:
+        """All reductions of gradients."""
+        return np.asarray(sum((one.count * one.seconds for one in self.buckets), np.zeros(())))
+
+    @cached_property
+    def exposed_s(self) -> Floats:
+        """What of them ends after the backward pass."""
+        ready: Any = np.zeros(())
+        left, ends = self.dp_s, [np.zeros(())]
+        for one in self.buckets:
+            some = one.count > 0
+            ends.append(np.where(some, ready + one.ready + left, 0.0))
+            ready = ready + one.count * one.ready
+            left = left - one.count * one.seconds
+            ends.append(np.where(some, ready + left + one.seconds, 0.0))
+        return np.asarray(np.maximum(np.maximum.reduce(np.broadcast_arrays(*ends)) - ready, 0.0))
+
+    @cached_property
+    def update(self) -> Spent:
+        """The optimizer's update, of the weights of this GPU or of its share of them."""
+        split = np.asarray(self.parallel.dp, float) if self.parallel.zero else 1.0
+        params, optimizer = self.of_blocks("params") / split, self.optimizer
+        moved = params * dict(optimizer.traffic_bytes)[self.run.precision] if self.training else np.zeros(())
+        kernels = self.of_blocks("tensors") * optimizer.kernels_per_tensor
+        work = Stream(moved / optimizer.near_memory, optimizer.flop * params / optimizer.near_memory, kernels)
+        (found,) = spent([Op("update", "optimizer", "optimizer", work)], self.platform)
+        seconds = found.seconds if self.training else np.zeros(())
+        return Spent(optimizer.flop * params, np.asarray(moved, float), 0 * params, seconds)
+
+    @cached_property
+    def gathered_s(self) -> Floats:
+        """The weights that each GPU has updated, to all of dp, where the optimizer's state is split."""
+        if not (self.training and self.parallel.zero):
+            return np.zeros(())
+        return self._exchanged("dp", self.run.element_bytes * self.of_blocks("params"), "all_gather")
+
+    @cached_property
+    def slot_s(self) -> Floats:
+        """One micro-batch's turn in a pipeline, with its messages."""
+        return np.asarray(self.forward_s + self.backward_s + (2 if self.training else 1) * self.message_s)
+
+    @cached_property
+    def bubble_s(self) -> Floats:
+        """What a stage waits for others."""
+        return np.asarray((np.asarray(self.parallel.pp, float) - 1) * self.slot_s)
+
+    @cached_property
+    def seconds(self) -> Floats:
+        """The iteration."""
+        turns = self.micro_batches * self.slot_s + self.bubble_s
+        return np.asarray(turns + self.exposed_s + self.update.seconds + self.gathered_s)

@@ -1,0 +1,157 @@
+"""What is read off an iteration: times, shares by kind of operator, communication against compute, memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dse.backend import Metric
+from simulators.steps.iteration import ENDS, Iteration, Part
+from simulators.steps.operators import KINDS, Exchange, Op, Product, Stream
+
+Floats = NDArray[np.float64]
+
+_GEMMS = ("linear", "fc", "attention")
+SHARES = (*KINDS, "communication", "bubble")
+METRICS: Mapping[str, Metric] = {
+    "iteration_s": Metric("s", "one iteration: all micro-batches, and the optimizer's update"),
+    "tokens_per_s": Metric("1/s", "tokens (or frames) of all replicas over the iteration", "maximize"),
+    "forward_s": Metric("s", "operators of all forward passes, without communication"),
+    "backward_s": Metric("s", "the same of backward passes, and of what they compute again"),
+    "optimizer_s": Metric("s", "the optimizer's update"),
+    "serialized_s": Metric("s", "communication that compute waits for: collectives of tp, messages of pp"),
+    "dp_s": Metric("s", "reductions of gradients over dp, beside the backward pass"),
+    "exposed_dp_s": Metric("s", "what of these ends after it, and weights gathered after the update"),
+    "bubble_s": Metric("s", "waiting for other stages"),
+    "serialized_share": Metric("fraction", "serialized_s / (compute + serialized_s)", high=1.0),
+    "comm_share": Metric("fraction", "(serialized_s + exposed_dp_s) / iteration_s", high=1.0),
+    "dp_over_backward": Metric("fraction", "dp_s / operators of the backward pass that may hide it"),
+    "edge": Metric("FLOP/B", "FLOP of a layer's GEMMs / bytes of its serialized collectives", "maximize"),
+    "slack": Metric("FLOP/B", "FLOP of a layer's weight gradients / bytes of these gradients", "maximize"),
+    "memory_bound_share": Metric("fraction", "of compute time in operators below the balance of the GPU", high=1.0),
+    "flop": Metric("FLOP", "of one GPU in an iteration"),
+    "hbm_bytes": Metric("B", "traffic with HBM of one GPU's operators"),
+    "num_kernels": Metric("", "operators of one GPU in an iteration, each kernel of a stream counted"),
+    "memory_bytes": Metric("B", "weights, gradients, optimizer's state and activations on one GPU"),
+    "state_bytes": Metric("B", "weights, gradients and the optimizer's state"),
+    "activation_bytes": Metric("B", "kept for backward passes (of inference: keys and values)"),
+    "memory_share": Metric("fraction", "memory_bytes / capacity of the GPU"),
+    **{f"share_{name}": Metric("fraction", f"of the iteration in {name}", high=1.0) for name in SHARES},
+}
+
+
+def measure(found: Iteration, hbm_bytes: float) -> dict[str, Any]:
+    """Every metric of `METRICS`; arrays that broadcast over designs."""
+    compute = [part for part in found.parts if part.over is None]
+    tp = found.sum(part for part in found.parts if part.over == "tp")
+    m = found.micro_batches
+    forward = m * found.sum(part for part in compute if part.forward)
+    backward = found.sum(part for part in compute if not part.forward)
+    messages = 2 if found.training else 1
+    serialized = m * (tp + messages * found.message_s)
+    exposed, total = found.exposed_s + found.gathered_s, found.seconds
+    busy = forward + m * backward + found.update.seconds
+    return {
+        "iteration_s": total,
+        "tokens_per_s": _tokens(found) / total,
+        "forward_s": forward,
+        "backward_s": m * backward,
+        "optimizer_s": found.update.seconds,
+        "serialized_s": serialized,
+        "dp_s": found.dp_s,
+        "exposed_dp_s": exposed,
+        "bubble_s": found.bubble_s,
+        "serialized_share": serialized / (busy + serialized),
+        "comm_share": (serialized + exposed) / total,
+        "dp_over_backward": np.divide(found.dp_s, backward) if found.training else np.zeros(()),
+        **_intensities(found),
+        **_work(found, compute, busy),
+        **_memory(found, hbm_bytes),
+        **{f"share_{kind}": m * found.sum(_of(compute, kind)) / total for kind in KINDS if kind != "optimizer"},
+        "share_optimizer": found.update.seconds / total,
+        "share_communication": (serialized + exposed) / total,
+        "share_bubble": found.bubble_s / total,
+    }
+
+
+def _of(parts: Iterable[Part], kind: str) -> list[Part]:
+    return [part for part in parts if part.op.kind == kind]
+
+
+def _tokens(found: Iteration) -> Floats:
+    each = 1 if found.run.mode == "decode" else found.run.sequence_length
+    return np.asarray(found.micro_batches * found.run.batch * np.asarray(each) * np.asarray(found.parallel.dp), float)
+
+
+def _intensities(found: Iteration) -> dict[str, Any]:
+    """FLOP over bytes of what can hide communication, of the layers between the ends; nothing that is recomputed."""
+    inner = [part for part in found.parts if part.block.name not in ENDS and part.op.phase != "recompute"]
+    gemms = [part for part in inner if part.over is None and part.op.kind in _GEMMS]
+    weights = [part for part in gemms if isinstance(part.op.work, Product) and part.op.weight]
+    moved = _summed(part.times * _payload(part.op) for part in inner)
+    gradients = _summed(part.times * _gradient(part.op) for part in weights) * found.run.element_bytes
+    return {"edge": _over(_flop(gemms), moved), "slack": _over(_flop(weights), gradients)}
+
+
+def _flop(parts: Iterable[Part]) -> Any:
+    return _summed(part.times * part.spent.flop for part in parts)
+
+
+def _gradient(op: Op) -> Any:
+    """Elements of the gradient of the weights that a product makes."""
+    assert isinstance(op.work, Product)
+    return np.asarray(op.work.m, float) * np.asarray(op.work.n, float)
+
+
+def _payload(op: Op) -> Any:
+    return np.asarray(op.work.payload_bytes, float) if isinstance(op.work, Exchange) else 0.0
+
+
+def _summed(values: Iterable[Any]) -> Any:
+    return sum(values, np.zeros(()))
+
+
+def _over(one: Any, other: Any) -> Any:
+    """A quotient; 0 where there is nothing to divide by."""
+    one, other = np.broadcast_arrays(np.asarray(one, float), np.asarray(other, float))
+    return np.divide(one, other, out=np.zeros(one.shape), where=other > 0)
+
+
+def _work(found: Iteration, compute: list[Part], busy: Any) -> dict[str, Any]:
+    """FLOP, traffic and kernels of an iteration, and the share of its time that memory bounds."""
+    chip, m, update = found.platform.chip, found.micro_batches, found.update
+    balance = chip.rate * np.asarray(chip.cus) / chip.drawn
+    low = _summed(part.seconds * (part.spent.flop < balance * part.spent.bytes) for part in compute)
+    kernels = _summed(part.times * _kernels(part.op) for part in found.parts)
+    launched = found.of_blocks("tensors") * found.optimizer.kernels_per_tensor if found.training else 0.0
+    return {
+        "flop": m * _flop(compute) + update.flop,
+        "hbm_bytes": m * _summed(part.times * part.spent.bytes for part in compute) + update.bytes,
+        "num_kernels": m * kernels + launched,
+        "memory_bound_share": np.minimum(1.0, (m * low + update.seconds) / busy),
+    }
+
+
+def _kernels(op: Op) -> Any:
+    return np.asarray(op.work.kernels, float) if isinstance(op.work, Stream) else 1.0
+
+
+def _memory(found: Iteration, hbm_bytes: float) -> dict[str, Any]:
+    """Bytes on the busiest GPU; activations of as many micro-batches as a stage has in flight."""
+    params, b = found.of_blocks("params"), found.run.element_bytes
+    state = params * b
+    flight: Any = np.ones(())
+    if found.training:
+        split = np.asarray(found.parallel.dp, float) if found.parallel.zero else 1.0
+        state = state + params * (b + dict(found.optimizer.state_bytes)[found.run.precision] / split)
+        flight = np.minimum(found.micro_batches, np.asarray(found.parallel.pp, float))
+    kept = found.of_blocks("kept") * flight
+    return {
+        "memory_bytes": state + kept,
+        "state_bytes": state,
+        "activation_bytes": kept,
+        "memory_share": (state + kept) / hbm_bytes,
+    }

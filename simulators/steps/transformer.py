@@ -1,0 +1,319 @@
+"""The operators of a transformer's iteration, with the collectives of tensor and sequence parallelism in their places.
+
+T = batch x tokens, H hidden, A heads of width d, F feed-forward width, t = tp, b bytes of an element, S queries and C
+keys of a sequence (S = C = sequence_length; decode: S = 1). A layer forward, as GEMMs (m, n, k), column-major:
+
+    QKV ((A + 2 A_kv) d / t, T, H)   scores (C, S, d) x A B / t   context (d, S, C) x A B / t   output (H, T, A d / t)
+    FC 1 (F / t, T, H), twice as wide where gated                 FC 2 (H, T, F / t)
+
+and backward two more of each, of its input (dX) and of its weights (dW). All-reduces of b T H bytes (t > 1): after the
+output and FC 2 forward, after dX of FC 1 and of QKV backward (Megatron-LM, arXiv:1909.08053). Kept for the backward
+pass, by layer (arXiv:2205.05198, section 4; there for b = 2, A_kv = A, F = 4 H: T H (10 + 24 / t + 5 A C / (H t))):
+
+    2 (2 b + 1) T H + b T (2 A + 2 A_kv) d / t + b T F (2, gated: 3) / t + (2 b + 1) A B S C / t
+
+of which sequence parallelism splits the first term by t, too, and recomputing attention (or a kernel that never writes
+scores) leaves out the last; recomputing everything leaves b T H.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simulators.operators.collective import Pattern
+from simulators.steps.model import Kernels, Parallel, Passes, Run, Transformer
+from simulators.steps.operators import Block, Exchange, Kind, Op, Phase, Product, Stream
+
+Floats = NDArray[np.float64]
+
+_FLASH_BACKWARD = 2.5  # five products for the forward pass's two: scores are computed again
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    """Numbers of the docstring, of one GPU where they are split; arrays that broadcast."""
+
+    model: Transformer
+    run: Run
+    parallel: Parallel
+    kernels: Kernels
+
+    @property
+    def sequences(self) -> Floats:
+        return np.asarray(self.run.batch, float)
+
+    @property
+    def queries(self) -> Floats:
+        length = np.asarray(self.run.sequence_length, float)
+        return np.ones_like(length) if self.run.mode == "decode" else length
+
+    @property
+    def keys(self) -> Floats:
+        return np.asarray(self.run.sequence_length, float)
+
+    @property
+    def tokens(self) -> Floats:
+        return self.sequences * self.queries
+
+    @property
+    def hidden(self) -> Floats:
+        return np.asarray(self.model.hidden, float)
+
+    @property
+    def tp(self) -> Floats:
+        return np.asarray(self.parallel.tp, float)
+
+    @property
+    def heads(self) -> Floats:
+        return np.asarray(self.model.num_heads, float) / self.tp
+
+    @property
+    def kv_heads(self) -> Floats:
+        return np.maximum(1.0, np.asarray(self.model.num_kv_heads, float) / self.tp)  # copied where they are too few
+
+    @property
+    def head(self) -> Floats:
+        return np.asarray(self.model.width_of_head, float)
+
+    @property
+    def ffn(self) -> Floats:
+        return np.asarray(self.model.width_of_ffn, float) / self.tp
+
+    @property
+    def vocab(self) -> Floats:
+        return np.asarray(self.model.vocab, float) / self.tp
+
+    @property
+    def element(self) -> float:
+        return self.run.element_bytes
+
+    @property
+    def scores(self) -> Floats:
+        """Elements of all scores."""
+        return self.sequences * self.heads * self.queries * self.keys
+
+    @property
+    def activations(self) -> Floats:
+        """Bytes of T H."""
+        return self.element * self.tokens * self.hidden
+
+    @property
+    def own(self) -> Floats:
+        """Elements of T H that a GPU works on between the parts that tp splits."""
+        shared = self.tp if self.parallel.sequence_parallel else 1.0
+        return np.asarray(self.tokens * self.hidden / shared)
+
+
+def transformer_blocks(model: Transformer, run: Run, parallel: Parallel, kernels: Kernels) -> tuple[Block, ...]:
+    """Embedding, layers, layers of a decoder beside an encoder, and output, in the order of the forward pass."""
+    sizes = _Sizes(model, run, parallel, kernels)
+    own = (*_attention(sizes), *_feed_forward(sizes))
+    layers = Block("layer", _passes(sizes, own), model.layers, *_weights(sizes), _kept(sizes))
+    blocks = [layers]
+    if model.decoder_layers:
+        ops = _passes(sizes, (*_attention(sizes), *_attention(sizes, "cross "), *_feed_forward(sizes)))
+        params, tensors = _weights(sizes, attentions=2)
+        kept = _kept(sizes, attentions=2)
+        blocks.append(Block("decoder layer", ops, model.decoder_layers, params, tensors, kept))
+    return (_embedding(sizes), *blocks, _output(sizes)) if model.vocab else tuple(blocks)
+
+
+def _attention(sizes: _Sizes, prefix: str = "") -> Iterator[Op]:
+    """One attention with the norm before it, forward."""
+    own, heads, kv = sizes, sizes.heads, sizes.kv_heads
+    yield _stream(sizes, f"{prefix}norm", "norm", sizes.kernels.norm)
+    yield from _gathered(sizes, f"{prefix}attention")
+    yield Op(f"{prefix}qkv", "linear", "forward", _product((heads + 2 * kv) * own.head, own.tokens, own.hidden))
+    yield from _core(sizes, prefix)
+    yield Op(f"{prefix}projection", "linear", "forward", _product(own.hidden, own.tokens, heads * own.head))
+    yield from _summed(sizes, f"{prefix}attention")
+
+
+def _core(sizes: _Sizes, prefix: str) -> Iterator[Op]:
+    """Scores, softmax and context, or one kernel for them."""
+    batch, s, c, d = sizes.sequences * sizes.heads, sizes.queries, sizes.keys, sizes.head
+    share = sizes.kernels.flash_share_of_peak
+    if share is not None:
+        moved = sizes.element * sizes.sequences * d * (2 * sizes.heads * s + 2 * sizes.kv_heads * c)
+        yield Op(f"{prefix}flash", "attention", "forward", Stream(moved, 4 * batch * s * c * d / share))
+        return
+    yield Op(f"{prefix}scores", "attention", "forward", Product(c, s, d, batch, transposed=True))
+    yield _stream(sizes, f"{prefix}softmax", "softmax", sizes.kernels.softmax)
+    yield Op(f"{prefix}context", "attention", "forward", Product(d, s, c, batch))
+
+
+def _feed_forward(sizes: _Sizes) -> Iterator[Op]:
+    """FC 1, activation and FC 2 with the norm before them, forward."""
+    yield _stream(sizes, "norm ffn", "norm", sizes.kernels.norm)
+    yield from _gathered(sizes, "ffn")
+    wide = sizes.ffn * (2 if sizes.model.gated else 1)
+    yield Op("fc1", "fc", "forward", _product(wide, sizes.tokens, sizes.hidden))
+    yield _stream(sizes, "activation", "activation", sizes.kernels.activation)
+    yield Op("fc2", "fc", "forward", _product(sizes.hidden, sizes.tokens, sizes.ffn))
+    yield from _summed(sizes, "ffn")
+
+
+def _elements(sizes: _Sizes, kind: Kind) -> Floats:
+    if kind == "softmax":
+        return sizes.scores
+    return sizes.own if kind == "norm" else np.asarray(sizes.ffn * sizes.tokens)
+
+
+def _stream(sizes: _Sizes, name: str, kind: Kind, passes: Passes) -> Op:
+    moved = passes.forward * sizes.element * _elements(sizes, kind)
+    return Op(name, kind, "forward", Stream(moved, kernels=passes.forward_kernels))
+
+
+def _product(m: Floats, n: Floats, k: Floats) -> Product:
+    """A linear layer, whose weights are stored as (output, input) and so read transposed."""
+    return Product(m, n, k, transposed=True)
+
+
+def _gathered(sizes: _Sizes, name: str) -> Iterator[Op]:
+    """What brings the tokens together that sequence parallelism keeps apart."""
+    if sizes.parallel.sequence_parallel:
+        yield Op(f"all-gather {name}", "linear", "forward", Exchange("all_gather", sizes.activations))
+
+
+def _summed(sizes: _Sizes, name: str) -> Iterator[Op]:
+    """The sum over GPUs that each hold a part of the inner dimension."""
+    pattern: Pattern = "reduce_scatter" if sizes.parallel.sequence_parallel else "all_reduce"
+    kind: Kind = "fc" if name == "ffn" else "linear"
+    yield Op(f"{pattern.replace('_', '-')} {name}", kind, "forward", Exchange(pattern, sizes.activations))
+
+
+# Passes
+
+
+def _passes(sizes: _Sizes, forward: tuple[Op, ...]) -> tuple[Op, ...]:
+    """Forward operators, then those that recompute, then those of the backward pass."""
+    if sizes.run.mode != "training":
+        return forward
+    core = ("attention", "softmax")
+    what = sizes.run.recompute
+    again = [op for op in forward if what == "all" or (what == "attention" and op.kind in core)]
+    again = [] if sizes.kernels.flash_share_of_peak is not None and what == "attention" else again
+    recomputed = tuple(replace(op, phase="recompute", name=f"{op.name} again") for op in again)
+    backward = (made for op in reversed(forward) for made in _backward(sizes, op))
+    return (*forward, *recomputed, *backward)
+
+
+def _backward(sizes: _Sizes, op: Op) -> Iterator[Op]:
+    """What the backward pass does for one forward operator."""
+    made = replace(op, phase="backward")
+    work = op.work
+    if isinstance(work, Product) and op.kind == "attention":
+        m, n, k = work.m, work.n, work.k
+        yield replace(made, name=f"{op.name} dA", work=Product(k, m, n, work.batch))
+        yield replace(made, name=f"{op.name} dB", work=Product(k, n, m, work.batch))
+    elif isinstance(work, Product):
+        yield replace(made, name=f"{op.name} dX", work=Product(work.k, work.n, work.m))
+        if op.name in ("qkv", "cross qkv", "fc1"):
+            yield from _conjugate(sizes, op)
+        yield replace(made, name=f"{op.name} dW", work=Product(work.k, work.m, work.n), weight=True)
+    elif isinstance(work, Stream):
+        yield replace(made, name=f"{op.name} backward", work=_streamed_back(sizes, op))
+    elif isinstance(work, Exchange) and work.pattern == "reduce_scatter":
+        yield replace(made, name=f"{op.name} backward", work=Exchange("all_gather", work.payload_bytes))
+
+
+def _conjugate(sizes: _Sizes, op: Op) -> Iterator[Op]:
+    """The sum of the gradients of what every GPU has read: of the whole input, or of its own tokens."""
+    pattern: Pattern = "reduce_scatter" if sizes.parallel.sequence_parallel else "all_reduce"
+    name = f"{pattern.replace('_', '-')} {op.name} dX"
+    yield Op(name, op.kind, "backward", Exchange(pattern, sizes.activations))
+
+
+def _streamed_back(sizes: _Sizes, op: Op) -> Stream:
+    """The backward pass of what memory bounds."""
+    assert isinstance(op.work, Stream)
+    if op.kind == "attention":
+        moved = np.asarray(op.work.bytes) * 2
+        return Stream(moved, np.asarray(op.work.flop) * _FLASH_BACKWARD)
+    kernels = sizes.kernels
+    passes = {"norm": kernels.norm, "softmax": kernels.softmax, "activation": kernels.activation}[op.kind]
+    return Stream(passes.backward * sizes.element * _elements(sizes, op.kind), kernels=passes.backward_kernels)
+
+
+# Weights and what is kept
+
+
+def _weights(sizes: _Sizes, attentions: int = 1) -> tuple[Any, Any]:
+    """(weights of one GPU, tensors) of a layer; ungated layers have biases, and norms two vectors for one."""
+    wide = sizes.ffn * (3 if sizes.model.gated else 2) * sizes.hidden
+    both = (2 * sizes.heads + 2 * sizes.kv_heads) * sizes.head * sizes.hidden
+    vectors, tensors = (1 + attentions) * sizes.hidden, 4 * attentions + (3 if sizes.model.gated else 2)
+    tensors += 1 + attentions
+    if not sizes.model.gated:
+        vectors = 2 * vectors + sizes.ffn + sizes.hidden
+        vectors = vectors + attentions * ((sizes.heads + 2 * sizes.kv_heads) * sizes.head + sizes.hidden)
+        tensors = 2 * tensors
+    return wide + attentions * both + vectors, tensors
+
+
+def _kept(sizes: _Sizes, attentions: int = 1) -> Any:
+    """Bytes that a layer keeps for its backward pass; of inference its keys and values."""
+    b, tokens = sizes.element, sizes.tokens
+    if sizes.run.mode != "training":
+        return attentions * 2 * b * sizes.sequences * sizes.keys * sizes.kv_heads * sizes.head
+    if sizes.run.recompute == "all":
+        return b * sizes.own
+    whole = (attentions + 1) * (2 * b + 1) * sizes.own
+    split = attentions * (2 * sizes.heads + 2 * sizes.kv_heads) * sizes.head
+    split = b * tokens * (split + sizes.ffn * (3 if sizes.model.gated else 2))
+    if sizes.run.recompute == "attention" or sizes.kernels.flash_share_of_peak is not None:
+        return whole + split
+    return whole + split + attentions * (2 * b + 1) * sizes.scores
+
+
+# The ends
+
+
+def _embedding(sizes: _Sizes) -> Block:
+    """Rows of the embedding, with positions, norm and dropout; a GPU of tp holds a part of the vocabulary."""
+    moved, rows = 2 * sizes.activations, sizes.kernels.norm
+    dense = sizes.element * sizes.vocab * sizes.hidden
+    ops = [
+        Op("lookup", "embedding", "forward", Stream(moved)),
+        *_both(sizes, "all-reduce embedding", "embedding"),
+        replace(_stream(sizes, "embedding norm", "norm", rows), kind="embedding"),
+    ]
+    if sizes.run.mode == "training":
+        norm = Stream(rows.backward * sizes.element * sizes.own, kernels=rows.backward_kernels)
+        ops.append(Op("embedding norm backward", "embedding", "backward", norm))
+        scattered = Stream(3 * sizes.activations + dense, kernels=2.0)
+        ops.append(Op("scatter", "embedding", "backward", scattered, weight=True))
+    params = (sizes.vocab + np.asarray(sizes.model.positions)) * sizes.hidden + 2 * sizes.hidden
+    kept = (2 * sizes.element + 1) * sizes.own if sizes.run.mode == "training" else 0.0
+    return Block("embedding", tuple(ops), 1.0, params, 4, kept)
+
+
+def _output(sizes: _Sizes) -> Block:
+    """Logits of the tokens whose output is wanted, their softmax and loss."""
+    training, kernels = sizes.run.mode == "training", sizes.kernels.softmax
+    wanted = sizes.tokens * np.asarray(sizes.model.predicted) if training else sizes.sequences
+    logits, moved = _product(sizes.vocab, wanted, sizes.hidden), sizes.element * sizes.vocab * wanted
+    ops = [replace(_stream(sizes, "final norm", "norm", sizes.kernels.norm), kind="output")]
+    ops.append(Op("logits", "output", "forward", logits))
+    ops.append(Op("loss", "output", "forward", Stream(kernels.forward * moved, kernels=kernels.forward_kernels)))
+    if training:
+        back = Stream(kernels.backward * moved, kernels=kernels.backward_kernels)
+        ops.append(Op("loss backward", "output", "backward", back))
+        ops.append(Op("logits dX", "output", "backward", Product(logits.k, logits.n, logits.m)))
+        ops += _both(sizes, "all-reduce logits dX", "output", "backward")
+        ops.append(Op("logits dW", "output", "backward", Product(logits.k, logits.m, logits.n), weight=True))
+        norm = Stream(sizes.kernels.norm.backward * sizes.element * sizes.own)
+        ops.append(Op("final norm backward", "output", "backward", norm))
+    own = 0.0 if sizes.model.tied else sizes.vocab * sizes.hidden
+    kept = (4 + sizes.element) * sizes.vocab * wanted + 2 * sizes.activations if training else 0.0
+    return Block("output", tuple(ops), 1.0, own + 2 * sizes.hidden, 2 if sizes.model.tied else 3, kept)
+
+
+def _both(sizes: _Sizes, name: str, kind: Kind, phase: Phase = "forward") -> list[Op]:
+    """The sum over the parts of a vocabulary, which every GPU needs whole."""
+    return [Op(name, kind, phase, Exchange("all_reduce", sizes.activations))]
