@@ -76,13 +76,19 @@ def _row(claim: Claim, finding: Finding) -> dict[str, Any]:
 
 
 def within(claim: Claim, finding: Finding) -> bool | None:
-    """Whether ours lies in the accepted band; None if there is none of ours."""
+    """Whether ours lies in the accepted band, both ends of it where ours is a range; None if there is none of ours."""
     if finding.ours is None:
         return None
     if claim.tolerance is None or isinstance(finding.ours, bool):
         return finding.ours == claim.value
     low, high = claim.tolerance
+    if claim.kind == "band":
+        return all(low <= ours <= high for ours in _each(finding.ours))
     if isinstance(finding.ours, tuple) or isinstance(claim.value, tuple):
         pairs = zip(finding.ours, claim.value, strict=True)  # type: ignore[arg-type]
         return all(low <= ours - theirs <= high for ours, theirs in pairs)
     return low <= finding.ours <= high
+
+
+def _each(ours: float | tuple[float, ...]) -> tuple[float, ...]:
+    return ours if isinstance(ours, tuple) else (ours,)
