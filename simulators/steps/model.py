@@ -185,11 +185,21 @@ class Passes(Frozen):
     backward_kernels: Annotated[Number, Field(ge=0, le=100)]
 
 
-class SmallBatched(Frozen):
-    """Share of the roofline that batched GEMMs reach with no side above `up_to`."""
+class Batched(Frozen):
+    """Share of the roofline that batched GEMMs reach: that of `small` ones, whose longest side is at most `small_side`,
+    rising with the logarithm of that side to that of `large` ones.
+    """
 
-    share_of_roofline: Annotated[Share, Field(gt=0)]
-    up_to: Annotated[Integer, Field(ge=0, le=2**20)]
+    small: Annotated[Share, Field(gt=0)]
+    small_side: Size
+    large: Annotated[Share, Field(gt=0)]
+    large_side: Size
+
+    def share(self, side: ArrayLike) -> Any:
+        """Share of the roofline by the longest side of the products."""
+        low, high = np.log2(self.small_side), np.log2(np.maximum(self.large_side, self.small_side + 1))
+        place = np.clip((np.log2(np.asarray(side, float)) - low) / (high - low), 0.0, 1.0)
+        return self.small + place * (np.asarray(self.large) - self.small)
 
 
 class Kernels(Sourced):
@@ -204,4 +214,4 @@ class Kernels(Sourced):
     activation: Passes
     norm: Passes
     flash_share_of_peak: Annotated[Share | None, knob(structural=True)] = None
-    batched: SmallBatched
+    batched: Batched

@@ -19,7 +19,7 @@ from simulators.operators.convolution import convolution
 from simulators.operators.gemm import gemm
 from simulators.operators.recurrent import recurrent
 from simulators.operators.streaming import streamed
-from simulators.steps.model import SmallBatched
+from simulators.steps.model import Batched
 
 Floats = NDArray[np.float64]
 
@@ -140,7 +140,7 @@ class Platform:
 
     chip: Chip
     groups: Mapping[Axis, Group] = field(default_factory=dict)
-    batched: SmallBatched | None = None
+    batched: Batched | None = None
 
 
 @dataclass(frozen=True)
@@ -169,18 +169,19 @@ def _products(works: Sequence[Product], platform: Platform) -> list[Spent]:
     shape = np.broadcast_shapes(*(value.shape for column in columns for value in column))
     m, n, k, batch, across = (np.stack([np.broadcast_to(value, shape) for value in column]) for column in columns)
     cost = gemm(platform.chip, (m, n, k), transposed_a=across, batch=batch)
-    seconds = _small(cost, (m, n, k), platform=platform, batch=batch) if platform.batched else cost.seconds
+    seconds = _of_batched(cost, (m, n, k), platform=platform, batch=batch) if platform.batched else cost.seconds
     return [Spent(*found) for found in zip(cost.flop, cost.bytes, 0 * cost.flop, seconds, strict=True)]
 
 
-def _small(cost: Cost, sizes: tuple[Floats, Floats, Floats], *, platform: Platform, batch: Floats) -> Floats:
-    """Seconds, those of small batched GEMMs by the share of the roofline that they reach."""
-    chip, batched = platform.chip, platform.batched
-    assert batched is not None
-    small = (np.maximum.reduce(sizes) <= batched.up_to) & (batch > 1)
+def _of_batched(cost: Cost, sizes: tuple[Floats, Floats, Floats], *, platform: Platform, batch: Floats) -> Floats:
+    """Seconds, of batched GEMMs not below what their share of the roofline allows."""
+    chip, several = platform.chip, batch > 1
+    assert platform.batched is not None
+    if not several.any():
+        return cost.seconds
     roofline = np.maximum(cost.flop / (chip.rate * np.asarray(chip.cus)), cost.bytes / chip.drawn)
-    slow = roofline / batched.share_of_roofline + np.asarray(chip.launch_s)
-    return np.where(small, np.maximum(cost.seconds, slow), cost.seconds)
+    slow = roofline / platform.batched.share(np.maximum.reduce(sizes)) + np.asarray(chip.launch_s)
+    return np.where(several, np.maximum(cost.seconds, slow), cost.seconds)
 
 
 def _other(work: Work, platform: Platform) -> Spent:
