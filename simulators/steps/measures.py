@@ -107,7 +107,10 @@ def _gradient(op: Op) -> Any:
 
 
 def _payload(op: Op) -> Any:
-    return np.asarray(op.work.payload_bytes, float) if isinstance(op.work, Exchange) else 0.0
+    """Bytes of an all-reduce, of which an all-gather and a reduce-scatter are the halves."""
+    if not isinstance(op.work, Exchange):
+        return 0.0
+    return np.asarray(op.work.payload_bytes, float) * (1.0 if op.work.pattern == "all_reduce" else 0.5)
 
 
 def _summed(values: Iterable[Any]) -> Any:
