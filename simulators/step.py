@@ -59,7 +59,8 @@ def iteration(design: Design) -> Iteration:
 
 def metrics_of(design: Design) -> dict[str, Floats]:
     """Every metric of a design whose numbers may be arrays that broadcast."""
-    found = measure(iteration(design), design.system.gpu.hbm_bytes or np.inf)
+    held = design.system.gpu.hbm_bytes
+    found = measure(iteration(design), np.inf if held is None else held)
     return {name: np.asarray(value, float) for name, value in found.items()}
 
 

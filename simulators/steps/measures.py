@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from dse.backend import Metric
 from simulators.steps.iteration import ENDS, Iteration, Part
@@ -43,7 +43,7 @@ METRICS: Mapping[str, Metric] = {
 }
 
 
-def measure(found: Iteration, hbm_bytes: float) -> dict[str, Any]:
+def measure(found: Iteration, hbm_bytes: ArrayLike) -> dict[str, Any]:
     """Every metric of `METRICS`; arrays that broadcast over designs."""
     compute = [part for part in found.parts if part.over is None]
     tp = found.sum(part for part in found.parts if part.over == "tp")
@@ -142,7 +142,7 @@ def _kernels(op: Op) -> Any:
     return np.asarray(op.work.kernels, float) if isinstance(op.work, Stream) else 1.0
 
 
-def _memory(found: Iteration, hbm_bytes: float) -> dict[str, Any]:
+def _memory(found: Iteration, hbm_bytes: ArrayLike) -> dict[str, Any]:
     """Bytes on the busiest GPU; activations of as many micro-batches as a stage has in flight."""
     params, b = found.of_blocks("params"), found.run.element_bytes
     state = params * b
@@ -156,5 +156,5 @@ def _memory(found: Iteration, hbm_bytes: float) -> dict[str, Any]:
         "memory_bytes": state + kept,
         "state_bytes": state,
         "activation_bytes": kept,
-        "memory_share": (state + kept) / hbm_bytes,
+        "memory_share": (state + kept) / np.asarray(hbm_bytes, float),
     }
