@@ -128,7 +128,8 @@ def _work(found: Iteration, compute: list[Part], busy: Any) -> dict[str, Any]:
     chip, m, update = found.platform.chip, found.micro_batches, found.update
     balance = chip.rate * np.asarray(chip.cus) / chip.drawn
     low = _summed(part.seconds * (part.spent.flop < balance * part.spent.bytes) for part in compute)
-    kernels = _summed(part.times * _kernels(part.op) for part in found.parts)
+    alone = np.asarray(found.parallel.tp) == 1
+    kernels = _summed(part.times * _kernels(part.op) * ~(alone & (part.over is not None)) for part in found.parts)
     launched = found.of_blocks("tensors") * found.optimizer.kernels_per_tensor if found.training else 0.0
     return {
         "flop": m * _flop(compute) + update.flop,
