@@ -59,7 +59,8 @@ def iteration(design: Design) -> Iteration:
 
 def metrics_of(design: Design) -> dict[str, Floats]:
     """Every metric of a design whose numbers may be arrays that broadcast."""
-    found = measure(iteration(design), design.system.gpu.hbm_bytes or np.inf)
+    held = design.system.gpu.hbm_bytes
+    found = measure(iteration(design), np.inf if held is None else held)
     return {name: np.asarray(value, float) for name, value in found.items()}
 
 
@@ -70,6 +71,10 @@ def rules(design: Design) -> Iterator[Rule]:
         rule = f"has no constants for {run.precision}"
         known = f"run.precision is one of {', '.join(system.efficiency)}"
         yield Rule("system.efficiency", True, rule, way_out=f"{known}; or python -m dse calibrate")
+    for path, known in (("traffic_bytes", design.optimizer.traffic_bytes), ("state_bytes", design.optimizer.state_bytes)):
+        if run.precision not in dict(known):
+            way = f"give it with its source, or run.precision one of {', '.join(known)}"
+            yield Rule(f"optimizer.{path}", True, f"says nothing of {run.precision}", way_out=way)
     if run.mode != "training" and parallel.zero:
         yield Rule("parallel.zero", True, "splits the state of an optimizer, and inference has none", way_out="set 0")
     cus, all_cus = design.setting.num_cus, system.gpu.num_cus

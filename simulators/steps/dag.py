@@ -56,7 +56,7 @@ class _Writer:
 
     def write(self) -> Iterator[Task]:
         found = self._found
-        before = float(found.seconds - found.slot_s - found.exposed_s - found.update.seconds - found.gathered_s)
+        before = float((found.micro_batches - 1) * found.slot_s + found.bubble_s)
         if before > 0:
             yield self._chained(Task("earlier micro-batches, and waiting", _LANES[None], "launch", before, ()))
         if found.message_s > 0:

@@ -1,7 +1,8 @@
 """Which GPUs exchange with one another, and over what: groups of tp, dp and pp on servers and the network.
 
 GPUs are numbered so that a tp group is of neighbours, dp groups of GPUs tp apart, and stages of a pipeline tp x dp
-apart (Megatron-LM's order). A ring within a server has its links; one that leaves it is as slow as the network.
+apart (Megatron-LM's order). A ring within a server has its links; one that leaves it is as slow as the network, and a
+pipeline as slow as the slowest message between its stages.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ def groups(server: Server | None, parallel: Parallel) -> Mapping[Axis, Group]:
         return {"tp": _NOBODY, "pp": _NOBODY, "dp": _NOBODY}
     tp, dp, pp = (np.asarray(one, float) for one in (parallel.tp, parallel.dp, parallel.pp))
     together = np.maximum(1.0, server.num_gpus // tp)  # GPUs of a dp group in one server
-    stages = np.where(tp * dp < server.num_gpus, 2.0, 1.0)  # neighbours in a pipeline in one server
+    stages = np.where(leaves_server(server, parallel), 1.0, 2.0)  # of neighbours in a pipeline, one in each server
     return {
         "tp": server_ring(server, tp),
         "dp": server_ring(server, dp, together),

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from dse.backend import Metric
 from simulators.steps.iteration import ENDS, Iteration, Part
@@ -43,7 +43,7 @@ METRICS: Mapping[str, Metric] = {
 }
 
 
-def measure(found: Iteration, hbm_bytes: float) -> dict[str, Any]:
+def measure(found: Iteration, hbm_bytes: ArrayLike) -> dict[str, Any]:
     """Every metric of `METRICS`; arrays that broadcast over designs."""
     compute = [part for part in found.parts if part.over is None]
     tp = found.sum(part for part in found.parts if part.over == "tp")
@@ -107,7 +107,10 @@ def _gradient(op: Op) -> Any:
 
 
 def _payload(op: Op) -> Any:
-    return np.asarray(op.work.payload_bytes, float) if isinstance(op.work, Exchange) else 0.0
+    """Bytes of an all-reduce, of which an all-gather and a reduce-scatter are the halves."""
+    if not isinstance(op.work, Exchange):
+        return 0.0
+    return np.asarray(op.work.payload_bytes, float) * (1.0 if op.work.pattern == "all_reduce" else 0.5)
 
 
 def _summed(values: Iterable[Any]) -> Any:
@@ -125,7 +128,8 @@ def _work(found: Iteration, compute: list[Part], busy: Any) -> dict[str, Any]:
     chip, m, update = found.platform.chip, found.micro_batches, found.update
     balance = chip.rate * np.asarray(chip.cus) / chip.drawn
     low = _summed(part.seconds * (part.spent.flop < balance * part.spent.bytes) for part in compute)
-    kernels = _summed(part.times * _kernels(part.op) for part in found.parts)
+    alone = np.asarray(found.parallel.tp) == 1
+    kernels = _summed(part.times * _kernels(part.op) * ~(alone & (part.over is not None)) for part in found.parts)
     launched = found.of_blocks("tensors") * found.optimizer.kernels_per_tensor if found.training else 0.0
     return {
         "flop": m * _flop(compute) + update.flop,
@@ -139,7 +143,7 @@ def _kernels(op: Op) -> Any:
     return np.asarray(op.work.kernels, float) if isinstance(op.work, Stream) else 1.0
 
 
-def _memory(found: Iteration, hbm_bytes: float) -> dict[str, Any]:
+def _memory(found: Iteration, hbm_bytes: ArrayLike) -> dict[str, Any]:
     """Bytes on the busiest GPU; activations of as many micro-batches as a stage has in flight."""
     params, b = found.of_blocks("params"), found.run.element_bytes
     state = params * b
@@ -153,5 +157,5 @@ def _memory(found: Iteration, hbm_bytes: float) -> dict[str, Any]:
         "memory_bytes": state + kept,
         "state_bytes": state,
         "activation_bytes": kept,
-        "memory_share": (state + kept) / hbm_bytes,
+        "memory_share": (state + kept) / np.asarray(hbm_bytes, float),
     }

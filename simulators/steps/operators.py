@@ -61,11 +61,15 @@ class Product:
 
 @dataclass(frozen=True)
 class Stream:
-    """Passes over tensors by `kernels` kernels that memory bounds: bytes read and written, and FLOP."""
+    """Passes over tensors by `kernels` kernels that memory bounds: bytes read and written, and FLOP.
+
+    share_of_peak: the rate at which these FLOP run.
+    """
 
     bytes: ArrayLike
     flop: ArrayLike = 0.0
     kernels: ArrayLike = 1.0
+    share_of_peak: ArrayLike = 1.0
 
 
 @dataclass(frozen=True)
@@ -190,7 +194,9 @@ def _other(work: Work, platform: Platform) -> Spent:
         moved = collective(work, platform.groups[work.over])
         return Spent(moved.flop, moved.hbm_bytes, moved.wire_bytes, moved.seconds)
     if isinstance(work, Stream):
-        cost = streamed(platform.chip, work.bytes, flop=work.flop, kernels=work.kernels)
+        flop = np.asarray(work.flop, float)
+        cost = streamed(platform.chip, work.bytes, flop=flop / np.asarray(work.share_of_peak), kernels=work.kernels)
+        cost = replace(cost, flop=np.broadcast_to(flop, cost.seconds.shape))
     elif isinstance(work, Recurrence):
         cost = recurrent(platform.chip, work.gates, work.hidden, work.batch, work.steps)
     else:

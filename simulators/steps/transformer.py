@@ -140,7 +140,7 @@ def _core(sizes: _Sizes, prefix: str) -> Iterator[Op]:
     share = sizes.kernels.flash_share_of_peak
     if share is not None:
         moved = sizes.element * sizes.sequences * d * (2 * sizes.heads * s + 2 * sizes.kv_heads * c)
-        yield Op(f"{prefix}flash", "attention", "forward", Stream(moved, 4 * batch * s * c * d / share))
+        yield Op(f"{prefix}flash", "attention", "forward", Stream(moved, 4 * batch * s * c * d, share_of_peak=share))
         return
     yield Op(f"{prefix}scores", "attention", "forward", Product(c, s, d, batch, transposed=True))
     yield _stream(sizes, f"{prefix}softmax", "softmax", sizes.kernels.softmax)
@@ -234,7 +234,7 @@ def _streamed_back(sizes: _Sizes, op: Op) -> Stream:
     assert isinstance(op.work, Stream)
     if op.kind == "attention":
         moved = np.asarray(op.work.bytes) * 2
-        return Stream(moved, np.asarray(op.work.flop) * _FLASH_BACKWARD)
+        return replace(op.work, bytes=moved, flop=np.asarray(op.work.flop) * _FLASH_BACKWARD)
     kernels = sizes.kernels
     passes = {"norm": kernels.norm, "softmax": kernels.softmax, "activation": kernels.activation}[op.kind]
     return Stream(passes.backward * sizes.element * _elements(sizes, op.kind), kernels=passes.backward_kernels)
