@@ -22,7 +22,7 @@ from dse.problems import ConfigError
 from dse.values import put
 from simulators.step import Design, StepBackend, iteration, metrics_of
 from simulators.steps.projection import COMMUNICATION, Profile, Size, by_kind, projected
-from simulators.steps.zoo import model_tree
+from simulators.steps.zoo import model_tree, public
 from studies.plain import Plain
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ _FASTER = "setting.flop_vs_bw"
 _AXES = (_WIDTH, _LENGTH, _BATCH, _TP, _FASTER)
 _EXACT = 1e-9
 _MOST_TP = 256
+_TIMES = (1.0, 2.0, 4.0)
 _ASSUMED = "TP 256 at most, rings of any size at the bandwidth of a node (by assumption)"
 _ATTENTION = "its batched ones alone"  # part of GEMM's, and told beside it
 _GROUPS = {
@@ -100,7 +101,7 @@ class CompVsComm(Plain):
             return
         models = _models(design)
         yield "models", models
-        yield "models_share", _models_figure(models)
+        yield "models_share", _models_figure(models, design)
         errors = _errors(_known(run.outputs.read_table("results")), design)
         if len(errors):
             yield "projection", errors
@@ -335,50 +336,44 @@ def _sizes(table: pd.DataFrame) -> dict[str, Any]:
 
 
 def _models(design: Design) -> list[dict[str, Any]]:
-    """Public models at the least power of two of TP whose memory suffices on the design's GPU."""
+    """Public models on the design's GPU, at the least TP that divides their heads and whose memory suffices."""
+    known = {name: public().get(name, {}) for name in _asked()["models"]}
     rows = []
-    for name in _asked()["models"]:
-        tree = model_tree(name)
-        known = _public(name)
-        length = int(known.get("sequence_length") or 2048)
-        backend = StepBackend()
-        own = {**{part: getattr(design, part).model_dump() for part in Design.model_fields}, "model": tree}
-        found = _at(backend.design(own), {_LENGTH: length, _BATCH: 1, "parallel.dp": 1})
-        degrees = 2.0 ** np.arange(0, 11)
-        with np.errstate(all="ignore"):
-            metrics = metrics_of(_at(found, {_TP: degrees}))
-        fits = np.flatnonzero(np.asarray(metrics["memory_share"]) <= 1)
+    for name in sorted(known, key=lambda one: known[one].get("year", 0)):
+        tree, length = model_tree(name), int(known[name].get("sequence_length", 2048))
+        whole = {**{part: getattr(design, part).model_dump() for part in Design.model_fields}, "model": tree}
+        found = _at(StepBackend().design(whole), {_LENGTH: length, _BATCH: 1, "parallel.dp": 1})
+        degrees = _degrees(found)
+        metrics = metrics_of(_at(found, {_TP: degrees}))
+        fits = np.flatnonzero(metrics["memory_share"] <= 1)
         place = int(fits[0]) if len(fits) else len(degrees) - 1
-        for faster in (1.0, 2.0, 4.0):
-            one = metrics_of(_at(found, {_TP: degrees[place], _FASTER: faster}))
-            share = float(one["serialized_share"])
-            told = {"model": name, "year": known.get("year"), "hidden": tree["hidden"], "sequence_length": length}
-            told |= {"parameters": float(one["state_bytes"]) * degrees[place] / _bytes_per_weight(found)}
-            rows.append({**told, "tp": int(degrees[place]), "flop_vs_bw": faster, "serialized_share": share})
+        told = {"model": name, "year": known[name].get("year"), "hidden": tree["hidden"], "sequence_length": length}
+        told |= {"tp": int(degrees[place]), "fits": bool(len(fits))}
+        shares = metrics_of(_at(found, {_TP: degrees[place], _FASTER: np.array(_TIMES)}))["serialized_share"]
+        rows += [
+            {**told, "flop_vs_bw": one, "serialized_share": float(s)} for one, s in zip(_TIMES, shares, strict=True)
+        ]
     return rows
 
 
-def _bytes_per_weight(design: Design) -> float:
-    return 2 * design.run.element_bytes + dict(design.optimizer.state_bytes)[design.run.precision]
+def _degrees(design: Design) -> Any:
+    """Powers of two that divide the heads of a model."""
+    heads = int(np.asarray(getattr(design.model, "num_heads", 1)))
+    return np.array([2.0**power for power in range(11) if heads % 2**power == 0])
 
 
-def _public(name: str) -> Mapping[str, Any]:
-    from simulators.steps.zoo import public
-
-    return public().get(name, {})
-
-
-def _models_figure(rows: Sequence[Mapping[str, Any]]) -> Figure:
+def _models_figure(rows: Sequence[Mapping[str, Any]], design: Design) -> Figure:
     import pandas as pd
 
     table = pd.DataFrame(rows)
+    short = table["fits"].map({True: "", False: ", too few"})
     table = table.assign(
-        model=table["model"] + " (TP " + table["tp"].astype(str) + ")",
-        faster=table["flop_vs_bw"].map("{:g}x".format),
-        panel="public models at the TP that memory forces",
+        model=table["model"] + " (TP " + table["tp"].astype(str) + short + ")",
+        flop_vs_bw=table["flop_vs_bw"].map("{:g}x".format),
+        panel=f"at the TP that the memory of {design.system.name} forces",
     )
     share = Axis("serialized_share", "serialized communication [%]", 100.0)
-    return tables.heat(table, share, x="faster", y="model", panel="panel")
+    return tables.heat(table, share, x="flop_vs_bw", y="model", panel="panel")
 
 
 def _errors(table: pd.DataFrame, design: Design) -> pd.DataFrame:

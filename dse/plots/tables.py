@@ -1,4 +1,4 @@
-"""Figures of tables: stacked parts, heat maps, curves."""
+"""Figures of tables: stacked parts, heat maps, curves, rooflines."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from matplotlib.ticker import MaxNLocator
 
 from dse.plots import MARKERS, Axis, legend, palette, panels_of
 
@@ -91,6 +92,32 @@ def heat(rows: pd.DataFrame, value: Axis, *, x: str, y: str, panel: str) -> Figu
     return figure
 
 
+def roofline(rows: pd.DataFrame, roof: tuple[float, float], *, by: str, size: Axis, title: str) -> Figure:
+    """Work and rate of operators under what a device can do at most.
+
+    rows: `intensity` [FLOP/B], `rate` [FLOP/s], the column `by` that colours and marks, and `size`, as area. roof: peak
+    rate [FLOP/s] and bandwidth [bytes/s].
+    """
+    peak, bandwidth = roof
+    colours = palette([str(name) for name in rows[by].unique()])
+    figure, (axes, *_) = panels_of(1, width=7.5, height=4.2)
+    low, high = 0.5 * float(rows["intensity"].min()), 2 * max(float(rows["intensity"].max()), peak / bandwidth)
+    line = np.geomspace(low, high, 200)
+    axes.plot(line, np.minimum(peak, bandwidth * line) / 1e12, color="black", lw=1.2)
+    largest = float(rows[size.column].max())
+    for index, (name, colour) in enumerate(colours.items()):
+        own = rows[rows[by].astype(str) == name]
+        looks: dict[str, Any] = {"color": colour, "marker": MARKERS[index % len(MARKERS)], "alpha": 0.7, "lw": 0.5}
+        areas = 14 + 300 * own[size.column] / largest
+        axes.scatter(own["intensity"], own["rate"] / 1e12, s=areas, edgecolors="black", **looks)
+    axes.set(xscale="log", yscale="log", xlim=(low, high))
+    axes.set_title(title, fontsize=9.5, fontweight="bold")
+    figure.supxlabel("arithmetic intensity [FLOP/B]", fontsize=10)
+    figure.supylabel("rate [TFLOP/s]", fontsize=10)
+    legend(figure, colours, title=f"line: the roofline; area: {size.label}")
+    return figure
+
+
 def curves(rows: pd.DataFrame, x: Axis, *, y: Axis, by: str, panel: str) -> Figure:
     """A line over x for each `by`, a panel for each `panel`; a column `measured` is drawn as marks."""
     panels, marks = list(rows[panel].unique()), "measured" in rows
@@ -107,6 +134,8 @@ def curves(rows: pd.DataFrame, x: Axis, *, y: Axis, by: str, panel: str) -> Figu
         positive = rows[x.column][rows[x.column] > 0]
         if len(positive) == len(rows) and positive.max() > 15 * positive.min():
             axes.set_xscale("log", base=2)
+        elif (rows[x.column] % 1 == 0).all():
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set_title(str(name), fontsize=9.5, fontweight="bold")
     figure.supxlabel(x.label, fontsize=10)
     figure.supylabel(y.label, fontsize=10)
