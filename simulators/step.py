@@ -71,10 +71,10 @@ def rules(design: Design) -> Iterator[Rule]:
         rule = f"has no constants for {run.precision}"
         known = f"run.precision is one of {', '.join(system.efficiency)}"
         yield Rule("system.efficiency", True, rule, way_out=f"{known}; or python -m dse calibrate")
-    told_of = {"traffic_bytes": design.optimizer.traffic_bytes, "state_bytes": design.optimizer.state_bytes}
-    for path, numbers in told_of.items():
-        if run.precision not in dict(numbers):
-            way = f"give it with its source, or run.precision one of {', '.join(numbers)}"
+    optimizer = design.optimizer
+    for path, held in (("traffic_bytes", optimizer.traffic_bytes), ("state_bytes", optimizer.state_bytes)):
+        if run.precision not in dict(held):
+            way = f"give it with its source, or take one of {', '.join(held)} as run.precision"
             yield Rule(f"optimizer.{path}", True, f"says nothing of {run.precision}", way_out=way)
     if run.mode != "training" and parallel.zero:
         yield Rule("parallel.zero", True, "splits the state of an optimizer, and inference has none", way_out="set 0")

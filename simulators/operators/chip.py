@@ -58,7 +58,7 @@ class Chip:
             hbm_bytes_per_s=device.gpu.hbm_bytes_per_s,
             element_bytes=ELEMENT_BYTES[precision],
             vector_flop_per_s=device.gpu.peak("fp32") if precision == "mixed" else None,
-            **held.model_dump(),
+            **{name: getattr(held, name) for name in Efficiency.model_fields},  # numbers, or arrays over a grid
         )
 
     def set_as(self, setting: Setting) -> Chip:

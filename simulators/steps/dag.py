@@ -65,11 +65,11 @@ class _Writer:
             yield from self._pass(block, index, forward=True)
         if not found.training:
             return
+        if found.message_s > 0:
+            yield self._message("gradients in")
         for block, index in reversed(list(self._instances(found.blocks))):
             yield from self._pass(block, index, forward=False)
             yield from self._bucket(block, index)
-        if found.message_s > 0:
-            yield self._message("gradients out")
         update = found.update
         waits = tuple(self._buckets[-1:])
         yield self._chained(
