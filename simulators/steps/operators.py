@@ -160,8 +160,8 @@ class Spent:
 def spent(ops: Sequence[Op], platform: Platform) -> list[Spent]:
     """What each operator takes, once (`count` and the block's are not in it); all GEMMs in one call."""
     products = _products([op.work for op in ops if isinstance(op.work, Product)], platform)
-    made = iter(products)
-    return [next(made) if isinstance(op.work, Product) else _other(op.work, platform) for op in ops]
+    made, seen = iter(products), dict[tuple[int, ...], Cost]()
+    return [next(made) if isinstance(op.work, Product) else _other(op.work, platform, seen) for op in ops]
 
 
 def _products(works: Sequence[Product], platform: Platform) -> list[Spent]:
@@ -188,8 +188,8 @@ def _of_batched(cost: Cost, sizes: tuple[Floats, Floats, Floats], *, platform: P
     return np.where(several, np.maximum(cost.seconds, slow), cost.seconds)
 
 
-def _other(work: Work, platform: Platform) -> Spent:
-    """What anything but a product takes."""
+def _other(work: Work, platform: Platform, seen: dict[tuple[int, ...], Cost]) -> Spent:
+    """What anything but a product takes. seen: all passes of layers of which one was asked before."""
     if isinstance(work, Exchange):
         moved = collective(work, platform.groups[work.over])
         return Spent(moved.flop, moved.hbm_bytes, moved.wire_bytes, moved.seconds)
@@ -197,14 +197,20 @@ def _other(work: Work, platform: Platform) -> Spent:
         flop = np.asarray(work.flop, float)
         cost = streamed(platform.chip, work.bytes, flop=flop / np.asarray(work.share_of_peak), kernels=work.kernels)
         cost = replace(cost, flop=np.broadcast_to(flop, cost.seconds.shape))
-    elif isinstance(work, Recurrence):
-        cost = recurrent(platform.chip, work.gates, work.hidden, work.batch, work.steps)
     else:
-        assert isinstance(work, Filter)
-        cost = convolution(platform.chip, work.shape)
-    if isinstance(work, Recurrence | Filter):
-        cost = Cost(*(value[..., work.pass_] for value in (cost.flop, cost.bytes, cost.seconds)))
+        assert isinstance(work, Recurrence | Filter)
+        every = _passes(work, platform.chip, seen)
+        cost = Cost(*(value[..., work.pass_] for value in (every.flop, every.bytes, every.seconds)))
     return Spent(cost.flop, cost.bytes, 0 * cost.flop, cost.seconds)
+
+
+def _passes(work: Recurrence | Filter, chip: Chip, seen: dict[tuple[int, ...], Cost]) -> Cost:
+    """Costs [..., 3] of all passes of a layer, computed once for those whose sizes are the same objects."""
+    sizes = (work.shape,) if isinstance(work, Filter) else (work.gates, work.hidden, work.batch, work.steps)
+    same = tuple(map(id, sizes))
+    if same not in seen:
+        seen[same] = convolution(chip, work.shape) if isinstance(work, Filter) else recurrent(chip, *sizes)
+    return seen[same]
 
 
 def collective(work: Exchange, group: Group) -> CollectiveCost:
