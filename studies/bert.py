@@ -23,6 +23,7 @@ from dse.problems import ConfigError
 from dse.values import put
 from simulators.device import tree_of
 from simulators.step import Design, StepBackend, iteration, metrics_of
+from simulators.steps.operators import Product
 from studies.plain import Plain
 
 if TYPE_CHECKING:
@@ -61,12 +62,11 @@ class Bert(Plain):
 
     def findings(self, table: pd.DataFrame) -> Mapping[str, Finding]:
         """Ours for shares of the table's configurations."""
-        rows = _configurations(table)
-        labelled = rows[rows["called"].isin(_LABELLED)] if len(rows) else rows
-        if set(_LABELLED) - set(rows.get("called", ())):
+        every = _configurations(table)
+        if set(_LABELLED) - set(every.get("called", ())):
             return {claim.id: Finding(None, f"needs {', '.join(_LABELLED)}") for claim in self.claims()}
-        rows = labelled
-        return {**_ordered(rows), **_shares(rows), **_precision(rows), **_optimizer(rows)}
+        rows = every[every["called"].isin(_LABELLED)]
+        return {**_ordered(rows), **_shares(rows), **_precision(every), **_optimizer(every)}
 
     def further(self, run: Finished) -> Mapping[str, Finding]:
         """Ours for what changes one thing at a time."""
@@ -291,13 +291,9 @@ def _operators(design: Design) -> list[dict[str, Any]]:
     for part in iteration(design).parts:
         flop, moved, seconds = (float(getattr(part.spent, name)) for name in ("flop", "bytes", "seconds"))
         if part.over is None and seconds > 0 and moved > 0:
-            row: dict[str, Any] = {
-                "block": part.block.name,
-                "operator": part.op.name,
-                "kind": part.op.kind,
-                "phase": part.op.phase,
-            }
-            row |= {"gemm": type(part.op.work).__name__ == "Product", "intensity": max(flop / moved, 1e-3)}
+            row: dict[str, Any] = {"block": part.block.name, "operator": part.op.name, "kind": part.op.kind}
+            row |= {"phase": part.op.phase, "gemm": isinstance(part.op.work, Product)}
+            row["intensity"] = max(flop / moved, 1e-3)
             times = float(part.times)
             rows.append({**row, "rate": flop / seconds, "seconds": seconds, "times": times, "total_s": times * seconds})
     return rows
