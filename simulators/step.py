@@ -21,15 +21,20 @@ from dse.space import get_path
 from dse.values import LABELS, Frozen, leaves, put
 from simulators.design import Rule, problems, reasons
 from simulators.device import Device, Setting
+from simulators.lengths import Lengths, iteration_lengths
 from simulators.operators.chip import Chip
+from simulators.seqpoint import Iterations, choose
 from simulators.steps.dag import schedule, tasks
+from simulators.steps.epoch import METRICS as EPOCH_METRICS
+from simulators.steps.epoch import Epoch, alone
 from simulators.steps.groups import groups, leaves_server
 from simulators.steps.iteration import Iteration
 from simulators.steps.measures import METRICS, SHARES, measure
-from simulators.steps.model import Kernels, Model, Optimizer, Parallel, Run, Transformer
-from simulators.steps.operators import Platform
+from simulators.steps.model import Kernels, Model, Optimizer, Parallel, Run, Speech, Transformer, Translation
+from simulators.steps.operators import Block, Platform
+from simulators.steps.recurrent import speech_blocks, translation_blocks
 from simulators.steps.transformer import transformer_blocks
-from simulators.steps.zoo import model_tree
+from simulators.steps.zoo import model_tree, option_tree
 
 _VERSION = "1"
 Floats = NDArray[np.float64]
@@ -45,23 +50,59 @@ class Design(Frozen):
     parallel: Parallel
     optimizer: Optimizer
     kernels: Kernels
+    lengths: Lengths | None = None
+    iterations: Iterations | None = None
+
+
+OPTIONAL = ("lengths", "iterations")
 
 
 def iteration(design: Design) -> Iteration:
-    """The iteration of a design; its numbers may be arrays."""
+    """The iteration of a design at one sequence length; its numbers may be arrays."""
     chip = Chip.of(design.system, design.run.precision).set_as(design.setting)
     platform = Platform(chip, groups(design.system.server, design.parallel), design.kernels.batched)
+    return Iteration(_blocks(design), design.model.hidden, platform, design.run, design.parallel, design.optimizer)
+
+
+def _blocks(design: Design) -> tuple[Block, ...]:
     model = design.model
-    assert isinstance(model, Transformer)
-    blocks = transformer_blocks(model, design.run, design.parallel, design.kernels)
-    return Iteration(blocks, model.hidden, platform, design.run, design.parallel, design.optimizer)
+    if isinstance(model, Speech):
+        return speech_blocks(model, design.run)
+    if isinstance(model, Translation):
+        return translation_blocks(model, design.run)
+    return transformer_blocks(model, design.run, design.parallel, design.kernels)
 
 
 def metrics_of(design: Design) -> dict[str, Floats]:
-    """Every metric of a design whose numbers may be arrays that broadcast."""
+    """Every metric of a design whose numbers may be arrays that broadcast; of an epoch, where it has lengths."""
+    if design.lengths is not None:
+        return _of_epoch(design)
+    found = _of_iteration(design)
+    return {**found, **alone(found)}
+
+
+def _of_iteration(design: Design) -> dict[str, Floats]:
     held = design.system.gpu.hbm_bytes
     found = measure(iteration(design), np.inf if held is None else held)
     return {name: np.asarray(value, float) for name, value in found.items()}
+
+
+def _of_epoch(design: Design) -> dict[str, Floats]:
+    """Of the mean iteration of an epoch. Those that stand for it are chosen on the GPU with nothing changed."""
+    assert design.lengths is not None
+    epoch = Epoch.of(iteration_lengths(design.lengths, design.run.batch))
+    lengths = epoch.unique.astype(float)
+    found = _of_iteration(put(design, _LENGTH, lengths))
+    asked = design.iterations or Iterations(name="all", method="all")
+    plain = design.setting.plain
+    base = found if plain == design.setting else _of_iteration(put(put(design, "setting", plain), _LENGTH, lengths))
+    times = np.broadcast_to(base["iteration_s"], lengths.shape)[epoch.place]
+    sample = choose(asked, epoch.lengths, times)
+    seconds = np.broadcast_to(found["iteration_s"], lengths.shape)
+    return {**epoch.mean(found, METRICS, sample), **epoch.judged(seconds, sample)}
+
+
+_LENGTH = "run.sequence_length"
 
 
 def rules(design: Design) -> Iterator[Rule]:
@@ -83,6 +124,7 @@ def rules(design: Design) -> Iterator[Rule]:
         few = "is more than the GPU has (system.gpu.num_cus = {0})"
         yield Rule("setting.num_cus", np.asarray(cus) > all_cus, few, cus, (all_cus,), "use fewer")
     yield from _spread(design)
+    yield from _sampled(design)
     tp, pp = np.asarray(parallel.tp), np.asarray(parallel.pp)
     if isinstance(model, Transformer):
         heads, layers = np.asarray(model.num_heads), np.asarray(model.layers) + np.asarray(model.decoder_layers)
@@ -110,14 +152,30 @@ def _spread(design: Design) -> Iterator[Rule]:
         yield Rule("system.server.network_bytes_per_s", beyond, told, given=(gpus, server.num_gpus), way_out=way)
 
 
+def _sampled(design: Design) -> Iterator[Rule]:
+    """An epoch must have iterations, and as many as are wanted of it."""
+    if design.lengths is None:
+        return
+    try:
+        size = len(iteration_lengths(design.lengths, design.run.batch))
+    except ConfigError as error:
+        yield from map(Rule.of, error.problems)
+        return
+    asked = design.iterations
+    if asked is not None and asked.method == "prior" and asked.warm_up + asked.window > size:
+        told = "ends beyond the {0} iterations of an epoch, after a warm-up of {1}"
+        yield Rule("iterations.window", True, told, asked.window, (size, asked.warm_up), "choose fewer")
+
+
 class StepBackend:
     """Iterations, a grid of designs at once."""
 
     batch = 16_384
     version = _VERSION
-    metrics: Mapping[str, Metric] = METRICS
+    metrics: Mapping[str, Metric] = {**METRICS, **EPOCH_METRICS}
     relations: Mapping[str, Metric] = {
-        "speedup": Metric("x", "iteration_s of the baseline / iteration_s", "maximize"),
+        "speedup": Metric("x", "iteration_s of the baseline / iteration_s, by the simulated iterations", "maximize"),
+        "speedup_error": Metric("fraction", "of that, against the speed-up of whole epochs"),
     }
 
     def sections(self, tree: Tree) -> None:
@@ -126,11 +184,12 @@ class StepBackend:
         for name in set(tree) - set(known):
             check.add(name, "is not a known section", way_out=did_you_mean(name, known))
         for name in Design.model_fields:
-            if not isinstance(tree.get(name), Mapping):
+            if not isinstance(tree.get(name), Mapping) and (name not in OPTIONAL or tree.get(name) is not None):
                 check.add(name, "is no section of keys", value=tree.get(name), way_out=f"choose one: {name}=<option>")
         listed = tree.get("models") or []
-        if not isinstance(listed, Sequence) or isinstance(listed, str) or not all(isinstance(n, str) for n in listed):
-            check.add("models", "must list models: models=[gpt3_175b,llama3_8b]", value=listed)
+        if not isinstance(listed, Sequence) or isinstance(listed, str) or not all(map(_is_scenario, listed)):
+            way = "models=[gpt3_175b,llama3_8b], or models=[{model: gnmt, lengths: iwslt15}]"
+            check.add("models", "must list models, with lengths where they are of an epoch", value=listed, way_out=way)
         if isinstance(tree.get("system"), Mapping) and "measured_as" not in tree["system"]:
             way = "devices say gpu.flop_per_s by precision and have constants, such as system=mi210"
             check.add("system", "is a system for schedules", value=tree["system"].get("name"), way_out=way)
@@ -138,20 +197,21 @@ class StepBackend:
 
     def scenarios(self, tree: Tree) -> Mapping[str, Tree]:
         """The model of the configuration, or one scenario for each of `models`."""
-        base = {name: tree[name] for name in Design.model_fields}
+        base = {name: tree[name] for name in Design.model_fields if tree.get(name) is not None}
         listed = tree.get("models") or []
         if not listed:
             return {str(tree["model"].get("name", "model")): base}
         check, found = Problems(), dict[str, Tree]()
         for said in listed:
             try:
-                own = model_tree(said)
+                own = _scenario(said)
             except ConfigError as error:
                 check.found.extend(error.problems)
                 continue
-            if str(own.get("name", said)) in found:
+            name = " ".join(str(part.get("name", said)) for part in own.values())
+            if name in found:
                 check.add("models", "names a model twice", value=said, way_out="list it once")
-            found[str(own.get("name", said))] = {**base, "model": own}
+            found[name] = {**base, **own}
         check.done()
         return found
 
@@ -177,8 +237,11 @@ class StepBackend:
         return {} if name in known or get_path(tree, path) is not None else None
 
     def is_axis(self, path: str, design: BaseModel) -> bool:
-        """Numbers that do not change which operators there are."""
-        return any(found == path and not structural for found, _, structural in leaves(design))
+        """Numbers that do not change which operators there are, where a design is of one length."""
+        assert isinstance(design, Design)
+        return design.lengths is None and any(
+            found == path and not structural for found, _, structural in leaves(design)
+        )
 
     def screen(self, batches: Sequence[Batch]) -> list[Results]:
         """Look at the rules of a whole grid at once."""
@@ -189,8 +252,11 @@ class StepBackend:
         return [_evaluated(batch) for batch in batches]
 
     def relate(self, point: Columns, baseline: Columns) -> Columns:
-        """Speed-up."""
-        return {"speedup": baseline["iteration_s"] / point["iteration_s"]}
+        """Speed-up, by what is projected of both, and how far it is off."""
+        told, true = (baseline[name] / point[name] for name in ("projected_s", "epoch_s"))
+        told = told * point["iterations"] / baseline["iterations"]
+        true = true * point["iterations"] / baseline["iterations"]
+        return {"speedup": told, "speedup_error": np.abs(told / true - 1)}
 
     def replay(self, design: BaseModel) -> Replay:
         """Every operator of an iteration, and the share of its time that each kind has."""
@@ -204,16 +270,34 @@ class StepBackend:
         """Constants of the device, its setting, the kernels and the optimizer, with their sources."""
         assert isinstance(design, Design)
         parts = {"setting": design.setting, "kernels": design.kernels, "optimizer": design.optimizer}
-        below = [fact for name, part in parts.items() for fact in part.facts_below(name)]
+        held = {**parts, "lengths": design.lengths}
+        below = [fact for name, part in held.items() if part is not None for fact in part.facts_below(name)]
         return [*design.system.facts_below("system"), *below]
+
+
+def _is_scenario(said: object) -> bool:
+    """Whether an entry of `models` names a model, and perhaps lengths."""
+    if isinstance(said, Mapping):
+        return "model" in said and set(said) <= {"model", "lengths"} and all(isinstance(n, str) for n in said.values())
+    return isinstance(said, str)
+
+
+def _scenario(said: str | Mapping[str, str]) -> dict[str, Tree]:
+    """Sections of an entry of `models`. Raises ConfigError."""
+    if isinstance(said, str):
+        return {"model": model_tree(said)}
+    found: dict[str, Tree] = {"model": model_tree(said["model"])}
+    return found | ({"lengths": option_tree("lengths", said["lengths"])} if "lengths" in said else {})
 
 
 def _fields(tree: Tree, section: str) -> set[str]:
     """Names of the values that a section may hold beside those it is given."""
     if section == "model":
         return set(Transformer.model_fields) if tree["model"].get("kind", "transformer") == "transformer" else set()
-    kind = Design.model_fields[section].annotation
-    return set(kind.model_fields) if isinstance(kind, type) and issubclass(kind, BaseModel) else set()
+    if section in OPTIONAL and tree.get(section) is None:
+        return set()
+    optional: dict[str, Any] = {"lengths": Lengths, "iterations": Iterations}
+    return set(optional.get(section, Design.model_fields[section].annotation).model_fields)
 
 
 def _gridded(batch: Batch) -> Design:

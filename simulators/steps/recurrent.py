@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from simulators.measurements import GATES
+from simulators.operators.convolution import Layer
 from simulators.steps.model import Passes, Run, Speech, Translation
 from simulators.steps.operators import Block, Filter, Kind, Op, Product, Recurrence, Stream
 
@@ -304,10 +305,27 @@ def _block(name: str, parts: Sequence[Part], weights: Weights, count: ArrayLike 
 
 
 def _kept(blocks: Sequence[Block], run: Run) -> tuple[Block, ...]:
-    """What the run's mode needs of each block."""
-    if run.mode == "training":
-        return tuple(blocks)
-    return tuple(replace(block, ops=block.of("forward")) for block in blocks)
+    """What the run's mode needs of each block; of training what its GEMMs, steps and filters give is kept."""
+    if run.mode != "training":
+        return tuple(replace(block, ops=block.of("forward")) for block in blocks)
+    return tuple(replace(block, kept=run.element_bytes * _outputs(block)) for block in blocks)
+
+
+def _outputs(block: Block) -> Floats:
+    """Elements that the forward operators of a block give; of passes over them, none."""
+    found: Floats = np.zeros(())
+    for op in block.of("forward"):
+        work = op.work
+        if isinstance(work, Product):
+            made = np.asarray(work.m) * np.asarray(work.n) * np.asarray(work.batch)
+        elif isinstance(work, Recurrence):
+            made = (np.asarray(work.gates) + 1) * work.hidden * np.asarray(work.batch) * work.steps
+        elif isinstance(work, Filter):
+            made = Layer.of(work.shape, 1).pixels * np.asarray(work.shape["k"])
+        else:
+            continue
+        found = found + made * np.asarray(op.count)
+    return found
 
 
 def _sum(one: Weights, other: Weights) -> Weights:
