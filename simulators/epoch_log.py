@@ -41,7 +41,7 @@ def seqpoint(words: Sequence[str]) -> int:
     defaults = {name: str(Iterations.model_fields[name].default) for name in ("k0", "error")}
     given = pairs(words, {"data": "", **defaults}, optional=["out"])
     check = Problems()
-    asked = {name: _number(given[name]) for name in defaults}
+    asked = {name: int(given[name]) if given[name].isdecimal() else _number(given[name]) for name in defaults}
     iterations = check.model(Iterations, {"name": "seqpoint", "method": "seqpoint", **asked}, path="")
     check.done()
     assert iterations is not None

@@ -297,7 +297,8 @@ def _fields(tree: Tree, section: str) -> set[str]:
     if section in OPTIONAL and tree.get(section) is None:
         return set()
     optional: dict[str, Any] = {"lengths": Lengths, "iterations": Iterations}
-    return set(optional.get(section, Design.model_fields[section].annotation).model_fields)
+    kind: Any = optional.get(section, Design.model_fields[section].annotation)
+    return set(kind.model_fields)
 
 
 def _gridded(batch: Batch) -> Design:

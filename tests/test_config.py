@@ -466,7 +466,8 @@ def test_every_shipped_option_can_be_named_on_the_command_line() -> None:
     }
     for name in groups.pop("study"):
         planned(f"study={name}")
-    groups["simulator"] = [name for name in groups["simulator"] if name not in ("landscape", "measured")]  # of studies
+    of_studies = ("landscape", "measured", "step")
+    groups["simulator"] = [name for name in groups["simulator"] if name not in of_studies]
     groups["system"] = list(SYSTEMS)
     pairs = named_together(groups.pop("schedule"), groups.pop("workload"))
     for pair, *options in zip_longest(pairs, *groups.values()):

@@ -73,6 +73,7 @@ def test_a_recurrent_layer_does_the_work_of_its_input_and_its_state_three_times(
     assert total("flop", [layer], kind="recurrent") / 4 == 3 * directions * 2 * gates * h * h * n * t
     assert total("flop", [layer], kind="recurrent", phase="forward") / 4 == directions * 2 * gates * h * h * n * t
     assert layer.params == directions * gates * h * (h + h + 2) + 2 * h
+    assert layer.kept == 4 * n * t * h * (2 + directions * (gates + 1))  # the norm's input, the product's, gates, state
 
 
 def test_a_speech_recogniser_is_convolutions_recurrent_layers_and_an_output() -> None:
@@ -118,6 +119,7 @@ def test_without_training_there_is_only_the_forward_pass(model: Model) -> None:
     assert [[op.name for op in block.ops] for block in prefill] == names
     assert total("seconds", prefill) == pytest.approx(total("seconds", training, phase="forward"))
     assert [block.params for block in prefill] == [block.params for block in training]
+    assert not any(block.kept for block in prefill)
 
 
 @pytest.mark.parametrize("model", [DS2, GNMT], ids=lambda model: model.name)
@@ -128,6 +130,7 @@ def test_gradients_of_weights_are_marked_and_forward_operators_come_first(model:
         assert any(op.weight for op in block.ops)
         assert not any(op.weight for op in block.of("forward"))
         assert np.asarray(block.tensors).min() >= 1
+        assert block.kept or block.name == "embedding"
 
 
 @pytest.mark.parametrize("model", [DS2, GNMT], ids=lambda model: model.name)

@@ -8,8 +8,10 @@ input size f, over n sequences of t steps, in one direction:
     backward   the same again for what flows on, and again for gradients of weights
 
 Directions run one after the other. Counts of tensors that element-wise kernels read and write are those of kernels that
-frameworks launch one by one (unfused); their FLOP are not counted. Layers as in deepspeech.pytorch (Deep Speech 2,
-arXiv:1512.02595) and in the MLPerf reference of GNMT (arXiv:1609.08144, attention `gnmt_v2`).
+frameworks launch one by one (unfused); their FLOP are not counted. Kept for the backward pass are the inputs of
+products, of convolutions and of batch norms, the gates and states of all steps, and the symbols; masks are left out.
+Layers as in deepspeech.pytorch (Deep Speech 2, arXiv:1512.02595) and in the MLPerf reference of GNMT (arXiv:1609.08144,
+attention `gnmt_v2`).
 """
 
 from __future__ import annotations
@@ -21,7 +23,6 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from simulators.measurements import GATES
-from simulators.operators.convolution import Layer
 from simulators.steps.model import Passes, Run, Speech, Translation
 from simulators.steps.operators import Block, Filter, Kind, Op, Product, Recurrence, Stream
 
@@ -46,7 +47,7 @@ _JOIN = _passes(4, 4)  # two tensors side by side
 _CTC = _passes(6, 2, (4, 1))  # softmax; likelihoods from both ends, and their gradient, which is scaled in the end
 _CROSS_ENTROPY = _passes(4, 4, (2, 2))  # log-softmax, then the loss
 _LOOK_UP = _passes(2, 3)  # rows that gradients are added to are read, too
-_SCORES = _passes(5, 7, (3, 4))  # v . tanh(key + query + bias): sum, tanh and product are a kernel each
+_SCORES = _passes(5, 11, (3, 6))  # v . tanh(key + query + bias), a kernel each; sum and tanh again in the backward pass
 _SOFTMAX = _passes(2, 3)
 
 
@@ -65,19 +66,21 @@ def speech_blocks(model: Speech, run: Run) -> tuple[Block, ...]:
     norm, normed = _stream("batch norm", "norm", states, _BATCH_NORM), (2 * hidden, 2)
     summed = [_stream("sum of directions", "activation", states, _SUM)] if model.bidirectional else []
     output = _product("output", "output", (model.symbols, hidden, columns))
-    loss = _stream("CTC", "output", run.element_bytes * columns * np.asarray(model.symbols), _CTC)
+    symbols = run.element_bytes * columns * np.asarray(model.symbols)
+    loss = _stream("CTC", "output", symbols, _CTC)
     blocks = (
         *convolutions,
-        _block("recurrent layer 1", [*first.parts, *summed], first.weights),
+        _block("recurrent layer 1", [*first.parts, *summed], first.weights, run.element_bytes * first.kept),
         _block(
             "recurrent layers",
             [norm, *later.parts, *summed],
             _sum(later.weights, normed),
+            run.element_bytes * later.kept + states,
             count=np.asarray(model.layers) - 1,
         ),
-        _block("output", [norm, output, loss], _sum((hidden * model.symbols, 1), normed)),
+        _block("output", [norm, output, loss], _sum((hidden * model.symbols, 1), normed), 2 * (states + symbols)),
     )
-    return _kept(blocks, run)
+    return _of_mode(blocks, run)
 
 
 def translation_blocks(model: Translation, run: Run) -> tuple[Block, ...]:
@@ -90,17 +93,18 @@ def translation_blocks(model: Translation, run: Run) -> tuple[Block, ...]:
     """
     sizes = _Sentences.of(model, run)
     hidden, vocab = sizes.hidden, np.asarray(model.vocab, float)
-    words = sizes.element_bytes * sizes.batch * (sizes.source + sizes.target) * hidden
+    words = sizes.bytes(sizes.source + sizes.target)
     columns = sizes.batch * sizes.target
     output = _product("output", "output", (vocab, hidden, columns))
-    loss = _stream("cross-entropy", "output", sizes.element_bytes * columns * vocab, _CROSS_ENTROPY)
+    scores = sizes.element_bytes * columns * vocab
+    loss = _stream("cross-entropy", "output", scores, _CROSS_ENTROPY)
     blocks = (
         _block("embedding", [_look_up(words)], (vocab * hidden, 1)),
         *_encoder(sizes, model.encoder_layers),
         *_decoder(sizes, model.decoder_layers),
-        _block("output", [output, loss], (vocab * (hidden + 1), 2)),
+        _block("output", [output, loss], (vocab * (hidden + 1), 2), 2 * scores + sizes.bytes(sizes.target)),
     )
-    return _kept(blocks, run)
+    return _of_mode(blocks, run)
 
 
 @dataclass(frozen=True)
@@ -134,6 +138,13 @@ class _Layer:
         outputs = self.gates * self.hidden
         return self.directions * outputs * (self.inputs + self.hidden + 2), 4 * self.directions
 
+    @property
+    def kept(self) -> Floats:
+        """Elements that the backward pass reads: the input, and gates and state of every step."""
+        batch, steps = self.columns
+        width = self.inputs + self.directions * (self.gates + 1) * self.hidden
+        return np.asarray(np.asarray(batch, float) * np.asarray(steps, float) * width)
+
 
 @dataclass(frozen=True)
 class _Sentences:
@@ -156,15 +167,20 @@ class _Sentences:
         """An LSTM layer that reads `inputs` times the width of a token."""
         return _Layer(GATES["lstm"], inputs * self.hidden, self.hidden, (self.batch, steps))
 
+    def bytes(self, steps: Floats) -> Floats:
+        """Of the states of all steps."""
+        return np.asarray(self.element_bytes * self.batch * steps * self.hidden)
+
     def stream(self, name: str, kind: Kind, steps: Floats, passes: Passes) -> Part:
         """Passes over the states of all steps."""
-        return _stream(name, kind, self.element_bytes * self.batch * steps * self.hidden, passes)
+        return _stream(name, kind, self.bytes(steps), passes)
 
 
 def _convolutions(model: Speech, run: Run) -> tuple[list[Block], Floats, Floats]:
     """A block for each convolution; the width of what they give for each step, and the number of its steps."""
     blocks, channels = [], np.asarray(1.0)
     height, width = np.asarray(model.bins, float), np.asarray(run.sequence_length, float)
+    made = run.element_bytes * np.asarray(run.batch) * height * width
     for place, one in enumerate(model.filters):
         names = ("n", "c", "h", "w", "k", "r", "s", "pad_h", "pad_w", "stride_v", "stride_h")
         sizes = (run.batch, channels, height, width, one.channels, *one.size, *one.pad, *one.stride)
@@ -174,13 +190,14 @@ def _convolutions(model: Speech, run: Run) -> tuple[list[Block], Floats, Floats]
             for axis, side in enumerate((height, width))
         )
         channels = np.asarray(one.channels, float)
+        read = made
         made = run.element_bytes * np.asarray(run.batch) * channels * height * width
         parts = [
             _filters(dict(zip(names, sizes, strict=True)), first=place == 0),
             _stream("batch norm", "norm", made, _BATCH_NORM),
             _stream("clip", "activation", made, _CLIP),
         ]
-        blocks.append(_block(f"convolution {place + 1}", parts, (size + 3 * channels, 4)))
+        blocks.append(_block(f"convolution {place + 1}", parts, (size + 3 * channels, 4), read + made))
     return blocks, channels * height, width
 
 
@@ -192,40 +209,42 @@ def _filters(shape: Mapping[str, ArrayLike], *, first: bool) -> Part:
 
 
 def _encoder(sizes: _Sentences, layers: ArrayLike) -> list[Block]:
-    source = sizes.source
+    source, b = sizes.source, sizes.element_bytes
     first, second, later = replace(sizes.layer(source), directions=2), sizes.layer(source, 2), sizes.layer(source)
     drop = sizes.stream("dropout", "norm", source, _DROPOUT)
     drop_both = sizes.stream("dropout", "norm", 2 * source, _DROPOUT)
     add = sizes.stream("residual", "norm", source, _ADD)
     return [
-        _block("encoder layer 1", [drop, *first.parts], first.weights),
-        _block("encoder layer 2", [drop_both, *second.parts], second.weights, count=_seconds(layers)),
-        _block("encoder layers", [drop, *later.parts, add], later.weights, count=_others(layers)),
+        _block("encoder layer 1", [drop, *first.parts], first.weights, b * first.kept),
+        _block("encoder layer 2", [drop_both, *second.parts], second.weights, b * second.kept, _seconds(layers)),
+        _block("encoder layers", [drop, *later.parts, add], later.weights, b * later.kept, _others(layers)),
     ]
 
 
 def _decoder(sizes: _Sentences, layers: ArrayLike) -> list[Block]:
-    target = sizes.target
+    target, b = sizes.target, sizes.element_bytes
     first, later = sizes.layer(target), sizes.layer(target, 2)
     drop = sizes.stream("dropout", "norm", target, _DROPOUT)
     join = sizes.stream("context beside input", "activation", target, _JOIN)
     entry = [join, sizes.stream("dropout", "norm", 2 * target, _DROPOUT), *later.parts]
     add = sizes.stream("residual", "norm", target, _ADD)
     return [
-        _block("decoder layer 1", [drop, *first.parts], first.weights),
+        _block("decoder layer 1", [drop, *first.parts], first.weights, b * first.kept),
         _attention(sizes),
-        _block("decoder layer 2", entry, later.weights, count=_seconds(layers)),
-        _block("decoder layers", [*entry, add], later.weights, count=_others(layers)),
+        _block("decoder layer 2", entry, later.weights, b * later.kept, _seconds(layers)),
+        _block("decoder layers", [*entry, add], later.weights, b * later.kept, _others(layers)),
     ]
 
 
 def _attention(sizes: _Sentences) -> Block:
     """Normalised attention of Bahdanau (arXiv:1409.0473), asked by every step of the decoder on its own.
 
-    All steps at once would write n t_source t_target h elements, which do not fit into memory for long sentences.
+    What tanh gives has n t_source t_target h elements over all steps, 13 GB for 64 sentences of 200 tokens at fp32: it
+    is assumed not to be kept, but computed again in the backward pass.
     """
     hidden, batch, source, target = sizes.hidden, sizes.batch, sizes.source, sizes.target
-    keys = sizes.element_bytes * batch * source * hidden
+    keys = sizes.bytes(source)
+    scores = sizes.element_bytes * batch * source * target
     parts = [
         _product("keys", "attention", (hidden, hidden, batch * source)),
         _queries(sizes),
@@ -233,7 +252,9 @@ def _attention(sizes: _Sentences) -> Block:
         _stream("softmax", "attention", sizes.element_bytes * batch * source, _SOFTMAX, count=target),
         _context(sizes),
     ]
-    return _block("attention", parts, (2 * hidden * hidden + 2 * hidden + 1, 5))
+    return _block(
+        "attention", parts, (2 * hidden * hidden + 2 * hidden + 1, 5), 2 * scores + 2 * keys + 2 * sizes.bytes(target)
+    )
 
 
 def _queries(sizes: _Sentences) -> Part:
@@ -297,35 +318,18 @@ def _stream(name: str, kind: Kind, tensor_bytes: ArrayLike, passes: Passes, coun
     return (Op(name, kind, "forward", forward, count),), ((back,) if passes.backward else ())
 
 
-def _block(name: str, parts: Sequence[Part], weights: Weights, count: ArrayLike = 1.0) -> Block:
-    """Parts in the order of the forward pass, then of the backward pass."""
+def _block(name: str, parts: Sequence[Part], weights: Weights, kept: ArrayLike = 0.0, count: ArrayLike = 1.0) -> Block:
+    """Parts in the order of the forward pass, then of the backward pass. kept: bytes."""
     forward = [op for part in parts for op in part[0]]
     backward = [op for part in reversed(parts) for op in part[1]]
-    return Block(name, (*forward, *backward), count, *weights)
+    return Block(name, (*forward, *backward), count, *weights, kept)
 
 
-def _kept(blocks: Sequence[Block], run: Run) -> tuple[Block, ...]:
-    """What the run's mode needs of each block; of training what its GEMMs, steps and filters give is kept."""
-    if run.mode != "training":
-        return tuple(replace(block, ops=block.of("forward")) for block in blocks)
-    return tuple(replace(block, kept=run.element_bytes * _outputs(block)) for block in blocks)
-
-
-def _outputs(block: Block) -> Floats:
-    """Elements that the forward operators of a block give; of passes over them, none."""
-    found: Floats = np.zeros(())
-    for op in block.of("forward"):
-        work = op.work
-        if isinstance(work, Product):
-            made = np.asarray(work.m) * np.asarray(work.n) * np.asarray(work.batch)
-        elif isinstance(work, Recurrence):
-            made = (np.asarray(work.gates) + 1) * work.hidden * np.asarray(work.batch) * work.steps
-        elif isinstance(work, Filter):
-            made = Layer.of(work.shape, 1).pixels * np.asarray(work.shape["k"])
-        else:
-            continue
-        found = found + made * np.asarray(op.count)
-    return found
+def _of_mode(blocks: Sequence[Block], run: Run) -> tuple[Block, ...]:
+    """What the run's mode needs of each block."""
+    if run.mode == "training":
+        return tuple(blocks)
+    return tuple(replace(block, ops=block.of("forward"), kept=0.0) for block in blocks)
 
 
 def _sum(one: Weights, other: Weights) -> Weights:
