@@ -55,6 +55,7 @@ class Design(Frozen):
 
 
 OPTIONAL = ("lengths", "iterations")
+_NO_LENGTHS = "none"
 
 
 def iteration(design: Design) -> Iteration:
@@ -197,7 +198,7 @@ class StepBackend:
 
     def scenarios(self, tree: Tree) -> Mapping[str, Tree]:
         """The model of the configuration, or one scenario for each of `models`."""
-        base = {name: tree[name] for name in Design.model_fields if tree.get(name) is not None}
+        base = _held(tree)
         listed = tree.get("models") or []
         if not listed:
             return {str(tree["model"].get("name", "model")): base}
@@ -218,7 +219,7 @@ class StepBackend:
     def design(self, tree: Tree) -> Design:
         """A validated design. Raises ConfigError with every problem."""
         check = Problems()
-        found = check.model(Design, tree, path="")
+        found = check.model(Design, _held(tree), path="")
         check.done()
         assert found is not None
         return found
@@ -273,6 +274,13 @@ class StepBackend:
         held = {**parts, "lengths": design.lengths}
         below = [fact for name, part in held.items() if part is not None for fact in part.facts_below(name)]
         return [*design.system.facts_below("system"), *below]
+
+
+def _held(tree: Tree) -> dict[str, Any]:
+    """The sections of a design; without lengths, which iterations of an epoch are simulated means nothing."""
+    alone = (tree.get("lengths") or {}).get("name", _NO_LENGTHS) == _NO_LENGTHS
+    names = [name for name in Design.model_fields if name in tree and not (alone and name in OPTIONAL)]
+    return {name: tree[name] for name in names}
 
 
 def _is_scenario(said: object) -> bool:

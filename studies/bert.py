@@ -22,7 +22,7 @@ from dse.plots import Axis, predictions, tables
 from dse.problems import ConfigError
 from dse.values import put
 from simulators.device import tree_of
-from simulators.step import Design, StepBackend, iteration, metrics_of
+from simulators.step import OPTIONAL, Design, StepBackend, iteration, metrics_of
 from simulators.steps.operators import Product
 from studies.plain import Plain
 
@@ -53,8 +53,6 @@ _NO_COUNT = "recalled shares are of another software: what is fused in it, and w
 
 class Bert(Plain):
     """Claims, breakdowns, the roofline, what changes shares, and measured throughput."""
-
-    allows = ("kernels", "optimizer")
 
     def claims(self) -> list[Claim]:
         """What the paper published, and what is recalled of it, as retyped beside this module."""
@@ -194,7 +192,7 @@ def _optimizer(rows: pd.DataFrame) -> dict[str, Finding]:
 def _base(run: Finished) -> Design | None:
     """The design of the run's configuration: phase 1, 32 sequences at FP32, unless it says otherwise."""
     backend, config = StepBackend(), run.config
-    tree = {name: config[name] for name in Design.model_fields if name in config}
+    tree = {name: config[name] for name in Design.model_fields if name in config and name not in OPTIONAL}
     try:
         design = backend.design(tree)
     except ConfigError:
@@ -372,7 +370,7 @@ def _measured(design: Design) -> pd.DataFrame:
             continue
         steps = int(row["accumulation"] or 1)
         run = {"batch": int(row["batch"]), "sequence_length": int(row["sequence_length"]), "micro_batches": steps}
-        tree = {**design.model_dump(), "system": tree_of(device), "parallel": {}}
+        tree = {**design.model_dump(exclude_none=True), "system": tree_of(device), "parallel": {}}
         tree["run"] = {**run, "precision": row["precision"]}
         one = StepBackend().design(tree)
         ours = steps * run["batch"] / float(metrics_of(one)["iteration_s"])

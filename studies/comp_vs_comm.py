@@ -20,7 +20,7 @@ from dse.finished import Finished
 from dse.plots import Axis, tables
 from dse.problems import ConfigError
 from dse.values import put
-from simulators.step import Design, StepBackend, iteration, metrics_of
+from simulators.step import OPTIONAL, Design, StepBackend, iteration, metrics_of
 from simulators.steps.projection import COMMUNICATION, Profile, Size, by_kind, projected
 from simulators.steps.zoo import model_tree, public
 from studies.plain import Plain
@@ -47,8 +47,6 @@ _GROUPS = {
 
 class CompVsComm(Plain):
     """Claims, shares, the TP that memory forces, and how far a projection is off."""
-
-    allows = ("models", "kernels", "optimizer")
 
     def claims(self) -> list[Claim]:
         """What the paper published, and what is recalled of it, as retyped beside this module."""
@@ -213,7 +211,7 @@ def _case(ok: pd.DataFrame) -> dict[str, Finding]:
 def _base(run: Finished) -> Design | None:
     """The design of the run's configuration; None where its model is not of any width."""
     backend, config = StepBackend(), run.config
-    tree = {name: config[name] for name in Design.model_fields if name in config}
+    tree = {name: config[name] for name in Design.model_fields if name in config and name not in OPTIONAL}
     try:
         (design,) = [backend.design(one) for one in backend.scenarios({**tree, "models": []}).values()]
     except ConfigError:
@@ -341,7 +339,7 @@ def _models(design: Design) -> list[dict[str, Any]]:
     rows = []
     for name in sorted(known, key=lambda one: known[one].get("year", 0)):
         tree, length = model_tree(name), int(known[name].get("sequence_length", 2048))
-        whole = {**{part: getattr(design, part).model_dump() for part in Design.model_fields}, "model": tree}
+        whole = {**design.model_dump(exclude_none=True), "model": tree}
         found = _at(StepBackend().design(whole), {_LENGTH: length, _BATCH: 1, "parallel.dp": 1})
         degrees = _degrees(found)
         metrics = metrics_of(_at(found, {_TP: degrees}))

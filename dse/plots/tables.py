@@ -34,7 +34,7 @@ def stacks(rows: pd.DataFrame, parts: Sequence[Axis], *, panel: str, bar: str, l
             axes.barh(places, value, left=start, height=0.74, color=colours[part.label])
             above, below = above + np.maximum(value, 0.0), below + np.minimum(value, 0.0)
         axes.set_yticks(places, [str(one) for one in bars] if number % 4 == 0 else [""] * len(bars), fontsize=8)
-        axes.invert_yaxis()
+        axes.set_ylim(len(bars) - 0.4, -0.6)
         axes.axvline(0.0, color="black", lw=0.6)
         axes.grid(axis="y", visible=False)
         axes.set_title(str(name), fontsize=9.5, fontweight="bold")
@@ -115,6 +115,30 @@ def roofline(rows: pd.DataFrame, roof: tuple[float, float], *, by: str, size: Ax
     figure.supxlabel("arithmetic intensity [FLOP/B]", fontsize=10)
     figure.supylabel("rate [TFLOP/s]", fontsize=10)
     legend(figure, colours, title=f"line: the roofline; area: {size.label}")
+    return figure
+
+
+def marked(rows: pd.DataFrame, x: Axis, *, y: Axis, weight: Axis, panel: str) -> Figure:
+    """A line over x in each `panel`; where `weight` is given, a mark of that area."""
+    panels = list(rows[panel].unique())
+    colours = palette(["all", "marked"])
+    figure, held = panels_of(len(panels), width=4.0, height=3.2)
+    for axes, name in zip(held, panels, strict=False):
+        own = rows[rows[panel] == name].sort_values(x.column)
+        axes.plot(own[x.column] * x.factor, own[y.column] * y.factor, lw=1.3, color=colours["all"])
+        some = own.dropna(subset=[weight.column])
+        areas = 20 + 200 * some[weight.column] / float(some[weight.column].max())
+        looks: dict[str, Any] = {
+            "color": colours["marked"],
+            "alpha": 0.7,
+            "edgecolors": "black",
+            "lw": 0.5,
+            "zorder": 3,
+        }
+        axes.scatter(some[x.column] * x.factor, some[y.column] * y.factor, s=areas, **looks)
+        axes.set_title(str(name), fontsize=9.5, fontweight="bold")
+    figure.supxlabel(f"{x.label}; area of a mark: {weight.label}", fontsize=10)
+    figure.supylabel(y.label, fontsize=10)
     return figure
 
 
