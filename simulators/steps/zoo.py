@@ -23,7 +23,7 @@ def model_tree(said: str) -> dict[str, Any]:
     shipped = conf_dir() / "model" / f"{said}.yaml"
     path = shipped if "/" not in said and shipped.is_file() else Path(said)
     if path.is_file():
-        return _read(path)
+        return {"kind": "transformer", **_read(path)}
     known = public()
     if said not in known:
         way = did_you_mean(said, [*known, *listing("model")])
