@@ -22,7 +22,7 @@ def model_tree(said: str) -> dict[str, Any]:
     """
     path = _path("model", said)
     if path is not None:
-        return _read(path)
+        return {"kind": "transformer", **_read(path)}
     known = public()
     if said not in known:
         way = did_you_mean(said, [*known, *listing("model")])
