@@ -348,9 +348,8 @@ def _models(design: Design) -> list[dict[str, Any]]:
         told = {"model": name, "year": known[name].get("year"), "hidden": tree["hidden"], "sequence_length": length}
         told |= {"tp": int(degrees[place]), "fits": bool(len(fits))}
         shares = metrics_of(_at(found, {_TP: degrees[place], _FASTER: np.array(_TIMES)}))["serialized_share"]
-        rows += [
-            {**told, "flop_vs_bw": one, "serialized_share": float(s)} for one, s in zip(_TIMES, shares, strict=True)
-        ]
+        both = zip(_TIMES, shares.tolist(), strict=True)
+        rows += [{**told, "flop_vs_bw": times, "serialized_share": share} for times, share in both]
     return rows
 
 

@@ -170,7 +170,8 @@ def _products(works: Sequence[Product], platform: Platform) -> list[Spent]:
         return []
     names = [one.name for one in fields(Product)]
     columns = [[np.asarray(getattr(work, name), float) for work in works] for name in names]
-    shape = np.broadcast_shapes(*(value.shape for column in columns for value in column))
+    chip = [np.shape(value) for value in vars(platform.chip).values() if value is not None]
+    shape = np.broadcast_shapes(*(value.shape for column in columns for value in column), *chip)
     m, n, k, batch, across = (np.stack([np.broadcast_to(value, shape) for value in column]) for column in columns)
     cost = gemm(platform.chip, (m, n, k), transposed_a=across, batch=batch)
     seconds = _of_batched(cost, (m, n, k), platform=platform, batch=batch) if platform.batched else cost.seconds
