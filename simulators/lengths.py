@@ -43,7 +43,7 @@ class Lengths(Sourced):
     for each unit of these (100 frames a second); None where they count what the model reads. bounds: sequences shorter
     or longer, in what the model reads, are left out of the epoch. order: sorted by length; shuffled; bucketed, batches
     of sequences of one of the buckets of `bucket_width` lengths, shuffled. whole: batches that sequences do not fill
-    are dropped: the last one, or that of each bucket. seed: of the sample, and of what is shuffled.
+    are dropped: the last one, or that of each bucket.
     """
 
     name: str
@@ -56,7 +56,6 @@ class Lengths(Sourced):
     order: Annotated[Literal["sorted", "shuffled", "bucketed"], knob(structural=True)] = "sorted"
     bucket_width: Tokens | None = None
     whole: Annotated[bool, knob(structural=True)] = False
-    seed: Annotated[Integer, Field(ge=0, le=2**32 - 1)] = 0
     note: Any = None
 
     @field_validator("percentiles")
@@ -80,17 +79,17 @@ class Lengths(Sourced):
         return self
 
 
-def sequence_lengths(lengths: Lengths) -> Integers:
+def sequence_lengths(lengths: Lengths, seed: int) -> Integers:
     """Lengths of all sequences of a data set within its bounds, a seeded sample [num_sequences or fewer], unordered."""
-    return _drawn(lengths, np.random.default_rng(lengths.seed))
+    return _drawn(lengths, np.random.default_rng(seed))
 
 
-def iteration_lengths(lengths: Lengths, batch: int) -> Integers:
+def iteration_lengths(lengths: Lengths, batch: int, seed: int) -> Integers:
     """Sequence lengths [N] of the iterations of one epoch in their order: the longest sequence of each batch.
 
     The same seed draws the same epoch. Raises ConfigError where the epoch has no iteration.
     """
-    random = np.random.default_rng(lengths.seed)
+    random = np.random.default_rng(seed)
     drawn = _drawn(lengths, random)
     bucket = np.zeros_like(drawn) if lengths.bucket_width is None else (drawn - 1) // lengths.bucket_width
     within = drawn if lengths.order == "sorted" else random.permutation(len(drawn))

@@ -91,7 +91,7 @@ def _of_iteration(design: Design) -> dict[str, Floats]:
 def _of_epoch(design: Design) -> dict[str, Floats]:
     """Of the mean iteration of an epoch. Those that stand for it are chosen on the GPU with nothing changed."""
     assert design.lengths is not None
-    epoch = Epoch.of(iteration_lengths(design.lengths, design.run.batch))
+    epoch = Epoch.of(iteration_lengths(design.lengths, design.run.batch, design.run.seed))
     lengths = epoch.unique.astype(float)
     found = _of_iteration(put(design, _LENGTH, lengths))
     asked = design.iterations or Iterations(name="all", method="all")
@@ -158,7 +158,7 @@ def _sampled(design: Design) -> Iterator[Rule]:
     if design.lengths is None:
         return
     try:
-        size = len(iteration_lengths(design.lengths, design.run.batch))
+        size = len(iteration_lengths(design.lengths, design.run.batch, design.run.seed))
     except ConfigError as error:
         yield from map(Rule.of, error.problems)
         return

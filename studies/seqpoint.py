@@ -174,7 +174,7 @@ class _Epoch:
 
     def __init__(self, design: Design) -> None:
         assert design.lengths is not None
-        self.lengths = iteration_lengths(design.lengths, design.run.batch)
+        self.lengths = iteration_lengths(design.lengths, design.run.batch, design.run.seed)
         unique, place = np.unique(self.lengths, return_inverse=True)
         one = design.model_copy(update={"lengths": None, "iterations": None, "setting": design.setting.plain})
         found = metrics_of(put(one, "run.sequence_length", unique.astype(float)))["iteration_s"]

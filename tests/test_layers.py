@@ -145,7 +145,15 @@ def _paths(tree: Any, prefix: str) -> Iterator[str]:
 
 @pytest.mark.parametrize(
     ("study", "papers"),
-    [("ficco", ("ficco",)), ("t3", ("t3",)), ("fused_ops", ("fused_ops",)), ("operators", ("hardware", "data"))],
+    [
+        ("ficco", ("ficco",)),
+        ("t3", ("t3",)),
+        ("fused_ops", ("fused_ops",)),
+        ("operators", ("hardware", "data")),
+        ("comp_vs_comm", ("comp_vs_comm",)),
+        ("bert", ("bert",)),
+        ("seqpoint", ("seqpoint",)),
+    ],
 )
 def test_the_retyped_claims_are_those_of_the_shared_list(
     study: str, papers: tuple[str, ...], shared: Callable[[str], Path]

@@ -126,7 +126,7 @@ class Run(Frozen):
     """One iteration: `micro_batches` of `batch` sequences of `sequence_length` on each replica of the model.
 
     mode: training; prefill, the forward pass of a prompt; decode, that of one token after sequence_length others.
-    sequence_length: tokens, or frames of speech. recompute: what the backward pass computes again, in place of keeping
+    sequence_length: tokens, or frames of speech; of an epoch's iterations, those of its lengths, which are drawn by seed. recompute: what the backward pass computes again, in place of keeping
     it: nothing, the core of attention (scores, softmax, dropout), or everything but the input of a layer.
     """
 
@@ -136,6 +136,7 @@ class Run(Frozen):
     micro_batches: Size = 1
     precision: Annotated[Precision, knob(structural=True)] = "mixed"
     recompute: Annotated[Literal["none", "attention", "all"], knob(structural=True)] = "none"
+    seed: Annotated[Integer, Field(ge=0, le=2**32 - 1)] = 0
 
     @property
     def element_bytes(self) -> int:
