@@ -158,6 +158,8 @@ def test_every_number_that_is_no_structure_is_an_axis(path: str) -> None:
     values = [value, other] if isinstance(value, float) else [value, int(other)]
     if values[0] == values[1]:  # zero
         values = [value, value + 1]
+    if path == "model.kv_heads":
+        values = [value, value // 2]
     if path == "model.hidden":
         values = [value, value + 512]
     assert_as_single(design, {path: values, "run.batch" if path != "run.batch" else "run.sequence_length": [8, 24]})
@@ -178,6 +180,8 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
     "constants": ({"run.precision": "fp16_storage"}, "system.efficiency: has no constants for fp16_storage"),
     "zero": ({"run.mode": "prefill", "parallel.zero": 1}, "parallel.zero"),
     "cus": ({"setting.num_cus": 109}, "setting.num_cus = 109: is more than the GPU has"),
+    "width": ({"model.heads": 7}, "model.heads = 7: does not divide the width (model.hidden = 1024)"),
+    "keys": ({"model.kv_heads": 5}, "model.kv_heads = 5: does not divide the heads (model has 16)"),
     "optimizer": ({"optimizer.traffic_bytes": {"fp32": 28}}, "optimizer.traffic_bytes: says nothing of mixed"),
 }
 

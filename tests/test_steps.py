@@ -54,7 +54,9 @@ def test_the_flop_of_any_layer_are_twice_its_weights_a_token_and_the_scores(
     drawn: dict[str, Any], data: st.DataObject
 ) -> None:
     tp, gated = drawn["parallel.tp"], data.draw(st.booleans())
-    kv = data.draw(st.sampled_from(range(tp, drawn["model.heads"] + 1, tp)))
+    kv = data.draw(
+        st.sampled_from([n for n in range(tp, drawn["model.heads"] + 1, tp) if drawn["model.heads"] % n == 0])
+    )
     ffn, d = tp * data.draw(st.integers(1, 3000)), data.draw(st.integers(1, 300))
     own = {"model.kv_heads": kv, "model.ffn": ffn, "model.gated": gated, "model.head_dim": d}
     h, s, b, a = (drawn[name] for name in ("model.hidden", "run.sequence_length", "run.batch", "model.heads"))
@@ -233,7 +235,14 @@ SIZE = {"run.sequence_length": 1024, "run.batch": 8, "model.hidden": 4096, "para
 def profile(overrides: dict[str, Any]) -> tuple[Size, dict[str, Any]]:
     """Seconds of one layer by kind, with heads of one width; and of what size."""
     told = {**SIZE, **overrides}
-    plain = {"model.heads": None, "model.head_dim": 64, "model.ffn": None, "model.vocab": 0, "model.positions": 0}
+    plain = {
+        "model.heads": None,
+        "model.head_dim": 64,
+        "model.kv_heads": None,
+        "model.ffn": None,
+        "model.vocab": 0,
+        "model.positions": 0,
+    }
     found = made({**NETWORK, **plain, **told})
     names = ("model.hidden", "run.sequence_length", "run.batch", "parallel.tp")
     return Size(*(told[name] for name in names)), by_kind(found)
