@@ -131,12 +131,25 @@ def rules(design: Design) -> Iterator[Rule]:
         heads, layers = np.asarray(model.num_heads), np.asarray(model.layers) + np.asarray(model.decoder_layers)
         told = "does not divide the heads (model has {0})"
         yield Rule("parallel.tp", heads % tp != 0, told, parallel.tp, (heads,), "take a divisor")
+        yield from _heads(model)
         told = "does not divide the layers (model has {0})"
         yield Rule("parallel.pp", layers % pp != 0, told, parallel.pp, (layers,), "take a divisor")
     else:
         told = "splits a model that is no transformer, which is not modelled"
         yield Rule("parallel.tp", tp > 1, told, parallel.tp, way_out="set parallel.tp=1")
         yield Rule("parallel.pp", pp > 1, told, parallel.pp, way_out="set parallel.pp=1")
+
+
+def _heads(model: Transformer) -> Iterator[Rule]:
+    """Heads are whole numbers of columns, and of queries for each key."""
+    if model.heads is not None and model.head_dim is None:
+        uneven = np.asarray(model.hidden) % np.asarray(model.heads) != 0
+        told, way = "does not divide the width (model.hidden = {0})", "take a divisor, or give model.head_dim"
+        yield Rule("model.heads", uneven, told, model.heads, (model.hidden,), way)
+    if model.kv_heads is not None:
+        heads = np.asarray(model.num_heads)
+        told, uneven = "does not divide the heads (model has {0})", heads % np.asarray(model.kv_heads) != 0
+        yield Rule("model.kv_heads", uneven, told, model.kv_heads, (heads,), "take a divisor")
 
 
 def _spread(design: Design) -> Iterator[Rule]:

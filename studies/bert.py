@@ -108,8 +108,9 @@ class Bert(Plain):
 def _configurations(table: pd.DataFrame) -> pd.DataFrame:
     """Points with a result, called as the paper calls them (Ph1-B32-FP32), in the order of phase, batch, precision."""
     ok = table[table["status"] == "ok"]
-    if not set(_POINT) <= set(ok):
+    if not {*_POINT, "run.mode"} <= set(ok):
         return ok.iloc[:0]
+    ok = ok[ok["run.mode"] == "training"]
     phase = ok[_LENGTH].map({128: "Ph1", 512: "Ph2"}).fillna("SL" + ok[_LENGTH].astype(int).astype(str))
     precision = ok[_PRECISION].astype(str).map({"fp32": "FP32", "mixed": "FP16"}).fillna(ok[_PRECISION].astype(str))
     called = phase + "-B" + ok[_BATCH].astype(int).astype(str) + "-" + precision

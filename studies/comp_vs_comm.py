@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _WIDTH, _LENGTH, _BATCH, _TP = "model.hidden", "run.sequence_length", "run.batch", "parallel.tp"
-_FASTER = "setting.flop_vs_bw"
+_FASTER, _MODE = "setting.flop_vs_bw", "run.mode"
 _AXES = (_WIDTH, _LENGTH, _BATCH, _TP, _FASTER)
 _EXACT = 1e-9
 _MOST_TP = 256
@@ -108,9 +108,10 @@ class CompVsComm(Plain):
 
 
 def _known(table: pd.DataFrame) -> pd.DataFrame:
-    """Points with a result that have all axes of the study; none where the space or the model is another one."""
+    """Points of training with a result that have all axes of the study; none where the model has no width."""
     ok = table[table["status"] == "ok"]
-    return ok if set(_AXES) <= set(ok) else ok.iloc[:0]
+    fine = {*_AXES, _MODE} <= set(ok) and not ok[_WIDTH].isna().any()
+    return ok[ok[_MODE] == "training"] if fine else ok.iloc[:0]
 
 
 @cache

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import toy
 import yaml
-from conftest import AFTER, CONF, FAMILIES, FREE, OF_ONE_GPU, SYSTEMS, shipped
+from conftest import AFTER, CONF, DEVICES, FAMILIES, FREE, OF_ONE_GPU, SYSTEMS, shipped
 
 from dse import discovery
 from dse.backend import Batch
@@ -469,6 +469,9 @@ def test_every_shipped_option_can_be_named_on_the_command_line() -> None:
     of_studies = ("landscape", "measured", "step")
     groups["simulator"] = [name for name in groups["simulator"] if name not in of_studies]
     groups["system"] = list(SYSTEMS)
+    of_steps = {name: groups.pop(name) for name in ("model", "setting", "optimizer", "kernels")} | {"system": DEVICES}
+    for options in zip_longest(*of_steps.values()):
+        planned("study=bert", *(f"{group}={one}" for group, one in zip(of_steps, options, strict=True) if one))
     pairs = named_together(groups.pop("schedule"), groups.pop("workload"))
     for pair, *options in zip_longest(pairs, *groups.values()):
         words = [f"{group}={option}" for group, option in zip(groups, options, strict=True) if option]

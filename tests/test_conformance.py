@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Annotated, Any, Literal, get_args, get_origin
 
+import iterations
 import numpy as np
 import pytest
 import test_external
@@ -132,11 +133,20 @@ def predictions() -> tuple[Backend, list[Batch]]:
     return simulator, [Batch(simulator.design({**base, "predict": {"model": model}})) for model in models]
 
 
+def iterations_of_models() -> tuple[Backend, list[Batch]]:
+    """tp of 3 does not divide the heads, nobody measured the network beyond eight GPUs, and zero is of training."""
+    axes = {"parallel.tp": np.array([1, 3, 4]), "parallel.dp": np.array([1, 2, 4]), "run.batch": np.array([1, 8])}
+    point = iterations.step()
+    wrong = iterations.step({"run.mode": "decode", "parallel.zero": 1, "run.precision": "fp16_storage"})
+    return BACKENDS["step"](), [Batch(point, axes), Batch(wrong), Batch(iterations.step({"parallel.pp": 5}))]
+
+
 SCREENED: dict[str, Callable[[], tuple[Backend, list[Batch]]]] = {
     "overlap": a_grid_of_overlap,
     "external": programs_given_a_design_each,
     "landscape": searches,
     "measured": predictions,
+    "step": iterations_of_models,
     "toy": things,
     "toy on arrays": things_on_arrays,
 }

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import iterations
 import pytest
 import yaml
 from conftest import CONF, DEVICES, REPOSITORY, SYSTEMS, design, shipped
@@ -123,14 +124,24 @@ def test_the_recorded_and_shown_paths_of_every_study_are_paths_of_its_designs() 
     known = {path for one in schedules for path in _paths(one.model_dump(), "")}
     systems = [System.model_validate(tree) for name, tree in shipped("system").items() if name in SYSTEMS]
     known |= {path for one in systems for path in _paths(one.model_dump(), "system.")}
-    others = ("search_benchmark", "operators")  # of backends of their own
-    studies = (tree["study"] for tree in shipped("study").values())
-    for study in (found for found in studies if found.get("module") not in others):  # without: what another one changes
-        metrics = {**overlap("analytic").metrics, **overlap("analytic").relations}
+    metrics = {**overlap("analytic").metrics, **overlap("analytic").relations}
+    steps = {**iterations.BACKEND.metrics, **iterations.BACKEND.relations}
+    of_steps = set(_paths(iterations.step().model_dump(), ""))
+    held = {"fluid": (known, metrics), "analytic": (known, metrics), "step": (of_steps, steps)}
+    studies = [(tree["study"], _simulator(tree)) for tree in shipped("study").values()]
+    assert {simulator for _, simulator in studies} == {*held, "landscape", "measured"}
+    for study, simulator in ((one, name) for one, name in studies if name in held):
+        paths, named = held[simulator]
         for path in (*study.get("recorded", ()), *study.get("baseline", ())):
-            assert path in known
-        assert set(study.get("summary", ())) <= {*known, *metrics}
-        assert set(study.get("objectives", ())) <= set(overlap("analytic").metrics)
+            assert path in paths
+        assert set(study.get("summary", ())) <= {*paths, *named}
+        assert set(study.get("objectives", ())) <= set(named)
+
+
+def _simulator(tree: dict[str, Any]) -> str:
+    """The simulator that a study chooses."""
+    chosen = (one.get("override /simulator") for one in tree.get("defaults", []) if isinstance(one, dict))
+    return next((name for name in chosen if name), "analytic")
 
 
 def _paths(tree: Any, prefix: str) -> Iterator[str]:

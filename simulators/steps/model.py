@@ -126,8 +126,9 @@ class Run(Frozen):
     """One iteration: `micro_batches` of `batch` sequences of `sequence_length` on each replica of the model.
 
     mode: training; prefill, the forward pass of a prompt; decode, that of one token after sequence_length others.
-    sequence_length: tokens, or frames of speech; of an epoch's iterations, those of its lengths, which are drawn by seed. recompute: what the backward pass computes again, in place of keeping
-    it: nothing, the core of attention (scores, softmax, dropout), or everything but the input of a layer.
+    sequence_length: tokens, or frames of speech; of an epoch's iterations those of its lengths, drawn by `seed`.
+    recompute: what the backward pass computes again, in place of keeping it: nothing, the core of attention (scores,
+    softmax, dropout), or everything but the input of a layer.
     """
 
     mode: Annotated[Literal["training", "prefill", "decode"], knob(structural=True)] = "training"

@@ -1,0 +1,297 @@
+"""Whole iterations of models: what arithmetic says of their operators, and how these follow one another."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from iterations import BACKEND, KERNELS, NETWORK, OPTIMIZERS, block, laid, made, metrics, runs, shapes, step
+
+from simulators.steps.dag import schedule, tasks
+from simulators.steps.iteration import Iteration
+from simulators.steps.projection import LAWS, Profile, Size, by_kind, projected, serialized_share
+from simulators.steps.zoo import model_tree, public
+
+LAYERS = st.sampled_from(["none", "attention", "all"])
+
+
+def wires(found: Iteration) -> float:
+    """Bytes that a GPU sends in the collectives of tp of a layer."""
+    parts = [part for part in found.parts if part.block.name == "layer" and part.over == "tp"]
+    return float(sum(part.spent.wire_bytes for part in parts))
+
+
+# Work
+
+
+@given(shapes())
+def test_the_flop_of_a_standard_layer_are_the_closed_form(drawn: dict[str, Any]) -> None:
+    found = made(drawn)
+    h, s, b, t = (drawn[name] for name in ("model.hidden", "run.sequence_length", "run.batch", "parallel.tp"))
+    forward = 2 * s * b * 12 * h * h / t + 4 * h * s * s * b / t
+    assert laid(found, "layer", forward=True) == pytest.approx(forward, rel=1e-12)
+    assert laid(found, "layer") == pytest.approx(3 * forward, rel=1e-12)
+    assert laid(made({**drawn, "run.mode": "prefill"}), "layer") == pytest.approx(forward, rel=1e-12)
+
+
+@given(shapes(), st.sampled_from([None, "attention", "all"]), KERNELS)
+def test_what_is_computed_again_is_work_of_the_forward_pass(drawn: dict[str, Any], what: str | None, how: str) -> None:
+    """Attention in one kernel computes its scores again whether asked or not: half of its forward products."""
+    found, plain = made({**drawn, "run.recompute": what or "none"}, kernels=how), made(drawn, kernels="fused")
+    h, s, b, t = (drawn[name] for name in ("model.hidden", "run.sequence_length", "run.batch", "parallel.tp"))
+    attention, forward = 4 * h * s * s * b / t, laid(plain, "layer", forward=True)
+    again = {None: 0.0, "attention": attention, "all": forward}[what]
+    if how == "flash":
+        again = {None: 0.0, "attention": 0.0, "all": forward}[what] + attention / 2
+    assert laid(found, "layer") == pytest.approx(3 * forward + again, rel=1e-12)
+
+
+@given(shapes(), st.data())
+def test_the_flop_of_any_layer_are_twice_its_weights_a_token_and_the_scores(
+    drawn: dict[str, Any], data: st.DataObject
+) -> None:
+    tp, gated = drawn["parallel.tp"], data.draw(st.booleans())
+    kv = data.draw(
+        st.sampled_from([n for n in range(tp, drawn["model.heads"] + 1, tp) if drawn["model.heads"] % n == 0])
+    )
+    ffn, d = tp * data.draw(st.integers(1, 3000)), data.draw(st.integers(1, 300))
+    own = {"model.kv_heads": kv, "model.ffn": ffn, "model.gated": gated, "model.head_dim": d}
+    h, s, b, a = (drawn[name] for name in ("model.hidden", "run.sequence_length", "run.batch", "model.heads"))
+    weights = (2 * a + 2 * kv) * d * h + ffn * h * (3 if gated else 2)
+    forward = (2 * b * s * weights + 4 * b * s * s * a * d) / tp
+    assert laid(made({**drawn, **own}), "layer") == pytest.approx(3 * forward, rel=1e-12)
+
+
+@given(shapes())
+def test_one_token_after_others_works_as_its_weights_and_the_kept_keys_say(drawn: dict[str, Any]) -> None:
+    found = made({**drawn, "run.mode": "decode"})
+    h, c, b, t = (drawn[name] for name in ("model.hidden", "run.sequence_length", "run.batch", "parallel.tp"))
+    assert laid(found, "layer") == pytest.approx((24 * b * h * h + 4 * b * c * h) / t, rel=1e-12)
+    assert float(block(found).kept) == pytest.approx(2 * 2 * b * c * h / t, rel=1e-12)
+
+
+@given(shapes(), st.booleans(), st.sampled_from(["mixed", "fp32"]), LAYERS)
+def test_edge_and_slack_are_their_closed_forms(drawn: dict[str, Any], split: bool, precision: str, again: str) -> None:
+    """Sequence parallelism sends as much: its two collectives are the halves of an all-reduce."""
+    own = {"parallel.sequence_parallel": split, "run.precision": precision, "run.recompute": again}
+    found = metrics({**drawn, **own})
+    h, s, b, t = (drawn[name] for name in ("model.hidden", "run.sequence_length", "run.batch", "parallel.tp"))
+    element = 4 if precision == "fp32" else 2
+    assert found["edge"] == pytest.approx(3 * (24 * h + 4 * s) / (4 * element * t), rel=1e-12)
+    assert found["slack"] == pytest.approx(2 * s * b / element, rel=1e-12)
+
+
+@given(shapes(), st.booleans())
+def test_a_layer_sends_four_all_reduces_of_its_activations(drawn: dict[str, Any], split: bool) -> None:
+    h, s, b, t = (drawn[name] for name in ("model.hidden", "run.sequence_length", "run.batch", "parallel.tp"))
+    sent = wires(made({**drawn, "parallel.sequence_parallel": split}))
+    assert sent == pytest.approx(4 * 2 * (t - 1) / t * 2 * b * h * s, rel=1e-12)
+
+
+@given(shapes(), LAYERS, st.booleans())
+def test_activations_take_the_bytes_of_the_published_formulas(drawn: dict[str, Any], again: str, split: bool) -> None:
+    """arXiv:2205.05198, equations 1 to 6."""
+    found = made({**drawn, "run.recompute": again, "parallel.sequence_parallel": split})
+    h, s, b, t = (drawn[name] for name in ("model.hidden", "run.sequence_length", "run.batch", "parallel.tp"))
+    scores = 0 if again == "attention" else 5 * drawn["model.heads"] * s / (h * t)
+    kept = 34 / t + scores if split else 10 + 24 / t + scores
+    if again == "all":
+        kept = 2 / t if split else 2
+    assert float(block(found).kept) == pytest.approx(s * b * h * kept, rel=1e-12)
+
+
+@given(shapes())
+def test_a_kernel_that_never_writes_scores_keeps_none(drawn: dict[str, Any]) -> None:
+    flash, chosen = made(drawn, kernels="flash"), made({**drawn, "run.recompute": "attention"})
+    assert float(block(flash).kept) == float(block(chosen).kept)
+
+
+# Published values
+
+PARAMETERS = {  # of those whose source says no number: what their makers call them, or count on Hugging Face
+    "llama3_8b": 8.03e9,
+    "llama3_70b": 70.6e9,
+    "llama3.1_405b": 406e9,
+    "llama2_7b": 6.74e9,
+    "llama2_13b": 13.02e9,
+    "llama2_70b": 68.98e9,
+    "mistral_7b": 7.24e9,
+    "qwen2.5_7b": 7.62e9,
+    "qwen2.5_72b": 72.7e9,
+    "qwen3_8b": 8.19e9,
+    "qwen3_32b": 32.8e9,
+    "gpt3_175b": 174.6e9,
+    "bloom_176b": 176.2e9,
+    "gemma2_9b": 9.24e9,
+    "gemma2_27b": 27.2e9,
+    "mt_nlg_530b": 530e9,
+    "bert_large": 334e6,
+    "palm_540b": 540.35e9,
+    "megatron_8.3b": 8.3e9,
+    "gpt2_1.5b": 1.558e9,
+}
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_a_public_model_has_the_parameters_that_are_published(name: str) -> None:
+    found = made(model=model_tree(name))
+    held = float(sum(np.asarray(one.count) * np.asarray(one.params) for one in found.blocks))
+    assert held == pytest.approx(PARAMETERS[name], rel=0.01)
+
+
+def test_models_whose_source_gives_a_number_have_about_as_many_parameters() -> None:
+    """11 B is t5_11b's name; chinchilla_70b has no vocabulary in its source, and its relative positions 4 B weights."""
+    told = {name: one["parameters"] for name, one in public().items() if "parameters" in one}
+    assert len(told) >= 7
+    for name, number in told.items():
+        found = made(model=model_tree(name))
+        held = float(sum(np.asarray(one.count) * np.asarray(one.params) for one in found.blocks))
+        assert held == pytest.approx(number, rel=0.1 if name == "chinchilla_70b" else 0.04)
+
+
+@given(shapes(), st.sampled_from([1, 3]))
+def test_each_gpu_of_tp_holds_its_part_of_the_weights(drawn: dict[str, Any], layers: int) -> None:
+    """Norms, and biases after a sum, are whole on each."""
+    whole = made({**drawn, "parallel.tp": 1, "model.vocab": 240, "model.positions": 0, "model.layers": layers})
+    part = made({**drawn, "model.vocab": 240, "model.positions": 0, "model.layers": layers})
+    h, t = drawn["model.hidden"], drawn["parallel.tp"]
+    shared = layers * (4 + 2) * h + 4 * h
+    split = float(whole.of_blocks("params")) - shared
+    assert float(part.of_blocks("params")) == pytest.approx(split / t + shared, rel=1e-12)
+
+
+# The order of operators
+
+
+def finish(found: Iteration) -> float:
+    return max(one.finish_s for one in schedule(tasks(found)))
+
+
+@given(runs(), KERNELS, OPTIMIZERS, st.sampled_from(["training", "prefill", "decode"]))
+def test_a_schedule_of_its_tasks_ends_when_the_iteration_does(
+    drawn: dict[str, Any], kernels: str, optimizer: str, mode: str
+) -> None:
+    drawn |= {"run.mode": mode, "parallel.zero": drawn["parallel.zero"] if mode == "training" else 0}
+    found = made(drawn, kernels=kernels, optimizer=optimizer)
+    assert finish(found) == pytest.approx(float(found.seconds), rel=1e-9)
+    every = tasks(found)
+    waiting = found.micro_batches > 1
+    assert (every[0].name == "earlier micro-batches, and waiting") == waiting
+    assert len({task.name for task in every}) == len(every)
+    for place, task in enumerate(every):
+        assert set(task.after) <= {earlier.name for earlier in every[:place]}
+        assert task.seconds >= 0
+
+
+@given(runs(), KERNELS, st.sampled_from([2, 4]))
+def test_a_schedule_of_a_stage_with_whole_layers_ends_when_the_iteration_does(
+    drawn: dict[str, Any], kernels: str, pp: int
+) -> None:
+    found = made({**drawn, "parallel.pp": pp}, kernels=kernels)
+    assert finish(found) == pytest.approx(float(found.seconds), rel=1e-9)
+
+
+@given(runs(), st.sampled_from([1, 2, 4]))
+def test_what_is_exposed_is_what_a_queue_of_reductions_leaves(drawn: dict[str, Any], pp: int) -> None:
+    """One reduction after the other, each once the backward pass of its block is done."""
+    found = made({**drawn, "parallel.pp": pp})
+    clock = free = 0.0
+    for one in found.buckets:
+        for _ in range(round(float(one.count))):
+            clock += float(one.ready)
+            free = max(free, clock) + float(one.seconds)
+    exposed = max(free - clock, 0.0)
+    assert float(found.exposed_s) == pytest.approx(exposed, rel=1e-9, abs=1e-12 * float(found.seconds))
+
+
+@given(runs())
+def test_reductions_hide_behind_a_backward_pass_only_while_it_lasts(drawn: dict[str, Any]) -> None:
+    drawn |= {"parallel.dp": 8, "parallel.tp": 1}
+    whole = made({**drawn, "setting.flop_vs_bw": 1e3, "system.server.bytes_per_s": 1e6})
+    assert float(whole.exposed_s) == pytest.approx(float(whole.dp_s), rel=1e-2)
+    fast = made({**drawn, "system.server.bytes_per_s": 1e15, "system.server.latency_s": 1e-12})
+    last = float(fast.buckets[-1].seconds)
+    assert float(fast.exposed_s) == pytest.approx(last, rel=1e-9)
+
+
+def test_replay_shows_an_operator_and_its_communication_side_by_side() -> None:
+    replay = BACKEND.replay(step({**NETWORK, "parallel.dp": 8, "parallel.tp": 2, "run.batch": 32}))
+    lanes = {one.lane for one in replay.intervals}
+    assert lanes == {"compute", "tensor-parallel links", "data-parallel links"}
+    assert sum(replay.limits.values()) == pytest.approx(1.0)
+    hidden = [one for one in replay.intervals if one.lane == "data-parallel links"]
+    computed = [one for one in replay.intervals if one.lane == "compute"]
+    assert any(a.start_s < b.finish_s and b.start_s < a.finish_s for a in hidden for b in computed)
+
+
+# Projection from one profile
+
+SIZE = {"run.sequence_length": 1024, "run.batch": 8, "model.hidden": 4096, "parallel.tp": 2}
+
+
+def profile(overrides: dict[str, Any]) -> tuple[Size, dict[str, Any]]:
+    """Seconds of one layer by kind, with heads of one width; and of what size."""
+    told = {**SIZE, **overrides}
+    plain = {
+        "model.heads": None,
+        "model.head_dim": 64,
+        "model.kv_heads": None,
+        "model.ffn": None,
+        "model.vocab": 0,
+        "model.positions": 0,
+    }
+    found = made({**NETWORK, **plain, **told})
+    names = ("model.hidden", "run.sequence_length", "run.batch", "parallel.tp")
+    return Size(*(told[name] for name in names)), by_kind(found)
+
+
+@given(runs(), KERNELS, OPTIMIZERS)
+def test_the_kinds_of_a_layer_are_all_its_time(drawn: dict[str, Any], kernels: str, optimizer: str) -> None:
+    found = made({**drawn, "model.vocab": 0}, kernels=kernels, optimizer=optimizer)
+    whole = float(found.forward_s + found.backward_s + found.update.seconds)
+    layers = drawn["model.layers"] + drawn["model.decoder_layers"]
+    assert float(sum(by_kind(found).values())) * layers == pytest.approx(whole, rel=1e-12)
+    assert set(by_kind(found)) == set(LAWS)
+
+
+@given(runs(), st.floats(0.1, 100))
+def test_a_projection_to_hardware_that_computes_faster_is_exact(drawn: dict[str, Any], faster: float) -> None:
+    drawn |= {"model.vocab": 0, "parallel.tp": 2}
+    size = Size(drawn["model.hidden"], drawn["run.sequence_length"], drawn["run.batch"], 2)
+    ours = projected(Profile(size, by_kind(made(drawn))), size, faster)
+    theirs = by_kind(made({**drawn, "setting.flop_vs_bw": faster}))
+    assert {kind: float(value) for kind, value in ours.items()} == pytest.approx(theirs, rel=1e-12)
+    assert float(serialized_share(ours)) == pytest.approx(float(serialized_share(theirs)), rel=1e-12)
+
+
+@given(st.integers(64, 2**16), st.integers(1, 2**16), st.integers(1, 2**10), st.sampled_from([2, 4, 64]))
+def test_a_projection_to_the_size_of_its_profile_is_the_profile(h: int, s: int, b: int, t: int) -> None:
+    seconds = {kind: np.asarray(float(place + 1)) for place, kind in enumerate(LAWS)}
+    size = Size(h, s, b, t)
+    assert projected(Profile(size, seconds), size) == seconds
+
+
+GROWN = {"run.batch": 16, "run.sequence_length": 2048, "model.hidden": 8192, "parallel.tp": 4}
+
+
+@pytest.mark.parametrize("path", GROWN)
+@pytest.mark.parametrize("kind", LAWS)
+def test_large_operators_grow_as_their_laws_say(path: str, kind: str) -> None:
+    """Within a few per cent: launches and tiles do not scale."""
+    size, seconds = profile({})
+    to, theirs = profile({path: GROWN[path]})
+    ours = projected(Profile(size, seconds), to)
+    slack = 0.08 if kind == "attention" else 0.03
+    assert float(ours[kind]) == pytest.approx(float(theirs[kind]), rel=slack)
+
+
+def test_only_collectives_follow_the_number_of_gpus_as_a_ring_does() -> None:
+    """(t - 1) / t: from 2 to 8, and to 64, 1.75 and 1.97 times as long."""
+    seconds = {kind: np.asarray(1.0) for kind in LAWS}
+    found = projected(Profile(Size(1024, 512, 4, 2), seconds), Size(1024, 512, 4, np.array([8, 64])))
+    assert found["communication"] == pytest.approx([1.75, 63 / 32])
+    assert found["fc"] == pytest.approx([1 / 4, 1 / 32])
+    assert np.broadcast_to(found["norm"], 2) == pytest.approx([1.0, 1.0])
