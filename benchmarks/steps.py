@@ -21,7 +21,8 @@ from dse import compose
 from dse.backend import Batch
 from dse.plan import plan
 from dse.values import put
-from simulators.step import Design, StepBackend, iteration
+from simulators.step import StepBackend, iteration
+from simulators.steps.design import Design
 from simulators.steps.projection import Profile, Size, by_kind, projected, serialized_share
 
 _BASE = {"model.hidden": 1024, "run.sequence_length": 512, "run.batch": 16, "parallel.tp": 4}

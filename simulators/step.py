@@ -7,7 +7,7 @@ sequences of these lengths, of which `iterations` says which are simulated.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,19 +18,19 @@ from pydantic import BaseModel
 from dse.backend import STATUSES, Batch, Columns, Metric, Replay, Results, Tree
 from dse.problems import ConfigError, Problem, Problems, did_you_mean
 from dse.space import get_path
-from dse.values import LABELS, Frozen, leaves, put
-from simulators.design import Rule, problems, reasons
-from simulators.device import Device, Setting
+from dse.values import LABELS, leaves, put
+from simulators.design import problems, reasons
 from simulators.lengths import Lengths, iteration_lengths
 from simulators.operators.chip import Chip
 from simulators.seqpoint import Iterations, choose
 from simulators.steps.dag import schedule, tasks
+from simulators.steps.design import OPTIONAL, Design, held, rules
 from simulators.steps.epoch import METRICS as EPOCH_METRICS
 from simulators.steps.epoch import Epoch, alone
-from simulators.steps.groups import groups, leaves_server
+from simulators.steps.groups import groups
 from simulators.steps.iteration import Iteration
 from simulators.steps.measures import METRICS, SHARES, measure
-from simulators.steps.model import Kernels, Model, Optimizer, Parallel, Run, Speech, Transformer, Translation
+from simulators.steps.model import Speech, Transformer, Translation
 from simulators.steps.operators import Block, Platform
 from simulators.steps.recurrent import speech_blocks, translation_blocks
 from simulators.steps.transformer import transformer_blocks
@@ -38,24 +38,6 @@ from simulators.steps.zoo import model_tree, option_tree
 
 _VERSION = "1"
 Floats = NDArray[np.float64]
-
-
-class Design(Frozen):
-    """One iteration: hardware, model, and how it is run."""
-
-    system: Device
-    setting: Setting
-    model: Model
-    run: Run
-    parallel: Parallel
-    optimizer: Optimizer
-    kernels: Kernels
-    lengths: Lengths | None = None
-    iterations: Iterations | None = None
-
-
-OPTIONAL = ("lengths", "iterations")
-_NO_LENGTHS = "none"
 
 
 def iteration(design: Design) -> Iteration:
@@ -83,8 +65,8 @@ def metrics_of(design: Design) -> dict[str, Floats]:
 
 
 def _of_iteration(design: Design) -> dict[str, Floats]:
-    held = design.system.gpu.hbm_bytes
-    found = measure(iteration(design), np.inf if held is None else held)
+    room = design.system.gpu.hbm_bytes
+    found = measure(iteration(design), np.inf if room is None else room)
     return {name: np.asarray(value, float) for name, value in found.items()}
 
 
@@ -104,81 +86,6 @@ def _of_epoch(design: Design) -> dict[str, Floats]:
 
 
 _LENGTH = "run.sequence_length"
-
-
-def rules(design: Design) -> Iterator[Rule]:
-    """What does not fit together, and where over a grid."""
-    system, run, parallel, model = design.system, design.run, design.parallel, design.model
-    if run.precision not in dict(system.efficiency):
-        rule = f"has no constants for {run.precision}"
-        known = f"run.precision is one of {', '.join(system.efficiency)}"
-        yield Rule("system.efficiency", True, rule, way_out=f"{known}; or python -m dse calibrate")
-    optimizer = design.optimizer
-    for path, held in (("traffic_bytes", optimizer.traffic_bytes), ("state_bytes", optimizer.state_bytes)):
-        if run.precision not in dict(held):
-            way = f"give it with its source, or take one of {', '.join(held)} as run.precision"
-            yield Rule(f"optimizer.{path}", True, f"says nothing of {run.precision}", way_out=way)
-    if run.mode != "training" and parallel.zero:
-        yield Rule("parallel.zero", True, "splits the state of an optimizer, and inference has none", way_out="set 0")
-    cus, all_cus = design.setting.num_cus, system.gpu.num_cus
-    if cus is not None:
-        few = "is more than the GPU has (system.gpu.num_cus = {0})"
-        yield Rule("setting.num_cus", np.asarray(cus) > all_cus, few, cus, (all_cus,), "use fewer")
-    yield from _spread(design)
-    yield from _sampled(design)
-    tp, pp = np.asarray(parallel.tp), np.asarray(parallel.pp)
-    if isinstance(model, Transformer):
-        heads, layers = np.asarray(model.num_heads), np.asarray(model.layers) + np.asarray(model.decoder_layers)
-        told = "does not divide the heads (model has {0})"
-        yield Rule("parallel.tp", heads % tp != 0, told, parallel.tp, (heads,), "take a divisor")
-        yield from _heads(model)
-        told = "does not divide the layers (model has {0})"
-        yield Rule("parallel.pp", layers % pp != 0, told, parallel.pp, (layers,), "take a divisor")
-    else:
-        told = "splits a model that is no transformer, which is not modelled"
-        yield Rule("parallel.tp", tp > 1, told, parallel.tp, way_out="set parallel.tp=1")
-        yield Rule("parallel.pp", pp > 1, told, parallel.pp, way_out="set parallel.pp=1")
-
-
-def _heads(model: Transformer) -> Iterator[Rule]:
-    """Heads are whole numbers of columns, and of queries for each key."""
-    if model.heads is not None and model.head_dim is None:
-        uneven = np.asarray(model.hidden) % np.asarray(model.heads) != 0
-        told, way = "does not divide the width (model.hidden = {0})", "take a divisor, or give model.head_dim"
-        yield Rule("model.heads", uneven, told, model.heads, (model.hidden,), way)
-    if model.kv_heads is not None:
-        heads = np.asarray(model.num_heads)
-        told, uneven = "does not divide the heads (model has {0})", heads % np.asarray(model.kv_heads) != 0
-        yield Rule("model.kv_heads", uneven, told, model.kv_heads, (heads,), "take a divisor")
-
-
-def _spread(design: Design) -> Iterator[Rule]:
-    """Several GPUs need a server, and those beyond it a network."""
-    server, parallel = design.system.server, design.parallel
-    gpus = np.asarray(parallel.tp) * np.asarray(parallel.pp) * np.asarray(parallel.dp)
-    way = "give it with its source"
-    if server is None:
-        told = "is missing: tp x pp x dp is {0} GPUs"
-        yield Rule("system.server", gpus > 1, told, given=(gpus,), way_out=way)
-    elif server.network_bytes_per_s is None:
-        told = "is missing: tp x pp x dp is {0} GPUs, a server has {1}"
-        beyond = leaves_server(server, parallel)
-        yield Rule("system.server.network_bytes_per_s", beyond, told, given=(gpus, server.num_gpus), way_out=way)
-
-
-def _sampled(design: Design) -> Iterator[Rule]:
-    """An epoch must have iterations, and as many as are wanted of it."""
-    if design.lengths is None:
-        return
-    try:
-        size = len(iteration_lengths(design.lengths, design.run.batch, design.run.seed))
-    except ConfigError as error:
-        yield from map(Rule.of, error.problems)
-        return
-    asked = design.iterations
-    if asked is not None and asked.method == "prior" and asked.warm_up + asked.window > size:
-        told = "ends beyond the {0} iterations of an epoch, after a warm-up of {1}"
-        yield Rule("iterations.window", True, told, asked.window, (size, asked.warm_up), "choose fewer")
 
 
 class StepBackend:
@@ -211,7 +118,7 @@ class StepBackend:
 
     def scenarios(self, tree: Tree) -> Mapping[str, Tree]:
         """The model of the configuration, or one scenario for each of `models`."""
-        base = _held(tree)
+        base = held(tree)
         listed = tree.get("models") or []
         if not listed:
             return {str(tree["model"].get("name", "model")): base}
@@ -232,7 +139,7 @@ class StepBackend:
     def design(self, tree: Tree) -> Design:
         """A validated design. Raises ConfigError with every problem."""
         check = Problems()
-        found = check.model(Design, _held(tree), path="")
+        found = check.model(Design, held(tree), path="")
         check.done()
         assert found is not None
         return found
@@ -284,16 +191,9 @@ class StepBackend:
         """Constants of the device, its setting, the kernels and the optimizer, with their sources."""
         assert isinstance(design, Design)
         parts = {"setting": design.setting, "kernels": design.kernels, "optimizer": design.optimizer}
-        held = {**parts, "lengths": design.lengths}
-        below = [fact for name, part in held.items() if part is not None for fact in part.facts_below(name)]
+        sourced = {**parts, "lengths": design.lengths}
+        below = [fact for name, part in sourced.items() if part is not None for fact in part.facts_below(name)]
         return [*design.system.facts_below("system"), *below]
-
-
-def _held(tree: Tree) -> dict[str, Any]:
-    """The sections of a design; without lengths, which iterations of an epoch are simulated means nothing."""
-    alone = (tree.get("lengths") or {}).get("name", _NO_LENGTHS) == _NO_LENGTHS
-    names = [name for name in Design.model_fields if name in tree and not (alone and name in OPTIONAL)]
-    return {name: tree[name] for name in names}
 
 
 def _is_scenario(said: object) -> bool:

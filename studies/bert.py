@@ -22,7 +22,8 @@ from dse.plots import Axis, predictions, tables
 from dse.problems import ConfigError
 from dse.values import put
 from simulators.device import tree_of
-from simulators.step import OPTIONAL, Design, StepBackend, iteration, metrics_of
+from simulators.step import StepBackend, iteration, metrics_of
+from simulators.steps.design import OPTIONAL, Design
 from simulators.steps.operators import Product
 from studies.plain import Plain
 

@@ -20,7 +20,8 @@ from dse.finished import Finished
 from dse.plots import Axis, tables
 from dse.problems import ConfigError
 from dse.values import put
-from simulators.step import OPTIONAL, Design, StepBackend, iteration, metrics_of
+from simulators.step import StepBackend, iteration, metrics_of
+from simulators.steps.design import OPTIONAL, Design
 from simulators.steps.projection import COMMUNICATION, Profile, Size, by_kind, projected
 from simulators.steps.zoo import model_tree, public
 from studies.plain import Plain

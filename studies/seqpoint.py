@@ -24,7 +24,8 @@ from simulators.lengths import iteration_lengths
 from simulators.measured import tables as measured_tables
 from simulators.predictions import predicted_by
 from simulators.seqpoint import Iterations, Sample, choose
-from simulators.step import Design, StepBackend, metrics_of
+from simulators.step import StepBackend, metrics_of
+from simulators.steps.design import Design
 from studies.plain import Plain
 
 if TYPE_CHECKING:

@@ -469,7 +469,8 @@ def test_every_shipped_option_can_be_named_on_the_command_line() -> None:
     of_studies = ("landscape", "measured", "step")
     groups["simulator"] = [name for name in groups["simulator"] if name not in of_studies]
     groups["system"] = list(SYSTEMS)
-    of_steps = {name: groups.pop(name) for name in ("model", "setting", "optimizer", "kernels")} | {"system": DEVICES}
+    groups_of_steps = ("model", "setting", "optimizer", "kernels", "lengths", "iterations")
+    of_steps = {name: list(shipped(name)) for name in groups_of_steps} | {"system": DEVICES}
     for options in zip_longest(*of_steps.values()):
         planned("study=bert", *(f"{group}={one}" for group, one in zip(of_steps, options, strict=True) if one))
     pairs = named_together(groups.pop("schedule"), groups.pop("workload"))
