@@ -76,13 +76,15 @@ def _divided(model: Transformer, parallel: Parallel) -> Iterator[Rule]:
     """tp splits heads and feed-forward layers, or copies keys; pp splits layers, those of a decoder, too."""
     tp, pp, heads, kv = (np.asarray(one) for one in (parallel.tp, parallel.pp, model.num_heads, model.num_kv_heads))
     way, ffn = "take a divisor", np.asarray(model.width_of_ffn)
-    yield Rule("parallel.tp", heads % tp != 0, "does not divide the heads ({0})", parallel.tp, (heads,), way)
-    uneven = (kv % tp != 0) & (tp % kv != 0)
+    yield Rule("parallel.tp", heads % tp != 0, "does not divide the heads (model has {0})", parallel.tp, (heads,), way)
+    uneven = (heads % tp == 0) & (kv % tp != 0) & (tp % kv != 0)
     told = "neither divides the heads of keys ({0}) nor is a multiple of them"
     yield Rule("parallel.tp", uneven, told, parallel.tp, (kv,), "take one that does")
     yield Rule("parallel.tp", ffn % tp != 0, "does not divide model.ffn ({0})", parallel.tp, (ffn,), way)
     for layers in (np.asarray(model.layers), np.asarray(model.decoder_layers)):
-        yield Rule("parallel.pp", layers % pp != 0, "does not divide the layers ({0})", parallel.pp, (layers,), way)
+        yield Rule(
+            "parallel.pp", layers % pp != 0, "does not divide the layers (model has {0})", parallel.pp, (layers,), way
+        )
 
 
 def _heads(model: Transformer) -> Iterator[Rule]:
