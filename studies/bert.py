@@ -6,7 +6,6 @@ attention the batched products; output and embedding are the ends of the model, 
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -18,13 +17,13 @@ import yaml
 from dse.claims import Claim, Finding, read
 from dse.compose import conf_dir
 from dse.finished import Finished
-from dse.plots import Axis, predictions, tables
+from dse.plots import Axis, tables
 from dse.problems import ConfigError
 from dse.values import put
-from simulators.device import tree_of
 from simulators.step import StepBackend, iteration, metrics_of
 from simulators.steps.design import OPTIONAL, Design
 from simulators.steps.operators import Product
+from studies import throughput
 from studies.plain import Plain
 
 if TYPE_CHECKING:
@@ -47,6 +46,8 @@ _LABELS = {
 _LENGTH, _BATCH, _PRECISION = "run.sequence_length", "run.batch", "run.precision"
 _POINT = (_LENGTH, _BATCH, _PRECISION)
 _PROMINENT = 0.2
+_YEARS = {"155578a": "software of 2019", "a74236a": "software of 2020", "729963d": "software of 2021"}
+"""Commits of the published tables."""
 _LABELLED = ("Ph1-B32-FP32", "Ph1-B4-FP32", "Ph2-B4-FP32", "Ph1-B32-FP16", "Ph2-B4-FP16")
 """Configurations that the paper has labels for."""
 _NO_COUNT = "recalled shares are of another software: what is fused in it, and whether output is of masked tokens alone"
@@ -103,7 +104,7 @@ class Bert(Plain):
         measured = _measured(design)
         yield "throughput", measured
         if len(measured):
-            yield "throughput_measured", _throughput_figure(measured)
+            yield "throughput_measured", throughput.figure(measured, "a sequence of BERT-Large")
 
 
 def _configurations(table: pd.DataFrame) -> pd.DataFrame:
@@ -361,37 +362,16 @@ def _bounds(table: pd.DataFrame, design: Design) -> list[dict[str, Any]]:
 
 def _measured(design: Design) -> pd.DataFrame:
     """Published throughput of BERT-Large on one GPU whose device file there is, and ours."""
-    import pandas as pd
+    sections = design.model_dump(exclude_none=True)
 
-    with (conf_dir() / "data" / "bert_throughput.csv").open(encoding="utf-8") as text:
-        rows = list(csv.DictReader(line for line in text if not line.startswith("#")))
-    found = []
-    for row in rows:
-        device = row["device"].partition("_")[0]
-        if row["gpus"] != "1" or row["padded"] != "true" or row["precision"] not in ("fp32", "mixed"):
-            continue
-        steps = int(row["accumulation"] or 1)
-        run = {"batch": int(row["batch"]), "sequence_length": int(row["sequence_length"]), "micro_batches": steps}
-        tree = {**design.model_dump(exclude_none=True), "system": tree_of(device), "parallel": {}}
-        tree["run"] = {**run, "precision": row["precision"]}
-        one = StepBackend().design(tree)
-        ours = steps * run["batch"] / float(metrics_of(one)["iteration_s"])
-        name = f"{row['device']} {row['precision']}"
-        told = {"device": name, "kind": row["source"].rpartition(" ")[2], **run, "precision": row["precision"]}
-        found.append({**told, "measured_per_s": float(row["sequences_per_s"]), "ours_per_s": ours})
-    return pd.DataFrame(found)
+    def ours(row: Mapping[str, str]) -> tuple[str, float, float]:
+        steps, batch = int(row["accumulation"] or 1), int(row["batch"])
+        run = {"batch": batch, "sequence_length": int(row["sequence_length"]), "micro_batches": steps}
+        found = metrics_of(throughput.design_of(row, sections, run))["iteration_s"]
+        kind = _YEARS.get(row["source"].rpartition(" ")[2], row["source"])
+        return kind, float(row["sequences_per_s"]), steps * batch / float(found)
 
-
-def _throughput_figure(rows: pd.DataFrame) -> Figure:
-    """Seconds for a sequence, measured and ours, by the software of the measurement."""
-    years = {"155578a": "software of 2019", "a74236a": "software of 2020", "729963d": "software of 2021"}
-    table = rows.assign(
-        kind=rows["kind"].map(years).fillna(rows["kind"]),
-        measured_s=1 / rows["measured_per_s"],
-        predicted_s=1 / rows["ours_per_s"],
-        fitted=False,
-    )
-    return predictions.scatter(table, by="device", title="seconds a sequence of BERT-Large")
+    return throughput.table("bert_throughput", ours)
 
 
 STUDY = Bert()

@@ -8,10 +8,12 @@ one after another (`cut_sequential`), or all at once (`cut_parallel`), which the
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import yaml
 
 from dse.claims import Claim, Finding, read
 from dse.compose import conf_dir
@@ -26,6 +28,8 @@ from simulators.predictions import predicted_by
 from simulators.seqpoint import Iterations, Sample, choose
 from simulators.step import StepBackend, metrics_of
 from simulators.steps.design import Design
+from simulators.steps.zoo import model_tree, option_tree
+from studies import throughput
 from studies.plain import Plain
 
 if TYPE_CHECKING:
@@ -91,7 +95,7 @@ class SeqPoint(Plain):
             yield "speedup_errors", tables.heat(panel, error, x=_SETTING, y=_METHOD, panel="panel")
 
     def extras(self, run: Finished) -> Iterator[tuple[str, Any]]:
-        """Iteration times with their representatives, the error that may be against points, and measured layers."""
+        """Iteration times with their representatives, the error that may be against points, what was measured."""
         epochs = _epochs(run)
         if epochs:
             yield "points", {name: epoch.told() for name, epoch in epochs.items()}
@@ -103,6 +107,9 @@ class SeqPoint(Plain):
             device = run.config["system"]["name"]
             rows = measured.assign(kind="recurrent layers")
             yield "recurrent_measured", predictions.scatter(rows, by="pass", title=f"pass, on {device}")
+        trained = _throughput()
+        yield "throughput", trained
+        yield "throughput_measured", throughput.figure(trained, "a token of GNMT")
 
 
 def _known(table: pd.DataFrame) -> pd.DataFrame:
@@ -259,6 +266,30 @@ def _measured(run: Finished) -> pd.DataFrame:
                 told = {"measured_s": rows.seconds[:, index], "predicted_s": found.seconds[:, index], "pass": name}
                 parts.append(pd.DataFrame({**told, "layer": rows.names, "fitted": found.fitted}))
     return pd.concat(parts, ignore_index=True).dropna(subset=["measured_s"]) if parts else pd.DataFrame()
+
+
+def _throughput() -> pd.DataFrame:
+    """Published throughput of training GNMT on one GPU, and ours, at one length: it hardly depends on that."""
+    told = _asked()["throughput"]
+    names = {"setting": "full", "optimizer": told["optimizer"], "kernels": told["kernels"]}
+    sections: dict[str, Any] = {group: option_tree(group, name) for group, name in names.items()}
+    sections["model"] = {**model_tree(told["model"]), "target_per_source": told["target_per_source"]}
+    length = told["sequence_length"]
+
+    def ours(row: Mapping[str, str]) -> tuple[str, float, float]:
+        tokens = int(row["batch"]) * length * (1 + told["target_per_source"])
+        run = {"batch": int(row["batch"]), "sequence_length": length}
+        found = metrics_of(throughput.design_of(row, sections, run))["iteration_s"]
+        return f"{length} tokens a sentence", float(row["tokens_per_s"]), tokens / float(found)
+
+    return throughput.table("gnmt_throughput", ours)
+
+
+@cache
+def _asked() -> Mapping[str, Any]:
+    text = (conf_dir() / "data" / "seqpoint.yaml").read_text(encoding="utf-8")
+    found: Mapping[str, Any] = yaml.safe_load(text)
+    return found
 
 
 STUDY = SeqPoint()

@@ -25,7 +25,7 @@ MISSED = {
 FIGURES = {
     "bert": {"breakdown", "times", "roofline", "what_changes", "throughput_measured"},
     "comp_vs_comm": {"serialized", "overlapped", "models_share", "projection_error", "generations"},
-    "seqpoint": {"errors", "speedup_errors", "representatives", "bounds", "recurrent_measured"},
+    "seqpoint": {"errors", "speedup_errors", "representatives", "bounds", "recurrent_measured", "throughput_measured"},
 }
 
 
@@ -141,6 +141,13 @@ def test_generations_and_throughput_say_where_they_are_from() -> None:
         lines = (CONF / "data" / name).read_text("utf-8").splitlines()
         assert lines[0].startswith("#")
         assert "source" in next(line for line in lines if not line.startswith("#"))
+
+
+def test_training_of_gnmt_takes_about_as_long_as_measured(tmp_path: Path) -> None:
+    words = ["models=[{model: gnmt, lengths: iwslt15}]", "iterations=seqpoint", "setting=full"]
+    rows = pd.read_parquet(run(tmp_path, "seqpoint", *words) / "throughput.parquet")
+    assert len(rows) == 5
+    assert ((rows["ours_per_s"] / rows["measured_per_s"] - 1).abs() < 0.25).all()
 
 
 def test_the_speed_of_scenarios_is_measured(capsys: Any) -> None:

@@ -1,0 +1,52 @@
+"""Published throughput of training on one GPU, and ours: seconds for a sequence or a token."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from dse.compose import conf_dir
+from dse.plots import predictions
+from simulators.device import tree_of
+from simulators.step import StepBackend
+from simulators.steps.design import Design
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+_PRECISIONS = ("fp32", "mixed")
+
+
+def rows_of(name: str) -> Iterator[Mapping[str, str]]:
+    """Rows of `conf/data/<name>.csv` of one GPU, at a precision that is modelled, of sequences that are padded."""
+    with (conf_dir() / "data" / f"{name}.csv").open(encoding="utf-8") as text:
+        for row in csv.DictReader(line for line in text if not line.startswith("#")):
+            if row["gpus"] == "1" and row["precision"] in _PRECISIONS and row.get("padded", "true") == "true":
+                yield row
+
+
+def design_of(row: Mapping[str, str], sections: Mapping[str, Any], run: Mapping[str, Any]) -> Design:
+    """The design of a row: its device and precision, the rest as given."""
+    device = tree_of(row["device"].partition("_")[0])
+    own = {"system": device, "parallel": {}, "run": {**run, "precision": row["precision"]}}
+    return StepBackend().design({**sections, **own})
+
+
+def table(name: str, ours: Callable[[Mapping[str, str]], tuple[str, float, float]]) -> pd.DataFrame:
+    """A row for each published one. ours: its kind, and measured and our rate [1/s]."""
+    import pandas as pd
+
+    found = []
+    for row in rows_of(name):
+        kind, measured, own = ours(row)
+        told = {"device": f"{row['device']} {row['precision']}", "kind": kind, "batch": int(row["batch"])}
+        found.append({**told, "measured_per_s": measured, "ours_per_s": own, "source": row["source"]})
+    return pd.DataFrame(found)
+
+
+def figure(rows: pd.DataFrame, title: str) -> Figure:
+    """Seconds for one, measured and ours, a panel for each kind."""
+    seconds = {"measured_s": 1 / rows["measured_per_s"], "predicted_s": 1 / rows["ours_per_s"]}
+    return predictions.scatter(rows.assign(**seconds, fitted=False), by="device", title=title)
