@@ -51,11 +51,17 @@ class GemmLibrary(Grown):
 
     assignment: workgroups are dealt out in waves by the hardware (`static`), or stay and take tiles as they become
     free (`dynamic`: persistent, work-stealing). workgroups_per_cu: how many a CU holds at once, where stages are
-    simulated (`simulators/stages.py`).
+    simulated (`simulators/stages.py`). Where kernels share a GPU (`simulators/sharing.py`) that follows from what a CU
+    has, register_bytes and lds_bytes, and a tile takes, tile_depth being how much of k is in the LDS at once;
+    half_occupancy: workgroups on a CU that reach half of its rate.
     """
 
     assignment: Annotated[Literal["static", "dynamic"], knob(structural=True)] = "static"
     workgroups_per_cu: Annotated[Integer, Field(ge=1, le=64)] | None = None
+    register_bytes: Annotated[Bytes, Field(ge=1024)] | None = None
+    lds_bytes: Annotated[Bytes, Field(ge=1024)] | None = None
+    tile_depth: Annotated[Integer, Field(ge=1, le=1024)] | None = None
+    half_occupancy: Annotated[Number, Field(gt=0, le=64)] | None = None
     tiles: tuple[Tile, ...] = Field(min_length=1)
     prologue_s: Seconds
     cache_miss: Fraction
@@ -122,11 +128,12 @@ class Power(Frozen):
     link_j_per_byte: Annotated[Number, Field(ge=0)]
 
 
-class Cache(Frozen):
-    """A cache of sets of `ways` lines, of which the least recently used goes."""
+class Cache(Grown):
+    """A cache of sets of `ways` lines, of which the least recently used goes. bytes_per_s: of all of it, into CUs."""
 
     bytes: Annotated[Bytes, Field(ge=1024)]
     ways: Annotated[Integer, Field(ge=1, le=1024)]
+    bytes_per_s: Bandwidth | None = None
 
 
 class Pim(Frozen):

@@ -344,9 +344,53 @@ class DagList(Frozen):
         return {one.name: one.model_dump(mode="json", exclude={"note"}) for one in kept}
 
 
+class Queued(Frozen):
+    """GEMMs of one shape, `copies` of them."""
+
+    m: Size
+    n: Size
+    k: Size
+    copies: Annotated[Integer, Field(ge=1, le=64)] = 1
+
+
+class Queue(Frozen):
+    """GEMMs that wait for nobody, in the order in which they are queued: one of each kind in turn."""
+
+    name: Annotated[str, Field(min_length=1, max_length=60, pattern=r"^[A-Za-z0-9._+-]+$")]
+    gemms: tuple[Queued, ...] = Field(min_length=1)
+    note: str = ""
+
+
+class QueueList(Frozen):
+    """The `workload` group of a configuration in its third form: queues of independent GEMMs on one GPU."""
+
+    name: str
+    description: str = ""
+    queues: tuple[Queue, ...] = Field(min_length=1)
+    only: tuple[str, ...] = ()
+    precision: Precision = "fp16"
+    source: str = ""
+
+    def trees(self) -> dict[str, dict[str, Any]]:
+        """Workload trees by name, in order. Raises ConfigError for a name that comes twice, or is unknown in `only`."""
+        dags = tuple(Dag(name=one.name, operators=self._operators(one), note=one.note) for one in self.queues)
+        return DagList(name=self.name, workloads=dags, only=self.only).trees()
+
+    def _operators(self, queue: Queue) -> dict[str, Gemm]:
+        turns = [(turn, place) for place, one in enumerate(queue.gemms) for turn in range(one.copies)]
+        found = {}
+        for number, (_, place) in enumerate(sorted(turns)):
+            one = queue.gemms[place]
+            found[f"g{number:02d}"] = Gemm(m=one.m, n=one.n, k=one.k, precision=self.precision)
+        return found
+
+
 def workloads_of(check: Problems, tree: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Workload trees by name of the `workload` group in either form; {} with the problems noted."""
+    """Workload trees by name of the `workload` group in any of its forms; {} with the problems noted."""
     try:
+        if "queues" in tree:
+            queues = check.model(QueueList, tree, path="workload")
+            return queues.trees() if queues else {}
         if "workloads" in tree:
             dags = check.model(DagList, tree, path="workload")
             return dags.trees() if dags else {}

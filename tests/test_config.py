@@ -483,10 +483,15 @@ def test_every_shipped_option_can_be_named_on_the_command_line() -> None:
 def named_together(schedules: Sequence[str], workloads: Sequence[str]) -> list[list[str]]:
     """Words that name each schedule and each workload, of which one shape, at least once."""
     written_out = [name for name in workloads if "workloads" in shipped("workload")[name]]
-    first = {name: shipped("workload")[name]["shapes"][0] for name in workloads if name not in written_out}
-    fused = [f"schedule={name}" for name in schedules if shipped("schedule")[name]["family"] in OF_ONE_GPU]
+    queued = [name for name in workloads if "queues" in shipped("workload")[name]]
+    others = {*written_out, *queued}
+    first = {name: shipped("workload")[name]["shapes"][0] for name in workloads if name not in others}
+    families = {name: shipped("schedule")[name]["family"] for name in schedules}
+    fused = [f"schedule={name}" for name in schedules if families[name] in OF_ONE_GPU]
     words = [[schedule, f"workload={name}"] for schedule in fused for name in written_out]
-    schedules = [name for name in schedules if f"schedule={name}" not in fused]
+    streams = [f"schedule={name}" for name in schedules if families[name] == "streams"]
+    words += [[schedule, f"workload={name}", "system=mi100_1"] for schedule in streams for name in queued]
+    schedules = [name for name in schedules if f"schedule={name}" not in (*fused, *streams)]
     by_kind: dict[str, tuple[list[str], list[str]]] = {}
     for name in schedules:
         kind = FAMILIES[shipped("schedule")[name]["family"]].orders[0]

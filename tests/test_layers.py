@@ -165,6 +165,7 @@ def _paths(tree: Any, prefix: str) -> Iterator[str]:
         ("comp_vs_comm", ("comp_vs_comm",)),
         ("bert", ("bert",)),
         ("seqpoint", ("seqpoint",)),
+        ("goldyloc", ("goldyloc",)),
     ],
 )
 def test_the_retyped_claims_are_those_of_the_shared_list(

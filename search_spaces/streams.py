@@ -1,0 +1,93 @@
+"""Independent GEMMs on streams of one GPU (GOLDYLOC, arXiv:2409.02227): so many at once, by kernels tuned for that.
+
+degree    GEMMs that run at once; the next one in the queue starts when one ends. 1 is sequential.
+kernels   isolated: what a library picks for a GPU of its own (with degree > 1: default concurrency). shared: globally
+          optimised, picked for this degree from kernels tuned for a part of the GPU. best: the best of all tiles for
+          this degree.
+
+Workgroups of GEMMs that run at once share CUs, and the rates of the LLC and the HBM, by max-min fairness; what a kernel
+takes is in `simulators/sharing.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar, Literal
+
+import numpy as np
+
+from dse.values import Integer, knob
+from simulators.design import Rule, ScheduleKnobs
+from simulators.graph import GraphBuilder, TaskGraph
+from simulators.sharing import Choice, Kernel, chosen, lacks
+from simulators.system import System
+from simulators.workload import Gemm, Workload
+
+_PATH = "workload.operators"
+
+
+class Streams(ScheduleKnobs):
+    """Knobs of the family."""
+
+    orders: ClassVar[tuple[str, ...]] = ()  # nothing is exchanged
+    family: Literal["streams"]
+    kernels: Annotated[Choice, knob(structural=True)]
+    degree: Annotated[Integer, knob(structural=True, ge=1, le=64)]
+
+    def rules(self, system: System, workload: Workload) -> Sequence[Rule]:
+        """GEMMs that wait for nobody, on one GPU that says what sharing needs."""
+        found = [
+            Rule(f"system.{path}", True, "is needed where kernels share a GPU", None, way_out="use system=mi100_1")
+            for path in lacks(system.gpu)
+        ]
+        if system.node.num_gpus != 1 or system.fabric is not None:
+            rule = "is more than the one GPU whose streams these are"
+            found.append(Rule("system.node.num_gpus", True, rule, system.node.num_gpus, way_out="use one"))
+        others = [name for name, op in workload.operators.items() if not isinstance(op, Gemm) or op.after]
+        if others:
+            rule = "are no GEMMs that wait for nobody"
+            way = "use a workload with `queues`, such as workload=goldyloc"
+            found.append(Rule(_PATH, True, rule, ", ".join(sorted(others)), way_out=way))
+        return found
+
+    def lower(self, system: System, workload: Workload) -> TaskGraph:
+        """A task for each GEMM, in the order of the queue."""
+        gpu, graph = system.gpu, GraphBuilder()
+        assert gpu.llc is not None and gpu.llc.bytes_per_s is not None
+        shared = {
+            graph.resource("cus", gpu.num_cus): "each_s",
+            graph.resource("llc", gpu.llc.bytes_per_s): "llc_bytes",
+            graph.resource("hbm", gpu.hbm_bytes_per_s): "hbm_bytes",
+        }
+        streams = graph.pool("streams", self.degree)
+        at_once = min(self.degree, len(workload.operators))
+        for name, op in sorted(workload.operators.items()):
+            assert isinstance(op, Gemm)
+            shape, alone = (op.m, op.n, op.k), chosen(gpu, (op.m, op.n, op.k), element_bytes=op.element_bytes)
+            kernel = chosen(gpu, shape, element_bytes=op.element_bytes, degree=at_once, choice=self.kernels)
+            amounts = {resource: _each(kernel, name) for resource, name in shared.items()}
+            seconds: Any = alone.seconds(gpu)
+            times: dict[str, Any] = dict.fromkeys(("alone_s", "wide_s", "ideal_s"), seconds)
+            graph.task(
+                name,
+                "gemm",
+                lane="streams",
+                limiter="gemm",
+                pool=streams,
+                uses=amounts,
+                work=kernel.workgroups,
+                cap=kernel.workgroups / kernel.alone_s,
+                delay=gpu.kernel_launch_s,
+                flop=2.0 * np.asarray(op.m, float) * op.n * op.k,
+                **times,
+            )
+        return graph.build()
+
+
+def _each(kernel: Kernel, name: str) -> Any:
+    """What one workgroup takes."""
+    amount = getattr(kernel, name)
+    return np.asarray(amount if name == "each_s" else amount / kernel.workgroups)
+
+
+SCHEDULE = Streams

@@ -1,0 +1,90 @@
+"""How many queued GEMMs to run at once: a logistic regression over what is queued, and how well it does.
+
+For a queue with features x and a degree d it gives the probability that d is within `_NEAR` of the best degree's time;
+the degree with the largest one is taken. It is learned on queues of drawn shapes, and judged on others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simulators.sharing import chosen
+from simulators.system import Gpu
+
+Floats = NDArray[np.float64]
+
+_NEAR = 1.02
+
+
+@dataclass(frozen=True)
+class Queue:
+    """GEMMs [G, 3] of (m, n, k) in a queue, and bytes of an element."""
+
+    shapes: Floats
+    element_bytes: int
+
+    def features(self, gpu: Gpu) -> Floats:
+        """What is known of it before anything runs: sizes, waves, occupancy, intensity, footprint; means of logarithms
+        over the queue, and how many there are.
+        """
+        m, n, k = self.shapes.T
+        kernel = chosen(gpu, (m, n, k), element_bytes=self.element_bytes)
+        assert gpu.llc is not None
+        operands = self.element_bytes * (m * k + k * n + m * n)
+        columns = (
+            *(m, n, k, kernel.workgroups / gpu.num_cus, kernel.occupancy, kernel.rows * kernel.cols),
+            *(2 * m * n * k / kernel.hbm_bytes, operands / gpu.llc.bytes, kernel.seconds(gpu) / gpu.kernel_launch_s),
+        )
+        return np.append(np.log2(np.stack(columns)).mean(axis=1), np.log2(len(self.shapes)))
+
+
+@dataclass(frozen=True)
+class Predictor:
+    """A model that has been learned, and the degrees [D] it chooses from."""
+
+    model: Any
+    degrees: Floats
+
+    @classmethod
+    def learned(cls, features: Floats, seconds: Floats, degrees: Sequence[float]) -> Predictor:
+        """From features [Q, F] of queues and their times [Q, D] at each degree."""
+        from sklearn.linear_model import LogisticRegression
+        from sklearn.pipeline import make_pipeline
+        from sklearn.preprocessing import PolynomialFeatures, StandardScaler
+
+        degree = np.asarray(degrees, float)
+        near = seconds <= _NEAR * seconds.min(axis=1, keepdims=True)
+        model = make_pipeline(StandardScaler(), PolynomialFeatures(2), LogisticRegression(C=10.0, max_iter=5000))
+        model.fit(_pairs(features, degree), near.reshape(-1))
+        return cls(model, degree)
+
+    def choose(self, features: Floats) -> NDArray[np.intp]:
+        """Place of the degree [Q] for queues of features [Q, F]."""
+        near = self.model.predict_proba(_pairs(features, self.degrees))[:, 1]
+        return np.asarray(np.argmax(near.reshape(len(features), -1), axis=1))
+
+
+def _pairs(features: Floats, degrees: Floats) -> Floats:
+    """Each queue with each degree, [Q D, F + 1]."""
+    queues = np.repeat(features, len(degrees), axis=0)
+    return np.column_stack([queues, np.tile(np.log2(degrees), len(features))])
+
+
+def judged(seconds: Floats, sequential: Floats, places: NDArray[np.intp]) -> Mapping[str, float]:
+    """How choices [Q] do: shares within 5 % of the oracle, of exact ones, mean and largest regret, worst against
+    sequential; seconds [Q, D], sequential [Q].
+    """
+    took, best = seconds[np.arange(len(places)), places], seconds.min(axis=1)
+    regret = took / best - 1
+    return {
+        "within_5_percent": float((regret <= 0.05).mean()),
+        "exact": float((regret <= 1e-12).mean()),
+        "mean_regret": float(regret.mean()),
+        "largest_regret": float(regret.max()),
+        "worst_against_sequential": float((took / sequential).max()),
+    }

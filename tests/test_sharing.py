@@ -1,0 +1,216 @@
+"""GEMMs that share one GPU: kernels, occupancy, the cache, degrees of concurrency, and who picks them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import yaml
+from conftest import shipped
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks import tuning
+from dse.backend import Batch
+from dse.cli import main
+from simulators.overlap import OverlapBackend
+from simulators.sharing import SHARES, Choice, chosen, kernels, lacks
+from simulators.system import Gpu, system_of
+from studies.degrees import Predictor, judged
+
+GPU: Gpu = system_of(shipped("system")["mi100_1"]).gpu
+BACKEND = OverlapBackend("fluid")
+SIZES = st.integers(1, 64).map(lambda size: 64 * size)
+DEGREES = st.integers(1, 16)
+
+
+def makespan(shapes: list[tuple[int, int, int]], kernels_: Choice, degree: int, **knobs: Any) -> float:
+    """Time of a queue."""
+    gemms = [{"m": m, "n": n, "k": k} for m, n, k in shapes]
+    tree = {
+        "system": {**shipped("system")["mi100_1"], **knobs},
+        "workload": {"name": "mine", "queues": [{"name": "mine", "gemms": gemms}]},
+        "schedule": {**shipped("schedule")["go_kernels"], "kernels": kernels_, "degree": degree},
+    }
+    (found,) = BACKEND.evaluate([Batch(BACKEND.design(BACKEND.scenarios(tree)["mine"]))])
+    assert found.ok.all()
+    return float(found.column("makespan_s")[0])
+
+
+@given(SIZES, SIZES, SIZES)
+def test_one_after_another_takes_the_sum_of_what_each_takes_alone(m: int, n: int, k: int) -> None:
+    alone = float(chosen(GPU, (m, n, k), element_bytes=2).seconds(GPU)) + GPU.kernel_launch_s
+    assert makespan([(m, n, k)], "isolated", 1) == pytest.approx(alone, rel=1e-9)
+    assert makespan([(m, n, k)] * 3, "isolated", 1) == pytest.approx(3 * alone, rel=1e-9)
+
+
+@given(SIZES, SIZES, SIZES, DEGREES, st.sampled_from(["isolated", "shared", "best"]))
+def test_equal_gemms_at_once_take_what_the_closed_form_says(m: int, n: int, k: int, degree: int, how: Choice) -> None:
+    kernel = chosen(GPU, (m, n, k), element_bytes=2, degree=degree, choice=how)
+    wanted = float(kernel.together(GPU, degree)) + GPU.kernel_launch_s
+    assert makespan([(m, n, k)] * degree, how, degree) == pytest.approx(wanted, rel=1e-9)
+
+
+@given(SIZES, SIZES, SIZES, DEGREES)
+def test_globally_optimised_kernels_are_no_worse_than_the_librarys_and_no_better_than_the_best(
+    m: int, n: int, k: int, degree: int
+) -> None:
+    took = [
+        float(chosen(GPU, (m, n, k), element_bytes=2, degree=degree, choice=how).together(GPU, degree))
+        for how in ("best", "shared", "isolated")
+    ]
+    assert took == sorted(took)
+
+
+@given(SIZES, SIZES, SIZES, DEGREES)
+def test_what_a_kernel_reads_lies_between_once_and_in_every_wave(m: int, n: int, k: int, degree: int) -> None:
+    every = kernels(GPU, (m, n, k), element_bytes=2, degree=degree)
+    once = 2.0 * (m * k + k * n + m * n)
+    waves = np.ceil(every.workgroups * degree / (GPU.num_cus * every.occupancy))
+    most = once + (waves - 1) * 2.0 * min(m * k, k * n)
+    assert (every.hbm_bytes >= once * (1 - 1e-12)).all()
+    assert (every.hbm_bytes <= most * (1 + 1e-12)).all()
+    alone = kernels(GPU, (m, n, k), element_bytes=2)
+    assert (every.hbm_bytes >= alone.hbm_bytes).all()
+
+
+@given(SIZES, SIZES, SIZES)
+def test_fewer_cus_never_make_a_kernel_faster(m: int, n: int, k: int) -> None:
+    took = [kernels(GPU, (m, n, k), element_bytes=2, share=share).seconds(GPU) for share in SHARES]
+    assert (took[0] <= took[1] * (1 + 1e-12)).all()
+    assert (took[1] <= took[2] * (1 + 1e-12)).all()
+
+
+def test_tiles_fit_into_registers_and_lds() -> None:
+    every = kernels(GPU, (4096, 4096, 4096), element_bytes=2)
+    library = GPU.gemm
+    assert library.register_bytes and library.lds_bytes and library.tile_depth
+    few = every.occupancy == 1
+    assert (4 * every.rows * every.cols * every.occupancy <= library.register_bytes)[~few].all()
+    held = 2 * 2 * (every.rows + every.cols) * library.tile_depth * every.occupancy
+    assert (held <= library.lds_bytes)[~few].all()
+    assert every.occupancy.max() > 4 > every.occupancy.min() == 1
+
+
+def test_all_at_once_loses_where_waves_read_again_what_the_cache_does_not_hold() -> None:
+    large = [(2048, 4096, 1024)] * 16
+    sequential, default = makespan(large, "isolated", 1), makespan(large, "isolated", 16)
+    assert default > 1.5 * sequential
+    cache = {**shipped("system")["mi100_1"]["gpu"]["llc"], "bytes": 1e9}
+    gpu = {**shipped("system")["mi100_1"]["gpu"], "llc": cache}
+    assert makespan(large, "isolated", 16, gpu=gpu) < sequential
+
+
+def test_a_grid_of_hardware_and_shapes_is_as_its_designs_one_by_one() -> None:
+    tree = {
+        "system": shipped("system")["mi100_1"],
+        "workload": {
+            "name": "mine",
+            "queues": [{"name": "mine", "gemms": [{"m": 256, "n": 512, "k": 512, "copies": 4}]}],
+        },
+        "schedule": {**shipped("schedule")["go_kernels"], "degree": 3},
+    }
+    design = BACKEND.design(BACKEND.scenarios(tree)["mine"])
+    axes = {
+        "system.gpu.num_cus": np.array([60, 120]),
+        "system.gpu.llc.bytes": np.array([1e6, 8e6, 64e6]),
+        "system.gpu.hbm_bytes_per_s": np.array([2e11, 1e12]),
+        "workload.operators.g01.m": np.array([64, 2048]),
+    }
+    assert all(BACKEND.is_axis(path, design) for path in axes)
+    batch = Batch(Batch(design, axes).at(0), axes)
+    (found,) = BACKEND.evaluate([batch])
+    alone = [float(one.column("makespan_s")[0]) for one in BACKEND.evaluate([Batch(one) for one in batch.designs()])]
+    assert found.column("makespan_s") == pytest.approx(alone, rel=1e-12)
+    assert len(set(alone)) > 4
+
+
+def test_small_gemms_gain_from_company() -> None:
+    small = [(128, 768, 768)] * 16
+    assert makespan(small, "shared", 16) < 0.5 * makespan(small, "isolated", 1)
+
+
+def test_a_gpu_says_what_it_lacks_for_sharing() -> None:
+    other = system_of(shipped("system")["mi210_4"]).gpu
+    assert "gpu.llc.bytes_per_s" in lacks(other)
+    with pytest.raises(ValueError, match=r"need gpu\.llc\.bytes_per_s"):
+        kernels(other, (128, 128, 128), element_bytes=2)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["system=mi210_4"], "is needed where kernels share a GPU"),
+        (["workload=dlrm"], "are no GEMMs that wait for nobody"),
+        (["system.node.num_gpus=2"], "is more than the one GPU"),
+        (["workload.only=[nothing]"], "names no workload of the list"),
+    ],
+)
+def test_what_cannot_share_is_told(words: list[str], told: str, tmp_path: Path, capsys: Any) -> None:
+    assert main(["study=goldyloc", f"output_dir={tmp_path}", "tracking=none", "store=none", *words]) == 2
+    assert told in capsys.readouterr().err
+
+
+def test_a_predictor_learns_what_can_be_learned() -> None:
+    """The best degree is the feature itself, or half of it."""
+    random = np.random.default_rng(0)
+    degrees = [1, 2, 4, 8, 16]
+    features = random.uniform(0, 4, (300, 1))
+    seconds = 1 + 0.2 * np.abs(np.log2(degrees)[None] - np.round(features))
+    predictor = Predictor.learned(features[:200], seconds[:200], degrees)
+    found = judged(seconds[200:], seconds[200:, 0], predictor.choose(features[200:]))
+    assert found["within_5_percent"] > 0.9
+    assert found["largest_regret"] <= 0.2 + 1e-9
+
+
+FEW = ["tracking=none", "store=none", "timeline=false"]
+
+
+def run(folder: Path, *words: str) -> Path:
+    """The folder of a run of the study."""
+    assert main(["study=goldyloc", f"output_dir={folder}", *FEW, *words]) == 0
+    return max((folder / "goldyloc").glob("2*"))
+
+
+def test_the_study_judges_its_claims_and_the_predictor_queues_it_has_not_seen(tmp_path: Path) -> None:
+    folder = run(tmp_path)
+    rows = {row["id"]: row for row in json.loads((folder / "claims.json").read_text("utf-8"))}
+    missed = {name for name, row in rows.items() if row["within"] is False}
+    assert missed == {"goldyloc.vs_sequential_max", "goldyloc.half_quarter_suffice"}
+    assert all(rows[name]["reason"] for name in missed)
+    found = json.loads((folder / "predictor.json").read_text("utf-8"))
+    assert found["within_5_percent"] >= 0.95
+    assert found["worst_against_sequential"] <= 1.05
+    assert found["judged_on"] >= 50
+    assert {path.stem for path in (folder / "figures").glob("*.png")} == {"degrees", "queues"}
+
+
+def test_a_queue_of_ones_own_is_run_without_claims_that_need_all_degrees(tmp_path: Path) -> None:
+    mine = {"name": "mine", "queues": [{"name": "mine", "gemms": [{"m": 64, "n": 512, "k": 512, "copies": 4}]}]}
+    path = tmp_path / "my_conf" / "workload" / "mine.yaml"
+    path.parent.mkdir(parents=True)
+    path.write_text(yaml.safe_dump({**mine, "description": "four of mine"}), encoding="utf-8")
+    words = [f"--config-dir={tmp_path / 'my_conf'}", "workload=mine", "space.schedule.degree=choice(1,2,4)"]
+    folder = run(tmp_path, *words)
+    assert {row["within"] for row in json.loads((folder / "claims.json").read_text("utf-8"))} == {None}
+    table = pd.read_parquet(folder / "results.parquet")
+    assert (table["status"] == "ok").all()
+    assert table["speedup"].max() > 1
+
+
+def test_narrowed_and_sampled_spaces_are_told_without_claims(tmp_path: Path) -> None:
+    for words in (["schedule.kernels=isolated"], ["search=random", "budget.trials=4", "workload.only=[mix-tokens]"]):
+        folder = run(tmp_path, *words)
+        assert {row["within"] for row in json.loads((folder / "claims.json").read_text("utf-8"))} == {None}
+
+
+def test_tuning_for_every_degree_is_timed(capsys: Any) -> None:
+    assert tuning.main(["--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["shapes"] >= 50
+    assert found["degrees"] == 16
+    assert found["tuning_s"] < found["one_by_one_s"]
