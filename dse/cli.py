@@ -148,6 +148,12 @@ _GROUPS = {
     "schedule": "Schedules",
     "system": "Systems",
     "workload": "Workloads",
+    "model": "Models",
+    "kernels": "Kernels of a framework",
+    "optimizer": "Optimizers",
+    "setting": "Settings of a GPU",
+    "lengths": "Sequence lengths of an epoch",
+    "iterations": "Iterations that stand for an epoch",
     "fidelity": "Ladders of models",
     "store": "Stores",
     "tracking": "Tracking",
@@ -165,6 +171,8 @@ Commands
   compare <run> <run>            two finished runs side by side: <study>, <study>/<time> or a folder
   calibrate system=<name or YAML> data=<csv> out=<folder>
                                  fit a GPU's efficiency constants on a few measured operators, test them on the rest
+  seqpoint data=<csv> [k0=5] [error=0.01] [out=<csv>]
+                                 which iterations of a log over sequence lengths to profile, and what they project
   ui [port=5000]                 serve the MLflow UI on 127.0.0.1
 
 Examples

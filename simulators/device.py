@@ -90,6 +90,12 @@ class Setting(Sourced):
     latency: Annotated[Number, Field(ge=1, le=100)] = 1.0
     flop_vs_bw: Annotated[Number, Field(gt=0, le=1e3)] = 1.0
 
+    @property
+    def plain(self) -> Setting:
+        """The same with nothing changed."""
+        changed = {"num_cus": None, "clock": 1.0, "feed": 1.0, "latency": 1.0, "flop_vs_bw": 1.0}
+        return self.model_copy(update=changed)
+
 
 class Device(Sourced):
     """One GPU and its server. measured_as: what measured tables call it (`calibrate` fills it in).

@@ -7,7 +7,7 @@ sequences of these lengths, of which `iterations` says which are simulated.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,109 +18,74 @@ from pydantic import BaseModel
 from dse.backend import STATUSES, Batch, Columns, Metric, Replay, Results, Tree
 from dse.problems import ConfigError, Problem, Problems, did_you_mean
 from dse.space import get_path
-from dse.values import LABELS, Frozen, leaves, put
-from simulators.design import Rule, problems, reasons
-from simulators.device import Device, Setting
+from dse.values import LABELS, leaves, put
+from simulators.design import problems, reasons
+from simulators.lengths import Lengths, iteration_lengths
 from simulators.operators.chip import Chip
+from simulators.seqpoint import Iterations, choose
 from simulators.steps.dag import schedule, tasks
-from simulators.steps.groups import groups, leaves_server
+from simulators.steps.design import OPTIONAL, Design, held, rules
+from simulators.steps.epoch import METRICS as EPOCH_METRICS
+from simulators.steps.epoch import Epoch, alone
+from simulators.steps.groups import groups
 from simulators.steps.iteration import Iteration
 from simulators.steps.measures import METRICS, SHARES, measure
-from simulators.steps.model import Kernels, Model, Optimizer, Parallel, Run, Transformer
-from simulators.steps.operators import Platform
+from simulators.steps.model import Speech, Transformer, Translation
+from simulators.steps.operators import Block, Platform
+from simulators.steps.recurrent import speech_blocks, translation_blocks
 from simulators.steps.transformer import transformer_blocks
-from simulators.steps.zoo import model_tree
+from simulators.steps.zoo import model_tree, option_tree
 
 _VERSION = "1"
 Floats = NDArray[np.float64]
 
 
-class Design(Frozen):
-    """One iteration: hardware, model, and how it is run."""
-
-    system: Device
-    setting: Setting
-    model: Model
-    run: Run
-    parallel: Parallel
-    optimizer: Optimizer
-    kernels: Kernels
-
-
 def iteration(design: Design) -> Iteration:
-    """The iteration of a design; its numbers may be arrays."""
+    """The iteration of a design at one sequence length; its numbers may be arrays."""
     chip = Chip.of(design.system, design.run.precision).set_as(design.setting)
     platform = Platform(chip, groups(design.system.server, design.parallel), design.kernels.batched)
+    return Iteration(_blocks(design), design.model.hidden, platform, design.run, design.parallel, design.optimizer)
+
+
+def _blocks(design: Design) -> tuple[Block, ...]:
     model = design.model
-    assert isinstance(model, Transformer)
-    blocks = transformer_blocks(model, design.run, design.parallel, design.kernels)
-    return Iteration(blocks, model.hidden, platform, design.run, design.parallel, design.optimizer)
+    if isinstance(model, Speech):
+        return speech_blocks(model, design.run)
+    if isinstance(model, Translation):
+        return translation_blocks(model, design.run)
+    return transformer_blocks(model, design.run, design.parallel, design.kernels)
 
 
 def metrics_of(design: Design) -> dict[str, Floats]:
-    """Every metric of a design whose numbers may be arrays that broadcast."""
-    held = design.system.gpu.hbm_bytes
-    found = measure(iteration(design), np.inf if held is None else held)
+    """Every metric of a design whose numbers may be arrays that broadcast; of an epoch, where it has lengths."""
+    if design.lengths is not None:
+        return _of_epoch(design)
+    found = _of_iteration(design)
+    return {**found, **alone(found)}
+
+
+def _of_iteration(design: Design) -> dict[str, Floats]:
+    room = design.system.gpu.hbm_bytes
+    found = measure(iteration(design), np.inf if room is None else room)
     return {name: np.asarray(value, float) for name, value in found.items()}
 
 
-def rules(design: Design) -> Iterator[Rule]:
-    """What does not fit together, and where over a grid."""
-    system, run, parallel, model = design.system, design.run, design.parallel, design.model
-    if run.precision not in dict(system.efficiency):
-        rule = f"has no constants for {run.precision}"
-        known = f"run.precision is one of {', '.join(system.efficiency)}"
-        yield Rule("system.efficiency", True, rule, way_out=f"{known}; or python -m dse calibrate")
-    optimizer = design.optimizer
-    for path, held in (("traffic_bytes", optimizer.traffic_bytes), ("state_bytes", optimizer.state_bytes)):
-        if run.precision not in dict(held):
-            way = f"give it with its source, or take one of {', '.join(held)} as run.precision"
-            yield Rule(f"optimizer.{path}", True, f"says nothing of {run.precision}", way_out=way)
-    if run.mode != "training" and parallel.zero:
-        yield Rule("parallel.zero", True, "splits the state of an optimizer, and inference has none", way_out="set 0")
-    cus, all_cus = design.setting.num_cus, system.gpu.num_cus
-    if cus is not None:
-        few = "is more than the GPU has (system.gpu.num_cus = {0})"
-        yield Rule("setting.num_cus", np.asarray(cus) > all_cus, few, cus, (all_cus,), "use fewer")
-    yield from _spread(design)
-    tp, pp = np.asarray(parallel.tp), np.asarray(parallel.pp)
-    if isinstance(model, Transformer):
-        heads, layers = np.asarray(model.num_heads), np.asarray(model.layers) + np.asarray(model.decoder_layers)
-        told = "does not divide the heads (model has {0})"
-        yield Rule("parallel.tp", heads % tp != 0, told, parallel.tp, (heads,), "take a divisor")
-        yield from _heads(model)
-        told = "does not divide the layers (model has {0})"
-        yield Rule("parallel.pp", layers % pp != 0, told, parallel.pp, (layers,), "take a divisor")
-    else:
-        told = "splits a model that is no transformer, which is not modelled"
-        yield Rule("parallel.tp", tp > 1, told, parallel.tp, way_out="set parallel.tp=1")
-        yield Rule("parallel.pp", pp > 1, told, parallel.pp, way_out="set parallel.pp=1")
+def _of_epoch(design: Design) -> dict[str, Floats]:
+    """Of the mean iteration of an epoch. Those that stand for it are chosen on the GPU with nothing changed."""
+    assert design.lengths is not None
+    epoch = Epoch.of(iteration_lengths(design.lengths, design.run.batch, design.run.seed))
+    lengths = epoch.unique.astype(float)
+    found = _of_iteration(put(design, _LENGTH, lengths))
+    asked = design.iterations or Iterations(name="all", method="all")
+    plain = design.setting.plain
+    base = found if plain == design.setting else _of_iteration(put(put(design, "setting", plain), _LENGTH, lengths))
+    times = np.broadcast_to(base["iteration_s"], lengths.shape)[epoch.place]
+    sample = choose(asked, epoch.lengths, times)
+    seconds = np.broadcast_to(found["iteration_s"], lengths.shape)
+    return {**epoch.mean(found, METRICS, sample), **epoch.judged(seconds, sample)}
 
 
-def _heads(model: Transformer) -> Iterator[Rule]:
-    """Heads are whole numbers of columns, and of queries for each key."""
-    if model.heads is not None and model.head_dim is None:
-        uneven = np.asarray(model.hidden) % np.asarray(model.heads) != 0
-        told, way = "does not divide the width (model.hidden = {0})", "take a divisor, or give model.head_dim"
-        yield Rule("model.heads", uneven, told, model.heads, (model.hidden,), way)
-    if model.kv_heads is not None:
-        heads = np.asarray(model.num_heads)
-        told, uneven = "does not divide the heads (model has {0})", heads % np.asarray(model.kv_heads) != 0
-        yield Rule("model.kv_heads", uneven, told, model.kv_heads, (heads,), "take a divisor")
-
-
-def _spread(design: Design) -> Iterator[Rule]:
-    """Several GPUs need a server, and those beyond it a network."""
-    server, parallel = design.system.server, design.parallel
-    gpus = np.asarray(parallel.tp) * np.asarray(parallel.pp) * np.asarray(parallel.dp)
-    way = "give it with its source"
-    if server is None:
-        told = "is missing: tp x pp x dp is {0} GPUs"
-        yield Rule("system.server", gpus > 1, told, given=(gpus,), way_out=way)
-    elif server.network_bytes_per_s is None:
-        told = "is missing: tp x pp x dp is {0} GPUs, a server has {1}"
-        beyond = leaves_server(server, parallel)
-        yield Rule("system.server.network_bytes_per_s", beyond, told, given=(gpus, server.num_gpus), way_out=way)
+_LENGTH = "run.sequence_length"
 
 
 class StepBackend:
@@ -128,9 +93,10 @@ class StepBackend:
 
     batch = 16_384
     version = _VERSION
-    metrics: Mapping[str, Metric] = METRICS
+    metrics: Mapping[str, Metric] = {**METRICS, **EPOCH_METRICS}
     relations: Mapping[str, Metric] = {
-        "speedup": Metric("x", "iteration_s of the baseline / iteration_s", "maximize"),
+        "speedup": Metric("x", "iteration_s of the baseline / iteration_s, by the simulated iterations", "maximize"),
+        "speedup_error": Metric("fraction", "of that, against the speed-up of whole epochs"),
     }
 
     def sections(self, tree: Tree) -> None:
@@ -139,11 +105,12 @@ class StepBackend:
         for name in set(tree) - set(known):
             check.add(name, "is not a known section", way_out=did_you_mean(name, known))
         for name in Design.model_fields:
-            if not isinstance(tree.get(name), Mapping):
+            if not isinstance(tree.get(name), Mapping) and (name not in OPTIONAL or tree.get(name) is not None):
                 check.add(name, "is no section of keys", value=tree.get(name), way_out=f"choose one: {name}=<option>")
         listed = tree.get("models") or []
-        if not isinstance(listed, Sequence) or isinstance(listed, str) or not all(isinstance(n, str) for n in listed):
-            check.add("models", "must list models: models=[gpt3_175b,llama3_8b]", value=listed)
+        if not isinstance(listed, Sequence) or isinstance(listed, str) or not all(map(_is_scenario, listed)):
+            way = "models=[gpt3_175b,llama3_8b], or models=[{model: gnmt, lengths: iwslt15}]"
+            check.add("models", "must list models, with lengths where they are of an epoch", value=listed, way_out=way)
         if isinstance(tree.get("system"), Mapping) and "measured_as" not in tree["system"]:
             way = "devices say gpu.flop_per_s by precision and have constants, such as system=mi210"
             check.add("system", "is a system for schedules", value=tree["system"].get("name"), way_out=way)
@@ -151,27 +118,28 @@ class StepBackend:
 
     def scenarios(self, tree: Tree) -> Mapping[str, Tree]:
         """The model of the configuration, or one scenario for each of `models`."""
-        base = {name: tree[name] for name in Design.model_fields}
+        base = held(tree)
         listed = tree.get("models") or []
         if not listed:
             return {str(tree["model"].get("name", "model")): base}
         check, found = Problems(), dict[str, Tree]()
         for said in listed:
             try:
-                own = model_tree(said)
+                own = _scenario(said)
             except ConfigError as error:
                 check.found.extend(error.problems)
                 continue
-            if str(own.get("name", said)) in found:
+            name = " ".join(str(part.get("name", said)) for part in own.values())
+            if name in found:
                 check.add("models", "names a model twice", value=said, way_out="list it once")
-            found[str(own.get("name", said))] = {**base, "model": own}
+            found[name] = {**base, **own}
         check.done()
         return found
 
     def design(self, tree: Tree) -> Design:
         """A validated design. Raises ConfigError with every problem."""
         check = Problems()
-        found = check.model(Design, tree, path="")
+        found = check.model(Design, held(tree), path="")
         check.done()
         assert found is not None
         return found
@@ -190,8 +158,11 @@ class StepBackend:
         return {} if name in known or get_path(tree, path) is not None else None
 
     def is_axis(self, path: str, design: BaseModel) -> bool:
-        """Numbers that do not change which operators there are."""
-        return any(found == path and not structural for found, _, structural in leaves(design))
+        """Numbers that do not change which operators there are, where a design is of one length."""
+        assert isinstance(design, Design)
+        return design.lengths is None and any(
+            found == path and not structural for found, _, structural in leaves(design)
+        )
 
     def screen(self, batches: Sequence[Batch]) -> list[Results]:
         """Look at the rules of a whole grid at once."""
@@ -202,8 +173,11 @@ class StepBackend:
         return [_evaluated(batch) for batch in batches]
 
     def relate(self, point: Columns, baseline: Columns) -> Columns:
-        """Speed-up."""
-        return {"speedup": baseline["iteration_s"] / point["iteration_s"]}
+        """Speed-up, by what is projected of both, and how far it is off."""
+        told, true = (baseline[name] / point[name] for name in ("projected_s", "epoch_s"))
+        told = told * point["iterations"] / baseline["iterations"]
+        true = true * point["iterations"] / baseline["iterations"]
+        return {"speedup": told, "speedup_error": np.abs(told / true - 1)}
 
     def replay(self, design: BaseModel) -> Replay:
         """Every operator of an iteration, and the share of its time that each kind has."""
@@ -217,16 +191,35 @@ class StepBackend:
         """Constants of the device, its setting, the kernels and the optimizer, with their sources."""
         assert isinstance(design, Design)
         parts = {"setting": design.setting, "kernels": design.kernels, "optimizer": design.optimizer}
-        below = [fact for name, part in parts.items() for fact in part.facts_below(name)]
+        sourced = {**parts, "lengths": design.lengths}
+        below = [fact for name, part in sourced.items() if part is not None for fact in part.facts_below(name)]
         return [*design.system.facts_below("system"), *below]
+
+
+def _is_scenario(said: object) -> bool:
+    """Whether an entry of `models` names a model, and perhaps lengths."""
+    if isinstance(said, Mapping):
+        return "model" in said and set(said) <= {"model", "lengths"} and all(isinstance(n, str) for n in said.values())
+    return isinstance(said, str)
+
+
+def _scenario(said: str | Mapping[str, str]) -> dict[str, Tree]:
+    """Sections of an entry of `models`. Raises ConfigError."""
+    if isinstance(said, str):
+        return {"model": model_tree(said)}
+    found: dict[str, Tree] = {"model": model_tree(said["model"])}
+    return found | ({"lengths": option_tree("lengths", said["lengths"])} if "lengths" in said else {})
 
 
 def _fields(tree: Tree, section: str) -> set[str]:
     """Names of the values that a section may hold beside those it is given."""
     if section == "model":
         return set(Transformer.model_fields) if tree["model"].get("kind", "transformer") == "transformer" else set()
-    kind = Design.model_fields[section].annotation
-    return set(kind.model_fields) if isinstance(kind, type) and issubclass(kind, BaseModel) else set()
+    if section in OPTIONAL and tree.get(section) is None:
+        return set()
+    optional: dict[str, Any] = {"lengths": Lengths, "iterations": Iterations}
+    kind: Any = optional.get(section, Design.model_fields[section].annotation)
+    return set(kind.model_fields)
 
 
 def _gridded(batch: Batch) -> Design:

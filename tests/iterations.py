@@ -14,7 +14,8 @@ from pydantic import BaseModel
 from dse.backend import Batch, Results
 from dse.discovery import plugins
 from dse.space import set_path
-from simulators.step import Design, StepBackend, iteration
+from simulators.step import StepBackend, iteration
+from simulators.steps.design import Design
 from simulators.steps.iteration import Iteration
 from simulators.steps.operators import Block
 

@@ -18,7 +18,6 @@ from dse.backend import Batch, checked
 from dse.problems import ConfigError
 from dse.values import leaves
 from simulators.step import iteration
-from simulators.steps.measures import METRICS
 from simulators.steps.zoo import public
 
 MODES = ("training", "prefill", "decode")
@@ -132,7 +131,7 @@ def test_a_grid_at_once_is_its_designs_one_by_one(drawn: dict[str, Any], kernels
 
 def assert_as_single(design: Any, axes: dict[str, Any]) -> None:
     found = gridded(design, axes)
-    assert set(found.metrics) == set(METRICS)
+    assert set(found.metrics) == set(BACKEND.metrics)
     for place, alone in enumerate(single(design, axes)):
         for name, value in alone.items():
             assert found.metrics[name][place] == pytest.approx(value, rel=1e-12), (name, place)
@@ -319,7 +318,7 @@ def test_every_shipped_model_on_every_device_has_metrics_to_believe(mode: str, s
             own = tree({"run.mode": mode, "run.precision": precision}, system=system, kernels=kernels)
             designs = [BACKEND.design({**own, "model": one["model"]}) for one in listed.values()]
             for found in BACKEND.evaluate([Batch(design) for design in designs]):
-                assert checked(found, METRICS)[0].reason == ""
+                assert checked(found, BACKEND.metrics)[0].reason == ""
 
 
 # What was measured

@@ -126,7 +126,8 @@ def test_the_recorded_and_shown_paths_of_every_study_are_paths_of_its_designs() 
     known |= {path for one in systems for path in _paths(one.model_dump(), "system.")}
     metrics = {**overlap("analytic").metrics, **overlap("analytic").relations}
     steps = {**iterations.BACKEND.metrics, **iterations.BACKEND.relations}
-    of_steps = set(_paths(iterations.step().model_dump(), ""))
+    epoch = {"lengths": shipped("lengths")["iwslt15"], "iterations": shipped("iterations")["seqpoint"]}
+    of_steps = set(_paths({**iterations.step().model_dump(), **epoch}, ""))
     held = {"fluid": (known, metrics), "analytic": (known, metrics), "step": (of_steps, steps)}
     studies = [(tree["study"], _simulator(tree)) for tree in shipped("study").values()]
     assert {simulator for _, simulator in studies} == {*held, "landscape", "measured"}
@@ -156,7 +157,15 @@ def _paths(tree: Any, prefix: str) -> Iterator[str]:
 
 @pytest.mark.parametrize(
     ("study", "papers"),
-    [("ficco", ("ficco",)), ("t3", ("t3",)), ("fused_ops", ("fused_ops",)), ("operators", ("hardware", "data"))],
+    [
+        ("ficco", ("ficco",)),
+        ("t3", ("t3",)),
+        ("fused_ops", ("fused_ops",)),
+        ("operators", ("hardware", "data")),
+        ("comp_vs_comm", ("comp_vs_comm",)),
+        ("bert", ("bert",)),
+        ("seqpoint", ("seqpoint",)),
+    ],
 )
 def test_the_retyped_claims_are_those_of_the_shared_list(
     study: str, papers: tuple[str, ...], shared: Callable[[str], Path]

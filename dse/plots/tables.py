@@ -1,4 +1,4 @@
-"""Figures of tables: stacked parts, heat maps, curves."""
+"""Figures of tables: stacked parts, heat maps, curves, rooflines."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from matplotlib.ticker import MaxNLocator
 
 from dse.plots import MARKERS, Axis, legend, palette, panels_of
 
@@ -33,7 +34,7 @@ def stacks(rows: pd.DataFrame, parts: Sequence[Axis], *, panel: str, bar: str, l
             axes.barh(places, value, left=start, height=0.74, color=colours[part.label])
             above, below = above + np.maximum(value, 0.0), below + np.minimum(value, 0.0)
         axes.set_yticks(places, [str(one) for one in bars] if number % 4 == 0 else [""] * len(bars), fontsize=8)
-        axes.invert_yaxis()
+        axes.set_ylim(len(bars) - 0.4, -0.6)
         axes.axvline(0.0, color="black", lw=0.6)
         axes.grid(axis="y", visible=False)
         axes.set_title(str(name), fontsize=9.5, fontweight="bold")
@@ -91,6 +92,56 @@ def heat(rows: pd.DataFrame, value: Axis, *, x: str, y: str, panel: str) -> Figu
     return figure
 
 
+def roofline(rows: pd.DataFrame, roof: tuple[float, float], *, by: str, size: Axis, title: str) -> Figure:
+    """Work and rate of operators under what a device can do at most.
+
+    rows: `intensity` [FLOP/B], `rate` [FLOP/s], the column `by` that colours and marks, and `size`, as area. roof: peak
+    rate [FLOP/s] and bandwidth [bytes/s].
+    """
+    peak, bandwidth = roof
+    colours = palette([str(name) for name in rows[by].unique()])
+    figure, (axes, *_) = panels_of(1, width=7.5, height=4.2)
+    low, high = 0.5 * float(rows["intensity"].min()), 2 * max(float(rows["intensity"].max()), peak / bandwidth)
+    line = np.geomspace(low, high, 200)
+    axes.plot(line, np.minimum(peak, bandwidth * line) / 1e12, color="black", lw=1.2)
+    largest = float(rows[size.column].max())
+    for index, (name, colour) in enumerate(colours.items()):
+        own = rows[rows[by].astype(str) == name]
+        looks: dict[str, Any] = {"color": colour, "marker": MARKERS[index % len(MARKERS)], "alpha": 0.7, "lw": 0.5}
+        areas = 14 + 300 * own[size.column] / largest
+        axes.scatter(own["intensity"], own["rate"] / 1e12, s=areas, edgecolors="black", **looks)
+    axes.set(xscale="log", yscale="log", xlim=(low, high))
+    axes.set_title(title, fontsize=9.5, fontweight="bold")
+    figure.supxlabel("arithmetic intensity [FLOP/B]", fontsize=10)
+    figure.supylabel("rate [TFLOP/s]", fontsize=10)
+    legend(figure, colours, title=f"line: the roofline; area: {size.label}")
+    return figure
+
+
+def marked(rows: pd.DataFrame, x: Axis, *, y: Axis, weight: Axis, panel: str) -> Figure:
+    """A line over x in each `panel`; where `weight` is given, a mark of that area."""
+    panels = list(rows[panel].unique())
+    colours = palette(["all", "marked"])
+    figure, held = panels_of(len(panels), width=4.0, height=3.2)
+    for axes, name in zip(held, panels, strict=False):
+        own = rows[rows[panel] == name].sort_values(x.column)
+        axes.plot(own[x.column] * x.factor, own[y.column] * y.factor, lw=1.3, color=colours["all"])
+        some = own.dropna(subset=[weight.column])
+        areas = 20 + 200 * some[weight.column] / float(some[weight.column].max())
+        looks: dict[str, Any] = {
+            "color": colours["marked"],
+            "alpha": 0.7,
+            "edgecolors": "black",
+            "lw": 0.5,
+            "zorder": 3,
+        }
+        axes.scatter(some[x.column] * x.factor, some[y.column] * y.factor, s=areas, **looks)
+        axes.set_title(str(name), fontsize=9.5, fontweight="bold")
+    figure.supxlabel(f"{x.label}; area of a mark: {weight.label}", fontsize=10)
+    figure.supylabel(y.label, fontsize=10)
+    return figure
+
+
 def curves(rows: pd.DataFrame, x: Axis, *, y: Axis, by: str, panel: str) -> Figure:
     """A line over x for each `by`, a panel for each `panel`; a column `measured` is drawn as marks."""
     panels, marks = list(rows[panel].unique()), "measured" in rows
@@ -107,6 +158,8 @@ def curves(rows: pd.DataFrame, x: Axis, *, y: Axis, by: str, panel: str) -> Figu
         positive = rows[x.column][rows[x.column] > 0]
         if len(positive) == len(rows) and positive.max() > 15 * positive.min():
             axes.set_xscale("log", base=2)
+        elif (rows[x.column] % 1 == 0).all():
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set_title(str(name), fontsize=9.5, fontweight="bold")
     figure.supxlabel(x.label, fontsize=10)
     figure.supylabel(y.label, fontsize=10)

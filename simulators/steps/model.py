@@ -126,8 +126,9 @@ class Run(Frozen):
     """One iteration: `micro_batches` of `batch` sequences of `sequence_length` on each replica of the model.
 
     mode: training; prefill, the forward pass of a prompt; decode, that of one token after sequence_length others.
-    sequence_length: tokens, or frames of speech. recompute: what the backward pass computes again, in place of keeping
-    it: nothing, the core of attention (scores, softmax, dropout), or everything but the input of a layer.
+    sequence_length: tokens, or frames of speech; of an epoch's iterations those of its lengths, drawn by `seed`.
+    recompute: what the backward pass computes again, in place of keeping it: nothing, the core of attention (scores,
+    softmax, dropout), or everything but the input of a layer.
     """
 
     mode: Annotated[Literal["training", "prefill", "decode"], knob(structural=True)] = "training"
@@ -136,6 +137,7 @@ class Run(Frozen):
     micro_batches: Size = 1
     precision: Annotated[Precision, knob(structural=True)] = "mixed"
     recompute: Annotated[Literal["none", "attention", "all"], knob(structural=True)] = "none"
+    seed: Annotated[Integer, Field(ge=0, le=2**32 - 1)] = 0
 
     @property
     def element_bytes(self) -> int:
@@ -185,11 +187,21 @@ class Passes(Frozen):
     backward_kernels: Annotated[Number, Field(ge=0, le=100)]
 
 
-class SmallBatched(Frozen):
-    """Share of the roofline that batched GEMMs reach with no side above `up_to`."""
+class Batched(Frozen):
+    """Share of the roofline that batched GEMMs reach: that of `small` ones, whose longest side is at most `small_side`,
+    rising with the logarithm of that side to that of `large` ones.
+    """
 
-    share_of_roofline: Annotated[Share, Field(gt=0)]
-    up_to: Annotated[Integer, Field(ge=0, le=2**20)]
+    small: Annotated[Share, Field(gt=0)]
+    small_side: Size
+    large: Annotated[Share, Field(gt=0)]
+    large_side: Size
+
+    def share(self, side: ArrayLike) -> Any:
+        """Share of the roofline by the longest side of the products."""
+        low, high = np.log2(self.small_side), np.log2(np.maximum(self.large_side, self.small_side + 1))
+        place = np.clip((np.log2(np.asarray(side, float)) - low) / (high - low), 0.0, 1.0)
+        return self.small + place * (np.asarray(self.large) - self.small)
 
 
 class Kernels(Sourced):
@@ -204,4 +216,4 @@ class Kernels(Sourced):
     activation: Passes
     norm: Passes
     flash_share_of_peak: Annotated[Share | None, knob(structural=True)] = None
-    batched: SmallBatched
+    batched: Batched

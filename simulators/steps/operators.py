@@ -19,7 +19,7 @@ from simulators.operators.convolution import convolution
 from simulators.operators.gemm import gemm
 from simulators.operators.recurrent import recurrent
 from simulators.operators.streaming import streamed
-from simulators.steps.model import SmallBatched
+from simulators.steps.model import Batched
 
 Floats = NDArray[np.float64]
 
@@ -144,7 +144,7 @@ class Platform:
 
     chip: Chip
     groups: Mapping[Axis, Group] = field(default_factory=dict)
-    batched: SmallBatched | None = None
+    batched: Batched | None = None
 
 
 @dataclass(frozen=True)
@@ -160,8 +160,8 @@ class Spent:
 def spent(ops: Sequence[Op], platform: Platform) -> list[Spent]:
     """What each operator takes, once (`count` and the block's are not in it); all GEMMs in one call."""
     products = _products([op.work for op in ops if isinstance(op.work, Product)], platform)
-    made = iter(products)
-    return [next(made) if isinstance(op.work, Product) else _other(op.work, platform) for op in ops]
+    made, seen = iter(products), dict[tuple[int, ...], Cost]()
+    return [next(made) if isinstance(op.work, Product) else _other(op.work, platform, seen) for op in ops]
 
 
 def _products(works: Sequence[Product], platform: Platform) -> list[Spent]:
@@ -170,25 +170,27 @@ def _products(works: Sequence[Product], platform: Platform) -> list[Spent]:
         return []
     names = [one.name for one in fields(Product)]
     columns = [[np.asarray(getattr(work, name), float) for work in works] for name in names]
-    shape = np.broadcast_shapes(*(value.shape for column in columns for value in column))
+    chip = [np.shape(value) for value in vars(platform.chip).values() if value is not None]
+    shape = np.broadcast_shapes(*(value.shape for column in columns for value in column), *chip)
     m, n, k, batch, across = (np.stack([np.broadcast_to(value, shape) for value in column]) for column in columns)
     cost = gemm(platform.chip, (m, n, k), transposed_a=across, batch=batch)
-    seconds = _small(cost, (m, n, k), platform=platform, batch=batch) if platform.batched else cost.seconds
+    seconds = _of_batched(cost, (m, n, k), platform=platform, batch=batch) if platform.batched else cost.seconds
     return [Spent(*found) for found in zip(cost.flop, cost.bytes, 0 * cost.flop, seconds, strict=True)]
 
 
-def _small(cost: Cost, sizes: tuple[Floats, Floats, Floats], *, platform: Platform, batch: Floats) -> Floats:
-    """Seconds, those of small batched GEMMs by the share of the roofline that they reach."""
-    chip, batched = platform.chip, platform.batched
-    assert batched is not None
-    small = (np.maximum.reduce(sizes) <= batched.up_to) & (batch > 1)
+def _of_batched(cost: Cost, sizes: tuple[Floats, Floats, Floats], *, platform: Platform, batch: Floats) -> Floats:
+    """Seconds, of batched GEMMs not below what their share of the roofline allows."""
+    chip, several = platform.chip, batch > 1
+    assert platform.batched is not None
+    if not several.any():
+        return cost.seconds
     roofline = np.maximum(cost.flop / (chip.rate * np.asarray(chip.cus)), cost.bytes / chip.drawn)
-    slow = roofline / batched.share_of_roofline + np.asarray(chip.launch_s)
-    return np.where(small, np.maximum(cost.seconds, slow), cost.seconds)
+    slow = roofline / platform.batched.share(np.maximum.reduce(sizes)) + np.asarray(chip.launch_s)
+    return np.where(several, np.maximum(cost.seconds, slow), cost.seconds)
 
 
-def _other(work: Work, platform: Platform) -> Spent:
-    """What anything but a product takes."""
+def _other(work: Work, platform: Platform, seen: dict[tuple[int, ...], Cost]) -> Spent:
+    """What anything but a product takes. seen: all passes of layers of which one was asked before."""
     if isinstance(work, Exchange):
         moved = collective(work, platform.groups[work.over])
         return Spent(moved.flop, moved.hbm_bytes, moved.wire_bytes, moved.seconds)
@@ -196,14 +198,20 @@ def _other(work: Work, platform: Platform) -> Spent:
         flop = np.asarray(work.flop, float)
         cost = streamed(platform.chip, work.bytes, flop=flop / np.asarray(work.share_of_peak), kernels=work.kernels)
         cost = replace(cost, flop=np.broadcast_to(flop, cost.seconds.shape))
-    elif isinstance(work, Recurrence):
-        cost = recurrent(platform.chip, work.gates, work.hidden, work.batch, work.steps)
     else:
-        assert isinstance(work, Filter)
-        cost = convolution(platform.chip, work.shape)
-    if isinstance(work, Recurrence | Filter):
-        cost = Cost(*(value[..., work.pass_] for value in (cost.flop, cost.bytes, cost.seconds)))
+        assert isinstance(work, Recurrence | Filter)
+        every = _passes(work, platform.chip, seen)
+        cost = Cost(*(value[..., work.pass_] for value in (every.flop, every.bytes, every.seconds)))
     return Spent(cost.flop, cost.bytes, 0 * cost.flop, cost.seconds)
+
+
+def _passes(work: Recurrence | Filter, chip: Chip, seen: dict[tuple[int, ...], Cost]) -> Cost:
+    """Costs [..., 3] of all passes of a layer, computed once for those whose sizes are the same objects."""
+    sizes = (work.shape,) if isinstance(work, Filter) else (work.gates, work.hidden, work.batch, work.steps)
+    same = tuple(map(id, sizes))
+    if same not in seen:
+        seen[same] = convolution(chip, work.shape) if isinstance(work, Filter) else recurrent(chip, *sizes)
+    return seen[same]
 
 
 def collective(work: Exchange, group: Group) -> CollectiveCost:

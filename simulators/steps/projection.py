@@ -57,10 +57,14 @@ class Size:
 
 @dataclass(frozen=True)
 class Profile:
-    """Seconds of each kind of operator of one layer, timed at one size on GPUs as they are."""
+    """Seconds of each kind of operator of one layer, timed at one size on GPUs as they are.
+
+    ring: GPUs of the collective that was timed, where that is not the size's tp: a model on one GPU has none.
+    """
 
     size: Size
     seconds: Mapping[str, Floats]
+    ring: int
 
 
 def by_kind(found: Iteration) -> dict[str, Floats]:
@@ -87,7 +91,7 @@ def projected(profile: Profile, to: Size, flop_vs_bw: ArrayLike = 1.0) -> dict[s
         for ratio, square, power in zip(ratios, squares, law, strict=True):
             factor = factor * (1.0 if power == 0 else ratio if power == 1 else square if power == 2 else 1 / ratio)
         found[kind] = profile.seconds[kind] * factor / (1.0 if kind == COMMUNICATION else np.asarray(flop_vs_bw))
-    new, old = to.columns[3], profile.size.columns[3]
+    new, old = to.columns[3], profile.ring
     found[COMMUNICATION] = found[COMMUNICATION] * ((new - 1) / new) / ((old - 1) / old)
     return found
 

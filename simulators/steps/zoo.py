@@ -20,15 +20,29 @@ def model_tree(said: str) -> dict[str, Any]:
 
     Raises ConfigError, also for a model that this project cannot lay out.
     """
-    shipped = conf_dir() / "model" / f"{said}.yaml"
-    path = shipped if "/" not in said and shipped.is_file() else Path(said)
-    if path.is_file():
+    path = _path("model", said)
+    if path is not None:
         return {"kind": "transformer", **_read(path)}
     known = public()
     if said not in known:
         way = did_you_mean(said, [*known, *listing("model")])
         raise ConfigError([Problem("models", "is neither a model known by name nor a YAML file", said, way)])
     return _laid_out(said, known[said])
+
+
+def option_tree(group: str, said: str) -> dict[str, Any]:
+    """The tree of a shipped option of a group, or of a YAML file. Raises ConfigError."""
+    path = _path(group, said)
+    if path is None:
+        way = did_you_mean(said, listing(group))
+        raise ConfigError([Problem(group, "is neither a shipped option nor a YAML file", said, way)])
+    return _read(path)
+
+
+def _path(group: str, said: str) -> Path | None:
+    shipped = conf_dir() / group / f"{said}.yaml"
+    path = shipped if "/" not in said and shipped.is_file() else Path(said)
+    return path if path.is_file() else None
 
 
 @discovery.remembered

@@ -1,0 +1,176 @@
+"""SeqPoint on an epoch's log of one's own: which iterations to profile, and what they project.
+
+    python -m dse seqpoint data=<csv> [k0=5] [error=0.01] [out=<csv>]
+
+The CSV has a row for each iteration in the order of the epoch: `sequence_length`, `seconds`, and, if other
+configurations were timed, `seconds_<name>` of each. Other columns are not read. What is wrong is told by line and
+column.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dse.outputs import whole
+from dse.problems import ConfigError, Problem, Problems, did_you_mean, pairs
+from simulators.seqpoint import Iterations, Sample, choose, cut_parallel, cut_sequential, iterations_cut, projected
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+Floats = NDArray[np.float64]
+
+_LENGTH, _SECONDS = "sequence_length", "seconds"
+_MOST_BYTES = 1 << 26  # of a file
+_MOST_LENGTH = 2**31
+_SHOWN = 20  # problems that are told one by one
+
+
+def seqpoint(words: Sequence[str]) -> int:
+    """`seqpoint data=<csv> [k0=5] [error=0.01] [out=<csv>]`: iterations that stand for an epoch, and their errors."""
+    from dse import report
+
+    defaults = {name: str(Iterations.model_fields[name].default) for name in ("k0", "error")}
+    given = pairs(words, {"data": "", **defaults}, optional=["out"])
+    check = Problems()
+    asked = {name: int(given[name]) if given[name].isdecimal() else _number(given[name]) for name in defaults}
+    iterations = check.model(Iterations, {"name": "seqpoint", "method": "seqpoint", **asked}, path="")
+    check.done()
+    assert iterations is not None
+    log = read(Path(given["data"]))
+    sample = choose(iterations, log[_LENGTH], log[_SECONDS])
+    console = report.console()
+    for part in (_points(log, sample), _configurations(log, sample)):
+        console.print(part)
+    for text in _said(iterations, log, sample):
+        console.print(text, soft_wrap=True)
+    if "out" in given:
+        _write(Path(given["out"]), Path(given["data"]), list(_rows(log, sample)))
+        console.print(f"written to {given['out']}", soft_wrap=True)
+    return 0
+
+
+COMMANDS = {"seqpoint": seqpoint}
+
+
+def read(path: Path) -> dict[str, Floats]:
+    """Columns [N] of an epoch's log: sequence_length, seconds [s], and seconds_<name>. Raises ConfigError."""
+    if not path.is_file():
+        raise ConfigError([Problem("data", "is no file", str(path), "name a CSV of the iterations of an epoch")])
+    if path.stat().st_size > _MOST_BYTES:
+        raise ConfigError([Problem("data", f"is larger than {_MOST_BYTES >> 20} MiB", str(path))])
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as text:
+            reader = csv.reader(text, strict=True)
+            columns = _columns(path, [name.strip() for name in next(reader, [])])
+            rows = [(reader.line_num, cells) for cells in reader if any(cell.strip() for cell in cells)]
+    except UnicodeDecodeError as error:
+        raise ConfigError([Problem("data", f"is no text in UTF-8: {error.reason}", str(path))]) from None
+    except csv.Error as error:
+        raise ConfigError([Problem(f"{path.name}, line {reader.line_num}", f"is no CSV: {error}")]) from None
+    if not rows:
+        raise ConfigError([Problem(path.name, "holds no iterations")])
+    problems = [one for line, cells in rows for one in _wrong(f"{path.name}, line {line}", columns, cells)]
+    if problems:
+        more = [Problem(path.name, f"has {len(problems) - _SHOWN} more problems")] if len(problems) > _SHOWN else []
+        raise ConfigError([*problems[:_SHOWN], *more])
+    return {name: np.array([float(cells[place]) for _, cells in rows]) for name, place in columns.items()}
+
+
+def _columns(path: Path, names: Sequence[str]) -> dict[str, int]:
+    """Where the columns stand that are read."""
+    check, where = Problems(), f"{path.name}, line 1"
+    for name in (_LENGTH, _SECONDS):
+        if name not in names:
+            near = "separate columns by commas" if len(names) == 1 and ";" in names[0] else did_you_mean(name, names)
+            check.add(where, f"has no column {name}", way_out=near)
+    found = [name for name in names if name in (_LENGTH, _SECONDS) or name.startswith(f"{_SECONDS}_")]
+    for name in dict.fromkeys(name for name in found if found.count(name) > 1):
+        check.add(where, "names a column twice", value=name)
+    check.done()
+    return {name: names.index(name) for name in found}
+
+
+def _wrong(where: str, columns: Mapping[str, int], cells: Sequence[str]) -> Iterator[Problem]:
+    """What is wrong with the cells of a line."""
+    for name, place in columns.items():
+        if place >= len(cells):
+            yield Problem(f"{where}, {name}", "is missing", way_out=f"the line has {len(cells)} cells")
+            continue
+        value = _number(cells[place])
+        if not isinstance(value, float) or not math.isfinite(value):
+            yield Problem(f"{where}, {name}", "is no number", cells[place])
+        elif name == _LENGTH and not (value.is_integer() and 1 <= value <= _MOST_LENGTH):
+            yield Problem(f"{where}, {name}", "must be a whole number from 1", cells[place])
+        elif value <= 0:
+            yield Problem(f"{where}, {name}", "must be a positive time in seconds", cells[place])
+
+
+def _number(text: str) -> float | str:
+    """A text as a number, if it is one."""
+    with suppress(ValueError):
+        return float(text)
+    return text
+
+
+def _rows(log: Mapping[str, Floats], sample: Sample) -> Iterator[tuple[int, int, float, float]]:
+    """Iteration (the first is 0), sequence length, seconds and weight of each point, by length."""
+    for point in np.argsort(log[_LENGTH][sample.places], kind="stable"):
+        place = int(sample.places[point])
+        yield place, int(log[_LENGTH][place]), float(log[_SECONDS][place]), float(sample.weights[point])
+
+
+def _points(log: Mapping[str, Floats], sample: Sample) -> Table:
+    from rich.table import Table
+
+    table = Table("iteration", _LENGTH, _SECONDS, "weight", title="iterations that stand for the epoch")
+    for place, length, seconds, weight in _rows(log, sample):
+        table.add_row(str(place), str(length), f"{seconds:.6g}", f"{weight:g}")
+    return table
+
+
+def _configurations(log: Mapping[str, Floats], sample: Sample) -> Table:
+    """The epoch's time on each configuration and the speed-up over the first, as measured and as projected."""
+    from rich.table import Table
+
+    names = [name for name in log if name != _LENGTH]
+    names.sort(key=lambda name: name != _SECONDS)
+    times = np.array([log[name] for name in names])
+    true, told = times.sum(-1), projected(sample, times)
+    table = Table("configuration", "epoch s", "projected s", "error %", "speed-up", "projected", "error %")
+    for name, one, other in zip(names, true, told, strict=True):
+        speedup, guess = true[0] / one, told[0] / other
+        cells = (one, other, 100 * (other / one - 1), speedup, guess, 100 * (guess / speedup - 1))
+        table.add_row(name, *(f"{cell:.5g}" for cell in cells))
+    return table
+
+
+def _said(iterations: Iterations, log: Mapping[str, Floats], sample: Sample) -> Iterator[str]:
+    seconds, every = log[_SECONDS], len(np.unique(log[_LENGTH]))
+    yield f"{len(sample.places)} of {len(seconds)} iterations, of {every} lengths; error {100 * sample.error:+.3g} %"
+    if abs(sample.error) > iterations.error:
+        yield f"above {100 * iterations.error:g} %, with every length taken: iterations of one length differ"
+    yield (
+        f"profiling is cut {cut_sequential(sample, seconds):.3g} times one after another,"
+        f" {cut_parallel(sample, seconds):.3g} times all at once, {iterations_cut(sample):.3g} times in iterations"
+    )
+
+
+def _write(out: Path, data: Path, rows: Sequence[tuple[float, ...]]) -> None:
+    if out.exists() and out.samefile(data):
+        raise ConfigError([Problem("out", "would write over the log", str(out), "name another")])
+    try:
+        with whole(out) as fresh, fresh.open("w", encoding="utf-8", newline="") as text:
+            writer = csv.writer(text)
+            writer.writerow(("iteration", _LENGTH, _SECONDS, "weight"))
+            writer.writerows(rows)
+    except OSError as error:
+        raise ConfigError([Problem("out", f"cannot be written ({error.strerror})", str(out), "name another")]) from None

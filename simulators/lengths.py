@@ -1,0 +1,117 @@
+"""Lengths of the sequences of a data set, and the order in which an epoch batches them.
+
+A data set is the inverse of its cumulative distribution, piecewise linear between measured percentiles, of which a
+seeded sample is drawn. A batch is padded to its longest sequence: that is the sequence length of its iteration.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, field_validator, model_validator
+
+from dse.problems import ConfigError, Problem
+from dse.values import Fraction, Frozen, Integer, Number, knob
+from simulators.sourced import Sourced
+
+Integers = NDArray[np.int64]
+Length = Annotated[Number, Field(gt=0, le=2**31)]
+Tokens = Annotated[Integer, Field(ge=1, le=2**31)]
+
+
+class Tail(Frozen):
+    """Sequences beyond what was measured: `num_sequences` in place of as many others, evenly from low to high."""
+
+    num_sequences: Annotated[Integer, Field(ge=0, le=2**31)]
+    low: Length
+    high: Length
+
+    @model_validator(mode="after")
+    def _ascends(self) -> Tail:
+        if self.low > self.high:
+            raise ValueError(f"goes from {self.low:g} to {self.high:g}; low must not be above high")
+        return self
+
+
+class Lengths(Sourced):
+    """A data set's sequence lengths, and the order of an epoch.
+
+    percentiles: [share of the sequences, length that they do not exceed], of share 0 to 1. per_unit: frames or tokens
+    for each unit of these (100 frames a second); None where they count what the model reads. bounds: sequences shorter
+    or longer, in what the model reads, are left out of the epoch. order: sorted by length; shuffled; bucketed, batches
+    of sequences of one of the buckets of `bucket_width` lengths, shuffled. whole: batches that sequences do not fill
+    are dropped: the last one, or that of each bucket.
+    """
+
+    name: str
+    description: str = ""
+    percentiles: tuple[tuple[Fraction, Length], ...] = Field(min_length=2)
+    num_sequences: Annotated[Integer, Field(ge=1, le=10**8)]
+    per_unit: Annotated[Number, Field(gt=0, le=1e6)] | None = None
+    tail: Tail | None = None
+    bounds: tuple[Tokens, Tokens] | None = None
+    order: Annotated[Literal["sorted", "shuffled", "bucketed"], knob(structural=True)] = "sorted"
+    bucket_width: Tokens | None = None
+    whole: Annotated[bool, knob(structural=True)] = False
+    note: Any = None
+
+    @field_validator("percentiles")
+    @classmethod
+    def _ascend(cls, found: tuple[tuple[float, float], ...]) -> tuple[tuple[float, float], ...]:
+        if found[0][0] != 0 or found[-1][0] != 1:
+            raise ValueError("must begin with the share 0 (the shortest) and end with 1 (the longest)")
+        for (share, length), (further, longer) in pairwise(found):
+            if further <= share or longer < length:
+                raise ValueError(f"must ascend: [{further:g}, {longer:g}] comes after [{share:g}, {length:g}]")
+        return found
+
+    @model_validator(mode="after")
+    def _hangs_together(self) -> Lengths:
+        if (self.order == "bucketed") != (self.bucket_width is not None):
+            raise ValueError("bucket_width is the width of the buckets of order: bucketed; give both or neither")
+        if self.tail is not None and self.tail.num_sequences > self.num_sequences:
+            raise ValueError(f"tail.num_sequences is above num_sequences = {self.num_sequences}")
+        if self.bounds is not None and self.bounds[0] > self.bounds[1]:
+            raise ValueError(f"bounds = [{self.bounds[0]}, {self.bounds[1]}] hold no length")
+        return self
+
+
+def sequence_lengths(lengths: Lengths, seed: int) -> Integers:
+    """Lengths of all sequences of a data set within its bounds, a seeded sample [num_sequences or fewer], unordered."""
+    return _drawn(lengths, np.random.default_rng(seed))
+
+
+def iteration_lengths(lengths: Lengths, batch: int, seed: int) -> Integers:
+    """Sequence lengths [N] of the iterations of one epoch in their order: the longest sequence of each batch.
+
+    The same seed draws the same epoch. Raises ConfigError where the epoch has no iteration.
+    """
+    random = np.random.default_rng(seed)
+    drawn = _drawn(lengths, random)
+    bucket = np.zeros_like(drawn) if lengths.bucket_width is None else (drawn - 1) // lengths.bucket_width
+    within = drawn if lengths.order == "sorted" else random.permutation(len(drawn))
+    ordered = np.lexsort((within, bucket))
+    place = np.arange(len(drawn)) - np.searchsorted(bucket[ordered], bucket[ordered])
+    starts = np.flatnonzero(place % batch == 0)
+    sizes = np.diff(starts, append=len(drawn))
+    longest = np.maximum.reduceat(drawn[ordered], starts) if len(starts) else drawn
+    longest = longest[sizes == batch] if lengths.whole else longest
+    if not len(longest):
+        rule = f"has no batch of {batch} among {len(drawn)} sequences"
+        raise ConfigError([Problem("lengths", rule, lengths.name, "a smaller batch, wider bounds or whole: false")])
+    return random.permutation(longest) if lengths.order == "bucketed" else longest
+
+
+def _drawn(lengths: Lengths, random: np.random.Generator) -> Integers:
+    """A sample of all lengths in what the model reads, at least 1."""
+    shares, values = np.array(lengths.percentiles).T
+    beyond = 0 if lengths.tail is None else lengths.tail.num_sequences
+    drawn = np.interp(random.random(lengths.num_sequences - beyond), shares, values)
+    if lengths.tail is not None:
+        drawn = np.append(drawn, random.uniform(lengths.tail.low, lengths.tail.high, beyond))
+    found = np.maximum(1, np.rint(drawn * (lengths.per_unit or 1.0))).astype(np.int64)
+    low, high = lengths.bounds or (1, np.inf)
+    return np.asarray(found[(found >= low) & (found <= high)])

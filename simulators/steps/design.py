@@ -1,0 +1,128 @@
+"""What a design of an iteration is: its sections, and the rules between them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from dse.backend import Tree
+from dse.problems import ConfigError
+from dse.values import Frozen
+from simulators.design import Rule
+from simulators.device import Device, Setting
+from simulators.lengths import Lengths, iteration_lengths
+from simulators.seqpoint import Iterations
+from simulators.steps.groups import leaves_server
+from simulators.steps.model import Kernels, Model, Optimizer, Parallel, Run, Transformer
+
+
+class Design(Frozen):
+    """One iteration: hardware, model, and how it is run."""
+
+    system: Device
+    setting: Setting
+    model: Model
+    run: Run
+    parallel: Parallel
+    optimizer: Optimizer
+    kernels: Kernels
+    lengths: Lengths | None = None
+    iterations: Iterations | None = None
+
+
+OPTIONAL = ("lengths", "iterations")
+_NO_LENGTHS = "none"
+
+
+def held(tree: Tree) -> dict[str, Any]:
+    """The sections of a design; without lengths, which iterations of an epoch are simulated means nothing."""
+    alone = (tree.get("lengths") or {}).get("name", _NO_LENGTHS) == _NO_LENGTHS
+    names = [name for name in Design.model_fields if name in tree and not (alone and name in OPTIONAL)]
+    return {name: tree[name] for name in names}
+
+
+def rules(design: Design) -> Iterator[Rule]:
+    """What does not fit together, and where over a grid."""
+    system, run, parallel = design.system, design.run, design.parallel
+    if run.precision not in dict(system.efficiency):
+        rule = f"has no constants for {run.precision}"
+        known = f"run.precision is one of {', '.join(system.efficiency)}"
+        yield Rule("system.efficiency", True, rule, way_out=f"{known}; or python -m dse calibrate")
+    optimizer = design.optimizer
+    for path, held in (("traffic_bytes", optimizer.traffic_bytes), ("state_bytes", optimizer.state_bytes)):
+        if run.precision not in dict(held):
+            way = f"give it with its source, or take one of {', '.join(held)} as run.precision"
+            yield Rule(f"optimizer.{path}", True, f"says nothing of {run.precision}", way_out=way)
+    if run.mode != "training" and parallel.zero:
+        yield Rule("parallel.zero", True, "splits the state of an optimizer, and inference has none", way_out="set 0")
+    cus, all_cus = design.setting.num_cus, system.gpu.num_cus
+    if cus is not None:
+        few = "is more than the GPU has (system.gpu.num_cus = {0})"
+        yield Rule("setting.num_cus", np.asarray(cus) > all_cus, few, cus, (all_cus,), "use fewer")
+    yield from _spread(design)
+    yield from _sampled(design)
+    if isinstance(design.model, Transformer):
+        yield from _heads(design.model)
+        yield from _divided(design.model, parallel)
+        return
+    for path, degree in (("parallel.tp", parallel.tp), ("parallel.pp", parallel.pp)):
+        told = "splits a model that is no transformer, which is not modelled"
+        yield Rule(path, np.asarray(degree) > 1, told, degree, way_out=f"set {path}=1")
+
+
+def _divided(model: Transformer, parallel: Parallel) -> Iterator[Rule]:
+    """tp splits heads and feed-forward layers, or copies keys; pp splits layers, those of a decoder, too."""
+    tp, pp, heads, kv = (np.asarray(one) for one in (parallel.tp, parallel.pp, model.num_heads, model.num_kv_heads))
+    way, ffn = "take a divisor", np.asarray(model.width_of_ffn)
+    yield Rule("parallel.tp", heads % tp != 0, "does not divide the heads (model has {0})", parallel.tp, (heads,), way)
+    uneven = (heads % tp == 0) & (kv % tp != 0) & (tp % kv != 0)
+    told = "neither divides the heads of keys ({0}) nor is a multiple of them"
+    yield Rule("parallel.tp", uneven, told, parallel.tp, (kv,), "take one that does")
+    yield Rule("parallel.tp", ffn % tp != 0, "does not divide model.ffn ({0})", parallel.tp, (ffn,), way)
+    for layers in (np.asarray(model.layers), np.asarray(model.decoder_layers)):
+        yield Rule(
+            "parallel.pp", layers % pp != 0, "does not divide the layers (model has {0})", parallel.pp, (layers,), way
+        )
+
+
+def _heads(model: Transformer) -> Iterator[Rule]:
+    """Heads are whole numbers of columns, and of queries for each key."""
+    if model.heads is not None and model.head_dim is None:
+        uneven = np.asarray(model.hidden) % np.asarray(model.heads) != 0
+        told, way = "does not divide the width (model.hidden = {0})", "take a divisor, or give model.head_dim"
+        yield Rule("model.heads", uneven, told, model.heads, (model.hidden,), way)
+    if model.kv_heads is not None:
+        heads = np.asarray(model.num_heads)
+        told, uneven = "does not divide the heads (model has {0})", heads % np.asarray(model.kv_heads) != 0
+        yield Rule("model.kv_heads", uneven, told, model.kv_heads, (heads,), "take a divisor")
+
+
+def _spread(design: Design) -> Iterator[Rule]:
+    """Several GPUs need a server, and those beyond it a network."""
+    server, parallel = design.system.server, design.parallel
+    gpus = np.asarray(parallel.tp) * np.asarray(parallel.pp) * np.asarray(parallel.dp)
+    way = "give it with its source"
+    if server is None:
+        told = "is missing: tp x pp x dp is {0} GPUs"
+        yield Rule("system.server", gpus > 1, told, given=(gpus,), way_out=way)
+    elif server.network_bytes_per_s is None:
+        told = "is missing: tp x pp x dp is {0} GPUs, a server has {1}"
+        beyond = leaves_server(server, parallel)
+        yield Rule("system.server.network_bytes_per_s", beyond, told, given=(gpus, server.num_gpus), way_out=way)
+
+
+def _sampled(design: Design) -> Iterator[Rule]:
+    """An epoch must have iterations, and as many as are wanted of it."""
+    if design.lengths is None:
+        return
+    try:
+        size = len(iteration_lengths(design.lengths, design.run.batch, design.run.seed))
+    except ConfigError as error:
+        yield from map(Rule.of, error.problems)
+        return
+    asked = design.iterations
+    if asked is not None and asked.method == "prior" and asked.warm_up + asked.window > size:
+        told = "ends beyond the {0} iterations of an epoch, after a warm-up of {1}"
+        yield Rule("iterations.window", True, told, asked.window, (size, asked.warm_up), "choose fewer")

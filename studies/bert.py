@@ -1,0 +1,397 @@
+"""Demystifying BERT (arXiv:2104.08335): which operators take the time of pre-training, and what changes their shares.
+
+Phase 1 is of 128 tokens, phase 2 of 512. Of GEMMs, linear are the projections of attention, fc the feed-forward layers,
+attention the batched products; output and embedding are the ends of the model, the output's GEMM among them.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import yaml
+
+from dse.claims import Claim, Finding, read
+from dse.compose import conf_dir
+from dse.finished import Finished
+from dse.plots import Axis, predictions, tables
+from dse.problems import ConfigError
+from dse.values import put
+from simulators.device import tree_of
+from simulators.step import StepBackend, iteration, metrics_of
+from simulators.steps.design import OPTIONAL, Design
+from simulators.steps.operators import Product
+from studies.plain import Plain
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+_GEMMS = ("linear", "fc", "attention")
+_LABELS = {
+    "linear": "linear GEMMs",
+    "fc": "FC GEMMs",
+    "attention": "attention GEMMs",
+    "softmax": "softmax",
+    "activation": "GeLU",
+    "norm": "dropout, residual, LayerNorm",
+    "embedding": "embedding",
+    "output": "output",
+    "optimizer": "optimizer",
+    "communication": "communication",
+}
+_LENGTH, _BATCH, _PRECISION = "run.sequence_length", "run.batch", "run.precision"
+_POINT = (_LENGTH, _BATCH, _PRECISION)
+_PROMINENT = 0.2
+_LABELLED = ("Ph1-B32-FP32", "Ph1-B4-FP32", "Ph2-B4-FP32", "Ph1-B32-FP16", "Ph2-B4-FP16")
+"""Configurations that the paper has labels for."""
+_NO_COUNT = "recalled shares are of another software: what is fused in it, and whether output is of masked tokens alone"
+
+
+class Bert(Plain):
+    """Claims, breakdowns, the roofline, what changes shares, and measured throughput."""
+
+    def claims(self) -> list[Claim]:
+        """What the paper published, and what is recalled of it, as retyped beside this module."""
+        return read(Path(__file__).with_suffix(".yaml"))
+
+    def findings(self, table: pd.DataFrame) -> Mapping[str, Finding]:
+        """Ours for shares of the table's configurations."""
+        every = _configurations(table)
+        if set(_LABELLED) - set(every.get("called", ())):
+            return {claim.id: Finding(None, f"needs {', '.join(_LABELLED)}") for claim in self.claims()}
+        rows = every[every["called"].isin(_LABELLED)]
+        return {**_ordered(rows), **_shares(rows), **_precision(every), **_optimizer(every)}
+
+    def further(self, run: Finished) -> Mapping[str, Finding]:
+        """Ours for what changes one thing at a time."""
+        design = _base(run)
+        if design is None:
+            names = ("softmax_sl2", "intensity_spread", "h_direction", "dp_tp_direction", "nmc_bound", "nmc_lamb")
+            return {f"bert.{name}": Finding(None, "needs a transformer that is trained") for name in names}
+        return {**_growth(design), **_directions(design), **_near_memory(design)}
+
+    def figures(self, table: pd.DataFrame, timelines: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
+        """Shares of the iteration, and times, by configuration."""
+        rows = _configurations(table)
+        if rows.empty:
+            return
+        parts = [Axis(f"share_{name}", label, 100.0) for name, label in _LABELS.items() if rows[f"share_{name}"].any()]
+        rows = rows.assign(panel=rows["scenario"])
+        yield "breakdown", tables.stacks(rows, parts, panel="panel", bar="called", label="share of an iteration [%]")
+        times = rows.assign(**{f"time_{name}": rows[f"share_{name}"] * rows["iteration_s"] for name in _LABELS})
+        parts = [Axis(part.column.replace("share", "time"), part.label, 1e3) for part in parts]
+        yield "times", tables.stacks(times, parts, panel="panel", bar="called", label="time of an iteration [ms]")
+
+    def extras(self, run: Finished) -> Iterator[tuple[str, Any]]:
+        """The roofline, one thing changed at a time, the bound of near-memory updates, and measured throughput."""
+        design = _base(run)
+        if design is None:
+            return
+        operators = _operators(design)
+        yield "operators", operators
+        yield "roofline", _roofline(operators, design)
+        changes = _changes(design)
+        yield "changes", changes
+        yield "what_changes", _changes_figure(changes)
+        near = _bounds(run.outputs.read_table("results"), design)
+        yield "near_memory", near
+        measured = _measured(design)
+        yield "throughput", measured
+        if len(measured):
+            yield "throughput_measured", _throughput_figure(measured)
+
+
+def _configurations(table: pd.DataFrame) -> pd.DataFrame:
+    """Points with a result, called as the paper calls them (Ph1-B32-FP32), in the order of phase, batch, precision."""
+    ok = table[table["status"] == "ok"]
+    if not {*_POINT, "run.mode"} <= set(ok):
+        return ok.iloc[:0]
+    ok = ok[ok["run.mode"] == "training"]
+    phase = ok[_LENGTH].map({128: "Ph1", 512: "Ph2"}).fillna("SL" + ok[_LENGTH].astype(int).astype(str))
+    precision = ok[_PRECISION].astype(str).map({"fp32": "FP32", "mixed": "FP16"}).fillna(ok[_PRECISION].astype(str))
+    called = phase + "-B" + ok[_BATCH].astype(int).astype(str) + "-" + precision
+    rows = ok.assign(called=called, gemm=sum(ok[f"share_{kind}"] for kind in _GEMMS))
+    return rows.sort_values(["scenario", _LENGTH, _BATCH, _PRECISION])
+
+
+def _told(values: pd.Series[Any], names: pd.Series[Any]) -> str:
+    return ", ".join(f"{name} {100 * value:.0f} %" for name, value in zip(names, values, strict=True))
+
+
+# Claims from the table
+
+
+def _ordered(rows: pd.DataFrame) -> dict[str, Finding]:
+    """Which class is the largest, and which comes next."""
+    others = [f"share_{name}" for name in _LABELS if name not in _GEMMS]
+    first = bool((rows["gemm"] > rows[others].max(axis=1)).all())
+    rest = 1 - rows["gemm"]
+    found = {
+        "bert.gemm_first": Finding(first, _told(rows["gemm"], rows["called"])),
+        "bert.memory_bound_prominent": Finding(
+            bool((rest > _PROMINENT).mean() > 0.5), f"share of all else: {_told(rest, rows['called'])}"
+        ),
+    }
+    few = rows[(rows[_BATCH] == 4) | (rows[_PRECISION] == "mixed")]
+    next_ = few[others].idxmax(axis=1).map({f"share_{name}": label for name, label in _LABELS.items()})
+    told = ", ".join(f"{name} {what}" for name, what in zip(few["called"], next_, strict=True))
+    cause = "a GeLU by its formula takes a dozen passes here; at many tokens these weigh more than the update"
+    return {**found, "bert.lamb_next": Finding(bool((next_ == _LABELS["optimizer"]).all()), told, cause)}
+
+
+def _shares(rows: pd.DataFrame) -> dict[str, Finding]:
+    """Recalled shares: of FP32 as a range over configurations, of mixed precision at phase 1 with 32 sequences."""
+    found = {}
+    values = {"lin_fc": rows["share_linear"] + rows["share_fc"], "attn_gemm": rows["share_attention"]}
+    for name, share in values.items():
+        for precision, end in (("fp32", "fp32"), ("mixed", "mp")):
+            own = rows[_PRECISION] == precision
+            one = own & (rows[_LENGTH] == 128) & (rows[_BATCH] == 32)
+            told = _told(share[own], rows["called"][own])
+            if name == "lin_fc" and precision == "fp32" and own.any():
+                ours: Any = (100 * float(share[own].min()), 100 * float(share[own].max()))
+            else:
+                ours = 100 * float(share[one].iloc[0]) if one.any() else None
+            told = told if ours is not None else "needs 32 sequences of 128 tokens at this precision"
+            found[f"bert.{name}_{end}"] = Finding(ours, told, _NO_COUNT)
+    ends = rows["share_embedding"] + rows["share_output"]
+    spread = (100 * float(ends.min()), 100 * float(ends.max()))
+    found["bert.embed_output"] = Finding(spread, _told(ends, rows["called"]), _NO_COUNT)
+    return found
+
+
+def _precision(rows: pd.DataFrame) -> dict[str, Finding]:
+    """What mixed precision does to shares, all else equal."""
+    both = rows.assign(rest=1 - rows["gemm"]).pivot_table(
+        index=["scenario", _LENGTH, _BATCH], columns=_PRECISION, values=["rest", "share_optimizer"], observed=True
+    )
+    if not {("rest", "fp32"), ("rest", "mixed")} <= set(both):
+        return {"bert.mp_raises_nongemm": Finding(None, "needs both precisions")}
+    more = [both[(name, "mixed")] > both[(name, "fp32")] for name in ("rest", "share_optimizer")]
+    told = ", ".join(
+        f"{100 * row[('rest', 'fp32')]:.0f} to {100 * row[('rest', 'mixed')]:.0f} %" for _, row in both.iterrows()
+    )
+    return {"bert.mp_raises_nongemm": Finding(bool(all(one.all() for one in more)), f"all but GEMMs: {told}")}
+
+
+def _optimizer(rows: pd.DataFrame) -> dict[str, Finding]:
+    """Whether the update takes as long whatever the tokens."""
+    spread = rows.groupby(["scenario", _PRECISION], observed=True)["optimizer_s"].agg(["min", "max"])
+    told = ", ".join(f"{1e3 * one:.2f} ms" for one in spread["max"])
+    if not ((rows[_LENGTH].nunique() > 1) or (rows[_BATCH].nunique() > 1)):
+        return {"bert.lamb_constant": Finding(None, "needs several batches or lengths")}
+    return {"bert.lamb_constant": Finding(bool((spread["max"] <= spread["min"] * (1 + 1e-12)).all()), told)}
+
+
+# Claims that change one thing at a time
+
+
+def _base(run: Finished) -> Design | None:
+    """The design of the run's configuration: phase 1, 32 sequences at FP32, unless it says otherwise."""
+    backend, config = StepBackend(), run.config
+    tree = {name: config[name] for name in Design.model_fields if name in config and name not in OPTIONAL}
+    try:
+        design = backend.design(tree)
+    except ConfigError:
+        return None
+    fine = design.run.mode == "training" and design.model.kind == "transformer" and not backend.problems(design)
+    return design if fine else None
+
+
+def _at(design: Design, values: Mapping[str, Any]) -> Design:
+    for path, value in values.items():
+        design = put(design, path, value)
+    return design
+
+
+@cache
+def _asked() -> Mapping[str, Any]:
+    found: Mapping[str, Any] = yaml.safe_load((conf_dir() / "data" / "bert.yaml").read_text(encoding="utf-8"))
+    return found
+
+
+def _growth(design: Design) -> dict[str, Finding]:
+    """How softmax grows with the length, and how much more FLOP for each byte FC layers have than attention."""
+    lengths = np.array([512.0, 1024.0])
+    found = metrics_of(_at(design, {_LENGTH: lengths}))
+    seconds = found["share_softmax"] * found["iteration_s"]
+    exponent = float(np.log2(seconds[1] / seconds[0]))
+    rows = [row for row in _operators(design) if row["phase"] == "forward"]
+    least = min(row["intensity"] for row in rows if row["kind"] == "fc" and row["gemm"])
+    most = max(row["intensity"] for row in rows if row["kind"] == "attention")
+    told = f"exponent {exponent:.3f} from 512 to 1,024 tokens"
+    ratio = f"{least:.0f} FLOP/B of FC against at most {most:.1f}, at {design.run.sequence_length} tokens"
+    return {
+        "bert.softmax_sl2": Finding(bool(abs(exponent - 2) < 0.1), told),
+        "bert.intensity_spread": Finding(float(least / most), ratio),
+    }
+
+
+def _gemm(found: Mapping[str, Any]) -> Any:
+    return sum(found[f"share_{kind}"] for kind in _GEMMS)
+
+
+def _directions(design: Design) -> dict[str, Finding]:
+    """Which way shares go with width, tokens, dp and tp."""
+    asked = _asked()
+    head = {"model.heads": None, "model.ffn": None, "model.head_dim": 64}
+    wide = metrics_of(_at(design, {**head, "model.hidden": np.array(asked["hidden"], float)}))
+    long = metrics_of(_at(design, {_BATCH: np.array(asked["batch"], float)}))
+    up = {"GEMMs": np.diff(_gemm(wide)), "LAMB": np.diff(wide["share_optimizer"])}
+    fewer = bool((np.diff(long["share_optimizer"]) < 0).all())
+    told = f"H {asked['hidden'][0]} to {asked['hidden'][-1]}: GEMMs {_ends(_gemm(wide))}, LAMB "
+    told += f"{_ends(wide['share_optimizer'])}; B {asked['batch'][0]} to {asked['batch'][-1]}: LAMB "
+    told += _ends(long["share_optimizer"])
+    cause = (
+        "the share of GEMMs falls where the update grows as fast as they do, and they run at a better rate when wide"
+    )
+    grows = all(bool((one > 0).all()) for one in up.values())
+    alone, apart = (metrics_of(_at(design, {"parallel.dp": dp})) for dp in (1, 8))
+    split = metrics_of(_at(design, {"parallel.tp": 8}))
+    ratio = float(alone["optimizer_s"] / split["optimizer_s"])
+    adds = bool(apart["dp_s"] > 0 and split["serialized_s"] > 0 and alone["dp_s"] == alone["serialized_s"] == 0)
+    eight = f"dp 8: {1e3 * float(apart['dp_s']):.1f} ms of reductions; tp 8: LAMB {ratio:.2f} times as fast, "
+    eight += f"{1e3 * float(split['serialized_s']):.1f} ms of all-reduces"
+    slow = "launches of the update, one after another for each tensor, are not split"
+    return {
+        "bert.h_direction": Finding(grows and fewer, told, cause),
+        "bert.dp_tp_direction": Finding(adds and ratio > 4, eight, slow),
+    }
+
+
+def _ends(values: Any) -> str:
+    return f"{100 * float(values[0]):.0f} to {100 * float(values[-1]):.0f} %"
+
+
+def _near_memory(design: Design) -> dict[str, Finding]:
+    """An update by units at the banks: its own speed-up, and the iteration's against its bound."""
+    near = _asked()["near_memory"]
+    before, after = (metrics_of(_at(design, {"optimizer.near_memory": times})) for times in (1.0, near))
+    own = float(before["optimizer_s"] / after["optimizer_s"])
+    whole = float(before["iteration_s"] / after["iteration_s"])
+    bound = 1 / (1 - float(before["memory_bound_share"]))
+    told = f"{whole:.3f}x, bounded by {bound:.2f}x: {100 * float(before['memory_bound_share']):.0f} % are memory-bound"
+    return {
+        "bert.nmc_bound": Finding(bool(whole <= bound), told),
+        "bert.nmc_lamb": Finding(own, f"at {near:g} times the bandwidth; launches stay"),
+    }
+
+
+# Operators, changes, bounds, measured throughput
+
+
+def _operators(design: Design) -> list[dict[str, Any]]:
+    """Every operator that computes: work, time, intensity, rate and how often it runs."""
+    rows = []
+    for part in iteration(design).parts:
+        flop, moved, seconds = (float(getattr(part.spent, name)) for name in ("flop", "bytes", "seconds"))
+        if part.over is None and seconds > 0 and moved > 0:
+            row: dict[str, Any] = {"block": part.block.name, "operator": part.op.name, "kind": part.op.kind}
+            row |= {"phase": part.op.phase, "gemm": isinstance(part.op.work, Product)}
+            row["intensity"] = max(flop / moved, 1e-3)
+            times = float(part.times)
+            rows.append({**row, "rate": flop / seconds, "seconds": seconds, "times": times, "total_s": times * seconds})
+    return rows
+
+
+def _roofline(rows: Sequence[Mapping[str, Any]], design: Design) -> Figure:
+    import pandas as pd
+
+    table = pd.DataFrame([row for row in rows if row["gemm"]])
+    table = table.assign(kind=table["kind"].map(_LABELS).fillna(table["kind"]))
+    peak = design.system.gpu.peak(design.run.precision)
+    assert peak is not None
+    told = f"GEMMs of an iteration on {design.system.name}: {design.run.batch} sequences of "
+    told += f"{design.run.sequence_length}, {design.run.precision}"
+    size = Axis("total_s", "time in an iteration")
+    return tables.roofline(table, (peak, design.system.gpu.hbm_bytes_per_s), by="kind", size=size, title=told)
+
+
+def _changes(design: Design) -> pd.DataFrame:
+    """Shares of an iteration as one thing changes: width, length, batch, tp, dp, micro-batches."""
+    import pandas as pd
+
+    head = {"model.heads": None, "model.ffn": None, "model.head_dim": 64}
+    changed: dict[str, tuple[str, Mapping[str, Any]]] = {
+        "hidden": ("model.hidden", head),
+        "sequence_length": (_LENGTH, {}),
+        "batch": (_BATCH, {}),
+        "tp": ("parallel.tp", {}),
+        "dp": ("parallel.dp", {}),
+        "micro_batches": ("run.micro_batches", {}),
+    }
+    parts = []
+    for name, (path, also) in changed.items():
+        for precision in ("fp32", "mixed"):
+            values = np.array(_asked()[name], float)
+            found = metrics_of(_at(design, {**also, _PRECISION: precision, path: values}))
+            columns = {key: np.broadcast_to(value, values.shape) for key, value in found.items()}
+            parts.append(pd.DataFrame({"changed": name, "value": values, "precision": precision, **columns}))
+    return pd.concat(parts, ignore_index=True)
+
+
+def _changes_figure(changes: pd.DataFrame) -> Figure:
+    rows = changes[changes["precision"] == "mixed"]
+    rows = rows.assign(bar=rows["value"].map("{:g}".format), gemm=sum(rows[f"share_{kind}"] for kind in _GEMMS))
+    rows = rows.assign(bar=rows["changed"] + " " + rows["bar"], panel="mixed precision")
+    parts = [Axis(f"share_{name}", label, 100.0) for name, label in _LABELS.items() if rows[f"share_{name}"].any()]
+    return tables.stacks(rows, parts, panel="panel", bar="bar", label="share of an iteration [%]")
+
+
+def _bounds(table: pd.DataFrame, design: Design) -> list[dict[str, Any]]:
+    """Speed-up of an iteration by a near-memory update, and Amdahl's bounds, of every configuration."""
+    found = []
+    for _, row in _configurations(table).iterrows():
+        point = {_LENGTH: int(row[_LENGTH]), _BATCH: int(row[_BATCH]), _PRECISION: str(row[_PRECISION])}
+        near = metrics_of(_at(design, {**point, "optimizer.near_memory": _asked()["near_memory"]}))
+        own = metrics_of(_at(design, point))
+        told: dict[str, Any] = {
+            "configuration": row["called"],
+            "speedup": float(own["iteration_s"] / near["iteration_s"]),
+        }
+        told |= {"bound_of_optimizer": 1 / (1 - float(own["share_optimizer"]))}
+        found.append({**told, "bound_of_memory_bound": 1 / (1 - float(own["memory_bound_share"]))})
+    return found
+
+
+def _measured(design: Design) -> pd.DataFrame:
+    """Published throughput of BERT-Large on one GPU whose device file there is, and ours."""
+    import pandas as pd
+
+    with (conf_dir() / "data" / "bert_throughput.csv").open(encoding="utf-8") as text:
+        rows = list(csv.DictReader(line for line in text if not line.startswith("#")))
+    found = []
+    for row in rows:
+        device = row["device"].partition("_")[0]
+        if row["gpus"] != "1" or row["padded"] != "true" or row["precision"] not in ("fp32", "mixed"):
+            continue
+        steps = int(row["accumulation"] or 1)
+        run = {"batch": int(row["batch"]), "sequence_length": int(row["sequence_length"]), "micro_batches": steps}
+        tree = {**design.model_dump(exclude_none=True), "system": tree_of(device), "parallel": {}}
+        tree["run"] = {**run, "precision": row["precision"]}
+        one = StepBackend().design(tree)
+        ours = steps * run["batch"] / float(metrics_of(one)["iteration_s"])
+        name = f"{row['device']} {row['precision']}"
+        told = {"device": name, "kind": row["source"].rpartition(" ")[2], **run, "precision": row["precision"]}
+        found.append({**told, "measured_per_s": float(row["sequences_per_s"]), "ours_per_s": ours})
+    return pd.DataFrame(found)
+
+
+def _throughput_figure(rows: pd.DataFrame) -> Figure:
+    """Seconds for a sequence, measured and ours, by the software of the measurement."""
+    years = {"155578a": "software of 2019", "a74236a": "software of 2020", "729963d": "software of 2021"}
+    table = rows.assign(
+        kind=rows["kind"].map(years).fillna(rows["kind"]),
+        measured_s=1 / rows["measured_per_s"],
+        predicted_s=1 / rows["ours_per_s"],
+        fitted=False,
+    )
+    return predictions.scatter(table, by="device", title="seconds a sequence of BERT-Large")
+
+
+STUDY = Bert()

@@ -1,0 +1,412 @@
+"""Tale of Two Cs (arXiv:2302.02825): communication against compute as models and hardware grow, and their projection.
+
+Serialized communication is that of tp, which compute waits for; overlapped that of dp, beside the backward pass.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import yaml
+
+from dse.claims import Claim, Finding, read
+from dse.compose import conf_dir
+from dse.finished import Finished
+from dse.plots import Axis, tables
+from dse.problems import ConfigError
+from dse.values import put
+from simulators.step import StepBackend, iteration, metrics_of
+from simulators.steps.design import OPTIONAL, Design
+from simulators.steps.projection import COMMUNICATION, Profile, Size, by_kind, projected
+from simulators.steps.zoo import model_tree, public
+from studies.plain import Plain
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+_WIDTH, _LENGTH, _BATCH, _TP = "model.hidden", "run.sequence_length", "run.batch", "parallel.tp"
+_FASTER, _MODE = "setting.flop_vs_bw", "run.mode"
+_AXES = (_WIDTH, _LENGTH, _BATCH, _TP, _FASTER)
+_EXACT = 1e-9
+_MOST_TP = 256
+_TIMES = (1.0, 2.0, 4.0)
+_ASSUMED = "TP 256 at most, rings of any size at the bandwidth of a node (by assumption)"
+_ATTENTION = "its batched ones alone"  # part of GEMM's, and told beside it
+_GROUPS = {
+    "GEMM": ("linear", "fc", "attention"),
+    _ATTENTION: ("attention",),
+    "element-wise": ("norm", "softmax", "activation"),
+    "all-reduce": (COMMUNICATION,),
+}
+
+
+class CompVsComm(Plain):
+    """Claims, shares, the TP that memory forces, and how far a projection is off."""
+
+    def claims(self) -> list[Claim]:
+        """What the paper published, and what is recalled of it, as retyped beside this module."""
+        return read(Path(__file__).with_suffix(".yaml"))
+
+    def findings(self, table: pd.DataFrame) -> Mapping[str, Finding]:
+        """Ours for shares and trends, from the table."""
+        ok = _known(table)
+        if ok.empty:
+            return {}
+        names = {1: "band_1x", 2: "band_2x", 4: "band_4x"}
+        found = {f"comp_vs_comm.{name}": _band(ok, faster) for faster, name in names.items()}
+        found["comp_vs_comm.comm_share_future"] = found["comp_vs_comm.band_4x"]
+        found["comp_vs_comm.trend_tp_h"] = _trend(ok)
+        return found | _overlapped(ok) | _case(ok)
+
+    def further(self, run: Finished) -> Mapping[str, Finding]:
+        """Ours for exact counts, the projection, and slower links between servers."""
+        design = _base(run)
+        if design is None:
+            absent = Finding(None, "needs a transformer of any width: model=transformer")
+            names = ("edge", "slack", "projection_error", "profiling_ratio", "internode_exposes_dp")
+            return {f"comp_vs_comm.{name}": absent for name in names}
+        table = _known(run.outputs.read_table("results"))
+        return {**_counts(table, design), **_projection(table, design), **_internode(table, design)}
+
+    def figures(self, table: pd.DataFrame, timelines: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
+        """Shares over TP by width, and what hides the reduction of gradients over tokens."""
+        ok = _known(table)
+        if ok.empty:
+            return
+        own = ok[(ok[_BATCH] == ok[_BATCH].min()) & (ok[_LENGTH] == _middle(ok[_LENGTH]))]
+        own = own.assign(hidden=own[_WIDTH].map(_thousands), panel="flop-vs-bw " + own[_FASTER].map("{:g}x".format))
+        own = own.sort_values([_FASTER, _WIDTH])
+        share = Axis("serialized_share", "serialized communication [%]", 100.0)
+        if own[_TP].nunique() > 1:
+            yield "serialized", tables.curves(own, Axis(_TP, "TP"), y=share, by="hidden", panel="panel")
+        rows = ok[ok[_TP] == ok[_TP].min()]
+        rows = rows.assign(tokens=rows[_LENGTH] * rows[_BATCH], hidden=rows[_WIDTH].map(_thousands))
+        rows = rows.assign(panel="flop-vs-bw " + rows[_FASTER].map("{:g}x".format)).sort_values([_FASTER, _WIDTH])
+        if rows["tokens"].nunique() > 1:
+            rows = rows.groupby(["panel", "hidden", "tokens"], sort=False)["dp_over_backward"].max().reset_index()
+            hidden = Axis("dp_over_backward", "reduction of gradients / backward pass [%]", 100.0)
+            yield "overlapped", tables.curves(rows, Axis("tokens", "SL x B"), y=hidden, by="hidden", panel="panel")
+
+    def extras(self, run: Finished) -> Iterator[tuple[str, Any]]:
+        """Public models at the TP that memory forces, errors of projections, generations of hardware."""
+        design = _base(run)
+        if design is None:
+            return
+        models = _models(design)
+        yield "models", models
+        yield "models_share", _models_figure(models, design)
+        errors = _errors(_known(run.outputs.read_table("results")), design)
+        if len(errors):
+            yield "projection", errors
+            yield "projection_error", _errors_figure(errors)
+        yield "generations", _generations_figure()
+
+
+def _known(table: pd.DataFrame) -> pd.DataFrame:
+    """Points of training with a result that have all axes of the study; none where the model has no width."""
+    ok = table[table["status"] == "ok"]
+    fine = {*_AXES, _MODE} <= set(ok) and not ok[_WIDTH].isna().any()
+    return ok[ok[_MODE] == "training"] if fine else ok.iloc[:0]
+
+
+@cache
+def _asked() -> Mapping[str, Any]:
+    found: Mapping[str, Any] = yaml.safe_load(
+        (conf_dir() / "data" / "comp_vs_comm.yaml").read_text(encoding="utf-8"),
+    )
+    return found
+
+
+def _thousands(width: float) -> str:
+    return f"H {width / 1024:g}K"
+
+
+def _middle(values: pd.Series[Any]) -> Any:
+    every = sorted(values.unique())
+    return every[(len(every) - 1) // 2]
+
+
+# Claims from the table
+
+
+def _future(ok: pd.DataFrame, faster: float) -> pd.DataFrame:
+    """Points of future models, each at the least TP whose memory suffices, or the largest there is."""
+    future = _asked()["future"]
+    own = ok[ok[_WIDTH].isin(future["hidden"]) & ok[_LENGTH].isin(future["sequence_length"])]
+    own = own[(own[_BATCH] == future["batch"]) & (own[_FASTER] == faster)]
+    kept = []
+    for _, rows in own.groupby([_WIDTH, _LENGTH], sort=False):
+        fits = rows[rows["memory_share"] <= 1]
+        kept.append((fits if len(fits) else rows).sort_values(_TP).iloc[[0 if len(fits) else -1]])
+    import pandas as pd
+
+    return pd.DataFrame(pd.concat(kept)) if kept else own
+
+
+def _band(ok: pd.DataFrame, faster: float) -> Finding:
+    rows = _future(ok, faster)
+    if rows.empty or rows[_TP].max() < _MOST_TP:
+        return Finding(None, f"needs future widths at flop-vs-bw {faster}x up to TP {_MOST_TP}")
+    shares = 100 * rows["serialized_share"]
+    told = ", ".join(
+        f"{_thousands(width)} {own.min():.0f} to {own.max():.0f} %" for width, own in shares.groupby(rows[_WIDTH])
+    )
+    cause = "GEMMs of MI210 were not measured, and the paper's TP for each width is unknown; " + _ASSUMED
+    return Finding((float(shares.min()), float(shares.max())), f"at the TP that memory forces: {told}", cause)
+
+
+def _trend(ok: pd.DataFrame) -> Finding:
+    """Whether the share rises with TP and falls with H, all else equal."""
+    shares = ok.pivot_table(index=[_LENGTH, _BATCH, _FASTER, _WIDTH], columns=_TP, values="serialized_share")
+    by_tp = np.diff(shares.sort_index(axis=1).to_numpy(float), axis=1)
+    turned = ok.pivot_table(index=[_LENGTH, _BATCH, _FASTER, _TP], columns=_WIDTH, values="serialized_share")
+    by_width = np.diff(turned.sort_index(axis=1).to_numpy(float), axis=1)
+    up, down = by_tp[~np.isnan(by_tp)], by_width[~np.isnan(by_width)]
+    if not len(up) or not len(down):
+        return Finding(None, "needs points of several TP and widths")
+    wrong = int((up <= 0).sum()), int((down >= 0).sum())
+    told = f"rises in all but {wrong[0]} of {len(up)} steps of TP, falls in all but {wrong[1]} of {len(down)} of H"
+    cause = "where GEMMs are so small that waves and launches, not FLOP, decide"
+    return Finding(wrong == (0, 0), told, cause)
+
+
+def _overlapped(ok: pd.DataFrame) -> dict[str, Finding]:
+    """The reduction of gradients against the backward pass that should hide it."""
+    tokens, share = ok[_LENGTH] * ok[_BATCH], 100 * ok["dp_over_backward"]
+    least = {faster: float(own.max()) for faster, own in share[tokens == tokens.min()].groupby(ok[_FASTER])}
+    now = share[ok[_FASTER] == 1]
+    told = ", ".join(f"{faster:g}x {most:.0f} %" for faster, most in least.items())
+    later = [most for faster, most in least.items() if faster >= 2]
+    absent = Finding(None, "needs points at flop-vs-bw 1x and beyond")
+    if now.empty or not later:
+        return dict.fromkeys(("comp_vs_comm.overlap_exceeds", "comp_vs_comm.overlap_range_1x"), absent)
+    exceeds = Finding(bool(min(later) > 100), f"at most, at SL x B = {tokens.min():g}: {told}")
+    cause = "the paper's lengths, batches and links of dp are unknown; ours are as fast as those of tp"
+    spread = Finding((float(now.min()), float(now.max())), f"over {len(now)} points", cause)
+    return {"comp_vs_comm.overlap_exceeds": exceeds, "comp_vs_comm.overlap_range_1x": spread}
+
+
+def _case(ok: pd.DataFrame) -> dict[str, Finding]:
+    case = _asked()["case"]
+    named = {_WIDTH: "hidden", _LENGTH: "sequence_length", _BATCH: "batch", _TP: "tp", _FASTER: "flop_vs_bw"}
+    rows = ok[np.logical_and.reduce([ok[path] == case[name] for path, name in named.items()])]
+    if rows.empty:
+        return dict.fromkeys(("comp_vs_comm.case_serial", "comp_vs_comm.case_overlap"), Finding(None, "needs the case"))
+    row = rows.iloc[0]
+    serial, exposed = (float(100 * row[name]) for name in ("serialized_share", "exposed_dp_s"))
+    cause = "only what is left of the last layer is exposed where dp has links as fast as tp; the paper's are unknown"
+    return {
+        "comp_vs_comm.case_serial": Finding(serial),
+        "comp_vs_comm.case_overlap": Finding(exposed / float(row["iteration_s"]), "of the iteration", cause),
+    }
+
+
+# Claims that need the operators
+
+
+def _base(run: Finished) -> Design | None:
+    """The design of the run's configuration; None where its model is not of any width."""
+    backend, config = StepBackend(), run.config
+    tree = {name: config[name] for name in Design.model_fields if name in config and name not in OPTIONAL}
+    try:
+        (design,) = [backend.design(one) for one in backend.scenarios({**tree, "models": []}).values()]
+    except ConfigError:
+        return None
+    wide = getattr(design.model, "heads", 1) is None
+    return design if wide and design.run.mode == "training" else None
+
+
+def _at(design: Design, sizes: Mapping[str, Any]) -> Design:
+    """A design with numbers, or arrays, put in."""
+    for path, value in sizes.items():
+        design = put(design, path, value)
+    return design
+
+
+def _counts(table: pd.DataFrame, design: Design) -> dict[str, Finding]:
+    """Edge and slack of every point against their formulas."""
+    b, h = design.run.element_bytes, table[_WIDTH]
+    edge = 3 * (24 * h + 4 * table[_LENGTH]) / (4 * b * table[_TP])
+    slack = 2 * table[_LENGTH] * table[_BATCH] / b
+    found = {}
+    for name, formula, told in (
+        ("edge", edge, "3 (24 H + 4 SL) / (4 b TP) of the counter, b bytes an element: of the order (H + SL) / TP"),
+        ("slack", slack, "2 SL B / b of the counter"),
+    ):
+        off = float((table[name] / formula - 1).abs().max()) if len(table) else np.nan
+        text = f"{told}; off by {off:.1e} at most in {len(table)} points"
+        plain = getattr(design.model, "ffn", 1) is None and not getattr(design.model, "gated", True)
+        found[f"comp_vs_comm.{name}"] = Finding(bool(off < _EXACT) if len(table) and plain else None, text)
+    return found
+
+
+def _profile(design: Design, baseline: Mapping[str, Any]) -> Profile:
+    """One layer on one GPU as it is, and its collectives on a small ring."""
+    size = Size(baseline["hidden"], baseline["sequence_length"], baseline["batch"], 1)
+    at = {_WIDTH: size.hidden, _LENGTH: size.sequence_length, _BATCH: size.batch, _FASTER: 1.0, "parallel.dp": 1}
+    alone, ring = (by_kind(iteration(_at(design, {**at, _TP: tp}))) for tp in (1, baseline["ring"]))
+    return Profile(size, {**alone, COMMUNICATION: ring[COMMUNICATION]}, baseline["ring"])
+
+
+def _against(table: pd.DataFrame, design: Design, baseline: Mapping[str, Any]) -> dict[str, float]:
+    """Mean error [%] of the projected time of each group of operators over the points of a table."""
+    sizes = _sizes(table)
+    ours = by_kind(iteration(_at(design, {**sizes, "parallel.dp": 1})))
+    told = Size(*(sizes[path] for path in _AXES[:4]))
+    theirs = projected(_profile(design, baseline), told, sizes[_FASTER])
+    return {
+        name: 100 * float(np.mean(np.abs(sum(theirs[kind] for kind in kinds) / sum(ours[kind] for kind in kinds) - 1)))
+        for name, kinds in _GROUPS.items()
+    }
+
+
+def _projection(table: pd.DataFrame, design: Design) -> dict[str, Finding]:
+    """Errors of the projection from the baseline, and what profiling it saves."""
+    if table.empty:
+        absent = Finding(None, "needs points of the study's own space")
+        return {"comp_vs_comm.projection_error": absent, "comp_vs_comm.profiling_ratio": absent}
+    baseline = _asked()["baseline"]
+    errors = _against(table, design, baseline)
+    told = ", ".join(f"{name} {error:.1f} %" for name, error in errors.items())
+    text = f"mean error from H {baseline['hidden']}, SL {baseline['sequence_length']}, B {baseline['batch']}: {told}"
+    cause = "small operators of the baseline do not fill the GPU, and wait for launches and latencies"
+    worst = Finding(max(error for name, error in errors.items() if name != _ATTENTION), text, cause)
+    return {"comp_vs_comm.projection_error": worst, "comp_vs_comm.profiling_ratio": _saved(table, design, baseline)}
+
+
+def _saved(table: pd.DataFrame, design: Design, baseline: Mapping[str, Any]) -> Finding:
+    """Time of an iteration of every point, as deep as public models so wide, over that of what is profiled."""
+    size = {_WIDTH: baseline["hidden"], _LENGTH: baseline["sequence_length"], _BATCH: baseline["batch"]}
+    layers = int(model_tree("bert_large")["layers"])
+    one = _at(design, {**size, _TP: 1, _FASTER: 1.0, "parallel.dp": 1, "model.layers": layers})
+    profiled = float(metrics_of(one)["iteration_s"])
+    now = table[table[_FASTER] == 1].drop_duplicates([_WIDTH, _LENGTH, _BATCH, _TP])
+    deep = np.array([_depth(width) for width in now[_WIDTH]]) / float(np.asarray(_layers(design)))
+    every = float((now["iteration_s"] * deep).sum())
+    first = now.drop_duplicates(_WIDTH)
+    region = float((first["backward_s"] + first["dp_s"]).sum() / float(np.asarray(_layers(design))))
+    told = f"{len(now)} configurations, {every:.3g} s for an iteration of each; a baseline of {profiled:.3g} s; "
+    told += f"a layer's backward pass with its reduction, for each of {len(first)} widths, {region:.3g} s"
+    cause = "how many configurations the paper counts, how deep and at which TP, is unknown"
+    return Finding(every / (profiled + region), told, cause)
+
+
+def _layers(design: Design) -> Any:
+    return getattr(design.model, "layers", 1)
+
+
+def _depth(width: float) -> int:
+    """Layers of the public model that is nearest in width."""
+    trees = [model_tree(name) for name in _asked()["models"]]
+    return int(min(trees, key=lambda tree: abs(np.log(tree["hidden"] / width)))["layers"])
+
+
+def _internode(table: pd.DataFrame, design: Design) -> dict[str, Finding]:
+    """Whether slower links between servers expose reductions that links inside hide."""
+    server, slower = design.system.server, float(_asked()["network_slower"])
+    now = table[table[_FASTER] == table[_FASTER].min()]
+    if server is None or server.network_bytes_per_s is None or now.empty:
+        return {"comp_vs_comm.internode_exposes_dp": Finding(None, "needs points, and a network between servers")}
+    longer = []
+    for rate in (server.bytes_per_s, server.bytes_per_s / slower):
+        hidden = metrics_of(_at(design, {**_sizes(now), "system.server.network_bytes_per_s": rate, **_ALONE}))
+        longer.append(100 * float(np.mean(hidden["dp_over_backward"] > 1)))
+    told = (
+        f"reductions take longer than the backward pass in {longer[0]:.0f} % of {len(now)} points over links as inside"
+    )
+    told += f", in {longer[1]:.0f} % over links of 1/{slower:g}, where {_ONE}"
+    return {"comp_vs_comm.internode_exposes_dp": Finding(bool(longer[1] > longer[0]), told)}
+
+
+_ALONE = {"system.server.num_gpus": 1}  # every ring leaves its server: those of tp are no part of what is compared
+_ONE = "each GPU of a dp group is in another server"
+
+
+def _sizes(table: pd.DataFrame) -> dict[str, Any]:
+    return {path: table[path].to_numpy(float) for path in _AXES}
+
+
+# Public models, errors, generations
+
+
+def _models(design: Design) -> list[dict[str, Any]]:
+    """Public models on the design's GPU, at the least TP that divides their heads and whose memory suffices."""
+    known = {name: public().get(name, {}) for name in _asked()["models"]}
+    rows = []
+    for name in sorted(known, key=lambda one: known[one].get("year", 0)):
+        tree, length = model_tree(name), int(known[name].get("sequence_length", 2048))
+        whole = {**design.model_dump(exclude_none=True), "model": tree}
+        found = _at(StepBackend().design(whole), {_LENGTH: length, _BATCH: 1, "parallel.dp": 1})
+        degrees = _degrees(found)
+        metrics = metrics_of(_at(found, {_TP: degrees}))
+        fits = np.flatnonzero(metrics["memory_share"] <= 1)
+        place = int(fits[0]) if len(fits) else len(degrees) - 1
+        told = {"model": name, "year": known[name].get("year"), "hidden": tree["hidden"], "sequence_length": length}
+        told |= {"tp": int(degrees[place]), "fits": bool(len(fits))}
+        shares = metrics_of(_at(found, {_TP: degrees[place], _FASTER: np.array(_TIMES)}))["serialized_share"]
+        both = zip(_TIMES, shares.tolist(), strict=True)
+        rows += [{**told, "flop_vs_bw": times, "serialized_share": share} for times, share in both]
+    return rows
+
+
+def _degrees(design: Design) -> Any:
+    """Powers of two that divide the heads of a model."""
+    heads = int(np.asarray(getattr(design.model, "num_heads", 1)))
+    return np.array([2.0**power for power in range(11) if heads % 2**power == 0])
+
+
+def _models_figure(rows: Sequence[Mapping[str, Any]], design: Design) -> Figure:
+    import pandas as pd
+
+    table = pd.DataFrame(rows)
+    short = table["fits"].map({True: "", False: ", too few"})
+    table = table.assign(
+        model=table["model"] + " (TP " + table["tp"].astype(str) + short + ")",
+        flop_vs_bw=table["flop_vs_bw"].map("{:g}x".format),
+        panel=f"at the TP that the memory of {design.system.name} forces",
+    )
+    share = Axis("serialized_share", "serialized communication [%]", 100.0)
+    return tables.heat(table, share, x="flop_vs_bw", y="model", panel="panel")
+
+
+def _errors(table: pd.DataFrame, design: Design) -> pd.DataFrame:
+    """Mean errors [%] of projections from several baselines, by group of operators."""
+    import pandas as pd
+
+    rows = []
+    if len(table):
+        for width in sorted(table[_WIDTH].unique()):
+            baseline = {**_asked()["baseline"], "hidden": float(width)}
+            errors = _against(table, design, baseline)
+            rows += [{"hidden": float(width), "operators": name, "error": error} for name, error in errors.items()]
+    return pd.DataFrame(rows)
+
+
+def _errors_figure(errors: pd.DataFrame) -> Figure:
+    x, y = Axis("hidden", "H of the profiled baseline"), Axis("error", "mean error of the projection [%]")
+    return tables.curves(errors.assign(panel="all points of the study"), x, y=y, by="operators", panel="panel")
+
+
+def _generations_figure() -> Figure:
+    """FLOP, memory and links of GPUs by year, against the first of their vendor."""
+    import pandas as pd
+
+    with (conf_dir() / "data" / "generations.csv").open(encoding="utf-8") as text:
+        rows = pd.DataFrame(list(csv.DictReader(line for line in text if not line.startswith("#"))))
+    parts = []
+    for vendor, own in rows.sort_values("year").groupby("vendor", sort=False):
+        for column, name in (("flop_per_s", "16-bit FLOP/s"), ("link_bytes_per_s", "links"), ("hbm_bytes", "memory")):
+            values = own[column].astype(float)
+            grown = pd.DataFrame({"year": own["year"].astype(int), "grown": values / values.iloc[0]})
+            parts.append(grown.assign(what=name, panel=f"{vendor}, against {own['device'].iloc[0]}"))
+    y = Axis("grown", "times as much")
+    return tables.curves(pd.concat(parts), Axis("year", "year"), y=y, by="what", panel="panel")
+
+
+STUDY = CompVsComm()

@@ -1,0 +1,264 @@
+"""SeqPoint (arXiv:2007.10459): a few iterations that stand for an epoch, against simpler choices, on other settings.
+
+Representatives are chosen on the GPU as it is; what they project is judged on every setting against the whole epoch.
+Errors of a network are geometric means over the settings. Two ways of counting what profiling saves: representatives
+one after another (`cut_sequential`), or all at once (`cut_parallel`), which the paper's figures seem to be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dse.claims import Claim, Finding, read
+from dse.compose import conf_dir
+from dse.finished import Finished
+from dse.plots import Axis, predictions, tables
+from dse.problems import ConfigError
+from dse.values import put
+from simulators.device import device_of
+from simulators.lengths import iteration_lengths
+from simulators.measured import tables as measured_tables
+from simulators.predictions import predicted_by
+from simulators.seqpoint import Iterations, Sample, choose
+from simulators.step import StepBackend, metrics_of
+from simulators.steps.design import Design
+from studies.plain import Plain
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+_METHOD, _SETTING = "iterations.name", "setting.name"
+_OWN, _PLAIN = "seqpoint", "full"
+_SIMPLER = ("frequent", "median", "worst", "prior")
+_NETWORKS = {"ds2": "ds2 librispeech_100", "gnmt": "gnmt iwslt15"}
+"""Network -> its scenario in the order that the paper's figures are about."""
+_WORSE = 5.0
+"""Times the error that a simpler choice must have to count as clearly worse (by choice)."""
+_BOUNDS = (0.1, 0.03, 0.01, 0.003, 0.001, 0.0003, 0.0001)
+_TAIL = "lengths are drawn from percentiles, and of IWSLT'15 the tail of long sentences is assumed (conf/lengths)"
+
+
+class SeqPoint(Plain):
+    """Claims, errors by choice and setting, what profiling saves, and measured times of recurrent layers."""
+
+    def claims(self) -> list[Claim]:
+        """What the paper published, and what is recalled of it, as retyped beside this module."""
+        return read(Path(__file__).with_suffix(".yaml"))
+
+    def findings(self, table: pd.DataFrame) -> Mapping[str, Finding]:
+        """Ours for errors and what profiling saves."""
+        ok = _known(table)
+        found: dict[str, Finding] = {}
+        for network, scenario in _NETWORKS.items():
+            found |= _network(ok[(ok["scenario"] == scenario)], network)
+        return {**found, **_cuts(ok), "seqpoint.baselines_worse": _worse(ok)}
+
+    def further(self, run: Finished) -> Mapping[str, Finding]:
+        """Ours for what needs the iterations one by one."""
+        epochs = _epochs(run)
+        if set(_NETWORKS.values()) - set(epochs):
+            absent = Finding(None, f"needs {' and '.join(_NETWORKS.values())}")
+            return {"seqpoint.spread": absent, "seqpoint.k_grows_on_demand": absent}
+        spread = {network: float(np.ptp(np.log2(epochs[scenario].seconds))) for network, scenario in _NETWORKS.items()}
+        times = {network: 2**doublings for network, doublings in spread.items()}
+        told = ", ".join(f"{network} {value:.1f}x" for network, value in times.items())
+        grows = {scenario: [len(sample.places) for _, sample in _by_bound(epochs[scenario])] for scenario in epochs}
+        bins = {scenario: [sample.bins for _, sample in _by_bound(epochs[scenario])] for scenario in epochs}
+        ascending = all(bool((np.diff(counts) >= 0).all()) for counts in bins.values())
+        text = "; ".join(f"{name}: {', '.join(map(str, counts))} points" for name, counts in grows.items())
+        bounds = ", ".join(f"{100 * bound:g}" for bound in _BOUNDS)
+        return {
+            "seqpoint.spread": Finding(bool(times["ds2"] > 2 and times["gnmt"] > 10), f"longest over shortest: {told}"),
+            "seqpoint.k_grows_on_demand": Finding(ascending, f"at errors of {bounds} %: {text}"),
+        }
+
+    def figures(self, table: pd.DataFrame, timelines: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
+        """Errors of every choice on every setting, and what profiling saves."""
+        ok = _known(table)
+        if ok.empty:
+            return
+        rows = ok[ok[_METHOD] != "all"]
+        if rows[_METHOD].nunique() > 1:
+            error = Axis("projection_error", "error of the epoch's time [%]", 100.0)
+            panel = rows.assign(panel=rows["scenario"])
+            yield "errors", tables.heat(panel, error, x=_SETTING, y=_METHOD, panel="panel")
+            error = Axis("speedup_error", "error of the speed-up against the full GPU [%]", 100.0)
+            yield "speedup_errors", tables.heat(panel, error, x=_SETTING, y=_METHOD, panel="panel")
+
+    def extras(self, run: Finished) -> Iterator[tuple[str, Any]]:
+        """Iteration times with their representatives, the error that may be against points, and measured layers."""
+        epochs = _epochs(run)
+        if epochs:
+            yield "points", {name: epoch.told() for name, epoch in epochs.items()}
+            yield "representatives", _representatives(epochs)
+            yield "bounds", _bounds(epochs)
+        measured = _measured(run)
+        if len(measured):
+            yield "recurrent", measured
+            device = run.config["system"]["name"]
+            rows = measured.assign(kind="recurrent layers")
+            yield "recurrent_measured", predictions.scatter(rows, by="pass", title=f"pass, on {device}")
+
+
+def _known(table: pd.DataFrame) -> pd.DataFrame:
+    """Points with a result; where only one choice, or one setting, was asked for, that is what they have."""
+    ok = table[table["status"] == "ok"]
+    return ok if {_METHOD, _SETTING} <= set(ok) else ok.iloc[:0]
+
+
+# Claims from the table
+
+
+def _network(rows: pd.DataFrame, network: str) -> dict[str, Finding]:
+    """Errors of SeqPoint's projection of one network, and what it saves when all points run at once."""
+    names = (f"time_error_{network}", f"speedup_error_{network}", f"cut_{network}", f"parallel_reading_{network}")
+    own = rows[rows[_METHOD] == _OWN] if len(rows) else rows
+    others = own[own[_SETTING] != _PLAIN] if len(own) else own
+    if others.empty or len(own) == len(others):
+        return {f"seqpoint.{name}": Finding(None, f"needs SeqPoint on {_PLAIN} and other settings") for name in names}
+    plain = own[own[_SETTING] == _PLAIN].iloc[0]
+    time, speed = (_percent(own["projection_error"]), _percent(others["speedup_error"]))
+    points = f"{plain['profiled']:.0f} of {plain['iterations']:.0f} iterations, {len(own)} settings"
+    at_most = [f"{100 * float(column.max()):.3f} %" for column in (own["projection_error"], others["speedup_error"])]
+    both = f"one after another {plain['cut_sequential']:.0f}x, as iterations {plain['iterations_cut']:.0f}x"
+    reading = float(plain["iterations"] / plain["cut_parallel"])
+    told = f"{plain['iterations']:.0f} iterations over {plain['cut_parallel']:.0f}x; the longest of all is "
+    told += f"{plain['longest_over_mean']:.2f} times the mean"
+    found = (
+        Finding(time, f"at most {at_most[0]}; {points}"),
+        Finding(speed, f"at most {at_most[1]}; {points}"),
+        Finding(float(plain["cut_parallel"]), f"all points at once; {both}", _TAIL),
+        Finding(reading, told, _TAIL),
+    )
+    return {f"seqpoint.{name}": one for name, one in zip(names, found, strict=True)}
+
+
+def _percent(errors: pd.Series[Any]) -> float:
+    """Geometric mean [%] of errors; 0 where all are."""
+    kept = errors[errors > 0]
+    return 100 * float(np.exp(np.log(kept).mean())) if len(kept) == len(errors) else 100 * float(errors.mean())
+
+
+def _cuts(ok: pd.DataFrame) -> dict[str, Finding]:
+    plain = ok[ok["scenario"].isin(_NETWORKS.values()) & (ok[_METHOD] == _OWN) & (ok[_SETTING] == _PLAIN)]
+    if len(plain) < len(_NETWORKS):
+        return {"seqpoint.cut_sequential": Finding(None, f"needs SeqPoint of both networks on {_PLAIN}")}
+    cuts = plain["cut_sequential"]
+    told = ", ".join(f"{name} {cut:.0f}x" for name, cut in zip(plain["scenario"], cuts, strict=True))
+    return {"seqpoint.cut_sequential": Finding((float(cuts.min()), float(cuts.max())), told, _TAIL)}
+
+
+def _worse(ok: pd.DataFrame) -> Finding:
+    """Whether each simpler choice errs several times as much, on epochs in the order of their lengths or buckets."""
+    rows = ok[ok["scenario"].isin(_NETWORKS.values())]
+    errors = {key: _percent(own) for key, own in rows.groupby(["scenario", _METHOD])["projection_error"]}
+    ratios: dict[str, float] = {}
+    for scenario in _NETWORKS.values():
+        for method in _SIMPLER:
+            if (scenario, method) not in errors or (scenario, _OWN) not in errors:
+                return Finding(None, "needs all choices of both networks")
+            ratios[f"{scenario.split()[0]} {method}"] = errors[scenario, method] / errors[scenario, _OWN]
+    told = ", ".join(f"{name} {ratio:.0f}x" for name, ratio in ratios.items())
+    return Finding(bool(min(ratios.values()) > _WORSE), f"times SeqPoint's error: {told}")
+
+
+# Iterations one by one
+
+
+class _Epoch:
+    """Iterations of a scenario on the plain GPU: lengths and seconds [N], and how SeqPoint was asked."""
+
+    def __init__(self, design: Design) -> None:
+        assert design.lengths is not None
+        self.lengths = iteration_lengths(design.lengths, design.run.batch, design.run.seed)
+        unique, place = np.unique(self.lengths, return_inverse=True)
+        one = design.model_copy(update={"lengths": None, "iterations": None, "setting": design.setting.plain})
+        found = metrics_of(put(one, "run.sequence_length", unique.astype(float)))["iteration_s"]
+        self.seconds = np.broadcast_to(found, unique.shape)[place]
+        asked = design.iterations
+        self.asked = asked if asked and asked.method == _OWN else Iterations(name=_OWN, method=_OWN)
+
+    @property
+    def sample(self) -> Sample:
+        """What stands for it."""
+        return choose(self.asked, self.lengths, self.seconds)
+
+    def told(self) -> list[dict[str, float]]:
+        """Representatives with their weights."""
+        sample = self.sample
+        return [
+            {
+                "sequence_length": int(self.lengths[place]),
+                "weight": float(weight),
+                "seconds": float(self.seconds[place]),
+            }
+            for place, weight in zip(sample.places, sample.weights, strict=True)
+        ]
+
+
+def _epochs(run: Finished) -> dict[str, _Epoch]:
+    """Scenarios of the run that are of epochs."""
+    backend, config = StepBackend(), run.config
+    sections = {name: config[name] for name in (*Design.model_fields, "models") if name in config}
+    try:
+        designs = {name: backend.design(tree) for name, tree in backend.scenarios(sections).items()}
+    except ConfigError:
+        return {}
+    return {name: _Epoch(one) for name, one in designs.items() if one.lengths and not backend.problems(one)}
+
+
+def _by_bound(epoch: _Epoch) -> list[tuple[float, Sample]]:
+    """Samples by the error that is allowed, from the largest."""
+    asked = epoch.asked
+    return [
+        (bound, choose(asked.model_copy(update={"error": bound}), epoch.lengths, epoch.seconds)) for bound in _BOUNDS
+    ]
+
+
+def _representatives(epochs: Mapping[str, _Epoch]) -> Figure:
+    """Time of an iteration over its sequence length, with its representatives."""
+    import pandas as pd
+
+    parts = []
+    for name, epoch in epochs.items():
+        unique, first = np.unique(epoch.lengths, return_index=True)
+        weights = {row["sequence_length"]: row["weight"] for row in epoch.told()}
+        rows = pd.DataFrame({"length": unique, "seconds": epoch.seconds[first], "panel": name})
+        parts.append(rows.assign(weight=rows["length"].map(weights)))
+    y, weight = Axis("seconds", "time of an iteration [s]"), Axis("weight", "iterations that it stands for")
+    return tables.marked(pd.concat(parts), Axis("length", "sequence length"), y=y, weight=weight, panel="panel")
+
+
+def _bounds(epochs: Mapping[str, _Epoch]) -> Figure:
+    """Points that are taken against the error that is allowed."""
+    import pandas as pd
+
+    rows = [
+        {"scenario": name, "bound": 100 * bound, "points": len(sample.places), "panel": "on the GPU as it is"}
+        for name, epoch in epochs.items()
+        for bound, sample in _by_bound(epoch)
+    ]
+    x, y = Axis("bound", "error that is allowed [%]"), Axis("points", "iterations that stand for the epoch")
+    return tables.curves(pd.DataFrame(rows), x, y=y, by="scenario", panel="panel")
+
+
+def _measured(run: Finished) -> pd.DataFrame:
+    """Measured recurrent layers of the run's device, and ours: what iteration times rest on."""
+    import pandas as pd
+
+    device, parts = device_of(run.config["system"]), []
+    for rows in measured_tables(str(conf_dir() / "data")):
+        found = predicted_by("fitted", device, rows) if rows.kind == "recurrent" else None
+        if found is not None and rows.device == device.measured_as:
+            for index, name in enumerate(rows.passes):
+                told = {"measured_s": rows.seconds[:, index], "predicted_s": found.seconds[:, index], "pass": name}
+                parts.append(pd.DataFrame({**told, "layer": rows.names, "fitted": found.fitted}))
+    return pd.concat(parts, ignore_index=True).dropna(subset=["measured_s"]) if parts else pd.DataFrame()
+
+
+STUDY = SeqPoint()

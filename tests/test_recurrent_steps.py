@@ -1,0 +1,241 @@
+"""Iterations of recurrent models: work by closed forms, time over sequence length, and SeqPoint on what they take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import shipped
+from numpy.typing import NDArray
+
+from simulators.device import Setting, device_of, tree_of
+from simulators.lengths import Lengths, iteration_lengths
+from simulators.measurements import read
+from simulators.operators.chip import Chip
+from simulators.seqpoint import Iterations, choose, cut_parallel, cut_sequential, projected
+from simulators.steps.model import Run, Speech, Translation
+from simulators.steps.operators import Block, Op, Platform, Recurrence, Spent, spent
+from simulators.steps.recurrent import speech_blocks, translation_blocks
+
+Floats = NDArray[np.float64]
+Model = Speech | Translation
+
+VEGA = Chip.of(device_of(tree_of("vega_fe")), "fp32")
+SETTINGS = ("full", "clock_852mhz", "cus_16", "no_l1", "no_l2")
+DS2 = Speech.model_validate(shipped("model")["ds2"])
+GNMT = Translation.model_validate(shipped("model")["gnmt"])
+
+
+def run(length: Any, **changes: Any) -> Run:
+    """An iteration of 64 sequences; length: a number, or an array."""
+    one = Run.model_validate({"batch": 64, "sequence_length": 1, "precision": "fp32", **changes})
+    return one.model_copy(update={"sequence_length": length})
+
+
+def blocks_of(model: Model, length: Any, **changes: Any) -> tuple[Block, ...]:
+    found = run(length, **changes)
+    return speech_blocks(model, found) if isinstance(model, Speech) else translation_blocks(model, found)
+
+
+def taken(blocks: Sequence[Block], chip: Chip = VEGA) -> list[tuple[Block, Op, Spent]]:
+    """Each operator with what it takes once."""
+    pairs = [(block, op) for block in blocks for op in block.ops]
+    found = spent([op for _, op in pairs], Platform(chip))
+    return [(block, op, one) for (block, op), one in zip(pairs, found, strict=True)]
+
+
+def total(what: str, blocks: Sequence[Block], chip: Chip = VEGA, **only: str) -> Floats:
+    """Sum of flop, bytes or seconds of the operators of some `kind` or `phase`."""
+    values = [
+        getattr(one, what) * np.asarray(op.count) * np.asarray(block.count)
+        for block, op, one in taken(blocks, chip)
+        if all(getattr(op, name) == value for name, value in only.items())
+    ]
+    return np.asarray(sum(values, np.zeros(())))
+
+
+# Work
+
+
+@pytest.mark.parametrize(("cell", "gates"), [("lstm", 4), ("gru", 3), ("vanilla", 1)])
+@pytest.mark.parametrize("directions", [1, 2])
+def test_a_recurrent_layer_does_the_work_of_its_input_and_its_state_three_times(
+    cell: str, gates: int, directions: int
+) -> None:
+    model = DS2.model_copy(update={"cell": cell, "bidirectional": directions == 2})
+    (layer,) = (block for block in blocks_of(model, 300) if block.name == "recurrent layers")
+    assert layer.count == 4
+    n, t, h = 64, 150, 800
+    assert total("flop", [layer], kind="linear") / 4 == 3 * directions * 2 * gates * h * h * n * t
+    assert total("flop", [layer], kind="recurrent") / 4 == 3 * directions * 2 * gates * h * h * n * t
+    assert total("flop", [layer], kind="recurrent", phase="forward") / 4 == directions * 2 * gates * h * h * n * t
+    assert layer.params == directions * gates * h * (h + h + 2) + 2 * h
+    assert layer.kept == 4 * n * t * h * (2 + directions * (gates + 1))  # the norm's input, the product's, gates, state
+
+
+def test_a_speech_recogniser_is_convolutions_recurrent_layers_and_an_output() -> None:
+    first, second, layer, later, output = blocks_of(DS2, 301)
+    n, t = 64, 151
+    assert total("flop", [first], kind="convolution") == 2 * 2 * n * 81 * t * 32 * 41 * 11  # no gradient of the input
+    assert total("flop", [second], kind="convolution") == 3 * 2 * n * 41 * t * 32 * 32 * 21 * 11
+    assert total("flop", [layer], kind="linear") == 3 * 2 * (2 * 3 * 800 * (32 * 41) * n * t)
+    assert total("flop", [output], kind="output") == 3 * 2 * 29 * 800 * n * t
+    filters = 32 * (41 * 11 + 32 * 21 * 11) + 2 * 3 * 32
+    recurrent = 2 * 3 * 800 * (32 * 41 + 800 + 2) + 4 * (2 * 3 * 800 * (2 * 800 + 2) + 2 * 800)
+    held = sum(np.asarray(block.params) * block.count for block in (first, second, layer, later, output))
+    assert held == filters + recurrent + 800 * 29 + 2 * 800
+
+
+def test_a_translator_is_two_stacks_of_lstm_layers_with_attention_between() -> None:
+    blocks = blocks_of(GNMT, 25)
+    n, s, t, h, v = 64, 25, 31, 1024, 32317
+    cell = 2 * 4 * h * h * n
+    assert total("flop", blocks, kind="recurrent") == 3 * cell * (5 * s + 4 * t)
+    assert total("flop", blocks, kind="linear") == 3 * cell * ((2 + 2 + 1 + 1) * s + (1 + 2 + 2 + 2) * t)
+    assert total("flop", blocks, kind="output") == 3 * 2 * v * h * n * t
+    products = 2 * h * h * n * (s + t) + 2 * n * s * h * t
+    assert total("flop", blocks, kind="attention") == 3 * products
+    lstm = 4 * h * (2 * h + 2)
+    wide = 4 * h * (3 * h + 2)
+    held = sum(float(np.asarray(block.params) * np.asarray(block.count)) for block in blocks)
+    assert held == v * h + 2 * lstm + wide + 2 * lstm + lstm + 3 * wide + (2 * h * h + 2 * h + 1) + v * (h + 1)
+
+
+@pytest.mark.parametrize(("layers", "lstm_steps"), [(1, 2), (2, 3), (6, 7)])
+def test_a_stack_of_any_height_has_as_many_layers(layers: int, lstm_steps: int) -> None:
+    model = GNMT.model_copy(update={"encoder_layers": layers, "decoder_layers": layers, "target_per_source": 1.0})
+    flop = total("flop", blocks_of(model, 10), kind="recurrent")
+    assert flop == 3 * 2 * 4 * 1024**2 * 64 * 10 * (lstm_steps + layers)
+
+
+@pytest.mark.parametrize("model", [DS2, GNMT], ids=lambda model: model.name)
+def test_without_training_there_is_only_the_forward_pass(model: Model) -> None:
+    training, prefill = blocks_of(model, 100), blocks_of(model, 100, mode="prefill")
+    assert {op.phase for block in prefill for op in block.ops} == {"forward"}
+    names = [[op.name for op in block.of("forward")] for block in training]
+    assert [[op.name for op in block.ops] for block in prefill] == names
+    assert total("seconds", prefill) == pytest.approx(total("seconds", training, phase="forward"))
+    assert [block.params for block in prefill] == [block.params for block in training]
+    assert not any(block.kept for block in prefill)
+
+
+@pytest.mark.parametrize("model", [DS2, GNMT], ids=lambda model: model.name)
+def test_gradients_of_weights_are_marked_and_forward_operators_come_first(model: Model) -> None:
+    for block in blocks_of(model, 100):
+        phases = [op.phase for op in block.ops]
+        assert phases == sorted(phases, reverse=True)
+        assert any(op.weight for op in block.ops)
+        assert not any(op.weight for op in block.of("forward"))
+        assert np.asarray(block.tensors).min() >= 1
+        assert block.kept or block.name == "embedding"
+
+
+@pytest.mark.parametrize("model", [DS2, GNMT], ids=lambda model: model.name)
+def test_an_array_of_lengths_takes_what_each_of_them_takes(model: Model) -> None:
+    sizes = np.array([1, 2, 7, 50, 333])
+    every = total("seconds", blocks_of(model, sizes))
+    assert every.shape == sizes.shape
+    assert every == pytest.approx([float(total("seconds", blocks_of(model, int(size)))) for size in sizes], rel=1e-12)
+
+
+@pytest.mark.parametrize("model", [DS2, GNMT], ids=lambda model: model.name)
+def test_more_of_anything_takes_longer_and_16_bits_move_half(model: Model) -> None:
+    one = total("seconds", blocks_of(model, 100))
+    assert total("seconds", blocks_of(model, 200)) > one
+    assert total("seconds", blocks_of(model, 100, batch=128)) > one
+    streams = [total("bytes", blocks_of(model, 100, precision=name), kind="norm") for name in ("fp32", "mixed")]
+    assert streams[0] == 2 * streams[1]
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_every_number_of_a_setting_has_a_source_and_none_makes_it_faster(setting: str) -> None:
+    tree = shipped("setting")[setting]
+    found = Setting.model_validate(tree)
+    facts = {path.partition(".")[2] for path, *_ in found.facts_below(setting)}
+    assert set(found.sources) - {"num_cus"} <= facts  # which may be given on the command line
+    blocks = blocks_of(DS2, 800)
+    slow, whole = total("seconds", blocks, VEGA.set_as(found)), total("seconds", blocks)
+    assert slow == whole if setting == "full" else slow > 1.02 * whole
+
+
+# Time over sequence length
+
+
+@pytest.mark.parametrize("hidden", [1536, 2048, 2560, 2816])
+def test_a_recurrent_layer_is_linear_in_its_steps(hidden: int) -> None:
+    steps = np.arange(50.0, 1501.0, 50.0)
+    ops = [Op("steps", "recurrent", "forward", Recurrence(3, hidden, 32, steps, one)) for one in range(3)]
+    seconds = sum((one.seconds for one in spent(ops, Platform(VEGA))), np.zeros_like(steps))
+    line = np.polynomial.Polynomial.fit(steps, seconds, 1)
+    assert np.abs(line(steps) / seconds - 1).max() < 0.01
+
+
+def test_forward_passes_of_gru_layers_are_within_a_third_of_those_measured(shared: Callable[[str], Path]) -> None:
+    (rows,) = (one for one in read(shared("data/deepbench/AMD_VegaFE.csv")) if one.kind == "recurrent")
+    rows = rows.take((rows.shape["gates"] == 3) & (rows.shape["hidden"] > 1024) & (rows.shape["n"] == 32))
+    assert rows.size == 16
+    for hidden in np.unique(rows.shape["hidden"]):
+        own = rows.take(rows.shape["hidden"] == hidden)
+        steps, measured = own.shape["t"], own.seconds[:, 0]
+        slope = np.polyfit(steps, measured, 1)[0]
+        assert np.abs(slope * steps / measured - 1).max() < 0.08  # proportional, but for one kernel's choice
+        (found,) = spent([Op("steps", "recurrent", "forward", Recurrence(3, hidden, 32, steps, 0))], Platform(VEGA))
+        assert np.abs(found.seconds / measured - 1).max() < 0.33
+
+
+# SeqPoint: the iterations of an epoch on five configurations
+
+
+def on_all_settings(model: Model, sizes: NDArray[np.int64]) -> Floats:
+    """Seconds [configurations, N] of an epoch's iterations."""
+    unique, places = np.unique(sizes, return_inverse=True)
+    chips = [VEGA.set_as(Setting.model_validate(shipped("setting")[name])) for name in SETTINGS]
+    blocks = blocks_of(model, unique)
+    return np.stack([total("seconds", blocks, chip)[places] for chip in chips])
+
+
+def chosen_by(method: str, sizes: NDArray[np.int64], seconds: Floats) -> tuple[float, float, Any]:
+    """Errors of time and of speed-up, each a geometric mean over configurations, and the sample."""
+    sample = choose(Iterations.model_validate(shipped("iterations")[method]), sizes, seconds[0])
+    true, told = seconds.sum(-1), projected(sample, seconds)
+    speedup = (told[0] / told[1:]) / (true[0] / true[1:])
+    errors = (np.abs(told / true - 1), np.abs(speedup - 1))
+    time, faster = (float(np.exp(np.log(np.maximum(one, 1e-12)).mean())) for one in errors)
+    return time, faster, sample
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize(
+    ("model", "data", "time_error", "speedup_error", "cuts"),
+    [
+        (DS2, "librispeech_100", 0.0011, 0.0013, (170, 690)),
+        (DS2, "librispeech_100_shuffled", 0.0011, 0.0013, (170, 690)),
+        (GNMT, "iwslt15", 0.0053, 0.015, (107, 428)),
+        (GNMT, "iwslt15_buckets_10", 0.0053, 0.015, (107, 428)),
+    ],
+    ids=["ds2", "ds2 shuffled", "gnmt", "gnmt buckets"],
+)
+def test_a_few_iterations_project_an_epoch_on_other_configurations(
+    model: Model, data: str, time_error: float, speedup_error: float, cuts: tuple[float, float], seed: int
+) -> None:
+    sizes = iteration_lengths(Lengths.model_validate(shipped("lengths")[data]), 64, seed)
+    seconds = on_all_settings(model, sizes)
+    time, speedup, sample = chosen_by("seqpoint", sizes, seconds)
+    assert len(sample.places) <= 25
+    assert time < time_error
+    assert speedup < speedup_error
+    assert cuts[0] < cut_parallel(sample, seconds[0]) < cuts[1]
+    assert 20 < cut_sequential(sample, seconds[0]) < 150
+
+
+@pytest.mark.parametrize(("model", "data"), [(DS2, "librispeech_100"), (GNMT, "iwslt15")])
+def test_single_iterations_project_ordered_epochs_far_worse(model: Model, data: str) -> None:
+    sizes = iteration_lengths(Lengths.model_validate(shipped("lengths")[data]), 64, 0)
+    seconds = on_all_settings(model, sizes)
+    best = chosen_by("seqpoint", sizes, seconds)[0]
+    others = {name: chosen_by(name, sizes, seconds)[0] for name in ("frequent", "median", "worst", "prior")}
+    assert min(others.values()) > 10 * best
+    assert max(others.values()) == others["worst"]

@@ -1,0 +1,149 @@
+"""Studies of whole iterations: what they claim, what they say of other spaces and models, and the figures they draw."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import yaml
+from conftest import CONF
+
+from benchmarks import steps
+from dse import discovery
+from dse.cli import main
+
+FEW = ["tracking=none", "store=none", "timeline=false"]
+MISSED = {
+    "bert": {"lamb_next"},
+    "comp_vs_comm": {"comm_share_future", "band_4x", "profiling_ratio", "overlap_range_1x", "case_overlap"},
+    "seqpoint": {"parallel_reading_gnmt"},
+}
+FIGURES = {
+    "bert": {"breakdown", "times", "roofline", "what_changes", "throughput_measured"},
+    "comp_vs_comm": {"serialized", "overlapped", "models_share", "projection_error", "generations"},
+    "seqpoint": {"errors", "speedup_errors", "representatives", "bounds", "recurrent_measured"},
+}
+
+
+def run(folder: Path, study: str, *words: str) -> Path:
+    """The folder of a run of a study."""
+    assert main([f"study={study}", f"output_dir={folder}", *FEW, *words]) == 0
+    return max((folder / study).glob("2*"))
+
+
+def claims(folder: Path) -> dict[str, dict[str, Any]]:
+    """Rows of claims.json by name, without the paper's."""
+    rows = json.loads((folder / "claims.json").read_text("utf-8"))
+    return {row["id"].partition(".")[2]: row for row in rows}
+
+
+@pytest.mark.parametrize("study", MISSED)
+def test_a_study_judges_every_claim_and_says_why_one_is_missed(study: str, tmp_path: Path) -> None:
+    folder = run(tmp_path, study)
+    rows = claims(folder)
+    assert {name for name, row in rows.items() if row["within"] is False} == MISSED[study]
+    assert [name for name, row in rows.items() if row["within"] is None] == []
+    assert [name for name in MISSED[study] if not rows[name]["reason"]] == []
+    assert {path.stem for path in (folder / "figures").glob("*.png")} == FIGURES[study]
+
+
+@pytest.mark.parametrize("study", MISSED)
+def test_what_is_recalled_of_a_paper_is_not_shown_as_published(study: str, tmp_path: Path) -> None:
+    known = discovery.load("studies", study, "STUDY").claims()
+    assert {claim.provenance for claim in known} <= {"abstract", "derived", "memory"}
+    told = {claim.id for claim in known if claim.provenance == "abstract"}
+    assert all("abstract" in claim.source.lower() for claim in known if claim.id in told)
+
+
+NARROW: list[tuple[str, list[str]]] = [
+    ("bert", ["run.batch=8"]),
+    ("bert", ["space.run.precision=mixed", "run.precision=mixed"]),
+    ("bert", ["search=random", "budget.trials=3"]),
+    ("bert", ["models=[llama3_8b]", "system=h100", "parallel.tp=8", "kernels=flash"]),
+    ("bert", ["model=gnmt"]),
+    ("bert", ["lengths=iwslt15", "iterations=seqpoint", "space.run.batch=choice(4,8)"]),
+    ("bert", ["run.mode=decode", "kernels=flash"]),
+    ("comp_vs_comm", ["parallel.tp=8", "setting.flop_vs_bw=2"]),
+    ("comp_vs_comm", ["space.run.batch=choice(1)", "run.mode=prefill"]),
+    ("comp_vs_comm", ["search=random", "budget.trials=8"]),
+    ("comp_vs_comm", ["models=[gpt3_175b]", "parallel.tp=32", "~space.model", "space.run.batch=1"]),
+    ("seqpoint", ["iterations=seqpoint", "setting=full"]),
+    ("seqpoint", ["search=random", "budget.trials=3"]),
+    ("seqpoint", ["models=[]", "model=bert_large", "lengths=iwslt15", "space.setting.name=choice(full,cus_16)"]),
+    ("seqpoint", ["models=[]", "model=gnmt", "lengths=iwslt15", "system=v100", "setting=full"]),
+]
+
+
+@pytest.mark.parametrize(("study", "words"), NARROW, ids=lambda value: value if isinstance(value, str) else value[0])
+def test_another_space_model_or_system_is_told_without_claims_that_need_the_papers(
+    study: str, words: list[str], tmp_path: Path
+) -> None:
+    folder = run(tmp_path, study, *words)
+    rows = claims(folder)
+    assert all(row["reason"] for row in rows.values() if row["within"] is not True)
+    table = pd.read_parquet(folder / "results.parquet")
+    assert (table["status"] == "ok").any()
+    assert np.isfinite(table.loc[table["status"] == "ok", "iteration_s"].to_numpy(float)).all()
+
+
+def test_a_model_of_ones_own_is_a_file(tmp_path: Path) -> None:
+    mine = {"name": "mine", "layers": 2, "hidden": 512, "heads": 8, "ffn": 1024, "gated": True, "vocab": 1000}
+    path = tmp_path / "mine.yaml"
+    path.write_text(yaml.safe_dump(mine), encoding="utf-8")
+    folder = run(tmp_path, "bert", f"models=[{path}]", "run.batch=2")
+    table = pd.read_parquet(folder / "results.parquet")
+    assert set(table["scenario"]) == {"mine"}
+    assert {row["within"] for row in claims(folder).values()} == {None}
+
+
+def test_the_tp_that_memory_forces_grows_with_the_model(tmp_path: Path) -> None:
+    rows = json.loads((run(tmp_path, "comp_vs_comm") / "models.json").read_text("utf-8"))
+    now = {row["model"]: row for row in rows if row["flop_vs_bw"] == 1}
+    order = ["bert_large", "megatron_8.3b", "t_nlg_17b", "gpt3_175b"]
+    degrees = [now[name]["tp"] for name in order]
+    assert degrees == sorted(degrees)
+    assert degrees[0] == 1
+    for name in now:
+        shares = [row["serialized_share"] for row in rows if row["model"] == name]
+        assert shares == sorted(shares)
+
+
+def test_representatives_stand_for_every_iteration_of_an_epoch(tmp_path: Path) -> None:
+    words = ["models=[{model: gnmt, lengths: iwslt15}]", "iterations=seqpoint", "setting=full"]
+    folder = run(tmp_path, "seqpoint", *words)
+    (points,) = json.loads((folder / "points.json").read_text("utf-8")).values()
+    table = pd.read_parquet(folder / "results.parquet")
+    assert sum(point["weight"] for point in points) == table["iterations"].iloc[0]
+    told = sum(point["weight"] * point["seconds"] for point in points)
+    assert told == pytest.approx(table["projected_s"].iloc[0], rel=1e-12)
+    assert table["iteration_s"].iloc[0] == pytest.approx(told / table["iterations"].iloc[0], rel=1e-12)
+
+
+def test_an_epoch_whose_iterations_are_all_simulated_is_projected_as_it_is(tmp_path: Path) -> None:
+    words = ["models=[{model: gnmt, lengths: iwslt15}]", "iterations=all"]
+    table = pd.read_parquet(run(tmp_path, "seqpoint", *words) / "results.parquet")
+    assert table["projection_error"].max() < 1e-12
+    assert table["speedup_error"].max() < 1e-12
+
+
+def test_prior_iterations_that_an_epoch_does_not_have_are_refused(tmp_path: Path, capsys: Any) -> None:
+    words = ["study=seqpoint", f"output_dir={tmp_path}", *FEW, "iterations=prior", "iterations.window=5000"]
+    assert main(words) == 2
+    assert "iterations.window = 5000: ends beyond the 445 iterations of an epoch" in capsys.readouterr().err
+
+
+def test_generations_and_throughput_say_where_they_are_from() -> None:
+    for name in ("generations.csv", "bert_throughput.csv", "gnmt_throughput.csv"):
+        lines = (CONF / "data" / name).read_text("utf-8").splitlines()
+        assert lines[0].startswith("#")
+        assert "source" in next(line for line in lines if not line.startswith("#"))
+
+
+def test_the_speed_of_scenarios_is_measured(capsys: Any) -> None:
+    assert steps.main(["--json", "--quick"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["projected_scenarios_per_s"] > found["full_scenarios_per_s"] > found["one_by_one_scenarios_per_s"] > 0

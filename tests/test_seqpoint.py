@@ -1,0 +1,363 @@
+"""Iterations that stand for an epoch: lengths and their order, what is chosen, what is projected, logs of one's own."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import shipped
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from pydantic import ValidationError
+
+from dse.cli import main
+from dse.problems import ConfigError
+from simulators.epoch_log import read
+from simulators.lengths import Lengths, iteration_lengths, sequence_lengths
+from simulators.seqpoint import (
+    Iterations,
+    Sample,
+    choose,
+    cut_parallel,
+    cut_sequential,
+    iterations_cut,
+    projected,
+)
+
+DATA_SETS = sorted(set(shipped("lengths")) - {"none"})
+SOURCE = {"provenance": "derived", "source": "made up for a test"}
+SMALL: dict[str, Any] = {
+    "name": "small",
+    "percentiles": [[0, 1], [0.5, 10], [1, 40]],
+    "num_sequences": 1000,
+    "sources": dict.fromkeys(("percentiles", "num_sequences", "tail", "bounds", "bucket_width", "per_unit"), SOURCE),
+}
+Epoch = tuple[NDArray[np.int64], NDArray[np.float64]]
+
+
+def lengths(**changes: Any) -> Lengths:
+    return Lengths.model_validate({**SMALL, **changes})
+
+
+def method(name: str, **options: Any) -> Iterations:
+    return Iterations(name=name, method=name, **options)  # type: ignore[arg-type]
+
+
+# Lengths
+
+
+@pytest.mark.parametrize("name", DATA_SETS)
+def test_a_shipped_data_set_is_drawn_by_seed(name: str) -> None:
+    data = Lengths.model_validate(shipped("lengths")[name])
+    first, again, other = (iteration_lengths(data, 64, seed) for seed in (1, 1, 2))
+    assert np.array_equal(first, again)
+    assert not np.array_equal(first, other)
+    sizes = data.num_sequences / 64
+    assert 0.99 * sizes - 1 <= len(first) <= 1.1 * sizes
+    facts = [path.partition(".")[2] for path, *_ in data.facts_below(name)]
+    assert all(any(fact == path or fact.startswith(f"{path}.") for fact in facts) for path in data.sources)
+
+
+def test_means_of_shipped_data_sets_are_those_that_were_measured() -> None:
+    trees = shipped("lengths")
+    speech = sequence_lengths(Lengths.model_validate(trees["librispeech_100"]), 0)
+    assert speech.mean() == pytest.approx(1280, rel=0.02)  # 12.8 s
+    assert speech.std() == pytest.approx(380, rel=0.03)
+    words = sequence_lengths(Lengths.model_validate({**trees["iwslt15"], "tail": None}), 0)
+    assert words.mean() == pytest.approx(19.39, rel=0.03)
+    assert words.std() == pytest.approx(12.57, rel=0.06)
+
+
+def test_a_sorted_epoch_ascends_and_a_shuffled_one_has_the_longest_of_each_batch() -> None:
+    ascending = iteration_lengths(lengths(), 10, 3)
+    assert len(ascending) == 100
+    assert (np.diff(ascending) >= 0).all()
+    shuffled = iteration_lengths(lengths(order="shuffled"), 10, 3)
+    assert shuffled.mean() > ascending.mean()  # padding
+    assert shuffled.max() == ascending.max() == sequence_lengths(lengths(), 3).max()
+
+
+@pytest.mark.parametrize("width", [1, 10])
+def test_a_bucketed_epoch_batches_sequences_of_a_bucket(width: int) -> None:
+    drawn = sequence_lengths(lengths(), 0)
+    expected = []
+    for bucket in np.unique((drawn - 1) // width):
+        held = drawn[(drawn - 1) // width == bucket]
+        expected.append(-(-len(held) // 16))
+    found = iteration_lengths(lengths(order="bucketed", bucket_width=width), 16, 0)
+    assert np.array_equal(np.unique((found - 1) // width, return_counts=True)[1], expected)
+    assert (np.diff(found) < 0).any()  # batches are shuffled
+
+
+def test_batches_that_are_not_filled_are_kept_or_dropped() -> None:
+    assert len(iteration_lengths(lengths(), 64, 0)) == 16
+    assert len(iteration_lengths(lengths(whole=True), 64, 0)) == 15
+    with pytest.raises(ConfigError, match="no batch of 2000 among 1000 sequences"):
+        iteration_lengths(lengths(whole=True), 2000, 0)
+
+
+def test_units_tails_and_bounds() -> None:
+    assert sequence_lengths(lengths(per_unit=100), 0).max() > 3900
+    tailed = sequence_lengths(lengths(tail={"num_sequences": 30, "low": 80, "high": 90}), 0)
+    assert len(tailed) == 1000
+    assert ((tailed >= 80) & (tailed <= 90)).sum() == 30
+    cut = sequence_lengths(lengths(bounds=[5, 20]), 0)
+    assert 5 <= cut.min() <= cut.max() <= 20
+    assert len(cut) < 1000
+
+
+@pytest.mark.parametrize(
+    ("changes", "part"),
+    [
+        ({"percentiles": [[0, 1], [0.5, 10]]}, "end with 1"),
+        ({"percentiles": [[0, 5], [0.5, 4], [1, 6]]}, "must ascend: [0.5, 4]"),
+        ({"order": "bucketed"}, "give both or neither"),
+        ({"bucket_width": 3}, "give both or neither"),
+        ({"tail": {"num_sequences": 2000, "low": 1, "high": 2}}, "above num_sequences"),
+        ({"tail": {"num_sequences": 2, "low": 3, "high": 2}}, "low must not be above high"),
+        ({"bounds": [9, 8]}, "hold no length"),
+        ({"sources": {}}, "no entry in `sources`"),
+    ],
+)
+def test_a_data_set_that_makes_no_sense_is_refused(changes: dict[str, Any], part: str) -> None:
+    with pytest.raises(ValidationError) as told:
+        lengths(**changes)
+    assert part in str(told.value)
+
+
+# What is chosen
+
+
+@st.composite
+def epochs(draw: st.DrawFn, *, equal: bool = True) -> Epoch:
+    """An epoch; equal: iterations of one length take equally long."""
+    size, seed = draw(st.integers(1, 300)), draw(st.integers(0, 2**32 - 1))
+    random = np.random.default_rng(seed)
+    found = random.integers(1, draw(st.integers(2, 200)), size)
+    times = random.uniform(0.1, 1, 200)[found] if draw(st.booleans()) else 0.01 * found + 1e-4 * found**2
+    return found, times if equal else times * random.uniform(0.9, 1.1, size)
+
+
+@given(epochs(equal=False), st.integers(1, 20), st.sampled_from([0.1, 0.01, 1e-4]))
+def test_weights_are_all_iterations_and_representatives_lie_in_their_bins(epoch: Epoch, k0: int, error: float) -> None:
+    sizes, seconds = epoch
+    found = choose(method("seqpoint", k0=k0, error=error, few=3), sizes, seconds)
+    unique = np.unique(sizes)
+    assert found.weights.sum() == len(sizes)
+    assert len(found.places) <= found.bins <= len(unique)
+    assert found.error == pytest.approx(projected(found, seconds) / seconds.sum() - 1, abs=1e-12)
+    if found.bins < len(unique):
+        edges = sizes.min() + np.arange(found.bins + 1) * (sizes.max() - sizes.min()) / found.bins
+        for place, weight in zip(found.places, found.weights, strict=True):
+            bin_ = min(np.searchsorted(edges, sizes[place] + 1e-9) - 1, found.bins - 1)
+            last = bin_ == found.bins - 1
+            inside = (sizes >= edges[bin_] - 1e-9) & ((sizes < edges[bin_ + 1] - 1e-9) | last)
+            assert inside.sum() == weight
+
+
+@given(epochs(equal=False), st.sampled_from([0.1, 0.01, 1e-3, 1e-5]))
+def test_bins_grow_only_while_the_error_is_above_the_bound(epoch: Epoch, error: float) -> None:
+    found = choose(method("seqpoint", error=error, few=0), *epoch)
+    every = len(np.unique(epoch[0]))
+    assert abs(found.error) <= error or found.bins == every
+    for fewer in range(5, found.bins):
+        assert abs(choose(method("seqpoint", k0=fewer, error=1.0, few=0), *epoch).error) > error
+    assert found.bins == every if every <= 5 else found.bins >= 5
+
+
+@given(epochs(), st.floats(1e-6, 0.1), st.floats(1e-6, 0.1))
+def test_a_smaller_bound_never_needs_fewer_bins(epoch: Epoch, one: float, other: float) -> None:
+    small, large = (choose(method("seqpoint", error=bound), *epoch).bins for bound in sorted((one, other)))
+    assert small >= large
+
+
+@given(epochs(), st.integers(1, 30))
+def test_the_error_is_within_half_the_gaps_between_times_of_a_bin(epoch: Epoch, bins: int) -> None:
+    sizes, seconds = epoch
+    found = choose(method("seqpoint", k0=bins, error=1.0, few=0), sizes, seconds)
+    bound = 0.0
+    if found.bins < len(np.unique(sizes)):
+        bin_ = np.minimum((sizes - sizes.min()) * found.bins // (sizes.max() - sizes.min()), found.bins - 1)
+        for one in np.unique(bin_):
+            times = np.unique(seconds[bin_ == one])
+            bound += (bin_ == one).sum() * np.diff(times, prepend=times[0]).max() / 2
+    assert abs(projected(found, seconds) - seconds.sum()) <= bound + 1e-9 * seconds.sum()
+
+
+@given(epochs(), st.floats(0.1, 10))
+def test_a_configuration_that_is_faster_by_one_factor_has_the_same_error_and_an_exact_speed_up(
+    epoch: Epoch, factor: float
+) -> None:
+    found = choose(method("seqpoint"), *epoch)
+    both = np.stack([epoch[1], factor * epoch[1]])
+    true, told = both.sum(-1), projected(found, both)
+    assert told / true - 1 == pytest.approx(found.error, abs=1e-9)
+    assert told[0] / told[1] == pytest.approx(true[0] / true[1])
+
+
+@given(epochs(), st.randoms(use_true_random=False))
+def test_the_order_of_an_epoch_changes_nothing(epoch: Epoch, random: Any) -> None:
+    order = list(range(len(epoch[0])))
+    random.shuffle(order)
+    sizes, seconds = epoch
+    for name in ("seqpoint", "frequent", "median", "worst", "all"):
+        one, other = choose(method(name), sizes, seconds), choose(method(name), sizes[order], seconds[order])
+        chosen = [(sizes[one.places], one), (sizes[order][other.places], other)]
+        (mine, weights), (theirs, others) = ((sorted(held), found.weights) for held, found in chosen)
+        assert mine == theirs
+        assert np.array_equal(weights, others)
+
+
+@given(epochs(equal=False))
+def test_all_is_exact_on_every_configuration(epoch: Epoch) -> None:
+    found = choose(method("all"), *epoch)
+    other = epoch[1][::-1]
+    assert projected(found, other) == pytest.approx(other.sum())
+    assert cut_sequential(found, other) == pytest.approx(1)
+    assert iterations_cut(found) == 1
+
+
+@given(epochs())
+def test_where_lengths_are_few_each_stands_for_itself(epoch: Epoch) -> None:
+    unique, counts = np.unique(epoch[0], return_counts=True)
+    found = choose(method("seqpoint", few=len(unique)), *epoch)
+    assert np.array_equal(epoch[0][found.places], unique)
+    assert np.array_equal(found.weights, counts)
+    assert abs(found.error) < 1e-9
+
+
+def test_baselines_are_what_they_say() -> None:
+    sizes = np.array([5, 1, 1, 9, 2, 2, 2, 3, 4, 30])
+    seconds = sizes * 0.1
+    for name, size in (("frequent", 2), ("median", 2), ("worst", 30)):
+        found = choose(method(name), sizes, seconds)
+        assert sizes[found.places] == [size]
+        assert found.weights == [10]
+    prior = choose(method("prior", warm_up=1, window=4), sizes, seconds)
+    assert list(prior.places) == [1, 2, 3, 4]
+    assert list(prior.weights) == [2.5] * 4
+    with pytest.raises(ConfigError, match="an epoch of 10"):
+        choose(method("prior", warm_up=7, window=4), sizes, seconds)
+
+
+def test_of_iterations_of_one_length_the_one_nearest_to_their_mean_is_run() -> None:
+    found = choose(method("seqpoint"), [3, 3, 3, 7], [1.0, 1.6, 1.4, 2.0])
+    assert list(found.places) == [2, 3]
+    assert found.error == pytest.approx((3 * 1.4 + 2) / 6 - 1)
+
+
+def test_a_bin_without_iterations_has_no_representative() -> None:
+    sizes = np.array([1, 2, 3, 4, 5, 100])
+    found = choose(method("seqpoint", few=0, error=1.0), sizes, sizes * 0.1)
+    assert found.bins == 5
+    assert list(sizes[found.places]) == [3, 100]
+    assert list(found.weights) == [5, 1]
+
+
+def test_cuts() -> None:
+    sample = Sample(np.array([0, 2]), np.array([3.0, 1.0]), 2, 0.0)
+    seconds = np.array([[1.0, 1.0, 2.0, 1.0], [2.0, 2.0, 2.0, 2.0]])
+    assert cut_sequential(sample, seconds) == pytest.approx([5 / 3, 2])
+    assert cut_parallel(sample, seconds) == pytest.approx([2.5, 4])
+    assert iterations_cut(sample) == 2
+
+
+@pytest.mark.parametrize("name", sorted(shipped("iterations")))
+def test_a_shipped_choice_works_on_a_shipped_data_set(name: str) -> None:
+    sizes = iteration_lengths(Lengths.model_validate(shipped("lengths")["iwslt15"]), 64, 0)
+    found = choose(Iterations.model_validate(shipped("iterations")[name]), sizes, 0.01 * sizes)
+    assert found.weights.sum() == pytest.approx(len(sizes))
+
+
+# Logs of one's own
+
+
+def log(path: Path, *rows: str, columns: str = "sequence_length,seconds,seconds_slow") -> Path:
+    path.write_text("\n".join([columns, *rows]) + "\n", encoding="utf-8")
+    return path
+
+
+def test_a_log_is_sampled_printed_and_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = np.random.default_rng(0).integers(1, 100, 500)
+    data = log(tmp_path / "log.csv", *(f"{size},{size * 1e-3:g},{size * 2e-3:g}" for size in sizes))
+    out = tmp_path / "points.csv"
+    assert main(["seqpoint", f"data={data}", "k0=6", "error=0.005", f"out={out}"]) == 0
+    told = capsys.readouterr().out
+    assert "seconds_slow" in told
+    assert "of 500 iterations" in told
+    assert "all at once" in told
+    with out.open(encoding="utf-8") as text:
+        rows = list(csv.DictReader(text))
+    assert sum(float(row["weight"]) for row in rows) == 500
+    for row in rows:
+        assert sizes[int(row["iteration"])] == int(row["sequence_length"])
+    found = read(data)
+    assert list(found) == ["sequence_length", "seconds", "seconds_slow"]
+    assert np.array_equal(found["sequence_length"], sizes)
+
+
+def test_iterations_of_one_length_that_differ_are_said_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = log(tmp_path / "log.csv", "1,1", "1,5", "1,1", "2,3", columns="sequence_length,seconds")
+    assert main(["seqpoint", f"data={data}"]) == 0
+    assert "iterations of one length differ" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("columns", "rows", "parts"),
+    [
+        ("sequence_length,second", ["1,1"], ["line 1", "no column seconds", "did you mean `second`"]),
+        ("sequence_length;seconds", ["1;1"], ["line 1", "separate columns by commas"]),
+        ("sequence_length,seconds,seconds_a,seconds_a", ["1,1,1,1"], ["line 1", "twice", "seconds_a"]),
+        ("sequence_length,seconds", ["1,1", "2.5,1"], ["line 3, sequence_length = '2.5'", "whole number"]),
+        ("sequence_length,seconds", ["0,1"], ["line 2, sequence_length = '0'", "whole number"]),
+        ("sequence_length,seconds", ["1,1", "", "2,-1"], ["line 4, seconds = '-1'", "positive time"]),
+        ("sequence_length,seconds", ["1,3 ms"], ["line 2, seconds = '3 ms'", "is no number"]),
+        ("sequence_length,seconds", ["1,nan"], ["line 2, seconds = 'nan'", "is no number"]),
+        ("sequence_length,seconds", ["1"], ["line 2, seconds", "is missing"]),
+        ("sequence_length,seconds", [], ["holds no iterations"]),
+        ("sequence_length,seconds", ["1,x"] * 30, ["has 10 more problems"]),
+        ("sequence_length,seconds", ['1,"2'], ["is no CSV"]),
+    ],
+)
+def test_a_bad_log_is_told_by_line_and_column(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], columns: str, rows: list[str], parts: list[str]
+) -> None:
+    data, out = log(tmp_path / "log.csv", *rows, columns=columns), tmp_path / "points.csv"
+    assert main(["seqpoint", f"data={data}", f"out={out}"]) == 2
+    told = capsys.readouterr().err
+    assert "Traceback" not in told
+    assert all(part in told for part in parts), told
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (["k0=0"], "k0 = 0"),
+        (["k0=2.5"], "k0 = 2.5"),
+        (["k0=many"], "k0 = 'many'"),
+        (["error=0"], "error = 0"),
+        (["error=-1"], "error = -1"),
+        (["bins=3"], "is not understood here"),
+        (["data=absent.csv"], "data = 'absent.csv': is no file"),
+    ],
+)
+def test_a_bad_word_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], part: str) -> None:
+    data = log(tmp_path / "log.csv", "1,1,2")
+    assert main(["seqpoint", f"data={data}", *words]) == 2
+    assert part in capsys.readouterr().err
+
+
+def test_a_log_is_not_written_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = log(tmp_path / "log.csv", "1,1,2")
+    before = data.read_bytes()
+    assert main(["seqpoint", f"data={data}", f"out={data}"]) == 2
+    assert main(["seqpoint", f"data={data}", f"out={tmp_path / 'absent' / 'points.csv'}"]) == 2
+    told = capsys.readouterr().err
+    assert "would write over the log" in told
+    assert "cannot be written" in told
+    assert data.read_bytes() == before
