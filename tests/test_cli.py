@@ -57,18 +57,21 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 # Help
 
 
+OF_STEPS = ("model", "kernels", "optimizer", "setting", "lengths", "iterations")
+
+
 def test_help_lists_every_study_simulator_and_search_with_its_description_in_a_second(tmp_path: Path) -> None:
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     done = python("-m", "dse", "--help", folder=tmp_path)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert done.returncode == 0, done.stderr
     assert after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime < 1.0
-    groups = ("study", "simulator", "search", "schedule", "system", "workload", "tracking")
-    options = {name: tree for group in groups for name, tree in shipped(group).items()}
-    told, _, _ = done.stdout.partition("\nCommands\n")
-    lines = {line.split()[0]: line for line in told.splitlines() if line.strip()}
-    for name, tree in options.items():
-        assert tree.get("study", tree)["description"] in lines[name]
+    groups = (*("study", "simulator", "search", "schedule", "system", "workload", "tracking"), *OF_STEPS)
+    told = [line.split(maxsplit=1) for line in done.stdout.splitlines() if len(line.split()) > 1]
+    lines = {(name, text.strip()) for name, text in told}
+    for group in groups:
+        for name, tree in shipped(group).items():
+            assert (name, tree.get("study", tree)["description"]) in lines
 
 
 @pytest.mark.parametrize("statement", ["import dse", "from dse.cli import main; main(['--help'])"])

@@ -222,6 +222,8 @@ def test_replay_shows_an_operator_and_its_communication_side_by_side() -> None:
     lanes = {one.lane for one in replay.intervals}
     assert lanes == {"compute", "tensor-parallel links", "data-parallel links"}
     assert sum(replay.limits.values()) == pytest.approx(1.0)
+    alone = BACKEND.replay(step())
+    assert {one.lane for one in alone.intervals} == {"compute"}
     hidden = [one for one in replay.intervals if one.lane == "data-parallel links"]
     computed = [one for one in replay.intervals if one.lane == "compute"]
     assert any(a.start_s < b.finish_s and b.start_s < a.finish_s for a in hidden for b in computed)

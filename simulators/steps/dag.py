@@ -85,7 +85,8 @@ class _Writer:
 
     def _pass(self, block: Block, index: int, *, forward: bool) -> Iterator[Task]:
         for part in self._found.parts:
-            if part.block is block and part.forward == forward:
+            alone = part.over is not None and float(part.spent.seconds) == 0
+            if part.block is block and part.forward == forward and not alone:
                 yield self._chained(self._task(part, f"{block.name} {index}"))
 
     def _task(self, part: Part, where: str) -> Task:

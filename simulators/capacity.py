@@ -1,0 +1,142 @@
+"""Memory of parameters in training that low-precision copies would take, if they were stored.
+
+Weights are kept in one precision, and copies in others are made when a layer needs them: what is saved is
+c / (base + c) of the memory for parameters, with c the bytes of the copies and base those of all else, both per
+parameter. Copies of the layers in flight are there for a while and take n c / L of it back, n layers of L (derived).
+
+What a copy is for depends on its direction: a product over the rows of a weight needs blocks along its columns, the
+product of the backward pass needs the other (`simulators/mx.py`). Which copies a training run would store, and what
+else it stores, is a choice: both are fields, and `grid` shows all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, model_validator
+
+from dse.values import Frozen, Integer, Number, knob
+from simulators.mx import Format
+
+Stored = Literal["fp32", "bf16", "fp16"]
+_BITS = {"fp32": 32, "bf16": 16, "fp16": 16}
+
+
+class Base(Frozen):
+    """What is stored of a parameter whether or not its copies are, each in its precision; None where it is not."""
+
+    weights: Annotated[Stored, knob(structural=True)]
+    gradients: Annotated[Stored | None, knob(structural=True)] = None
+    momentum: Annotated[Stored | None, knob(structural=True)] = None
+    variance: Annotated[Stored | None, knob(structural=True)] = None
+
+    @property
+    def bytes_per_parameter(self) -> float:
+        """Of all that is stored."""
+        return sum(_BITS[kind] for _, kind in self if kind is not None) / 8
+
+
+class Copy(Frozen):
+    """Copies in one format, with blocks along the rows of a weight, along its columns, or one of each."""
+
+    format: Format
+    rows: Annotated[bool, knob(structural=True)] = True
+    columns: Annotated[bool, knob(structural=True)] = True
+
+    @model_validator(mode="after")
+    def _is_a_copy(self) -> Copy:
+        if not (self.rows or self.columns):
+            raise ValueError("rows and columns are both false, so there is no copy; set one, or leave the copy out")
+        return self
+
+    @property
+    def bytes_per_parameter(self) -> float:
+        """Of one or two copies."""
+        return self.format.bytes_per_element * (self.rows + self.columns)
+
+
+class Copies(Frozen):
+    """Copies that are not stored. backward: None where the backward pass has what is there of the forward pass."""
+
+    forward: Copy
+    backward: Copy | None = None
+
+    @property
+    def bytes_per_parameter(self) -> float:
+        """Of all copies."""
+        return sum(one.bytes_per_parameter for one in (self.forward, self.backward) if one is not None)
+
+
+class Buffer(Frozen):
+    """Copies that are there at once: of `layers_in_flight` layers (current and next: 2) of `num_layers`."""
+
+    num_layers: Annotated[Integer, Field(ge=1, le=10**6)]
+    layers_in_flight: Annotated[Number, Field(ge=0, le=10**6)]
+
+    @model_validator(mode="after")
+    def _fits(self) -> Buffer:
+        if self.layers_in_flight > self.num_layers:
+            raise ValueError(f"layers_in_flight = {self.layers_in_flight:g} is above num_layers = {self.num_layers}")
+        return self
+
+
+@dataclass(frozen=True)
+class Saving:
+    """Bytes of a parameter, and the share of them that is saved; numbers or arrays of one shape.
+
+    base_bytes: what is stored anyway. copy_bytes: what is not. buffer_bytes: of copies that are there at once.
+    """
+
+    base_bytes: Any
+    copy_bytes: Any
+    buffer_bytes: Any
+
+    @property
+    def stored_bytes(self) -> Any:
+        """With copies stored."""
+        return np.add(self.base_bytes, self.copy_bytes)
+
+    @property
+    def needed_bytes(self) -> Any:
+        """With copies made when they are needed."""
+        return np.add(self.base_bytes, self.buffer_bytes)
+
+    @property
+    def saved(self) -> Any:
+        """Share of `stored_bytes` that is not needed, 0 to 1."""
+        return 1 - self.needed_bytes / self.stored_bytes
+
+
+def saving(base: Base, copies: Copies, buffer: Buffer | None = None) -> Saving:
+    """What is saved of a parameter's bytes; without a buffer no copy takes any, as where layers are very many.
+
+    Numbers of the buffer and of formats may be arrays that broadcast.
+    """
+    copy = copies.bytes_per_parameter
+    share: Any = np.divide(buffer.layers_in_flight, buffer.num_layers) if buffer is not None else 0.0
+    return Saving(base.bytes_per_parameter, copy, copy * share)
+
+
+def grid(
+    bases: Mapping[str, Base], copies: Mapping[str, Copies], buffer: Buffer | None = None
+) -> list[dict[str, str | float]]:
+    """One row for each base with each set of copies: their names, bytes per parameter, share saved."""
+    return [
+        {"base": base, "copies": name, **_columns(saving(of_base, of_copies, buffer))}
+        for base, of_base in bases.items()
+        for name, of_copies in copies.items()
+    ]
+
+
+def _columns(found: Saving) -> dict[str, float]:
+    names = ("base_bytes", "copy_bytes", "buffer_bytes", "saved")
+    return {name: float(getattr(found, name)) for name in names}
+
+
+def largest_model(memory_bytes: NDArray[np.float64] | float, found: Saving, *, copies_stored: bool) -> Any:
+    """Parameters that fit into so many bytes of memory for parameters, with copies stored or made when needed."""
+    return np.asarray(memory_bytes) / (found.stored_bytes if copies_stored else found.needed_bytes)
