@@ -11,13 +11,13 @@ import argparse
 import itertools
 import json
 import sys
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import yaml
 
+from benchmarks.timing import best
 from dse.backend import Batch
 from dse.compose import conf_dir
 from dse.space import set_path
@@ -62,8 +62,8 @@ def figures(nodes: Sequence[int], repeats: int) -> dict[str, float]:
     """Seconds by name, and the exponent of growth."""
     found: dict[str, float] = {}
     for count in (128, 1024):
-        found[f"symmetric_{count}_nodes_s"] = _best(iteration(count, uneven=False), repeats)
-    seconds = [_best(iteration(count, uneven=True), repeats) for count in nodes]
+        found[f"symmetric_{count}_nodes_s"] = best(iteration(count, uneven=False), repeats)
+    seconds = [best(iteration(count, uneven=True), repeats) for count in nodes]
     for count, taken in zip(nodes, seconds, strict=True):
         found[f"uneven_{count}_nodes_s"] = taken
     found["iteration_128_nodes_s"] = found["uneven_128_nodes_s"]
@@ -86,16 +86,6 @@ def main(words: Sequence[str] | None = None) -> int:
     rows = [f"| {name} | {value:.4g} |" for name, value in found.items()]
     print(json.dumps(found, indent=2) if asked.json else "\n".join(["| figure | value |", "|---|--:|", *rows]))
     return 0
-
-
-def _best(call: Callable[[], object], repeats: int) -> float:
-    call()
-    taken = []
-    for _ in range(repeats):
-        began = time.process_time()
-        call()
-        taken.append(time.process_time() - began)
-    return min(taken)
 
 
 if __name__ == "__main__":

@@ -10,13 +10,13 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.timing import best
 from dse import compose
 from dse.backend import Batch
 from dse.plan import plan
@@ -86,14 +86,8 @@ def figures(*, quick: bool) -> dict[str, float]:
 
 
 def _rate(call: Callable[[], object], count: int) -> float:
-    """Scenarios for each second of CPU time, the best of three calls."""
-    call()
-    taken = []
-    for _ in range(3):
-        began = time.process_time()
-        call()
-        taken.append(time.process_time() - began)
-    return count / min(taken)
+    """Scenarios for each second of CPU time."""
+    return count / best(call)
 
 
 def main(words: Sequence[str] | None = None) -> int:

@@ -6,15 +6,12 @@ beside others (GOLDYLOC's globally optimised kernels), on one core; at once, and
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
-import time
-from collections.abc import Callable, Sequence
 
 import numpy as np
 import yaml
 
+from benchmarks.timing import best
 from dse.compose import conf_dir
 from simulators.sharing import chosen
 from simulators.system import system_of
@@ -40,30 +37,9 @@ def figures() -> dict[str, float]:
             for degree in _DEGREES
         ]
 
-    at_once, one_by_one = _best(together), _best(apart)
+    at_once, one_by_one = best(together), best(apart)
     found = {"tuning_s": at_once, "one_by_one_s": one_by_one, "ratio": one_by_one / at_once}
     return {**found, "shapes": float(len(shapes)), "degrees": float(len(_DEGREES)), "tiles": float(len(gpu.gemm.tiles))}
-
-
-def _best(call: Callable[[], object]) -> float:
-    call()
-    taken = []
-    for _ in range(3):
-        began = time.process_time()
-        call()
-        taken.append(time.process_time() - began)
-    return min(taken)
-
-
-def main(words: Sequence[str] | None = None) -> int:
-    """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", action="store_true", help="print one JSON object with the figures")
-    asked = parser.parse_args(words)
-    found = figures()
-    rows = [f"| {name} | {value:,.4g} |" for name, value in found.items()]
-    print(json.dumps(found, indent=2) if asked.json else "\n".join(["| figure | value |", "|---|--:|", *rows]))
-    return 0
 
 
 if __name__ == "__main__":
