@@ -154,11 +154,14 @@ def _band(ok: pd.DataFrame, faster: float) -> Finding:
     if rows.empty or rows[_TP].max() < _MOST_TP:
         return Finding(None, f"needs future widths at flop-vs-bw {faster}x up to TP {_MOST_TP}")
     shares = 100 * rows["serialized_share"]
+    fits = (rows["memory_share"] <= 1).groupby(rows[_WIDTH]).all()
     told = ", ".join(
-        f"{_thousands(width)} {own.min():.0f} to {own.max():.0f} %" for width, own in shares.groupby(rows[_WIDTH])
+        f"{_thousands(width)}{'' if fits[width] else ' (too few)'} {own.min():.0f} to {own.max():.0f} %"
+        for width, own in shares.groupby(rows[_WIDTH])
     )
     cause = "GEMMs of MI210 were not measured, and the paper's TP for each width is unknown; " + _ASSUMED
-    return Finding((float(shares.min()), float(shares.max())), f"at the TP that memory forces: {told}", cause)
+    told = f"at the TP that memory forces, {_MOST_TP} at most: {told}"
+    return Finding((float(shares.min()), float(shares.max())), told, cause)
 
 
 def _trend(ok: pd.DataFrame) -> Finding:
@@ -339,7 +342,7 @@ def _models(design: Design) -> list[dict[str, Any]]:
     """Public models on the design's GPU, at the least TP that divides their heads and whose memory suffices."""
     known = {name: public().get(name, {}) for name in _asked()["models"]}
     rows = []
-    for name in sorted(known, key=lambda one: known[one].get("year", 0)):
+    for name in sorted(known, key=lambda one: known[one].get("year", 9999)):
         tree, length = model_tree(name), int(known[name].get("sequence_length", 2048))
         whole = {**design.model_dump(exclude_none=True), "model": tree}
         found = _at(StepBackend().design(whole), {_LENGTH: length, _BATCH: 1, "parallel.dp": 1})
@@ -369,7 +372,7 @@ def _models_figure(rows: Sequence[Mapping[str, Any]], design: Design) -> Figure:
     table = table.assign(
         model=table["model"] + " (TP " + table["tp"].astype(str) + short + ")",
         flop_vs_bw=table["flop_vs_bw"].map("{:g}x".format),
-        panel=f"at the TP that the memory of {design.system.name} forces",
+        panel=f"TP that the memory of {design.system.name} forces",
     )
     share = Axis("serialized_share", "serialized communication [%]", 100.0)
     return tables.heat(table, share, x="flop_vs_bw", y="model", panel="panel")

@@ -30,8 +30,9 @@ def computing(found: dict[str, float]) -> float:
 
 
 def of_mode(drawn: dict[str, Any], mode: str) -> dict[str, Any]:
-    """The same in another mode; only training has an optimizer whose state may be split."""
-    return {**drawn, "run.mode": mode, "parallel.zero": drawn["parallel.zero"] if mode == "training" else 0}
+    """The same in another mode; only training has a state that may be split, and a decoder alone decodes."""
+    found = {**drawn, "run.mode": mode, "parallel.zero": drawn["parallel.zero"] if mode == "training" else 0}
+    return found | ({"model.decoder_layers": 0} if mode == "decode" else {})
 
 
 # Limits
@@ -100,8 +101,27 @@ def test_micro_batches_take_their_turns(drawn: dict[str, Any], mode: str) -> Non
     one, three = (metrics(of_mode({**drawn, "run.micro_batches": m}, mode)) for m in (1, 3))
     for name in ("forward_s", "backward_s", "serialized_s"):
         assert three[name] == pytest.approx(3 * one[name], rel=1e-12)
-    for name in ("optimizer_s", "dp_s", "exposed_dp_s", "activation_bytes"):
+    for name in ("optimizer_s", "dp_s", "exposed_dp_s"):
         assert three[name] == pytest.approx(one[name], rel=1e-9, abs=1e-15)
+    kept = 1 if mode == "training" else 3  # keys and values stay
+    assert three["activation_bytes"] == pytest.approx(kept * one["activation_bytes"], rel=1e-9)
+
+
+def test_each_end_of_a_pipeline_holds_its_own_end_of_the_model() -> None:
+    """The last stage has a copy of a tied embedding, and one micro-batch in flight; the first one has as many as pp."""
+    alone, spread = (metrics({"parallel.pp": pp, "run.micro_batches": 8, **NETWORK}) for pp in (1, 4))
+    embedding, layer, _ = iteration(step()).blocks
+    first = float(np.asarray(embedding.params)) + 6 * float(np.asarray(layer.params))
+    assert spread["state_bytes"] == pytest.approx(16 * first, rel=1e-2)
+    assert spread["activation_bytes"] < alone["activation_bytes"]
+
+
+def test_recurrent_models_and_encoders_do_not_decode() -> None:
+    for name in ("ds2", "t5_11b"):
+        (one,) = BACKEND.scenarios({**tree({"run.mode": "decode"}), "models": [name]}).values()
+        assert [problem.path for problem in BACKEND.problems(BACKEND.design(one))] == ["run.mode"]
+    (one,) = BACKEND.scenarios({**tree({"run.recompute": "all"}), "models": ["gnmt"]}).values()
+    assert [problem.path for problem in BACKEND.problems(BACKEND.design(one))] == ["run.recompute"]
 
 
 @given(runs(), st.sampled_from([2, 4]), st.integers(1, 64))
@@ -317,6 +337,8 @@ def test_every_shipped_model_on_every_device_has_metrics_to_believe(mode: str, s
         for kernels in shipped("kernels"):
             own = tree({"run.mode": mode, "run.precision": precision}, system=system, kernels=kernels)
             designs = [BACKEND.design({**own, "model": one["model"]}) for one in listed.values()]
+            assert mode == "decode" or not any(map(BACKEND.problems, designs))
+            designs = [design for design in designs if not BACKEND.problems(design)]
             for found in BACKEND.evaluate([Batch(design) for design in designs]):
                 assert checked(found, BACKEND.metrics)[0].reason == ""
 

@@ -63,6 +63,7 @@ def rules(design: Design) -> Iterator[Rule]:
         yield Rule("setting.num_cus", np.asarray(cus) > all_cus, few, cus, (all_cus,), "use fewer")
     yield from _spread(design)
     yield from _sampled(design)
+    yield from _run(design.model, run)
     if isinstance(design.model, Transformer):
         yield from _heads(design.model)
         yield from _divided(design.model, parallel)
@@ -70,6 +71,20 @@ def rules(design: Design) -> Iterator[Rule]:
     for path, degree in (("parallel.tp", parallel.tp), ("parallel.pp", parallel.pp)):
         told = "splits a model that is no transformer, which is not modelled"
         yield Rule(path, np.asarray(degree) > 1, told, degree, way_out=f"set {path}=1")
+
+
+def _run(model: Any, run: Run) -> Iterator[Rule]:
+    """Modes and recomputation that a model has no operators for."""
+    if not isinstance(model, Transformer):
+        if run.mode == "decode":
+            told = "is of transformers: a recurrent model has no keys and values"
+            yield Rule("run.mode", True, told, run.mode, way_out="set prefill, the forward pass")
+        if run.recompute != "none":
+            told = "is not modelled of a recurrent model"
+            yield Rule("run.recompute", True, told, run.recompute, way_out="set none")
+    elif run.mode == "decode" and model.decoder_layers:
+        told = "of an encoder and a decoder is not modelled: the encoder would run for every token"
+        yield Rule("run.mode", True, told, run.mode, way_out="set prefill, or take a decoder alone")
 
 
 def _divided(model: Transformer, parallel: Parallel) -> Iterator[Rule]:

@@ -143,16 +143,33 @@ def _kernels(op: Op) -> Any:
     return np.asarray(op.work.kernels, float) if isinstance(op.work, Stream) else 1.0
 
 
+def _held(found: Iteration, attribute: str, shares: Mapping[str, Any]) -> Any:
+    """Sum of a number of the blocks, of each the share that a stage has."""
+    each = ((block, np.asarray(getattr(block, attribute), float)) for block in found.blocks)
+    return _summed(value * np.asarray(block.count, float) * shares[block.name] for block, value in each)
+
+
 def _memory(found: Iteration, hbm_bytes: ArrayLike) -> dict[str, Any]:
-    """Bytes on the busiest GPU; activations of as many micro-batches as a stage has in flight."""
-    params, b = found.of_blocks("params"), found.run.element_bytes
-    state = params * b
-    flight: Any = np.ones(())
+    """Bytes on the GPU that holds most: of the first stage, with as many micro-batches in flight as there are stages,
+    or of the last one, with one. Inference keeps keys and values of all micro-batches.
+    """
+    b, pp = found.run.element_bytes, np.asarray(found.parallel.pp, float)
+    each: Any = b
+    flight = ends = found.micro_batches
     if found.training:
         split = np.asarray(found.parallel.dp, float) if found.parallel.zero else 1.0
-        state = state + params * (b + dict(found.optimizer.state_bytes)[found.run.precision] / split)
-        flight = np.minimum(found.micro_batches, np.asarray(found.parallel.pp, float))
-    kept = found.of_blocks("kept") * flight
+        each = 2 * b + dict(found.optimizer.state_bytes)[found.run.precision] / split
+        flight, ends = np.minimum(found.micro_batches, pp), np.ones(())
+    first, last = ({block.name: 1 / pp for block in found.blocks} for _ in range(2))
+    for name, held, absent in zip(ENDS, (first, last), (last, first), strict=True):
+        if name in held:
+            held[name], absent[name] = np.ones(()), np.where(pp > 1, 0.0, 1.0)
+    stages = [
+        (each * _held(found, "params", counts), alive * _held(found, "kept", counts))
+        for counts, alive in ((first, flight), (last, ends))
+    ]
+    later = sum(stages[1]) > sum(stages[0])
+    state, kept = (np.where(later, of_last, of_first) for of_first, of_last in zip(*stages, strict=True))
     return {
         "memory_bytes": state + kept,
         "state_bytes": state,

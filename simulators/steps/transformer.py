@@ -309,9 +309,10 @@ def _output(sizes: _Sizes) -> Block:
         ops.append(Op("logits dW", "output", "backward", Product(logits.k, logits.m, logits.n), weight=True))
         norm = Stream(sizes.kernels.norm.backward * sizes.element * sizes.own)
         ops.append(Op("final norm backward", "output", "backward", norm))
-    own = 0.0 if sizes.model.tied else sizes.vocab * sizes.hidden
+    copied = np.asarray(sizes.parallel.pp) > 1  # the last stage does not hold the first one's embedding
+    own = np.where(copied, 1.0, 0.0 if sizes.model.tied else 1.0) * sizes.vocab * sizes.hidden
     kept = (4 + sizes.element) * sizes.vocab * wanted + 2 * sizes.activations if training else 0.0
-    return Block("output", tuple(ops), 1.0, own + 2 * sizes.hidden, 2 if sizes.model.tied else 3, kept)
+    return Block("output", tuple(ops), 1.0, own + 2 * sizes.hidden, np.where(own > 0, 3.0, 2.0), kept)
 
 
 def _both(sizes: _Sizes, name: str, kind: Kind, phase: Phase = "forward") -> list[Op]:
