@@ -6,7 +6,10 @@ beside others (GOLDYLOC's globally optimised kernels), on one core; at once, and
 
 from __future__ import annotations
 
+import argparse
+import json
 import sys
+from collections.abc import Sequence
 
 import numpy as np
 import yaml
@@ -40,6 +43,17 @@ def figures() -> dict[str, float]:
     at_once, one_by_one = best(together), best(apart)
     found = {"tuning_s": at_once, "one_by_one_s": one_by_one, "ratio": one_by_one / at_once}
     return {**found, "shapes": float(len(shapes)), "degrees": float(len(_DEGREES)), "tiles": float(len(gpu.gemm.tiles))}
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", action="store_true", help="print one JSON object with the figures")
+    asked = parser.parse_args(words)
+    found = figures()
+    rows = [f"| {name} | {value:,.4g} |" for name, value in found.items()]
+    print(json.dumps(found, indent=2) if asked.json else "\n".join(["| figure | value |", "|---|--:|", *rows]))
+    return 0
 
 
 if __name__ == "__main__":

@@ -41,9 +41,9 @@ class Lengths(Sourced):
 
     percentiles: [share of the sequences, length that they do not exceed], of share 0 to 1. per_unit: frames or tokens
     for each unit of these (100 frames a second); None where they count what the model reads. bounds: sequences shorter
-    or longer, in what the model reads, are left out of the epoch. order: sorted by length; shuffled; bucketed, batches
-    of sequences of one of the buckets of `bucket_width` lengths, shuffled. whole: batches that sequences do not fill
-    are dropped: the last one, or that of each bucket.
+    or longer, in what the model reads, are left out of the epoch. order: sorted by length; shuffled; bucketed, in
+    the order of buckets of `bucket_width` lengths and then cut into batches, which are shuffled. whole: the last batch
+    is dropped if sequences do not fill it.
     """
 
     name: str
@@ -93,15 +93,12 @@ def iteration_lengths(lengths: Lengths, batch: int, seed: int) -> Integers:
     drawn = _drawn(lengths, random)
     bucket = np.zeros_like(drawn) if lengths.bucket_width is None else (drawn - 1) // lengths.bucket_width
     within = drawn if lengths.order == "sorted" else random.permutation(len(drawn))
-    ordered = np.lexsort((within, bucket))
-    place = np.arange(len(drawn)) - np.searchsorted(bucket[ordered], bucket[ordered])
-    starts = np.flatnonzero(place % batch == 0)
-    sizes = np.diff(starts, append=len(drawn))
-    longest = np.maximum.reduceat(drawn[ordered], starts) if len(starts) else drawn
-    longest = longest[sizes == batch] if lengths.whole else longest
-    if not len(longest):
+    if len(drawn) < batch:
         rule = f"has no batch of {batch} among {len(drawn)} sequences"
-        raise ConfigError([Problem("lengths", rule, lengths.name, "a smaller batch, wider bounds or whole: false")])
+        raise ConfigError([Problem("lengths", rule, lengths.name, "a smaller batch, or wider bounds")])
+    ordered = drawn[np.lexsort((within, bucket))]
+    longest = np.maximum.reduceat(ordered, np.arange(0, len(ordered), batch))
+    longest = longest[: len(ordered) // batch] if lengths.whole else longest
     return random.permutation(longest) if lengths.order == "bucketed" else longest
 
 

@@ -67,8 +67,9 @@ class Sample:
 def choose(iterations: Iterations, lengths: ArrayLike, seconds: ArrayLike) -> Sample:
     """Iterations that stand for an epoch of sequence lengths [N] (whole numbers) and times [N], in its order.
 
-    Deterministic: among equals the shortest length is taken, and of a length the iteration nearest to its mean time,
-    the first of these. Raises ConfigError where `prior` asks for more iterations than there are.
+    Deterministic: among equals the shortest length is taken, of the most frequent ones that nearest to the median; of a
+    length the iteration nearest to its mean time, the first of these. Raises ConfigError where `prior` asks for more
+    iterations than there are.
     """
     epoch = _Epoch.of(np.asarray(lengths, np.int64), np.asarray(seconds, float))
     size = len(epoch.seconds)
@@ -79,12 +80,19 @@ def choose(iterations: Iterations, lengths: ArrayLike, seconds: ArrayLike) -> Sa
     if iterations.method == "seqpoint":
         return _seqpoint(iterations, epoch)
     if iterations.method == "frequent":
-        one = np.argmax(epoch.counts)
+        one = _mode(epoch.counts)
     elif iterations.method == "median":
         one = np.searchsorted(np.cumsum(epoch.counts), (size + 1) // 2)
     else:
         one = np.argmax(np.abs(epoch.seconds[epoch.places] * size - epoch.seconds.sum()))
     return epoch.sample(epoch.places[[one]], np.array([float(size)]))
+
+
+def _mode(counts: Integers) -> np.intp:
+    """Place of the most frequent length; among equals the one nearest to the median of all iterations."""
+    middle = np.searchsorted(np.cumsum(counts), (counts.sum() + 1) // 2)
+    equals = np.flatnonzero(counts == counts.max())
+    return np.intp(equals[np.argmin(np.abs(equals - middle))])
 
 
 def projected(sample: Sample, seconds: ArrayLike) -> Floats:

@@ -2,7 +2,7 @@
 
 A design is a device, how it is set, a model, how it is run and spread, an optimizer, and how the framework computes
 what is no GEMM. Equations are in `simulators.steps`. With `lengths`, an iteration is the mean one of an epoch over
-sequences of these lengths, of which `iterations` says which are simulated.
+sequences of these lengths, of which `iterations` says which stand for it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from simulators.lengths import Lengths, iteration_lengths
 from simulators.operators.chip import Chip
 from simulators.seqpoint import Iterations, choose
 from simulators.steps.dag import schedule, tasks
-from simulators.steps.design import OPTIONAL, Design, held, rules
+from simulators.steps.design import NO_LENGTHS, OPTIONAL, Design, held, rules
 from simulators.steps.epoch import METRICS as EPOCH_METRICS
 from simulators.steps.epoch import Epoch, alone
 from simulators.steps.groups import groups
@@ -155,7 +155,10 @@ class StepBackend:
         if path.rpartition(".")[2] in LABELS or section not in Design.model_fields:
             return None
         known = _fields(tree, section)
-        return {} if name in known or get_path(tree, path) is not None else None
+        if name not in known and get_path(tree, path) is None:
+            return None
+        of_one_length = path == _LENGTH and isinstance(tree.get("lengths"), Mapping)
+        return {"lengths.name": NO_LENGTHS} if of_one_length else {}
 
     def is_axis(self, path: str, design: BaseModel) -> bool:
         """Numbers that do not change which operators there are, where a design is of one length."""

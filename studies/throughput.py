@@ -6,7 +6,7 @@ import csv
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from dse.compose import conf_dir
+from dse.compose import conf_dir, listing
 from dse.plots import predictions
 from simulators.device import tree_of
 from simulators.step import StepBackend
@@ -29,9 +29,14 @@ def rows_of(name: str) -> Iterator[Mapping[str, str]]:
 
 def design_of(row: Mapping[str, str], sections: Mapping[str, Any], run: Mapping[str, Any]) -> Design:
     """The design of a row: its device and precision, the rest as given."""
-    device = tree_of(row["device"].partition("_")[0])
+    device = tree_of(_device(row["device"]))
     own = {"system": device, "parallel": {}, "run": {**run, "precision": row["precision"]}}
     return StepBackend().design({**sections, **own})
+
+
+def _device(said: str) -> str:
+    """The device file of a published row: its own, or that of all its kind."""
+    return said if said in listing("system") else said.partition("_")[0]
 
 
 def table(name: str, ours: Callable[[Mapping[str, str]], tuple[str, float, float]]) -> pd.DataFrame:

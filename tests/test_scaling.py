@@ -20,7 +20,7 @@ FEW = ["tracking=none", "store=none", "timeline=false"]
 MISSED = {
     "bert": {"lamb_next"},
     "comp_vs_comm": {"comm_share_future", "band_4x", "profiling_ratio", "overlap_range_1x", "case_overlap"},
-    "seqpoint": {"parallel_reading_gnmt"},
+    "seqpoint": set(),
 }
 FIGURES = {
     "bert": {"breakdown", "times", "roofline", "what_changes", "throughput_measured"},

@@ -47,7 +47,8 @@ def scatter(rows: pd.DataFrame, *, by: str, title: str) -> Figure:
         panel.set_title(f"{kind}: {_said(own)}", fontsize=9.5, fontweight="bold")
     figure.supxlabel("measured [ms]", fontsize=10)
     figure.supylabel("predicted [ms]", fontsize=10)
-    legend(figure, colours, title=f"{title}; hollow: fitted on; dotted: a factor {_FAR:g}")
+    hollow = "; hollow: fitted on" if rows["fitted"].any() else ""
+    legend(figure, colours, title=f"{title}{hollow}; dotted: a factor {_FAR:g}")
     return figure
 
 

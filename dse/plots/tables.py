@@ -10,6 +10,8 @@ from matplotlib.ticker import MaxNLocator
 
 from dse.plots import MARKERS, Axis, legend, palette, panels_of
 
+_DECADES = 300.0  # between the least and the largest value of a heat map
+
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
@@ -71,13 +73,16 @@ def heat(rows: pd.DataFrame, value: Axis, *, x: str, y: str, panel: str) -> Figu
     xs = xs if rows[x].dtype == object else sorted(xs)
     span = rows[value.column] * value.factor
     low, high = float(span.min()), float(np.nanquantile(span, 0.98))
+    wide = low > 0 and high > _DECADES * low  # shades by the logarithm
+    scale = np.log if wide else np.asarray
     figure, held = panels_of(len(panels), width=1.6 + 0.62 * len(xs), height=0.9 + 0.26 * len(ys))
     for number, (axes, name) in enumerate(zip(held, panels, strict=False)):
         own = rows[rows[panel] == name].pivot_table(index=y, columns=x, values=value.column, sort=False)
         own = own.reindex(index=ys, columns=xs).dropna(axis=1, how="all") * value.factor
-        axes.imshow(own, aspect="auto", cmap="viridis", vmin=low, vmax=high)
+        ends = float(scale(low)), float(scale(high))
+        axes.imshow(scale(own.to_numpy(float)), aspect="auto", cmap="viridis", vmin=ends[0], vmax=ends[1])
         for (row, column), one in np.ndenumerate(own.to_numpy(float)):
-            light = one < low + 0.6 * (high - low)
+            light = scale(one) < ends[0] + 0.6 * (ends[1] - ends[0])
             if not np.isnan(one):
                 axes.text(
                     column, row, f"{one:.2f}", ha="center", va="center", fontsize=6.5, color="w" if light else "k"

@@ -33,12 +33,12 @@ class Design(Frozen):
 
 
 OPTIONAL = ("lengths", "iterations")
-_NO_LENGTHS = "none"
+NO_LENGTHS = "none"
 
 
 def held(tree: Tree) -> dict[str, Any]:
     """The sections of a design; without lengths, which iterations of an epoch are simulated means nothing."""
-    alone = (tree.get("lengths") or {}).get("name", _NO_LENGTHS) == _NO_LENGTHS
+    alone = (tree.get("lengths") or {}).get("name", NO_LENGTHS) == NO_LENGTHS
     names = [name for name in Design.model_fields if name in tree and not (alone and name in OPTIONAL)]
     return {name: tree[name] for name in names}
 
@@ -104,6 +104,10 @@ def _divided(model: Transformer, parallel: Parallel) -> Iterator[Rule]:
 
 def _heads(model: Transformer) -> Iterator[Rule]:
     """Heads are whole numbers of columns, and of queries for each key."""
+    if model.heads is None:
+        width = np.asarray(64 if model.head_dim is None else model.head_dim)
+        told, way = "is no multiple of the width of a head ({0})", "give model.heads, or another width"
+        yield Rule("model.hidden", np.asarray(model.hidden) % width != 0, told, model.hidden, (width,), way)
     if model.heads is not None and model.head_dim is None:
         uneven = np.asarray(model.hidden) % np.asarray(model.heads) != 0
         told, way = "does not divide the width (model.hidden = {0})", "take a divisor, or give model.head_dim"
@@ -137,6 +141,9 @@ def _sampled(design: Design) -> Iterator[Rule]:
     except ConfigError as error:
         yield from map(Rule.of, error.problems)
         return
+    for path, many in (("parallel.dp", design.parallel.dp), ("run.micro_batches", design.run.micro_batches)):
+        told = "is more than one, and an epoch of sequences of all lengths is of one batch an iteration"
+        yield Rule(path, np.asarray(many) > 1, told, many, way_out=f"set {path}=1")
     asked = design.iterations
     if asked is not None and asked.method == "prior" and asked.warm_up + asked.window > size:
         told = "ends beyond the {0} iterations of an epoch, after a warm-up of {1}"

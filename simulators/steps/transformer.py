@@ -31,6 +31,7 @@ from simulators.steps.operators import Block, Exchange, Kind, Op, Phase, Product
 
 Floats = NDArray[np.float64]
 
+_GATED = 1.5  # reads two tensors where an activation reads one, and writes one
 _FLASH_BACKWARD = 2.5  # five products for the forward pass's two: scores are computed again
 
 
@@ -161,7 +162,8 @@ def _feed_forward(sizes: _Sizes) -> Iterator[Op]:
 def _elements(sizes: _Sizes, kind: Kind) -> Floats:
     if kind == "softmax":
         return sizes.scores
-    return sizes.own if kind == "norm" else np.asarray(sizes.ffn * sizes.tokens)
+    gate = _GATED if sizes.model.gated else 1.0
+    return sizes.own if kind == "norm" else np.asarray(gate * sizes.ffn * sizes.tokens)
 
 
 def _stream(sizes: _Sizes, name: str, kind: Kind, passes: Passes) -> Op:
