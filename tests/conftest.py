@@ -54,6 +54,7 @@ def shipped(group: str) -> dict[str, Any]:
 ENGINES: dict[str, Engine] = plugins("simulators", "ENGINE")
 EXACT = [name for name, engine in ENGINES.items() if engine.exact]
 FAMILIES: dict[str, type[Any]] = plugins("search_spaces", "SCHEDULE")
+OF_STREAMS = ("streams",)  # families of GEMMs that share one GPU, and exchange nothing
 OF_ONE_GPU = ("fused",)  # families that need a system that says what persistent kernels take
 SCHEDULES = tuple(name for name, tree in _trees("schedule").items() if "mover" in tree)
 """Those that kernels or DMA engines move; the others have tests of their own."""
@@ -91,18 +92,23 @@ def design_tree(
     """The tree of a shipped schedule on a shipped node with values set by dotted path. shape: (m, n, k).
 
     A schedule that runs a collective beside a GEMM has one of the size of A, of 64 KiB at least: a row for each of 64
-    GPUs. One that runs nothing before a GEMM has an all-reduce after it, and the node what T3 adds.
+    GPUs. One that runs nothing before a GEMM has an all-reduce after it, and the node what T3 adds. One of streams has
+    three such GEMMs on one GPU.
     """
     m, n, k = shape
     knobs, system = shipped("schedule")[schedule], shipped("system")["mi300x_8"]
     one: dict[str, Any] = {"name": "x", "m": m, "n": n, "k": k}
     orders = FAMILIES[knobs["family"]].orders
-    if orders == ("beside",):
+    if knobs["family"] in OF_STREAMS:
+        system = shipped("system")["mi100_1"]
+    elif orders == ("beside",):
         one |= {"payload_bytes": max(1 << 16, 2 * m * k)}
     elif orders == ("after",):
         pattern = pattern if pattern in AFTER else "all_reduce"
         merged(system, shipped("study")["t3_mi300x"]["system"])
-    workload = {"name": "test", "pattern": pattern, "shapes": [one]}
+    workload: dict[str, Any] = {"name": "test", "pattern": pattern, "shapes": [one]}
+    if knobs["family"] in OF_STREAMS:
+        workload = {"name": "test", "queues": [{"name": "x", "gemms": [{"m": m, "n": n, "k": k, "copies": 3}]}]}
     tree = {
         "system": shipped("system")["mi210_4"] if knobs["family"] in OF_ONE_GPU else system,
         "schedule": knobs,
