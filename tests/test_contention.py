@@ -61,11 +61,16 @@ def test_losses_add_up_to_the_makespan_less_the_ideal(schedule: str, data: st.Da
 def test_an_even_collective_is_never_faster_on_some_of_its_links(
     schedule: str, data: st.DataObject, reduces: bool
 ) -> None:
-    """Where each peer's part is the same, and so each transfer takes its share of the collective's time or longer."""
+    """Where each peer's part is the same, and so each transfer takes its share of the collective's time or longer.
+
+    Around an even ring half of what is for the farthest peer goes either way: transfers are of two sizes there, and
+    engines that are too few for all of them serve these unevenly.
+    """
     point = {**reducing(data.draw(points(schedule)), schedule, reduces), "shape": (4096, 4096, 4096)}
     point["overrides"] |= {"schedule.granularity": 4} if "granularity" in shipped("schedule")[schedule] else {}
     one = design(schedule, **point)
     assume(not backend("fluid").problems(one))
+    assume(one.system.node.topology != "ring" or one.system.node.num_gpus % 2)
     found = results(backend("fluid"), [one])[0].metrics
     assert found["starvation_s"] >= -1e-9 * found["makespan_s"]
 
