@@ -83,12 +83,14 @@ def test_nothing_is_lost_to_others_where_dma_engines_move_beside_plenty_of_memor
 ) -> None:
     """With all coefficients 1, on every topology: no copy begins on a link that another one still uses.
 
-    To 1e-4, as 1e16 bytes/s, the most that a system may have, are not infinitely many.
+    But around an even ring, where the farthest peer's part goes both ways beside those of others. To 1e-4, as 1e16
+    bytes/s, the most that a system may have, are not infinitely many.
     """
     fixed = {**FREE, "system.gpu.hbm_bytes_per_s": 1e16, "schedule.mover": "dma"}
     fixed |= {"schedule.withheld_cus": 0} if schedule in BESIDE else {}
     point = design(schedule, **reducing(data.draw(points(schedule, **fixed)), schedule, reduces))
     assume(not backend("fluid").problems(point))
+    assume(point.system.node.topology != "ring" or point.system.node.num_gpus % 2)
     found = results(backend("fluid"), [point])[0].metrics
     assert found["contention_s"] == pytest.approx(0.0, abs=1e-4 * found["makespan_s"])
 
