@@ -289,7 +289,7 @@ def _near_memory(design: Design) -> dict[str, Finding]:
     told += "; by construction, as only the update gains"
     return {
         "bert.nmc_bound": Finding(bool(whole <= bound), told),
-        "bert.nmc_lamb": Finding(own, f"the {near:g} times the bandwidth that is put in, less launches"),
+        "bert.nmc_lamb": Finding(own, f"the {near:g} times the bandwidth put in, less launches: by construction"),
     }
 
 

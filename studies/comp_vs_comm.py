@@ -241,8 +241,8 @@ def _counts(table: pd.DataFrame, design: Design) -> dict[str, Finding]:
     slack = 2 * table[_LENGTH] * table[_BATCH] / b
     found = {}
     for name, formula, told in (
-        ("edge", edge, "3 (24 H + 4 SL) / (4 b TP) of the counter, b bytes an element: of the order (H + SL) / TP"),
-        ("slack", slack, "2 SL B / b of the counter"),
+        ("edge", edge, "3 (24 H + 4 SL) / (4 b TP) of the counter, of the order (H + SL) / TP; by construction"),
+        ("slack", slack, "2 SL B / b of the counter; by construction"),
     ):
         off = float((table[name] / formula - 1).abs().max()) if len(table) else np.nan
         text = f"{told}; off by {off:.1e} at most in {len(table)} points"

@@ -147,7 +147,7 @@ def _network(rows: pd.DataFrame, network: str) -> dict[str, Finding]:
 
 
 def _percent(errors: pd.Series[Any]) -> float:
-    """Geometric mean [%] of errors; 0 where all are."""
+    """Geometric mean [%] of errors; the arithmetic one where an error is 0."""
     kept = errors[errors > 0]
     return 100 * float(np.exp(np.log(kept).mean())) if len(kept) == len(errors) else 100 * float(errors.mean())
 

@@ -52,7 +52,7 @@ def test_a_study_judges_every_claim_and_says_why_one_is_missed(study: str, tmp_p
 
 
 @pytest.mark.parametrize("study", MISSED)
-def test_what_is_recalled_of_a_paper_is_not_shown_as_published(study: str, tmp_path: Path) -> None:
+def test_what_is_recalled_of_a_paper_is_not_shown_as_published(study: str) -> None:
     known = discovery.load("studies", study, "STUDY").claims()
     assert {claim.provenance for claim in known} <= {"abstract", "derived", "memory"}
     told = {claim.id for claim in known if claim.provenance == "abstract"}
