@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import yaml
 from hypothesis import HealthCheck, Phase, settings
+from hypothesis.internal.conjecture import providers
 from postgres import Server, programs, running
 from pydantic import BaseModel
 
@@ -39,6 +40,9 @@ settings.register_profile(
 )
 settings.register_profile("ci", parent=settings.get_profile("local"), derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "local")
+if os.environ.get("CI"):
+    # Constants of the modules that are loaded would be drawn too, and a worker loads others in every run.
+    providers._get_local_constants = lambda: providers._local_constants
 
 
 @functools.cache
