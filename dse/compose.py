@@ -57,7 +57,15 @@ def _description(path: Path) -> str:
         return "(cannot be read)"
     tree = held(path)
     found = tree.get("study", tree) if isinstance(tree, dict) else {}
-    return str(found.get("description", "")) if isinstance(found, dict) else ""
+    told = found.get("description", "") if isinstance(found, dict) else ""
+    return str(told or _comment(path))
+
+
+def _comment(path: Path) -> str:
+    """The comment that a file begins with, below its directives: of an option of another section."""
+    lines = (line for line in path.read_text("utf-8").splitlines() if not line.startswith("# @"))
+    first = next(lines, "")
+    return first.removeprefix("# ") if first.startswith("# ") else ""
 
 
 OWN_FLAGS = ("--config-dir", "-cd")

@@ -20,7 +20,7 @@ arbitration  what the memory controller does with requests of both. fcfs: one qu
 A threshold of n requests lets communication use the share n / (1 + n) of what the GEMM leaves of the HBM: in a queue
 whose server is busy for a share r of the time, r / (1 - r) requests are waiting or served on average (M/M/1; derived).
 No limit is `fair`. Stages: `simulators/stages.py`. HBM time and HBM traffic are two resources: an update near memory is
-one write, and takes the HBM for as long as its units add, B / (units x their rate).
+one write, and takes the HBM for longer than a write does (`simulators/pim.py`).
 """
 
 from __future__ import annotations
@@ -163,8 +163,7 @@ class _Line:
         pim = self.system.gpu.pim
         if not self.knobs.near_memory or pim is None:
             return 2.0, 2.0
-        units = np.asarray(pim.num_units) * pim.update_bytes_per_s_per_unit
-        return 1.0, np.maximum(1.0, np.asarray(self.system.gpu.hbm_bytes_per_s) / units)
+        return 1.0, pim.update(self.system.gpu.hbm_bytes_per_s)
 
     # ---------------------------------------------------------------- compute
 

@@ -16,7 +16,9 @@ from dse.compose import conf_dir
 from dse.problems import ConfigError, Problem, Problems, did_you_mean
 from dse.values import Bytes, BytesPerSecond, FlopPerSecond, Frozen, Integer, Number, Seconds
 from dse.yamlcheck import held, unreadable
+from simulators.pim import Pim
 from simulators.sourced import Sourced
+from simulators.system import Grown
 
 Precision = Literal["fp32", "fp16_storage", "mixed"]
 ELEMENT_BYTES: Mapping[str, int] = {"fp32": 4, "fp16_storage": 2, "mixed": 2}
@@ -44,12 +46,18 @@ class Efficiency(Frozen):
     latency_s: Duration
 
 
-class Gpu(Frozen):
-    """Numbers of the data sheet. flop_per_s: peak by precision; fp16_storage computes in fp32."""
+class Gpu(Grown):
+    """Numbers of the data sheet. flop_per_s: peak by precision; fp16_storage computes in fp32.
+
+    staged_bytes: of a kernel's inputs that are on their way or on the chip before they are used, at most. staged_bytes,
+    pim: None where nobody asks, and where the memory computes nothing.
+    """
 
     num_cus: Annotated[Integer, Field(ge=1, le=4096)]
     hbm_bytes_per_s: Bandwidth
     hbm_bytes: Bytes | None = None
+    staged_bytes: Bytes | None = None
+    pim: Pim | None = None
     flop_per_s: Mapping[Precision, Annotated[FlopPerSecond, Field(ge=1e9)]] = Field(min_length=1)
 
     def peak(self, precision: str) -> float | None:

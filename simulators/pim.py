@@ -1,16 +1,20 @@
-"""Processing in memory that makes low-precision copies of weights: parts, instruction sets, and how long a pass takes.
+"""Processing in memory: units at the banks of a memory, what they add near memory, and how long their passes take.
 
-Units at the banks of a memory, each shared by some banks, compute on words of these banks. Commands look like loads
-and stores: the controller issues them in order, and one is obeyed by all units of a channel at once, on the row that is
-open in their banks. A pass over n parameters of b bytes takes (derived, from a published model of matrix times vector,
-AMDGeniePIM):
+Units, each shared by some banks, compute on words of these banks. Commands look like loads and stores: the controller
+issues them in order, and one is obeyed by all units of a channel at once, on the row that is open in their banks. A
+pass over w words takes (derived, from a published model of matrix times vector, AMDGeniePIM)
 
-    words = n b / word bytes                    per_unit = words / units
-    t = per_unit commands tCCDL / command_rate + ceil(per_unit / words of a row) (tRP + tRCD [+ turn-arounds])
+    n = w / units                            t = n commands tCCDL / command_rate + rows(n) (tRP + tRCD)
 
-Channels are busy meanwhile: what the GPU loses by that is no part of this.
+where a row is open for tRAS at least, so that few commands in it do not make it shorter. A pass that only reads opens a
+row for every row of words. One that writes a copy fills its registers, turns the bus round, writes, and turns it back.
+Where units have a second bank the copy lies in that, so each row is opened once; where they have not, the row of the
+copy is opened after each filling of the registers, and the row of the source again (derived).
 
-On the GPU a pass reads n b bytes and writes the copy, at a share of the HBM's bandwidth.
+Op and store: the interface brings a word, and a unit adds it to what is there, for which the column is taken
+`update_columns` times as long as a write takes it (2 in T3, arXiv:2401.16677), if units are not slower still.
+
+Channels are busy meanwhile: what the GPU loses by that is no part of this (`simulators/bursts.py`).
 """
 
 from __future__ import annotations
@@ -18,9 +22,9 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 import numpy as np
+from numpy.typing import ArrayLike
 from pydantic import Field, field_validator
 
-from dse.problems import ConfigError, Problem
 from dse.values import BytesPerSecond, Frozen, Integer, Number, Seconds
 from simulators.mx import Format
 from simulators.sourced import Sourced
@@ -29,66 +33,103 @@ Direction = Literal["lanes", "word"]
 """Where the elements of a block lie: in the same lane of one word after another, or side by side in a word."""
 
 Commands = Annotated[Number, Field(ge=0, le=1024)]
+Short = Annotated[Seconds, Field(le=1e-6)]
 
 
-class TurnArounds(Frozen):
-    """Time that a channel loses when it turns from reading to writing, and back."""
+class Pim(Frozen):
+    """A memory with processing units at its banks: `gpu.pim` of a system.
 
-    read_to_write_s: Seconds
-    write_to_read_s: Seconds
-
-
-class PimPart(Sourced):
-    """A memory with processing units at its banks.
-
-    channels_per_stack: of their own commands (pseudo-channels of HBM). word_bits: what a unit computes on at once.
+    channels_per_stack: of their own commands (pseudo-channels of HBM). units_per_bank: 0.5 where two banks share one.
+    word_bits: what a unit computes on at once.
     registers_per_unit: of a word. tccdl_s: between columns of a bank group. command_rate: commands to units in tccdl_s.
-    host_bytes_per_s_per_stack: of the interface to the processor. turn_arounds: None where they are not known.
+    read_to_write_s, write_to_read_s: what a channel loses when it turns round. host_bytes_per_s_per_stack: of the
+    interface to the processor. update_columns: column accesses of an op and store.
     """
 
-    name: str
-    description: str = ""
     stacks: Annotated[Integer, Field(ge=1, le=64)]
     channels_per_stack: Annotated[Integer, Field(ge=1, le=1024)]
     banks_per_channel: Annotated[Integer, Field(ge=1, le=1024)]
-    banks_per_unit: Annotated[Integer, Field(ge=1, le=64)]
+    units_per_bank: Annotated[Number, Field(gt=0, le=1)]
     word_bits: Annotated[Integer, Field(ge=32, le=4096)]
     row_bytes: Annotated[Integer, Field(ge=64, le=2**20)]
     registers_per_unit: Annotated[Integer, Field(ge=1, le=4096)]
     command_rate: Annotated[Number, Field(gt=0, le=4)]
-    tccdl_s: Annotated[Seconds, Field(gt=0, le=1e-6)]
-    trp_s: Annotated[Seconds, Field(le=1e-6)]
-    trcd_s: Annotated[Seconds, Field(le=1e-6)]
-    tras_s: Annotated[Seconds, Field(le=1e-6)]
-    turn_arounds: TurnArounds | None = None
+    tccdl_s: Annotated[Short, Field(gt=0)]
+    trp_s: Short
+    trcd_s: Short
+    tras_s: Short
+    read_to_write_s: Short
+    write_to_read_s: Short
     host_bytes_per_s_per_stack: Annotated[BytesPerSecond, Field(ge=1e6)]
+    update_columns: Annotated[Number, Field(ge=1, le=64)] = 2.0
 
-    @field_validator("banks_per_unit")
+    @field_validator("units_per_bank")
     @classmethod
-    def _units_share_whole_channels(cls, banks: int, info: Any) -> int:
+    def _units_are_alike(cls, units: float, info: Any) -> float:
         of_channel = info.data.get("banks_per_channel")
-        if of_channel is not None and of_channel % banks:
-            raise ValueError(f"does not divide banks_per_channel = {of_channel}: units are alike; use 1, 2 or 4")
-        return banks
+        if of_channel is not None and (not (1 / units).is_integer() or of_channel % (1 / units)):
+            raise ValueError(f"leaves units of unlike banks (banks_per_channel = {of_channel}); use 1, 0.5 or 0.25")
+        return units
 
     @property
     def units(self) -> Any:
         """Processing units of all stacks."""
-        return self.stacks * self.channels_per_stack * self.banks_per_channel / np.asarray(self.banks_per_unit)
+        channels = np.asarray(self.stacks) * self.channels_per_stack
+        return channels * self.banks_per_channel * self.units_per_bank
 
     @property
     def word_bytes(self) -> Any:
         """What a unit computes on at once."""
-        return self.word_bits / 8
+        return np.asarray(self.word_bits) / 8
+
+    @property
+    def words_per_row(self) -> Any:
+        """Words of a row of one bank."""
+        return self.row_bytes / self.word_bytes
 
     @property
     def command_s(self) -> Any:
         """From one command to the next."""
-        return self.tccdl_s / self.command_rate
+        return np.asarray(self.tccdl_s) / self.command_rate
+
+    @property
+    def bytes_per_s(self) -> Any:
+        """Of all units, rows being open and one command for each word."""
+        return self.units * self.word_bytes / self.command_s
+
+    @property
+    def gain(self) -> Any:
+        """Bandwidth of all units over that of the interface to the processor."""
+        return self.bytes_per_s / (np.asarray(self.stacks) * self.host_bytes_per_s_per_stack)
+
+    def per_unit(self, amount_bytes: Any) -> Any:
+        """Words of each unit, of so many bytes dealt out over all of them."""
+        return np.asarray(amount_bytes, float) / self.word_bytes / self.units
+
+    def update(self, hbm_bytes_per_s: ArrayLike) -> Any:
+        """Time of an op and store over that of a write at this rate of the interface."""
+        return np.asarray(self.update_columns) * np.maximum(1.0, np.asarray(hbm_bytes_per_s) / self.bytes_per_s)
+
+    def stream_s(self, words: Any, commands: Any) -> Any:
+        """Seconds of a pass over so many words of each unit that writes nothing to its banks."""
+        rows = np.ceil(np.asarray(words, float) / self.words_per_row)
+        return rows * self.open_s(np.divide(words, np.maximum(rows, 1.0)) * commands * self.command_s)
+
+    def copy_s(self, words: Any, commands: Any) -> Any:
+        """Seconds of a pass over so many words of each unit that writes what it makes of them."""
+        words = np.asarray(words, float)
+        fills = np.ceil(words / np.minimum(self.registers_per_unit, self.words_per_row))
+        busy = words * commands * self.command_s + fills * np.add(self.read_to_write_s, self.write_to_read_s)
+        opened = np.where(np.asarray(self.units_per_bank) < 1, np.ceil(words / self.words_per_row), 2 * fills)
+        return opened * self.open_s(busy / np.maximum(opened, 1.0))
+
+    def open_s(self, busy: Any) -> Any:
+        """From opening a row, on which units are so long busy, to opening the next one."""
+        return np.maximum(self.tras_s, self.trcd_s + np.asarray(busy)) + self.trp_s
 
 
 class InstructionSet(Sourced):
-    """Commands that a unit needs for one word of what it quantises; their sum is `commands_per_word`.
+    """Commands that a unit needs for one word of what it quantises.
 
     read: of the word. maximum, microexponent: of the block's exponent and of the shift of sub-blocks (where a format
     has them). convert: shift and round. write: for each word that is written. lane_step: for each halving of lanes,
@@ -106,7 +147,7 @@ class InstructionSet(Sourced):
 
 
 def commands_per_word(
-    instructions: InstructionSet, part: PimPart, format: Format, direction: Direction, source_bytes: float
+    instructions: InstructionSet, pim: Pim, format: Format, direction: Direction, source_bytes: float
 ) -> Any:
     """Commands for one word of source elements of `source_bytes` each, copied into `format`.
 
@@ -117,39 +158,5 @@ def commands_per_word(
     found: Any = one.read + one.maximum + one.convert + one.write * format.bytes_per_element / source_bytes
     found = found + np.where(np.asarray(format.sub_bits) > 0, one.microexponent, 0.0)
     if direction == "word":
-        found = found + one.lane_step * np.log2(np.minimum(format.block, part.word_bytes / source_bytes))
+        found = found + one.lane_step * np.log2(np.minimum(format.block, pim.word_bytes / source_bytes))
     return found
-
-
-def quantise_s(part: PimPart, parameters: Any, commands: Any, *, source_bytes: float, turn_around: bool = False) -> Any:
-    """Seconds of a pass over `parameters` of `source_bytes` with so many commands for each word; arrays broadcast.
-
-    All channels take part. turn_around: rows are read and written, so a channel turns round once for each.
-    Raises ConfigError where that is asked for and not known of the part.
-    """
-    words = np.asarray(parameters, float) * source_bytes / part.word_bytes / part.units
-    rows = np.ceil(words / (part.row_bytes / part.word_bytes))
-    return words * commands * part.command_s + rows * (part.trp_s + part.trcd_s + _turn_around_s(part, turn_around))
-
-
-def _turn_around_s(part: PimPart, wanted: bool) -> Any:
-    if not wanted:
-        return 0.0
-    if part.turn_arounds is None:
-        rule, way = f"is not known of {part.name}", "leave turn-arounds out, or give their times with a source"
-        raise ConfigError([Problem("pim.turn_arounds", rule, way_out=way)])
-    return part.turn_arounds.read_to_write_s + part.turn_arounds.write_to_read_s
-
-
-def gain(part: PimPart) -> Any:
-    """Bandwidth of all units over that of the interface to the processor, rows being open."""
-    of_units = part.units * part.word_bytes / part.command_s
-    return of_units / (np.asarray(part.stacks) * part.host_bytes_per_s_per_stack)
-
-
-def gpu_quantise_s(
-    parameters: Any, format: Format, hbm_bytes_per_s: Any, *, efficiency: Any, source_bytes: float
-) -> Any:
-    """Seconds of a pass on the GPU: the source is read and the copy written at a share of the HBM's bandwidth."""
-    moved = np.asarray(parameters, float) * (source_bytes + format.bytes_per_element)
-    return moved / (np.asarray(efficiency) * hbm_bytes_per_s)

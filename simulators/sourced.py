@@ -23,12 +23,16 @@ class Sourced(Frozen):
         return self
 
     def source(self, path: str) -> Source | None:
-        """The source of the constant at `path`: its own entry, or that of the nearest enclosing path."""
+        """The source of the constant at `path`: its own entry, that of the nearest enclosing path, or what a part says
+        that has sources of its own.
+        """
+        name, _, rest = path.partition(".")
+        part = getattr(self, name, None)
         while path:
             if path in self.sources:
                 return self.sources[path]
             path = path.rpartition(".")[0]
-        return None
+        return part.source(rest) if isinstance(part, Sourced) else None
 
     def facts_below(self, name: str) -> Iterator[tuple[str, Any, str, str]]:
         """(`<name>.<dotted path>`, value, provenance, source) of every constant."""

@@ -21,10 +21,12 @@ from dse.space import get_path
 from dse.values import LABELS, leaves, put
 from simulators.design import problems, reasons
 from simulators.lengths import Lengths, iteration_lengths
+from simulators.mx import Format
 from simulators.operators.chip import Chip
+from simulators.pim import InstructionSet
 from simulators.seqpoint import Iterations, choose
 from simulators.steps.dag import schedule, tasks
-from simulators.steps.design import NO_LENGTHS, OPTIONAL, Design, held, rules
+from simulators.steps.design import NONE, OPTIONAL, Design, held, rules
 from simulators.steps.epoch import METRICS as EPOCH_METRICS
 from simulators.steps.epoch import Epoch, alone
 from simulators.steps.groups import groups
@@ -32,6 +34,7 @@ from simulators.steps.iteration import Iteration
 from simulators.steps.measures import METRICS, SHARES, measure
 from simulators.steps.model import Speech, Transformer, Translation
 from simulators.steps.operators import Block, Platform
+from simulators.steps.quantised import OF_PIM, Quantised, Quantising
 from simulators.steps.recurrent import speech_blocks, translation_blocks
 from simulators.steps.transformer import transformer_blocks
 from simulators.steps.zoo import model_tree, option_tree
@@ -44,7 +47,17 @@ def iteration(design: Design) -> Iteration:
     """The iteration of a design at one sequence length; its numbers may be arrays."""
     chip = Chip.of(design.system, design.run.precision).set_as(design.setting)
     platform = Platform(chip, groups(design.system.server, design.parallel), design.kernels.batched)
-    return Iteration(_blocks(design), design.model.hidden, platform, design.run, design.parallel, design.optimizer)
+    run, blocks = design.run, _blocks(design)
+    quantising = _quantising(design)
+    return Iteration(blocks, design.model.hidden, platform, run, design.parallel, design.optimizer, quantising)
+
+
+def _quantising(design: Design) -> Quantising | None:
+    """What makes copies of weights, where there are any; of designs that break no rule."""
+    gpu, staged = design.system.gpu, design.system.gpu.staged_bytes
+    if design.quantised is None or design.format is None:
+        return None
+    return Quantising(design.quantised, design.format, design.instructions, gpu.pim, 0.0 if staged is None else staged)
 
 
 def _blocks(design: Design) -> tuple[Block, ...]:
@@ -97,6 +110,8 @@ class StepBackend:
     relations: Mapping[str, Metric] = {
         "speedup": Metric("x", "iteration_s of the baseline / iteration_s, by the simulated iterations", "maximize"),
         "speedup_error": Metric("fraction", "of that, against the speed-up of whole epochs"),
+        "throughput_lost": Metric("fraction", "1 - tokens_per_s / that of the baseline", low=float("-inf")),
+        "capacity_saved": Metric("fraction", "1 - state_bytes / those of the baseline", "maximize", low=float("-inf")),
     }
 
     def sections(self, tree: Tree) -> None:
@@ -157,8 +172,10 @@ class StepBackend:
         known = _fields(tree, section)
         if name not in known and get_path(tree, path) is None:
             return None
-        of_one_length = path == _LENGTH and isinstance(tree.get("lengths"), Mapping)
-        return {"lengths.name": NO_LENGTHS} if of_one_length else {}
+        if path == _LENGTH and isinstance(tree.get("lengths"), Mapping):
+            return {"lengths.name": NONE}
+        of_pim = section == "instructions" or path.startswith("system.gpu.pim.") or name in OF_PIM
+        return {"quantised.made_by": "pim"} if of_pim else {}
 
     def is_axis(self, path: str, design: BaseModel) -> bool:
         """Numbers that do not change which operators there are, where a design is of one length."""
@@ -180,7 +197,9 @@ class StepBackend:
         told, true = (baseline[name] / point[name] for name in ("projected_s", "epoch_s"))
         told = told * point["iterations"] / baseline["iterations"]
         true = true * point["iterations"] / baseline["iterations"]
-        return {"speedup": told, "speedup_error": np.abs(told / true - 1)}
+        lost, saved = (1 - point[name] / baseline[name] for name in ("tokens_per_s", "state_bytes"))
+        found = {"speedup": told, "speedup_error": np.abs(told / true - 1)}
+        return {**found, "throughput_lost": lost, "capacity_saved": saved}
 
     def replay(self, design: BaseModel) -> Replay:
         """Every operator of an iteration, and the share of its time that each kind has."""
@@ -194,7 +213,8 @@ class StepBackend:
         """Constants of the device, its setting, the kernels and the optimizer, with their sources."""
         assert isinstance(design, Design)
         parts = {"setting": design.setting, "kernels": design.kernels, "optimizer": design.optimizer}
-        sourced = {**parts, "lengths": design.lengths}
+        sourced = {**parts, "lengths": design.lengths, "quantised": design.quantised, "format": design.format}
+        sourced["instructions"] = design.instructions
         below = [fact for name, part in sourced.items() if part is not None for fact in part.facts_below(name)]
         return [*design.system.facts_below("system"), *below]
 
@@ -220,7 +240,8 @@ def _fields(tree: Tree, section: str) -> set[str]:
         return set(Transformer.model_fields) if tree["model"].get("kind", "transformer") == "transformer" else set()
     if section in OPTIONAL and tree.get(section) is None:
         return set()
-    optional: dict[str, Any] = {"lengths": Lengths, "iterations": Iterations}
+    optional: dict[str, Any] = {"lengths": Lengths, "iterations": Iterations, "quantised": Quantised, "format": Format}
+    optional["instructions"] = InstructionSet
     kind: Any = optional.get(section, Design.model_fields[section].annotation)
     return set(kind.model_fields)
 

@@ -23,6 +23,7 @@ from dse.values import (
     knob,
     leaves,
 )
+from simulators.pim import Pim
 from simulators.sourced import Sourced, is_fact
 
 Bandwidth = Annotated[BytesPerSecond, Field(ge=1e6)]  # 64 would be a forgotten unit
@@ -134,16 +135,6 @@ class Cache(Grown):
     bytes: Annotated[Bytes, Field(ge=1024)]
     ways: Annotated[Integer, Field(ge=1, le=1024)]
     bytes_per_s: Bandwidth | None = None
-
-
-class Pim(Frozen):
-    """Processing in memory: units at the banks that add what is stored to what is there (op and store).
-
-    An update takes the HBM as long as the units need for it, and no less than a store.
-    """
-
-    num_units: Annotated[Integer, Field(ge=1, le=2**20)]
-    update_bytes_per_s_per_unit: Annotated[BytesPerSecond, Field(ge=1e3)]
 
 
 class Tracker(Frozen):

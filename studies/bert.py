@@ -7,23 +7,20 @@ attention the batched products; output and embedding are the ends of the model, 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import yaml
 
 from dse.claims import Claim, Finding, read
-from dse.compose import conf_dir
 from dse.finished import Finished
 from dse.plots import Axis, tables
-from dse.problems import ConfigError
-from dse.values import put
 from simulators.step import StepBackend, iteration, metrics_of
-from simulators.steps.design import OPTIONAL, Design
+from simulators.steps.design import Design
 from simulators.steps.operators import Product
 from studies import throughput
+from studies.facts import facts
+from studies.iterations import at, base
 from studies.plain import Plain
 
 if TYPE_CHECKING:
@@ -203,32 +200,16 @@ def _optimizer(rows: pd.DataFrame) -> dict[str, Finding]:
 
 def _base(run: Finished) -> Design | None:
     """The design of the run's configuration: phase 1, 32 sequences at FP32, unless it says otherwise."""
-    backend, config = StepBackend(), run.config
-    tree = {name: config[name] for name in Design.model_fields if name in config and name not in OPTIONAL}
-    try:
-        design = backend.design(tree)
-    except ConfigError:
+    design = base(run)
+    if design is None or StepBackend().problems(design):
         return None
-    fine = design.run.mode == "training" and design.model.kind == "transformer" and not backend.problems(design)
-    return design if fine else None
-
-
-def _at(design: Design, values: Mapping[str, Any]) -> Design:
-    for path, value in values.items():
-        design = put(design, path, value)
-    return design
-
-
-@cache
-def _asked() -> Mapping[str, Any]:
-    found: Mapping[str, Any] = yaml.safe_load((conf_dir() / "data" / "bert.yaml").read_text(encoding="utf-8"))
-    return found
+    return design if design.run.mode == "training" and design.model.kind == "transformer" else None
 
 
 def _growth(design: Design) -> dict[str, Finding]:
     """How softmax grows with the length, and how much more FLOP for each byte FC layers have than attention."""
     lengths = np.array([512.0, 1024.0])
-    found = metrics_of(_at(design, {_LENGTH: lengths}))
+    found = metrics_of(at(design, {_LENGTH: lengths}))
     seconds = found["share_softmax"] * found["iteration_s"]
     exponent = float(np.log2(seconds[1] / seconds[0]))
     rows = [row for row in _operators(design) if row["phase"] == "forward"]
@@ -248,10 +229,10 @@ def _gemm(found: Mapping[str, Any]) -> Any:
 
 def _directions(design: Design) -> dict[str, Finding]:
     """Which way shares go with width, tokens, dp and tp."""
-    asked = _asked()
+    asked = facts("bert")
     head = {"model.heads": None, "model.ffn": None, "model.head_dim": 64}
-    wide = metrics_of(_at(design, {**head, "model.hidden": np.array(asked["hidden"], float)}))
-    long = metrics_of(_at(design, {_BATCH: np.array(asked["batch"], float)}))
+    wide = metrics_of(at(design, {**head, "model.hidden": np.array(asked["hidden"], float)}))
+    long = metrics_of(at(design, {_BATCH: np.array(asked["batch"], float)}))
     up = {"GEMMs": np.diff(_gemm(wide)), "LAMB": np.diff(wide["share_optimizer"])}
     fewer = bool((np.diff(long["share_optimizer"]) < 0).all())
     told = f"H {asked['hidden'][0]} to {asked['hidden'][-1]}: GEMMs {_ends(_gemm(wide))}, LAMB "
@@ -261,8 +242,8 @@ def _directions(design: Design) -> dict[str, Finding]:
         "the share of GEMMs falls where the update grows as fast as they do, and they run at a better rate when wide"
     )
     grows = all(bool((one > 0).all()) for one in up.values())
-    alone, apart = (metrics_of(_at(design, {"parallel.dp": dp})) for dp in (1, 8))
-    split = metrics_of(_at(design, {"parallel.tp": 8}))
+    alone, apart = (metrics_of(at(design, {"parallel.dp": dp})) for dp in (1, 8))
+    split = metrics_of(at(design, {"parallel.tp": 8}))
     ratio = float(alone["optimizer_s"] / split["optimizer_s"])
     adds = bool(apart["dp_s"] > 0 and split["serialized_s"] > 0 and alone["dp_s"] == alone["serialized_s"] == 0)
     eight = f"dp 8: {1e3 * float(apart['dp_s']):.1f} ms of reductions; tp 8: LAMB {ratio:.2f} times as fast, "
@@ -280,8 +261,8 @@ def _ends(values: Any) -> str:
 
 def _near_memory(design: Design) -> dict[str, Finding]:
     """An update by units at the banks: its own speed-up, and the iteration's against its bound."""
-    near = _asked()["near_memory"]
-    before, after = (metrics_of(_at(design, {"optimizer.near_memory": times})) for times in (1.0, near))
+    near = facts("bert")["near_memory"]
+    before, after = (metrics_of(at(design, {"optimizer.near_memory": times})) for times in (1.0, near))
     own = float(before["optimizer_s"] / after["optimizer_s"])
     whole = float(before["iteration_s"] / after["iteration_s"])
     bound = 1 / (1 - float(before["memory_bound_share"]))
@@ -339,8 +320,8 @@ def _changes(design: Design) -> pd.DataFrame:
     parts = []
     for name, (path, also) in changed.items():
         for precision in ("fp32", "mixed"):
-            values = np.array(_asked()[name], float)
-            found = metrics_of(_at(design, {**also, _PRECISION: precision, path: values}))
+            values = np.array(facts("bert")[name], float)
+            found = metrics_of(at(design, {**also, _PRECISION: precision, path: values}))
             columns = {key: np.broadcast_to(value, values.shape) for key, value in found.items()}
             parts.append(pd.DataFrame({"changed": name, "value": values, "precision": precision, **columns}))
     return pd.concat(parts, ignore_index=True)
@@ -359,8 +340,8 @@ def _bounds(table: pd.DataFrame, design: Design) -> list[dict[str, Any]]:
     found = []
     for _, row in _configurations(table).iterrows():
         point = {_LENGTH: int(row[_LENGTH]), _BATCH: int(row[_BATCH]), _PRECISION: str(row[_PRECISION])}
-        near = metrics_of(_at(design, {**point, "optimizer.near_memory": _asked()["near_memory"]}))
-        own = metrics_of(_at(design, point))
+        near = metrics_of(at(design, {**point, "optimizer.near_memory": facts("bert")["near_memory"]}))
+        own = metrics_of(at(design, point))
         told: dict[str, Any] = {
             "configuration": row["called"],
             "speedup": float(own["iteration_s"] / near["iteration_s"]),

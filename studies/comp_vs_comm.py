@@ -5,25 +5,21 @@ Serialized communication is that of tp, which compute waits for; overlapped that
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import yaml
 
 from dse.claims import Claim, Finding, read
-from dse.compose import conf_dir
 from dse.finished import Finished
 from dse.plots import Axis, tables
-from dse.problems import ConfigError
-from dse.values import put
 from simulators.step import StepBackend, iteration, metrics_of
-from simulators.steps.design import OPTIONAL, Design
+from simulators.steps.design import Design
 from simulators.steps.projection import COMMUNICATION, Profile, Size, by_kind, projected
 from simulators.steps.zoo import model_tree, public
+from studies.facts import facts, tabulated
+from studies.iterations import at, base
 from studies.plain import Plain
 
 if TYPE_CHECKING:
@@ -117,14 +113,6 @@ def _known(table: pd.DataFrame) -> pd.DataFrame:
     return ok[ok[_MODE] == "training"] if fine else ok.iloc[:0]
 
 
-@cache
-def _asked() -> Mapping[str, Any]:
-    found: Mapping[str, Any] = yaml.safe_load(
-        (conf_dir() / "data" / "comp_vs_comm.yaml").read_text(encoding="utf-8"),
-    )
-    return found
-
-
 def _thousands(width: float) -> str:
     return f"H {width / 1024:g}K"
 
@@ -139,7 +127,7 @@ def _middle(values: pd.Series[Any]) -> Any:
 
 def _future(ok: pd.DataFrame, faster: float) -> pd.DataFrame:
     """Points of future models, each at the least TP whose memory suffices, or the largest there is."""
-    future = _asked()["future"]
+    future = facts("comp_vs_comm")["future"]
     own = ok[ok[_WIDTH].isin(future["hidden"]) & ok[_LENGTH].isin(future["sequence_length"])]
     own = own[(own[_BATCH] == future["batch"]) & (own[_FASTER] == faster)]
     kept = []
@@ -198,7 +186,7 @@ def _overlapped(ok: pd.DataFrame) -> dict[str, Finding]:
 
 
 def _case(ok: pd.DataFrame) -> dict[str, Finding]:
-    case = _asked()["case"]
+    case = facts("comp_vs_comm")["case"]
     named = {_WIDTH: "hidden", _LENGTH: "sequence_length", _BATCH: "batch", _TP: "tp", _FASTER: "flop_vs_bw"}
     rows = ok[np.logical_and.reduce([ok[path] == case[name] for path, name in named.items()])]
     if rows.empty:
@@ -217,21 +205,9 @@ def _case(ok: pd.DataFrame) -> dict[str, Finding]:
 
 def _base(run: Finished) -> Design | None:
     """The design of the run's configuration; None where its model is not of any width."""
-    backend, config = StepBackend(), run.config
-    tree = {name: config[name] for name in Design.model_fields if name in config and name not in OPTIONAL}
-    try:
-        (design,) = [backend.design(one) for one in backend.scenarios({**tree, "models": []}).values()]
-    except ConfigError:
-        return None
-    wide = getattr(design.model, "heads", 1) is None
-    return design if wide and design.run.mode == "training" else None
-
-
-def _at(design: Design, sizes: Mapping[str, Any]) -> Design:
-    """A design with numbers, or arrays, put in."""
-    for path, value in sizes.items():
-        design = put(design, path, value)
-    return design
+    design = base(run)
+    wide = design is not None and getattr(design.model, "heads", 1) is None
+    return design if design is not None and wide and design.run.mode == "training" else None
 
 
 def _counts(table: pd.DataFrame, design: Design) -> dict[str, Finding]:
@@ -255,15 +231,15 @@ def _counts(table: pd.DataFrame, design: Design) -> dict[str, Finding]:
 def _profile(design: Design, baseline: Mapping[str, Any]) -> Profile:
     """One layer on one GPU as it is, and its collectives on a small ring."""
     size = Size(baseline["hidden"], baseline["sequence_length"], baseline["batch"], 1)
-    at = {_WIDTH: size.hidden, _LENGTH: size.sequence_length, _BATCH: size.batch, _FASTER: 1.0, "parallel.dp": 1}
-    alone, ring = (by_kind(iteration(_at(design, {**at, _TP: tp}))) for tp in (1, baseline["ring"]))
+    sizes = {_WIDTH: size.hidden, _LENGTH: size.sequence_length, _BATCH: size.batch, _FASTER: 1.0, "parallel.dp": 1}
+    alone, ring = (by_kind(iteration(at(design, {**sizes, _TP: tp}))) for tp in (1, baseline["ring"]))
     return Profile(size, {**alone, COMMUNICATION: ring[COMMUNICATION]}, baseline["ring"])
 
 
 def _against(table: pd.DataFrame, design: Design, baseline: Mapping[str, Any]) -> dict[str, float]:
     """Mean error [%] of the projected time of each group of operators over the points of a table."""
     sizes = _sizes(table)
-    ours = by_kind(iteration(_at(design, {**sizes, "parallel.dp": 1})))
+    ours = by_kind(iteration(at(design, {**sizes, "parallel.dp": 1})))
     told = Size(*(sizes[path] for path in _AXES[:4]))
     theirs = projected(_profile(design, baseline), told, sizes[_FASTER])
     return {
@@ -277,7 +253,7 @@ def _projection(table: pd.DataFrame, design: Design) -> dict[str, Finding]:
     if table.empty:
         absent = Finding(None, "needs points of the study's own space")
         return {"comp_vs_comm.projection_error": absent, "comp_vs_comm.profiling_ratio": absent}
-    baseline = _asked()["baseline"]
+    baseline = facts("comp_vs_comm")["baseline"]
     errors = _against(table, design, baseline)
     told = ", ".join(f"{name} {error:.1f} %" for name, error in errors.items())
     text = f"mean error from H {baseline['hidden']}, SL {baseline['sequence_length']}, B {baseline['batch']}: {told}"
@@ -297,7 +273,7 @@ def _saved(table: pd.DataFrame, design: Design, baseline: Mapping[str, Any]) -> 
     """Time of an iteration of every point, as deep as public models so wide, over that of what is profiled."""
     size = {_WIDTH: baseline["hidden"], _LENGTH: baseline["sequence_length"], _BATCH: baseline["batch"]}
     layers = int(model_tree("bert_large")["layers"])
-    one = _at(design, {**size, _TP: 1, _FASTER: 1.0, "parallel.dp": 1, "model.layers": layers})
+    one = at(design, {**size, _TP: 1, _FASTER: 1.0, "parallel.dp": 1, "model.layers": layers})
     profiled = float(metrics_of(one)["iteration_s"])
     now = table[table[_FASTER] == 1].drop_duplicates([_WIDTH, _LENGTH, _BATCH, _TP])
     deep = np.array([_depth(width) for width in now[_WIDTH]]) / float(np.asarray(_layers(design)))
@@ -316,20 +292,20 @@ def _layers(design: Design) -> Any:
 
 def _depth(width: float) -> int:
     """Layers of the public model that is nearest in width."""
-    trees = [model_tree(name) for name in _asked()["models"]]
+    trees = [model_tree(name) for name in facts("comp_vs_comm")["models"]]
     return int(min(trees, key=lambda tree: abs(np.log(tree["hidden"] / width)))["layers"])
 
 
 def _internode(table: pd.DataFrame, design: Design) -> dict[str, Finding]:
     """Whether slower links between servers expose reductions that links inside hide."""
-    server, slower = design.system.server, float(_asked()["network_slower"])
+    server, slower = design.system.server, float(facts("comp_vs_comm")["network_slower"])
     now = table[table[_FASTER] == table[_FASTER].min()]
     if server is None or server.network_bytes_per_s is None or now.empty:
         return {"comp_vs_comm.internode_exposes_dp": Finding(None, "needs points, and a network between servers")}
     apart = {**_sizes(now), "system.server.num_gpus": now[_TP].to_numpy(float)}  # tp inside a server, dp between them
     exposed = []
     for rate in (server.bytes_per_s, server.bytes_per_s / slower):
-        found = metrics_of(_at(design, {**apart, "system.server.network_bytes_per_s": rate}))
+        found = metrics_of(at(design, {**apart, "system.server.network_bytes_per_s": rate}))
         exposed.append(100 * float(np.mean(found["exposed_dp_s"] / found["iteration_s"])))
     told = (
         f"exposed of an iteration, mean of {len(now)} points: {exposed[0]:.1f} % over links as inside, {exposed[1]:.1f}"
@@ -347,19 +323,19 @@ def _sizes(table: pd.DataFrame) -> dict[str, Any]:
 
 def _models(design: Design) -> list[dict[str, Any]]:
     """Public models on the design's GPU, at the least TP that divides their heads and whose memory suffices."""
-    known = {name: public().get(name, {}) for name in _asked()["models"]}
+    known = {name: public().get(name, {}) for name in facts("comp_vs_comm")["models"]}
     rows = []
     for name in sorted(known, key=lambda one: known[one].get("year", 9999)):
         tree, length = model_tree(name), int(known[name].get("sequence_length", 2048))
         whole = {**design.model_dump(exclude_none=True), "model": tree}
-        found = _at(StepBackend().design(whole), {_LENGTH: length, _BATCH: 1, "parallel.dp": 1})
+        found = at(StepBackend().design(whole), {_LENGTH: length, _BATCH: 1, "parallel.dp": 1})
         degrees = _degrees(found)
-        metrics = metrics_of(_at(found, {_TP: degrees}))
+        metrics = metrics_of(at(found, {_TP: degrees}))
         fits = np.flatnonzero(metrics["memory_share"] <= 1)
         place = int(fits[0]) if len(fits) else len(degrees) - 1
         told = {"model": name, "year": known[name].get("year"), "hidden": tree["hidden"], "sequence_length": length}
         told |= {"tp": int(degrees[place]), "fits": bool(len(fits))}
-        shares = metrics_of(_at(found, {_TP: degrees[place], _FASTER: np.array(_TIMES)}))["serialized_share"]
+        shares = metrics_of(at(found, {_TP: degrees[place], _FASTER: np.array(_TIMES)}))["serialized_share"]
         both = zip(_TIMES, shares.tolist(), strict=True)
         rows += [{**told, "flop_vs_bw": times, "serialized_share": share} for times, share in both]
     return rows
@@ -394,7 +370,7 @@ def _errors(table: pd.DataFrame, design: Design) -> pd.DataFrame:
     rows = []
     if len(table):
         for width in sorted(table[_WIDTH].unique()):
-            baseline = {**_asked()["baseline"], "hidden": float(width)}
+            baseline = {**facts("comp_vs_comm")["baseline"], "hidden": float(width)}
             errors = _against(table, design, baseline)
             rows += [{"hidden": float(width), "operators": name, "error": error} for name, error in errors.items()]
     return pd.DataFrame(rows)
@@ -409,10 +385,9 @@ def _generations_figure() -> Figure:
     """FLOP, memory and links of GPUs by year, against the first of their vendor."""
     import pandas as pd
 
-    with (conf_dir() / "data" / "generations.csv").open(encoding="utf-8") as text:
-        rows = pd.DataFrame(list(csv.DictReader(line for line in text if not line.startswith("#"))))
+    every = pd.DataFrame(list(tabulated("generations")))
     parts = []
-    for vendor, own in rows.sort_values("year").groupby("vendor", sort=False):
+    for vendor, own in every.sort_values("year").groupby("vendor", sort=False):
         for column, name in (("flop_per_s", "16-bit FLOP/s"), ("link_bytes_per_s", "links"), ("hbm_bytes", "memory")):
             values = own[column].astype(float)
             grown = pd.DataFrame({"year": own["year"].astype(int), "grown": values / values.iloc[0]})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -21,6 +20,7 @@ from simulators.measurements import FLOAT_BYTES
 from simulators.operators.collective import Group, collective_cost, copy_phases
 from simulators.predictions import MODELS, Errors, Predicted, predicted_by
 from simulators.system import system_of
+from studies.facts import tabulated
 from studies.plain import Plain
 
 if TYPE_CHECKING:
@@ -199,9 +199,7 @@ def _fitted(ours: float | tuple[float, ...], why: str) -> Finding:
 
 def _conditions() -> dict[str, float]:
     """Under which measurements were made that are claims."""
-    with (conf_dir() / "data" / "conditions.csv").open(encoding="utf-8") as text:
-        rows = csv.DictReader(line for line in text if not line.startswith("#"))
-        return {row["name"]: float(row["value"]) for row in rows}
+    return {row["name"]: float(row["value"]) for row in tabulated("conditions")}
 
 
 def _measured_gemms(found: Mapping[str, Sequence[Predicted]]) -> dict[str, Finding]:

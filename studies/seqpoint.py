@@ -8,12 +8,10 @@ one after another (`cut_sequential`), or all at once (`cut_parallel`), which the
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import yaml
 
 from dse.claims import Claim, Finding, read
 from dse.compose import conf_dir
@@ -30,6 +28,7 @@ from simulators.step import StepBackend, metrics_of
 from simulators.steps.design import Design
 from simulators.steps.zoo import model_tree, option_tree
 from studies import throughput
+from studies.facts import facts
 from studies.plain import Plain
 
 if TYPE_CHECKING:
@@ -271,7 +270,7 @@ def _measured(run: Finished) -> pd.DataFrame:
 
 def _throughput() -> pd.DataFrame:
     """Published throughput of training GNMT on one GPU, and ours, at one length: it hardly depends on that."""
-    told = _asked()["throughput"]
+    told = facts("seqpoint")["throughput"]
     names = {"setting": "full", "optimizer": told["optimizer"], "kernels": told["kernels"]}
     sections: dict[str, Any] = {group: option_tree(group, name) for group, name in names.items()}
     sections["model"] = {**model_tree(told["model"]), "target_per_source": told["target_per_source"]}
@@ -284,13 +283,6 @@ def _throughput() -> pd.DataFrame:
         return f"{length} tokens a sentence", float(row["tokens_per_s"]), tokens / float(found)
 
     return throughput.table("gnmt_throughput", ours)
-
-
-@cache
-def _asked() -> Mapping[str, Any]:
-    text = (conf_dir() / "data" / "seqpoint.yaml").read_text(encoding="utf-8")
-    found: Mapping[str, Any] = yaml.safe_load(text)
-    return found
 
 
 STUDY = SeqPoint()

@@ -11,16 +11,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import yaml
 
 from dse.claims import Claim, Finding, read
-from dse.compose import conf_dir
 from dse.finished import Finished
 from dse.plots import Axis, tables
 from search_spaces.triggered import Triggered, traffic
 from simulators.stages import staged
 from simulators.system import System, system_of
 from simulators.workload import ShapeList, Workload
+from studies.facts import facts
 from studies.plain import Plain
 
 if TYPE_CHECKING:
@@ -317,8 +316,7 @@ def _layer_times(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _attention_share() -> float:
-    facts = yaml.safe_load((conf_dir() / "data" / "t3.yaml").read_text(encoding="utf-8"))
-    return float(facts["attention_share"]["value"])
+    return float(facts("t3")["attention_share"]["value"])
 
 
 def _layer(rows: pd.DataFrame, phase: str, faster: float) -> dict[str, float]:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from dse.compose import conf_dir, listing
+from dse.compose import listing
 from dse.plots import predictions
 from simulators.device import tree_of
 from simulators.step import StepBackend
 from simulators.steps.design import Design
+from studies.facts import tabulated
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -21,10 +21,9 @@ _PRECISIONS = ("fp32", "mixed")
 
 def rows_of(name: str) -> Iterator[Mapping[str, str]]:
     """Rows of `conf/data/<name>.csv` of one GPU, at a precision that is modelled, of sequences that are padded."""
-    with (conf_dir() / "data" / f"{name}.csv").open(encoding="utf-8") as text:
-        for row in csv.DictReader(line for line in text if not line.startswith("#")):
-            if row["gpus"] == "1" and row["precision"] in _PRECISIONS and row.get("padded", "true") == "true":
-                yield row
+    for row in tabulated(name):
+        if row["gpus"] == "1" and row["precision"] in _PRECISIONS and row.get("padded", "true") == "true":
+            yield row
 
 
 def design_of(row: Mapping[str, str], sections: Mapping[str, Any], run: Mapping[str, Any]) -> Design:

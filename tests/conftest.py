@@ -109,7 +109,7 @@ def design_tree(
         one |= {"payload_bytes": max(1 << 16, 2 * m * k)}
     elif orders == ("after",):
         pattern = pattern if pattern in AFTER else "all_reduce"
-        merged(system, shipped("study")["t3_mi300x"]["system"])
+        merged(merged(system, shipped("pim")["hbm3_strawman"]), shipped("study")["t3_mi300x"]["system"])
     workload: dict[str, Any] = {"name": "test", "pattern": pattern, "shapes": [one]}
     if knobs["family"] in OF_STREAMS:
         workload = {"name": "test", "queues": [{"name": "x", "gemms": [{"m": m, "n": n, "k": k, "copies": 3}]}]}

@@ -15,6 +15,7 @@ from conftest import CONF, DEVICES, REPOSITORY, SYSTEMS, design, shipped
 from conftest import backend as overlap
 
 from dse import discovery
+from dse.compose import listing
 from dse.yamlcheck import accidents, unreadable
 from simulators.device import Device
 from simulators.system import System
@@ -103,10 +104,12 @@ def test_an_honest_value_is_no_accident(text: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("group", GROUPS)
 def test_every_option_is_described_and_named_like_its_file(group: str) -> None:
+    told = listing(group)
     for option, tree in shipped(group).items():
         described = tree["study"] if group == "study" else tree
-        assert described["name"] == option
-        assert len(described["description"]) > 10, f"{group}/{option}"
+        assert described.get("name", option) == option
+        assert ("name" in described) == (group != "pim"), "which adds to a section of another name"
+        assert len(told[option]) > 10, f"{group}/{option}"
 
 
 @pytest.mark.parametrize("system", [*SYSTEMS, *DEVICES])
@@ -127,7 +130,9 @@ def test_the_recorded_and_shown_paths_of_every_study_are_paths_of_its_designs() 
     metrics = {**overlap("analytic").metrics, **overlap("analytic").relations}
     steps = {**iterations.BACKEND.metrics, **iterations.BACKEND.relations}
     epoch = {"lengths": shipped("lengths")["iwslt15"], "iterations": shipped("iterations")["seqpoint"]}
-    of_steps = set(_paths({**iterations.step().model_dump(), **epoch}, ""))
+    copies = {"quantised": shipped("quantised")["pim"], "format": shipped("format")["mx9"]}
+    copies |= {"instructions": shipped("instructions")["plain"], "system": shipped("pim")["hbm3_strawman"]}
+    of_steps = set(_paths({**iterations.step().model_dump(), **epoch}, "")) | set(_paths(copies, ""))
     held = {"fluid": (known, metrics), "analytic": (known, metrics), "step": (of_steps, steps)}
     studies = [(tree["study"], _simulator(tree)) for tree in shipped("study").values()]
     assert {simulator for _, simulator in studies} == {*held, "landscape", "measured"}
@@ -166,6 +171,7 @@ def _paths(tree: Any, prefix: str) -> Iterator[str]:
         ("bert", ("bert",)),
         ("seqpoint", ("seqpoint",)),
         ("goldyloc", ("goldyloc",)),
+        ("jitq", ("jitq",)),
     ],
 )
 def test_the_retyped_claims_are_those_of_the_shared_list(

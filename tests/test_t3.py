@@ -118,9 +118,9 @@ def test_without_contention_chunks_follow_the_recursion_of_the_paper(
     gpus: int, shape: tuple[int, int, int], link: float
 ) -> None:
     """f_0 = max(g/N, c/L) + l, f_s = max((s + 1) g/N, f_{s-1}) + c/L + l, T = max(g, f_{N-2}) (models.md, derived)."""
-    free = {"system__gpu__hbm_bytes_per_s": 1e16, "system__gpu__pim__num_units": 2**20, "schedule__stages": 1024}
+    free = {"system__gpu__hbm_bytes_per_s": 1e16, "system__gpu__pim__stacks": 64, "schedule__stages": 1024}
     free |= {"system__gpu__dma__bytes_per_s": 1e13}
-    free |= {"system__gpu__pim__update_bytes_per_s_per_unit": 1e12, "system__gpu__gemm__assignment": "dynamic"}
+    free |= {"system__gpu__pim__tccdl_s": 1e-12, "system__gpu__gemm__assignment": "dynamic"}
     one = point("t3_fair", gpus, shape, pattern="reduce_scatter", system__node__link_bytes_per_s=link, **free)
     latency, size = 0.5e-6, one.workload.overlap().gemm
     g = float(staged(one.system.gpu, (size.m, size.n, size.local_k), element_bytes=2, bypass=True).compute_s)
@@ -143,12 +143,15 @@ def test_no_policy_beats_the_ideal(gpus: int, shape: tuple[int, int, int], sched
 
 
 @settings(max_examples=15)
-@given(schedule=st.sampled_from(TRACKED), units=st.lists(st.integers(32, 4096), min_size=2, max_size=2).map(sorted))
+@given(
+    schedule=st.sampled_from(TRACKED),
+    units=st.lists(st.sampled_from([1 / 16, 1 / 8, 1 / 4, 1 / 2, 1]), min_size=2, max_size=2).map(sorted),
+)
 def test_more_units_at_the_banks_are_never_slower_by_more_than_an_order_of_events(
-    schedule: str, units: list[int]
+    schedule: str, units: list[float]
 ) -> None:
     """Greedy sharing is not monotone to the bit: a per cent is allowed."""
-    few, many = (makespan(point(schedule, system__gpu__pim__num_units=one)) for one in units)
+    few, many = (makespan(point(schedule, system__gpu__pim__units_per_bank=one)) for one in units)
     assert many <= few * 1.01
 
 

@@ -1,24 +1,34 @@
 """The operators of one iteration one by one: a DAG, and when each runs on the busiest GPU.
 
-Of a pipeline and of several micro-batches the last one is written out, with what comes before it as one task.
+Of a pipeline and of several micro-batches the last one is written out, with what comes before it as one task. Where
+copies of weights are made in memory, operators take as long as they do beside that, and copies are tasks of a lane of
+their own, from when the first word of one is read to when its last is written.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from dse.backend import Interval
 from simulators.steps.iteration import Iteration, Part
-from simulators.steps.operators import Block
+from simulators.steps.operators import Block, Spent
+from simulators.steps.quantised import kernels, timeline
 
+_MEMORY = "memory"
+WAITING = ", waiting"
+"""How tasks are called that wait for the copy of an operator."""
 _LANES = {None: "compute", "tp": "tensor-parallel links", "pp": "pipeline links", "dp": "data-parallel links"}
 _KINDS = {None: "gemm", "tp": "transfer", "pp": "transfer", "dp": "transfer"}
 
 
 @dataclass(frozen=True)
 class Task:
-    """One operator of one block: where it runs, how long [s], its work, and the tasks it waits for."""
+    """One operator of one block: where it runs, how long [s], its work, and the tasks it waits for.
+
+    earliest: after the tasks it waits for have ended [s].
+    """
 
     name: str
     lane: str
@@ -27,6 +37,7 @@ class Task:
     after: tuple[str, ...]
     flop: float = 0.0
     bytes: float = 0.0
+    earliest: float = 0.0
 
 
 def tasks(found: Iteration) -> tuple[Task, ...]:
@@ -40,7 +51,8 @@ def schedule(every: Sequence[Task]) -> list[Interval]:
     free: dict[str, float] = {}
     intervals = []
     for task in every:
-        start = max([free.get(task.lane, 0.0), *(finish[name] for name in task.after)])
+        ready = max((finish[name] for name in task.after), default=0.0) + task.earliest
+        start = max(free.get(task.lane, 0.0), ready)
         finish[task.name] = free[task.lane] = start + task.seconds
         interval = Interval(task.lane, task.name, task.kind, start, finish[task.name], task.bytes, task.flop)
         intervals.append(interval)
@@ -53,6 +65,8 @@ class _Writer:
     def __init__(self, found: Iteration) -> None:
         self._found, self._last = found, ""
         self._buckets: list[str] = []
+        self._turns, self._kernels = _beside(found), _before(found)
+        self._anchors: list[tuple[str, float]] = []  # tasks after which the clock of `_turns` showed so much
 
     def write(self) -> Iterator[Task]:
         found = self._found
@@ -70,11 +84,19 @@ class _Writer:
         for block, index in reversed(list(self._instances(found.blocks))):
             yield from self._pass(block, index, forward=False)
             yield from self._bucket(block, index)
-        update = found.update
+        yield from self._updated(found)
+
+    def _updated(self, found: Iteration) -> Iterator[Task]:
+        update, copies = found.update, found.copies
         waits = tuple(self._buckets[-1:])
         yield self._chained(
             Task("update", _LANES[None], "gemm", float(update.seconds), waits, float(update.flop), float(update.bytes))
         )
+        if copies.update_s > 0:
+            moved = float(copies.hbm_bytes[1])
+            yield self._chained(
+                Task("copies of weights", _LANES[None], "gemm", float(copies.update_s), (), bytes=moved)
+            )
         if found.gathered_s > 0:
             yield self._chained(Task("all-gather weights", _LANES["dp"], "transfer", float(found.gathered_s), ()))
 
@@ -85,9 +107,28 @@ class _Writer:
 
     def _pass(self, block: Block, index: int, *, forward: bool) -> Iterator[Task]:
         for part in self._found.parts:
-            alone = part.over is not None and float(part.spent.seconds) == 0
-            if part.block is block and part.forward == forward and not alone:
-                yield self._chained(self._task(part, f"{block.name} {index}"))
+            if part.block is not block or part.forward != forward:
+                continue
+            task, turn = self._task(part, f"{block.name} {index}"), next(self._turns, None)
+            if (kernel := self._kernels.get((block.name, part.op.name))) is not None:
+                spent = float(kernel.seconds), (), 0.0, float(kernel.bytes)
+                yield self._chained(Task(f"{task.name}, its copy", _LANES[None], "copy", *spent))
+            if turn is not None:
+                yield from self._aside(task.name, turn, forward=forward)
+                task = replace(task, seconds=turn.ended - turn.began)
+            if part.over is None or float(part.spent.seconds) > 0:
+                yield self._chained(task)
+
+    def _aside(self, name: str, turn: Turn, *, forward: bool) -> Iterator[Task]:
+        """The copy that an operator reads, in memory, and how long the GPU waits for it."""
+        if len(self._anchors) < (1 if forward else 2):
+            self._anchors.append((self._last, turn.reached))
+        if turn.done > turn.copied:
+            before, clock = next(one for one in reversed(self._anchors) if one[1] <= turn.copied)
+            lasts, after = turn.done - turn.copied, (before,) if before else ()
+            yield Task(f"{name}, its copy", _MEMORY, "copy", lasts, after, earliest=turn.copied - clock)
+        if turn.began > turn.reached:
+            yield self._chained(Task(f"{name}{WAITING}", _LANES[None], "waiting", turn.began - turn.reached, ()))
 
     def _task(self, part: Part, where: str) -> Task:
         seconds, count = float(part.spent.seconds), float(part.op.count)  # type: ignore[arg-type]
@@ -110,4 +151,30 @@ class _Writer:
         """The same, after what the chain has come to; it goes on from there."""
         after = (*task.after, *((self._last,) if self._last else ()))
         self._last = task.name
-        return Task(task.name, task.lane, task.kind, task.seconds, after, task.flop, task.bytes)
+        return replace(task, after=after)
+
+
+class Turn(NamedTuple):
+    """When an operator was reached, began and ended, and its copy was begun and done (NaN where it reads none) [s]."""
+
+    reached: float
+    began: float
+    ended: float
+    copied: float
+    done: float
+
+
+def _beside(found: Iteration) -> Iterator[Turn]:
+    """Of each operator of a micro-batch in its order, where copies are made in memory."""
+    if found.quantising is None or found.quantising.quantised.made_by != "pim":
+        return
+    events = timeline(found)
+    for row in zip(*(getattr(events, name) for name in Turn._fields), strict=True):
+        yield Turn(*map(float, row))
+
+
+def _before(found: Iteration) -> dict[tuple[str, str], Spent]:
+    """The kernel before each product that reads a copy, by block and name, where the GPU makes them."""
+    if found.quantising is None or found.quantising.quantised.made_by != "gpu":
+        return {}
+    return {(part.block.name, part.op.name): one for part, one in kernels(found)}

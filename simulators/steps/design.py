@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from dse.backend import Tree
 from dse.problems import ConfigError
-from dse.values import Frozen
 from simulators.design import Rule
 from simulators.device import Device, Setting
 from simulators.lengths import Lengths, iteration_lengths
+from simulators.mx import Format
+from simulators.pim import InstructionSet
 from simulators.seqpoint import Iterations
 from simulators.steps.groups import leaves_server
 from simulators.steps.model import Kernels, Model, Optimizer, Parallel, Run, Transformer
+from simulators.steps.quantised import Quantised
+from simulators.system import Grown
 
 
-class Design(Frozen):
-    """One iteration: hardware, model, and how it is run."""
+class Design(Grown):
+    """One iteration: hardware, model, and how it is run.
+
+    quantised, format, instructions: where products read low-precision copies of weights, who makes them, what they are,
+    and the commands of units in memory.
+    """
 
     system: Device
     setting: Setting
@@ -30,17 +37,44 @@ class Design(Frozen):
     kernels: Kernels
     lengths: Lengths | None = None
     iterations: Iterations | None = None
+    quantised: Quantised | None = None
+    format: Format | None = None
+    instructions: InstructionSet | None = None
 
 
-OPTIONAL = ("lengths", "iterations")
-NO_LENGTHS = "none"
+OF_LENGTHS = ("lengths", "iterations")
+OF_COPIES = ("quantised", "format", "instructions")
+OPTIONAL = (*OF_LENGTHS, *OF_COPIES)
+NONE = "none"
 
 
 def held(tree: Tree) -> dict[str, Any]:
-    """The sections of a design; without lengths, which iterations of an epoch are simulated means nothing."""
-    alone = (tree.get("lengths") or {}).get("name", NO_LENGTHS) == NO_LENGTHS
-    names = [name for name in Design.model_fields if name in tree and not (alone and name in OPTIONAL)]
-    return {name: tree[name] for name in names}
+    """The sections of a design, without those that mean nothing there.
+
+    Which iterations of an epoch are simulated does without lengths, formats without copies, commands where no units in
+    memory make them, and such units themselves, too.
+    """
+    absent = set[str]()
+    if _chosen(tree, "lengths") == NONE:
+        absent.update(OF_LENGTHS)
+    if _chosen(tree, "quantised") == NONE:
+        absent.update(OF_COPIES)
+    in_memory = not absent.issuperset(OF_COPIES) and tree["quantised"].get("made_by") == "pim"
+    if not in_memory:
+        absent.add("instructions")
+    found = {name: tree[name] for name in Design.model_fields if name in tree and name not in absent}
+    gpu = found.get("system", {}).get("gpu")
+    if not in_memory and isinstance(gpu, Mapping) and gpu.get("pim") is not None:
+        found["system"] = _without_pim(found["system"])
+    return found
+
+
+def _chosen(tree: Tree, section: str) -> Any:
+    return (tree.get(section) or {}).get("name", NONE)
+
+
+def _without_pim(system: Mapping[str, Any]) -> dict[str, Any]:
+    return {**system, "gpu": {name: value for name, value in system["gpu"].items() if name != "pim"}}
 
 
 def rules(design: Design) -> Iterator[Rule]:
@@ -51,9 +85,9 @@ def rules(design: Design) -> Iterator[Rule]:
         known = f"run.precision is one of {', '.join(system.efficiency)}"
         yield Rule("system.efficiency", True, rule, way_out=f"{known}; or python -m dse calibrate")
     optimizer = design.optimizer
-    for path, held in (("traffic_bytes", optimizer.traffic_bytes), ("state_bytes", optimizer.state_bytes)):
-        if run.precision not in dict(held):
-            way = f"give it with its source, or take one of {', '.join(held)} as run.precision"
+    for path, numbers in (("traffic_bytes", optimizer.traffic_bytes), ("state_bytes", optimizer.state_bytes)):
+        if run.precision not in dict(numbers):
+            way = f"give it with its source, or take one of {', '.join(numbers)} as run.precision"
             yield Rule(f"optimizer.{path}", True, f"says nothing of {run.precision}", way_out=way)
     if run.mode != "training" and parallel.zero:
         yield Rule("parallel.zero", True, "splits the state of an optimizer, and inference has none", way_out="set 0")
@@ -63,6 +97,7 @@ def rules(design: Design) -> Iterator[Rule]:
         yield Rule("setting.num_cus", np.asarray(cus) > all_cus, few, cus, (all_cus,), "use fewer")
     yield from _spread(design)
     yield from _sampled(design)
+    yield from _quantised(design)
     yield from _run(design.model, run)
     if isinstance(design.model, Transformer):
         yield from _heads(design.model)
@@ -71,6 +106,26 @@ def rules(design: Design) -> Iterator[Rule]:
     for path, degree in (("parallel.tp", parallel.tp), ("parallel.pp", parallel.pp)):
         told = "splits a model that is no transformer, which is not modelled"
         yield Rule(path, np.asarray(degree) > 1, told, degree, way_out=f"set {path}=1")
+
+
+def _quantised(design: Design) -> Iterator[Rule]:
+    """Copies are of weights of transformers, in a format, and units in memory must be there to make them."""
+    said, gpu = design.quantised, design.system.gpu
+    if said is None:
+        return
+    if not isinstance(design.model, Transformer):
+        told = "of a model that is no transformer is not modelled"
+        yield Rule("quantised.made_by", True, told, said.made_by, way_out="set quantised=none")
+    if design.format is None:
+        yield Rule("format", True, "is missing: copies have a format", None, way_out="choose one: format=mx9")
+    if said.made_by == "pim":
+        ways = {"instructions": "instructions=plain", "system.gpu.pim": "pim=hbm3_strawman"}
+        for path, value in (("instructions", design.instructions), ("system.gpu.pim", gpu.pim)):
+            if value is None:
+                yield Rule(path, True, "is needed by quantised=pim", None, way_out=f"choose one: {ways[path]}")
+        if gpu.staged_bytes is None:
+            way = "give what of kernels' inputs is under way or on the chip, with its source"
+            yield Rule("system.gpu.staged_bytes", True, "is needed by quantised=pim", None, way_out=way)
 
 
 def _run(model: Any, run: Run) -> Iterator[Rule]:

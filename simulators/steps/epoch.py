@@ -30,7 +30,7 @@ METRICS: Mapping[str, Metric] = {
     "longest_over_mean": Metric("x", "the longest iteration of an epoch over the mean one"),
 }
 _SUMMED = ("s", "FLOP", "B")
-_LARGEST = ("memory_bytes", "state_bytes", "activation_bytes", "memory_share")
+_LARGEST = ("memory_bytes", "state_bytes", "copy_bytes", "bytes_per_parameter", "activation_bytes", "memory_share")
 
 
 @dataclass(frozen=True)

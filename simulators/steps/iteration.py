@@ -10,7 +10,8 @@ one of the n_j blocks j, in the order of the backward pass, and r_jk when the k-
 (the completion of a queue), which among equal blocks is largest at k = 1 or k = n_j. Pipelines (pp > 1) run one
 forward, one backward in turn (arXiv:2104.04473): (m + pp - 1) times the busiest stage for m micro-batches, of which
 (pp - 1) are the bubble; the busiest stage has 1 / pp of the layers, and the longer one of embedding and output. Only
-the last micro-batch's backward pass hides the reduction over dp.
+the last micro-batch's backward pass hides the reduction over dp. Low-precision copies of weights that are made just in
+time lengthen the turn of each micro-batch, and those that are stored the update (`simulators.steps.quantised`).
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from simulators.steps.model import Optimizer, Parallel, Run
 from simulators.steps.operators import Axis, Block, Exchange, Op, Platform, Spent, Stream, collective, spent
+from simulators.steps.quantised import Made, Quantising, made
 
 Floats = NDArray[np.float64]
 
@@ -74,7 +76,7 @@ class Bucket:
 class Iteration:
     """An iteration of a model, on the GPU of its busiest stage. Times [s] are arrays over designs, or numbers.
 
-    width: of the activations that go from stage to stage.
+    width: of the activations that go from stage to stage. quantising: None where products read the weights themselves.
     """
 
     blocks: tuple[Block, ...]
@@ -83,6 +85,7 @@ class Iteration:
     run: Run
     parallel: Parallel
     optimizer: Optimizer
+    quantising: Quantising | None = None
 
     @property
     def training(self) -> bool:
@@ -205,9 +208,15 @@ class Iteration:
         return self._exchanged("dp", self.run.element_bytes * self.of_blocks("params"), "all_gather")
 
     @cached_property
+    def copies(self) -> Made:
+        """What low-precision copies of weights add."""
+        return made(self)
+
+    @cached_property
     def slot_s(self) -> Floats:
         """One micro-batch's turn in a pipeline, with its messages."""
-        return np.asarray(self.forward_s + self.backward_s + (2 if self.training else 1) * self.message_s)
+        messages = (2 if self.training else 1) * self.message_s
+        return np.asarray(self.forward_s + self.backward_s + messages + self.copies.slot_s)
 
     @cached_property
     def bubble_s(self) -> Floats:
@@ -218,4 +227,4 @@ class Iteration:
     def seconds(self) -> Floats:
         """The iteration."""
         turns = self.micro_batches * self.slot_s + self.bubble_s
-        return np.asarray(turns + self.exposed_s + self.update.seconds + self.gathered_s)
+        return np.asarray(turns + self.exposed_s + self.update.seconds + self.gathered_s + self.copies.update_s)

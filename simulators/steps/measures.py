@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -10,12 +10,13 @@ from numpy.typing import ArrayLike, NDArray
 
 from dse.backend import Metric
 from simulators.steps.iteration import ENDS, Iteration, Part
-from simulators.steps.operators import KINDS, Exchange, Op, Product, Stream
+from simulators.steps.operators import KINDS, Block, Exchange, Op, Product, Stream
+from simulators.steps.quantised import copy_bytes, flying_bytes
 
 Floats = NDArray[np.float64]
 
 _GEMMS = ("linear", "fc", "attention")
-SHARES = (*KINDS, "communication", "bubble")
+SHARES = (*KINDS, "communication", "bubble", "quantisation")
 METRICS: Mapping[str, Metric] = {
     "iteration_s": Metric("s", "one iteration: all micro-batches, and the optimizer's update"),
     "tokens_per_s": Metric("1/s", "tokens (or frames) of all replicas over the iteration", "maximize"),
@@ -26,6 +27,9 @@ METRICS: Mapping[str, Metric] = {
     "dp_s": Metric("s", "reductions of gradients over dp, beside the backward pass"),
     "exposed_dp_s": Metric("s", "what of these ends after it, and weights gathered after the update"),
     "bubble_s": Metric("s", "waiting for other stages"),
+    "quantisation_s": Metric("s", "making low-precision copies of weights: the GPU's kernels, or units in its memory"),
+    "quantisation_waited_s": Metric("s", "what the GPU spends on them itself, or waits for"),
+    "quantisation_slowed_s": Metric("s", "what its operators lose to bursts of units in its memory"),
     "serialized_share": Metric("fraction", "serialized_s / (compute + serialized_s)", high=1.0),
     "comm_share": Metric("fraction", "(serialized_s + exposed_dp_s) / iteration_s", high=1.0),
     "dp_over_backward": Metric("fraction", "dp_s / operators of the backward pass that may hide it"),
@@ -36,7 +40,9 @@ METRICS: Mapping[str, Metric] = {
     "hbm_bytes": Metric("B", "traffic with HBM of one GPU's operators"),
     "num_kernels": Metric("", "operators of one GPU in an iteration, each kernel of a stream counted"),
     "memory_bytes": Metric("B", "weights, gradients, optimizer's state and activations on one GPU"),
-    "state_bytes": Metric("B", "weights, gradients and the optimizer's state"),
+    "state_bytes": Metric("B", "weights, their copies, gradients and the optimizer's state"),
+    "copy_bytes": Metric("B", "low-precision copies of weights: stored, or of the layers in flight"),
+    "bytes_per_parameter": Metric("B", "state_bytes / weights on the GPU"),
     "activation_bytes": Metric("B", "kept for backward passes (of inference: keys and values)"),
     "memory_share": Metric("fraction", "memory_bytes / capacity of the GPU"),
     **{f"share_{name}": Metric("fraction", f"of the iteration in {name}", high=1.0) for name in SHARES},
@@ -52,7 +58,7 @@ def measure(found: Iteration, hbm_bytes: ArrayLike) -> dict[str, Any]:
     backward = found.sum(part for part in compute if not part.forward)
     messages = 2 if found.training else 1
     serialized = m * (tp + messages * found.message_s)
-    exposed, total = found.exposed_s + found.gathered_s, found.seconds
+    exposed, total, copies = found.exposed_s + found.gathered_s, found.seconds, found.copies
     busy = forward + m * backward + found.update.seconds
     return {
         "iteration_s": total,
@@ -64,6 +70,9 @@ def measure(found: Iteration, hbm_bytes: ArrayLike) -> dict[str, Any]:
         "dp_s": found.dp_s,
         "exposed_dp_s": exposed,
         "bubble_s": found.bubble_s,
+        "quantisation_s": m * copies.busy_s + copies.update_s,
+        "quantisation_waited_s": m * copies.waited_s + copies.update_s,
+        "quantisation_slowed_s": m * copies.slowed_s,
         "serialized_share": serialized / (busy + serialized),
         "comm_share": (serialized + exposed) / total,
         "dp_over_backward": np.divide(found.dp_s, backward) if found.training else np.zeros(()),
@@ -74,6 +83,7 @@ def measure(found: Iteration, hbm_bytes: ArrayLike) -> dict[str, Any]:
         "share_optimizer": found.update.seconds / total,
         "share_communication": (serialized + exposed) / total,
         "share_bubble": found.bubble_s / total,
+        "share_quantisation": (m * copies.slot_s + copies.update_s) / total,
     }
 
 
@@ -131,10 +141,12 @@ def _work(found: Iteration, compute: list[Part], busy: Any) -> dict[str, Any]:
     alone = np.asarray(found.parallel.tp) == 1
     kernels = _summed(part.times * _kernels(part.op) * ~(alone & (part.over is not None)) for part in found.parts)
     launched = found.of_blocks("tensors") * found.optimizer.kernels_per_tensor if found.training else 0.0
+    copies = found.copies
+    moved = m * _summed(part.times * part.spent.bytes for part in compute) + update.bytes
     return {
         "flop": m * _flop(compute) + update.flop,
-        "hbm_bytes": m * _summed(part.times * part.spent.bytes for part in compute) + update.bytes,
-        "num_kernels": m * kernels + launched,
+        "hbm_bytes": moved + m * copies.hbm_bytes[0] + copies.hbm_bytes[1],
+        "num_kernels": m * (kernels + copies.kernels[0]) + launched + copies.kernels[1],
         "memory_bound_share": np.minimum(1.0, (m * low + update.seconds) / busy),
     }
 
@@ -143,9 +155,9 @@ def _kernels(op: Op) -> Any:
     return np.asarray(op.work.kernels, float) if isinstance(op.work, Stream) else 1.0
 
 
-def _held(found: Iteration, attribute: str, shares: Mapping[str, Any]) -> Any:
+def _held(found: Iteration, amount: Callable[[Block], Any], shares: Mapping[str, Any]) -> Any:
     """Sum of a number of the blocks, of each the share that a stage has."""
-    each = ((block, np.asarray(getattr(block, attribute), float)) for block in found.blocks)
+    each = ((block, np.asarray(amount(block), float)) for block in found.blocks)
     return _summed(value * np.asarray(block.count, float) * shares[block.name] for block, value in each)
 
 
@@ -164,15 +176,24 @@ def _memory(found: Iteration, hbm_bytes: ArrayLike) -> dict[str, Any]:
     for name, held, absent in zip(ENDS, (first, last), (last, first), strict=True):
         if name in held:
             held[name], absent[name] = np.ones(()), np.where(pp > 1, 0.0, 1.0)
+    flying = flying_bytes(found)
     stages = [
-        (each * _held(found, "params", counts), alive * _held(found, "kept", counts))
+        (
+            each * _held(found, lambda block: block.params, counts),
+            _held(found, lambda block: copy_bytes(found, block), counts) + flying,
+            alive * _held(found, lambda block: block.kept, counts),
+        )
         for counts, alive in ((first, flight), (last, ends))
     ]
     later = sum(stages[1]) > sum(stages[0])
-    state, kept = (np.where(later, of_last, of_first) for of_first, of_last in zip(*stages, strict=True))
+    own, copies, kept = (np.where(later, of_last, of_first) for of_first, of_last in zip(*stages, strict=True))
+    state = own + copies
+    params = np.where(later, *(_held(found, lambda block: block.params, counts) for counts in (last, first)))
     return {
         "memory_bytes": state + kept,
         "state_bytes": state,
+        "copy_bytes": copies,
+        "bytes_per_parameter": state / params,
         "activation_bytes": kept,
         "memory_share": (state + kept) / np.asarray(hbm_bytes, float),
     }

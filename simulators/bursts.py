@@ -1,0 +1,209 @@
+"""A GPU and units at its memory's banks, event by event, as they take turns with the memory's channels.
+
+The GPU runs operators one after another. Some read a copy that the units make, for a layer ahead of the one that runs
+(JIT-Q, arXiv:2311.05034). The units work in bursts, during which a share of the channels does not serve the GPU; after
+a burst the GPU has a window. What a kernel has fetched ahead of its use keeps it going through a burst (derived):
+
+    computed x and fetched y of an operator of T seconds and b bytes:  x <= y <= min(1, x + staged / b)
+    dy/dt <= supply / b      supply: the memory's rate, in a burst the share (1 - blocked) of it
+    dx/dt = 1 / T while x < y, else min(1 / T, dy/dt)
+
+which is linear between events: a burst or a window ends, an operator ends, what is staged runs out or is full. So an
+operator alone takes T, if T >= b / rate. Units start on a copy once the GPU has come within `ahead` layers of it, and
+leave out windows while it waits for them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from simulators.compiled import compiled
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+class Layers(NamedTuple):
+    """Operators of kinds of layers, in the order of a pass; numbers are arrays over B designs.
+
+    first [S + 1]: where the operators of each kind of layer begin. passes [S]: which pass it belongs to. many [B, S]:
+    layers of that kind, one after another. seconds, bytes [B, P]: of an operator alone. copy_s, burst_s [B, P]: what
+    the units need for the copy that it reads, in bursts of that length at most.
+    """
+
+    first: Ints
+    passes: Ints
+    many: Ints
+    seconds: Floats
+    bytes: Floats
+    copy_s: Floats
+    burst_s: Floats
+
+
+@dataclass(frozen=True)
+class Memory:
+    """rate [bytes/s], staged [bytes], blocked (share of the channels in a burst), window (per second of a burst), ahead
+    (layers): numbers or arrays over B designs.
+    """
+
+    rate: ArrayLike
+    staged: ArrayLike
+    blocked: ArrayLike
+    window: ArrayLike
+    ahead: ArrayLike
+
+    def table(self, designs: int) -> Floats:
+        """[B, 5]."""
+        numbers = (self.rate, self.staged, self.blocked, self.window, self.ahead)
+        return np.stack([np.broadcast_to(np.asarray(one, float), designs) for one in numbers], axis=1)
+
+
+@dataclass(frozen=True)
+class Turns:
+    """What came of B designs [s]: the end; the GPU waiting for copies; it slowed by bursts; units at work."""
+
+    seconds: Floats
+    waited: Floats
+    slowed: Floats
+    busy: Floats
+
+
+@dataclass(frozen=True)
+class Events:
+    """Of one design, for each operator that ran, in order: when it was reached, began and ended [s], and when its copy
+    was begun and done (NaN where it needs none).
+    """
+
+    reached: Floats
+    began: Floats
+    ended: Floats
+    copied: Floats
+    done: Floats
+
+
+def turns(layers: Layers, memory: Memory) -> Turns:
+    """Run B designs."""
+    found = np.empty((len(layers.many), 4))
+    _run(*layers, memory.table(len(layers.many)), found, np.empty((0, 5)))
+    return Turns(*found.T)
+
+
+def events(layers: Layers, memory: Memory) -> Events:
+    """Run one design, and say when everything was."""
+    log = np.full((int((np.diff(layers.first) * layers.many[0]).sum()), 5), np.nan)
+    _run(*layers, memory.table(1), np.empty((1, 4)), log)
+    return Events(*log.T)
+
+
+@compiled
+def _run(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
+    first: Ints,
+    passes: Ints,
+    many: Ints,
+    seconds: Floats,
+    moved: Floats,
+    copy_s: Floats,
+    burst_s: Floats,
+    table: Floats,
+    found: Floats,
+    log: Floats,
+) -> None:
+    """Fill found [B, 4] with the fields of `Turns`; of one design, log [operators that ran, 5] with those of `Events`.
+
+    The GPU is at operator `g` of the sequence, the units are at the copy for `c`.
+    """
+    kinds, longest = len(passes), 0
+    for design in range(len(many)):
+        total = 0
+        for kind in range(kinds):
+            total += many[design, kind] * (first[kind + 1] - first[kind])
+        longest = max(longest, total)
+    place, layer, of_pass = np.empty(longest, np.int64), np.empty(longest, np.int64), np.empty(longest, np.int64)
+    for design in range(len(many)):
+        rate, staged, blocked = table[design, 0], table[design, 1], table[design, 2]
+        window, ahead = table[design, 3], table[design, 4]
+        total = depth = 0
+        for kind in range(kinds):
+            for _ in range(many[design, kind]):
+                for one in range(first[kind], first[kind + 1]):
+                    place[total], layer[total], of_pass[total] = one, depth, passes[kind]
+                    total += 1
+                depth += 1
+        now = waited = busy = alone = x = y = 0.0
+        phase, begun, until = 0, 0.0, 0.0  # of the units: idle, in a burst, in the window after one
+        g = 0
+        c = 0
+        while c < total and copy_s[design, place[c]] <= 0.0:
+            c += 1
+        left = copy_s[design, place[c]] if c < total else 0.0
+        if len(log) > 0 and total > 0:
+            log[0, 0] = 0.0
+        while g < total:
+            waits = c <= g  # the copy for g is not there
+            if phase == 2 and (waits or until <= now):
+                phase = 0
+            if phase == 0 and c < total and of_pass[c] == of_pass[g] and layer[c] <= layer[g] + ahead:
+                if len(log) > 0 and left == copy_s[design, place[c]]:
+                    log[c, 3] = now
+                phase, begun = 1, now
+                until = now + min(left, burst_s[design, place[c]])
+            span = until - now if phase > 0 else np.inf
+            event = 0
+            work = seconds[design, place[g]]
+            size = min(moved[design, place[g]], work * rate)
+            speed = fetch = 0.0
+            if not waits and work <= 0.0:
+                span, event = 0.0, 1
+            elif not waits:
+                speed = 1.0 / work
+                if size > 0.0 and y < 1.0:
+                    fetch, room = rate / size, staged / size
+                    if phase == 1:
+                        fetch *= 1.0 - blocked
+                    if y <= x:
+                        speed = min(speed, fetch)
+                    if y >= x + room:
+                        fetch = min(fetch, speed)
+                    if fetch > 0.0 and (1.0 - y) / fetch < span:
+                        span, event = (1.0 - y) / fetch, 4
+                    if fetch > speed and (x + room - y) / (fetch - speed) < span:
+                        span, event = (x + room - y) / (fetch - speed), 3
+                    if fetch < speed and (y - x) / (speed - fetch) < span:
+                        span, event = (y - x) / (speed - fetch), 2
+                if speed > 0.0 and (1.0 - x) / speed <= span:
+                    span, event = (1.0 - x) / speed, 1
+            if len(log) > 0 and not waits and np.isnan(log[g, 1]):
+                log[g, 1] = now
+            now += span
+            x, y = x + span * speed, y + span * fetch
+            waited += span if waits else 0.0
+            busy += span if phase == 1 else 0.0
+            if event == 2:
+                y = x
+            elif event == 3:
+                y = min(1.0, x + staged / size)
+            elif event == 4:
+                y = 1.0
+            if phase == 1 and now >= until:
+                left -= min(left, burst_s[design, place[c]])
+                phase, until = 2, now + window * (now - begun)
+                if left <= 1e-9 * copy_s[design, place[c]]:
+                    if len(log) > 0:
+                        log[c, 4] = now
+                    c += 1
+                    while c < total and copy_s[design, place[c]] <= 0.0:
+                        c += 1
+                    left = copy_s[design, place[c]] if c < total else 0.0
+            if event == 1:
+                alone += work
+                g += 1
+                x = y = 0.0
+                if len(log) > 0:
+                    log[g - 1, 2] = now
+                    if g < total:
+                        log[g, 0] = now
+        found[design, 0], found[design, 1], found[design, 2], found[design, 3] = now, waited, now - waited - alone, busy

@@ -1,0 +1,293 @@
+"""Low-precision copies of weights that products read: stored, or made just in time by the GPU or in its memory (JIT-Q).
+
+Weights are kept in the precision of the run. Products read copies whose blocks lie along the axis they sum over, so
+that the forward pass (and what is computed again) reads one copy, and dX of the backward pass another, in a format that
+may differ. Attention has no weights, and gradients of weights are products without them.
+
+    update  all copies are made once, by the optimizer's kernels, which write them beside the weights, and stored; where
+            others have updated most weights (ZeRO), by kernels that read these (bytes / (f W), as other streams)
+    gpu     before every product that reads one, by a kernel that reads the weights and writes that copy
+    pim     by units at the banks (`simulators/pim.py`), while layers before it run (`simulators/bursts.py`)
+
+Products of copies run at the rate of the precision of the run, and read its bytes: what faster or smaller products
+would change is for other constants of the device. Of each layer in flight one copy is there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, model_validator
+
+from dse.values import Integer, Number, knob
+from simulators.mx import Format
+from simulators.pim import Direction, InstructionSet, Pim, commands_per_word
+from simulators.sourced import Sourced
+from simulators.steps.operators import Block, Op, Product, Spent, Stream, spent
+
+if TYPE_CHECKING:
+    from simulators.bursts import Events, Layers, Memory
+    from simulators.steps.iteration import Iteration, Part
+
+Floats = NDArray[np.float64]
+
+_OTHER: Mapping[Direction, Direction] = {"lanes": "word", "word": "lanes"}
+OF_PIM = ("look_ahead", "burst_rows", "window", "blocked")
+"""What of `Quantised` means something for units in memory alone."""
+
+
+class Quantised(Sourced):
+    """Which copies there are, and who makes them when.
+
+    backward: format of the backward pass where it differs. stored: the copies that are used, or all directions of both
+    formats. forward_blocks: where blocks of the forward pass lie in memory, those of the backward pass lie the other
+    way. Of units in memory: look_ahead, layers that are begun before the GPU has come to them; over, whether also from
+    pass to pass; burst_rows, rows that a unit opens in a burst; window, time of the GPU after a burst, in bursts;
+    blocked, share of the channels that work, and do not serve the GPU, in a burst.
+    """
+
+    name: str
+    description: str = ""
+    made_by: Annotated[Literal["update", "gpu", "pim"], knob(structural=True)]
+    backward: Format | None = None
+    stored: Annotated[Literal["used", "all"], knob(structural=True)] = "used"
+    forward_blocks: Annotated[Direction, knob(structural=True)] = "word"
+    over: Annotated[Literal["pass", "iteration"], knob(structural=True)] = "pass"
+    look_ahead: Annotated[Integer, Field(ge=0, le=1024)] | None = None
+    burst_rows: Annotated[Integer, Field(ge=1, le=10**6)] | None = None
+    window: Annotated[Number, Field(ge=0, le=1e3)] | None = None
+    blocked: Annotated[Number, Field(gt=0, le=1)] | None = None
+
+    @model_validator(mode="after")
+    def _says_how_units_work(self) -> Quantised:
+        absent = [name for name in OF_PIM if self.made_by == "pim" and getattr(self, name) is None]
+        if absent:
+            raise ValueError(f"made_by = pim needs {', '.join(absent)}; see conf/quantised/pim.yaml")
+        return self
+
+
+@dataclass(frozen=True)
+class Quantising:
+    """What copies are made of and by: who, the format of the forward pass, and what units in memory are.
+
+    staged_bytes: what kernels have fetched ahead of its use, at most.
+    """
+
+    quantised: Quantised
+    format: Format
+    instructions: InstructionSet | None = None
+    pim: Pim | None = None
+    staged_bytes: Any = 0.0
+
+    @property
+    def backward(self) -> Format:
+        """Format of the backward pass."""
+        return self.quantised.backward or self.format
+
+    def read(self, op: Op) -> Format | None:
+        """Format of the copy that an operator reads; None where it reads no weights."""
+        if not isinstance(op.work, Product) or op.weight or op.kind == "attention":
+            return None
+        return self.backward if op.phase == "backward" else self.format
+
+    @property
+    def stored_bytes(self) -> Any:
+        """Of all copies of a weight that are stored where all are."""
+        each = self.format.bytes_per_element + self.backward.bytes_per_element
+        return each * (2 if self.quantised.stored == "all" and self.quantised.backward is not None else 1)
+
+    def direction(self, op: Op) -> Direction:
+        """Where blocks of its copy lie in memory."""
+        forward = self.quantised.forward_blocks
+        return _OTHER[forward] if op.phase == "backward" else forward
+
+
+@dataclass(frozen=True)
+class Made:
+    """What copies cost [s]: more in a micro-batch and in an iteration; of the former waited for, and slowed by bursts.
+
+    busy_s: units or kernels at work, in a micro-batch. hbm_bytes, kernels: of the GPU, in a micro-batch and in an
+    iteration.
+    """
+
+    slot_s: Any = 0.0
+    update_s: Any = 0.0
+    waited_s: Any = 0.0
+    slowed_s: Any = 0.0
+    busy_s: Any = 0.0
+    hbm_bytes: tuple[Any, Any] = (0.0, 0.0)
+    kernels: tuple[Any, Any] = (0.0, 0.0)
+
+
+def elements(op: Op) -> Any:
+    """Weights that a product reads, each time that its block runs."""
+    assert isinstance(op.work, Product)
+    return np.asarray(op.work.m, float) * np.asarray(op.work.k, float) * np.asarray(op.count, float)
+
+
+def weights(block: Block) -> Any:
+    """Weights of a block that have copies."""
+    reads = (op for op in block.of("forward") if isinstance(op.work, Product) and op.kind != "attention")
+    return _summed(elements(op) for op in reads)
+
+
+def copy_bytes(found: Iteration, block: Block) -> Any:
+    """Copies of one block that are stored; 0 where they are made just in time."""
+    quantising = found.quantising
+    if quantising is None or quantising.quantised.made_by != "update":
+        return np.zeros(())
+    return weights(block) * quantising.stored_bytes
+
+
+def flying_bytes(found: Iteration) -> Any:
+    """Copies that are there at once, made just in time: one for each layer in flight, each as large as the largest."""
+    quantising = found.quantising
+    if quantising is None or quantising.quantised.made_by == "update":
+        return np.zeros(())
+    ahead = quantising.quantised.look_ahead
+    one = np.maximum(quantising.format.bytes_per_element, quantising.backward.bytes_per_element)
+    largest: Any = 0.0
+    for block in found.blocks:
+        largest = np.maximum(largest, np.where(found.counts[block.name] > 0, weights(block), 0.0))
+    return (1 + np.asarray(0 if ahead is None else ahead)) * one * largest
+
+
+def made(found: Iteration) -> Made:
+    """What copies add to an iteration."""
+    if found.quantising is None:
+        return Made()
+    return {"update": _stored, "gpu": _by_gpu, "pim": _by_pim}[found.quantising.quantised.made_by](found)
+
+
+def _stored(found: Iteration) -> Made:
+    """What is written with the update, or after it; nothing where weights stay as they are."""
+    quantising = found.quantising
+    assert quantising is not None
+    if not found.training:
+        return Made()
+    many = _summed(weights(block) * found.counts[block.name] for block in found.blocks)
+    apart = 1.0 if found.parallel.zero else 0.0
+    moved = many * (apart * found.run.element_bytes + quantising.stored_bytes)
+    launched = apart * found.of_blocks("tensors") * found.optimizer.kernels_per_tensor
+    (one,) = spent([Op("copies", "optimizer", "optimizer", Stream(moved, kernels=launched))], found.platform)
+    return Made(update_s=one.seconds, hbm_bytes=(0.0, moved), kernels=(0.0, launched))
+
+
+def _by_gpu(found: Iteration) -> Made:
+    """A kernel before each product, in line with it."""
+    every = kernels(found)
+    seconds, moved = (_summed(part.times * getattr(one, name) for part, one in every) for name in ("seconds", "bytes"))
+    many = _summed(part.times for part, _ in every)
+    return Made(slot_s=seconds, waited_s=seconds, busy_s=seconds, hbm_bytes=(moved, 0.0), kernels=(many, 0.0))
+
+
+def kernels(found: Iteration) -> list[tuple[Part, Spent]]:
+    """Products that read a copy, and what the kernel takes that makes it, each time."""
+    quantising = found.quantising
+    assert quantising is not None
+    ops, parts = [], []
+    for part in found.parts:
+        if (format := quantising.read(part.op)) is not None:
+            many = elements(part.op) / np.asarray(part.op.count, float)
+            work = Stream(many * (found.run.element_bytes + format.bytes_per_element))
+            ops.append(Op("copy", part.op.kind, part.op.phase, work))
+            parts.append(part)
+    return list(zip(parts, spent(ops, found.platform), strict=True))
+
+
+def _summed(values: Iterable[Any]) -> Any:
+    return sum(values, np.zeros(()))
+
+
+def _by_pim(found: Iteration) -> Made:
+    """Events of one micro-batch."""
+    from simulators.bursts import turns
+
+    shape = np.broadcast_shapes(*(np.shape(value) for value in _numbers(found)))
+    every = turns(*_run(found, shape))
+    waited, slowed, busy = (value.reshape(shape) for value in (every.waited, every.slowed, every.busy))
+    return Made(slot_s=waited + slowed, waited_s=waited, slowed_s=slowed, busy_s=busy)
+
+
+def timeline(found: Iteration) -> Events:
+    """What happens in one micro-batch of a design whose numbers are single ones."""
+    from simulators.bursts import events
+
+    return events(*_run(found, ()))
+
+
+def _passes(found: Iteration) -> list[tuple[bool, list[Part]]]:
+    """(whether forward, operators of a block) of each block of each pass, in order."""
+    of_block = {block.name: [part for part in found.parts if part.block is block] for block in found.blocks}
+    names = list(of_block)
+    every = [(forward, [part for part in of_block[name] if part.forward == forward])
+             for forward in (True, False) for name in (names if forward else names[::-1])]  # fmt: skip
+    return [(forward, parts) for forward, parts in every if parts]
+
+
+def _numbers(found: Iteration) -> Iterator[Any]:
+    """All that may be an array over designs."""
+    memory = _memory(found)
+    yield from (memory.rate, memory.staged, memory.blocked, memory.window, memory.ahead)
+    for _, parts in _passes(found):
+        for part in parts:
+            yield from (part.spent.seconds, part.spent.bytes, part.times, *_copied(found, part.op))
+
+
+def _memory(found: Iteration) -> Memory:
+    from simulators.bursts import Memory
+
+    quantising = found.quantising
+    assert quantising is not None
+    said = quantising.quantised
+    blocked, window, ahead = (np.asarray(one, float) for one in (said.blocked, said.window, said.look_ahead))
+    return Memory(found.platform.chip.drawn, quantising.staged_bytes, blocked, window, ahead)
+
+
+def _run(found: Iteration, shape: tuple[int, ...]) -> tuple[Layers, Memory]:
+    """What `simulators.bursts` runs, over B designs of this shape."""
+    from simulators.bursts import Layers
+
+    passes = _passes(found)
+    every = [part for _, parts in passes for part in parts]
+    designs = int(np.prod(shape))
+
+    def table(columns: Sequence[Any]) -> Floats:
+        flat = [np.broadcast_to(np.asarray(column, float), shape).reshape(designs) for column in columns]
+        return np.stack(flat, axis=1) if flat else np.empty((designs, 0))
+
+    many = [np.asarray(part.op.count, float) for part in every]
+    copies = [_copied(found, part.op) for part in every]
+    count = np.rint(table([found.counts[parts[0].block.name] for _, parts in passes])).astype(np.int64)
+    over = found.quantising is not None and found.quantising.quantised.over == "iteration"
+    layers = Layers(
+        np.cumsum([0, *(len(parts) for _, parts in passes)]),
+        np.array([0 if forward or over else 1 for forward, _ in passes]),
+        count,
+        table([part.spent.seconds * n for part, n in zip(every, many, strict=True)]),
+        table([part.spent.bytes * n for part, n in zip(every, many, strict=True)]),
+        *(table([one[place] for one in copies]) for place in (0, 1)),
+    )
+    memory = _memory(found)
+    flat = (np.broadcast_to(np.asarray(one, float), shape).reshape(designs) for one in vars(memory).values())
+    return layers, type(memory)(*flat)
+
+
+def _copied(found: Iteration, op: Op) -> tuple[Any, Any]:
+    """(time of the copy that an operator reads, length of a burst) [s], of units of the channels that are blocked."""
+    quantising = found.quantising
+    assert quantising is not None
+    format = quantising.read(op)
+    pim, instructions = quantising.pim, quantising.instructions
+    if format is None or pim is None or instructions is None:
+        return 0.0, 1.0
+    said, source = quantising.quantised, found.run.element_bytes
+    commands = commands_per_word(instructions, pim, format, quantising.direction(op), source)
+    words = pim.per_unit(elements(op) * source)
+    seconds, rows = pim.copy_s(words, commands), np.maximum(1.0, np.ceil(words / pim.words_per_row))
+    burst = seconds * np.minimum(1.0, np.asarray(said.burst_rows, float) / rows)
+    return seconds / np.asarray(said.blocked, float), burst

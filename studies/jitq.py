@@ -1,0 +1,327 @@
+"""JIT-Q (arXiv:2311.05034): low-precision copies of weights that are made in memory just before they are needed.
+
+A point is an iteration of a model whose copies are stored, or made just in time by the GPU or by units at the banks of
+its memory. What is saved and lost is against the same iteration with stored copies. Of the time of units in memory, mu
+is the share that the GPU loses to their bursts: it comes from events (`simulators/bursts.py`), and from no fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dse.backend import Batch, Interval
+from dse.claims import Claim, Finding, read
+from dse.finished import Finished
+from dse.plots import Axis, pareto, tables, timeline
+from simulators.capacity import Base, Copies, grid
+from simulators.mx import Format
+from simulators.pim import Pim
+from simulators.step import StepBackend, iteration
+from simulators.steps.dag import WAITING, schedule, tasks
+from simulators.steps.design import Design
+from simulators.steps.zoo import model_tree, option_tree
+from studies.facts import facts
+from studies.iterations import at, base
+from studies.plain import Plain
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+_WAY, _SET, _TP, _MICRO = "quantised.name", "instructions.name", "parallel.tp", "run.micro_batches"
+_AHEAD, _ROWS = "quantised.look_ahead", "quantised.burst_rows"
+_UNITS, _RATE = "system.gpu.pim.units_per_bank", "system.gpu.pim.command_rate"
+_NEEDED = {_WAY, _SET, _TP, _MICRO, _AHEAD, _ROWS, _UNITS, _RATE}
+_PERCENT = 100.0
+_ACCOUNT = "which weights, gradients and states the paper counts, and which copies, is not public"
+_PARTS = ("hbm2_pim", "hbm3_strawman", "lpddr5x")
+_LAYERS_SHOWN = 3
+_PUBLISHED = 24  # per cent of the memory, to say which accountings give that
+
+
+class JitQ(Plain):
+    """Claims, what knobs change, accountings of memory, and how GPU and memory take turns."""
+
+    def claims(self) -> list[Claim]:
+        """What the paper and its authors published, as retyped beside this module."""
+        return read(Path(__file__).with_suffix(".yaml"))
+
+    def further(self, run: Finished) -> Mapping[str, Finding]:
+        """Ours for every claim."""
+        table = _held(run.outputs.read_table("results"))
+        rows = _as_configured(table, run)
+        absent = Finding(None, "needs stored copies, and such that GPU and units make, on the configured hardware")
+        found = {claim.id: absent for claim in self.claims()} | _of_parts()
+        if set(rows.get(_WAY, ())) >= {"gpu", "pim"}:
+            found |= {**_lost(rows), **_saved(rows), **_fits(table)}
+        return found | _pace(run)
+
+    def figures(self, table: pd.DataFrame, timelines: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
+        """Memory against time, and what bursts, look-ahead and units cost in throughput."""
+        ok = _held(table)
+        if ok.empty:
+            return
+        by = ok[_WAY].astype(str) + ok[_SET].astype(str).radd(", ").where(ok[_WAY].astype(str) == "pim", "")
+        held, share = (
+            Axis("bytes_per_parameter", "bytes per weight"),
+            Axis("share_quantisation", "time for copies [%]", 100),
+        )
+        yield "front", pareto(ok.assign(copies=by), held, y=share, size=None, by="copies")
+        ok = ok[ok[_WAY].astype(str) == "pim"]
+        if ok.empty:
+            return
+        lost = Axis("throughput_lost", "throughput lost [%]", _PERCENT)
+        few = ok[(ok[_TP] == ok[_TP].min()) & (ok[_MICRO] == ok[_MICRO].median())]
+        usual = few[(few[_UNITS] == few[_UNITS].median()) & (few[_RATE] == few[_RATE].max())]
+        named = usual[_SET].astype(str) + ", " + usual[_AHEAD].astype(int).astype(str) + " layers ahead"
+        rows = usual.assign(instructions=named).sort_values("instructions")
+        yield "bursts", tables.curves(rows, Axis(_ROWS, "rows in a burst"), y=lost, by="instructions", panel="scenario")
+        best = few[few[_AHEAD] == few[_AHEAD].max()].copy()
+        best["commands"] = best[_RATE].map("{:g} commands in tCCDL".format)
+        best["panel"] = best["scenario"].astype(str) + ", " + best[_SET].astype(str)
+        every = best.sort_values(["panel", _UNITS]).groupby(["panel", "commands", _UNITS], sort=False)
+        heat = every["throughput_lost"].min().reset_index().rename(columns={_UNITS: "units per bank"})
+        least = Axis("throughput_lost", "throughput lost with the best bursts [%]", _PERCENT)
+        yield "units", tables.heat(heat, least, x="units per bank", y="commands", panel="panel")
+
+    def extras(self, run: Finished) -> Iterator[tuple[str, Any]]:
+        """Accountings of memory, shares that bursts cost, other memories, and turns of GPU and memory."""
+        import pandas as pd
+
+        accounts = pd.DataFrame(_accounts())
+        yield "accountings", accounts
+        broken = accounts["copies"].str.replace(" ", "\n", n=1).str.replace(", ", ",\n")
+        shown = accounts.assign(panel="saved of the memory for weights [%]", copies=broken)
+        saved = Axis("saved", "saved of the memory for weights [%]", _PERCENT)
+        yield "capacity", tables.heat(shown, saved, x="copies", y="base", panel="panel")
+        table = _held(run.outputs.read_table("results"))
+        if len(table):
+            yield "contention", _contention(_as_configured(table, run))
+        yield "systems", _systems(run)
+        design = _designs(run).get(next(iter(_names(run)), ""))
+        if design is not None:
+            yield "turns", _turns(design)
+
+
+def _held(table: pd.DataFrame) -> pd.DataFrame:
+    """Points with a result, where all that claims and figures look at was searched."""
+    ok = table[table["status"] == "ok"]
+    return ok if set(ok) >= _NEEDED else ok.iloc[:0]
+
+
+def _as_configured(table: pd.DataFrame, run: Finished) -> pd.DataFrame:
+    """Points on the hardware of the configuration, with its bursts and look-ahead."""
+    if table.empty:
+        return table
+    asked = run.config
+    values = {_AHEAD: asked["quantised"].get("look_ahead"), _ROWS: asked["quantised"].get("burst_rows")}
+    pim = asked["system"]["gpu"].get("pim") or {}
+    values |= {_UNITS: pim.get("units_per_bank"), _RATE: pim.get("command_rate")}
+    fits = table[_WAY].astype(str) == "pim"
+    for path, value in values.items():
+        fits &= table[path].astype(float) == value
+    return table.loc[fits | (table[_WAY].astype(str) != "pim")]
+
+
+def _names(run: Finished) -> list[str]:
+    return [str(name) for name in run.config.get("models") or []]
+
+
+def _designs(run: Finished) -> dict[str, Design]:
+    """The configuration's design of each of its models, of which it breaks no rule."""
+    found = {}
+    for name in _names(run):
+        design = base(run, model=model_tree(name))
+        if design is not None and not StepBackend().problems(design):
+            found[name] = design
+    return found
+
+
+# Claims
+
+
+def _of_parts() -> dict[str, Finding]:
+    """Gains of units in memory over its interface, and the time of a published example."""
+    pims = {name: _pim(name) for name in _PARTS}
+    gains = {name: float(pim.gain) for name, pim in pims.items()}
+    asked = facts("jitq")["streamed"]
+    streamed = pims[asked["pim"]]
+    amount = asked["rows"] * asked["columns"] * asked["element_bytes"]
+    seconds = float(streamed.stream_s(streamed.per_unit(amount), 1.0))
+    told = ", ".join(f"{name} {gain:.2f}x" for name, gain in gains.items())
+    ends = (round(min(gains.values()), 2), round(max(gains.values()), 2))
+    return {
+        "jitq.pim_gain": Finding(ends, f"{told}, rows being open; from the parts' own timing"),
+        "jitq.samsung_pim_gain": Finding(
+            round(gains["hbm2_pim"], 9), "from the timing of its simulator, by construction"
+        ),
+        "jitq.genie_row_time": Finding(1e6 * seconds, "rows are opened and read; no writes, no turn-arounds"),
+    }
+
+
+def _pim(name: str) -> Pim:
+    return Pim.model_validate(option_tree("pim", name)["gpu"]["pim"])
+
+
+def _lost(rows: pd.DataFrame) -> dict[str, Finding]:
+    """Throughput lost on the configured hardware, by units in memory and by the GPU's own kernels."""
+    pim, gpu = rows[rows[_WAY] == "pim"], rows[rows[_WAY] == "gpu"]
+    worst = _PERCENT * pim.groupby(pim[_SET].astype(str))["throughput_lost"].max()
+    told = ", ".join(f"{name} instructions {value:.2f} %" for name, value in worst.items())
+    own = gpu.set_index(["scenario", _TP, _MICRO])["throughput_lost"]
+    both = pim.join(own.rename("by_gpu"), on=["scenario", _TP, _MICRO])
+    dearer = bool((both["by_gpu"] > both["throughput_lost"]).all())
+    spans = {name: _span(both[name]) for name in ("by_gpu", "throughput_lost")}
+    text = f"the GPU loses {spans['by_gpu']}, with units in memory {spans['throughput_lost']}"
+    cause = "few micro-batches: the copies that are not stored need not be written with the update, either"
+    return {
+        "jitq.throughput_loss": Finding(float(worst.max()), f"largest over models, TP and micro-batches: {told}"),
+        "jitq.gpu_quantise_costs_more": Finding(dearer, text, cause),
+    }
+
+
+def _span(values: pd.Series[Any]) -> str:
+    return f"{_PERCENT * values.min():.2f} to {_PERCENT * values.max():.2f} %"
+
+
+def _saved(rows: pd.DataFrame) -> dict[str, Finding]:
+    """Memory saved by the accounting of the configured optimizer and copies, beside all others."""
+    pim = rows[rows[_WAY] == "pim"]
+    stored = rows[rows[_WAY] == "stored"]
+    saved = _PERCENT * pim["capacity_saved"]
+    every = _PERCENT * np.array([row["saved"] for row in _accounts()])
+    near = [
+        f"{row['base']} and {row['copies']}" for row in _accounts() if abs(_PERCENT * float(row["saved"]) - 24) < 0.5
+    ]
+    bytes_ = f"{stored['bytes_per_parameter'].median():.2f} to {pim['bytes_per_parameter'].median():.2f} B"
+    told = f"{bytes_} for a weight, {saved.min():.1f} to {saved.max():.1f} %"
+    grid_ = f"{len(every)} accountings give {every.min():.0f} to {every.max():.0f} %, {_PUBLISHED} %: {'; '.join(near)}"
+    return {"jitq.capacity_saved": Finding(float(saved.max()), f"{told}; {grid_}", _ACCOUNT)}
+
+
+def _fits(table: pd.DataFrame) -> dict[str, Finding]:
+    """The lowest degree of TP at which an iteration fits."""
+    ok = table[table["memory_share"] <= 1]
+    lowest = ok.groupby(["scenario", ok[_WAY].astype(str)], observed=True)[_TP].min().unstack()
+    if not {"stored", "pim"} <= set(lowest):
+        return {}
+    some = lowest.fillna(np.inf)
+    lower = some[some["pim"] < some["stored"]]
+    told = [f"{name} at TP {row['pim']:.0f}, not {_degree(row['stored'])}" for name, row in lower.iterrows()]
+    more = _PERCENT * (1 / (1 - table["capacity_saved"].max()) - 1)
+    text = f"{', '.join(told) or 'no model fits at a lower TP'}; by bytes a model may have {more:.0f} % more weights"
+    cause = "degrees of the space are too few for what is saved to matter"
+    return {"jitq.bigger_or_lower_tp": Finding(bool(len(lower)), text, cause)}
+
+
+def _degree(value: float) -> str:
+    return f"{value:.0f}" if np.isfinite(value) else "at any of the space"
+
+
+def _pace(run: Finished) -> dict[str, Finding]:
+    """Whether the GPU waits for no copy but those of the first layer of a pass."""
+    designs = {name: one for name, one in _designs(run).items() if _by_pim(one)}
+    if not designs:
+        return {"jitq.keeps_pace": Finding(None, "needs units in memory that make copies")}
+    behind, shares = list[str](), list[str]()
+    for name, design in designs.items():
+        found = iteration(design)
+        waits = _late(schedule(tasks(found)))
+        behind += [f"{name} before {waits[0]}"] if waits else []
+        shares.append(f"{name} {_PERCENT * float(found.copies.busy_s / (found.slot_s - found.copies.slot_s)):.1f} %")
+    text = f"units are busy for a share of a micro-batch: {', '.join(shares)}; first layers of a pass are exposed"
+    told = f"{text}; the GPU waits: {', '.join(behind)}" if behind else text
+    return {"jitq.keeps_pace": Finding(not behind, told, "units are slower than the products that read their copies")}
+
+
+def _late(intervals: list[Interval]) -> list[str]:
+    """Operators that wait for their copies and are not of the first layer of a pass."""
+    copies = sorted((one for one in intervals if one.lane == "memory"), key=lambda one: one.start_s)
+    first = {_is_backward(one.name): _layer(one.name) for one in reversed(copies)}
+    waits = [one.name.removesuffix(WAITING) for one in intervals if one.name.endswith(WAITING)]
+    return [name for name in waits if _layer(name) != first[_is_backward(name)]]
+
+
+def _layer(name: str) -> str:
+    return name.partition(":")[0]
+
+
+def _is_backward(name: str) -> bool:
+    return " dX" in name or " again" in name
+
+
+def _by_pim(design: Design) -> bool:
+    return design.quantised is not None and design.quantised.made_by == "pim"
+
+
+# Tables and pictures
+
+
+def _accounts() -> list[dict[str, Any]]:
+    """The share of memory for weights that copies take, by what else is stored and which copies there are."""
+    asked = facts("jitq")
+    formats = {name: Format.model_validate(option_tree("format", name)) for name in ("mx9", "mx6")}
+
+    def copies(tree: Mapping[str, Any]) -> dict[str, Any]:
+        return {way: {**one, "format": formats[one["format"]]} for way, one in tree.items()}
+
+    bases = {name: Base.model_validate(tree) for name, tree in asked["bases"].items()}
+    kept = {name: Copies.model_validate(copies(tree)) for name, tree in asked["copies"].items()}
+    return [{**row, "base": f"{row['base']}: {row['base_bytes']:g} B"} for row in grid(bases, kept)]
+
+
+def _contention(rows: pd.DataFrame) -> pd.DataFrame:
+    """mu: what the GPU loses to bursts, of the time of units in memory; and what it waits for."""
+    pim = rows[rows[_WAY] == "pim"]
+    told = pim[["scenario", _SET, _TP, _MICRO, "throughput_lost"]].copy()
+    for name in ("slowed", "waited"):
+        told[f"{name}_share"] = pim[f"quantisation_{name}_s"] / pim["quantisation_s"]
+    return told.rename(columns={"slowed_share": "mu"})
+
+
+def _systems(run: Finished) -> pd.DataFrame:
+    """An iteration on each memory that computes, on a device that it may belong to: copies stored, by GPU, by units."""
+    import pandas as pd
+
+    rows = []
+    for asked in facts("jitq")["systems"]:
+        part = option_tree("pim", asked["pim"])
+        system = option_tree("system", asked["system"])
+        system = {
+            **system,
+            "gpu": {**system["gpu"], **part["gpu"]},
+            "sources": {**system["sources"], **part["sources"]},
+        }
+        made = {way: _metrics(run, way, asked, system) for way in ("stored", "gpu", "pim")}
+        for way, found in made.items():
+            lost, saved = (1 - found[name] / made["stored"][name] for name in ("tokens_per_s", "state_bytes"))
+            own = {"iteration_s": found["iteration_s"], "throughput_lost": lost, "capacity_saved": saved}
+            rows.append({**asked, "copies": way, **own})
+    return pd.DataFrame(rows)
+
+
+def _metrics(run: Finished, way: str, asked: Mapping[str, Any], system: Mapping[str, Any]) -> Mapping[str, float]:
+    """Metrics of the configured iteration with another way of making copies, on another system."""
+    quantised = {**option_tree("quantised", way), "backward": run.config.get("quantised", {}).get("backward")}
+    design = base(run, model=model_tree(asked["model"]), system=system, quantised=quantised)
+    assert design is not None
+    (result,) = StepBackend().evaluate([Batch(at(design, {_TP: asked["tp"]}))])
+    return result[0].metrics
+
+
+def _turns(design: Design) -> Figure:
+    """The first layers of an iteration: what the GPU runs, and what is copied in its memory meanwhile."""
+    import pandas as pd
+
+    every = schedule(tasks(iteration(at(design, {_MICRO: 1}))))
+    after = [one.start_s for one in every if _layer(one.name) == f"layer {_LAYERS_SHOWN}"]
+    until = min(after, default=every[-1].finish_s)
+    shown = [{**vars(one), "finish_s": min(one.finish_s, until)} for one in every if one.start_s < until]
+    return timeline(pd.DataFrame(shown), f"{design.model.name}: the first {_LAYERS_SHOWN} layers, forward")
+
+
+STUDY = JitQ()

@@ -1,0 +1,190 @@
+"""Turns of a GPU and of units in its memory: closed forms, the event engine, pieces that are fetched and computed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import ENGINES
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from simulators.bursts import Layers, Memory, Turns, events, turns
+from simulators.graph import GraphBuilder
+
+RATE = 1e12
+Op = tuple[float, float, float]  # seconds, share of the memory's rate, seconds of its copy
+
+
+def layers(kinds: list[tuple[list[Op], int, int]], *, burst_s: float = 1e-5) -> Layers:
+    """One design of kinds of layers: (operators, how many, which pass)."""
+    ops = np.array([op for some, _, _ in kinds for op in some]).T[:, None]
+    seconds, share, copy_s = ops
+    first = np.cumsum([0, *(len(some) for some, _, _ in kinds)])
+    many = np.array([[count for _, count, _ in kinds]])
+    passes = np.array([one for _, _, one in kinds])
+    return Layers(first, passes, many, seconds, share * seconds * RATE, copy_s, np.full_like(seconds, burst_s))
+
+
+def run(held: Layers, **memory: float) -> dict[str, float]:
+    found = turns(held, Memory(**{"rate": RATE, "staged": 0.0, "blocked": 1.0, "window": 0.0, "ahead": 1, **memory}))
+    return {name: float(value[0]) for name, value in vars(found).items()}
+
+
+def alone(held: Layers) -> float:
+    """The operators with nothing beside them."""
+    each = np.add.reduceat(held.seconds[0], held.first[:-1])
+    return float(each @ held.many[0])
+
+
+shares, times = st.just(0.0) | st.floats(1e-3, 1.0), st.floats(1e-6, 1e-3)
+ops = st.lists(st.tuples(times, shares, st.sampled_from([0.0, 1e-5, 3e-4])), min_size=1, max_size=4)
+kinds = st.lists(st.tuples(ops, st.integers(1, 5), st.just(0)), min_size=1, max_size=3)
+
+
+@given(kinds, st.integers(0, 3), st.floats(0, 1e9))
+def test_without_copies_operators_take_what_they_take_alone(some: Any, ahead: int, staged: float) -> None:
+    held = layers([([(s, b, 0.0) for s, b, _ in found], count, one) for found, count, one in some])
+    found = run(held, ahead=ahead, staged=staged)
+    assert found["seconds"] == pytest.approx(alone(held), rel=1e-9)
+    assert found["waited"] == found["busy"] == 0
+
+
+@given(kinds, st.integers(0, 3), st.floats(0, 1e9), st.floats(0, 4), st.floats(0.1, 1.0))
+def test_time_is_accounted_for_and_bounded(some: Any, ahead: int, staged: float, window: float, blocked: float) -> None:
+    held = layers(some)
+    found = run(held, ahead=ahead, staged=staged, window=window, blocked=blocked)
+    copies = float((np.add.reduceat(held.copy_s[0], held.first[:-1])) @ held.many[0])
+    assert found["busy"] == pytest.approx(copies, rel=1e-6)
+    assert found["seconds"] == pytest.approx(alone(held) + found["waited"] + found["slowed"], rel=1e-9)
+    assert found["slowed"] >= -1e-12
+    assert alone(held) * (1 - 1e-9) <= found["seconds"] <= (alone(held) + copies) * (1 + 1e-6)
+
+
+def test_without_look_ahead_a_copy_is_waited_for_and_with_it_only_the_first() -> None:
+    held = layers([([(1e-3, 0.0, 2e-4)], 10, 0)])
+    assert run(held, ahead=0)["waited"] == pytest.approx(10 * 2e-4)
+    assert run(held, ahead=1)["waited"] == pytest.approx(2e-4)
+    slow = layers([([(1e-3, 0.0, 3e-3)], 10, 0)])
+    assert run(slow, ahead=1)["seconds"] == pytest.approx(10 * 3e-3 + 1e-3)  # units keep no pace
+
+
+def test_the_first_layer_of_each_pass_is_exposed() -> None:
+    both = layers([([(1e-3, 0.0, 2e-4)], 5, 0), ([(1e-3, 0.0, 3e-4)], 5, 1)])
+    one = layers([([(1e-3, 0.0, 2e-4)], 5, 0), ([(1e-3, 0.0, 3e-4)], 5, 0)])
+    assert run(both)["waited"] == pytest.approx(5e-4)
+    assert run(one)["waited"] == pytest.approx(2e-4)
+
+
+@given(st.floats(0.05, 1.0), st.floats(1e-6, 1e-4))
+def test_a_burst_costs_what_is_not_staged_and_a_full_stage_costs_nothing(share: float, burst: float) -> None:
+    """One operator of 1 ms runs while one copy is made in one burst: it waits for what its stage does not cover."""
+    held = layers([([(1e-3, share, 0.0)], 1, 0), ([(1e-3, 0.0, burst)], 1, 0)], burst_s=1.0)
+    assert run(held)["slowed"] == pytest.approx(burst, rel=1e-6)  # begins with nothing staged
+    late = layers([([(1e-3, 0.0, 0.0), (1e-3, share, 0.0)], 1, 0), ([(1e-3, 0.0, burst)], 1, 0)], burst_s=1.0)
+    assert run(late)["slowed"] == 0  # the burst is over before
+
+
+@settings(max_examples=25)
+@given(kinds, st.integers(0, 2), st.sampled_from([1.0, 0.5]), st.sampled_from(["fluid", "event"]))
+def test_engines_that_know_only_tasks_and_resources_agree(some: Any, ahead: int, blocked: float, engine: str) -> None:
+    """Nothing staged, no windows: bursts are tasks that are served first, and layers wait for one another."""
+    held = layers(some, burst_s=1.0)
+    graph = GraphBuilder()
+    memory = graph.resource("memory", RATE)
+    gpu, units, ends = -1, -1, list[int]()  # the last task of each, and of each layer
+    sequence = [op for found, count, _ in some for _ in range(count) for op in [*found, None]]
+    copies: dict[int, int] = {}
+
+    def after(*tasks: int) -> list[int]:
+        return [task for task in tasks if task >= 0]
+
+    def copied(until: int) -> None:
+        """Copies of layers up to one, as far as the GPU has come."""
+        nonlocal units
+        layer = 0
+        for place, op in enumerate(sequence):
+            layer += op is None
+            if op is not None and op[2] > 0 and place not in copies and layer <= until:
+                gate = ends[layer - ahead - 1] if layer > ahead else -1
+                how: dict[str, Any] = {"uses": {memory: blocked * RATE}, "work": op[2], "cap": 1.0, "priority": 0}
+                units = copies[place] = graph.task(f"copy {place}", "copy", after=after(units, gate), **how)
+
+    copied(ahead)
+    for place, op in enumerate(sequence):
+        if op is None:
+            ends.append(gpu)
+            copied(len(ends) + ahead)
+            continue
+        seconds, share, _ = op
+        uses = {memory: share * RATE} if share else {}
+        waits = after(gpu, copies.get(place, -1))
+        gpu = graph.task(f"op {place}", "gemm", after=waits, uses=uses, work=seconds, cap=1.0, priority=1)
+    expected = float(ENGINES[engine].totals(graph.build()).makespan_s[0])
+    assert run(held, ahead=ahead, blocked=blocked)["seconds"] == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("share", [0.2, 0.6, 0.95])
+@pytest.mark.parametrize("staged_s", [1e-5, 5e-5, 2e-4])
+def test_pieces_that_are_fetched_and_then_computed_take_as_long(share: float, staged_s: float) -> None:
+    """An operator in pieces, fetched so many ahead, beside bursts: the finer, the nearer (first order)."""
+    seconds, burst, bursts = 1e-3, 1e-4, 3
+    staged = staged_s * share * RATE  # what is computed on in so long
+    held = layers([([(seconds, share, 0.0)], 1, 0), ([(1e-9, 0.0, burst * bursts)], 1, 0)], burst_s=burst)
+    found = run(held, staged=staged, window=1.0)["seconds"]
+    off = [abs(_in_pieces(share, seconds, staged, (burst, bursts), pieces) / found - 1) for pieces in (100, 1600)]
+    assert off[1] <= max(off[0] / 4, 1e-3)
+
+
+def _in_pieces(share: float, seconds: float, staged: float, made: tuple[float, int], pieces: int) -> float:
+    graph, (burst, bursts) = GraphBuilder(), made
+    memory, amount = graph.resource("memory", RATE), share * RATE * seconds / pieces
+    ahead = max(1, round(staged / amount))
+    for index in range(bursts):
+        how: dict[str, Any] = {"uses": {memory: RATE}, "work": burst, "cap": 1.0, "priority": 0}
+        graph.task(f"burst {index}", "copy", delay=burst if index else 0.0, after=[index - 1] if index else [], **how)
+    fetched, computed = list[int](), list[int]()
+    for index in range(pieces):
+        room = [computed[index - ahead]] if index >= ahead else []
+        how = {"uses": {memory: 1.0}, "work": amount, "priority": 1}
+        fetched.append(graph.task(f"fetch {index}", "copy", after=[*fetched[-1:], *room], **how))
+        after = [*computed[-1:], fetched[-1]]
+        computed.append(graph.task(f"compute {index}", "gemm", after=after, work=seconds / pieces, cap=1.0))
+    return float(ENGINES["fluid"].totals(graph.build()).makespan_s[0])
+
+
+@given(kinds, st.integers(0, 2), st.floats(0, 1e8))
+def test_what_is_told_of_one_design_is_what_was_counted(some: Any, ahead: int, staged: float) -> None:
+    held, memory = layers(some), Memory(RATE, staged, 1.0, 1.0, ahead)
+    told, counted = events(held, memory), turns(held, memory)
+    assert told.ended[-1] == pytest.approx(float(counted.seconds[0]), rel=1e-12)
+    assert (told.began - told.reached).sum() == pytest.approx(float(counted.waited[0]), abs=1e-12)
+    assert (told.reached[1:] == told.ended[:-1]).all()
+    read = ~np.isnan(told.copied)
+    assert (told.began[read] >= told.done[read] - 1e-15).all()
+    copies = np.concatenate([np.tile([op[2] for op in found], count) for found, count, _ in some])
+    assert (read == (copies > 0)).all()
+    assert (told.done[read] - told.copied[read] >= copies[read] * (1 - 1e-6)).all()
+
+
+def test_designs_at_once_are_designs_one_by_one() -> None:
+    random = np.random.default_rng(0)
+    one = layers([([(1e-3, 0.5, 1e-4), (2e-4, 0.9, 0.0)], 6, 0), ([(5e-4, 0.3, 2e-4)], 4, 1)])
+    many = 20
+    wide = one._replace(
+        **{name: getattr(one, name) * random.uniform(0.2, 3, (many, 1)) for name in ("seconds", "copy_s", "burst_s")},
+        many=random.integers(0, 7, (many, 2)),
+        bytes=np.repeat(one.bytes, many, axis=0),
+    )
+    knobs = {"staged": random.uniform(0, 1e8, many), "window": random.uniform(0, 3, many)}
+    knobs |= {"ahead": random.integers(0, 3, many), "blocked": random.uniform(0.3, 1, many)}
+    together = turns(wide, Memory(RATE, **knobs))
+    for place in range(many):
+        row = {
+            name: getattr(wide, name)[place : place + 1] for name in ("many", "seconds", "bytes", "copy_s", "burst_s")
+        }
+        own = {name: value[place] for name, value in knobs.items()}
+        alone_: Turns = turns(wide._replace(**row), Memory(RATE, **own))
+        for name, value in vars(together).items():
+            assert value[place] == vars(alone_)[name][0]

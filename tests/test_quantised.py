@@ -1,0 +1,222 @@
+"""Low-precision copies of weights in an iteration: who makes them, what they cost and save; `study=jitq` end to end."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from conftest import shipped
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from iterations import BACKEND, gridded, metrics, runs, single, step, tree
+from pydantic import BaseModel
+
+from dse.cli import main
+from dse.problems import ConfigError
+from dse.values import lanes
+from simulators.capacity import Base, Buffer, Copies, Copy, saving
+from simulators.mx import Format
+from simulators.step import iteration
+from simulators.steps.dag import WAITING, schedule, tasks
+from simulators.steps.quantised import weights
+
+WAYS = ("stored", "gpu", "pim")
+ways = st.sampled_from(WAYS)
+STAGED = {"provenance": "derived", "source": "made up"}
+
+
+def copies(way: str, *, format: str = "mx9", instructions: str = "plain", **own: Any) -> dict[str, Any]:
+    """What to set for copies that are made in a way, on the A100 with the strawman's memory."""
+    part = shipped("pim")["hbm3_strawman"]
+    found: dict[str, Any] = {
+        "quantised": {**shipped("quantised")[way], **own},
+        "format": shipped("format")[format],
+        "instructions": shipped("instructions")[instructions],
+        "system.gpu.pim": part["gpu"]["pim"],
+        "system.gpu.staged_bytes": 7e6,
+    }
+    sources = {**tree()["system"]["sources"], **part["sources"], "gpu.staged_bytes": STAGED}
+    sources["server.network_bytes_per_s"] = STAGED
+    return {**found, "system.sources": sources}
+
+
+def one(drawn: dict[str, Any], way: str, **own: Any) -> dict[str, float]:
+    return metrics({**drawn, **copies(way, **own)})
+
+
+# What copies cost
+
+
+@settings(max_examples=25)
+@given(runs(), ways, st.sampled_from(["training", "prefill"]))
+def test_an_iteration_is_its_parts_and_its_schedule_ends_with_it(drawn: dict[str, Any], way: str, mode: str) -> None:
+    drawn |= {"run.mode": mode, "parallel.dp": 1, "parallel.zero": 0}
+    plain, found = metrics(drawn), one(drawn, way)
+    assert sum(value for name, value in found.items() if name.startswith("share_")) == pytest.approx(1.0)
+    parts = [f"{name}_s" for name in ("forward", "backward", "optimizer", "serialized", "exposed_dp")]
+    added = found["quantisation_waited_s"] + found["quantisation_slowed_s"]
+    assert found["iteration_s"] == pytest.approx(sum(found[name] for name in parts) + added)
+    assert found["iteration_s"] - plain["iteration_s"] == pytest.approx(added, abs=1e-12)
+    made = iteration(step({**drawn, **copies(way)}))
+    assert max(task.finish_s for task in schedule(tasks(made))) == pytest.approx(found["iteration_s"], rel=1e-9)
+
+
+@settings(max_examples=25)
+@given(runs(), st.sampled_from(["mx9", "mx6", "mxfp8_e4m3"]))
+def test_kernels_of_the_gpu_move_weights_and_copies_for_each_product_that_reads_them(
+    drawn: dict[str, Any], format: str
+) -> None:
+    drawn |= {"run.precision": "mixed"}
+    plain, found = metrics(drawn), one(drawn, "gpu", format=format)
+    held = Format.model_validate(shipped("format")[format])
+    made = iteration(step(drawn))
+    own = sum(float(weights(block)) * float(made.counts[block.name]) for block in made.blocks)
+    again = sum(
+        float(weights(block)) * float(made.counts[block.name])
+        for block in made.blocks
+        if block.name.endswith("layer") and drawn["run.recompute"] == "all"
+    )
+    moved = drawn["run.micro_batches"] * (2 * own + again) * (2 + held.bytes_per_element)
+    assert found["hbm_bytes"] - plain["hbm_bytes"] == pytest.approx(moved, rel=1e-6)
+    assert found["quantisation_s"] >= moved / (0.75 * 2.039e12) * (1 - 1e-9)
+
+
+@settings(max_examples=25)
+@given(runs(), st.sampled_from(["plain", "fused"]))
+def test_units_in_memory_lose_no_more_than_their_time_and_less_with_more_help(
+    drawn: dict[str, Any], instructions: str
+) -> None:
+    found = one(drawn, "pim", instructions=instructions)
+    lost = found["quantisation_waited_s"] + found["quantisation_slowed_s"]
+    assert -1e-12 <= lost <= found["quantisation_s"] * (1 + 1e-6)
+    ahead = one(drawn, "pim", instructions=instructions, look_ahead=1000, over="iteration")
+    assert ahead["quantisation_waited_s"] <= found["quantisation_waited_s"] * (1 + 1e-9) + 1e-12
+    none = one(drawn, "pim", instructions=instructions, look_ahead=0)
+    assert none["quantisation_waited_s"] >= found["quantisation_waited_s"] * (1 - 1e-9) - 1e-12
+
+
+@settings(max_examples=15)
+@given(runs(), ways)
+def test_a_grid_at_once_is_its_designs_one_by_one(drawn: dict[str, Any], way: str) -> None:
+    drawn |= {"run.precision": "mixed"}
+    design = step({**drawn, **copies(way)})
+    axes: dict[str, list[Any]] = {"run.batch": [1, 3], "format.element.mantissa_bits": [2, 7]}
+    if way == "pim":
+        axes |= {"quantised.look_ahead": [0, 1], "system.gpu.pim.units_per_bank": [0.5, 1.0]}
+        axes |= {"quantised.burst_rows": [1, 64], "quantised.blocked": [0.25, 1.0]}
+    found = gridded(design, axes)
+    for place, row in enumerate(single(design, axes)):
+        for name, value in row.items():
+            assert found[place].metrics[name] == pytest.approx(value, rel=1e-9, abs=1e-15)
+
+
+# What they save
+
+
+@pytest.mark.parametrize(("format", "other"), [("mx9", None), ("mx9", "mx6"), ("mx6", None)])
+def test_what_is_saved_is_what_the_accounting_of_capacity_says(format: str, other: str | None) -> None:
+    """Layers alone, of Adam at mixed precision: 2 + 2 + 12 B of a weight, copies both ways, two layers in flight."""
+    layers = {"model.vocab": 0, "model.layers": 48, "model.hidden": 4096, "model.heads": 64, "model.ffn": 16384}
+    backward = {"backward": shipped("format")[other] if other else None, "stored": "all"}
+    stored, made = (one(layers, way, format=format, **backward) for way in ("stored", "pim"))
+    formats = [Format.model_validate(shipped("format")[name]) for name in filter(None, (format, other))]
+    both = [Copy(format=one) for one in formats]
+    base = Base(weights="fp32", gradients="fp32", momentum="fp32", variance="fp32")
+    found = saving(base, Copies(forward=both[0], backward=both[1] if other else None))
+    assert stored["bytes_per_parameter"] == pytest.approx(found.stored_bytes, rel=2e-3)  # biases have no copies
+    buffer = Buffer(num_layers=48, layers_in_flight=2).layers_in_flight / 48 * formats[0].bytes_per_element
+    assert made["bytes_per_parameter"] == pytest.approx(found.base_bytes + buffer, rel=2e-3)
+    assert made["copy_bytes"] == pytest.approx(made["state_bytes"] * buffer / (found.base_bytes + buffer), rel=2e-3)
+
+
+def test_a_design_does_not_depend_on_what_nobody_uses() -> None:
+    """Units in memory, and their commands, mean nothing where the GPU makes copies."""
+    plain = copies("gpu")
+    more = {**plain, "instructions": shipped("instructions")["fused"], "system.gpu.pim": None}
+    assert (_key(step(plain)) == _key(step(more))).all()
+    assert (_key(step({"quantised": shipped("quantised")["none"], "format": plain["format"]})) == _key(step())).all()
+    for path, needed in (
+        ("quantised.look_ahead", True),
+        ("system.gpu.pim.command_rate", True),
+        ("format.block", False),
+    ):
+        found = BACKEND.condition(path, tree(copies("pim")))
+        assert found == ({"quantised.made_by": "pim"} if needed else {})
+
+
+def _key(design: BaseModel) -> Any:
+    return lanes(design)
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"format": None}, "format: is missing: copies have a format (choose one: format=mx9)"),
+        ({"instructions": None}, "instructions: is needed by quantised=pim (choose one: instructions=plain)"),
+        ({"system.gpu.pim": None}, "system.gpu.pim: is needed by quantised=pim (choose one: pim=hbm3_strawman)"),
+        ({"system.gpu.staged_bytes": None}, "system.gpu.staged_bytes: is needed by quantised=pim"),
+        ({"model": shipped("model")["gnmt"]}, "quantised.made_by = 'pim': of a model that is no transformer"),
+    ],
+)
+def test_a_design_that_lacks_something_is_told_what(changes: dict[str, Any], told: str) -> None:
+    found = BACKEND.problems(step({**copies("pim"), **changes}))
+    assert [one for one in map(str, found) if one.startswith(told)], [str(one) for one in found]
+
+
+def test_units_in_memory_must_be_told_how_to_work() -> None:
+    with pytest.raises(ConfigError, match=r"made_by = pim needs burst_rows; see conf/quantised/pim.yaml"):
+        step(copies("pim", burst_rows=None))
+
+
+# The study
+
+
+def _run(folder: Path, *words: str) -> Path:
+    few = ["tracking=none", "store=none", "timeline=false"]
+    assert main(["study=jitq", f"output_dir={folder}", *few, *words]) == 0
+    return max((folder / "jitq").glob("2*"))
+
+
+def test_the_study_judges_its_claims(tmp_path: Path) -> None:
+    folder = _run(tmp_path)
+    rows = {row["id"].partition(".")[2]: row for row in json.loads((folder / "claims.json").read_text("utf-8"))}
+    assert {name for name, row in rows.items() if row["within"] is False} == {"capacity_saved"}
+    assert [name for name, row in rows.items() if row["within"] is None] == []
+    assert "is not public" in rows["capacity_saved"]["reason"]
+    accounts = pd.read_parquet(folder / "accountings.parquet")
+    assert len(accounts) == 24
+    assert accounts["saved"].between(0.08, 0.49).all()
+    systems = pd.read_parquet(folder / "systems.parquet").set_index(["pim", "copies"])
+    assert {pim for pim, _ in systems.index} == {"hbm2_pim", "hbm3_strawman", "lpddr5x"}
+    for pim in ("hbm2_pim", "hbm3_strawman", "lpddr5x"):
+        assert systems.loc[(pim, "pim"), "throughput_lost"] < systems.loc[(pim, "gpu"), "throughput_lost"]
+    mu = pd.read_parquet(folder / "contention.parquet")["mu"]
+    assert mu.between(0, 1).all()
+    assert mu.nunique() > 5
+    figures = {path.stem for path in (folder / "figures").glob("*.png")}
+    assert figures == {"front", "bursts", "units", "capacity", "turns"}
+
+
+def test_a_model_and_a_memory_of_ones_own(tmp_path: Path) -> None:
+    words = ["models=[bert_large]", "pim=hbm2_pim", "system=mi100", "parallel.tp=1", "~space.parallel", "~space.system"]
+    rows = json.loads((_run(tmp_path, *words) / "claims.json").read_text("utf-8"))
+    assert {row["within"] for row in rows} == {None}
+    assert all(row["reason"] for row in rows)
+
+
+def test_units_that_are_too_slow_are_waited_for() -> None:
+    """With few units, the GPU waits before layers in the middle of a pass, and the picture says so."""
+    slow = {**copies("pim"), "system.gpu.pim.units_per_bank": 0.0625, "system.gpu.pim.command_rate": 0.1}
+    every = schedule(tasks(iteration(step({**slow, "run.batch": 1, "run.sequence_length": 64}))))
+    waits = [one for one in every if one.name.endswith(WAITING)]
+    assert len({one.name.partition(":")[0] for one in waits}) > 5
+    lanes_ = {one.lane for one in every}
+    assert "memory" in lanes_
+    assert np.isfinite([one.finish_s for one in every]).all()
