@@ -98,7 +98,7 @@ class Chunked(MoverKnobs):
 
     def _add(self, line: Pipeline, waiting: list[list[int]], keep: int) -> None:
         """Add the pieces that DMA engines brought, but for the last ones, which are still on their way."""
-        while self.mover == "dma" and len(waiting) > keep:
+        while line.adds and len(waiting) > keep:
             line.reduce("reduce", waiting.pop(0))
 
     def _amounts(self, line: Pipeline, index: int) -> list[tuple[Route, Any]]:

@@ -10,6 +10,9 @@ order       remote_first: what others wait for is computed, or sent, first; loca
 zero_copy   inside a node, results are stored where the peer wants them; else they are read again to be put.
 occupancy_loss   of the fused kernel (simulators/kernels.py).
 collective  direct or hierarchical (simulators/fabric.py).
+near_memory what is reduced is added by units in memory as it comes (`gpu.pim`).
+elementwise who runs elementwise operators: a kernel of the gpu, or units in memory, beside whatever the GPU does; they
+            and the GPU take equal turns with the HBM while both want it.
 """
 
 from __future__ import annotations
@@ -22,11 +25,12 @@ from pydantic import Field
 
 from dse.values import Fraction, Integer, knob
 from search_spaces.persistent import Lowering, ordered, partners, pieces
+from search_spaces.pipeline import memory_rules
 from simulators.design import Rule, ScheduleKnobs
 from simulators.fabric import Way, num_gpus
 from simulators.graph import TaskGraph
 from simulators.system import System
-from simulators.workload import Collective, Gemm, Workload
+from simulators.workload import Collective, Elementwise, Gemm, Workload
 
 _FUSED = {"kernel": "fused"}
 _PATH = "workload.operators"
@@ -45,13 +49,23 @@ class Fused(ScheduleKnobs):
     order: Annotated[Literal["remote_first", "local_first"] | None, knob(structural=True, when=_FUSED)]
     zero_copy: Annotated[bool | None, knob(structural=True, when=_FUSED)]
     occupancy_loss: Annotated[Annotated[Fraction, Field(lt=1)] | None, knob(when=_FUSED)]
+    near_memory: Annotated[bool, knob(structural=True)] = False
+    elementwise: Annotated[Literal["gpu", "pim"], knob(structural=True)] = "gpu"
 
     def rules(self, system: System, workload: Workload) -> Sequence[Rule]:
         """The DAG must be one that can be run, on a system of which enough is known, with rows for every GPU."""
-        found = [*_system_rules(system), *_dag_rules(workload)]
+        found = [*_system_rules(system), *_dag_rules(workload), *self._memory_rules(system, workload)]
         if any(rule.broken is True for rule in found):
             return found
         return [*found, *_row_rules(system, workload), *self._slice_rules(system, workload)]
+
+    def _memory_rules(self, system: System, workload: Workload) -> Iterator[Rule]:
+        """Units in memory must be there where they are to add, or to run operators."""
+        operators = workload.operators.values()
+        adds = self.near_memory and any(isinstance(op, Collective) and op.reduces for op in operators)
+        runs = self.elementwise == "pim" and any(isinstance(op, Elementwise) for op in operators)
+        yield from memory_rules(system, "schedule.near_memory", used=adds)
+        yield from memory_rules(system, "schedule.elementwise=pim", used=runs)
 
     def _slice_rules(self, system: System, workload: Workload) -> Iterator[Rule]:
         if self.slices is None or num_gpus(system) == 1:

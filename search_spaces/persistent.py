@@ -31,8 +31,8 @@ from simulators.graph import GraphBuilder, TaskGraph
 from simulators.kernels import KernelCost, kernel_cost
 from simulators.node import WholeNode, piece
 from simulators.system import System
-from simulators.transfer import Movement, library_cus, setup
-from simulators.workload import Collective, Embedding, Gemm, Gemv, Mlp, Operator, Workload
+from simulators.transfer import Movement, adding, library_cus, setup
+from simulators.workload import Collective, Elementwise, Embedding, Gemm, Gemv, Mlp, Operator, Workload
 
 if TYPE_CHECKING:
     from search_spaces.fused import Fused
@@ -242,8 +242,10 @@ class Lowering:
         self._unpack(op)
         part = _Part(name, 1.0, self._cost(name).flop, True)
         waits, staged = self._before(op), self._waiting(op)
+        near = isinstance(op, Elementwise) and self._knobs.elementwise == "pim"
+        run = self._near if near else self._compute
         self._arrived[name] = [
-            [self._compute(gpu, name, part, after=[*before, *held])]
+            [run(gpu, name, part, after=[*before, *held])]
             for gpu, before, held in zip(self._gpus, waits, staged, strict=True)
         ]
         self._freed(name, staged)
@@ -345,6 +347,29 @@ class Lowering:
             )
         ]
         return gpu.stream[0]
+
+    def _near(self, gpu: _Gpu, name: str, part: _Part, *, after: Sequence[int]) -> int:
+        """An elementwise operator by units in memory, beside the stream; what they take turns for is the HBM."""
+        op, pim, rate = self._workload.operators[name], self._system.gpu.pim, self._system.gpu.hbm_bytes_per_s
+        assert isinstance(op, Elementwise) and pim is not None
+        words = pim.per_unit(gpu.load * np.asarray(op.tensor_bytes))
+        seconds = pim.map_s(words, reads=op.reads, writes=op.writes, operations=op.flop_per_element)
+        return self._graph.task(
+            gpu.named(name),
+            gpu.kind("memory"),
+            after=after,
+            uses={gpu.hbm: rate},
+            work=seconds,
+            cap=1.0,
+            weight=1 / np.asarray(rate),
+            delay=self._system.gpu.kernel_launch_s,
+            lane="memory",
+            limiter="units in memory",
+            flop=gpu.counted(part.flop * gpu.load),
+            alone_s=seconds,
+            wide_s=seconds,
+            ideal_s=gpu.counted(seconds),
+        )
 
     def _told(self, name: str) -> _Kernel:
         """What the parts of an operator have in common."""
@@ -476,7 +501,8 @@ class Lowering:
     def _known_way(self, move: _Move, part: _Slice, legs: Sequence[Leg], leg: Leg, adds: bool) -> _Way:
         system, op, rates = self._system, move.op, capacities(self._system)
         rate = pace(system, leg, cus=system.gpu.num_cus, pattern=op.pattern)
-        hbm = (2.0 if part.copied or not leg.inside else 0.0) + adds  # a NIC reads what it sends
+        hbm = 2.0 if part.copied or not leg.inside else 0.0  # a NIC reads what it sends
+        hbm = hbm + (adding(system, near_memory=self._knobs.near_memory) if adds else 0.0)
         cap, cus, delay = np.asarray(1.0), None, messages_s(system, leg)
         if part.cus is not None:
             held = fewest_cus(system, leg, cus=part.cus, pattern=op.pattern)
@@ -486,9 +512,9 @@ class Lowering:
             row_bytes=_plain(np.asarray(op.element_bytes * op.cols) * leg.share),
             rate=_plain(rate),
             loads={name: _plain(np.asarray(load) * rate) for name, load in leg.loads.items()},
-            hbm_bytes_per_s=_plain(hbm * rate) if hbm else None,
+            hbm_bytes_per_s=_plain(np.maximum(hbm, 1e-9) * rate) if np.any(hbm > 0) else None,
             cap=_plain(cap),
-            weight=_plain(1 / (max(hbm, 1.0) * rate)),
+            weight=_plain(1 / (np.maximum(hbm, 1.0) * rate)),
             cus=cus,
             delay=_plain(delay),
             inside=leg.inside,

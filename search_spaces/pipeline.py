@@ -21,7 +21,7 @@ from simulators.gemm import GemmCost, beside_cu_copies, gemm_cost
 from simulators.graph import GraphBuilder, TaskGraph
 from simulators.node import least_shard, machine, piece
 from simulators.system import System
-from simulators.transfer import Movement, Mover, Route, rate, routes, setup, slowed_beside_gemm
+from simulators.transfer import Movement, Mover, Route, adding, rate, routes, setup, slowed_beside_gemm
 from simulators.workload import Overlap, Workload
 
 Priority = Literal["equal", "communication", "compute"]
@@ -36,12 +36,15 @@ class MoverKnobs(ScheduleKnobs):
     """Who moves the data.
 
     mover: `dma` engines, or kernels on `comm_cus` reserved `cu`s. priority: whose memory requests go first.
+    near_memory: what arrives is added to what is there by units in memory (`gpu.pim`): neither kernels read what they
+    add to, nor does a kernel add what DMA engines brought. Without a reduction it means nothing.
     """
 
     orders: ClassVar[tuple[str, ...]] = ("before", "after")
     mover: Annotated[Mover, knob(structural=True)]
     comm_cus: Annotated[Integer | None, knob(when={"mover": "cu"}, ge=1, le=4096)]
     priority: Annotated[Priority, knob(structural=True)] = "equal"
+    near_memory: Annotated[bool, knob(structural=True)] = False
 
     def rules(self, system: System, workload: Workload) -> Sequence[Rule]:
         """The workload must be an overlap with rows for every GPU, and communication must leave CUs for compute."""
@@ -52,6 +55,8 @@ class MoverKnobs(ScheduleKnobs):
         except ConfigError as error:
             return [Rule.of(problem) for problem in error.problems]
         found = [*_order_rules(self, overlap), *_shape_rules(system, overlap)]
+        used = self.near_memory and overlap.collective.reduces
+        found += memory_rules(system, "schedule.near_memory", used=used)
         if self.comm_cus is not None:
             held, cus = self.comm_cus, system.gpu.num_cus
             rule = "leaves no CU for compute (system.gpu.num_cus = {0})"
@@ -69,6 +74,12 @@ def node_rules(system: System) -> Iterator[Rule]:
         yield Rule("system.fabric.num_nodes", True, rule, system.fabric.num_nodes, way_out=way)
 
 
+def memory_rules(system: System, knob: str, *, used: bool) -> Iterator[Rule]:
+    """Units in memory must be there for a knob that has some use for them."""
+    if used and system.gpu.pim is None:
+        yield Rule("system.gpu.pim", True, f"is needed by {knob}", None, way_out="choose one: pim=hbm3_strawman")
+
+
 def _order_rules(knobs: MoverKnobs, overlap: Overlap) -> Iterator[Rule]:
     moved, order = overlap.collective, overlap.order
     if order not in knobs.orders:
@@ -78,8 +89,9 @@ def _order_rules(knobs: MoverKnobs, overlap: Overlap) -> Iterator[Rule]:
         rule = f"cannot come {order} the GEMM it belongs to"
         way = "all_gather and all_to_all come before, reduce_scatter after; the others only beside"
         yield Rule("workload.operators.gather.pattern", True, rule, moved.pattern, way_out=way)
-    elif knobs.mover == "dma" and moved.reduces and order == "beside":
-        yield Rule("schedule.mover", True, f"cannot add, as {moved.pattern} must", "dma", way_out="schedule.mover=cu")
+    elif knobs.mover == "dma" and moved.reduces and order == "beside" and not knobs.near_memory:
+        way = "schedule.mover=cu, or schedule.near_memory=true"
+        yield Rule("schedule.mover", True, f"cannot add, as {moved.pattern} must", "dma", way_out=way)
 
 
 def _shape_rules(system: System, overlap: Overlap) -> Iterator[Rule]:
@@ -92,7 +104,7 @@ def _shape_rules(system: System, overlap: Overlap) -> Iterator[Rule]:
     yield Rule(f"{path}.gemm.shards", np.greater(shards, gpus), many, shards, (gpus,), "leave it out for all of them")
 
 
-__all__ = ["MoverKnobs", "Pipeline", "node_rules", "piece"]
+__all__ = ["MoverKnobs", "Pipeline", "memory_rules", "node_rules", "piece"]
 
 
 class Pipeline:
@@ -107,7 +119,8 @@ class Pipeline:
     def __init__(
         self, system: System, workload: Workload, *, knobs: MoverKnobs, comm_cus: ArrayLike | None, masked: bool = True
     ) -> None:
-        self.system, self.mover = system, knobs.mover
+        self.system, self.mover, self._near = system, knobs.mover, knobs.near_memory
+        self._adding = adding(system, near_memory=knobs.near_memory)
         self.comm_cus: ArrayLike = 0 if comm_cus is None or knobs.mover == "dma" else comm_cus
         overlap = workload.overlap()
         self.collective, self.op, self.order = overlap.collective, overlap.gemm, overlap.order
@@ -265,19 +278,24 @@ class Pipeline:
         return task
 
     def _uses(self, route: Route, active: list[Route], gpu: int) -> dict[int, ArrayLike]:
-        """What a byte over a route to a GPU needs; to add one to another, that is read, too."""
+        """What a byte over a route to a GPU needs; to add one to another, that is read, too, or updated near memory."""
         found = self._machine.uses(route, gpu)
         if self.mover == "cu":
             copy = self._copy(route, active)
             found[self._machine.cu[gpu]] = copy["cus"] / copy["cap"]
-            if self.collective.reduces:
-                found[self._machine.hbm[gpu]] = np.add(found[self._machine.hbm[gpu]], 1.0)
+        if self.collective.reduces and not self.adds:
+            found[self._machine.hbm[gpu]] = np.add(found[self._machine.hbm[gpu]], self._adding)
         return found
 
     @property
+    def adds(self) -> bool:
+        """Whether a kernel of its own adds what is reduced, as DMA engines cannot."""
+        return self.mover == "dma" and not self._near
+
+    @property
     def _stages(self) -> bool:
-        """Whether what arrives waits somewhere to be used: not what a kernel adds, or puts where it stays."""
-        return self.order == "before" or (self.order == "after" and self.mover == "dma")
+        """Whether what arrives waits somewhere to be used: not what is added as it comes, or put where it stays."""
+        return self.order == "before" or (self.order == "after" and self.adds)
 
     @property
     def _free(self) -> Movement:

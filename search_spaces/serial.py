@@ -25,7 +25,7 @@ class Serial(MoverKnobs):
         if line.order == "after":
             made = line.gemm("gemm", size, overlapped=False)
             arrived = line.step("reduce_scatter", amounts, after=[made])
-            if self.mover == "dma":
+            if line.adds:
                 line.reduce("reduce", arrived)
         else:
             line.gemm("gemm", size, after=line.step(line.collective.pattern, amounts), overlapped=False)

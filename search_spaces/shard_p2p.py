@@ -49,7 +49,7 @@ class ShardP2P(MoverKnobs):
 
     def _add(self, line: Pipeline, waiting: list[list[int]], keep: int) -> None:
         """Add the shards that DMA engines brought, but for the last ones, which are still on their way."""
-        while self.mover == "dma" and len(waiting) > keep:
+        while line.adds and len(waiting) > keep:
             line.reduce("reduce", waiting.pop(0))
 
 

@@ -3,6 +3,7 @@
     GEMM        simulators/gemm.py                       MLP    its GEMMs, one after another, each a kernel
     embedding   T = bytes / (gather_efficiency B),   bytes = (P + 1) out, backward (2 P + 1) out
     GEMV        T = bytes / (stream_efficiency B)
+    elementwise the same, every tensor read or written once
 
 B is the HBM rate, or less where fewer requests are under way than its latency asks for (Little's law): at an
 occupancy loss p, B = min(HBM rate, (1 - p) CUs in_flight_bytes_per_cu / memory_latency_s), and a CU has 1 - p of its
@@ -19,7 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from simulators.gemm import gemm_cost
 from simulators.system import Gpu, System
-from simulators.workload import ELEMENT_BYTES, Compute, Embedding, Gemm, Gemv
+from simulators.workload import ELEMENT_BYTES, Compute, Elementwise, Embedding, Gemm, Gemv
 
 Floats = NDArray[np.float64]
 
@@ -37,7 +38,7 @@ class KernelCost:
 def kernel_cost(system: System, op: Compute, *, occupancy_loss: ArrayLike = 0.0) -> KernelCost:
     """Cost of an operator on one GPU of a system that says what persistent kernels need. Numbers may be arrays."""
     gpu = _derated(system, occupancy_loss)
-    if isinstance(op, (Embedding, Gemv)):
+    if isinstance(op, (Embedding, Gemv, Elementwise)):
         assert system.persistent is not None
         gathers = isinstance(op, Embedding)
         share = system.persistent.gather_efficiency if gathers else system.persistent.stream_efficiency

@@ -123,6 +123,19 @@ class Pim(Frozen):
         opened = np.where(np.asarray(self.units_per_bank) < 1, np.ceil(words / self.words_per_row), 2 * fills)
         return opened * self.open_s(busy / np.maximum(opened, 1.0))
 
+    def map_s(self, words: Any, *, reads: Any, writes: Any, operations: Any) -> Any:
+        """Seconds in which each unit makes so many words of each tensor it writes, of as many of each that it reads.
+
+        A command for each word that is read or written, and for each operation; rows of all tensors in turn for each
+        filling of the registers, which they share.
+        """
+        tensors = np.add(reads, writes)
+        words = np.asarray(words, float)
+        fills = np.ceil(words / np.maximum(1.0, np.minimum(self.registers_per_unit / tensors, self.words_per_row)))
+        busy = words * (tensors + operations) * self.command_s
+        busy = busy + fills * np.add(self.read_to_write_s, self.write_to_read_s)
+        return fills * tensors * self.open_s(busy / np.maximum(fills * tensors, 1.0))
+
     def open_s(self, busy: Any) -> Any:
         """From opening a row, on which units are so long busy, to opening the next one."""
         return np.maximum(self.tras_s, self.trcd_s + np.asarray(busy)) + self.trp_s

@@ -120,6 +120,14 @@ def filled(asked: ArrayLike) -> NDArray[np.float64]:
     return np.asarray(wanted / np.sqrt(1 + wanted * wanted))
 
 
+def adding(system: System, *, near_memory: bool) -> Any:
+    """What adding a byte to what is there takes of the HBM beyond writing it, in bytes: it is read, or units in memory
+    add it (`gpu.pim`).
+    """
+    gpu = system.gpu
+    return gpu.pim.update(gpu.hbm_bytes_per_s) - 1.0 if near_memory and gpu.pim is not None else 1.0
+
+
 def setup(system: System, *, by: Movement) -> ArrayLike:
     """What a collective (by DMA engines: each copy of it) takes before data moves [s].
 

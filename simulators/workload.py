@@ -203,7 +203,43 @@ class Mlp(Frozen):
         return self.flop / self.bytes
 
 
-Compute = Gemm | Embedding | Gemv | Mlp
+class Elementwise(Frozen):
+    """rows x cols numbers made of as many of each tensor that is read: activations, norms, an optimizer's update.
+
+    reads, writes: tensors. flop_per_element: operations for each number.
+    """
+
+    kind: Literal["elementwise"] = "elementwise"
+    rows: Size
+    cols: Size
+    reads: Annotated[Integer, Field(ge=1, le=64)] = 2
+    writes: Annotated[Integer, Field(ge=1, le=64)] = 1
+    flop_per_element: Annotated[Number, Field(ge=0, le=1e3)] = 1.0
+    precision: Precision = "bf16"
+    after: tuple[str, ...] = ()
+
+    @property
+    def tensor_bytes(self) -> float:
+        """One tensor [bytes]."""
+        return 1.0 * ELEMENT_BYTES[self.precision] * self.rows * self.cols
+
+    @property
+    def bytes(self) -> float:
+        """HBM traffic: every tensor once [bytes]."""
+        return (self.reads + self.writes) * self.tensor_bytes
+
+    @property
+    def flop(self) -> float:
+        """Operations of all numbers."""
+        return 1.0 * self.flop_per_element * self.rows * self.cols
+
+    @property
+    def arithmetic_intensity(self) -> float:
+        """FLOP per byte."""
+        return self.flop / self.bytes
+
+
+Compute = Gemm | Embedding | Gemv | Mlp | Elementwise
 Order = Literal["before", "after", "beside"]
 
 
@@ -218,7 +254,7 @@ class Overlap:
     order: Order
 
 
-Operator = Annotated[Gemm | Collective | Embedding | Gemv | Mlp, Field(discriminator="kind")]
+Operator = Annotated[Gemm | Collective | Embedding | Gemv | Mlp | Elementwise, Field(discriminator="kind")]
 
 
 class Workload(Frozen):

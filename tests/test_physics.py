@@ -292,7 +292,7 @@ def test_every_number_of_a_design_is_part_of_its_key() -> None:
         f"{name}.{path}": value
         for name, part in parts.items()
         for path, value, _ in leaves(part)
-        if isinstance(value, (int, float)) and not path.startswith("cost_")
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and not path.startswith("cost_")
     }
     seen = {key(point)}
     for path, value in numbers.items():

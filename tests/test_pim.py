@@ -6,11 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import shipped
+from conftest import backend, design_tree, results, shipped
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from dse.space import set_path
 from dse.values import put
 from simulators.mx import Format
 from simulators.pim import Direction, InstructionSet, Pim, commands_per_word
@@ -188,6 +189,105 @@ def test_a_part_that_cannot_be_is_refused(change: dict[str, Any], part: str) -> 
 
 def test_a_number_of_a_memory_without_a_source_is_refused() -> None:
     tree = shipped("system")["t3_ring"]
-    del tree["sources"]["gpu.pim"]
+    del tree["sources"]["gpu.pim.stacks"]
     with pytest.raises(ValidationError, match=r"no entry in `sources` for gpu.pim.stacks"):
         System.model_validate(tree)
+
+
+# Schedules that have some use for it
+
+
+def memory(tree: dict[str, Any], name: str = "hbm3_strawman") -> dict[str, Any]:
+    """The tree of a design on a system whose memory computes."""
+    part = shipped("pim")[name]
+    return {**tree, "system": {**tree["system"], **{key: {**tree["system"][key], **part[key]} for key in part}}}
+
+
+def ran(tree: dict[str, Any]) -> dict[str, float]:
+    simulator = backend("fluid")
+    design = simulator.design(tree)
+    assert simulator.problems(design) == []
+    (result,) = results(simulator, [design])
+    assert result.status == "ok", result.reason
+    return dict(result.metrics)
+
+
+REDUCED = {"pattern": "reduce_scatter", "shape": (8192, 8192, 4096)}
+
+
+@pytest.mark.parametrize("schedule", ["serial", "uniform_fused_1d", "hetero_unfused_1d", "shard_p2p"])
+def test_dma_engines_reduce_without_a_kernel_where_memory_adds(schedule: str) -> None:
+    """No kernel reads what they brought and what is there, nothing is staged, and no less is moved."""
+    plain = memory(design_tree(schedule, {"schedule.mover": "dma"}, **REDUCED))
+    near = {**plain, "schedule": {**plain["schedule"], "near_memory": True}}
+    before, after = ran(plain), ran(near)
+    assert after["makespan_s"] < before["makespan_s"]
+    assert after["peak_staging_bytes"] == 0 < before["peak_staging_bytes"]
+    assert after["moved_bytes"] == before["moved_bytes"]
+    saved = 3 - (PARTS["hbm3_strawman"].update(1.0) - 1)  # a kernel reads two and writes one
+    assert before["hbm_bytes"] - after["hbm_bytes"] == pytest.approx(saved * after["moved_bytes"], rel=1e-9)
+
+
+def test_a_reduction_beside_a_gemm_may_be_by_dma_engines_only_where_memory_adds() -> None:
+    tree = memory(design_tree("conccl", pattern="all_reduce"))
+    simulator = backend("fluid")
+    (problem,) = simulator.problems(simulator.design(tree))
+    assert "cannot add, as all_reduce must" in str(problem)
+    assert "schedule.near_memory=true" in str(problem)
+    near = {**tree, "schedule": {**tree["schedule"], "near_memory": True}}
+    by_kernel = ran(memory(design_tree("c3_sp", pattern="all_reduce")))
+    assert ran(near)["comm_cu_s"] == 0 < by_kernel["comm_cu_s"]
+
+
+@pytest.mark.parametrize("schedule", ["serial", "uniform_fused_1d", "bulk_sync"])
+def test_adding_near_memory_means_nothing_where_nothing_is_added(schedule: str) -> None:
+    tree = memory(design_tree(schedule))
+    near = {**tree, "schedule": {**tree["schedule"], "near_memory": True}}
+    assert ran(near) == ran(tree)
+
+
+def test_units_in_memory_that_are_not_there_are_asked_for() -> None:
+    simulator = backend("fluid")
+    for schedule, changes in (("serial", {"near_memory": True}), ("bulk_sync", {"elementwise": "pim"})):
+        tree = design_tree(schedule, pattern="reduce_scatter")
+        if schedule == "bulk_sync":
+            tree["workload"] = {"name": "x", "operators": {"op": {"kind": "elementwise", "rows": 8192, "cols": 8192}}}
+        found = simulator.problems(simulator.design({**tree, "schedule": {**tree["schedule"], **changes}}))
+        assert [one.path for one in found] == ["system.gpu.pim"]
+        assert "pim=hbm3_strawman" in found[0].way_out
+
+
+SIZES = {"rows": 8192, "cols": 8192, "precision": "fp16"}
+
+
+def elementwise(where: str, *, beside: bool = False, **system: Any) -> dict[str, float]:
+    """An update of a tensor of 128 MiB by one other, alone or beside a GEMM."""
+    tree = memory(design_tree("bulk_sync"), "hbm2_pim")
+    operators: dict[str, Any] = {"update": {"kind": "elementwise", **SIZES}}
+    if beside:
+        operators["gemm"] = {"kind": "gemm", "m": 8192, "n": 8192, "k": 8192, "precision": "fp16"}
+    tree["workload"] = {"name": "x", "operators": operators}
+    tree["schedule"]["elementwise"] = where
+    for path, value in system.items():
+        set_path(tree, f"system.gpu.pim.{path}", value)
+    return ran(tree)
+
+
+def test_an_elementwise_operator_reads_and_writes_every_tensor_once_or_takes_what_units_in_memory_do() -> None:
+    amount, gpu = 2 * 8192 * 8192, shipped("system")["mi210_4"]
+    on_gpu, near = elementwise("gpu"), elementwise("pim")
+    assert on_gpu["hbm_bytes"] == 3 * amount
+    assert on_gpu["flop"] == near["flop"] == 8192 * 8192
+    part = PARTS["hbm2_pim"]
+    seconds = part.map_s(part.per_unit(amount), reads=2, writes=1, operations=1)
+    launch = System.model_validate(gpu).gpu.kernel_launch_s
+    assert near["makespan_s"] == pytest.approx(launch + seconds, rel=1e-9)
+    assert near["comm_cu_s"] == near["gemm_s"] == 0
+    assert elementwise("pim", units_per_bank=0.25)["makespan_s"] > near["makespan_s"]
+
+
+def test_units_in_memory_work_beside_a_gemm_and_take_turns_with_it() -> None:
+    alone, near = elementwise("gpu", beside=True), elementwise("pim", beside=True)
+    longest = max(elementwise("pim")["makespan_s"], near["gemm_s"])
+    assert near["makespan_s"] < alone["makespan_s"]
+    assert near["makespan_s"] >= longest * (1 - 1e-9)
