@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _WAY, _SET, _TP, _MICRO = "quantised.name", "instructions.name", "parallel.tp", "run.micro_batches"
-_AHEAD, _ROWS = "quantised.look_ahead", "quantised.burst_rows"
+_AHEAD, _ROWS, _KEPT = "quantised.look_ahead", "quantised.burst_rows", "quantised.kept"
 _UNITS, _RATE = "system.gpu.pim.units_per_bank", "system.gpu.pim.command_rate"
-_NEEDED = {_WAY, _SET, _TP, _MICRO, _AHEAD, _ROWS, _UNITS, _RATE}
+_NEEDED = {_WAY, _SET, _TP, _MICRO, _AHEAD, _ROWS, _KEPT, _UNITS, _RATE}
 _PERCENT = 100.0
 _ACCOUNT = "which weights, gradients and states the paper counts, and which copies, is not public"
 _PARTS = ("hbm2_pim", "hbm3_strawman", "lpddr5x")
@@ -75,7 +75,7 @@ class JitQ(Plain):
         if ok.empty:
             return
         lost = Axis("throughput_lost", "throughput lost [%]", _PERCENT)
-        few = ok[(ok[_TP] == ok[_TP].min()) & (ok[_MICRO] == ok[_MICRO].median())]
+        few = ok[(ok[_TP] == ok[_TP].min()) & (ok[_MICRO] == ok[_MICRO].median()) & (ok[_KEPT] == ok[_KEPT].min())]
         usual = few[(few[_UNITS] == few[_UNITS].median()) & (few[_RATE] == few[_RATE].max())]
         named = usual[_SET].astype(str) + ", " + usual[_AHEAD].astype(int).astype(str) + " layers ahead"
         rows = usual.assign(instructions=named).sort_values("instructions")
@@ -120,11 +120,12 @@ def _as_configured(table: pd.DataFrame, run: Finished) -> pd.DataFrame:
     asked = run.config
     values = {_AHEAD: asked["quantised"].get("look_ahead"), _ROWS: asked["quantised"].get("burst_rows")}
     pim = asked["system"]["gpu"].get("pim") or {}
-    values |= {_UNITS: pim.get("units_per_bank"), _RATE: pim.get("command_rate")}
-    fits = table[_WAY].astype(str) == "pim"
+    values |= {_KEPT: asked["quantised"].get("kept"), _UNITS: pim.get("units_per_bank"), _RATE: pim.get("command_rate")}
+    fits = table[_WAY].astype(str) != "stored"
+    of_pim = table[_WAY].astype(str) == "pim"
     for path, value in values.items():
-        fits &= table[path].astype(float) == value
-    return table.loc[fits | (table[_WAY].astype(str) != "pim")]
+        fits &= (table[path].astype(float) == value) | (~of_pim if path != _KEPT else False)
+    return table.loc[fits | (table[_WAY].astype(str) == "stored")]
 
 
 def _names(run: Finished) -> list[str]:

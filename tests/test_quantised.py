@@ -52,16 +52,18 @@ def one(drawn: dict[str, Any], way: str, **own: Any) -> dict[str, float]:
 
 
 @settings(max_examples=25)
-@given(runs(), ways, st.sampled_from(["training", "prefill"]))
-def test_an_iteration_is_its_parts_and_its_schedule_ends_with_it(drawn: dict[str, Any], way: str, mode: str) -> None:
+@given(runs(), ways, st.sampled_from(["training", "prefill"]), st.sampled_from([0.0, 0.3, 1.0]))
+def test_an_iteration_is_its_parts_and_its_schedule_ends_with_it(
+    drawn: dict[str, Any], way: str, mode: str, kept: float
+) -> None:
     drawn |= {"run.mode": mode, "parallel.dp": 1, "parallel.zero": 0}
-    plain, found = metrics(drawn), one(drawn, way)
+    plain, found = metrics(drawn), one(drawn, way, kept=kept)
     assert sum(value for name, value in found.items() if name.startswith("share_")) == pytest.approx(1.0)
     parts = [f"{name}_s" for name in ("forward", "backward", "optimizer", "serialized", "exposed_dp")]
     added = found["quantisation_waited_s"] + found["quantisation_slowed_s"]
     assert found["iteration_s"] == pytest.approx(sum(found[name] for name in parts) + added)
     assert found["iteration_s"] - plain["iteration_s"] == pytest.approx(added, abs=1e-12)
-    made = iteration(step({**drawn, **copies(way)}))
+    made = iteration(step({**drawn, **copies(way, kept=kept)}))
     assert max(task.finish_s for task in schedule(tasks(made))) == pytest.approx(found["iteration_s"], rel=1e-9)
 
 
@@ -108,6 +110,7 @@ def test_a_grid_at_once_is_its_designs_one_by_one(drawn: dict[str, Any], way: st
     if way == "pim":
         axes |= {"quantised.look_ahead": [0, 1], "system.gpu.pim.units_per_bank": [0.5, 1.0]}
         axes |= {"quantised.burst_rows": [1, 64], "quantised.blocked": [0.25, 1.0]}
+    axes |= {"quantised.kept": [0.0, 0.5]}
     found = gridded(design, axes)
     for place, row in enumerate(single(design, axes)):
         for name, value in row.items():
@@ -131,6 +134,21 @@ def test_what_is_saved_is_what_the_accounting_of_capacity_says(format: str, othe
     buffer = Buffer(num_layers=48, layers_in_flight=2).layers_in_flight / 48 * formats[0].bytes_per_element
     assert made["bytes_per_parameter"] == pytest.approx(found.base_bytes + buffer, rel=2e-3)
     assert made["copy_bytes"] == pytest.approx(made["state_bytes"] * buffer / (found.base_bytes + buffer), rel=2e-3)
+
+
+@pytest.mark.parametrize("way", ["gpu", "pim"])
+def test_layers_whose_copies_are_stored_take_memory_and_no_time(way: str) -> None:
+    layers = {"model.vocab": 0, "model.layers": 24, "run.micro_batches": 4}
+    stored = one(layers, "stored")
+    found = [one(layers, way, kept=kept) for kept in (0.0, 0.5, 1.0)]
+    state, lost = ([row[name] for row in found] for name in ("bytes_per_parameter", "share_quantisation"))
+    assert state == sorted(state)
+    assert lost == sorted(lost, reverse=True)
+    flying = 1.125 * (2 if way == "pim" else 1) / 24
+    assert state[2] == pytest.approx(stored["bytes_per_parameter"] + flying, rel=1e-2)
+    assert found[2]["iteration_s"] == pytest.approx(stored["iteration_s"], rel=1e-12)
+    half = (state[0] + state[2]) / 2
+    assert state[1] == pytest.approx(half, rel=1e-6)
 
 
 def test_a_design_does_not_depend_on_what_nobody_uses() -> None:

@@ -11,6 +11,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+import numpy as np
+
 from dse.backend import Interval
 from simulators.steps.iteration import Iteration, Part
 from simulators.steps.operators import Block, Spent
@@ -110,7 +112,8 @@ class _Writer:
             if part.block is not block or part.forward != forward:
                 continue
             task, turn = self._task(part, f"{block.name} {index}"), next(self._turns, None)
-            if (kernel := self._kernels.get((block.name, part.op.name))) is not None:
+            kernel = self._kernels.get((block.name, part.op.name))
+            if kernel is not None and index >= self._kept(block):
                 spent = float(kernel.seconds), (), 0.0, float(kernel.bytes)
                 yield self._chained(Task(f"{task.name}, its copy", _LANES[None], "copy", *spent))
             if turn is not None:
@@ -118,6 +121,11 @@ class _Writer:
                 task = replace(task, seconds=turn.ended - turn.began)
             if part.over is None or float(part.spent.seconds) > 0:
                 yield self._chained(task)
+
+    def _kept(self, block: Block) -> float:
+        """How many of equal blocks have copies that are stored: the first ones."""
+        quantising = self._found.quantising
+        return 0.0 if quantising is None else float(quantising.kept(np.rint(self._found.counts[block.name])))
 
     def _aside(self, name: str, turn: Turn, *, forward: bool) -> Iterator[Task]:
         """The copy that an operator reads, in memory, and how long the GPU waits for it."""

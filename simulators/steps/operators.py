@@ -165,7 +165,7 @@ def spent(ops: Sequence[Op], platform: Platform) -> list[Spent]:
 
 
 def _products(works: Sequence[Product], platform: Platform) -> list[Spent]:
-    """Costs of products: those of equal fields are computed once."""
+    """Costs of products, all in one call."""
     if not works:
         return []
     names = [one.name for one in fields(Product)]

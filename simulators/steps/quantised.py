@@ -9,14 +9,16 @@ may differ. Attention has no weights, and gradients of weights are products with
     gpu     before every product that reads one, by a kernel that reads the weights and writes that copy
     pim     by units at the banks (`simulators/pim.py`), while layers before it run (`simulators/bursts.py`)
 
+With `kept` the copies of that share of the layers, the first ones, are stored all the same.
+
 Products of copies run at the rate of the precision of the run, and read its bytes: what faster or smaller products
 would change is for other constants of the device. Of each layer in flight one copy is there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
@@ -27,6 +29,7 @@ from dse.values import Integer, Number, knob
 from simulators.mx import Format
 from simulators.pim import Direction, InstructionSet, Pim, commands_per_word
 from simulators.sourced import Sourced
+from simulators.steps.model import Share
 from simulators.steps.operators import Block, Op, Product, Spent, Stream, spent
 
 if TYPE_CHECKING:
@@ -44,10 +47,11 @@ class Quantised(Sourced):
     """Which copies there are, and who makes them when.
 
     backward: format of the backward pass where it differs. stored: the copies that are used, or all directions of both
-    formats. forward_blocks: where blocks of the forward pass lie in memory, those of the backward pass lie the other
-    way. Of units in memory: look_ahead, layers that are begun before the GPU has come to them; over, whether also from
-    pass to pass; burst_rows, rows that a unit opens in a burst; window, time of the GPU after a burst, in bursts;
-    blocked, share of the channels that work, and do not serve the GPU, in a burst.
+    formats. kept: share of layers whose copies are stored, of those that are made just in time. forward_blocks: where
+    blocks of the forward pass lie in memory, those of the backward pass lie the other way. Of units in memory:
+    look_ahead, layers that are begun before the GPU has come to them; over, whether also from pass to pass; burst_rows,
+    rows that a unit opens in a burst; window, time of the GPU after a burst, in bursts; blocked, share of the channels
+    that work, and do not serve the GPU, in a burst.
     """
 
     name: str
@@ -55,6 +59,7 @@ class Quantised(Sourced):
     made_by: Annotated[Literal["update", "gpu", "pim"], knob(structural=True)]
     backward: Format | None = None
     stored: Annotated[Literal["used", "all"], knob(structural=True)] = "used"
+    kept: Share = 0.0
     forward_blocks: Annotated[Direction, knob(structural=True)] = "word"
     over: Annotated[Literal["pass", "iteration"], knob(structural=True)] = "pass"
     look_ahead: Annotated[Integer, Field(ge=0, le=1024)] | None = None
@@ -93,6 +98,11 @@ class Quantising:
         if not isinstance(op.work, Product) or op.weight or op.kind == "attention":
             return None
         return self.backward if op.phase == "backward" else self.format
+
+    def kept(self, count: Any) -> Any:
+        """Of so many equal blocks those whose copies are stored."""
+        share = 1.0 if self.quantised.made_by == "update" else self.quantised.kept
+        return np.rint(np.asarray(share, float) * count)
 
     @property
     def stored_bytes(self) -> Any:
@@ -136,11 +146,18 @@ def weights(block: Block) -> Any:
 
 
 def copy_bytes(found: Iteration, block: Block) -> Any:
-    """Copies of one block that are stored; 0 where they are made just in time."""
+    """Copies of one block that are stored, in the mean of its kind."""
     quantising = found.quantising
-    if quantising is None or quantising.quantised.made_by != "update":
+    if quantising is None:
         return np.zeros(())
-    return weights(block) * quantising.stored_bytes
+    return weights(block) * quantising.stored_bytes * _kept_share(found, block)
+
+
+def _kept_share(found: Iteration, block: Block) -> Any:
+    """Share of the blocks of a kind whose copies are stored."""
+    assert found.quantising is not None
+    count = np.rint(found.counts[block.name])
+    return found.quantising.kept(count) / np.maximum(count, 1.0)
 
 
 def flying_bytes(found: Iteration) -> Any:
@@ -160,28 +177,36 @@ def made(found: Iteration) -> Made:
     """What copies add to an iteration."""
     if found.quantising is None:
         return Made()
-    return {"update": _stored, "gpu": _by_gpu, "pim": _by_pim}[found.quantising.quantised.made_by](found)
+    stored = _stored(found)
+    if found.quantising.quantised.made_by == "update":
+        return stored
+    just_in_time = _by_gpu(found) if found.quantising.quantised.made_by == "gpu" else _by_pim(found)
+    return replace(
+        just_in_time,
+        update_s=stored.update_s,
+        hbm_bytes=(just_in_time.hbm_bytes[0], stored.hbm_bytes[1]),
+        kernels=(just_in_time.kernels[0], stored.kernels[1]),
+    )
 
 
 def _stored(found: Iteration) -> Made:
     """What is written with the update, or after it; nothing where weights stay as they are."""
-    quantising = found.quantising
-    assert quantising is not None
     if not found.training:
         return Made()
-    many = _summed(weights(block) * found.counts[block.name] for block in found.blocks)
+    each = [copy_bytes(found, block) * found.counts[block.name] for block in found.blocks]
+    read = [weights(block) * _kept_share(found, block) * found.counts[block.name] for block in found.blocks]
     apart = 1.0 if found.parallel.zero else 0.0
-    moved = many * (apart * found.run.element_bytes + quantising.stored_bytes)
-    launched = apart * found.of_blocks("tensors") * found.optimizer.kernels_per_tensor
+    moved = _summed(each) + apart * found.run.element_bytes * _summed(read)
+    launched = apart * found.of_blocks("tensors") * found.optimizer.kernels_per_tensor * (moved > 0)
     (one,) = spent([Op("copies", "optimizer", "optimizer", Stream(moved, kernels=launched))], found.platform)
     return Made(update_s=one.seconds, hbm_bytes=(0.0, moved), kernels=(0.0, launched))
 
 
 def _by_gpu(found: Iteration) -> Made:
     """A kernel before each product, in line with it."""
-    every = kernels(found)
-    seconds, moved = (_summed(part.times * getattr(one, name) for part, one in every) for name in ("seconds", "bytes"))
-    many = _summed(part.times for part, _ in every)
+    every = [(part.times * (1 - _kept_share(found, part.block)), one) for part, one in kernels(found)]
+    seconds, moved = (_summed(times * getattr(one, name) for times, one in every) for name in ("seconds", "bytes"))
+    many = _summed(times for times, _ in every)
     return Made(slot_s=seconds, waited_s=seconds, busy_s=seconds, hbm_bytes=(moved, 0.0), kernels=(many, 0.0))
 
 
@@ -220,22 +245,31 @@ def timeline(found: Iteration) -> Events:
     return events(*_run(found, ()))
 
 
-def _passes(found: Iteration) -> list[tuple[bool, list[Part]]]:
-    """(whether forward, operators of a block) of each block of each pass, in order."""
+def _passes(found: Iteration) -> list[tuple[bool, bool, list[Part]]]:
+    """(whether forward, whether copies are made, operators of a block) of the blocks of each pass, in order."""
     of_block = {block.name: [part for part in found.parts if part.block is block] for block in found.blocks}
     names = list(of_block)
-    every = [(forward, [part for part in of_block[name] if part.forward == forward])
-             for forward in (True, False) for name in (names if forward else names[::-1])]  # fmt: skip
-    return [(forward, parts) for forward, parts in every if parts]
+    every = [
+        (forward, made_, [part for part in of_block[name] if part.forward == forward])
+        for forward in (True, False)
+        for name in (names if forward else names[::-1])
+        for made_ in ((False, True) if forward else (True, False))
+    ]
+    return [(forward, made_, parts) for forward, made_, parts in every if parts]
 
 
 def _numbers(found: Iteration) -> Iterator[Any]:
     """All that may be an array over designs."""
     memory = _memory(found)
-    yield from (memory.rate, memory.staged, memory.blocked, memory.window, memory.ahead)
-    for _, parts in _passes(found):
+    yield from (memory.rate, memory.staged, memory.blocked, memory.window, memory.ahead, _kept_of(found))
+    for _, _, parts in _passes(found):
         for part in parts:
             yield from (part.spent.seconds, part.spent.bytes, part.times, *_copied(found, part.op))
+
+
+def _kept_of(found: Iteration) -> Any:
+    assert found.quantising is not None
+    return found.quantising.quantised.kept
 
 
 def _memory(found: Iteration) -> Memory:
@@ -252,25 +286,28 @@ def _run(found: Iteration, shape: tuple[int, ...]) -> tuple[Layers, Memory]:
     """What `simulators.bursts` runs, over B designs of this shape."""
     from simulators.bursts import Layers
 
-    passes = _passes(found)
-    every = [part for _, parts in passes for part in parts]
+    passes, quantising = _passes(found), found.quantising
+    assert quantising is not None
+    every = [(part, made_) for _, made_, parts in passes for part in parts]
     designs = int(np.prod(shape))
 
-    def table(columns: Sequence[Any]) -> Floats:
+    def table(columns: Iterable[Any]) -> Floats:
         flat = [np.broadcast_to(np.asarray(column, float), shape).reshape(designs) for column in columns]
-        return np.stack(flat, axis=1) if flat else np.empty((designs, 0))
+        return np.stack(flat, axis=1)
 
-    many = [np.asarray(part.op.count, float) for part in every]
-    copies = [_copied(found, part.op) for part in every]
-    count = np.rint(table([found.counts[parts[0].block.name] for _, parts in passes])).astype(np.int64)
-    over = found.quantising is not None and found.quantising.quantised.over == "iteration"
+    def count(made_: bool, block: Block) -> Any:
+        whole = np.rint(found.counts[block.name])
+        return whole - quantising.kept(whole) if made_ else quantising.kept(whole)
+
+    copies = [_copied(found, part.op) if made_ else (0.0, 1.0) for part, made_ in every]
+    over = quantising.quantised.over == "iteration"
     layers = Layers(
-        np.cumsum([0, *(len(parts) for _, parts in passes)]),
-        np.array([0 if forward or over else 1 for forward, _ in passes]),
-        count,
-        table([part.spent.seconds * n for part, n in zip(every, many, strict=True)]),
-        table([part.spent.bytes * n for part, n in zip(every, many, strict=True)]),
-        *(table([one[place] for one in copies]) for place in (0, 1)),
+        np.cumsum([0, *(len(parts) for _, _, parts in passes)]),
+        np.array([0 if forward or over else 1 for forward, _, _ in passes]),
+        table(count(made_, parts[0].block) for _, made_, parts in passes).astype(np.int64),
+        table(part.spent.seconds * np.asarray(part.op.count, float) for part, _ in every),
+        table(part.spent.bytes * np.asarray(part.op.count, float) for part, _ in every),
+        *(table(one[place] for one in copies) for place in (0, 1)),
     )
     memory = _memory(found)
     flat = (np.broadcast_to(np.asarray(one, float), shape).reshape(designs) for one in vars(memory).values())
