@@ -356,7 +356,7 @@ class Lowering:
         seconds = pim.map_s(words, reads=op.reads, writes=op.writes, operations=op.flop_per_element)
         return self._graph.task(
             gpu.named(name),
-            gpu.kind("memory"),
+            gpu.kind("gemm"),
             after=after,
             uses={gpu.hbm: rate},
             work=seconds,

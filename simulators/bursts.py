@@ -31,8 +31,9 @@ class Layers(NamedTuple):
     """Operators of kinds of layers, in the order of a pass; numbers are arrays over B designs.
 
     first [S + 1]: where the operators of each kind of layer begin. passes [S]: which pass it belongs to. many [B, S]:
-    layers of that kind, one after another. seconds, bytes [B, P]: of an operator alone. copy_s, burst_s [B, P]: what
-    the units need for the copy that it reads, in bursts of that length at most.
+    layers of that kind, one after another. seconds, bytes [B, P]: of an operator alone. staged [B, P]: of these bytes,
+    those that may be on the chip before they are computed on. copy_s, burst_s [B, P]: what the units need for the copy
+    that it reads, in bursts of that length at most.
     """
 
     first: Ints
@@ -40,25 +41,25 @@ class Layers(NamedTuple):
     many: Ints
     seconds: Floats
     bytes: Floats
+    staged: Floats
     copy_s: Floats
     burst_s: Floats
 
 
 @dataclass(frozen=True)
 class Memory:
-    """rate [bytes/s], staged [bytes], blocked (share of the channels in a burst), window (per second of a burst), ahead
-    (layers): numbers or arrays over B designs.
+    """rate [bytes/s], blocked (share of the channels in a burst), window (per second of a burst), ahead (layers):
+    numbers or arrays over B designs.
     """
 
     rate: ArrayLike
-    staged: ArrayLike
     blocked: ArrayLike
     window: ArrayLike
     ahead: ArrayLike
 
     def table(self, designs: int) -> Floats:
-        """[B, 5]."""
-        numbers = (self.rate, self.staged, self.blocked, self.window, self.ahead)
+        """[B, 4]."""
+        numbers = (self.rate, self.blocked, self.window, self.ahead)
         return np.stack([np.broadcast_to(np.asarray(one, float), designs) for one in numbers], axis=1)
 
 
@@ -106,6 +107,7 @@ def _run(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
     many: Ints,
     seconds: Floats,
     moved: Floats,
+    staged: Floats,
     copy_s: Floats,
     burst_s: Floats,
     table: Floats,
@@ -124,8 +126,7 @@ def _run(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
         longest = max(longest, total)
     place, layer, of_pass = np.empty(longest, np.int64), np.empty(longest, np.int64), np.empty(longest, np.int64)
     for design in range(len(many)):
-        rate, staged, blocked = table[design, 0], table[design, 1], table[design, 2]
-        window, ahead = table[design, 3], table[design, 4]
+        rate, blocked, window, ahead = table[design, 0], table[design, 1], table[design, 2], table[design, 3]
         total = depth = 0
         for kind in range(kinds):
             for _ in range(many[design, kind]):
@@ -161,7 +162,7 @@ def _run(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
             elif not waits:
                 speed = 1.0 / work
                 if size > 0.0 and y < 1.0:
-                    fetch, room = rate / size, staged / size
+                    fetch, room = rate / size, staged[design, place[g]] / size
                     if phase == 1:
                         fetch *= 1.0 - blocked
                     if y <= x:
@@ -185,7 +186,7 @@ def _run(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
             if event == 2:
                 y = x
             elif event == 3:
-                y = min(1.0, x + staged / size)
+                y = min(1.0, x + staged[design, place[g]] / size)
             elif event == 4:
                 y = 1.0
             if phase == 1 and now >= until:

@@ -49,7 +49,7 @@ class Efficiency(Frozen):
 class Gpu(Grown):
     """Numbers of the data sheet. flop_per_s: peak by precision; fp16_storage computes in fp32.
 
-    staged_bytes: of a kernel's inputs that are on their way or on the chip before they are used, at most. staged_bytes,
+    staged_bytes: that tiles of products hold on the chip of inputs which they have not yet multiplied. staged_bytes,
     pim: None where nobody asks, and where the memory computes nothing.
     """
 

@@ -8,8 +8,8 @@ pass over w words takes (derived, from a published model of matrix times vector,
 
 where a row is open for tRAS at least, so that few commands in it do not make it shorter. A pass that only reads opens a
 row for every row of words. One that writes a copy fills its registers, turns the bus round, writes, and turns it back.
-Where units have a second bank the copy lies in that, so each row is opened once; where they have not, the row of the
-copy is opened after each filling of the registers, and the row of the source again (derived).
+Where units have a second bank the copy lies in that, so each row of both is opened once; where they have not, the row
+of the copy is opened after each filling of the registers, and the row of the source again (derived).
 
 Op and store: the interface brings a word, and a unit adds it to what is there, for which the column is taken
 `update_columns` times as long as a write takes it (2 in T3, arXiv:2401.16677), if units are not slower still.
@@ -115,12 +115,13 @@ class Pim(Frozen):
         rows = np.ceil(np.asarray(words, float) / self.words_per_row)
         return rows * self.open_s(np.divide(words, np.maximum(rows, 1.0)) * commands * self.command_s)
 
-    def copy_s(self, words: Any, commands: Any) -> Any:
-        """Seconds of a pass over so many words of each unit that writes what it makes of them."""
+    def copy_s(self, words: Any, commands: Any, *, written: Any) -> Any:
+        """Seconds of a pass over so many words of each unit that writes a copy of so many words for each."""
         words = np.asarray(words, float)
         fills = np.ceil(words / np.minimum(self.registers_per_unit, self.words_per_row))
         busy = words * commands * self.command_s + fills * np.add(self.read_to_write_s, self.write_to_read_s)
-        opened = np.where(np.asarray(self.units_per_bank) < 1, np.ceil(words / self.words_per_row), 2 * fills)
+        rows = np.ceil(words / self.words_per_row) + np.ceil(words * written / self.words_per_row)
+        opened = np.where(np.asarray(self.units_per_bank) < 1, rows, 2 * fills)
         return opened * self.open_s(busy / np.maximum(opened, 1.0))
 
     def map_s(self, words: Any, *, reads: Any, writes: Any, operations: Any) -> Any:
@@ -131,10 +132,16 @@ class Pim(Frozen):
         """
         tensors = np.add(reads, writes)
         words = np.asarray(words, float)
-        fills = np.ceil(words / np.maximum(1.0, np.minimum(self.registers_per_unit / tensors, self.words_per_row)))
+        held = np.minimum(np.floor(np.divide(self.registers_per_unit, tensors)), self.words_per_row)
+        fills = np.ceil(words / np.maximum(1.0, held))
         busy = words * (tensors + operations) * self.command_s
         busy = busy + fills * np.add(self.read_to_write_s, self.write_to_read_s)
         return fills * tensors * self.open_s(busy / np.maximum(fills * tensors, 1.0))
+
+    @property
+    def switch_s(self) -> Any:
+        """Until the rows of the processor are open again after a burst of the units."""
+        return np.add(self.trp_s, self.trcd_s)
 
     def open_s(self, busy: Any) -> Any:
         """From opening a row, on which units are so long busy, to opening the next one."""

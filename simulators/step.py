@@ -57,7 +57,8 @@ def _quantising(design: Design) -> Quantising | None:
     gpu, staged = design.system.gpu, design.system.gpu.staged_bytes
     if design.quantised is None or design.format is None:
         return None
-    return Quantising(design.quantised, design.format, design.instructions, gpu.pim, 0.0 if staged is None else staged)
+    training, held = design.run.mode == "training", 0.0 if staged is None else staged
+    return Quantising(design.quantised, design.format, training, design.instructions, gpu.pim, held)
 
 
 def _blocks(design: Design) -> tuple[Block, ...]:
@@ -174,7 +175,8 @@ class StepBackend:
             return None
         if path == _LENGTH and isinstance(tree.get("lengths"), Mapping):
             return {"lengths.name": NONE}
-        of_pim = section == "instructions" or path.startswith("system.gpu.pim.") or name in OF_PIM
+        of_memory = path == "system.gpu.staged_bytes" or path.startswith("system.gpu.pim.")
+        of_pim = section == "instructions" or of_memory or (section == "quantised" and name in OF_PIM)
         return {"quantised.made_by": "pim"} if of_pim else {}
 
     def is_axis(self, path: str, design: BaseModel) -> bool:

@@ -34,13 +34,17 @@ if TYPE_CHECKING:
 
 _WAY, _SET, _TP, _MICRO = "quantised.name", "instructions.name", "parallel.tp", "run.micro_batches"
 _AHEAD, _ROWS, _KEPT = "quantised.look_ahead", "quantised.burst_rows", "quantised.kept"
+_STORED = "quantised.stored"
 _UNITS, _RATE = "system.gpu.pim.units_per_bank", "system.gpu.pim.command_rate"
-_NEEDED = {_WAY, _SET, _TP, _MICRO, _AHEAD, _ROWS, _KEPT, _UNITS, _RATE}
+_NEEDED = {_WAY, _SET, _TP, _MICRO, _AHEAD, _ROWS, _KEPT, _STORED, _UNITS, _RATE}
 _PERCENT = 100.0
 _ACCOUNT = "which weights, gradients and states the paper counts, and which copies, is not public"
 _PARTS = ("hbm2_pim", "hbm3_strawman", "lpddr5x")
 _LAYERS_SHOWN = 3
-_PUBLISHED = 24  # per cent of the memory, to say which accountings give that
+_COPIES = {"used": "the two copies that training reads", "all": "four copies (MX9 and MX6, both ways)"}
+_SLOWED = (
+    "what covers a burst is assumed (half of the LDS, in which tiles hold the same bytes); the paper's way is not known"
+)
 
 
 class JitQ(Plain):
@@ -57,7 +61,8 @@ class JitQ(Plain):
         absent = Finding(None, "needs stored copies, and such that GPU and units make, on the configured hardware")
         found = {claim.id: absent for claim in self.claims()} | _of_parts()
         if set(rows.get(_WAY, ())) >= {"gpu", "pim"}:
-            found |= {**_lost(rows), **_saved(rows), **_fits(table)}
+            (published,) = (claim.value for claim in self.claims() if claim.id == "jitq.capacity_saved")
+            found |= {**_lost(table, rows), **_saved(rows, float(published)), **_fits(table)}  # type: ignore[arg-type]
         return found | _pace(run)
 
     def figures(self, table: pd.DataFrame, timelines: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
@@ -72,21 +77,23 @@ class JitQ(Plain):
         )
         yield "front", pareto(ok.assign(copies=by), held, y=share, size=None, by="copies")
         ok = ok[ok[_WAY].astype(str) == "pim"]
-        if ok.empty:
-            return
         lost = Axis("throughput_lost", "throughput lost [%]", _PERCENT)
         few = ok[(ok[_TP] == ok[_TP].min()) & (ok[_MICRO] == ok[_MICRO].median()) & (ok[_KEPT] == ok[_KEPT].min())]
+        few = few[few[_STORED].astype(str) == "used"]
         usual = few[(few[_UNITS] == few[_UNITS].median()) & (few[_RATE] == few[_RATE].max())]
         named = usual[_SET].astype(str) + ", " + usual[_AHEAD].astype(int).astype(str) + " layers ahead"
         rows = usual.assign(instructions=named).sort_values("instructions")
-        yield "bursts", tables.curves(rows, Axis(_ROWS, "rows in a burst"), y=lost, by="instructions", panel="scenario")
+        if len(rows):
+            x = Axis(_ROWS, "rows in a burst")
+            yield "bursts", tables.curves(rows, x, y=lost, by="instructions", panel="scenario")
         best = few[few[_AHEAD] == few[_AHEAD].max()].copy()
         best["commands"] = best[_RATE].map("{:g} commands in tCCDL".format)
         best["panel"] = best["scenario"].astype(str) + ", " + best[_SET].astype(str)
         every = best.sort_values(["panel", _UNITS]).groupby(["panel", "commands", _UNITS], sort=False)
         heat = every["throughput_lost"].min().reset_index().rename(columns={_UNITS: "units per bank"})
         least = Axis("throughput_lost", "throughput lost with the best bursts [%]", _PERCENT)
-        yield "units", tables.heat(heat, least, x="units per bank", y="commands", panel="panel")
+        if len(heat):
+            yield "units", tables.heat(heat, least, x="units per bank", y="commands", panel="panel")
 
     def extras(self, run: Finished) -> Iterator[tuple[str, Any]]:
         """Accountings of memory, shares that bursts cost, other memories, and turns of GPU and memory."""
@@ -156,11 +163,11 @@ def _of_parts() -> dict[str, Finding]:
     told = ", ".join(f"{name} {gain:.2f}x" for name, gain in gains.items())
     ends = (round(min(gains.values()), 2), round(max(gains.values()), 2))
     return {
-        "jitq.pim_gain": Finding(ends, f"{told}, rows being open; from the parts' own timing"),
+        "jitq.pim_gain": Finding(ends, f"{told}, rows being open; by construction: the parts' timing"),
         "jitq.samsung_pim_gain": Finding(
             round(gains["hbm2_pim"], 9), "from the timing of its simulator, by construction"
         ),
-        "jitq.genie_row_time": Finding(1e6 * seconds, "rows are opened and read; no writes, no turn-arounds"),
+        "jitq.genie_row_time": Finding(1e6 * seconds, "by construction: rows are opened and read, no more"),
     }
 
 
@@ -168,20 +175,28 @@ def _pim(name: str) -> Pim:
     return Pim.model_validate(option_tree("pim", name)["gpu"]["pim"])
 
 
-def _lost(rows: pd.DataFrame) -> dict[str, Finding]:
-    """Throughput lost on the configured hardware, by units in memory and by the GPU's own kernels."""
+def _lost(table: pd.DataFrame, rows: pd.DataFrame) -> dict[str, Finding]:
+    """Throughput lost on the configured hardware, by units in memory and by the GPU's own kernels, where all fits."""
+    rows = rows[rows["memory_share"] <= 1]
     pim, gpu = rows[rows[_WAY] == "pim"], rows[rows[_WAY] == "gpu"]
+    if pim.empty or gpu.empty:
+        return {}
     worst = _PERCENT * pim.groupby(pim[_SET].astype(str))["throughput_lost"].max()
     told = ", ".join(f"{name} instructions {value:.2f} %" for name, value in worst.items())
-    own = gpu.set_index(["scenario", _TP, _MICRO])["throughput_lost"]
-    both = pim.join(own.rename("by_gpu"), on=["scenario", _TP, _MICRO])
-    dearer = bool((both["by_gpu"] > both["throughput_lost"]).all())
+    others = table[(table[_WAY] == "pim") & (table["memory_share"] <= 1) & (table[_KEPT] == 0)]
+    bursts = _PERCENT * others.groupby(_ROWS)["throughput_lost"].max()
+    rest = ", ".join(f"{many}: {value:.1f}" for many, value in bursts.items())
+    text = f"largest where an iteration fits: {told}; over all units and look-ahead, by rows in a burst, {rest} %"
+    at_ = ["scenario", _TP, _MICRO, _STORED]
+    both = pim.join(gpu.set_index(at_)["throughput_lost"].rename("by_gpu"), on=at_).dropna(subset=["by_gpu"])
+    dearer = both["by_gpu"] > both["throughput_lost"]
     spans = {name: _span(both[name]) for name in ("by_gpu", "throughput_lost")}
-    text = f"the GPU loses {spans['by_gpu']}, with units in memory {spans['throughput_lost']}"
-    cause = "few micro-batches: the copies that are not stored need not be written with the update, either"
+    beside = f"in {int(dearer.sum())} of {len(both)} points: the GPU loses {spans['by_gpu']}"
     return {
-        "jitq.throughput_loss": Finding(float(worst.max()), f"largest over models, TP and micro-batches: {told}"),
-        "jitq.gpu_quantise_costs_more": Finding(dearer, text, cause),
+        "jitq.throughput_loss": Finding(float(worst.max()), text, _SLOWED),
+        "jitq.gpu_quantise_costs_more": Finding(
+            bool(dearer.all()), f"{beside}, with units in memory {spans['throughput_lost']}", _SLOWED
+        ),
     }
 
 
@@ -189,34 +204,34 @@ def _span(values: pd.Series[Any]) -> str:
     return f"{_PERCENT * values.min():.2f} to {_PERCENT * values.max():.2f} %"
 
 
-def _saved(rows: pd.DataFrame) -> dict[str, Finding]:
+def _saved(rows: pd.DataFrame, published: float) -> dict[str, Finding]:
     """Memory saved by the accounting of the configured optimizer and copies, beside all others."""
     pim = rows[rows[_WAY] == "pim"]
-    stored = rows[rows[_WAY] == "stored"]
-    saved = _PERCENT * pim["capacity_saved"]
-    every = _PERCENT * np.array([row["saved"] for row in _accounts()])
-    near = [
-        f"{row['base']} and {row['copies']}" for row in _accounts() if abs(_PERCENT * float(row["saved"]) - 24) < 0.5
-    ]
-    bytes_ = f"{stored['bytes_per_parameter'].median():.2f} to {pim['bytes_per_parameter'].median():.2f} B"
-    told = f"{bytes_} for a weight, {saved.min():.1f} to {saved.max():.1f} %"
-    grid_ = f"{len(every)} accountings give {every.min():.0f} to {every.max():.0f} %, {_PUBLISHED} %: {'; '.join(near)}"
+    saved = _PERCENT * pim.groupby(pim[_STORED].astype(str))["capacity_saved"].max()
+    every = [(f"{row['base']}, {row['copies']}", _PERCENT * float(row["saved"])) for row in _accounts()]
+    near = "; ".join(name for name, value in every if round(value) == published)
+    least, most = min(value for _, value in every), max(value for _, value in every)
+    told = ", ".join(f"{value:.1f} % of {_COPIES[str(name)]}" for name, value in saved.items())
+    grid_ = f"{len(every)} accountings give {least:.0f} to {most:.0f} %, {published:g} %: {near}"
     return {"jitq.capacity_saved": Finding(float(saved.max()), f"{told}; {grid_}", _ACCOUNT)}
 
 
 def _fits(table: pd.DataFrame) -> dict[str, Finding]:
-    """The lowest degree of TP at which an iteration fits."""
-    ok = table[table["memory_share"] <= 1]
-    lowest = ok.groupby(["scenario", ok[_WAY].astype(str)], observed=True)[_TP].min().unstack()
-    if not {"stored", "pim"} <= set(lowest):
-        return {}
-    some = lowest.fillna(np.inf)
-    lower = some[some["pim"] < some["stored"]]
-    told = [f"{name} at TP {row['pim']:.0f}, not {_degree(row['stored'])}" for name, row in lower.iterrows()]
-    more = _PERCENT * (1 / (1 - table["capacity_saved"].max()) - 1)
-    text = f"{', '.join(told) or 'no model fits at a lower TP'}; by bytes a model may have {more:.0f} % more weights"
+    """The lowest degree of TP at which an iteration fits, by what is stored otherwise."""
+    told, lower = list[str](), False
+    for stored, own in table[table["memory_share"] <= 1].groupby(table[_STORED].astype(str)):
+        ways = own.groupby(["scenario", own[_WAY].astype(str)], observed=True)[_TP].min().unstack().fillna(np.inf)
+        if not {"stored", "pim"} <= set(ways):
+            return {}
+        some = ways[ways["pim"] < ways["stored"]]
+        lower = lower or len(some) > 0
+        each = [f"{name} at TP {row['pim']:.0f}, not {_degree(row['stored'])}" for name, row in some.iterrows()]
+        more = _PERCENT * (1 / (1 - own["capacity_saved"].max()) - 1)
+        told.append(
+            f"beside {_COPIES[str(stored)]}: {', '.join(each) or 'none at a lower TP'}, {more:.0f} % more weights"
+        )
     cause = "degrees of the space are too few for what is saved to matter"
-    return {"jitq.bigger_or_lower_tp": Finding(bool(len(lower)), text, cause)}
+    return {"jitq.bigger_or_lower_tp": Finding(lower, "; ".join(told), cause)}
 
 
 def _degree(value: float) -> str:
@@ -278,7 +293,7 @@ def _accounts() -> list[dict[str, Any]]:
 def _contention(rows: pd.DataFrame) -> pd.DataFrame:
     """mu: what the GPU loses to bursts, of the time of units in memory; and what it waits for."""
     pim = rows[rows[_WAY] == "pim"]
-    told = pim[["scenario", _SET, _TP, _MICRO, "throughput_lost"]].copy()
+    told = pim[["scenario", _SET, _TP, _MICRO, _STORED, "memory_share", "throughput_lost"]].copy()
     for name in ("slowed", "waited"):
         told[f"{name}_share"] = pim[f"quantisation_{name}_s"] / pim["quantisation_s"]
     return told.rename(columns={"slowed_share": "mu"})
@@ -298,7 +313,7 @@ def _systems(run: Finished) -> pd.DataFrame:
             "sources": {**system["sources"], **part["sources"]},
         }
         made = {way: _metrics(run, way, asked, system) for way in ("stored", "gpu", "pim")}
-        for way, found in made.items():
+        for way, found in made.items() if all(made.values()) else ():
             lost, saved = (1 - found[name] / made["stored"][name] for name in ("tokens_per_s", "state_bytes"))
             own = {"iteration_s": found["iteration_s"], "throughput_lost": lost, "capacity_saved": saved}
             rows.append({**asked, "copies": way, **own})
@@ -306,12 +321,14 @@ def _systems(run: Finished) -> pd.DataFrame:
 
 
 def _metrics(run: Finished, way: str, asked: Mapping[str, Any], system: Mapping[str, Any]) -> Mapping[str, float]:
-    """Metrics of the configured iteration with another way of making copies, on another system."""
+    """Metrics of the configured iteration in one server of another system, copies made another way; {} if none."""
     quantised = {**option_tree("quantised", way), "backward": run.config.get("quantised", {}).get("backward")}
     design = base(run, model=model_tree(asked["model"]), system=system, quantised=quantised)
-    assert design is not None
-    (result,) = StepBackend().evaluate([Batch(at(design, {_TP: asked["tp"]}))])
-    return result[0].metrics
+    if design is None:
+        return {}
+    alone = at(design, {_TP: asked["tp"], "parallel.pp": 1, "parallel.dp": 1})
+    (result,) = StepBackend().evaluate([Batch(alone)])
+    return result[0].metrics if result[0].status == "ok" else {}
 
 
 def _turns(design: Design) -> Figure:

@@ -17,18 +17,19 @@ RATE = 1e12
 Op = tuple[float, float, float]  # seconds, share of the memory's rate, seconds of its copy
 
 
-def layers(kinds: list[tuple[list[Op], int, int]], *, burst_s: float = 1e-5) -> Layers:
-    """One design of kinds of layers: (operators, how many, which pass)."""
+def layers(kinds: list[tuple[list[Op], int, int]], *, burst_s: float = 1e-5, staged: float = 0.0) -> Layers:
+    """One design of kinds of layers: (operators, how many, which pass), each operator with so many bytes staged."""
     ops = np.array([op for some, _, _ in kinds for op in some]).T[:, None]
     seconds, share, copy_s = ops
     first = np.cumsum([0, *(len(some) for some, _, _ in kinds)])
     many = np.array([[count for _, count, _ in kinds]])
     passes = np.array([one for _, _, one in kinds])
-    return Layers(first, passes, many, seconds, share * seconds * RATE, copy_s, np.full_like(seconds, burst_s))
+    held, bursts = np.full_like(seconds, staged), np.full_like(seconds, burst_s)
+    return Layers(first, passes, many, seconds, share * seconds * RATE, held, copy_s, bursts)
 
 
 def run(held: Layers, **memory: float) -> dict[str, float]:
-    found = turns(held, Memory(**{"rate": RATE, "staged": 0.0, "blocked": 1.0, "window": 0.0, "ahead": 1, **memory}))
+    found = turns(held, Memory(**{"rate": RATE, "blocked": 1.0, "window": 0.0, "ahead": 1, **memory}))
     return {name: float(value[0]) for name, value in vars(found).items()}
 
 
@@ -45,16 +46,16 @@ kinds = st.lists(st.tuples(ops, st.integers(1, 5), st.just(0)), min_size=1, max_
 
 @given(kinds, st.integers(0, 3), st.floats(0, 1e9))
 def test_without_copies_operators_take_what_they_take_alone(some: Any, ahead: int, staged: float) -> None:
-    held = layers([([(s, b, 0.0) for s, b, _ in found], count, one) for found, count, one in some])
-    found = run(held, ahead=ahead, staged=staged)
+    held = layers([([(s, b, 0.0) for s, b, _ in found], count, one) for found, count, one in some], staged=staged)
+    found = run(held, ahead=ahead)
     assert found["seconds"] == pytest.approx(alone(held), rel=1e-9)
     assert found["waited"] == found["busy"] == 0
 
 
 @given(kinds, st.integers(0, 3), st.floats(0, 1e9), st.floats(0, 4), st.floats(0.1, 1.0))
 def test_time_is_accounted_for_and_bounded(some: Any, ahead: int, staged: float, window: float, blocked: float) -> None:
-    held = layers(some)
-    found = run(held, ahead=ahead, staged=staged, window=window, blocked=blocked)
+    held = layers(some, staged=staged)
+    found = run(held, ahead=ahead, window=window, blocked=blocked)
     copies = float((np.add.reduceat(held.copy_s[0], held.first[:-1])) @ held.many[0])
     assert found["busy"] == pytest.approx(copies, rel=1e-6)
     assert found["seconds"] == pytest.approx(alone(held) + found["waited"] + found["slowed"], rel=1e-9)
@@ -77,13 +78,15 @@ def test_the_first_layer_of_each_pass_is_exposed() -> None:
     assert run(one)["waited"] == pytest.approx(2e-4)
 
 
-@given(st.floats(0.05, 1.0), st.floats(1e-6, 1e-4))
-def test_a_burst_costs_what_is_not_staged_and_a_full_stage_costs_nothing(share: float, burst: float) -> None:
-    """One operator of 1 ms runs while one copy is made in one burst: it waits for what its stage does not cover."""
-    held = layers([([(1e-3, share, 0.0)], 1, 0), ([(1e-3, 0.0, burst)], 1, 0)], burst_s=1.0)
-    assert run(held)["slowed"] == pytest.approx(burst, rel=1e-6)  # begins with nothing staged
-    late = layers([([(1e-3, 0.0, 0.0), (1e-3, share, 0.0)], 1, 0), ([(1e-3, 0.0, burst)], 1, 0)], burst_s=1.0)
-    assert run(late)["slowed"] == 0  # the burst is over before
+@given(st.floats(0.05, 0.9), st.floats(1e-5, 1e-4), st.floats(0, 2e-4))
+def test_a_burst_costs_what_a_full_stage_does_not_cover(share: float, burst: float, covered: float) -> None:
+    """A copy is made in two bursts while one operator of 1 ms runs: at its begin, with nothing staged, and later."""
+    window = 1e-3 / burst / 4  # a quarter of the operator, in which its stage is filled as far as the memory allows
+    spare = (1 / share - 1) * window * burst  # of what is computed on
+    ops = [([(1e-3, share, 0.0)], 1, 0), ([(1e-9, 0.0, 2 * burst)], 1, 0)]
+    held = layers(ops, burst_s=burst, staged=covered * share * RATE)
+    lost = burst + max(0.0, burst - min(covered, spare))
+    assert run(held, window=window)["slowed"] == pytest.approx(lost, rel=1e-6, abs=1e-12)
 
 
 @settings(max_examples=25)
@@ -131,8 +134,8 @@ def test_pieces_that_are_fetched_and_then_computed_take_as_long(share: float, st
     """An operator in pieces, fetched so many ahead, beside bursts: the finer, the nearer (first order)."""
     seconds, burst, bursts = 1e-3, 1e-4, 3
     staged = staged_s * share * RATE  # what is computed on in so long
-    held = layers([([(seconds, share, 0.0)], 1, 0), ([(1e-9, 0.0, burst * bursts)], 1, 0)], burst_s=burst)
-    found = run(held, staged=staged, window=1.0)["seconds"]
+    ops = [([(seconds, share, 0.0)], 1, 0), ([(1e-9, 0.0, burst * bursts)], 1, 0)]
+    found = run(layers(ops, burst_s=burst, staged=staged), window=1.0)["seconds"]
     off = [abs(_in_pieces(share, seconds, staged, (burst, bursts), pieces) / found - 1) for pieces in (100, 1600)]
     assert off[1] <= max(off[0] / 4, 1e-3)
 
@@ -156,7 +159,7 @@ def _in_pieces(share: float, seconds: float, staged: float, made: tuple[float, i
 
 @given(kinds, st.integers(0, 2), st.floats(0, 1e8))
 def test_what_is_told_of_one_design_is_what_was_counted(some: Any, ahead: int, staged: float) -> None:
-    held, memory = layers(some), Memory(RATE, staged, 1.0, 1.0, ahead)
+    held, memory = layers(some, staged=staged), Memory(RATE, 1.0, 1.0, ahead)
     told, counted = events(held, memory), turns(held, memory)
     assert told.ended[-1] == pytest.approx(float(counted.seconds[0]), rel=1e-12)
     assert (told.began - told.reached).sum() == pytest.approx(float(counted.waited[0]), abs=1e-12)
@@ -176,14 +179,13 @@ def test_designs_at_once_are_designs_one_by_one() -> None:
         **{name: getattr(one, name) * random.uniform(0.2, 3, (many, 1)) for name in ("seconds", "copy_s", "burst_s")},
         many=random.integers(0, 7, (many, 2)),
         bytes=np.repeat(one.bytes, many, axis=0),
+        staged=random.uniform(0, 1e8, (many, 3)),
     )
-    knobs = {"staged": random.uniform(0, 1e8, many), "window": random.uniform(0, 3, many)}
+    knobs: dict[str, Any] = {"window": random.uniform(0, 3, many)}
     knobs |= {"ahead": random.integers(0, 3, many), "blocked": random.uniform(0.3, 1, many)}
     together = turns(wide, Memory(RATE, **knobs))
     for place in range(many):
-        row = {
-            name: getattr(wide, name)[place : place + 1] for name in ("many", "seconds", "bytes", "copy_s", "burst_s")
-        }
+        row = {name: getattr(wide, name)[place : place + 1] for name in Layers._fields[2:]}
         own = {name: value[place] for name, value in knobs.items()}
         alone_: Turns = turns(wide._replace(**row), Memory(RATE, **own))
         for name, value in vars(together).items():

@@ -27,7 +27,8 @@ from simulators.operators.tiled import Menu, Products, fastest
 Floats = NDArray[np.float64]
 
 _NARROW = 16
-_TILES = [(r, s) for r, s in product((128, 64, 32, 16), repeat=2) if r * s >= 1024]
+LARGEST_TILE = 128
+_TILES = [(r, s) for r, s in product((LARGEST_TILE, 64, 32, 16), repeat=2) if r * s >= 1024]
 _SPLITS = (1, 2, 4, 8)
 _MENU = Menu.of([tile for tile in _TILES if min(tile) > _NARROW], _SPLITS)
 _MENU_FOR_FEW = Menu.of([tile for tile in _TILES if min(tile) <= _NARROW], _SPLITS)

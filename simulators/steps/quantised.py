@@ -12,11 +12,14 @@ may differ. Attention has no weights, and gradients of weights are products with
 With `kept` the copies of that share of the layers, the first ones, are stored all the same.
 
 Products of copies run at the rate of the precision of the run, and read its bytes: what faster or smaller products
-would change is for other constants of the device. Of each layer in flight one copy is there.
+would change is for other constants of the device. A product that lacks bytes in a burst goes on with those that its
+tiles have on the chip, of which `staged_bytes` hold each as often as tiles read it: with tiles of r x s at most 128,
+distinct are the share (1/m + 1/n) / (1/r + 1/s) of them. Other operators have nothing staged (derived).
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -27,6 +30,7 @@ from pydantic import Field, model_validator
 
 from dse.values import Integer, Number, knob
 from simulators.mx import Format
+from simulators.operators.gemm import LARGEST_TILE
 from simulators.pim import Direction, InstructionSet, Pim, commands_per_word
 from simulators.sourced import Sourced
 from simulators.steps.model import Share
@@ -39,7 +43,8 @@ if TYPE_CHECKING:
 Floats = NDArray[np.float64]
 
 _OTHER: Mapping[Direction, Direction] = {"lanes": "word", "word": "lanes"}
-OF_PIM = ("look_ahead", "burst_rows", "window", "blocked")
+_NEEDED = ("look_ahead", "burst_rows", "window", "blocked")
+OF_PIM = (*_NEEDED, "over", "forward_blocks")
 """What of `Quantised` means something for units in memory alone."""
 
 
@@ -49,7 +54,7 @@ class Quantised(Sourced):
     backward: format of the backward pass where it differs. stored: the copies that are used, or all directions of both
     formats. kept: share of layers whose copies are stored, of those that are made just in time. forward_blocks: where
     blocks of the forward pass lie in memory, those of the backward pass lie the other way. Of units in memory:
-    look_ahead, layers that are begun before the GPU has come to them; over, whether also from pass to pass; burst_rows,
+    look_ahead, layers that are begun before the GPU has come to them, of a pass or over a micro-batch; burst_rows,
     rows that a unit opens in a burst; window, time of the GPU after a burst, in bursts; blocked, share of the channels
     that work, and do not serve the GPU, in a burst.
     """
@@ -61,7 +66,7 @@ class Quantised(Sourced):
     stored: Annotated[Literal["used", "all"], knob(structural=True)] = "used"
     kept: Share = 0.0
     forward_blocks: Annotated[Direction, knob(structural=True)] = "word"
-    over: Annotated[Literal["pass", "iteration"], knob(structural=True)] = "pass"
+    over: Annotated[Literal["pass", "micro_batch"], knob(structural=True)] = "pass"
     look_ahead: Annotated[Integer, Field(ge=0, le=1024)] | None = None
     burst_rows: Annotated[Integer, Field(ge=1, le=10**6)] | None = None
     window: Annotated[Number, Field(ge=0, le=1e3)] | None = None
@@ -69,7 +74,7 @@ class Quantised(Sourced):
 
     @model_validator(mode="after")
     def _says_how_units_work(self) -> Quantised:
-        absent = [name for name in OF_PIM if self.made_by == "pim" and getattr(self, name) is None]
+        absent = [name for name in _NEEDED if self.made_by == "pim" and getattr(self, name) is None]
         if absent:
             raise ValueError(f"made_by = pim needs {', '.join(absent)}; see conf/quantised/pim.yaml")
         return self
@@ -79,11 +84,12 @@ class Quantised(Sourced):
 class Quantising:
     """What copies are made of and by: who, the format of the forward pass, and what units in memory are.
 
-    staged_bytes: what kernels have fetched ahead of its use, at most.
+    staged_bytes: what tiles of products hold of inputs that they have not yet multiplied.
     """
 
     quantised: Quantised
     format: Format
+    training: bool
     instructions: InstructionSet | None = None
     pim: Pim | None = None
     staged_bytes: Any = 0.0
@@ -107,8 +113,10 @@ class Quantising:
     @property
     def stored_bytes(self) -> Any:
         """Of all copies of a weight that are stored where all are."""
-        each = self.format.bytes_per_element + self.backward.bytes_per_element
-        return each * (2 if self.quantised.stored == "all" and self.quantised.backward is not None else 1)
+        forward, backward = self.format.bytes_per_element, self.backward.bytes_per_element
+        if self.quantised.stored == "used":
+            return forward + (backward if self.training else 0.0)
+        return (forward + backward) * (1 if self.quantised.backward is None else 2)
 
     def direction(self, op: Op) -> Direction:
         """Where blocks of its copy lie in memory."""
@@ -154,23 +162,41 @@ def copy_bytes(found: Iteration, block: Block) -> Any:
 
 
 def _kept_share(found: Iteration, block: Block) -> Any:
-    """Share of the blocks of a kind whose copies are stored."""
+    """Share of the blocks of a kind whose copies are stored, of those that a stage of a pipeline has of them."""
     assert found.quantising is not None
-    count = np.rint(found.counts[block.name])
-    return found.quantising.kept(count) / np.maximum(count, 1.0)
+    count = np.maximum(1.0, np.rint(np.asarray(block.count, float) / np.asarray(found.parallel.pp, float)))
+    return found.quantising.kept(count) / count
 
 
 def flying_bytes(found: Iteration) -> Any:
-    """Copies that are there at once, made just in time: one for each layer in flight, each as large as the largest."""
+    """Copies that are there at once, made just in time: of the largest product, or of as many layers as are in flight.
+
+    Of a layer that computes again there are copies of both passes.
+    """
     quantising = found.quantising
     if quantising is None or quantising.quantised.made_by == "update":
         return np.zeros(())
-    ahead = quantising.quantised.look_ahead
-    one = np.maximum(quantising.format.bytes_per_element, quantising.backward.bytes_per_element)
-    largest: Any = 0.0
+    largest: Any = np.zeros(())
     for block in found.blocks:
-        largest = np.maximum(largest, np.where(found.counts[block.name] > 0, weights(block), 0.0))
-    return (1 + np.asarray(0 if ahead is None else ahead)) * one * largest
+        some = found.counts[block.name] * (1 - _kept_share(found, block)) > 0
+        largest = np.maximum(largest, np.where(some, _of_layer(quantising, block), 0.0))
+    ahead = quantising.quantised.look_ahead
+    return largest * (1 + np.asarray(0 if ahead is None else ahead))
+
+
+def _of_layer(quantising: Quantising, block: Block) -> Any:
+    """Copies of a block that one pass has at once: its largest one where the GPU makes them."""
+    passes = [block.of("forward"), block.of("recompute", "backward")]
+    each = [[_copy_bytes(quantising, op) for op in ops] for ops in passes]
+    if quantising.quantised.made_by == "gpu":
+        return functools.reduce(np.maximum, (one for some in each for one in some), np.zeros(()))
+    return np.maximum(*(_summed(some) for some in each))
+
+
+def _copy_bytes(quantising: Quantising, op: Op) -> Any:
+    """The copy that an operator reads."""
+    format = quantising.read(op)
+    return np.zeros(()) if format is None else elements(op) * format.bytes_per_element
 
 
 def made(found: Iteration) -> Made:
@@ -261,10 +287,11 @@ def _passes(found: Iteration) -> list[tuple[bool, bool, list[Part]]]:
 def _numbers(found: Iteration) -> Iterator[Any]:
     """All that may be an array over designs."""
     memory = _memory(found)
-    yield from (memory.rate, memory.staged, memory.blocked, memory.window, memory.ahead, _kept_of(found))
+    yield from (memory.rate, memory.blocked, memory.window, memory.ahead, _kept_of(found))
     for _, _, parts in _passes(found):
         for part in parts:
-            yield from (part.spent.seconds, part.spent.bytes, part.times, *_copied(found, part.op))
+            yield from (part.spent.seconds, part.spent.bytes, part.times)
+            yield from (_staged(found, part.op), *_copied(found, part.op))
 
 
 def _kept_of(found: Iteration) -> Any:
@@ -279,7 +306,7 @@ def _memory(found: Iteration) -> Memory:
     assert quantising is not None
     said = quantising.quantised
     blocked, window, ahead = (np.asarray(one, float) for one in (said.blocked, said.window, said.look_ahead))
-    return Memory(found.platform.chip.drawn, quantising.staged_bytes, blocked, window, ahead)
+    return Memory(found.platform.chip.drawn, blocked, window, ahead)
 
 
 def _run(found: Iteration, shape: tuple[int, ...]) -> tuple[Layers, Memory]:
@@ -300,18 +327,29 @@ def _run(found: Iteration, shape: tuple[int, ...]) -> tuple[Layers, Memory]:
         return whole - quantising.kept(whole) if made_ else quantising.kept(whole)
 
     copies = [_copied(found, part.op) if made_ else (0.0, 1.0) for part, made_ in every]
-    over = quantising.quantised.over == "iteration"
+    over = quantising.quantised.over == "micro_batch"
     layers = Layers(
         np.cumsum([0, *(len(parts) for _, _, parts in passes)]),
         np.array([0 if forward or over else 1 for forward, _, _ in passes]),
         table(count(made_, parts[0].block) for _, made_, parts in passes).astype(np.int64),
         table(part.spent.seconds * np.asarray(part.op.count, float) for part, _ in every),
         table(part.spent.bytes * np.asarray(part.op.count, float) for part, _ in every),
+        table(_staged(found, part.op) for part, _ in every),
         *(table(one[place] for one in copies) for place in (0, 1)),
     )
     memory = _memory(found)
     flat = (np.broadcast_to(np.asarray(one, float), shape).reshape(designs) for one in vars(memory).values())
     return layers, type(memory)(*flat)
+
+
+def _staged(found: Iteration, op: Op) -> Any:
+    """Distinct bytes that tiles of a product hold and have not yet multiplied; of all else none."""
+    assert found.quantising is not None
+    if not isinstance(op.work, Product):
+        return 0.0
+    m, n = (np.asarray(size, float) for size in (op.work.m, op.work.n))
+    share = (1 / m + 1 / n) / (1 / np.minimum(m, LARGEST_TILE) + 1 / np.minimum(n, LARGEST_TILE))
+    return np.asarray(found.quantising.staged_bytes, float) * share
 
 
 def _copied(found: Iteration, op: Op) -> tuple[Any, Any]:
@@ -325,6 +363,7 @@ def _copied(found: Iteration, op: Op) -> tuple[Any, Any]:
     said, source = quantising.quantised, found.run.element_bytes
     commands = commands_per_word(instructions, pim, format, quantising.direction(op), source)
     words = pim.per_unit(elements(op) * source)
-    seconds, rows = pim.copy_s(words, commands), np.maximum(1.0, np.ceil(words / pim.words_per_row))
-    burst = seconds * np.minimum(1.0, np.asarray(said.burst_rows, float) / rows)
-    return seconds / np.asarray(said.blocked, float), burst
+    rows = np.maximum(1.0, words / pim.words_per_row)
+    bursts = np.ceil(rows / np.asarray(said.burst_rows, float))
+    whole = pim.copy_s(words, commands, written=format.bytes_per_element / source) + bursts * pim.switch_s
+    return whole / np.asarray(said.blocked, float), whole / bursts
