@@ -30,7 +30,8 @@ Ints = NDArray[np.int64]
 class Layers(NamedTuple):
     """Operators of kinds of layers, in the order of a pass; numbers are arrays over B designs.
 
-    first [S + 1]: where the operators of each kind of layer begin. passes [S]: which pass it belongs to. many [B, S]:
+    first [S + 1]: where the operators of each kind of layer begin. passes [S]: which pass it belongs to. beside [P]:
+    whether the units may begin a burst while an operator runs (while the GPU waits they always may). many [B, S]:
     layers of that kind, one after another. seconds, bytes [B, P]: of an operator alone. staged [B, P]: of these bytes,
     those that may be on the chip before they are computed on. copy_s, burst_s [B, P]: what the units need for the copy
     that it reads, in bursts of that length at most.
@@ -38,6 +39,7 @@ class Layers(NamedTuple):
 
     first: Ints
     passes: Ints
+    beside: Ints
     many: Ints
     seconds: Floats
     bytes: Floats
@@ -104,6 +106,7 @@ def events(layers: Layers, memory: Memory) -> Events:
 def _run(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
     first: Ints,
     passes: Ints,
+    beside: Ints,
     many: Ints,
     seconds: Floats,
     moved: Floats,
@@ -147,7 +150,8 @@ def _run(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
             waits = c <= g  # the copy for g is not there
             if phase == 2 and (waits or until <= now):
                 phase = 0
-            if phase == 0 and c < total and of_pass[c] == of_pass[g] and layer[c] <= layer[g] + ahead:
+            may = c < total and of_pass[c] == of_pass[g] and layer[c] <= layer[g] + ahead
+            if phase == 0 and may and (waits or beside[place[g]] > 0):
                 if len(log) > 0 and left == copy_s[design, place[c]]:
                     log[c, 3] = now
                 phase, begun = 1, now

@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 
 _WAY, _SET, _TP, _MICRO = "quantised.name", "instructions.name", "parallel.tp", "run.micro_batches"
 _AHEAD, _ROWS, _KEPT = "quantised.look_ahead", "quantised.burst_rows", "quantised.kept"
-_STORED = "quantised.stored"
+_STORED, _BESIDE = "quantised.stored", "quantised.beside"
 _UNITS, _RATE = "system.gpu.pim.units_per_bank", "system.gpu.pim.command_rate"
-_NEEDED = {_WAY, _SET, _TP, _MICRO, _AHEAD, _ROWS, _KEPT, _STORED, _UNITS, _RATE}
+_NEEDED = {_WAY, _SET, _TP, _MICRO, _AHEAD, _ROWS, _KEPT, _STORED, _BESIDE, _UNITS, _RATE}
 _PERCENT = 100.0
 _ACCOUNT = "which weights, gradients and states the paper counts, and which copies, is not public"
 _PARTS = ("hbm2_pim", "hbm3_strawman", "lpddr5x")
@@ -62,7 +62,8 @@ class JitQ(Plain):
         found = {claim.id: absent for claim in self.claims()} | _of_parts()
         if set(rows.get(_WAY, ())) >= {"gpu", "pim"}:
             (published,) = (claim.value for claim in self.claims() if claim.id == "jitq.capacity_saved")
-            found |= {**_lost(table, rows), **_saved(rows, float(published)), **_fits(table)}  # type: ignore[arg-type]
+            around = {path: _as_configured(table, run, path) for path in (_ROWS, _BESIDE)}
+            found |= {**_lost(rows, around), **_saved(rows, float(published)), **_fits(table)}  # type: ignore[arg-type]
         return found | _pace(run)
 
     def figures(self, table: pd.DataFrame, timelines: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
@@ -78,11 +79,12 @@ class JitQ(Plain):
         yield "front", pareto(ok.assign(copies=by), held, y=share, size=None, by="copies")
         ok = ok[ok[_WAY].astype(str) == "pim"]
         lost = Axis("throughput_lost", "throughput lost [%]", _PERCENT)
-        few = ok[(ok[_TP] == ok[_TP].min()) & (ok[_MICRO] == ok[_MICRO].median()) & (ok[_KEPT] == ok[_KEPT].min())]
+        few = ok[(ok[_TP] == ok[_TP].min()) & (ok[_MICRO] == ok[_MICRO].max()) & (ok[_KEPT] == ok[_KEPT].min())]
         few = few[few[_STORED].astype(str) == "used"]
         usual = few[(few[_UNITS] == few[_UNITS].median()) & (few[_RATE] == few[_RATE].max())]
-        named = usual[_SET].astype(str) + ", " + usual[_AHEAD].astype(int).astype(str) + " layers ahead"
-        rows = usual.assign(instructions=named).sort_values("instructions")
+        usual = usual[usual[_AHEAD] == usual[_AHEAD].median()]
+        where = usual[_BESIDE].astype(str).map({"products": "beside products", "all": "beside anything"})
+        rows = usual.assign(instructions=usual[_SET].astype(str) + ", " + where).sort_values("instructions")
         if len(rows):
             x = Axis(_ROWS, "rows in a burst")
             yield "bursts", tables.curves(rows, x, y=lost, by="instructions", panel="scenario")
@@ -120,18 +122,20 @@ def _held(table: pd.DataFrame) -> pd.DataFrame:
     return ok if set(ok) >= _NEEDED else ok.iloc[:0]
 
 
-def _as_configured(table: pd.DataFrame, run: Finished) -> pd.DataFrame:
-    """Points on the hardware of the configuration, with its bursts and look-ahead."""
+def _as_configured(table: pd.DataFrame, run: Finished, *searched: str) -> pd.DataFrame:
+    """Points on the hardware of the configuration, with its bursts and look-ahead, but for some knobs."""
     if table.empty:
         return table
     asked = run.config
-    values = {_AHEAD: asked["quantised"].get("look_ahead"), _ROWS: asked["quantised"].get("burst_rows")}
+    values = {path: asked["quantised"].get(path.partition(".")[2]) for path in (_AHEAD, _ROWS, _BESIDE)}
     pim = asked["system"]["gpu"].get("pim") or {}
     values |= {_KEPT: asked["quantised"].get("kept"), _UNITS: pim.get("units_per_bank"), _RATE: pim.get("command_rate")}
     fits = table[_WAY].astype(str) != "stored"
     of_pim = table[_WAY].astype(str) == "pim"
     for path, value in values.items():
-        fits &= (table[path].astype(float) == value) | (~of_pim if path != _KEPT else False)
+        if path not in searched:
+            held = table[path].astype(str) if isinstance(value, str) else table[path].astype(float)
+            fits &= (held == value) | (~of_pim if path != _KEPT else False)
     return table.loc[fits | (table[_WAY].astype(str) == "stored")]
 
 
@@ -175,18 +179,19 @@ def _pim(name: str) -> Pim:
     return Pim.model_validate(option_tree("pim", name)["gpu"]["pim"])
 
 
-def _lost(table: pd.DataFrame, rows: pd.DataFrame) -> dict[str, Finding]:
-    """Throughput lost on the configured hardware, by units in memory and by the GPU's own kernels, where all fits."""
+def _lost(rows: pd.DataFrame, around: Mapping[str, pd.DataFrame]) -> dict[str, Finding]:
+    """Throughput lost on the configured hardware, by units in memory and by the GPU's own kernels, where all fits.
+
+    around: the same with one knob as it was searched.
+    """
     rows = rows[rows["memory_share"] <= 1]
     pim, gpu = rows[rows[_WAY] == "pim"], rows[rows[_WAY] == "gpu"]
     if pim.empty or gpu.empty:
         return {}
     worst = _PERCENT * pim.groupby(pim[_SET].astype(str))["throughput_lost"].max()
     told = ", ".join(f"{name} instructions {value:.2f} %" for name, value in worst.items())
-    others = table[(table[_WAY] == "pim") & (table["memory_share"] <= 1) & (table[_KEPT] == 0)]
-    bursts = _PERCENT * others.groupby(_ROWS)["throughput_lost"].max()
-    rest = ", ".join(f"{many}: {value:.1f}" for many, value in bursts.items())
-    text = f"largest where an iteration fits: {told}; over all units and look-ahead, by rows in a burst, {rest} %"
+    rest = "; ".join(f"by {path.partition('.')[2]} {_by(path, own)}" for path, own in around.items())
+    text = f"largest where an iteration fits: {told}; {rest} %"
     at_ = ["scenario", _TP, _MICRO, _STORED]
     both = pim.join(gpu.set_index(at_)["throughput_lost"].rename("by_gpu"), on=at_).dropna(subset=["by_gpu"])
     dearer = both["by_gpu"] > both["throughput_lost"]
@@ -198,6 +203,13 @@ def _lost(table: pd.DataFrame, rows: pd.DataFrame) -> dict[str, Finding]:
             bool(dearer.all()), f"{beside}, with units in memory {spans['throughput_lost']}", _SLOWED
         ),
     }
+
+
+def _by(path: str, rows: pd.DataFrame) -> str:
+    """The largest loss for each value of a knob."""
+    own = rows[(rows[_WAY] == "pim") & (rows["memory_share"] <= 1)]
+    worst = _PERCENT * own.groupby(path, observed=True)["throughput_lost"].max()
+    return ", ".join(f"{value}: {lost:.1f}" for value, lost in worst.items())
 
 
 def _span(values: pd.Series[Any]) -> str:

@@ -25,7 +25,8 @@ def layers(kinds: list[tuple[list[Op], int, int]], *, burst_s: float = 1e-5, sta
     many = np.array([[count for _, count, _ in kinds]])
     passes = np.array([one for _, _, one in kinds])
     held, bursts = np.full_like(seconds, staged), np.full_like(seconds, burst_s)
-    return Layers(first, passes, many, seconds, share * seconds * RATE, held, copy_s, bursts)
+    beside = np.ones(len(seconds[0]), int)
+    return Layers(first, passes, beside, many, seconds, share * seconds * RATE, held, copy_s, bursts)
 
 
 def run(held: Layers, **memory: float) -> dict[str, float]:
@@ -76,6 +77,17 @@ def test_the_first_layer_of_each_pass_is_exposed() -> None:
     one = layers([([(1e-3, 0.0, 2e-4)], 5, 0), ([(1e-3, 0.0, 3e-4)], 5, 0)])
     assert run(both)["waited"] == pytest.approx(5e-4)
     assert run(one)["waited"] == pytest.approx(2e-4)
+
+
+def test_bursts_begin_where_they_may_or_while_the_gpu_waits() -> None:
+    """A short operator that computes and a long one that the memory bounds; the copy of the next layer takes longer."""
+    held = layers([([(1e-4, 0.0, 2e-4), (1e-3, 1.0, 0.0)], 2, 0)])
+    few = held._replace(beside=np.array([1, 0]))
+    anywhere, there = run(held), run(few)
+    assert anywhere["slowed"] == pytest.approx(1e-4, rel=1e-6)  # what of the second copy is made beside the long one
+    assert there["slowed"] == pytest.approx(0, abs=1.1e-5)  # a burst may reach into it
+    assert there["waited"] == pytest.approx(2e-4 + 1e-4, rel=0.2)
+    assert there["busy"] == pytest.approx(anywhere["busy"])
 
 
 @given(st.floats(0.05, 0.9), st.floats(1e-5, 1e-4), st.floats(0, 2e-4))
@@ -185,7 +197,7 @@ def test_designs_at_once_are_designs_one_by_one() -> None:
     knobs |= {"ahead": random.integers(0, 3, many), "blocked": random.uniform(0.3, 1, many)}
     together = turns(wide, Memory(RATE, **knobs))
     for place in range(many):
-        row = {name: getattr(wide, name)[place : place + 1] for name in Layers._fields[2:]}
+        row = {name: getattr(wide, name)[place : place + 1] for name in Layers._fields[3:]}
         own = {name: value[place] for name, value in knobs.items()}
         alone_: Turns = turns(wide._replace(**row), Memory(RATE, **own))
         for name, value in vars(together).items():

@@ -44,7 +44,7 @@ Floats = NDArray[np.float64]
 
 _OTHER: Mapping[Direction, Direction] = {"lanes": "word", "word": "lanes"}
 _NEEDED = ("look_ahead", "burst_rows", "window", "blocked")
-OF_PIM = (*_NEEDED, "over", "forward_blocks")
+OF_PIM = (*_NEEDED, "over", "beside", "forward_blocks")
 """What of `Quantised` means something for units in memory alone."""
 
 
@@ -54,7 +54,8 @@ class Quantised(Sourced):
     backward: format of the backward pass where it differs. stored: the copies that are used, or all directions of both
     formats. kept: share of layers whose copies are stored, of those that are made just in time. forward_blocks: where
     blocks of the forward pass lie in memory, those of the backward pass lie the other way. Of units in memory:
-    look_ahead, layers that are begun before the GPU has come to them, of a pass or over a micro-batch; burst_rows,
+    look_ahead, layers that are begun before the GPU has come to them, of a pass or over a micro-batch; beside, whether
+    bursts begin while products run alone, or while anything does; burst_rows,
     rows that a unit opens in a burst; window, time of the GPU after a burst, in bursts; blocked, share of the channels
     that work, and do not serve the GPU, in a burst.
     """
@@ -67,6 +68,7 @@ class Quantised(Sourced):
     kept: Share = 0.0
     forward_blocks: Annotated[Direction, knob(structural=True)] = "word"
     over: Annotated[Literal["pass", "micro_batch"], knob(structural=True)] = "pass"
+    beside: Annotated[Literal["products", "all"], knob(structural=True)] = "products"
     look_ahead: Annotated[Integer, Field(ge=0, le=1024)] | None = None
     burst_rows: Annotated[Integer, Field(ge=1, le=10**6)] | None = None
     window: Annotated[Number, Field(ge=0, le=1e3)] | None = None
@@ -331,6 +333,7 @@ def _run(found: Iteration, shape: tuple[int, ...]) -> tuple[Layers, Memory]:
     layers = Layers(
         np.cumsum([0, *(len(parts) for _, _, parts in passes)]),
         np.array([0 if forward or over else 1 for forward, _, _ in passes]),
+        np.array([quantising.quantised.beside == "all" or isinstance(part.op.work, Product) for part, _ in every], int),
         table(count(made_, parts[0].block) for _, made_, parts in passes).astype(np.int64),
         table(part.spent.seconds * np.asarray(part.op.count, float) for part, _ in every),
         table(part.spent.bytes * np.asarray(part.op.count, float) for part, _ in every),
