@@ -220,7 +220,7 @@ def test_what_is_saved_is_what_the_accounting_of_capacity_says(format: str, othe
 
 @pytest.mark.parametrize("way", ["gpu", "pim"])
 def test_layers_whose_copies_are_stored_take_memory_and_no_time(way: str) -> None:
-    layers = {"model.vocab": 0, "model.layers": 24, "run.micro_batches": 4}
+    layers = {"model.vocab": 0, "model.layers": 24, "run.micro_batches": 256}
     stored = one(layers, "stored")
     found = [one(layers, way, kept=kept) for kept in (0.0, 0.5, 1.0)]
     state, lost = ([row[name] for row in found] for name in ("bytes_per_parameter", "share_quantisation"))
