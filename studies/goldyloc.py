@@ -8,6 +8,7 @@ The oracle knows the best degree. Averages over queues are geometric.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,7 +49,7 @@ class Goldyloc(Plain):
 
     def further(self, run: Finished) -> Mapping[str, Finding]:
         """Ours for every claim: of GOLDYLOC as its predictor chooses."""
-        found = _Run.of(run)
+        found = _found(run)
         if found is None:
             absent = Finding(None, "needs isolated, shared and best kernels at degrees from 1 to 16")
             return dict.fromkeys((claim.id for claim in self.claims()), absent)
@@ -76,7 +77,7 @@ class Goldyloc(Plain):
 
     def extras(self, run: Finished) -> Iterator[tuple[str, Any]]:
         """What the predictor chooses for each queue, and how well."""
-        found = _Run.of(run)
+        found = _found(run)
         if found is not None:
             yield "predictor", {**found.judged, "learned_on": _LEARNED, "judged_on": len(found.names)}
             yield "choices", found.choices
@@ -130,6 +131,12 @@ class _Run:
         rows |= {"regret": self.goldyloc / self.seconds["shared"].min(axis=1) - 1}
         times = {"sequential_s": self.sequential, "default_s": self.default, "goldyloc_s": self.goldyloc}
         return pd.DataFrame({**rows, **times})
+
+
+@lru_cache(maxsize=1)
+def _found(run: Finished) -> _Run | None:
+    """What a run says, for all who ask one after another."""
+    return _Run.of(run)
 
 
 def _queues(tree: Mapping[str, Any]) -> dict[str, Queue]:

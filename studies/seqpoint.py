@@ -8,6 +8,7 @@ one after another (`cut_sequential`), or all at once (`cut_parallel`), which the
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -208,6 +209,7 @@ class _Epoch:
         ]
 
 
+@lru_cache(maxsize=1)
 def _epochs(run: Finished) -> dict[str, _Epoch]:
     """Scenarios of the run that are of epochs."""
     backend, config = StepBackend(), run.config

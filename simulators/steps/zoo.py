@@ -36,7 +36,7 @@ def option_tree(group: str, said: str) -> dict[str, Any]:
     if path is None:
         way = did_you_mean(said, listing(group))
         raise ConfigError([Problem(group, "is neither a shipped option nor a YAML file", said, way)])
-    return _read(path)
+    return _read(path, group)
 
 
 def _path(group: str, said: str) -> Path | None:
@@ -56,13 +56,13 @@ def public() -> Mapping[str, Mapping[str, Any]]:
     return _public(conf_dir() / "data" / "models.yaml")
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: Path, said: str = "models") -> dict[str, Any]:
     problems = unreadable(path)
     if problems:
         raise ConfigError(problems)
     found = held(path)
     if not isinstance(found, dict):
-        raise ConfigError([Problem("models", "is a file that holds no keys", str(path))])
+        raise ConfigError([Problem(said, "is a file that holds no keys", str(path))])
     return found
 
 
