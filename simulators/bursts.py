@@ -67,7 +67,10 @@ class Memory:
 
 @dataclass(frozen=True)
 class Turns:
-    """What came of B designs [s]: the end; the GPU waiting for copies; it slowed by bursts; units at work."""
+    """What came of B designs [s]: the end; the GPU waiting for copies; it slowed by bursts; units at work.
+
+    NaN where a time is none.
+    """
 
     seconds: Floats
     waited: Floats
@@ -137,6 +140,12 @@ def _run(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
                     place[total], layer[total], of_pass[total] = one, depth, passes[kind]
                     total += 1
                 depth += 1
+        sound = np.isfinite(rate) and np.isfinite(window)
+        for one in range(first[kinds]):
+            sound = sound and np.isfinite(seconds[design, one]) and np.isfinite(copy_s[design, one])
+            sound = sound and np.isfinite(moved[design, one]) and burst_s[design, one] > 0.0
+        if not sound:  # of a design that breaks a rule
+            total = 0
         now = waited = busy = alone = x = y = 0.0
         phase, begun, until = 0, 0.0, 0.0  # of the units: idle, in a burst, in the window after one
         g = 0
@@ -212,3 +221,5 @@ def _run(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
                     if g < total:
                         log[g, 0] = now
         found[design, 0], found[design, 1], found[design, 2], found[design, 3] = now, waited, now - waited - alone, busy
+        if not sound:
+            found[design] = np.nan

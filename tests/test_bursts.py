@@ -202,3 +202,15 @@ def test_designs_at_once_are_designs_one_by_one() -> None:
         alone_: Turns = turns(wide._replace(**row), Memory(RATE, **own))
         for name, value in vars(together).items():
             assert value[place] == vars(alone_)[name][0]
+
+
+@pytest.mark.parametrize("field", ["seconds", "bytes", "copy_s", "burst_s"])
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_design_whose_times_are_none_has_no_result_and_ends(field: str, value: float) -> None:
+    """As of a grid in which some designs break a rule."""
+    held = layers([([(1e-3, 0.5, 1e-4), (2e-4, 0.9, 0.0)], 3, 0)])
+    two = held._replace(**{name: np.repeat(getattr(held, name), 2, axis=0) for name in Layers._fields[3:]})
+    getattr(two, field)[1, 0] = value if field != "burst_s" else 0.0
+    found = turns(two, Memory(RATE, 1.0, 1.0, 1))
+    assert found.seconds[0] == run(held, window=1.0)["seconds"]
+    assert np.isnan(found.seconds[1])

@@ -317,6 +317,13 @@ def test_a_pipeline_leaves_out_systems_that_have_none(tmp_path: Path) -> None:
     assert (folder / "systems.parquet").is_file()
 
 
+def test_degrees_that_leave_a_server_without_a_network_are_infeasible_and_the_others_are_not() -> None:
+    own = {name: value for name, value in copies("pim").items() if name != "system.sources"}
+    sources = {**tree()["system"]["sources"], **shipped("pim")["hbm3_strawman"]["sources"], "gpu.staged_bytes": STAGED}
+    found = gridded(step({**own, "system.sources": sources}), {"parallel.tp": [1, 8, 16]})
+    assert [found[place].status for place in range(3)] == ["ok", "ok", "infeasible"]
+
+
 def test_a_window_of_iterations_is_no_window_of_units_in_memory() -> None:
     prior = {"lengths": shipped("lengths")["iwslt15"], "iterations": shipped("iterations")["prior"]}
     assert BACKEND.condition("iterations.window", tree(prior)) == {}
