@@ -178,7 +178,7 @@ def _reductions(table: pd.DataFrame) -> pd.DataFrame:
     fused = ok[ok["schedule.kernel"] == "fused"].join(ratio, on=["scenario", "system.name"])
     return fused.assign(
         reduction=100 * (1 - 1 / fused["speedup"]),
-        operator=fused["scenario"].str.partition("-")[0].map(_OPERATORS).fillna(fused["scenario"]),
+        operator=fused["scenario"].str.split("-").str[0].map(_OPERATORS).fillna(fused["scenario"]),
         place=fused["system.name"].map(_PLACES).fillna(fused["system.name"]),
     )
 

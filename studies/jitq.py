@@ -67,7 +67,7 @@ class JitQ(Plain):
         return found | _pace(run)
 
     def figures(self, table: pd.DataFrame, timelines: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
-        """Memory against time, and what bursts, look-ahead and units cost in throughput."""
+        """Memory against time."""
         ok = _held(table)
         if ok.empty:
             return
@@ -77,25 +77,6 @@ class JitQ(Plain):
             Axis("share_quantisation", "time for copies [%]", 100),
         )
         yield "front", pareto(ok.assign(copies=by), held, y=share, size=None, by="copies")
-        ok = ok[ok[_WAY].astype(str) == "pim"]
-        lost = Axis("throughput_lost", "throughput lost [%]", _PERCENT)
-        few = ok[(ok[_TP] == ok[_TP].min()) & (ok[_MICRO] == ok[_MICRO].max()) & (ok[_KEPT] == ok[_KEPT].min())]
-        few = few[few[_STORED].astype(str) == "used"]
-        usual = few[(few[_UNITS] == few[_UNITS].median()) & (few[_RATE] == few[_RATE].max())]
-        usual = usual[usual[_AHEAD] == usual[_AHEAD].median()]
-        where = usual[_BESIDE].astype(str).map({"products": "beside products", "all": "beside anything"})
-        rows = usual.assign(instructions=usual[_SET].astype(str) + ", " + where).sort_values("instructions")
-        if len(rows):
-            x = Axis(_ROWS, "rows in a burst")
-            yield "bursts", tables.curves(rows, x, y=lost, by="instructions", panel="scenario")
-        best = few[few[_AHEAD] == few[_AHEAD].max()].copy()
-        best["commands"] = best[_RATE].map("{:g} commands in tCCDL".format)
-        best["panel"] = best["scenario"].astype(str) + ", " + best[_SET].astype(str)
-        every = best.sort_values(["panel", _UNITS]).groupby(["panel", "commands", _UNITS], sort=False)
-        heat = every["throughput_lost"].min().reset_index().rename(columns={_UNITS: "units per bank"})
-        least = Axis("throughput_lost", "throughput lost with the best bursts [%]", _PERCENT)
-        if len(heat):
-            yield "units", tables.heat(heat, least, x="units per bank", y="commands", panel="panel")
 
     def extras(self, run: Finished) -> Iterator[tuple[str, Any]]:
         """Accountings of memory, shares that bursts cost, other memories, and turns of GPU and memory."""
@@ -110,6 +91,7 @@ class JitQ(Plain):
         table = _held(run.outputs.read_table("results"))
         if len(table):
             yield "contention", _contention(_as_configured(table, run))
+            yield from _losses(table, run)
         yield "systems", _systems(run)
         design = _designs(run).get(next(iter(_names(run)), ""))
         if design is not None:
@@ -132,6 +114,8 @@ def _as_configured(table: pd.DataFrame, run: Finished, *searched: str) -> pd.Dat
     values |= {_KEPT: asked["quantised"].get("kept"), _UNITS: pim.get("units_per_bank"), _RATE: pim.get("command_rate")}
     fits = table[_WAY].astype(str) != "stored"
     of_pim = table[_WAY].astype(str) == "pim"
+    if None in values.values():  # of a configuration in which no units make copies
+        return table.iloc[:0]
     for path, value in values.items():
         if path not in searched:
             held = table[path].astype(str) if isinstance(value, str) else table[path].astype(float)
@@ -300,6 +284,40 @@ def _accounts() -> list[dict[str, Any]]:
     bases = {name: Base.model_validate(tree) for name, tree in asked["bases"].items()}
     kept = {name: Copies.model_validate(copies(tree)) for name, tree in asked["copies"].items()}
     return [{**row, "base": f"{row['base']}: {row['base_bytes']:g} B"} for row in grid(bases, kept)]
+
+
+def _losses(table: pd.DataFrame, run: Finished) -> Iterator[tuple[str, Figure]]:
+    """Throughput lost where an iteration fits into memory: by bursts, instructions and what they are beside; by units.
+
+    At the lowest degree of TP at which the model fits, with most micro-batches, all else as configured, and the least
+    of what was searched beside.
+    """
+    bursts, units = _fitting(table, run, _ROWS, _BESIDE), _fitting(table, run, _UNITS, _RATE, _ROWS)
+    lost = Axis("throughput_lost", "throughput lost [%]", _PERCENT)
+    if len(bursts):
+        where = bursts[_BESIDE].astype(str).map({"products": "beside products", "all": "beside anything"})
+        named = bursts.assign(instructions=bursts[_SET].astype(str) + ", " + where)
+        by = [named["panel"], named["instructions"], named[_ROWS].astype(int)]
+        rows = named.groupby(by, sort=False)["throughput_lost"].min().reset_index().sort_values("instructions")
+        x = Axis(_ROWS, "rows in a burst")
+        yield "bursts", tables.curves(rows, x, y=lost, by="instructions", panel="panel")
+    if len(units):
+        named = units.assign(commands=units[_RATE].map("{:g} commands a tCCDL".format))
+        named["panel"] = named["panel"] + ", " + named[_SET].astype(str)
+        by = [named["panel"], named["commands"], named[_UNITS].astype(float)]
+        heat = named.groupby(by)["throughput_lost"].min().reset_index().rename(columns={_UNITS: "units per bank"})
+        least = Axis("throughput_lost", "throughput lost with the best bursts [%]", _PERCENT)
+        yield "units", tables.heat(heat, least, x="units per bank", y="commands", panel="panel")
+
+
+def _fitting(table: pd.DataFrame, run: Finished, *searched: str) -> pd.DataFrame:
+    """Points of units in memory as configured but for what was searched, each model at its lowest TP that fits."""
+    rows = _as_configured(table, run, *searched)
+    own = rows[(rows[_WAY].astype(str) == "pim") & (rows["memory_share"] <= 1)]
+    own = own[(own[_STORED].astype(str) == "used") & (own[_MICRO] == own[_MICRO].max())]
+    lowest = own.groupby("scenario", sort=False)[_TP].transform("min")
+    few: pd.DataFrame = own[own[_TP] == lowest]
+    return few.assign(panel=few["scenario"].astype(str) + ", TP " + few[_TP].astype(int).astype(str))
 
 
 def _contention(rows: pd.DataFrame) -> pd.DataFrame:

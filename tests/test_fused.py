@@ -478,3 +478,8 @@ def test_a_workload_of_ones_own_is_drawn_by_its_name(tmp_path: Path, monkeypatch
     folder = run_folder(tmp_path, "fused_ops")
     assert {row["within"] for row in json.loads((folder / "claims.json").read_text("utf-8"))} == {None}
     assert (folder / "figures" / "reduction.png").exists()
+
+
+def test_bulk_alone_is_told_without_reductions(tmp_path: Path) -> None:
+    words = ["schedule=bulk_sync", "tracking=none", "store=none", "timeline=false"]
+    assert main(["study=fused_ops", f"output_dir={tmp_path}", *words]) == 0

@@ -312,6 +312,12 @@ def test_a_model_and_a_memory_of_ones_own(tmp_path: Path) -> None:
     assert all(row["reason"] for row in rows)
 
 
+@pytest.mark.parametrize("way", ["gpu", "stored"])
+def test_a_configuration_without_units_is_told_without_claims_that_need_them(way: str, tmp_path: Path) -> None:
+    folder = _study(tmp_path, f"quantised={way}", "models=[llama2_7b]", "~space.system")
+    assert not (folder / "figures" / "bursts.png").exists()
+
+
 def test_a_pipeline_leaves_out_systems_that_have_none(tmp_path: Path) -> None:
     folder = _study(tmp_path, "models=[llama2_7b]", "parallel.pp=2", "budget.trials=20", "search=random")
     assert (folder / "systems.parquet").is_file()
