@@ -62,8 +62,9 @@ class JitQ(Plain):
         found = {claim.id: absent for claim in self.claims()} | _of_parts()
         if set(rows.get(_WAY, ())) >= {"gpu", "pim"}:
             (published,) = (claim.value for claim in self.claims() if claim.id == "jitq.capacity_saved")
+            assert not isinstance(published, tuple)
             around = {path: _as_configured(table, run, path) for path in (_ROWS, _BESIDE)}
-            found |= {**_lost(rows, around), **_saved(rows, float(published)), **_fits(table)}  # type: ignore[arg-type]
+            found |= {**_lost(rows, around), **_saved(rows, published), **_fits(table)}
         return found | _pace(run)
 
     def figures(self, table: pd.DataFrame, timelines: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
@@ -112,15 +113,16 @@ def _as_configured(table: pd.DataFrame, run: Finished, *searched: str) -> pd.Dat
     values = {path: asked["quantised"].get(path.partition(".")[2]) for path in (_AHEAD, _ROWS, _BESIDE)}
     pim = asked["system"]["gpu"].get("pim") or {}
     values |= {_KEPT: asked["quantised"].get("kept"), _UNITS: pim.get("units_per_bank"), _RATE: pim.get("command_rate")}
-    fits = table[_WAY].astype(str) != "stored"
-    of_pim = table[_WAY].astype(str) == "pim"
     if None in values.values():  # of a configuration in which no units make copies
         return table.iloc[:0]
+    way = table[_WAY].astype(str)
+    fits = way.notna()
     for path, value in values.items():
         if path not in searched:
+            free = way == "stored" if path == _KEPT else way != "pim"  # for whom it means nothing
             held = table[path].astype(str) if isinstance(value, str) else table[path].astype(float)
-            fits &= (held == value) | (~of_pim if path != _KEPT else False)
-    return table.loc[fits | (table[_WAY].astype(str) == "stored")]
+            fits &= free | (held == value)
+    return table.loc[fits]
 
 
 def _names(run: Finished) -> list[str]:
@@ -245,7 +247,7 @@ def _pace(run: Finished) -> dict[str, Finding]:
         waits = _late(schedule(tasks(found)))
         behind += [f"{name} before {waits[0]}"] if waits else []
         shares.append(f"{name} {_PERCENT * float(found.copies.busy_s / (found.slot_s - found.copies.slot_s)):.1f} %")
-    text = f"units are busy for a share of a micro-batch: {', '.join(shares)}; first layers of a pass are exposed"
+    text = f"units are busy for a share of a micro-batch: {', '.join(shares)}; copies of a pass begin with it"
     told = f"{text}; the GPU waits: {', '.join(behind)}" if behind else text
     return {"jitq.keeps_pace": Finding(not behind, told, "units are slower than the products that read their copies")}
 
