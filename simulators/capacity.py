@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from dse.values import Frozen, Integer, Number, knob
@@ -135,8 +134,3 @@ def grid(
 def _columns(found: Saving) -> dict[str, float]:
     names = ("base_bytes", "copy_bytes", "buffer_bytes", "saved")
     return {name: float(getattr(found, name)) for name in names}
-
-
-def largest_model(memory_bytes: NDArray[np.float64] | float, found: Saving, *, copies_stored: bool) -> Any:
-    """Parameters that fit into so many bytes of memory for parameters, with copies stored or made when needed."""
-    return np.asarray(memory_bytes) / (found.stored_bytes if copies_stored else found.needed_bytes)

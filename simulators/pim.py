@@ -61,7 +61,7 @@ class Pim(Frozen):
     read_to_write_s: Short
     write_to_read_s: Short
     host_bytes_per_s_per_stack: Annotated[BytesPerSecond, Field(ge=1e6)]
-    update_columns: Annotated[Number, Field(ge=1, le=64)] = 2.0
+    update_columns: Annotated[Number, Field(ge=1, le=64)]
 
     @field_validator("units_per_bank")
     @classmethod

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from dse.values import put
-from simulators.capacity import Base, Buffer, Copies, Copy, grid, largest_model, saving
+from simulators.capacity import Base, Buffer, Copies, Copy, grid, saving
 from simulators.mx import Format
 
 FORMATS = {name: Format.model_validate(tree) for name, tree in shipped("format").items()}
@@ -81,13 +81,6 @@ def test_numbers_may_be_arrays() -> None:
         for j, count in enumerate(layers.tolist()):
             one = saving(BASES["fp32 W"], Copies(forward=copy(name)), Buffer(num_layers=count, layers_in_flight=1))
             assert found.saved[i, j] == pytest.approx(one.saved, rel=1e-14)
-
-
-def test_what_is_saved_makes_room_for_a_larger_model() -> None:
-    found = saving(BASES["bf16 W, G, m"], COPIES["MX9 forward, MX6 backward"])
-    with_copies, without = (largest_model(64e9, found, copies_stored=stored) for stored in (True, False))
-    assert with_copies / without == pytest.approx(1 - found.saved)
-    assert without == pytest.approx(64e9 / 6)
 
 
 @pytest.mark.parametrize(

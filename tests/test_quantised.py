@@ -330,6 +330,12 @@ def test_degrees_that_leave_a_server_without_a_network_are_infeasible_and_the_ot
     assert [found[place].status for place in range(3)] == ["ok", "ok", "infeasible"]
 
 
+def test_no_point_of_a_space_is_lost_to_rounding(tmp_path: Path) -> None:
+    words = ["models=[llama2_7b]", "run.recompute=all", "quantised.beside=products", "~space.instructions"]
+    table = pd.read_parquet(_study(tmp_path, *words) / "results.parquet")
+    assert set(table["status"]) == {"ok"}
+
+
 def test_a_window_of_iterations_is_no_window_of_units_in_memory() -> None:
     prior = {"lengths": shipped("lengths")["iwslt15"], "iterations": shipped("iterations")["prior"]}
     assert BACKEND.condition("iterations.window", tree(prior)) == {}
