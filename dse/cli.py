@@ -153,6 +153,8 @@ _GROUPS = {
     "kernels": "Kernels of a framework",
     "optimizer": "Optimizers",
     "setting": "Settings of a GPU",
+    "application": "Applications as memory traces",
+    "policy": "Cache policies",
     "lengths": "Sequence lengths of an epoch",
     "iterations": "Iterations that stand for an epoch",
     "quantised": "Low-precision copies of weights",
@@ -177,6 +179,8 @@ Commands
                                  fit a GPU's efficiency constants on a few measured operators, test them on the rest
   seqpoint data=<csv> [k0=5] [error=0.01] [out=<csv>]
                                  which iterations of a log over sequence lengths to profile, and what they project
+  trace data=<file> [system=gem5_gcn3] [policy=combined] [out=<folder>]
+                                 a memory trace of your own (Parquet, CSV, Accel-Sim) through caches and DRAM
   ui [port=5000]                 serve the MLflow UI on 127.0.0.1
 
 Examples

@@ -63,7 +63,8 @@ OF_ONE_GPU = ("fused",)  # families that need a system that says what persistent
 SCHEDULES = tuple(name for name, tree in _trees("schedule").items() if "mover" in tree)
 """Those that kernels or DMA engines move; the others have tests of their own."""
 DEVICES = tuple(name for name, tree in _trees("system").items() if "measured_as" in tree)  # of single operators
-SYSTEMS = tuple(name for name in _trees("system") if name not in DEVICES)
+MEMORIES = tuple(name for name, tree in _trees("system").items() if "dram" in tree)  # of the request-by-request backend
+SYSTEMS = tuple(name for name in _trees("system") if name not in (*DEVICES, *MEMORIES))
 PATTERNS: tuple[Pattern, ...] = ("all_gather", "all_to_all")
 """Collectives that bring a GEMM its input."""
 AFTER: tuple[Pattern, ...] = ("reduce_scatter", "all_reduce")

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 import toy
 import yaml
-from conftest import AFTER, CONF, DEVICES, FAMILIES, FREE, OF_ONE_GPU, SYSTEMS, shipped
+from conftest import AFTER, CONF, DEVICES, FAMILIES, FREE, MEMORIES, OF_ONE_GPU, SYSTEMS, shipped
 
 from dse import discovery
 from dse.backend import Batch
@@ -467,13 +467,17 @@ def test_every_shipped_option_can_be_named_on_the_command_line() -> None:
     }
     for name in groups.pop("study"):
         planned(f"study={name}")
-    of_studies = ("landscape", "measured", "step")
+    of_studies = ("landscape", "measured", "memory", "step")
     groups["simulator"] = [name for name in groups["simulator"] if name not in of_studies]
     groups["system"] = [name for name in SYSTEMS if "persistent" not in shipped("system")[name] and name != "mi100_1"]
     groups_of_steps = ("model", "setting", "optimizer", "kernels", "lengths", "iterations")
     of_steps = {name: list(shipped(name)) for name in groups_of_steps} | {"system": DEVICES}
     for options in zip_longest(*of_steps.values()):
         planned("study=bert", *(f"{group}={one}" for group, one in zip(of_steps, options, strict=True) if one))
+    of_memory = {name: list(shipped(name)) for name in ("application", "policy")} | {"system": MEMORIES}
+    for options in zip_longest(*of_memory.values()):
+        words = [f"{group}={one}" for group, one in zip(of_memory, options, strict=True) if one]
+        planned("study=cache_policies", "applications=null", *words)
     pairs = named_together(groups.pop("schedule"), groups.pop("workload"))
     for pair, *options in zip_longest(pairs, *groups.values()):
         words = [f"{group}={option}" for group, option in zip(groups, options, strict=True) if option]

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Annotated, Any, Literal, get_args, get_origin
 
+import applications
 import iterations
 import numpy as np
 import pytest
@@ -142,11 +143,21 @@ def iterations_of_models() -> tuple[Backend, list[Batch]]:
     return BACKENDS["step"](), [Batch(point, axes), Batch(wrong), Batch(iterations.step({"parallel.pp": 5}))]
 
 
+def requests_through_caches() -> tuple[Backend, list[Batch]]:
+    """Sets of an L2 that is no power of two are none, nor is a row of DRAM of so few bytes."""
+    small = {"run.requests": 1000, "run.repeats": 1}
+    wrong = {"system.l2.bytes": 3 << 20, "system.dram.row_bytes": 1000}
+    changes = [{}, {"system.l2.bytes": 2 << 20}, wrong, {"system.mapping.channel_hash": "polynomial"}]
+    designs = [applications.design("fw_soft", "combined", {**small, **one}) for one in changes]
+    return BACKENDS["memory"](), [Batch(one) for one in designs]
+
+
 SCREENED: dict[str, Callable[[], tuple[Backend, list[Batch]]]] = {
     "overlap": a_grid_of_overlap,
     "external": programs_given_a_design_each,
     "landscape": searches,
     "measured": predictions,
+    "memory": requests_through_caches,
     "step": iterations_of_models,
     "toy": things,
     "toy on arrays": things_on_arrays,

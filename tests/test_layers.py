@@ -8,16 +8,20 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import applications
 import iterations
 import pytest
 import yaml
-from conftest import CONF, DEVICES, REPOSITORY, SYSTEMS, design, shipped
+from conftest import CONF, DEVICES, MEMORIES, REPOSITORY, SYSTEMS, design, shipped
 from conftest import backend as overlap
 
 from dse import discovery
 from dse.compose import listing
 from dse.yamlcheck import accidents, unreadable
 from simulators.device import Device
+from simulators.memory.backend import MemoryBackend
+from simulators.memory.machine import MemorySystem
+from simulators.sourced import Sourced
 from simulators.system import System
 
 PACKAGES = ("dse", "simulators", "search_spaces", "studies")
@@ -112,11 +116,14 @@ def test_every_option_is_described_and_named_like_its_file(group: str) -> None:
         assert len(told[option]) > 10, f"{group}/{option}"
 
 
-@pytest.mark.parametrize("system", [*SYSTEMS, *DEVICES])
+@pytest.mark.parametrize("system", [*SYSTEMS, *DEVICES, *MEMORIES])
 def test_every_constant_of_a_system_has_a_source_and_every_source_a_constant(system: str) -> None:
     tree = shipped("system")[system]
-    found = System.model_validate(tree) if system in SYSTEMS else Device.model_validate(tree)
-    facts = {path.partition(".")[2]: (provenance, source) for path, _, provenance, source in found.facts()}
+    kind = System if system in SYSTEMS else MemorySystem if system in MEMORIES else Device
+    found: Sourced = kind.model_validate(tree)
+    facts = {
+        path.partition(".")[2]: (provenance, source) for path, _, provenance, source in found.facts_below("system")
+    }
     assert all(provenance and len(source) >= 3 for provenance, source in facts.values())
     for path in found.sources:
         assert any(fact == path or fact.startswith(f"{path}.") for fact in facts), f"{path} is the source of nothing"
@@ -133,7 +140,10 @@ def test_the_recorded_and_shown_paths_of_every_study_are_paths_of_its_designs() 
     copies = {"quantised": shipped("quantised")["pim"], "format": shipped("format")["mx9"]}
     copies |= {"instructions": shipped("instructions")["plain"], "system": shipped("pim")["hbm3_strawman"]}
     of_steps = set(_paths({**iterations.step().model_dump(), **epoch}, "")) | set(_paths(copies, ""))
+    requests = {**MemoryBackend.metrics, **MemoryBackend.relations}
+    of_memory = set(_paths(applications.design("fw_act", "combined").model_dump(), ""))
     held = {"fluid": (known, metrics), "analytic": (known, metrics), "step": (of_steps, steps)}
+    held["memory"] = of_memory, requests
     studies = [(tree["study"], _simulator(tree)) for tree in shipped("study").values()]
     assert {simulator for _, simulator in studies} == {*held, "landscape", "measured"}
     for study, simulator in ((one, name) for one, name in studies if name in held):
@@ -147,7 +157,9 @@ def test_the_recorded_and_shown_paths_of_every_study_are_paths_of_its_designs() 
 def _simulator(tree: dict[str, Any]) -> str:
     """The simulator that a study chooses."""
     chosen = (one.get("override /simulator") for one in tree.get("defaults", []) if isinstance(one, dict))
-    return next((name for name in chosen if name), "analytic")
+    others = (one for one in tree.get("defaults", []) if isinstance(one, str) and one != "_self_")
+    based = next((shipped("study")[name] for name in others), None)
+    return next((name for name in chosen if name), "analytic" if based is None else _simulator(based))
 
 
 def _paths(tree: Any, prefix: str) -> Iterator[str]:
@@ -226,9 +238,12 @@ def public(tree: ast.Module | ast.ClassDef, prefix: str = "") -> Iterator[tuple[
                 yield from public(node, f"{prefix}{node.name}.")
 
 
+_COMPILED = {"compiled", "flat", "inlined", "outlined"}
+
+
 def _is_kernel(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
     """Compiled kernels are one function on purpose: helpers that take arrays would slow their inner loops."""
-    return any(isinstance(mark, ast.Name) and mark.id == "compiled" for mark in node.decorator_list)
+    return any(isinstance(mark, ast.Name) and mark.id in _COMPILED for mark in node.decorator_list)
 
 
 def functions() -> dict[str, int]:

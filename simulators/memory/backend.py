@@ -1,0 +1,142 @@
+"""The memory backend: an application's kernels, request by request, through the caches and DRAM of one GPU.
+
+A design is a memory system, an application, which requests its caches keep, and how much is simulated. Kernels are
+address traces by class (`simulators.memory.traces`); what takes them is `simulators.memory.engine`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from pydantic import BaseModel
+
+from dse.backend import Batch, Columns, Interval, Metric, Replay, Result, Results, Tree
+from dse.problems import Problem, Problems, did_you_mean
+from dse.space import get_path
+from dse.values import LABELS
+from simulators.design import problems
+from simulators.memory.design import SECTIONS, Design, rules
+from simulators.memory.engine import READS, WRITES
+from simulators.memory.measures import METRICS, measure, simulate
+from simulators.steps.zoo import option_tree
+
+_VERSION = "1"
+
+
+class MemoryBackend:
+    """Designs one by one; each takes milliseconds to seconds."""
+
+    batch = 1
+    version = _VERSION
+    metrics: Mapping[str, Metric] = METRICS
+    relations: Mapping[str, Metric] = {
+        "speedup": Metric("x", "time_s of the baseline / time_s", "maximize"),
+        "traffic": Metric("x", "dram_bytes / those of the baseline"),
+    }
+
+    def sections(self, tree: Tree) -> None:
+        """Those of `Design`, and perhaps `applications`: names of options, a scenario each."""
+        check, known = Problems(), (*SECTIONS, "applications")
+        for name in set(tree) - set(known):
+            check.add(name, "is not a known section", way_out=did_you_mean(name, known))
+        for name in SECTIONS:
+            listed = name == "application" and tree.get("applications")
+            if not isinstance(tree.get(name), Mapping) and not listed:
+                check.add(name, "is no section of keys", value=tree.get(name), way_out=f"choose one: {name}=<option>")
+        system = tree.get("system")
+        if isinstance(system, Mapping) and "dram" not in system:
+            way = "memory systems have l1, l2, dram and mapping, such as system=gem5_gcn3"
+            check.add("system", "is no memory system", value=system.get("name"), way_out=way)
+        names = tree.get("applications") or []
+        if not isinstance(names, Sequence) or isinstance(names, str) or not all(isinstance(one, str) for one in names):
+            way = "applications=[fw_act,sgemm]"
+            check.add("applications", "must list applications by name", value=names, way_out=way)
+        check.done()
+
+    def scenarios(self, tree: Tree) -> Mapping[str, Tree]:
+        """The application of the configuration, or one scenario for each of `applications`."""
+        base = {name: tree[name] for name in SECTIONS if name in tree}
+        names = tree.get("applications") or []
+        if not names:
+            return {str(tree["application"].get("name", "application")): base}
+        check, found = Problems(), dict[str, Tree]()
+        for said in names:
+            own = option_tree("application", said)
+            name = str(own.get("name", said))
+            if name in found:
+                check.add("applications", "names an application twice", value=said, way_out="list it once")
+            found[name] = {**base, "application": own}
+        check.done()
+        return found
+
+    def design(self, tree: Tree) -> Design:
+        """A validated design. Raises ConfigError with every problem."""
+        check = Problems()
+        found = check.model(Design, tree, path="")
+        check.done()
+        assert found is not None
+        return found
+
+    def problems(self, design: BaseModel) -> Sequence[Problem]:
+        """Sizes that do not fit together."""
+        assert isinstance(design, Design)
+        return problems(list(rules(design)))
+
+    def condition(self, path: str, tree: Tree) -> Mapping[str, Any] | None:
+        """Every value of a design may be searched."""
+        section, _, name = path.partition(".")
+        if section not in SECTIONS or (path.rpartition(".")[2] in LABELS and path != "policy.name"):
+            return None
+        return {} if get_path(tree, path) is not None or name in ("name",) else None
+
+    def is_axis(self, path: str, design: BaseModel) -> bool:
+        """No: designs are simulated one by one."""
+        return False
+
+    def screen(self, batches: Sequence[Batch]) -> list[Results]:
+        """Look at the rules of each design."""
+        return [Results.of([self._refused(design) or Result("ok") for design in batch.designs()]) for batch in batches]
+
+    def evaluate(self, batches: Sequence[Batch]) -> list[Results]:
+        """Simulate each design that breaks no rule."""
+        return [Results.of([self._one(design) for design in batch.designs()]) for batch in batches]
+
+    def _refused(self, design: BaseModel) -> Result | None:
+        reason = "; ".join(map(str, self.problems(design)))
+        return Result("infeasible", reason=reason) if reason else None
+
+    def _one(self, design: BaseModel) -> Result:
+        assert isinstance(design, Design)
+        refused = self._refused(design)
+        if refused:
+            return refused
+        try:
+            return Result("ok", measure(design, simulate(design)), engine="requests")
+        except OverflowError as error:
+            return Result("unsupported", reason=str(error))
+
+    def relate(self, point: Columns, baseline: Columns) -> Columns:
+        """Speed-up and traffic."""
+        return {
+            "speedup": baseline["time_s"] / point["time_s"],
+            "traffic": point["dram_bytes"] / np.maximum(baseline["dram_bytes"], 1.0),
+        }
+
+    def replay(self, design: BaseModel) -> Replay:
+        """Every kernel, and what bounds them."""
+        assert isinstance(design, Design)
+        now, found, line = 0.0, list[Interval](), design.system.line_bytes
+        for place, (cost, times) in enumerate(simulate(design).costs):
+            begin, now = now, now + design.system.gpu.launch_s
+            found += [Interval("kernels", f"launch {place}", "launch", begin, now)] if now > begin else []
+            begin, now = now, now + cost.seconds * times
+            moved = float(cost.totals[READS] + cost.totals[WRITES]) * line * times
+            found.append(Interval("kernels", f"{cost.name} {place}", "gemm", begin, now, moved))
+        return Replay(tuple(found), {})
+
+    def facts(self, design: BaseModel) -> Sequence[tuple[str, Any, str, str]]:
+        """Constants of the memory system with their sources."""
+        assert isinstance(design, Design)
+        return list(design.system.facts_below("system"))

@@ -1,0 +1,76 @@
+"""What a design of the memory backend is: its sections, and the rules between them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Annotated
+
+from pydantic import Field
+
+from dse.space import get_path
+from dse.values import Frozen, Integer
+from simulators.design import Rule
+from simulators.memory.kernels import Application, touched
+from simulators.memory.machine import MemorySystem, whole_power
+from simulators.memory.policy import Policy
+
+_PCS = 256
+_MOST_BYTES = 2**40  # what tags of 32 bits can tell apart
+
+
+class Run(Frozen):
+    """How much is simulated: requests of a kernel, from which on its other workgroups are taken to go on alike, and
+    repetitions of a group of kernels, whose others are taken to be like the last.
+    """
+
+    requests: Annotated[Integer, Field(ge=1000, le=16_000_000)]
+    repeats: Annotated[Integer, Field(ge=1, le=100_000)]
+
+
+class Design(Frozen):
+    """An application on a memory system under a policy."""
+
+    system: MemorySystem
+    application: Application
+    policy: Policy
+    run: Run
+
+
+SECTIONS = tuple(Design.model_fields)
+
+
+def rules(design: Design) -> Iterator[Rule]:
+    """Sizes that have to be powers of two or fit into one another."""
+    system, channels = design.system, design.system.dram.channels
+    line, chunk, row = system.line_bytes, system.mapping.interleave_bytes, system.dram.row_bytes
+    for path, sets in (("system.l1.bytes", system.l1_sets), ("system.l2.bytes", system.l2_sets)):
+        where = "" if path == "system.l1.bytes" else " x system.dram.channels"
+        told = f"makes {{0}} sets of ways x lines{where}, no whole power of two"
+        yield Rule(path, not whole_power(sets), told, get_path(design.model_dump(), path), (sets,), "take another size")
+    for path, size in (("system.mapping.interleave_bytes", chunk), ("system.dram.row_bytes", row)):
+        told = "is not a power of two, or less than a line ({0})"
+        yield Rule(path, not whole_power(size / line), told, size, (line,), "take another size")
+    told = "holds more than 62 lines of {0}"
+    yield Rule("system.dram.row_bytes", row / line > 62, told, row, (line,), "take shorter rows, or longer lines")
+    for path, many in (("system.dram.banks", system.dram.banks), ("system.dram.queue", system.dram.queue)):
+        yield Rule(path, not whole_power(many), "is not a power of two", many, way_out="take 16, 32 or 64")
+    odd = system.mapping.channel_hash == "polynomial" and not (whole_power(channels) and 2 <= channels <= 128)
+    told = "needs 2, 4, ... 128 channels (system.dram.channels = {0})"
+    yield Rule("system.mapping.channel_hash", odd, told, "polynomial", (channels,), "take xor")
+    predictor = design.policy.predictor
+    if predictor is not None:
+        sampled, told = predictor.sampled_sets, "is not a power of two, or more than the sets of a slice of L2 ({0})"
+        wrong = not whole_power(sampled) or sampled > system.l2_sets
+        yield Rule("policy.predictor.sampled_sets", wrong, told, sampled, (system.l2_sets,), "take fewer")
+    precision = design.application.precision
+    if precision not in dict(system.gpu.flop_per_s):
+        told = f"says nothing of {precision}, which the application computes in"
+        yield Rule("system.gpu.flop_per_s", True, told, way_out="give it with its source")
+    size = {"fp32": 4, "fp64": 8, "fp16": 2}[precision]
+    whole = size * sum(math.prod(sizes) for sizes in design.application.tensors.values())
+    yield Rule(
+        "application.tensors", whole > _MOST_BYTES, "take more than 2^40 bytes", whole, way_out="take smaller ones"
+    )
+    used = sum(len(list(touched(kernel))) for group in design.application.groups for kernel in group.kernels)
+    yield Rule("application.groups", used > _PCS, "have more than 256 loads and stores", used, way_out="split it")

@@ -1,0 +1,756 @@
+"""The memory system of a GPU, request by request: what CUs ask for, L1 of each, shared L2, and channels of DRAM.
+
+A kernel is a grid of workgroups that all run one short program (`simulators.memory.program`). CUs hold some of them at
+once, and run the one that has been ready longest; requests are whole lines. In the order of time, each takes its way:
+
+    CU       a line a cycle; a load that misses L1, and a store, take one of `in_flight` places, in the order of issue
+    L1       write-through, no allocation by stores; a line that is under way serves all who ask for it
+    L2       a slice at each channel, one tag look-up and one fill at a time; lines under way cannot be evicted: a set
+             full of them stops its slice (an L1: its CU) until the first has arrived, or is passed by (`bypass`)
+    DRAM     a request enters the channel's window of `queue` when the one so many before it has left. Banks hold rows
+             open; a request whose row is open, or will be before it can be, needs no activation (first ready, first
+             come, first served, as far as the window reaches); else tRC, tRP after the last use (tWR after a write),
+             tRRD after the channel's last. The bus takes bursts, and what waits for a bank does not hold it up
+    stores   wait in a buffer of the channel, and are written in one go once it is full, between two turns of the bus
+             and after what was written before
+
+LRU is exact. Bits do not depend on the machine; time is in ns, that of lines under way is rounded up to 1/16 ns.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simulators.compiled import flat, inlined, outlined
+
+Ways = NDArray[np.int32]
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+END, LOAD, STORE, COMPUTE, WAIT, FENCE, LOOP, LISTED = range(8)
+"""Operations of a program. COMPUTE: the CU is busy. WAIT: until all loads are there. FENCE: until those before the last
+fence are. LOOP: back to `TARGET`, `TIMES` times. LISTED: the next request of a trace."""
+OP, PC, BASE, ROWS, STEP, BYTES, LOW, HIGH, PITCH, SCATTER, LEVEL, TIMES, TARGET, GRID = range(14)
+LOOPS = GRID + 4
+FIELDS = LOOPS + 4
+"""Of an operation. A load or store touches `ROWS` runs of `BYTES`, `STEP` apart, from `BASE` plus the workgroup's
+coordinates times `GRID` plus the loops' counters times `LOOPS`, as far as they lie in [`LOW`, `HIGH`), and, with
+`PITCH`, in the row of so many bytes in which they begin. With `SCATTER` each run begins at one of so many places from
+`LOW`, drawn by a hash."""
+# fmt: off
+(REQUESTS, L1_HITS, L1_MERGED, L1_STALLS, L1_BYPASSED, L2_HITS, L2_MERGED, L2_MISSES, L2_STALLS, L2_BYPASSED, PREDICTED,
+ USELESS, EVICTED, RINSED, READS, WRITES, ROW_HITS, ACTIVATIONS, TURNS, STAMP) = range(20)
+L1_STALLED, L2_STALLED, FULL = range(3)
+# fmt: on
+TOTALS, STALLED, BINS, HELD_ROWS = 20, 3, 256, 32
+PCS, PENDING, LATE_WAYS, LATE_SHIFT = 256, 1 << 15, 4, 13
+DIRTY, REUSED, STORED = 1, 2, 4
+_TICKS = 16.0
+_NEVER = 2**31 - 1
+_WAY_BITS = 5
+
+
+class Machine(NamedTuple):
+    """Numbers of a machine, and where its parts begin in three flat arrays.
+
+    Times are in ns. w (32 bits): tags, order of use and times of lines, and marks (dirty, reused, whose). m: integers;
+    t: times. Sizes are powers of two but for channels and ways; `channel_shift` is -1 where channels are not.
+    """
+
+    cycle: float
+    l1_hit: float
+    hop: float
+    far: float
+    l2_hit: float
+    lookup: float
+    fill: float
+    burst: float
+    trcd: float
+    trp: float
+    tras: float
+    trc: float
+    tcl: float
+    trrd: float
+    twr: float
+    to_write: float
+    to_read: float
+    trefi: float
+    trfc: float
+    cus: int
+    held: int
+    in_flight: int
+    line_shift: int
+    l1_ways: int
+    l1_shift: int
+    l2_ways: int
+    l2_shift: int
+    l2_xor: int
+    channels: int
+    channel_shift: int
+    chunk_shift: int
+    row_shift: int
+    bank_shift: int
+    bank_xor: int
+    hashed: int
+    queue: int
+    buffer: int
+    rows: int
+    reads: int
+    writes: int
+    bypass: int
+    rinse: int
+    predict: int
+    per_set: int
+    sampled: int
+    reward: int
+    most: int
+    one_tag: int
+    one_used: int
+    one_pend: int
+    two_tag: int
+    two_used: int
+    two_pend: int
+    two_mark: int
+    late: int
+    row_key: int
+    row_dirty: int
+    weight: int
+    bank_row: int
+    bank_newest: int
+    entered: int
+    stored: int
+    stored_count: int
+    fold: int
+    total: int
+    by_channel: int
+    by_set: int
+    by_bank: int
+    bin_of: int
+    bins_dram: int
+    bins_cu: int
+    place: int
+    counter: int
+    grid: int
+    order: int
+    head: int
+    bank_act: int
+    bank_last: int
+    bus: int
+    gate: int
+    entry: int
+    accepts: int
+    written: int
+    refresh: int
+    port: int
+    spent: int
+    bin_from: int
+    width: int
+    start: int
+    busy: int
+    ready: int
+    done: int
+    fence: int
+    ring: int
+    issue: int
+    alu: int
+    key: int
+
+
+@inlined
+def _find(w: Ways, tags: int, ways: int, tag: int) -> int:
+    """Which way holds a tag, or -1."""
+    found, first = 0, np.uint64(tags)
+    for way in range(ways):
+        found |= way + 1 if w[first + np.uint64(way)] == tag else 0
+    return found - 1
+
+
+@inlined
+def _victim(w: Ways, used: int, pend: int, ways: int, tick: int) -> int:
+    """The way used longest ago of those that are not under way, or -1."""
+    best, one, other = _NEVER, np.uint64(used), np.uint64(pend)
+    for way in range(ways):
+        key = w[one + np.uint64(way)] if w[other + np.uint64(way)] <= tick else _NEVER
+        best = min(best, key)
+    return best & 31 if best < _NEVER else -1
+
+
+@inlined
+def _soonest(w: Ways, pend: int, ways: int) -> int:
+    least, first = _NEVER, np.uint64(pend)
+    for way in range(ways):
+        least = min(least, w[first + np.uint64(way)])
+    return least
+
+
+@inlined
+def _fold(high: int, m: Ints, o: Machine) -> int:
+    """What the channel is turned by, for the part of an address above it: linear over its bits."""
+    one = m[o.fold + (high & 255)] ^ m[o.fold + 256 + (high >> 8 & 255)]
+    return one ^ m[o.fold + 512 + (high >> 16 & 255)] ^ m[o.fold + 768 + (high >> 24 & 255)]
+
+
+@inlined
+def _placed(line: int, m: Ints, o: Machine) -> tuple[int, int]:
+    """The channel of a line, and its number there."""
+    chunk = line >> o.chunk_shift
+    if o.channel_shift >= 0:
+        high, low = chunk >> o.channel_shift, chunk & (o.channels - 1)
+    else:
+        high = chunk // o.channels
+        low = chunk - high * o.channels
+    if o.hashed:
+        low = low ^ _fold(high, m, o) if o.channel_shift >= 0 else (low + _fold(high, m, o)) % o.channels
+    return low, (high << o.chunk_shift) | (line & ((1 << o.chunk_shift) - 1))
+
+
+@inlined
+def _set_of(local: int, o: Machine) -> int:
+    """The set of L2 in a channel's slice."""
+    turned = local ^ (local >> o.l2_shift) ^ (local >> (2 * o.l2_shift)) if o.l2_xor else local
+    return turned & ((1 << o.l2_shift) - 1)
+
+
+@inlined
+def _local_of(tag: int, which: int, o: Machine) -> int:
+    """The line of a channel with that tag and set."""
+    low = which ^ (tag & ((1 << o.l2_shift) - 1)) ^ (tag >> o.l2_shift) if o.l2_xor else which
+    return (tag << o.l2_shift) | (low & ((1 << o.l2_shift) - 1))
+
+
+@inlined
+def _tick(when: float, t: Floats, o: Machine) -> int:
+    return int((when - t[o.start]) * _TICKS)
+
+
+@inlined
+def _until(tick: int, t: Floats, o: Machine) -> float:
+    return t[o.start] + tick / _TICKS
+
+
+@outlined
+def _widened(m: Ints, t: Floats, o: Machine) -> None:
+    """Bins of time twice as wide, for a run that does not fit into them."""
+    t[o.width] *= 2.0
+    for channel in range(o.channels):
+        t[o.bin_from + channel] = -1e300  # to be found again
+    for first, lanes in ((o.bins_dram, o.channels), (o.bins_cu, o.cus)):
+        for one in range(BINS):
+            for lane in range(lanes):
+                two = first + 2 * one * lanes + lane
+                m[first + one * lanes + lane] = m[two] + m[two + lanes] if one < BINS // 2 else 0
+    for one in range(BINS):
+        for lane in range(o.cus):
+            two = o.busy + 2 * one * o.cus + lane
+            t[o.busy + one * o.cus + lane] = t[two] + t[two + o.cus] if one < BINS // 2 else 0.0
+
+
+@inlined
+def _bin(when: float, m: Ints, t: Floats, o: Machine) -> int:
+    while when >= BINS * t[o.width]:
+        _widened(m, t, o)
+    return int(when / t[o.width])
+
+
+@inlined
+def _moved(channel: int, when: float, m: Ints, t: Floats, o: Machine) -> None:
+    """Count a line that DRAM moves, in its bin of time."""
+    if not t[o.bin_from + channel] <= when < t[o.bin_from + channel] + t[o.width]:
+        place = _bin(when, m, t, o)
+        t[o.bin_from + channel], m[o.bin_of + channel] = place * t[o.width], o.bins_dram + place * o.channels + channel
+    m[m[o.bin_of + channel]] += 1
+
+
+@inlined
+def _opened(channel: int, local: int, now: float, w: Ways, m: Ints, t: Floats, o: Machine) -> int:
+    """The activation that serves a request which is there from `now`: one that is made, or a new one."""
+    block = local >> o.row_shift
+    row = block >> o.bank_shift
+    bank = block & ((1 << o.bank_shift) - 1)
+    if o.bank_xor:
+        bank ^= row & ((1 << o.bank_shift) - 1)
+    one = (channel << o.bank_shift) + bank
+    if o.per_set:
+        m[o.by_bank + 2 * one] += 1
+    first, newest = one * HELD_ROWS, m[o.bank_newest + one]
+    if w[o.bank_row + first + newest] == row:
+        m[o.total + ROW_HITS] += 1
+        m[o.by_channel + channel * 4 + 2] += 1
+        return first + newest
+    after = newest
+    for _ in range(HELD_ROWS - 1):  # one before it, if it is open until after now
+        if t[o.bank_act + first + after] - o.trp <= now:
+            break
+        earlier = (after - 1) & (HELD_ROWS - 1)
+        if w[o.bank_row + first + earlier] == row:
+            m[o.total + ROW_HITS] += 1
+            m[o.by_channel + channel * 4 + 2] += 1
+            return first + earlier
+        after = earlier
+    begin = max(now, t[o.bank_last + one] + o.trp, t[o.bank_act + first + newest] + o.trc)
+    begin = max(begin, t[o.gate + channel])
+    t[o.gate + channel] = max(t[o.gate + channel], now) + o.trrd
+    newest = (newest + 1) & (HELD_ROWS - 1)
+    m[o.bank_newest + one] = newest
+    w[o.bank_row + first + newest] = row
+    t[o.bank_act + first + newest] = begin
+    t[o.bank_last + one] = begin + o.tras
+    m[o.total + ACTIVATIONS] += 1
+    m[o.by_channel + channel * 4 + 3] += 1
+    if o.per_set:
+        m[o.by_bank + 2 * one + 1] += 1
+    return first + newest
+
+
+@inlined
+def _free_bus(channel: int, now: float, w: Ways, m: Ints, t: Floats, o: Machine) -> float:
+    """From when the channel's bus is free, after refreshes that are due."""
+    bus = max(t[o.bus + channel], now)
+    if bus >= t[o.refresh + channel]:
+        due = int((bus - t[o.refresh + channel]) / o.trefi) + 1
+        t[o.refresh + channel] += due * o.trefi
+        bus += o.trfc
+        first = (channel << o.bank_shift) * HELD_ROWS
+        for one in range(first, first + (HELD_ROWS << o.bank_shift)):
+            w[o.bank_row + one] = -1
+    return bus
+
+
+@inlined
+def _read(channel: int, local: int, now: float, w: Ways, m: Ints, t: Floats, o: Machine) -> float:
+    """When a line of DRAM is there."""
+    place = channel * o.queue + (m[o.entered + channel] & (o.queue - 1))
+    m[o.entered + channel] += 1
+    enters = max(now, t[o.entry + place])
+    bus = _free_bus(channel, enters, w, m, t, o)
+    which = _opened(channel, local, enters, w, m, t, o)
+    begin = max(bus, max(t[o.bank_act + which] + o.trcd, enters) + o.tcl)
+    t[o.bus + channel] = bus + o.burst
+    t[o.entry + place] = begin
+    bank = which // HELD_ROWS
+    t[o.bank_last + bank] = max(t[o.bank_last + bank], begin - o.tcl + o.burst)
+    m[o.total + READS] += 1
+    m[o.by_channel + channel * 4] += 1
+    _moved(channel, begin, m, t, o)
+    return begin + o.burst
+
+
+@outlined
+def _drained(channel: int, now: float, w: Ways, m: Ints, t: Floats, o: Machine) -> None:
+    """Write what the channel's buffer holds."""
+    bus = _free_bus(channel, max(now, t[o.written + channel]), w, m, t, o) + o.to_write
+    t[o.accepts + channel] = t[o.written + channel] = bus
+    for one in range(m[o.stored_count + channel]):
+        which = _opened(channel, m[o.stored + channel * o.buffer + one], bus, w, m, t, o)
+        begin = max(bus, t[o.bank_act + which] + o.trcd)
+        bank = which // HELD_ROWS
+        t[o.bank_last + bank] = max(t[o.bank_last + bank], begin + o.burst + o.twr)
+        t[o.written + channel] = max(t[o.written + channel], begin + o.burst)
+        _moved(channel, begin, m, t, o)
+        bus += o.burst
+    m[o.total + TURNS] += 1
+    t[o.bus + channel] = bus + o.to_read
+    m[o.stored_count + channel] = 0
+
+
+@inlined
+def _write(channel: int, local: int, now: float, w: Ways, m: Ints, t: Floats, o: Machine) -> float:
+    """When the buffer of a channel takes a line."""
+    taken = max(now, t[o.accepts + channel])
+    m[o.stored + channel * o.buffer + m[o.stored_count + channel]] = local
+    m[o.stored_count + channel] += 1
+    m[o.total + WRITES] += 1
+    m[o.by_channel + channel * 4 + 1] += 1
+    if m[o.stored_count + channel] == o.buffer:
+        _drained(channel, taken, w, m, t, o)
+    return taken
+
+
+@outlined
+def _rinsed(entry: int, now: float, w: Ways, m: Ints, t: Floats, o: Machine) -> None:
+    """Write back every dirty line of a row of DRAM."""
+    key, dirty = m[o.row_key + entry], m[o.row_dirty + entry]
+    channel, block = key % o.channels, key // o.channels
+    for column in range(1 << o.row_shift):
+        if dirty >> column & 1:
+            local = (block << o.row_shift) | column
+            which = _set_of(local, o)
+            first = ((channel << o.l2_shift) + which) * o.l2_ways
+            way = _find(w, o.two_tag + first, o.l2_ways, local >> o.l2_shift)
+            if way >= 0 and w[o.two_mark + first + way] & DIRTY:
+                w[o.two_mark + first + way] ^= DIRTY
+                m[o.total + RINSED] += 1
+                _write(channel, local, now, w, m, t, o)
+    m[o.row_dirty + entry] = 0
+
+
+@inlined
+def _soiled(channel: int, local: int, now: float, w: Ways, m: Ints, t: Floats, o: Machine) -> None:
+    """Note a dirty line in the index of rows; a row whose entry is taken from it is rinsed."""
+    key = (local >> o.row_shift) * o.channels + channel
+    entry = key & (o.rows - 1)
+    if m[o.row_key + entry] != key:
+        if m[o.row_dirty + entry] != 0:
+            _rinsed(entry, now, w, m, t, o)
+        m[o.row_key + entry] = key
+    m[o.row_dirty + entry] |= 1 << (local & ((1 << o.row_shift) - 1))
+
+
+@inlined
+def _cleaned(way: int, channel: int, which: int, now: float, w: Ways, m: Ints, t: Floats, o: Machine) -> None:
+    """Write back a dirty line; with rinsing, all of its row."""
+    local = _local_of(w[o.two_tag + way], which, o)
+    if o.rinse:
+        _rinsed(((local >> o.row_shift) * o.channels + channel) & (o.rows - 1), now, w, m, t, o)
+    else:
+        w[o.two_mark + way] ^= DIRTY
+        _write(channel, local, now, w, m, t, o)
+
+
+@inlined
+def _evicted(way: int, channel: int, which: int, now: float, w: Ways, m: Ints, t: Floats, o: Machine) -> None:
+    """Make room: what the predictor learns of a line that nobody used, and its write-back."""
+    if w[o.two_tag + way] >= 0:
+        mark = w[o.two_mark + way]
+        if not mark & REUSED:
+            m[o.total + USELESS] += 1
+            if o.predict and not mark & STORED and which & (o.sampled - 1) == 0:
+                m[o.weight + (mark >> 3)] = max(m[o.weight + (mark >> 3)] - 1, 0)
+        if mark & DIRTY:
+            m[o.total + EVICTED] += 1
+            _cleaned(way, channel, which, now, w, m, t, o)
+
+
+@inlined
+def _late(line: int, w: Ways, o: Machine) -> int:
+    """The entry of a line among those under way that L2 does not keep: its own, or that which is there first."""
+    turned = (line ^ (line >> LATE_SHIFT) * 0x9E37) & ((1 << LATE_SHIFT) - 1)
+    first = o.late + 2 * LATE_WAYS * turned
+    found = first
+    for way in range(1, LATE_WAYS):
+        if w[first + way + LATE_WAYS] < w[found + LATE_WAYS]:
+            found = first + way
+    for way in range(LATE_WAYS):
+        if w[first + way] == line >> LATE_SHIFT:
+            found = first + way
+    return found
+
+
+@inlined
+def _second(line: int, pc: int, store: int, arrives: float, w: Ways, m: Ints, t: Floats, o: Machine) -> float:
+    """When L2, or DRAM behind it, has a line, or has taken it."""
+    channel, local = _placed(line, m, o)
+    at = max(arrives, t[o.port + channel])
+    t[o.port + channel] = at + o.lookup
+    keeps = o.writes if store else o.reads
+    which = _set_of(local, o)
+    first = ((channel << o.l2_shift) + which) * o.l2_ways
+    way = -1
+    if o.reads:  # something may be there
+        way = _find(w, o.two_tag + first, o.l2_ways, local >> o.l2_shift)
+        m[o.total + STAMP] += 1
+        if o.per_set:
+            m[o.by_set + 3 * ((channel << o.l2_shift) + which)] += 1
+    if way >= 0:
+        way += first
+        w[o.two_used + way] = (m[o.total + STAMP] << _WAY_BITS) + way - first
+        if w[o.two_pend + way] > _tick(at, t, o):
+            m[o.total + L2_MERGED] += 1
+            if not store:
+                return _until(w[o.two_pend + way], t, o)
+        else:
+            m[o.total + L2_HITS] += 1
+            mark = w[o.two_mark + way]
+            if not mark & REUSED:
+                w[o.two_mark + way] = mark | REUSED
+                if o.predict and which & (o.sampled - 1) == 0:
+                    m[o.weight + (mark >> 3)] = min(m[o.weight + (mark >> 3)] + o.reward, o.most)
+        if not store:
+            return at + o.l2_hit
+        if not keeps:
+            return _write(channel, local, at + o.far, w, m, t, o)
+        if not w[o.two_mark + way] & DIRTY:
+            w[o.two_mark + way] |= DIRTY
+            if o.rinse:
+                _soiled(channel, local, at, w, m, t, o)
+        return at
+    if o.reads and o.per_set:
+        m[o.by_set + 3 * ((channel << o.l2_shift) + which) + 1] += 1
+    if keeps and o.predict and which & (o.sampled - 1) != 0 and m[o.weight + pc] == 0:
+        m[o.total + PREDICTED] += 1
+        keeps = 0
+    if keeps:
+        way = _victim(w, o.two_used + first, o.two_pend + first, o.l2_ways, _tick(at, t, o))
+        if way < 0 and o.bypass:
+            m[o.total + L2_BYPASSED] += 1
+            keeps = 0
+        elif way < 0:
+            soon = _soonest(w, o.two_pend + first, o.l2_ways)
+            m[o.total + L2_STALLS] += 1
+            if o.per_set:
+                m[o.by_set + 3 * ((channel << o.l2_shift) + which) + 2] += 1
+            t[o.spent + L2_STALLED] += _until(soon, t, o) - at
+            at = _until(soon, t, o)
+            t[o.port + channel] = at + o.lookup
+            way = _victim(w, o.two_used + first, o.two_pend + first, o.l2_ways, soon)
+    if store and not keeps:
+        return _write(channel, local, at + o.far, w, m, t, o)
+    late = 0
+    if not keeps:  # in-flight coalescing alone
+        late = _late(line, w, o)
+        if w[late] == line >> LATE_SHIFT and w[late + LATE_WAYS] > _tick(at, t, o):
+            m[o.total + L2_MERGED] += 1
+            return _until(w[late + LATE_WAYS], t, o)
+    else:
+        way += first
+        _evicted(way, channel, which, at, w, m, t, o)
+        t[o.port + channel] += o.fill
+    done = at
+    if not store:
+        done = _read(channel, local, at + o.far, w, m, t, o) + o.far
+        m[o.total + L2_MISSES] += 1
+    if keeps:
+        w[o.two_tag + way] = local >> o.l2_shift
+        w[o.two_used + way] = (m[o.total + STAMP] << _WAY_BITS) + way - first
+        w[o.two_pend + way] = 0 if store else _tick(done, t, o) + 1
+        w[o.two_mark + way] = (pc << 3) | (STORED | DIRTY if store else 0)
+        if store and o.predict and which & (o.sampled - 1) == 0:
+            m[o.weight + pc] = max(m[o.weight + pc] - 1, 0)
+        if store and o.rinse:
+            _soiled(channel, local, at, w, m, t, o)
+    else:
+        w[late], w[late + LATE_WAYS] = line >> LATE_SHIFT, _tick(done, t, o) + 1
+    return done
+
+
+@inlined
+def _sifted(m: Ints, t: Floats, o: Machine) -> None:
+    """Let the CU at the root of the heap sink to its place; ties go to the lower number."""
+    key, who, place = t[o.key], m[o.order], 0
+    while True:
+        child = 2 * place + 1
+        if child >= o.cus:
+            break
+        if child + 1 < o.cus:
+            one, other = t[o.key + child], t[o.key + child + 1]
+            child += other < one or (other == one and m[o.order + child + 1] < m[o.order + child])
+        if not (t[o.key + child] < key or (t[o.key + child] == key and m[o.order + child] < who)):
+            break
+        t[o.key + place], m[o.order + place] = t[o.key + child], m[o.order + child]
+        place = child
+    t[o.key + place], m[o.order + place] = key, who
+
+
+@inlined
+def _given(one: int, group: int, extent: Ints, m: Ints, o: Machine) -> None:
+    """Give a workgroup to a place on a CU: its coordinates, the last of which runs fastest."""
+    rest = group
+    for axis in range(3, -1, -1):
+        m[o.grid + 4 * one + axis] = rest % extent[axis]
+        rest //= extent[axis]
+    m[o.place + one] = 0
+
+
+@outlined
+def _begun(start: float, groups: int, extent: Ints, w: Ways, m: Ints, t: Floats, o: Machine) -> int:
+    """Empty L1s, all that was under way arrived, and a workgroup in every place; how many were given out."""
+    t[o.start] = start
+    for one in range((o.cus << o.l1_shift) * o.l1_ways):
+        w[o.one_tag + one], w[o.one_pend + one] = -1, 0
+    for one in range((o.channels << o.l2_shift) * o.l2_ways):
+        w[o.two_pend + one] = 0
+    for one in range(2 * PENDING):
+        w[o.late + one] = -1
+    for one in range(o.cus * o.in_flight):
+        w[o.ring + one] = 0
+    given = 0
+    for place in range(o.held):
+        for cu in range(o.cus):
+            one = cu * o.held + place
+            t[o.ready + one] = np.inf
+            if given < groups:
+                _given(one, given, extent, m, o)
+                t[o.ready + one] = t[o.done + one] = t[o.fence + one] = start
+                given += 1
+    for cu in range(o.cus):
+        t[o.issue + cu] = t[o.alu + cu] = start
+        t[o.key + cu], m[o.order + cu] = t[o.ready + cu * o.held], cu
+    return given
+
+
+@outlined
+def _ended(end: float, w: Ways, m: Ints, t: Floats, o: Machine) -> float:
+    """Write back what is dirty, and empty the buffers."""
+    if o.writes:
+        for channel in range(o.channels):
+            for which in range(1 << o.l2_shift):
+                first = ((channel << o.l2_shift) + which) * o.l2_ways
+                for way in range(first, first + o.l2_ways):
+                    if w[o.two_mark + way] & DIRTY:
+                        _cleaned(way, channel, which, end, w, m, t, o)
+    for channel in range(o.channels):
+        if m[o.stored_count + channel] > 0:
+            _drained(channel, end, w, m, t, o)
+    for channel in range(o.channels):
+        end = max(end, t[o.bus + channel], t[o.written + channel])
+    return end
+
+
+@flat
+def run(
+    code: Ints,
+    work: Floats,
+    extent: Ints,
+    listed: Ints,
+    begins: Ints,
+    marks: Ints,
+    seen: Floats,
+    start: float,
+    w: Ways,
+    m: Ints,
+    t: Floats,
+    o: Machine,
+) -> float:
+    """Run a kernel from `start` [ns]; when it has ended.
+
+    code [P, FIELDS], work [P]: the program, and the time of COMPUTE [ns]. extent [4]: of the grid, of which the first
+    marks[-1] workgroups run. listed [R, 5]: address, bytes, pc, whether it is a store, and the ns from `start` before
+    which it is not made; begins [CUs + 1]: whose they are: for LISTED. seen [marks, TOTALS + 1]: totals and time once
+    so many workgroups had been given out.
+    """
+    groups, passed, end = marks[-1], 0, start
+    given = _begun(start, groups, extent, w, m, t, o)
+    while t[o.key] < np.inf:
+        while passed < len(marks) and given >= marks[passed]:
+            seen[passed, TOTALS] = t[o.key]
+            for one in range(TOTALS):
+                seen[passed, one] = m[o.total + one]
+            passed += 1
+        cu = m[o.order]
+        one = cu * o.held
+        for other in range(cu * o.held + 1, (cu + 1) * o.held):
+            if t[o.ready + other] < t[o.ready + one]:
+                one = other
+        now, at = t[o.key], m[o.place + one]
+        op = code[at, OP]
+        if op == LISTED:  # not before its time, nor before what others ask for until then
+            mine = begins[cu] + m[o.counter + 4 * one + 3]
+            if mine < begins[cu + 1] and start + listed[mine, 4] > now:
+                t[o.ready + one] = t[o.key] = start + listed[mine, 4]
+                _sifted(m, t, o)
+                continue
+        if op == LOAD or op == STORE or op == LISTED:
+            base, pc, size, rows, store = code[at, BASE], code[at, PC], code[at, BYTES], code[at, ROWS], op == STORE
+            low, high, scatter = code[at, LOW], code[at, HIGH], code[at, SCATTER]
+            if op == LISTED:
+                mine = begins[cu] + m[o.counter + 4 * one + 3]
+                if mine < begins[cu + 1]:
+                    base, size, pc, store = listed[mine, 0], listed[mine, 1], listed[mine, 2], listed[mine, 3] > 0
+                else:
+                    rows = 0
+            else:
+                for axis in range(4):
+                    base += m[o.grid + 4 * one + axis] * code[at, GRID + axis]
+                    base += m[o.counter + 4 * one + axis] * code[at, LOOPS + axis]
+            before = m[o.total + REQUESTS]
+            asked, done = now, t[o.done + one]
+            for row in range(rows):
+                begin = base + row * code[at, STEP]
+                if scatter > 0:
+                    drawn = np.uint64(begin) * np.uint64(0x9E3779B97F4A7C15)
+                    begin = low + np.int64(drawn >> np.uint64(24)) % scatter * size
+                if begin + size <= low or begin >= high:
+                    continue
+                stop = min(begin + size, high)
+                if code[at, PITCH] > 0:
+                    stop = min(stop, begin + code[at, PITCH] - (begin - low) % code[at, PITCH])
+                for line in range(max(begin, low) >> o.line_shift, ((stop - 1) >> o.line_shift) + 1):
+                    m[o.total + REQUESTS] += 1
+                    now += o.cycle
+                    way, first = -1, 0
+                    if o.reads and not store:
+                        which = (cu << o.l1_shift) + (line & ((1 << o.l1_shift) - 1))
+                        first = which * o.l1_ways
+                        way = _find(w, o.one_tag + first, o.l1_ways, line >> o.l1_shift)
+                        m[o.total + STAMP] += 1
+                        if way >= 0:
+                            w[o.one_used + first + way] = (m[o.total + STAMP] << _WAY_BITS) + way
+                            arrived = _until(w[o.one_pend + first + way], t, o)
+                            m[o.total + (L1_MERGED if arrived > now + o.l1_hit else L1_HITS)] += 1
+                            done = max(done, arrived, now + o.l1_hit)
+                            continue
+                    slot = o.ring + cu * o.in_flight + m[o.head + cu]
+                    m[o.head + cu] = m[o.head + cu] + 1 if m[o.head + cu] + 1 < o.in_flight else 0
+                    until = _until(w[slot], t, o)
+                    if until > now:
+                        t[o.spent + FULL] += until - now
+                        now = until
+                    if o.reads and not store:
+                        way = _victim(w, o.one_used + first, o.one_pend + first, o.l1_ways, _tick(now, t, o))
+                        if way < 0 and o.bypass:
+                            m[o.total + L1_BYPASSED] += 1
+                        elif way < 0:
+                            soon = _soonest(w, o.one_pend + first, o.l1_ways)
+                            m[o.total + L1_STALLS] += 1
+                            t[o.spent + L1_STALLED] += _until(soon, t, o) - now
+                            now = _until(soon, t, o)
+                            way = _victim(w, o.one_used + first, o.one_pend + first, o.l1_ways, soon)
+                    came = _second(line, pc, store, now + o.hop, w, m, t, o)
+                    if store:
+                        end = max(end, came)
+                    else:
+                        came += o.hop
+                        done = max(done, came)
+                        if way >= 0:
+                            w[o.one_tag + first + way] = line >> o.l1_shift
+                            w[o.one_used + first + way] = (m[o.total + STAMP] << _WAY_BITS) + way
+                            w[o.one_pend + first + way] = _tick(came, t, o) + 1
+                    w[slot] = _tick(came, t, o) + 1
+            m[o.bins_cu + _bin(asked, m, t, o) * o.cus + cu] += m[o.total + REQUESTS] - before
+            t[o.issue + cu] = t[o.ready + one] = now
+            t[o.done + one] = done
+        elif op == COMPUTE:
+            t[o.alu + cu] = max(t[o.alu + cu], now) + work[at]
+            t[o.ready + one] = t[o.alu + cu]
+            t[o.busy + _bin(now, m, t, o) * o.cus + cu] += work[at]
+        at += 1
+        while True:  # what takes no time
+            op = code[at, OP]
+            if op == LOOP:
+                level = o.counter + 4 * one + code[at, LEVEL]
+                times = code[at, TIMES] if code[at, TIMES] > 0 else begins[cu + 1] - begins[cu]
+                m[level] += 1
+                at = code[at, TARGET] if m[level] < times else at + 1
+                if m[level] >= times:
+                    m[level] = 0
+            elif op == WAIT or op == FENCE:
+                t[o.ready + one] = max(t[o.ready + one], t[o.done + one] if op == WAIT else t[o.fence + one])
+                t[o.fence + one] = t[o.done + one]
+                at += 1
+            elif op == END:
+                end = max(end, t[o.ready + one], t[o.done + one])
+                if given < groups:
+                    _given(one, given, extent, m, o)
+                    given += 1
+                    at = 0
+                    t[o.done + one] = t[o.fence + one] = t[o.ready + one]
+                else:
+                    t[o.ready + one] = np.inf
+                break
+            else:
+                break
+        m[o.place + one] = at
+        least = t[o.ready + cu * o.held]
+        for other in range(cu * o.held + 1, (cu + 1) * o.held):
+            least = min(least, t[o.ready + other])
+        t[o.key] = max(least, t[o.issue + cu])
+        _sifted(m, t, o)
+    end = _ended(end, w, m, t, o)
+    for last in range(passed, len(marks)):
+        seen[last, TOTALS] = end
+        for one in range(TOTALS):
+            seen[last, one] = m[o.total + one]
+    return end

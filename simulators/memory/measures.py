@@ -1,0 +1,133 @@
+"""What is measured of an application's kernels, once they have run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dse.backend import Metric
+from simulators.memory import engine as e
+from simulators.memory.design import Design
+from simulators.memory.kernels import touched
+from simulators.memory.program import Program, Region
+from simulators.memory.simulation import Cost, Simulation
+from simulators.memory.traces import program
+
+Floats = NDArray[np.float64]
+ELEMENT_BYTES: Mapping[str, int] = {"fp32": 4, "fp64": 8, "fp16": 2}
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """The machine as an application left it, and the cost of each kernel with how many launches it stands for."""
+
+    machine: Simulation
+    costs: tuple[tuple[Cost, int], ...]
+
+    def total(self, name: str) -> Floats:
+        """One array of the costs, over all launches."""
+        return np.asarray(np.sum([getattr(cost, name) * times for cost, times in self.costs], axis=0))
+
+    def summed(self, name: str) -> float:
+        """One number of the costs, over all launches."""
+        return math.fsum(getattr(cost, name) * times for cost, times in self.costs)
+
+
+def programs(design: Design) -> list[list[Program]]:
+    """The program of every kernel, by group; tensors lie one after another, from page to page."""
+    application, page = design.application, design.system.page_bytes
+    regions, end = dict[str, Region](), 0
+    for name, sizes in application.tensors.items():
+        regions[name] = Region(end, sizes, ELEMENT_BYTES[application.precision])
+        end = -(-regions[name].end // page) * page
+    pc, found = 0, list[list[Program]]()
+    for group in application.groups:
+        found.append([])
+        for kernel in group.kernels:
+            found[-1].append(program(kernel, regions, pc))
+            pc += len(list(touched(kernel)))
+    return found
+
+
+def simulate(design: Design, *, per_set: bool = False) -> Simulated:
+    """Run a design that breaks no rule. Raises OverflowError where a kernel runs longer than the clock can tell."""
+    made, gpu, run = programs(design), design.system.gpu, design.run
+    held = min(gpu.waves, max(one.held for group in made for one in group))
+    machine, costs = Simulation(design.system, design.policy, held=held, per_set=per_set), list[tuple[Cost, int]]()
+    rate = dict(gpu.flop_per_s)[design.application.precision]
+    for group, own in zip(design.application.groups, made, strict=True):
+        turns = min(group.repeat, run.repeats)
+        for turn in range(turns):
+            alike = 1 + (group.repeat - turns if turn == turns - 1 else 0)
+            costs += [(machine.launch(one, rate, run.requests), alike) for one in own]
+    return Simulated(machine, tuple(costs))
+
+
+METRICS: Mapping[str, Metric] = {
+    "time_s": Metric("s", "of all kernels, launches among them"),
+    "dram_bytes": Metric("B", "that DRAM reads and writes"),
+    "dram_read_bytes": Metric("B", "that DRAM reads"),
+    "dram_write_bytes": Metric("B", "that DRAM writes"),
+    "row_hit_rate": Metric("fraction", "DRAM accesses that need no activation", "maximize", high=1.0),
+    "bandwidth_share": Metric("fraction", "dram_bytes over time at the peak rate", "maximize", high=1.0),
+    "l1_hit_rate": Metric("fraction", "requests that L1 serves, lines under way among them", "maximize", high=1.0),
+    "l2_hit_rate": Metric(
+        "fraction", "requests at L2 that it serves, lines under way among them", "maximize", high=1.0
+    ),
+    "requests": Metric("", "lines that CUs ask for"),
+    "stalls": Metric("", "requests that wait for a set full of lines under way"),
+    "stall_share": Metric("fraction", "of the time of a CU, or of a slice of L2, in which such a request blocks it"),
+    "bypassed": Metric("", "requests that pass such a set by"),
+    "predicted": Metric("", "requests that pass L2 by, as their instruction's lines are not used again"),
+    "useless": Metric("", "lines evicted from L2 that nobody used again"),
+    "rinsed": Metric("", "dirty lines written back for their row"),
+    "camping": Metric(
+        "x", "the busiest channel's lines over the mean's, in the mean of bins of time by their lines", low=1.0
+    ),
+    "compute_share": Metric("fraction", "of the time in which CUs compute", "maximize"),
+    "launch_share": Metric("fraction", "of the time in launches", high=1.0),
+    "kernels": Metric("", "launched"),
+    "simulated": Metric("fraction", "of the workgroups of all launches", "maximize", high=1.0),
+}
+
+
+def measure(design: Design, found: Simulated) -> dict[str, float]:
+    """Every metric of a design that was simulated."""
+    system, total, stalled = design.system, found.total("totals"), found.total("stalled")
+    launches, kernels_s = sum(times for _, times in found.costs), found.summed("seconds")
+    launch_s, cus = launches * system.gpu.launch_s, system.gpu.num_cus
+    at_l1, at_l2 = total[e.L1_HITS] + total[e.L1_MERGED], total[e.L2_HITS] + total[e.L2_MERGED]
+    moved = (total[e.READS] + total[e.WRITES]) * system.line_bytes
+    blocked = stalled[e.L1_STALLED] / cus + stalled[e.L2_STALLED] / system.dram.channels
+    return {
+        "time_s": kernels_s + launch_s,
+        "dram_bytes": moved,
+        "dram_read_bytes": total[e.READS] * system.line_bytes,
+        "dram_write_bytes": total[e.WRITES] * system.line_bytes,
+        "row_hit_rate": total[e.ROW_HITS] / max(total[e.ROW_HITS] + total[e.ACTIVATIONS], 1.0),
+        "bandwidth_share": moved / (kernels_s * system.dram.bytes_per_s),
+        "l1_hit_rate": at_l1 / total[e.REQUESTS],
+        "l2_hit_rate": at_l2 / max(total[e.REQUESTS] - at_l1, 1.0),
+        "requests": total[e.REQUESTS],
+        "stalls": total[e.L1_STALLS] + total[e.L2_STALLS],
+        "stall_share": blocked / kernels_s,
+        "bypassed": total[e.L1_BYPASSED] + total[e.L2_BYPASSED],
+        "predicted": total[e.PREDICTED],
+        "useless": total[e.USELESS],
+        "rinsed": total[e.RINSED],
+        "camping": camping(found.machine.activity().channels),
+        "compute_share": found.summed("busy_s") / (cus * kernels_s),
+        "launch_share": launch_s / (kernels_s + launch_s),
+        "kernels": float(launches),
+        "simulated": found.summed("share") / launches,
+    }
+
+
+def camping(lines: NDArray[np.int64]) -> float:
+    """The busiest channel's lines over the mean channel's [bins, channels], bins weighed by their lines."""
+    total = float(lines.sum())
+    return float(lines.max(axis=1).sum() * lines.shape[1] / total) if total else 1.0

@@ -1,0 +1,43 @@
+"""Which requests the caches keep: the policies of "Optimizing GPU Cache Policies for MI Workloads" (arXiv:1910.00134).
+
+loads, stores   whether L1 and L2 keep what is loaded, and L2 what is stored until it is evicted or the kernel ends;
+                else a load is merged with others that are under way, and a store is written through
+allocation_bypass   a request whose set holds only lines under way passes the cache by, and does not wait
+rinse           a dirty line that is evicted takes all dirty lines of its row of DRAM along (a dirty-block index)
+predictor       loads and stores of an instruction whose lines nobody uses again pass L2 by. A counter for each
+                instruction falls with every line that is evicted unused from one in `sampled_sets` sets, where
+                all is kept, and rises by `reward` when a line is used; at 0 the others pass by
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from dse.values import Frozen, Integer
+
+
+class Predictor(Frozen):
+    """Counters of instructions: one set in `sampled_sets` teaches them; they rise by `reward`, to `most`.
+
+    loads, stores: what they begin with.
+    """
+
+    sampled_sets: Annotated[Integer, Field(ge=1, le=1024)]
+    reward: Annotated[Integer, Field(ge=1, le=1024)]
+    most: Annotated[Integer, Field(ge=1, le=2**16)]
+    loads: Annotated[Integer, Field(ge=0, le=2**16)]
+    stores: Annotated[Integer, Field(ge=0, le=2**16)]
+
+
+class Policy(Frozen):
+    """Which requests L1 and L2 keep."""
+
+    name: str
+    description: str = ""
+    loads: bool
+    stores: bool
+    allocation_bypass: bool
+    rinse: bool
+    predictor: Predictor | None

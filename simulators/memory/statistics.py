@@ -1,0 +1,286 @@
+"""What a memory trace of one's own finds in a memory system, set by set and channel by channel.
+
+    python -m dse trace data=<file> [system=gem5_gcn3] [policy=combined] [out=<folder>] [rows=<n>] [system.<path>=...]
+
+Formats are those of `simulators.memory.recorded`. rows: of one replay, for traces that take longer than the engine's
+clock can tell; L1s are empty, and L2 has written back, where the next begins. Written into the folder:
+
+    statistics.json   totals, rates and times, every constant with its source, what was made with what
+    sets.parquet      slice, set, lookups, misses, stalls: of every set of L2 (a policy without loads looks none up)
+    channels.parquet  channel, reads, writes, row_hits, activations
+    banks.parquet     channel, bank, accesses, row_hits
+    activity.parquet  second, channel, lines: lines that a channel moved in the bin of time from that second
+    figures/activity  GB/s of every channel over time
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import yaml
+
+from dse import provenance
+from dse.outputs import Outputs
+from dse.problems import ConfigError, Problem, Problems, pairs
+from dse.space import set_path
+from simulators.memory import engine
+from simulators.memory.backend import MemoryBackend
+from simulators.memory.design import Design
+from simulators.memory.measures import Simulated, measure
+from simulators.memory.recorded import Recording, read, replayed
+from simulators.memory.simulation import Simulation
+from simulators.steps.zoo import option_tree
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from rich.table import Table
+
+_SECTIONS = ("system", "policy")
+_SHOWN = 5  # rows of a table on the screen
+_DRAWN = 16  # bins of the figure
+_MOST_KERNELS = 1000  # that are listed
+# fmt: off
+TOTALS = (
+    "requests", "l1_hits", "l1_merged", "l1_stalls", "l1_bypassed", "l2_hits", "l2_merged", "l2_misses", "l2_stalls",
+    "l2_bypassed", "predicted", "useless", "evicted", "rinsed", "reads", "writes", "row_hits", "activations", "turns",
+)
+# fmt: on
+"""Counts of the engine that are told, by its names."""
+_UNSAID = ("compute_share", "kernels", "launch_share", "simulated")  # of metrics: say nothing of a trace
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """A recording, the design that names its machine, and what came of it."""
+
+    recording: Recording
+    design: Design
+    found: Simulated
+
+    @property
+    def machine(self) -> Simulation:
+        """As the replay left it."""
+        return self.found.machine
+
+    @property
+    def totals(self) -> dict[str, int]:
+        """Counts of the engine over all parts."""
+        total = self.found.total("totals")
+        return {name: int(total[getattr(engine, name.upper())]) for name in TOTALS}
+
+    @property
+    def statistics(self) -> dict[str, float]:
+        """Metrics of the memory backend that say something of a trace."""
+        found = measure(self.design, self.found)
+        return {name: float(value) for name, value in found.items() if name not in _UNSAID}
+
+
+def trace(words: Sequence[str]) -> int:
+    """`trace data=<file> [...]`: replay a memory trace, and write what sets and channels of the memory system saw."""
+    from dse import report
+
+    given, trees = _asked(words)
+    design = design_of(trees["system"], trees["policy"])
+    at_once = _count(given.get("rows", "0"))
+    data = Path(given["data"])
+    outputs = Outputs(Path(given.get("out", f"outputs/trace/{data.name.partition('.')[0]}")))
+    try:
+        outputs.folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError([Problem("out", f"cannot be made ({error.strerror})", str(outputs.folder))]) from None
+    recording = read(data, design.system, design.policy, at_once=at_once, folder=outputs.folder)
+    done = run(recording, design, outputs.folder)
+    made = provenance.record(["trace", *words], None, backend=f"memory {MemoryBackend.version}", seed=0)
+    outputs.write_json("statistics", {"data": data.name, **told(done), "made": made})
+    _write(done, outputs)
+    console = report.console()
+    for table in (_table(done.statistics, data.name), _channels_shown(done), _sets_shown(done)):
+        console.print(table)
+    written = "statistics.json, sets.parquet, channels.parquet, banks.parquet, activity.parquet, figures/activity.png"
+    console.print(f"written to {outputs.folder}/: {written}", soft_wrap=True)
+    return 0
+
+
+def run(recording: Recording, design: Design, folder: Path | None = None) -> Replayed:
+    """Replay a recording on a fresh machine. Raises ConfigError where it takes longer than the clock can tell."""
+    machine = Simulation(design.system, design.policy, held=1, per_set=True)
+    try:
+        costs = replayed(recording, machine, folder)
+    except OverflowError as error:
+        way = "rows=<n> replays so many at once"
+        raise ConfigError([Problem("data", str(error).partition(";")[0], way_out=way)]) from None
+    return Replayed(recording, design, Simulated(machine, tuple((cost, 1) for cost in costs)))
+
+
+def design_of(system: Mapping[str, Any], policy: Mapping[str, Any]) -> Design:
+    """A memory system and a policy, with an application that is not run. Raises ConfigError with every problem."""
+    rates = system.get("gpu", {}).get("flop_per_s") or {"fp32": 0}
+    nothing = {"kind": "elementwise", "reads": ["x"], "writes": ["x"]}
+    application = {"name": "trace", "precision": next(iter(rates)), "tensors": {"x": [1]}}
+    tree = {"system": system, "policy": policy, "run": {"requests": 1000, "repeats": 1}}
+    tree["application"] = {**application, "groups": [{"kernels": [nothing]}]}
+    backend = MemoryBackend()
+    design = backend.design(tree)
+    broken = backend.problems(design)
+    if broken:
+        raise ConfigError(broken)
+    return design
+
+
+def told(done: Replayed) -> dict[str, Any]:
+    """What `statistics.json` says beside the provenance."""
+    recording, system, costs = done.recording, done.design.system, done.found.costs
+    facts = {
+        path: {"value": one, "provenance": kind, "source": said}
+        for path, one, kind, said in system.facts_below("system")
+    }
+    return {
+        "system": system.name,
+        "policy": done.design.policy.model_dump(mode="json"),
+        "rows": len(recording.rows),
+        "instructions": len(recording.stores),
+        "address_base": recording.base,
+        "not_counted": dict(recording.skipped),
+        "statistics": done.statistics,
+        "totals": done.totals,
+        "num_replays": len(costs),
+        "replays": [{"name": cost.name, "time_s": cost.seconds} for cost, _ in costs[:_MOST_KERNELS]],
+        "constants": facts,
+    }
+
+
+def sets(machine: Simulation) -> pd.DataFrame:
+    """A row for every set of L2: slice, set, lookups, misses, stalls."""
+    import pandas as pd
+
+    slices = machine.system.dram.channels
+    counts = machine.part("by_set").reshape(-1, 3)
+    own = len(counts) // slices
+    places = {"slice": np.repeat(np.arange(slices), own), "set": np.tile(np.arange(own), slices)}
+    return pd.DataFrame(places | dict(zip(("lookups", "misses", "stalls"), counts.T, strict=True)))
+
+
+def channels(machine: Simulation) -> pd.DataFrame:
+    """A row for every channel: reads, writes, row_hits, activations."""
+    import pandas as pd
+
+    counts = machine.part("by_channel").reshape(-1, 4)
+    names = ("reads", "writes", "row_hits", "activations")
+    return pd.DataFrame({"channel": np.arange(len(counts))} | dict(zip(names, counts.T, strict=True)))
+
+
+def banks(machine: Simulation) -> pd.DataFrame:
+    """A row for every bank of DRAM: channel, bank, accesses, row_hits."""
+    import pandas as pd
+
+    counts, many = machine.part("by_bank").reshape(-1, 2), machine.system.dram.banks
+    places = {"channel": np.arange(len(counts)) // many, "bank": np.arange(len(counts)) % many}
+    return pd.DataFrame({**places, "accesses": counts[:, 0], "row_hits": counts[:, 0] - counts[:, 1]})
+
+
+def activity(machine: Simulation) -> pd.DataFrame:
+    """A row for every bin of time and channel: second (of the bin's begin), channel, lines that it moved."""
+    import pandas as pd
+
+    found = machine.activity()
+    bins, many = found.channels.shape
+    seconds = np.repeat(np.arange(bins) * found.seconds, many)
+    return pd.DataFrame(
+        {"second": seconds, "channel": np.tile(np.arange(many), bins), "lines": found.channels.reshape(-1)}
+    )
+
+
+def _asked(words: Sequence[str]) -> tuple[dict[str, str], dict[str, dict[str, Any]]]:
+    """What a command line says, and the trees of the system and the policy."""
+    own = [
+        word
+        for word in words
+        if word.partition("=")[0].partition(".")[0] in _SECTIONS and "." in word.partition("=")[0]
+    ]
+    rest = [word for word in words if word not in own]
+    given = pairs(rest, {"data": "", "system": "gem5_gcn3", "policy": "combined"}, optional=["out", "rows"])
+    trees = {name: option_tree(name, given[name]) for name in _SECTIONS}
+    check = Problems()
+    if "dram" not in trees["system"]:
+        way = "memory systems have l1, l2, dram and mapping, such as system=gem5_gcn3"
+        check.add("system", "is no memory system", value=given["system"], way_out=way)
+    check.done()
+    for word in own:
+        path, _, value = word.partition("=")
+        try:
+            set_path(trees, path, yaml.safe_load(value))
+        except (KeyError, yaml.YAMLError):
+            check.add(path, "is no path of a value", value=value, way_out="write system.l2.bytes=8388608")
+    check.done()
+    return given, trees
+
+
+def _count(said: str) -> int:
+    if not said.isdecimal():
+        raise ConfigError([Problem("rows", "must be a whole number", said, "rows=16000000")])
+    return int(said)
+
+
+def _write(done: Replayed, outputs: Outputs) -> None:
+    """Tables, the configuration and the figure."""
+    from dse import plots
+    from dse.plots import tables
+
+    machine = done.machine
+    for name, table in {"sets": sets, "channels": channels, "banks": banks, "activity": activity}.items():
+        outputs.write_table(name, table(machine))
+    outputs.write_config(
+        {"system": machine.system.model_dump(mode="json"), "policy": machine.policy.model_dump(mode="json")}
+    )
+    axis = plots.Axis("gb_per_s", "GB/s of a channel")
+    figure = tables.heat(_drawn(machine), axis, x="time [us]", y="channel", panel="panel")
+    plots.save(figure, outputs.figures, "activity")
+
+
+def _drawn(machine: Simulation) -> pd.DataFrame:
+    """Bins of time put together until they are few: `time [us]`, channel, gb_per_s."""
+    table, width = activity(machine), machine.activity().seconds
+    times = -(-len(table) // machine.system.dram.channels // _DRAWN) or 1
+    table["time [us]"] = (table["second"] / (times * width) + 1e-9).astype(int) * times * width * 1e6
+    rows = table.groupby(["time [us]", "channel"])[["lines"]].sum().reset_index()
+    rows["time [us]"] = rows["time [us]"].round(3)
+    rows["gb_per_s"] = rows["lines"] * machine.system.line_bytes / (times * width) / 1e9
+    return rows.assign(panel=f"{machine.system.name}, {machine.policy.name}: by channel")
+
+
+def _table(found: Mapping[str, float], name: str) -> Table:
+    from rich.table import Table
+
+    table = Table("statistic", "value", title=name)
+    for one, value in found.items():
+        table.add_row(one, f"{value:.6g}")
+    return table
+
+
+def _channels_shown(done: Replayed) -> Table:
+    """The channels that moved most."""
+    found = channels(done.machine)
+    order = (found["reads"] + found["writes"]).sort_values(ascending=False, kind="stable").index
+    return _first(found.loc[order], f"busiest of {len(found)} channels")
+
+
+def _sets_shown(done: Replayed) -> Table:
+    """The sets that missed most."""
+    found = sets(done.machine)
+    return _first(
+        found.sort_values(["misses", "lookups"], ascending=False, kind="stable"),
+        f"most misses of {len(found)} sets of L2",
+    )
+
+
+def _first(rows: pd.DataFrame, title: str) -> Table:
+    from rich.table import Table
+
+    table = Table(*rows.columns, title=title)
+    for row in rows.head(_SHOWN).itertuples(index=False):
+        table.add_row(*map(str, row))
+    return table

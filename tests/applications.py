@@ -1,0 +1,45 @@
+"""Designs of the memory backend: shipped options with values set by dotted path."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from conftest import shipped
+
+from dse.backend import Batch
+from dse.discovery import plugins
+from dse.space import set_path
+from simulators.memory.backend import MemoryBackend
+from simulators.memory.design import Design
+
+BACKEND: MemoryBackend = plugins("simulators", "BACKEND")["memory"]()
+RUN = {"requests": 200_000, "repeats": 3}
+
+
+def tree(
+    application: str | Mapping[str, Any],
+    policy: str = "combined",
+    overrides: Mapping[str, Any] | None = None,
+    *,
+    system: str = "gem5_gcn3",
+) -> dict[str, Any]:
+    """The tree of an application, by name or as written, with values set by dotted path."""
+    own = shipped("application")[application] if isinstance(application, str) else dict(application)
+    found = {"application": own, "policy": shipped("policy")[policy], "system": shipped("system")[system]}
+    found["run"] = dict(RUN)
+    for path, value in (overrides or {}).items():
+        set_path(found, path, value)
+    return found
+
+
+def design(application: str | Mapping[str, Any], *arguments: Any, **options: Any) -> Design:
+    """A validated design; arguments as for `tree`."""
+    return BACKEND.design(tree(application, *arguments, **options))
+
+
+def metrics(application: str | Mapping[str, Any], *arguments: Any, **options: Any) -> dict[str, float]:
+    """Metrics of a design that breaks no rule."""
+    (results,) = BACKEND.evaluate([Batch(design(application, *arguments, **options))])
+    assert results[0].reason == ""
+    return dict(results[0].metrics)

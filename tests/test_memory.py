@@ -1,0 +1,212 @@
+"""The memory backend: applications as kernels, what policies do to them, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from applications import BACKEND, design, metrics, tree
+from conftest import shipped
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dse.backend import Batch
+from dse.problems import ConfigError
+from simulators.memory import engine
+from simulators.memory.measures import camping, programs, simulate
+from simulators.memory.simulation import lines
+
+APPLICATIONS = tuple(shipped("application"))
+POLICIES = tuple(shipped("policy"))
+STREAM = {
+    "name": "stream",
+    "precision": "fp32",
+    "tensors": {"x": [1 << 20], "y": [1 << 20]},
+    "groups": [{"kernels": [{"kind": "elementwise", "reads": ["x"], "writes": ["y"]}]}],
+}
+
+
+def only(kernel: dict[str, Any], tensors: dict[str, list[int]], precision: str = "fp32") -> dict[str, Any]:
+    """An application of one kernel."""
+    return {"name": "one", "precision": precision, "tensors": tensors, "groups": [{"kernels": [kernel]}]}
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_streaming_moves_each_byte_once_and_no_faster_than_dram_can(policy: str) -> None:
+    found = metrics(STREAM, policy, {"run.requests": 1_000_000})
+    assert found["dram_bytes"] == 8 << 20
+    assert found["dram_write_bytes"] == 4 << 20
+    assert found["requests"] == 2 * (1 << 20) * 4 / 64
+    assert 0.5 < found["bandwidth_share"] < 1
+    assert found["simulated"] == 1
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("application", ["fw_soft", "cm", "fw_lstm"])
+def test_a_simulation_is_the_same_to_the_bit_when_it_runs_again(application: str, policy: str) -> None:
+    assert metrics(application, policy) == metrics(application, policy)
+
+
+@pytest.mark.parametrize("application", APPLICATIONS)
+def test_what_is_read_from_memory_is_at_least_what_is_touched_and_caching_reads_no_more(application: str) -> None:
+    plain, cached = (metrics(application, one, {"run.requests": 1_000_000}) for one in ("uncached", "cache_r"))
+    assert cached["dram_read_bytes"] <= 1.02 * plain["dram_read_bytes"]
+    assert plain["l1_hit_rate"] == 0
+    written = {name for group in shipped("application")[application]["groups"] for kernel in group["kernels"]
+               for name in kernel.get("writes", [])}  # fmt: skip
+    sizes = shipped("application")[application]["tensors"]
+    least = 4 * sum(float(np.prod(size)) for name, size in sizes.items() if name in written)
+    assert plain["dram_write_bytes"] >= 0.98 * least
+
+
+def test_a_loop_over_a_tensor_that_fits_reads_it_once_where_loads_are_kept() -> None:
+    rows = only(
+        {"kind": "passes", "reads": ["x"], "writes": ["y"], "passes": 4, "along": "rows"},
+        {"x": [64, 4096], "y": [64, 4096]},
+    )
+    held, plain = (metrics(rows, policy)["dram_read_bytes"] for policy in ("cache_r", "uncached"))
+    assert held == 64 * 4096 * 4
+    assert plain == 4 * held
+
+
+def test_a_strided_kernel_camps_on_one_channel_unless_addresses_are_hashed() -> None:
+    """Columns of a matrix whose row is the channels' stride times its chunk lie on one channel."""
+    columns = only(
+        {"kind": "strided", "reads": ["x"], "writes": ["y"], "tile": 16}, {"x": [1024, 65536], "y": [65536, 1024]}
+    )
+    found = {
+        name: metrics(columns, "uncached", {"system.mapping.channel_hash": name})["camping"]
+        for name in ("none", "xor", "polynomial")
+    }
+    assert found["none"] > 2
+    assert found["xor"] < 1.5
+    assert found["polynomial"] < 1.5
+
+
+@given(
+    st.lists(st.lists(st.integers(0, 50), min_size=4, max_size=4), min_size=1, max_size=8).filter(
+        lambda rows: np.sum(rows) > 0
+    )
+)
+def test_camping_is_one_where_channels_are_even_and_at_most_their_number(rows: list[list[int]]) -> None:
+    found = camping(np.array(rows))
+    assert 1 - 1e-12 <= found <= 4 + 1e-12
+    assert camping(np.full((3, 4), 7)) == 1
+
+
+@settings(max_examples=25)
+@given(
+    m=st.integers(1, 200), n=st.integers(1, 200), k=st.integers(1, 100), batch=st.integers(1, 3), across=st.booleans()
+)
+def test_a_product_touches_all_of_its_operands_and_writes_its_result_once(
+    m: int, n: int, k: int, batch: int, across: bool
+) -> None:
+    kernel = {
+        "kind": "gemm",
+        "a": "a",
+        "b": "b",
+        "c": "c",
+        "m": m,
+        "n": n,
+        "k": k,
+        "batch": batch,
+        "transposed_a": across,
+        "transposed_b": not across,
+    }
+    sizes = {"a": [batch, m, k], "b": [batch, k, n], "c": [batch, m, n]}
+    found = simulate(design(only(kernel, sizes), "cache_rw", {"system.l2.bytes": 1 << 24}))
+    moved = found.total("totals")
+    touched = sum(-(-int(np.prod(size)) * 4 // 64) for size in sizes.values())
+    assert moved[engine.READS] + moved[engine.WRITES] == touched
+    assert moved[engine.WRITES] == -(-batch * m * n * 4 // 64)
+
+
+@pytest.mark.parametrize("application", APPLICATIONS)
+def test_a_sample_of_a_kernel_tells_what_all_of_it_would_ask_for(application: str) -> None:
+    """Requests: fewer by a tenth at the edges of tensors; more where rows, or runs of a product, begin amid a line."""
+    found = metrics(application, "uncached", {"run.repeats": 1})
+    whole = 0.0
+    given_, made = design(application, "uncached"), programs(design(application, "uncached"))
+    for group, own in zip(given_.application.groups, made, strict=True):
+        whole += group.repeat * sum(one.workgroups * lines(one, given_.system.line_bytes) for one in own)
+    assert 0.88 * whole <= found["requests"] <= (2 if application == "fw_fc" else 1.06) * whole
+
+
+def test_sampled_kernels_take_as_long_as_whole_ones() -> None:
+    long = {**STREAM, "tensors": {"x": [1 << 26], "y": [1 << 26]}}
+    some, whole = (metrics(long, "cache_rw", {"run.requests": most}) for most in (2_500_000, 16_000_000))
+    assert some["simulated"] < 0.3 < whole["simulated"] == 1
+    for name in ("time_s", "dram_bytes", "row_hit_rate"):
+        assert some[name] == pytest.approx(whole[name], rel=0.03)
+
+
+def test_repetitions_that_are_left_out_count_as_the_last_one() -> None:
+    few, all_ = (metrics("fw_gru", "combined", {"run.repeats": most, "run.requests": 1_000_000}) for most in (4, 25))
+    assert few["kernels"] == all_["kernels"] == 50
+    assert few["time_s"] == pytest.approx(all_["time_s"], rel=0.1)
+
+
+def test_allocation_bypass_leaves_no_request_waiting_for_a_full_set() -> None:
+    static, bypass = (metrics("bw_lstm", policy) for policy in ("cache_rw", "cache_rw_ab"))
+    assert static["stalls"] > 0 == bypass["stalls"]
+    assert bypass["bypassed"] > 0 == static["bypassed"]
+    assert bypass["time_s"] < static["time_s"]
+
+
+def test_launches_take_their_time() -> None:
+    plain, slow = (metrics("fw_lstm", "cache_r", {"system.gpu.launch_s": launch}) for launch in (0.0, 5e-6))
+    assert plain["launch_share"] == 0
+    assert slow["time_s"] - plain["time_s"] == pytest.approx(slow["kernels"] * 5e-6)
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"system.l2.bytes": 3 << 20}, "system.l2.bytes"),
+        ({"system.l1.bytes": 3000}, "system.l1.bytes"),
+        ({"system.dram.banks": 12}, "system.dram.banks"),
+        (
+            {"system.mapping.channel_hash": "polynomial", "system.dram.channels": 1, "system.l2.bytes": 1 << 18},
+            "channel_hash",
+        ),
+        ({"policy.predictor.sampled_sets": 512}, "sampled_sets"),
+        ({"application.precision": "fp16"}, "flop_per_s"),
+    ],
+)
+def test_a_design_that_cannot_be_built_is_infeasible_and_says_why(changes: dict[str, Any], told: str) -> None:
+    (results,) = BACKEND.evaluate([Batch(design("fw_soft", "combined", changes))])
+    assert results[0].status == "infeasible"
+    assert told in results[0].reason
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"application.groups": [{"kernels": [{"kind": "elementwise", "reads": ["z"], "writes": ["y"]}]}]}, "touch z"),
+        ({"system.line_bytes": 48}, "power of two"),
+        ({"system.dram.bytes_per_s": "512 GHz"}, "wrong dimension"),
+        ({"policy.loads": "maybe"}, "policy.loads"),
+    ],
+)
+def test_a_configuration_that_means_nothing_is_refused(changes: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        design("fw_soft", "combined", changes)
+    assert told in str(error.value)
+
+
+def test_sections_of_other_backends_are_refused_with_the_way_out() -> None:
+    wrong = {**tree("fw_soft"), "system": shipped("system")["mi100"], "applications": "fw_soft", "schedule": {}}
+    with pytest.raises(ConfigError) as error:
+        BACKEND.sections(wrong)
+    for told in ("gem5_gcn3", "applications=[fw_act,sgemm]", "schedule"):
+        assert told in str(error.value)
+
+
+def test_a_replayed_design_shows_its_kernels_one_after_another() -> None:
+    point = design("cm", "combined", {"system.gpu.launch_s": 1e-6})
+    intervals = BACKEND.replay(point).intervals
+    ends = [one.finish_s for one in intervals]
+    assert ends == sorted(ends)
+    assert ends[-1] == pytest.approx(metrics("cm", "combined", {"system.gpu.launch_s": 1e-6})["time_s"])
+    assert {one.kind for one in intervals} == {"launch", "gemm"}
