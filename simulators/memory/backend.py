@@ -86,10 +86,9 @@ class MemoryBackend:
 
     def condition(self, path: str, tree: Tree) -> Mapping[str, Any] | None:
         """Every value of a design may be searched."""
-        section, _, name = path.partition(".")
-        if section not in SECTIONS or (path.rpartition(".")[2] in LABELS and path != "policy.name"):
-            return None
-        return {} if get_path(tree, path) is not None or name in ("name",) else None
+        known = path.partition(".")[0] in SECTIONS and path.rpartition(".")[2] not in LABELS
+        known = known and get_path(tree, path) is not None
+        return {} if known else None
 
     def is_axis(self, path: str, design: BaseModel) -> bool:
         """No: designs are simulated one by one."""
