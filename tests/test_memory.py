@@ -17,7 +17,7 @@ from simulators.memory import engine
 from simulators.memory.measures import camping, programs, simulate
 from simulators.memory.simulation import lines
 
-APPLICATIONS = tuple(shipped("application"))
+APPLICATIONS = tuple(name for name, tree in shipped("application").items() if "groups" in tree)
 POLICIES = tuple(shipped("policy"))
 STREAM = {
     "name": "stream",

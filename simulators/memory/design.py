@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from typing import Annotated
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag
 
 from dse.space import get_path
 from dse.values import Frozen, Integer
 from simulators.design import Rule
+from simulators.memory.convolutions import Layer, kernels, unsupported
 from simulators.memory.kernels import Application, touched
 from simulators.memory.machine import MemorySystem, whole_power
 from simulators.memory.policy import Policy
@@ -21,23 +22,40 @@ _MOST_BYTES = 2**40  # what tags of 32 bits can tell apart
 
 class Run(Frozen):
     """How much is simulated: requests of a kernel, from which on its other workgroups are taken to go on alike, and
-    repetitions of a group of kernels, whose others are taken to be like the last.
+    repetitions of a group of kernels, whose others are taken to be like the last. most: requests of a kernel beyond
+    which the outermost loop of its workgroups is cut short, and the rest of it taken to go on alike.
     """
 
     requests: Annotated[Integer, Field(ge=1000, le=16_000_000)]
     repeats: Annotated[Integer, Field(ge=1, le=100_000)]
+    most: Annotated[Integer, Field(ge=1000, le=60_000_000)] = 60_000_000
+
+
+def _sort(given: Any) -> str:
+    """Whether an application is a layer of a convolution, or written out."""
+    of_layer = "algorithm" in given if isinstance(given, Mapping) else isinstance(given, Layer)
+    return "layer" if of_layer else "kernels"
+
+
+Work = Annotated[Annotated[Application, Tag("kernels")] | Annotated[Layer, Tag("layer")], Discriminator(_sort)]
 
 
 class Design(Frozen):
-    """An application on a memory system under a policy."""
+    """An application on a memory system under a policy. A layer of a convolution is written out for the system."""
 
     system: MemorySystem
-    application: Application
+    application: Work
     policy: Policy
     run: Run
 
 
 SECTIONS = tuple(Design.model_fields)
+
+
+def written(design: Design) -> Application:
+    """The kernels of a design's application. Raises ValueError of a layer that its algorithm does not serve."""
+    given = design.application
+    return kernels(given, design.system.gpu.num_cus) if isinstance(given, Layer) else given
 
 
 def rules(design: Design) -> Iterator[Rule]:
@@ -63,14 +81,25 @@ def rules(design: Design) -> Iterator[Rule]:
         sampled, told = predictor.sampled_sets, "is not a power of two, or more than the sets of a slice of L2 ({0})"
         wrong = not whole_power(sampled) or sampled > system.l2_sets
         yield Rule("policy.predictor.sampled_sets", wrong, told, sampled, (system.l2_sets,), "take fewer")
-    precision = design.application.precision
-    if precision not in dict(system.gpu.flop_per_s):
+    yield from _of_application(design)
+
+
+def _of_application(design: Design) -> Iterator[Rule]:
+    """What an algorithm does not serve, and what the machine cannot run."""
+    reason = unsupported(design.application) if isinstance(design.application, Layer) else ""
+    if reason:
+        way = "take implicit_gemm, which serves every shape"
+        yield Rule("application.algorithm", True, f"does not serve this layer: {reason}", way_out=way)
+        return
+    application = written(design)
+    precision = application.precision
+    if precision not in dict(design.system.gpu.flop_per_s):
         told = f"says nothing of {precision}, which the application computes in"
         yield Rule("system.gpu.flop_per_s", True, told, way_out="give it with its source")
     size = {"fp32": 4, "fp64": 8, "fp16": 2}[precision]
-    whole = size * sum(math.prod(sizes) for sizes in design.application.tensors.values())
+    whole = size * sum(math.prod(sizes) for sizes in application.tensors.values())
     yield Rule(
         "application.tensors", whole > _MOST_BYTES, "take more than 2^40 bytes", whole, way_out="take smaller ones"
     )
-    used = sum(len(list(touched(kernel))) for group in design.application.groups for kernel in group.kernels)
+    used = sum(len(list(touched(kernel))) for group in application.groups for kernel in group.kernels)
     yield Rule("application.groups", used > _PCS, "have more than 256 loads and stores", used, way_out="split it")

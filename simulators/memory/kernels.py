@@ -14,6 +14,9 @@ from dse.values import Frozen, Integer, Number
 
 Size = Annotated[Integer, Field(ge=1, le=2**40)]
 Small = Annotated[Integer, Field(ge=1, le=4096)]
+Factor = Annotated[Number, Field(gt=0, le=1e4)]
+Sides = tuple[Small, Small]
+Pads = tuple[Annotated[Integer, Field(ge=0, le=4096)], Annotated[Integer, Field(ge=0, le=4096)]]
 Names = Annotated[tuple[str, ...], Field(max_length=8)]
 
 
@@ -67,7 +70,9 @@ class Passes(Frozen):
 class MatrixProduct(Frozen):
     """C[m, n] = A[m, k] B[k, n], tile by tile, and `batch` of them; transposed, A is stored [k, m] and B [n, k].
 
-    depth: of k in a step. held: workgroups on a CU, by registers and LDS.
+    depth: of k in a step. held: workgroups on a CU, by registers and LDS. work: time of arithmetic over that of its
+    FLOP at the machine's rate. complex: elements are pairs, and a multiplication with an addition is 8 FLOP. runs: of a
+    tile that an instruction loads.
     """
 
     kind: Literal["gemm"]
@@ -83,6 +88,9 @@ class MatrixProduct(Frozen):
     tile: tuple[Small, Small] = (64, 64)
     depth: Small = 16
     held: Small = 4
+    work: Factor = 1.0
+    complex: bool = False
+    runs: Small = 4096
 
 
 class Convolution(Frozen):
@@ -101,6 +109,90 @@ class Convolution(Frozen):
     pad: Annotated[Integer, Field(ge=0, le=64)] = 0
     tile: tuple[Small, Small] = (64, 64)
     held: Small = 4
+
+
+class ImplicitGemm(Frozen):
+    """Convolution of x [n, c, h, w] with filters w [c, r, s, k] to y [n, k, oh, ow] by implicit GEMM; k is not split.
+
+    taps: r, s. tile: filters x pixels of a workgroup; pixels go on from row to row and image to image. backward: a data
+    gradient with a stride, where x is the smaller, and every pixel of y looks at all taps. multiplies: multiplications
+    for each filter, pixel and channel (r s; of Winograd less). work: as of a product. rows: least of a tile of pixels.
+    """
+
+    kind: Literal["implicit_gemm"]
+    x: str
+    w: str
+    y: str
+    taps: Sides
+    stride: Sides = (1, 1)
+    pad: Pads = (0, 0)
+    tile: Sides = (64, 64)
+    held: Small = 4
+    multiplies: Factor
+    work: Factor = 1.0
+    rows: Small = 1
+    backward: bool = False
+
+
+class FilterGradient(Frozen):
+    """Filters' gradient from x [n, c, h, w] and y [n, k, oh, ow] to w [parts, k, c, r, s] by implicit GEMM over pixels.
+
+    tile: filters x columns (c r s) of a workgroup. parts: of the images, and of an image's pixels, that are summed
+    apart. The rest as of `ImplicitGemm`.
+    """
+
+    kind: Literal["filter_gradient"]
+    x: str
+    y: str
+    w: str
+    taps: Sides
+    stride: Sides = (1, 1)
+    pad: Pads = (0, 0)
+    tile: Sides = (64, 64)
+    parts: Sides = (1, 1)
+    held: Small = 4
+    multiplies: Factor
+    work: Factor = 1.0
+
+
+class Columns(Frozen):
+    """Images [n, c, h, w] unrolled to columns [n, c r s, oh, ow] (im2col), or `backward`, columns summed to images."""
+
+    kind: Literal["columns"]
+    reads: Names
+    writes: Names
+    taps: Sides
+    stride: Sides = (1, 1)
+    pad: Pads = (0, 0)
+    backward: bool = False
+
+
+class Transform(Frozen):
+    """Tiles of images [n, c, h, w] to points [g, c, n tiles] of a Winograd or Fourier transform, or `backward`.
+
+    tiles: rows, cols of tiles of an image; tile: pixels from one to the next; reach: pixels of one. together: tiles of
+    a workgroup, which lie beside one another in every plane. flop: of a tile. complex: points are pairs.
+    """
+
+    kind: Literal["transform"]
+    reads: Names
+    writes: Names
+    tiles: Sides
+    tile: Sides
+    reach: Sides
+    together: Small = 64
+    flop: Annotated[Number, Field(ge=0, le=1e9)]
+    complex: bool = False
+    backward: bool = False
+
+
+class Reduction(Frozen):
+    """Sums of what lies in `parts` [parts, ...] of `reads`, one after another in memory, to `writes`."""
+
+    kind: Literal["reduction"]
+    reads: Names
+    writes: Names
+    parts: Small
 
 
 class Strided(Frozen):
@@ -123,7 +215,19 @@ class Scattered(Frozen):
 
 
 Kernel = Annotated[
-    Elementwise | Window | Channels | Passes | MatrixProduct | Convolution | Strided | Scattered,
+    Elementwise
+    | Window
+    | Channels
+    | Passes
+    | MatrixProduct
+    | Convolution
+    | ImplicitGemm
+    | FilterGradient
+    | Columns
+    | Transform
+    | Reduction
+    | Strided
+    | Scattered,
     Field(discriminator="kind"),
 ]
 
@@ -159,7 +263,7 @@ def touched(kernel: Kernel) -> Iterator[str]:
     """Names of the tensors that a kernel touches."""
     if isinstance(kernel, MatrixProduct):
         yield from (kernel.a, kernel.b, kernel.c)
-    elif isinstance(kernel, Convolution):
+    elif isinstance(kernel, Convolution | ImplicitGemm | FilterGradient):
         yield from (kernel.x, kernel.w, kernel.y)
     else:
         yield from (*kernel.reads, *kernel.writes)

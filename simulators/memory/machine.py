@@ -102,10 +102,14 @@ class AddressMapping(Frozen):
 
 
 class MemorySystem(Sourced):
-    """A GPU as its requests to memory meet it. page_bytes: at multiples of which tensors begin."""
+    """A GPU as its requests to memory meet it. page_bytes: at multiples of which tensors begin.
+
+    device: the file of `conf/system` that holds the same GPU for models of whole kernels, where there is one.
+    """
 
     name: str
     description: str = ""
+    device: str = ""
     gpu: Cus
     l1: L1
     l2: L2

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from dse.backend import Metric
 from simulators.memory import engine as e
-from simulators.memory.design import Design
+from simulators.memory.design import Design, written
 from simulators.memory.kernels import touched
 from simulators.memory.program import Program, Region
 from simulators.memory.simulation import Cost, Simulation
@@ -39,7 +39,7 @@ class Simulated:
 
 def programs(design: Design) -> list[list[Program]]:
     """The program of every kernel, by group; tensors lie one after another, from page to page."""
-    application, page = design.application, design.system.page_bytes
+    application, page = written(design), design.system.page_bytes
     regions, end = dict[str, Region](), 0
     for name, sizes in application.tensors.items():
         regions[name] = Region(end, sizes, ELEMENT_BYTES[application.precision])
@@ -59,11 +59,11 @@ def simulate(design: Design, *, per_set: bool = False) -> Simulated:
     held = min(gpu.waves, max(one.held for group in made for one in group))
     machine, costs = Simulation(design.system, design.policy, held=held, per_set=per_set), list[tuple[Cost, int]]()
     rate = dict(gpu.flop_per_s)[design.application.precision]
-    for group, own in zip(design.application.groups, made, strict=True):
+    for group, own in zip(written(design).groups, made, strict=True):
         turns = min(group.repeat, run.repeats)
         for turn in range(turns):
             alike = 1 + (group.repeat - turns if turn == turns - 1 else 0)
-            costs += [(machine.launch(one, rate, run.requests), alike) for one in own]
+            costs += [(machine.launch(one, rate, run.requests, run.most), alike) for one in own]
     return Simulated(machine, tuple(costs))
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,7 @@ _LONGEST_NS = 0.13e9  # what 32 bits of 1/16 ns hold
 _ROWS = 1 << 14
 _RENUMBER, _MOST_STAMPS = 1 << 22, 1 << 26
 _FILLS = 16
+_LEAST_TURNS = 4
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,11 @@ class Cost:
     share: float
     totals: Floats
     stalled: Floats
+
+    def times(self, turns: float) -> Cost:
+        """Of so many times the work, told as a smaller share."""
+        scaled = {name: getattr(self, name) * turns for name in ("seconds", "busy_s", "totals", "stalled")}
+        return replace(self, share=self.share / turns, **scaled) if turns > 1 else self
 
 
 @dataclass(frozen=True)
@@ -92,8 +98,11 @@ class Simulation:
         self.part("width")[:] = _BIN_NS
         self.part("fold")[:] = Folds.of(system.mapping.channel_hash, system.dram.channels).table
 
-    def launch(self, program: Program, flop_per_s: float, requests: float = math.inf) -> Cost:
-        """Run a kernel after the last one, its first workgroups alone where all would make more than so many requests.
+    def launch(
+        self, program: Program, flop_per_s: float, requests: float = math.inf, longest: float = math.inf
+    ) -> Cost:
+        """Run a kernel after the last one, its first workgroups alone where all would make more than so many requests,
+        and of their outermost loop the first turns alone where these would make more than `longest`.
 
         Raises OverflowError where these take longer than the engine's clock can tell.
         """
@@ -103,10 +112,11 @@ class Simulation:
         enough = max(4.0 * held * gpu.num_cus, max(requests, least) / lines(program, self.system.line_bytes))
         most = math.ceil(min(program.workgroups, enough))
         marks = [most] if most == program.workgroups else [most // 2, most]
+        program, turns = _cut(program, max(longest, least) / (most * lines(program, self.system.line_bytes)))
         touching = program.code[np.isin(program.code[:, engine.OP], (engine.LOAD, engine.STORE))]
         self.introduce((int(row[engine.PC]), bool(row[engine.OP] == engine.STORE)) for row in touching)
         work = program.flop * (gpu.num_cus / flop_per_s * _NS)
-        return self._run(program, work, _NOTHING, np.array(marks, np.int64), held)
+        return self._run(program, work, _NOTHING, np.array(marks, np.int64), held).times(turns)
 
     def introduce(self, instructions: Iterable[tuple[int, bool]]) -> None:
         """Give the predictor's counters of those that are new their first values: pc, and whether it stores."""
@@ -175,6 +185,20 @@ class Simulation:
 
 _Listed = tuple[NDArray[np.int64], NDArray[np.int64]]
 _NOTHING = np.zeros((0, 5), np.int64), np.zeros(0, np.int64)
+
+
+def _cut(program: Program, share: float) -> tuple[Program, float]:
+    """The program with about a share of the turns of its first nest of loops, the outer cut first, and how many times
+    these turns it has.
+    """
+    loops = [place for place, row in enumerate(program.code) if row[engine.OP] == engine.LOOP]
+    last = next((place for place in loops if not program.code[place, engine.LEVEL]), -1)
+    code, cut = program.code.copy(), 1.0
+    for place in reversed(loops[: loops.index(last) + 1] if share < 1 and loops else []):
+        turns = int(code[place, engine.TIMES])
+        code[place, engine.TIMES] = kept = min(turns, max(_LEAST_TURNS, math.ceil(turns * share * cut)))
+        cut *= turns / kept
+    return replace(program, code=code), cut
 
 
 def lines(program: Program, line_bytes: int) -> float:

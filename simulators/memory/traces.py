@@ -7,6 +7,11 @@ passes        a row, or 256 columns, `passes` times over; the last pass writes
 gemm          a step of a tile of A and of B while the one before is multiplied; C at the end
 convolution   the same, the tile of B being rows of pixels, for each channel and row of the filter
 strided       a tile's rows in, its columns out, each run of a column apart from the next by a whole row
+implicit_gemm the same with rows or images together, some channels and a row of taps in a step
+filter_gradient  pixels of each filter's plane, and the window around them of each channel; a sum of a part at the end
+columns       256 pixels of a channel, and a run of them for each tap, a plane apart
+transform     tiles in, a run of each of the planes of points out, at strides of a plane; backward: the other way
+reduction     16 bytes of a thread of each part in turn
 scattered     a run of a row for each lane of a wave, anywhere; written in order
 """
 
@@ -18,13 +23,18 @@ from dataclasses import replace
 
 from simulators.memory.kernels import (
     Channels,
+    Columns,
     Convolution,
     Elementwise,
+    FilterGradient,
+    ImplicitGemm,
     Kernel,
     MatrixProduct,
     Passes,
+    Reduction,
     Scattered,
     Strided,
+    Transform,
     Window,
 )
 from simulators.memory.program import Program, Region, Touch, Writer
@@ -32,6 +42,9 @@ from simulators.memory.program import Program, Region, Touch, Writer
 _THREADS, _WAVE, _VECTOR_BYTES = 256, 64, 16
 _WINDOW_ROWS = 4
 _PIXELS = 256
+_DEPTH = 16  # channels x taps of a row in a step of an implicit GEMM
+CHUNK = 32  # pixels in a step of a filter gradient
+_FEW, _FEW_POINTS = 8, 4  # runs of an instruction: the engine makes all requests of one before those of another CU
 
 Regions = Mapping[str, Region]
 
@@ -135,28 +148,36 @@ def _passes(kernel: Passes, regions: Regions, pc: int) -> Program:
 def _gemm(kernel: MatrixProduct, regions: Regions, pc: int) -> Program:
     """Grid: products, tiles of n, tiles of m, the last runs fastest."""
     a, b, c = regions[kernel.a], regions[kernel.b], regions[kernel.c]
-    m, n, k, depth, element = kernel.m, kernel.n, kernel.k, min(kernel.depth, kernel.k), a.element
+    m, n, k, depth = kernel.m, kernel.n, kernel.k, min(kernel.depth, kernel.k)
+    element, flop = a.element * (2 if kernel.complex else 1), (8.0 if kernel.complex else 2.0) * kernel.work
     high, wide = min(kernel.tile[0], m), min(kernel.tile[1], n)
-    left = _operand(a, (m, k), (high, depth), across=kernel.transposed_a)
-    top = _operand(b, (n, k), (wide, depth), across=not kernel.transposed_b)
+    left = _operand(a, (m, k, element), (high, depth), across=kernel.transposed_a)
+    top = _operand(b, (n, k, element), (wide, depth), across=not kernel.transposed_b)
     whole, row = (m * k * element, n * k * element, m * n * element), n * element
     made = Writer(pc).repeat(_over(k, depth))
-    made.load(replace(left, grid=(whole[0], 0, *left.grid)), replace(top, grid=(whole[1], *top.grid, 0)))
-    made.fence().compute(2.0 * high * wide * depth).close()
+    for operand in (replace(left, grid=(whole[0], 0, *left.grid)), replace(top, grid=(whole[1], *top.grid, 0))):
+        few = _even(operand.rows, kernel.runs)
+        each = replace(operand, rows=few, loops=(*operand.loops, few * operand.step))
+        made.repeat(_over(operand.rows, few)).load(each).close() if few < operand.rows else made.load(operand)
+    made.fence().compute(flop * high * wide * depth).close()
     made.store(
         Touch(c, wide * element, high, row, _pitch(row, wide * element), grid=(whole[2], wide * element, high * row))
     )
     return made.program("gemm", (kernel.batch, _over(n, wide), _over(m, high)), held=kernel.held)
 
 
-def _operand(region: Region, sizes: tuple[int, int], tile: tuple[int, int], *, across: bool) -> Touch:
-    """A tile of an operand [m, k], or [k, m] where it lies `across`, from tile to tile and from step to step of k."""
+def _operand(region: Region, sizes: tuple[int, int, int], tile: tuple[int, int], *, across: bool) -> Touch:
+    """A tile of an operand [m, k], or [k, m] where it lies `across`, from tile to tile and from step to step of k.
+
+    sizes: m, k and bytes of an element.
+    """
+    element = sizes[2]
     if across:
-        row = sizes[0] * region.element
-        runs = tile[0] * region.element
+        row = sizes[0] * element
+        runs = tile[0] * element
         return Touch(region, runs, tile[1], row, _pitch(row, runs), grid=(runs,), loops=(tile[1] * row,))
-    row = sizes[1] * region.element
-    runs = tile[1] * region.element
+    row = sizes[1] * element
+    runs = tile[1] * element
     return Touch(region, runs, tile[0], row, _pitch(row, runs), grid=(tile[0] * row,), loops=(runs,))
 
 
@@ -189,6 +210,181 @@ def _convolution(kernel: Convolution, regions: Regions, pc: int) -> Program:
     made.repeat(tile).store(out).close()
     extent = (_over(filters, tile), n, _over(high, rows), _over(wide, cols))
     return made.program("convolution", extent, held=kernel.held)
+
+
+def pixel_tile(sizes: tuple[int, int, int], pixels: int, least: int = 1) -> tuple[int, int, int]:
+    """Images, rows and cols of n x oh x ow that about so many pixels take, as evenly as may be. least: rows."""
+    images, high, wide = sizes
+    cols = _even(wide, pixels // least)
+    rows = _even(high, pixels // cols) if cols == wide else min(high, least)
+    return (_even(images, pixels // (high * wide)) if rows == high and cols == wide else 1), rows, cols
+
+
+def _even(size: int, most: int) -> int:
+    return _over(size, _over(size, max(1, most)))
+
+
+@program.register
+def _implicit(kernel: ImplicitGemm, regions: Regions, pc: int) -> Program:
+    """Grid: groups of images, tiles of rows, tiles of columns, tiles of filters. Loops: channels, rows of taps."""
+    x, w, y = regions[kernel.x], regions[kernel.w], regions[kernel.y]
+    n, filters, high, wide = y.sizes
+    channels, element, (r, s) = x.sizes[1], x.element, kernel.taps
+    tile = images, rows, cols = pixel_tile((n, high, wide), kernel.tile[1], kernel.rows)
+    own, depth = _even(filters, kernel.tile[0]), _even(channels, max(1, _DEPTH // s))
+    blocks = _over(channels, depth)
+    one = s * filters * element
+    into = Touch(
+        w, own * element, s, filters * element, _pitch(filters * element, own * element), grid=(own * element,),
+        loops=(depth * r * one, one, r * one),
+    )  # fmt: skip
+    made = Writer(pc).repeat(blocks).repeat(r).repeat(depth)
+    made.load(into, _pixels(kernel, x, tile, depth)).close()
+    flop = 2.0 * kernel.tile[0] * images * rows * cols * channels * kernel.multiplies * kernel.work
+    made.fence().compute(flop / (blocks * r)).close().close()
+    plane, line = high * wide * element, wide * element
+    spread = (images * filters * plane, rows * line, cols * element, own * plane)
+    size, runs, step = (rows * line, images, filters * plane) if cols == wide else (cols * element, rows, line)
+    pitch = plane if cols == wide else _pitch(line, size)
+    out = Touch(y, size, runs, step, pitch, grid=spread, loops=(plane,))
+    made.repeat(own).store(out).close()
+    extent = (_over(n, images), _over(high, rows), _over(wide, cols), _over(filters, own))
+    return made.program("implicit_gemm", extent, held=kernel.held)
+
+
+def _pixels(kernel: ImplicitGemm, x: Region, tile: tuple[int, int, int], depth: int) -> Touch:
+    """What a tile of output pixels reads of a channel for a row of taps: one run of an image, or one of each row."""
+    images, rows, cols = tile
+    channels, height, width = x.sizes[1:]
+    element, (sv, sh) = x.element, kernel.stride
+    row, plane = width * element, height * width * element
+    if kernel.backward:
+        down, reach, ahead = _over(row, sv), (_over(cols, sh) + _over(kernel.taps[1], sh)) * element, 0
+        across, tap = _over(cols * element, sh), _over(row, sv)
+    else:
+        down, reach = sv * row, ((cols - 1) * sh + kernel.taps[1]) * element
+        ahead, across, tap = kernel.pad[0] * row + kernel.pad[1] * element, cols * sh * element, row
+    if images > 1 or rows == 1 or (down <= row and reach + sh * element >= row):
+        size, runs, step = (rows - 1) * down + reach, images, channels * plane
+    else:
+        size, runs, step = reach, rows, down
+    spread = (images * channels * plane, rows * down, across, 0)
+    return Touch(x, size, runs, step, offset=-ahead, grid=spread, loops=(depth * plane, tap, plane))
+
+
+def column_tile(channels: int, taps: int, columns: int) -> tuple[int, int]:
+    """Channels of a tile of so many columns (c r s), and how many tiles there are."""
+    own = _even(channels, columns // taps)
+    return own, _over(channels, own)
+
+
+@program.register
+def _filters(kernel: FilterGradient, regions: Regions, pc: int) -> Program:
+    """Grid: parts of the images, parts of an image, tiles of columns, tiles of filters. Loops: images, rows, cols."""
+    x, y, w = regions[kernel.x], regions[kernel.y], regions[kernel.w]
+    n, filters, high, wide = y.sizes
+    channels, element, taps = x.sizes[1], x.element, kernel.taps[0] * kernel.taps[1]
+    _, rows, cols = pixel_tile((1, high, wide), CHUNK)
+    own, (some, tiles) = _even(filters, kernel.tile[0]), column_tile(channels, taps, kernel.tile[1])
+    turns = (_over(n, kernel.parts[0]), _over(_over(high, rows), kernel.parts[1]), _over(wide, cols))
+    plane, line = high * wide * element, wide * element
+    chunk, images = rows * line, turns[0] * filters * plane
+    few = _even(own, _FEW)
+    of_y = Touch(
+        y, rows * cols * element, few, plane, grid=(images, turns[1] * chunk, 0, own * plane),
+        loops=(filters * plane, chunk, cols * element, few * plane),
+    )  # fmt: skip
+    made = Writer(pc).repeat(turns[0]).repeat(turns[1]).repeat(turns[2]).repeat(_over(own, few)).load(of_y).close()
+    made.repeat(some).load(_around(kernel, x, (rows, cols), (turns[0], turns[1], some))).close()
+    charged = _over(channels * taps, kernel.tile[1]) * kernel.tile[1] / tiles
+    flop = 2.0 * kernel.tile[0] * charged * rows * cols * kernel.multiplies / taps * kernel.work
+    made.fence().compute(flop).close().close().close()
+    of_filter, of_all = channels * taps * element, filters * channels * taps * element
+    spread = (kernel.parts[1] * of_all, of_all, some * taps * element, own * of_filter)
+    size = some * taps * element
+    made.store(Touch(w, size, own, of_filter, _pitch(of_filter, size), grid=spread))
+    return made.program("filter_gradient", (*kernel.parts, tiles, _over(filters, own)), held=kernel.held)
+
+
+def _around(kernel: FilterGradient, x: Region, chunk: tuple[int, int], turns: tuple[int, int, int]) -> Touch:
+    """What a channel's windows around a chunk of pixels read. turns: images, chunks of rows, channels of a part."""
+    rows, cols = chunk
+    channels, height, width = x.sizes[1:]
+    element, (sv, sh), (r, s) = x.element, kernel.stride, kernel.taps
+    row, plane = width * element, height * width * element
+    reach, high = ((cols - 1) * sh + s) * element, (rows - 1) * sv + r
+    dense = reach + sh * element >= row or high == 1
+    runs, size = (1, (high - 1) * row + reach) if dense else (high, reach)
+    ahead, down = kernel.pad[0] * row + kernel.pad[1] * element, rows * sv * row
+    return Touch(
+        x, size, runs, row, offset=-ahead, grid=(turns[0] * channels * plane, turns[1] * down, turns[2] * plane, 0),
+        loops=(channels * plane, down, cols * sh * element, plane),
+    )  # fmt: skip
+
+
+@program.register
+def _columns(kernel: Columns, regions: Regions, pc: int) -> Program:
+    """Grid: images and channels, tiles of output rows (backward: of input rows), tiles of columns."""
+    image, column = (regions[name] for name in (kernel.reads[0], kernel.writes[0])[:: -1 if kernel.backward else 1])
+    n, channels, height, width = image.sizes
+    high, wide = column.sizes[-2:]
+    element, (r, s), (sv, sh) = image.element, kernel.taps, kernel.stride
+    _, rows, cols = pixel_tile((1, high, wide), _PIXELS)
+    line, row = wide * element, width * element
+    size, runs = (rows * line, 1) if cols == wide else (cols * element, rows)
+    of_tap = Touch(
+        column, size, runs, line, high * line, grid=(r * s * high * line, rows * line, cols * element),
+        loops=(high * line,),
+    )  # fmt: skip
+    ahead = 0 if kernel.backward else kernel.pad[0] * row + kernel.pad[1] * element
+    more = (0, 0) if kernel.backward else (max(r - sv, 0), max(s - sh, 0))
+    window = Touch(
+        image, (cols * sh + more[1]) * element, rows * sv + more[0], row, offset=-ahead,
+        grid=(height * row, rows * sv * row, cols * sh * element),
+    )  # fmt: skip
+    made = Writer(pc)
+    if kernel.backward:
+        made.repeat(r * s).load(of_tap).close().wait().compute(float(r * s * rows * cols)).store(window)
+    else:
+        made.load(window).wait().repeat(r * s).store(of_tap).close()
+    return made.program("columns", (n * channels, _over(high, rows), _over(wide, cols)))
+
+
+@program.register
+def _transform(kernel: Transform, regions: Regions, pc: int) -> Program:
+    """Grid: channels, groups of images, groups of rows of tiles. A workgroup takes some tiles of a channel."""
+    image, planes = (regions[name] for name in (kernel.reads[0], kernel.writes[0])[:: -1 if kernel.backward else 1])
+    n, channels, height, width = image.sizes
+    high, wide = kernel.tiles
+    points, element = planes.sizes[0], image.element
+    images, rows, cols = pixel_tile((n, high, wide), kernel.together)
+    row, plane = width * element, height * width * element
+    of_point = planes.element * (2 if kernel.complex else 1)
+    across, whole = n * high * wide * of_point, (rows - 1) * kernel.tile[0] + kernel.reach[0]
+    size, down = (min(whole, height) * row, plane) if cols == wide else (cols * kernel.tile[1] * element, row)
+    runs = images if cols == wide else whole
+    grid = (plane, images * channels * plane, rows * kernel.tile[0] * row, cols * kernel.tile[1] * element)
+    of_image = Touch(image, size, runs, channels * plane if cols == wide else down, grid=grid)
+    tiles = (across, images * high * wide * of_point, rows * wide * of_point, cols * of_point)
+    of_planes = Touch(
+        planes, images * rows * cols * of_point, _FEW_POINTS, channels * across, grid=tiles,
+        loops=(_FEW_POINTS * channels * across,),
+    )  # fmt: skip
+    made, flop, turns = Writer(pc), kernel.flop * images * rows * cols, _over(points, _FEW_POINTS)
+    if kernel.backward:
+        made.repeat(turns).load(of_planes).close().wait().compute(flop).store(of_image)
+    else:
+        made.load(of_image).wait().compute(flop).repeat(turns).store(of_planes).close()
+    return made.program("transform", (channels, _over(n, images), _over(high, rows), _over(wide, cols)))
+
+
+@program.register
+def _reduction(kernel: Reduction, regions: Regions, pc: int) -> Program:
+    source, target = regions[kernel.reads[0]], regions[kernel.writes[0]]
+    size, whole = _THREADS * _VECTOR_BYTES, target.end - target.base
+    into = Touch(source, size, grid=(size,), loops=(whole,))
+    made = Writer(pc).repeat(kernel.parts).load(into).close().wait().compute(kernel.parts * size / target.element)
+    return made.store(Touch(target, size, grid=(size,))).program("reduction", (_over(whole, size),))
 
 
 @program.register
