@@ -670,3 +670,18 @@ def test_activity_tells_of_every_request_and_every_line_that_moves() -> None:
 def test_all_of_a_kernel_runs_unless_it_is_said_otherwise() -> None:
     kernel = Writer(0).load(Touch(Region(0, (1024,), 4), 4096)).program("one", (1,))
     assert machine(system()).launch(kernel, 1e12).share == 1.0
+
+
+# The order of time
+
+
+@pytest.mark.parametrize("loads_before", [4, 5, 8])
+def test_a_cu_that_waits_for_a_full_set_does_not_hold_up_what_another_asks_for_before(loads_before: int) -> None:
+    """The other CU's line is there as late as where nobody waits, but for what the channel serves before."""
+    of = system(first=(1, 4), gpu={"num_cus": 2, "in_flight": 64}, dram={"trefi_s": 1e-3})
+    arrived = []
+    for many in (4, loads_before):
+        on = machine(of, "cache_r")
+        replay(on, loads(range(0, 64 * many, 64)), [Request(4096 * 7 + 1, at=20)])
+        arrived.append(on.part("done")[1])
+    assert arrived[1] == pytest.approx(arrived[0], abs=1e-6)

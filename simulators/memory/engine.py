@@ -3,7 +3,8 @@
 A kernel is a grid of workgroups that all run one short program (`simulators.memory.program`). CUs hold some of them at
 once, and run the one that has been ready longest; requests are whole lines. In the order of time, each takes its way:
 
-    CU       a line a cycle; a load that misses L1, and a store, take one of `in_flight` places, in the order of issue
+    CU       a line a cycle; the others go first when it is 16 cycles ahead of them, as when it waits. A load that
+             misses L1, and a store, take one of `in_flight` places, in the order of issue
     L1       write-through, no allocation by stores; a line that is under way serves all who ask for it
     L2       a slice at each channel, one tag look-up and one fill at a time; lines under way cannot be evicted: a set
              full of them stops its slice (an L1: its CU) until the first has arrived, or is passed by (`bypass`)
@@ -45,7 +46,7 @@ coordinates times `GRID` plus the loops' counters times `LOOPS`, as far as they 
  USELESS, EVICTED, RINSED, READS, WRITES, ROW_HITS, ACTIVATIONS, TURNS, STAMP) = range(20)
 L1_STALLED, L2_STALLED, FULL = range(3)
 # fmt: on
-TOTALS, STALLED, BINS, HELD_ROWS = 20, 3, 256, 32
+TOTALS, STALLED, BINS, HELD_ROWS, SLACK = 20, 3, 256, 32, 16.0
 PCS, PENDING, LATE_WAYS, LATE_SHIFT = 256, 1 << 15, 4, 13
 DIRTY, REUSED, STORED = 1, 2, 4
 _TICKS = 16.0
@@ -132,6 +133,8 @@ class Machine(NamedTuple):
     bins_dram: int
     bins_cu: int
     place: int
+    row_at: int
+    line_at: int
     counter: int
     grid: int
     order: int
@@ -545,6 +548,16 @@ def _sifted(m: Ints, t: Floats, o: Machine) -> None:
 
 
 @inlined
+def _next_of(cu: int, m: Ints, t: Floats, o: Machine) -> None:
+    """Put the CU at the root of the heap to the time of its next operation."""
+    least = t[o.ready + cu * o.held]
+    for other in range(cu * o.held + 1, (cu + 1) * o.held):
+        least = min(least, t[o.ready + other])
+    t[o.key] = max(least, t[o.issue + cu])
+    _sifted(m, t, o)
+
+
+@inlined
 def _given(one: int, group: int, extent: Ints, m: Ints, o: Machine) -> None:
     """Give a workgroup to a place on a CU: its coordinates, the last of which runs fastest."""
     rest = group
@@ -552,6 +565,7 @@ def _given(one: int, group: int, extent: Ints, m: Ints, o: Machine) -> None:
         m[o.grid + 4 * one + axis] = rest % extent[axis]
         rest //= extent[axis]
     m[o.place + one] = 0
+    m[o.row_at + one], m[o.line_at + one] = 0, -1
 
 
 @outlined
@@ -655,21 +669,25 @@ def run(
                 for axis in range(4):
                     base += m[o.grid + 4 * one + axis] * code[at, GRID + axis]
                     base += m[o.counter + 4 * one + axis] * code[at, LOOPS + axis]
-            before = m[o.total + REQUESTS]
-            asked, done = now, t[o.done + one]
-            for row in range(rows):
+            asked, done, before = now, t[o.done + one], m[o.total + REQUESTS]
+            others = min(t[o.key + 1], t[o.key + 2]) + SLACK * o.cycle  # may not see what is made after this
+            row, line, paused = m[o.row_at + one], m[o.line_at + one], False
+            while row < rows and not paused:
                 begin = base + row * code[at, STEP]
                 if scatter > 0:
                     drawn = np.uint64(begin) * np.uint64(0x9E3779B97F4A7C15)
                     begin = low + np.int64(drawn >> np.uint64(24)) % scatter * size
                 if begin + size <= low or begin >= high:
+                    row += 1
                     continue
                 stop = min(begin + size, high)
                 if code[at, PITCH] > 0:
                     stop = min(stop, begin + code[at, PITCH] - (begin - low) % code[at, PITCH])
-                for line in range(max(begin, low) >> o.line_shift, ((stop - 1) >> o.line_shift) + 1):
-                    m[o.total + REQUESTS] += 1
-                    now += o.cycle
+                line = max(line, max(begin, low) >> o.line_shift)
+                while line <= (stop - 1) >> o.line_shift:
+                    if now > others:
+                        paused = True
+                        break
                     way, first = -1, 0
                     if o.reads and not store:
                         which = (cu << o.l1_shift) + (line & ((1 << o.l1_shift) - 1))
@@ -677,27 +695,33 @@ def run(
                         way = _find(w, o.one_tag + first, o.l1_ways, line >> o.l1_shift)
                         m[o.total + STAMP] += 1
                         if way >= 0:
+                            now += o.cycle
+                            m[o.total + REQUESTS] += 1
                             w[o.one_used + first + way] = (m[o.total + STAMP] << _WAY_BITS) + way
                             arrived = _until(w[o.one_pend + first + way], t, o)
                             m[o.total + (L1_MERGED if arrived > now + o.l1_hit else L1_HITS)] += 1
                             done = max(done, arrived, now + o.l1_hit)
+                            line += 1
                             continue
                     slot = o.ring + cu * o.in_flight + m[o.head + cu]
-                    m[o.head + cu] = m[o.head + cu] + 1 if m[o.head + cu] + 1 < o.in_flight else 0
                     until = _until(w[slot], t, o)
                     if until > now:
                         t[o.spent + FULL] += until - now
                         now = until
+                        continue
                     if o.reads and not store:
                         way = _victim(w, o.one_used + first, o.one_pend + first, o.l1_ways, _tick(now, t, o))
                         if way < 0 and o.bypass:
                             m[o.total + L1_BYPASSED] += 1
                         elif way < 0:
-                            soon = _soonest(w, o.one_pend + first, o.l1_ways)
+                            until = _until(_soonest(w, o.one_pend + first, o.l1_ways) + 1, t, o)
                             m[o.total + L1_STALLS] += 1
-                            t[o.spent + L1_STALLED] += _until(soon, t, o) - now
-                            now = _until(soon, t, o)
-                            way = _victim(w, o.one_used + first, o.one_pend + first, o.l1_ways, soon)
+                            t[o.spent + L1_STALLED] += until - now
+                            now = until
+                            continue
+                    now += o.cycle
+                    m[o.total + REQUESTS] += 1
+                    m[o.head + cu] = m[o.head + cu] + 1 if m[o.head + cu] + 1 < o.in_flight else 0
                     came = _second(line, pc, store, now + o.hop, w, m, t, o)
                     if store:
                         end = max(end, came)
@@ -709,9 +733,16 @@ def run(
                             w[o.one_used + first + way] = (m[o.total + STAMP] << _WAY_BITS) + way
                             w[o.one_pend + first + way] = _tick(came, t, o) + 1
                     w[slot] = _tick(came, t, o) + 1
+                    line += 1
+                if not paused:
+                    row, line = row + 1, -1
             m[o.bins_cu + _bin(asked, m, t, o) * o.cus + cu] += m[o.total + REQUESTS] - before
             t[o.issue + cu] = t[o.ready + one] = now
             t[o.done + one] = done
+            m[o.row_at + one], m[o.line_at + one] = (row, line) if paused else (0, -1)
+            if paused:
+                _next_of(cu, m, t, o)
+                continue
         elif op == COMPUTE:
             t[o.alu + cu] = max(t[o.alu + cu], now) + work[at]
             t[o.ready + one] = t[o.alu + cu]
@@ -743,11 +774,7 @@ def run(
             else:
                 break
         m[o.place + one] = at
-        least = t[o.ready + cu * o.held]
-        for other in range(cu * o.held + 1, (cu + 1) * o.held):
-            least = min(least, t[o.ready + other])
-        t[o.key] = max(least, t[o.issue + cu])
-        _sifted(m, t, o)
+        _next_of(cu, m, t, o)
     end = _ended(end, w, m, t, o)
     for last in range(passed, len(marks)):
         seen[last, TOTALS] = end

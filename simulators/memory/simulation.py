@@ -94,6 +94,7 @@ class Simulation:
             part[:] = np.arange(len(part)) % ways
         for name in ("bank_act", "bank_last", "bin_from"):
             self.part(name)[:] = -1e300 if name == "bin_from" else -1e9
+        self.part("key")[:] = np.inf
         self.part("refresh")[:] = self.o.trefi
         self.part("width")[:] = _BIN_NS
         self.part("fold")[:] = Folds.of(system.mapping.channel_hash, system.dram.channels).table
@@ -259,8 +260,8 @@ _NAMES: dict[str, tuple[str, ...]] = {
     "w": ("one_tag", "one_used", "one_pend", "two_tag", "two_used", "two_pend", "two_mark", "late", "bank_row", "ring"),
     "m": (
         "row_key", "row_dirty", "weight", "bank_newest", "entered", "stored", "stored_count", "fold", "total",
-        "by_channel", "by_set", "by_bank", "bin_of", "bins_dram", "bins_cu", "place", "counter", "grid", "order",
-        "head",
+        "by_channel", "by_set", "by_bank", "bin_of", "bins_dram", "bins_cu", "place", "row_at", "line_at", "counter",
+        "grid", "order", "head",
     ),
     "t": (
         "bank_act", "bank_last", "bus", "gate", "entry", "accepts", "written", "refresh", "port", "spent", "bin_from",
@@ -286,7 +287,7 @@ def _sizes(system: MemorySystem, held: int) -> dict[str, dict[str, int]]:
         "bins_cu": engine.BINS * cus, "busy": engine.BINS * cus, "counter": 4 * places, "grid": 4 * places,
         "width": 1, "start": 1,
     }  # fmt: skip
-    each = dict.fromkeys(("place", "ready", "done", "fence"), places)
-    each |= dict.fromkeys(("order", "head", "issue", "alu", "key"), cus)
+    each = dict.fromkeys(("place", "row_at", "line_at", "ready", "done", "fence"), places)
+    each |= dict.fromkeys(("order", "head", "issue", "alu"), cus) | {"key": cus + 2}
     known = {**dict.fromkeys((name for names in _NAMES.values() for name in names), channels), **each, **several}
     return {kind: {name: known[name] for name in names} for kind, names in _NAMES.items()}
