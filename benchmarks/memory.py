@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections import OrderedDict
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from benchmarks.timing import best
@@ -42,7 +43,7 @@ def rates() -> Mapping[str, float]:
             point = design(application, policy)
             simulated = simulate(point)
             requests = sum(cost.totals[0] * cost.share for cost, _ in simulated.costs)
-            found[f"{application}_{policy}"] = float(requests) / best(lambda point=point: simulate(point))  # type: ignore[misc]
+            found[f"{application}_{policy}"] = float(requests) / best(partial(simulate, point))
     return found
 
 

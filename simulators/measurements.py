@@ -75,7 +75,8 @@ class Rows:
     """R measured operations of one kind on one device at one precision.
 
     shape: column -> its values [R] (of a GEMM `ta`, `tb`: 1 where transposed; of a recurrent layer also `gates`).
-    seconds [R, passes]: NaN where not measured. names, lines: what each is called, and where it stands.
+    seconds [R, passes]: NaN where not measured. names, lines: what each is called, and where it stands. algorithms: by
+    which it was computed forward, in the library's words; '' where that is not said.
     """
 
     device: str
@@ -85,6 +86,7 @@ class Rows:
     seconds: Floats
     names: tuple[str, ...]
     lines: tuple[int, ...]
+    algorithms: tuple[str, ...]
 
     @property
     def size(self) -> int:
@@ -107,6 +109,7 @@ class Rows:
             self.seconds[chosen],
             tuple(self.names[place] for place in chosen),
             tuple(self.lines[place] for place in chosen),
+            tuple(self.algorithms[place] for place in chosen),
         )
 
 
@@ -157,6 +160,7 @@ def _joined(parts: Sequence[Rows]) -> Rows:
         seconds=np.concatenate([part.seconds for part in parts]),
         names=tuple(name for part in parts for name in part.names),
         lines=tuple(line for part in parts for line in part.lines),
+        algorithms=tuple(name for part in parts for name in part.algorithms),
     )
 
 
@@ -183,6 +187,7 @@ class _Row:
     shape: Mapping[str, float]
     times: tuple[float, ...]
     name: str
+    algorithm: str
 
 
 class _Table:
@@ -280,7 +285,8 @@ class _Table:
             return None
         texts = {name: _text(name, value) for name, value in shape.items()}
         name = _NAMES[kind].format(op=op, **texts)
-        return _Row(cells.get("device") or self._path.stem, precision, kind, op, line, shape, times, name)
+        device, algorithm = cells.get("device") or self._path.stem, cells.get("algo", "")
+        return _Row(device, precision, kind, op, line, shape, times, name, algorithm)
 
     def _shape(self, line: int, kind: str, cells: Mapping[str, str]) -> dict[str, float]:
         blank = kind == "conv" and not all(cells.get(name) for name in _FILTER)
@@ -371,6 +377,5 @@ def _rows(device: str, precision: str, kind: str, rows: Iterable[_Row]) -> Rows:
     if kind == "recurrent":
         shape["gates"] = np.array([float(GATES[row.op]) for row in held])
     seconds = np.array([row.times for row in held], float)
-    return Rows(
-        device, precision, kind, shape, seconds, tuple(row.name for row in held), tuple(row.line for row in held)
-    )
+    told = (tuple(getattr(row, name) for row in held) for name in ("name", "line", "algorithm"))
+    return Rows(device, precision, kind, shape, seconds, *told)

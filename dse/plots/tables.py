@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from matplotlib.ticker import MaxNLocator
+from numpy.typing import NDArray
 
 from dse.plots import MARKERS, Axis, legend, palette, panels_of
 
@@ -95,6 +96,39 @@ def heat(rows: pd.DataFrame, value: Axis, *, x: str, y: str, panel: str) -> Figu
         axes.set_title(str(name), fontsize=9.5, fontweight="bold")
     figure.supxlabel(f"{x}; in the fields: {value.label}", fontsize=10)
     return figure
+
+
+def raster(
+    panels: Mapping[str, NDArray[np.float64]],
+    seconds: Mapping[str, float],
+    *,
+    lane: str,
+    label: str,
+    marks: Mapping[str, Sequence[float]],
+) -> Figure:
+    """Shares over time (to the right) and lanes (downwards) as shades from 0 to 1: a panel for each [bins, lanes].
+
+    seconds: of a panel's bin. lane, label: what lanes and shades are. marks: times [s] in a panel that lines are at.
+    """
+    figure, held = panels_of(len(panels), width=4.4, height=2.5)
+    for axes, (name, shares) in zip(held, panels.items(), strict=False):
+        bins, lanes = shares.shape
+        unit, factor = next(one for one in _TIMES if bins * seconds[name] * one[1] >= 1 or one is _TIMES[-1])
+        extent = (0.0, bins * seconds[name] * factor, lanes - 0.5, -0.5)
+        looks: dict[str, Any] = {"aspect": "auto", "interpolation": "nearest", "cmap": "viridis"}
+        image = axes.imshow(shares.T, vmin=0.0, vmax=1.0, extent=extent, **looks)
+        for mark in marks.get(name, ()):
+            axes.axvline(mark * factor, color="white", lw=0.9, ls=":")
+        axes.yaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
+        axes.grid(visible=False)
+        axes.set_title(name, fontsize=9.5, fontweight="bold")
+        axes.set_xlabel(f"time [{unit}]", fontsize=8.5)
+    figure.colorbar(image, ax=list(held), label=label, shrink=0.9, pad=0.01)
+    figure.supylabel(lane, fontsize=10)
+    return figure
+
+
+_TIMES = (("s", 1.0), ("ms", 1e3), ("us", 1e6))
 
 
 def roofline(rows: pd.DataFrame, roof: tuple[float, float], *, by: str, size: Axis, title: str) -> Figure:

@@ -19,10 +19,12 @@ from dse.values import LABELS
 from simulators.design import problems
 from simulators.memory.design import SECTIONS, Design, rules
 from simulators.memory.engine import READS, WRITES
+from simulators.memory.measured import scenarios
 from simulators.memory.measures import METRICS, measure, simulate
 from simulators.steps.zoo import option_tree
 
 _VERSION = "1"
+_LISTS = {"applications": "applications=[fw_act,sgemm]", "measured": "measured=[mem_p100]"}
 
 
 class MemoryBackend:
@@ -37,29 +39,34 @@ class MemoryBackend:
     }
 
     def sections(self, tree: Tree) -> None:
-        """Those of `Design`, and perhaps `applications`: names of options, a scenario each."""
-        check, known = Problems(), (*SECTIONS, "applications")
+        """Those of `Design`, and perhaps lists: `applications`, names of options, a scenario each; `measured`, memory
+        systems of devices, each of whose measured convolutions is one (of the tables in `data_dir`).
+        """
+        check, known = Problems(), (*SECTIONS, *_LISTS, "data_dir")
         for name in set(tree) - set(known):
             check.add(name, "is not a known section", way_out=did_you_mean(name, known))
         for name in SECTIONS:
-            listed = name == "application" and tree.get("applications")
+            listed = name == "application" and any(tree.get(each) for each in _LISTS)
             if not isinstance(tree.get(name), Mapping) and not listed:
                 check.add(name, "is no section of keys", value=tree.get(name), way_out=f"choose one: {name}=<option>")
         system = tree.get("system")
         if isinstance(system, Mapping) and "dram" not in system:
             way = "memory systems have l1, l2, dram and mapping, such as system=gem5_gcn3"
             check.add("system", "is no memory system", value=system.get("name"), way_out=way)
-        names = tree.get("applications") or []
-        if not isinstance(names, Sequence) or isinstance(names, str) or not all(isinstance(one, str) for one in names):
-            way = "applications=[fw_act,sgemm]"
-            check.add("applications", "must list applications by name", value=names, way_out=way)
+        for name, way in _LISTS.items():
+            names = tree.get(name) or []
+            listed = isinstance(names, Sequence) and not isinstance(names, str)
+            if not (listed and all(isinstance(one, str) for one in names)):
+                check.add(name, "must be a list of names", value=names, way_out=way)
         check.done()
 
     def scenarios(self, tree: Tree) -> Mapping[str, Tree]:
-        """The application of the configuration, or one scenario for each of `applications`."""
+        """The application of the configuration, or one scenario for each of `applications` and each convolution that
+        was measured on the devices of `measured`.
+        """
         base = {name: tree[name] for name in SECTIONS if name in tree}
-        names = tree.get("applications") or []
-        if not names:
+        names, devices = (tree.get(name) or [] for name in _LISTS)
+        if not names and not devices:
             return {str(tree["application"].get("name", "application")): base}
         check, found = Problems(), dict[str, Tree]()
         for said in names:
@@ -69,7 +76,8 @@ class MemoryBackend:
                 check.add("applications", "names an application twice", value=said, way_out="list it once")
             found[name] = {**base, "application": own}
         check.done()
-        return found
+        convolutions = scenarios(devices, tree.get("data_dir")) if devices else {}
+        return {**found, **{name: {**base, **own} for name, own in convolutions.items()}}
 
     def design(self, tree: Tree) -> Design:
         """A validated design. Raises ConfigError with every problem."""

@@ -25,33 +25,35 @@ CU's arithmetic, of equals the first. Filter gradients are split until each CU h
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
-from typing import Annotated, Any, Literal
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Literal
 
-from pydantic import Field
-
-from dse.values import Frozen, Integer
+from dse.values import Frozen
 from simulators.memory.kernels import (
+    Algorithm,
     Application,
     Columns,
+    Convolution,
     FilterGradient,
     Group,
     ImplicitGemm,
     Kernel,
     MatrixProduct,
+    Pad,
     Reduction,
+    Side,
+    Tap,
     Transform,
 )
 from simulators.memory.traces import CHUNK, column_tile, pixel_tile
 
-Algorithm = Literal["gemm", "implicit_gemm", "fft", "fft_tiling", "winograd", "winograd_nonfused"]
 Direction = Literal["forward", "backward_data", "backward_filter"]
 ALGORITHMS: tuple[Algorithm, ...] = ("gemm", "implicit_gemm", "fft", "fft_tiling", "winograd", "winograd_nonfused")
 DIRECTIONS: tuple[Direction, ...] = ("forward", "backward_data", "backward_filter")
 
-_FEED = 1.0  # of a multiplication's time, reading an operand from LDS (calibrated)
+_FEED = 1.0  # of a multiplication's time, reading an operand from LDS (assumed)
 _PROLOGUE = 24.0  # steps of k in which a tile fills and drains its pipeline (as in simulators.operators.convolution)
-_FUSED = 1.5  # transforms inside a Winograd kernel, over its multiplications (calibrated)
+_FUSED = 1.5  # transforms inside a Winograd kernel, over its multiplications (calibrated on the same tables)
 _GRADIENT = 1.15  # of the filter pass: index arithmetic on both operands (as in simulators.operators.convolution)
 _FFT_WORK = 4.0  # of butterflies, over that of multiplications with additions (as in simulators.operators.convolution)
 _FILL = 4  # workgroups of a CU up to which a filter gradient is split
@@ -63,8 +65,6 @@ _OTHER_REGISTERS = 40  # of a thread, beside its sums
 _FFT_SIDES = (16, 32, 64, 128, 256)
 _LDS_POINTS = 4096  # of an FFT's tiles in a workgroup
 
-Side = Annotated[Integer, Field(ge=1, le=4096)]
-Pad = Annotated[Integer, Field(ge=0, le=64)]
 Tensors = dict[str, tuple[int, ...]]
 Made = tuple[Tensors, list[Kernel]]
 
@@ -81,12 +81,12 @@ class Layer(Frozen):
     h: Side
     w: Side
     k: Side
-    r: Annotated[Integer, Field(ge=1, le=64)]
-    s: Annotated[Integer, Field(ge=1, le=64)]
+    r: Tap
+    s: Tap
     pad_h: Pad = 0
     pad_w: Pad = 0
-    stride_v: Annotated[Integer, Field(ge=1, le=64)] = 1
-    stride_h: Annotated[Integer, Field(ge=1, le=64)] = 1
+    stride_v: Tap = 1
+    stride_h: Tap = 1
     direction: Direction = "forward"
     algorithm: Algorithm = "implicit_gemm"
 
@@ -163,6 +163,46 @@ def kernels(layer: Layer, cus: int) -> Application:
         tensors=tensors,
         groups=(Group(kernels=tuple(made)),),
     )
+
+
+def layers(application: Application) -> Iterator[Layer]:
+    """The convolutions of an application, by its algorithm."""
+    for one in (kernel for group in application.groups for kernel in group.kernels if isinstance(kernel, Convolution)):
+        yield _layer(one, application)
+
+
+def _layer(one: Convolution, application: Application) -> Layer:
+    assert application.algorithm is not None
+    (n, c, h, w), (k, _, r, s) = application.tensors[one.x], application.tensors[one.w]
+    sizes = {"n": n, "c": c, "h": h, "w": w, "k": k, "r": r, "s": s, "pad_h": one.pad[0], "pad_w": one.pad[1]}
+    strides = {"stride_v": one.stride[0], "stride_h": one.stride[1]}
+    return Layer(name=one.y, algorithm=application.algorithm, **sizes, **strides)
+
+
+def written_out(application: Application, cus: int) -> Application:
+    """An application with the kernels of its convolutions. Raises ValueError where one is unsupported."""
+    tensors, groups = dict(application.tensors), list[Group]()
+    for group in application.groups:
+        made = list[Kernel]()
+        for kernel in group.kernels:
+            if isinstance(kernel, Convolution):
+                own = kernels(_layer(kernel, application), cus)
+                names = {"x": kernel.x, "w": kernel.w, "y": kernel.y}
+                names |= {name: f"{kernel.y} {name}" for name in own.tensors if name not in names}
+                tensors |= {names[name]: sizes for name, sizes in own.tensors.items()}
+                made += [_renamed(one, names) for one in own.groups[0].kernels]
+            else:
+                made.append(kernel)
+        groups.append(group.model_copy(update={"kernels": tuple(made)}))
+    return application.model_copy(update={"algorithm": None, "tensors": tensors, "groups": tuple(groups)})
+
+
+def _renamed(kernel: Kernel, names: Mapping[str, str]) -> Kernel:
+    """The same on tensors of other names."""
+    one = {name: names[getattr(kernel, name)] for name in ("x", "w", "y", "a", "b", "c") if hasattr(kernel, name)}
+    lists = {name: getattr(kernel, name) for name in ("reads", "writes") if hasattr(kernel, name)}
+    several = {name: tuple(names[each] for each in every) for name, every in lists.items()}
+    return kernel.model_copy(update={**one, **several})
 
 
 def feed(rows: float, cols: float) -> float:

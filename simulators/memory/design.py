@@ -11,12 +11,12 @@ from pydantic import Discriminator, Field, Tag
 from dse.space import get_path
 from dse.values import Frozen, Integer
 from simulators.design import Rule
-from simulators.memory.convolutions import Layer, kernels, unsupported
-from simulators.memory.kernels import Application, touched
+from simulators.memory.convolutions import Layer, kernels, layers, unsupported, written_out
+from simulators.memory.engine import PCS
+from simulators.memory.kernels import ELEMENT_BYTES, Application, touched
 from simulators.memory.machine import MemorySystem, whole_power
 from simulators.memory.policy import Policy
 
-_PCS = 256
 _MOST_BYTES = 2**40  # what tags of 32 bits can tell apart
 
 
@@ -32,16 +32,18 @@ class Run(Frozen):
 
 
 def _sort(given: Any) -> str:
-    """Whether an application is a layer of a convolution, or written out."""
-    of_layer = "algorithm" in given if isinstance(given, Mapping) else isinstance(given, Layer)
-    return "layer" if of_layer else "kernels"
+    """Whether an application lists its kernels, or is a layer of a convolution."""
+    of_kernels = (
+        bool({"tensors", "groups"} & set(given)) if isinstance(given, Mapping) else isinstance(given, Application)
+    )
+    return "kernels" if of_kernels else "layer"
 
 
 Work = Annotated[Annotated[Application, Tag("kernels")] | Annotated[Layer, Tag("layer")], Discriminator(_sort)]
 
 
 class Design(Frozen):
-    """An application on a memory system under a policy. A layer of a convolution is written out for the system."""
+    """An application on a memory system under a policy. Convolutions are written out for the system."""
 
     system: MemorySystem
     application: Work
@@ -54,8 +56,8 @@ SECTIONS = tuple(Design.model_fields)
 
 def written(design: Design) -> Application:
     """The kernels of a design's application. Raises ValueError of a layer that its algorithm does not serve."""
-    given = design.application
-    return kernels(given, design.system.gpu.num_cus) if isinstance(given, Layer) else given
+    given, cus = design.application, design.system.gpu.num_cus
+    return kernels(given, cus) if isinstance(given, Layer) else written_out(given, cus)
 
 
 def rules(design: Design) -> Iterator[Rule]:
@@ -86,20 +88,21 @@ def rules(design: Design) -> Iterator[Rule]:
 
 def _of_application(design: Design) -> Iterator[Rule]:
     """What an algorithm does not serve, and what the machine cannot run."""
-    reason = unsupported(design.application) if isinstance(design.application, Layer) else ""
-    if reason:
-        way = "take implicit_gemm, which serves every shape"
-        yield Rule("application.algorithm", True, f"does not serve this layer: {reason}", way_out=way)
-        return
+    given = design.application
+    for layer in [given] if isinstance(given, Layer) else layers(given):
+        reason = unsupported(layer)
+        if reason:
+            way = "take implicit_gemm, which serves every shape"
+            yield Rule("application.algorithm", True, f"does not serve {layer.name}: {reason}", way_out=way)
+            return
     application = written(design)
     precision = application.precision
     if precision not in dict(design.system.gpu.flop_per_s):
         told = f"says nothing of {precision}, which the application computes in"
         yield Rule("system.gpu.flop_per_s", True, told, way_out="give it with its source")
-    size = {"fp32": 4, "fp64": 8, "fp16": 2}[precision]
-    whole = size * sum(math.prod(sizes) for sizes in application.tensors.values())
+    whole = ELEMENT_BYTES[precision] * sum(math.prod(sizes) for sizes in application.tensors.values())
     yield Rule(
         "application.tensors", whole > _MOST_BYTES, "take more than 2^40 bytes", whole, way_out="take smaller ones"
     )
     used = sum(len(list(touched(kernel))) for group in application.groups for kernel in group.kernels)
-    yield Rule("application.groups", used > _PCS, "have more than 256 loads and stores", used, way_out="split it")
+    yield Rule("application.groups", used > PCS, f"have more than {PCS} loads and stores", used, way_out="split it")

@@ -6,18 +6,24 @@ How a class touches memory is written in `simulators.memory.traces`. Names of te
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from dse.values import Frozen, Integer, Number
 
+Algorithm = Literal["gemm", "implicit_gemm", "fft", "fft_tiling", "winograd", "winograd_nonfused"]
+ELEMENT_BYTES: Mapping[str, int] = {"fp32": 4, "fp64": 8, "fp16": 2}
 Size = Annotated[Integer, Field(ge=1, le=2**40)]
 Small = Annotated[Integer, Field(ge=1, le=4096)]
 Factor = Annotated[Number, Field(gt=0, le=1e4)]
 Sides = tuple[Small, Small]
 Pads = tuple[Annotated[Integer, Field(ge=0, le=4096)], Annotated[Integer, Field(ge=0, le=4096)]]
 Names = Annotated[tuple[str, ...], Field(max_length=8)]
+_MOST_SIDE, _MOST_TAPS = 4096, 64  # of a layer
+Side = Annotated[Integer, Field(ge=1, le=_MOST_SIDE)]
+Tap = Annotated[Integer, Field(ge=1, le=_MOST_TAPS)]
+Pad = Annotated[Integer, Field(ge=0, le=_MOST_TAPS)]
 
 
 class Elementwise(Frozen):
@@ -94,21 +100,17 @@ class MatrixProduct(Frozen):
 
 
 class Convolution(Frozen):
-    """Images x [n, c, h, w] and filters w [c, r, s, k] to y [n, k, oh, ow] by implicit GEMM, forward.
+    """A whole layer: x [n, c, h, w] with filters w [k, c, r, s] to y [n, k, oh, ow], forward.
 
-    tile: filters x pixels of a workgroup.
+    It is no kernel yet: `simulators.memory.convolutions` writes those of the application's algorithm for it.
     """
 
     kind: Literal["convolution"]
     x: str
     w: str
     y: str
-    r: Small
-    s: Small
-    stride: Small = 1
-    pad: Annotated[Integer, Field(ge=0, le=64)] = 0
-    tile: tuple[Small, Small] = (64, 64)
-    held: Small = 4
+    stride: tuple[Tap, Tap] = (1, 1)
+    pad: tuple[Pad, Pad] = (0, 0)
 
 
 class ImplicitGemm(Frozen):
@@ -240,12 +242,16 @@ class Group(Frozen):
 
 
 class Application(Frozen):
-    """Tensors by name, and the kernels that touch them. precision: of all. note: where the sizes are from."""
+    """Tensors by name, and the kernels that touch them. precision: of all. note: where the sizes are from.
+
+    algorithm: of its convolutions.
+    """
 
     name: str
     description: str = ""
     note: str = ""
     precision: Literal["fp32", "fp64", "fp16"]
+    algorithm: Algorithm | None = None
     tensors: Mapping[str, tuple[Size, ...]] = Field(min_length=1)
     groups: tuple[Group, ...] = Field(min_length=1)
 
@@ -257,6 +263,29 @@ class Application(Frozen):
         if known and absent:
             raise ValueError(f"touch {', '.join(sorted(absent))}, which tensors does not list")
         return groups
+
+    @model_validator(mode="after")
+    def _says_how_its_convolutions_run(self) -> Self:
+        made = [one for group in self.groups for one in group.kernels if isinstance(one, Convolution)]
+        if bool(made) != (self.algorithm is not None):
+            raise ValueError("algorithm belongs to kernels of kind convolution, and they need it")
+        for one in made:
+            _fits(one, *(self.tensors[name] for name in (one.x, one.w, one.y)))
+        return self
+
+
+def _fits(layer: Convolution, x: tuple[int, ...], w: tuple[int, ...], y: tuple[int, ...]) -> None:
+    """Raises ValueError where the sizes of a layer's tensors are none of a convolution."""
+    if {len(x), len(w), len(y)} != {4}:
+        raise ValueError(f"convolution of {layer.x}: x [n, c, h, w], w [k, c, r, s], y [n, k, oh, ow] have four sizes")
+    if max(*x, *w[:2]) > _MOST_SIDE or max(w[2:]) > _MOST_TAPS:
+        raise ValueError(f"convolution of {layer.x}: sizes go up to {_MOST_SIDE}, filters to {_MOST_TAPS} a side")
+    if w[1] != x[1]:
+        raise ValueError(f"convolution of {layer.x}: {layer.w} has {w[1]} channels, {layer.x} has {x[1]}")
+    sides = zip(x[2:], w[2:], layer.pad, layer.stride, strict=True)
+    made = (x[0], w[0], *((side + 2 * pad - tap) // stride + 1 for side, tap, pad, stride in sides))
+    if made != tuple(y):
+        raise ValueError(f"convolution of {layer.x} makes {list(made)}, and {layer.y} is {list(y)}")
 
 
 def touched(kernel: Kernel) -> Iterator[str]:

@@ -12,13 +12,13 @@ from numpy.typing import NDArray
 from dse.backend import Metric
 from simulators.memory import engine as e
 from simulators.memory.design import Design, written
-from simulators.memory.kernels import touched
+from simulators.memory.kernels import ELEMENT_BYTES, touched
+from simulators.memory.phases import phases
 from simulators.memory.program import Program, Region
 from simulators.memory.simulation import Cost, Simulation
 from simulators.memory.traces import program
 
 Floats = NDArray[np.float64]
-ELEMENT_BYTES: Mapping[str, int] = {"fp32": 4, "fp64": 8, "fp16": 2}
 
 
 @dataclass(frozen=True)
@@ -88,6 +88,7 @@ METRICS: Mapping[str, Metric] = {
     "camping": Metric(
         "x", "the busiest channel's lines over the mean's, in the mean of bins of time by their lines", low=1.0
     ),
+    "phases": Metric("", "stretches of time that differ in requests, arithmetic or bandwidth", low=1.0),
     "compute_share": Metric("fraction", "of the time in which CUs compute", "maximize"),
     "launch_share": Metric("fraction", "of the time in launches", high=1.0),
     "kernels": Metric("", "launched"),
@@ -102,6 +103,7 @@ def measure(design: Design, found: Simulated) -> dict[str, float]:
     launch_s, cus = launches * system.gpu.launch_s, system.gpu.num_cus
     at_l1, at_l2 = total[e.L1_HITS] + total[e.L1_MERGED], total[e.L2_HITS] + total[e.L2_MERGED]
     moved = (total[e.READS] + total[e.WRITES]) * system.line_bytes
+    activity = found.machine.activity()
     blocked = stalled[e.L1_STALLED] / cus + stalled[e.L2_STALLED] / system.dram.channels
     return {
         "time_s": kernels_s + launch_s,
@@ -119,7 +121,8 @@ def measure(design: Design, found: Simulated) -> dict[str, float]:
         "predicted": total[e.PREDICTED],
         "useless": total[e.USELESS],
         "rinsed": total[e.RINSED],
-        "camping": camping(found.machine.activity().channels),
+        "camping": camping(activity.channels),
+        "phases": float(len(phases(activity, system))),
         "compute_share": found.summed("busy_s") / (cus * kernels_s),
         "launch_share": launch_s / (kernels_s + launch_s),
         "kernels": float(launches),

@@ -11,9 +11,9 @@ predictor       loads and stores of an instruction whose lines nobody uses again
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from dse.values import Frozen, Integer
 
@@ -29,6 +29,12 @@ class Predictor(Frozen):
     most: Annotated[Integer, Field(ge=1, le=2**16)]
     loads: Annotated[Integer, Field(ge=0, le=2**16)]
     stores: Annotated[Integer, Field(ge=0, le=2**16)]
+
+    @model_validator(mode="after")
+    def _begins_within_its_range(self) -> Self:
+        if max(self.loads, self.stores) > self.most:
+            raise ValueError(f"loads or stores begin above most = {self.most}")
+        return self
 
 
 class Policy(Frozen):

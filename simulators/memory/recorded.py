@@ -33,6 +33,7 @@ from numpy.typing import NDArray
 
 from dse.problems import ConfigError, Problem, Problems, did_you_mean
 from simulators.memory import accelsim
+from simulators.memory.engine import PCS
 from simulators.memory.machine import MemorySystem
 from simulators.memory.policy import Policy
 from simulators.memory.simulation import Cost, Simulation
@@ -44,8 +45,6 @@ Cells = tuple[NDArray[Any], NDArray[np.bool_]]
 COLUMNS = ("address", "cu", "store", "bytes", "pc", "time_ns")
 ADDRESS, CU, STORE, BYTES, PC, TIME = range(6)
 """Columns of `Recording.rows`."""
-INSTRUCTIONS = 256
-"""That predictors tell apart."""
 _CHUNK = 1 << 16
 _MOST_ADDRESS, _MOST_BYTES, _MOST_NS = accelsim.MOST_ADDRESS, 1 << 20, 10**15
 _KEPT_BITS = 30  # of addresses that are moved down
@@ -158,7 +157,7 @@ class _Spool:
         self.count += len(rows)
 
     def _number(self, key: tuple[str, int, int]) -> int:
-        if key not in self.numbers and len(self.numbers) >= INSTRUCTIONS:
+        if key not in self.numbers and len(self.numbers) >= PCS:
             self.crowded = True
             return 0
         return self.numbers.setdefault(key, len(self.numbers))
@@ -172,7 +171,7 @@ class _Spool:
             way = "number them modulo 256, or take a policy without a predictor, such as policy=cache_rw_ab_cr"
             check.add(
                 name,
-                f"has more than {INSTRUCTIONS} loads and stores; policy.predictor tells no more apart",
+                f"has more than {PCS} loads and stores; policy.predictor tells no more apart",
                 way_out=way,
             )
         span = reach(system)

@@ -5,9 +5,8 @@ window        four rows of 64 outputs: each row of the window in turn; backward:
 channels      256 pixels, from channel to channel, so in steps of an image
 passes        a row, or 256 columns, `passes` times over; the last pass writes
 gemm          a step of a tile of A and of B while the one before is multiplied; C at the end
-convolution   the same, the tile of B being rows of pixels, for each channel and row of the filter
 strided       a tile's rows in, its columns out, each run of a column apart from the next by a whole row
-implicit_gemm the same with rows or images together, some channels and a row of taps in a step
+implicit_gemm the same, the tile of B being pixels, rows or images together; some channels and a row of taps in a step
 filter_gradient  pixels of each filter's plane, and the window around them of each channel; a sum of a part at the end
 columns       256 pixels of a channel, and a run of them for each tap, a plane apart
 transform     tiles in, a run of each of the planes of points out, at strides of a plane; backward: the other way
@@ -24,7 +23,6 @@ from dataclasses import replace
 from simulators.memory.kernels import (
     Channels,
     Columns,
-    Convolution,
     Elementwise,
     FilterGradient,
     ImplicitGemm,
@@ -184,32 +182,6 @@ def _operand(region: Region, sizes: tuple[int, int, int], tile: tuple[int, int],
 def _pitch(row: int, run: int) -> int:
     """The row that a run of a tile must not cross, where rows are no whole number of tiles."""
     return row if row % run else 0
-
-
-@program.register
-def _convolution(kernel: Convolution, regions: Regions, pc: int) -> Program:
-    """Grid: tiles of filters, images, tiles of rows, tiles of columns."""
-    x, w, y = regions[kernel.x], regions[kernel.w], regions[kernel.y]
-    n, channels, height, width = x.sizes
-    filters, high, wide = y.sizes[1:]
-    element, tile, cols = x.element, min(kernel.tile[0], filters), min(wide, kernel.tile[1])
-    rows = min(high, max(1, kernel.tile[1] // cols))
-    row, down = width * element, kernel.stride * width * element
-    steps = (0, channels * height * row, rows * down, cols * kernel.stride * element)
-    reach, start = ((cols - 1) * kernel.stride + kernel.s) * element, -kernel.pad * (row + element)
-    pixels = Touch(x, reach, rows, down, offset=start, grid=steps, loops=(height * row, row))
-    of_row = kernel.s * filters * element
-    into = Touch(w, tile * element, kernel.s, filters * element, grid=(tile * element, 0, 0, 0))
-    made = Writer(pc).repeat(channels).repeat(kernel.r)
-    made.load(pixels, replace(into, loops=(kernel.r * of_row, of_row))).fence()
-    made.compute(2.0 * tile * rows * cols * kernel.s).close().close()
-    plane = high * wide * element
-    spread = (tile * plane, filters * plane, rows * wide * element, cols * element)
-    line = wide * element
-    out = Touch(y, cols * element, rows, line, _pitch(line, cols * element), grid=spread, loops=(plane,))
-    made.repeat(tile).store(out).close()
-    extent = (_over(filters, tile), n, _over(high, rows), _over(wide, cols))
-    return made.program("convolution", extent, held=kernel.held)
 
 
 def pixel_tile(sizes: tuple[int, int, int], pixels: int, least: int = 1) -> tuple[int, int, int]:

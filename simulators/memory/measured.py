@@ -1,0 +1,81 @@
+"""Convolutions that were measured on GPUs, as designs of the memory backend, a scenario each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dse.backend import Tree
+from dse.compose import conf_dir
+from dse.problems import Problems
+from simulators.device import device_of, tree_of
+from simulators.measured import tables
+from simulators.measurements import Rows
+from simulators.memory.convolutions import Layer
+from simulators.memory.kernels import ELEMENT_BYTES
+from simulators.memory.machine import MemorySystem
+
+PASSES: Mapping[str, str] = {"forward": "fwd", "backward_data": "bwd_data", "backward_filter": "bwd_filter"}
+"""Direction -> the pass as `simulators.measurements.Rows` calls it."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Measured convolutions of one precision on the device of a memory system. tree: the system's.
+
+    fitted: names of the rows that constants of the device were fitted on.
+    """
+
+    system: str
+    tree: Tree
+    rows: Rows
+    fitted: frozenset[str]
+
+    def scenario(self, row: int) -> str:
+        """What a row is called."""
+        return f"{self.system} {self.rows.precision} {self.rows.names[row]}"
+
+    def application(self, row: int) -> Tree:
+        """The layer of a row, as a section of a design."""
+        fields = {name: int(values[row]) for name, values in self.rows.shape.items()}
+        fixed = {"direction": "forward", "algorithm": "implicit_gemm", "precision": self.rows.precision}
+        known = {name: value for name, value in fields.items() if name in Layer.model_fields}
+        return {"name": self.rows.names[row], **fixed, **known}
+
+
+def measured(systems: Sequence[str], folder: str | None) -> Iterator[Measured]:
+    """What tables of a folder (None: the shipped ones) hold of memory systems, by name or path. Raises ConfigError."""
+    known, check, seen = tables(folder or str(conf_dir() / "data")), Problems(), set[str]()
+    for said in systems:
+        tree = tree_of(said)
+        system = check.model(MemorySystem, tree, path=f"measured: {said}")
+        if system is None:
+            continue
+        if system.name in seen:
+            check.add("measured", "names a system twice", value=said, way_out="list it once")
+        seen.add(system.name)
+        if not system.device:
+            way = "say in its file which system is the same GPU, such as device: p100"
+            check.add("measured", "names no device that was measured", value=said, way_out=way)
+            continue
+        device = device_of(tree_of(system.device), system.device)
+        precisions = set(dict(system.gpu.flop_per_s)) & set(ELEMENT_BYTES)
+        own = [rows for rows in known if (rows.device, rows.kind) == (device.measured_as, "conv")]
+        own = [rows for rows in own if rows.precision in precisions]
+        if not own:
+            rule = f"is measured as {device.measured_as}, of which there are no convolutions in {sorted(precisions)}"
+            check.add("measured", rule, value=said, way_out="add study.data_dir=<folder of its table>")
+        for rows in own:
+            fitted = frozenset(device.fitted_on.get(rows.precision, {}).get("conv", ()))
+            yield Measured(system.name, tree, rows, fitted)
+    check.done()
+
+
+def scenarios(systems: Sequence[str], folder: str | None) -> dict[str, dict[str, Any]]:
+    """Scenario -> its sections `system` and `application`. Raises ConfigError."""
+    found = dict[str, dict[str, Any]]()
+    for one in measured(systems, folder):
+        for row in range(one.rows.size):
+            found[one.scenario(row)] = {"system": one.tree, "application": one.application(row)}
+    return found

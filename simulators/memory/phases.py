@@ -1,0 +1,78 @@
+"""Phases of a run: stretches of time in which what CUs ask for, what they compute and what DRAM moves stay alike.
+
+Optimal partitioning (Jackson et al., IEEE Signal Processing Letters 12, 2005): of all ways to cut F series of B bins
+into stretches, the one with the least sum of squared deviations from the means of stretches, with a penalty for each,
+
+    sum over stretches of  sum_f sum_b ((x_fb - mean_f) / s_f)^2 + 2 F log(B)
+
+The series are shares of what the machine could do: lines that a CU asks for in a cycle, of CUs' time computing, of the
+bandwidth of DRAM. s_f is the noise of a series, told by neighbours: the root of half the mean square of their
+differences, but at least `_LEAST_NOISE`. A stretch takes a `_LEAST_SHARE` of the time at least.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simulators.memory.machine import MemorySystem
+from simulators.memory.simulation import Activity
+
+Floats = NDArray[np.float64]
+
+_LEAST_NOISE = 0.02  # of what the machine could do, below which no difference is looked at
+_LEAST_SHARE = 1 / 32
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A stretch [begin_s, end_s) of a run, and means in it: requests of a CU in a cycle, how much of their time CUs
+    compute, and how much of DRAM's bandwidth is used.
+    """
+
+    begin_s: float
+    end_s: float
+    requests: float
+    computing: float
+    bandwidth: float
+
+
+def shares(activity: Activity, system: MemorySystem) -> Floats:
+    """Requests, computing and bandwidth [bins, 3], as of `Phase`."""
+    asked = activity.requests.mean(axis=1) * system.gpu.cycle_s / activity.seconds
+    moved = activity.channels.sum(axis=1) * system.line_bytes / (activity.seconds * system.dram.bytes_per_s)
+    return np.stack([asked, activity.computing.mean(axis=1), moved], axis=1)
+
+
+def phases(activity: Activity, system: MemorySystem) -> list[Phase]:
+    """Phases of a run, in the order of time."""
+    series, width = shares(activity, system), activity.seconds
+    ends = cuts(series)
+    places = zip([0, *ends[:-1]], ends, strict=True)
+    return [Phase(first * width, end * width, *map(float, series[first:end].mean(axis=0))) for first, end in places]
+
+
+def cuts(series: Floats) -> list[int]:
+    """Where the stretches of series [B, F] end, B last."""
+    bins, count = series.shape
+    noise = np.sqrt((np.diff(series, axis=0) ** 2).mean(axis=0) / 2) if bins > 1 else np.zeros(count)
+    scaled = series / np.maximum(noise, _LEAST_NOISE)
+    penalty, least = 2 * count * math.log(max(bins, 2)), max(1, math.floor(bins * _LEAST_SHARE))
+    sums = np.vstack([np.zeros(count), np.cumsum(scaled, axis=0)])
+    squares = np.concatenate([[0.0], np.cumsum((scaled**2).sum(axis=1))])
+    best, last = np.full(bins + 1, np.inf), np.zeros(bins + 1, np.int64)
+    best[0] = 0.0
+    for end in range(least, bins + 1):
+        first = np.arange(end - least + 1)
+        inside = squares[end] - squares[first] - ((sums[end] - sums[first]) ** 2).sum(axis=1) / (end - first)
+        cost = best[: len(first)] + inside + penalty
+        last[end] = int(np.argmin(cost))
+        best[end] = cost[last[end]]
+    found, end = list[int](), bins
+    while end > 0:
+        found.append(end)
+        end = int(last[end])
+    return found[::-1]

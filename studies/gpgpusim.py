@@ -1,0 +1,349 @@
+"""Detailed simulation of cuDNN's kernels (arXiv:1811.08933): LeNet and convolutions by algorithm and direction.
+
+What each SM and each channel of DRAM does over time, phases, partition camping, and times against DeepBench's of real
+GPUs (`studies.convolutions`). These comparisons are this project's; the paper compares LeNet on a GPU of which there
+are no measurements here.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dse.claims import Claim, Finding, read
+from dse.finished import Finished
+from dse.plots import Axis, tables
+from dse.space import get_path, set_path
+from simulators.memory.backend import MemoryBackend
+from simulators.memory.convolutions import Layer
+from simulators.memory.design import SECTIONS, Design
+from simulators.memory.engine import READS, WRITES
+from simulators.memory.measures import Simulated, measure, simulate
+from simulators.memory.phases import Phase, phases
+from studies.convolutions import against, errors
+from studies.plain import Plain
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+_DIRECTION, _ALGORITHM, _HASH = "application.direction", "application.algorithm", "system.mapping.channel_hash"
+_LENET = "lenet"
+_CAMPS = 2.0  # the busiest channel over the mean from which on a kernel camps
+_EVEN = 1.3  # up to which channels count as evenly used
+_DIFFERS = 0.1  # of what the machine could do, from which on phases differ
+_PERCENT = 100.0
+_NO_REFERENCE = "no public measurement of LeNet on this GPU: there is no reference here"
+
+
+class Gpgpusim(Plain):
+    """Claims, errors against measured convolutions, camping, phases and heat maps."""
+
+    allows = ("study.data_dir", "measured", "applications")
+
+    def claims(self) -> list[Claim]:
+        """What both abstracts say, and recollection, as retyped beside this module."""
+        return read(Path(__file__).with_suffix(".yaml"))
+
+    def further(self, run: Finished) -> Mapping[str, Finding]:
+        """Ours for every claim."""
+        rows = _rows(run)
+        return {**_lenet(run), **_correlation(_against(run, rows)), **_phased(_shown(run)), **_camping(run, rows)}
+
+    def figures(self, table: pd.DataFrame, timelines: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
+        """The most that each algorithm camps, by direction and hash."""
+        ok = table[table["status"] == "ok"]
+        if not {_DIRECTION, _ALGORITHM, _HASH} <= set(ok):
+            return
+        named = {name: ok[path].astype(str) for name, path in (("hash", _HASH), ("algorithm", _ALGORITHM))}
+        ok = ok.assign(**named, direction=ok[_DIRECTION].astype(object))
+        most = ok.groupby(["direction", "algorithm", "hash"], sort=False)["camping"].max().reset_index()
+        if len(most):
+            axis = Axis("camping", "the busiest channel over the mean, the most of all layers")
+            most = most.astype({"hash": object})
+            yield "camping", tables.heat(most, axis, x="hash", y="algorithm", panel="direction")
+
+    def extras(self, run: Finished) -> Iterator[tuple[str, Any]]:
+        """Predictions and errors, kernels, phases, and who did what when."""
+        from dse.plots import predictions
+
+        rows = _rows(run)
+        beside = _against(run, rows)
+        if len(beside):
+            yield "predictions", beside
+            yield "errors", errors(beside)
+            own = beside[beside["hash"] == _base(run, _HASH)].assign(kind=lambda held: held["system"])
+            if len(own):
+                title = "fastest algorithm (simulated); on layers that constants were not fitted on"
+                yield "predicted_against_measured", predictions.scatter(own, by="algorithm", title=title)
+        shown = _shown(run)
+        if shown:
+            yield "kernels", _kernels(shown)
+            yield "phases", [{**one.told, "phases": [asdict(phase) for phase in one.phases]} for one in shown]
+        for scenario in dict.fromkeys(one.scenario for one in shown):
+            yield from _activity([one for one in shown if one.scenario == scenario])
+        yield from _camped(run, rows)
+
+
+def _rows(run: Finished) -> pd.DataFrame:
+    """Points with a result; directions and algorithms of what has none are ''."""
+    table = run.outputs.read_table("results")
+    ok = table[table["status"] == "ok"].copy()
+    for name, path in (("direction", _DIRECTION), ("algorithm", _ALGORITHM), ("hash", _HASH)):
+        column = ok[path] if path in ok else _base(run, path)
+        ok[name] = column
+        ok[name] = ok[name].astype(object).where(ok[name].notna(), "")
+    return ok
+
+
+def _against(run: Finished, rows: pd.DataFrame) -> pd.DataFrame:
+    """Measured convolutions of the run's devices beside its own."""
+    return against(run.config.get("measured") or [], get_path(run.config, "study.data_dir"), rows)
+
+
+def _base(run: Finished, path: str) -> str:
+    """What the design says where it is not searched."""
+    return str(get_path(run.config, path) or "")
+
+
+# Claims and pictures
+
+
+def _correlation(beside: pd.DataFrame) -> dict[str, Finding]:
+    """How per-kernel times correlate, told of the reference that there is."""
+    told = "needs the paper's kernels on its GPU, of which there are no times"
+    if len(beside):
+        each = {
+            f"{system}{'' if hashed == 'none' else f' ({hashed})'}": one["all"]
+            for system, by in errors(beside).items()
+            for hashed, one in by.items()
+            if one["all"]
+        }
+        numbers = ", ".join(
+            f"{name} {_PERCENT * one['median']:.0f} % and {one['log_correlation']:.2f}" for name, one in each.items()
+        )
+        reference = "median error and correlation of logarithms against DeepBench's convolutions, not the paper's"
+        told = f"{told}; {reference}: {numbers}"
+    return {"gpgpusim.kernel_corr": Finding(None, told)}
+
+
+# What is simulated once more, to be looked at
+
+
+@dataclass(frozen=True)
+class _Shown:
+    """One run of an application: by which algorithm, its metrics, and when who did what."""
+
+    scenario: str
+    algorithm: str
+    design: Design
+    simulated: Simulated
+    metrics: Mapping[str, float]
+    phases: tuple[Phase, ...]
+
+    @property
+    def told(self) -> dict[str, Any]:
+        """What it is called in files."""
+        return {"scenario": self.scenario, "algorithm": self.algorithm}
+
+    @property
+    def channels(self) -> Any:
+        """Share of its bandwidth that each channel uses [bins, channels]."""
+        activity, dram = self.simulated.machine.activity(), self.design.system.dram
+        most = activity.seconds * dram.bytes_per_s / dram.channels
+        return activity.channels * (self.design.system.line_bytes / most)
+
+    @property
+    def sms(self) -> Any:
+        """Share of its time that each SM computes [bins, SMs]."""
+        return np.asarray(np.minimum(self.simulated.machine.activity().computing, 1.0))
+
+    @property
+    def asked(self) -> Any:
+        """Lines that each SM asks for, over one a cycle [bins, SMs]."""
+        activity = self.simulated.machine.activity()
+        return activity.requests * (self.design.system.gpu.cycle_s / activity.seconds)
+
+
+def _design(run: Finished, scenario: str, changes: Mapping[str, Any]) -> Design | None:
+    """The design of a scenario with values set by path; None where it breaks a rule."""
+    backend = MemoryBackend()
+    known = {name: run.config[name] for name in (*SECTIONS, "applications", "measured") if name in run.config}
+    tree = backend.scenarios({**known, "data_dir": get_path(run.config, "study.data_dir")})[scenario]
+    found = {name: dict(section) for name, section in tree.items()}
+    for path, value in changes.items():
+        if get_path(found, path) is not None:
+            set_path(found, path, value)
+    design = backend.design(found)
+    return None if backend.problems(design) else design
+
+
+def _simulated(run: Finished, scenario: str, changes: Mapping[str, Any]) -> _Shown | None:
+    design = _design(run, scenario, changes)
+    if design is None:
+        return None
+    found, algorithm = simulate(design), getattr(design.application, "algorithm", None) or ""
+    own = tuple(phases(found.machine.activity(), design.system))
+    return _Shown(scenario, algorithm, design, found, measure(design, found), own)
+
+
+@lru_cache(maxsize=1)
+def _shown(run: Finished) -> tuple[_Shown, ...]:
+    """The applications that were named, in the design's direction and hash, by each algorithm that was searched."""
+    rows = _rows(run)
+    points = rows[rows["scenario"].isin(run.config.get("applications") or [])]
+    points = points[points["direction"].isin(["", _base(run, _DIRECTION)])]
+    pairs = dict.fromkeys(zip(points["scenario"].astype(str), points["algorithm"], strict=True))
+    fixed = {path: _base(run, path) for path in (_DIRECTION, _HASH)}
+    found = (_simulated(run, name, {**fixed, _ALGORITHM: algorithm}) for name, algorithm in pairs)
+    return tuple(one for one in found if one is not None)
+
+
+def _kernels(shown: tuple[_Shown, ...]) -> pd.DataFrame:
+    """`kernels`: each kernel of each run, with its time without the launch, and the launch's."""
+    import pandas as pd
+
+    rows = []
+    for one in shown:
+        system = one.design.system
+        for place, (cost, times) in enumerate(one.simulated.costs):
+            moved = float(cost.totals[READS] + cost.totals[WRITES]) * system.line_bytes
+            times_s = {"seconds": cost.seconds, "launch_s": system.gpu.launch_s, "launches": times}
+            shares = {
+                "compute_share": cost.busy_s / (system.gpu.num_cus * cost.seconds),
+                "bandwidth_share": moved / (cost.seconds * system.dram.bytes_per_s),
+                "simulated": cost.share,
+            }
+            rows.append({**one.told, "place": place, "kernel": cost.name, **times_s, "dram_bytes": moved, **shares})
+    return pd.DataFrame(rows)
+
+
+def _activity(shown: list[_Shown]) -> Iterator[tuple[str, Figure]]:
+    """Heat maps of one application: its SMs and channels; of several algorithms a figure each."""
+    first = shown[0]
+    label = "share of what it could do; dotted: phases"
+    if first.scenario == _LENET:
+        shown = [first]
+        named = {"SMs: computing": first.sms, "SMs: lines asked for": first.asked, "channels of DRAM": first.channels}
+        yield _LENET, _raster(named, dict.fromkeys(named, first), lane="SM, or channel of DRAM", label=label)
+        return
+    by = {one.algorithm: one for one in shown}
+    sms, channels = ({name: getattr(one, kind) for name, one in by.items()} for kind in ("sms", "channels"))
+    yield f"{first.scenario}_sms", _raster(sms, by, lane="SM", label=f"computing, {label}")
+    yield f"{first.scenario}_channels", _raster(channels, by, lane="channel of DRAM", label=f"bandwidth, {label}")
+
+
+def _raster(panels: Mapping[str, Any], by: Mapping[str, _Shown], *, lane: str, label: str) -> Figure:
+    seconds = {name: by[name].simulated.machine.activity().seconds for name in panels}
+    marks = {name: [phase.end_s for phase in by[name].phases[:-1]] for name in panels}
+    return tables.raster(panels, seconds, lane=lane, label=label, marks=marks)
+
+
+def _lenet(run: Finished) -> dict[str, Finding]:
+    """Launches' share of LeNet's time, and what cannot be said of its time."""
+    absent = {name: Finding(None, _NO_REFERENCE) for name in ("gpgpusim.lenet_v1", "gpgpusim.lenet_ispass")}
+    one = next((one for one in _shown(run) if one.scenario == _LENET), None)
+    if one is None:
+        return {**absent, "gpgpusim.floors": Finding(None, f"needs applications=[{_LENET}]")}
+    share, time_s, gpu = one.metrics["launch_share"], one.metrics["time_s"], one.design.system.gpu
+    whole = sum(_roof(one, cost) * times for cost, times in one.simulated.costs)
+    launched = f"{one.metrics['kernels']:.0f} launches of {gpu.launch_s * 1e6:.1f} us, by {one.algorithm}"
+    told = f"{launched}; with all that is above the roofline {_PERCENT * (1 - whole / time_s):.0f} %"
+    return {**absent, "gpgpusim.floors": Finding(_PERCENT * share, told, "kernels are longer than their launches")}
+
+
+def _roof(one: _Shown, cost: Any) -> float:
+    """Time of a kernel [s] were arithmetic or DRAM the only limit."""
+    system = one.design.system
+    moved = float(cost.totals[READS] + cost.totals[WRITES]) * system.line_bytes
+    return float(max(cost.busy_s / system.gpu.num_cus, moved / system.dram.bytes_per_s))
+
+
+def _phased(shown: tuple[_Shown, ...]) -> dict[str, Finding]:
+    """Whether convolutions have two phases that differ both in what SMs do and in what DRAM does."""
+    calls = [one for one in shown if isinstance(one.design.application, Layer)]
+    if not calls:
+        return {"gpgpusim.phases": Finding(None, "needs applications that are convolutions, such as conv_3x3")}
+    several = [one for one in calls if _differ(one.phases)]
+    each = ", ".join(f"{one.scenario} by {one.algorithm} {len(one.phases)}" for one in calls)
+    points = f"{_PERCENT * _DIFFERS:.0f} points"
+    told = f"{len(several)} of {len(calls)} calls have two that differ by {points} in SMs and in DRAM; phases: {each}"
+    most = 2 * len(several) > len(calls)
+    return {"gpgpusim.phases": Finding(most, told, "most calls are alike from beginning to end")}
+
+
+def _differ(found: tuple[Phase, ...]) -> bool:
+    pairs = ((one, other) for one in found for other in found)
+    return any(
+        max(abs(one.requests - other.requests), abs(one.computing - other.computing)) > _DIFFERS
+        and abs(one.bandwidth - other.bandwidth) > _DIFFERS
+        for one, other in pairs
+    )
+
+
+# Camping
+
+
+def _hashed(rows: pd.DataFrame) -> pd.DataFrame:
+    """`camping`: a row for each point with a hash, its camping and time beside those without (`plain`, `plain_s`)."""
+    keys = ["scenario", "direction", "algorithm"]
+    ours = rows[[*keys, "hash", "camping", "time_s"]].astype({"scenario": str})
+    plain = ours[ours["hash"] == "none"].drop(columns="hash").rename(columns={"camping": "plain", "time_s": "plain_s"})
+    return ours[ours["hash"] != "none"].merge(plain, on=keys).reset_index(drop=True)
+
+
+def _camping(run: Finished, rows: pd.DataFrame) -> dict[str, Finding]:
+    """The most that a convolution camps without a hash, and how much those that do camp with one."""
+    names = ("gpgpusim.camping", "gpgpusim.camping_no_hash", "gpgpusim.camping_hash")
+    held = _hashed(rows)
+    if held.empty or not run.config.get("measured"):
+        absent = f"needs {_HASH} searched (none, and a hash) and measured convolutions, such as measured=[mem_p100]"
+        return dict.fromkeys(names, Finding(None, absent))
+    worst, camps = held.sort_values("plain").iloc[-1], held[held["plain"] > _CAMPS]
+    told = f"{_place(worst)}; {len(camps)} of {len(held)} camp by more than {_CAMPS:g}"
+    cause = "no stride of these layers meets few channels"
+    found = {
+        names[0]: Finding(not camps.empty, told, cause),
+        names[1]: Finding(float(worst["plain"]), told, cause),
+    }
+    if camps.empty:
+        return {**found, names[2]: Finding(None, "nothing camps without a hash")}
+    gain, left = camps["plain_s"] / camps["time_s"], camps.sort_values("camping").iloc[-1]
+    even, hashes = int((camps["camping"] <= _EVEN).sum()), ", ".join(sorted(set(held["hash"])))
+    told = (
+        f"{_place(left)}; by {hashes} {even} of the {len(camps)} that camp without are at most {_EVEN:g}; they run "
+        f"{gain.min():.2f} to {gain.max():.2f}x as fast; of all {len(held)}, up to {held['camping'].max():.2f}"
+    )
+    cause = "few lines at a time, which meet channels unevenly by chance"
+    return {**found, names[2]: Finding(float(left["camping"]), told, cause)}
+
+
+def _place(point: pd.Series[Any]) -> str:
+    return " ".join(filter(None, [f"{point['scenario']},", point["direction"], f"by {point['algorithm']}"]))
+
+
+def _camped(run: Finished, rows: pd.DataFrame) -> Iterator[tuple[str, Any]]:
+    """Camping of every point by hash, and the channels of the one that camps most."""
+    held = _hashed(rows)
+    if held.empty:
+        return
+    yield "camping", held
+    worst = held.sort_values("plain").iloc[-1]
+    scenario, direction, algorithm = str(worst["scenario"]), str(worst["direction"]), str(worst["algorithm"])
+    by = dict[str, _Shown]()
+    for hashed in ("none", *dict.fromkeys(held["hash"])):
+        one = _simulated(run, scenario, {_DIRECTION: direction, _ALGORITHM: algorithm, _HASH: hashed})
+        if one is not None:
+            factor = f"channel_hash {hashed}: {one.metrics['camping']:.2f}x"
+            by["\n".join([*textwrap.wrap(scenario, 44), f"{direction} by {algorithm}", factor])] = one
+    panels, label = {name: one.channels for name, one in by.items()}, "share of its bandwidth; dotted: phases"
+    yield "camping_channels", _raster(panels, by, lane="channel of DRAM", label=label)
+
+
+STUDY = Gpgpusim()

@@ -1,0 +1,273 @@
+"""LeNet and convolutions kernel by kernel: networks with an algorithm, phases, measured layers; `study=gpgpusim`."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from applications import BACKEND, design, metrics
+from conftest import shipped
+
+from dse.cli import main
+from dse.problems import ConfigError
+from simulators.memory.convolutions import Layer, kernels, layers, written_out
+from simulators.memory.design import written
+from simulators.memory.kernels import Application
+from simulators.memory.measured import measured, scenarios
+from simulators.memory.measures import simulate
+from simulators.memory.phases import cuts, phases, shares
+from studies.convolutions import against, errors
+
+LENET = shipped("application")["lenet"]
+CUS = 28
+
+
+def network(**changes: Any) -> dict[str, Any]:
+    """Two layers, the second of a stride, with keys changed."""
+    kernel = {"kind": "convolution"}
+    tree = {
+        "name": "two", "precision": "fp32", "algorithm": "implicit_gemm",
+        "tensors": {"x": [2, 3, 16, 16], "w": [8, 3, 3, 3], "y": [2, 8, 16, 16], "v": [4, 8, 5, 5], "z": [2, 4, 6, 6]},
+        "groups": [{"kernels": [{**kernel, "x": "x", "w": "w", "y": "y", "pad": [1, 1]},
+                                {**kernel, "x": "y", "w": "v", "y": "z", "stride": [2, 2]}]}],
+    }  # fmt: skip
+    return {**tree, **changes}
+
+
+# Networks
+
+
+def test_lenet_multiplies_as_often_as_its_layers_say() -> None:
+    """arXiv:1811.08933's network: 0.29 M, 1.6 M, 0.40 M and 5 k multiplications."""
+    application = Application.model_validate(LENET)
+    assert [layer.flop / 2 for layer in layers(application)] == [288_000, 1_600_000]
+    products = [kernel for kernel in application.groups[0].kernels if kernel.kind == "gemm"]
+    assert [kernel.m * kernel.n * kernel.k for kernel in products] == [400_000, 5_000]
+
+
+@pytest.mark.parametrize("algorithm", ["gemm", "implicit_gemm", "fft", "fft_tiling"])
+def test_a_layer_in_a_network_is_the_layer_alone(algorithm: str) -> None:
+    """The same kernels on tensors of other names, and so the same time where nothing comes before it."""
+    one = network(algorithm=algorithm)
+    one["groups"] = [{"kernels": one["groups"][0]["kernels"][:1]}]
+    alone = Layer(name="y", n=2, c=3, h=16, w=16, k=8, r=3, s=3, pad_h=1, pad_w=1, algorithm=algorithm)
+    inside, outside = written_out(Application.model_validate(one), CUS), kernels(alone, CUS)
+    pairs = zip(inside.groups[0].kernels, outside.groups[0].kernels, strict=True)
+    names = {"x", "w", "y", "a", "b", "c", "reads", "writes"}
+    assert all(ours.model_dump(exclude=names) == theirs.model_dump(exclude=names) for ours, theirs in pairs)
+    sizes = sorted(math.prod(size) for size in outside.tensors.values())
+    both = [metrics(tree, "cache_rw", system="mem_gtx_1080_ti") for tree in (one, outside.model_dump())]
+    assert sorted(math.prod(inside.tensors[name]) for name in inside.tensors if name not in ("v", "z")) == sizes
+    assert both[0]["requests"] == both[1]["requests"]
+    assert both[0]["time_s"] == pytest.approx(both[1]["time_s"], rel=0.02)
+
+
+def test_a_network_of_an_algorithm_that_does_not_serve_a_layer_is_refused_by_name() -> None:
+    problems = BACKEND.problems(design(network(algorithm="winograd")))
+    assert [str(problem) for problem in problems if "z" in str(problem) and "stride" in str(problem)]
+    assert BACKEND.problems(design(network(algorithm="gemm"))) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"algorithm": None}, "algorithm belongs to kernels of kind convolution"),
+        ({"tensors": {**network()["tensors"], "w": [8, 4, 3, 3]}}, "w has 4 channels, x has 3"),
+        ({"tensors": {**network()["tensors"], "y": [2, 8, 14, 14]}}, r"16, 16\], and y is \[2, 8, 14, 14\]"),
+        ({"tensors": {**network()["tensors"], "w": [8, 3, 9]}}, "have four sizes"),
+        ({"tensors": {**network()["tensors"], "x": [9000, 3, 16, 16]}}, "up to 4096"),
+    ],
+    ids=["algorithm", "channels", "result", "sizes", "large"],
+)  # fmt: skip
+def test_sizes_that_make_no_convolution_are_refused(changes: Mapping[str, Any], told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        design(network(**changes))
+
+
+def test_an_algorithm_without_convolutions_is_refused() -> None:
+    with pytest.raises(ConfigError, match="kind convolution"):
+        design({**shipped("application")["fw_act"], "algorithm": "fft"})
+
+
+def test_a_repeated_network_computes_its_temporaries_into_the_same_place() -> None:
+    one = design("lenet", "cache_rw", {"application.algorithm": "fft"}, system="mem_gtx_1050")
+    made = written(one)
+    assert made.groups[0].repeat == 3
+    assert {"y1 px", "y1 pw", "y1 py", "y2 px", "y2 pw", "y2 py"} <= set(made.tensors)
+
+
+# Phases
+
+
+def test_stretches_are_found_where_levels_change() -> None:
+    random = np.random.default_rng(3)
+    levels = np.repeat([[0.1, 0.9, 0.2], [0.8, 0.1, 0.9], [0.1, 0.9, 0.5]], [60, 100, 40], axis=0)
+    found = cuts(levels + random.normal(0, 0.03, levels.shape))
+    assert len(found) == 3
+    assert np.abs(np.array(found) - [60, 160, 200]).max() <= 1
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.005, 0.1])
+def test_what_only_fluctuates_is_one_stretch(spread: float) -> None:
+    series = 0.5 + np.random.default_rng(5).normal(0, spread, (256, 3))
+    assert cuts(series) == [256]
+
+
+def test_no_other_partition_costs_less() -> None:
+    """Against all partitions of a short series."""
+    series = np.random.default_rng(7).random((9, 2)) + np.repeat([[0.0], [3.0], [0.0]], 3, axis=0)
+
+    def cost(ends: tuple[int, ...]) -> float:
+        noise = np.maximum(np.sqrt((np.diff(series, axis=0) ** 2).mean(axis=0) / 2), 0.02)
+        parts = itertools.pairwise([0, *ends])
+        squares = sum((((series[a:b] - series[a:b].mean(axis=0)) / noise) ** 2).sum() for a, b in parts)
+        return float(squares + len(ends) * 2 * 2 * math.log(9))
+
+    every = [(*some, 9) for count in range(9) for some in itertools.combinations(range(1, 9), count)]
+    assert cost(tuple(cuts(series))) == pytest.approx(min(map(cost, every)))
+
+
+def test_phases_of_a_run_follow_one_another_and_their_means_are_those_of_the_run() -> None:
+    one = design("conv_3x3", "cache_rw", {"application.algorithm": "winograd_nonfused"}, system="mem_gtx_1050")
+    activity = simulate(one).machine.activity()
+    found = phases(activity, one.system)
+    assert len(found) >= 3
+    assert found[0].begin_s == 0
+    assert all(before.end_s == after.begin_s for before, after in itertools.pairwise(found))
+    whole = sum((one.end_s - one.begin_s) * np.array([one.requests, one.computing, one.bandwidth]) for one in found)
+    np.testing.assert_allclose(whole / found[-1].end_s, shares(activity, one.system).mean(axis=0))
+    transform = max(found, key=lambda phase: phase.bandwidth)
+    product = max(found, key=lambda phase: phase.computing)
+    assert transform.bandwidth > 0.7 > 0.5 > product.bandwidth
+    assert product.computing > 0.8 > 0.2 > transform.computing
+
+
+# Measured layers
+
+
+def test_every_measured_convolution_is_a_scenario() -> None:
+    (one,) = measured(["mem_p100"], None)
+    found = scenarios(["mem_p100"], None)
+    assert len(found) == one.rows.size == len(set(one.rows.names))
+    for row in range(one.rows.size):
+        tree = found[one.scenario(row)]
+        layer = Layer.model_validate(tree["application"])
+        assert f"{layer.w}x{layer.h}x{layer.c} n{layer.n} k{layer.k} {layer.r}x{layer.s}" in one.scenario(row)
+        rest = {"policy": shipped("policy")["cache_rw"], "run": {"requests": 1000, "repeats": 1}}
+        assert BACKEND.problems(BACKEND.design({**tree, **rest})) == []
+    assert one.fitted <= set(shipped("system")["p100"]["fitted_on"]["fp32"]["conv"])
+
+
+@pytest.mark.parametrize(
+    ("names", "told"),
+    [
+        (["gem5_gcn3"], "names no device that was measured"),
+        (["mem_p100", "mem_p100"], "names a system twice"),
+        (["mem_p1000"], "mem_p100"),
+        (["p100"], "measured: p100"),
+    ],
+)
+def test_systems_of_which_nothing_was_measured_are_refused(names: list[str], told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        scenarios(names, None)
+
+
+def points(*given: tuple[str, str, str, float]) -> pd.DataFrame:
+    """Rows of one scenario: direction, algorithm, hash, time."""
+    (one,) = measured(["mem_p100"], None)
+    table = pd.DataFrame(given, columns=["direction", "algorithm", "hash", "time_s"])
+    return table.assign(scenario=one.scenario(0))
+
+
+def test_a_layer_takes_what_its_fastest_algorithm_takes() -> None:
+    (one,) = measured(["mem_p100"], None)
+    seconds = one.rows.seconds[0]
+    rows = points(
+        ("forward", "gemm", "none", 1.5 * seconds[0]), ("forward", "implicit_gemm", "none", 2 * seconds[0]),
+        ("backward_data", "gemm", "none", 4 * seconds[1]), ("backward_data", "fft", "none", 3 * seconds[1]),
+        ("forward", "fft", "xor", seconds[0]),
+    )  # fmt: skip
+    found = against(["mem_p100"], None, rows).set_index(["direction", "hash"])
+    ratio = found["predicted_s"] / found["measured_s"]
+    assert ratio["forward", "none"] == pytest.approx(1.5)
+    assert ratio["backward_data", "none"] == pytest.approx(3)
+    assert ratio["forward", "xor"] == pytest.approx(1)
+    told = errors(found.reset_index().assign(fitted=False))["mem_p100"]
+    assert told["none"]["all"]["count"] == 2
+    assert told["none"]["all"]["median"] == pytest.approx((0.5 + 2) / 2)
+    assert told["none"]["by_direction"]["forward"]["bias"] == pytest.approx(1.5)
+    assert told["none"]["forward_algorithm_as_measured"] == 1.0
+    assert told["xor"]["forward_algorithm_as_measured"] == 0.0
+
+
+# The study
+
+TABLE = """device,precision,op,w,h,c,n,k,r,s,pad_h,pad_w,stride_v,stride_h,fwd_ms,bwd_data_ms,bwd_filter_ms,algo
+NV_P100,fp32,conv,32,32,64,16,64,3,3,1,1,1,1,0.2,0.2,0.4,WINOGRAD
+"""
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The study on LeNet, a layer, and one measured layer of a table of one's own."""
+    folder = tmp_path_factory.mktemp("gpgpusim")
+    (folder / "tables").mkdir()
+    (folder / "tables" / "mine.csv").write_text(TABLE, encoding="utf-8")
+    few = ["measured=[mem_p100]", "applications=[lenet,conv_3x3]", f"study.data_dir={folder / 'tables'}"]
+    fast = ["tracking=none", "store=none", "run.requests=100000", "run.most=1000000"]
+    assert main(["study=gpgpusim", *few, *fast, f"output_dir={folder}"]) == 0
+    return folder / "gpgpusim" / "latest"
+
+
+def test_the_study_judges_its_claims_and_says_what_has_no_reference(run: Path) -> None:
+    claims = {one["id"].removeprefix("gpgpusim."): one for one in json.loads((run / "claims.json").read_text("utf-8"))}
+    within = {"phases", "camping", "camping_no_hash", "camping_hash", "floors"}
+    assert {name for name, one in claims.items() if one["within"]} == within
+    for name in ("lenet_v1", "lenet_ispass", "kernel_corr"):
+        assert claims[name]["within"] is claims[name]["ours"] is None
+        assert claims[name]["reason"]
+    assert claims["camping_hash"]["ours"] < 1.2 < 2 < claims["camping_no_hash"]["ours"]
+
+
+def test_the_study_tells_errors_kernels_phases_and_camping(run: Path) -> None:
+    told = json.loads((run / "errors.json").read_text("utf-8"))["mem_p100"]
+    table = pd.read_parquet(run / "predictions.parquet")
+    assert set(told) == {"none", "xor"}
+    assert told["none"]["all"]["count"] == 3
+    assert len(table) == 6
+    ratio = table["predicted_s"] / table["measured_s"]
+    assert ratio.between(0.2, 5).all()
+    every = pd.read_parquet(run / "kernels.parquet")
+    lenet = every[(every["scenario"] == "lenet") & (every["algorithm"] == "implicit_gemm")]
+    results = pd.read_parquet(run / "results.parquet")
+    plain = (results["scenario"] == "lenet") & (results["system.mapping.channel_hash"] == "none")
+    ok = results[plain & (results["status"] == "ok")]
+    whole = float(((lenet["seconds"] + lenet["launch_s"]) * lenet["launches"]).sum())
+    assert whole == pytest.approx(float(ok[ok["application.algorithm"] == "implicit_gemm"]["time_s"].iloc[0]))
+    assert len(lenet) == 27
+    listed = json.loads((run / "phases.json").read_text("utf-8"))
+    assert {one["scenario"] for one in listed} == {"lenet", "conv_3x3"}
+    camping = pd.read_parquet(run / "camping.parquet")
+    assert camping[camping["plain"] > 2]["camping"].max() < 1.2
+
+
+def test_the_study_draws_who_did_what_when(run: Path) -> None:
+    drawn = {path.stem for path in (run / "figures").glob("*.png")}
+    maps = {"lenet", "conv_3x3_sms", "conv_3x3_channels", "camping", "camping_channels"}
+    assert drawn >= maps | {"predicted_against_measured"}
+
+
+def test_directions_are_no_knob_of_lenet(run: Path) -> None:
+    results = pd.read_parquet(run / "results.parquet")
+    lenet = results[results["scenario"] == "lenet"]
+    assert len(lenet) == 12
+    assert lenet["application.direction"].isna().all()
+    assert (lenet["status"] == "ok").sum() == 8
+    assert lenet[lenet["status"] != "ok"]["reason"].str.contains("3 x 3").all()
