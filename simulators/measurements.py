@@ -285,7 +285,8 @@ class _Table:
             return None
         texts = {name: _text(name, value) for name, value in shape.items()}
         name = _NAMES[kind].format(op=op, **texts)
-        device, algorithm = cells.get("device") or self._path.stem, cells.get("algo", "")
+        device, said = cells.get("device") or self._path.stem, cells.get("algo", "")
+        algorithm = "" if _NOT_MEASURED.fullmatch(said) else said
         return _Row(device, precision, kind, op, line, shape, times, name, algorithm)
 
     def _shape(self, line: int, kind: str, cells: Mapping[str, str]) -> dict[str, float]:

@@ -63,7 +63,7 @@ def errors(against: pd.DataFrame) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for (system, hashed), every in against.groupby(["system", "hash"], sort=False):
         own = every[~every["fitted"]]
-        said = every[every["said"] != ""]
+        said = own[own["said"] != ""]
         alike = [_family(ours) == _family(theirs) for ours, theirs in zip(said["algorithm"], said["said"], strict=True)]
         found.setdefault(str(system), {})[str(hashed)] = {
             "all": _error(own),

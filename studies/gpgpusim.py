@@ -7,14 +7,13 @@ are no measurements here.
 
 from __future__ import annotations
 
+import copy
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from dse.claims import Claim, Finding, read
 from dse.finished import Finished
@@ -24,8 +23,10 @@ from simulators.memory.backend import MemoryBackend
 from simulators.memory.convolutions import Layer
 from simulators.memory.design import SECTIONS, Design
 from simulators.memory.engine import READS, WRITES
+from simulators.memory.measured import scenarios
 from simulators.memory.measures import Simulated, measure, simulate
-from simulators.memory.phases import Phase, phases
+from simulators.memory.phases import Phase, lanes, phases
+from simulators.steps.zoo import option_tree
 from studies.convolutions import against, errors
 from studies.plain import Plain
 
@@ -34,9 +35,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _DIRECTION, _ALGORITHM, _HASH = "application.direction", "application.algorithm", "system.mapping.channel_hash"
+_WHOLE = {"run.requests": 16_000_000, "run.most": 60_000_000}  # all that a kernel may take
 _LENET = "lenet"
 _CAMPS = 2.0  # the busiest channel over the mean from which on a kernel camps
 _EVEN = 1.3  # up to which channels count as evenly used
+_CALLS = 3  # of which something can be said
 _DIFFERS = 0.1  # of what the machine could do, from which on phases differ
 _PERCENT = 100.0
 _NO_REFERENCE = "no public measurement of LeNet on this GPU: there is no reference here"
@@ -78,14 +81,13 @@ class Gpgpusim(Plain):
         if len(beside):
             yield "predictions", beside
             yield "errors", errors(beside)
-            own = beside[beside["hash"] == _base(run, _HASH)].assign(kind=lambda held: held["system"])
-            if len(own):
-                title = "fastest algorithm (simulated); on layers that constants were not fitted on"
-                yield "predicted_against_measured", predictions.scatter(own, by="algorithm", title=title)
+            own = beside[beside["hash"] == beside["hash"].iloc[0]].assign(kind=lambda held: held["system"])
+            title = "fastest algorithm (simulated); on layers that constants were not fitted on"
+            yield "predicted_against_measured", predictions.scatter(own, by="algorithm", title=title)
         shown = _shown(run)
         if shown:
             yield "kernels", _kernels(shown)
-            yield "phases", [{**one.told, "phases": [asdict(phase) for phase in one.phases]} for one in shown]
+            yield "phases", [_stretches(one) for one in shown]
         for scenario in dict.fromkeys(one.scenario for one in shown):
             yield from _activity([one for one in shown if one.scenario == scenario])
         yield from _camped(run, rows)
@@ -104,7 +106,12 @@ def _rows(run: Finished) -> pd.DataFrame:
 
 def _against(run: Finished, rows: pd.DataFrame) -> pd.DataFrame:
     """Measured convolutions of the run's devices beside its own."""
-    return against(run.config.get("measured") or [], get_path(run.config, "study.data_dir"), rows)
+    return against(*_measured(run), rows)
+
+
+def _measured(run: Finished) -> tuple[Sequence[str], str | None]:
+    """Memory systems of which measured convolutions are scenarios, and the folder of tables."""
+    return run.config.get("measured") or [], get_path(run.config, "study.data_dir")
 
 
 def _base(run: Finished, path: str) -> str:
@@ -125,12 +132,16 @@ def _correlation(beside: pd.DataFrame) -> dict[str, Finding]:
             for hashed, one in by.items()
             if one["all"]
         }
-        numbers = ", ".join(
-            f"{name} {_PERCENT * one['median']:.0f} % and {one['log_correlation']:.2f}" for name, one in each.items()
-        )
-        reference = "median error and correlation of logarithms against DeepBench's convolutions, not the paper's"
+        numbers = ", ".join(f"{name} {_told(one)}" for name, one in each.items())
+        reference = "median error and correlation of logarithms against measured convolutions, not the paper's"
         told = f"{told}; {reference}: {numbers}"
     return {"gpgpusim.kernel_corr": Finding(None, told)}
+
+
+def _told(one: Mapping[str, float]) -> str:
+    """Errors in words; of three times and more, with their correlation."""
+    median = f"{_PERCENT * one['median']:.0f} %"
+    return f"{median} and {one['log_correlation']:.2f}" if one["count"] > 2 else median
 
 
 # What is simulated once more, to be looked at
@@ -153,33 +164,23 @@ class _Shown:
         return {"scenario": self.scenario, "algorithm": self.algorithm}
 
     @property
-    def channels(self) -> Any:
-        """Share of its bandwidth that each channel uses [bins, channels]."""
-        activity, dram = self.simulated.machine.activity(), self.design.system.dram
-        most = activity.seconds * dram.bytes_per_s / dram.channels
-        return activity.channels * (self.design.system.line_bytes / most)
-
-    @property
-    def sms(self) -> Any:
-        """Share of its time that each SM computes [bins, SMs]."""
-        return np.asarray(np.minimum(self.simulated.machine.activity().computing, 1.0))
-
-    @property
-    def asked(self) -> Any:
-        """Lines that each SM asks for, over one a cycle [bins, SMs]."""
-        activity = self.simulated.machine.activity()
-        return activity.requests * (self.design.system.gpu.cycle_s / activity.seconds)
+    def lanes(self) -> tuple[Any, Any, Any]:
+        """Shares by SM and channel, as of `simulators.memory.phases`."""
+        return lanes(self.simulated.machine.activity(), self.design.system)
 
 
 def _design(run: Finished, scenario: str, changes: Mapping[str, Any]) -> Design | None:
-    """The design of a scenario with values set by path; None where it breaks a rule."""
+    """The design of a scenario with knobs as they were in a point; None where it breaks a rule."""
     backend = MemoryBackend()
     known = {name: run.config[name] for name in (*SECTIONS, "applications", "measured") if name in run.config}
     tree = backend.scenarios({**known, "data_dir": get_path(run.config, "study.data_dir")})[scenario]
-    found = {name: dict(section) for name, section in tree.items()}
+    found = copy.deepcopy(dict(tree))
     for path, value in changes.items():
-        if get_path(found, path) is not None:
-            set_path(found, path, value)
+        section, _, field = path.partition(".")
+        if field == "name":
+            found[section] = option_tree(section, str(value))
+        elif get_path(found, path) is not None:
+            set_path(found, path, getattr(value, "item", lambda value=value: value)())
     design = backend.design(found)
     return None if backend.problems(design) else design
 
@@ -195,14 +196,18 @@ def _simulated(run: Finished, scenario: str, changes: Mapping[str, Any]) -> _Sho
 
 @lru_cache(maxsize=1)
 def _shown(run: Finished) -> tuple[_Shown, ...]:
-    """The applications that were named, in the design's direction and hash, by each algorithm that was searched."""
-    rows = _rows(run)
-    points = rows[rows["scenario"].isin(run.config.get("applications") or [])]
-    points = points[points["direction"].isin(["", _base(run, _DIRECTION)])]
+    """What is no measured layer, as its file says, by each algorithm that was searched; simulated as far as may be."""
+    rows, layers = _rows(run), scenarios(*_measured(run))
+    points = rows[~rows["scenario"].isin(list(layers))]
     pairs = dict.fromkeys(zip(points["scenario"].astype(str), points["algorithm"], strict=True))
-    fixed = {path: _base(run, path) for path in (_DIRECTION, _HASH)}
-    found = (_simulated(run, name, {**fixed, _ALGORITHM: algorithm}) for name, algorithm in pairs)
+    found = (_simulated(run, name, {**_WHOLE, _ALGORITHM: algorithm}) for name, algorithm in pairs)
     return tuple(one for one in found if one is not None)
+
+
+def _stretches(one: _Shown) -> dict[str, Any]:
+    """Phases of a run, what of it was simulated, and its time with launches."""
+    told = {name: one.metrics[name] for name in ("simulated", "time_s")}
+    return {**one.told, **told, "phases": [asdict(phase) for phase in one.phases]}
 
 
 def _kernels(shown: tuple[_Shown, ...]) -> pd.DataFrame:
@@ -216,7 +221,7 @@ def _kernels(shown: tuple[_Shown, ...]) -> pd.DataFrame:
             moved = float(cost.totals[READS] + cost.totals[WRITES]) * system.line_bytes
             times_s = {"seconds": cost.seconds, "launch_s": system.gpu.launch_s, "launches": times}
             shares = {
-                "compute_share": cost.busy_s / (system.gpu.num_cus * cost.seconds),
+                "compute_share": min(1.0, cost.busy_s / (system.gpu.num_cus * cost.seconds)),
                 "bandwidth_share": moved / (cost.seconds * system.dram.bytes_per_s),
                 "simulated": cost.share,
             }
@@ -230,11 +235,12 @@ def _activity(shown: list[_Shown]) -> Iterator[tuple[str, Figure]]:
     label = "share of what it could do; dotted: phases"
     if first.scenario == _LENET:
         shown = [first]
-        named = {"SMs: computing": first.sms, "SMs: lines asked for": first.asked, "channels of DRAM": first.channels}
+        names = "SMs: lines asked for", "SMs: computing", "channels of DRAM"
+        named = dict(zip(names, first.lanes, strict=True))
         yield _LENET, _raster(named, dict.fromkeys(named, first), lane="SM, or channel of DRAM", label=label)
         return
     by = {one.algorithm: one for one in shown}
-    sms, channels = ({name: getattr(one, kind) for name, one in by.items()} for kind in ("sms", "channels"))
+    sms, channels = ({name: one.lanes[place] for name, one in by.items()} for place in (1, 2))
     yield f"{first.scenario}_sms", _raster(sms, by, lane="SM", label=f"computing, {label}")
     yield f"{first.scenario}_channels", _raster(channels, by, lane="channel of DRAM", label=f"bandwidth, {label}")
 
@@ -268,8 +274,8 @@ def _roof(one: _Shown, cost: Any) -> float:
 def _phased(shown: tuple[_Shown, ...]) -> dict[str, Finding]:
     """Whether convolutions have two phases that differ both in what SMs do and in what DRAM does."""
     calls = [one for one in shown if isinstance(one.design.application, Layer)]
-    if not calls:
-        return {"gpgpusim.phases": Finding(None, "needs applications that are convolutions, such as conv_3x3")}
+    if len(calls) < _CALLS:
+        return {"gpgpusim.phases": Finding(None, f"needs {_CALLS} convolutions, such as conv_3x3 by all algorithms")}
     several = [one for one in calls if _differ(one.phases)]
     each = ", ".join(f"{one.scenario} by {one.algorithm} {len(one.phases)}" for one in calls)
     points = f"{_PERCENT * _DIFFERS:.0f} points"
@@ -290,18 +296,23 @@ def _differ(found: tuple[Phase, ...]) -> bool:
 # Camping
 
 
-def _hashed(rows: pd.DataFrame) -> pd.DataFrame:
+def _hashed(run: Finished, rows: pd.DataFrame) -> pd.DataFrame:
     """`camping`: a row for each point with a hash, its camping and time beside those without (`plain`, `plain_s`)."""
-    keys = ["scenario", "direction", "algorithm"]
+    keys = ["scenario", "direction", "algorithm", *_others(run)]
     ours = rows[[*keys, "hash", "camping", "time_s"]].astype({"scenario": str})
     plain = ours[ours["hash"] == "none"].drop(columns="hash").rename(columns={"camping": "plain", "time_s": "plain_s"})
     return ours[ours["hash"] != "none"].merge(plain, on=keys).reset_index(drop=True)
 
 
+def _others(run: Finished) -> list[str]:
+    """What was searched beside direction, algorithm and hash."""
+    return [path for path in run.knobs if path not in (_DIRECTION, _ALGORITHM, _HASH)]
+
+
 def _camping(run: Finished, rows: pd.DataFrame) -> dict[str, Finding]:
     """The most that a convolution camps without a hash, and how much those that do camp with one."""
     names = ("gpgpusim.camping", "gpgpusim.camping_no_hash", "gpgpusim.camping_hash")
-    held = _hashed(rows)
+    held = _hashed(run, rows)
     if held.empty or not run.config.get("measured"):
         absent = f"needs {_HASH} searched (none, and a hash) and measured convolutions, such as measured=[mem_p100]"
         return dict.fromkeys(names, Finding(None, absent))
@@ -330,19 +341,20 @@ def _place(point: pd.Series[Any]) -> str:
 
 def _camped(run: Finished, rows: pd.DataFrame) -> Iterator[tuple[str, Any]]:
     """Camping of every point by hash, and the channels of the one that camps most."""
-    held = _hashed(rows)
+    held = _hashed(run, rows)
     if held.empty:
         return
     yield "camping", held
     worst = held.sort_values("plain").iloc[-1]
-    scenario, direction, algorithm = str(worst["scenario"]), str(worst["direction"]), str(worst["algorithm"])
+    others = {path: worst[path] for path in _others(run)}
+    knobs = {_DIRECTION: worst["direction"], _ALGORITHM: worst["algorithm"], **others}
     by = dict[str, _Shown]()
     for hashed in ("none", *dict.fromkeys(held["hash"])):
-        one = _simulated(run, scenario, {_DIRECTION: direction, _ALGORITHM: algorithm, _HASH: hashed})
+        one = _simulated(run, str(worst["scenario"]), {**knobs, _HASH: hashed})
         if one is not None:
             factor = f"channel_hash {hashed}: {one.metrics['camping']:.2f}x"
-            by["\n".join([*textwrap.wrap(scenario, 44), f"{direction} by {algorithm}", factor])] = one
-    panels, label = {name: one.channels for name, one in by.items()}, "share of its bandwidth; dotted: phases"
+            by["\n".join([*textwrap.wrap(_place(worst), 44), factor])] = one
+    panels, label = {name: one.lanes[2] for name, one in by.items()}, "share of its bandwidth; dotted: phases"
     yield "camping_channels", _raster(panels, by, lane="channel of DRAM", label=label)
 
 

@@ -12,19 +12,22 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+import yaml
 from applications import BACKEND, design, metrics
 from conftest import shipped
 
 from dse.cli import main
 from dse.problems import ConfigError
 from simulators.memory.convolutions import Layer, kernels, layers, written_out
-from simulators.memory.design import written
 from simulators.memory.kernels import Application
 from simulators.memory.measured import measured, scenarios
-from simulators.memory.measures import simulate
+from simulators.memory.measures import camping, simulate
 from simulators.memory.phases import cuts, phases, shares
 from studies.convolutions import against, errors
 
+TABLE = """device,precision,op,w,h,c,n,k,r,s,pad_h,pad_w,stride_v,stride_h,fwd_ms,bwd_data_ms,bwd_filter_ms,algo
+NV_P100,fp32,conv,32,32,64,16,64,3,3,1,1,1,1,0.2,0.2,0.4,WINOGRAD
+"""
 LENET = shipped("application")["lenet"]
 CUS = 28
 
@@ -96,11 +99,23 @@ def test_an_algorithm_without_convolutions_is_refused() -> None:
         design({**shipped("application")["fw_act"], "algorithm": "fft"})
 
 
-def test_a_repeated_network_computes_its_temporaries_into_the_same_place() -> None:
-    one = design("lenet", "cache_rw", {"application.algorithm": "fft"}, system="mem_gtx_1050")
-    made = written(one)
-    assert made.groups[0].repeat == 3
-    assert {"y1 px", "y1 pw", "y1 py", "y2 px", "y2 pw", "y2 py"} <= set(made.tensors)
+def test_layers_that_write_the_same_tensor_have_temporaries_of_their_own() -> None:
+    """x to y, y to z, z to y again: columns of 3, 8 and 8 channels."""
+    kernels_ = [{"kind": "convolution", "x": x, "w": w, "y": y, "pad": [1, 1]} for x, w, y in ("xwy", "yvz", "zvy")]
+    tensors = {"x": [2, 3, 16, 16], "w": [8, 3, 3, 3], "v": [8, 8, 3, 3], "y": [2, 8, 16, 16], "z": [2, 8, 16, 16]}
+    tree = network(algorithm="gemm", tensors=tensors, groups=[{"kernels": kernels_, "repeat": 2}])
+    made = written_out(Application.model_validate(tree), CUS)
+    products = [kernel for kernel in made.groups[0].kernels if kernel.kind == "implicit_gemm"]
+    assert [made.tensors[kernel.x][1] for kernel in products] == [27, 72, 72]
+    assert made.groups[0].repeat == 2
+
+
+def test_rows_and_columns_of_a_layer_are_not_mixed_up() -> None:
+    kernel = {"kind": "convolution", "x": "x", "w": "w", "y": "y", "stride": [2, 1], "pad": [1, 3]}
+    tensors = {"x": [2, 3, 20, 11], "w": [8, 3, 4, 5], "y": [2, 8, 10, 13]}
+    (one,) = layers(Application.model_validate(network(tensors=tensors, groups=[{"kernels": [kernel]}])))
+    assert (one.h, one.w, one.r, one.s, one.pad_h, one.pad_w, one.stride_v, one.stride_h) == (20, 11, 4, 5, 1, 3, 2, 1)
+    assert (one.oh, one.ow) == (10, 13)
 
 
 # Phases
@@ -149,6 +164,18 @@ def test_phases_of_a_run_follow_one_another_and_their_means_are_those_of_the_run
     assert product.computing > 0.8 > 0.2 > transform.computing
 
 
+def test_shares_add_up_to_what_was_asked_computed_and_moved() -> None:
+    one = design("conv_5x5", "cache_rw", {"application.algorithm": "gemm"}, system="mem_gtx_1080_ti")
+    found = simulate(one)
+    activity, gpu = found.machine.activity(), one.system.gpu
+    seconds = activity.seconds * len(activity.channels)
+    asked, computing, bandwidth = shares(activity, one.system).mean(axis=0)
+    whole = [cost for cost, _ in found.costs]
+    assert asked * seconds / gpu.cycle_s * gpu.num_cus == pytest.approx(activity.requests.sum())
+    assert bandwidth * seconds * one.system.dram.bytes_per_s == pytest.approx(activity.channels.sum() * 64)
+    assert computing * seconds * gpu.num_cus == pytest.approx(sum(cost.busy_s * cost.share for cost in whole), rel=0.01)
+
+
 # Measured layers
 
 
@@ -162,7 +189,8 @@ def test_every_measured_convolution_is_a_scenario() -> None:
         assert f"{layer.w}x{layer.h}x{layer.c} n{layer.n} k{layer.k} {layer.r}x{layer.s}" in one.scenario(row)
         rest = {"policy": shipped("policy")["cache_rw"], "run": {"requests": 1000, "repeats": 1}}
         assert BACKEND.problems(BACKEND.design({**tree, **rest})) == []
-    assert one.fitted <= set(shipped("system")["p100"]["fitted_on"]["fp32"]["conv"])
+    assert one.fitted == set(shipped("system")["p100"]["fitted_on"]["fp32"]["conv"])
+    assert 0 < len(one.fitted & set(one.rows.names)) < one.rows.size
 
 
 @pytest.mark.parametrize(
@@ -177,6 +205,17 @@ def test_every_measured_convolution_is_a_scenario() -> None:
 def test_systems_of_which_nothing_was_measured_are_refused(names: list[str], told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         scenarios(names, None)
+
+
+def test_a_value_of_an_application_that_no_scenario_has_is_refused() -> None:
+    tree = {"system": shipped("system")["mem_gtx_1050"], "policy": shipped("policy")["cache_rw"], "run": {}}
+    base = {**tree, "application": {**shipped("application")["conv_3x3"], "algorithm": "fft"}}
+    assert list(BACKEND.scenarios(base)) == ["conv_3x3"]
+    for lists in ({"applications": ["lenet"]}, {"measured": ["mem_p100"]}):
+        with pytest.raises(ConfigError, match=r"application.algorithm = 'fft'.*space.application.algorithm"):
+            BACKEND.scenarios({**base, **lists})
+        unchanged = {**base, **lists, "application": shipped("application")["conv_3x3"]}
+        assert len(BACKEND.scenarios(unchanged)) >= 1
 
 
 def points(*given: tuple[str, str, str, float]) -> pd.DataFrame:
@@ -199,6 +238,8 @@ def test_a_layer_takes_what_its_fastest_algorithm_takes() -> None:
     assert ratio["forward", "none"] == pytest.approx(1.5)
     assert ratio["backward_data", "none"] == pytest.approx(3)
     assert ratio["forward", "xor"] == pytest.approx(1)
+    assert found["fitted"].all()
+    assert errors(found.reset_index())["mem_p100"]["none"]["all"] is None
     told = errors(found.reset_index().assign(fitted=False))["mem_p100"]
     assert told["none"]["all"]["count"] == 2
     assert told["none"]["all"]["median"] == pytest.approx((0.5 + 2) / 2)
@@ -207,20 +248,40 @@ def test_a_layer_takes_what_its_fastest_algorithm_takes() -> None:
     assert told["xor"]["forward_algorithm_as_measured"] == 0.0
 
 
-# The study
+def test_camping_is_no_chance() -> None:
+    """A line here and there is even use; the same channel all the time is not, nor one after another."""
+    random = np.random.default_rng(11)
+    few = random.multinomial(4, [1 / 32] * 32, size=256)
+    assert camping(few) < 1.6
+    assert camping(np.eye(32, dtype=np.int64)[[3] * 200]) == 32
+    turns = np.repeat(np.eye(4, dtype=np.int64) * 500, 16, axis=0)
+    assert camping(turns) == 4
+    assert camping(np.full((8, 4), 100)) == 1
+    assert camping(np.zeros((8, 4), np.int64)) == 1
 
-TABLE = """device,precision,op,w,h,c,n,k,r,s,pad_h,pad_w,stride_v,stride_h,fwd_ms,bwd_data_ms,bwd_filter_ms,algo
-NV_P100,fp32,conv,32,32,64,16,64,3,3,1,1,1,1,0.2,0.2,0.4,WINOGRAD
-"""
+
+def test_rows_that_no_layer_can_be_are_refused_by_line(tmp_path: Path) -> None:
+    odd = {"large": (TABLE.replace(",16,64,3,3", ",8192,64,3,3"), "NV_P100 fp32, line 2"),
+           "mixed": (TABLE.replace("fp32", "mixed"), "in fp32, but in mixed")}  # fmt: skip
+    for name, (text, told) in odd.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "mine.csv").write_text(text, encoding="utf-8")
+        with pytest.raises(ConfigError, match=told):
+            scenarios(["mem_p100"], str(tmp_path / name))
+
+
+# The study
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The study on LeNet, a layer, and one measured layer of a table of one's own."""
+    """The study on LeNet, a layer, a network and one measured layer of a table of one's own."""
     folder = tmp_path_factory.mktemp("gpgpusim")
     (folder / "tables").mkdir()
     (folder / "tables" / "mine.csv").write_text(TABLE, encoding="utf-8")
-    few = ["measured=[mem_p100]", "applications=[lenet,conv_3x3]", f"study.data_dir={folder / 'tables'}"]
+    (folder / "mine.yaml").write_text(yaml.safe_dump(network()), encoding="utf-8")
+    few = ["measured=[mem_p100]", f"applications=[lenet,conv_3x3,{folder}/mine.yaml]"]
+    few.append(f"study.data_dir={folder / 'tables'}")
     fast = ["tracking=none", "store=none", "run.requests=100000", "run.most=1000000"]
     assert main(["study=gpgpusim", *few, *fast, f"output_dir={folder}"]) == 0
     return folder / "gpgpusim" / "latest"
@@ -252,15 +313,18 @@ def test_the_study_tells_errors_kernels_phases_and_camping(run: Path) -> None:
     whole = float(((lenet["seconds"] + lenet["launch_s"]) * lenet["launches"]).sum())
     assert whole == pytest.approx(float(ok[ok["application.algorithm"] == "implicit_gemm"]["time_s"].iloc[0]))
     assert len(lenet) == 27
+    moved = float((lenet["dram_bytes"] * lenet["launches"]).sum())
+    assert moved == pytest.approx(float(ok[ok["application.algorithm"] == "implicit_gemm"]["dram_bytes"].iloc[0]))
+    np.testing.assert_allclose(lenet["bandwidth_share"], lenet["dram_bytes"] / (lenet["seconds"] * 112e9))
     listed = json.loads((run / "phases.json").read_text("utf-8"))
-    assert {one["scenario"] for one in listed} == {"lenet", "conv_3x3"}
+    assert {one["scenario"] for one in listed} == {"lenet", "conv_3x3", "two"}
     camping = pd.read_parquet(run / "camping.parquet")
     assert camping[camping["plain"] > 2]["camping"].max() < 1.2
 
 
 def test_the_study_draws_who_did_what_when(run: Path) -> None:
     drawn = {path.stem for path in (run / "figures").glob("*.png")}
-    maps = {"lenet", "conv_3x3_sms", "conv_3x3_channels", "camping", "camping_channels"}
+    maps = {"lenet", "conv_3x3_sms", "conv_3x3_channels", "two_sms", "camping", "camping_channels"}
     assert drawn >= maps | {"predicted_against_measured"}
 
 
@@ -271,3 +335,18 @@ def test_directions_are_no_knob_of_lenet(run: Path) -> None:
     assert lenet["application.direction"].isna().all()
     assert (lenet["status"] == "ok").sum() == 8
     assert lenet[lenet["status"] != "ok"]["reason"].str.contains("3 x 3").all()
+
+
+def test_points_that_differ_in_another_knob_are_not_compared(tmp_path: Path) -> None:
+    (tmp_path / "mine.csv").write_text(TABLE, encoding="utf-8")
+    few = ["measured=[mem_p100]", "applications=[]", f"study.data_dir={tmp_path}"]
+    more = ["+space.policy.name=choice(uncached,cache_rw)", "space.application.direction=choice(forward)"]
+    fast = ["tracking=none", "store=none", "run.requests=20000", "run.most=200000", f"output_dir={tmp_path}"]
+    assert main(["study=gpgpusim", *few, *more, *fast]) == 0
+    run = tmp_path / "gpgpusim" / "latest"
+    results, held = pd.read_parquet(run / "results.parquet"), pd.read_parquet(run / "camping.parquet")
+    plain = results[(results["status"] == "ok") & (results["system.mapping.channel_hash"] == "none")]
+    assert len(held) == len(plain) == 12
+    keys = ["application.algorithm", "policy.name"]
+    pairs = held.merge(plain, left_on=["algorithm", "policy.name"], right_on=keys)
+    np.testing.assert_array_equal(pairs["plain"], pairs["camping_y"])

@@ -13,6 +13,7 @@ import numpy as np
 from pydantic import BaseModel
 
 from dse.backend import Batch, Columns, Interval, Metric, Replay, Result, Results, Tree
+from dse.compose import listing
 from dse.problems import Problem, Problems, did_you_mean
 from dse.space import get_path
 from dse.values import LABELS
@@ -69,6 +70,7 @@ class MemoryBackend:
         if not names and not devices:
             return {str(tree["application"].get("name", "application")): base}
         check, found = Problems(), dict[str, Tree]()
+        _heard(check, tree.get("application"))
         for said in names:
             own = option_tree("application", said)
             name = str(own.get("name", said))
@@ -147,3 +149,15 @@ class MemoryBackend:
         """Constants of the memory system with their sources."""
         assert isinstance(design, Design)
         return list(design.system.facts_below("system"))
+
+
+def _heard(check: Problems, application: object) -> None:
+    """Values that were changed in a section that no scenario has, as `applications` or `measured` list them."""
+    if not isinstance(application, Mapping) or application.get("name") not in listing("application"):
+        return
+    shipped = option_tree("application", str(application["name"]))
+    for name, value in application.items():
+        if shipped.get(name) != value:
+            rule = "means nothing where `applications` or `measured` list scenarios"
+            way = f"search it: space.application.{name}='choice({value})'; or applications=null measured=null"
+            check.add(f"application.{name}", rule, value=value, way_out=way)

@@ -181,14 +181,15 @@ def _layer(one: Convolution, application: Application) -> Layer:
 
 def written_out(application: Application, cus: int) -> Application:
     """An application with the kernels of its convolutions. Raises ValueError where one is unsupported."""
-    tensors, groups = dict(application.tensors), list[Group]()
+    tensors, groups, count = dict(application.tensors), list[Group](), 0
     for group in application.groups:
         made = list[Kernel]()
         for kernel in group.kernels:
             if isinstance(kernel, Convolution):
                 own = kernels(_layer(kernel, application), cus)
+                count += 1
                 names = {"x": kernel.x, "w": kernel.w, "y": kernel.y}
-                names |= {name: f"{kernel.y} {name}" for name in own.tensors if name not in names}
+                names |= {name: f"{name} of convolution {count}" for name in own.tensors if name not in names}
                 tensors |= {names[name]: sizes for name, sizes in own.tensors.items()}
                 made += [_renamed(one, names) for one in own.groups[0].kernels]
             else:

@@ -61,14 +61,18 @@ def measured(systems: Sequence[str], folder: str | None) -> Iterator[Measured]:
             continue
         device = device_of(tree_of(system.device), system.device)
         precisions = set(dict(system.gpu.flop_per_s)) & set(ELEMENT_BYTES)
-        own = [rows for rows in known if (rows.device, rows.kind) == (device.measured_as, "conv")]
-        own = [rows for rows in own if rows.precision in precisions]
+        every = [rows for rows in known if (rows.device, rows.kind) == (device.measured_as, "conv")]
+        own = [rows for rows in every if rows.precision in precisions]
         if not own:
-            rule = f"is measured as {device.measured_as}, of which there are no convolutions in {sorted(precisions)}"
-            check.add("measured", rule, value=said, way_out="add study.data_dir=<folder of its table>")
+            there = f", but in {', '.join(rows.precision for rows in every)}" if every else ""
+            rule = f"is measured as {device.measured_as}, of which no convolution is in {', '.join(precisions)}{there}"
+            check.add("measured", rule, value=said, way_out="study.data_dir=<folder of a table that has some>")
         for rows in own:
             fitted = frozenset(device.fitted_on.get(rows.precision, {}).get("conv", ()))
-            yield Measured(system.name, tree, rows, fitted)
+            one = Measured(system.name, tree, rows, fitted)
+            for row, line in enumerate(rows.lines):
+                check.model(Layer, one.application(row), path=f"{rows.device} {rows.precision}, line {line}")
+            yield one
     check.done()
 
 

@@ -20,6 +20,8 @@ from simulators.memory.traces import program
 
 Floats = NDArray[np.float64]
 
+_ENOUGH = 16  # lines a channel, in which camping is looked for
+
 
 @dataclass(frozen=True)
 class Simulated:
@@ -88,7 +90,7 @@ METRICS: Mapping[str, Metric] = {
     "camping": Metric(
         "x", "the busiest channel's lines over the mean's, in the mean of bins of time by their lines", low=1.0
     ),
-    "phases": Metric("", "stretches of time that differ in requests, arithmetic or bandwidth", low=1.0),
+    "phases": Metric("", "stretches of what was simulated, in requests, arithmetic or bandwidth", low=1.0),
     "compute_share": Metric("fraction", "of the time in which CUs compute", "maximize"),
     "launch_share": Metric("fraction", "of the time in launches", high=1.0),
     "kernels": Metric("", "launched"),
@@ -131,6 +133,15 @@ def measure(design: Design, found: Simulated) -> dict[str, float]:
 
 
 def camping(lines: NDArray[np.int64]) -> float:
-    """The busiest channel's lines over the mean channel's [bins, channels], bins weighed by their lines."""
-    total = float(lines.sum())
-    return float(lines.max(axis=1).sum() * lines.shape[1] / total) if total else 1.0
+    """The busiest channel's lines over the mean channel's [bins, channels], bins weighed by their lines.
+
+    Neighbouring bins are joined until they hold `_ENOUGH` lines a channel, or chance would count as camping.
+    """
+    total, channels = float(lines.sum()), lines.shape[1]
+    if not total:
+        return 1.0
+    before = np.concatenate([[0], np.cumsum(lines.sum(axis=1))[:-1]])
+    whole = max(1, int(total // (_ENOUGH * channels)))
+    part = np.minimum(before * whole // total, whole - 1)
+    joined = np.add.reduceat(lines, np.flatnonzero(np.diff(part, prepend=-1)), axis=0)
+    return float(joined.max(axis=1).sum() * channels / total)

@@ -40,11 +40,18 @@ class Phase:
     bandwidth: float
 
 
+def lanes(activity: Activity, system: MemorySystem) -> tuple[Floats, Floats, Floats]:
+    """What each lane does over what it could do: requests of each CU in a cycle [bins, CUs], its time computing
+    [bins, CUs], each channel's bandwidth [bins, channels].
+    """
+    scale = system.gpu.cycle_s / activity.seconds
+    most = activity.seconds * system.dram.bytes_per_s / (system.dram.channels * system.line_bytes)
+    return np.asarray(activity.requests * scale), activity.computing, np.asarray(activity.channels / most)
+
+
 def shares(activity: Activity, system: MemorySystem) -> Floats:
-    """Requests, computing and bandwidth [bins, 3], as of `Phase`."""
-    asked = activity.requests.mean(axis=1) * system.gpu.cycle_s / activity.seconds
-    moved = activity.channels.sum(axis=1) * system.line_bytes / (activity.seconds * system.dram.bytes_per_s)
-    return np.stack([asked, activity.computing.mean(axis=1), moved], axis=1)
+    """Means over lanes [bins, 3], as of `Phase`."""
+    return np.stack([one.mean(axis=1) for one in lanes(activity, system)], axis=1)
 
 
 def phases(activity: Activity, system: MemorySystem) -> list[Phase]:
