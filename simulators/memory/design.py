@@ -33,10 +33,8 @@ class Run(Frozen):
 
 def _sort(given: Any) -> str:
     """Whether an application lists its kernels, or is a layer of a convolution."""
-    of_kernels = (
-        bool({"tensors", "groups"} & set(given)) if isinstance(given, Mapping) else isinstance(given, Application)
-    )
-    return "kernels" if of_kernels else "layer"
+    keys = set(given) if isinstance(given, Mapping) else set(type(given).model_fields)
+    return "kernels" if keys & {"tensors", "groups"} else "layer"
 
 
 Work = Annotated[Annotated[Application, Tag("kernels")] | Annotated[Layer, Tag("layer")], Discriminator(_sort)]

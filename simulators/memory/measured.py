@@ -60,7 +60,7 @@ def measured(systems: Sequence[str], folder: str | None) -> Iterator[Measured]:
             check.add("measured", "names no device that was measured", value=said, way_out=way)
             continue
         device = device_of(tree_of(system.device), system.device)
-        precisions = set(dict(system.gpu.flop_per_s)) & set(ELEMENT_BYTES)
+        precisions = sorted(set(dict(system.gpu.flop_per_s)) & set(ELEMENT_BYTES))
         every = [rows for rows in known if (rows.device, rows.kind) == (device.measured_as, "conv")]
         own = [rows for rows in every if rows.precision in precisions]
         if not own:

@@ -88,9 +88,9 @@ METRICS: Mapping[str, Metric] = {
     "useless": Metric("", "lines evicted from L2 that nobody used again"),
     "rinsed": Metric("", "dirty lines written back for their row"),
     "camping": Metric(
-        "x", "the busiest channel's lines over the mean's, in the mean of bins of time by their lines", low=1.0
+        "x", "the busiest channel's lines over the mean's, in the mean of stretches of time by their lines", low=1.0
     ),
-    "phases": Metric("", "stretches of what was simulated, in requests, arithmetic or bandwidth", low=1.0),
+    "phases": Metric("", "stretches of what was simulated that differ in requests, arithmetic or bandwidth", low=1.0),
     "compute_share": Metric("fraction", "of the time in which CUs compute", "maximize"),
     "launch_share": Metric("fraction", "of the time in launches", high=1.0),
     "kernels": Metric("", "launched"),
