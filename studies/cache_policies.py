@@ -99,8 +99,9 @@ def _by_policy(table: pd.DataFrame) -> pd.DataFrame:
 
 def _metric(held: pd.DataFrame, name: str, policies: tuple[str, ...] = _ALL) -> pd.DataFrame:
     """One metric, a column for each policy."""
-    found: pd.DataFrame = held[name]  # type: ignore[assignment]
-    return found[list(policies)]
+    import pandas as pd
+
+    return pd.DataFrame(held[name])[list(policies)]
 
 
 def _categories(held: pd.DataFrame) -> pd.DataFrame:

@@ -58,10 +58,13 @@ def _times(one: Measured) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True).dropna(subset="measured_s")
 
 
-def errors(against: pd.DataFrame) -> dict[str, Any]:
-    """`errors.json`: by system and hash; all, by direction and by algorithm; on layers that were not fitted on."""
+def errors(beside: pd.DataFrame) -> dict[str, Any]:
+    """`errors.json`, of rows as `against` gives them: by system and hash; all, by direction and by algorithm.
+
+    Of layers that were not fitted on, but where it says so.
+    """
     found: dict[str, Any] = {}
-    for (system, hashed), every in against.groupby(["system", "hash"], sort=False):
+    for (system, hashed), every in beside.groupby(["system", "hash"], sort=False):
         own = every[~every["fitted"]]
         said = own[own["said"] != ""]
         alike = [_family(ours) == _family(theirs) for ours, theirs in zip(said["algorithm"], said["said"], strict=True)]

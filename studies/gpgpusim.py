@@ -15,9 +15,12 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from dse.claims import Claim, Finding, read
 from dse.finished import Finished
 from dse.plots import Axis, tables
+from dse.progress import bar
 from dse.space import get_path, set_path
 from simulators.memory.backend import MemoryBackend
 from simulators.memory.convolutions import Layer
@@ -26,6 +29,7 @@ from simulators.memory.engine import READS, WRITES
 from simulators.memory.measured import scenarios
 from simulators.memory.measures import Simulated, measure, simulate
 from simulators.memory.phases import Phase, lanes, phases
+from simulators.memory.simulation import Cost
 from simulators.steps.zoo import option_tree
 from studies.convolutions import against, errors
 from studies.plain import Plain
@@ -37,8 +41,6 @@ if TYPE_CHECKING:
 _DIRECTION, _ALGORITHM, _HASH = "application.direction", "application.algorithm", "system.mapping.channel_hash"
 _WHOLE = {"run.requests": 16_000_000, "run.most": 60_000_000}  # all that a kernel may take
 _LENET = "lenet"
-_CAMPS = 2.0  # the busiest channel over the mean from which on a kernel camps
-_EVEN = 1.3  # up to which channels count as evenly used
 _CALLS = 3  # of which something can be said
 _DIFFERS = 0.1  # of what the machine could do, from which on phases differ
 _PERCENT = 100.0
@@ -98,9 +100,7 @@ def _rows(run: Finished) -> pd.DataFrame:
     table = run.outputs.read_table("results")
     ok = table[table["status"] == "ok"].copy()
     for name, path in (("direction", _DIRECTION), ("algorithm", _ALGORITHM), ("hash", _HASH)):
-        column = ok[path] if path in ok else _base(run, path)
-        ok[name] = column
-        ok[name] = ok[name].astype(object).where(ok[name].notna(), "")
+        ok[name] = ok[path].astype(object).where(ok[path].notna(), "")
     return ok
 
 
@@ -112,11 +112,6 @@ def _against(run: Finished, rows: pd.DataFrame) -> pd.DataFrame:
 def _measured(run: Finished) -> tuple[Sequence[str], str | None]:
     """Memory systems of which measured convolutions are scenarios, and the folder of tables."""
     return run.config.get("measured") or [], get_path(run.config, "study.data_dir")
-
-
-def _base(run: Finished, path: str) -> str:
-    """What the design says where it is not searched."""
-    return str(get_path(run.config, path) or "")
 
 
 # Claims and pictures
@@ -169,18 +164,22 @@ class _Shown:
         return lanes(self.simulated.machine.activity(), self.design.system)
 
 
+@lru_cache(maxsize=1)
+def _trees(run: Finished) -> Mapping[str, Mapping[str, Any]]:
+    """The sections of every scenario."""
+    known = {name: run.config[name] for name in (*SECTIONS, "applications", "measured") if name in run.config}
+    return MemoryBackend().scenarios({**known, "data_dir": get_path(run.config, "study.data_dir")})
+
+
 def _design(run: Finished, scenario: str, changes: Mapping[str, Any]) -> Design | None:
     """The design of a scenario with knobs as they were in a point; None where it breaks a rule."""
-    backend = MemoryBackend()
-    known = {name: run.config[name] for name in (*SECTIONS, "applications", "measured") if name in run.config}
-    tree = backend.scenarios({**known, "data_dir": get_path(run.config, "study.data_dir")})[scenario]
-    found = copy.deepcopy(dict(tree))
+    backend, found = MemoryBackend(), copy.deepcopy(dict(_trees(run)[scenario]))
     for path, value in changes.items():
         section, _, field = path.partition(".")
         if field == "name":
             found[section] = option_tree(section, str(value))
         elif get_path(found, path) is not None:
-            set_path(found, path, getattr(value, "item", lambda value=value: value)())
+            set_path(found, path, value.item() if isinstance(value, np.generic) else value)
     design = backend.design(found)
     return None if backend.problems(design) else design
 
@@ -200,8 +199,13 @@ def _shown(run: Finished) -> tuple[_Shown, ...]:
     rows, layers = _rows(run), scenarios(*_measured(run))
     points = rows[~rows["scenario"].isin(list(layers))]
     pairs = dict.fromkeys(zip(points["scenario"].astype(str), points["algorithm"], strict=True))
-    found = (_simulated(run, name, {**_WHOLE, _ALGORITHM: algorithm}) for name, algorithm in pairs)
-    return tuple(one for one in found if one is not None)
+    found = list[_Shown]()
+    with bar("simulating applications whole, for figures", len(pairs), "runs") as advance:
+        for scenario, algorithm in pairs:
+            one = _simulated(run, scenario, {**_WHOLE, _ALGORITHM: algorithm})
+            found += [one] if one is not None else []
+            advance(1)
+    return tuple(found)
 
 
 def _stretches(one: _Shown) -> dict[str, Any]:
@@ -218,7 +222,7 @@ def _kernels(shown: tuple[_Shown, ...]) -> pd.DataFrame:
     for one in shown:
         system = one.design.system
         for place, (cost, times) in enumerate(one.simulated.costs):
-            moved = float(cost.totals[READS] + cost.totals[WRITES]) * system.line_bytes
+            moved = _moved(one, cost)
             times_s = {"seconds": cost.seconds, "launch_s": system.gpu.launch_s, "launches": times}
             shares = {
                 "compute_share": min(1.0, cost.busy_s / (system.gpu.num_cus * cost.seconds)),
@@ -264,11 +268,15 @@ def _lenet(run: Finished) -> dict[str, Finding]:
     return {**absent, "gpgpusim.floors": Finding(_PERCENT * share, told, "kernels are longer than their launches")}
 
 
-def _roof(one: _Shown, cost: Any) -> float:
+def _roof(one: _Shown, cost: Cost) -> float:
     """Time of a kernel [s] were arithmetic or DRAM the only limit."""
     system = one.design.system
-    moved = float(cost.totals[READS] + cost.totals[WRITES]) * system.line_bytes
-    return float(max(cost.busy_s / system.gpu.num_cus, moved / system.dram.bytes_per_s))
+    return max(cost.busy_s / system.gpu.num_cus, _moved(one, cost) / system.dram.bytes_per_s)
+
+
+def _moved(one: _Shown, cost: Cost) -> float:
+    """Bytes that DRAM reads and writes for a kernel."""
+    return float(cost.totals[READS] + cost.totals[WRITES]) * one.design.system.line_bytes
 
 
 def _phased(shown: tuple[_Shown, ...]) -> dict[str, Finding]:
@@ -316,8 +324,9 @@ def _camping(run: Finished, rows: pd.DataFrame) -> dict[str, Finding]:
     if held.empty or not run.config.get("measured"):
         absent = f"needs {_HASH} searched (none, and a hash) and measured convolutions, such as measured=[mem_p100]"
         return dict.fromkeys(names, Finding(None, absent))
-    worst, camps = held.sort_values("plain").iloc[-1], held[held["plain"] > _CAMPS]
-    told = f"{_place(worst)}; {len(camps)} of {len(held)} camp by more than {_CAMPS:g}"
+    least, even = _bound(names[1], 0), _bound(names[2], 1)
+    worst, camps = held.sort_values("plain").iloc[-1], held[held["plain"] > least]
+    told = f"{_place(worst)}; {len(camps)} of {len(held)} camp by more than {least:g}"
     cause = "no stride of these layers meets few channels"
     found = {
         names[0]: Finding(not camps.empty, told, cause),
@@ -326,13 +335,20 @@ def _camping(run: Finished, rows: pd.DataFrame) -> dict[str, Finding]:
     if camps.empty:
         return {**found, names[2]: Finding(None, "nothing camps without a hash")}
     gain, left = camps["plain_s"] / camps["time_s"], camps.sort_values("camping").iloc[-1]
-    even, hashes = int((camps["camping"] <= _EVEN).sum()), ", ".join(sorted(set(held["hash"])))
+    within, hashes = int((camps["camping"] <= even).sum()), ", ".join(sorted(set(held["hash"])))
     told = (
-        f"{_place(left)}; by {hashes} {even} of the {len(camps)} that camp without are at most {_EVEN:g}; they run "
+        f"{_place(left)}; by {hashes} {within} of the {len(camps)} that camp without are at most {even:g}; they run "
         f"{gain.min():.2f} to {gain.max():.2f}x as fast; of all {len(held)}, up to {held['camping'].max():.2f}"
     )
-    cause = "few lines at a time, which meet channels unevenly by chance"
+    cause = "the hash does not spread the strides of this call"
     return {**found, names[2]: Finding(float(left["camping"]), told, cause)}
+
+
+def _bound(claim: str, end: int) -> float:
+    """An end of a claim's tolerance: from where on a call camps, and up to where channels are used evenly."""
+    tolerance = next(one.tolerance for one in STUDY.claims() if one.id == claim)
+    assert tolerance is not None
+    return float(tolerance[end])
 
 
 def _place(point: pd.Series[Any]) -> str:
