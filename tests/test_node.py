@@ -15,6 +15,7 @@ from search_spaces.serial import Serial
 from simulators.design import Design
 from simulators.node import WholeNode, least_shard, piece, shard
 from simulators.overlap import OverlapBackend
+from simulators.system import Contention
 
 ONE = OverlapBackend("fluid")
 EVEN = OverlapBackend("fluid", gpus="all")
@@ -101,12 +102,16 @@ def test_rows_that_gpus_do_not_divide_change_a_node_by_little(schedule: str, dat
 @settings(max_examples=8)
 @given(data=st.data(), imbalance=st.floats(0.05, 0.6))
 def test_uneven_shards_never_make_a_node_faster(schedule: str, data: st.DataObject, imbalance: float) -> None:
-    """Where memory is not over-subscribed and a GEMM's time is its FLOP; else tiles and queues have their say."""
+    """Where neither memory nor transfers slow a GEMM, and its time is its FLOP; else tiles, queues and who meets whom
+    have their say: with contention, shards that end apart can overlap less with what slows them.
+    """
     topology = data.draw(st.sampled_from(TOPOLOGIES))
     point = data.draw(designs(schedule, topology, hbm=st.just(1e16)))
     gemm = point.system.gpu.gemm
     free = {"prologue_s": 0.0, "serial_fraction": 0.0, "tiles": (gemm.tiles[-1].model_copy(update={"rows": 8}),)}
-    gpu = point.system.gpu.model_copy(update={"num_cus": 64, "gemm": gemm.model_copy(update=free)})
+    alone = Contention(**dict.fromkeys(Contention.model_fields, 1.0))
+    changes = {"num_cus": 64, "gemm": gemm.model_copy(update=free), "contention": alone}
+    gpu = point.system.gpu.model_copy(update=changes)
     point = point.model_copy(update={"system": point.system.model_copy(update={"gpu": gpu})})
     assume(not uneven(imbalance).problems(point) and not ONE.problems(point))
     whole, one = measured(uneven(imbalance), point), measured(ONE, point)
