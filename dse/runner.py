@@ -91,7 +91,8 @@ def _begun(planned: Plan, made: Mapping[str, Any]) -> Iterator[resume.Begun | No
     if url is None:
         yield None
         return
-    begun = resume.begin(Store(f"sqlite:///{folder / 'results.db'}" if url == "auto" else url), planned, made)
+    place = f"sqlite:///{folder / 'results.db'}" if url == "auto" else url
+    begun = resume.begin(Store(place, patience_s=planned.settings.store.patience_s), planned, made)
     try:
         _check_room(planned, begun)
         if begun.resumed:
