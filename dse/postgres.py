@@ -39,6 +39,11 @@ _SETTINGS: dict[str, Any] = {
 class Watched(psycopg.Connection[Any]):
     """A connection that is closed where an answer is not there at the deadline; that is an OperationalError."""
 
+    def __del__(self) -> None:
+        """Close it: one that broke while it was set up has no pool that would."""
+        if hasattr(self, "pgconn"):
+            self.pgconn.finish()
+
     def wait(self, gen: PQGen[T], interval: float = 0.1, timeout: float | None = None) -> T:
         """What the server answers."""
         began = time.monotonic()

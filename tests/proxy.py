@@ -15,8 +15,8 @@ class Proxy:
     """What lies between a client and the server on a port of 127.0.0.1.
 
     delay_s: that bytes from the client take. is_silent: nothing goes through, and nobody is told. flip: the place of
-    the byte, among those of the server's next answers, of which one bit is turned; None for none. ways: the way of every
-    piece that went through, ">" to the server and "<" back.
+    the byte, among those of the server's next answers, of which one bit is turned; None for none. ways: the way of
+    every piece that went through, ">" to the server and "<" back.
     """
 
     def __init__(self, port: int) -> None:
