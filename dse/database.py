@@ -14,7 +14,7 @@ import sys
 import time
 import weakref
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
@@ -163,9 +163,9 @@ class Database:
         """What `once` gives, tried again for a while where the database does not answer. Raises _Damaged."""
         began, pause, tries = time.monotonic(), 0.05, 0
         while True:
-            self._set_deadline(began, first=not tries)
             try:
-                done = once()
+                with self._deadline(began, first=not tries):
+                    done = once()
             except DBAPIError as error:
                 verdict = _verdict(error)
                 if verdict == "damaged":
@@ -186,15 +186,16 @@ class Database:
                 self._silent = None
                 return done
 
-    def _set_deadline(self, began: float, *, first: bool) -> None:
+    def _deadline(self, began: float, *, first: bool) -> AbstractContextManager[None]:
         """By when a server must have answered: soon at first, as another connection may be better."""
-        if self.file is None:
-            from dse import postgres
+        if self.file is not None:
+            return nullcontext()
+        from dse import postgres
 
-            now = time.monotonic()
-            left = self._patience - (now - min(began, self._silent or began))
-            limit = min(left, _FIRST * self._patience) if first else left
-            postgres.deadline.set(now + max(limit, _LAST * self._patience))
+        now = time.monotonic()
+        left = self._patience - (now - min(began, self._silent or began))
+        limit = min(left, _FIRST * self._patience) if first else left
+        return postgres.until(now + max(limit, _LAST * self._patience))
 
     def _left(self, began: float, error: DBAPIError) -> float:
         """How long (s) it is still waited for; what another thread waited counts as well."""

@@ -8,6 +8,8 @@ every wait ends at a deadline of ours, on sockets of any kind.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -16,15 +18,14 @@ from sqlalchemy import event
 
 if TYPE_CHECKING:
     from psycopg.abc import PQGen
-    from sqlalchemy import Connection, Engine
+    from sqlalchemy import Connection, Dialect, Engine
 
 T = TypeVar("T")
 
 ANSWER_S = 60.0
 """For which an answer is waited for where there is no deadline."""
 
-deadline: ContextVar[float] = ContextVar("deadline")
-"""When what this thread is doing must have its answers, on the monotonic clock; unset, each answer has `ANSWER_S`."""
+_deadline: ContextVar[float] = ContextVar("deadline")  # of this thread
 
 _SETTINGS: dict[str, Any] = {
     "connect_timeout": 5,
@@ -39,7 +40,7 @@ _SETTINGS: dict[str, Any] = {
 class Watched(psycopg.Connection[Any]):
     """A connection that is closed where an answer is not there at the deadline; that is an OperationalError."""
 
-    def __del__(self) -> None:
+    def __del__(self, *_: Any) -> None:
         """Close it: one that broke while it was set up has no pool that would."""
         if hasattr(self, "pgconn"):
             self.pgconn.finish()
@@ -47,7 +48,7 @@ class Watched(psycopg.Connection[Any]):
     def wait(self, gen: PQGen[T], interval: float = 0.1, timeout: float | None = None) -> T:
         """What the server answers."""
         began = time.monotonic()
-        until = deadline.get(began + ANSWER_S)
+        until = _deadline.get(began + ANSWER_S)
         limit = max(0.01, until - began)
         try:
             return super().wait(gen, interval, limit if timeout is None else min(limit, timeout))
@@ -58,12 +59,24 @@ class Watched(psycopg.Connection[Any]):
             raise psycopg.OperationalError(f"no answer for {limit:.3g} s") from error
 
 
-def watch(engine: Engine) -> None:
-    """Have an engine make such connections; what its URL says of them counts."""
+@contextmanager
+def until(deadline: float) -> Iterator[None]:
+    """Have everything inside answered by a time of the monotonic clock; elsewhere, each answer has `ANSWER_S`."""
+    token = _deadline.set(deadline)
+    try:
+        yield
+    finally:
+        _deadline.reset(token)
 
-    @event.listens_for(engine, "do_connect")
-    def connect(_dialect: Any, _record: Any, words: Any, settings: dict[str, Any]) -> Watched:
-        return Watched.connect(*words, **{**_SETTINGS, **settings})
+
+def watch(engine: Engine | type[Engine]) -> None:
+    """Have an engine, or all there will be, make such connections; what a URL says of them counts."""
+    if not event.contains(engine, "do_connect", _connect):
+        event.listen(engine, "do_connect", _connect)
+
+
+def _connect(dialect: Dialect, _record: Any, words: Any, settings: dict[str, Any]) -> Watched | None:
+    return Watched.connect(*words, **{**_SETTINGS, **settings}) if dialect.driver == "psycopg" else None
 
 
 def foreign(connection: Connection, names: list[str]) -> list[str]:
