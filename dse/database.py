@@ -45,7 +45,8 @@ PATIENCE_S = 60.0
 _WRONG_S = 5.0  # the same while it is opened and what it says is more likely a wrong name than a restart
 _WRONG = re.compile("does not exist|authentication failed|no password|pg_hba|resolve|translate host")
 _FIRST, _LAST = 1 / 4, 1 / 12  # of that time: for a first answer, and for one after it is over
-_GARBLED = (SQLAlchemyError, ValueError, TypeError, LookupError, ArithmeticError)  # what bytes that changed may end in
+# What bytes that changed may end in, assertions of libraries among them.
+_GARBLED = (SQLAlchemyError, ValueError, TypeError, LookupError, ArithmeticError, AttributeError, AssertionError)
 _LOCK = 0x647365  # PostgreSQL's advisory lock while tables are made
 _BY_ITSELF = {"isolation_level": "AUTOCOMMIT"}
 _RANGES = 4096  # parts in which a damaged table is read, by the first 12 bits of its key
