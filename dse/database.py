@@ -84,7 +84,7 @@ class Database:
         self.mended = False
         self._patience, self._opening = patience_s, True
         self._silent: float | None = None  # since when it has not answered any thread
-        self._engine = self._open()
+        self._open()
         self._opening = False
         weakref.finalize(self, self._engine.dispose)
 
@@ -128,11 +128,11 @@ class Database:
         """Close all connections; they open again when they are needed."""
         self._engine.dispose()
 
-    def _open(self) -> Engine:
-        engine = _engine(self._url)
+    def _open(self) -> None:
+        engine = self._engine = _engine(self._url)
         if self.file is None:
             self._waited(lambda: _make(engine, self._tables))
-            return engine
+            return
         _make_folder(self.file)
         with locked(self.file.with_name(f"{self.file.name}.lock")):
             try:
@@ -142,7 +142,6 @@ class Database:
                 self._mend(error)
                 self._waited(lambda: _make(engine, self._tables))
         self._inode = self.file.stat().st_ino
-        return engine
 
     def _done(self, work: Callable[[Connection], T], engine: Engine) -> T:
         def once() -> T:
