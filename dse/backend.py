@@ -273,6 +273,17 @@ class Backend(Protocol):
         """(path, value, provenance, source) of every constant that this design rests on."""
 
 
+@runtime_checkable
+class Canonical(Protocol):
+    """What a backend may offer beside `Backend`: knobs whose value changes nothing in some designs."""
+
+    def neutral(self, design: BaseModel) -> Mapping[str, Any]:
+        """Dotted path -> the value that stands for all others where the leaf changes nothing; cheap."""
+
+    def idle(self, batch: Batch, path: str, value: Any) -> NDArray[np.bool_]:
+        """At which designs [B] of a batch the leaf at `path` may be `value` with the same result, but for rounding."""
+
+
 def checked(results: Results, metrics: Mapping[str, Metric]) -> Results:
     """The results, those `invalid` (with the reason) whose metric is missing, unknown, not finite or out of range."""
     columns = {name: results.metrics.get(name) for name in {**metrics, **results.metrics}}

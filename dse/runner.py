@@ -23,6 +23,7 @@ from dse.interrupt import Stop, stoppable
 from dse.outputs import Outputs
 from dse.plan import Plan, StoreAt, plan
 from dse.problems import ConfigError, Problem, Problems, pairs, redacted
+from dse.redundant import idle_axes
 from dse.search import importance
 from dse.selection import MOST_ROWS, SELECTED, Selection, select
 from dse.store import Store
@@ -172,6 +173,7 @@ def _store(planned: Plan, found: Findings, *, outputs: Outputs, made: Mapping[st
             "departures": planned.departures,
             "units": {name: metric.unit for name, metric in _metrics(planned).items()},
             "limits": {name: dict(shares) for name, shares in found.limits.items()},
+            "num_outcomes": found.num_outcomes,
             "searched": {name: vars(chosen) for name, chosen in found.chosen.items()},
         },
     )
@@ -203,6 +205,9 @@ def _tell(
     for part in report.levels(outputs):
         console.print(part)
     console.print(_how(planned, found))
+    if shown.complete and planned.knobs:
+        told = idle_axes(shown.table, planned.knobs, tuple(planned.backend.metrics))
+        console.print("changes no metric: " + "; ".join(map(str, told)) if told else "every searched knob matters")
     made = outputs.read_json("provenance")
     if recalled := sum(made.get("recalled", {}).values()):
         console.print(f"{recalled} of the results were known from earlier studies")
@@ -231,7 +236,8 @@ def _how(planned: Plan, found: Findings) -> str:
     total, methods = found.num_rows, {chosen.method for chosen in found.chosen.values()}
     asked = planned.settings.search.name
     extra = total - sum(chosen.num_points for chosen in found.chosen.values())
-    text = f"{total} points" + (f" ({extra} of them baselines)" if extra else "") + f", {', '.join(sorted(methods))}"
+    text = f"{total} points" + (f" ({extra} of them baselines)" if extra else "")
+    text += f" with {found.num_outcomes} distinct outcomes, {', '.join(sorted(methods))}"
     if methods == {"exhaustive"}:
         text += f": all there are, as no scenario has more than budget.trials = {planned.settings.budget.trials}"
         text += "" if asked in ("exhaustive", "auto") else f" (search={asked} was not needed)"
