@@ -55,6 +55,11 @@ class Executor(Frozen):
     broken_after: Annotated[Integer, Field(ge=0)] = 5
     max_failed_fraction: Fraction = 0.0
 
+    @property
+    def num_jobs(self) -> int:
+        """Worker processes."""
+        return joblib.cpu_count() if self.jobs < 0 else self.jobs
+
 
 @dataclass(frozen=True)
 class BackendSpec:
@@ -352,7 +357,7 @@ class _Calls:
         self._own, executor = evaluator, evaluator.executor
         self._spent = 0.0
         self._pool: Pool | None = None
-        self._jobs = joblib.cpu_count() if executor.jobs < 0 else executor.jobs
+        self._jobs = executor.num_jobs
         limited = executor.timeout_s is not None or executor.memory_bytes is not None
         self._apart = limited or evaluator.session.lost > 0
         self._streak: list[Lanes] = []

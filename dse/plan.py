@@ -170,8 +170,9 @@ class Plan:
 
     @property
     def recorded(self) -> tuple[str, ...]:
-        """Paths the table holds beside the searched ones."""
-        return tuple(path for path in self.settings.study.recorded if path not in self.knobs)
+        """Paths the table holds beside the searched ones: those listed, and what claims and figures read."""
+        needed = discovery.load("studies", self.settings.study.module, "STUDY").columns
+        return tuple(path for path in dict.fromkeys((*self.settings.study.recorded, *needed)) if path not in self.knobs)
 
     @property
     def departures(self) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -74,8 +75,13 @@ def _found(planned: Plan) -> tuple[Outputs, Findings]:
         outputs = Outputs.create(Path(planned.settings.output_dir), planned.settings.study.name)
         try:
             with stoppable() as stop:
+                began = time.monotonic()
                 found = _searched(planned, outputs, begun, stop)
-                _climbed(planned, outputs, begun, stop)
+                took_s = time.monotonic() - began
+                _climbed(planned, outputs, Climb(partial(resume.at_level, begun, planned), took_s, stop))
+        except Interrupted:
+            outputs.discard()
+            raise _interrupted(begun, stop) from None
         except BaseException:
             outputs.discard()
             raise
@@ -114,23 +120,15 @@ def _check_room(planned: Plan, begun: resume.Begun) -> None:
 
 
 def _searched(planned: Plan, outputs: Outputs, begun: resume.Begun | None, stop: Stop) -> Findings:
-    support = Support(stopping=stop) if begun is None else Support(begun.session, stop)
-    try:
-        return search(planned, outputs.results, support)
-    except Interrupted:
-        raise _interrupted(begun, stop) from None
+    return search(planned, outputs.results, Support(stopping=stop) if begun is None else Support(begun.session, stop))
 
 
-def _climbed(planned: Plan, outputs: Outputs, begun: resume.Begun | None, stop: Stop) -> None:
+def _climbed(planned: Plan, outputs: Outputs, support: Climb) -> None:
     """The ladder of models, where there is one: `fidelity.parquet` and `fidelity.json`."""
     if not planned.levels:
         return
     table = select(outputs.results, planned.goals, MOST_ROWS, selected=SELECTED).table
-    support = Climb(partial(resume.at_level, begun, planned), stop)
-    try:
-        rows, broken = climb(planned, table, support)
-    except Interrupted:
-        raise _interrupted(begun, stop) from None
+    rows, broken = climb(planned, table, support)
     outputs.write_table("fidelity", rows)
     names = [level.name for level in planned.levels]
     own = next(level.name for level in planned.levels if level.own)

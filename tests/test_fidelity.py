@@ -291,3 +291,14 @@ def test_what_one_level_lacks_is_not_compared(elsewhere: Path) -> None:
     }
     (nothing,) = compare(fine, ["coarse", "fine"], GOALS)
     assert (nothing["scenarios"], nothing["overall"]["objectives"]["rate"]["error"]) == ({}, None)
+
+
+def test_a_level_that_would_take_too_long_is_skipped_with_its_reason(
+    elsewhere: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dse.fidelity._SURE_S", 0.0)
+    assert main([*SMALL, "fidelity.most_s=1e-6"]) == 0
+    told = found()
+    assert set(told["broken"]) <= {"uncontended", "node"} and "node" in told["broken"]
+    assert "more than the 1e-06 s it may: set fidelity.most_s" in told["broken"]["node"]
+    assert set(rows()["level"]) == {"analytic"} - set(told["broken"]) | set(told["levels"]) - set(told["broken"])
