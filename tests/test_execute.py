@@ -6,6 +6,7 @@ import itertools
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -309,3 +310,13 @@ class Counted(Forgetful):
     def record(self, fresh: Fresh, parts: Sequence[Lanes], *, idle: bool = False) -> list[Results]:
         self.recorded += fresh.results.size
         return super().record(fresh, parts, idle=idle)
+
+
+def test_a_zero_has_no_sign() -> None:
+    """Or one of two equal results would be better, and both would be recorded."""
+    metrics = {"a": Metric("s", "at least 0"), "b": Metric("s", "anything", low=-math.inf)}
+    for column in (np.array([-0.0, 0.0, 1.0]), np.array([-0.0, 0.0, 1.0], object)):
+        found = checked(Results.of([Result("ok")] * 3), {})
+        found = checked(replace(found, metrics={"a": column, "b": column}), metrics)
+        assert found.status.tolist() == [0, 0, 0]
+        assert not any(np.signbit(values).any() for values in found.metrics.values())
