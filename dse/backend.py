@@ -285,12 +285,15 @@ class Canonical(Protocol):
 
 
 def checked(results: Results, metrics: Mapping[str, Metric]) -> Results:
-    """The results, those `invalid` (with the reason) whose metric is missing, unknown, not finite or out of range."""
+    """The results, those `invalid` (with the reason) whose metric is missing, unknown, not finite or out of range.
+
+    A zero has no sign: -0.0 is 0.0, or two equal results would differ.
+    """
     columns = {name: results.metrics.get(name) for name in {**metrics, **results.metrics}}
     wrong = {name: _wrong(column, metrics.get(name), results.ok) for name, column in columns.items()}
     plain = all(column.dtype == np.float64 for column in results.metrics.values())
     if plain and not any(found.any() for found in wrong.values()):
-        return results
+        return replace(results, metrics={name: column + 0.0 for name, column in results.metrics.items()})
     status, reason = results.status.copy(), results.reason.copy()
     codes = {text: code for code, text in enumerate(results.texts)}
     for name, found in wrong.items():
@@ -299,7 +302,9 @@ def checked(results: Results, metrics: Mapping[str, Metric]) -> Results:
             status[index] = STATUSES.index("invalid")
             reason[index] = codes.setdefault(text, len(codes))
     fine = status == STATUSES.index("ok")
-    kept = {name: np.where(fine, _numbers(column), math.nan) for name, column in columns.items() if column is not None}
+    kept = {
+        name: np.where(fine, _numbers(column) + 0.0, math.nan) for name, column in columns.items() if column is not None
+    }
     return Results(status, {name: kept[name] for name in metrics if name in kept}, reason, results.engine, tuple(codes))
 
 

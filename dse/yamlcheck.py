@@ -15,12 +15,14 @@ from typing import Any
 
 import yaml
 
-from dse.problems import Problem
+from dse.files import read_bytes
+from dse.problems import ConfigError, Problem
 
 MOST_BYTES = 1 << 20
 MOST_DEPTH = 50
 MOST_NODES = 100_000
 MOST_FILES = 1_000
+MOST_ENTRIES = 10_000  # files and folders of any name
 _MOST_TOLD = 20  # problems of one file
 
 _ACCIDENTS = {
@@ -40,8 +42,13 @@ _CALLS = "names a class to call; plug-ins are chosen by name"
 def looked_at(folder: Path) -> Iterator[tuple[Path, list[Problem]]]:
     """The YAML files of a user's folder, links followed, each with why it must not be read (none: it may be)."""
     seen: set[str] = set()
-    count = 0
+    count = entries = 0
     for place, folders, names in os.walk(folder, followlinks=True):
+        entries += len(folders) + len(names)
+        if entries > MOST_ENTRIES:
+            way = "name a folder that holds configurations only"
+            yield folder, [Problem(str(folder), f"holds more than {MOST_ENTRIES} files and folders", way_out=way)]
+            return
         folders[:] = sorted(one for one in folders if os.path.realpath(Path(place, one)) not in seen)
         seen.update(os.path.realpath(Path(place, one)) for one in folders)
         for name in sorted(name for name in names if name.endswith(".yaml")):
@@ -58,16 +65,12 @@ def unreadable(path: Path) -> list[Problem]:
     """Why a file must not be read as a configuration: limits, aliases, code, Hydra's settings, names from outside."""
     where = str(path)
     try:
-        if not path.is_file():
-            return [Problem(where, "is no plain file")]
-        with path.open("rb") as file:
-            data = file.read(MOST_BYTES + 1)
-        if len(data) > MOST_BYTES:
-            return [Problem(where, f"is larger than {MOST_BYTES} bytes")]
-        text = data.decode("utf-8")
+        text = read_bytes(path, where, most=MOST_BYTES).decode("utf-8")
         found = list(islice(_limits(text, where), 1))
         return found or list(islice(_foreign(text, where), _MOST_TOLD))
-    except (OSError, UnicodeDecodeError) as error:
+    except ConfigError as error:
+        return list(error.problems)
+    except UnicodeDecodeError as error:
         return [Problem(where, f"cannot be read: {error}")]
     except (yaml.YAMLError, RecursionError) as error:
         return [Problem(where, f"is not YAML: {' '.join(str(error).split())}")]
@@ -119,6 +122,8 @@ def _foreign(text: str, where: str) -> Iterator[Problem]:
         if _HYDRA.search(package):
             yield Problem(where, _RUNS, f"@package {package}", "remove the line")
     for root in yaml.compose_all(text, Loader=_LOADER):
+        if isinstance(root, yaml.ScalarNode) and root.value:
+            yield Problem(where, "holds one value and no keys", root.value[:100], "write it as key: value")
         for path, node in _walk(root, ""):
             yield from _forbidden(path, node, f"{where}:{node.start_mark.line + 1}")
 

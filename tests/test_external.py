@@ -31,8 +31,10 @@ import dse
 from dse import discovery
 from dse.backend import Backend, Batch, Result, Results, checked
 from dse.cli import main
-from dse.execute import BackendSpec, call
+from dse.execute import BackendSpec, Patience, _serve, call
 from dse.problems import ConfigError
+from dse.workers import Pool
+from simulators import process
 from simulators.external import ExternalBackend
 from simulators.outcome import judged
 from simulators.process import Ended, Limits
@@ -175,6 +177,25 @@ def test_a_program_whose_supervisor_is_killed_dies_with_it() -> None:
     assert (found.status, first(found)) == ("failed", "LOST: what watches over the program was killed")
 
 
+@pytest.mark.parametrize("apart", [False, True], ids=["here", "in a worker"])
+def test_a_point_whose_supervisor_was_killed_is_evaluated_again(apart: bool, tmp_path: Path) -> None:
+    """Once for each point, while it may be tried again."""
+    case = {"fault": "unguarded", "folder": str(tmp_path)}
+    spec = BackendSpec("external", tuple(sorted(parameters().items())))
+    batches = [Batch(spec.make().design(tree(**case, x=x))) for x in (1.5, 2.5)]
+    for retries, statuses in [(0, ["failed"]), (1, ["ok"] * 2)]:
+        for left in tmp_path.glob("met-*"):
+            left.unlink()
+        asked = (spec, batches[: len(statuses)], Patience(retries))
+        if apart:
+            pool = Pool(_serve, (spec, (), Patience()), size=1)
+            found = pool.call(asked)
+            pool.close()
+        else:
+            found = _serve(asked)
+        assert [results[0].status for results in found] == statuses
+
+
 HANGING = """
 import sys
 from dse.backend import Batch
@@ -222,7 +243,13 @@ def test_a_program_dies_with_its_supervisor_even_if_the_worker_cannot_help(scrat
         (supervisor,) = Path(f"/proc/{worker.pid}/task/{worker.pid}/children").read_text().split()
         os.kill(int(supervisor), signal.SIGKILL)
         assert until(lambda: survivors(folder) == [], seconds=5)
-    shutil.rmtree(folder)
+        process._sweep.cache_clear()
+        assert answered({"fault": "none"}).status == "ok"
+        assert list(scratch.iterdir()) == [folder]  # whose worker may come back
+    assert folder.is_dir()
+    process._sweep.cache_clear()
+    assert answered({"fault": "none"}).status == "ok"
+    assert not folder.exists()
 
 
 # Limits
