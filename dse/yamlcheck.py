@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from dse.files import read_bytes
+from dse.inputs import read_bytes
 from dse.problems import ConfigError, Problem
 
 MOST_BYTES = 1 << 20

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import yaml
 
-from dse.files import read_bytes
+from dse.inputs import read_bytes
 from dse.outputs import Outputs, whole
 from dse.problems import ConfigError, Problem, Problems, pairs
 from simulators.device import Device, device_of, tree_of

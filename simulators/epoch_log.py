@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from dse.files import read_text
+from dse.inputs import read_text
 from dse.outputs import whole
 from dse.problems import ConfigError, Problem, Problems, did_you_mean, pairs
 from simulators.seqpoint import Iterations, Sample, choose, cut_parallel, cut_sequential, iterations_cut, projected

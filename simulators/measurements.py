@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dse.compose import conf_dir
-from dse.files import opened, read_text
+from dse.inputs import opened, read_text
 from dse.problems import ConfigError, Problem, did_you_mean
 from simulators.device import ELEMENT_BYTES
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from dse.files import read_text
+from dse.inputs import read_text
 from dse.problems import ConfigError, Problem, Problems, did_you_mean
 from dse.values import Bytes, Frozen, Integer, Number, knob
 from simulators.transfer import Pattern

@@ -34,8 +34,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dse.files import lines
-from dse.files import opened as plain
+from dse.inputs import lines
+from dse.inputs import opened as plain
 from dse.problems import ConfigError, Problem, Problems
 
 Block = NDArray[np.int64]
