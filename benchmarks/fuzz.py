@@ -257,7 +257,10 @@ def _bomb(draw: random.Random, path: Path) -> None:
 
 def _edit(draw: random.Random, path: Path) -> str:
     """Other values or keys in a tree."""
-    tree = yaml.safe_load(path.read_text("utf-8"))
+    try:
+        tree = yaml.safe_load(path.read_text("utf-8"))
+    except (ValueError, yaml.YAMLError, RecursionError):  # it was spoilt before
+        return "nothing"
     for _ in range(draw.choice((1, 1, 2))):
         owner, key = draw.choice(list(_places(tree)) or [({}, "")])
         what = draw.choice(("value", "value", "value", "key", "gone"))

@@ -9,7 +9,7 @@ import sqlite3
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -23,8 +23,6 @@ from folders import finished, odd_table
 
 from dse import files
 from dse.cli import main
-from dse.outputs import Outputs
-from dse.problems import ConfigError
 
 FAST = ["study=ficco_sweep", "schedule=serial", "workload.only=[g1,g4]", "tracking=none", "fidelity=none"]
 OTHER = "2026-01-01_00-00-00"
@@ -105,10 +103,17 @@ def table(change: Callable[[pd.DataFrame], pd.DataFrame]) -> Damage:
     return lambda path: change(pd.read_parquet(path)).to_parquet(path, index=False)
 
 
+def repeated(column: pa.ChunkedArray, count: int) -> pa.Array:
+    """The first value of a column, as often as said, in a few bytes."""
+    if not column[0].is_valid:
+        return pa.nulls(count, column.type)
+    return pa.DictionaryArray.from_arrays(pa.repeat(0, count).cast("int32"), column.slice(0, 1).combine_chunks())
+
+
 def bomb(path: Path) -> None:
     """Some kilobytes that stand for 12,000,000 rows of 40 columns."""
     held = pq.read_table(path).slice(0, 1)
-    arrays = [pa.DictionaryArray.from_arrays(pa.repeat(0, 1 << 20).cast("int32"), one.combine_chunks()) for one in held]
+    arrays = [repeated(one, 1 << 20) for one in held]
     rows = pa.table(dict(zip(held.column_names, arrays, strict=True)))
     with pq.ParquetWriter(path, rows.schema, use_dictionary=True, store_schema=False) as writer:
         for _ in range(12):
@@ -120,7 +125,7 @@ def long_text(path: Path) -> None:
     held = pq.read_table(path).slice(0, 1)
     place = held.column_names.index("reason")
     held = held.set_column(place, "reason", pa.array(["x" * (1 << 20)]))
-    arrays = [pa.DictionaryArray.from_arrays(pa.repeat(0, 150_000).cast("int32"), one.combine_chunks()) for one in held]
+    arrays = [repeated(one, 150_000) for one in held]
     pq.write_table(pa.table(dict(zip(held.column_names, arrays, strict=True))), path, store_schema=False)
 
 
@@ -145,7 +150,8 @@ ANY: dict[str, Damage] = {
     "a folder": in_place_of(Path.mkdir),
     "gone": Path.unlink,
 }
-TREE = {**ANY, "a list": says("[1]"), "deep": says('{"a":' + "[" * 100_000), "long": says(b" " * (files.MOST_BYTES + 1))}
+TREE = {**ANY, "a list": says("[1]"), "deep": says('{"a":' + "[" * 100_000)}
+TREE |= {"long": says(b" " * (files.MOST_BYTES + 1))}
 OF: dict[str, dict[str, Damage]] = {
     "summary.json": TREE
     | {
@@ -230,11 +236,235 @@ def test_a_damaged_file_ends_every_command_in_a_sentence(
     name: str, kind: str, command: str, run: Path, ends: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of the file, where the command cannot do without it; nothing is written outside, and nothing is run."""
-    monkeypatch.setattr("dse.views.show", lambda *_: Counter())  # what is written of the other run takes long
+    monkeypatch.setattr("dse.views.show", lambda *_: Counter())  # what is not damaged takes MLflow long to write
+    if command == "sync":
+        shutil.rmtree(run.parent / OTHER)
     OF[name][kind](run / name)
     told = ends(*COMMANDS[command])
     if kind in ANY and kind != "gone" and name == "results.parquet":
         assert str(run / name) in told
     assert not Path("pwned").exists()
-    assert {path.name for path in Path().iterdir()} == {"outputs"}
-    assert "fault of dse" not in told
+    assert {path.name for path in Path().iterdir() if not path.name.startswith("mlflow.db")} == {"outputs"}
+
+
+@pytest.mark.parametrize("kind", ["a bomb", "long texts"])
+def test_a_short_table_that_stands_for_a_long_one_takes_no_memory(kind: str, run: Path) -> None:
+    OF["results.parquet"][kind](run / "results.parquet")
+    assert (run / "results.parquet").stat().st_size < 5_000_000
+    code = (
+        "import resource, dse.runner, pandas; from dse.cli import main\n"
+        "peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10\n"
+        f"codes = [main(words) for words in {[COMMANDS[name] for name in ('importance', 'rules', 'compare', 'report')]}]\n"
+        "print(*codes, peak(), peak() < 1200)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert done.stdout.splitlines()[-1].startswith("2 2 2 2 "), done.stderr
+    assert done.stdout.splitlines()[-1].endswith("True"), done.stdout
+
+
+# What is written stays inside
+
+
+@pytest.mark.parametrize("command", ["report", "rules", "timeline"])
+def test_nothing_is_written_through_a_link_of_a_folder(command: str, run: Path, ends: Callable[..., str]) -> None:
+    outside = run.parents[3] / "outside"
+    outside.mkdir()
+    shutil.rmtree(run / "figures")
+    (run / "figures").symlink_to(outside)
+    key = pd.read_parquet(run / "results.parquet")["key"].iloc[0]
+    told = ends(*COMMANDS[command][:2], *([f"key={key}"] if command == "timeline" else []), codes=(2,))
+    assert str(run / "figures") in told
+    assert list(outside.iterdir()) == []
+
+
+def test_a_link_that_waits_for_what_is_written_is_not_followed(run: Path, ends: Callable[..., str]) -> None:
+    outside = run.parents[3] / "outside.json"
+    for path in (run / "rules.json", run / f".rules.json.{os.getpid()}", run / f".rules.txt.{os.getpid()}"):
+        path.symlink_to(outside)
+    ends(*COMMANDS["rules"], codes=(0,))
+    assert not outside.exists()
+    assert (run / "rules.json").is_file()
+
+
+@pytest.mark.parametrize("kind", ["latest", "compare"])
+def test_a_link_that_leads_out_of_the_output_folder_is_refused(kind: str, run: Path, ends: Callable[..., str]) -> None:
+    outside = run.parents[3] / "outside" / "run"
+    shutil.copytree(run, outside)
+    if kind == "latest":
+        (run.parent / "latest").unlink()
+        (run.parent / "latest").symlink_to(outside)
+        assert "leads out" in ends(*COMMANDS["rules"], codes=(2,))
+    else:
+        Path("outputs/compare").symlink_to(outside)
+        assert "outputs/compare" in ends(*COMMANDS["compare"], codes=(2,))
+    assert {path.name for path in outside.iterdir()} == {path.name for path in run.iterdir()}
+
+
+# The store of results
+
+
+def statement(text: str) -> Damage:
+    def damage(path: Path) -> None:
+        with closing(sqlite3.connect(path)) as database:
+            database.executescript(text)
+
+    return damage
+
+
+DATABASE: dict[str, Damage] = {
+    **ANY,
+    "a view": statement("DROP TABLE leases; CREATE VIEW leases AS SELECT 1 AS name, 2 AS owner, 3 AS size"),
+    "a trigger": statement("CREATE TRIGGER t AFTER INSERT ON about BEGIN DELETE FROM results; END"),
+    "a text as its key": statement("INSERT INTO quarantine (key, held) VALUES ('x', 'y')"),
+    "a lock that is a pipe": lambda path: in_place_of(os.mkfifo)(path.with_name("results.db.lock")),
+    "a log that is a link": lambda path: path.with_name("results.db-wal").symlink_to("/dev/zero"),
+}
+
+
+@pytest.mark.parametrize("words", [["check"], FAST], ids=["check", "study"])
+@pytest.mark.parametrize("kind", DATABASE)
+def test_a_damaged_store_ends_in_a_sentence(kind: str, words: list[str], run: Path, ends: Callable[..., str]) -> None:
+    DATABASE[kind](Path("outputs/results.db"))
+    told = ends(*words, *(["timeline=false"] if words == FAST else []))
+    if kind in ("a pipe", "a link", "a folder", "a view", "a trigger", "a lock that is a pipe", "a log that is a link"):
+        assert "results.db" in told
+
+
+@pytest.mark.parametrize("column", ["asked", "command", "provenance", "accepted"])
+@pytest.mark.parametrize("text", ["{", "3", '["a", 3]', "[" * 100_000, '{"a": {"b": 1}}'], ids=lambda text: text[:9])
+def test_a_study_whose_record_is_damaged_is_passed_over(
+    column: str, text: str, run: Path, ends: Callable[..., str]
+) -> None:
+    """And told, where it is; its results are found all the same."""
+    with closing(sqlite3.connect("outputs/results.db")) as database:
+        database.execute(f"UPDATE studies SET {column} = ?", (text,))
+        database.commit()
+    told = ends(*FAST, "timeline=false", codes=(0,))
+    assert "is passed over, as its record is damaged" in told or (column, text[:2]) in (
+        ("provenance", '{"'),
+        ("asked", '{"'),
+    )
+
+
+# What a folder names
+
+
+@pytest.fixture
+def shown(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Where study runs were to be shown; nothing is."""
+    places: list[Any] = []
+
+    def show(study: Any, wanted: Any, news: Any) -> Counter[str]:
+        places.append((wanted.uri, wanted.optuna))
+        return Counter(written=1)
+
+    monkeypatch.setattr("dse.views.show", show)
+    monkeypatch.setattr("dse.tracking.open_store", places.append)
+    monkeypatch.setattr("dse.tracking.reap", lambda store: 0)
+    return places
+
+
+FOREIGN = [
+    {"uri": "http://127.0.0.1:9"},
+    {"uri": "postgresql://me:***@host/db"},
+    {"uri": "sqlite:////tmp/elsewhere.db"},
+    {"uri": "sqlite:///../elsewhere.db"},
+    {"uri": "sqlite:///linked/own.db"},
+    {"uri": "sqlite:///file:/tmp/elsewhere.db?uri=true"},
+    {"uri": "sqlite:///a%2f..%2f..%2felsewhere.db"},
+    {"uri": "file:///tmp/elsewhere"},
+    {"uri": 3},
+    {"optuna": "/tmp/elsewhere.log"},
+    {"optuna": "../elsewhere.log"},
+    {"optuna": "redis://host"},
+]
+
+
+@pytest.mark.parametrize("tracking", FOREIGN, ids=str)
+def test_a_place_that_only_a_folder_names_is_not_written_to(
+    tracking: Mapping[str, Any],
+    tmp_path: Path,
+    shown: list[Any],
+    ends: Callable[..., str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The way out is to type it."""
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "linked").symlink_to(tmp_path)
+    monkeypatch.chdir(tmp_path / "here")
+    folder = finished(Path("outputs"), odd_table(), tracking=tracking)
+    told = ends("sync", codes=(2,))
+    ((name, place),) = tracking.items()
+    assert str(folder / "config.yaml") in told
+    assert f"tracking.{name}" in told
+    assert f"{name}=" in told
+    assert shown == []
+    if isinstance(place, str) and "***" not in place:
+        ends("sync", f"{name}={place}", codes=(0,))
+        assert place in shown[-1]
+
+
+@pytest.mark.parametrize(
+    "tracking", [{"uri": "sqlite:///own.db"}, {"uri": "sqlite:///deep/own.db"}, {"optuna": "t.log"}]
+)
+def test_a_file_below_the_working_folder_is_followed(
+    tracking: Mapping[str, Any],
+    tmp_path: Path,
+    shown: list[Any],
+    ends: Callable[..., str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    finished(Path("outputs"), odd_table(), tracking=tracking)
+    ends("sync", codes=(0,))
+    assert shown[-1] == (tracking.get("uri"), tracking.get("optuna"))
+
+
+def test_a_server_that_the_present_configuration_names_too_is_followed(
+    tmp_path: Path, shown: list[Any], ends: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "conf" / "tracking").mkdir(parents=True)
+    tree = {"name": "ours", "uri": "http://me:secret@host:5000", "optuna": None, "points": "auto", "whole_up_to": 9}
+    (tmp_path / "conf" / "tracking" / "ours.yaml").write_text(yaml.safe_dump(tree), "utf-8")
+    recorded = {"name": "ours", "uri": "http://me:***@host:5000"}
+    finished(Path("outputs"), odd_table(), tracking=recorded, study="ficco_sweep")
+    assert "secret" not in ends("sync", codes=(2,))
+    ends("sync", "config_dir=conf", codes=(0,))
+    assert shown[-1] == (tree["uri"], None)
+
+
+PROGRAM = """
+name: mine
+description: a program
+backend: external
+command: [touch, '{here}/pwned']
+input: json
+version: "1"
+files: []
+metrics: {makespan_s: {unit: s, meaning: time}}
+timeout_s: 60 s
+cpu_s: null
+memory_bytes: null
+file_bytes: 1 GB
+output_bytes: 1 MB
+error_chars: 2000
+env: []
+"""
+
+
+@pytest.mark.parametrize("command", ["timeline", "robustness"])
+def test_a_program_that_only_a_folder_names_is_not_started(command: str, run: Path, ends: Callable[..., str]) -> None:
+    conf = run / "conf" / "simulator"
+    conf.mkdir(parents=True)
+    (conf / "mine.yaml").write_text(PROGRAM, "utf-8")
+    words = ["study=ficco_sweep", "simulator=mine", "study.objectives=[makespan_s]", "tracking=none", "fidelity=none"]
+    changed(overrides=words, config_dir=str(run / "conf"))(run / "provenance.json")
+    key = pd.read_parquet(run / "results.parquet")["key"].iloc[0]
+    asked = [*COMMANDS[command][:2], *([f"key={key}"] if command == "timeline" else [])]
+    told = ends(*asked, codes=(2,))
+    assert "a program that this command line does not name: touch '{here}/pwned'" in told
+    assert "command=" in told
+    assert "does not name" in ends(*asked, "command=touch other", codes=(2,))
+    assert "does not name" not in ends(*asked, "command=touch '{here}/pwned'", codes=(2,))
+    assert not Path("pwned").exists()
