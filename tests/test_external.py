@@ -7,6 +7,7 @@ import math
 import multiprocessing.util
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -639,7 +640,10 @@ def test_a_wrong_study_is_refused_before_anything_runs(
 def test_a_point_that_tells_no_times_has_no_timeline(conf: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(RUN) == 0
     key = dse.load("mine")["key"].iloc[0]
-    assert main(["timeline", "study=mine", f"key={key}", "config_dir=conf"]) == 2
+    asked = ["timeline", "study=mine", f"key={key}", "config_dir=conf"]
+    assert main(asked) == 2
+    (way,) = re.findall(r"add (command=.*)\)$", capsys.readouterr().err, re.MULTILINE)
+    assert main([*asked, *shlex.split(way)]) == 2
     assert "tells its metrics only" in capsys.readouterr().err
     assert main(["report", "study=mine"]) == 0
 

@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
+from conftest import REPOSITORY
 from folders import finished, odd_table
 
 from dse import files
@@ -111,13 +112,11 @@ def repeated(column: pa.ChunkedArray, count: int) -> pa.Array:
 
 
 def bomb(path: Path) -> None:
-    """Some kilobytes that stand for 12,000,000 rows of 40 columns."""
+    """Some kilobytes that stand for a million rows of 40 columns."""
     held = pq.read_table(path).slice(0, 1)
     arrays = [repeated(one, 1 << 20) for one in held]
     rows = pa.table(dict(zip(held.column_names, arrays, strict=True)))
-    with pq.ParquetWriter(path, rows.schema, use_dictionary=True, store_schema=False) as writer:
-        for _ in range(12):
-            writer.write_table(rows)
+    pq.write_table(rows, path, use_dictionary=True, store_schema=False)
 
 
 def long_text(path: Path) -> None:
@@ -251,10 +250,11 @@ def test_a_damaged_file_ends_every_command_in_a_sentence(
 def test_a_short_table_that_stands_for_a_long_one_takes_no_memory(kind: str, run: Path) -> None:
     OF["results.parquet"][kind](run / "results.parquet")
     assert (run / "results.parquet").stat().st_size < 5_000_000
+    asked = [COMMANDS[name] for name in ("importance", "rules", "compare", "report")]
     code = (
         "import resource, dse.runner, pandas; from dse.cli import main\n"
         "peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10\n"
-        f"codes = [main(words) for words in {[COMMANDS[name] for name in ('importance', 'rules', 'compare', 'report')]}]\n"
+        f"codes = [main(words) for words in {asked}]\n"
         "print(*codes, peak(), peak() < 1200)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
@@ -468,3 +468,23 @@ def test_a_program_that_only_a_folder_names_is_not_started(command: str, run: Pa
     assert "does not name" in ends(*asked, "command=touch other", codes=(2,))
     assert "does not name" not in ends(*asked, "command=touch '{here}/pwned'", codes=(2,))
     assert not Path("pwned").exists()
+
+
+def test_a_slice_of_the_fuzzed_cases_ends_well(tmp_path: Path) -> None:
+    """Command lines, configurations and output folders of one seed."""
+    words = [
+        sys.executable,
+        "-m",
+        "benchmarks.fuzz",
+        "--json",
+        "--cases",
+        "40",
+        "--seed",
+        "0",
+        "--keep",
+        str(tmp_path / "kept"),
+    ]
+    done = subprocess.run(words, cwd=REPOSITORY, capture_output=True, text=True, timeout=600, check=False)
+    found = json.loads(done.stdout)
+    assert (found["cases"], found["tracebacks"], found["hangs"]) == (40, 0, 0), done.stderr
+    assert found["max_memory_mb"] < 2000
