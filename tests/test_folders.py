@@ -258,8 +258,9 @@ def test_a_short_table_that_stands_for_a_long_one_takes_no_memory(kind: str, run
         "print(*codes, peak(), peak() < 1200)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
-    assert done.stdout.splitlines()[-1].startswith("2 2 2 2 "), done.stderr
-    assert done.stdout.splitlines()[-1].endswith("True"), done.stdout
+    *codes, _, bounded = done.stdout.splitlines()[-1].split()
+    assert set(codes) <= {"0", "2"}, done.stderr  # 0: of a command that does not look at that column
+    assert (codes[-1], bounded) == ("2", "True"), done.stdout
 
 
 # What is written stays inside
