@@ -435,42 +435,6 @@ def test_a_server_that_the_present_configuration_names_too_is_followed(
     assert shown[-1] == (tree["uri"], None)
 
 
-PROGRAM = """
-name: mine
-description: a program
-backend: external
-command: [touch, '{here}/pwned']
-input: json
-version: "1"
-files: []
-metrics: {makespan_s: {unit: s, meaning: time}}
-timeout_s: 60 s
-cpu_s: null
-memory_bytes: null
-file_bytes: 1 GB
-output_bytes: 1 MB
-error_chars: 2000
-env: []
-"""
-
-
-@pytest.mark.parametrize("command", ["timeline", "robustness"])
-def test_a_program_that_only_a_folder_names_is_not_started(command: str, run: Path, ends: Callable[..., str]) -> None:
-    conf = run / "conf" / "simulator"
-    conf.mkdir(parents=True)
-    (conf / "mine.yaml").write_text(PROGRAM, "utf-8")
-    words = ["study=ficco_sweep", "simulator=mine", "study.objectives=[makespan_s]", "tracking=none", "fidelity=none"]
-    changed(overrides=words, config_dir=str(run / "conf"))(run / "provenance.json")
-    key = pd.read_parquet(run / "results.parquet")["key"].iloc[0]
-    asked = [*COMMANDS[command][:2], *([f"key={key}"] if command == "timeline" else [])]
-    told = ends(*asked, codes=(2,))
-    assert "a program that this command line does not name: touch '{here}/pwned'" in told
-    assert "command=" in told
-    assert "does not name" in ends(*asked, "command=touch other", codes=(2,))
-    assert "does not name" not in ends(*asked, "command=touch '{here}/pwned'", codes=(2,))
-    assert not Path("pwned").exists()
-
-
 def test_a_slice_of_the_fuzzed_cases_ends_well(tmp_path: Path) -> None:
     """Command lines, configurations and output folders of one seed."""
     words = [
