@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dse import compare, dryrun, provenance, report, resume, robustness, rules, views
+from dse import compare, dryrun, files, provenance, report, resume, robustness, rules, views
 from dse.agreement import compare as compare_levels
 from dse.backend import Metric
 from dse.beside import Beside, beside
@@ -20,6 +20,7 @@ from dse.compose import Request
 from dse.database import StoreError
 from dse.execute import Interrupted
 from dse.fidelity import Climb, climb, texts_of
+from dse.finished import Finished
 from dse.interrupt import Stop, stoppable
 from dse.outputs import Outputs
 from dse.plan import Plan, StoreAt, plan
@@ -30,6 +31,7 @@ from dse.selection import MOST_ROWS, SELECTED, Selection, select
 from dse.store import Store
 from dse.study import Findings, Support
 from dse.study import run as search
+from dse.vary import Present
 
 _BYTES_PER_POINT = 1000  # of disk: some 250 in the store and its log, about 100 in the table, the rest to spare
 
@@ -98,7 +100,7 @@ def _begun(planned: Plan, made: Mapping[str, Any]) -> Iterator[resume.Begun | No
     if url is None:
         yield None
         return
-    begun = resume.begin(Store(f"sqlite:///{folder / 'results.db'}" if url == "auto" else url), planned, made)
+    begun = resume.begin(Store(_database(folder, url)), planned, made)
     try:
         _check_room(planned, begun)
         if begun.resumed:
@@ -108,6 +110,18 @@ def _begun(planned: Plan, made: Mapping[str, Any]) -> Iterator[resume.Begun | No
     finally:
         begun.session.leave()
         begun.store.database.close()
+
+
+def _database(folder: Path, url: str) -> str:
+    """The URL of a store. Raises ConfigError where that of an output folder is no plain file."""
+    if url != "auto":
+        return url
+    file = folder / "results.db"
+    for suffix in ("", "-wal", "-shm"):
+        if files.exists(beside := file.with_name(file.name + suffix)):
+            with files.opened(beside):
+                pass
+    return f"sqlite:///{file}"
 
 
 def _check_room(planned: Plan, begun: resume.Begun) -> None:
@@ -250,7 +264,7 @@ def redraw(words: Sequence[str]) -> int:
     """`report study=<name> [output_dir=<folder>]`: figures, claims and summary again, nothing is evaluated."""
     given = pairs(words, {"study": "", "output_dir": "outputs"})
     outputs = Outputs.latest(Path(given["output_dir"]), given["study"])
-    module = outputs.read_config()["study"]["module"]
+    module = Finished(outputs.folder).config["study"]["module"]
     shown = report.stored(outputs)
     rows = report.check(outputs, module, shown)
     paths = [*report.draw(outputs, module, shown.table), *report.draw_levels(outputs), *report.add(outputs, module)]
@@ -265,13 +279,12 @@ def redraw(words: Sequence[str]) -> int:
 
 
 def timeline(words: Sequence[str]) -> int:
-    """`timeline study=<name> key=<its first letters> [config_dir=...] [output_dir=...]`: one point in full."""
+    """`timeline study=<name> key=<its first letters> [config_dir=...] [command=...] [output_dir=...]`: one point."""
     from dse.replay import replayed
 
-    given = pairs(words, {"study": "", "key": "", "output_dir": "outputs"}, optional=("config_dir",))
-    folder = Path(given["config_dir"]) if "config_dir" in given else None
+    given = pairs(words, {"study": "", "key": "", "output_dir": "outputs"}, optional=("config_dir", "command"))
     outputs = Outputs.latest(Path(given["output_dir"]), given["study"])
-    for path in replayed(outputs, given["key"], folder):
+    for path in replayed(outputs, given["key"], Present.of(given)):
         report.console().print(str(path), soft_wrap=True)
     return 0
 
@@ -282,10 +295,10 @@ def check(words: Sequence[str]) -> int:
     wrong = Problems()
     wrong.model(StoreAt, {"name": "check", "url": given["url"]}, path="")
     wrong.done()
-    file = Path(given["output_dir"]) / "results.db"
-    if given["url"] == "auto" and not file.is_file():
+    folder = Path(given["output_dir"])
+    if given["url"] == "auto" and not files.exists(folder / "results.db"):
         raise ConfigError([Problem("output_dir", "holds no results.db", given["output_dir"], "run a study first")])
-    store = Store(f"sqlite:///{file}" if given["url"] == "auto" else given["url"])
+    store = Store(_database(folder, given["url"]))
     fine, damaged = store.check()
     told = f"; {damaged} were damaged and put into quarantine: type the study's command to compute them again"
     report.console().print(
@@ -295,13 +308,17 @@ def check(words: Sequence[str]) -> int:
 
 
 COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
-    "report": redraw,
-    "timeline": timeline,
-    "check": check,
     **dryrun.COMMANDS,
-    **views.COMMANDS,
-    **importance.COMMANDS,
-    **rules.COMMANDS,
-    **robustness.COMMANDS,
-    **compare.COMMANDS,
+    **files.commands(
+        {
+            "report": redraw,
+            "timeline": timeline,
+            "check": check,
+            **views.COMMANDS,
+            **importance.COMMANDS,
+            **rules.COMMANDS,
+            **robustness.COMMANDS,
+            **compare.COMMANDS,
+        }
+    ),
 }

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ _ACCIDENTS = {
     re.compile(r"[-+]?[0-9]+_[0-9_]+"): "has an underscore inside a number",
     re.compile(r"(?i:on|off|yes|no)"): "would be read as true or false",
 }
+_LONG = re.compile(r"[-+.0-9][-+.:_0-9a-fA-Fx]{400,}")
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast where libyaml is there
 _HYDRA = re.compile(r"(?<![\w-])hydra(?![\w-])")
 _HEADER = re.compile(r"^\s*#\s*@package\s+(.*)$", re.MULTILINE)
@@ -86,6 +87,24 @@ def accidents(path: Path) -> list[Problem]:
     events = yaml.parse(path.read_text(encoding="utf-8"), Loader=_LOADER)
     scalars = (event for event in events if isinstance(event, yaml.ScalarEvent) and not event.style)
     return list(islice((found for event in scalars for found in _misread(event, str(path))), _MOST_TOLD))
+
+
+def parsed(text: str, where: str) -> Any:
+    """What a text holds, for one within the limits and of plain values with text keys.
+
+    Raises ConfigError, yaml.YAMLError, ValueError.
+    """
+    if found := list(islice(chain(_limits(text, where), _long_numbers(text, where)), 1)):
+        raise ConfigError(found)
+    return yaml.load(text, Loader=_LOADER)
+
+
+def _long_numbers(text: str, where: str) -> Iterator[Problem]:
+    """What would be read as a number of thousands of digits, which takes time that grows with their square."""
+    for event in yaml.parse(text, Loader=_LOADER):
+        if isinstance(event, yaml.ScalarEvent) and not event.style and _LONG.fullmatch(event.value):
+            line = event.start_mark.line + 1 if event.start_mark else 0
+            yield Problem(f"{where}:{line}", f"is a number of {len(event.value)} characters")
 
 
 def calls_code(value: object) -> bool:

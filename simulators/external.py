@@ -64,6 +64,11 @@ class ExternalBackend:
         self.relations = dict(_relations(self.metrics))
         self.version = "+".join(filter(None, [_VERSION, program.version, self._command.content()]))
 
+    @property
+    def program(self) -> tuple[str, ...]:
+        """What is started: the words of the command, as configured."""
+        return self._program.command
+
     def sections(self, tree: Tree) -> None:
         """Any sections with keys; `scenarios` is one of them, and what the command names must exist."""
         check = Problems()

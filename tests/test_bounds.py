@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dse import expansion, files
+from dse import expansion, inputs
 from dse.cli import main
 from dse.compose import MOST_VALUES
 from dse.problems import ConfigError
@@ -153,7 +153,7 @@ def test_a_file_of_proc_that_never_ends_is_read_no_further_than_its_bound(tmp_pa
     path = Path("/proc/self/maps")  # it says that it has no bytes
     assert path.stat().st_size == 0
     with pytest.raises(ConfigError, match="is larger than 10 bytes"):
-        files.read_bytes(path, "data", most=10)
+        inputs.read_bytes(path, "data", most=10)
 
 
 def test_nobody_waits_for_a_file_that_became_a_fifo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,7 +161,7 @@ def test_nobody_waits_for_a_file_that_became_a_fifo(tmp_path: Path, monkeypatch:
     os.mkfifo(path)
     monkeypatch.setattr(files, "irregular", lambda path, most: "")
     with pytest.raises(ConfigError, match="a FIFO"):
-        files.read_bytes(path, "data")
+        inputs.read_bytes(path, "data")
 
 
 def test_a_packed_line_that_never_ends_is_not_unpacked(refused: Callable[..., str], tmp_path: Path) -> None:

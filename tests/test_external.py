@@ -7,6 +7,7 @@ import math
 import multiprocessing.util
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -663,10 +664,22 @@ def test_a_wrong_study_is_refused_before_anything_runs(
     assert not Path("outputs").exists()
 
 
-def test_a_point_that_tells_no_times_has_no_timeline(conf: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_recorded_program_is_started_only_where_it_is_named_and_tells_no_times(
+    conf: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(RUN) == 0
     key = dse.load("mine")["key"].iloc[0]
-    assert main(["timeline", "study=mine", f"key={key}", "config_dir=conf"]) == 2
+    asked = ["timeline", "study=mine", f"key={key}", "config_dir=conf"]
+    for command in (
+        asked,
+        [*asked, "command=true"],
+        ["robustness", "study=mine", "vary=case.x=0.1", "config_dir=conf"],
+    ):
+        assert main(command) == 2
+        assert "with a program that this command line does not name" in capsys.readouterr().err
+    assert main(asked) == 2
+    (way,) = re.findall(r"add (command=.*)\)$", capsys.readouterr().err, re.MULTILINE)
+    assert main([*asked, *shlex.split(way)]) == 2
     assert "tells its metrics only" in capsys.readouterr().err
     assert main(["report", "study=mine"]) == 0
 
