@@ -105,7 +105,8 @@ def _begun(planned: Plan, made: Mapping[str, Any]) -> Iterator[resume.Begun | No
         _check_room(planned, begun)
         if begun.resumed:
             left = max(0, planned.num_points - begun.done)
-            print(f"resuming: {begun}, {'at most ' if begun.before else ''}{left} left", file=sys.stderr)
+            bound = "at most " if begun.before or planned.may_repeat else ""
+            print(f"resuming: {begun}, {bound}{left} left", file=sys.stderr)
         yield begun
     finally:
         begun.session.leave()

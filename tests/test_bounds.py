@@ -159,7 +159,7 @@ def test_a_file_of_proc_that_never_ends_is_read_no_further_than_its_bound(tmp_pa
 def test_nobody_waits_for_a_file_that_became_a_fifo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "a.csv"
     os.mkfifo(path)
-    monkeypatch.setattr(files, "irregular", lambda path, most: "")
+    monkeypatch.setattr(inputs, "irregular", lambda path, most: "")
     with pytest.raises(ConfigError, match="a FIFO"):
         inputs.read_bytes(path, "data")
 

@@ -42,7 +42,7 @@ def test_a_study_is_drawn_and_judged_whatever_is_recorded_or_searched(
 @pytest.mark.parametrize("study", sorted(path.stem for path in Path("conf/study").glob("*.yaml")))
 def test_the_columns_that_a_study_needs_are_recorded_or_searched(study: str) -> None:
     module = planned(f"study={study}").settings.study.module
-    without = planned(f"study={study}", "study.recorded=[]")
+    without = planned(f"study={study}", "++study.recorded=[]")
     needed = discovery.load("studies", module, "STUDY").columns
     assert set(needed) <= {*without.recorded, *without.knobs}
 
