@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from pydantic import AfterValidator, Field
 
 from dse import discovery
-from dse.backend import STATUSES, Backend, Batch, Result, Results, checked
+from dse.backend import STATUSES, Backend, Batch, Lawful, Result, Results, checked, lawful
 from dse.problems import Broken, ConfigError, Problem, Problems
 from dse.session import Forgetful, Session
 from dse.space import Block, Evaluated
@@ -571,7 +571,8 @@ def _checked_call(backend: Backend, batches: Sequence[Batch]) -> list[Results]:
         columns: list[NDArray[Any]] = [results.status, results.reason, results.engine, *results.metrics.values()]
         if wrong := [len(column) for column in columns if len(column) != batch.size]:
             raise RuntimeError(f"the backend gave {wrong[0]} results for {batch.size} designs")
-    return [checked(results, backend.metrics) for results in found]
+    laws = backend.laws if isinstance(backend, Lawful) else ()
+    return [lawful(checked(results, backend.metrics), laws) for results in found]
 
 
 def validate(backend: Backend, trees: Mapping[str, Mapping[str, Any]]) -> None:

@@ -20,7 +20,7 @@ from simulators.batch import Grid, grids
 from simulators.design import Design, Schedule, ScheduleKnobs, problems, reasons
 from simulators.graph import TaskGraph
 from simulators.idle import same_timeline, unranked
-from simulators.metrics import METRICS, RELATIONS, Floats, cost_proxy, measure, measure_worst, relate
+from simulators.metrics import LAWS, METRICS, RELATIONS, Floats, cost_proxy, measure, measure_worst, relate
 from simulators.node import WholeNode
 from simulators.symmetry import patterns, reduced
 from simulators.system import System
@@ -43,6 +43,7 @@ class OverlapBackend:
 
     metrics = METRICS
     relations = RELATIONS
+    laws = LAWS
 
     def __init__(self, engine: str, fallback: str | None = None, *, gpus: str = "one", imbalance: float = 0.0) -> None:
         self._imbalance = _checked_imbalance(gpus, imbalance)
