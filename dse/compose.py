@@ -473,6 +473,8 @@ def _domain(path: str, value: Any, groups: Mapping[str, list[str]]) -> Knob:
         values = tuple(value.list if isinstance(value, ChoiceSweep) else value if isinstance(value, list) else [value])
     if not values:
         raise ValueError("it holds no value (the end of a range is left out)")
+    if any(isinstance(item, list | dict) for item in values):
+        raise ValueError("a value is a number, a text or null, not a list or a mapping")
     return Knob(path, tuple(dict.fromkeys(getattr(item, "text", item) for item in values)))
 
 

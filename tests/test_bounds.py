@@ -56,6 +56,8 @@ def refused(capsys: pytest.CaptureFixture[str]) -> Iterator[Callable[..., str]]:
     ("sweep", "part"),
     [
         (f"{CUS}='range(1,200000000)'", "holds 2.000e+8 values"),
+        (f"{CUS}='choice([1,2],[3])'", "not a list or a mapping"),
+        (f"{CUS}='choice({{a:1}},2)'", "not a list or a mapping"),
         (f"{CUS}='range(200000000,1,-1)'", "holds 2.000e+8 values"),
         (f"{CUS}='int(interval(1,1e308))'", "holds 1.000e+308 values"),
         (f"{CUS}='tag(log,interval(1,1e308))'", "holds 1.000e+308 values"),
