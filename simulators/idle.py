@@ -22,6 +22,7 @@ _STRUCTURE = (
     *("kinds", "lanes", "limiters", "resources", "pools", "groups", "pred_ptr", "pred", "use_task", "use_resource"),
     *("pool", "slots", "consumer", "members", "group", "slowed", "gpu"),
 )
+_MOST_TASKS = 4096  # of a graph that is looked at closely
 _ROUNDING = 1e-12  # of a capacity: CUs that are dealt out to the last one are not over-subscribed
 
 
@@ -60,6 +61,8 @@ def oversubscribed(graph: TaskGraph) -> Bools:
     found = np.zeros(graph.num_designs, bool)
     if len(np.unique(graph.priority)) < 2:
         return found
+    if graph.num_tasks > _MOST_TASKS:
+        return ~found  # to find out would take longer than to run them
     before, capacity = _ancestors(graph), graph["capacity"]
     for resource in range(len(graph.resources)):
         uses = np.flatnonzero(graph.use_resource == resource)
@@ -85,7 +88,7 @@ class _Demand:
     factors: Mapping[tuple[int, int], Floats]
 
     @classmethod
-    def of(cls, graph: TaskGraph, uses: NDArray[np.intp], before: list[int]) -> _Demand:
+    def of(cls, graph: TaskGraph, uses: NDArray[np.intp], before: Bools) -> _Demand:
         """Of the tasks of some uses of a resource."""
         tasks, use = graph.use_task[uses], graph["use"][:, uses]
         factor = graph["factor"]
@@ -132,30 +135,29 @@ class _Demand:
         return np.minimum(self.alone[:, task], self.capped[:, task] * slowest)
 
 
-def _ancestors(graph: TaskGraph) -> list[int]:
-    """For each task a set of all tasks that it waits for, directly or not, as the bits of a number."""
-    found: list[int] = []
+def _ancestors(graph: TaskGraph) -> Bools:
+    """Which tasks each task [T, T] waits for, directly or not."""
+    found = np.zeros((graph.num_tasks, graph.num_tasks), bool)
     for task in range(graph.num_tasks):
-        own = 0
-        for before in graph.predecessors(task).tolist():
-            own |= found[before] | (1 << before)
-        found.append(own)
+        before = graph.predecessors(task)
+        np.logical_or.reduce(found[before], axis=0, out=found[task])
+        found[task, before] = True
     return found
 
 
-def _beside(tasks: NDArray[np.integer[Any]], before: list[int]) -> Bools:
+def _beside(tasks: NDArray[np.integer[Any]], before: Bools) -> Bools:
     """Which of some tasks [N, N] do not wait for one another."""
-    names = tasks.tolist()
-    waits = np.array([[before[task] >> other & 1 for other in names] for task in names], bool)
-    return np.asarray(~(waits | waits.T | np.eye(len(names), dtype=bool)))
+    waits = before[np.ix_(tasks, tasks)]
+    return np.asarray(~(waits | waits.T | np.eye(len(tasks), dtype=bool)))
 
 
-def _chains(tasks: NDArray[np.integer[Any]], before: list[int]) -> NDArray[np.intp]:
+def _chains(tasks: NDArray[np.integer[Any]], before: Bools) -> NDArray[np.intp]:
     """A chain for each of some tasks [N], such that those of one chain wait for one another (first fit)."""
     chain = np.zeros(len(tasks), np.intp)
     last: list[int] = []
     for place, task in enumerate(tasks.tolist()):
-        own = next((one for one, end in enumerate(last) if before[task] >> end & 1), len(last))
+        fits: Any = np.flatnonzero(before[task, last]) if last else []
+        own = int(fits[0]) if len(fits) else len(last)
         last[own : own + 1] = [task]
         chain[place] = own
     return chain
