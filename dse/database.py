@@ -14,7 +14,7 @@ import sys
 import time
 import weakref
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
@@ -32,7 +32,7 @@ from sqlalchemy import (
     select,
     text,
 )
-from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
+from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, OperationalError, SQLAlchemyError
 from sqlalchemy.pool import NullPool
 
 from dse.owner import locked
@@ -40,9 +40,14 @@ from dse.problems import hidden
 
 T = TypeVar("T")
 
-_PATIENCE_S = 60.0  # that a lost connection or a locked file is waited for
-_OPENING_S = 5.0  # the same while it is opened: a server that is not there yet is more likely a wrong name
+PATIENCE_S = 60.0
+"""For which a lost connection, a silent server or a locked file is waited for, unless told otherwise."""
+_WRONG_S = 5.0  # the same while it is opened and what it says is more likely a wrong name than a restart
+_WRONG = re.compile("does not exist|authentication failed|no password|pg_hba|resolve|translate host")
+_FIRST, _LAST = 1 / 4, 1 / 12  # of that time: for a first answer, and for one after it is over
+_GARBLED = (SQLAlchemyError, ValueError, TypeError, LookupError, ArithmeticError)  # what bytes that changed may end in
 _LOCK = 0x647365  # PostgreSQL's advisory lock while tables are made
+_BY_ITSELF = {"isolation_level": "AUTOCOMMIT"}
 _RANGES = 4096  # parts in which a damaged table is read, by the first 12 bits of its key
 
 
@@ -67,18 +72,19 @@ class Blob(LargeBinary):
 class Database:
     """Tables in a database. keyed: the table whose primary key is random bytes, mended range by range.
 
-    mended: whether it was found damaged.
+    patience_s: for which it is waited for. mended: whether it was found damaged.
 
     Raises StoreError where it cannot be used, whatever the reason.
     """
 
-    def __init__(self, url: str, tables: MetaData, keyed: Table) -> None:
+    def __init__(self, url: str, tables: MetaData, *, keyed: Table, patience_s: float = PATIENCE_S) -> None:
         self._url, self._tables, self._keyed = url, tables, keyed
         self.file = _sqlite_file(url)
         self.mended = False
-        self._patience = _OPENING_S
+        self._patience, self._opening = patience_s, True
+        self._silent: float | None = None  # since when it has not answered any thread
         self._engine = self._open()
-        self._patience = _PATIENCE_S
+        self._opening = False
         weakref.finalize(self, self._engine.dispose)
 
     def __str__(self) -> str:
@@ -90,13 +96,22 @@ class Database:
         return self._engine.dialect
 
     def read(self, work: Callable[[Connection], T]) -> T:
-        """What `work` reads in one transaction; repeated until the database answers."""
-        return self._done(work, self._engine)
+        """What `work` reads; repeated until the database answers. A server is asked for each statement by itself."""
+        return self._done(work, self._engine if self.file else self._engine.execution_options(**_BY_ITSELF))
 
-    def write(self, work: Callable[[Connection], T]) -> T:
-        """What `work` does in one transaction; repeated until it is done, so it must bear repetition."""
+    def write(self, work: Callable[[Connection], T], *, apart: bool = False) -> T:
+        """What `work` does in one transaction; repeated until it is done, so it must bear repetition.
+
+        apart: its statements may be done one without the next, which takes a server fewer round trips.
+        """
         self._check_place()
-        return self._done(work, self._engine.execution_options(write=True))
+        options: dict[str, Any] = {"write": True, **(_BY_ITSELF if apart and self.file is None else {})}
+        return self._done(work, self._engine.execution_options(**options))
+
+    def exclude(self, connection: Connection) -> None:
+        """Have others wait that exclude one another, until the transaction ends; SQLite has one writer anyhow."""
+        if self._engine.dialect.name == "postgresql":
+            connection.execute(text("SELECT pg_advisory_xact_lock(:number)"), {"number": _LOCK})
 
     def tidy(self) -> None:
         """Move what was written from SQLite's log to its file, beside other readers and writers."""
@@ -146,20 +161,47 @@ class Database:
 
     def _waited(self, once: Callable[[], T]) -> T:
         """What `once` gives, tried again for a while where the database does not answer. Raises _Damaged."""
-        began, pause = time.monotonic(), 0.05
+        began, pause, tries = time.monotonic(), 0.05, 0
         while True:
             try:
-                return once()
+                with self._deadline(began, first=not tries):
+                    done = once()
             except DBAPIError as error:
                 verdict = _verdict(error)
                 if verdict == "damaged":
                     raise _Damaged(_first_line(error)) from error
-                if verdict != "wait" or time.monotonic() - began > self._patience:
+                left = self._left(began, error)
+                if verdict != "wait" or left <= 0.0:
                     raise StoreError(f"{self}: {_way_out(verdict, error)}") from error
                 if pause > 1.0:
                     print(f"waiting for {self}: {_first_line(error)}", file=sys.stderr)
-                time.sleep(pause)
-                pause = min(5.0, 2 * pause)
+                time.sleep(min(pause, left))
+                pause, tries = min(5.0, 2 * pause), tries + 1
+            except _GARBLED as error:
+                if self.file is not None or tries:
+                    raise StoreError(f"{self}: {_way_out('garbled', error)}") from error
+                self.close()
+                tries += 1
+            else:
+                self._silent = None
+                return done
+
+    def _deadline(self, began: float, *, first: bool) -> AbstractContextManager[None]:
+        """By when a server must have answered: soon at first, as another connection may be better."""
+        if self.file is not None:
+            return nullcontext()
+        from dse import postgres
+
+        now = time.monotonic()
+        left = self._patience - (now - min(began, self._silent or began))
+        limit = min(left, _FIRST * self._patience) if first else left
+        return postgres.until(now + max(limit, _LAST * self._patience))
+
+    def _left(self, began: float, error: DBAPIError) -> float:
+        """How long (s) it is still waited for; what another thread waited counts as well."""
+        self._silent = min(began, self._silent or began)
+        wrong = self._opening and _WRONG.search(str(error.orig))
+        return self._silent + (min(self._patience, _WRONG_S) if wrong else self._patience) - time.monotonic()
 
     def _check_place(self) -> None:
         """What is written to a file that was taken away is lost: notice it."""
@@ -212,7 +254,11 @@ def _engine(url: str) -> Engine:
     file = _sqlite_file(url)
     try:
         if file is None:
-            return create_engine(url, paramstyle="format", pool_pre_ping=True)
+            from dse import postgres  # its driver takes 0.2 s to import
+
+            engine = create_engine(url, paramstyle="format", use_native_hstore=False)
+            postgres.watch(engine)
+            return engine
         engine = create_engine(f"sqlite:///{file}", connect_args={"timeout": 60})
     except (ArgumentError, NoSuchModuleError, ImportError, TypeError) as error:
         raise StoreError(f"store.url names no database that can be used: {_first_line(error)}") from error
@@ -257,7 +303,23 @@ def _make(engine: Engine, tables: MetaData) -> None:
     with engine.execution_options(write=True).begin() as connection:
         if engine.dialect.name == "postgresql":
             connection.execute(text("SELECT pg_advisory_xact_lock(:number)"), {"number": _LOCK})
+        file = engine.dialect.name == "sqlite"
+        check_plain(connection, tables, str(engine.url.database if file else engine.url))
         tables.create_all(connection)
+
+
+def check_plain(connection: Connection, tables: MetaData, place: str) -> None:
+    """Refuse what would change results behind our back, or answer in the place of a table. Raises StoreError."""
+    if connection.dialect.name == "postgresql":
+        from dse import postgres
+
+        found = postgres.foreign(connection, list(tables.tables))
+    else:
+        listed = "SELECT type || ' ' || name FROM sqlite_master WHERE type IN ('trigger', 'view')"
+        found = [name for (name,) in connection.exec_driver_sql(listed)]
+    if found:
+        what = f"{place} holds what dse never makes and what may change results: {', '.join(sorted(found))}"
+        raise StoreError(f"{what}; drop it, or choose another output_dir or store.url")
 
 
 def _copied(old: Engine, new: Engine, table: Table, *, by_range: bool) -> int:
@@ -289,13 +351,18 @@ def _verdict(error: DBAPIError) -> str:
             "damaged" if damaged else next((verdict for start, verdict in found.items() if name.startswith(start)), "")
         )
     state = getattr(error.orig, "sqlstate", None) or ""
+    if state == "53100":
+        return "full"
     refused = state.startswith(("28", "3D", "42")) or "authentication failed" in str(error.orig)
-    lost = error.connection_invalidated or type(error.orig).__name__ == "OperationalError" or state.startswith("57P")
+    lost = error.connection_invalidated or isinstance(error, OperationalError) or state.startswith(("08", "57P"))
     return "wait" if lost and not refused else ""
 
 
-def _way_out(verdict: str, error: DBAPIError) -> str:
-    if verdict == "full" or getattr(error.orig, "errno", None) == errno.ENOSPC:
+def _way_out(verdict: str, error: Exception) -> str:
+    if verdict == "garbled":
+        told = f"{type(error).__name__}: {_first_line(error)}"
+        return f"answers what makes no sense ({told}); nothing recorded is lost: type the same command again"
+    if verdict == "full" or getattr(getattr(error, "orig", None), "errno", None) == errno.ENOSPC:
         return "the disk is full; nothing recorded is lost: make room and type the same command again"
     if verdict == "wait":
         return f"does not answer ({_first_line(error)}); nothing recorded is lost: type the same command again later"

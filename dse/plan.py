@@ -21,7 +21,7 @@ from dse.search import Goal, Limit, Question, Search, method
 from dse.selection import Rule
 from dse.space import Knob, Space, get_path
 from dse.store import Context
-from dse.values import Frozen, Integer, Number
+from dse.values import Frozen, Integer, Number, WallSeconds
 
 _SECTIONS = (
     "study",
@@ -103,13 +103,15 @@ def _store_url(url: str) -> str:
 class StoreAt(Frozen):
     """The `store` group. url: of the database; `auto` for results.db in the output folder, null for none.
 
-    retry: statuses of recorded results that are evaluated again.
+    retry: statuses of recorded results that are evaluated again. patience_s: for which one that does not answer is
+    waited for.
     """
 
     name: str
     description: str = ""
     url: Annotated[str, AfterValidator(_store_url)] | None = "auto"
     retry: tuple[Status, ...] = ()
+    patience_s: WallSeconds = 60.0
 
 
 class Settings(Frozen):

@@ -78,7 +78,9 @@ def begin(store: Store, plan: Plan, provenance: Mapping[str, Any]) -> Begun:
         "before": 0,
     }
     _forget(store, plan, [store.number(plan.context)])
-    study = _added(store, {**values, **first})
+    study, is_new = _added(store, {**values, **first})
+    if not is_new:  # the same command, typed at the same time
+        return begin(store, plan, provenance)
     return Begun(store, study, StoreSession(store, Hold(study, plan.context)), 0, 0, resumed=False)
 
 
@@ -98,7 +100,7 @@ def _gone_on(store: Store, plan: Plan, old: Row[Any], values: Mapping[str, Any])
         "before": done if other else min(old.before, done),
     }
     changed = update(studies).where(studies.c.id == old.id).values(**held)
-    store.database.write(lambda connection: connection.execute(changed))
+    store.change(changed)
     session = StoreSession(store, Hold(old.id, plan.context, tuple(accepted)))
     return Begun(store, old.id, session, done - held["before"], held["before"], resumed=True, earlier=tuple(earlier))
 
@@ -146,12 +148,19 @@ def finish(begun: Begun) -> None:
     """Note that a study has all its results, and where those came from that it did not have evaluated."""
     recalled = {str(study): count for study, count in sorted(begun.session.recalled.items()) if study != begun.study}
     done = update(studies).where(studies.c.id == begun.study).values(state="finished", recalled=json.dumps(recalled))
-    begun.store.database.write(lambda connection: connection.execute(done))
+    begun.store.change(done)
 
 
-def _added(store: Store, values: Mapping[str, Any]) -> int:
-    def work(connection: Connection) -> int:
-        return int(connection.execute(insert(studies).values(values).returning(studies.c.id)).scalar_one())
+def _added(store: Store, values: Mapping[str, Any]) -> tuple[int, bool]:
+    """(number of the study of these values, whether it is new): equal ones that are begun at once are one."""
+
+    def work(connection: Connection) -> tuple[int, bool]:
+        store.database.exclude(connection)
+        since = select(studies.c.id, studies.c.asked).where(studies.c.name == values["name"])
+        for row in connection.execute(since):
+            if json.loads(row.asked) == json.loads(values["asked"]):
+                return row.id, False
+        return int(connection.execute(insert(studies).values(values).returning(studies.c.id)).scalar_one()), True
 
     return store.database.write(work)
 

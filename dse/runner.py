@@ -100,7 +100,8 @@ def _begun(planned: Plan, made: Mapping[str, Any]) -> Iterator[resume.Begun | No
     if url is None:
         yield None
         return
-    begun = resume.begin(Store(_database(folder, url)), planned, made)
+    store = Store(_database(folder, url), patience_s=planned.settings.store.patience_s)
+    begun = resume.begin(store, planned, made)
     try:
         _check_room(planned, begun)
         if begun.resumed:

@@ -167,19 +167,13 @@ class StoreSession:
     def lease(self, parts: Sequence[Lanes]) -> list[bool]:
         """Take parts (keys [B, 2] each) in hand: which are ours now. What owners had that are gone becomes ours."""
         names = [_name(part) for part in parts]
-        rows = [
-            {"name": name, "owner": self._owner, "size": len(part)} for name, part in zip(names, parts, strict=True)
-        ]
+        sizes = {name: len(part) for name, part in zip(names, parts, strict=True)}
+        rows = [{"name": name, "owner": self._owner, "size": size} for name, size in sorted(sizes.items())]
 
         def work(connection: Connection) -> dict[bytes, int]:
-            connection.execute(self._store.adding(leases), rows)
-            holders: dict[bytes, int] = {}
-            for chunk in chunks(names):
-                query = select(leases.c.name, leases.c.owner).where(leases.c.name.in_(chunk))
-                holders |= {row.name: row.owner for row in connection.execute(query)}
-            return holders
+            return {row.name: row.owner for row in connection.execute(self._store.taking, rows)}
 
-        holders = self._store.database.write(work) if rows else {}
+        holders = self._store.database.write(work, apart=True) if rows else {}
         others = {owner for owner in holders.values() if owner != self._owner}
         if others and self._sweep():
             return self.lease(parts)
@@ -196,7 +190,7 @@ class StoreSession:
         return [] if time.monotonic() - self._recorded < pause_s else self.flush()
 
     def flush(self) -> list[Results]:
-        """Record what was taken in, and give up its leases, in one transaction."""
+        """Record what was taken in, then give up its leases. Raises StoreError where some of it is not there then."""
         if not self._held:
             return []
         began, names = time.monotonic(), [_name(part) for _, parts in self._held for part in parts]
@@ -208,12 +202,13 @@ class StoreSession:
             self._given_up(connection, names)
             return added == len(fresh.keys)
 
-        all_new = self._store.database.write(work)
+        all_new = self._store.database.write(work, apart=True)
         self._written.set()
-        held, self._held = self._held, []
+        parts = [one for one, _ in self._held]
+        found = [one.results for one in parts] if all_new else self._settled(parts)
+        self._held = []
         if self._unknown:
             self._made.add(fresh.keys)
-        found = [one.results for one, _ in held] if all_new else self._settled([one for one, _ in held])
         self._recorded = time.monotonic()
         self._took_s = self._took_s[1], self._recorded - began
         return found
@@ -222,24 +217,32 @@ class StoreSession:
         """Give up parts that need nothing any more."""
         names = [_name(part) for part in parts]
         if names:
-            self._store.database.write(lambda connection: self._given_up(connection, names))
+            self._store.database.write(lambda connection: self._given_up(connection, names), apart=True)
 
     def _given_up(self, connection: Connection, names: Sequence[bytes]) -> None:
         for chunk in chunks(names):
             connection.execute(delete(leases).where(leases.c.name.in_(chunk), leases.c.owner == self._owner))
 
     def _settled(self, held: Sequence[Fresh]) -> list[Results]:
-        """The recorded results of designs that some process had recorded before; a difference is told."""
-        found = self._store.find(np.concatenate([one.keys for one in held]), self._context)
+        """The recorded results of designs that some process had recorded before; a difference is told.
+
+        Raises StoreError where the store took some and has them not.
+        """
+        keys = np.concatenate([one.keys for one in held])
+        found = self._store.find(keys, self._context)
+        if not found.known.all():  # a damaged row was in the way, and is in quarantine now
+            again, context, study = Fresh.join(held), self._context, self._hold.study
+            add = self._store.add
+            self._store.database.write(lambda connection: add(connection, again, context=context, study=study))
+            found = self._store.find(keys, self._context)
+        if missing := int((~found.known).sum()):
+            rule = f"{missing} of {len(keys)} results were handed over and are not there"
+            raise StoreError(f"{self._store.database}: {rule}; nothing recorded is lost: look with python -m dse check")
         ends = np.cumsum([len(one.keys) for one in held]).tolist()
         places = [slice(end - len(one.keys), end) for one, end in zip(held, ends, strict=True)]
-        return [
-            self._stands(one, found.known[at], found.results.take(at)) for one, at in zip(held, places, strict=True)
-        ]
+        return [self._stands(one, found.results.take(at)) for one, at in zip(held, places, strict=True)]
 
-    def _stands(self, fresh: Fresh, known: NDArray[np.bool_], recorded: Results) -> Results:
-        if not known.all():  # damaged since: the next run finds out
-            return fresh.results
+    def _stands(self, fresh: Fresh, recorded: Results) -> Results:
         change = _difference(fresh.results, recorded)
         if change:
             name = self._hold.context.backend

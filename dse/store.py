@@ -36,7 +36,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DBAPIError
 
 from dse.backend import STATUSES, Result, Results, Status
-from dse.database import Blob, Database, StoreError, reader
+from dse.database import PATIENCE_S, Blob, Database, StoreError, check_plain, reader
 from dse.problems import hidden
 from dse.values import Lanes
 
@@ -167,8 +167,8 @@ class Fresh:
 class Store:
     """The table of results in a database. Raises dse.database.StoreError where it cannot be used."""
 
-    def __init__(self, url: str) -> None:
-        self.database = Database(url, _tables, results)
+    def __init__(self, url: str, *, patience_s: float = PATIENCE_S) -> None:
+        self.database = Database(url, _tables, keyed=results, patience_s=patience_s)
         self._insert = str(self.adding(results).compile(dialect=self.database.dialect))
         self._contexts: dict[int, Context] = {}
         self._check_schema()
@@ -193,6 +193,13 @@ class Store:
         """The statement that adds rows to a table where none with their key is there."""
         make: Any = sqlite.insert if self.database.dialect.name == "sqlite" else postgresql.insert
         return make(table).on_conflict_do_nothing()
+
+    @functools.cached_property
+    def taking(self) -> Any:
+        """The statement that takes leases nobody has: rows of name and owner, who may be another."""
+        made: Any = sqlite.insert if self.database.dialect.name == "sqlite" else postgresql.insert
+        same = made(leases).on_conflict_do_update(index_elements=["name"], set_={"owner": leases.c.owner})
+        return same.returning(leases.c.name, leases.c.owner)
 
     def number(self, context: Context) -> int:
         """The number of a context, which is added where it is new."""
@@ -250,18 +257,25 @@ class Store:
         return self.database.read(lambda connection: list(connection.execute(query)))
 
     def _whole(self, rows: Sequence[Any], context: int | None = None) -> list[Any]:
-        """The rows that fit their checksums, and the context if one is given; the others go into quarantine."""
-        damaged = [row for row in rows if not fits(row) or context not in (None, row[1])]
+        """The rows that fit their checksums, and the context if one is given; the others go into quarantine.
+
+        Those are read again first: what changed on its way here is whole where it lies.
+        """
+        damaged = [row for row in rows if not _is_whole(row, context)]
         if not damaged:
             return list(rows)
+        names = [row[0] for row in damaged]
 
-        def work(connection: Connection) -> None:
-            held = [{"key": _as_bytes(row[0]), "held": ascii(tuple(row))} for row in damaged]
-            connection.execute(insert(quarantine), held)
-            connection.execute(delete(results).where(results.c.key.in_([row[0] for row in damaged])))
+        def work(connection: Connection) -> list[Any]:
+            again = list(connection.execute(select(results).where(results.c.key.in_(names))))
+            bad = [row for row in again if not _is_whole(row, context)]
+            if bad:
+                held = [{"key": _as_bytes(row[0]), "held": ascii(tuple(row))} for row in bad]
+                connection.execute(insert(quarantine), held)
+                connection.execute(delete(results).where(results.c.key.in_([row[0] for row in bad])))
+            return [row for row in again if row not in bad]
 
-        self.database.write(work)
-        return [row for row in rows if row not in damaged]
+        return [row for row in rows if row not in damaged] + self.database.write(work)
 
     def add(self, connection: Connection, fresh: Fresh, *, context: int, study: int) -> int:
         """Record results of designs that have none yet; how many were recorded. In the transaction of `connection`."""
@@ -275,6 +289,16 @@ class Store:
                 rows += held.rows()
         done = connection.exec_driver_sql(self._insert, rows) if rows else None
         return count + (done.rowcount if done else 0)
+
+    def change(self, statement: Any) -> None:
+        """Do what changes one row. Raises StoreError where it does not, and then changes nothing."""
+
+        def work(connection: Connection) -> None:
+            if (count := connection.execute(statement).rowcount) != 1:
+                told = f"{self.database}: {count} rows were changed where 1 was to be; nothing was changed"
+                raise StoreError(f"{told}: look with python -m dse check")
+
+        self.database.write(work)
 
     def remove(self, names: Sequence[bytes]) -> None:
         """Forget results by their keys."""
@@ -351,6 +375,7 @@ def recorded(url: str) -> Iterator[Lanes]:
         return
     try:
         with engine.connect().execution_options(stream_results=True) as connection:
+            check_plain(connection, _tables, hidden(url))
             for part in connection.execute(select(results.c.key)).partitions(1 << 16):
                 data = b"".join(key for (key,) in part if isinstance(key, bytes) and len(key) == 16)
                 yield np.frombuffer(data, ">u8").astype(np.uint64).reshape(-1, 2)
@@ -376,6 +401,10 @@ def fits(row: Sequence[Any]) -> bool:
         return bool(checksum(row[:-1]) == row[-1])
     except (AttributeError, TypeError, UnicodeError):  # a value of another kind
         return False
+
+
+def _is_whole(row: Sequence[Any], context: int | None) -> bool:
+    return fits(row) and context in (None, row[1])
 
 
 def checksum(row: Sequence[Any]) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pwd
 import shutil
+import signal
 import socket
 import subprocess
 from collections.abc import Iterator
@@ -51,10 +52,28 @@ class Server:
         options = () if action == "stop" else (*log, "-o", self._options)
         self._run("pg_ctl", "-D", str(self.folder), "-w", action, *words, *options)
 
+    def on_socket(self, url: str) -> str:
+        """The URL of one of its databases by way of its Unix socket."""
+        return f"postgresql://tester@/{url.rpartition('/')[2]}?host={self.folder}&port={self.port}"
+
+    @contextmanager
+    def stopped(self) -> Iterator[None]:
+        """Stop all its processes where they are, for a while: connections stay, and nothing answers."""
+        main = int((self.folder / "postmaster.pid").read_text().split()[0])
+        os.kill(main, signal.SIGSTOP)  # first, so that it starts no other
+        children = [int(pid) for pid in Path(f"/proc/{main}/task/{main}/children").read_text().split()]
+        for pid in children:
+            os.kill(pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            for pid in (*children, main):
+                os.kill(pid, signal.SIGCONT)
+
     @property
     def _options(self) -> str:
-        """How it is started: on its port alone, without a socket."""
-        return f"-p {self.port} -c listen_addresses=127.0.0.1 -c unix_socket_directories=''"
+        """How it is started: on its port and a socket in its folder."""
+        return f"-p {self.port} -c listen_addresses=127.0.0.1 -c unix_socket_directories={self.folder}"
 
     def _run(self, program: str, *words: str) -> None:
         done = subprocess.run(

@@ -216,8 +216,7 @@ def test_a_study_whose_server_is_not_there_ends_with_4(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("dse.database._OPENING_S", 0.1)
-    assert main([*S, "store.url=postgresql://me:secret@127.0.0.1:1/x"]) == 4
+    assert main([*S, "store.url=postgresql://me:secret@127.0.0.1:1/x", "store.patience_s=0.5 s"]) == 4
     told = capsys.readouterr().err
     assert "type the same command again later" in told
     assert "secret" not in told

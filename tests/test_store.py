@@ -285,12 +285,9 @@ def test_a_file_that_is_taken_away_in_use_is_noticed_before_anything_is_lost_in_
         ("nosuch://x", "names no database"),
     ],
 )
-def test_a_database_that_cannot_be_used_is_told_in_one_sentence_without_its_password(
-    url: str, told: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("dse.database._OPENING_S", 0.1)
+def test_a_database_that_cannot_be_used_is_told_in_one_sentence_without_its_password(url: str, told: str) -> None:
     with pytest.raises(StoreError, match=told) as caught:
-        Store(url)
+        Store(url, patience_s=0.5)
     assert "secret" not in str(caught.value)
 
 

@@ -94,8 +94,12 @@ def _opened(storage: str) -> Any:
 
 def _check_is_not_mlflows(storage: str) -> None:
     """Both number the versions of their tables in a table of the same name: one database for both is the end of it."""
-    from sqlalchemy import create_engine, inspect
+    from sqlalchemy import Engine, create_engine, inspect
 
+    if storage.startswith("postgresql"):
+        from dse import postgres
+
+        postgres.watch(Engine)  # Optuna makes an engine of its own
     engine = create_engine(storage)
     try:
         if inspect(engine).has_table("latest_metrics"):

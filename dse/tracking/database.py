@@ -10,6 +10,7 @@ import logging
 import os
 import re
 import sqlite3
+import time
 import warnings
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
@@ -36,6 +37,7 @@ ENVIRONMENT: Final = {
 }
 
 _DAMAGE: Final = ("not a database", "malformed", "_alembic_tmp_", "is damaged")
+_POLL_S: Final = 0.2
 _LOCK: Final = 0x647365  # of PostgreSQL's advisory locks, which are numbers: "dse"
 
 
@@ -202,8 +204,13 @@ def _opened(uri: str) -> Engine | None:
 
 @contextmanager
 def _advised(connection: Any) -> Iterator[None]:
-    """Hold PostgreSQL's advisory lock of ours; the server drops it with the connection."""
-    connection.exec_driver_sql(f"SELECT pg_advisory_lock({_LOCK})")
+    """Hold PostgreSQL's advisory lock of ours; the server drops it with the connection.
+
+    It is asked for again and again: an answer that is long in coming would look like a server that gives none.
+    """
+    while not connection.exec_driver_sql(f"SELECT pg_try_advisory_lock({_LOCK})").scalar():
+        connection.commit()
+        time.sleep(_POLL_S)
     connection.commit()
     try:
         yield
@@ -238,8 +245,11 @@ def _check_sqlite(file: Path) -> None:
 
 def _connected(uri: str) -> Engine:
     """Fail at once on a database server that does not answer (MLflow would try for 100 s); build under a lock."""
-    from sqlalchemy import create_engine
+    from sqlalchemy import Engine, create_engine
 
+    from dse import postgres
+
+    postgres.watch(Engine)  # MLflow makes an engine of its own
     engine = create_engine(uri)
     try:
         with engine.connect() as connection, _advised(connection):

@@ -1,0 +1,94 @@
+"""Connections to PostgreSQL that wait for no answer for ever.
+
+The driver waits for a silent server without a limit, and no setting of the server or of TCP helps where the machine
+still answers and the server does not (stopped, or at the other end of a connection that one side has forgotten). So
+every wait ends at a deadline of ours, on sockets of any kind.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import psycopg
+from sqlalchemy import event
+
+if TYPE_CHECKING:
+    from psycopg.abc import PQGen
+    from sqlalchemy import Connection, Dialect, Engine
+
+T = TypeVar("T")
+
+ANSWER_S = 60.0
+"""For which an answer is waited for where there is no deadline."""
+
+_deadline: ContextVar[float] = ContextVar("deadline")  # of this thread
+
+_SETTINGS: dict[str, Any] = {
+    "connect_timeout": 5,
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 30_000,  # ms that sent bytes may go without a sign that they arrived
+    "prepare_threshold": None,  # to prepare is a round trip of its own
+}
+
+
+class Watched(psycopg.Connection[Any]):
+    """A connection that is closed where an answer is not there at the deadline; that is an OperationalError."""
+
+    def __del__(self, *_: Any) -> None:
+        """Close it: one that broke while it was set up has no pool that would."""
+        if hasattr(self, "pgconn"):
+            self.pgconn.finish()
+
+    def wait(self, gen: PQGen[T], interval: float = 0.1, timeout: float | None = None) -> T:
+        """What the server answers."""
+        began = time.monotonic()
+        until = _deadline.get(began + ANSWER_S)
+        limit = max(0.01, until - began)
+        try:
+            return super().wait(gen, interval, limit if timeout is None else min(limit, timeout))
+        except psycopg.OperationalError as error:
+            if self.closed or time.monotonic() < began + limit:
+                raise
+            self.pgconn.finish()  # its answer may come after all, and must not be taken for another's
+            raise psycopg.OperationalError(f"no answer for {limit:.3g} s") from error
+
+
+@contextmanager
+def until(deadline: float) -> Iterator[None]:
+    """Have everything inside answered by a time of the monotonic clock; elsewhere, each answer has `ANSWER_S`."""
+    token = _deadline.set(deadline)
+    try:
+        yield
+    finally:
+        _deadline.reset(token)
+
+
+def watch(engine: Engine | type[Engine]) -> None:
+    """Have an engine, or all there will be, make such connections; what a URL says of them counts."""
+    if not event.contains(engine, "do_connect", _connect):
+        event.listen(engine, "do_connect", _connect)
+
+
+def _connect(dialect: Dialect, _record: Any, words: Any, settings: dict[str, Any]) -> Watched | None:
+    return Watched.connect(*words, **{**_SETTINGS, **settings}) if dialect.driver == "psycopg" else None
+
+
+def foreign(connection: Connection, names: list[str]) -> list[str]:
+    """What acts beside the tables of these names: triggers and rules on them, and what is there in their place."""
+    found = """
+        SELECT 'trigger ' || tgname FROM pg_trigger JOIN pg_class c ON c.oid = tgrelid
+         WHERE NOT tgisinternal AND relname = ANY(%(names)s) AND pg_table_is_visible(c.oid)
+        UNION ALL
+        SELECT 'rule ' || rulename FROM pg_rewrite JOIN pg_class c ON c.oid = ev_class
+         WHERE relkind IN ('r', 'p') AND relname = ANY(%(names)s) AND pg_table_is_visible(c.oid)
+        UNION ALL
+        SELECT 'view ' || relname FROM pg_class c
+         WHERE relkind NOT IN ('r', 'p') AND relname = ANY(%(names)s) AND pg_table_is_visible(c.oid)
+        """
+    return [name for (name,) in connection.exec_driver_sql(found, {"names": names})]
