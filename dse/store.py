@@ -117,14 +117,6 @@ quarantine = Table(
 )
 
 
-def _check_is_plain(database: Database, connection: Connection) -> None:
-    """Refuse an SQLite file that does more than hold rows: a view may be endless, a trigger does things on its own."""
-    if database.file is not None:
-        query = "SELECT name FROM sqlite_master WHERE type NOT IN ('table', 'index') OR sql LIKE 'CREATE VIRTUAL%'"
-        if (name := connection.exec_driver_sql(query).scalar()) is not None:
-            raise StoreError(f"{database} holds more than tables ({name!r}); choose another output_dir or store.url")
-
-
 @dataclass(frozen=True)
 class Context:
     """What evaluates designs, as far as results depend on it. metrics: names, in the order of the store's numbers."""
@@ -177,7 +169,6 @@ class Store:
         """Refuse a database whose tables are those of another version."""
 
         def work(connection: Connection) -> list[int]:
-            _check_is_plain(self.database, connection)
             known = inspect(connection)
             for table in _tables.tables.values():  # a database from before tables had a number
                 if {column["name"] for column in known.get_columns(table.name)} != set(table.columns.keys()):
