@@ -8,7 +8,7 @@ SUPPORTED := import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))
 VENV_PACKAGE := import sys; print("python%d.%d-venv" % sys.version_info[:2])
 
 .DEFAULT_GOAL := help
-.PHONY: help setup sweep test bench kills search faults parity lint format clean
+.PHONY: help setup sweep test bench kills search faults fuzz parity lint format clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -41,6 +41,9 @@ kills: setup ## kill studies hundreds of times (a quarter of an hour) and record
 
 search: setup ## hold every search method against known fronts (a quarter of an hour) and record it
 	$(BIN)/python -m benchmarks.search --record
+
+fuzz: setup ## try 1,000 broken configurations, command lines and output folders (some twenty minutes)
+	$(BIN)/python -m benchmarks.fuzz --cases 1000
 
 lint: setup ## check style, types and import rules
 	$(BIN)/ruff check

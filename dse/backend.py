@@ -7,7 +7,7 @@ results. It knows neither GPUs nor schedules.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, Self, get_args, runtime_checkable
 
@@ -273,13 +273,57 @@ class Backend(Protocol):
         """(path, value, provenance, source) of every constant that this design rests on."""
 
 
+@dataclass(frozen=True)
+class Law:
+    """A relation between metrics that physics, or their definition, demands of every result.
+
+    text: the relation, as it is told where it is broken. lower, upper: the two sides [B], from metrics [B] that are all
+    there; lower must not exceed upper, but for rounding (`equal`: must equal it).
+    """
+
+    text: str
+    lower: Callable[[Columns], NDArray[np.float64]]
+    upper: Callable[[Columns], NDArray[np.float64]]
+    equal: bool = False
+
+    def broken(self, columns: Columns) -> NDArray[np.bool_]:
+        """Which results [B] break it; a side that is NaN breaks nothing."""
+        lower, upper = self.lower(columns), self.upper(columns)
+        slack = _ROUNDING * np.maximum(np.abs(lower), np.abs(upper))
+        return np.asarray((lower - upper > slack) | (self.equal & (upper - lower > slack)))
+
+
+_ROUNDING = 1e-9  # of the larger side
+
+
+@runtime_checkable
+class Lawful(Protocol):
+    """What a backend may offer beside `Backend`: relations that its metrics obey whatever the design."""
+
+    laws: Sequence[Law]
+
+
+@runtime_checkable
+class Canonical(Protocol):
+    """What a backend may offer beside `Backend`: knobs whose value changes nothing in some designs."""
+
+    def neutral(self, design: BaseModel) -> Mapping[str, Any]:
+        """Dotted path -> the value that stands for all others where the leaf changes nothing; cheap."""
+
+    def idle(self, batch: Batch, path: str, value: Any) -> NDArray[np.bool_]:
+        """At which designs [B] of a batch the leaf at `path` may be `value` with the same result, but for rounding."""
+
+
 def checked(results: Results, metrics: Mapping[str, Metric]) -> Results:
-    """The results, those `invalid` (with the reason) whose metric is missing, unknown, not finite or out of range."""
+    """The results, those `invalid` (with the reason) whose metric is missing, unknown, not finite or out of range.
+
+    A zero has no sign: -0.0 is 0.0, or two equal results would differ.
+    """
     columns = {name: results.metrics.get(name) for name in {**metrics, **results.metrics}}
     wrong = {name: _wrong(column, metrics.get(name), results.ok) for name, column in columns.items()}
     plain = all(column.dtype == np.float64 for column in results.metrics.values())
     if plain and not any(found.any() for found in wrong.values()):
-        return results
+        return replace(results, metrics={name: column + 0.0 for name, column in results.metrics.items()})
     status, reason = results.status.copy(), results.reason.copy()
     codes = {text: code for code, text in enumerate(results.texts)}
     for name, found in wrong.items():
@@ -288,8 +332,24 @@ def checked(results: Results, metrics: Mapping[str, Metric]) -> Results:
             status[index] = STATUSES.index("invalid")
             reason[index] = codes.setdefault(text, len(codes))
     fine = status == STATUSES.index("ok")
-    kept = {name: np.where(fine, _numbers(column), math.nan) for name, column in columns.items() if column is not None}
+    kept = {
+        name: np.where(fine, _numbers(column) + 0.0, math.nan) for name, column in columns.items() if column is not None
+    }
     return Results(status, {name: kept[name] for name in metrics if name in kept}, reason, results.engine, tuple(codes))
+
+
+def lawful(results: Results, laws: Sequence[Law]) -> Results:
+    """The results, those `invalid` (with the law) whose metrics cannot be true together."""
+    status, reason, texts = results.status.copy(), results.reason.copy(), list(results.texts)
+    for law in laws if results.ok.any() else ():
+        broken = results.ok & law.broken(results.metrics)
+        status[broken], reason[broken] = STATUSES.index("invalid"), len(texts)
+        texts.append(f"cannot be true: {law.text} does not hold")
+    if np.array_equal(status, results.status):
+        return results
+    fine = status == STATUSES.index("ok")
+    kept = {name: np.where(fine, column, math.nan) for name, column in results.metrics.items()}
+    return replace(results, status=status, metrics=kept, reason=reason, texts=tuple(texts))
 
 
 def _wrong(column: NDArray[Any] | None, metric: Metric | None, ok: NDArray[np.bool_]) -> NDArray[np.bool_]:

@@ -32,8 +32,8 @@ _NICENESS = 10  # importing MLflow takes no time from the study while there is s
 class Beside:
     """The process, or nothing where no view is wanted."""
 
-    def __init__(self, child: subprocess.Popen[str] | None) -> None:
-        self._child = child
+    def __init__(self, child: subprocess.Popen[str] | None, wanted: Tracking) -> None:
+        self._child, self._wanted = child, wanted
         self._folder: Path | None = None
 
     def begin(self, folder: Path) -> None:
@@ -47,7 +47,7 @@ class Beside:
         if self._child is None or self._folder is None:
             return
         _send(self._child, json.dumps("whole"))
-        for sentence, failed in _told(self._child, self._folder):
+        for sentence, failed in _told(self._child, self._folder, self._wanted):
             print(sentence, file=sys.stderr if failed else sys.stdout)
 
 
@@ -55,7 +55,7 @@ class Beside:
 def beside(wanted: Tracking) -> Iterator[Beside]:
     """While it lasts, a process stands ready to show a study."""
     if wanted.uri is None and wanted.optuna is None:
-        yield Beside(None)
+        yield Beside(None, wanted)
         return
     found = [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
     child = subprocess.Popen(
@@ -69,7 +69,7 @@ def beside(wanted: Tracking) -> Iterator[Beside]:
     with child:
         try:
             _send(child, wanted.model_dump_json())
-            yield Beside(child)
+            yield Beside(child, wanted)
         finally:
             _end(child)
 
@@ -85,7 +85,7 @@ def _end(child: subprocess.Popen[str]) -> None:
         child.kill()
 
 
-def _told(child: subprocess.Popen[str], folder: Path) -> list[tuple[str, bool]]:
+def _told(child: subprocess.Popen[str], folder: Path, wanted: Tracking) -> list[tuple[str, bool]]:
     """What the process says until it ends, and whether that is about a failure."""
     told: list[tuple[str, bool]] = []
     messages = _messages(child)
@@ -98,7 +98,7 @@ def _told(child: subprocess.Popen[str], folder: Path) -> list[tuple[str, bool]]:
                 told.append((message["told"], message["failed"]))
     if child.wait() != 0:
         lost = f"tracking was passed over: the process that writes it ended with exit code {child.returncode}"
-        told.append((f"{lost}; {way_out(folder)}", True))
+        told.append((f"{lost}; {way_out(folder, wanted)}", True))
     return told
 
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from dse import discovery
 from dse.finished import Finished
+from dse.outputs import results
 from dse.problems import ConfigError, Problem, did_you_mean
 from dse.tree import Feature, Option
 
@@ -109,11 +110,8 @@ class Question:
 
 def _choices(run: Finished, software: Sequence[str]) -> list[str]:
     """Knobs that hold several texts and that the study's summary shows: kinds of things, whose numbers are settings."""
-    import pyarrow.parquet as pq
-    import pyarrow.types as kinds
-
-    schema = pq.read_schema(run.outputs.results)
-    texts = [path for path in software if not kinds.is_primitive(schema.field(path).type)]
+    with results(run.outputs.results, run.goals) as table:
+        texts = [path for path in software if "text" in table.kinds[path]]
     held: dict[str, set[str]] = {path: set() for path in texts}
     for part in run.parts(texts):
         for path in texts:

@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from dse import discovery
-from dse.compose import OWN_FLAGS, check_foreign, conf_dir, listing, overrides, own_folder, request
-from dse.problems import Broken, ConfigError, Problem, did_you_mean
+from dse.compose import OWN_FLAGS, check_expansion, check_foreign, conf_dir, listing, overrides, own_folder, request
+from dse.problems import Broken, ConfigError, Problem, Problems, did_you_mean
 
 OK, REFUSED, FAILED_POINTS, ENVIRONMENT, INTERRUPTED = 0, 2, 3, 4, 130
 Command = Callable[[Sequence[str]], int]
@@ -84,7 +84,28 @@ def _needs_hydra(words: Sequence[str]) -> bool:
     if wrong:
         way = did_you_mean(wrong[0], (*OWN_FLAGS, *_HYDRA_FLAGS))
         raise ConfigError([Problem(wrong[0], "is no flag that is understood here", way_out=way)])
+    _check_flags(flags)
     return any(flag not in OWN_FLAGS for flag in flags)
+
+
+def _check_flags(flags: Sequence[str]) -> None:
+    """Refuse combinations that Hydra answers with a traceback. Raises ConfigError."""
+    asked = [_LONG.get(flag, flag) for flag in flags]
+    ways = list(dict.fromkeys(flag for flag in asked if flag in _WAYS))
+    check = Problems()
+    if len(ways) > 1:
+        check.add(" ".join(ways), "ask for several things at once", way_out=f"keep one of {', '.join(_WAYS)}")
+    for flag in ("--resolve", "--package"):
+        if flag in asked and "--cfg" not in asked:
+            check.add(flag, "only says how --cfg prints a configuration", way_out=f"write --cfg job {flag}")
+    check.done()
+
+
+_LONG = {
+    **{"-c": "--cfg", "-p": "--package", "-r": "--run", "-m": "--multirun", "-i": "--info"},
+    "-sc": "--shell-completion",
+}
+_WAYS = ("--run", "--multirun", "--cfg", "--info", "--shell-completion")
 
 
 _HYDRA_FLAGS = (
@@ -99,6 +120,10 @@ def _hydra(words: Sequence[str]) -> int:
     from hydra.core.hydra_config import HydraConfig
 
     check_foreign(words, own_folder(words))
+    if "--resolve" in words:
+        check_expansion(
+            [_quoted(word) for word in overrides(words) if "=" in word or word.startswith("~")], own_folder(words)
+        )
     codes = [OK]
 
     def job(_: object) -> None:

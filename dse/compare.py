@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dse import provenance, report
+from dse.files import plain_folder
 from dse.finished import Finished, read
 from dse.outputs import Outputs
 from dse.problems import ConfigError, Problem, pairs
@@ -305,8 +306,8 @@ def command(words: Sequence[str]) -> int:
 def _write(found: Compared, root: Path) -> Path:
     from dse import plots
 
-    folder = root / "compare" / "--".join(name.replace("/", "_") for name in found.names)
-    folder.mkdir(parents=True, exist_ok=True)
+    name = "--".join(name.replace("/", "_") for name in found.names)
+    folder = plain_folder(plain_folder(root / "compare") / name)
     Outputs(folder).write_json("compare", found.json())
     for left in (*folder.glob("*.png"), *folder.glob("*.svg")):
         left.unlink()

@@ -8,13 +8,18 @@ from __future__ import annotations
 
 import contextlib
 import fnmatch
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from dse import expansion
+from dse.expansion import interpolates, limited
+from dse.inputs import read_text
 from dse.problems import ConfigError, Problem, did_you_mean
 from dse.space import Knob, get_path, set_path
 from dse.yamlcheck import accidents, calls_code, held, is_hydras, looked_at, unreadable
@@ -63,11 +68,14 @@ def _description(path: Path) -> str:
 
 def _comment(path: Path) -> str:
     """The comment that a file begins with, below its directives: of an option of another section."""
-    lines = (line for line in path.read_text("utf-8").splitlines() if not line.startswith("# @"))
+    lines = (line for line in read_text(path, str(path)).splitlines() if not line.startswith("# @"))
     first = next(lines, "")
     return first.removeprefix("# ") if first.startswith("# ") else ""
 
 
+MOST_VALUES = 1_000_000
+"""Of a knob; they are counted before they are made."""
+_FEWER = "take a larger step, or fewer values"
 OWN_FLAGS = ("--config-dir", "-cd")
 """Flags before a folder of the user's own configuration."""
 
@@ -174,21 +182,25 @@ class _Composer:
         search = [f"hydra.searchpath=['file://{quoted}']"] if self.folder else []
         try:
             config = compose("config", overrides=[*search, *overrides])
-            return dict(_with_text_keys(OmegaConf.to_container(config, resolve=True)))
-        except (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError, RecursionError) as error:
+            tree = OmegaConf.to_container(config)
+            return self.resolved(tree) if interpolates(tree) else dict(_with_text_keys(tree))
+        except (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError, RecursionError, OSError) as error:
             self.note("configuration", " ".join(str(error).split()))
             return {}
 
-    def resolved(self, tree: dict[str, Any]) -> dict[str, Any]:
-        """Interpolations that were typed, resolved."""
+    def resolved(self, tree: Any) -> dict[str, Any]:
+        """Interpolations resolved, once it is known how much they come to; {} with a problem noted where they fail."""
         from omegaconf import OmegaConf
         from omegaconf.errors import OmegaConfBaseException
 
         try:
+            expansion.check(tree)
             return dict(_with_text_keys(OmegaConf.to_container(OmegaConf.create(tree), resolve=True)))
-        except OmegaConfBaseException as error:
+        except ConfigError as error:
+            self.problems.extend(error.problems)
+        except (OmegaConfBaseException, RecursionError) as error:
             self.note("configuration", " ".join(str(error).split()))
-            return {}
+        return {}
 
 
 def _with_text_keys(tree: Any) -> Any:
@@ -204,11 +216,11 @@ def request(texts: Sequence[str], folder: Path | None = None) -> Request:
     if folder is not None and not folder.is_dir():
         composer.note("--config-dir", "is no folder", str(folder))
         return Request({}, {}, (), tuple(texts), problems=tuple(composer.problems))
-    if not _readable(composer):
+    with limited(), _initialised():
+        if _readable(composer):
+            return _request(composer, texts)
         composer.lines(texts)
         return Request({}, {}, (), tuple(texts), problems=tuple(composer.problems))
-    with _initialised():
-        return _request(composer, texts)
 
 
 def searched(tree: Mapping[str, Any], folder: Path | None = None) -> dict[str, Knob]:
@@ -220,11 +232,37 @@ def searched(tree: Mapping[str, Any], folder: Path | None = None) -> dict[str, K
 def check_foreign(texts: Sequence[str], folder: Path | None) -> None:
     """Refuse what must not reach Hydra's own command line. Raises ConfigError."""
     composer = _Composer(folder)
-    if folder is None or folder.is_dir():
-        _readable(composer)
-    composer.lines([text for text in texts if not text.startswith("-") and ("=" in text or text.startswith("~"))])
+    with limited():
+        if folder is None or folder.is_dir():
+            _readable(composer)
+        typed = [text for text in texts if not text.startswith("-") and ("=" in text or text.startswith("~"))]
+        _check_jobs(composer, composer.lines(typed))
     if composer.problems:
         raise ConfigError(composer.problems)
+
+
+def check_expansion(texts: Sequence[str], folder: Path | None) -> None:
+    """Refuse overrides, as Hydra is given them, with which it would resolve too much. Raises ConfigError."""
+    composer = _Composer(folder)
+    with limited(), _initialised():
+        composer.compose(texts)
+    if composer.problems:
+        raise ConfigError(composer.problems)
+
+
+def _check_jobs(composer: _Composer, lines: Sequence[_Line]) -> None:
+    """Count what Hydra would make a job of each of before it makes a list of them."""
+    from hydra.core.override_parser.types import RangeSweep
+
+    jobs = 1
+    for line in lines:
+        if isinstance(line.value, RangeSweep) and not line.key.startswith("space."):
+            try:
+                jobs *= _range_size(line.value)
+            except ValueError as error:
+                composer.note(line.key, str(error), line.text.partition("=")[2], "take a larger step, or fewer values")
+    if jobs > MOST_VALUES:
+        composer.note("--multirun", f"would be {jobs} studies, and at most {MOST_VALUES} are made", way_out=_FEWER)
 
 
 def _readable(composer: _Composer) -> bool:
@@ -383,7 +421,11 @@ def _knobs(composer: _Composer, tree: Mapping[str, Any], groups: Mapping[str, li
             continue
         knob = _knob(composer, path, value, groups)
         if knob is not None and not knob.values and isinstance(get_path(tree, path), int) and knob.whole:
-            knob = Knob(path, tuple(range(int(knob.low), int(knob.high) + 1)))
+            low, high = int(knob.low), int(knob.high)
+            if high - low >= MOST_VALUES:
+                composer.note(f"space.{path}", _too_many(high - low + 1), value, _FEWER)
+                continue
+            knob = Knob(path, tuple(range(low, high + 1)))
         if knob is not None:
             yield knob
 
@@ -395,7 +437,7 @@ def _knob(composer: _Composer, path: str, leaf: Any, groups: Mapping[str, list[s
     try:
         value = OverridesParser.create().parse_override(f"k={leaf}").value() if isinstance(leaf, str) else leaf
         knob = _domain(path, value, groups)
-    except (HydraException, ValueError) as error:
+    except (HydraException, ValueError, OverflowError) as error:
         reason = str(error).splitlines()[0]
         composer.note(
             f"space.{path}",
@@ -422,6 +464,7 @@ def _domain(path: str, value: Any, groups: Mapping[str, list[str]]) -> Knob:
     if isinstance(value, IntervalSweep):
         return _interval(path, value.start, value.end, log="log" in value.tags)
     if isinstance(value, RangeSweep):
+        _range_size(value)
         values = tuple(value.range())
     elif isinstance(value, Glob):
         names = groups.get(path.partition(".")[0], [])
@@ -430,7 +473,24 @@ def _domain(path: str, value: Any, groups: Mapping[str, list[str]]) -> Knob:
         values = tuple(value.list if isinstance(value, ChoiceSweep) else value if isinstance(value, list) else [value])
     if not values:
         raise ValueError("it holds no value (the end of a range is left out)")
+    if any(isinstance(item, list | dict) for item in values):
+        raise ValueError("a value is a number, a text or null, not a list or a mapping")
     return Knob(path, tuple(dict.fromkeys(getattr(item, "text", item) for item in values)))
+
+
+def _range_size(sweep: Any) -> int:
+    """How many values a range has, counted without making them. Raises ValueError where they are too many."""
+    start, stop, step = (Decimal(end) for end in (sweep.start, sweep.stop, sweep.step))
+    if not (start.is_finite() and stop.is_finite() and step.is_finite() and step):
+        raise ValueError("a range has finite ends and a step other than 0")
+    count = max(Decimal(0), (stop - start) / step)
+    if count > MOST_VALUES:
+        raise ValueError(_too_many(count))
+    return math.ceil(count)
+
+
+def _too_many(count: int | Decimal) -> str:
+    return f"it holds {Decimal(count):.4g} values, and a knob has at most {MOST_VALUES:,}"
 
 
 def _interval(path: str, low: Any, high: Any, *, log: bool) -> Knob:
@@ -439,6 +499,8 @@ def _interval(path: str, low: Any, high: Any, *, log: bool) -> Knob:
     if log and low <= 0:
         raise ValueError("a logarithmic interval starts above 0")
     if isinstance(low, int) and isinstance(high, int):  # int(interval(a,b))
+        if high - low >= MOST_VALUES:
+            raise ValueError(_too_many(high - low + 1))
         return Knob(path, tuple(range(low, high + 1)))
     return Knob(path, low=float(low), high=float(high), log=log)
 

@@ -315,8 +315,9 @@ def check_plain(connection: Connection, tables: MetaData, place: str) -> None:
 
         found = postgres.foreign(connection, list(tables.tables))
     else:
-        listed = "SELECT type || ' ' || name FROM sqlite_master WHERE type IN ('trigger', 'view')"
-        found = [name for (name,) in connection.exec_driver_sql(listed)]
+        listed = "SELECT type || ' ' || name FROM sqlite_master"
+        strange = f"{listed} WHERE type NOT IN ('table', 'index') OR sql LIKE 'CREATE VIRTUAL%'"
+        found = [name for (name,) in connection.exec_driver_sql(strange)]
     if found:
         what = f"{place} holds what dse never makes and what may change results: {', '.join(sorted(found))}"
         raise StoreError(f"{what}; drop it, or choose another output_dir or store.url")

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from pydantic import AfterValidator, Field
 
 from dse import discovery
-from dse.backend import STATUSES, Backend, Batch, Result, Results, checked
+from dse.backend import STATUSES, Backend, Batch, Lawful, Result, Results, checked, lawful
 from dse.problems import Broken, ConfigError, Problem, Problems
 from dse.session import Forgetful, Session
 from dse.space import Block, Evaluated
@@ -54,6 +54,11 @@ class Executor(Frozen):
     max_retries: Annotated[Integer, Field(ge=0, le=100)] = 1
     broken_after: Annotated[Integer, Field(ge=0)] = 5
     max_failed_fraction: Fraction = 0.0
+
+    @property
+    def num_jobs(self) -> int:
+        """Worker processes."""
+        return joblib.cpu_count() if self.jobs < 0 else self.jobs
 
 
 @dataclass(frozen=True)
@@ -352,11 +357,12 @@ class _Calls:
         self._own, executor = evaluator, evaluator.executor
         self._spent = 0.0
         self._pool: Pool | None = None
-        self._jobs = joblib.cpu_count() if executor.jobs < 0 else executor.jobs
+        self._jobs = executor.num_jobs
         limited = executor.timeout_s is not None or executor.memory_bytes is not None
         self._apart = limited or evaluator.session.lost > 0
         self._streak: list[Lanes] = []
         self._last = ""
+        self._patience = Patience(executor.max_retries, executor.broken_after)
 
     @property
     def width(self) -> int:
@@ -369,21 +375,26 @@ class _Calls:
         return self._apart or (self._jobs > 1 and self._spent >= POOL_PAYS_S)
 
     def made(self, groups: Sequence[list[_Piece]]) -> Iterator[tuple[list[_Piece], list[Results]]]:
-        """Results of each group, as they come."""
-        if self.away:
-            yield from self._made_away(groups)
-            return
+        """Results of each group, as they come. Raises Broken; what is recorded of the failures it tells is not kept."""
+        try:
+            yield from self._made_away(groups) if self.away else self._made_here(groups)
+        except Broken:
+            if self._streak:
+                self._own.session.withdraw(np.concatenate(self._streak))
+            raise
+
+    def _made_here(self, groups: Sequence[list[_Piece]]) -> Iterator[tuple[list[_Piece], list[Results]]]:
         for group in groups:
             self.check()
             began = time.perf_counter()
-            found = call(self._own.spec, [piece.batch for piece in group])
+            found = call(self._own.spec, [piece.batch for piece in group], self._patience)
             self._spent += time.perf_counter() - began
             yield group, found
 
     def _made_away(self, groups: Sequence[list[_Piece]]) -> Iterator[tuple[list[_Piece], list[Results]]]:
         if self._pool is None:
             memory = self._own.executor.memory_bytes
-            self._pool = Pool(_serve, (self._own.spec, ()), size=self._jobs, memory_bytes=memory)
+            self._pool = Pool(_serve, (self._own.spec, (), Patience()), size=self._jobs, memory_bytes=memory)
         jobs = joblib.Parallel(n_jobs=self._jobs, backend="threading", return_as="generator_unordered")
         try:
             for group, found in jobs(joblib.delayed(self._one)(group) for group in groups):
@@ -405,7 +416,9 @@ class _Calls:
         size, limit = sum(batch.size for batch in batches), self._own.executor.timeout_s
         assert self._pool is not None
         try:
-            found: list[Results] = self._pool.call((self._own.spec, batches), None if limit is None else limit * size)
+            asked = (self._own.spec, batches, self._patience.fresh)
+            found: list[Results] = self._pool.call(asked, None if limit is None else limit * size)
+            self._patience.succeeded()
             return found
         except (Lost, RuntimeError) as error:
             if self._pool.closed:
@@ -416,6 +429,8 @@ class _Calls:
                 print(f"a worker was lost ({_brief(error)}); what it had in hand ({size}) {told}", file=sys.stderr)
             if again:
                 return self._kept(batches, retries - 1)
+            if size == 1:
+                self._patience.failed(str(error))
             return _halved(batches, str(error), lambda half: self._kept(half, retries))
 
     def check(self) -> None:
@@ -443,11 +458,7 @@ class _Calls:
         failed = [results.status == STATUSES.index("failed") for results in found]
         keys = [piece.part.keys[piece.start : piece.stop][bad] for piece, bad in zip(group, failed, strict=True)]
         self._own.session.withdraw(np.concatenate([*self._streak, *keys]))
-        raise Broken(
-            f"the backend looks broken: {len(self._streak)} points in a row failed alike ({self._last}). They were not"
-            " recorded, what came before them was: mend it and type the same command, or set executor.broken_after=0"
-            " to go on regardless"
-        )
+        raise _broken(len(self._streak), self._last)
 
     def close(self) -> None:
         """End the workers."""
@@ -467,24 +478,78 @@ def _brief(error: Exception) -> str:
     return str(error).partition(": ")[0]
 
 
-def _serve(asked: tuple[BackendSpec, Sequence[Batch]]) -> list[Results]:
+def _broken(count: int, reason: str) -> Broken:
+    return Broken(
+        f"the backend looks broken: {count} points in a row failed alike ({reason}). They were not recorded, what came"
+        " before them was: mend it and type the same command, or set executor.broken_after=0 to go on regardless"
+    )
+
+
+@dataclass
+class Patience:
+    """How long a backend is borne with that fails. Calls of several threads may share one.
+
+    retries: how often a design is tried again for which a process was lost. most: designs in a row that fail by
+    themselves, and alike, before it counts as broken; 0 for any number.
+    """
+
+    retries: int = 1
+    most: int = 0
+    _last: str = ""
+    _count: int = 0
+
+    @property
+    def fresh(self) -> Patience:
+        """The same, of which nothing has failed yet."""
+        return Patience(self.retries, self.most)
+
+    def succeeded(self) -> None:
+        """Some call had results."""
+        self._last, self._count = "", 0
+
+    def failed(self, reason: str) -> None:
+        """One design has failed. Raises Broken."""
+        self._last, self._count = reason, self._count + 1 if reason == self._last else 1
+        if self._count == self.most:
+            raise _broken(self._count, reason)
+
+
+def _serve(asked: tuple[BackendSpec, Sequence[Batch], Patience]) -> list[Results]:
     """What a worker process does; asked for nothing, it makes the backend ready."""
-    spec, batches = asked
+    spec, batches, patience = asked
     spec.make()
-    return call(spec, batches) if batches else []
+    return call(spec, batches, patience) if batches else []
 
 
-def call(spec: BackendSpec, batches: Sequence[Batch]) -> list[Results]:
+def call(spec: BackendSpec, batches: Sequence[Batch], patience: Patience | None = None) -> list[Results]:
     """Checked results of each batch from one call of the backend.
 
     If it fails, each half alone, and so on: a design on which it fails is one `failed` result, the others have theirs.
+    Raises Broken where that goes on for longer than there is patience.
     """
+    patience = Patience() if patience is None else patience
+    return _called(spec, batches, patience=patience, retries=patience.retries)
+
+
+def _called(spec: BackendSpec, batches: Sequence[Batch], *, patience: Patience, retries: int) -> list[Results]:
+    single = sum(batch.size for batch in batches) == 1
     try:
-        return _checked_call(spec.make(), batches)
+        found = _checked_call(spec.make(), batches)
+    except Lost as error:
+        if single and retries > 0:
+            print(f"a process of the backend was lost ({error}): its point is evaluated again", file=sys.stderr)
+            return _called(spec, batches, patience=patience, retries=retries - 1)
+        reason = f"LOST: {error}"
     except MemoryError:
-        return _halved(batches, "OUT OF MEMORY", lambda half: call(spec, half))
+        reason = "OUT OF MEMORY"
     except Exception as error:
-        return _halved(batches, f"{type(error).__name__}: {error}", lambda half: call(spec, half))
+        reason = f"{type(error).__name__}: {error}"
+    else:
+        patience.succeeded()
+        return found
+    if single:
+        patience.failed(reason)
+    return _halved(batches, reason, lambda half: _called(spec, half, patience=patience, retries=retries))
 
 
 def _halved(batches: Sequence[Batch], reason: str, again: Callable[[Sequence[Batch]], list[Results]]) -> list[Results]:
@@ -506,7 +571,8 @@ def _checked_call(backend: Backend, batches: Sequence[Batch]) -> list[Results]:
         columns: list[NDArray[Any]] = [results.status, results.reason, results.engine, *results.metrics.values()]
         if wrong := [len(column) for column in columns if len(column) != batch.size]:
             raise RuntimeError(f"the backend gave {wrong[0]} results for {batch.size} designs")
-    return [checked(results, backend.metrics) for results in found]
+    laws = backend.laws if isinstance(backend, Lawful) else ()
+    return [lawful(checked(results, backend.metrics), laws) for results in found]
 
 
 def validate(backend: Backend, trees: Mapping[str, Mapping[str, Any]]) -> None:

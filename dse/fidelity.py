@@ -7,6 +7,8 @@ coarser levels are evaluated on the same points. How far levels agree is for `ds
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -25,7 +27,7 @@ from dse.session import Session
 from dse.space import Block, Evaluated
 from dse.standings import first_best, signed
 from dse.store import Context
-from dse.values import Frozen, Integer, Number, leaves
+from dse.values import Frozen, Integer, Number, WallSeconds, leaves
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -34,6 +36,9 @@ if TYPE_CHECKING:
 
 OWN = "study"
 """The study's own level, among names of simulators."""
+_PROBED = 8  # points of a level that are timed before the others are evaluated
+_SURE_S = 3.0  # of timing before a level is given up
+_LEAST_S = 60.0  # that a level may take, however short the study was
 _KEPT = 4  # one part in so many of the points that may be promoted is kept for where levels disagree
 
 Floats = NDArray[np.float64]
@@ -46,7 +51,8 @@ class Fidelity(Frozen):
 
     near: relative excess over the front, in the worst objective, up to which points are promoted. sample: points of a
     scenario that are drawn at random beside them. most: points of a scenario promoted to a level, the sample not
-    counted; a quarter is kept for where levels disagree. rounds: how often these are looked for.
+    counted; a quarter is kept for where levels disagree. rounds: how often these are looked for. most_s: a level whose
+    points would take longer is skipped, with the reason; null for as long as the study took, and a minute at least.
     """
 
     name: str
@@ -56,6 +62,7 @@ class Fidelity(Frozen):
     sample: Annotated[Integer, Field(ge=0, le=100_000)] = 8
     most: Annotated[Integer, Field(ge=1, le=100_000)] = 16
     rounds: Annotated[Integer, Field(ge=0, le=100)] = 2
+    most_s: WallSeconds | None = None
 
 
 @dataclass(frozen=True)
@@ -69,9 +76,10 @@ class Level:
 
 @dataclass(frozen=True)
 class Climb:
-    """What climbing rests on. opened: a session of the store for what a level evaluates."""
+    """What climbing rests on. opened: a session of the store for what a level evaluates. study_s: the search took."""
 
     opened: Callable[[Context], AbstractContextManager[Session]]
+    study_s: float = math.inf
     stopping: Callable[[], bool] = lambda: False
 
 
@@ -106,12 +114,36 @@ def _evaluating(plan: Plan, level: Level, session: Session, support: Climb) -> _
 
     def evaluate(table: pd.DataFrame, places: NDArray[np.intp]) -> Results:
         points = [_point(plan, level, table.iloc[place]) for place in places]
+        designs = [point for point in points if point.block.design is not None]
         with bar(f"{plan.settings.study.name}: {level.name}", len(points)) as advance:
             evaluator = Evaluator(level.spec, plan.settings.executor, session, advance, support.stopping)
-            results = iter(list(evaluator.results(point for point in points if point.block.design is not None)))
+            _check_time(evaluator, designs[:: max(1, len(designs) // _PROBED)], len(designs), allowed_s)
+            results = iter(list(evaluator.results(designs)))
         return Results.join([_refused(point) if point.block.design is None else next(results) for point in points])
 
+    asked = plan.settings.fidelity.most_s
+    allowed_s = max(_LEAST_S, support.study_s) if asked is None else asked
     return evaluate
+
+
+def _check_time(evaluator: Evaluator, probe: Sequence[Evaluated], count: int, allowed_s: float) -> None:
+    """Evaluate some points of a level, one after the other, until it is known whether all `count` take too long.
+
+    The first is not timed, as it may compile. What is evaluated is recorded. Raises Broken.
+    """
+    silent = replace(evaluator, seen=lambda count: None)
+    began = time.monotonic()
+    for number, point in enumerate(probe[: _PROBED + 1]):
+        for _ in silent.results([point]):
+            pass
+        if number == 0:
+            began = time.monotonic()
+            continue
+        spent = time.monotonic() - began
+        needed = spent / number * count / evaluator.executor.num_jobs
+        if needed > allowed_s and spent > _SURE_S:
+            rule = f"would take about {needed:.0f} s for {count} points, more than the {allowed_s:g} s it may"
+            raise Broken(f"{rule}: set fidelity.most_s to wait, or leave the level out of fidelity.levels")
 
 
 def _refused(point: Evaluated) -> Results:

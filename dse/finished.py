@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
-from dse.outputs import Outputs
+from dse import files
+from dse.outputs import Outputs, results
 from dse.problems import ConfigError, Problem
 from dse.space import Knob, get_path
 
@@ -33,7 +31,7 @@ class Finished:
 
         path: what the run is to the command, for messages. Raises ConfigError where there is none, or it is unfinished.
         """
-        places = [place for place in (Path(said), root / said) if (place / _FILES[0]).is_file()]
+        places = [place for place in (Path(said), root / said) if files.exists(place / _FILES[0])]
         if places:
             return cls(places[0].resolve())._checked(path)
         if "/" in said:
@@ -43,15 +41,11 @@ class Finished:
         return cls(Outputs.latest(root, said).folder)._checked(path)
 
     def _checked(self, path: str) -> Finished:
-        missing = [name for name in _FILES if not (self.folder / name).is_file()]
-        if not missing:
-            try:
-                wrong = "" if self.summary["goals"] and self.config["study"] and self.made else "says nothing"
-            except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError) as error:
-                wrong = f"cannot be read: {type(error).__name__}"
-        if missing or wrong:
-            rule = f"is not finished: it has no {', '.join(missing)}" if missing else f"has a file that {wrong}"
+        missing = [name for name in _FILES if not files.exists(self.folder / name)]
+        if missing:
+            rule = f"is not finished: it has no {', '.join(missing)}"
             raise ConfigError([Problem(path, rule, str(self.folder), "type the study's command again: it goes on")])
+        self.summary, self.config, self.made, self.columns  # noqa: B018 (each is read, and refused where it is damaged)
         return self
 
     @property
@@ -67,13 +61,13 @@ class Finished:
     @cached_property
     def summary(self) -> dict[str, Any]:
         """`summary.json`."""
-        found: dict[str, Any] = json.loads((self.folder / "summary.json").read_text(encoding="utf-8"))
+        found: dict[str, Any] = self.outputs.read_json("summary")
         return found
 
     @cached_property
     def made(self) -> dict[str, Any]:
         """`provenance.json`."""
-        found: dict[str, Any] = json.loads((self.folder / "provenance.json").read_text(encoding="utf-8"))
+        found: dict[str, Any] = self.outputs.read_json("provenance")
         return found
 
     @cached_property
@@ -89,9 +83,8 @@ class Finished:
     @cached_property
     def columns(self) -> tuple[str, ...]:
         """Names of the columns of the table."""
-        import pyarrow.parquet as pq
-
-        return tuple(pq.read_schema(self.folder / _FILES[0]).names)
+        with results(self.outputs.results, self.goals) as held:
+            return held.names
 
     @property
     def knobs(self) -> tuple[str, ...]:
@@ -114,13 +107,11 @@ class Finished:
 
         explored: False for a baseline outside the space, which is evaluated to be compared with and was not searched.
         """
-        import pyarrow.parquet as pq
-
         allowed = self._allowed
         asked = dict.fromkeys([*columns, "key", "baseline", *allowed])
-        with pq.ParquetFile(self.folder / _FILES[0]) as file:
-            for group in range(file.num_row_groups):
-                rows = file.read_row_group(group, columns=list(asked)).to_pandas()
+        with results(self.outputs.results, self.goals) as held:
+            for part in held.groups(list(asked)):
+                rows = files.frame(held.path, part)
                 yield rows[list(columns)].assign(explored=_explored(rows, allowed))
 
     @cached_property

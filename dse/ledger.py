@@ -29,7 +29,7 @@ class Ledger:
     def __init__(self, plan: Plan, path: Path) -> None:
         self._layout = Layout.of(plan)
         self.sheet = Sheet(path, self._layout)
-        self._standings = Standings(plan.goals, len(plan.spaces))
+        self._standings = Standings(plan.goals, len(plan.spaces), tuple(plan.backend.metrics))
         self._written, self._unexplored, self._claimed = Seen(), Seen(), Seen()
         self._salts = np.concatenate([grid_lanes([f"scenario = {name}"], {}) for name in plan.spaces])
         self._held: list[Rows] = []
@@ -83,6 +83,11 @@ class Ledger:
             column = batch.column(name)
             found = np.bincount(column.indices.to_numpy(), minlength=len(column.dictionary))
             counts.update({text: int(n) for text, n in zip(column.dictionary.to_pylist(), found, strict=True) if n})
+
+    @property
+    def num_outcomes(self) -> int:
+        """Distinct outcomes of the rows: rows of a scenario with equal metrics are one."""
+        return self._standings.num_outcomes
 
     def finish(self, label: str) -> int:
         """Fill in who is on a front; how many are."""

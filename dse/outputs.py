@@ -5,18 +5,23 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import yaml
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
 
+from dse import files
+from dse.backend import STATUSES
 from dse.problems import ConfigError, Problem, did_you_mean
 
 if TYPE_CHECKING:
     import pandas as pd
+
+_MOST_GOALS = 16
 
 
 @contextlib.contextmanager
@@ -26,11 +31,78 @@ def whole(path: Path) -> Iterator[Path]:
         if not Path("/proc", left.name.rpartition(".")[2]).exists():  # its writer was killed
             left.unlink(missing_ok=True)
     fresh = path.with_name(f".{path.name}.{os.getpid()}")
+    fresh.unlink(missing_ok=True)  # what somebody put there may be a link
     try:
         yield fresh
         fresh.replace(path)
     finally:
         fresh.unlink(missing_ok=True)
+
+
+class Shape(BaseModel):
+    """What others rely on in a file; it may hold more."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+
+class _Searched(Shape):
+    method: str
+
+
+class Summary(Shape):
+    """`summary.json`."""
+
+    study: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,80}$")]
+    goals: Annotated[dict[str, Literal["minimize", "maximize"]], Field(min_length=1, max_length=_MOST_GOALS)]
+    knobs: list[str]
+    shown: list[str] = []
+    departures: list[str] = []
+    units: dict[str, str] = {}
+    limits: dict[str, dict[str, FiniteFloat]] = {}
+    searched: dict[str, _Searched] = {}
+
+
+class _Git(Shape):
+    commit: str | None = None
+    reason: str = ""
+    dirty: bool | None = None
+
+
+class _Mixed(Shape):
+    time: str
+    changed: list[str]
+
+
+class Made(Shape):
+    """`provenance.json`."""
+
+    command: list[str] = []
+    config_dir: str | None = None
+    backend: str = ""
+    seed: Annotated[int, Field(ge=0, lt=1 << 32)] = 0
+    git: _Git = _Git()
+    versions: dict[str, str] = {}
+    python: str = ""
+    machine: dict[str, str | int | None] = {}
+    mixed: list[_Mixed] = []
+
+
+class _RecordedStudy(Shape):
+    module: str = ""
+    description: str = ""
+    recorded: list[str] = []
+    hardware: list[str] = []
+    baseline: dict[str, str | bool | int | float | None] = {}
+
+
+class Recorded(Shape):
+    """`config.yaml`, as far as its sections are read one by one."""
+
+    study: _RecordedStudy
+    space: dict[str, Any] = {}
+
+
+_SHAPES: Final[Mapping[str, type[BaseModel]]] = {"summary": Summary, "provenance": Made}
 
 
 @dataclass(frozen=True)
@@ -55,11 +127,13 @@ class Outputs:
     @classmethod
     def latest(cls, root: Path, study: str) -> Outputs:
         """The newest finished run of a study. Raises ConfigError naming the studies that have one."""
-        folder = root / study / "latest"
-        if not (folder / "results.parquet").is_file():
+        folder = files.inside(root, study) / "latest"
+        if not files.exists(folder / "results.parquet"):
             finished = [path.parent.parent.name for path in root.glob("*/latest/results.parquet")]
             way = did_you_mean(study, finished) if finished else f"run python -m dse study={study} first"
             raise ConfigError([Problem("study", f"has no finished run below {root}/", study, way)])
+        if folder.resolve().parent != folder.parent.resolve():
+            raise files.refused(folder, "leads out of its folder", way_out="remove the link, or name the run's folder")
         return cls(folder.resolve())
 
     def discard(self) -> None:
@@ -83,28 +157,31 @@ class Outputs:
 
     def write_table(self, name: str, table: pd.DataFrame) -> None:
         """`<name>.parquet`; the same table gives the same bytes."""
-        with whole(self.folder / f"{name}.parquet") as fresh:
+        with whole(files.inside(self.folder, f"{name}.parquet")) as fresh:
             table.to_parquet(fresh, index=False)
 
     def read_table(self, name: str) -> pd.DataFrame:
-        """`<name>.parquet` as a DataFrame."""
-        import pandas as pd
-
-        return pd.read_parquet(self.folder / f"{name}.parquet")
+        """`<name>.parquet` as a DataFrame. Raises ConfigError where it is damaged, or too long to be read whole."""
+        path = files.inside(self.folder, f"{name}.parquet")
+        with files.table(path) as held:
+            found: pd.DataFrame = files.frame(path, held.whole())
+        return found
 
     def has(self, name: str) -> bool:
         """Whether `<name>.json` was written."""
-        return (self.folder / f"{name}.json").is_file()
+        return files.exists(self.folder / f"{name}.json")
 
     def write_json(self, name: str, value: Any) -> None:
         """`<name>.json`."""
         text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
-        with whole(self.folder / f"{name}.json") as fresh:
+        with whole(files.inside(self.folder, f"{name}.json")) as fresh:
             fresh.write_text(text + "\n", encoding="utf-8")
 
     def read_json(self, name: str) -> Any:
-        """`<name>.json`."""
-        return json.loads((self.folder / f"{name}.json").read_text(encoding="utf-8"))
+        """`<name>.json`, whose shape is known where others rely on it. Raises ConfigError where it is damaged."""
+        path = files.inside(self.folder, f"{name}.json")
+        found = files.read_json(path)
+        return files.read_as(_SHAPES[name], path, found) if name in _SHAPES else found
 
     def write_config(self, tree: Mapping[str, Any]) -> None:
         """`config.yaml`, the composed configuration."""
@@ -113,13 +190,51 @@ class Outputs:
             fresh.write_text(text, encoding="utf-8")
 
     def read_config(self) -> dict[str, Any]:
-        """The composed configuration."""
-        found: dict[str, Any] = yaml.safe_load((self.folder / "config.yaml").read_text(encoding="utf-8"))
-        return found
+        """The composed configuration. Raises ConfigError where it is damaged."""
+        path = self.folder / "config.yaml"
+        tree = files.read_yaml(path)
+        files.read_as(Recorded, path, tree)
+        return dict(tree)
 
     @property
     def figures(self) -> Path:
-        """`figures/`, made when first asked for."""
-        folder = self.folder / "figures"
-        folder.mkdir(exist_ok=True)
-        return folder
+        """`figures/`, made when first asked for. Raises ConfigError where it is a link."""
+        return files.plain_folder(self.folder / "figures")
+
+
+_TEXTS: Final = ("scenario", "key", "status", "reason", "engine", "baseline")
+_ALWAYS: Final = ("scenario", "key", "status", "on_front")  # held by every row
+
+
+@contextlib.contextmanager
+def results(path: Path, goals: Iterable[str]) -> Iterator[files.Table]:
+    """A table of results, open, with the columns that each has and those of the objectives.
+
+    Raises ConfigError for one that is damaged; of its rows when they are read.
+    """
+    with files.table(path) as held:
+        expected = {**dict.fromkeys(_TEXTS, "text"), "on_front": "truth", **dict.fromkeys(goals, "number")}
+        for name, kind in expected.items():
+            if name not in held.names:
+                raise files.refused(path, f"has no column {name}")
+            if kind not in held.kinds[name]:
+                raise files.refused(path, f"has a column {name} that holds no {kind}")
+        held.check = lambda part: _check_rows(path, part, tuple(goals))
+        yield held
+
+
+def _check_rows(path: Path, part: Any, goals: Sequence[str]) -> None:
+    """Rows must say which point they are and how it ended; one with a result has a number for every objective."""
+    import pyarrow.compute as pc
+
+    for name in set(_ALWAYS) & set(part.column_names):
+        if part.column(name).null_count:
+            raise files.refused(path, f"has rows without {name}")
+    if "status" in part.column_names:
+        unknown = set(pc.unique(part.column("status")).to_pylist()) - {*STATUSES}
+        if unknown:
+            raise files.refused(path, "holds a status that is none", min(unknown))
+        ok = part.filter(pc.equal(part.column("status"), "ok"))
+        for name in (name for name in goals if name in part.column_names):
+            if ok.num_rows and not pc.all(pc.fill_null(pc.is_finite(ok.column(name).cast("double")), False)).as_py():
+                raise files.refused(path, f"has rows with a result and without a finite {name}")

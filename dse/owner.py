@@ -6,10 +6,12 @@ machine and after a reboot. Only what has provably ended counts as gone; clocks 
 
 from __future__ import annotations
 
+import errno
 import functools
 import json
 import os
 import socket
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -62,12 +64,20 @@ def me() -> Owner:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold an exclusive lock on a file, made if need be; the system drops it when the process dies."""
+    """Hold an exclusive lock on a plain file, made if need be; the system drops it when the process dies.
+
+    Raises OSError for what is no plain file: a pipe would be waited for, and a link leads anywhere.
+    """
     import fcntl  # Unix only, as MLflow's own lock is
 
-    with path.open("a") as handle:
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    try:
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            raise OSError(errno.EINVAL, "is no plain file", str(path))
         fcntl.flock(handle, fcntl.LOCK_EX)
         yield
+    finally:
+        os.close(handle)
 
 
 @functools.cache

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field
 
 from dse import discovery
-from dse.backend import Backend, Status, Tree
+from dse.backend import Backend, Canonical, Status, Tree
 from dse.compose import Request
 from dse.execute import BackendSpec, Executor, validate
 from dse.fidelity import OWN, Fidelity, Level, handed, levels, told
@@ -171,9 +171,18 @@ class Plan:
         return tuple(knob.path for knob in self.request.knobs)
 
     @property
+    def may_repeat(self) -> bool:
+        """Whether a searched knob may change nothing in some designs, so that several points are one."""
+        space, backend = next(iter(self.spaces.values())), self.backend
+        if not isinstance(backend, Canonical):
+            return False
+        return not set(backend.neutral(backend.design(space.base))).isdisjoint(self.knobs)
+
+    @property
     def recorded(self) -> tuple[str, ...]:
-        """Paths the table holds beside the searched ones."""
-        return tuple(path for path in self.settings.study.recorded if path not in self.knobs)
+        """Paths the table holds beside the searched ones: those listed, and what claims and figures read."""
+        needed = discovery.load("studies", self.settings.study.module, "STUDY").columns
+        return tuple(path for path in dict.fromkeys((*self.settings.study.recorded, *needed)) if path not in self.knobs)
 
     @property
     def departures(self) -> list[str]:

@@ -9,25 +9,24 @@ from typing import Any
 
 from dse import plots
 from dse.backend import Interval, Replay
-from dse.compose import request
-from dse.outputs import Outputs
-from dse.plan import Plan, plan
+from dse.files import frame
+from dse.finished import Finished
+from dse.outputs import Outputs, results, whole
+from dse.plan import Plan
 from dse.problems import ConfigError, Problem
 from dse.report import said
 from dse.values import key as identity
+from dse.vary import Present, planned_again
 
 
-def replayed(outputs: Outputs, start: str, folder: Path | None) -> list[Path]:
+def replayed(outputs: Outputs, start: str, present: Present) -> list[Path]:
     """Run one point of a stored table again; the picture of its timeline and its trace (`chrome://tracing`, Perfetto).
 
-    start: the first letters of its key. folder: of the user's own configuration, if it is not where it was. Raises
-    ConfigError where no point or several are meant, or where code or configuration have changed since.
+    start: the first letters of its key. Raises ConfigError where no point or several are meant, or where code or
+    configuration have changed since.
     """
-    row, made = _row(outputs, start), outputs.read_json("provenance")
-    recorded = made.get("config_dir")
-    planned = plan(
-        request(made.get("overrides", made["command"][3:]), folder or (Path(recorded) if recorded else None))
-    )
+    row = _row(outputs, start)
+    planned = planned_again(Finished(outputs.folder), present)
     replay = planned.backend.replay(_design(planned, row))
     if not replay.intervals:
         raise ConfigError([Problem("simulator", "tells its metrics only, not when it did what", planned.spec.name)])
@@ -37,16 +36,15 @@ def replayed(outputs: Outputs, start: str, folder: Path | None) -> list[Path]:
 def _row(outputs: Outputs, start: str) -> Any:
     """The row whose key begins so; only keys are read of the others."""
     import numpy as np
-    import pyarrow.parquet as pq
 
-    with pq.ParquetFile(outputs.results) as file:
-        for group in range(file.num_row_groups):
-            keys = file.read_row_group(group, columns=["key"]).column("key").to_pylist()
+    with results(outputs.results, ()) as file:
+        for group in range(file.num_groups):
+            keys = file.group(group, ["key"]).column("key").to_pylist()
             found = [place for place, name in enumerate(keys) if name.startswith(start)]
             if len({keys[place] for place in found}) > 1:
                 raise ConfigError([Problem("key", "begins several keys", start, "write more of its letters")])
             if found:
-                return file.read_row_group(group).take(np.array(found[:1])).to_pandas().iloc[0]
+                return frame(file.path, file.group(group).take(np.array(found[:1]))).iloc[0]
     way = "copy the start of a `key` of results.parquet"
     raise ConfigError([Problem("key", f"is no point of {outputs.folder.name}", start, way)])
 
@@ -74,7 +72,8 @@ def _written(outputs: Outputs, row: Any, replay: Replay, *, knobs: Iterable[str]
     title = f"{row['scenario']}: {said(row, list(knobs))}"
     figure = plots.timeline(pd.DataFrame([vars(one) for one in replay.intervals]), title)
     trace = outputs.figures / f"{name}.json"
-    trace.write_text(json.dumps(_trace(replay.intervals, replay.limits)), encoding="utf-8")
+    with whole(trace) as fresh:
+        fresh.write_text(json.dumps(_trace(replay.intervals, replay.limits)), encoding="utf-8")
     return [*plots.save(figure, outputs.figures, name), trace]
 
 

@@ -7,12 +7,13 @@ it was left; a changed one is told with its differences, and is either a fork (a
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import insert, select, update
+from sqlalchemy import func, insert, select, update
 
 from dse.owner import Owner
 from dse.plan import Plan
@@ -23,7 +24,7 @@ from dse.store import Context, Store, owners, studies
 from dse.values import LABELS, leaves
 
 if TYPE_CHECKING:
-    from sqlalchemy import Connection, Row
+    from sqlalchemy import Connection, Row, Select
 
 _SHOWN = 12  # differences that are told one by one
 
@@ -137,9 +138,9 @@ def _distinct(runs: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 def mixed(begun: Begun, made: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Earlier runs whose results are among those of this one (`made`) and that were made otherwise: when, and how."""
     others = [study for study in begun.session.recalled if study != begun.study]
-    query = select(studies.c.provenance).where(studies.c.id.in_(others)).order_by(studies.c.id)
-    texts = begun.store.database.read(lambda connection: connection.execute(query).scalars().all()) if others else []
-    runs = _distinct([*begun.earlier, *map(json.loads, texts)])
+    query = select(studies).where(studies.c.id.in_(others)).order_by(studies.c.id)
+    rows = [row for row in _read(begun.store, query) if _is_whole(begun.store, row)] if others else []
+    runs = _distinct([*begun.earlier, *(json.loads(row.provenance) for row in rows)])
     return [{"time": run.get("time", ""), "changed": found} for run in runs if (found := changes(run, made))]
 
 
@@ -170,7 +171,7 @@ def _earlier(store: Store, plan: Plan, asked: Mapping[str, str]) -> tuple[Row[An
     Meant may be one of the same command, or one that was not finished and that nobody is at work on.
     """
     query = select(studies).where(studies.c.name == plan.settings.study.name).order_by(studies.c.id.desc())
-    rows = store.database.read(lambda connection: connection.execute(query).all())
+    rows = [row for row in _read(store, query) if _is_whole(store, row)]
     here = store.database.read(lambda connection: connection.execute(select(owners)).all())
     busy = {row.study for row in here if not Owner(row.host, row.boot, row.space, row.pid, row.started).gone}
     same = next((row for row in rows if json.loads(row.asked) == asked), None)
@@ -180,6 +181,31 @@ def _earlier(store: Store, plan: Plan, asked: Mapping[str, str]) -> tuple[Row[An
         if earlier == command or (row.state == "running" and row.id not in busy):
             return same, row
     return same, None
+
+
+_TEXTS = {"asked": dict, "command": list, "accepted": list, "provenance": dict}
+_MOST_TEXT = 1 << 24  # characters of one of them
+
+
+def _read(store: Store, query: Select[Any]) -> Sequence[Row[Any]]:
+    """The studies of a query; those with an endless text are left in the database."""
+    short = query.where(*(func.length(studies.c[name]) <= _MOST_TEXT for name in _TEXTS))
+    return store.database.read(lambda connection: connection.execute(short).all())
+
+
+def _is_whole(store: Store, row: Row[Any]) -> bool:
+    """Whether what was recorded of a study can be read; one that cannot is told and passed over, its results count."""
+    try:
+        told = {name: json.loads(getattr(row, name)) for name in _TEXTS}
+        wrong = next((name for name, kind in _TEXTS.items() if not isinstance(told[name], kind)), "")
+        inner = [*told["command"], *told["asked"], *told["asked"].values()]
+        wrong = wrong or ("" if all(isinstance(text, str) for text in inner) else "asked")
+        wrong = wrong or ("" if all(isinstance(number, int) for number in told["accepted"]) else "accepted")
+    except (ValueError, TypeError, RecursionError, AttributeError) as error:
+        wrong = type(error).__name__
+    if wrong:
+        print(f"{store.database}: study {row.id} is passed over, as its record is damaged ({wrong})", file=sys.stderr)
+    return not wrong
 
 
 def _changed(old: Row[Any], asked: Mapping[str, str]) -> Problem:

@@ -30,6 +30,7 @@ from dse.vary import (
     Constant,
     Floats,
     Points,
+    Present,
     at,
     constants,
     evaluated,
@@ -432,9 +433,9 @@ def _broken(one: Breaks) -> dict[str, Any]:
     return {"scenario": one.scenario, "constant": one.constant.path, "nominal": one.nominal, "stretches": stretches}
 
 
-def examined(asked: Asked, folder: Path | None, typed: str) -> Found:
+def examined(asked: Asked, present: Present, typed: str) -> Found:
     """Evaluate the points of a run with other constants. Raises ConfigError."""
-    planned = planned_again(asked.run, folder)
+    planned = planned_again(asked.run, present)
     found = points(asked.run, planned, asked.choose, max(1, _MOST_EVALUATED // asked.samples))
     changing = constants(found, declared(typed, planned.settings.study.uncertainty))
     size = len(found.designs)
@@ -459,13 +460,12 @@ def _check_shares(asked: Asked, nominal: Floats) -> None:
 def command(words: Sequence[str]) -> int:
     """`robustness study=<name> [vary=<path>=<share>,...] [choose=...] [objective=...] [samples=64] [seed=0] [range=8]`
 
-    `[config_dir=...] [output_dir=outputs]`. Raises ConfigError.
+    `[config_dir=...] [command=...] [output_dir=outputs]`. Raises ConfigError.
     """
     known = {"study": "", "samples": "64", "seed": "0", "range": "8", "output_dir": "outputs"}
-    given = pairs(words, known, optional=("vary", "choose", "objective", "config_dir"))
+    given = pairs(words, known, optional=("vary", "choose", "objective", "config_dir", "command"))
     run = Finished.find(Path(given["output_dir"]), given["study"])
-    folder = Path(given["config_dir"]) if "config_dir" in given else None
-    found = examined(Asked.of(run, given), folder, given.get("vary", ""))
+    found = examined(Asked.of(run, given), Present.of(given), given.get("vary", ""))
     _write(found)
     console = report.console()
     console.print(_table(found))

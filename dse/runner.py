@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -11,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dse import compare, dryrun, provenance, report, resume, robustness, rules, views
+from dse import compare, dryrun, files, provenance, report, resume, robustness, rules, views
 from dse.agreement import compare as compare_levels
 from dse.backend import Metric
 from dse.beside import Beside, beside
@@ -19,15 +20,18 @@ from dse.compose import Request
 from dse.database import StoreError
 from dse.execute import Interrupted
 from dse.fidelity import Climb, climb, texts_of
+from dse.finished import Finished
 from dse.interrupt import Stop, stoppable
 from dse.outputs import Outputs
 from dse.plan import Plan, StoreAt, plan
 from dse.problems import ConfigError, Problem, Problems, pairs, redacted
+from dse.redundant import idle_axes
 from dse.search import importance
 from dse.selection import MOST_ROWS, SELECTED, Selection, select
 from dse.store import Store
 from dse.study import Findings, Support
 from dse.study import run as search
+from dse.vary import Present
 
 _BYTES_PER_POINT = 1000  # of disk: some 250 in the store and its log, about 100 in the table, the rest to spare
 
@@ -73,8 +77,13 @@ def _found(planned: Plan) -> tuple[Outputs, Findings]:
         outputs = Outputs.create(Path(planned.settings.output_dir), planned.settings.study.name)
         try:
             with stoppable() as stop:
+                began = time.monotonic()
                 found = _searched(planned, outputs, begun, stop)
-                _climbed(planned, outputs, begun, stop)
+                took_s = time.monotonic() - began
+                _climbed(planned, outputs, Climb(partial(resume.at_level, begun, planned), took_s, stop))
+        except Interrupted:
+            outputs.discard()
+            raise _interrupted(begun, stop) from None
         except BaseException:
             outputs.discard()
             raise
@@ -91,17 +100,30 @@ def _begun(planned: Plan, made: Mapping[str, Any]) -> Iterator[resume.Begun | No
     if url is None:
         yield None
         return
-    place = f"sqlite:///{folder / 'results.db'}" if url == "auto" else url
-    begun = resume.begin(Store(place, patience_s=planned.settings.store.patience_s), planned, made)
+    store = Store(_database(folder, url), patience_s=planned.settings.store.patience_s)
+    begun = resume.begin(store, planned, made)
     try:
         _check_room(planned, begun)
         if begun.resumed:
             left = max(0, planned.num_points - begun.done)
-            print(f"resuming: {begun}, {'at most ' if begun.before else ''}{left} left", file=sys.stderr)
+            bound = "at most " if begun.before or planned.may_repeat else ""
+            print(f"resuming: {begun}, {bound}{left} left", file=sys.stderr)
         yield begun
     finally:
         begun.session.leave()
         begun.store.database.close()
+
+
+def _database(folder: Path, url: str) -> str:
+    """The URL of a store. Raises ConfigError where that of an output folder is no plain file."""
+    if url != "auto":
+        return url
+    file = folder / "results.db"
+    for suffix in ("", "-wal", "-shm"):
+        if files.exists(beside := file.with_name(file.name + suffix)):
+            with files.opened(beside):
+                pass
+    return f"sqlite:///{file}"
 
 
 def _check_room(planned: Plan, begun: resume.Begun) -> None:
@@ -114,23 +136,15 @@ def _check_room(planned: Plan, begun: resume.Begun) -> None:
 
 
 def _searched(planned: Plan, outputs: Outputs, begun: resume.Begun | None, stop: Stop) -> Findings:
-    support = Support(stopping=stop) if begun is None else Support(begun.session, stop)
-    try:
-        return search(planned, outputs.results, support)
-    except Interrupted:
-        raise _interrupted(begun, stop) from None
+    return search(planned, outputs.results, Support(stopping=stop) if begun is None else Support(begun.session, stop))
 
 
-def _climbed(planned: Plan, outputs: Outputs, begun: resume.Begun | None, stop: Stop) -> None:
+def _climbed(planned: Plan, outputs: Outputs, support: Climb) -> None:
     """The ladder of models, where there is one: `fidelity.parquet` and `fidelity.json`."""
     if not planned.levels:
         return
     table = select(outputs.results, planned.goals, MOST_ROWS, selected=SELECTED).table
-    support = Climb(partial(resume.at_level, begun, planned), stop)
-    try:
-        rows, broken = climb(planned, table, support)
-    except Interrupted:
-        raise _interrupted(begun, stop) from None
+    rows, broken = climb(planned, table, support)
     outputs.write_table("fidelity", rows)
     names = [level.name for level in planned.levels]
     own = next(level.name for level in planned.levels if level.own)
@@ -173,6 +187,7 @@ def _store(planned: Plan, found: Findings, *, outputs: Outputs, made: Mapping[st
             "departures": planned.departures,
             "units": {name: metric.unit for name, metric in _metrics(planned).items()},
             "limits": {name: dict(shares) for name, shares in found.limits.items()},
+            "num_outcomes": found.num_outcomes,
             "searched": {name: vars(chosen) for name, chosen in found.chosen.items()},
         },
     )
@@ -204,6 +219,9 @@ def _tell(
     for part in report.levels(outputs):
         console.print(part)
     console.print(_how(planned, found))
+    if shown.complete and planned.knobs:
+        told = idle_axes(shown.table, planned.knobs, tuple(planned.backend.metrics))
+        console.print("changes no metric: " + "; ".join(map(str, told)) if told else "every searched knob matters")
     made = outputs.read_json("provenance")
     if recalled := sum(made.get("recalled", {}).values()):
         console.print(f"{recalled} of the results were known from earlier studies")
@@ -232,7 +250,8 @@ def _how(planned: Plan, found: Findings) -> str:
     total, methods = found.num_rows, {chosen.method for chosen in found.chosen.values()}
     asked = planned.settings.search.name
     extra = total - sum(chosen.num_points for chosen in found.chosen.values())
-    text = f"{total} points" + (f" ({extra} of them baselines)" if extra else "") + f", {', '.join(sorted(methods))}"
+    text = f"{total} points" + (f" ({extra} of them baselines)" if extra else "")
+    text += f" with {found.num_outcomes} distinct outcomes, {', '.join(sorted(methods))}"
     if methods == {"exhaustive"}:
         text += f": all there are, as no scenario has more than budget.trials = {planned.settings.budget.trials}"
         text += "" if asked in ("exhaustive", "auto") else f" (search={asked} was not needed)"
@@ -247,7 +266,7 @@ def redraw(words: Sequence[str]) -> int:
     """`report study=<name> [output_dir=<folder>]`: figures, claims and summary again, nothing is evaluated."""
     given = pairs(words, {"study": "", "output_dir": "outputs"})
     outputs = Outputs.latest(Path(given["output_dir"]), given["study"])
-    module = outputs.read_config()["study"]["module"]
+    module = Finished(outputs.folder).config["study"]["module"]
     shown = report.stored(outputs)
     rows = report.check(outputs, module, shown)
     paths = [*report.draw(outputs, module, shown.table), *report.draw_levels(outputs), *report.add(outputs, module)]
@@ -262,13 +281,12 @@ def redraw(words: Sequence[str]) -> int:
 
 
 def timeline(words: Sequence[str]) -> int:
-    """`timeline study=<name> key=<its first letters> [config_dir=...] [output_dir=...]`: one point in full."""
+    """`timeline study=<name> key=<its first letters> [config_dir=...] [command=...] [output_dir=...]`: one point."""
     from dse.replay import replayed
 
-    given = pairs(words, {"study": "", "key": "", "output_dir": "outputs"}, optional=("config_dir",))
-    folder = Path(given["config_dir"]) if "config_dir" in given else None
+    given = pairs(words, {"study": "", "key": "", "output_dir": "outputs"}, optional=("config_dir", "command"))
     outputs = Outputs.latest(Path(given["output_dir"]), given["study"])
-    for path in replayed(outputs, given["key"], folder):
+    for path in replayed(outputs, given["key"], Present.of(given)):
         report.console().print(str(path), soft_wrap=True)
     return 0
 
@@ -279,10 +297,10 @@ def check(words: Sequence[str]) -> int:
     wrong = Problems()
     wrong.model(StoreAt, {"name": "check", "url": given["url"]}, path="")
     wrong.done()
-    file = Path(given["output_dir"]) / "results.db"
-    if given["url"] == "auto" and not file.is_file():
+    folder = Path(given["output_dir"])
+    if given["url"] == "auto" and not files.exists(folder / "results.db"):
         raise ConfigError([Problem("output_dir", "holds no results.db", given["output_dir"], "run a study first")])
-    store = Store(f"sqlite:///{file}" if given["url"] == "auto" else given["url"])
+    store = Store(_database(folder, given["url"]))
     fine, damaged = store.check()
     told = f"; {damaged} were damaged and put into quarantine: type the study's command to compute them again"
     report.console().print(
@@ -292,13 +310,17 @@ def check(words: Sequence[str]) -> int:
 
 
 COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
-    "report": redraw,
-    "timeline": timeline,
-    "check": check,
     **dryrun.COMMANDS,
-    **views.COMMANDS,
-    **importance.COMMANDS,
-    **rules.COMMANDS,
-    **robustness.COMMANDS,
-    **compare.COMMANDS,
+    **files.commands(
+        {
+            "report": redraw,
+            "timeline": timeline,
+            "check": check,
+            **views.COMMANDS,
+            **importance.COMMANDS,
+            **rules.COMMANDS,
+            **robustness.COMMANDS,
+            **compare.COMMANDS,
+        }
+    ),
 }

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from dse.files import frame
+from dse.outputs import results
 from dse.standings import first_best, signed
 
 if TYPE_CHECKING:
@@ -52,19 +54,15 @@ def select(path: Path, goals: Mapping[str, str], most: int, *, selected: int | N
 
     The same ones every time.
     """
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    with pq.ParquetFile(path) as file:
-        total = file.metadata.num_rows
+    with results(path, goals) as file:
+        total = file.num_rows
         if total <= most:
-            return Selection(file.read().to_pandas(), total)
+            return Selection(frame(path, file.whole()), total)
         held = _Held(selected or most)
-        texts = [field.name for field in file.schema_arrow if field.type == pa.string() and field.name not in _ABOUT]
-        for group in range(file.num_row_groups):
-            part = file.read_row_group(group)
+        texts = [name for name, kind in file.kinds.items() if kind == "text" and name not in _ABOUT]
+        for part in file.groups():
             held.add(part, _ranks(part, goals, texts))
-        return Selection(held.rows().to_pandas(), total)
+        return Selection(frame(path, held.rows()), total)
 
 
 class _Held:
@@ -135,10 +133,8 @@ def shown(path: Path, rule: Rule) -> Iterator[Any]:
 
     The column `NUMBER` is added: which row of the table each is, from 0.
     """
-    import pyarrow.parquet as pq
-
-    with pq.ParquetFile(path) as file:
-        amount = rule.amount(file.metadata.num_rows)
+    with results(path, ()) as file:
+        amount = rule.amount(file.num_rows)
         if amount == "selected":
             yield from _pieces(_remarkable(file, rule.whole_up_to))
         elif amount == "all":
@@ -157,8 +153,7 @@ def _numbered(file: Any) -> Iterator[Any]:
     import pyarrow as pa
 
     first = 0
-    for group in range(file.num_row_groups):
-        part = file.read_row_group(group)
+    for part in file.groups():
         yield part.append_column(NUMBER, pa.array(np.arange(first, first + len(part))))
         first += len(part)
 

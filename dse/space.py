@@ -4,6 +4,9 @@ A knob is a dotted path and its values. `<section>.name` is special: its values 
 group `<section>`, and choosing one replaces the whole section. A knob that the chosen option does not have, or whose
 condition does not hold, is left out of a point.
 
+A knob that changes nothing in a design (`Canonical`) takes one value there, whatever was asked for: such points are
+one, and have one key.
+
 The space is walked in blocks: knobs that change what a design is made of are fixed over a block, the numbers that the
 backend takes as arrays are its axes. A space of a million points may be a dozen blocks.
 """
@@ -23,9 +26,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel
 
-from dse.backend import Backend, Batch, Results, Tree, along, pieces
+from dse.backend import Backend, Batch, Canonical, Results, Tree, along, pieces
 from dse.problems import ConfigError
-from dse.values import LABELS, Lanes, grid_lanes, lanes
+from dse.values import LABELS, Lanes, grid_lanes, lanes, put
 
 Assignment = dict[str, Any]
 
@@ -61,6 +64,7 @@ class Block:
     assignment: the knobs that are fixed, in knob order. axes: path -> values [n] of the others, in knob order; the
     points are their Cartesian product, the last varying fastest. design: that of the first point; None where the
     model refuses all of them, for the `reason` given (axes then hold what was asked for, and `tree` says the rest).
+    asked: what was asked for, where a knob changes nothing in them and has the value that stands for all instead.
     """
 
     assignment: Assignment
@@ -68,6 +72,7 @@ class Block:
     design: BaseModel | None
     reason: str = ""
     tree: Tree = field(default_factory=dict, repr=False)
+    asked: Block | None = field(default=None, repr=False)
 
     @property
     def size(self) -> int:
@@ -92,7 +97,32 @@ class Block:
 
     def part(self, axes: Mapping[str, NDArray[Any]]) -> Block:
         """The points that take only some of the values of each axis."""
-        return replace(self, axes=axes, design=None if self.design is None else Batch(self.design, axes).at(0))
+        design = None if self.design is None else Batch(self.design, axes).at(0)
+        asked = None if self.asked is None else self.asked.part({**self.asked.axes, **axes})
+        return replace(self, axes=axes, design=design, asked=asked)
+
+    def fix(self, path: str, value: Any) -> Block:
+        """Its points with one value at a path; where that was an axis, they are fewer."""
+        axes = {name: values for name, values in self.axes.items() if name != path}
+        searched = path in self.assignment or path in self.axes
+        assignment = {**self.assignment, path: value} if searched else self.assignment
+        assert self.design is not None
+        design = put(self.design, path, value)
+        return replace(self, assignment=assignment, axes=axes, design=design, asked=self.asked or self)
+
+    def runs(self, marks: NDArray[np.bool_]) -> Iterator[tuple[Block, bool]]:
+        """The same points in blocks over which `marks` [size] has one value, with that value."""
+        if marks.all() or not marks.any():
+            yield self, bool(marks.any())
+            return
+        grid = marks.reshape([len(values) for values in self.axes.values()])
+        steps = [np.diff(grid.astype(np.int8), axis=place) for place in range(grid.ndim)]
+        place = next(place for place, step in enumerate(steps) if step.any())
+        path, values = list(self.axes.items())[place]
+        others = tuple(axis for axis in range(grid.ndim) if axis != place)
+        for start, stop in itertools.pairwise([0, *(1 + np.flatnonzero(steps[place].any(axis=others))), len(values)]):
+            part = self.part({**self.axes, path: values[start:stop]})
+            yield from part.runs(np.take(grid, range(start, stop), axis=place).reshape(-1))
 
     def points(self) -> Iterator[Assignment]:
         """Its points, one by one, with the numbers that their designs hold."""
@@ -280,13 +310,32 @@ class Space:
         numbers = {knob.path: self._numbers(knob, first) for knob in free}
         odd = next((knob for knob in free if None in numbers[knob.path]), None)
         if odd is None:
-            yield Block(self._ordered(point), {path: np.array(values) for path, values in numbers.items()}, design)
+            axes = {path: np.array(values) for path, values in numbers.items()}
+            yield from self._settled(Block(self._ordered(point), axes, design))
             return
         told = list(zip(odd.values, numbers[odd.path], strict=True))
         legal, illegal = (tuple(value for value, one in told if (one is None) == bad) for bad in (False, True))
         if legal:
             yield from self.resolve(point, [Knob(odd.path, legal) if knob is odd else knob for knob in free])
         yield from self._product(point, [Knob(odd.path, illegal)], [knob for knob in free if knob is not odd])
+
+    def _settled(self, block: Block) -> Iterator[Block]:
+        """The same points, each with one value for a knob that changes nothing in it."""
+        if not isinstance(self.backend, Canonical) or block.design is None:
+            yield block
+            return
+        blocks = [block]
+        for path, value in self.backend.neutral(block.design).items():
+            blocks = [part for one in blocks for part in self._settled_at(one, path, value, by=self.backend)]
+        yield from blocks
+
+    def _settled_at(self, block: Block, path: str, value: Any, *, by: Canonical) -> Iterator[Block]:
+        """The same points, those in which the leaf at `path` changes nothing with `value` there."""
+        if block.batch is None or (path not in block.axes and get_path(block.design, path) == value):
+            yield block
+            return
+        for part, idle in block.runs(by.idle(block.batch, path, value)):
+            yield part.fix(path, value) if idle else part
 
     def _product(self, point: Assignment, fixed: Sequence[Knob], rest: Sequence[Knob]) -> Iterator[Block]:
         """Blocks for every combination of values of some knobs."""

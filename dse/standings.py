@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,9 +23,32 @@ def signed(columns: Any, goals: Mapping[str, str]) -> Floats:
     Rounded to 40 binary digits: what differs by the last bits of a sum is a tie, and nobody leads by them.
     """
     signs = {name: 1.0 if goal == "minimize" else -1.0 for name, goal in goals.items()}
-    values = np.stack([np.asarray(columns[name], float) * sign for name, sign in signs.items()], axis=-1)
+    return _rounded(np.stack([np.asarray(columns[name], float) * sign for name, sign in signs.items()], axis=-1))
+
+
+def _rounded(values: Floats) -> Floats:
     mantissa, exponent = np.frexp(values)
     return np.asarray(np.ldexp(np.rint(np.ldexp(mantissa, 40)), exponent - 40) + 0.0)
+
+
+def outcome_keys(columns: Sequence[NDArray[Any]], scenarios: NDArray[np.integer[Any]]) -> Lanes:
+    """Hashes [B, 2] of outcomes: of all metrics [B] each, rounded as in `signed`, and of their scenario [B]."""
+    found = np.stack([scenarios, scenarios], axis=-1).astype(np.uint64) ^ _SEEDS
+    for column in columns:
+        bits = _rounded(np.asarray(column, np.float64)).view(np.uint64)
+        found = _mixed(found ^ bits[:, None])
+    return found
+
+
+_SEEDS = np.array([0x9E3779B97F4A7C15, 0xD1B54A32D192ED03], np.uint64)
+
+
+def _mixed(words: Lanes) -> Lanes:
+    """The finaliser of SplitMix64 (Steele, Lea, Flood, OOPSLA 2014), with a constant for each column of words."""
+    words = words + _SEEDS
+    words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return np.asarray(words ^ (words >> np.uint64(31)))
 
 
 class Front:
@@ -82,16 +105,22 @@ def winners(table: pd.DataFrame, goals: Mapping[str, str]) -> pd.DataFrame:
 
 
 class Standings:
-    """Front and best row of every scenario, by its place among them, while the rows of a table come by."""
+    """Front and best row of every scenario, by its place among them, while the rows of a table come by.
 
-    def __init__(self, goals: Mapping[str, str], num_scenarios: int) -> None:
-        self._goals = goals
+    metrics: all that a row is an outcome by. num_outcomes: how many distinct ones there are, in all scenarios together.
+    """
+
+    def __init__(self, goals: Mapping[str, str], num_scenarios: int, metrics: Sequence[str] = ()) -> None:
+        self._goals, self._metrics = goals, tuple(metrics) or tuple(goals)
+        self._met, self._marked = Seen(), Seen()
+        self.num_outcomes = 0
         self._fronts = [Front() for _ in range(num_scenarios)]
         self._best: list[tuple[float, ...] | None] = [None] * num_scenarios
 
     def take(self, batch: Any) -> list[tuple[int, int]]:
         """Take in a batch of the table; (scenario, row) of every row that is better than all before it."""
         improved = []
+        self.num_outcomes += int(self._met.add(self._outcomes(batch, self._with_result(batch))).sum())
         for scenario, rows, values in self._grouped(batch):
             self._fronts[scenario].add(values)
             row = first_best(values)
@@ -102,11 +131,19 @@ class Standings:
         return improved
 
     def marks(self, batch: Any) -> NDArray[np.bool_]:
-        """Which rows of a batch are on the front of their scenario."""
+        """Which rows of a batch are on the front of their scenario; of rows with one outcome the first alone is."""
         marked = np.zeros(batch.num_rows, bool)
         for scenario, rows, values in self._grouped(batch):
             marked[rows] = self._fronts[scenario].holds(values)
+        marked[marked] = self._marked.add(self._outcomes(batch, np.flatnonzero(marked)))
         return marked
+
+    def _outcomes(self, batch: Any, rows: NDArray[np.intp]) -> Lanes:
+        columns = [batch.column(name).to_numpy(zero_copy_only=False)[rows] for name in self._metrics]
+        return outcome_keys(columns, batch.column("scenario").indices.to_numpy()[rows])
+
+    def _with_result(self, batch: Any) -> NDArray[np.intp]:
+        return np.flatnonzero(batch.column("status").indices.to_numpy() == STATUSES.index("ok"))
 
     def _grouped(self, batch: Any) -> Iterator[tuple[int, NDArray[np.intp], Floats]]:
         """(scenario, its rows with a result, their objectives)."""

@@ -17,7 +17,7 @@ import numpy as np
 from pydantic import BaseModel
 
 from dse import warm
-from dse.backend import Result, Results
+from dse.backend import Canonical, Result, Results
 from dse.baselines import Baselines
 from dse.execute import Evaluator
 from dse.ledger import Ledger
@@ -26,6 +26,7 @@ from dse.progress import bar
 from dse.search import Chosen, Outcome, Question, explore
 from dse.session import Forgetful, Session
 from dse.space import Assignment, Block, Evaluated, Space
+from dse.standings import Seen
 from dse.table import ROWS_PER_GROUP, Rows
 from dse.values import hexes
 
@@ -37,12 +38,14 @@ if TYPE_CHECKING:
 class Findings:
     """What a study found beside the table of points.
 
-    statuses, engines: how many rows have each. front_size: how many are on a front. timelines, limits: of the winners.
-    chosen: how each scenario was searched.
+    statuses, engines: how many rows have each. num_outcomes: distinct ones (rows of a scenario with equal metrics are
+    one). front_size: how many outcomes are on a front. timelines, limits: of the winners. chosen: how each scenario was
+    searched.
     """
 
     statuses: Counter[str]
     engines: Counter[str]
+    num_outcomes: int
     front_size: int
     timelines: pd.DataFrame
     limits: Mapping[str, Mapping[str, float]]
@@ -75,7 +78,7 @@ def run(plan: Plan, path: Path, support: Support | None = None) -> Findings:
         ledger.sheet.discard()
         raise
     timelines, limits = _replayed(plan, ledger.winners if plan.settings.timeline else {})
-    return Findings(ledger.statuses, ledger.engines, front_size, timelines, limits, chosen)
+    return Findings(ledger.statuses, ledger.engines, ledger.num_outcomes, front_size, timelines, limits, chosen)
 
 
 def _search(plan: Plan, ledger: Ledger, support: Support) -> dict[str, Chosen]:
@@ -146,6 +149,7 @@ class _Scenario:
         self._points: dict[str, str] = {}
         self._known: dict[str, Evaluated] = {}
         self._sampled: dict[str, None] = {}
+        self._met = Seen()
 
     @property
     def question(self) -> Question:
@@ -170,6 +174,9 @@ class _Scenario:
     def rows(self, blocks: Iterable[Block]) -> Iterator[Rows]:
         """Rows of some blocks, those of their baselines before them."""
         for block in blocks:
+            if self._repeats(block):
+                self._evaluator.seen(block.size)
+                continue
             for part, baseline in self._baselines.of(block):
                 point = self._once(self._identified(part))
                 own = self._once(baseline)
@@ -178,6 +185,13 @@ class _Scenario:
                 elif not own.asked:
                     yield Rows(self.index, own, own, explored=False)
                 yield Rows(self.index, point, own, explored=True)
+
+    def _repeats(self, block: Block) -> bool:
+        """Whether all points of a block came before it, as a knob that changes nothing told them apart."""
+        if not isinstance(self._plan.backend, Canonical) or block.design is None:
+            return False
+        fresh = self._met.add(block.keys(*self._words))
+        return block.asked is not None and not fresh.any()
 
     def _identified(self, block: Block) -> Evaluated:
         return Evaluated(block, block.keys(*self._words), self.name)

@@ -37,14 +37,24 @@ class Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, validate_default=True)
 
 
-def knob(*, structural: bool = False, when: Mapping[str, str] | None = None, **limits: Any) -> Any:
+def knob(*, structural: bool = False, when: Mapping[str, str] | None = None, neutral: Any = None, **limits: Any) -> Any:
     """A field that may be searched.
 
     structural: a change of it changes the task graph's structure, not only its weights.
     when: sibling field -> value it must have for this field to mean anything (otherwise it becomes None).
+    neutral: the value that stands for all others in a design where the field changes nothing; None if it always does.
     limits: pydantic's own (`ge`, `le`, `gt`, `default`, `description`, ...).
     """
-    return Field(**limits, json_schema_extra={"structural": structural, "when": dict(when or {})})
+    extra = {"structural": structural, "when": dict(when or {}), "neutral": neutral}
+    return Field(**limits, json_schema_extra=extra)
+
+
+@functools.cache
+def neutral_values(kind: type[BaseModel]) -> Mapping[str, Any]:
+    """The fields of `kind` that declare a `neutral` value, with that value."""
+    extras = {name: field.json_schema_extra for name, field in kind.model_fields.items()}
+    declared = {name: extra.get("neutral") for name, extra in extras.items() if isinstance(extra, dict)}
+    return {name: value for name, value in declared.items() if value is not None}
 
 
 def condition(kind: type[BaseModel], name: str) -> Mapping[str, str]:

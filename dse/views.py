@@ -6,17 +6,20 @@ over.
 
 from __future__ import annotations
 
+import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from dse import tracking
+from dse.compose import request
 from dse.plan import Tracking
 from dse.problems import ConfigError, Problem, Problems, hidden, pairs
 from dse.progress import bar
+from dse.space import get_path
 from dse.tracking.study import StudyFolder
 
 Seen = Callable[[int], None]
@@ -66,7 +69,7 @@ def _show_in_mlflow(study: StudyFolder, wanted: Tracking, news: News) -> str:
         done = tracking.sync(study.folder, store, wanted.rule, seen=news.seen, whole=news.whole)
     except tracking.TrackingError as error:
         extra = " repair=true" if isinstance(error, tracking.DamagedError) else ""
-        news.tell(f"MLflow was passed over: {error}; {way_out(study.folder)}{extra}", True)
+        news.tell(f"MLflow was passed over: {error}; {way_out(study.folder, wanted)}{extra}", True)
         return "failed"
     if not done.how:
         return "up to date"
@@ -85,17 +88,20 @@ def _show_in_optuna(study: StudyFolder, wanted: Tracking, news: News) -> str:
     try:
         count = view.show(study.folder, wanted.optuna or "", wanted.rule, news.seen)
     except view.StorageError as error:
-        news.tell(f"Optuna's storage was passed over: {error}; {way_out(study.folder)}", True)
+        news.tell(f"Optuna's storage was passed over: {error}; {way_out(study.folder, wanted)}", True)
         return "failed"
     if count:
         news.tell(f"{count:,} trials of {study.name} in Optuna's storage at {hidden(wanted.optuna or '')}", False)
     return "written" if count else "up to date"
 
 
-def way_out(folder: Path) -> str:
-    """The command that shows a study run after all."""
+def way_out(folder: Path, wanted: Tracking) -> str:
+    """The command that shows a study run after all, where it was wanted."""
     root = folder.parent.parent
     where = "" if root.resolve() == Path("outputs").resolve() else f" output_dir={root}"
+    views = {name: place for name, place in (("uri", wanted.uri), ("optuna", wanted.optuna)) if place is not None}
+    if not all(_is_below(place, Path.cwd()) for place in views.values()):  # a record of it is not followed by itself
+        where += "".join(f" {name}={hidden(place).replace(':***@', '@')}" for name, place in views.items())
     return f"catch up with: python -m dse sync study={folder.parent.name}{where}"
 
 
@@ -103,17 +109,17 @@ def way_out(folder: Path) -> str:
 
 
 def sync(words: Sequence[str]) -> int:
-    """`sync [study=<name>] [uri=...] [optuna=...] [output_dir=outputs] [points=auto|all|none] [repair=true]`.
+    """`sync [study=<name>] [uri=...] [optuna=...] [output_dir=outputs] [points=auto|all|none] [repair=true]`
+    `[config_dir=...]`.
 
-    Every finished run of one study, or of all, in the views its own configuration names, or in those given here.
-    0, or 4 if a view failed. Raises ConfigError.
+    Every finished run of one study, or of all, in the views its own configuration names, or in those given here. A
+    folder may be somebody else's: what it names counts where it is a file below the working folder, or what the present
+    configuration (config_dir: of the user's own) names as well. 0, or 4 if a view failed. Raises ConfigError.
     """
     known = {"study": "*", "output_dir": "outputs", "repair": "false"}
-    given = pairs(words, known, optional=("uri", "optuna", "points"))
+    given = pairs(words, known, optional=("uri", "optuna", "points", "config_dir"))
     everyone = StudyFolder.all(Path(given["output_dir"]), given["study"])
-    studies = [one for one in everyone if one.is_readable]
-    for one in (one for one in everyone if one not in studies):
-        _print(f"{one.folder} is left out: its files are damaged", True)
+    studies = [one for one in everyone if _is_sound(one)]
     if not studies:
         way = "run python -m dse study=<name> first"
         raise ConfigError([Problem("study", f"has no finished run below {given['output_dir']}/", given["study"], way)])
@@ -132,19 +138,64 @@ def sync(words: Sequence[str]) -> int:
     return 4 if found["failed"] else 0
 
 
+def _is_sound(study: StudyFolder) -> bool:
+    """Whether the files of a study run can be shown; what is wrong with them is told."""
+    try:
+        study.check()
+    except ConfigError as error:
+        _print(f"{study.folder} is left out: {error.problems[0]}", True)
+        return False
+    return True
+
+
 def _wanted(study: StudyFolder, given: Mapping[str, str]) -> Tracking:
-    """The views of a study run: those given, else its own, else MLflow's usual place."""
+    """The views of a study run: those given, else its own where they may be followed, else MLflow's usual place."""
     own = {key: value for key, value in study.config["tracking"].items() if key in Tracking.model_fields}
-    for name in ("uri", "optuna"):  # without the password that was not written down, PGPASSWORD or ~/.pgpass counts
-        own[name] = own[name].replace(":***@", "@") if own.get(name) else None
     if "uri" in given or "optuna" in given:
         own |= {"uri": given.get("uri"), "optuna": given.get("optuna")}
-    elif own.get("uri") is None and own.get("optuna") is None:
-        own["uri"] = _DEFAULT
+    else:
+        own |= {name: _followed(study, name, own.get(name), given) for name in ("uri", "optuna")}
+        if own["uri"] is None and own["optuna"] is None:
+            own["uri"] = _DEFAULT
     check = Problems()
-    found = check.model(Tracking, {**own, **{key: given[key] for key in ("points",) if key in given}}, path="")
+    known = {"name": str(own.pop("name", "")), "description": str(own.pop("description", "")), **own}
+    known |= {key: given[key] for key in ("points",) if key in given}
+    found = check.model(Tracking, known, path="")
     check.done()
     return found  # type: ignore[return-value]
+
+
+def _followed(study: StudyFolder, name: str, recorded: object, given: Mapping[str, str]) -> str | None:
+    """A recorded place of a view, if it may be written to. Raises ConfigError where only the recorded file names it."""
+    if recorded is None:
+        return None
+    if isinstance(recorded, str) and _is_below(recorded, Path.cwd()):
+        return recorded
+    for present in _configured(study, name, given):
+        # Without the password that was not written down, PGPASSWORD or ~/.pgpass counts.
+        if recorded in (present, hidden(present)):
+            return present
+    where, told = study.folder / "config.yaml", hidden(str(recorded))
+    rule = "is neither a file below this folder nor what the present configuration names"
+    way = f"look at it, and if it is yours type {name}={told.replace(':***@', '@')}; else name a place of your own"
+    raise ConfigError([Problem(f"{where}: tracking.{name}", rule, told, way)])
+
+
+def _is_below(place: str, here: Path) -> bool:
+    """Whether a URI (or the path of a journal) is a file below a folder, links followed."""
+    match = re.fullmatch(r"sqlite:///([^?%]+)|([^?%:]+\.log)", place)
+    path = "" if match is None else match[1] or match[2]
+    return not path.startswith((":", "file:")) and here.resolve() in Path(path).resolve().parents
+
+
+def _configured(study: StudyFolder, name: str, given: Mapping[str, str]) -> Iterator[str]:
+    """What the present configuration names for such a study: by itself, and with the option that was recorded."""
+    option = study.config["tracking"].get("name")
+    folder = Path(given["config_dir"]) if "config_dir" in given else None
+    for words in ([], [f"tracking={option}"] if re.fullmatch(r"[\w-]{1,80}", str(option)) else []):
+        present = get_path(request([f"study={study.study}", *words], folder).tree, f"tracking.{name}")
+        if isinstance(present, str):
+            yield present
 
 
 def _repair(uris: Iterable[str]) -> None:

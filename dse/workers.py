@@ -22,6 +22,8 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
+from dse.problems import Broken
+
 _GRACE_S = 2.0  # from being asked to end to being made to
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
 _SAID = 2000  # characters that are kept of what a lost call wrote
@@ -30,7 +32,10 @@ Call = Callable[[Any], Any]
 
 
 class Lost(Exception):
-    """A call whose process ended or had to be ended; the text says how, and what it wrote last."""
+    """A call whose process ended or had to be ended; the text says how, and what it wrote last.
+
+    A backend raises it where a process of its own was lost through no fault of the design: that is tried again.
+    """
 
 
 class Pool:
@@ -197,6 +202,8 @@ def _work(pipe: Connection, serve: Call, memory_bytes: float | None, said: str) 
 def _served(serve: Call, argument: Any) -> tuple[bool, Any]:
     try:
         return True, serve(argument)
+    except Broken as error:
+        return False, error
     except Exception as error:
         return False, RuntimeError(f"{type(error).__name__}: {error}")  # any other might not survive the way back
 

@@ -9,18 +9,20 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from dse.problems import Problem
+from dse.inputs import read_bytes
+from dse.problems import ConfigError, Problem
 
 MOST_BYTES = 1 << 20
 MOST_DEPTH = 50
 MOST_NODES = 100_000
 MOST_FILES = 1_000
+MOST_ENTRIES = 10_000  # files and folders of any name
 _MOST_TOLD = 20  # problems of one file
 
 _ACCIDENTS = {
@@ -29,6 +31,7 @@ _ACCIDENTS = {
     re.compile(r"[-+]?[0-9]+_[0-9_]+"): "has an underscore inside a number",
     re.compile(r"(?i:on|off|yes|no)"): "would be read as true or false",
 }
+_LONG = re.compile(r"[-+.0-9][-+.:_0-9a-fA-Fx]{400,}")
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast where libyaml is there
 _HYDRA = re.compile(r"(?<![\w-])hydra(?![\w-])")
 _HEADER = re.compile(r"^\s*#\s*@package\s+(.*)$", re.MULTILINE)
@@ -40,8 +43,13 @@ _CALLS = "names a class to call; plug-ins are chosen by name"
 def looked_at(folder: Path) -> Iterator[tuple[Path, list[Problem]]]:
     """The YAML files of a user's folder, links followed, each with why it must not be read (none: it may be)."""
     seen: set[str] = set()
-    count = 0
+    count = entries = 0
     for place, folders, names in os.walk(folder, followlinks=True):
+        entries += len(folders) + len(names)
+        if entries > MOST_ENTRIES:
+            way = "name a folder that holds configurations only"
+            yield folder, [Problem(str(folder), f"holds more than {MOST_ENTRIES} files and folders", way_out=way)]
+            return
         folders[:] = sorted(one for one in folders if os.path.realpath(Path(place, one)) not in seen)
         seen.update(os.path.realpath(Path(place, one)) for one in folders)
         for name in sorted(name for name in names if name.endswith(".yaml")):
@@ -58,16 +66,12 @@ def unreadable(path: Path) -> list[Problem]:
     """Why a file must not be read as a configuration: limits, aliases, code, Hydra's settings, names from outside."""
     where = str(path)
     try:
-        if not path.is_file():
-            return [Problem(where, "is no plain file")]
-        with path.open("rb") as file:
-            data = file.read(MOST_BYTES + 1)
-        if len(data) > MOST_BYTES:
-            return [Problem(where, f"is larger than {MOST_BYTES} bytes")]
-        text = data.decode("utf-8")
+        text = read_bytes(path, where, most=MOST_BYTES).decode("utf-8")
         found = list(islice(_limits(text, where), 1))
         return found or list(islice(_foreign(text, where), _MOST_TOLD))
-    except (OSError, UnicodeDecodeError) as error:
+    except ConfigError as error:
+        return list(error.problems)
+    except UnicodeDecodeError as error:
         return [Problem(where, f"cannot be read: {error}")]
     except (yaml.YAMLError, RecursionError) as error:
         return [Problem(where, f"is not YAML: {' '.join(str(error).split())}")]
@@ -83,6 +87,24 @@ def accidents(path: Path) -> list[Problem]:
     events = yaml.parse(path.read_text(encoding="utf-8"), Loader=_LOADER)
     scalars = (event for event in events if isinstance(event, yaml.ScalarEvent) and not event.style)
     return list(islice((found for event in scalars for found in _misread(event, str(path))), _MOST_TOLD))
+
+
+def parsed(text: str, where: str) -> Any:
+    """What a text holds, for one within the limits and of plain values with text keys.
+
+    Raises ConfigError, yaml.YAMLError, ValueError.
+    """
+    if found := list(islice(chain(_limits(text, where), _long_numbers(text, where)), 1)):
+        raise ConfigError(found)
+    return yaml.load(text, Loader=_LOADER)
+
+
+def _long_numbers(text: str, where: str) -> Iterator[Problem]:
+    """What would be read as a number of thousands of digits, which takes time that grows with their square."""
+    for event in yaml.parse(text, Loader=_LOADER):
+        if isinstance(event, yaml.ScalarEvent) and not event.style and _LONG.fullmatch(event.value):
+            line = event.start_mark.line + 1 if event.start_mark else 0
+            yield Problem(f"{where}:{line}", f"is a number of {len(event.value)} characters")
 
 
 def calls_code(value: object) -> bool:
@@ -119,6 +141,8 @@ def _foreign(text: str, where: str) -> Iterator[Problem]:
         if _HYDRA.search(package):
             yield Problem(where, _RUNS, f"@package {package}", "remove the line")
     for root in yaml.compose_all(text, Loader=_LOADER):
+        if isinstance(root, yaml.ScalarNode) and root.value:
+            yield Problem(where, "holds one value and no keys", root.value[:100], "write it as key: value")
         for path, node in _walk(root, ""):
             yield from _forbidden(path, node, f"{where}:{node.start_mark.line + 1}")
 

@@ -12,7 +12,7 @@ computed, then sent; hetero computes the local shard, of which nothing is sent, 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -31,10 +31,15 @@ class Chunked(MoverKnobs):
     """granularity: pieces per shard, so that one transfer is 1 / (num_gpus * granularity) of the tensor."""
 
     family: Literal["chunked"]
-    shape: Annotated[Literal["1d", "2d"], knob(structural=True)]
+    shape: Annotated[Literal["1d", "2d"], knob(structural=True, neutral="1d")]
     start: Annotated[Literal["uniform", "hetero"], knob(structural=True)]
     compute: Annotated[Literal["fused", "unfused"], knob(structural=True)]
     granularity: Annotated[Integer, knob(structural=True, ge=1, le=1024)]
+
+    def neutral(self) -> Mapping[str, Any]:
+        """The shape of a single piece is none."""
+        shaped = {"shape"} if self.granularity > 1 else set()
+        return {name: value for name, value in super().neutral().items() if name not in shaped}
 
     def rules(self, system: System, workload: Workload) -> Sequence[Rule]:
         """A piece needs at least one row, or one column of what is moved."""

@@ -35,15 +35,17 @@ _ORDERS = {
 class MoverKnobs(ScheduleKnobs):
     """Who moves the data.
 
-    mover: `dma` engines, or kernels on `comm_cus` reserved `cu`s. priority: whose memory requests go first.
+    mover: `dma` engines, or kernels on `comm_cus` reserved `cu`s. priority: whose memory requests go first; it matters
+    where the HBM can be over-subscribed.
     near_memory: what arrives is added to what is there by units in memory (`gpu.pim`): neither kernels read what they
     add to, nor does a kernel add what DMA engines brought. Without a reduction it means nothing.
     """
 
     orders: ClassVar[tuple[str, ...]] = ("before", "after")
+    ranks: ClassVar[tuple[str, ...]] = ("priority",)
     mover: Annotated[Mover, knob(structural=True)]
     comm_cus: Annotated[Integer | None, knob(when={"mover": "cu"}, ge=1, le=4096)]
-    priority: Annotated[Priority, knob(structural=True)] = "equal"
+    priority: Annotated[Priority, knob(structural=True, neutral="equal")] = "equal"
     near_memory: Annotated[bool, knob(structural=True)] = False
 
     def rules(self, system: System, workload: Workload) -> Sequence[Rule]:

@@ -12,6 +12,7 @@ from simulators.maxplus import Alone, Form
 from simulators.timeline import Refused, Timeline, Totals
 
 _SLACK = 1e-9  # relative: a resource used to exactly its capacity is not over-subscribed
+_FAINT = 1e-6  # of the capacity: who asks for less may get nothing of what is used to exactly its capacity
 
 
 class AnalyticEngine:
@@ -51,10 +52,12 @@ def _refused(graph: TaskGraph, form: Form) -> Refused | None:
             for one in crowd
             for use in one
         }
-        capacity = graph.values[graph.at["capacity"][resource]] * (1 + _SLACK)
+        capacity = graph.values[graph.at["capacity"][resource]]
         over = np.zeros((1,) * len(graph.shape), np.bool_)
         for crowd in crowds:
-            over = over | (sum(functools.reduce(np.maximum, [demand[use] for use in one]) for one in crowd) > capacity)
+            most = [functools.reduce(np.maximum, [demand[use] for use in one]) for one in crowd]
+            faint = functools.reduce(np.minimum, most) < _FAINT * capacity  # what is left may not do for it
+            over = over | (sum(most) > capacity * np.where(faint & (len(most) > 1), 1 - _SLACK, 1 + _SLACK))
         if over.any():
             code = np.where((code == 0) & over, np.int32(len(texts)), code)
             texts.append(f"{graph.resources[resource]} may be over-subscribed: the closed form is not exact")

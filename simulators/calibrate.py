@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import yaml
 
+from dse.inputs import read_bytes
 from dse.outputs import Outputs, whole
 from dse.problems import ConfigError, Problem, Problems, pairs
 from simulators.device import Device, device_of, tree_of
@@ -177,7 +178,7 @@ def _check_rates(check: Problems, rows: Rows, file: Path) -> None:
 
 def _constants(fitted: Fitted, file: Path) -> dict[str, Any]:
     """What a device file says of fitted constants and where they are from."""
-    content = hashlib.sha256(file.read_bytes()).hexdigest()[:16]
+    content = hashlib.sha256(read_bytes(file, "data")).hexdigest()[:16]
     found: dict[str, Any] = {"sources": {}}
     for precision, constants in fitted.efficiency.items():
         held = {kind: len(names) for kind, names in fitted.fitted_on[precision].items() if kind != "allreduce"}

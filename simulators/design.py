@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, Self, runtime_checkable
+from typing import Any, ClassVar, Protocol, Self, runtime_checkable
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from pydantic import ConfigDict, model_validator
 
 from dse.problems import Problem
-from dse.values import Frozen, condition
+from dse.values import Frozen, condition, neutral_values
 from simulators.graph import TaskGraph
 from simulators.system import System
 from simulators.workload import Workload
@@ -21,8 +21,10 @@ class ScheduleKnobs(Frozen):
     """Base of a schedule's typed knobs. `name` is the configuration's name, `family` the module that lowers it.
 
     A knob whose `when` does not hold means nothing there and becomes None, so that equal designs are equal.
+    ranks: knobs that choose the priority classes of tasks and nothing else; their neutral value has one class for all.
     """
 
+    ranks: ClassVar[tuple[str, ...]] = ()
     name: str
     family: str
     description: str = ""
@@ -42,6 +44,10 @@ class ScheduleKnobs(Frozen):
         for name in idle:
             object.__setattr__(self, name, None)  # still being built
         return self
+
+    def neutral(self) -> Mapping[str, Any]:
+        """Knobs that may change nothing -> the value that then stands for all (see `simulators/idle.py`)."""
+        return neutral_values(type(self))
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ column.
 from __future__ import annotations
 
 import csv
+import io
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from dse.inputs import read_text
 from dse.outputs import whole
 from dse.problems import ConfigError, Problem, Problems, did_you_mean, pairs
 from simulators.seqpoint import Iterations, Sample, choose, cut_parallel, cut_sequential, iterations_cut, projected
@@ -29,7 +31,6 @@ if TYPE_CHECKING:
 Floats = NDArray[np.float64]
 
 _LENGTH, _SECONDS = "sequence_length", "seconds"
-_MOST_BYTES = 1 << 26  # of a file
 _MOST_LENGTH = 2**31
 _SHOWN = 20  # problems that are told one by one
 
@@ -63,17 +64,11 @@ COMMANDS = {"seqpoint": seqpoint}
 
 def read(path: Path) -> dict[str, Floats]:
     """Columns [N] of an epoch's log: sequence_length, seconds [s], and seconds_<name>. Raises ConfigError."""
-    if not path.is_file():
-        raise ConfigError([Problem("data", "is no file", str(path), "name a CSV of the iterations of an epoch")])
-    if path.stat().st_size > _MOST_BYTES:
-        raise ConfigError([Problem("data", f"is larger than {_MOST_BYTES >> 20} MiB", str(path))])
+    table = read_text(path, "data", way_out="name a CSV of the iterations of an epoch")
+    reader = csv.reader(io.StringIO(table, newline=""), strict=True)
     try:
-        with path.open(encoding="utf-8-sig", newline="") as text:
-            reader = csv.reader(text, strict=True)
-            columns = _columns(path, [name.strip() for name in next(reader, [])])
-            rows = [(reader.line_num, cells) for cells in reader if any(cell.strip() for cell in cells)]
-    except UnicodeDecodeError as error:
-        raise ConfigError([Problem("data", f"is no text in UTF-8: {error.reason}", str(path))]) from None
+        columns = _columns(path, [name.strip() for name in next(reader, [])])
+        rows = [(reader.line_num, cells) for cells in reader if any(cell.strip() for cell in cells)]
     except csv.Error as error:
         raise ConfigError([Problem(f"{path.name}, line {reader.line_num}", f"is no CSV: {error}")]) from None
     if not rows:

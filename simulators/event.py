@@ -65,7 +65,8 @@ class _Machine:
         self.free = [int(slots) for slots in graph.slots]
         self.issued, self.finished = np.zeros(tasks), np.zeros(tasks)
         self.done = [self.env.event() for _ in range(tasks)]
-        self.waiting: dict[int, tuple[float, simpy.Event]] = {}  # ready tasks without a slot: since when, go-ahead
+        self.instant = 0  # counted, as the clock may not tell two that follow one another apart
+        self.waiting: dict[int, tuple[float, simpy.Event]] = {}  # ready tasks without a slot: since which, go-ahead
         self.delays: dict[int, tuple[float, simpy.Event]] = {}  # when the delay ends
         self.active: dict[int, tuple[float, simpy.Event]] = {}  # remaining work
 
@@ -78,7 +79,7 @@ class _Machine:
     def task(self, task: int) -> Generator[simpy.Event, Any, None]:
         """The life of a task: wait for predecessors, for a slot, for the delay, for the work."""
         yield self.env.all_of([self.done[before] for before in self.graph.predecessors(task)])
-        yield self.expect(self.waiting, task, self.env.now)
+        yield self.expect(self.waiting, task, self.instant)
         self.issued[task] = self.env.now
         if self.delay[task] > 0:
             yield self.expect(self.delays, task, self.env.now + self.delay[task])
@@ -107,6 +108,7 @@ class _Machine:
             ends = self.ends(rates)
             now = min(ends.values())
             yield self.env.timeout(max(0.0, now - self.env.now))
+            self.instant += 1
             self.finish([t for t, end in ends.items() if end <= now + _SAME_INSTANT * now], rates, now)
             yield self.settled()
 

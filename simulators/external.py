@@ -13,7 +13,6 @@ import json
 import math
 import os
 import re
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -27,7 +26,7 @@ from dse.problems import Problem, Problems, did_you_mean
 from dse.space import get_path, set_path
 from dse.values import LABELS, Bytes, BytesPerSecond, FlopPerSecond, Seconds
 from simulators.outcome import complaint, judged, kills_for_memory, written
-from simulators.process import run
+from simulators.process import run, scratch
 from simulators.program import PLACE, Command, Program, improvement
 
 _VERSION = "1"  # of what a program is given and how its answer is read
@@ -64,6 +63,11 @@ class ExternalBackend:
         self.metrics = {name: measure.metric() for name, measure in program.metrics.items()}
         self.relations = dict(_relations(self.metrics))
         self.version = "+".join(filter(None, [_VERSION, program.version, self._command.content()]))
+
+    @property
+    def program(self) -> tuple[str, ...]:
+        """What is started: the words of the command, as configured."""
+        return self._program.command
 
     def sections(self, tree: Tree) -> None:
         """Any sections with keys; `scenarios` is one of them, and what the command names must exist."""
@@ -133,15 +137,15 @@ class ExternalBackend:
 
     def _one(self, design: BaseModel) -> Result:
         tree, limits, before = dict(design), self._limits, kills_for_memory()
-        with tempfile.TemporaryDirectory(prefix="dse-", ignore_cleanup_errors=True) as name:
-            folder = Path(name)
+        with scratch() as place:
+            folder = place.folder
             given, output = folder / f"input.{self._program.input}", folder / "output.json"
             given.write_text(_as_json(tree) if self._program.input == "json" else _as_csv(tree), encoding="utf-8")
             values = {"input": str(given), "output": str(output), **dict(_leaves(tree))}
             used = set(self._command.places)
             command = [PLACE.sub(lambda one: _said(values, one), word) for word in self._command.words]
             stdin = Path(os.devnull) if "input" in used else given
-            ended = run(command, limits, folder=folder, stdin=stdin, variables=(*_ALWAYS_PASSED, *self._program.env))
+            ended = run(command, limits, place=place, stdin=stdin, variables=(*_ALWAYS_PASSED, *self._program.env))
             answer = written(output, limits.output_bytes + 1) if "output" in used else ended.stdout
             starved = kills_for_memory() > before
         found = judged(ended, limits, answer, metrics=self.metrics, starved=starved)

@@ -457,6 +457,14 @@ def _run(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
                 is_dirty[res] = False
                 was = over[res]
                 over[res] = load[res] > capacity[res] * (1.0 + 1e-11)
+                if not over[res] and load[res] > capacity[res] * (1.0 - 1e-11):
+                    # just saturated: what asks for little of it may get far less than its bound, and is looked at
+                    use_of = head[res]
+                    while use_of != none:
+                        if flow[use_class[use_of]] * use[use_of] < 1e-2 * capacity[res]:
+                            over[res] = True
+                            break
+                        use_of = after[use_of]
                 if was or over[res]:
                     in_part[res] = True
                     part[num_part] = res

@@ -18,13 +18,14 @@ from pydantic import BaseModel, Field
 
 from dse import compose, discovery
 from dse.backend import Batch, Columns, Metric, Replay, Result, Results, Tree
+from dse.baselines import places
 from dse.execute import call
 from dse.plan import Plan, plan
 from dse.problems import ConfigError, Problem, Problems, did_you_mean
 from dse.search import Outcome, Question, Search, explore
 from dse.search.genes import Genes
 from dse.space import Assignment, get_path
-from dse.values import Frozen, Integer
+from dse.values import Frozen, Integer, hexes
 
 _VERSION = "1"
 _CALL = 65_536  # points that are enumerated together
@@ -54,8 +55,10 @@ class Design(Frozen):
 
 @dataclass(frozen=True)
 class Known:
-    """Every point of a landscape. places: genes -> row. outcomes [N]. values [N, M]: objectives, smaller is better,
-    0 at the best and 1 at the worst of the true front; NaN where a point has no result. front [F, M]: the true one."""
+    """Every point of a landscape. places: genes -> row, one for equal designs. outcomes [N]. values [N, M]: objectives,
+    smaller is better, 0 at the best and 1 at the worst of the true front; NaN where a point has no result.
+    front [F, M]: the true one.
+    """
 
     question: Question
     genes: Genes
@@ -72,6 +75,10 @@ class Known:
     def rows(self, points: Sequence[Assignment]) -> list[int]:
         """Where points are."""
         return [self.places[row.tobytes()] for row in self.genes.rows(points)]
+
+    def name(self, point: Assignment) -> str:
+        """What a point is called; equal designs are called the same."""
+        return str(self.rows([point])[0])
 
     def legal(self, points: Sequence[Assignment]) -> list[bool]:
         """Which points break no rule."""
@@ -104,23 +111,23 @@ def known(command: tuple[str, ...]) -> Known:
         rule = f"has {len(planned.spaces)} scenarios: {', '.join(planned.spaces)}"
         raise ConfigError([Problem("landscape.command", rule, way_out="choose one, such as workload.only=[g4]")])
     (space,) = planned.spaces.values()
-    genes, outcomes, rows = Genes(space), list[Outcome](), list[NDArray[np.float64]]()
-    for points, found in _enumerated(planned):
-        rows.append(genes.rows(points))
-        outcomes += found
+    genes, outcomes, rows = Genes(space), dict[str, tuple[int, Outcome]](), dict[bytes, int]()
+    for points, names, found in _enumerated(planned):
+        for row, name, outcome in zip(genes.rows(points), names, found, strict=True):
+            rows[row.tobytes()], _ = outcomes.setdefault(name, (len(outcomes), outcome))
     question = Question(space, planned.goals, 0, 1, lambda points: [], repr)
-    ok = np.array([outcome is not None for outcome in outcomes])
+    told = [outcome for _, outcome in outcomes.values()]
+    ok = np.array([outcome is not None for outcome in told])
     values = np.full((len(ok), len(planned.goals)), np.nan)
-    values[ok] = question.values([outcome for outcome in outcomes if outcome is not None])
+    values[ok] = question.values([outcome for outcome in told if outcome is not None])
     front = values[ok][moocore.is_nondominated(values[ok])]
     low, range_ = front.min(axis=0), np.ptp(front, axis=0)
     scaled = (values - low) / np.where(range_ > 0, range_, 1.0)
-    places = {row.tobytes(): place for place, row in enumerate(np.concatenate(rows))}
-    return Known(question, genes, places, outcomes, scaled, (front - low) / np.where(range_ > 0, range_, 1.0))
+    return Known(question, genes, rows, told, scaled, (front - low) / np.where(range_ > 0, range_, 1.0))
 
 
-def _enumerated(planned: Plan) -> Iterator[tuple[list[Assignment], list[Outcome]]]:
-    """Points of the space with their objectives, some at a time."""
+def _enumerated(planned: Plan) -> Iterator[tuple[list[Assignment], list[str], list[Outcome]]]:
+    """Points of the space as they may be asked for, with their keys and objectives, some at a time."""
     (space,) = planned.spaces.values()
     goals = list(planned.goals)
     for block in space.blocks(_CALL):
@@ -132,7 +139,9 @@ def _enumerated(planned: Plan) -> Iterator[tuple[list[Assignment], list[Outcome]
             dict(zip(goals, row, strict=True)) if ok else None
             for ok, row in zip(results.ok.tolist(), columns, strict=True)
         ]
-        yield list(block.points()), told
+        asked = block if block.asked is None else block.asked
+        where, keys = places(asked, block), hexes(block.keys()).astype(str)
+        yield list(asked.points()), keys[where].tolist(), [told[place] for place in where]
 
 
 class LandscapeBackend:
@@ -212,6 +221,7 @@ class LandscapeBackend:
             seed=design.run.seed,
             trials=budgets[-1],
             evaluate=progress.evaluate,
+            identify=truth.name,
             legal=truth.legal,
         )
         chosen = explore(question, Search(name=design.run.method, batch=design.run.batch))

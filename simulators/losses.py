@@ -8,9 +8,9 @@
     dependency      T4 - ideal:     filling and draining the pipeline, and waiting for one another
 
 in this order, each replay with the wishes of those before it, so that the losses add up to makespan - ideal. A loss may
-be negative (chunks that fill their last wave better). A replay is a longest path: what is left shares nothing. Beside
-them the paper's ratios (FiCCO, arXiv:2512.10236): DIL = sum of the chunks' times alone / time of the undivided GEMM;
-CIL = their times as they ran / alone.
+be negative (chunks that fill their last wave better); what is but a rounding error is 0. A replay is a longest path:
+what is left shares nothing. Beside them the paper's ratios (FiCCO, arXiv:2512.10236): DIL = sum of the chunks' times
+alone / time of the undivided GEMM; CIL = their times as they ran / alone.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from simulators.compiled import compiled
 from simulators.graph import Floats, TaskGraph
 
 LOSSES = ("contention_s", "decomposition_s", "starvation_s", "launch_s", "dependency_s")
+_ROUNDING = 1e-12  # of the makespan: replays that are equal add the same durations in another order
 Indices = NDArray[np.intp]
 
 
@@ -38,7 +39,8 @@ def losses(graph: TaskGraph, makespan: Floats) -> dict[str, Floats]:
     ]
     found = {"ideal_s": ideal(graph)}
     steps = [makespan, *replays, found["ideal_s"]]
-    return found | {name: before - after for name, before, after in zip(LOSSES, steps[:-1], steps[1:], strict=True)}
+    lost = {name: before - after for name, before, after in zip(LOSSES, steps[:-1], steps[1:], strict=True)}
+    return found | {name: np.where(np.abs(one) > _ROUNDING * makespan, one, 0.0) for name, one in lost.items()}
 
 
 def ideal(graph: TaskGraph) -> Floats:

@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dse.compose import conf_dir
+from dse.inputs import opened, read_text
 from dse.problems import ConfigError, Problem, did_you_mean
 from simulators.device import ELEMENT_BYTES
 
@@ -65,7 +66,6 @@ FLOAT_BYTES = 4
 """Of the elements in which the size of an all-reduce is counted."""
 _LEAST = {"pad_h": 0, "pad_w": 0, "gpus": 2}
 _MOST = 2**40
-_MOST_BYTES = 1 << 26  # of a file
 _SHOWN = 20  # problems that are told one by one
 _NOT_MEASURED = re.compile(r"|N/?A\*?|-", re.IGNORECASE)
 
@@ -165,8 +165,8 @@ def _joined(parts: Sequence[Rows]) -> Rows:
 
 
 def _head(file: Path) -> list[str]:
-    with file.open(encoding="utf-8-sig", errors="replace") as text:
-        lines = text.read(1 << 16).splitlines()
+    with opened(file, "study.data_dir") as binary:
+        lines = binary.read(1 << 16).decode("utf-8-sig", errors="replace").splitlines()
     with suppress(csv.Error):
         return [name.strip() for name in next(csv.reader(lines[len(_comments(lines)) :]), [])]
     return []
@@ -196,15 +196,7 @@ class _Table:
     def __init__(self, path: Path) -> None:
         self._path, self.problems, self.filled = path, list[Problem](), 0
         self._seen, self._held = Counter[tuple[str, ...]](), Counter[tuple[str, ...]]()
-        if not path.is_file():
-            raise ConfigError([Problem("data", "is no file", str(path), "name a CSV of measured operators")])
-        if path.stat().st_size > _MOST_BYTES:
-            raise ConfigError([Problem("data", f"is larger than {_MOST_BYTES >> 20} MiB", str(path))])
-        try:
-            text = path.read_text(encoding="utf-8-sig")
-        except UnicodeDecodeError as error:
-            raise ConfigError([Problem("data", f"is no text in UTF-8: {error.reason}", str(path))]) from None
-        lines = text.splitlines()
+        lines = read_text(path, "data", way_out="name a CSV of measured operators").splitlines()
         self._above = len(_comments(lines))
         self._reader = csv.reader(lines[self._above :], strict=True)
         try:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dse.backend import Columns, Metric
+from dse.backend import Columns, Law, Metric
 from dse.values import leaves
 from simulators.graph import TaskGraph
 from simulators.losses import losses
@@ -46,6 +46,26 @@ RELATIONS: Mapping[str, Metric] = {
     "ideal_speedup": Metric("x", "(T_gemm + T_comm) / max(T_gemm, T_comm) of the baseline", goal="maximize"),
     "fraction_of_ideal": Metric("fraction", "(speedup - 1) / (ideal speedup - 1)", goal="maximize", low=float("-inf")),
 }
+
+
+_LOSSES = ("contention_s", "decomposition_s", "starvation_s", "launch_s", "dependency_s")
+
+LAWS: Sequence[Law] = (
+    Law("gemm_s <= makespan_s", lambda c: c["gemm_s"], lambda c: c["makespan_s"]),
+    Law("comm_s <= makespan_s", lambda c: c["comm_s"], lambda c: c["makespan_s"]),
+    Law("exposed_comm_s <= makespan_s", lambda c: c["exposed_comm_s"], lambda c: c["makespan_s"]),
+    Law(
+        "makespan_s <= gemm_s + exposed_comm_s", lambda c: c["makespan_s"], lambda c: c["gemm_s"] + c["exposed_comm_s"]
+    ),
+    Law(
+        "ideal_s and the losses add up to makespan_s",
+        lambda c: np.asarray(c["ideal_s"] + sum(c[name] for name in _LOSSES)),
+        lambda c: c["makespan_s"],
+        equal=True,
+    ),
+)
+"""What the metrics of every overlapped design obey. `ideal_s` may exceed the makespan where GEMMs run at once: it takes
+them one after the other."""
 
 
 def measure(graph: TaskGraph, totals: Totals) -> dict[str, Floats]:

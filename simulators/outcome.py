@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from dse.backend import Metric, Result, Status
+from dse.workers import Lost
 from simulators.process import Ended, Limits
 
 _MOST_LINES = 20  # of standard error
@@ -35,7 +36,8 @@ def judged(
     """The result of a run, without a look at the values of its metrics.
 
     answer: what it wrote where its output was expected, one byte over `limits.output_bytes` at most; None if nothing
-    could be read. starved: the kernel killed some process for want of memory meanwhile.
+    could be read. starved: the kernel killed some process for want of memory meanwhile. Raises Lost where nobody knows
+    how the program ended, as its supervisor was killed.
     """
     if failure := _failure(ended, limits, starved):
         return Result("failed", reason=failure)
@@ -55,7 +57,7 @@ def _failure(ended: Ended, limits: Limits, starved: bool) -> str:
         timeout, output = f"TIMEOUT after {limits.timeout_s:g} s", f"OUTPUT over {limits.output_bytes} B"
         return timeout if ended.cut == "time" else output
     if ended.code is None:
-        return "LOST: what watches over the program was killed"
+        raise Lost("what watches over the program was killed")
     if ended.code == 0:
         return ""
     if _wants_memory(ended, starved):

@@ -15,11 +15,12 @@ from dse import discovery
 from dse.backend import STATUSES, Batch, Columns, Replay, Result, Results, Tree
 from dse.problems import ConfigError, Problem, Problems, did_you_mean
 from dse.space import get_path
-from dse.values import LABELS, condition, leaves
+from dse.values import LABELS, condition, leaves, put
 from simulators.batch import Grid, grids
-from simulators.design import Design, Schedule, problems, reasons
+from simulators.design import Design, Schedule, ScheduleKnobs, problems, reasons
 from simulators.graph import TaskGraph
-from simulators.metrics import METRICS, RELATIONS, Floats, cost_proxy, measure, measure_worst, relate
+from simulators.idle import same_timeline, unranked
+from simulators.metrics import LAWS, METRICS, RELATIONS, Floats, cost_proxy, measure, measure_worst, relate
 from simulators.node import WholeNode
 from simulators.symmetry import patterns, reduced
 from simulators.system import System
@@ -42,6 +43,7 @@ class OverlapBackend:
 
     metrics = METRICS
     relations = RELATIONS
+    laws = LAWS
 
     def __init__(self, engine: str, fallback: str | None = None, *, gpus: str = "one", imbalance: float = 0.0) -> None:
         self._imbalance = _checked_imbalance(gpus, imbalance)
@@ -133,6 +135,31 @@ class OverlapBackend:
     def is_axis(self, path: str, design: BaseModel) -> bool:
         """Numbers that do not change the structure."""
         return any(found == path and not structural for found, _, structural in leaves(design))
+
+    def neutral(self, design: BaseModel) -> Mapping[str, Any]:
+        """Knobs of the schedule that may change nothing; those that have no meaning in this design are left out."""
+        assert isinstance(design, Design)
+        if not isinstance(design.schedule, ScheduleKnobs):
+            return {}
+        neutral = design.schedule.neutral()
+        return {
+            f"schedule.{name}": value for name, value in neutral.items() if getattr(design.schedule, name) is not None
+        }
+
+    def idle(self, batch: Batch, path: str, value: Any) -> NDArray[np.bool_]:
+        """Where the task graph stays what it is, or its priorities have no effect; or the same rule is broken."""
+        ((_, grid),) = grids([batch])
+        other = replace(grid, design=put(grid.design, path, value))
+        mine, theirs = self._screened(grid), self._screened(other)
+        same: NDArray[np.bool_] = np.array(mine.texts)[mine.reason] == np.array(theirs.texts)[theirs.reason]
+        legal = same & mine.ok
+        if legal.any():
+            own, others = (one if legal.all() else one.kept(legal) for one in (grid, other))
+            graph = self._lowered(own.design)
+            ranked = path.partition(".")[2] in getattr(own.design.schedule, "ranks", ())
+            neutral = unranked(graph) if ranked else self._lowered(others.design)
+            same[legal] = same_timeline(graph, neutral, own.shape)
+        return same
 
     def screen(self, batches: Sequence[Batch]) -> list[Results]:
         """Look at the rules of all designs of one structure at once."""

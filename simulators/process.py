@@ -6,14 +6,18 @@ The program is not started from here but by `simulators.supervisor`, which ends 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import selectors
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import IO
 
@@ -23,6 +27,7 @@ _HANGS_UP_S = GRACE_S + 1.5  # the grace of a program, and the time to sweep up 
 _ERROR_BYTES = 1 << 16  # of standard error, its last ones are kept
 _READ_BYTES = 1 << 16
 _PIPE_READS = (1 << 20) // _READ_BYTES  # as much as a pipe can hold
+_PREFIX = "dse-external-"  # of scratch folders
 _SUPERVISOR = Path(__file__).with_name("supervisor.py")
 
 
@@ -90,13 +95,69 @@ class _Kept:
         return bytes(self.data[-self.most :] if self.last else self.data)
 
 
-def run(command: Sequence[str], limits: Limits, *, folder: Path, stdin: Path, variables: Iterable[str]) -> Ended:
+@dataclass(frozen=True)
+class Scratch:
+    """A folder for one run. lock: descriptor whose lock is held for as long as somebody lives who will remove it."""
+
+    folder: Path
+    lock: int
+
+
+@contextlib.contextmanager
+def scratch() -> Iterator[Scratch]:
+    """An empty scratch folder, removed in the end; those that nobody lived to remove are so as well, once."""
+    root = tempfile.gettempdir()
+    _sweep(root)
+    while (made := _locked(tempfile.mkdtemp(prefix=_PREFIX, dir=root))) is None:
+        pass  # it was swept away between being made and being locked
+    try:
+        yield made
+    finally:
+        shutil.rmtree(made.folder, ignore_errors=True)
+        os.close(made.lock)
+
+
+def _locked(folder: str, *, surely: bool = False) -> Scratch | None:
+    """A folder with its lock held; None if another has it, or if the folder is gone.
+
+    surely: raises OSError where the file system has no locks; there nothing is ever swept.
+    """
+    try:
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    with contextlib.ExitStack() as undo:
+        undo.callback(os.close, handle)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return None
+        except OSError:
+            if surely:
+                raise
+        if not Path(folder).exists():
+            return None
+        undo.pop_all()
+    return Scratch(Path(folder), handle)
+
+
+@cache
+def _sweep(root: str) -> None:
+    """Remove the scratch folders of runs whose worker and supervisor were both killed: nobody holds their locks."""
+    for folder in Path(root).glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError):
+            if folder.lstat().st_uid == os.getuid() and (left := _locked(str(folder), surely=True)) is not None:
+                shutil.rmtree(left.folder, ignore_errors=True)
+                os.close(left.lock)
+
+
+def run(command: Sequence[str], limits: Limits, *, place: Scratch, stdin: Path, variables: Iterable[str]) -> Ended:
     """Run a command (the path of a program and its arguments) in a folder, with some variables of the environment.
 
     Raises OSError if nothing can be started.
     """
     streams = {"out": _Kept(limits.output_bytes), "err": _Kept(_ERROR_BYTES, last=True), "told": _Kept(1 << 12)}
-    with _started([limits.text, ",".join(variables), str(stdin), *command], folder) as (supervisor, told):
+    with _started([limits.text, ",".join(variables), str(stdin), *command], place) as (supervisor, told):
         cut = _read(supervisor, told, streams=streams, limits=limits)
     said = dict(line.split(" ", 1) for line in streams["told"].kept.decode().splitlines())
     if "ended" not in said:
@@ -107,20 +168,20 @@ def run(command: Sequence[str], limits: Limits, *, folder: Path, stdin: Path, va
 
 
 @contextlib.contextmanager
-def _started(words: Sequence[str], folder: Path) -> Iterator[tuple[subprocess.Popen[bytes], IO[bytes]]]:
+def _started(words: Sequence[str], place: Scratch) -> Iterator[tuple[subprocess.Popen[bytes], IO[bytes]]]:
     """A supervisor, and the end of the pipe through which it tells; hung up on and waited for in the end."""
     reads, writes = os.pipe()
     with os.fdopen(reads, "rb", buffering=0) as told:
         try:
             supervisor = subprocess.Popen(
-                [sys.executable, "-I", "-S", str(_SUPERVISOR), str(writes), *words],
-                cwd=folder,
+                [sys.executable, "-I", "-S", str(_SUPERVISOR), f"{writes},{place.lock}", *words],
+                cwd=place.folder,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 bufsize=0,
                 start_new_session=True,
-                pass_fds=[writes],
+                pass_fds=[writes, place.lock],
             )
         finally:
             os.close(writes)

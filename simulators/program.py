@@ -9,12 +9,14 @@ import re
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from dse.backend import Metric
+from dse.inputs import irregular, opened
 from dse.problems import Problems
 from dse.values import Bytes, Frozen, Integer, Number, WallSeconds
 from simulators.process import Limits
@@ -22,6 +24,7 @@ from simulators.process import Limits
 PLACE = re.compile(r"\{([A-Za-z_][\w.]*)\}")
 """A placeholder in a command."""
 _METRIC = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,59}")
+_MOST_BYTES, _MOST_FILES = 1 << 36, 10_000  # of files that are part of every key
 _TAKEN = ("scenario", "key", "status", "reason", "engine", "baseline", "on_front")  # columns of the table
 
 
@@ -139,6 +142,11 @@ class Command:
         for index, one in enumerate(listed):
             if not one.exists():
                 check.add(f"simulator.files.{index}", "is not there", value=str(one))
+            elif one.is_dir() and sum(1 for _ in islice(one.rglob("*"), _MOST_FILES + 1)) > _MOST_FILES:
+                rule = f"holds more than {_MOST_FILES} files"
+                check.add(f"simulator.files.{index}", rule, value=str(one), way_out="name the files that count")
+            elif not one.is_dir() and (rule := irregular(one, _MOST_BYTES)):
+                check.add(f"simulator.files.{index}", rule, value=str(one), way_out="name plain files and folders")
         check.done()
         inside = (file for one in listed for file in (sorted(one.rglob("*")) if one.is_dir() else [one]))
         files = (one for one in dict.fromkeys([*named, *inside]) if one.is_file() and "__pycache__" not in one.parts)
@@ -159,7 +167,7 @@ class Command:
         """Content hash of the files, "" if there are none; where the folder is makes no difference."""
         total = hashlib.blake2b(digest_size=6)
         for path in self.files:
-            with path.open("rb") as file:
+            with opened(path, "simulator.files", most=_MOST_BYTES) as file:
                 held = hashlib.file_digest(file, "blake2b").hexdigest()
             total.update(f"{os.path.relpath(path, self.here)}\0{held}\0".encode())
         return total.hexdigest() if self.files else ""

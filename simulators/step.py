@@ -31,7 +31,7 @@ from simulators.steps.epoch import METRICS as EPOCH_METRICS
 from simulators.steps.epoch import Epoch, alone
 from simulators.steps.groups import groups
 from simulators.steps.iteration import Iteration
-from simulators.steps.measures import METRICS, SHARES, measure
+from simulators.steps.measures import LAWS, METRICS, SHARES, measure
 from simulators.steps.model import Speech, Transformer, Translation
 from simulators.steps.operators import Block, Platform
 from simulators.steps.quantised import OF_PIM, Quantised, Quantising
@@ -108,6 +108,7 @@ class StepBackend:
     batch = 16_384
     version = _VERSION
     metrics: Mapping[str, Metric] = {**METRICS, **EPOCH_METRICS}
+    laws = LAWS
     relations: Mapping[str, Metric] = {
         "speedup": Metric("x", "iteration_s of the baseline / iteration_s, by the simulated iterations", "maximize"),
         "speedup_error": Metric("fraction", "of that, against the speed-up of whole epochs"),

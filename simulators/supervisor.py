@@ -27,15 +27,19 @@ _LIMITED = (resource.RLIMIT_AS, resource.RLIMIT_CPU, resource.RLIMIT_FSIZE)
 _IGNORED_BY_PYTHON = (signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ)
 
 
-def supervise(told: int, limits: list[int], *, variables: list[str], stdin: str, command: list[str]) -> None:
-    """Run a command; what becomes of it is written to the descriptor `told`.
+def supervise(shared: list[int], limits: list[int], *, variables: list[str], stdin: str, command: list[str]) -> None:
+    """Run a command; what becomes of it is written to a descriptor.
 
+    shared: that descriptor, and the one whose lock says that the scratch folder is in use while the worker or this
+    process lives; neither is for the program.
     One line each: `pid <its process id>`, then `error <reason>` if it could not be started, then `ended <code>`: its
     exit code, or minus the signal that ended it. limits: address space [bytes], CPU time [s], size of a file [bytes],
     -1 for none. variables: names of those that it gets of this environment, beside TMPDIR, its scratch folder. stdin:
     the file that it reads as standard input.
     """
-    os.set_inheritable(told, False)
+    told, _ = shared
+    for one in shared:
+        os.set_inheritable(one, False)
     worker, folder = os.getppid(), os.getcwd()
     environment = {name: os.environ[name] for name in variables if name in os.environ} | {"TMPDIR": folder}
     _prctl(_SET_CHILD_SUBREAPER, 1)
@@ -144,9 +148,9 @@ def _prctl(option: int, value: int) -> None:
 
 
 if __name__ == "__main__":
-    _told, _limits, _variables, _stdin, *_command = sys.argv[1:]
+    _shared, _limits, _variables, _stdin, *_command = sys.argv[1:]
     supervise(
-        int(_told),
+        [int(one) for one in _shared.split(",")],
         [int(limit) for limit in _limits.split(",")],
         variables=_variables.split(","),
         stdin=_stdin,

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from dse.inputs import read_text
 from dse.problems import ConfigError, Problem, Problems, did_you_mean
 from dse.values import Bytes, Frozen, Integer, Number, knob
 from simulators.transfer import Pattern
@@ -21,6 +22,7 @@ Size = Annotated[Integer, Field(ge=1, le=2**31)]
 
 
 _COLS = 512  # of a payload that is given in bytes
+_MOST_BYTES = 1 << 20  # of a list of shapes
 _WHOLE = re.compile(r"0|-?[1-9][0-9]{0,99}")
 _DECIMAL = re.compile(r"-?[0-9]{1,99}\.[0-9]{1,99}")
 
@@ -443,11 +445,8 @@ def read_shapes(path: Path) -> tuple[Shape, ...]:
     Raises ConfigError naming file, row and column of everything wrong.
     """
     check = Problems()
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError([Problem("workload.shapes", f"cannot be read: {error}", value=str(path))]) from error
-    reader = csv.DictReader(text.splitlines())
+    table = read_text(path, "workload.shapes", most=_MOST_BYTES, way_out="name a CSV of GEMM shapes")
+    reader = csv.DictReader(table.splitlines())
     try:
         rows = [(reader.line_num, row) for row in reader]
     except csv.Error as error:

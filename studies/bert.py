@@ -54,6 +54,15 @@ _NO_COUNT = "recalled shares are of another software: what is fused in it, and w
 class Bert(Plain):
     """Claims, breakdowns, the roofline, what changes shares, and measured throughput."""
 
+    columns = (
+        "parallel.dp",
+        "parallel.tp",
+        "run.batch",
+        "run.mode",
+        "run.precision",
+        "run.sequence_length",
+    )
+
     def claims(self) -> list[Claim]:
         """What the paper published, and what is recalled of it, as retyped beside this module."""
         return read(Path(__file__).with_suffix(".yaml"))

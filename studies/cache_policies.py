@@ -34,6 +34,8 @@ _PREDICTOR = "parameters of the predictor are not published; ours were chosen on
 class CachePolicies(Plain):
     """Claims, categories, and the table of applications by policies."""
 
+    columns = ("policy.name",)
+
     def claims(self) -> list[Claim]:
         """What the paper's abstract says, and recollections of it, as retyped beside this module."""
         return read(Path(__file__).with_suffix(".yaml"))

@@ -47,6 +47,17 @@ _GROUPS = {
 class CompVsComm(Plain):
     """Claims, shares, the TP that memory forces, and how far a projection is off."""
 
+    columns = (
+        "model.hidden",
+        "model.layers",
+        "parallel.dp",
+        "parallel.tp",
+        "run.batch",
+        "run.mode",
+        "run.sequence_length",
+        "setting.flop_vs_bw",
+    )
+
     def claims(self) -> list[Claim]:
         """What the paper published, and what is recalled of it, as retyped beside this module."""
         return read(Path(__file__).with_suffix(".yaml"))

@@ -56,6 +56,17 @@ _SEEN = "no number is fitted to it, but the model's form was chosen having seen 
 class ConCCL(Plain):
     """Claims, figures and rules, from a table of strategies."""
 
+    columns = (
+        "schedule.name",
+        "schedule.mover",
+        "schedule.comm_cus",
+        "schedule.withheld_cus",
+        "workload.operators.gemm.m",
+        "workload.operators.gemm.n",
+        "workload.operators.gemm.k",
+        "workload.operators.gather.rows",
+        "workload.operators.gather.pattern",
+    )
     allows = ("space.system.gpu.contention",)
 
     def claims(self) -> list[Claim]:

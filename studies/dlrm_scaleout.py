@@ -26,6 +26,15 @@ _PUBLISHED_AT = ("fused_ops.dlrm128_v1", "fused_ops.dlrm128_v2")
 class ScaleOut(Plain):
     """Figures of what was swept: nodes, or NICs."""
 
+    columns = (
+        "schedule.name",
+        "schedule.pairs",
+        "system.fabric.num_nodes",
+        "system.fabric.network.topology",
+        "system.fabric.nic.num_nics",
+        "system.fabric.nic.placement",
+    )
+
     def figures(self, table: pd.DataFrame, timelines: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
         """Time and reduction over nodes; time over NICs, and against hardware cost. Each where it was swept."""
         rows = _rows(table)

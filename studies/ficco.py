@@ -57,6 +57,20 @@ def _by_hand(inputs: Mapping[str, NDArray[Any]]) -> Mapping[str, Sequence[Any]]:
 class Ficco(Plain):
     """Claims and figures of the FiCCO studies, from a table of results. allows: changes that leave claims testable."""
 
+    columns = (
+        "schedule.name",
+        "schedule.mover",
+        "schedule.granularity",
+        "schedule.comm_cus",
+        "schedule.shape",
+        "schedule.start",
+        "schedule.compute",
+        "system.node.num_gpus",
+        "system.node.topology",
+        "workload.operators.gemm.m",
+        "workload.operators.gemm.n",
+        "workload.operators.gemm.k",
+    )
     allows = ("space.system.node.topology",)
     quantities: ClassVar[Sequence[Feature]] = (
         Feature((_M, _N), (_SHARDS, _CUS)),  # of C for each CU: proportional to the waves of the GEMM

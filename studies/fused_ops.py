@@ -59,6 +59,18 @@ _RATES = tuple(2.0**power for power in range(-3, 4))
 class FusedOps(Plain):
     """Claims of both versions, sweeps, demand on links."""
 
+    columns = (
+        "system.name",
+        "schedule.name",
+        "schedule.kernel",
+        "schedule.pairs",
+        "schedule.slices",
+        "schedule.order",
+        "schedule.zero_copy",
+        "schedule.occupancy_loss",
+        "schedule.copies",
+    )
+
     def claims(self) -> list[Claim]:
         """What the paper published, as retyped beside this module."""
         return read(Path(__file__).with_suffix(".yaml"))

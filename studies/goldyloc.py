@@ -43,6 +43,11 @@ _UNKNOWN = "which GEMMs the paper ran is unknown; ours are illustrative"
 class Goldyloc(Plain):
     """Claims, speed-ups over degrees, the predictor and its regret."""
 
+    columns = (
+        "schedule.degree",
+        "schedule.kernels",
+    )
+
     def claims(self) -> list[Claim]:
         """What the paper published, as retyped beside this module."""
         return read(Path(__file__).with_suffix(".yaml"))

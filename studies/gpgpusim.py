@@ -50,6 +50,11 @@ _NO_REFERENCE = "no public measurement of LeNet on this GPU: there is no referen
 class Gpgpusim(Plain):
     """Claims, errors against measured convolutions, camping, phases and heat maps."""
 
+    columns = (
+        "application.algorithm",
+        "application.direction",
+        "system.mapping.channel_hash",
+    )
     allows = ("study.data_dir", "measured", "applications")
 
     def claims(self) -> list[Claim]:

@@ -50,6 +50,20 @@ _SLOWED = (
 class JitQ(Plain):
     """Claims, what knobs change, accountings of memory, and how GPU and memory take turns."""
 
+    columns = (
+        "instructions.name",
+        "parallel.tp",
+        "quantised.beside",
+        "quantised.burst_rows",
+        "quantised.kept",
+        "quantised.look_ahead",
+        "quantised.name",
+        "quantised.stored",
+        "run.micro_batches",
+        "system.gpu.pim.command_rate",
+        "system.gpu.pim.units_per_bank",
+    )
+
     def claims(self) -> list[Claim]:
         """What the paper and its authors published, as retyped beside this module."""
         return read(Path(__file__).with_suffix(".yaml"))

@@ -40,6 +40,11 @@ _OTHER_COLLECTIVE = "the rate of a CU was measured of an all-reduce on two chann
 class Operators(Plain):
     """Claims, error tables and figures, from the measured rows of a run's devices."""
 
+    columns = (
+        "table.device",
+        "table.kind",
+        "table.precision",
+    )
     allows = ("devices", "study.data_dir")
 
     def claims(self) -> list[Claim]:

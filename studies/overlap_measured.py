@@ -38,6 +38,16 @@ _LATE = "small GEMMs end before the collective has started on all GPUs, which is
 class OverlapMeasured(Plain):
     """Claims, residuals and figures, from the measured table and a run's points."""
 
+    columns = (
+        "schedule.name",
+        "schedule.comm_cus",
+        "system.gpu.gemm.assignment",
+        "workload.operators.gemm.m",
+        "workload.operators.gather.rows",
+        "workload.operators.gather.cols",
+        "workload.operators.gather.pattern",
+    )
+
     def claims(self) -> list[Claim]:
         """What the coefficients are held to, beside this module."""
         return read(Path(__file__).with_suffix(".yaml"))

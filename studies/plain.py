@@ -14,9 +14,14 @@ if TYPE_CHECKING:
 
 
 class Plain:
-    """What a study must have, and nothing in it: `study.module: plain`."""
+    """What a study must have, and nothing in it: `study.module: plain`.
+
+    allows: changes that leave its claims testable. columns: paths of a design that claims and figures read; they are
+    recorded whether or not `study.recorded` lists them.
+    """
 
     allows: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
 
     def claims(self) -> list[Claim]:
         """None."""

@@ -20,6 +20,11 @@ _AT = re.compile(r"hypervolume_at_(\w+)_pct")
 class SearchBenchmark(Plain):
     """The figures; there is nothing published to compare with."""
 
+    columns = (
+        "run.method",
+        "run.seed",
+    )
+
     def figures(self, table: pd.DataFrame, timelines: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
         """(name, figure): hypervolume and IGD+ over points and over time, and the points that 95 % take."""
         ok = table[table["status"] == "ok"]

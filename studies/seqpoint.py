@@ -51,6 +51,13 @@ _TAIL = "lengths are drawn from percentiles, and of IWSLT'15 the tail of long se
 class SeqPoint(Plain):
     """Claims, errors by choice and setting, what profiling saves, and measured times of recurrent layers."""
 
+    columns = (
+        "iterations.name",
+        "lengths.name",
+        "setting.name",
+        "run.batch",
+    )
+
     def claims(self) -> list[Claim]:
         """What the paper published, and what is recalled of it, as retyped beside this module."""
         return read(Path(__file__).with_suffix(".yaml"))

@@ -69,6 +69,20 @@ _ASSUMED = "likely: token counts are recollection, attention's share is assumed"
 class T3(Plain):
     """Claims, traffic, projections and figures, from a table of configurations."""
 
+    columns = (
+        "schedule.name",
+        "schedule.reduction",
+        "schedule.near_memory",
+        "schedule.arbitration",
+        "schedule.occupancy_threshold",
+        "schedule.guaranteed_share",
+        "workload.operators.gemm.shards",
+        "workload.operators.gemm.m",
+        "workload.operators.gemm.n",
+        "workload.operators.gemm.k",
+        "system.node.link_bytes_per_s",
+    )
+
     def claims(self) -> list[Claim]:
         """What the paper and public notes on it say, as retyped beside this module."""
         return read(Path(__file__).with_suffix(".yaml"))

@@ -17,6 +17,16 @@ if TYPE_CHECKING:
 class T3OnMI300X(Plain):
     """The figures and tables of `study=t3`, and no claims: those are about the GPU that T3 simulates."""
 
+    columns = (
+        "schedule.name",
+        "schedule.reduction",
+        "schedule.near_memory",
+        "schedule.arbitration",
+        "schedule.occupancy_threshold",
+        "workload.operators.gemm.shards",
+        "system.node.link_bytes_per_s",
+    )
+
     def figures(self, table: pd.DataFrame, timelines: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
         """As `study=t3`."""
         return T3.figures(table, timelines)

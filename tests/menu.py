@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 
+CASE = {}
 ANSWERS = {
     "not a number": '{"time_s": NaN}',
     "inf": '{"time_s": Infinity}',
@@ -89,6 +90,16 @@ def supervisor():
     sleep()
 
 
+def unguarded():
+    """Who watches over it is killed, the first time that its point comes."""
+    try:
+        open(os.path.join(CASE["folder"], f"met-{CASE['x']}"), "x").close()
+    except FileExistsError:
+        return answer(3.0)
+    os.kill(os.getppid(), signal.SIGKILL)
+    sleep()
+
+
 def talk():
     """10 MB of complaints."""
     for _ in range(160):
@@ -145,7 +156,8 @@ def answer(time_s):
 
 def main():
     design = json.load(open(sys.argv[1]) if len(sys.argv) > 1 else sys.stdin)
-    fault = design["case"]["fault"]
+    CASE.update(design["case"])
+    fault = CASE["fault"]
     if fault in ANSWERS:
         os.write(1, ANSWERS[fault].encode(errors="surrogateescape"))
     elif fault.startswith("exit "):

@@ -133,7 +133,7 @@ ACCIDENTS: list[tuple[list[str], list[str]]] = [
     (["schedule=null"], ["schedule"]),
     (["schedule=[serial]"], ["schedule"]),
     (["workload.shapes=[]"], ["workload.shapes"]),
-    (["workload.shapes=absent.csv"], ["workload.shapes = 'absent.csv'", "cannot be read"]),
+    (["workload.shapes=absent.csv"], ["workload.shapes = 'absent.csv'", "is no file"]),
     (["+system.gpu.num_cus.x=3"], ["system.gpu.num_cus"]),
     (["+simulator.colours={a:1}"], ["simulator", "colours"]),
     (["+simulator.colours=[a,b]"], ["simulator", "colours"]),

@@ -1015,6 +1015,50 @@ def test_engines_agree_on_both_sides_of_saturation(pair: tuple[str, str], missin
     assert_agreement(build.build(), pair)
 
 
+@every_pair
+@pytest.mark.parametrize("faint", [1e-3, 1e-6, 1e-9, 1e-10, 1e-11, 1e-12, 1e-15, 1e-300])
+def test_engines_agree_on_a_task_that_asks_for_very_little_of_what_is_saturated(
+    pair: tuple[str, str], faint: float
+) -> None:
+    """What is exhausted gives nothing to a later class, however little that asks for."""
+    build = GraphBuilder()
+    wire = build.resource("wire", 1.0)
+    build.task("all of it", "transfer", uses={wire: 1.0}, work=1.0, cap=1.0)
+    build.task("hardly any", "transfer", uses={wire: faint}, work=1.0, cap=1.0, priority=1)
+    assert_agreement(build.build(), pair)
+
+
+@every_pair
+@pytest.mark.parametrize("faint", [1e-9, 1e-11, 1e-13])
+def test_engines_agree_on_what_a_shared_bottleneck_leaves_of_another_resource(
+    pair: tuple[str, str], faint: float
+) -> None:
+    """One that hardly uses the wire is held back by it all the same, and so leaves engines to a later class."""
+    build = GraphBuilder()
+    wire, engines = build.resource("wire", 1.0), build.resource("engines", 1.0)
+    build.task("all of it", "transfer", uses={wire: 1000.0}, work=1.0)
+    build.task("hardly any", "transfer", uses={wire: faint, engines: 1.0}, work=1.0, cap=1.0, weight=100.0)
+    build.task("later class", "transfer", uses={engines: 0.5}, work=1.0, cap=1.0, priority=1)
+    assert_agreement(build.build(), pair)
+
+
+@every_pair
+@pytest.mark.parametrize("tiny", [1e-20, 1e-16, 1e-14, 1e-11])
+def test_engines_agree_on_who_was_ready_first_however_little_before(pair: tuple[str, str], tiny: float) -> None:
+    """An instant that follows another is a later one, though the clock may not tell them apart."""
+    build = GraphBuilder()
+    pool = build.pool("slot", 1)
+    build.task("holds the slot", "gemm", pool=pool, delay=2.0)
+    first = build.task("first", "gemm", delay=1.0)
+    then = build.task("a moment later", "gemm", after=[first], delay=tiny)
+    build.task("ready later", "gemm", after=[then], pool=pool, delay=1.0)
+    build.task("ready first", "gemm", after=[first], pool=pool, delay=1.0)
+    graph = build.build()
+    assert_agreement(graph, pair)
+    issued = ENGINES["event"].run(graph).issued[0]
+    assert issued[4] < issued[3]
+
+
 def test_tasks_that_end_in_one_instant_are_served_by_index() -> None:
     """0.1 + 0.2 and 0.3 differ in the last bit and still are one moment, or the later task would be served first."""
     build = GraphBuilder()

@@ -50,6 +50,7 @@ def test_losses_add_up_to_the_makespan_less_the_ideal(schedule: str, data: st.Da
     found = results(backend("fluid"), [point])[0].metrics
     lost = {name: found[name] for name in LOSSES}
     assert found["ideal_s"] + sum(lost.values()) == pytest.approx(found["makespan_s"], rel=1e-9)
+    assert all(loss == 0 or abs(loss) > 1e-12 * found["makespan_s"] for loss in lost.values())  # no rounding errors
     least = -1e-9 * found["makespan_s"]
     assert lost["contention_s"] >= least
     assert lost["launch_s"] >= least

@@ -6,7 +6,9 @@ import itertools
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +20,10 @@ from hypothesis import strategies as st
 from dse import execute
 from dse.backend import STATUSES, Batch, Metric, Result, Results, Status, checked
 from dse.execute import BackendSpec, validate
-from dse.problems import ConfigError
+from dse.problems import Broken, ConfigError
+from dse.session import Forgetful
+from dse.store import Fresh
+from dse.values import Lanes
 
 NUMBERS = st.one_of(st.floats(), st.integers(-(10**30), 10**30))
 
@@ -264,3 +269,54 @@ def test_the_event_engine_gives_the_same_results_to_the_bit_for_any_number_of_jo
     assert sum(seen) == len(designs)
     assert {result.status for result in alone} == {"ok"}
     assert [repr(result) for result in shared] == [repr(result) for result in alone]
+
+
+# A backend that is broken
+
+
+@pytest.mark.parametrize("executor", [{}, {"memory_bytes": 1e12}], ids=["here", "in workers"])
+def test_a_broken_backend_is_given_up_after_so_many_points_however_large_its_batches(
+    executor: dict[str, Any],
+) -> None:
+    """Those of the batch, its half, and so on to a single one, and five of these."""
+    broken = toy.spec(*((x, "raises") for x in range(512)), batch=512)
+    session = Counted()
+    with pytest.raises(Broken, match=r"5 points in a row failed alike .ZeroDivisionError"):
+        list(toy.evaluate(broken, [toy.grid(range(512))], session=session, broken_after=5, **executor))
+    assert session.recorded == 0
+    if not executor:
+        assert len(broken.make().evaluated) <= 10 + 8  # type: ignore[attr-defined]
+
+
+def test_workers_that_are_all_lost_are_few(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of 64 designs: those of the batch, its half, and so on to a single one, and five of these."""
+    hangs = toy.spec(*((x, "hang") for x in range(64)), batch=64)
+    with pytest.raises(Broken, match=r"5 points in a row failed alike .TIMEOUT after 0.01 s"):
+        list(toy.evaluate(hangs, [toy.grid(range(64))], timeout_s=0.01, broken_after=5))
+    assert capsys.readouterr().err.count("a worker was lost") <= 7 + 8
+
+
+def test_failures_in_batches_that_are_not_in_a_row_stop_nothing() -> None:
+    faults = tuple((x, "raises") for x in range(64) if x % 5)
+    (found,) = toy.evaluate(toy.spec(*faults, batch=64), [toy.grid(range(64))], broken_after=5)
+    assert [found[x].status == "failed" for x in range(64)] == [x % 5 > 0 for x in range(64)]
+
+
+class Counted(Forgetful):
+    """A session that counts what is recorded."""
+
+    recorded = 0
+
+    def record(self, fresh: Fresh, parts: Sequence[Lanes], *, idle: bool = False) -> list[Results]:
+        self.recorded += fresh.results.size
+        return super().record(fresh, parts, idle=idle)
+
+
+def test_a_zero_has_no_sign() -> None:
+    """Or one of two equal results would be better, and both would be recorded."""
+    metrics = {"a": Metric("s", "at least 0"), "b": Metric("s", "anything", low=-math.inf)}
+    for column in (np.array([-0.0, 0.0, 1.0]), np.array([-0.0, 0.0, 1.0], object)):
+        found = checked(Results.of([Result("ok")] * 3), {})
+        found = checked(replace(found, metrics={"a": column, "b": column}), metrics)
+        assert found.status.tolist() == [0, 0, 0]
+        assert not any(np.signbit(values).any() for values in found.metrics.values())

@@ -7,6 +7,7 @@ import math
 import multiprocessing.util
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -31,8 +32,10 @@ import dse
 from dse import discovery
 from dse.backend import Backend, Batch, Result, Results, checked
 from dse.cli import main
-from dse.execute import BackendSpec, call
+from dse.execute import BackendSpec, Patience, _serve, call
 from dse.problems import ConfigError
+from dse.workers import Pool
+from simulators import process
 from simulators.external import ExternalBackend
 from simulators.outcome import judged
 from simulators.process import Ended, Limits
@@ -175,6 +178,25 @@ def test_a_program_whose_supervisor_is_killed_dies_with_it() -> None:
     assert (found.status, first(found)) == ("failed", "LOST: what watches over the program was killed")
 
 
+@pytest.mark.parametrize("apart", [False, True], ids=["here", "in a worker"])
+def test_a_point_whose_supervisor_was_killed_is_evaluated_again(apart: bool, tmp_path: Path) -> None:
+    """Once for each point, while it may be tried again."""
+    case = {"fault": "unguarded", "folder": str(tmp_path)}
+    spec = BackendSpec("external", tuple(sorted(parameters().items())))
+    batches = [Batch(spec.make().design(tree(**case, x=x))) for x in (1.5, 2.5)]
+    for retries, statuses in [(0, ["failed"]), (1, ["ok"] * 2)]:
+        for left in tmp_path.glob("met-*"):
+            left.unlink()
+        asked = (spec, batches[: len(statuses)], Patience(retries))
+        if apart:
+            pool = Pool(_serve, (spec, (), Patience()), size=1)
+            found = pool.call(asked)
+            pool.close()
+        else:
+            found = _serve(asked)
+        assert [results[0].status for results in found] == statuses
+
+
 HANGING = """
 import sys
 from dse.backend import Batch
@@ -222,7 +244,13 @@ def test_a_program_dies_with_its_supervisor_even_if_the_worker_cannot_help(scrat
         (supervisor,) = Path(f"/proc/{worker.pid}/task/{worker.pid}/children").read_text().split()
         os.kill(int(supervisor), signal.SIGKILL)
         assert until(lambda: survivors(folder) == [], seconds=5)
-    shutil.rmtree(folder)
+        process._sweep.cache_clear()
+        assert answered({"fault": "none"}).status == "ok"
+        assert list(scratch.iterdir()) == [folder]  # whose worker may come back
+    assert folder.is_dir()
+    process._sweep.cache_clear()
+    assert answered({"fault": "none"}).status == "ok"
+    assert not folder.exists()
 
 
 # Limits
@@ -636,10 +664,22 @@ def test_a_wrong_study_is_refused_before_anything_runs(
     assert not Path("outputs").exists()
 
 
-def test_a_point_that_tells_no_times_has_no_timeline(conf: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_recorded_program_is_started_only_where_it_is_named_and_tells_no_times(
+    conf: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(RUN) == 0
     key = dse.load("mine")["key"].iloc[0]
-    assert main(["timeline", "study=mine", f"key={key}", "config_dir=conf"]) == 2
+    asked = ["timeline", "study=mine", f"key={key}", "config_dir=conf"]
+    for command in (
+        asked,
+        [*asked, "command=true"],
+        ["robustness", "study=mine", "vary=case.x=0.1", "config_dir=conf"],
+    ):
+        assert main(command) == 2
+        assert "with a program that this command line does not name" in capsys.readouterr().err
+    assert main(asked) == 2
+    (way,) = re.findall(r"add (command=.*)\)$", capsys.readouterr().err, re.MULTILINE)
+    assert main([*asked, *shlex.split(way)]) == 2
     assert "tells its metrics only" in capsys.readouterr().err
     assert main(["report", "study=mine"]) == 0
 

@@ -119,7 +119,7 @@ def test_a_ladder_that_is_climbed_again_evaluates_nothing_again(
     assert recorded == study + contexts["node"] + contexts["uncontended"]
     capsys.readouterr()
     assert main([*SMALL, "fidelity=ladder"]) == 0
-    assert f"resuming: {study} done, 0 left" in " ".join(capsys.readouterr().err.split())
+    assert f"resuming: {study} done, at most" in " ".join(capsys.readouterr().err.split())
     pd.testing.assert_frame_equal(rows(), first)
     assert count() == recorded
 
@@ -156,7 +156,8 @@ def test_a_program_may_be_the_finest_level_and_disagreement_promotes_what_is_lik
     """It says that what looked bad is good: points like those of the sample are looked at, too, and win."""
     flag = program(elsewhere, "1e-6 / schedule['granularity'] if schedule['name'] == 'uniform_fused_1d' else 1.0")
     ladder = ["fidelity=ladder", "fidelity.levels=[study,mine]", "fidelity.sample=12", "store=none"]
-    assert main([*SMALL, *ladder, "fidelity.most=24", flag]) == 0
+    more = [*(word for word in SMALL if "granularity" not in word), "space.schedule.granularity=range(2,10)"]
+    assert main([*more, *ladder, "fidelity.most=24", "fidelity.near=0.5", flag]) == 0
     table = rows()
     mine = table[table["level"] == "mine"]
     assert (mine["schedule.name"] == "uniform_fused_1d")[mine["promoted"] == "disagreement"].all()
@@ -291,3 +292,14 @@ def test_what_one_level_lacks_is_not_compared(elsewhere: Path) -> None:
     }
     (nothing,) = compare(fine, ["coarse", "fine"], GOALS)
     assert (nothing["scenarios"], nothing["overall"]["objectives"]["rate"]["error"]) == ({}, None)
+
+
+def test_a_level_that_would_take_too_long_is_skipped_with_its_reason(
+    elsewhere: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dse.fidelity._SURE_S", 0.0)
+    assert main([*SMALL, "fidelity=ladder", "fidelity.most_s=1e-6"]) == 0
+    told = found()
+    assert set(told["broken"]) == {"uncontended", "node"}
+    assert "more than the 1e-06 s it may: set fidelity.most_s" in told["broken"]["node"]
+    assert set(rows()["level"]) == set(told["levels"]) - set(told["broken"]) != set()

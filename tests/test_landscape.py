@@ -31,8 +31,9 @@ def run(method: str, seed: int = 0) -> Result:
 
 def test_every_point_of_the_space_is_known_with_the_metrics_that_a_study_finds(truth: Known) -> None:
     space = truth.question.space
-    assert truth.size == space.size() == 261
-    assert sorted(truth.rows(list(space.points()))) == list(range(truth.size))
+    assert space.size() == 261
+    assert set(truth.rows(list(space.points()))) == set(range(truth.size))
+    assert truth.size == 87  # schedule.priority changes nothing in any of them
     for point in list(space.points())[::37]:
         (results,) = space.backend.evaluate([Batch(space.backend.design(space.tree(point)))])
         (row,) = truth.rows([point])
@@ -49,7 +50,7 @@ def test_the_true_front_is_what_no_point_dominates(truth: Known) -> None:
     assert truth.distance(range(truth.size)) == pytest.approx(0.0, abs=1e-12)
 
 
-@given(st.lists(st.integers(0, 260), min_size=1, max_size=40), st.integers(0, 260))
+@given(st.lists(st.integers(0, 86), min_size=1, max_size=40), st.integers(0, 86))
 @settings(max_examples=40, deadline=None)
 def test_another_point_never_lowers_the_hypervolume_nor_adds_to_the_distance(
     truth: Known, rows: list[int], more: int
@@ -81,7 +82,7 @@ def test_a_search_is_credited_from_the_first_point_at_which_it_has_enough(truth:
         rows.extend(truth.rows(points))
         return [truth.outcomes[row] for row in truth.rows(points)]
 
-    how = {"seed": 3, "trials": truth.size, "evaluate": evaluate, "legal": truth.legal}
+    how = {"seed": 3, "trials": truth.size, "evaluate": evaluate, "identify": truth.name, "legal": truth.legal}
     explore(truth.question.__class__(**{**vars(truth.question), **how}), Search(name="random", batch=8))
     until = int(run("random", seed=3).metrics["points_to_95"])
     assert truth.hypervolume(rows[:until]) >= 0.95

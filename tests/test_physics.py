@@ -685,7 +685,7 @@ def test_a_csv_that_cannot_be_read_is_named(fault: str, tmp_path: Path) -> None:
         path.mkdir()
     elif fault == "not utf-8":
         path.write_bytes(b"name,m,n,k\n\xff,1,2,3\n")
-    with pytest.raises(ConfigError, match=r"workload.shapes = '.*shapes\.csv': cannot be read"):
+    with pytest.raises(ConfigError, match=r"workload.shapes = '.*shapes\.csv': is no (file|plain file|text in UTF-8)"):
         read_shapes(path)
 
 

@@ -517,7 +517,7 @@ def signed(row: Mapping[str, Any], goals: Mapping[str, str]) -> tuple[float, ...
 
 
 @given(ROWS, GOALS, st.integers(1, 30))
-def test_the_front_is_what_no_other_point_of_the_scenario_dominates_however_the_rows_come(
+def test_the_front_is_each_outcome_that_no_other_of_the_scenario_dominates_however_the_rows_come(
     rows: list[dict[str, Any]], goals: dict[str, str], chunk: int
 ) -> None:
     def dominated(row: Mapping[str, Any]) -> bool:
@@ -526,8 +526,13 @@ def test_the_front_is_what_no_other_point_of_the_scenario_dominates_however_the_
         found = [signed(rival, goals) for rival in rivals]
         return any(all(a <= b for a, b in zip(theirs, mine, strict=True)) and theirs != mine for theirs in found)
 
-    expected = [row["status"] == "ok" and not dominated(row) for row in rows]
-    standings, batch = Standings(goals, 2), batch_of(table_of(rows))
+    leads = [row["status"] == "ok" and not dominated(row) for row in rows]
+    outcomes = [(row["scenario"], row["a"], row["b"], row["c"]) for row in rows]
+    expected = [
+        lead and outcome not in itertools.compress(outcomes[:place], leads)
+        for place, (lead, outcome) in enumerate(zip(leads, outcomes, strict=True))
+    ]
+    standings, batch = Standings(goals, 2, ("a", "b", "c")), batch_of(table_of(rows))
     for first in range(0, len(rows), chunk):
         standings.take(batch.slice(first, chunk))
     assert standings.marks(batch).tolist() == expected

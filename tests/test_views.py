@@ -172,7 +172,8 @@ def told_of(here: Path, capfd: pytest.CaptureFixture[str], uri: str) -> str:
         shown.finish()
     lines = [line for line in capfd.readouterr().err.splitlines() if "passed over" in line]
     assert len(lines) == 1
-    assert lines[0].endswith("catch up with: python -m dse sync study=sweep") or "repair=true" in lines[0]
+    place = "" if uri.startswith("sqlite") else f" uri={uri}"
+    assert lines[0].endswith(f"catch up with: python -m dse sync study=sweep{place}") or "repair=true" in lines[0]
     return lines[0]
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dse.files import inside
 from dse.outputs import whole
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ def save(figure: Figure, folder: Path, name: str) -> list[Path]:
     """Write `<name>.png` and `<name>.svg`, the same bytes for the same figure; their paths."""
     import matplotlib.pyplot as plt
 
-    paths = [folder / f"{name}.{kind}" for kind in ("png", "svg")]
+    paths = [inside(folder, f"{name}.{kind}") for kind in ("png", "svg")]
     for path in paths:
         metadata = {"Date": None} if path.suffix == ".svg" else {"Software": None}
         with whole(path) as fresh:

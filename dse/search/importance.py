@@ -443,7 +443,7 @@ def _write(run: Finished, found: Assessment, notes: Sequence[str]) -> None:
     from dse import plots
 
     path = run.folder / "importance.json"
-    known = run.outputs.read_json("importance") if path.is_file() else {}
+    known = run.outputs.read_json("importance") if run.outputs.has("importance") else {}
     rows = [{**one.row(), "shares": dict(one.shares)} for one in found.found]
     told = {
         "study": run.name,

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
-from yaml import YAMLError
+from pydantic import AfterValidator
 
-from dse import provenance
-from dse.outputs import Outputs
+from dse import files, provenance
+from dse.outputs import Made, Outputs, Shape, Summary, results
 from dse.report import said
 from dse.standings import winners
 from dse.tracking.points import MAX_NAME, MAX_TAG, cut, mlflow_name, text
@@ -25,6 +25,43 @@ _FILES: Final = ("results.parquet", "summary.json", "provenance.json", "config.y
 _NOT_ASKED: Final = ("tracking", "executor", "output_dir")  # parts of a configuration that change no result
 _STEPS: Final = 100  # of a curve
 _MOST_CURVES: Final = 64  # scenarios; a chart of more shows nothing
+
+
+class _Shown(Summary):
+    """What is shown of a `summary.json`."""
+
+    units: dict[str, str]
+
+
+class _Described(Made):
+    """What is shown of a `provenance.json`."""
+
+    time: Annotated[str, AfterValidator(lambda text: datetime.fromisoformat(text) and text)]
+    command: list[str]
+    backend: str
+    seed: int
+    python: str
+
+
+class _Named(Shape):
+    name: str
+
+
+class _Budget(Shape):
+    trials: int
+
+
+class _Asked(Shape):
+    """What is shown of a `config.yaml`."""
+
+    study: Shape
+    search: _Named
+    simulator: _Named
+    budget: _Budget
+    tracking: dict[str, Any]
+
+
+_SHAPES: Final[Mapping[str, type[Shape]]] = {"summary.json": _Shown, "provenance.json": _Described}
 
 
 @dataclass(frozen=True)
@@ -47,15 +84,15 @@ class StudyFolder:
         """Every finished run of a study, or of all, below an output folder; the oldest first."""
         folders = {path.parent.resolve() for path in root.glob(f"{study}/*/results.parquet")}
         found = [cls(folder) for folder in sorted(folders)]
-        return [one for one in found if all((one.folder / name).is_file() for name in _FILES)]
+        return [one for one in found if all(files.exists(one.folder / name) for name in _FILES)]
 
-    @property
-    def is_readable(self) -> bool:
-        """Whether its files hold what they should."""
-        try:
-            return bool(self.summary["goals"] and self.made["time"] and self.config["tracking"] and self.num_rows >= 0)
-        except (OSError, ValueError, KeyError, TypeError, YAMLError):
-            return False
+    def check(self) -> None:
+        """Look at its files. Raises ConfigError for one that does not hold what it should."""
+        for name, tree in (("summary.json", self.summary), ("provenance.json", self.made)):
+            files.read_as(_SHAPES[name], self.folder / name, tree)
+        files.read_as(_Asked, self.folder / "config.yaml", self.config)
+        with results(self.results, self.summary["goals"]):
+            pass
 
     @property
     def results(self) -> Path:
@@ -75,7 +112,7 @@ class StudyFolder:
     @cached_property
     def identity(self) -> str:
         """What tells this run from every other, wherever its folder lies: a hash of its name and provenance."""
-        told = (self.folder / "provenance.json").read_bytes()
+        told = files.text(self.folder / "provenance.json").encode()
         return hashlib.sha256(self.folder.name.encode() + b"\n" + told).hexdigest()[:32]
 
     @cached_property
@@ -98,10 +135,8 @@ class StudyFolder:
     @property
     def num_rows(self) -> int:
         """Points in the table."""
-        import pyarrow.parquet as pq
-
-        with pq.ParquetFile(self.results) as file:
-            return int(file.metadata.num_rows)
+        with files.table(self.results) as held:
+            return held.num_rows
 
     @property
     def times_ms(self) -> tuple[int, int]:
@@ -154,12 +189,14 @@ class StudyFolder:
 
     def note(self) -> str:
         """The winners as Markdown: the description of the study run."""
-        import pyarrow.parquet as pq
+        import pyarrow as pa
 
         goals = self.summary["goals"]
         first = next(iter(goals))
-        fronts = pq.read_table(self.results, filters=[("on_front", "=", True)]).to_pandas()  # winners are on them
-        title = _plain(self.config["study"]["description"])
+        with results(self.results, goals) as held:  # winners are on the fronts
+            parts = [part.filter(part.column("on_front")) for part in held.groups()]
+            fronts = files.frame(self.results, pa.concat_tables([held.schema.empty_table(), *parts]))
+        title = _plain(self.config["study"].get("description", ""))
         lines = [f"**{title}**", "", f"| scenario | winner | {_plain(first)} |", "|---|---|---|"]
         for _, row in winners(fronts, goals).iterrows():
             cells = _plain(row["scenario"]), _plain(said(row, self.summary["knobs"]))
@@ -172,10 +209,10 @@ class StudyFolder:
         A step is the number of points evaluated so far, of all scenarios or of that one.
         """
         import numpy as np
-        import pyarrow.parquet as pq
 
         goal, kind = next(iter(self.summary["goals"].items()))
-        table = pq.read_table(self.results, columns=["scenario", "status", "on_front", goal])
+        with results(self.results, self.summary["goals"]) as held:
+            table = held.whole(["scenario", "status", "on_front", goal])
         status = table.column("status").to_numpy()
         yield from self._counts(status, int(np.sum(table.column("on_front").to_numpy())))
         failed = np.cumsum((status == "failed") | (status == "invalid"))

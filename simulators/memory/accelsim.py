@@ -22,23 +22,28 @@ from __future__ import annotations
 import contextlib
 import functools
 import gzip
+import io
 import lzma
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dse.inputs import lines
+from dse.inputs import opened as plain
 from dse.problems import ConfigError, Problem, Problems
 
 Block = NDArray[np.int64]
 
 MOST_TOLD = 20
 """Problems of one recording that are told; reading stops there."""
+MOST_BYTES = 1 << 36
+"""Of a file that holds a trace, which is read line by line."""
 MOST_ADDRESS = 2**62
 _STORES = {
     **{"LD": (0,), "LDG": (0,), "LDGSTS": (0,), "ST": (1,), "STG": (1,)},
@@ -53,12 +58,14 @@ _DAMAGED = (EOFError, gzip.BadGzipFile, lzma.LZMAError, UnicodeDecodeError)
 
 
 @contextlib.contextmanager
-def opened(path: Path) -> Iterator[IO[str]]:
-    """A text, plain, .gz or .xz. Raises ConfigError where it is damaged."""
+def opened(path: Path) -> Iterator[Iterator[str]]:
+    """Lines of a text, plain, .gz or .xz. Raises ConfigError where it is damaged."""
     kinds: dict[str, Any] = {".gz": gzip.open, ".xz": lzma.open}
     try:
-        with kinds.get(path.suffix, open)(path, "rt", encoding="utf-8-sig", newline="") as text:
-            yield text
+        with plain(path, "data", most=MOST_BYTES, way_out="name a plain file that holds a trace") as file:
+            packed = kinds[path.suffix](file) if path.suffix in kinds else file
+            with io.TextIOWrapper(packed, encoding="utf-8-sig", newline="") as text:
+                yield lines(text, path.name)
     except _DAMAGED as error:
         raise ConfigError([Problem(path.name, f"is damaged, or no text in UTF-8: {error}")]) from None
 

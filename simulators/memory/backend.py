@@ -21,7 +21,7 @@ from simulators.design import problems
 from simulators.memory.design import SECTIONS, Design, rules
 from simulators.memory.engine import READS, WRITES
 from simulators.memory.measured import scenarios
-from simulators.memory.measures import METRICS, measure, simulate
+from simulators.memory.measures import LAWS, METRICS, measure, simulate
 from simulators.steps.zoo import option_tree
 
 _VERSION = "1"
@@ -34,6 +34,7 @@ class MemoryBackend:
     batch = 1
     version = _VERSION
     metrics: Mapping[str, Metric] = METRICS
+    laws = LAWS
     relations: Mapping[str, Metric] = {
         "speedup": Metric("x", "time_s of the baseline / time_s", "maximize"),
         "traffic": Metric("x", "dram_bytes / those of the baseline"),

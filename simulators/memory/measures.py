@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dse.backend import Metric
+from dse.backend import Law, Metric
 from simulators.memory import engine as e
 from simulators.memory.design import Design, written
 from simulators.memory.kernels import ELEMENT_BYTES, touched
@@ -68,6 +68,16 @@ def simulate(design: Design, *, per_set: bool = False) -> Simulated:
             costs += [(machine.launch(one, rate, run.requests, run.most), alike) for one in own]
     return Simulated(machine, tuple(costs))
 
+
+LAWS: Sequence[Law] = (
+    Law(
+        "dram_read_bytes + dram_write_bytes = dram_bytes",
+        lambda c: c["dram_read_bytes"] + c["dram_write_bytes"],
+        lambda c: c["dram_bytes"],
+        equal=True,
+    ),
+)
+"""What the metrics of every simulation obey."""
 
 METRICS: Mapping[str, Metric] = {
     "time_s": Metric("s", "of all kernels, launches among them"),

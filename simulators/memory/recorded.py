@@ -31,6 +31,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dse.inputs import opened
 from dse.problems import ConfigError, Problem, Problems, did_you_mean
 from simulators.memory import accelsim
 from simulators.memory.engine import PCS
@@ -74,10 +75,6 @@ def read(
     Raises ConfigError with what is wrong, of data at most 20 problems.
     """
     kind = _kind(path)
-    if not path.is_file():
-        raise ConfigError(
-            [Problem("data", "is no file", str(path), "name a trace: .parquet, .csv, .traceg, kernelslist.g")]
-        )
     check = Problems()
     with tempfile.TemporaryFile(dir=folder) as file:
         spool = _Spool(file)
@@ -378,7 +375,7 @@ def _parquet(path: Path, check: Problems) -> Iterator[Chunk]:
     import pyarrow.parquet as pq
 
     try:
-        with pq.ParquetFile(path) as file:
+        with opened(path, "data", most=accelsim.MOST_BYTES) as binary, pq.ParquetFile(binary) as file:
             _named(file.schema_arrow.names, path.name)
             first = 1
             for batch in file.iter_batches(batch_size=_CHUNK):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dse.backend import Metric
+from dse.backend import Law, Metric
 from simulators.steps.iteration import ENDS, Iteration, Part
 from simulators.steps.operators import KINDS, Block, Exchange, Op, Product, Stream
 from simulators.steps.quantised import copy_bytes, flying_bytes
@@ -47,6 +47,18 @@ METRICS: Mapping[str, Metric] = {
     "memory_share": Metric("fraction", "memory_bytes / capacity of the GPU"),
     **{f"share_{name}": Metric("fraction", f"of the iteration in {name}", high=1.0) for name in SHARES},
 }
+
+
+LAWS: Sequence[Law] = (
+    Law(
+        "forward_s + backward_s + optimizer_s <= iteration_s",
+        lambda c: c["forward_s"] + c["backward_s"] + c["optimizer_s"],
+        lambda c: c["iteration_s"],
+    ),
+    Law("serialized_s <= iteration_s", lambda c: c["serialized_s"], lambda c: c["iteration_s"]),
+    Law("state_bytes <= memory_bytes", lambda c: c["state_bytes"], lambda c: c["memory_bytes"]),
+)
+"""What the metrics of every iteration obey."""
 
 
 def measure(found: Iteration, hbm_bytes: ArrayLike) -> dict[str, Any]:

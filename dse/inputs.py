@@ -1,0 +1,97 @@
+"""Files that a user names, opened within limits: plain files only, of a bounded size, and nothing that is waited for.
+
+A device has no end and a FIFO has no writer, so neither is opened: the kind of a file is looked at first.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import BufferedReader
+from pathlib import Path
+from typing import IO
+
+from dse.problems import ConfigError, Problem
+
+MOST_BYTES = 1 << 26
+"""Of a file that is read into memory."""
+MOST_LINE = 1 << 20
+"""Characters of one line of a file that is read line by line."""
+_KINDS = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFIFO: "a FIFO",
+    stat.S_IFSOCK: "a socket",
+}
+_PLAIN = "name a plain file"
+_READ_BYTES = 1 << 20
+
+
+def irregular(path: Path, most: int = MOST_BYTES) -> str:
+    """The rule that a file breaks before it is opened: absent, no plain file, larger than `most` bytes; or ""."""
+    try:
+        return _broken(path.stat(), most)
+    except FileNotFoundError:
+        return "is no plain file but a link to nothing" if path.is_symlink() else "is no file"
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        return f"cannot be read: {error}"
+
+
+def _broken(found: os.stat_result, most: int) -> str:
+    if not stat.S_ISREG(found.st_mode):
+        return f"is no plain file but {_KINDS.get(stat.S_IFMT(found.st_mode), 'something else')}"
+    return f"is larger than {most} bytes" if found.st_size > most else ""
+
+
+@contextmanager
+def opened(path: Path, where: str, *, most: int = MOST_BYTES, way_out: str = _PLAIN) -> Iterator[BufferedReader]:
+    """A plain file of at most `most` bytes. where: the dotted path that names it. Raises ConfigError."""
+    rule = irregular(path, most)
+    if rule:
+        raise ConfigError([Problem(where, rule, str(path), way_out)])
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    except OSError as error:
+        raise ConfigError([Problem(where, f"cannot be read: {error}", str(path), way_out)]) from None
+    with os.fdopen(handle, "rb") as file:
+        if rule := _broken(os.fstat(handle), most):  # another file by now
+            raise ConfigError([Problem(where, rule, str(path), way_out)])
+        yield file
+
+
+def read_bytes(path: Path, where: str, *, most: int = MOST_BYTES, way_out: str = _PLAIN) -> bytes:
+    """The bytes of a plain file, at most `most` of them. Raises ConfigError."""
+    parts, left = list[bytes](), most + 1  # a file of /proc says that it has no bytes
+    with opened(path, where, most=most, way_out=way_out) as file:
+        try:
+            while left > 0 and (part := file.read(min(left, _READ_BYTES))):
+                parts.append(part)
+                left -= len(part)
+        except OSError as error:
+            raise ConfigError([Problem(where, f"cannot be read: {error}", str(path), way_out)]) from None
+    if left <= 0:
+        raise ConfigError([Problem(where, f"is larger than {most} bytes", str(path), way_out)])
+    return b"".join(parts)
+
+
+def read_text(path: Path, where: str, *, most: int = MOST_BYTES, way_out: str = _PLAIN) -> str:
+    """A file's text in UTF-8, without the mark that some programs put before it. Raises ConfigError."""
+    try:
+        return read_bytes(path, where, most=most, way_out=way_out).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        rule = f"is no text in UTF-8: {error.reason}"
+        raise ConfigError([Problem(where, rule, str(path), "save it as UTF-8")]) from None
+
+
+def lines(file: IO[str], where: str) -> Iterator[str]:
+    """The lines of an open text, none of them longer than MOST_LINE. Raises ConfigError."""
+    number = 0
+    while line := file.readline(MOST_LINE + 1):
+        number += 1
+        if len(line) > MOST_LINE:
+            rule = f"is longer than {MOST_LINE} characters"
+            raise ConfigError([Problem(f"{where}, line {number}", rule, way_out="write one request per line")])
+        yield line

@@ -1,0 +1,165 @@
+"""Knobs that change nothing: one point each, whatever was asked for, and none among what the shipped studies search."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter, defaultdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from conftest import backend, design
+from hypothesis import given
+from hypothesis import strategies as st
+from test_config import planned
+from test_conformance import DISTINCT
+from test_grids import batches, evaluated
+
+from dse.backend import Batch, Canonical, Results
+from dse.compose import request
+from dse.plan import Plan, plan
+from dse.redundant import idle_axes
+from dse.space import Block, Space
+from dse.standings import outcome_keys
+from dse.study import run
+from dse.values import put
+
+TIMED = {"search_benchmark"}  # among its metrics are seconds that a method took: no two runs are equal
+STUDIES = sorted({path.stem for path in Path("conf/study").glob("*.yaml")} - TIMED)
+NARROWED = {
+    "gpgpusim": ["measured=[]"],
+    "ficco_unseen": ["workload=ficco"],
+    "cache_policies": ["applications=[fw_pool]"],
+    "cache_sizes": ["applications=[fw_pool]"],
+}
+PRIORITIES = ["equal", "communication", "compute"]
+
+
+@pytest.mark.parametrize("schedule", DISTINCT)
+@given(data=st.data())
+def test_a_knob_that_is_called_idle_changes_a_result_by_rounding_at_most(schedule: str, data: st.DataObject) -> None:
+    simulator = backend(data.draw(st.sampled_from(["fluid", "event"])))
+    batch = data.draw(batches(schedule))
+    assert isinstance(simulator, Canonical)
+    for path, value in simulator.neutral(batch.design).items():
+        if path in batch.axes:
+            continue
+        other = Batch(put(batch.design, path, value), batch.axes)
+        idle = simulator.idle(batch, path, value)
+        for own, neutral, same in zip(evaluated(simulator, batch), evaluated(simulator, other), idle, strict=True):
+            if same:
+                assert (own.status, own.reason, own.engine) == (neutral.status, neutral.reason, neutral.engine)
+                assert own.metrics == pytest.approx(neutral.metrics, rel=1e-9, abs=1e-15)
+
+
+def _priorities(**fixed: Any) -> dict[str, tuple[bool, float]]:
+    """Whether each priority is called idle, and its makespan [s]."""
+    simulator = backend("fluid")
+    found = {}
+    for priority in PRIORITIES:
+        batch = Batch(design("uniform_fused_1d", {"schedule.priority": priority, "schedule.mover": "dma", **fixed}))
+        (idle,) = simulator.idle(batch, "schedule.priority", "equal").tolist()
+        found[priority] = (idle, evaluated(simulator, batch)[0].metrics["makespan_s"])
+    return found
+
+
+def test_a_priority_counts_where_the_memory_can_be_over_subscribed() -> None:
+    wide = _priorities()
+    assert all(idle for idle, _ in wide.values())
+    assert len({makespan for _, makespan in wide.values()}) == 1
+    narrow = _priorities(**{"system.gpu.hbm_bytes_per_s": 4e11})
+    assert [idle for idle, _ in narrow.values()] == [True, False, False]
+    assert len({makespan for _, makespan in narrow.values()}) == 3
+
+
+def test_the_shape_of_one_piece_is_one_point() -> None:
+    space = next(iter(planned("study=ficco", "workload=ficco", "schedule.mover=dma").spaces.values()))
+    for pieces, points in ((1, 1), (2, 2)):
+        chosen = {"schedule.granularity": pieces, "schedule.start": "uniform", "schedule.compute": "fused"}
+        blocks = [block for shape in ("1d", "2d") for block in space.resolve({**chosen, "schedule.shape": shape})]
+        assert len({block.keys().tobytes() for block in blocks}) == points
+
+
+def test_a_point_holds_the_value_that_stands_for_all_and_none_is_lost() -> None:
+    space = next(iter(planned("study=ficco_sweep", "workload.only=[g4]").spaces.values()))
+    blocks = list(space.blocks(1 << 16))
+    assert {point["schedule.priority"] for block in blocks for point in block.points()} == {"equal"}
+    assert sum(block.size for block in blocks) == space.size()
+    for block in blocks:
+        assert block.held("schedule.priority") == "equal"
+
+
+@given(st.data())
+def test_blocks_of_like_marks_hold_every_point_once(data: st.DataObject) -> None:
+    sizes = data.draw(st.lists(st.integers(1, 4), min_size=1, max_size=3))
+    axes = {f"system.gpu.{name}": np.arange(size) for name, size in zip("abc", sizes, strict=False)}
+    marks = np.array(data.draw(st.lists(st.booleans(), min_size=int(np.prod(sizes)), max_size=int(np.prod(sizes)))))
+    whole = Block({}, axes, None)
+    expected = Counter((*point.values(), bool(mark)) for point, mark in zip(whole.points(), marks, strict=True))
+    parts = [(part, mark) for part, mark in whole.runs(marks)]
+    assert Counter((*point.values(), mark) for part, mark in parts for point in part.points()) == expected
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3), st.sampled_from([0.0, -0.0, 1.5])), min_size=1))
+def test_outcomes_are_told_apart_by_scenario_and_every_metric(rows: list[tuple[int, int, float]]) -> None:
+    scenarios, *metrics = (np.array(column) for column in zip(*rows, strict=True))
+    keys = outcome_keys([column.astype(float) for column in metrics], scenarios)
+    assert len({tuple(key) for key in keys.tolist()}) == len({(a, b, c + 0.0) for a, b, c in rows})
+
+
+def test_the_axes_over_which_a_knob_changes_nothing_are_counted() -> None:
+    rows = [(a, b, c, float(a * b)) for a in (0, 1) for b in (1, 2, 3) for c in "xy"]
+    table = pd.DataFrame(rows, columns=["a", "b", "c", "time_s"]).assign(scenario="one", status="ok")
+    found = {axes.path: axes for axes in idle_axes(table, ["a", "b", "c"], ["time_s"])}
+    assert (found["b"].idle, found["b"].count) == (2, 4)
+    assert found["c"].changes_nothing and str(found["c"]) == "c"
+    assert "a" not in found
+
+
+def test_a_table_has_each_outcome_of_the_flagship_once_and_so_do_its_fronts(tmp_path: Path) -> None:
+    found = plan(request(["study=ficco_sweep", "workload.only=[g4,g14]", "simulator=fluid", "executor.jobs=1"]))
+    summary = run(found, tmp_path / "results.parquet")
+    table = pd.read_parquet(tmp_path / "results.parquet")
+    metrics = list(found.backend.metrics)
+    assert summary.num_rows == summary.num_outcomes == len(table.drop_duplicates(["scenario", *metrics]))
+    front = table[table["on_front"]]
+    assert len(front) == summary.front_size == len(front.drop_duplicates(["scenario", *metrics]))
+
+
+def _axes_at(space: Space, found: Plan, path: str, chance: random.Random) -> list[tuple[int, int]]:
+    """(points, outcomes) on some axes of a knob: lines through random points along which it alone changes."""
+    knob = next(knob for knob in space.knobs if knob.path == path)
+    axes = []
+    for _ in range(2):
+        point = space.walk(lambda one: chance.choice(one.values))
+        if path not in point:
+            continue
+        values = [
+            space.active({**point, path: value}) for value in chance.sample(knob.values, min(4, len(knob.values)))
+        ]
+        blocks = {block.keys().tobytes(): block for value in values for block in space.resolve(value)}
+        legal = [block for block in blocks.values() if block.batch is not None]
+        results = (
+            Results.join(found.backend.evaluate([block.batch for block in legal if block.batch])) if legal else None
+        )
+        if results is not None and results.ok.sum() > 1:
+            columns = [results.column(name)[results.ok] for name in found.backend.metrics]
+            keys = outcome_keys([np.nan_to_num(column, nan=-1.0) for column in columns], np.zeros(len(columns[0]), int))
+            axes.append((len(keys), len({tuple(key) for key in keys.tolist()})))
+    return axes
+
+
+@pytest.mark.parametrize("study", STUDIES)
+def test_no_knob_of_a_shipped_study_changes_nothing_wherever_it_is_varied(study: str) -> None:
+    found, chance = planned(f"study={study}", *NARROWED.get(study, [])), random.Random(0)
+    varied: dict[str, list[tuple[int, int]]] = defaultdict(list)
+    names = list(found.spaces)
+    for name in chance.sample(names, min(8, len(names))):
+        space = found.spaces[name]
+        for knob in space.knobs:
+            if knob.values:
+                varied[knob.path] += _axes_at(space, found, knob.path, chance)
+    idle = [path for path, axes in varied.items() if len(axes) > 1 and all(outcomes == 1 for _, outcomes in axes)]
+    assert not idle
