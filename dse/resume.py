@@ -55,6 +55,7 @@ class Begun:
 def begin(store: Store, plan: Plan, provenance: Mapping[str, Any]) -> Begun:
     """Begin a study or go on with it. Raises ConfigError where it was asked otherwise before and `resume` is auto."""
     asked = question(plan)
+    newest = store.database.read(lambda connection: connection.execute(select(func.max(studies.c.id))).scalar())
     same, other = _earlier(store, plan, asked)
     mode = plan.settings.resume
     if same is None and other is not None and mode == "auto":
@@ -78,7 +79,7 @@ def begin(store: Store, plan: Plan, provenance: Mapping[str, Any]) -> Begun:
         "before": 0,
     }
     _forget(store, plan, [store.number(plan.context)])
-    study, is_new = _added(store, {**values, **first})
+    study, is_new = _added(store, {**values, **first}, since=newest or 0)
     if not is_new:  # the same command, typed at the same time
         return begin(store, plan, provenance)
     return Begun(store, study, StoreSession(store, Hold(study, plan.context)), 0, 0, resumed=False)
@@ -151,15 +152,17 @@ def finish(begun: Begun) -> None:
     begun.store.change(done)
 
 
-def _added(store: Store, values: Mapping[str, Any]) -> tuple[int, bool]:
-    """(number of the study of these values, whether it is new): equal ones that are begun at once are one."""
+def _added(store: Store, values: Mapping[str, Any], *, since: int) -> tuple[int, bool]:
+    """(number of the study of these values, whether it is new): equal ones that are begun at once are one.
+
+    since: the newest study when it was looked for an earlier one; what was there then is not looked at again.
+    """
 
     def work(connection: Connection) -> tuple[int, bool]:
         store.database.exclude(connection)
-        since = select(studies.c.id, studies.c.asked).where(studies.c.name == values["name"])
-        for row in connection.execute(since):
-            if json.loads(row.asked) == json.loads(values["asked"]):
-                return row.id, False
+        alike = (studies.c.name == values["name"]) & (studies.c.asked == values["asked"]) & (studies.c.id > since)
+        if (other := connection.execute(select(studies.c.id).where(alike)).scalar()) is not None:
+            return int(other), False
         return int(connection.execute(insert(studies).values(values).returning(studies.c.id)).scalar_one()), True
 
     return store.database.write(work)
