@@ -29,6 +29,7 @@ from dse.outputs import Outputs
 from dse.plan import Plan, plan
 from dse.problems import ConfigError
 from dse.selection import Selection
+from dse.values import hexes
 from studies.ficco import STUDY
 
 SMALL = ["study=ficco_sweep", "workload.only=[g4]", "tracking=none", "fidelity=none"]
@@ -112,7 +113,8 @@ def test_a_study_writes_a_table_with_a_row_per_point(study: tuple[Path, str]) ->
     folder, _ = study
     table = dse.load("ficco_sweep", folder / "outputs")
     found = small_plan()
-    assert len(table) == found.spaces["g4"].size()
+    points = {key for block in found.spaces["g4"].blocks(1000) for key in hexes(block.keys(*found.context.words))}
+    assert set(table["key"]) == {key.decode() for key in points}
     assert table["key"].is_unique
     assert set(table["status"]) == {"ok"}
     assert {*found.knobs, *found.recorded, *found.backend.metrics, *found.backend.relations} <= set(table)
@@ -287,7 +289,7 @@ def test_own_shapes_run_on_every_topology(elsewhere: Path, capsys: pytest.Captur
     assert set(table["status"]) == {"ok"}
     rows = table[table["scenario"] == "wide"].groupby(["system.node.topology", "schedule.name"]).size().unstack()
     assert set(rows.index) == {"mesh", "switch", "ring"}
-    assert rows.nunique().eq(1).all()
+    assert rows.notna().all(axis=None)
     assert (latest(elsewhere) / "figures" / "timeline_odd.png").is_file()
 
 
@@ -310,11 +312,11 @@ def test_multirun_runs_several_studies_and_every_point_becomes_a_run_in_mlflow(t
 def test_of_a_very_long_table_figures_show_a_selection_and_it_is_said(
     elsewhere: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(report, "MOST_ROWS", 100)
+    monkeypatch.setattr(report, "MOST_ROWS", 50)
     assert main(SMALL) == 0
     told = capsys.readouterr().out
     table = dse.load("ficco_sweep")
-    assert f"figures show 100 of {len(table)} rows" in told
+    assert f"figures show 50 of {len(table)} rows" in told
     assert f"{len(table)} points" in told
     assert table.sort_values("makespan_s").iloc[0]["schedule.name"] in told
     assert {path.stem for path in (latest(elsewhere) / "figures").iterdir()} == FIGURES
@@ -327,17 +329,17 @@ def test_claims_are_judged_on_complete_tables_only(study: tuple[Path, str], tmp_
     whole = report.stored(outputs)
     assert whole.complete
     assert any(row["within"] is not None for row in report.check(outputs, "ficco", whole))
-    rows = report.check(outputs, "ficco", Selection(whole.table.head(100), whole.num_rows))
+    rows = report.check(outputs, "ficco", Selection(whole.table.head(50), whole.num_rows))
     assert {row["within"] for row in rows} == {None}
-    assert all(f"complete tables, this is 100 of {whole.num_rows} rows" in row["reason"] for row in rows)
+    assert all(f"complete tables, this is 50 of {whole.num_rows} rows" in row["reason"] for row in rows)
 
 
 def test_a_study_is_shown_in_mlflow_and_of_a_long_table_the_fronts_and_baselines(
     elsewhere: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([*FAST[:2], "tracking.uri=sqlite:///mlflow.db", "tracking.whole_up_to=2"]) == 0
+    assert main([*FAST[:2], "tracking.uri=sqlite:///mlflow.db", "tracking.whole_up_to=1"]) == 0
     table = dse.load("ficco_sweep")
-    assert f"2 runs of {len(table)} points" in (told := capfd.readouterr().out)
+    assert f"1 runs of {len(table)} points" in (told := capfd.readouterr().out)
     assert "tracking.points=all" in told
     with sqlite3.connect(elsewhere / "mlflow.db") as database:
         keys = {key for (key,) in database.execute("select value from tags where key = 'dse.point_key'").fetchall()}
@@ -345,7 +347,7 @@ def test_a_study_is_shown_in_mlflow_and_of_a_long_table_the_fronts_and_baselines
         (count,) = database.execute(asked).fetchone()
     database.close()
     assert count == len(table)
-    assert len(keys) == 2
+    assert len(keys) == 1
     assert keys <= set(table["key"][table["on_front"]])
 
 

@@ -21,7 +21,7 @@ def functions(file: str) -> set[str]:
 
 
 def test_every_fault_has_a_row_and_every_row_a_test_or_a_reason() -> None:
-    assert [one.name for one in faults()] == [f"F{number:02}" for number in range(1, 35)]
+    assert [one.name for one in faults()] == [f"F{number:02}" for number in range(1, 41)]
     assert all(one.fault and one.seen and one.by and (one.tests or one.without) for one in faults())
 
 
