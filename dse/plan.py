@@ -182,7 +182,7 @@ class Plan:
     def recorded(self) -> tuple[str, ...]:
         """Paths the table holds beside the searched ones: those listed, and what claims and figures read."""
         sections = next(iter(self.spaces.values())).base
-        columns = discovery.load("studies", self.settings.study.module, "STUDY").columns
+        columns = getattr(discovery.load("studies", self.settings.study.module, "STUDY"), "columns", ())
         needed = [path for path in columns if path.partition(".")[0] in sections]
         return tuple(path for path in dict.fromkeys((*self.settings.study.recorded, *needed)) if path not in self.knobs)
 

@@ -356,7 +356,8 @@ def test_a_study_is_shown_in_mlflow_and_of_a_long_table_the_fronts_and_baselines
 
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_an_interrupt_ends_a_long_run_at_once_without_a_traceback(jobs: int, tmp_path: Path) -> None:
-    words = ["study=ficco_sweep", "simulator=event", "tracking=none", "fidelity=none", f"executor.jobs={jobs}"]
+    many = "+space.system.gpu.num_cus=range(104,304,8)"  # a minute's work
+    words = ["study=ficco_sweep", many, "simulator=event", "tracking=none", "fidelity=none", f"executor.jobs={jobs}"]
     running = subprocess.Popen(
         [sys.executable, "-m", "dse", *words],
         cwd=tmp_path,

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+import yaml
 from conftest import shipped
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -433,7 +434,7 @@ def test_the_command_writes_statistics_tables_and_a_figure(
     assert outputs.read_table("channels")[["reads", "writes"]].sum().to_list() == [1500, 500]
     assert outputs.read_table("activity")["lines"].sum() == 2000
     assert (outputs.figures / "activity.png").is_file()
-    assert outputs.read_config()["system"]["l2"]["bytes"] == 8388608
+    assert yaml.safe_load((outputs.folder / "config.yaml").read_text())["system"]["l2"]["bytes"] == 8388608
     said = capsys.readouterr().out
     assert "row_hit_rate" in said
     assert "busiest of 16 channels" in said

@@ -659,7 +659,7 @@ def test_a_warm_start_evaluates_the_fronts_of_earlier_runs_first(tmp_path: Path)
             {"scenario": "light", "thing.name": "fancy", "thing.x": 99, "thing.mode": "bent", "on_front": True},
             {"scenario": "other", "thing.name": "fancy", "thing.x": 2, "thing.mode": "flat", "on_front": True},
         ]
-    ).assign(key="0", baseline="1", status="ok")
+    ).assign(key="0", baseline="1", status="ok", reason="", engine="test")
     run = swept.written(tmp_path / "earlier", rows, [knob.path for knob in KNOBS], config={"thing": toy.PLAIN})
     tree = toy.settings("random", 10)
     tree["search"]["warm_start"] = [str(run)]
