@@ -8,7 +8,7 @@ SUPPORTED := import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))
 VENV_PACKAGE := import sys; print("python%d.%d-venv" % sys.version_info[:2])
 
 .DEFAULT_GOAL := help
-.PHONY: help setup sweep test bench kills search faults fuzz parity lint format clean
+.PHONY: help setup sweep test nightly bench kills search faults fuzz parity lint format clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -20,7 +20,10 @@ sweep: setup ## run the overlap study end to end
 	$(BIN)/python -m dse study=ficco_sweep
 
 test: lint ## check style, types and import rules, then run the tests
-	$(BIN)/pytest -n 2 --dist loadfile
+	$(BIN)/pytest -n 2 --dist worksteal
+
+nightly: setup ## run the tests that are too many for every time (some ten minutes)
+	$(BIN)/pytest -n 2 --dist worksteal -m nightly
 
 bench: setup ## time the engines side by side and write BENCHMARKS.md
 	$(BIN)/python -m benchmarks.engine

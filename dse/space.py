@@ -20,6 +20,7 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import NoneType
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,7 @@ from pydantic import BaseModel
 
 from dse.backend import Backend, Batch, Canonical, Results, Tree, along, pieces
 from dse.problems import ConfigError
-from dse.values import LABELS, Lanes, grid_lanes, lanes, put
+from dse.values import LABELS, Lanes, amount, grid_lanes, lanes, put
 
 Assignment = dict[str, Any]
 
@@ -52,9 +53,17 @@ class Knob:
 
     @functools.cached_property
     def ordered(self) -> bool:
-        """Whether the values are numbers in ascending order, so that neighbours are alike."""
-        numeric = all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in self.values)
-        return numeric and list(self.values) == sorted(self.values)
+        """Whether the values are numbers, or quantities in one unit, that ascend: neighbours are then alike."""
+        return self.numbers is not None and list(self.numbers) == sorted(self.numbers)
+
+    @functools.cached_property
+    def numbers(self) -> tuple[float, ...] | None:
+        """The number that each value is, of a quantity such as `2 MB` in its unit; None unless all are numbers."""
+        told = [amount(value) if isinstance(value, str) else (value, None) for value in self.values]
+        if any(one is None or isinstance(one[0], (bool, NoneType)) for one in told):
+            return None
+        units = {one[1] for one in told if one is not None} - {None}
+        return tuple(one[0] for one in told if one is not None) if len(units) <= 1 else None
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ with pint; a wrong dimension is refused. A bare number is taken to be in the uni
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import re
@@ -87,6 +88,14 @@ def _parse(text: str, unit: str) -> float:
     except Exception as error:
         reason = "is an unknown unit" if "not defined" in str(error) else "has the wrong dimension"
         raise ValueError(f"`{symbol}` {reason}; this quantity is in {unit}") from error
+
+
+def amount(text: str) -> tuple[float, str] | None:
+    """The number that a text such as `1.5 TB/s` stands for, in the unit given; None of a text that is no quantity."""
+    for unit in ("byte", "second", "byte/second", "flop/second", "flop"):
+        with contextlib.suppress(ValueError):
+            return _parse(text, unit), unit
+    return None
 
 
 def _number(value: Any) -> Any:

@@ -56,8 +56,8 @@ class Design(Frozen):
 @dataclass(frozen=True)
 class Known:
     """Every point of a landscape. places: genes -> row, one for equal designs. outcomes [N]. values [N, M]: objectives,
-    smaller is better, 0 at the best and 1 at the worst of the true front; NaN where a point has no result.
-    front [F, M]: the true one.
+    smaller is better, 0 at the best and 1 at the worst of the true front; NaN where a point has no result or one beyond
+    a limit. front [F, M]: the true one.
     """
 
     question: Question
@@ -115,11 +115,13 @@ def known(command: tuple[str, ...]) -> Known:
     for points, names, found in _enumerated(planned):
         for row, name, outcome in zip(genes.rows(points), names, found, strict=True):
             rows[row.tobytes()], _ = outcomes.setdefault(name, (len(outcomes), outcome))
-    question = Question(space, planned.goals, 0, 1, lambda points: [], repr)
+    question = Question(space, planned.goals, 0, 1, lambda points: [], repr, limits=planned.settings.study.limits)
     told = [outcome for _, outcome in outcomes.values()]
-    ok = np.array([outcome is not None for outcome in told])
+    ok = np.array([outcome is not None and question.violation(outcome) == 0 for outcome in told])
     values = np.full((len(ok), len(planned.goals)), np.nan)
-    values[ok] = question.values([outcome for outcome in told if outcome is not None])
+    values[ok] = question.values(
+        [outcome for outcome, fine in zip(told, ok, strict=True) if fine and outcome is not None]
+    )
     front = values[ok][moocore.is_nondominated(values[ok])]
     low, range_ = front.min(axis=0), np.ptp(front, axis=0)
     scaled = (values - low) / np.where(range_ > 0, range_, 1.0)
@@ -129,14 +131,14 @@ def known(command: tuple[str, ...]) -> Known:
 def _enumerated(planned: Plan) -> Iterator[tuple[list[Assignment], list[str], list[Outcome]]]:
     """Points of the space as they may be asked for, with their keys and objectives, some at a time."""
     (space,) = planned.spaces.values()
-    goals = list(planned.goals)
+    names = [*planned.goals, *(name for name in planned.settings.study.limits if name not in planned.goals)]
     for block in space.blocks(_CALL):
         results = Results.all_alike(Result("infeasible"), block.size)
         if block.batch is not None:
             (results,) = call(planned.spec, [block.batch])
-        columns = zip(*(results.column(name).tolist() for name in goals), strict=True)
+        columns = zip(*(results.column(name).tolist() for name in names), strict=True)
         told: list[Outcome] = [
-            dict(zip(goals, row, strict=True)) if ok else None
+            dict(zip(names, row, strict=True)) if ok else None
             for ok, row in zip(results.ok.tolist(), columns, strict=True)
         ]
         asked = block if block.asked is None else block.asked

@@ -45,6 +45,16 @@ if os.environ.get("CI"):
     providers._get_local_constants = lambda: providers._local_constants
 
 
+def mostly_nightly(cases: Sequence[Any], *, every: int) -> list[Any]:
+    """One case in so many for every run of the tests, the others for `make nightly`."""
+    return [
+        case
+        if place % every == 0
+        else pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.nightly)
+        for place, case in enumerate(cases)
+    ]
+
+
 @functools.cache
 def _trees(group: str) -> dict[str, Any]:
     return {path.stem: yaml.safe_load(path.read_text("utf-8")) for path in sorted((CONF / group).glob("*.yaml"))}

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 import toy
 import yaml
-from conftest import AFTER, CONF, DEVICES, FAMILIES, FREE, MEMORIES, OF_ONE_GPU, SYSTEMS, shipped
+from conftest import AFTER, CONF, DEVICES, FAMILIES, FREE, MEMORIES, OF_ONE_GPU, SYSTEMS, mostly_nightly, shipped
 
 from dse import discovery
 from dse.backend import Batch
@@ -163,7 +163,7 @@ ACCIDENTS: list[tuple[list[str], list[str]]] = [
 ]
 
 
-@pytest.mark.parametrize(("words", "parts"), ACCIDENTS, ids=" ".join)
+@pytest.mark.parametrize(("words", "parts"), mostly_nightly(ACCIDENTS, every=3), ids=" ".join)
 def test_an_accident_is_refused_by_its_path_before_anything_runs(
     words: list[str], parts: list[str], refused: Said
 ) -> None:

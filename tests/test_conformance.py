@@ -631,7 +631,7 @@ def test_a_random_graph_is_repeated_to_the_bit(engine: str, graph: TaskGraph) ->
 
 
 @pytest.mark.parametrize("engine", sorted(set(EXACT) - {"event"}))
-@settings(max_examples=2000)
+@settings(max_examples=700)
 @given(graph=graphs())
 def test_every_engine_agrees_with_the_reference_on_random_graphs(engine: str, graph: TaskGraph) -> None:
     assert_agreement(graph, ("event", engine))

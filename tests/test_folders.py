@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
-from conftest import REPOSITORY
+from conftest import REPOSITORY, mostly_nightly
 from folders import finished, odd_table
 
 from dse import files
@@ -230,7 +230,9 @@ def ends(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
     return run
 
 
-@pytest.mark.parametrize(("name", "kind", "command"), CASES, ids=lambda one: str(one).replace(" ", "-"))
+@pytest.mark.parametrize(
+    ("name", "kind", "command"), mostly_nightly(CASES, every=3), ids=lambda one: str(one).replace(" ", "-")
+)
 def test_a_damaged_file_ends_every_command_in_a_sentence(
     name: str, kind: str, command: str, run: Path, ends: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -252,8 +254,8 @@ def test_a_short_table_that_stands_for_a_long_one_takes_no_memory(kind: str, run
     assert (run / "results.parquet").stat().st_size < 5_000_000
     asked = [COMMANDS[name] for name in ("importance", "rules", "compare", "report")]
     code = (
-        "import resource, dse.runner, pandas; from dse.cli import main\n"
-        "peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10\n"
+        "import re, dse.runner, pandas; from dse.cli import main\n"
+        "peak = lambda: int(re.search(r'VmHWM:\\s*(\\d+)', open('/proc/self/status').read())[1]) >> 10\n"
         f"codes = [main(words) for words in {asked}]\n"
         "print(*codes, peak(), peak() < 1200)\n"
     )
@@ -331,8 +333,14 @@ def test_a_damaged_store_ends_in_a_sentence(kind: str, words: list[str], run: Pa
         assert "results.db" in told
 
 
-@pytest.mark.parametrize("column", ["asked", "command", "provenance", "accepted"])
-@pytest.mark.parametrize("text", ["{", "3", '["a", 3]', "[" * 100_000, '{"a": {"b": 1}}'], ids=lambda text: text[:9])
+RECORDS = [
+    (column, text)
+    for text in ("{", "3", '["a", 3]', "[" * 100_000, '{"a": {"b": 1}}')
+    for column in ("asked", "command", "provenance", "accepted")
+]
+
+
+@pytest.mark.parametrize(("column", "text"), mostly_nightly(RECORDS, every=3), ids=lambda text: text[:9])
 def test_a_study_whose_record_is_damaged_is_passed_over(
     column: str, text: str, run: Path, ends: Callable[..., str]
 ) -> None:
@@ -381,7 +389,7 @@ FOREIGN = [
 ]
 
 
-@pytest.mark.parametrize("tracking", FOREIGN, ids=str)
+@pytest.mark.parametrize("tracking", mostly_nightly(FOREIGN, every=3), ids=str)
 def test_a_place_that_only_a_folder_names_is_not_written_to(
     tracking: Mapping[str, Any],
     tmp_path: Path,

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import yaml
-from conftest import CONF
+from conftest import CONF, mostly_nightly
 
 from benchmarks import steps
 from dse import discovery
@@ -78,7 +78,9 @@ NARROW: list[tuple[str, list[str]]] = [
 ]
 
 
-@pytest.mark.parametrize(("study", "words"), NARROW, ids=lambda value: value if isinstance(value, str) else value[0])
+@pytest.mark.parametrize(
+    ("study", "words"), mostly_nightly(NARROW, every=3), ids=lambda value: value if isinstance(value, str) else value[0]
+)
 def test_another_space_model_or_system_is_told_without_claims_that_need_the_papers(
     study: str, words: list[str], tmp_path: Path
 ) -> None:

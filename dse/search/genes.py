@@ -32,7 +32,10 @@ class Genes:
         self.ordered = np.array([not knob.values or knob.ordered for knob in self.knobs])
         deciding = {knob.path for knob in space.deciding}
         self._deciding = np.flatnonzero([knob.path in deciding for knob in self.knobs])
-        self._places = [{_name(value): place for place, value in enumerate(knob.values)} for knob in self.knobs]
+        self._places = [
+            {_name(value): place for values in (knob.numbers or (), knob.values) for place, value in enumerate(values)}
+            for knob in self.knobs
+        ]
         self._counting: dict[tuple[float, ...], NDArray[np.bool_]] = {}
 
     def drawn(self, count: int, random: np.random.Generator) -> Rows:
@@ -68,7 +71,7 @@ class Genes:
         ]
 
     def rows(self, points: Sequence[Mapping[str, Any]]) -> Rows:
-        """The rows of points, whose values must be values of the knobs."""
+        """The rows of points, whose values must be values of the knobs, as written or as designs hold them."""
         found = np.full((len(points), len(self.knobs)), -1.0)
         for row, point in enumerate(points):
             for column, knob in enumerate(self.knobs):
