@@ -6,6 +6,7 @@ up, so its time is the method's own.
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -27,7 +28,7 @@ from dse.search.genes import Genes
 from dse.space import Assignment, get_path
 from dse.values import Frozen, Integer, hexes
 
-_VERSION = "1"
+_VERSION = "2"
 _CALL = 65_536  # points that are enumerated together
 _BEYOND = 1.1  # the reference point, in ranges of the true front from its best to its worst
 
@@ -69,8 +70,13 @@ class Known:
 
     @property
     def size(self) -> int:
-        """Number of points."""
+        """Number of distinct designs."""
         return len(self.outcomes)
+
+    @functools.cached_property
+    def num_distinct(self) -> int:
+        """Number of distinct outcomes."""
+        return len({tuple(outcome.values()) for outcome in self.outcomes if outcome is not None})
 
     def rows(self, points: Sequence[Assignment]) -> list[int]:
         """Where points are."""
@@ -147,7 +153,9 @@ def _enumerated(planned: Plan) -> Iterator[tuple[list[Assignment], list[str], li
 
 
 class LandscapeBackend:
-    """Searches on landscapes. shares: of all points, at which a search's progress is read off, in ascending order."""
+    """Searches on landscapes. shares: of the distinct outcomes, in ascending order; each is the budget of a search, the
+    baseline counted.
+    """
 
     batch = 1
     version = _VERSION
@@ -158,14 +166,16 @@ class LandscapeBackend:
             raise ConfigError([Problem("simulator.shares", "must ascend between 0 and 1", shares)])
         self._shares = tuple(shares)
         self.metrics: dict[str, Metric] = {
-            "missed_hypervolume": Metric("share", "1 - hypervolume over that of the true front, at the end", high=1.0),
+            "missed_hypervolume": Metric(
+                "share", "1 - hypervolume over that of the true front, of the largest budget", high=1.0
+            ),
             "overhead_s_per_point": Metric("s", "time of the search method itself, per point"),
             "points_to_95": Metric("points", "evaluated until 95 % of the true hypervolume; all, if never"),
-            "duplicates": Metric("points", "proposed that were known already"),
-            "repeats": Metric("points", "evaluated more than once"),
+            "duplicates": Metric("points", "proposed that were known already, in all"),
+            "repeats": Metric("points", "evaluated more than once, in all"),
         }
         for share in self._shares:
-            at = f"at {100 * share:g} % of the points"
+            at = f"with {100 * share:g} % of the distinct outcomes"
             meaning = f"hypervolume over that of the true front {at}"
             self.metrics[column("hypervolume", share)] = Metric("share", meaning, "maximize", high=1.0)
             self.metrics[column("igd_plus", share)] = Metric("ranges", f"distance from the true front {at}")
@@ -216,29 +226,24 @@ class LandscapeBackend:
     def _searched(self, design: BaseModel) -> Result:
         assert isinstance(design, Design)
         truth = known(design.landscape.command)
-        progress = Progress(truth)
-        budgets = [max(1, round(share * truth.size)) for share in self._shares]
-        question = replace(
-            truth.question,
-            seed=design.run.seed,
-            trials=budgets[-1],
-            evaluate=progress.evaluate,
-            identify=truth.name,
-            legal=truth.legal,
-        )
-        chosen = explore(question, Search(name=design.run.method, batch=design.run.batch))
+        runs = [Progress.of(truth, design.run, budget) for budget in self._budgets(truth)]
+        last = runs[-1]
         metrics = {
-            "missed_hypervolume": max(0.0, 1.0 - truth.hypervolume(progress.rows)),
-            "overhead_s_per_point": progress.overhead_s(len(progress.rows)) / len(progress.rows),
-            "points_to_95": float(progress.until(0.95)),
-            "duplicates": float(chosen.duplicates),
-            "repeats": float(len(progress.rows) - len(set(progress.rows))),
+            "missed_hypervolume": max(0.0, 1.0 - truth.hypervolume(last.rows)),
+            "overhead_s_per_point": last.overhead_s / len(last.rows),
+            "points_to_95": float(last.until(0.95)),
+            "duplicates": float(sum(run.duplicates for run in runs)),
+            "repeats": float(sum(len(run.rows) - len(set(run.rows)) for run in runs)),
         }
-        for share, budget in zip(self._shares, budgets, strict=True):
-            metrics[column("hypervolume", share)] = truth.hypervolume(progress.rows[:budget])
-            metrics[column("igd_plus", share)] = truth.distance(progress.rows[:budget])
-            metrics[column("overhead_s", share)] = progress.overhead_s(budget)
+        for share, run in zip(self._shares, runs, strict=True):
+            metrics[column("hypervolume", share)] = truth.hypervolume(run.rows)
+            metrics[column("igd_plus", share)] = truth.distance(run.rows)
+            metrics[column("overhead_s", share)] = run.overhead_s
         return Result("ok", metrics, engine=design.run.method)
+
+    def _budgets(self, truth: Known) -> list[int]:
+        """Points of each search beside the one for the baseline."""
+        return [max(1, round(share * truth.num_distinct) - 1) for share in self._shares]
 
     def relate(self, point: Columns, baseline: Columns) -> Columns:
         """Nothing."""
@@ -259,25 +264,36 @@ def column(metric: str, share: float) -> str:
 
 
 class Progress:
-    """What a search asked for, and when. rows: of the landscape, in order."""
+    """What a search asked for. rows: of the landscape, in order. overhead_s: seconds that the method took for it."""
 
     def __init__(self, truth: Known) -> None:
         self._truth, self.rows = truth, list[int]()
         self._began, self._away = time.perf_counter(), 0.0
-        self._told: list[tuple[int, float]] = []
+        self.overhead_s, self.duplicates = 0.0, 0
+
+    @classmethod
+    def of(cls, truth: Known, run: Run, trials: int) -> Progress:
+        """A search of so many points."""
+        progress = cls(truth)
+        question = replace(
+            truth.question,
+            seed=run.seed,
+            trials=trials,
+            evaluate=progress.evaluate,
+            identify=truth.name,
+            legal=truth.legal,
+        )
+        progress.duplicates = explore(question, Search(name=run.method, batch=run.batch)).duplicates
+        return progress
 
     def evaluate(self, points: Sequence[Assignment]) -> list[Outcome]:
         """Look results up, on nobody's time."""
         came = time.perf_counter()
         self.rows += self._truth.rows(points)
         found = [self._truth.outcomes[row] for row in self.rows[len(self.rows) - len(points) :]]
-        self._told.append((len(self.rows), came - self._began - self._away))
+        self.overhead_s = came - self._began - self._away
         self._away += time.perf_counter() - came
         return found
-
-    def overhead_s(self, count: int) -> float:
-        """Seconds that the method took to ask for so many points."""
-        return next((spent for reached, spent in self._told if reached >= count), self._told[-1][1])
 
     def until(self, share: float) -> int:
         """How many points it took to reach a share of the true hypervolume; all of them if it did not."""

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from dse.backend import Batch, Result
 from dse.problems import ConfigError
 from dse.search import Search, explore
-from simulators.landscape import BACKEND, Known, column, known
+from simulators.landscape import BACKEND, Known, Progress, Run, column, known
 
 COMMAND = ("study=ficco_sweep", "workload.only=[g4]", "study.objectives=[makespan_s,peak_staging_bytes]")
 SHARES = [0.05, 0.2, 1.0]
@@ -67,12 +67,29 @@ def test_progress_is_what_a_search_of_the_same_seed_found(truth: Known, method: 
     found = run(method, seed=5).metrics
     again = [run(method, seed=5).metrics[column("hypervolume", share)] for share in SHARES]
     told = [found[column("hypervolume", share)] for share in SHARES]
-    assert told == again == sorted(told)
-    assert told[-1] == 1.0
-    assert found["missed_hypervolume"] == found["repeats"] == 0.0
-    until = int(found["points_to_95"])
-    assert 1 <= until <= truth.size
-    assert (until > 0.05 * truth.size) == (told[0] < 0.95) or until == round(0.05 * truth.size)
+    assert told == again
+    assert told[0] <= told[-1]
+    assert told[-1] == pytest.approx(1.0 - found["missed_hypervolume"])
+    assert found["missed_hypervolume"] < 0.05
+    assert found["repeats"] == 0.0
+    assert 1 <= int(found["points_to_95"]) <= truth.size
+
+
+def test_a_budget_is_a_share_of_the_distinct_outcomes_with_the_baseline_counted(truth: Known) -> None:
+    assert truth.num_distinct == len({tuple(one.values()) for one in truth.outcomes if one is not None}) <= truth.size
+    progress = Progress.of(truth, Run(method="random"), 9)
+    assert len(progress.rows) == 9
+    assert BACKEND(shares=[10 / truth.num_distinct])._budgets(truth) == [9]
+
+
+def test_a_point_beyond_a_limit_is_on_no_front_and_adds_nothing(truth: Known) -> None:
+    metric, most = "peak_staging_bytes", np.median([one["peak_staging_bytes"] for one in truth.outcomes if one])
+    limited = known((*COMMAND, f"+study.limits.{metric}.high={most:.0f}"))
+    beyond = [row for row, one in enumerate(limited.outcomes) if one is not None and one[metric] > most]
+    assert beyond
+    assert limited.size == truth.size
+    assert limited.hypervolume(beyond) == 0.0
+    assert limited.hypervolume([row for row in range(limited.size) if row not in beyond]) == pytest.approx(1.0)
 
 
 def test_a_search_is_credited_from_the_first_point_at_which_it_has_enough(truth: Known) -> None:
@@ -83,6 +100,7 @@ def test_a_search_is_credited_from_the_first_point_at_which_it_has_enough(truth:
         return [truth.outcomes[row] for row in truth.rows(points)]
 
     how = {"seed": 3, "trials": truth.size, "evaluate": evaluate, "identify": truth.name, "legal": truth.legal}
+    how["trials"] = truth.num_distinct - 1  # of the largest budget
     explore(truth.question.__class__(**{**vars(truth.question), **how}), Search(name="random", batch=8))
     until = int(run("random", seed=3).metrics["points_to_95"])
     assert truth.hypervolume(rows[:until]) >= 0.95

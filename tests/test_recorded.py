@@ -30,7 +30,7 @@ def test_a_record_is_read_back_on_the_code_it_was_made_on_and_refused_on_any_oth
 
 def row(scenario: str, method: str, seed: int, share: float) -> dict[str, object]:
     """A search that ends at a share of the hypervolume."""
-    reached = {column("hypervolume", at): share for at in (0.001, 0.002, 0.005, 0.01, 0.02)}
+    reached = {column("hypervolume", at): share for at in (0.005, 0.01, 0.02)}
     return {
         **{"scenario": scenario, "run.method": method, "run.seed": seed, "status": "ok"},
         **reached,
@@ -46,8 +46,14 @@ def test_the_figures_of_the_search_are_its_worst_median_and_its_worst_gap() -> N
         *(row("two", "random", seed, share) for seed, share in enumerate((0.10, 0.99, 1.00))),
     ]
     figures = quality(pd.DataFrame(found))
-    assert figures["auto_hypervolume_at_2pct"] == pytest.approx(0.96)
-    assert figures["worst_gap_to_best_sampler"] == pytest.approx(0.99 - 0.96)
-    assert figures["duplicate_evaluations"] == 0
+    assert figures["spaces"] == 2
+    assert figures["auto_worst_hypervolume_at_2pct"] == pytest.approx(0.96)
+    assert figures["auto_worst_gap_to_best"] == pytest.approx(0.99 - 0.96)
+    assert figures["duplicates"] == 0
+    assert figures["auto_behind"] == []  # three seeds each are not enough to tell
     assert figures["seeds"] == 3
+    ahead = [*found, *(row("one", "tpe", seed, 0.995) for seed in range(3, 9))]
+    (behind, *_) = quality(pd.DataFrame(ahead))["auto_behind"]
+    assert (behind["space"], behind["method"]) == ("one", "tpe")
+    assert behind["gap"] == pytest.approx(0.995 - 0.98)
     assert figures["points_to_95"]["one"] == {"auto": 2.0 * 100, "tpe": 100.0, "random": None}

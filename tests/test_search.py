@@ -7,7 +7,7 @@ import itertools
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +21,16 @@ import toy
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from dse import discovery, warm
 from dse.backend import STATUSES
 from dse.plan import Plan
 from dse.problems import ConfigError
-from dse.search import Limit, Question, Search, explore
+from dse.search import Limit, Question, Search, explore, surrogate
 from dse.search.genes import Genes
+from dse.search.methods import portfolio
+from dse.search.surrogate import Surrogate
 from dse.space import Assignment, Block, Knob, Space, set_path
 from dse.standings import Standings, winners
 from dse.study import Findings
@@ -681,3 +684,80 @@ def test_a_warm_start_from_what_is_no_finished_run_is_refused(said: str, told: s
     tree["search"]["warm_start"] = [said]
     with pytest.raises(ConfigError, match=told):
         toy.planned(KNOBS, tree)
+
+
+# What learns
+
+
+def learned(seed: int, num_known: int) -> tuple[NDArray[np.float64], NDArray[np.float64], Surrogate]:
+    """Rows that were not learned from, their values, and a process that learned from others of the toy's space."""
+    genes = Genes(SPACE)
+    rows = np.unique(genes.drawn(600, np.random.default_rng(seed)), axis=0)
+    np.random.default_rng(seed).shuffle(rows)
+    values = np.stack([np.log1p(np.abs(rows[:, 0] - 2)) + rows[:, -1], 3.0 * rows[:, 0] - 1.0], axis=1)
+    process = Surrogate(genes)
+    process.fit(rows[:num_known], values[:num_known])
+    return rows, values, process
+
+
+def test_a_process_knows_what_it_learned_and_guesses_better_than_the_mean() -> None:
+    rows, values, process = learned(0, 24)
+    expected, deviation = process.predict(rows)
+    np.testing.assert_allclose(expected[:24], values[:24], atol=0.05 * values.std())
+    missed = ((expected - values)[24:] ** 2).mean(axis=0) / values[24:].var(axis=0)
+    assert (missed < 0.2).all()
+    assert (deviation[:24].mean(axis=0) < deviation[24:].mean(axis=0)).all()
+
+
+def test_the_slope_that_rates_are_tuned_by_is_that_of_the_likelihood() -> None:
+    random = np.random.default_rng(1)
+    rows = random.random((12, 3))
+    apart = np.abs(rows.T[:, :, None] - rows.T[:, None, :])
+    lost = surrogate.unlikely(apart, random.standard_normal(12))
+    for rates in random.standard_normal((5, 3)):
+        steps = 1e-6 * np.eye(3)
+        slope = [(lost(rates + step)[0] - lost(rates - step)[0]) / 2e-6 for step in steps]
+        np.testing.assert_allclose(lost(rates)[1], slope, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_small_budget_is_asked_for_in_many_batches() -> None:
+    for trials, batch, sizes in ((32, 32, [2] * 16), (20, 4, [2] * 10), (20, 1, [1] * 20), (5, 32, [1] * 5)):
+        asked: list[int] = []
+        question = Recorder(SPACE).question(trials)
+
+        def evaluate(points: Sequence[Assignment], asked: list[int] = asked) -> Sequence[Any]:
+            asked.append(len(points))
+            return [{"time_s": 1.0, "gain": 1.0} for _ in points]
+
+        explore(replace(question, evaluate=evaluate), Search(name="random", batch=batch))
+        assert asked == sizes
+
+
+def test_a_portfolio_asks_most_of_the_one_whose_points_improve_the_front() -> None:
+    class Steady:
+        """Points that all are as good as `value` of how many it has proposed."""
+
+        def __init__(self, value: Callable[[int], float]) -> None:
+            self.value, self.count = value, 0
+
+        def ask(self, count: int) -> list[Assignment]:
+            self.count += count
+            return [{"value": self.value(self.count)} for _ in range(count)]
+
+        def tell(self, points: object, outcomes: object) -> None:
+            pass
+
+    question = Recorder(SPACE).question(100, "time_s")
+    good, bad = Steady(lambda count: 1.0 / count), Steady(lambda count: 2.0)
+    mixed = portfolio.Portfolio(question, portfolio.Options(initial=1, least=0.1), [bad, good], num_cheap=1)
+    for _ in range(20):
+        points = mixed.ask(10)
+        mixed.tell(points, [{"time_s": point["value"]} for point in points])
+    assert good.count == pytest.approx(0.9 * 200, abs=25)
+    assert bad.count == 200 - good.count
+    mixed = portfolio.Portfolio(question, portfolio.Options(initial=1, dear=5), [bad, good], num_cheap=1)
+    mixed.tell([{}] * 6, [{"time_s": 3.0}] * 6)
+    before = good.count
+    mixed.ask(10)
+    assert good.count == before  # dear, and too many points are known

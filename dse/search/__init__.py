@@ -1,13 +1,14 @@
 """Choosing points of a space too large to enumerate: a method behind a batch-synchronous ask and tell.
 
-Batches have a fixed size, are evaluated in any order by any number of jobs, and are told in the order asked: the
-table depends on the seed alone. A point is evaluated once, and one that is known to break a rule never; a method that
-keeps proposing such points is helped out by others, in seeded random order.
+The size of batches follows from the budget. They are evaluated in any order by any number of jobs, and told in the
+order asked: the table depends on the seed alone. A point is evaluated once, and one that is known to break a rule
+never; a method that keeps proposing such points is helped out by others, in seeded random order.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 import random
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -35,7 +36,8 @@ def _one_run(said: str) -> str:
 
 
 class Search(Frozen):
-    """The `search` group. batch: points that are evaluated together. options: of the method.
+    """The `search` group. batch: points that are evaluated together at most. rounds: batches that a budget is asked for
+    in at least, so that a small one is learnt from, too. options: of the method.
 
     warm_start: finished runs, as `<study>/<time>` or folders; a search begins with the points of their fronts.
     """
@@ -43,6 +45,7 @@ class Search(Frozen):
     name: str
     description: str = ""
     batch: Annotated[Integer, Field(ge=1, le=10_000)] = 32
+    rounds: Annotated[Integer, Field(ge=1, le=10_000)] = 16
     options: dict[str, Any] = Field(default_factory=dict)
     warm_start: tuple[Annotated[str, AfterValidator(_one_run)], ...] = ()
 
@@ -78,8 +81,9 @@ def explore(question: Question, search: Search, *, first: Iterable[Assignment] =
     """
     asker, sieve = method(question, search), _Sieve(question)
     begin, rest = iter(first), _shuffled(question)
+    most = min(search.batch, math.ceil(question.trials / search.rounds))
     while (left := question.trials - len(sieve.known)) > 0:
-        fresh, wanted = dict[str, Assignment](), min(search.batch, left)
+        fresh, wanted = dict[str, Assignment](), min(most, left)
         _take(sieve, begin, fresh, wanted)
         _ask(sieve, asker, fresh, wanted)
         _take(sieve, rest, fresh, wanted)

@@ -1,26 +1,32 @@
-"""What outcomes are likely where nothing was evaluated: a Gaussian process over the genes of a few hundred points.
+"""What outcomes are likely where nothing was evaluated: Gaussian processes over the genes of a few hundred points.
 
-The kernel is that of a polynomial of third degree in the knobs: ((1 + sum_j k_j) / (1 + J))^3 over J knobs, where k_j
-is 1 for equal values, exp(-2 |difference of places| / (values - 1)) for ordered ones, 0 for different unordered ones
-and for one that counts against one that does not (Rasmussen and Williams 2006, ch. 2 and 4).
+The kernel of each number is exp(-sum_j r_j d_j) over the knobs j, where d_j is the difference of places over their
+range for ordered values, 1 for different unordered ones and for a knob that counts against one that does not, and 0 for
+equal ones: an Ornstein-Uhlenbeck process in every knob. The rates r_j say how much a knob matters; they are those of
+the largest marginal likelihood under a log-normal prior (Rasmussen and Williams 2006, ch. 2, 4 and 5).
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import cho_factor, cho_solve, solve_triangular
+from scipy.optimize import minimize
 from threadpoolctl import ThreadpoolController
 
 from dse.search.genes import Genes, Rows
 
-_LEVELS = 16  # that an interval, or more ordered values, are taken as
-_NOISE = 1e-3  # variance of an outcome around the polynomial, as a share of all variance
-_DEGREE = 3
+_Unlikely = Callable[[NDArray[np.float64]], tuple[float, NDArray[np.float64]]]
+
+_NOISE = 1e-3  # variance of an outcome around the process, as a share of all variance
+_PRIOR = np.log(0.5), 1.5  # of the logarithm of a rate: mean and standard deviation
+_STEPS = 12  # of the optimizer, each time that rates are tuned
+_LARGEST = 7.0  # of the logarithm of a rate, either way
 
 
 @functools.cache
@@ -38,52 +44,76 @@ class Surrogate:
     """A model of M numbers per point, of points as rows of genes."""
 
     def __init__(self, genes: Genes) -> None:
-        self._genes = genes
-        many = (genes.sizes == 0) | (genes.ordered & (genes.sizes > _LEVELS))
-        self._levels = np.where(many, _LEVELS, genes.sizes)
-        self._scale = np.where(genes.sizes == 0, _LEVELS - 1.0, (self._levels - 1) / np.maximum(1, genes.sizes - 1))
-        self._scale = np.where(many, self._scale, 1.0)
-        parts = [_features(int(n), bool(ordered)) for n, ordered in zip(self._levels, genes.ordered, strict=True)]
-        self._first = np.cumsum([0, *(len(part) for part in parts[:-1])])
-        width = sum(part.shape[1] for part in parts)
-        self._features = np.zeros((sum(map(len, parts)), width))
-        column = 0
-        for first, part in zip(self._first, parts, strict=True):
-            self._features[first : first + len(part), column : column + part.shape[1]] = part
-            column += part.shape[1]
+        self._ordered = genes.ordered
+        self._range = np.where(genes.ordered & (genes.sizes > 1), genes.sizes - 1.0, 1.0)
+        self._rates = np.empty((0, len(genes.knobs)))  # logarithms
 
-    def fit(self, rows: Rows, values: NDArray[np.float64]) -> None:
-        """Learn the values [B, M] of some points [B, genes]."""
-        self._mean, self._spread = values.mean(axis=0), np.maximum(values.std(axis=0), 1e-300)
-        self._known = self._encoded(rows)
+    def fit(self, rows: Rows, values: NDArray[np.float64], *, tune: bool = True) -> None:
+        """Learn from points [B, genes] and their values [B, M], all finite. tune: whether to find rates anew."""
+        self._known = rows
+        self._mean, spread = values.mean(axis=0), values.std(axis=0)
+        self._spread = np.where(spread > 0, spread, 1.0)
+        scaled = (values - self._mean) / self._spread
         with _on_one_core():
-            kernel = self._kernel(self._known) + _NOISE * np.eye(len(rows))
-            self._factor = cho_factor(kernel, lower=True, check_finite=False)
-            self._weights = cho_solve(self._factor, (values - self._mean) / self._spread, check_finite=False)
+            apart = self._apart(rows, rows)
+            if tune or not len(self._rates):
+                begin = self._rates if len(self._rates) else np.full((scaled.shape[1], rows.shape[1]), _PRIOR[0])
+                told = zip(begin, scaled.T, strict=True)
+                self._rates = np.array([_tuned(rates, apart, column) for rates, column in told])
+            covariances = [_covariance(rates, apart)[1] for rates in self._rates]
+            self._factors = [cho_factor(one, lower=True, check_finite=False) for one in covariances]
+            solved = zip(self._factors, scaled.T, strict=True)
+            self._weights = [cho_solve(factor, column, check_finite=False) for factor, column in solved]
 
     def predict(self, rows: Rows) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Expected values [B, M] of points [B, genes], and their standard deviations [B, M]."""
+        expected, deviation = np.empty((2, len(rows), len(self._rates)))
         with _on_one_core():
-            kernel = self._kernel(self._encoded(rows))
-            half = solve_triangular(self._factor[0], kernel.T, lower=True, check_finite=False)
-            expected = kernel @ self._weights
-        deviation = np.sqrt(np.maximum(0.0, 1.0 - np.einsum("ij,ij->j", half, half)))
-        return expected * self._spread + self._mean, deviation[:, None] * self._spread
+            apart = self._apart(rows, self._known)
+            for place, (rates, factor, weights) in enumerate(
+                zip(self._rates, self._factors, self._weights, strict=True)
+            ):
+                kernel = np.exp(-np.tensordot(np.exp(rates), apart, axes=1))
+                half = solve_triangular(factor[0], kernel.T, lower=True, check_finite=False)
+                expected[:, place] = kernel @ weights
+                deviation[:, place] = np.sqrt(np.maximum(0.0, 1.0 - np.einsum("ij,ij->j", half, half)))
+        return expected * self._spread + self._mean, deviation * self._spread
 
-    def _encoded(self, rows: Rows) -> NDArray[np.float64]:
-        """Points whose inner products are the sums over k_j."""
-        places = np.where(rows < 0, self._levels, np.rint(rows * self._scale)).astype(np.intp)
-        return np.asarray(self._features[self._first + places].sum(axis=1))
-
-    def _kernel(self, rows: NDArray[np.float64]) -> NDArray[np.float64]:
-        sums = rows @ self._known.T
-        return np.asarray(((1.0 + sums) / (1.0 + len(self._levels))) ** _DEGREE)
+    def _apart(self, one: Rows, other: Rows) -> NDArray[np.float64]:
+        """Distances [genes, B, C] of points by gene."""
+        a, b = one.T[:, :, None], other.T[:, None, :]
+        distance = np.abs(a - b) / self._range[:, None, None]
+        alike = self._ordered[:, None, None] & ((a < 0) == (b < 0))
+        return np.where(alike, distance, a != b)
 
 
-def _features(levels: int, ordered: bool) -> NDArray[np.float64]:
-    """Features [levels + 1, levels + 1] of the values of a knob, whose inner products are k_j; the last is of none."""
-    found = np.eye(levels + 1)
-    if ordered and levels > 1:
-        apart = np.abs(np.subtract.outer(np.arange(levels), np.arange(levels)))
-        found[:levels, :levels] = np.linalg.cholesky(np.exp(-2.0 * apart / (levels - 1)))
+def _covariance(
+    rates: NDArray[np.float64], apart: NDArray[np.float64]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """The kernel [B, B], and with the noise."""
+    kernel = np.exp(-np.tensordot(np.exp(rates), apart, axes=1))
+    return kernel, kernel + _NOISE * np.eye(len(kernel))
+
+
+def unlikely(apart: NDArray[np.float64], values: NDArray[np.float64]) -> _Unlikely:
+    """How unlikely values [B] are by logarithms of rates [genes], apart from a constant, and the slope of that: the
+    negative logarithm of the posterior, of points at distances `apart` [genes, B, B]."""
+
+    def found(rates: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
+        kernel, covariance = _covariance(rates, apart)
+        factor = cho_factor(covariance, lower=True, check_finite=False)
+        weights = cho_solve(factor, values, check_finite=False)
+        inverse = cho_solve(factor, np.eye(len(values)), check_finite=False)
+        off = (rates - _PRIOR[0]) / _PRIOR[1]
+        lost = 0.5 * values @ weights + np.log(np.diag(factor[0])).sum() + 0.5 * off @ off
+        slope = np.tensordot(apart, (inverse - np.outer(weights, weights)) * kernel, axes=2)
+        return float(lost), -0.5 * np.exp(rates) * slope + off / _PRIOR[1]
+
     return found
+
+
+def _tuned(begin: NDArray[np.float64], apart: NDArray[np.float64], values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Logarithms of the rates by which values [B] are least unlikely, near those to begin with."""
+    bounds, options = [(-_LARGEST, _LARGEST)] * len(begin), {"maxiter": _STEPS}
+    found = minimize(unlikely(apart, values), begin, jac=True, method="L-BFGS-B", bounds=bounds, options=options)
+    return np.asarray(found.x)

@@ -1,5 +1,5 @@
 """The method that finds most with the fewest points on spaces that are known point by point: see docs/search.md."""
 
-from dse.search.methods.screened import make
+from dse.search.methods.portfolio import make
 
 METHOD = make

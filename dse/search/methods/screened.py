@@ -1,8 +1,9 @@
 """Local search around the Pareto front whose children are screened: a Gaussian process says which are worth it.
 
-Of many children, and some points drawn evenly, those are asked for that are likely to be on the front: by the ranks of
-one draw each from what the process expects of them (Thompson 1933). The process learns from the best points and from an
-even sample of all, so a proposal costs the same however many points are known. The first points are a Latin hypercube.
+Of many children, and some points drawn evenly, those are asked for whose draw from what the process expects of them
+(Thompson 1933) is furthest beyond the front: by the maximin improvement (Svenson and Santner 2016), which needs no
+reference point. The process learns from the best points and from an even sample of all, so a proposal costs the same
+however many points are known. The first points are a Latin hypercube.
 """
 
 from __future__ import annotations
@@ -25,16 +26,17 @@ from dse.search.surrogate import Surrogate
 from dse.values import Fraction, Integer
 
 _FEWEST = 8  # points that the process learns from at least
+_GROWN = 1.1  # more points are known when the process's rates are tuned again
 
 
 class Options(archive.Options):
-    """As of `archive`, and: pool: children made for each that is asked for. even: share of them drawn evenly.
+    """As of `archive`, and: pool: children that are screened for each batch. even: share of them drawn evenly.
 
     learned: points that the process learns from, half of them the best, half an even sample.
     """
 
-    initial: Annotated[Integer, Field(ge=1, le=100_000)] = 32
-    pool: Annotated[Integer, Field(ge=1, le=1000)] = 4
+    initial: Annotated[Integer, Field(ge=1, le=100_000)] = 12
+    pool: Annotated[Integer, Field(ge=1, le=100_000)] = 512
     even: Fraction = 0.25
     learned: Annotated[Integer, Field(ge=16, le=2000)] = 160
 
@@ -48,6 +50,7 @@ class Screened(archive.Archive):
         spread = qmc.LatinHypercube(len(self._genes.knobs), rng=np.random.default_rng(question.seed))
         self._first = spread.random(options.initial)
         self._learned = _Learned.none(len(self._genes.knobs), len(question.goals))
+        self._num_learned = self._tuned = 0
 
     def _learn(self, rows: Rows, found: Sequence[Mapping[str, float]]) -> None:
         """Take in points that have an outcome."""
@@ -55,6 +58,7 @@ class Screened(archive.Archive):
         margins = [max(self._question.constraints(outcome).values(), default=-1.0) for outcome in found]
         fresh = _Learned(rows, self._question.values(found), np.array(margins), self._random.random(len(rows)))
         self._learned = self._learned.joined(fresh).some(self._most.learned // 2)
+        self._num_learned += len(rows)
 
     def _drawn(self, count: int) -> Rows:
         """The first points are spread evenly in every knob by itself."""
@@ -67,21 +71,33 @@ class Screened(archive.Archive):
         """The most promising of many children that nobody has seen."""
         if len(self._learned.rows) < _FEWEST:
             return super()._children(count)
-        many = self._most.pool * count
+        many = max(self._most.pool, 2 * count)
         drawn = round(self._most.even * many)
         made = np.concatenate([super()._children(many - drawn), super()._drawn(drawn)])
         fresh = {name: row for row in made if (name := row.tobytes()) not in self._seen}
         pool = np.array(list(fresh.values())).reshape(-1, made.shape[1])
-        return pool[self._order(pool)[:count]] if len(pool) else pool
+        return pool[self._promising(pool, count)] if len(pool) else pool
 
-    def _order(self, pool: Rows) -> NDArray[np.intp]:
-        """The pool, the most promising first."""
+    def _promising(self, pool: Rows, count: int) -> list[int]:
+        """Places of the `count` points of the pool whose draws are furthest beyond the front and those before them."""
         known = self._learned
-        self._surrogate.fit(known.rows, np.column_stack([_scaled(known.values), known.margins]))
+        values, tune = _scaled(known.values), self._num_learned >= _GROWN * self._tuned
+        self._tuned = self._num_learned if tune else self._tuned
+        self._surrogate.fit(known.rows, np.column_stack([values, known.margins]), tune=tune)
         mean, deviation = self._surrogate.predict(pool)
-        drawn = mean - deviation * np.abs(self._random.standard_normal(mean.shape))
-        rank = moocore.pareto_rank(drawn[:, :-1])
-        return np.lexsort((self._random.random(len(pool)), rank, np.maximum(0.0, drawn[:, -1])))
+        drawn = mean + deviation * self._random.standard_normal(mean.shape)
+        within = values[known.margins <= 0.0] if (known.margins <= 0.0).any() else values
+        front = within[moocore.is_nondominated(within)]
+        spread = np.where(np.ptp(front, axis=0) > 0, np.ptp(front, axis=0), np.ptp(within, axis=0))
+        drawn[:, :-1] /= np.where(spread > 0, spread, 1.0)
+        front = front / np.where(spread > 0, spread, 1.0)
+        gains = np.min([(one - drawn[:, :-1]).max(axis=1) for one in front], axis=0)
+        beyond, chosen = np.maximum(0.0, drawn[:, -1]), list[int]()
+        for _ in range(min(count, len(pool))):
+            chosen.append(int(np.lexsort((-gains, beyond))[0]))
+            gains = np.minimum(gains, (drawn[chosen[-1], :-1] - drawn[:, :-1]).max(axis=1))
+            gains[chosen[-1]], beyond[chosen[-1]] = -np.inf, np.inf
+        return chosen
 
 
 @dataclass(frozen=True)
