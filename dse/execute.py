@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import sys
 import time
@@ -29,6 +30,7 @@ _CALLS_PER_JOB = 16  # in one round: few are held, and waiting for the last of a
 _LOOKED_UP = 512  # designs that are looked up together at least
 _POLL_S = 0.05  # between looks at what another process has in hand
 _MOST_ELSEWHERE = 1000  # parts that others have in hand which are passed by before they are waited for
+_SAME = 1e-9  # relative difference of a metric, of a design alone and in a batch, that is rounding
 _MOST_COMPARED = 4096  # designs in a call up to which equal ones are looked for
 
 
@@ -44,6 +46,7 @@ class Executor(Frozen):
     timeout_s: that evaluating one design may take; memory_bytes: address space of a worker; null for no limit.
     max_retries: how often a design is tried again whose worker was lost. broken_after: failures in a row, all alike,
     after which a study stops; 0 for never. max_failed_fraction: of the points, beyond which the exit code is 3.
+    recheck: share of the points that are evaluated twice, the second time in a process of their own, and compared.
     """
 
     name: str
@@ -54,6 +57,7 @@ class Executor(Frozen):
     max_retries: Annotated[Integer, Field(ge=0, le=100)] = 1
     broken_after: Annotated[Integer, Field(ge=0)] = 5
     max_failed_fraction: Fraction = 0.0
+    recheck: Fraction = 0.0
 
     @property
     def num_jobs(self) -> int:
@@ -363,6 +367,7 @@ class _Calls:
         self._streak: list[Lanes] = []
         self._last = ""
         self._patience = Patience(executor.max_retries, executor.broken_after)
+        self._second: Pool | None = None
 
     @property
     def width(self) -> int:
@@ -377,7 +382,8 @@ class _Calls:
     def made(self, groups: Sequence[list[_Piece]]) -> Iterator[tuple[list[_Piece], list[Results]]]:
         """Results of each group, as they come. Raises Broken; what is recorded of the failures it tells is not kept."""
         try:
-            yield from self._made_away(groups) if self.away else self._made_here(groups)
+            for group, found in self._made_away(groups) if self.away else self._made_here(groups):
+                yield group, self._rechecked(group, found)
         except Broken:
             if self._streak:
                 self._own.session.withdraw(np.concatenate(self._streak))
@@ -433,6 +439,36 @@ class _Calls:
                 self._patience.failed(str(error))
             return _halved(batches, str(error), lambda half: self._kept(half, retries))
 
+    def _rechecked(self, group: Sequence[_Piece], found: Sequence[Results]) -> list[Results]:
+        """The results, of which some are obtained twice; invalid where the two differ."""
+        most = self._own.executor.recheck * 2.0**64  # keys are hashes: some of them are a random sample
+        if not most:
+            return list(found)
+        if self._second is None:
+            memory = self._own.executor.memory_bytes
+            self._second = Pool(_serve, (self._own.spec, (), Patience()), size=1, memory_bytes=memory)
+        return [self._compared(piece, results, most) for piece, results in zip(group, found, strict=True)]
+
+    def _compared(self, piece: _Piece, results: Results, most: float) -> Results:
+        """The results of a piece, of which those whose key is below `most` are obtained again."""
+        keys = piece.part.keys[piece.start : piece.stop, 0].astype(float)
+        told = results
+        for place in np.flatnonzero((keys <= most) & results.ok).tolist():
+            if differing := _differing(results[place], self._again(Batch(piece.batch.at(place)))):
+                odd = Results.of([Result("invalid", reason=differing, engine=results[place].engine)])
+                told = Results.join([told.take(slice(place)), odd, told.take(slice(place + 1, None))])
+        return told
+
+    def _again(self, batch: Batch) -> Result:
+        """The result of one design from a process of its own."""
+        assert self._second is not None
+        try:
+            asked = (self._own.spec, [batch], Patience())
+            found: list[Results] = self._second.call(asked, self._own.executor.timeout_s)
+            return found[0][0]
+        except (Lost, RuntimeError) as error:
+            return Result("failed", reason=str(error))
+
     def check(self) -> None:
         """Raise Interrupted where it is to stop."""
         if self._own.stopping():
@@ -462,8 +498,9 @@ class _Calls:
 
     def close(self) -> None:
         """End the workers."""
-        if self._pool is not None:
-            self._pool.close()
+        for pool in (self._pool, self._second):
+            if pool is not None:
+                pool.close()
 
 
 class Interrupted(KeyboardInterrupt):
@@ -472,6 +509,17 @@ class Interrupted(KeyboardInterrupt):
     def __init__(self, number: int = signal.SIGINT, text: str = "interrupted") -> None:
         super().__init__(text)
         self.number = number
+
+
+def _differing(first: Result, second: Result) -> str:
+    """In what two results of one design differ, beyond rounding; empty where in nothing."""
+    if first.status != second.status:
+        return f"evaluated twice, it was {first.status} and {second.status} ({second.reason})"
+    for name, value in first.metrics.items():
+        other = second.metrics.get(name, math.nan)
+        if not (math.isclose(value, other, rel_tol=_SAME) or value == other or (value != value and other != other)):
+            return f"evaluated twice, {name} was {value!r} and {other!r}"
+    return ""
 
 
 def _brief(error: Exception) -> str:

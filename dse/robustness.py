@@ -50,6 +50,7 @@ _PARTS = 8  # into which an interval that holds a flip is cut at a time
 _PRECISE = 1e-4  # relative width at which a flip is found
 _RIVALS = 4  # options that are looked at while a flip is narrowed down: the best at either end
 _FLIPS_SHOWN = 16
+_TURN = 1e-6  # share of an objective that is no rounding
 
 
 # ---------------------------------------------------------------- under uncertainty
@@ -187,12 +188,18 @@ class Stretch:
 
 @dataclass(frozen=True)
 class Breaks:
-    """Which option wins in a scenario, by the value of one constant: stretches in ascending order."""
+    """Which option wins in a scenario, by the value of one constant: stretches in ascending order.
+
+    num_anomalies: points whose objective gets both better and worse as the constant rises. largest: the largest share
+    by which one does (`turned`).
+    """
 
     scenario: str
     constant: Constant
     nominal: float
     stretches: tuple[Stretch, ...]
+    num_anomalies: int = 0
+    largest: float = 0.0
 
     @property
     def home(self) -> int:
@@ -246,10 +253,31 @@ def breaks(found: Points, constant: Constant, asked: Asked, advance: Advance) ->
         ends = np.cumsum([len(own) for _, own, _ in wanted])[:-1]
         for (search, _, _), got in zip(wanted, np.split(fresh, ends), strict=True):
             search.told(got)
+    turns = [turned(values[found.rows(index)]) for index in range(len(found.scenarios))]
     return [
-        Breaks(name, constant, float(nominal[index]), tuple(search.stretches()))
+        Breaks(
+            name,
+            constant,
+            float(nominal[index]),
+            tuple(search.stretches()),
+            int((turns[index] > _TURN).sum()),
+            float(turns[index].max(initial=0.0)),
+        )
         for index, (name, search) in enumerate(zip(found.scenarios, held, strict=True))
     ]
+
+
+def turned(values: Floats) -> Floats:
+    """By how much values [R, G] above 0 go back on themselves, as a share [R]; 0 for those that only rise or only fall.
+
+    That is the lesser of the largest rise and the largest fall between any two places, of those that are finite.
+    """
+    seen = np.isfinite(values)
+    least = np.minimum.accumulate(np.where(seen, values, math.inf), axis=1)
+    largest = np.maximum.accumulate(np.where(seen, values, 0.0), axis=1)
+    rise = np.divide(values, least, out=np.ones_like(values), where=seen).max(axis=1, initial=1.0)
+    fall = np.divide(largest, values, out=np.ones_like(values), where=seen).max(axis=1, initial=1.0)
+    return np.asarray(np.minimum(rise, fall) - 1.0)
 
 
 class _Search:
@@ -430,7 +458,8 @@ class Found:
 
 def _broken(one: Breaks) -> dict[str, Any]:
     stretches = [{"low": part.low, "high": part.high, "option": list(part.option)} for part in one.stretches]
-    return {"scenario": one.scenario, "constant": one.constant.path, "nominal": one.nominal, "stretches": stretches}
+    named = {"scenario": one.scenario, "constant": one.constant.path, "nominal": one.nominal}
+    return {**named, "stretches": stretches, "anomalies": one.num_anomalies, "largest_anomaly": one.largest}
 
 
 def examined(asked: Asked, present: Present, typed: str) -> Found:
@@ -469,7 +498,7 @@ def command(words: Sequence[str]) -> int:
     _write(found)
     console = report.console()
     console.print(_table(found))
-    for line in (*_flips(found), "", *found.notes):
+    for line in (*_flips(found), "", *_anomalies(found), *found.notes):
         console.print(line, soft_wrap=True, highlight=False)
     files = "robustness.json, robustness.csv, break_even.csv, figures/robustness and break_even .png and .svg"
     console.print(f"written to {run.folder}/ ({files})", soft_wrap=True)
@@ -519,6 +548,19 @@ def _flips(found: Found) -> list[str]:
             own, path = none[0].stretches[0], constant.path
             names = "all scenarios" if len(none) == len(found.points.scenarios) else ", ".join(n.scenario for n in none)
             told.append(f"no flip between {path} = {quantity(own.low, path)} and {quantity(own.high, path)}: {names}")
+    return told
+
+
+def _anomalies(found: Found) -> list[str]:
+    """Where more of something is both better and worse, by constant."""
+    told = []
+    for constant in found.constants:
+        odd = [one for one in found.breaks if one.constant == constant and one.num_anomalies]
+        if odd:
+            worst, many = max(odd, key=lambda one: one.largest), sum(one.num_anomalies for one in odd)
+            of = f"{next(iter(found.asked.goals))} of {many} of {len(found.points.designs)} points"
+            most = f"by up to {100 * worst.largest:.2g} % ({worst.scenario}; docs/models.md)"
+            told.append(f"anomalies: {of} both rises and falls over {constant.path}, {most}")
     return told
 
 

@@ -320,3 +320,24 @@ def test_a_zero_has_no_sign() -> None:
         found = checked(replace(found, metrics={"a": column, "b": column}), metrics)
         assert found.status.tolist() == [0, 0, 0]
         assert not any(np.signbit(values).any() for values in found.metrics.values())
+
+
+# Twice
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_what_is_evaluated_twice_is_invalid_where_the_second_process_finds_otherwise(
+    jobs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch = toy.grid(range(40))
+    (alike,) = toy.evaluate(toy.spec(), [batch], jobs=jobs, recheck=1.0)
+    assert alike.ok.all()
+    formula = toy.formula
+    monkeypatch.setattr(toy, "formula", lambda point: {**formula(point), "time_s": formula(point)["time_s"] * 1.001})
+    (found,) = toy.evaluate(toy.spec(), [batch], recheck=1.0)  # here; a worker knows nothing of the change
+    assert {row.status for row in map(found.__getitem__, range(40))} == {"invalid"}
+    assert "evaluated twice, time_s was" in found[0].reason
+    (some,) = toy.evaluate(toy.spec(), [batch], recheck=0.3)
+    assert 0 < (~some.ok).sum() < 40
+    (none,) = toy.evaluate(toy.spec(), [batch])
+    assert none.ok.all()

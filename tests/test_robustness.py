@@ -18,7 +18,7 @@ from toy import distribution
 from dse import discovery, robustness
 from dse.cli import main
 from dse.problems import ConfigError
-from dse.robustness import Breaks, Stretch, declared, drawn, on_front, regret
+from dse.robustness import Breaks, Stretch, declared, drawn, on_front, regret, turned
 from dse.vary import Constant
 
 LINK = {"bytes_per_s": 4e9, "setup_s": 0.1, "cu_bytes_per_s": 2e9, "share": 0.5, "lanes": 1}
@@ -246,3 +246,21 @@ def test_sentences_say_who_wins_where() -> None:
     assert told == f"g4: {way}"
     none = Breaks("g4", constant, 46.6e9, (high,)).sentence(choose)
     assert none == "g4: no flip between system.gpu.dma.bytes_per_s = 12 GB/s and 400 GB/s (now 46.6 GB/s)"
+
+
+def test_what_both_rises_and_falls_is_an_anomaly_of_the_lesser_of_the_two() -> None:
+    rows = [[4.0, 3.0, 2.0, 2.0], [1.0, 1.5, math.inf, 3.0], [4.0, 2.0, 3.0, 1.0], [1.0, 2.0, 1.8, 4.0], [math.inf] * 4]
+    np.testing.assert_allclose(turned(np.array(rows)), [0.0, 0.0, 0.5, 1 / 9, 0.0], atol=1e-12)
+
+
+def test_anomalies_are_told_by_constant_and_counted_in_what_is_written(
+    run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = asked(run)
+    assert {(row["anomalies"], row["largest_anomaly"]) for row in told["break_even"]} == {(0, 0.0)}
+    assert "anomalies:" not in capsys.readouterr().out
+    monkeypatch.setattr("dse.robustness.turned", lambda values: np.full(len(values), 0.25))
+    told = asked(run)
+    assert all(row["anomalies"] > 0 and row["largest_anomaly"] == 0.25 for row in told["break_even"])
+    assert "both rises and falls over link." in (out := capsys.readouterr().out)
+    assert "by up to 25 %" in out
