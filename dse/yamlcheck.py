@@ -31,6 +31,8 @@ _ACCIDENTS = {
     re.compile(r"[-+]?[0-9]+_[0-9_]+"): "has an underscore inside a number",
     re.compile(r"(?i:on|off|yes|no)"): "would be read as true or false",
 }
+_STANDARD = "tag:yaml.org,2002:"
+_PLAIN = re.compile(rf"!$|{re.escape(_STANDARD)}(?!python/)")
 _LONG = re.compile(r"[-+.0-9][-+.:_0-9a-fA-Fx]{400,}")
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast where libyaml is there
 _HYDRA = re.compile(r"(?<![\w-])hydra(?![\w-])")
@@ -67,7 +69,7 @@ def unreadable(path: Path) -> list[Problem]:
     where = str(path)
     try:
         text = read_bytes(path, where, most=MOST_BYTES).decode("utf-8")
-        found = list(islice(_limits(text, where), 1))
+        found = list(islice(chain(_limits(text, where), _long_numbers(text, where)), 1))
         return found or list(islice(_foreign(text, where), _MOST_TOLD))
     except ConfigError as error:
         return list(error.problems)
@@ -134,6 +136,8 @@ def _limits(text: str, where: str) -> Iterator[Problem]:
             yield Problem(line, f"holds more than {MOST_NODES} values")
         if isinstance(event, yaml.AliasEvent):
             yield Problem(line, "uses a YAML alias", f"*{event.anchor}", "write the value out")
+        elif isinstance(event, yaml.NodeEvent) and not _PLAIN.match(getattr(event, "tag", None) or _STANDARD):
+            yield Problem(line, "has a YAML tag that is not of plain data", str(event.tag), "remove the tag")
 
 
 def _foreign(text: str, where: str) -> Iterator[Problem]:

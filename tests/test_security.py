@@ -83,6 +83,7 @@ FOREIGN = {
     "a long file": ("# " + "x" * MOST_BYTES + "\n", f"larger than {MOST_BYTES}"),
     "many values": ("a: [" + "1," * (MOST_NODES + 1) + "]\n", f"more than {MOST_NODES} values"),
     "a Python object": (SYSTEM + "more: !!python/object/apply:os.system ['touch pwned']\n", "python/object"),
+    "a long number": (SYSTEM + f"more: {'9' * 5000}\n", "a number of 5000 characters"),
     "base 60": (SYSTEM.replace("num_cus: 304", "num_cus: 4:1", 1), "base 60"),
     "base 8": (SYSTEM.replace("num_cus: 304", "num_cus: 0400", 1), "base 8"),
     "on": (SYSTEM.replace("num_cus: 304", "num_cus: on", 1), "true or false"),
@@ -102,7 +103,7 @@ def test_a_foreign_configuration_is_refused_before_hydra_reads_it(
     kind: str, flags: list[str], tmp_path: Path, refused: Callable[..., str]
 ) -> None:
     text, part = FOREIGN[kind]
-    if flags and kind in ("a Python object", "base 60", "base 8", "on"):
+    if flags and kind in ("base 60", "base 8", "on"):
         pytest.skip("is left to the study itself, as it does no harm to Hydra")
     told = refused(*own(tmp_path / "conf", text), "system=mine", *flags)
     assert part in told
