@@ -136,8 +136,8 @@ def _limits(text: str, where: str) -> Iterator[Problem]:
             yield Problem(line, f"holds more than {MOST_NODES} values")
         if isinstance(event, yaml.AliasEvent):
             yield Problem(line, "uses a YAML alias", f"*{event.anchor}", "write the value out")
-        elif isinstance(event, yaml.NodeEvent) and not _PLAIN.match(getattr(event, "tag", None) or _STANDARD):
-            yield Problem(line, "has a YAML tag that is not of plain data", str(event.tag), "remove the tag")
+        elif not _PLAIN.match(tag := getattr(event, "tag", None) or _STANDARD):
+            yield Problem(line, "has a YAML tag that is not of plain data", tag, "remove the tag")
 
 
 def _foreign(text: str, where: str) -> Iterator[Problem]:

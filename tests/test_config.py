@@ -432,7 +432,7 @@ def outcome(tree: dict[str, Any]) -> str:
     return ""
 
 
-@pytest.mark.parametrize("section", SECTIONS)
+@pytest.mark.parametrize("section", mostly_nightly(SECTIONS, every=2))
 def test_any_value_replaced_by_a_wrong_one_is_refused_or_works(section: str) -> None:
     """Where nothing is slowed, so that the closed form has results when the engine behind it is taken away."""
     tree, start = shipped_study().tree, tuple(section.split("."))
@@ -455,34 +455,37 @@ def test_the_shipped_study_works() -> None:
 # Overrides
 
 
-def test_every_shipped_option_can_be_named_on_the_command_line() -> None:
-    """A schedule that runs a collective beside the GEMM is named with a workload that has one, and the others with the
-    other workloads. Groups that no default names are of studies that add them."""
+def named_once() -> Iterator[list[str]]:
+    """Command lines that name every shipped option at least once.
+
+    A schedule that runs a collective beside the GEMM is named with a workload that has one, and the others with the
+    other workloads. Groups that no default names are of studies that add them.
+    """
     defaults = yaml.safe_load((CONF / "config.yaml").read_text("utf-8"))["defaults"]
     named = {group for line in defaults if isinstance(line, dict) for group in line}
     groups = {
-        folder.name: [path.stem for path in folder.glob("*.yaml") if path.stem != "external"]  # asks for a command
-        for folder in CONF.iterdir()
+        folder.name: [
+            path.stem for path in sorted(folder.glob("*.yaml")) if path.stem != "external"
+        ]  # asks for a command
+        for folder in sorted(CONF.iterdir())
         if folder.is_dir() and folder.name in named
     }
-    for name in groups.pop("study"):
-        planned(f"study={name}")
+    yield from ([f"study={name}"] for name in groups.pop("study"))
     of_studies = ("landscape", "measured", "memory", "step")
     groups["simulator"] = [name for name in groups["simulator"] if name not in of_studies]
     groups["system"] = [name for name in SYSTEMS if "persistent" not in shipped("system")[name] and name != "mi100_1"]
     groups_of_steps = ("model", "setting", "optimizer", "kernels", "lengths", "iterations")
     of_steps = {name: list(shipped(name)) for name in groups_of_steps} | {"system": DEVICES}
     for options in zip_longest(*of_steps.values()):
-        planned("study=bert", *(f"{group}={one}" for group, one in zip(of_steps, options, strict=True) if one))
+        yield ["study=bert", *(f"{group}={one}" for group, one in zip(of_steps, options, strict=True) if one)]
     of_memory = {name: list(shipped(name)) for name in ("application", "policy")} | {"system": MEMORIES}
     for options in zip_longest(*of_memory.values()):
         words = [f"{group}={one}" for group, one in zip(of_memory, options, strict=True) if one]
-        planned("study=cache_policies", "applications=null", *words)
+        yield ["study=cache_policies", "applications=null", *words]
     pairs = named_together(groups.pop("schedule"), groups.pop("workload"))
     for pair, *options in zip_longest(pairs, *groups.values()):
         words = [f"{group}={option}" for group, option in zip(groups, options, strict=True) if option]
-        named = {word.partition("=")[0]: word for word in (*words, *(pair or pairs[0]))}
-        planned(*named.values())
+        yield list({word.partition("=")[0]: word for word in (*words, *(pair or pairs[0]))}.values())
 
 
 def named_together(schedules: Sequence[str], workloads: Sequence[str]) -> list[list[str]]:
@@ -516,6 +519,13 @@ def named_together(schedules: Sequence[str], workloads: Sequence[str]) -> list[l
         for kind, (some, of) in by_kind.items()
         for schedule, workload in zip_longest(some, of)
     ]
+
+
+@pytest.mark.parametrize("words", mostly_nightly(list(named_once()), every=3), ids=" ".join)
+def test_every_shipped_option_can_be_named_on_the_command_line(words: list[str]) -> None:
+    found = planned(*words)
+    assert found.spaces
+    assert all(space.base for space in found.spaces.values())
 
 
 FEW = ("space.schedule.name=choice(serial,hetero_fused_1d)", "workload.only=[g4]")  # composes faster than all six

@@ -30,6 +30,7 @@ from conftest import (
     backend,
     design,
     lower,
+    mostly_nightly,
     results,
     shipped,
 )
@@ -284,8 +285,7 @@ def test_a_run_is_repeated_to_the_bit(engine: str, schedule: str, data: st.DataO
     assert results(backend(engine), [point]) == results(backend(engine), [point])
 
 
-@every_engine
-@every_schedule
+@pytest.mark.parametrize(("engine", "schedule"), mostly_nightly(list(itertools.product(ENGINES, DISTINCT)), every=3))
 @settings(max_examples=10)
 @given(data=st.data())
 def test_a_batch_equals_its_designs_run_alone(engine: str, schedule: str, data: st.DataObject) -> None:
@@ -349,8 +349,11 @@ def test_a_design_is_refused_with_a_reason_or_measured(engine: str, schedule: st
         assert checked(Results.of([result]), METRICS)[0].status == "ok"
 
 
-@every_pair
-@every_schedule
+@pytest.mark.parametrize(
+    ("pair", "schedule"),
+    mostly_nightly(list(itertools.product(PAIRS, DISTINCT)), every=3),
+    ids=lambda one: one if isinstance(one, str) else "-".join(one),
+)
 @settings(max_examples=8)
 @given(data=st.data())
 def test_a_refused_design_goes_to_the_fallback(pair: tuple[str, str], schedule: str, data: st.DataObject) -> None:
@@ -448,9 +451,13 @@ def test_every_schedule_moves_and_computes_the_same(engine: str, data: st.DataOb
             assert result.metrics["hbm_bytes"] >= (2 * moved + 2 * (m * k + k * local_n + m * local_n)) * (1 - 1e-12)
 
 
-@every_engine
-@every_schedule
-@pytest.mark.parametrize("path", ["system.node.link_bytes_per_s", "system.gpu.hbm_bytes_per_s"])
+@pytest.mark.parametrize(
+    ("path", "engine", "schedule"),
+    mostly_nightly(
+        list(itertools.product(["system.node.link_bytes_per_s", "system.gpu.hbm_bytes_per_s"], ENGINES, DISTINCT)),
+        every=3,
+    ),
+)
 @settings(max_examples=10)
 @given(data=st.data())
 def test_more_bandwidth_never_hurts_where_nothing_is_over_subscribed(

@@ -12,7 +12,19 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from conftest import CONF, ENGINES, FAMILIES, FREE, SCHEDULES, backend, design, lower, results, shipped
+from conftest import (
+    CONF,
+    ENGINES,
+    FAMILIES,
+    FREE,
+    SCHEDULES,
+    backend,
+    design,
+    lower,
+    mostly_nightly,
+    results,
+    shipped,
+)
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from test_conformance import DISTINCT, magnitudes, points, run
@@ -273,7 +285,7 @@ NARROWED: dict[str, tuple[list[str], set[str], set[str]]] = {
 """What a space is narrowed to -> what is typed, figures of strategies, rules of a runtime."""
 
 
-@pytest.mark.parametrize("narrowed", NARROWED)
+@pytest.mark.parametrize("narrowed", mostly_nightly(list(NARROWED), every=3))
 def test_conccl_draws_and_judges_what_a_narrowed_space_has(
     narrowed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

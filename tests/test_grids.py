@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import ENGINES, EXACT, FREE, SCHEDULES, assert_screened, backend, design, lower
+from conftest import ENGINES, EXACT, FREE, SCHEDULES, assert_screened, backend, design, lower, mostly_nightly
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -62,8 +62,11 @@ def test_the_axes_below_are_axes_of_some_schedule() -> None:
     assert legal == set(AXES)
 
 
-@pytest.mark.parametrize("names", SIMULATORS, ids=lambda names: "-".join(filter(None, names)))
-@every_schedule
+@pytest.mark.parametrize(
+    ("names", "schedule"),
+    mostly_nightly(list(itertools.product(SIMULATORS, DISTINCT)), every=3),
+    ids=lambda one: one if isinstance(one, str) else "-".join(filter(None, one)),
+)
 @settings(max_examples=6)
 @given(data=st.data())
 def test_a_grid_equals_its_designs_alone_to_the_bit(

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import CONF, DEVICES, shipped
+from conftest import CONF, DEVICES, mostly_nightly, shipped
 from hypothesis import given
 from hypothesis import strategies as st
 from iterations import BACKEND, KERNELS, NETWORK, evaluated, gridded, metrics, runs, single, step, tree
@@ -328,8 +328,12 @@ DENSE = {name for name, one in public().items() if "experts" not in one and "hea
 SHIPPED_MODELS = sorted({*DENSE, *shipped("model")})
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("system", [name for name in DEVICES if shipped("system")[name].get("efficiency")])
+@pytest.mark.parametrize(
+    ("mode", "system"),
+    mostly_nightly(
+        list(itertools.product(MODES, [name for name in DEVICES if shipped("system")[name].get("efficiency")])), every=4
+    ),
+)
 def test_every_shipped_model_on_every_device_has_metrics_to_believe(mode: str, system: str) -> None:
     precisions = shipped("system")[system]["efficiency"]
     listed = BACKEND.scenarios({**tree(system=system), "models": SHIPPED_MODELS})

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from applications import BACKEND, design, metrics, tree
-from conftest import shipped
+from conftest import mostly_nightly, shipped
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -32,7 +32,7 @@ def only(kernel: dict[str, Any], tensors: dict[str, list[int]], precision: str =
     return {"name": "one", "precision": precision, "tensors": tensors, "groups": [{"kernels": [kernel]}]}
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", mostly_nightly(POLICIES, every=3))
 def test_streaming_moves_each_byte_once_and_no_faster_than_dram_can(policy: str) -> None:
     found = metrics(STREAM, policy, {"run.requests": 1_000_000})
     assert found["dram_bytes"] == 8 << 20
