@@ -9,12 +9,23 @@ from __future__ import annotations
 import atexit
 import gc
 import io
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from dse import discovery
-from dse.compose import OWN_FLAGS, check_expansion, check_foreign, conf_dir, listing, overrides, own_folder, request
+from dse.compose import (
+    OWN_FLAGS,
+    check_expansion,
+    check_foreign,
+    conf_dir,
+    listing,
+    overrides,
+    own_folder,
+    request,
+    told_by_hydra,
+)
 from dse.problems import Broken, ConfigError, Problem, Problems, did_you_mean
 
 OK, REFUSED, FAILED_POINTS, ENVIRONMENT, INTERRUPTED = 0, 2, 3, 4, 130
@@ -29,16 +40,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that has no µ is no reason to fail
     try:
-        return _dispatch(words)
+        return _exit_code(lambda: _dispatch(words))
+    except KeyboardInterrupt as error:
+        print(str(error) or "interrupted", file=sys.stderr)
+        return 128 + getattr(error, "number", INTERRUPTED - 128)
+
+
+def _exit_code(command: Callable[[], int]) -> int:
+    """Run a command; its exit code, also where it is refused or fails, which is told."""
+    try:
+        return command()
     except ConfigError as error:
         _refuse(error)
         return REFUSED
     except Broken as error:
         print(error, file=sys.stderr)
         return FAILED_POINTS
-    except KeyboardInterrupt as error:
-        print(str(error) or "interrupted", file=sys.stderr)
-        return 128 + getattr(error, "number", INTERRUPTED - 128)
     except OSError as error:
         print(f"the environment failed: {error}", file=sys.stderr)
         return ENVIRONMENT
@@ -129,15 +146,14 @@ def _hydra(words: Sequence[str]) -> int:
     def job(_: object) -> None:
         from dse.runner import run
 
-        try:
-            codes.append(run(request(list(HydraConfig.get().overrides.task), own_folder(words))))
-        except ConfigError as error:
-            _refuse(error)
-            codes.append(REFUSED)
+        typed = list(HydraConfig.get().overrides.task)
+        codes.append(_exit_code(lambda: run(request(typed, own_folder(words)))))
 
     ordered = sorted(words, key=lambda word: "=" in word and not word.startswith("-"))  # argparse wants flags first
     sys.argv = [sys.argv[0], *(_quoted(word) for word in ordered)]
-    hydra.main(config_path=str(conf_dir()), config_name="config", version_base="1.3")(job)()
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # or Hydra prints what it raises, and exits with 1
+    with told_by_hydra():
+        hydra.main(config_path=str(conf_dir()), config_name="config", version_base="1.3")(job)()
     return max(codes)
 
 

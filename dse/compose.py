@@ -174,18 +174,17 @@ class _Composer:
     def compose(self, overrides: Sequence[str]) -> dict[str, Any]:
         """Hydra's own composition; {} with a problem noted where it fails."""
         from hydra import compose
-        from hydra.errors import HydraException
         from omegaconf import OmegaConf
-        from omegaconf.errors import OmegaConfBaseException
 
         quoted = str(self.folder.resolve()).replace("'", "\\'") if self.folder else ""
         search = [f"hydra.searchpath=['file://{quoted}']"] if self.folder else []
         try:
-            config = compose("config", overrides=[*search, *overrides])
-            tree = OmegaConf.to_container(config)
-            return self.resolved(tree) if interpolates(tree) else dict(_with_text_keys(tree))
-        except (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError, RecursionError, OSError) as error:
-            self.note("configuration", " ".join(str(error).split()))
+            with told_by_hydra():
+                config = compose("config", overrides=[*search, *overrides])
+                tree = OmegaConf.to_container(config)
+                return self.resolved(tree) if interpolates(tree) else dict(_with_text_keys(tree))
+        except ConfigError as error:
+            self.problems.extend(error.problems)
             return {}
 
     def resolved(self, tree: Any) -> dict[str, Any]:
@@ -201,6 +200,18 @@ class _Composer:
         except (OmegaConfBaseException, RecursionError) as error:
             self.note("configuration", " ".join(str(error).split()))
         return {}
+
+
+@contextlib.contextmanager
+def told_by_hydra() -> Iterator[None]:
+    """Raise ConfigError for what Hydra and OmegaConf say of a configuration that they cannot compose."""
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        yield
+    except (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError, RecursionError, OSError) as error:
+        raise ConfigError([Problem("configuration", " ".join(str(error).split()))]) from None
 
 
 def _with_text_keys(tree: Any) -> Any:
@@ -280,6 +291,8 @@ def _request(composer: _Composer, texts: Sequence[str]) -> Request:
     _accidents(composer, good)
     picks = [f"{line.key}={line.value}" for line in good]
     tree = composer.compose(picks)
+    if not tree:
+        return Request({}, {}, (), tuple(texts), problems=tuple(composer.problems), folder=composer.folder)
     for line in good:
         _check_name(composer, tree, line.key, str(line.value))
     values = [line for line in lines if line not in chosen]

@@ -70,12 +70,22 @@ def unreadable(path: Path) -> list[Problem]:
     try:
         text = read_bytes(path, where, most=MOST_BYTES).decode("utf-8")
         found = list(islice(chain(_limits(text, where), _long_numbers(text, where)), 1))
-        return found or list(islice(_foreign(text, where), _MOST_TOLD))
+        if not found and not (found := list(islice(_foreign(text, where), _MOST_TOLD))):
+            yaml.load(text, Loader=_LOADER)
+        return found
     except ConfigError as error:
         return list(error.problems)
     except UnicodeDecodeError as error:
         return [Problem(where, f"cannot be read: {error}")]
-    except (yaml.YAMLError, RecursionError) as error:
+    except (
+        yaml.YAMLError,
+        ValueError,
+        ArithmeticError,
+        AttributeError,
+        LookupError,
+        TypeError,
+        RecursionError,
+    ) as error:
         return [Problem(where, f"is not YAML: {' '.join(str(error).split())}")]
 
 

@@ -83,6 +83,8 @@ FOREIGN = {
     "a long file": ("# " + "x" * MOST_BYTES + "\n", f"larger than {MOST_BYTES}"),
     "many values": ("a: [" + "1," * (MOST_NODES + 1) + "]\n", f"more than {MOST_NODES} values"),
     "a Python object": (SYSTEM + "more: !!python/object/apply:os.system ['touch pwned']\n", "python/object"),
+    "a key that is a list": ("? [a]\n: b\n", "unhashable key"),
+    "a date that is none": ("a: !!timestamp zz\n", "is not YAML"),
     "a long number": (SYSTEM + f"more: {'9' * 5000}\n", "a number of 5000 characters"),
     "base 60": (SYSTEM.replace("num_cus: 304", "num_cus: 4:1", 1), "base 60"),
     "base 8": (SYSTEM.replace("num_cus: 304", "num_cus: 0400", 1), "base 8"),
