@@ -2,8 +2,9 @@
 
 Of many children, and some points drawn evenly, those are asked for whose draw from what the process expects of them
 (Thompson 1933) is furthest beyond the front: by the maximin improvement (Svenson and Santner 2016), which needs no
-reference point. The process learns from the best points and from an even sample of all, so a proposal costs the same
-however many points are known. The first points are a Latin hypercube.
+reference point. Objectives of one sign are modelled in logarithms, and compared with the front as they are. The
+process learns from the best points and from an even sample of all, so a proposal costs the same however many points
+are known. The first points are a Latin hypercube.
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ class Screened(archive.Archive):
         spread = qmc.LatinHypercube(len(self._genes.knobs), rng=np.random.default_rng(question.seed))
         self._first = spread.random(options.initial)
         self._learned = _Learned.none(len(self._genes.knobs), len(question.goals))
+        self._front = np.empty((0, len(question.goals)))  # objectives of the best points within the limits
         self._num_learned = self._tuned = 0
 
     def _learn(self, rows: Rows, found: Sequence[Mapping[str, float]]) -> None:
@@ -57,6 +59,8 @@ class Screened(archive.Archive):
         super()._learn(rows, found)
         margins = [max(self._question.constraints(outcome).values(), default=-1.0) for outcome in found]
         fresh = _Learned(rows, self._question.values(found), np.array(margins), self._random.random(len(rows)))
+        front = np.concatenate([self._front, fresh.values[fresh.margins <= 0.0]])
+        self._front = front[moocore.is_nondominated(front)] if len(front) else front
         self._learned = self._learned.joined(fresh).some(self._most.learned // 2)
         self._num_learned += len(rows)
 
@@ -80,14 +84,15 @@ class Screened(archive.Archive):
 
     def _promising(self, pool: Rows, count: int) -> list[int]:
         """Places of the `count` points of the pool whose draws are furthest beyond the front and those before them."""
-        known = self._learned
-        values, tune = _scaled(known.values), self._num_learned >= _GROWN * self._tuned
+        known, tune = self._learned, self._num_learned >= _GROWN * self._tuned
+        values, signs = _scaled(known.values)
         self._tuned = self._num_learned if tune else self._tuned
         self._surrogate.fit(known.rows, np.column_stack([values, known.margins]), tune=tune)
         mean, deviation = self._surrogate.predict(pool)
         drawn = mean + deviation * self._random.standard_normal(mean.shape)
-        within = values[known.margins <= 0.0] if (known.margins <= 0.0).any() else values
-        front = within[moocore.is_nondominated(within)]
+        drawn[:, :-1] = np.where(signs != 0, signs * np.exp(signs * drawn[:, :-1]), drawn[:, :-1])
+        within = known.values[known.margins <= 0.0] if len(self._front) else known.values
+        front = self._front if len(self._front) else known.values[moocore.is_nondominated(known.values)]
         spread = np.where(np.ptp(front, axis=0) > 0, np.ptp(front, axis=0), np.ptp(within, axis=0))
         drawn[:, :-1] /= np.where(spread > 0, spread, 1.0)
         front = front / np.where(spread > 0, spread, 1.0)
@@ -126,11 +131,10 @@ class _Learned:
         return _Learned(*(part[order] for part in vars(self).values()))
 
 
-def _scaled(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Objectives [B, M], in logarithms where all have one sign: times and costs multiply."""
-    small, large = (values > 0).all(axis=0), (values < 0).all(axis=0)
-    sizes = np.log(np.where(small | large, np.abs(values), 1.0))
-    return np.where(small, sizes, np.where(large, -sizes, values))
+def _scaled(values: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Objectives [B, M], in logarithms where all have one sign: times and costs multiply. And these signs [M], or 0."""
+    signs = np.where((values > 0).all(axis=0), 1.0, np.where((values < 0).all(axis=0), -1.0, 0.0))
+    return np.where(signs != 0, signs * np.log(np.where(signs != 0, np.abs(values), 1.0)), values), signs
 
 
 def make(question: Question, options: Mapping[str, Any]) -> Screened:
