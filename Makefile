@@ -8,7 +8,7 @@ SUPPORTED := import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))
 VENV_PACKAGE := import sys; print("python%d.%d-venv" % sys.version_info[:2])
 
 .DEFAULT_GOAL := help
-.PHONY: help setup sweep test nightly bench kills search faults fuzz parity lint format clean
+.PHONY: help setup sweep check fast test nightly bench kills search faults fuzz parity format clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -19,7 +19,16 @@ setup: $(STAMP) ## build .venv with the tested versions of all dependencies
 sweep: setup ## run the overlap study end to end
 	$(BIN)/python -m dse study=ficco_sweep
 
-test: lint ## check style, types and import rules, then run the tests
+check: setup ## check style, types and import rules
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+
+fast: setup ## run the quick half of the tests (a minute and a half)
+	$(BIN)/pytest -n auto --dist worksteal -m 'not slow and not nightly'
+
+test: check ## check, then run the tests (a quarter of an hour)
 	$(BIN)/pytest -n 2 --dist worksteal
 
 nightly: setup ## run the tests that are too many for every time (some ten minutes)
@@ -47,12 +56,6 @@ search: setup ## hold every search method against known fronts (an hour) and rec
 
 fuzz: setup ## try 1,000 broken configurations, command lines and output folders (some twenty minutes)
 	$(BIN)/python -m benchmarks.fuzz --cases 1000
-
-lint: setup ## check style, types and import rules
-	$(BIN)/ruff check
-	$(BIN)/ruff format --check
-	$(BIN)/mypy
-	$(BIN)/lint-imports --no-logo
 
 format: setup ## fix style where that is safe
 	$(BIN)/ruff check --fix

@@ -52,6 +52,7 @@ def refused(capsys: pytest.CaptureFixture[str]) -> Iterator[Callable[..., str]]:
     resource.setrlimit(resource.RLIMIT_AS, limits)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sweep", "part"),
     [
@@ -135,6 +136,7 @@ def test_only_a_plain_file_of_a_bounded_size_is_read(reader: str, odd: tuple[Pat
     assert caught.value.problems[0].way_out
 
 
+@pytest.mark.slow
 def test_every_command_that_reads_a_named_file_refuses_what_is_none(
     odd: tuple[Path, str], refused: Callable[..., str], tmp_path: Path
 ) -> None:
@@ -187,6 +189,7 @@ BOMBS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flags", [[], ["--cfg", "job", "--resolve"]], ids=["run", "cfg"])
 @pytest.mark.parametrize("kind", BOMBS)
 def test_what_interpolations_come_to_is_weighed_before_they_are_resolved(
@@ -208,6 +211,7 @@ def test_interpolations_that_are_typed_are_weighed_as_well(refused: Callable[...
 LEAVES = st.dictionaries(st.sampled_from("abcd"), st.text("xyz", max_size=9), min_size=1)
 
 
+@pytest.mark.slow
 @given(LEAVES, st.data())
 def test_a_configuration_within_its_weight_is_no_larger_than_that(leaves: dict[str, str], data: st.DataObject) -> None:
     """References to earlier keys only, so that there are no circles."""

@@ -84,6 +84,7 @@ def lines_of_layers() -> list[str]:
     ]
 
 
+@pytest.mark.slow
 def test_constants_come_back_from_times_that_they_made(tmp_path: Path, device: Path) -> None:
     lines = [*lines_of_gemms(np.random.default_rng(1), 120), *lines_of_layers()]
     data = measured_by_the_model(tmp_path / "times.csv", noise=0.01, lines=lines)
@@ -107,6 +108,7 @@ def test_constants_come_back_from_times_that_they_made(tmp_path: Path, device: P
     assert (tmp_path / "out" / "figures" / "calibration.png").is_file()
 
 
+@pytest.mark.slow
 def test_a_file_that_was_calibrated_is_a_system_again(tmp_path: Path, device: Path, elsewhere: Path) -> None:
     lines = lines_of_gemms(np.random.default_rng(1), 60)
     data = measured_by_the_model(tmp_path / "times.csv", noise=0.02, lines=lines)
@@ -122,6 +124,7 @@ def test_a_file_that_was_calibrated_is_a_system_again(tmp_path: Path, device: Pa
     assert (again / "own.yaml").read_text() == made.read_text()
 
 
+@pytest.mark.slow
 def test_times_that_no_device_has_are_said_to_be_a_poor_fit(
     tmp_path: Path, device: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -307,6 +310,7 @@ TAKEN = {
 """Claims whose values went into constants."""
 
 
+@pytest.mark.slow
 def test_the_shipped_tables_are_predicted_and_the_claims_of_hardware_are_judged(
     elsewhere: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -341,6 +345,7 @@ def test_the_shipped_tables_are_predicted_and_the_claims_of_hardware_are_judged(
 BARS = {"gemm": (0.081, 0.39), "conv": (0.17, 0.56), "recurrent": (0.12, 0.38), "allreduce": (0.1, 0.5)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", ["vega_fe", "gtx_1080_ti", "m40", "p100"])
 def test_the_constants_that_are_shipped_are_those_of_the_full_tables(
     device: str, shared: Callable[[str], Path]

@@ -61,6 +61,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 OF_STEPS = ("model", "kernels", "optimizer", "setting", "lengths", "iterations")
 
 
+@pytest.mark.slow
 def test_help_lists_every_study_simulator_and_search_with_its_description_in_a_second(tmp_path: Path) -> None:
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     done = python("-m", "dse", "--help", folder=tmp_path)
@@ -81,6 +82,7 @@ def test_neither_the_package_nor_its_help_imports_anything_heavy(statement: str,
     assert python("-c", ask, folder=tmp_path).stdout.splitlines()[-1] == "imported: []"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", [[], ["-h"], ["study=ficco_sweep", "--help"]])
 def test_help_is_what_one_gets_for_asking_or_for_nothing(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(words) == 0
@@ -109,6 +111,7 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     return folder, done.stdout
 
 
+@pytest.mark.slow
 def test_a_study_writes_a_table_with_a_row_per_point(study: tuple[Path, str]) -> None:
     folder, _ = study
     table = dse.load("ficco_sweep", folder / "outputs")
@@ -215,6 +218,7 @@ def test_a_study_tells_who_won_and_where_everything_is(study: tuple[Path, str]) 
     assert "workload.only=[g4]" in told  # brackets are text, not mark-up
 
 
+@pytest.mark.slow
 def test_a_report_redraws_what_is_stored_without_evaluating_anything(study: tuple[Path, str], tmp_path: Path) -> None:
     shutil.copytree(study[0], tmp_path / "copy", symlinks=True)
     run = latest(tmp_path / "copy").resolve()
@@ -229,6 +233,7 @@ def test_a_report_redraws_what_is_stored_without_evaluating_anything(study: tupl
     assert "hetero_fused_1d" in done.stdout or "best makespan_s" in done.stdout
 
 
+@pytest.mark.slow
 def test_any_point_can_be_run_again_in_full(study: tuple[Path, str], tmp_path: Path) -> None:
     """The trace covers the makespan of its row; a picture comes with it."""
     shutil.copytree(latest(study[0]).resolve(), tmp_path / "ficco_sweep" / "latest")
@@ -259,12 +264,14 @@ def common_start(keys: list[str]) -> str:
     return next(letter for letter in "0123456789abcdef" if sum(key.startswith(letter) for key in keys) > 1)
 
 
+@pytest.mark.slow
 def test_without_timelines_nothing_is_run_again(elsewhere: Path) -> None:
     assert main([*SMALL, "timeline=false"]) == 0
     assert dse.load("ficco_sweep")["status"].eq("ok").any()
     assert not list(latest(elsewhere).glob("figures/timeline_*"))
 
 
+@pytest.mark.slow
 def test_one_seed_gives_one_table_to_the_byte_for_any_number_of_jobs(
     elsewhere: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -279,6 +286,7 @@ def test_one_seed_gives_one_table_to_the_byte_for_any_number_of_jobs(
     assert len(dse.load("ficco_sweep", "jobs1")) >= 60
 
 
+@pytest.mark.slow
 def test_own_shapes_run_on_every_topology(elsewhere: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("my.csv").write_text("name,m,n,k,pattern\nwide,4096,65536,1024,\nodd,4099,8191,1021,all_to_all\n", "utf-8")
     topology = "+space.system.node.topology=choice(mesh,switch,ring)"
@@ -293,6 +301,7 @@ def test_own_shapes_run_on_every_topology(elsewhere: Path, capsys: pytest.Captur
     assert (latest(elsewhere) / "figures" / "timeline_odd.png").is_file()
 
 
+@pytest.mark.slow
 def test_multirun_runs_several_studies_and_every_point_becomes_a_run_in_mlflow(tmp_path: Path) -> None:
     done = python("-m", "dse", "--multirun", "seed=0,1", *FAST[:2], folder=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -309,6 +318,7 @@ def test_multirun_runs_several_studies_and_every_point_becomes_a_run_in_mlflow(t
     assert parameters == {"schedule.mover", "schedule.priority"}  # the searched knobs, and nothing else
 
 
+@pytest.mark.slow
 def test_of_a_very_long_table_figures_show_a_selection_and_it_is_said(
     elsewhere: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -334,6 +344,7 @@ def test_claims_are_judged_on_complete_tables_only(study: tuple[Path, str], tmp_
     assert all(f"complete tables, this is 50 of {whole.num_rows} rows" in row["reason"] for row in rows)
 
 
+@pytest.mark.slow
 def test_a_study_is_shown_in_mlflow_and_of_a_long_table_the_fronts_and_baselines(
     elsewhere: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -354,6 +365,7 @@ def test_a_study_is_shown_in_mlflow_and_of_a_long_table_the_fronts_and_baselines
 # Interrupting
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_an_interrupt_ends_a_long_run_at_once_without_a_traceback(jobs: int, tmp_path: Path) -> None:
     many = "+space.system.gpu.num_cus=range(104,304,8)"  # a minute's work
@@ -437,6 +449,7 @@ def test_a_study_without_results_is_refused_with_the_nearest_one_that_has_some(
         dse.load("fico_sweep")
 
 
+@pytest.mark.slow
 def test_a_place_that_cannot_be_written_is_the_environments_fault(
     elsewhere: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -447,6 +460,7 @@ def test_a_place_that_cannot_be_written_is_the_environments_fault(
     assert "Traceback" not in told
 
 
+@pytest.mark.slow
 def test_multirun_refuses_like_a_single_run(tmp_path: Path) -> None:
     words = ["schedule=serial,shard_p2p", "system.gpu.num_cus=0", "tracking=none"]
     done = python("-m", "dse", "--multirun", *words, folder=tmp_path)
@@ -456,6 +470,7 @@ def test_multirun_refuses_like_a_single_run(tmp_path: Path) -> None:
     assert not (tmp_path / "outputs").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flags", [["--cfg", "job"], ["--multirun"], ["--cfg", "job", "--resolve"]], ids=" ".join)
 @pytest.mark.parametrize("listed", ["absent", "true"])
 def test_what_hydra_cannot_compose_is_refused_in_a_sentence_whatever_the_flag(

@@ -13,6 +13,8 @@ from test_config import planned
 from dse import discovery
 from dse.cli import main
 
+pytestmark = pytest.mark.slow
+
 SMALL = ["tracking=none", "fidelity=none", "timeline=false", "executor.jobs=1"]
 FLAGSHIP = ["study=ficco_sweep", "workload.only=[g4]", "space.schedule.granularity=choice(2,8)"]
 

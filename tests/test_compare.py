@@ -48,6 +48,7 @@ def points(values: Any) -> Points:
 some = arrays.arrays(float, st.tuples(st.integers(1, 12), st.just(3)), elements=st.integers(0, 6).map(float))
 
 
+@pytest.mark.slow
 @given(some, some)
 def test_what_is_told_of_two_fronts_is_mirrored_when_they_change_places(one: Any, other: Any) -> None:
     row, mirrored = (Pair("s", points(a), points(b)).row(factors=False) for a, b in ((one, other), (other, one)))
@@ -163,6 +164,7 @@ def test_what_made_the_runs_is_told_where_it_differs() -> None:
 # The command
 
 
+@pytest.mark.slow
 def test_a_better_run_is_told_to_be_better_with_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first, _ = runs(tmp_path, table(), table(shift=1.0), config={"seed": 9}, made={"backend": "toy 2"})
     assert main(["compare", str(first), "toy", f"output_dir={tmp_path}"]) == 0

@@ -163,6 +163,7 @@ ACCIDENTS: list[tuple[list[str], list[str]]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("words", "parts"), mostly_nightly(ACCIDENTS, every=3), ids=" ".join)
 def test_an_accident_is_refused_by_its_path_before_anything_runs(
     words: list[str], parts: list[str], refused: Said
@@ -172,12 +173,14 @@ def test_an_accident_is_refused_by_its_path_before_anything_runs(
         assert part in told
 
 
+@pytest.mark.slow
 def test_a_misspelt_schedule_in_the_space_is_refused_with_the_nearest_one(refused: Said) -> None:
     told = refused("space.schedule.name=choice(serial,shard_p2)", "workload.only=[g4]")
     assert "space.schedule.name = 'shard_p2'" in told
     assert "did you mean `shard_p2p`?" in told
 
 
+@pytest.mark.slow
 def test_a_sweep_given_to_a_group_says_how_to_search_it(refused: Said) -> None:
     told = refused("schedule=serial,shard_p2p")
     way = re.search(r"write \+?(space\.\S+)='(.*)'", told)
@@ -186,6 +189,7 @@ def test_a_sweep_given_to_a_group_says_how_to_search_it(refused: Said) -> None:
     assert found.knobs[0] == "schedule.name"
 
 
+@pytest.mark.slow
 def test_problems_of_all_kinds_are_told_at_once(refused: Said) -> None:
     words = {
         "system.gpu.num_cuz=3": "num_cuz",
@@ -214,6 +218,7 @@ def test_a_flag_without_its_folder_is_refused(refused: Said) -> None:
     assert "--config-dir" in refused(S, "workload.only=[g4]", "tracking=none", "--config-dir=")
 
 
+@pytest.mark.slow
 def test_an_interpolation_on_the_command_line_is_never_taken_literally() -> None:
     try:
         found = planned(S, "output_dir=${study.name}")
@@ -249,6 +254,7 @@ def own(folder: Path, group: str, text: str | bytes) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("accident", FILES)
 def test_an_accident_in_a_file_is_refused_by_file_and_line(accident: str, tmp_path: Path, refused: Said) -> None:
     text, marker = FILES[accident]
@@ -257,6 +263,7 @@ def test_an_accident_in_a_file_is_refused_by_file_and_line(accident: str, tmp_pa
     assert re.search(rf"mine\.yaml(:{line}\b|.*\bline {line}\b)", told), told
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "text",
     [
@@ -275,6 +282,7 @@ def test_a_file_that_is_no_configuration_is_refused(text: bytes, tmp_path: Path,
     assert re.search(r"mine\.yaml|system", refused(f"--config-dir={folder}", S, "system=mine"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("before", "after", "part"),
     [
@@ -299,6 +307,7 @@ def test_a_wrong_value_in_a_file_is_refused_like_one_on_the_command_line(
 STUDY = (CONF / "study" / "ficco_sweep.yaml").read_text("utf-8").replace("name: ficco_sweep", "name: mine", 1)
 
 
+@pytest.mark.slow
 def test_a_misspelt_knob_in_the_space_of_ones_own_study_is_refused(tmp_path: Path, refused: Said) -> None:
     folder = own(tmp_path / "conf", "study", STUDY.replace("    granularity: choice", "    granularty: choice", 1))
     assert "did you mean `granularity`?" in refused(
@@ -306,6 +315,7 @@ def test_a_misspelt_knob_in_the_space_of_ones_own_study_is_refused(tmp_path: Pat
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["chunky", None])
 def test_a_schedule_of_an_unknown_family_is_refused(family: str | None, tmp_path: Path, refused: Said) -> None:
     text = f"name: mine\n{f'family: {family}' if family else ''}\nmover: cu\n"
@@ -346,6 +356,7 @@ def test_a_bad_table_of_shapes_is_refused_by_file_and_row(text: str, part: str) 
     assert part in str(caught.value)
 
 
+@pytest.mark.slow
 def test_a_bad_table_of_shapes_is_refused_on_the_command_line(refused: Said) -> None:
     Path("x.csv").write_text("name,m,n,k\na,8,8,8\na,8,0,8\n", encoding="utf-8")
     assert "x.csv:3.n" in refused(S, "workload.shapes=x.csv")
@@ -432,6 +443,7 @@ def outcome(tree: dict[str, Any]) -> str:
     return ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("section", mostly_nightly(SECTIONS, every=2))
 def test_any_value_replaced_by_a_wrong_one_is_refused_or_works(section: str) -> None:
     """Where nothing is slowed, so that the closed form has results when the engine behind it is taken away."""
@@ -448,6 +460,7 @@ def test_any_value_replaced_by_a_wrong_one_is_refused_or_works(section: str) -> 
     assert {mutation: how for mutation, how in wrong.items() if how} == {}
 
 
+@pytest.mark.slow
 def test_the_shipped_study_works() -> None:
     works(plan(shipped_study()))
 
@@ -521,6 +534,7 @@ def named_together(schedules: Sequence[str], workloads: Sequence[str]) -> list[l
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", mostly_nightly(list(named_once()), every=3), ids=" ".join)
 def test_every_shipped_option_can_be_named_on_the_command_line(words: list[str]) -> None:
     found = planned(*words)
@@ -531,6 +545,7 @@ def test_every_shipped_option_can_be_named_on_the_command_line(words: list[str])
 FEW = ("space.schedule.name=choice(serial,hetero_fused_1d)", "workload.only=[g4]")  # composes faster than all six
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("path", "value"), [("schedule.mover", "cu"), ("schedule.granularity", 4), ("schedule.priority", "compute")]
 )
@@ -544,6 +559,7 @@ def test_setting_a_searched_path_fixes_it_in_every_point_and_takes_it_out_of_the
     assert {getattr(one.schedule, leaf, None) for one in designs} - {None} == {value}
 
 
+@pytest.mark.slow
 def test_choosing_a_schedule_by_its_group_or_by_its_name_is_the_same() -> None:
     first, second = planned("schedule=shard_p2p"), planned("schedule.name=shard_p2p")
     assert first.request.tree == second.request.tree
@@ -552,6 +568,7 @@ def test_choosing_a_schedule_by_its_group_or_by_its_name_is_the_same() -> None:
     assert base(first).schedule.name == "shard_p2p"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("plus", ["+", "", "++"])
 def test_a_hardware_knob_joins_the_space_with_one_override_and_brings_its_objective(plus: str) -> None:
     found = planned(S, f"{plus}space.system.gpu.num_cus=range(64,304,16)")
@@ -563,6 +580,7 @@ def test_a_hardware_knob_joins_the_space_with_one_override_and_brings_its_object
     assert first.size() == len(knob.values) * (planned(S).spaces["g1"].size() or 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sweep", "values"),
     [
@@ -580,18 +598,21 @@ def test_the_space_speaks_hydras_sweep_grammar(sweep: str, values: tuple[int, ..
     assert knob.values == values if values else sorted(knob.values) == [1, 2, 3]
 
 
+@pytest.mark.slow
 def test_an_interval_is_searched_without_a_grid() -> None:
     found = planned(S, "+space.system.gpu.hbm_bytes_per_s=tag(log,interval(1e12,8e12))", "search=tpe")
     knob = found.request.knobs[-1]
     assert (knob.values, knob.low, knob.high, knob.log) == ((), 1e12, 8e12, True)
 
 
+@pytest.mark.slow
 def test_a_knob_can_be_deleted_from_the_space_and_put_back_with_other_values() -> None:
     assert "schedule.priority" not in planned(*FEW, "~space.schedule.priority").knobs
     found = planned(*FEW, "space.schedule.priority=choice(compute)").request.knobs
     assert {knob.path: knob.values for knob in found}["schedule.priority"] == ("compute",)
 
 
+@pytest.mark.slow
 def test_a_fixed_path_wins_over_a_sweep_of_it_wherever_it_stands() -> None:
     for words in (
         ["system.gpu.num_cus=128", "+space.system.gpu.num_cus=range(64,304)"],
@@ -602,18 +623,21 @@ def test_a_fixed_path_wins_over_a_sweep_of_it_wherever_it_stands() -> None:
         assert base(found).system.gpu.num_cus == 128
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("written", ["64 GB/s", "'64 GB/s'", "64e9", "512 Gbit/s", "64GB/s"])
 def test_one_quantity_in_any_unit_is_one_design(written: str) -> None:
     path = "system.node.link_bytes_per_s"
     assert key(base(planned(S, f"{path}={written}"))) == key(base(planned(S, f"{path}=64000000000")))
 
 
+@pytest.mark.slow
 def test_a_claim_is_about_the_shipped_hardware_and_workload_only() -> None:
     assert planned(S, "seed=3", "simulator=event", "space.schedule.mover=choice(cu)").departures == []
     changed = ["system.gpu.num_cus=228", "+space.system.node.num_gpus=choice(4,8)", "workload.only=[g1]"]
     assert planned(S, *changed).departures == changed
 
 
+@pytest.mark.slow
 def test_ones_own_system_comes_from_a_folder(tmp_path: Path) -> None:
     text = SYSTEM.replace(CUS, "num_cus: 228", 1)
     found = planned(S, "system=mine", folder=own(tmp_path / "conf", "system", text))
@@ -621,6 +645,7 @@ def test_ones_own_system_comes_from_a_folder(tmp_path: Path) -> None:
     assert base(found).system.gpu.num_cus == 228
 
 
+@pytest.mark.slow
 def test_ones_own_system_may_start_from_a_shipped_one(tmp_path: Path) -> None:
     text = "defaults: [mi300x_8, _self_]\nname: mine\ngpu:\n  dma:\n    num_engines: 7\n"
     found = planned(S, "system=mine", folder=own(tmp_path / "conf", "system", text))
@@ -628,12 +653,14 @@ def test_ones_own_system_may_start_from_a_shipped_one(tmp_path: Path) -> None:
     assert base(found).system.gpu.num_cus == base(planned(S)).system.gpu.num_cus
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["my conf, größe", "a=b,c", "it's [x]"])
 def test_ones_own_folder_may_have_any_name(name: str, tmp_path: Path) -> None:
     folder = own(tmp_path / name, "system", SYSTEM)
     assert base(planned(S, "system=mine", folder=folder)).system.name == "mine"
 
 
+@pytest.mark.slow
 def test_ones_own_schedule_is_searched_like_a_shipped_one(tmp_path: Path) -> None:
     text = (CONF / "schedule" / "hetero_fused_1d.yaml").read_text("utf-8").replace("hetero_fused_1d", "mine", 1)
     folder = own(tmp_path / "conf", "schedule", text)
@@ -643,6 +670,7 @@ def test_ones_own_schedule_is_searched_like_a_shipped_one(tmp_path: Path) -> Non
     assert {one.schedule.name for one in designs} == {"serial", "mine"}
 
 
+@pytest.mark.slow
 def test_cfg_job_prints_the_composed_configuration() -> None:
     words = [
         "--cfg",
@@ -662,6 +690,7 @@ def test_cfg_job_prints_the_composed_configuration() -> None:
     assert not list(Path.cwd().iterdir())
 
 
+@pytest.mark.slow
 def test_grids_of_hardware_and_schedule_numbers_hold_the_designs_that_validation_gives() -> None:
     found = planned(
         "workload.only=[g4]",

@@ -165,6 +165,7 @@ SCREENED: dict[str, Callable[[], tuple[Backend, list[Batch]]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SCREENED)
 def test_what_a_backend_knows_beforehand_is_what_it_finds(name: str) -> None:
     simulator, batches = SCREENED[name]()
@@ -272,6 +273,7 @@ def longest_path(graph: TaskGraph) -> float:
     return float(finish.max())
 
 
+@pytest.mark.slow
 @every_engine
 @every_schedule
 @settings(max_examples=8)
@@ -285,6 +287,7 @@ def test_a_run_is_repeated_to_the_bit(engine: str, schedule: str, data: st.DataO
     assert results(backend(engine), [point]) == results(backend(engine), [point])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("engine", "schedule"), mostly_nightly(list(itertools.product(ENGINES, DISTINCT)), every=3))
 @settings(max_examples=10)
 @given(data=st.data())
@@ -312,6 +315,7 @@ def test_a_batch_equals_its_designs_run_alone(engine: str, schedule: str, data: 
     assert together == [results(backend(engine), [point])[0] for point in found]
 
 
+@pytest.mark.slow
 @every_engine
 def test_a_batch_of_different_schedules_keeps_its_order(engine: str) -> None:
     overrides = [{"system.gpu.num_cus": cus, **unslowed(engine)} for cus in (304, 200)]
@@ -332,6 +336,7 @@ def test_designs_that_differ_only_in_the_cost_proxy_run_in_one_batch(path: str) 
     assert results(backend("event"), found) == alone
 
 
+@pytest.mark.slow
 @every_engine
 @every_schedule
 @settings(max_examples=12)
@@ -349,6 +354,7 @@ def test_a_design_is_refused_with_a_reason_or_measured(engine: str, schedule: st
         assert checked(Results.of([result]), METRICS)[0].status == "ok"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("pair", "schedule"),
     mostly_nightly(list(itertools.product(PAIRS, DISTINCT)), every=3),
@@ -391,6 +397,7 @@ def assert_within_bounds(timeline: Timeline) -> None:
     assert (demand / graph["capacity"][0] <= makespan * (1 + 1e-9)).all()
 
 
+@pytest.mark.slow
 @every_exact_engine
 @every_schedule
 @settings(max_examples=12)
@@ -403,6 +410,7 @@ def test_the_makespan_lies_between_the_longest_path_and_the_sum_of_all_tasks(
     assert_within_bounds(timeline)
 
 
+@pytest.mark.slow
 @every_exact_engine
 @every_schedule
 @settings(max_examples=12)
@@ -426,6 +434,7 @@ def test_no_schedule_beats_the_hardware(engine: str, schedule: str, data: st.Dat
     assert found["exposed_comm_s"] == pytest.approx(found["makespan_s"] - found["gemm_s"], abs=1e-12)
 
 
+@pytest.mark.slow
 @every_engine
 @settings(max_examples=25)
 @given(data=st.data())
@@ -451,6 +460,7 @@ def test_every_schedule_moves_and_computes_the_same(engine: str, data: st.DataOb
             assert result.metrics["hbm_bytes"] >= (2 * moved + 2 * (m * k + k * local_n + m * local_n)) * (1 - 1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("path", "engine", "schedule"),
     mostly_nightly(
@@ -509,6 +519,7 @@ def assert_agreement(graph: TaskGraph, pair: tuple[str, str]) -> None:
         np.testing.assert_allclose(first.issued, second.issued, rtol=1e-9)
 
 
+@pytest.mark.slow
 @every_bound
 @settings(max_examples=300)
 @given(graph=graphs() | pipelines())
@@ -616,6 +627,7 @@ def test_every_task_of_a_design_does_its_work_at_the_fair_rates(
 # Random task graphs
 
 
+@pytest.mark.slow
 @every_exact_engine
 @settings(max_examples=100)
 @given(graph=graphs())
@@ -628,6 +640,7 @@ def test_a_random_graph_runs_by_the_rules(engine: str, graph: TaskGraph) -> None
         assert_within_bounds(timeline)
 
 
+@pytest.mark.slow
 @every_engine
 @settings(max_examples=30)
 @given(graph=graphs())
@@ -637,6 +650,7 @@ def test_a_random_graph_is_repeated_to_the_bit(engine: str, graph: TaskGraph) ->
     assert (first.issued.tobytes(), first.reason(0)) == (second.issued.tobytes(), second.reason(0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", sorted(set(EXACT) - {"event"}))
 @settings(max_examples=700)
 @given(graph=graphs())
@@ -644,6 +658,7 @@ def test_every_engine_agrees_with_the_reference_on_random_graphs(engine: str, gr
     assert_agreement(graph, ("event", engine))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", sorted(set(EXACT) - {"event"}))
 @settings(max_examples=500)
 @given(graph=pipelines())
@@ -652,6 +667,7 @@ def test_every_engine_agrees_with_the_reference_on_pipelines(engine: str, graph:
     assert_agreement(graph, ("event", engine))
 
 
+@pytest.mark.slow
 @every_engine
 @settings(max_examples=300)
 @given(graph=graphs() | pipelines())
@@ -665,6 +681,7 @@ def test_totals_are_those_of_the_timelines(engine: str, graph: TaskGraph) -> Non
             assert_equal_totals(totals, ENGINES["event"].run(graph).totals())
 
 
+@pytest.mark.slow
 @every_engine
 @settings(max_examples=60)
 @given(grid=grids(), data=st.data())
@@ -693,6 +710,7 @@ def evaluated(engine: str, graph: TaskGraph) -> list[tuple[Any, ...]]:
     return [found[place] for place in range(graph.num_designs)]
 
 
+@pytest.mark.slow
 @settings(max_examples=100)
 @given(graph=graphs())
 def test_some_engine_runs_every_random_graph(graph: TaskGraph) -> None:
@@ -729,6 +747,7 @@ def certified(task: int, rate: Floats, contest: dict[str, Any]) -> bool:
     return bool((saturated & (envied @ use <= 1e-9 * capacity)).any())
 
 
+@pytest.mark.slow
 @settings(max_examples=400)
 @given(contest=contests())
 def test_fair_rates_carry_their_own_certificate(contest: dict[str, Any]) -> None:
@@ -740,6 +759,7 @@ def test_fair_rates_carry_their_own_certificate(contest: dict[str, Any]) -> None
     assert all(certified(task, rate, contest) for task in range(len(rate)))
 
 
+@pytest.mark.slow
 @settings(max_examples=100)
 @given(contest=contests(), data=st.data())
 def test_fair_rates_do_not_depend_on_the_order_of_tasks(contest: dict[str, Any], data: st.DataObject) -> None:
@@ -783,6 +803,7 @@ def test_peak_staging_is_the_largest_sum_at_any_second(spans: list[tuple[int, in
     assert found.peak_staged_bytes[0] == pytest.approx(max(sums), abs=1e-9)
 
 
+@pytest.mark.slow
 @every_engine
 @every_schedule
 @settings(max_examples=8)
@@ -859,6 +880,7 @@ def family_point(family: str, drawn: dict[str, Any], overrides: dict[str, Any], 
     return None if backend("event").problems(point) else point
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 @settings(max_examples=60)
 @given(data=st.data())
@@ -877,6 +899,7 @@ def test_what_validates_and_breaks_no_rule_can_be_evaluated(family: str, data: s
         assert result.status == "unsupported" or checked(Results.of([result]), METRICS)[0].status == "ok"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", [name for name, kind in FAMILIES.items() if "mover" in kind.model_fields])
 @settings(max_examples=40)
 @given(data=st.data())
@@ -1138,6 +1161,7 @@ def evaluated_elsewhere(hash_seed: int) -> str:
     ).stdout
 
 
+@pytest.mark.slow
 def test_another_process_computes_the_same_bits() -> None:
     first, second = evaluated_elsewhere(1), evaluated_elsewhere(2)
     assert len(first) > 1000

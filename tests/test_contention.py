@@ -52,6 +52,7 @@ def reducing(point: dict[str, Any], schedule: str, reduces: bool) -> dict[str, A
     return {**point, "pattern": "reduce_scatter"} if reduces and schedule in REDUCING else point
 
 
+@pytest.mark.slow
 @every_schedule
 @settings(max_examples=25)
 @given(data=st.data(), reduces=st.booleans())
@@ -68,6 +69,7 @@ def test_losses_add_up_to_the_makespan_less_the_ideal(schedule: str, data: st.Da
     assert lost["launch_s"] >= least
 
 
+@pytest.mark.slow
 @every_schedule
 @settings(max_examples=25)
 @given(data=st.data(), reduces=st.booleans())
@@ -252,6 +254,7 @@ def test_a_collective_launched_second_waits_for_all_of_a_gemm_that_persists() ->
     assert run("event", point).makespan[0] == pytest.approx(sum(times), rel=1e-9)
 
 
+@pytest.mark.slow
 def test_a_runtime_launches_the_collective_first_where_its_grid_is_the_smaller_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -285,6 +288,7 @@ NARROWED: dict[str, tuple[list[str], set[str], set[str]]] = {
 """What a space is narrowed to -> what is typed, figures of strategies, rules of a runtime."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("narrowed", mostly_nightly(list(NARROWED), every=3))
 def test_conccl_draws_and_judges_what_a_narrowed_space_has(
     narrowed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -302,6 +306,7 @@ def test_conccl_draws_and_judges_what_a_narrowed_space_has(
     assert {found.ours is not None for found in findings.values()} == {narrowed == "nothing"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "bounded"),
     [
@@ -337,6 +342,7 @@ def test_the_shipped_coefficients_are_those_that_the_fit_finds(measured: Overlap
         assert getattr(system.gpu.contention, name) == pytest.approx(value, abs=2e-3)
 
 
+@pytest.mark.slow
 def test_the_fit_is_within_three_percent_and_within_six_of_channels_it_has_not_seen(measured: Overlaps) -> None:
     system = design("serial").system
     assert max(np.abs(error).max() for error in errors(system, measured)) <= 0.03
@@ -368,6 +374,7 @@ def test_the_rows_that_are_fitted_are_the_published_ones(shared: Callable[[str],
 # Reductions
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mover", ["dma", "cu"])
 @pytest.mark.parametrize("schedule", [name for name in REDUCING if name in SCHEDULES])
 def test_what_dma_engines_bring_is_added_by_a_kernel_and_what_kernels_bring_is_not(schedule: str, mover: str) -> None:
@@ -390,6 +397,7 @@ def test_every_way_to_reduce_moves_and_computes_the_same(shape: str, compute: st
     assert event.metrics == pytest.approx(fluid.metrics, rel=1e-9, abs=1e-15)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mover", ["dma", "cu"])
 def test_the_whole_space_of_ficco_is_told_with_one_mover(
     mover: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -403,6 +411,7 @@ def test_the_whole_space_of_ficco_is_told_with_one_mover(
     assert drawn == {"pareto", "speedup", "cil"} | ({"dil", "signatures"} if mover == "dma" else {"cu_sweep"})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "untested"),
     [

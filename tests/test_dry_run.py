@@ -78,6 +78,7 @@ def by_hand(knobs: Sequence[Knob], scenario: str) -> Tally:
     return Tally(asked, asked, len(met), refused, broken)
 
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(knobs=spaces())
 def test_counts_are_those_of_looking_at_every_design(knobs: list[Knob]) -> None:
@@ -111,6 +112,7 @@ def test_a_design_of_two_scenarios_is_evaluated_once() -> None:
     assert found.census.num_legal == 4
 
 
+@pytest.mark.slow
 def test_an_endless_space_is_told_from_draws_and_says_so() -> None:
     found = looked(Knob("thing.y", low=0.0, high=1.0), Knob("thing.x", tuple(range(880, 920))), trials=50)
     assert not found.counts
@@ -130,6 +132,7 @@ def test_a_budget_below_the_space_is_told_with_what_all_of_it_would_take() -> No
     assert found.searching.value < found.enumerating.value * 20  # type: ignore[union-attr]
 
 
+@pytest.mark.slow
 def test_points_that_a_search_asks_for_together_are_one_call_where_the_backend_takes_as_many() -> None:
     """So more jobs than calls do not make it faster."""
     executor = {"name": "local", "jobs": 8}
@@ -185,6 +188,7 @@ def test_quantities_are_told_in_the_unit_of_their_field() -> None:
 FEW = ["study=ficco_sweep", "workload.only=[g1,g4]", "space.schedule.granularity=choice(2)"]
 
 
+@pytest.mark.slow
 def test_a_dry_run_writes_nothing_and_its_counts_are_those_of_the_study(
     elsewhere: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -207,6 +211,7 @@ def test_a_dry_run_writes_nothing_and_its_counts_are_those_of_the_study(
     assert (rows["status"] == "ok").sum() == told["total"]["legal"] == told["to_evaluate"]
 
 
+@pytest.mark.slow
 def test_a_space_beyond_the_budget_of_an_exhaustive_search_is_counted_all_the_same(
     elsewhere: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -216,6 +221,7 @@ def test_a_space_beyond_the_budget_of_an_exhaustive_search_is_counted_all_the_sa
     assert "enumerates all in" in shown
 
 
+@pytest.mark.slow
 def test_what_a_dry_run_cannot_take_is_refused_with_the_way_out(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["dry-run", "study=ficco_sweep", "--config-dri=x"]) == 2
     assert "did you mean `--config-dir`?" in capsys.readouterr().err

@@ -114,6 +114,7 @@ def test_columns_are_judged_as_their_rows_are(rows: list[tuple[Status, float, fl
 # A batch
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(-3, 6), min_size=1, max_size=12, unique=True), st.lists(st.floats(-2, 2), max_size=3))
 def test_a_grid_holds_its_designs_in_order_however_it_is_split(xs: list[int], ys: list[float]) -> None:
     axes = {"thing.x": np.array(xs), **({"thing.y": np.array(ys)} if ys else {})}
@@ -144,6 +145,7 @@ def test_a_design_that_fails_costs_one_result_and_no_other(batch: int, values: l
             assert result == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch", [1, 3, 100])
 @given(values=st.lists(st.integers(-5, 5), min_size=1, max_size=20, unique=True))
 def test_a_grid_gives_what_its_designs_give_alone(batch: int, values: list[int]) -> None:
@@ -162,6 +164,7 @@ def test_of_a_large_batch_that_fails_only_the_designs_that_fail_are_lost(xs: lis
     assert [found[place].status for place in range(len(xs))] == ["failed" if x in bad else "ok" for x in xs]
 
 
+@pytest.mark.slow
 def test_batches_are_taken_and_results_given_as_they_are_needed() -> None:
     taken = 0
 
@@ -176,6 +179,7 @@ def test_batches_are_taken_and_results_given_as_they_are_needed() -> None:
     assert taken <= 5000 + 600  # as many as are looked up together
 
 
+@pytest.mark.slow
 @given(st.integers(0, 30), st.integers(1, 8))
 def test_progress_adds_up_to_the_number_of_designs(count: int, batch: int) -> None:
     seen: list[int] = []
@@ -251,6 +255,7 @@ def test_a_grid_goes_to_worker_processes_as_soon_as_they_pay_and_not_with_the_ne
     assert os.getpid() not in found.column("gain")[1:]
 
 
+@pytest.mark.slow
 def test_the_event_engine_gives_the_same_results_to_the_bit_for_any_number_of_jobs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -288,6 +293,7 @@ def test_a_broken_backend_is_given_up_after_so_many_points_however_large_its_bat
         assert len(broken.make().evaluated) <= 10 + 8  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 def test_workers_that_are_all_lost_are_few(capsys: pytest.CaptureFixture[str]) -> None:
     """Of 64 designs: those of the batch, its half, and so on to a single one, and five of these."""
     hangs = toy.spec(*((x, "hang") for x in range(64)), batch=64)
@@ -325,6 +331,7 @@ def test_a_zero_has_no_sign() -> None:
 # Twice
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_what_is_evaluated_twice_is_invalid_where_the_second_process_finds_otherwise(
     jobs: int, monkeypatch: pytest.MonkeyPatch

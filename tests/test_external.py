@@ -157,6 +157,7 @@ def test_a_program_that_works_gives_its_metrics(fault: str) -> None:
     assert found == Result("ok", {"time_s": 4.0}, engine=NAME)
 
 
+@pytest.mark.slow
 def test_programs_that_hang_are_ended_in_time() -> None:
     faults = ["sleep", "busy", "stubborn", "stopped"]
     began = time.monotonic()
@@ -178,6 +179,7 @@ def test_a_program_whose_supervisor_is_killed_dies_with_it() -> None:
     assert (found.status, first(found)) == ("failed", "LOST: what watches over the program was killed")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("apart", [False, True], ids=["here", "in a worker"])
 def test_a_point_whose_supervisor_was_killed_is_evaluated_again(apart: bool, tmp_path: Path) -> None:
     """Once for each point, while it may be tried again."""
@@ -229,6 +231,7 @@ def until(true: Callable[[], bool], seconds: float) -> bool:
     return true()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_nothing_outlives_a_worker_that_is_killed(number: int, scratch: Path) -> None:
     with hanging("stubborn", scratch) as worker:
@@ -237,6 +240,7 @@ def test_nothing_outlives_a_worker_that_is_killed(number: int, scratch: Path) ->
     assert until(lambda: not survivors(scratch) and not any(scratch.iterdir()), seconds=5)
 
 
+@pytest.mark.slow
 def test_a_program_dies_with_its_supervisor_even_if_the_worker_cannot_help(scratch: Path) -> None:
     with hanging("sleep", scratch) as worker:
         (folder,) = scratch.iterdir()
@@ -283,6 +287,7 @@ def test_out_of_memory_is_said_where_program_or_kernel_say_so(end: Ended, starve
     assert judged(end, Limits(1.0, 1000), b"", metrics={}, starved=starved).reason == reason
 
 
+@pytest.mark.slow
 def test_cpu_time_and_file_size_are_limited() -> None:
     assert first(answered({"fault": "busy"}, cpu_s=1)) == "CPU TIME over 1 s"
     assert first(answered({"fault": "file"}, file_bytes="1 MB")) == "FILE SIZE over 1000000 B"
@@ -308,6 +313,7 @@ def test_a_flood_on_standard_output_ends_the_run() -> None:
     assert time.monotonic() - began < 5
 
 
+@pytest.mark.slow
 def test_a_flood_on_standard_output_is_passed_over_where_the_answer_is_a_file() -> None:
     found = answered({"fault": "flood"}, command=[*PYTHON, str(MENU), "{input}", "{output}"], timeout_s=TIMEOUT_S)
     assert first(found) == f"TIMEOUT after {TIMEOUT_S} s"
@@ -403,6 +409,7 @@ def assert_sound(found: Result) -> None:
         assert len(found.reason.encode()) < 5000
 
 
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(ANSWERS.map(json.dumps).map(str.encode) | st.binary(max_size=40))
 def test_any_answer_becomes_numbers_in_their_ranges_or_a_reason(answer: bytes) -> None:
@@ -410,6 +417,7 @@ def test_any_answer_becomes_numbers_in_their_ranges_or_a_reason(answer: bytes) -
     assert_sound(checked(Results.of([raw]), BOTH)[0])
 
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(
     ANSWERS.map(json.dumps) | st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=20)
@@ -566,6 +574,7 @@ def conf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 RUN = ["study=mine", "tracking=none", "--config-dir=conf"]
 
 
+@pytest.mark.slow
 def test_a_study_goes_on_over_every_failure(conf: Path, capsys: pytest.CaptureFixture[str]) -> None:
     faults = {"none": "", "SIGSEGV": "CRASH SIGSEGV", "sleep": "TIMEOUT after 1 s"}
     faults |= {"not a number": "time_s = nan: is not a finite number", "infeasible": "the tile does not fit"}
@@ -590,6 +599,7 @@ def typed(words: list[str]) -> int:
     return main(words)
 
 
+@pytest.mark.slow
 def test_results_of_an_edited_program_or_another_design_are_never_taken_for_those_of_this_one(
     conf: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -610,6 +620,7 @@ def test_results_of_an_edited_program_or_another_design_are_never_taken_for_thos
     assert "resuming: 0 done and what fits of 1 from before the study was changed" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_failures_of_a_program_that_was_mended_are_tried_again_on_demand(conf: Path) -> None:
     program = conf.parent / "mine.py"
     program.write_text("raise SystemExit(4)\n", encoding="utf-8")
@@ -621,6 +632,7 @@ def test_failures_of_a_program_that_was_mended_are_tried_again_on_demand(conf: P
     assert dse.load("mine")["time_s"].tolist() == [2.0]
 
 
+@pytest.mark.slow
 def test_ones_own_sections_may_be_groups_and_a_study_may_have_scenarios(conf: Path) -> None:
     (conf / "case").mkdir()
     for name, x in (("small", 1), ("large", 3)):
@@ -664,6 +676,7 @@ def test_a_wrong_study_is_refused_before_anything_runs(
     assert not Path("outputs").exists()
 
 
+@pytest.mark.slow
 def test_a_recorded_program_is_started_only_where_it_is_named_and_tells_no_times(
     conf: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -684,6 +697,7 @@ def test_a_recorded_program_is_started_only_where_it_is_named_and_tells_no_times
     assert main(["report", "study=mine"]) == 0
 
 
+@pytest.mark.slow
 def test_the_shipped_example_works_as_its_page_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = (REPOSITORY / "docs" / "external.md").read_text("utf-8")
     (line,) = re.findall(r"^python -m dse (study=allreduce .*)$", page, re.MULTILINE)

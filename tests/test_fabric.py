@@ -125,6 +125,7 @@ def test_direct_and_hierarchical_are_the_same_in_one_node_and_where_nodes_have_o
 # Monotone
 
 
+@pytest.mark.slow
 @every_way
 @every_pattern
 @settings(max_examples=40)
@@ -347,6 +348,7 @@ AXES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("simulated", ["one", "all"])
 @pytest.mark.parametrize("schedule", ["bulk_sync", "fused_kernels"])
 @settings(max_examples=15)
@@ -386,6 +388,7 @@ def test_every_resource_that_is_loaded_has_a_rate() -> None:
                     assert loads <= set(capacities(one))
 
 
+@pytest.mark.slow
 def test_many_nodes_simulate_in_a_second_and_cost_grows_no_faster_than_flows(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

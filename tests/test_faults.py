@@ -73,6 +73,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
+@pytest.mark.slow
 def test_a_log_or_a_database_cut_or_zeroed_after_a_kill_serves_nothing_wrong(tmp_path: Path) -> None:
     whole = tmp_path / "whole"
     whole.mkdir()
@@ -148,6 +149,7 @@ def test_a_study_on_a_disk_that_fills_up_ends_with_4_and_goes_on_when_there_is_r
     assert "resuming: " in again.stderr
 
 
+@pytest.mark.slow
 def test_an_output_folder_deleted_under_way_is_named_and_the_same_command_starts_again(
     tmp_path: Path,
     command: list[str],  # noqa: F811
@@ -189,6 +191,7 @@ def test_what_is_not_valid_is_never_on_a_front() -> None:
 # Servers
 
 
+@pytest.mark.slow
 def test_a_server_that_is_gone_for_good_is_told_and_what_was_taken_in_is_recorded_when_it_is_back(
     postgres: Server,
 ) -> None:
@@ -212,6 +215,7 @@ def test_a_server_that_is_gone_for_good_is_told_and_what_was_taken_in_is_recorde
     assert rows(found.results) == rows(made(range(60)))
 
 
+@pytest.mark.slow
 def test_a_study_whose_server_is_not_there_ends_with_4(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -269,6 +273,7 @@ sys.exit(cli.main(sys.argv[2:]))
 """
 
 
+@pytest.mark.slow
 def test_a_report_that_is_killed_half_way_leaves_the_older_one_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -302,6 +307,7 @@ def test_workers_use_one_thread_each_unless_told_otherwise() -> None:
         workers.close()
 
 
+@pytest.mark.slow
 def test_a_study_that_is_stopped_for_a_while_keeps_its_points_and_both_end_alike(
     tmp_path: Path,
     command: list[str],  # noqa: F811
@@ -318,6 +324,7 @@ def test_a_study_that_is_stopped_for_a_while_keeps_its_points_and_both_end_alike
     assert tables[0] == tables[1]
 
 
+@pytest.mark.slow
 def test_odd_names_of_folders_work_in_a_plain_locale(
     tmp_path: Path,
     command: list[str],  # noqa: F811

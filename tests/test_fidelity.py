@@ -76,6 +76,7 @@ def program(folder: Path, formula: str, metrics: str = METRICS) -> str:
 # A study with a ladder
 
 
+@pytest.mark.slow
 def test_a_ladder_changes_nothing_of_the_study_tells_how_its_levels_agree_and_is_redrawn(
     elsewhere: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -106,6 +107,7 @@ def test_a_ladder_changes_nothing_of_the_study_tells_how_its_levels_agree_and_is
     assert {one.name: one.read_bytes() for one in latest().glob("figures/fidelity_*.png")} == pictures
 
 
+@pytest.mark.slow
 def test_a_ladder_that_is_climbed_again_evaluates_nothing_again(
     elsewhere: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -124,6 +126,7 @@ def test_a_ladder_that_is_climbed_again_evaluates_nothing_again(
     assert count() == recorded
 
 
+@pytest.mark.slow
 def test_levels_of_the_same_physics_agree_on_everything(elsewhere: Path) -> None:
     assert main([*SMALL, "store=none", "fidelity=ladder", "fidelity.levels=[study,fluid]", "fidelity.rounds=0"]) == 0
     (pair,) = found()["pairs"]
@@ -134,6 +137,7 @@ def test_levels_of_the_same_physics_agree_on_everything(elsewhere: Path) -> None
     assert (front["entered"], front["left"], front["winners_changed"]) == (0, 0, 0)
 
 
+@pytest.mark.slow
 def test_coarser_levels_alone_are_compared_on_points_near_the_front(elsewhere: Path) -> None:
     scarce = "system.gpu.hbm_bytes_per_s=600 GB/s"
     levels = "fidelity.levels=[uncontended,study]"
@@ -143,6 +147,7 @@ def test_coarser_levels_alone_are_compared_on_points_near_the_front(elsewhere: P
     assert error["p10"] < error["median"] <= 0 >= error["p90"] - 1e-12  # contention only slows
 
 
+@pytest.mark.slow
 def test_the_study_s_own_simulator_is_no_level_beside_it(elsewhere: Path) -> None:
     planned = plan(request([*SMALL, "fidelity=ladder", "simulator=uncontended"]))
     assert [level.name for level in planned.levels] == ["uncontended", "node"]
@@ -152,6 +157,7 @@ def test_the_study_s_own_simulator_is_no_level_beside_it(elsewhere: Path) -> Non
 # A program of one's own as the finest level
 
 
+@pytest.mark.slow
 def test_a_program_may_be_the_finest_level_and_disagreement_promotes_what_is_like_it(elsewhere: Path) -> None:
     """It says that what looked bad is good: points like those of the sample are looked at, too, and win."""
     flag = program(elsewhere, "1e-6 / schedule['granularity'] if schedule['name'] == 'uniform_fused_1d' else 1.0")
@@ -169,6 +175,7 @@ def test_a_program_may_be_the_finest_level_and_disagreement_promotes_what_is_lik
     assert pair["overall"]["front"]["entered"] > 0
 
 
+@pytest.mark.slow
 def test_a_point_that_fails_at_a_level_is_data(elsewhere: Path) -> None:
     flag = program(elsewhere, "1.0 if schedule['name'] == 'serial' else 1.0 if schedule['granularity'] == 4 else 0 / 0")
     ladder = ["fidelity=ladder", "fidelity.levels=[study,mine]", "store=none", "executor.broken_after=0"]
@@ -182,6 +189,7 @@ def test_a_point_that_fails_at_a_level_is_data(elsewhere: Path) -> None:
     assert found()["pairs"][0]["overall"]["objectives"]["makespan_s"]["points"] == int((~failed).sum())
 
 
+@pytest.mark.slow
 def test_a_level_that_always_fails_gives_up_and_the_study_stands(
     elsewhere: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -195,6 +203,7 @@ def test_a_level_that_always_fails_gives_up_and_the_study_stands(
 # What is refused before anything is evaluated
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("levels", "told"),
     [
@@ -209,11 +218,13 @@ def test_levels_that_make_no_ladder_are_refused(levels: str, told: list[str]) ->
     assert all(part in str(error.value) for part in told), str(error.value)
 
 
+@pytest.mark.slow
 def test_an_option_that_is_none_is_refused_with_the_nearest() -> None:
     with pytest.raises(ConfigError, match="did you mean `ladder`"):
         plan(request([*SMALL, "fidelity=lader"]))
 
 
+@pytest.mark.slow
 def test_a_level_without_an_objective_is_refused(elsewhere: Path, capsys: pytest.CaptureFixture[str]) -> None:
     flag = program(elsewhere, "1.0", "  makespan_s: {unit: s, meaning: time, goal: maximize}\n")
     assert main([*SMALL, "fidelity=ladder", "fidelity.levels=[study,mine]", flag]) == 2
@@ -223,6 +234,7 @@ def test_a_level_without_an_objective_is_refused(elsewhere: Path, capsys: pytest
     assert not Path("outputs").exists()
 
 
+@pytest.mark.slow
 def test_a_level_that_refuses_the_configuration_is_refused(elsewhere: Path, capsys: pytest.CaptureFixture[str]) -> None:
     option = elsewhere / "conf" / "simulator" / "odd.yaml"
     option.parent.mkdir(parents=True)
@@ -294,6 +306,7 @@ def test_what_one_level_lacks_is_not_compared(elsewhere: Path) -> None:
     assert (nothing["scenarios"], nothing["overall"]["objectives"]["rate"]["error"]) == ({}, None)
 
 
+@pytest.mark.slow
 def test_a_level_that_would_take_too_long_is_skipped_with_its_reason(
     elsewhere: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -230,6 +230,7 @@ def ends(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "kind", "command"), mostly_nightly(CASES, every=3), ids=lambda one: str(one).replace(" ", "-")
 )
@@ -248,6 +249,7 @@ def test_a_damaged_file_ends_every_command_in_a_sentence(
     assert {path.name for path in Path().iterdir() if not path.name.startswith("mlflow.db")} == {"outputs"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["a bomb", "long texts"])
 def test_a_short_table_that_stands_for_a_long_one_takes_no_memory(kind: str, run: Path) -> None:
     OF["results.parquet"][kind](run / "results.parquet")
@@ -324,6 +326,7 @@ DATABASE: dict[str, Damage] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", [["check"], FAST], ids=["check", "study"])
 @pytest.mark.parametrize("kind", DATABASE)
 def test_a_damaged_store_ends_in_a_sentence(kind: str, words: list[str], run: Path, ends: Callable[..., str]) -> None:
@@ -340,6 +343,7 @@ RECORDS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("column", "text"), mostly_nightly(RECORDS, every=3), ids=lambda text: text[:9])
 def test_a_study_whose_record_is_damaged_is_passed_over(
     column: str, text: str, run: Path, ends: Callable[..., str]
@@ -389,6 +393,7 @@ FOREIGN = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tracking", mostly_nightly(FOREIGN, every=3), ids=str)
 def test_a_place_that_only_a_folder_names_is_not_written_to(
     tracking: Mapping[str, Any],
@@ -429,6 +434,7 @@ def test_a_file_below_the_working_folder_is_followed(
     assert shown[-1] == (tracking.get("uri"), tracking.get("optuna"))
 
 
+@pytest.mark.slow
 def test_a_server_that_the_present_configuration_names_too_is_followed(
     tmp_path: Path, shown: list[Any], ends: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -443,6 +449,7 @@ def test_a_server_that_the_present_configuration_names_too_is_followed(
     assert shown[-1] == (tree["uri"], None)
 
 
+@pytest.mark.slow
 def test_a_slice_of_the_fuzzed_cases_ends_well(tmp_path: Path) -> None:
     """Command lines, configurations and output folders of one seed."""
     words = [

@@ -105,6 +105,7 @@ def knobs(draw: st.DrawFn) -> dict[str, Any]:
 # Bounds
 
 
+@pytest.mark.slow
 @every_system
 @settings(max_examples=25)
 @given(operators=shapes(), slices=st.sampled_from([1, 8, 128]), wire=magnitudes(1 / 64, 64))
@@ -131,6 +132,7 @@ def test_more_than_half_needs_copies_and_launches(batch: int) -> None:
     assert 1 - makespan(fused) / makespan(bulk) > 0.5
 
 
+@pytest.mark.slow
 @every_system
 @settings(max_examples=30)
 @given(operators=shapes(), drawn=knobs())
@@ -160,6 +162,7 @@ def recursion(
     return max(now, wire + late_s)
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(
     slices=st.sampled_from([2, 8, 32]),
@@ -240,6 +243,7 @@ def test_a_loss_of_occupancy_slows_compute_and_not_what_memory_bounds(loss: floa
 # What is moved, and where the time goes
 
 
+@pytest.mark.slow
 @every_system
 @pytest.mark.parametrize("schedule", ["bulk_sync", "fused_kernels"])
 @settings(max_examples=25)
@@ -305,6 +309,7 @@ def dags(draw: st.DrawFn) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 @every_system
 @settings(max_examples=40)
 @given(operators=dags(), drawn=knobs(), pairs=st.sampled_from(["producer", "all"]))
@@ -355,6 +360,7 @@ def test_slices_that_leave_are_those_of_others(slices: int, gpus: int) -> None:
 # Workloads
 
 
+@pytest.mark.slow
 @given(seed=st.randoms(use_true_random=False))
 def test_the_order_in_which_operators_are_written_changes_nothing(seed: Any) -> None:
     """Nor their key: what is issued first is decided by what waits for what, and by names."""
@@ -407,6 +413,7 @@ def run_folder(folder: Path, study: str) -> Path:
     return found
 
 
+@pytest.mark.slow
 def test_the_study_of_fused_operators_judges_all_its_claims(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And a miss always says why; none of ours rests on a speed-up, as all are reductions in per cent."""
     monkeypatch.chdir(tmp_path)
@@ -430,6 +437,7 @@ def test_nothing_that_is_recollection_is_held_against_as_published() -> None:
     assert {claim.provenance for claim in STUDY.claims()} <= {"abstract", "secondary", "derived"}
 
 
+@pytest.mark.slow
 def test_a_narrowed_study_says_what_it_cannot_test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     words = [
@@ -442,6 +450,7 @@ def test_a_narrowed_study_says_what_it_cannot_test(tmp_path: Path, monkeypatch: 
     assert {row["within"] for row in rows} == {None}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("study", "words", "figures"),
     [
@@ -463,6 +472,7 @@ def test_studies_of_many_nodes_run_from_end_to_end(
     assert {path.stem for path in (folder / "figures").glob("*.png")} == figures
 
 
+@pytest.mark.slow
 def test_a_workload_of_ones_own_is_drawn_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     operators = {
         "g": {"kind": "gemm", "m": 4096, "n": 4096, "k": 4096},
@@ -480,6 +490,7 @@ def test_a_workload_of_ones_own_is_drawn_by_its_name(tmp_path: Path, monkeypatch
     assert (folder / "figures" / "reduction.png").exists()
 
 
+@pytest.mark.slow
 def test_bulk_alone_is_told_without_reductions(tmp_path: Path) -> None:
     words = ["schedule=bulk_sync", "tracking=none", "store=none", "timeline=false"]
     assert main(["study=fused_ops", f"output_dir={tmp_path}", *words]) == 0

@@ -164,6 +164,7 @@ def test_phases_of_a_run_follow_one_another_and_their_means_are_those_of_the_run
     assert product.computing > 0.8 > 0.2 > transform.computing
 
 
+@pytest.mark.slow
 def test_shares_add_up_to_what_was_asked_computed_and_moved() -> None:
     one = design("conv_5x5", "cache_rw", {"application.algorithm": "gemm"}, system="mem_gtx_1080_ti")
     found = simulate(one)
@@ -337,6 +338,7 @@ def test_directions_are_no_knob_of_lenet(run: Path) -> None:
     assert lenet[lenet["status"] != "ok"]["reason"].str.contains("3 x 3").all()
 
 
+@pytest.mark.slow
 def test_points_that_differ_in_another_knob_are_not_compared(tmp_path: Path) -> None:
     (tmp_path / "mine.csv").write_text(TABLE, encoding="utf-8")
     few = ["measured=[mem_p100]", "applications=[]", f"study.data_dir={tmp_path}"]

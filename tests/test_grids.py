@@ -62,6 +62,7 @@ def test_the_axes_below_are_axes_of_some_schedule() -> None:
     assert legal == set(AXES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("names", "schedule"),
     mostly_nightly(list(itertools.product(SIMULATORS, DISTINCT)), every=3),
@@ -87,6 +88,7 @@ def test_a_grid_equals_its_designs_alone_to_the_bit(
     assert split == alone
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 @every_schedule
 @settings(max_examples=6)
@@ -113,6 +115,7 @@ def test_the_grids_above_hold_designs_of_all_kinds() -> None:
     assert {result.engine for result in both} == {"", "analytic", "fluid"}
 
 
+@pytest.mark.slow
 @every_schedule
 @settings(max_examples=25)
 @given(data=st.data())
@@ -140,6 +143,7 @@ def test_the_closed_form_runs_much_of_a_shipped_sweep() -> None:
 # Rules
 
 
+@pytest.mark.slow
 @every_schedule
 @settings(max_examples=30)
 @given(data=st.data())
@@ -198,6 +202,7 @@ def test_reasons_of_any_rules_are_the_problems_of_each_design(
 # One graph for a grid
 
 
+@pytest.mark.slow
 @every_schedule
 @settings(max_examples=15)
 @given(data=st.data())

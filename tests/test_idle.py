@@ -37,6 +37,7 @@ NARROWED = {
 PRIORITIES = ["equal", "communication", "compute"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", mostly_nightly(DISTINCT, every=3))
 @given(data=st.data())
 def test_a_knob_that_is_called_idle_changes_a_result_by_rounding_at_most(schedule: str, data: st.DataObject) -> None:
@@ -74,6 +75,7 @@ def test_a_priority_counts_where_the_memory_can_be_over_subscribed() -> None:
     assert len({makespan for _, makespan in narrow.values()}) == 3
 
 
+@pytest.mark.slow
 def test_the_shape_of_one_piece_is_one_point() -> None:
     space = next(iter(planned("study=ficco", "workload=ficco", "schedule.mover=dma").spaces.values()))
     for pieces, points in ((1, 1), (2, 2)):
@@ -82,6 +84,7 @@ def test_the_shape_of_one_piece_is_one_point() -> None:
         assert len({block.keys().tobytes() for block in blocks}) == points
 
 
+@pytest.mark.slow
 def test_a_point_holds_the_value_that_stands_for_all_and_none_is_lost() -> None:
     space = next(iter(planned("study=ficco_sweep", "workload.only=[g4]").spaces.values()))
     blocks = list(space.blocks(1 << 16))
@@ -118,6 +121,7 @@ def test_the_axes_over_which_a_knob_changes_nothing_are_counted() -> None:
     assert "a" not in found
 
 
+@pytest.mark.slow
 def test_a_table_has_each_outcome_of_the_flagship_once_and_so_do_its_fronts(tmp_path: Path) -> None:
     found = plan(request(["study=ficco_sweep", "workload.only=[g4,g14]", "simulator=fluid", "executor.jobs=1"]))
     summary = run(found, tmp_path / "results.parquet")
@@ -151,6 +155,7 @@ def _axes_at(space: Space, found: Plan, path: str, chance: random.Random) -> lis
     return axes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("study", mostly_nightly(STUDIES, every=2))
 def test_no_knob_of_a_shipped_study_changes_nothing_wherever_it_is_varied(study: str) -> None:
     found, chance = planned(f"study={study}", *NARROWED.get(study, [])), random.Random(0)

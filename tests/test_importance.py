@@ -152,6 +152,7 @@ def test_what_cannot_be_judged_is_left_out_with_the_reason() -> None:
     assert str(FEWEST) in found.left_out["scenario tiny"]
 
 
+@pytest.mark.slow
 def test_of_a_long_table_the_same_sample_is_taken_every_time_and_it_is_said() -> None:
     knobs = {**KNOBS, "a.y": list(range(12))}
     table = grid(SCENARIOS, knobs, lambda point: {"time_s": 10 - point["a.x"] + 0.01 * point["a.y"]})
@@ -161,6 +162,7 @@ def test_of_a_long_table_the_same_sample_is_taken_every_time_and_it_is_said() ->
     assert shares(again)["a.x"] > 0.9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_the_command_writes_table_and_figures_and_names_its_method(
     method: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -185,6 +187,7 @@ def test_the_command_writes_table_and_figures_and_names_its_method(
     assert {"objective", "knob", "mean", "low", "high", "active"} <= set(flat)
 
 
+@pytest.mark.slow
 def test_one_method_does_not_write_over_what_the_other_found(tmp_path: Path) -> None:
     table = grid({"small": {}}, KNOBS, lambda point: {"time_s": point["a.x"], "held_bytes": 1.0 + point["a.on"]})
     folder = written(tmp_path, table, list(KNOBS))

@@ -38,6 +38,7 @@ def of_mode(drawn: dict[str, Any], mode: str) -> dict[str, Any]:
 # Limits
 
 
+@pytest.mark.slow
 @given(runs(), KERNELS, st.sampled_from(MODES))
 def test_the_shares_of_an_iteration_are_all_of_it(drawn: dict[str, Any], kernels: str, mode: str) -> None:
     drawn = of_mode(drawn, mode)
@@ -50,6 +51,7 @@ def test_the_shares_of_an_iteration_are_all_of_it(drawn: dict[str, Any], kernels
         assert sum(found[name] for name in parts) == pytest.approx(found["iteration_s"], rel=1e-12)
 
 
+@pytest.mark.slow
 @given(runs(), KERNELS, st.sampled_from(MODES), st.floats(0.1, 100))
 def test_a_gpu_that_is_faster_altogether_divides_compute_and_leaves_collectives(
     drawn: dict[str, Any], kernels: str, mode: str, faster: float
@@ -62,6 +64,7 @@ def test_a_gpu_that_is_faster_altogether_divides_compute_and_leaves_collectives(
         assert after[name] == before[name]
 
 
+@pytest.mark.slow
 @given(runs(), st.sampled_from(MODES))
 def test_a_gpu_alone_communicates_nothing(drawn: dict[str, Any], mode: str) -> None:
     found = metrics(of_mode({**drawn, "parallel.tp": 1, "parallel.dp": 1}, mode))
@@ -69,12 +72,14 @@ def test_a_gpu_alone_communicates_nothing(drawn: dict[str, Any], mode: str) -> N
         assert found[name] == 0.0
 
 
+@pytest.mark.slow
 @given(runs(), KERNELS)
 def test_more_gpus_of_a_layer_never_compute_longer(drawn: dict[str, Any], kernels: str) -> None:
     found = [computing(metrics({**drawn, "parallel.tp": tp}, kernels=kernels)) for tp in (1, 2, 4, 12)]
     assert all(after <= before * TOLERANCE for before, after in itertools.pairwise(found))
 
 
+@pytest.mark.slow
 @given(runs(), KERNELS, st.integers(1, 107), st.floats(0.1, 1.0))
 def test_fewer_cus_and_a_lower_clock_are_never_faster(
     drawn: dict[str, Any], kernels: str, cus: int, clock: float
@@ -85,6 +90,7 @@ def test_fewer_cus_and_a_lower_clock_are_never_faster(
     assert metrics({**drawn, "setting.num_cus": 108}, kernels=kernels) == metrics(drawn, kernels=kernels)
 
 
+@pytest.mark.slow
 @given(runs(), st.sampled_from(["tp", "dp", "pp"]))
 def test_a_group_that_leaves_its_server_is_never_faster(drawn: dict[str, Any], axis: str) -> None:
     """The same GPUs in servers that are smaller, over a network that is slower."""
@@ -96,6 +102,7 @@ def test_a_group_that_leaves_its_server_is_never_faster(drawn: dict[str, Any], a
     assert computing(beyond) == computing(within)
 
 
+@pytest.mark.slow
 @given(runs(), st.sampled_from(MODES))
 def test_micro_batches_take_their_turns(drawn: dict[str, Any], mode: str) -> None:
     one, three = (metrics(of_mode({**drawn, "run.micro_batches": m}, mode)) for m in (1, 3))
@@ -124,6 +131,7 @@ def test_recurrent_models_and_encoders_do_not_decode() -> None:
     assert [problem.path for problem in BACKEND.problems(BACKEND.design(one))] == ["run.recompute"]
 
 
+@pytest.mark.slow
 @given(runs(), st.sampled_from([2, 4]), st.integers(1, 64))
 def test_the_bubble_of_a_pipeline_is_that_of_one_forward_one_backward(drawn: dict[str, Any], pp: int, m: int) -> None:
     """arXiv:2104.04473: (pp - 1) / m of what a stage works."""
@@ -143,6 +151,7 @@ AXES = {
 }
 
 
+@pytest.mark.slow
 @given(runs(), KERNELS, st.sampled_from(MODES))
 def test_a_grid_at_once_is_its_designs_one_by_one(drawn: dict[str, Any], kernels: str, mode: str) -> None:
     design = step(of_mode(drawn, mode), kernels=kernels)
@@ -216,6 +225,7 @@ def test_a_design_that_breaks_a_rule_is_infeasible_with_the_reason(rule: str) ->
     assert BACKEND.problems(step()) == []
 
 
+@pytest.mark.slow
 @given(st.integers(1, 64), st.integers(1, 64), st.integers(1, 64), st.integers(1, 200))
 def test_in_a_grid_only_designs_that_break_a_rule_are_infeasible(tp: int, pp: int, dp: int, cus: int) -> None:
     """Whatever is beside them in the grid; the network is missing beyond eight GPUs."""
@@ -328,6 +338,7 @@ DENSE = {name for name, one in public().items() if "experts" not in one and "hea
 SHIPPED_MODELS = sorted({*DENSE, *shipped("model")})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mode", "system"),
     mostly_nightly(

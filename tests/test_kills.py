@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from benchmarks.kills import Quotas, broken, ordeal, total
+
+pytestmark = pytest.mark.slow
 
 
 def test_a_study_whose_processes_are_killed_ends_as_one_that_was_left_alone(tmp_path: Path) -> None:

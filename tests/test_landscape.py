@@ -62,6 +62,7 @@ def test_another_point_never_lowers_the_hypervolume_nor_adds_to_the_distance(
     assert truth.hypervolume(rows) == pytest.approx(share)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["auto", "archive", "random"])
 def test_progress_is_what_a_search_of_the_same_seed_found(truth: Known, method: str) -> None:
     found = run(method, seed=5).metrics
@@ -82,6 +83,7 @@ def test_a_budget_is_a_share_of_the_distinct_outcomes_with_the_baseline_counted(
     assert BACKEND(shares=[10 / truth.num_distinct])._budgets(truth) == [9]
 
 
+@pytest.mark.slow
 def test_a_point_beyond_a_limit_is_on_no_front_and_adds_nothing(truth: Known) -> None:
     metric, most = "peak_staging_bytes", np.median([one["peak_staging_bytes"] for one in truth.outcomes if one])
     limited = known((*COMMAND, f"+study.limits.{metric}.high={most:.0f}"))
@@ -107,6 +109,7 @@ def test_a_search_is_credited_from_the_first_point_at_which_it_has_enough(truth:
     assert truth.hypervolume(rows[: until - 1]) < 0.95
 
 
+@pytest.mark.slow
 def test_a_study_of_several_scenarios_is_no_landscape() -> None:
     with pytest.raises(ConfigError, match="choose one, such as"):
         known(("study=ficco_sweep", "workload.only=[g4,g5]"))

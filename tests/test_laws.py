@@ -19,6 +19,7 @@ from dse.execute import call
 STUDIES = ["study=bert", "study=seqpoint", "study=cache_policies"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", DISTINCT)
 @given(data=st.data())
 def test_every_overlap_obeys_its_laws(schedule: str, data: st.DataObject) -> None:
@@ -27,6 +28,7 @@ def test_every_overlap_obeys_its_laws(schedule: str, data: st.DataObject) -> Non
     assert lawful(results, simulator.laws) is results
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("study", STUDIES)
 def test_what_other_backends_find_obeys_their_laws(study: str) -> None:
     found = planned(study, *(["applications=[fw_act]"] if "cache" in study else []))
@@ -37,6 +39,7 @@ def test_what_other_backends_find_obeys_their_laws(study: str) -> None:
     assert results.ok.all()
 
 
+@pytest.mark.slow
 @given(st.data())
 def test_a_result_that_breaks_a_law_is_invalid_and_says_which(data: st.DataObject) -> None:
     simulator = backend("fluid")

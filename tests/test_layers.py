@@ -59,6 +59,7 @@ def test_there_is_configuration_to_look_at() -> None:
     assert len(FILES) > len(GROUPS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", FILES, ids=name_of)
 def test_a_configuration_file_holds_values_and_no_accidents(path: Path) -> None:
     found = accidents(path) if path.name == "config.yaml" else wrong(path)  # the only place for settings of Hydra's
@@ -257,6 +258,7 @@ def functions() -> dict[str, int]:
     return found
 
 
+@pytest.mark.slow
 def test_functions_are_short() -> None:
     lines = functions()
     assert {name: count for name, count in lines.items() if count > 60} == {}
@@ -264,6 +266,7 @@ def test_functions_are_short() -> None:
     assert sum(count <= 30 for count in lines.values()) >= 0.9 * len(lines)
 
 
+@pytest.mark.slow
 def test_functions_take_at_most_five_arguments() -> None:
     many = {}
     for path in MODULES:

@@ -32,6 +32,7 @@ def only(kernel: dict[str, Any], tensors: dict[str, list[int]], precision: str =
     return {"name": "one", "precision": precision, "tensors": tensors, "groups": [{"kernels": [kernel]}]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", mostly_nightly(POLICIES, every=3))
 def test_streaming_moves_each_byte_once_and_no_faster_than_dram_can(policy: str) -> None:
     found = metrics(STREAM, policy, {"run.requests": 1_000_000})
@@ -48,6 +49,7 @@ def test_a_simulation_is_the_same_to_the_bit_when_it_runs_again(application: str
     assert metrics(application, policy) == metrics(application, policy)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("application", APPLICATIONS)
 def test_what_is_read_from_memory_is_at_least_what_is_touched_and_caching_reads_no_more(application: str) -> None:
     plain, cached = (metrics(application, one, {"run.requests": 1_000_000}) for one in ("uncached", "cache_r"))
@@ -88,6 +90,7 @@ def test_a_strided_kernel_camps_on_one_channel_unless_addresses_are_hashed() -> 
     assert found["polynomial"] < 1.5
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.lists(st.integers(0, 50), min_size=4, max_size=4), min_size=1, max_size=8).filter(
         lambda rows: np.sum(rows) > 0
@@ -126,6 +129,7 @@ def test_a_product_touches_all_of_its_operands_and_writes_its_result_once(
     assert moved[engine.WRITES] == -(-batch * m * n * 4 // 64)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("application", APPLICATIONS)
 def test_a_sample_of_a_kernel_tells_what_all_of_it_would_ask_for(application: str) -> None:
     """Requests: fewer by a tenth at the edges of tensors; more where rows, or runs of a product, begin amid a line."""
@@ -137,6 +141,7 @@ def test_a_sample_of_a_kernel_tells_what_all_of_it_would_ask_for(application: st
     assert 0.88 * whole <= found["requests"] <= (2 if application == "fw_fc" else 1.06) * whole
 
 
+@pytest.mark.slow
 def test_sampled_kernels_take_as_long_as_whole_ones() -> None:
     long = {**STREAM, "tensors": {"x": [1 << 26], "y": [1 << 26]}}
     some, whole = (metrics(long, "cache_rw", {"run.requests": most}) for most in (2_500_000, 16_000_000))
@@ -145,6 +150,7 @@ def test_sampled_kernels_take_as_long_as_whole_ones() -> None:
         assert some[name] == pytest.approx(whole[name], rel=0.03)
 
 
+@pytest.mark.slow
 def test_repetitions_that_are_left_out_count_as_the_last_one() -> None:
     few, all_ = (metrics("fw_gru", "combined", {"run.repeats": most, "run.requests": 1_000_000}) for most in (4, 25))
     assert few["kernels"] == all_["kernels"] == 50

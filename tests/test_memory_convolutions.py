@@ -164,6 +164,7 @@ def test_every_algorithm_of_a_small_layer_runs_on_every_device(direction: str, s
     assert len(ran) == (5 if direction == "backward_filter" else 6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("algorithm", "direction"), [("winograd_nonfused", "backward_filter"), ("fft", "forward")])
 def test_planes_of_a_power_of_two_camp_on_few_channels_unless_addresses_are_hashed(
     algorithm: str, direction: str

@@ -111,6 +111,7 @@ def test_l2_hits_at_stack_distances_below_its_ways(trace: list[tuple[int, bool]]
     assert found["L2_HITS"] == sum(one is not None and one < ways for one in stack_distances(lines, 64))
 
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(accesses(), st.sampled_from(["cache_r", "cache_rw"]), st.sampled_from(["linear", "xor"]))
 def test_more_ways_of_the_same_sets_hit_no_less(trace: list[tuple[int, bool]], policy: str, index: str) -> None:
@@ -167,6 +168,7 @@ def traces(draw: st.DrawFn) -> tuple[MemorySystem, list[list[Request]]]:
     ]
 
 
+@pytest.mark.slow
 @settings(max_examples=100)
 @given(traces(), policies)
 def test_every_request_is_served_once_and_every_stored_line_reaches_dram(
@@ -387,6 +389,7 @@ def patterns(draw: st.DrawFn) -> list[int]:
     return streams(many, 800 // many, apart=draw(st.integers(0, 3)), seed=seed if kind == "mixed" else None)
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(patterns(), st.sampled_from([64, 128]))
 def test_the_window_finds_the_rows_that_a_controller_finds(lines: list[int], queue: int) -> None:
@@ -598,6 +601,7 @@ def nests(draw: st.DrawFn) -> Nest:
     return Nest(extent, times, Touch(region, size, rows, draw(step), pitch, offset, grid, loops))
 
 
+@pytest.mark.slow
 @settings(max_examples=100)
 @given(nests(), st.booleans(), st.sampled_from([1, 3]))
 def test_a_program_asks_for_the_lines_that_its_nest_touches(nest: Nest, store: bool, cus: int) -> None:

@@ -417,6 +417,7 @@ def test_a_replay_takes_what_the_same_accesses_of_a_program_take(policy: str, tm
 # The command
 
 
+@pytest.mark.slow
 def test_the_command_writes_statistics_tables_and_a_figure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

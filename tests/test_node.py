@@ -58,6 +58,7 @@ def measured(simulator: OverlapBackend, point: Design) -> dict[str, float]:
 # Rows
 
 
+@pytest.mark.slow
 @given(rows=st.integers(64, 10**6), gpus=st.integers(2, 16), imbalance=st.floats(0, 0.9))
 def test_uneven_shards_are_whole_rows_that_add_up_and_rise_to_the_largest_share(
     rows: int, gpus: int, imbalance: float
@@ -86,6 +87,7 @@ def test_an_even_node_is_the_gpu_that_stands_for_it(schedule: str, topology: str
     assert measured(EVEN, point) == pytest.approx(measured(ONE, point), rel=1e-9, abs=1e-15)
 
 
+@pytest.mark.slow
 @every_schedule
 @settings(max_examples=8)
 @given(data=st.data())

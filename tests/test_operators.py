@@ -152,6 +152,7 @@ layers = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.slow
 @given(layers)
 def test_a_convolution_takes_its_fastest_algorithm_and_its_work_is_exact(layer: dict[str, int]) -> None:
     found, each = convolution(CHIP, layer), algorithms(CHIP, layer)

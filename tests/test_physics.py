@@ -74,6 +74,7 @@ def test_time_steps_from_wave_to_wave(tiles: int, cus: int, k: int) -> None:
     assert all_of_them.seconds == pytest.approx(math.ceil(tiles / cus) * one.seconds, rel=1e-9)
 
 
+@pytest.mark.slow
 @given(shape=SHAPES, cus=CUS)
 def test_a_workgroup_computes_a_tile_or_stays_on_its_cu(shape: tuple[int, int, int], cus: int) -> None:
     (m, n, _), tile = shape, {"rows": 256, "cols": 256, "efficiency": 1.0}
@@ -217,6 +218,7 @@ def test_an_all_to_all_needs_more_copy_cus_than_an_all_gather(system: System, cu
     assert rates[1] <= rates[0]
 
 
+@pytest.mark.slow
 @given(system=NODES, pattern=patterns, data=st.data())
 def test_a_dma_copy_exceeds_neither_its_engines_nor_its_links(
     system: System, pattern: Pattern, data: st.DataObject
@@ -318,6 +320,7 @@ def test_a_different_choice_is_a_different_key(other: dict[str, Any]) -> None:
     assert key(design("uniform_fused_1d", other)) != key(design("uniform_fused_1d"))
 
 
+@pytest.mark.slow
 @given(shape=SHAPES, other=SHAPES, patterns=st.tuples(patterns, patterns))
 def test_workloads_have_equal_keys_exactly_where_they_are_equal(
     shape: tuple[int, int, int], other: tuple[int, int, int], patterns: tuple[Pattern, Pattern]
@@ -478,6 +481,7 @@ def test_a_value_that_does_not_fit_is_refused_with_its_path_and_rule(field: str,
         assert problem.value == value
 
 
+@pytest.mark.slow
 @given(
     text=st.text(max_size=12) | st.from_regex(r"[0-9.]{1,3}[a-zA-Zµ/]{0,6}"), field=st.sampled_from(list(QUANTITIES))
 )

@@ -119,6 +119,7 @@ def start(request: pytest.FixtureRequest, tmp_path: Path) -> Start:
     return run
 
 
+@pytest.mark.slow
 def test_an_engine_and_a_schedule_take_one_module_and_one_yaml_each(start: Start, tmp_path: Path) -> None:
     done = start(*RUN, *SPACE)
     assert done.returncode == 0, done.stderr
@@ -156,6 +157,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "part"),
     [
@@ -180,6 +182,7 @@ def test_a_plug_in_that_cannot_be_imported_is_refused_by_the_name_of_its_distrib
     assert not (elsewhere / "outputs").exists()
 
 
+@pytest.mark.slow
 def test_a_plug_in_whose_module_is_not_there_is_refused_by_the_name_of_its_distribution(
     elsewhere: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -189,6 +192,7 @@ def test_a_plug_in_whose_module_is_not_there_is_refused_by_the_name_of_its_distr
     assert "toybox" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_module_without_the_plug_in_is_refused_with_those_that_have_one(
     elsewhere: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -201,6 +205,7 @@ def test_a_module_without_the_plug_in_is_refused_with_those_that_have_one(
     assert "analytic, event" in told
 
 
+@pytest.mark.slow
 def test_a_broken_plug_in_that_nobody_asked_for_stops_no_study(elsewhere: Path) -> None:
     site = write(elsewhere / "site", broken_engine="1 / 0")
     distribution(site, "toybox", simulators="broken = broken_engine")
@@ -208,6 +213,7 @@ def test_a_broken_plug_in_that_nobody_asked_for_stops_no_study(elsewhere: Path) 
         assert plan(request(["schedule=serial"])).spaces
 
 
+@pytest.mark.slow
 def test_two_plug_ins_of_one_name_are_refused_naming_both(elsewhere: Path, capsys: pytest.CaptureFixture[str]) -> None:
     site = write(elsewhere / "site", one_engine=ENGINE, other_engine=ENGINE)
     distribution(site, "toybox", simulators="toy = one_engine")
@@ -219,6 +225,7 @@ def test_two_plug_ins_of_one_name_are_refused_naming_both(elsewhere: Path, capsy
     assert "lookalike" in told
 
 
+@pytest.mark.slow
 def test_a_plug_in_may_not_take_the_name_of_a_shipped_one(elsewhere: Path, capsys: pytest.CaptureFixture[str]) -> None:
     site = write(elsewhere / "site", my_engine=ENGINE)
     distribution(site, "toybox", simulators="event = my_engine")
@@ -255,6 +262,7 @@ def test_a_plug_in_that_was_replaced_is_used_in_its_new_form_after_a_refresh(els
 OVERHEATED = "        raise ValueError('overheated')\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("module", ["engine", "schedule"])
 def test_a_plug_in_that_fails_on_every_design_is_told_point_by_point(
     module: str, elsewhere: Path, capsys: pytest.CaptureFixture[str]
@@ -328,6 +336,7 @@ space:
 """
 
 
+@pytest.mark.slow
 def test_a_backend_that_knows_no_gpu_is_explored_like_any_other(
     elsewhere: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -362,6 +371,7 @@ METHOD = First
 '''
 
 
+@pytest.mark.slow
 def test_a_search_method_joins_as_a_module_and_a_yaml_of_another_distribution(elsewhere: Path) -> None:
     site = write(elsewhere / "site", some_method=METHOD)
     distribution(site, "toybox", **{"search.methods": "first = some_method"})

@@ -50,6 +50,7 @@ def shown(run: Any) -> Any:
     return run.info.run_name, run.info.status, run.info.start_time, run.data.params, run.data.metrics, tags
 
 
+@pytest.mark.slow
 def test_points_are_written_in_bulk_and_once_and_equal_those_of_sqlite(store: Store, tmp_path: Path) -> None:
     folder = finished(tmp_path, odd_table())
     other = open_store(f"sqlite:///{tmp_path}/mlflow.db")
@@ -62,6 +63,7 @@ def test_points_are_written_in_bulk_and_once_and_equal_those_of_sqlite(store: St
     assert sync(folder, store, ALL).how == ""
 
 
+@pytest.mark.slow
 def test_two_at_the_same_time_write_once(store: Store, tmp_path: Path) -> None:
     folder = finished(tmp_path, wide_table(300))
     done: list[Any] = []
@@ -74,6 +76,7 @@ def test_two_at_the_same_time_write_once(store: Store, tmp_path: Path) -> None:
     assert len(points_of(store, done[0].run_id)) == 300
 
 
+@pytest.mark.slow
 def test_optuna_shows_every_point_once(uri: str, tmp_path: Path) -> None:
     folder = finished(tmp_path, odd_table())
     assert [show_in_optuna(folder, uri, ALL) for _ in range(2)] == [6, 0]

@@ -52,6 +52,7 @@ def one(drawn: dict[str, Any], way: str, **own: Any) -> dict[str, float]:
 # What copies cost
 
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(runs(), ways, st.sampled_from(["training", "prefill"]), st.sampled_from([0.0, 0.3, 1.0]))
 def test_an_iteration_is_its_parts_and_its_schedule_ends_with_it(
@@ -68,6 +69,7 @@ def test_an_iteration_is_its_parts_and_its_schedule_ends_with_it(
     assert max(task.finish_s for task in schedule(tasks(made))) == pytest.approx(found["iteration_s"], rel=1e-9)
 
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(runs(), st.sampled_from(["mx9", "mx6", "mxfp8_e4m3"]))
 def test_kernels_of_the_gpu_move_weights_and_copies_for_each_product_that_reads_them(
@@ -88,6 +90,7 @@ def test_kernels_of_the_gpu_move_weights_and_copies_for_each_product_that_reads_
     assert found["quantisation_s"] >= moved / (0.75 * 2.039e12) * (1 - 1e-9)
 
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(runs(), st.sampled_from(["plain", "fused"]))
 def test_units_in_memory_lose_no_more_than_their_time_and_less_with_more_help(
@@ -102,6 +105,7 @@ def test_units_in_memory_lose_no_more_than_their_time_and_less_with_more_help(
     assert none["quantisation_waited_s"] >= found["quantisation_waited_s"] * (1 - 1e-9) - 1e-12
 
 
+@pytest.mark.slow
 @settings(max_examples=15)
 @given(runs(), ways)
 def test_a_grid_at_once_is_its_designs_one_by_one(drawn: dict[str, Any], way: str) -> None:
@@ -171,6 +175,7 @@ def test_with_nothing_staged_a_burst_stops_what_reads_the_memory() -> None:
 # What they save
 
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(runs(), ways, st.sampled_from([1, 2, 4]), st.sampled_from([0.0, 0.5, 1.0]))
 def test_stages_of_a_pipeline_hold_the_copies_of_their_own_blocks(
@@ -283,6 +288,7 @@ def _study(folder: Path, *words: str) -> Path:
     return max((folder / "jitq").glob("2*"))
 
 
+@pytest.mark.slow
 def test_the_study_judges_its_claims(tmp_path: Path) -> None:
     folder = _study(tmp_path)
     rows = {row["id"].partition(".")[2]: row for row in json.loads((folder / "claims.json").read_text("utf-8"))}
@@ -305,6 +311,7 @@ def test_the_study_judges_its_claims(tmp_path: Path) -> None:
     assert figures == {"front", "bursts", "units", "capacity", "turns"}
 
 
+@pytest.mark.slow
 def test_a_model_and_a_memory_of_ones_own(tmp_path: Path) -> None:
     words = ["models=[bert_large]", "pim=hbm2_pim", "system=mi100", "parallel.tp=1", "~space.parallel", "~space.system"]
     rows = json.loads((_study(tmp_path, *words) / "claims.json").read_text("utf-8"))
@@ -312,12 +319,14 @@ def test_a_model_and_a_memory_of_ones_own(tmp_path: Path) -> None:
     assert all(row["reason"] for row in rows)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["gpu", "stored"])
 def test_a_configuration_without_units_is_told_without_claims_that_need_them(way: str, tmp_path: Path) -> None:
     folder = _study(tmp_path, f"quantised={way}", "models=[llama2_7b]", "~space.system")
     assert not (folder / "figures" / "bursts.png").exists()
 
 
+@pytest.mark.slow
 def test_a_pipeline_leaves_out_systems_that_have_none(tmp_path: Path) -> None:
     folder = _study(tmp_path, "models=[llama2_7b]", "parallel.pp=2", "budget.trials=20", "search=random")
     assert (folder / "systems.parquet").is_file()
@@ -330,6 +339,7 @@ def test_degrees_that_leave_a_server_without_a_network_are_infeasible_and_the_ot
     assert [found[place].status for place in range(3)] == ["ok", "ok", "infeasible"]
 
 
+@pytest.mark.slow
 def test_no_point_of_a_space_is_lost_to_rounding(tmp_path: Path) -> None:
     words = ["models=[llama2_7b]", "run.recompute=all", "quantised.beside=products", "~space.instructions"]
     table = pd.read_parquet(_study(tmp_path, *words) / "results.parquet")

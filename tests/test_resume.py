@@ -238,6 +238,7 @@ def _found(store: Store) -> list[Any]:
     return store.database.read(lambda connection: list(connection.execute(select(results))))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "told"),
     [
@@ -335,6 +336,7 @@ def _count(file: Path) -> int:
         return 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_study_told_to_stop_keeps_what_it_has_and_the_same_command_goes_on(
     tmp_path: Path, command: list[str], number: int, code: int
@@ -349,6 +351,7 @@ def test_a_study_told_to_stop_keeps_what_it_has_and_the_same_command_goes_on(
     assert f"resuming: {count} done, {120 - count} left" in again.stderr
 
 
+@pytest.mark.slow
 def test_a_killed_study_goes_on_and_two_processes_share_one(tmp_path: Path, command: list[str]) -> None:
     done = begun(command, tmp_path)
     done.kill()
@@ -365,12 +368,14 @@ def test_a_killed_study_goes_on_and_two_processes_share_one(tmp_path: Path, comm
     assert _count(tmp_path / "outputs" / "results.db") == 120
 
 
+@pytest.mark.slow
 def test_a_store_elsewhere_needs_no_output_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     words = ["study=ficco_sweep", "schedule=serial", "workload.only=[g4]", "tracking=none", "timeline=false"]
     assert main([*words, "output_dir=a/new/one", f"store.url=sqlite:///{tmp_path}/else.db"]) == 0
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_told_before_anything_is_evaluated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -82,6 +82,7 @@ def flips(found: dict[str, Any], scenario: str, constant: str) -> list[tuple[flo
     return [(part["high"], part["option"][0]) for part in one["stretches"]]
 
 
+@pytest.mark.slow
 def test_winners_flip_where_the_formula_says(run: Path) -> None:
     """dma meets cu where setup + w / b = w / c, and the detour meets whoever is faster where b 1e-9 is that time."""
     found = asked(run, "vary=link.bytes_per_s=0.3,link.setup_s=0.5,link.cu_bytes_per_s=0.3", "samples=4")
@@ -98,6 +99,7 @@ def test_winners_flip_where_the_formula_says(run: Path) -> None:
     assert "small: way.kind = dma wins below link.setup_s = 500 ms (now 100 ms), cu above" in sentences
 
 
+@pytest.mark.slow
 def test_every_stretch_is_won_by_who_is_fastest_in_its_middle(run: Path) -> None:
     found = asked(run, "vary=link.bytes_per_s=0.3,link.setup_s=0.5,link.cu_bytes_per_s=0.3", "samples=4", "range=30")
     for one in found["break_even"]:
@@ -108,6 +110,7 @@ def test_every_stretch_is_won_by_who_is_fastest_in_its_middle(run: Path) -> None
         assert [a["high"] for a in one["stretches"][:-1]] == [b["low"] for b in one["stretches"][1:]]
 
 
+@pytest.mark.slow
 def test_whole_numbers_stay_whole(run: Path) -> None:
     """On L lanes dma takes 0.1 + 0.5 / L and cu 1 / L seconds: at five they are equal, and the winner stays."""
     found = asked(run, "vary=link.lanes=0.4", "samples=4")
@@ -116,6 +119,7 @@ def test_whole_numbers_stay_whole(run: Path) -> None:
     assert told == [(1, 5, ["dma"]), (6, 8, ["cu"])]
 
 
+@pytest.mark.slow
 def test_shares_and_regrets_are_those_of_every_sample_by_hand(run: Path) -> None:
     found = asked(run, "samples=50", "seed=7")
     changing = [Constant("link.bytes_per_s", 0.3, False), Constant("link.cu_bytes_per_s", 0.3, False)]
@@ -143,6 +147,7 @@ def test_shares_and_regrets_are_those_of_every_sample_by_hand(run: Path) -> None
         assert row["least_mean_regret"] == pytest.approx(min(one["mean"] for one in row["options"]))
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_answer_and_files_are_whole(run: Path) -> None:
     first = asked(run, "samples=8")
     assert asked(run, "samples=8") == first
@@ -158,6 +163,7 @@ def test_the_same_seed_gives_the_same_answer_and_files_are_whole(run: Path) -> N
         assert all((folder / "figures" / f"{name}.{kind}").stat().st_size for kind in ("png", "svg"))
 
 
+@pytest.mark.slow
 def test_of_more_points_than_can_be_evaluated_the_best_and_the_front_are_taken(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -191,6 +197,7 @@ def test_a_point_without_a_result_is_as_bad_as_the_worst_and_on_no_front() -> No
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "told"),
     [
@@ -222,6 +229,7 @@ def test_a_simulator_without_axes_cannot_vary_its_constants(
     assert "takes no number as an axis (search it instead" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_share_that_makes_a_value_illegal_is_refused(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """link.share is 0.5 and at most 1: a scan of it ends there."""
     (high,) = {part["high"] for one in asked(run, "vary=link.share=0.5")["break_even"] for part in one["stretches"]}
@@ -253,6 +261,7 @@ def test_what_both_rises_and_falls_is_an_anomaly_of_the_lesser_of_the_two() -> N
     np.testing.assert_allclose(turned(np.array(rows)), [0.0, 0.0, 0.5, 1 / 9, 0.0], atol=1e-12)
 
 
+@pytest.mark.slow
 def test_anomalies_are_told_by_constant_and_counted_in_what_is_written(
     run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -172,6 +172,7 @@ def test_one_split_is_the_best_there_is(seed: int, contexts: int) -> None:
     assert lost(learn(found, Size(1)), found) == pytest.approx(min(every), abs=1e-8)
 
 
+@pytest.mark.slow
 @given(st.integers(0, 10_000), st.integers(2, 6))
 def test_a_tree_has_no_more_leaves_than_asked_for_and_never_loses_more_than_one_pick(seed: int, leaves: int) -> None:
     found = drawn(seed, 40)
@@ -388,6 +389,7 @@ def test_rules_are_not_judged_on_the_run_that_they_are_learned_from(
     assert "is the run that the rules are learned from" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_rules_are_judged_on_another_run_beside_what_is_always_picked(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -102,6 +102,7 @@ def designs_by_brute_force(space: Space) -> set[str]:
     return found
 
 
+@pytest.mark.slow
 @given(spaces())
 @hypothesis_settings(max_examples=60)
 def test_enumeration_yields_every_distinct_design_exactly_once(space: Space) -> None:
@@ -134,6 +135,7 @@ def unrolled(block: Block) -> list[Assignment]:
     return [{**block.assignment, **{path: columns[path][i] for path in columns}} for i in range(block.size)]
 
 
+@pytest.mark.slow
 @given(spaces(illegal=True), st.integers(1, 50))
 @hypothesis_settings(max_examples=100)
 def test_blocks_cover_every_point_once_and_hold_its_design_or_the_reason_why_there_is_none(
@@ -155,6 +157,7 @@ def test_blocks_cover_every_point_once_and_hold_its_design_or_the_reason_why_the
                 assert set(block.reason.split("; ")) & {str(problem) for problem in error.problems}
 
 
+@pytest.mark.slow
 @given(spaces(illegal=True))
 def test_the_keys_of_a_block_are_those_of_its_designs_however_they_are_written(space: Space) -> None:
     blocks = list(space.blocks(10_000))
@@ -190,11 +193,13 @@ def test_a_space_of_a_billion_points_is_sized_at_once() -> None:
         assert toy.space(*knobs, Knob("thing.mode", ("flat", "bent"))).size() == 2 * 10**9
 
 
+@pytest.mark.slow
 @given(spaces())
 def test_the_size_is_the_number_of_points(space: Space) -> None:
     assert space.size() == len(list(space.points()))
 
 
+@pytest.mark.slow
 @given(spaces(), st.data())
 def test_a_walk_asks_only_for_knobs_that_count_and_ends_at_a_point_of_the_space(
     space: Space, data: st.DataObject
@@ -297,6 +302,7 @@ INFINITE = toy.space(
 SIZE = SPACE.size() or 0
 
 
+@pytest.mark.slow
 @given(spaces(), st.integers(0, 2**32))
 def test_genes_are_points_and_points_are_genes(space: Space, seed: int) -> None:
     genes, random = Genes(space), np.random.default_rng(seed)
@@ -318,6 +324,7 @@ def test_genes_of_an_interval_are_where_a_value_lies_in_it() -> None:
     np.testing.assert_allclose(genes.points(genes.rows([point]))[0]["thing.y"], point["thing.y"], rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_local_search_around_the_front_proposes_no_point_twice_and_finds_the_front_of_a_large_space() -> None:
     space = toy.space(Knob("thing.x", tuple(range(-200, 201))), Knob("thing.y", tuple(range(-50, 51))))
     recorder = Recorder(space)
@@ -339,6 +346,7 @@ def test_a_method_that_lacks_its_library_says_what_to_install() -> None:
         assert len(searched("gp", 5)) == 5
 
 
+@pytest.mark.slow
 @every_method
 @pytest.mark.parametrize("trials", [1, 2, 17, SIZE - 1])
 def test_a_search_evaluates_exactly_as_many_distinct_points_as_it_may(method: str, trials: int) -> None:
@@ -358,6 +366,7 @@ def test_an_infinite_space_is_searched_within_its_bounds(method: str) -> None:
     assert len({point["thing.y"] for point in found}) > 12
 
 
+@pytest.mark.slow
 @every_method
 @pytest.mark.parametrize("space", [SPACE, INFINITE], ids=["finite", "infinite"])
 def test_one_seed_gives_one_sequence_and_another_seed_another(method: str, space: Space) -> None:
@@ -377,6 +386,7 @@ def test_points_without_a_result_do_not_stop_a_search(
     assert len({name_of(point) for point in recorder.points}) == len(recorder.points) == 20
 
 
+@pytest.mark.slow
 @every_method
 def test_points_that_break_a_rule_are_never_evaluated_and_every_other_one_is(method: str) -> None:
     recorder = Recorder(toy.space(Knob("thing.x", tuple(range(60))), Knob("thing.y", (0.0, 1.0))))
@@ -388,6 +398,7 @@ def test_points_that_break_a_rule_are_never_evaluated_and_every_other_one_is(met
     assert {point["thing.x"] % 3 for point in recorder.points} == {0}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", [name for name in METHODS if name not in ("random", "qmc")])
 def test_a_search_learns_from_outcomes_where_the_limits_are_kept(method: str) -> None:
     space = toy.space(Knob("thing.x", tuple(range(-200, 201))), Knob("thing.y", tuple(range(-50, 51))))
@@ -467,6 +478,7 @@ def test_an_unknown_method_is_refused_with_the_nearest_one(name: str, meant: str
         searched(name, 5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["tpe", "nsga2"])
 def test_a_guided_search_finds_better_points_than_chance(method: str) -> None:
     space = toy.space(Knob("thing.x", tuple(range(-200, 201))), Knob("thing.y", low=-100.0, high=100.0))
@@ -519,6 +531,7 @@ def signed(row: Mapping[str, Any], goals: Mapping[str, str]) -> tuple[float, ...
     return tuple(row[name] if goal == "minimize" else -row[name] for name, goal in goals.items())
 
 
+@pytest.mark.slow
 @given(ROWS, GOALS, st.integers(1, 30))
 def test_the_front_is_each_outcome_that_no_other_of_the_scenario_dominates_however_the_rows_come(
     rows: list[dict[str, Any]], goals: dict[str, str], chunk: int
@@ -541,6 +554,7 @@ def test_the_front_is_each_outcome_that_no_other_of_the_scenario_dominates_howev
     assert standings.marks(batch).tolist() == expected
 
 
+@pytest.mark.slow
 @given(ROWS, GOALS)
 def test_the_winner_is_the_first_best_row_by_the_objectives_in_their_order(
     rows: list[dict[str, Any]], goals: dict[str, str]
@@ -578,6 +592,7 @@ def installed(tmp_path: Path) -> Iterator[None]:
         yield
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("installed")
 @every_method
 def test_bad_points_are_rows_with_a_reason_and_the_study_goes_on(method: str, tmp_path: Path) -> None:

@@ -99,6 +99,7 @@ def own(folder: Path, text: str, name: str = "system/mine.yaml") -> list[str]:
     return [*S, f"--config-dir={folder}"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flags", [[], ["--cfg", "job"], ["--multirun"]], ids=["run", "cfg", "multirun"])
 @pytest.mark.parametrize("kind", FOREIGN)
 def test_a_foreign_configuration_is_refused_before_hydra_reads_it(
@@ -112,6 +113,7 @@ def test_a_foreign_configuration_is_refused_before_hydra_reads_it(
     assert "mine.yaml" in told
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["an alias bomb", "an alias bomb as its description", "many values"])
 def test_a_bomb_takes_neither_time_nor_memory_even_where_options_are_only_listed(kind: str, tmp_path: Path) -> None:
     words = own(tmp_path / "conf", FOREIGN[kind][0])
@@ -126,6 +128,7 @@ def test_a_bomb_takes_neither_time_nor_memory_even_where_options_are_only_listed
     assert done.stdout.splitlines()[-1:] == ["2 0 True True"], done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "word",
     [
@@ -261,6 +264,7 @@ def test_what_is_named_a_secret_is_not_written_down(text: str, shown: str) -> No
     assert hidden(redacted(text)) == shown
 
 
+@pytest.mark.slow
 def test_no_file_of_a_run_holds_a_password(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     words = [word for word in S if word not in ("tracking=none", "store=none")]
@@ -272,6 +276,7 @@ def test_no_file_of_a_run_holds_a_password(elsewhere: Path, monkeypatch: pytest.
 # Code of ours
 
 
+@pytest.mark.slow
 def test_nothing_evaluates_text_or_reads_pickles() -> None:
     """Of the shipped packages; worker processes of one study talk to each other through multiprocessing."""
     names = {"eval", "exec", "compile", "__import__"}
@@ -301,6 +306,7 @@ def test_mlflow_is_told_to_read_no_pickles() -> None:
 # Provenance
 
 
+@pytest.mark.slow
 def test_a_run_tells_what_it_was_made_with(capsys: pytest.CaptureFixture[str], elsewhere: Path, tmp_path: Path) -> None:
     words = own(tmp_path / "conf", SYSTEM)
     assert main([*words, "system=mine"]) == 0
@@ -326,6 +332,7 @@ def _first_key(folder: Path) -> str:
     return str(dse.load("ficco_sweep", folder / "outputs")["key"].iloc[0])
 
 
+@pytest.mark.slow
 def test_results_of_another_commit_are_told(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = [word for word in S if word != "store=none"]
     mixed = []

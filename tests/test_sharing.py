@@ -41,6 +41,7 @@ def makespan(shapes: list[tuple[int, int, int]], kernels_: Choice, degree: int, 
     return float(found.column("makespan_s")[0])
 
 
+@pytest.mark.slow
 @given(SIZES, SIZES, SIZES)
 def test_one_after_another_takes_the_sum_of_what_each_takes_alone(m: int, n: int, k: int) -> None:
     alone = float(chosen(GPU, (m, n, k), element_bytes=2).seconds(GPU)) + GPU.kernel_launch_s
@@ -48,6 +49,7 @@ def test_one_after_another_takes_the_sum_of_what_each_takes_alone(m: int, n: int
     assert makespan([(m, n, k)] * 3, "isolated", 1) == pytest.approx(3 * alone, rel=1e-9)
 
 
+@pytest.mark.slow
 @given(SIZES, SIZES, SIZES, DEGREES, st.sampled_from(["isolated", "shared", "best"]))
 def test_equal_gemms_at_once_take_what_the_closed_form_says(m: int, n: int, k: int, degree: int, how: Choice) -> None:
     kernel = chosen(GPU, (m, n, k), element_bytes=2, degree=degree, choice=how)
@@ -141,6 +143,7 @@ def test_a_gpu_says_what_it_lacks_for_sharing() -> None:
         kernels(other, (128, 128, 128), element_bytes=2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "told"),
     [
@@ -176,6 +179,7 @@ def run(folder: Path, *words: str) -> Path:
     return max((folder / "goldyloc").glob("2*"))
 
 
+@pytest.mark.slow
 def test_the_study_judges_its_claims_and_the_predictor_queues_it_has_not_seen(tmp_path: Path) -> None:
     folder = run(tmp_path)
     rows = {row["id"]: row for row in json.loads((folder / "claims.json").read_text("utf-8"))}
@@ -189,6 +193,7 @@ def test_the_study_judges_its_claims_and_the_predictor_queues_it_has_not_seen(tm
     assert {path.stem for path in (folder / "figures").glob("*.png")} == {"degrees", "queues"}
 
 
+@pytest.mark.slow
 def test_a_queue_of_ones_own_is_run_without_claims_that_need_all_degrees(tmp_path: Path) -> None:
     mine = {"name": "mine", "queues": [{"name": "mine", "gemms": [{"m": 64, "n": 512, "k": 512, "copies": 4}]}]}
     path = tmp_path / "my_conf" / "workload" / "mine.yaml"
@@ -202,12 +207,14 @@ def test_a_queue_of_ones_own_is_run_without_claims_that_need_all_degrees(tmp_pat
     assert table["speedup"].max() > 1
 
 
+@pytest.mark.slow
 def test_narrowed_and_sampled_spaces_are_told_without_claims(tmp_path: Path) -> None:
     for words in (["schedule.kernels=isolated"], ["search=random", "budget.trials=4", "workload.only=[mix-tokens]"]):
         folder = run(tmp_path, *words)
         assert {row["within"] for row in json.loads((folder / "claims.json").read_text("utf-8"))} == {None}
 
 
+@pytest.mark.slow
 def test_tuning_for_every_degree_is_timed(capsys: Any) -> None:
     assert tuning.main(["--json"]) == 0
     found = json.loads(capsys.readouterr().out)

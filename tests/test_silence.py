@@ -87,6 +87,7 @@ def has_all(store: Store, count: int) -> bool:
 # Silence
 
 
+@pytest.mark.slow
 def test_a_server_that_falls_silent_is_told_in_time_and_loses_nothing(proxy: Proxy, direct: str) -> None:
     store = Store(proxy.before(direct), patience_s=2.0)
     held = StoreSession(store, Hold(1, CONTEXT))
@@ -102,6 +103,7 @@ def test_a_server_that_falls_silent_is_told_in_time_and_loses_nothing(proxy: Pro
     assert has_all(Store(direct), 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by", ["port", "socket"])
 def test_a_server_that_is_stopped_is_told_in_time_and_goes_on_once_it_is_woken(
     postgres: Server, direct: str, by: str
@@ -116,6 +118,7 @@ def test_a_server_that_is_stopped_is_told_in_time_and_goes_on_once_it_is_woken(
     assert has_all(Store(direct), 2)
 
 
+@pytest.mark.slow
 def test_a_connection_that_one_side_has_forgotten_is_replaced(proxy: Proxy, direct: str) -> None:
     store = Store(proxy.before(direct), patience_s=4.0)
     held = StoreSession(store, Hold(1, CONTEXT))
@@ -127,6 +130,7 @@ def test_a_connection_that_one_side_has_forgotten_is_replaced(proxy: Proxy, dire
     assert has_all(Store(direct), 4)
 
 
+@pytest.mark.slow
 def test_a_study_whose_server_is_stopped_ends_with_4_and_goes_on_once_it_is_woken(
     postgres: Server, direct: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -140,6 +144,7 @@ def test_a_study_whose_server_is_stopped_ends_with_4_and_goes_on_once_it_is_woke
     assert names[0].read_bytes() == names[1].read_bytes()
 
 
+@pytest.mark.slow
 def test_a_server_that_starts_while_a_study_does_is_waited_for(postgres: Server, direct: str) -> None:
     postgres.stop()
     later = threading.Timer(7.0, postgres._control, ["start"])  # longer than a wrong name is waited for
@@ -150,6 +155,7 @@ def test_a_server_that_starts_while_a_study_does_is_waited_for(postgres: Server,
         later.join()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["postgresql://nobody@{}/none", "postgresql://tester@{}/none"])
 def test_a_wrong_name_is_told_before_a_restart_would_be_over(postgres: Server, name: str) -> None:
     began = time.monotonic()
@@ -158,6 +164,7 @@ def test_a_wrong_name_is_told_before_a_restart_would_be_over(postgres: Server, n
     assert time.monotonic() - began < 60.0
 
 
+@pytest.mark.slow
 def test_a_view_whose_server_falls_silent_is_passed_over(
     proxy: Proxy, direct: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -174,6 +181,7 @@ def test_a_view_whose_server_falls_silent_is_passed_over(
 # A slow network
 
 
+@pytest.mark.slow
 def test_a_point_takes_few_round_trips_so_that_a_slow_network_does(proxy: Proxy, direct: str) -> None:
     held = StoreSession(Store(proxy.before(direct)), Hold(1, CONTEXT))
     point(held, 100)
@@ -189,6 +197,7 @@ def test_a_point_takes_few_round_trips_so_that_a_slow_network_does(proxy: Proxy,
 # Garbled answers
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", range(0, 1200, 7 if ALL else 37))
 def test_a_flipped_bit_in_an_answer_ends_in_the_same_results_or_in_one_sentence(
     proxy: Proxy, direct: str, place: int
@@ -253,6 +262,7 @@ def do(store: Store, statements: list[str]) -> None:
         store.database.write(lambda connection, one=statement: connection.execute(text(one)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["trigger", "view"])
 def test_a_store_with_triggers_or_views_is_refused_with_a_sentence(
     url: str,  # noqa: F811

@@ -12,6 +12,8 @@ from conftest import ENGINES, EXACT
 from benchmarks.peers import run_flows, simgrid_python
 from simulators.graph import GraphBuilder, TaskGraph
 
+pytestmark = pytest.mark.slow
+
 
 def flows(seed: int, parts: int = 40) -> TaskGraph:
     """Unconnected random graphs side by side, as a SimGrid process runs one simulation; works in whole billionths."""

@@ -27,6 +27,7 @@ def wires(found: Iteration) -> float:
 # Work
 
 
+@pytest.mark.slow
 @given(shapes())
 def test_the_flop_of_a_standard_layer_are_the_closed_form(drawn: dict[str, Any]) -> None:
     found = made(drawn)
@@ -37,6 +38,7 @@ def test_the_flop_of_a_standard_layer_are_the_closed_form(drawn: dict[str, Any])
     assert laid(made({**drawn, "run.mode": "prefill"}), "layer") == pytest.approx(forward, rel=1e-12)
 
 
+@pytest.mark.slow
 @given(shapes(), st.sampled_from([None, "attention", "all"]), KERNELS)
 def test_what_is_computed_again_is_work_of_the_forward_pass(drawn: dict[str, Any], what: str | None, how: str) -> None:
     """Attention in one kernel computes its scores again whether asked or not: half of its forward products."""
@@ -49,6 +51,7 @@ def test_what_is_computed_again_is_work_of_the_forward_pass(drawn: dict[str, Any
     assert laid(found, "layer") == pytest.approx(3 * forward + again, rel=1e-12)
 
 
+@pytest.mark.slow
 @given(shapes(), st.data())
 def test_the_flop_of_any_layer_are_twice_its_weights_a_token_and_the_scores(
     drawn: dict[str, Any], data: st.DataObject
@@ -65,6 +68,7 @@ def test_the_flop_of_any_layer_are_twice_its_weights_a_token_and_the_scores(
     assert laid(made({**drawn, **own}), "layer") == pytest.approx(3 * forward, rel=1e-12)
 
 
+@pytest.mark.slow
 @given(shapes())
 def test_one_token_after_others_works_as_its_weights_and_the_kept_keys_say(drawn: dict[str, Any]) -> None:
     found = made({**drawn, "run.mode": "decode"})
@@ -73,6 +77,7 @@ def test_one_token_after_others_works_as_its_weights_and_the_kept_keys_say(drawn
     assert float(block(found).kept) == pytest.approx(2 * 2 * b * c * h / t, rel=1e-12)
 
 
+@pytest.mark.slow
 @given(shapes(), st.booleans(), st.sampled_from(["mixed", "fp32"]), LAYERS)
 def test_edge_and_slack_are_their_closed_forms(drawn: dict[str, Any], split: bool, precision: str, again: str) -> None:
     """Sequence parallelism sends as much: its two collectives are the halves of an all-reduce."""
@@ -84,6 +89,7 @@ def test_edge_and_slack_are_their_closed_forms(drawn: dict[str, Any], split: boo
     assert found["slack"] == pytest.approx(2 * s * b / element, rel=1e-12)
 
 
+@pytest.mark.slow
 @given(shapes(), st.booleans())
 def test_a_layer_sends_four_all_reduces_of_its_activations(drawn: dict[str, Any], split: bool) -> None:
     h, s, b, t = (drawn[name] for name in ("model.hidden", "run.sequence_length", "run.batch", "parallel.tp"))
@@ -103,6 +109,7 @@ def test_activations_take_the_bytes_of_the_published_formulas(drawn: dict[str, A
     assert float(block(found).kept) == pytest.approx(s * b * h * kept, rel=1e-12)
 
 
+@pytest.mark.slow
 @given(shapes())
 def test_a_kernel_that_never_writes_scores_keeps_none(drawn: dict[str, Any]) -> None:
     flash, chosen = made(drawn, kernels="flash"), made({**drawn, "run.recompute": "attention"})
@@ -152,6 +159,7 @@ def test_models_whose_source_gives_a_number_have_about_as_many_parameters() -> N
         assert held == pytest.approx(number, rel=0.1 if name == "chinchilla_70b" else 0.04)
 
 
+@pytest.mark.slow
 @given(shapes(), st.sampled_from([1, 3]))
 def test_each_gpu_of_tp_holds_its_part_of_the_weights(drawn: dict[str, Any], layers: int) -> None:
     """Norms, and biases after a sum, are whole on each."""
@@ -170,6 +178,7 @@ def finish(found: Iteration) -> float:
     return max(one.finish_s for one in schedule(tasks(found)))
 
 
+@pytest.mark.slow
 @given(runs(), KERNELS, OPTIMIZERS, st.sampled_from(["training", "prefill", "decode"]))
 def test_a_schedule_of_its_tasks_ends_when_the_iteration_does(
     drawn: dict[str, Any], kernels: str, optimizer: str, mode: str
@@ -186,6 +195,7 @@ def test_a_schedule_of_its_tasks_ends_when_the_iteration_does(
         assert task.seconds >= 0
 
 
+@pytest.mark.slow
 @given(runs(), KERNELS, st.sampled_from([2, 4]))
 def test_a_schedule_of_a_stage_with_whole_layers_ends_when_the_iteration_does(
     drawn: dict[str, Any], kernels: str, pp: int
@@ -194,6 +204,7 @@ def test_a_schedule_of_a_stage_with_whole_layers_ends_when_the_iteration_does(
     assert finish(found) == pytest.approx(float(found.seconds), rel=1e-9)
 
 
+@pytest.mark.slow
 @given(runs(), st.sampled_from([1, 2, 4]))
 def test_what_is_exposed_is_what_a_queue_of_reductions_leaves(drawn: dict[str, Any], pp: int) -> None:
     """One reduction after the other, each once the backward pass of its block is done."""
@@ -207,6 +218,7 @@ def test_what_is_exposed_is_what_a_queue_of_reductions_leaves(drawn: dict[str, A
     assert float(found.exposed_s) == pytest.approx(exposed, rel=1e-9, abs=1e-12 * float(found.seconds))
 
 
+@pytest.mark.slow
 @given(runs())
 def test_reductions_hide_behind_a_backward_pass_only_while_it_lasts(drawn: dict[str, Any]) -> None:
     drawn |= {"parallel.dp": 8, "parallel.tp": 1}
@@ -250,6 +262,7 @@ def profile(overrides: dict[str, Any]) -> tuple[Size, dict[str, Any]]:
     return Size(*(told[name] for name in names)), by_kind(found)
 
 
+@pytest.mark.slow
 @given(runs(), KERNELS, OPTIMIZERS)
 def test_the_kinds_of_a_layer_are_all_its_time(drawn: dict[str, Any], kernels: str, optimizer: str) -> None:
     found = made({**drawn, "model.vocab": 0}, kernels=kernels, optimizer=optimizer)
@@ -259,6 +272,7 @@ def test_the_kinds_of_a_layer_are_all_its_time(drawn: dict[str, Any], kernels: s
     assert set(by_kind(found)) == set(LAWS)
 
 
+@pytest.mark.slow
 @given(runs(), st.floats(0.1, 100))
 def test_a_projection_to_hardware_that_computes_faster_is_exact(drawn: dict[str, Any], faster: float) -> None:
     drawn |= {"model.vocab": 0, "parallel.tp": 2}

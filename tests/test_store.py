@@ -124,6 +124,7 @@ def test_a_text_that_no_database_takes_is_recorded_with_a_mark_in_its_place(url:
     assert found.results[0].reason == "a\ufffdb?c"
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.floats(0, 1e300), st.floats(-1e9, 1e9)), min_size=1, max_size=40))
 def test_the_front_of_a_study_holds_what_nothing_recorded_dominates(numbers: list[tuple[float, float]]) -> None:
     store = new_store()
@@ -170,6 +171,7 @@ def _place_of_row(file: Path) -> tuple[int, int]:
     return key - 16, end  # with the lengths and kinds of its columns before it
 
 
+@pytest.mark.slow
 def test_every_flipped_bit_of_a_row_is_caught_and_the_result_is_made_again(tmp_path: Path) -> None:
     whole = tmp_path / "whole.db"
     store = Store(f"sqlite:///{whole}")
@@ -196,6 +198,7 @@ def test_every_flipped_bit_of_a_row_is_caught_and_the_result_is_made_again(tmp_p
         flipped.database.close()
 
 
+@pytest.mark.slow
 @given(st.integers(0, 8), st.integers(0, 200), st.integers(0, 7))
 def test_a_row_that_was_changed_anywhere_does_not_fit(column: int, place: int, bit: int) -> None:
     (row,) = _rows_in_memory()
@@ -235,6 +238,7 @@ def test_a_damaged_row_goes_into_quarantine_and_two_that_were_swapped_do_too(url
     assert store.check() == (1, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", ["empty", "half", "zeros", "garbage", "no file at all", "another page"])
 def test_a_damaged_file_is_put_aside_and_what_can_be_read_of_it_is_kept(tmp_path: Path, damage: str) -> None:
     file = tmp_path / "results.db"
@@ -291,6 +295,7 @@ def test_a_database_that_cannot_be_used_is_told_in_one_sentence_without_its_pass
     assert "secret" not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_processes_that_make_a_database_at_once_all_get_it(url: str) -> None:
     code = f"from dse.store import Store; print(Store({url!r}).check())"
     done = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) for _ in range(4)]
@@ -465,6 +470,7 @@ def test_results_wait_for_more_of_them_for_a_shorter_time_where_nothing_waits_fo
 # A server
 
 
+@pytest.mark.slow
 def test_a_server_that_is_killed_and_restarted_under_load_loses_nothing(postgres: Server) -> None:
     url = postgres.database(f"kill{os.getpid()}")
     store = Store(url)
@@ -491,6 +497,7 @@ def test_nothing_is_left_of_leases_and_owners_once_all_have_left(url: str) -> No
         assert store.database.read(lambda connection, table=table: connection.execute(select(table)).all()) == []
 
 
+@pytest.mark.slow
 def test_a_store_that_had_to_be_mended_does_not_pass_the_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("outputs").mkdir()

@@ -103,6 +103,7 @@ def ordered(table: pd.DataFrame) -> pd.DataFrame:
     return found.astype(dict.fromkeys(("scenario", *COLUMNS[:4]), object))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", [4, 50, 10_000])
 @pytest.mark.parametrize("batch", [1, 7, 10_000])
 def test_a_table_is_that_of_its_points_evaluated_one_by_one(
@@ -153,6 +154,7 @@ def test_values_that_the_model_refuses_are_infeasible_rows_with_its_reason(tmp_p
     assert set(refused["baseline"]) <= set(table.loc[table["thing.x"] == 0, "key"])
 
 
+@pytest.mark.slow
 def test_any_number_of_jobs_gives_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     chunked(monkeypatch, 50)
     monkeypatch.setattr(execute, "POOL_PAYS_S", 0.0)
@@ -205,6 +207,7 @@ print(found.num_rows, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
 """
 
 
+@pytest.mark.slow
 def test_a_million_points_take_hardly_more_memory_than_a_hundred_thousand(tmp_path: Path) -> None:
     found = []
     for count in (100_000, 1_000_000):
@@ -238,6 +241,7 @@ def test_hashes_are_new_once(chunks: list[list[int]]) -> None:
         assert seen.add(np.array([(one, 7 * one) for one in chunk], np.uint64).reshape(-1, 2)).tolist() == expected
 
 
+@pytest.mark.slow
 @given(st.integers(1, 400))
 @hypothesis_settings(max_examples=20)
 def test_a_selection_keeps_the_winners_and_what_it_can_of_the_rest(large: Path, most: int) -> None:

@@ -42,6 +42,7 @@ def assert_same_run(graph: TaskGraph) -> TaskGraph:
     return quotient.graph
 
 
+@pytest.mark.slow
 @settings(max_examples=400)
 @given(plan=st.sampled_from([2, 3, 4]).flatmap(lambda parts: plans(parts=parts)))
 def test_a_reduced_graph_runs_as_the_whole_one(plan: Plan) -> None:
@@ -52,6 +53,7 @@ def test_a_reduced_graph_runs_as_the_whole_one(plan: Plan) -> None:
         assert len(small.resources) <= len(plan.resources)
 
 
+@pytest.mark.slow
 @settings(max_examples=600)
 @given(plan=almost_equal_parts())
 def test_what_differs_in_one_task_only_is_not_taken_for_equal(plan: Plan) -> None:
@@ -81,12 +83,14 @@ def test_equal_tasks_that_are_freed_by_different_ones_are_not_taken_for_equal() 
     assert small.num_tasks == 5
 
 
+@pytest.mark.slow
 @settings(max_examples=100)
 @given(graph=graphs() | pipelines())
 def test_a_graph_without_planned_symmetry_is_reduced_rightly_too(graph: TaskGraph) -> None:
     assert_same_run(graph)
 
 
+@pytest.mark.slow
 @settings(max_examples=50)
 @given(graph=graphs() | pipelines())
 def test_what_is_reduced_cannot_be_reduced_again(graph: TaskGraph) -> None:
@@ -190,6 +194,7 @@ def test_eight_gpus_behave_as_the_one_that_stands_for_them(priority: str, hbm: s
 # Equal columns
 
 
+@pytest.mark.slow
 @settings(max_examples=200)
 @given(grid=grids())
 def test_patterns_part_a_grid_so_that_equal_columns_are_one(grid: Plan) -> None:
@@ -241,6 +246,7 @@ def descends(graph: TaskGraph, task: int) -> set[int]:
     return found
 
 
+@pytest.mark.slow
 @settings(max_examples=200)
 @given(poset=posets(), data=st.data())
 def test_crowds_bound_whatever_can_run_together(poset: tuple[TaskGraph, list[int]], data: st.DataObject) -> None:
@@ -268,6 +274,7 @@ def test_crowds_bound_whatever_can_run_together(poset: tuple[TaskGraph, list[int
 DURATIONS = st.lists(st.just(0.0) | AMOUNTS | st.floats(0, 1e-3), min_size=4, max_size=4)
 
 
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(
     paths=st.lists(st.lists(st.integers(0, 5), min_size=4, max_size=4), min_size=1, max_size=14),
@@ -313,6 +320,7 @@ def test_a_closed_form_is_the_longest_of_all_paths(poset: tuple[TaskGraph, list[
 _HALF = {("a", "b"): 0.5}
 
 
+@pytest.mark.slow
 @settings(max_examples=50)
 @given(plan=plans())
 def test_the_closed_form_refuses_a_contention_law(plan: Plan) -> None:

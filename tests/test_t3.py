@@ -61,6 +61,7 @@ degrees = st.integers(2, 32)
 # Traffic
 
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(gpus=degrees, shape=sizes, stages=st.integers(1, 64))
 def test_a_ring_reads_and_writes_what_the_accounting_of_chunks_says(
@@ -112,6 +113,7 @@ def test_atomics_read_and_write_what_units_at_the_banks_only_write() -> None:
 # Time
 
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(gpus=st.integers(3, 32), shape=st.tuples(*[st.integers(2048, 16384)] * 3), link=st.floats(2e10, 1e12))
 def test_without_contention_chunks_follow_the_recursion_of_the_paper(
@@ -134,6 +136,7 @@ def test_without_contention_chunks_follow_the_recursion_of_the_paper(
     assert makespan(one) <= expected * (1 + 1e-6) + finer
 
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(gpus=degrees, shape=sizes, schedule=st.sampled_from(TRACKED), topology=st.sampled_from(TOPOLOGIES))
 def test_no_policy_beats_the_ideal(gpus: int, shape: tuple[int, int, int], schedule: str, topology: str) -> None:
@@ -257,6 +260,7 @@ def t3_system() -> System:
     return system_of(shipped("system")["t3_ring"])
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(shape=sizes, size=st.floats(1e5, 1e9), factor=st.floats(1, 10))
 def test_reads_lie_between_once_and_every_pass_and_fall_with_cache_and_bypass(
@@ -298,6 +302,7 @@ def ran(study: str, *words: str) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_the_study_judges_its_claims_and_draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is within and what is missed is as README and docs/models.md say; contexts are not tested."""
     monkeypatch.chdir(tmp_path)
@@ -321,6 +326,7 @@ def test_the_study_judges_its_claims_and_draws(tmp_path: Path, monkeypatch: pyte
     assert 1 <= projected["model_speedup"].max() < best  # a model gains less than its sub-layers
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
     [
@@ -337,6 +343,7 @@ def test_a_narrowed_study_is_told_without_claims(
     assert {row["within"] for row in rows} == {None}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "projected"),
     mostly_nightly(
@@ -359,6 +366,7 @@ def test_a_study_of_other_points_is_told(
     assert (folder / "figures" / "traffic.png").exists()
 
 
+@pytest.mark.slow
 def test_claims_that_compare_configurations_need_all_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of traffic by component do not."""
     monkeypatch.chdir(tmp_path)
@@ -368,6 +376,7 @@ def test_claims_that_compare_configurations_need_all_of_them(tmp_path: Path, mon
     assert judged["t3.rs_read_formula"] is judged["t3.write_formula"] is True
 
 
+@pytest.mark.slow
 def test_mi300x_is_predicted_and_no_claim_is_about_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     folder = ran("t3_mi300x")

@@ -123,6 +123,7 @@ def snapshot(store: Store) -> dict[str, Any]:
 # Parity
 
 
+@pytest.mark.slow
 def test_parity_a_run_written_in_bulk_equals_one_written_by_the_client(
     store: Store, folder: Path, empty_database: Path, tmp_path: Path
 ) -> None:
@@ -329,6 +330,7 @@ def test_a_deleted_database_is_restored(store: Store, folder: Path, empty_databa
     assert everything(store) == before
 
 
+@pytest.mark.slow
 def test_more_points_are_added_when_asked_for_and_never_taken_away(store: Store, tmp_path: Path) -> None:
     folder = finished(tmp_path, wide_table(300))
     counts = []
@@ -413,6 +415,7 @@ def test_study_runs_of_dead_processes_are_marked_and_no_others(store: Store, fol
     assert store.client.get_run(finished_one.run_id).info.status == "FINISHED"
 
 
+@pytest.mark.slow
 def test_a_sync_that_was_killed_is_completed_by_the_next(store: Store, tmp_path: Path) -> None:
     folder = finished(tmp_path, wide_table(9000))
     code = "import sys, dse.tracking as t; from dse.selection import Rule; from pathlib import Path\n"
@@ -449,6 +452,7 @@ def test_ctrl_c_ends_the_study_run_killed(store: Store, folder: Path) -> None:
 # Damage
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", ["garbage", "cut", "half built"])
 def test_a_damaged_database_is_told_at_once_and_can_be_moved_aside(
     empty_database: Path, tmp_path: Path, damage: str
@@ -508,6 +512,7 @@ def test_resolve_makes_the_path_of_a_database_absolute(
     assert resolve(given) == expected.format(here=here.resolve(), above=tmp_path.resolve())
 
 
+@pytest.mark.slow
 def test_importing_the_package_does_not_import_mlflow() -> None:
     code = "import sys, dse.tracking, dse.beside; print({'mlflow', 'pandas', 'optuna'} & set(sys.modules))"
     command = [sys.executable, "-c", code]
@@ -515,6 +520,7 @@ def test_importing_the_package_does_not_import_mlflow() -> None:
     assert done.stdout == "set()\n"
 
 
+@pytest.mark.slow
 def test_three_processes_may_build_a_store_at_once_and_do_it_in_silence(tmp_path: Path) -> None:
     (tmp_path / "mlflow.db.new").write_bytes(b"a build that was cut short")
     code = "import dse.tracking as t; t.open_store('sqlite:///mlflow.db')"
@@ -582,6 +588,7 @@ def descendants(parent: int) -> set[int]:
     return {int(child) for child in children}.union(*(descendants(int(child)) for child in children))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="lists processes the Linux way")
 def test_a_served_store_takes_the_same_runs_and_ctrl_c_leaves_no_process_behind(
     server: tuple[subprocess.Popen[str], str], store: Store, folder: Path

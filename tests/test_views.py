@@ -76,6 +76,7 @@ def test_sync_writes_what_is_missing_and_then_nothing(here: Path, capsys: pytest
     assert count(here / "mlflow.db", POINTS) == 56
 
 
+@pytest.mark.slow
 def test_sync_goes_where_the_study_asked_for_unless_told_otherwise(here: Path, empty_database: Path) -> None:
     shutil.copy(empty_database, here / "own.db")
     finished(here / "outputs", wide_table(50), tracking={"uri": "sqlite:///own.db", "points": "none"})
@@ -115,6 +116,7 @@ def test_sync_refuses_what_it_does_not_understand(
     assert words[0].partition("=")[0] in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_damaged_database_is_repaired_when_asked(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     finished(here / "outputs", odd_table())
     (here / "mlflow.db").write_bytes(b"garbage " * 1000)
@@ -128,6 +130,7 @@ def test_a_damaged_database_is_repaired_when_asked(here: Path, capsys: pytest.Ca
 # Beside a study
 
 
+@pytest.mark.slow
 def test_a_study_is_shown_by_a_process_of_its_own(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
     folder = finished(here / "outputs", odd_table())
     with beside(wanted(optuna="trials.log")) as shown:
@@ -177,6 +180,7 @@ def told_of(here: Path, capfd: pytest.CaptureFixture[str], uri: str) -> str:
     return lines[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("broken", [401, 500], indirect=True, ids=str)
 def test_a_server_that_refuses_is_told_and_passed_over(
     here: Path, capfd: pytest.CaptureFixture[str], broken: str, monkeypatch: pytest.MonkeyPatch
@@ -185,6 +189,7 @@ def test_a_server_that_refuses_is_told_and_passed_over(
     assert broken in told_of(here, capfd, broken)
 
 
+@pytest.mark.slow
 def test_a_server_that_is_not_there_is_told_and_passed_over(
     here: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -192,11 +197,13 @@ def test_a_server_that_is_not_there_is_told_and_passed_over(
     assert "Connection refused" in told_of(here, capfd, "http://127.0.0.1:9")
 
 
+@pytest.mark.slow
 def test_a_damaged_database_is_told_with_the_way_out(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (here / "mlflow.db").write_bytes(b"garbage " * 1000)
     assert told_of(here, capfd, "sqlite:///mlflow.db").endswith("repair=true")
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_told_and_passed_over(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
     with sqlite3.connect(here / "mlflow.db") as connection:
         connection.execute("CREATE TRIGGER full BEFORE INSERT ON params BEGIN SELECT RAISE(ABORT, 'disk is full'); END")
@@ -237,6 +244,7 @@ def ended(pid: int, within_s: float) -> bool:
     return False
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="lists processes the Linux way")
 @pytest.mark.parametrize("working", [False, True], ids=["waiting", "writing"])
 def test_the_process_beside_a_study_does_not_outlive_it(
