@@ -84,7 +84,7 @@ def _scale(panel: Axes, values: pd.Series[Any]) -> None:
 def _zero_and_decades(panel: Axes, smallest: float) -> None:
     """A logarithmic axis that shows zero as well, a little above its lower end."""
     if smallest > 0:
-        panel.set_yscale("symlog", linthresh=smallest / 2, linscale=0.4)
+        panel.set_yscale("symlog", linthresh=smallest / 2, linscale=0.8)
         panel.set_ylim(bottom=-smallest / 8)
 
 
@@ -296,6 +296,8 @@ def legend(figure: Figure, colours: Mapping[str, Any], *, title: str) -> None:
 
 
 _BOOTSTRAPS = 1000
+_MOST_TICKS = 6
+_DECADES = 5  # of a logarithmic axis that shows what is missed: less is rounding
 
 
 def progress(table: pd.DataFrame, x: Axis, *, y: Axis, by: str, of: str) -> Figure:
@@ -318,7 +320,11 @@ def progress(table: pd.DataFrame, x: Axis, *, y: Axis, by: str, of: str) -> Figu
         band = {"estimator": "median", "errorbar": ("ci", 95), "n_boot": _BOOTSTRAPS, "seed": 0}
         sns.lineplot(**own, **looks, **band, ax=panel)
         panel.set_xscale("log")
-        _zero_and_decades(panel, float(own["data"].loc[own["data"]["y"] > 0, "y"].min()))
+        if len(places := np.unique(own["data"]["x"])) <= _MOST_TICKS:
+            panel.set_xticks(places, [f"{place:g}" for place in places])
+            panel.set_xticks([], minor=True)
+        smallest, largest = own["data"].loc[own["data"]["y"] > 0, "y"].min(), own["data"]["y"].max()
+        _zero_and_decades(panel, max(float(smallest), 10.0**-_DECADES * float(largest)))
         panel.set_title(scenario, fontsize=10, fontweight="bold")
         panel.set(xlabel="", ylabel="")
     figure.supxlabel(x.label)
@@ -327,12 +333,14 @@ def progress(table: pd.DataFrame, x: Axis, *, y: Axis, by: str, of: str) -> Figu
     return figure
 
 
-def medians(table: pd.DataFrame, value: Axis, *, by: str, of: str) -> Figure:
+def medians(table: pd.DataFrame, value: Axis, *, by: str, of: str, least: str) -> Figure:
     """The median of a value for each group of `by`, a panel for each scenario, with its 95 % bootstrap interval.
 
-    of: what the rows of a group are, in words, such as `20 seeds`.
+    of: what the rows of a group are, in words, such as `20 seeds`. least: column of whether the value of a row is a
+    lower bound only; a median that is one is shown as `>`, and its bar is pale.
     """
     import seaborn as sns
+    from matplotlib.patches import Rectangle
 
     scenarios = list(table["scenario"].unique())
     colours = palette([str(name) for name in table[by].unique()])
@@ -343,8 +351,13 @@ def medians(table: pd.DataFrame, value: Axis, *, by: str, of: str) -> Figure:
         looks = {"palette": colours, "hue": by, "legend": False, "order": list(colours)}
         sns.barplot(own, x="value", y=by, **looks, **band, ax=panel)
         for place, name in enumerate(colours):
-            middle = own.loc[own[by] == name, "value"].median()
-            panel.text(0.99, place, f"{middle:,.0f}", transform=panel.get_yaxis_transform(), ha="right", va="center")
+            group = own[own[by] == name]
+            is_bound = group[least].mean() >= 0.5
+            label = f"{'> ' * bool(is_bound)}{group['value'].median():,.0f}"
+            panel.text(1.01, place, label, transform=panel.get_yaxis_transform(), ha="left", va="center", fontsize=9)
+            for bar in panel.patches if is_bound else ():
+                if isinstance(bar, Rectangle) and round(bar.get_y() + bar.get_height() / 2) == place:
+                    bar.set_alpha(0.25)
         panel.set_title(scenario, fontsize=10, fontweight="bold")
         panel.set(xlabel="", ylabel="")
         if index:
