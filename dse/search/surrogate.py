@@ -81,10 +81,17 @@ class Surrogate:
 
     def _apart(self, one: Rows, other: Rows) -> NDArray[np.float64]:
         """Distances [genes, B, C] of points by gene."""
-        a, b = one.T[:, :, None], other.T[:, None, :]
-        distance = np.abs(a - b) / self._range[:, None, None]
-        alike = self._ordered[:, None, None] & ((a < 0) == (b < 0))
-        return np.where(alike, distance, a != b)
+        distances = np.empty((one.shape[1], len(one), len(other)))
+        for gene, distance in enumerate(distances):
+            a, b = one[:, gene, None], other[:, gene]
+            if not self._ordered[gene]:
+                np.not_equal(a, b, out=distance)
+                continue
+            np.abs(np.subtract(a, b, out=distance), out=distance)
+            np.divide(distance, self._range[gene], out=distance)
+            if (a < 0).any() or (b < 0).any():
+                np.copyto(distance, a != b, where=(a < 0) != (b < 0))
+        return distances
 
 
 def _covariance(

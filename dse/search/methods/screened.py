@@ -28,6 +28,7 @@ from dse.values import Fraction, Integer
 
 _FEWEST = 8  # points that the process learns from at least
 _GROWN = 1.1  # more points are known when the process's rates are tuned again
+_CELLS = 1 << 20  # points times members of the front that are compared at a time
 
 
 class Options(archive.Options):
@@ -96,7 +97,7 @@ class Screened(archive.Archive):
         spread = np.where(np.ptp(front, axis=0) > 0, np.ptp(front, axis=0), np.ptp(within, axis=0))
         drawn[:, :-1] /= np.where(spread > 0, spread, 1.0)
         front = front / np.where(spread > 0, spread, 1.0)
-        gains = np.min([(one - drawn[:, :-1]).max(axis=1) for one in front], axis=0)
+        gains = _improvements(drawn[:, :-1], front)
         beyond, chosen = np.maximum(0.0, drawn[:, -1]), list[int]()
         for _ in range(min(count, len(pool))):
             chosen.append(int(np.lexsort((-gains, beyond))[0]))
@@ -129,6 +130,17 @@ class _Learned:
         best = np.lexsort((self.lots, rank, np.maximum(0.0, self.margins)))
         order = np.concatenate([best[:half], best[half:][np.argsort(self.lots[best[half:]], kind="stable")][:half]])
         return _Learned(*(part[order] for part in vars(self).values()))
+
+
+def _improvements(values: NDArray[np.float64], front: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Maximin improvements [B] of objectives [B, M] over a front [F, M]: over each member, where that is largest."""
+    least = np.full(len(values), np.inf)
+    for some in np.array_split(front, -(-front.shape[0] * len(values) // _CELLS)):
+        over = some[:, :1] - values[:, 0]
+        for objective in range(1, values.shape[1]):
+            np.maximum(over, some[:, objective : objective + 1] - values[:, objective], out=over)
+        least = np.minimum(least, over.min(axis=0))
+    return least
 
 
 def _scaled(values: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
