@@ -51,7 +51,7 @@ parity: setup ## test tracking with the oldest and the newest MLflow that are al
 kills: setup ## kill studies hundreds of times (a quarter of an hour) and record that nothing was lost
 	$(BIN)/python -m benchmarks.kills --record
 
-search: setup ## hold every search method against known fronts (an hour) and record it
+search: setup ## hold every search method against known fronts (twenty-five minutes) and record it
 	$(BIN)/python -m benchmarks.search --record
 
 fuzz: setup ## try 1,000 broken configurations, command lines and output folders (some twenty minutes)
