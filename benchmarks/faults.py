@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import platform
 import subprocess
@@ -100,6 +101,7 @@ def page(outcomes: Mapping[str, list[str]], took_s: float) -> str:
 
 def main() -> int:
     """Run every test of the matrix once and write the page; 1 if any failed or did not run."""
+    argparse.ArgumentParser(prog="python -m benchmarks.faults", description=__doc__).parse_args()
     began = time.monotonic()
     code, outcomes = run(dict.fromkeys(name for one in faults() for name in one.tests))
     PAGE.write_text(page(outcomes, time.monotonic() - began), encoding="utf-8")
