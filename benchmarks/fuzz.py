@@ -425,12 +425,12 @@ def _import() -> None:
     import pyarrow.parquet  # noqa: F401
     import seaborn  # noqa: F401
 
-    import dse.runner
-    from dse import discovery
+    import dse.commands
+    from dse import plugins
 
     for package, attribute in (("simulators", "BACKEND"), ("search_spaces", "SCHEDULE"), ("studies", "STUDY")):
-        discovery.plugins(package, attribute)
-    assert dse.runner.COMMANDS
+        plugins.plugins(package, attribute)
+    assert dse.commands.COMMANDS
 
 
 def figures(found: Sequence[Ended]) -> dict[str, float]:

@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from dse.backend import Batch, Columns, Interval, Metric, Replay, Result, Results, Tree
-from dse.problems import Problem, Problems
+from dse.errors import Problem, Problems
 from dse.values import Frozen, Integer
 
 

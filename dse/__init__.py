@@ -21,7 +21,7 @@ def load(study: str, output_dir: str | Path = "outputs") -> pd.DataFrame:
     """Results of the newest finished run of a study: one row per evaluated point.
 
     Columns: scenario, key, status, reason, engine, baseline, on_front, the searched knobs by dotted path, metrics and
-    relations (units in their names). Raises dse.problems.ConfigError if the study has no finished run.
+    relations (units in their names). Raises dse.errors.ConfigError if the study has no finished run.
     """
     from dse.outputs import Outputs
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel
 
-from dse.problems import Problem
+from dse.errors import Problem
 from dse.values import put
 
 Status = Literal["ok", "infeasible", "unsupported", "failed", "invalid"]

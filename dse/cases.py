@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dse import discovery
+from dse import plugins
 from dse.finished import Finished
 from dse.outputs import results
-from dse.problems import ConfigError, Problem, did_you_mean
+from dse.errors import ConfigError, Problem, did_you_mean
 from dse.tree import Feature, Option
 
 if TYPE_CHECKING:
@@ -207,7 +207,7 @@ class _Gatherer:
 
 def _quantities(run: Finished) -> tuple[Feature, ...]:
     """Products and ratios that the run's study says mean something."""
-    study = discovery.load("studies", run.config["study"]["module"], "STUDY")
+    study = plugins.load("studies", run.config["study"]["module"], "STUDY")
     return tuple(getattr(study, "quantities", ()))
 
 

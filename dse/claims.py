@@ -10,7 +10,7 @@ from typing import Any, Literal
 import yaml
 from pydantic import model_validator
 
-from dse.problems import Problems
+from dse.errors import Problems
 from dse.values import Frozen, Integer, Number, Provenance
 
 

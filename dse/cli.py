@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from dse import discovery
+from dse import plugins
 from dse.compose import (
     OWN_FLAGS,
     check_expansion,
@@ -26,7 +26,13 @@ from dse.compose import (
     request,
     told_by_hydra,
 )
-from dse.problems import Broken, ConfigError, Problem, Problems, did_you_mean
+from dse.errors import (
+    Broken,
+    ConfigError,
+    Problem,
+    Problems,
+    did_you_mean,
+)
 
 OK, REFUSED, FAILED_POINTS, ENVIRONMENT, INTERRUPTED = 0, 2, 3, 4, 130
 Command = Callable[[Sequence[str]], int]
@@ -69,7 +75,7 @@ def _dispatch(words: list[str]) -> int:
         return _command(words[0])(words[1:])
     if _needs_hydra(words):
         return _hydra(words)
-    from dse.runner import run
+    from dse.commands import run
 
     return run(request(overrides(words), own_folder(words)))
 
@@ -83,10 +89,10 @@ def _refuse(error: ConfigError) -> None:
 
 def _command(name: str) -> Command:
     known: dict[str, Command] = {}
-    for package in discovery.PACKAGES[1:]:
-        for found in discovery.plugins(package, "COMMANDS").values():
+    for package in plugins.PACKAGES[1:]:
+        for found in plugins.plugins(package, "COMMANDS").values():
             known |= found
-    from dse.runner import COMMANDS
+    from dse.commands import COMMANDS
 
     known |= COMMANDS
     if name not in known:
@@ -144,7 +150,7 @@ def _hydra(words: Sequence[str]) -> int:
     codes = [OK]
 
     def job(_: object) -> None:
-        from dse.runner import run
+        from dse.commands import run
 
         typed = list(HydraConfig.get().overrides.task)
         codes.append(_exit_code(lambda: run(request(typed, own_folder(words)))))

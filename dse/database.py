@@ -36,7 +36,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, Operati
 from sqlalchemy.pool import NullPool
 
 from dse.owner import locked
-from dse.problems import hidden
+from dse.errors import hidden
 
 T = TypeVar("T")
 

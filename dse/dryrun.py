@@ -27,7 +27,7 @@ from dse.compose import OWN_FLAGS, Request, overrides, own_folder, request
 from dse.execute import POOL_PAYS_S
 from dse.pace import Call, Estimate, Pace, RowCost, measured, timed, workers
 from dse.plan import Budget, Plan, plan
-from dse.problems import ConfigError, Problem, did_you_mean
+from dse.errors import ConfigError, Problem, did_you_mean
 from dse.progress import Advance, bar
 from dse.quantities import duration, scaled
 from dse.space import Block, Evaluated, Knob, Space

@@ -16,9 +16,14 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import AfterValidator, Field
 
-from dse import discovery
+from dse import plugins
 from dse.backend import STATUSES, Backend, Batch, Lawful, Result, Results, checked, lawful
-from dse.problems import Broken, ConfigError, Problem, Problems
+from dse.errors import (
+    Broken,
+    ConfigError,
+    Problem,
+    Problems,
+)
 from dse.session import Forgetful, Session
 from dse.space import Block, Evaluated
 from dse.store import Context, Fresh, key_bytes
@@ -94,9 +99,9 @@ class BackendSpec:
         return hash(str(self))  # parameters may be lists
 
 
-@discovery.remembered
+@plugins.remembered
 def _make(spec: BackendSpec) -> Backend:
-    kind = discovery.load("simulators", spec.name, "BACKEND")
+    kind = plugins.load("simulators", spec.name, "BACKEND")
     try:
         made: Backend = kind(**dict(spec.parameters))
     except TypeError as error:

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-from dse.problems import ConfigError, Problem
+from dse.errors import ConfigError, Problem
 
 MOST_WEIGHT = 20_000_000
 """Characters of a resolved configuration, with _EACH for every value that is resolved on the way."""

@@ -21,7 +21,7 @@ from pydantic import BaseModel, Field
 
 from dse.backend import STATUSES, Backend, Result, Results, Tree
 from dse.execute import BackendSpec, Evaluator
-from dse.problems import Broken, ConfigError, Problem
+from dse.errors import Broken, ConfigError, Problem
 from dse.progress import bar
 from dse.session import Session
 from dse.space import Block, Evaluated

@@ -8,9 +8,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dse import files
+from dse.results import output_files
 from dse.outputs import Outputs, results
-from dse.problems import ConfigError, Problem
+from dse.errors import ConfigError, Problem
 from dse.space import Knob, get_path
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class Finished:
 
         path: what the run is to the command, for messages. Raises ConfigError where there is none, or it is unfinished.
         """
-        places = [place for place in (Path(said), root / said) if files.exists(place / _FILES[0])]
+        places = [place for place in (Path(said), root / said) if output_files.exists(place / _FILES[0])]
         if places:
             return cls(places[0].resolve())._checked(path)
         if "/" in said:
@@ -41,7 +41,7 @@ class Finished:
         return cls(Outputs.latest(root, said).folder)._checked(path)
 
     def _checked(self, path: str) -> Finished:
-        missing = [name for name in _FILES if not files.exists(self.folder / name)]
+        missing = [name for name in _FILES if not output_files.exists(self.folder / name)]
         if missing:
             rule = f"is not finished: it has no {', '.join(missing)}"
             raise ConfigError([Problem(path, rule, str(self.folder), "type the study's command again: it goes on")])
@@ -111,7 +111,7 @@ class Finished:
         asked = dict.fromkeys([*columns, "key", "baseline", *allowed])
         with results(self.outputs.results, self.goals) as held:
             for part in held.groups(list(asked)):
-                rows = files.frame(held.path, part)
+                rows = output_files.frame(held.path, part)
                 yield rows[list(columns)].assign(explored=_explored(rows, allowed))
 
     @cached_property

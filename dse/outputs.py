@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -14,29 +14,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
 
-from dse import files
+from dse.results import output_files
 from dse.backend import STATUSES
-from dse.problems import ConfigError, Problem, did_you_mean
+from dse.errors import ConfigError, Problem, did_you_mean
+from dse.files import atomic_replacement, path_inside
 
 if TYPE_CHECKING:
     import pandas as pd
 
 _MOST_GOALS = 16
-
-
-@contextlib.contextmanager
-def whole(path: Path) -> Iterator[Path]:
-    """A file to write in place of `path`, which it becomes when it is whole: until then the old one stays."""
-    for left in path.parent.glob(f".{path.name}.*"):
-        if not Path("/proc", left.name.rpartition(".")[2]).exists():  # its writer was killed
-            left.unlink(missing_ok=True)
-    fresh = path.with_name(f".{path.name}.{os.getpid()}")
-    fresh.unlink(missing_ok=True)  # what somebody put there may be a link
-    try:
-        yield fresh
-        fresh.replace(path)
-    finally:
-        fresh.unlink(missing_ok=True)
 
 
 class Shape(BaseModel):
@@ -127,13 +113,13 @@ class Outputs:
     @classmethod
     def latest(cls, root: Path, study: str) -> Outputs:
         """The newest finished run of a study. Raises ConfigError naming the studies that have one."""
-        folder = files.inside(root, study) / "latest"
-        if not files.exists(folder / "results.parquet"):
+        folder = path_inside(root, study) / "latest"
+        if not output_files.exists(folder / "results.parquet"):
             finished = [path.parent.parent.name for path in root.glob("*/latest/results.parquet")]
             way = did_you_mean(study, finished) if finished else f"run python -m dse study={study} first"
             raise ConfigError([Problem("study", f"has no finished run below {root}/", study, way)])
         if folder.resolve().parent != folder.parent.resolve():
-            raise files.refused(folder, "leads out of its folder", way_out="remove the link, or name the run's folder")
+            raise output_files.refused(folder, "leads out of its folder", way_out="remove the link, or name the run's folder")
         return cls(folder.resolve())
 
     def discard(self) -> None:
@@ -157,49 +143,49 @@ class Outputs:
 
     def write_table(self, name: str, table: pd.DataFrame) -> None:
         """`<name>.parquet`; the same table gives the same bytes."""
-        with whole(files.inside(self.folder, f"{name}.parquet")) as fresh:
+        with atomic_replacement(path_inside(self.folder, f"{name}.parquet")) as fresh:
             table.to_parquet(fresh, index=False)
 
     def read_table(self, name: str) -> pd.DataFrame:
         """`<name>.parquet` as a DataFrame. Raises ConfigError where it is damaged, or too long to be read whole."""
-        path = files.inside(self.folder, f"{name}.parquet")
-        with files.table(path) as held:
-            found: pd.DataFrame = files.frame(path, held.whole())
+        path = path_inside(self.folder, f"{name}.parquet")
+        with output_files.table(path) as held:
+            found: pd.DataFrame = output_files.frame(path, held.whole())
         return found
 
     def has(self, name: str) -> bool:
         """Whether `<name>.json` was written."""
-        return files.exists(self.folder / f"{name}.json")
+        return output_files.exists(self.folder / f"{name}.json")
 
     def write_json(self, name: str, value: Any) -> None:
         """`<name>.json`."""
         text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
-        with whole(files.inside(self.folder, f"{name}.json")) as fresh:
+        with atomic_replacement(path_inside(self.folder, f"{name}.json")) as fresh:
             fresh.write_text(text + "\n", encoding="utf-8")
 
     def read_json(self, name: str) -> Any:
         """`<name>.json`, whose shape is known where others rely on it. Raises ConfigError where it is damaged."""
-        path = files.inside(self.folder, f"{name}.json")
-        found = files.read_json(path)
-        return files.read_as(_SHAPES[name], path, found) if name in _SHAPES else found
+        path = path_inside(self.folder, f"{name}.json")
+        found = output_files.read_json(path)
+        return output_files.read_as(_SHAPES[name], path, found) if name in _SHAPES else found
 
     def write_config(self, tree: Mapping[str, Any]) -> None:
         """`config.yaml`, the composed configuration."""
         text = yaml.safe_dump(dict(tree), sort_keys=False, allow_unicode=True)
-        with whole(self.folder / "config.yaml") as fresh:
+        with atomic_replacement(self.folder / "config.yaml") as fresh:
             fresh.write_text(text, encoding="utf-8")
 
     def read_config(self) -> dict[str, Any]:
         """The composed configuration. Raises ConfigError where it is damaged."""
         path = self.folder / "config.yaml"
-        tree = files.read_yaml(path)
-        files.read_as(Recorded, path, tree)
+        tree = output_files.read_yaml(path)
+        output_files.read_as(Recorded, path, tree)
         return dict(tree)
 
     @property
     def figures(self) -> Path:
         """`figures/`, made when first asked for. Raises ConfigError where it is a link."""
-        return files.plain_folder(self.folder / "figures")
+        return output_files.plain_folder(self.folder / "figures")
 
 
 _TEXTS: Final = ("scenario", "key", "status", "reason", "engine", "baseline")
@@ -207,18 +193,18 @@ _ALWAYS: Final = ("scenario", "key", "status", "on_front")  # held by every row
 
 
 @contextlib.contextmanager
-def results(path: Path, goals: Iterable[str]) -> Iterator[files.Table]:
+def results(path: Path, goals: Iterable[str]) -> Iterator[output_files.Table]:
     """A table of results, open, with the columns that each has and those of the objectives.
 
     Raises ConfigError for one that is damaged; of its rows when they are read.
     """
-    with files.table(path) as held:
+    with output_files.table(path) as held:
         expected = {**dict.fromkeys(_TEXTS, "text"), "on_front": "truth", **dict.fromkeys(goals, "number")}
         for name, kind in expected.items():
             if name not in held.names:
-                raise files.refused(path, f"has no column {name}")
+                raise output_files.refused(path, f"has no column {name}")
             if kind not in held.kinds[name]:
-                raise files.refused(path, f"has a column {name} that holds no {kind}")
+                raise output_files.refused(path, f"has a column {name} that holds no {kind}")
         held.check = lambda part: _check_rows(path, part, tuple(goals))
         yield held
 
@@ -229,12 +215,12 @@ def _check_rows(path: Path, part: Any, goals: Sequence[str]) -> None:
 
     for name in set(_ALWAYS) & set(part.column_names):
         if part.column(name).null_count:
-            raise files.refused(path, f"has rows without {name}")
+            raise output_files.refused(path, f"has rows without {name}")
     if "status" in part.column_names:
         unknown = set(pc.unique(part.column("status")).to_pylist()) - {*STATUSES}
         if unknown:
-            raise files.refused(path, "holds a status that is none", min(unknown))
+            raise output_files.refused(path, "holds a status that is none", min(unknown))
         ok = part.filter(pc.equal(part.column("status"), "ok"))
         for name in (name for name in goals if name in part.column_names):
             if ok.num_rows and not pc.all(pc.fill_null(pc.is_finite(ok.column(name).cast("double")), False)).as_py():
-                raise files.refused(path, f"has rows with a result and without a finite {name}")
+                raise output_files.refused(path, f"has rows with a result and without a finite {name}")

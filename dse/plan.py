@@ -10,13 +10,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
-from dse import discovery
+from dse import plugins
 from dse.backend import Backend, Canonical, Status, Tree
 from dse.compose import Request
 from dse.execute import BackendSpec, Executor, validate
 from dse.fidelity import OWN, Fidelity, Level, handed, levels, told
 from dse.finished import Finished
-from dse.problems import ConfigError, Problems, did_you_mean
+from dse.errors import ConfigError, Problems, did_you_mean
 from dse.search import Goal, Limit, Question, Search, method
 from dse.selection import Rule
 from dse.space import Knob, Space, get_path
@@ -182,7 +182,7 @@ class Plan:
     def recorded(self) -> tuple[str, ...]:
         """Paths the table holds beside the searched ones: those listed, and what claims and figures read."""
         sections = next(iter(self.spaces.values())).base
-        columns = getattr(discovery.load("studies", self.settings.study.module, "STUDY"), "columns", ())
+        columns = getattr(plugins.load("studies", self.settings.study.module, "STUDY"), "columns", ())
         needed = [path for path in columns if path.partition(".")[0] in sections]
         return tuple(path for path in dict.fromkeys((*self.settings.study.recorded, *needed)) if path not in self.knobs)
 
@@ -296,7 +296,7 @@ def _fitting(request: Request, design: Tree, backend: Backend) -> tuple[Knob, ..
 def _check_study(check: Problems, study: Study, space: Space) -> None:
     """The module, the metrics and the baseline must exist."""
     try:
-        discovery.load("studies", study.module, "STUDY")
+        plugins.load("studies", study.module, "STUDY")
     except ConfigError as error:
         check.found.extend(error.problems)
     metrics = space.backend.metrics

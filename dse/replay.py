@@ -9,11 +9,12 @@ from typing import Any
 
 from dse import plots
 from dse.backend import Interval, Replay
-from dse.files import frame
+from dse.results.output_files import frame
 from dse.finished import Finished
-from dse.outputs import Outputs, results, whole
+from dse.outputs import Outputs, results
+from dse.files import atomic_replacement
 from dse.plan import Plan
-from dse.problems import ConfigError, Problem
+from dse.errors import ConfigError, Problem
 from dse.report import said
 from dse.values import key as identity
 from dse.vary import Present, planned_again
@@ -72,7 +73,7 @@ def _written(outputs: Outputs, row: Any, replay: Replay, *, knobs: Iterable[str]
     title = f"{row['scenario']}: {said(row, list(knobs))}"
     figure = plots.timeline(pd.DataFrame([vars(one) for one in replay.intervals]), title)
     trace = outputs.figures / f"{name}.json"
-    with whole(trace) as fresh:
+    with atomic_replacement(trace) as fresh:
         fresh.write_text(json.dumps(_trace(replay.intervals, replay.limits)), encoding="utf-8")
     return [*plots.save(figure, outputs.figures, name), trace]
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dse import discovery
+from dse import plugins
 from dse.agreement import errors, matched
 from dse.claims import Finding, judge
 from dse.finished import Finished
@@ -41,7 +41,7 @@ def draw(outputs: Outputs, module: str, table: pd.DataFrame) -> list[Path]:
     """Draw the study's figures of a table; their paths."""
     from dse import plots
 
-    study = discovery.load("studies", module, "STUDY")
+    study = plugins.load("studies", module, "STUDY")
     if not (table["status"] == "ok").any():
         return []
     found = study.figures(table, outputs.read_table("timelines"))
@@ -55,7 +55,7 @@ def add(outputs: Outputs, module: str) -> list[Path]:
     """Write what a study finds beside claims and figures, if it does: files and figures of its own; their paths."""
     from dse import plots
 
-    study = discovery.load("studies", module, "STUDY")
+    study = plugins.load("studies", module, "STUDY")
     paths: list[Path] = []
     for name, found in getattr(study, "extras", lambda run: ())(Finished(outputs.folder)):
         if hasattr(found, "savefig"):
@@ -83,7 +83,7 @@ def _fronts(outputs: Outputs, table: pd.DataFrame) -> Iterator[tuple[str, Figure
 
 def check(outputs: Outputs, module: str, found: Selection) -> list[dict[str, Any]]:
     """Judge the paper's claims on a table and write `claims.json`; its rows. They are about all points or none."""
-    study = discovery.load("studies", module, "STUDY")
+    study = plugins.load("studies", module, "STUDY")
     changed = [
         text for text in outputs.read_json("summary")["departures"] if not text.lstrip("+").startswith(study.allows)
     ]

@@ -17,7 +17,7 @@ from sqlalchemy import func, insert, select, update
 
 from dse.owner import Owner
 from dse.plan import Plan
-from dse.problems import ConfigError, Problem, redacted
+from dse.errors import ConfigError, Problem, redacted
 from dse.provenance import changes
 from dse.session import Forgetful, Hold, Session, StoreSession
 from dse.store import Context, Store, owners, studies

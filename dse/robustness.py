@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from dse import report
 from dse.cases import TIE, Question
 from dse.finished import Finished
-from dse.outputs import whole
-from dse.problems import ConfigError, Problem, pairs
+from dse.files import atomic_replacement
+from dse.errors import ConfigError, Problem, pairs
 from dse.progress import bar
 from dse.quantities import quantity
 from dse.tree import Option
@@ -579,7 +579,7 @@ def _write(found: Found) -> None:
         for place, part in enumerate(one.stretches)
     ]
     for name, held in (("robustness", rows), ("break_even", flips)):
-        with whole(found.asked.run.folder / f"{name}.csv") as fresh:
+        with atomic_replacement(found.asked.run.folder / f"{name}.csv") as fresh:
             pd.DataFrame(held).to_csv(fresh, index=False)
     title = f"{found.asked.run.name}: {next(iter(found.asked.goals))}"
     plots.save(plots.robustness(rows, title), outputs.figures, "robustness")

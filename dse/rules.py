@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dse import discovery, report
+from dse import plugins, report
 from dse.cases import Cases, Floats, Question, cases, plain
 from dse.finished import Finished
 from dse.learning import Size, learn
-from dse.outputs import whole
-from dse.problems import ConfigError, Problem, pairs
+from dse.files import atomic_replacement
+from dse.errors import ConfigError, Problem, pairs
 from dse.progress import bar
 from dse.tree import Leaf, Option, Tree
 
@@ -279,7 +279,7 @@ def _number(given: Mapping[str, str], name: str) -> int:
 
 def _of_persons(run: Finished, found: Cases) -> list[Score]:
     """How the rules that the run's study has by hand fare on it."""
-    study = discovery.load("studies", run.config["study"]["module"], "STUDY")
+    study = plugins.load("studies", run.config["study"]["module"], "STUDY")
     return list(by_hand(found, getattr(study, "hand_rules", {}), f"all of {run.name}"))
 
 
@@ -339,7 +339,7 @@ def _write(run: Finished, question: Question, tree: Tree, *, scores: Sequence[Sc
         "rules.py": tree.python("\n".join([head + ".", "", *fared[:3], ""])),
     }
     for name, text in texts.items():
-        with whole(run.folder / name) as fresh:
+        with atomic_replacement(run.folder / name) as fresh:
             fresh.write_text(text, encoding="utf-8")
     rows = [one.row() for one in scores]
     asked = {"study": run.name, "objective": question.objective, "goal": question.goal}

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from dse.files import frame
+from dse.results.output_files import frame
 from dse.outputs import results
 from dse.standings import first_best, signed
 

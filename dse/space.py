@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel
 
 from dse.backend import Backend, Batch, Canonical, Results, Tree, along, pieces
-from dse.problems import ConfigError
+from dse.errors import ConfigError
 from dse.values import LABELS, Lanes, amount, grid_lanes, lanes, put
 
 Assignment = dict[str, Any]

@@ -37,7 +37,7 @@ from sqlalchemy.exc import DBAPIError
 
 from dse.backend import STATUSES, Result, Results, Status
 from dse.database import PATIENCE_S, Blob, Database, StoreError, check_plain, reader
-from dse.problems import hidden
+from dse.errors import hidden
 from dse.values import Lanes
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from pydantic import BaseModel
 from dse.backend import STATUSES, Backend, Columns, Results
 from dse.baselines import places
 from dse.plan import Plan
-from dse.problems import ConfigError
+from dse.errors import ConfigError
 from dse.search import Limit
 from dse.space import Assignment, Block, Evaluated, Space, get_path
 from dse.values import Lanes, hexes

@@ -22,10 +22,15 @@ from pydantic import BaseModel
 from dse.backend import Batch, Results, checked
 from dse.compose import request
 from dse.execute import call
-from dse.files import refused
+from dse.results.output_files import refused
 from dse.finished import Finished, read
 from dse.plan import Plan, plan
-from dse.problems import ConfigError, Problem, Problems, did_you_mean
+from dse.errors import (
+    ConfigError,
+    Problem,
+    Problems,
+    did_you_mean,
+)
 from dse.space import get_path, set_path
 from dse.standings import signed
 from dse.tree import Option

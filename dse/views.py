@@ -17,7 +17,13 @@ from pathlib import Path
 from dse import tracking
 from dse.compose import request
 from dse.plan import Tracking
-from dse.problems import ConfigError, Problem, Problems, hidden, pairs
+from dse.errors import (
+    ConfigError,
+    Problem,
+    Problems,
+    hidden,
+    pairs,
+)
 from dse.progress import bar
 from dse.space import get_path
 from dse.tracking.study import StudyFolder

@@ -14,7 +14,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
-from dse.problems import ConfigError
+from dse.errors import ConfigError
 from dse.values import Integer, knob
 from simulators.design import Rule, ScheduleKnobs
 from simulators.gemm import GemmCost, beside_cu_copies, gemm_cost

@@ -31,7 +31,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 
-from dse.problems import ConfigError
+from dse.errors import ConfigError
 from dse.values import Integer, Number, knob
 from search_spaces.pipeline import node_rules
 from simulators.design import Rule, ScheduleKnobs

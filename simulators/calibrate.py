@@ -18,9 +18,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import yaml
 
-from dse.inputs import read_bytes
-from dse.outputs import Outputs, whole
-from dse.problems import ConfigError, Problem, Problems, pairs
+from dse.files import read_bytes
+from dse.outputs import Outputs
+from dse.files import atomic_replacement
+from dse.errors import (
+    ConfigError,
+    Problem,
+    Problems,
+    pairs,
+)
 from simulators.device import Device, device_of, tree_of
 from simulators.fit import FEWEST, PRIORS, TYPICAL, Fitted, fit
 from simulators.measurements import FLOAT_BYTES, Rows, read
@@ -279,10 +285,10 @@ def _write(done: Calibration, outputs: Outputs) -> None:
     from dse.plots import predictions
 
     text = yaml.safe_dump(dict(done.tree), sort_keys=False, allow_unicode=True, width=120)
-    with whole(outputs.folder / f"{done.device.name}.yaml") as fresh:
+    with atomic_replacement(outputs.folder / f"{done.device.name}.yaml") as fresh:
         fresh.write_text(text, encoding="utf-8")
     rows = table_of(done.found["fitted"], done.device.name)
-    with whole(outputs.folder / "residuals.csv") as fresh:
+    with atomic_replacement(outputs.folder / "residuals.csv") as fresh:
         rows.to_csv(fresh, index=False)
     outputs.write_json("errors", errors_of(done))
     figure = predictions.scatter(rows, by="precision", title=f"{done.device.name}: precision")

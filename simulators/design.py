@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from pydantic import ConfigDict, model_validator
 
-from dse.problems import Problem
+from dse.errors import Problem
 from dse.values import Frozen, condition, neutral_values
 from simulators.graph import TaskGraph
 from simulators.system import System

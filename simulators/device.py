@@ -13,7 +13,12 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationInfo, field_validator
 
 from dse.compose import conf_dir
-from dse.problems import ConfigError, Problem, Problems, did_you_mean
+from dse.errors import (
+    ConfigError,
+    Problem,
+    Problems,
+    did_you_mean,
+)
 from dse.values import Bytes, BytesPerSecond, FlopPerSecond, Frozen, Integer, Number, Seconds
 from dse.yamlcheck import held, unreadable
 from simulators.pim import Pim

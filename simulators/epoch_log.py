@@ -20,9 +20,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from dse.inputs import read_text
-from dse.outputs import whole
-from dse.problems import ConfigError, Problem, Problems, did_you_mean, pairs
+from dse.files import read_text
+from dse.files import atomic_replacement
+from dse.errors import (
+    ConfigError,
+    Problem,
+    Problems,
+    did_you_mean,
+    pairs,
+)
 from simulators.seqpoint import Iterations, Sample, choose, cut_parallel, cut_sequential, iterations_cut, projected
 
 if TYPE_CHECKING:
@@ -163,7 +169,7 @@ def _write(out: Path, data: Path, rows: Sequence[tuple[float, ...]]) -> None:
     if out.exists() and out.samefile(data):
         raise ConfigError([Problem("out", "would write over the log", str(out), "name another")])
     try:
-        with whole(out) as fresh, fresh.open("w", encoding="utf-8", newline="") as text:
+        with atomic_replacement(out) as fresh, fresh.open("w", encoding="utf-8", newline="") as text:
             writer = csv.writer(text)
             writer.writerow(("iteration", _LENGTH, _SECONDS, "weight"))
             writer.writerows(rows)

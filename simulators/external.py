@@ -22,7 +22,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from dse.backend import Batch, Columns, Metric, Replay, Result, Results, Tree
-from dse.problems import Problem, Problems, did_you_mean
+from dse.errors import Problem, Problems, did_you_mean
 from dse.space import get_path, set_path
 from dse.values import LABELS, Bytes, BytesPerSecond, FlopPerSecond, Seconds
 from simulators.outcome import complaint, judged, kills_for_memory, written

@@ -17,12 +17,17 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, Field
 
-from dse import compose, discovery
+from dse import compose, plugins
 from dse.backend import Batch, Columns, Metric, Replay, Result, Results, Tree
 from dse.baselines import places
 from dse.execute import call
 from dse.plan import Plan, plan
-from dse.problems import ConfigError, Problem, Problems, did_you_mean
+from dse.errors import (
+    ConfigError,
+    Problem,
+    Problems,
+    did_you_mean,
+)
 from dse.search import Outcome, Question, Search, explore
 from dse.search.genes import Genes
 from dse.space import Assignment, get_path
@@ -109,7 +114,7 @@ class Known:
         return found[(found < _BEYOND).all(axis=1)] if len(found) else found
 
 
-@discovery.remembered
+@plugins.remembered
 def known(command: tuple[str, ...]) -> Known:
     """Every point of a landscape, evaluated. Raises ConfigError for what is no finite space with one scenario."""
     planned = plan(compose.request(["store=none", "tracking=none", "fidelity=none", "search=exhaustive", *command]))

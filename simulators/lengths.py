@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, field_validator, model_validator
 
-from dse.problems import ConfigError, Problem
+from dse.errors import ConfigError, Problem
 from dse.values import Fraction, Frozen, Integer, Number, knob
 from simulators.sourced import Sourced
 

@@ -9,10 +9,10 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
-from dse import discovery
+from dse import plugins
 from dse.backend import Batch, Columns, Metric, Replay, Result, Results, Tree
 from dse.compose import conf_dir
-from dse.problems import Problem, Problems, did_you_mean
+from dse.errors import Problem, Problems, did_you_mean
 from dse.space import get_path
 from dse.values import Frozen
 from simulators.device import Device, device_of, tree_of
@@ -48,7 +48,7 @@ class Design(Frozen):
     predict: Predict
 
 
-@discovery.remembered
+@plugins.remembered
 def tables(folder: str) -> tuple[Rows, ...]:
     """All measured rows below a folder. Raises ConfigError."""
     return tuple(read_folder(Path(folder)))

@@ -11,9 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel
 
-from dse import discovery
+from dse import plugins
 from dse.backend import STATUSES, Batch, Columns, Replay, Result, Results, Tree
-from dse.problems import ConfigError, Problem, Problems, did_you_mean
+from dse.errors import (
+    ConfigError,
+    Problem,
+    Problems,
+    did_you_mean,
+)
 from dse.space import get_path
 from dse.values import LABELS, condition, leaves, put
 from simulators.batch import Grid, grids
@@ -48,7 +53,7 @@ class OverlapBackend:
     def __init__(self, engine: str, fallback: str | None = None, *, gpus: str = "one", imbalance: float = 0.0) -> None:
         self._imbalance = _checked_imbalance(gpus, imbalance)
         self._engines: list[tuple[str, Engine]] = [
-            (name, discovery.load("simulators", name, "ENGINE")) for name in (engine, fallback) if name
+            (name, plugins.load("simulators", name, "ENGINE")) for name in (engine, fallback) if name
         ]
         self._parts: dict[tuple[str, str], BaseModel] = {}
         self._seen_parts: dict[tuple[str, int], tuple[Any, BaseModel]] = {}  # by identity, which what is held keeps
@@ -338,7 +343,7 @@ def _replaced(results: Results, where: NDArray[np.bool_], others: Results) -> Re
 
 def _schedule_type(tree: Tree) -> type[Any]:
     family = tree["schedule"].get("family")
-    found: type[Schedule] = discovery.load("search_spaces", str(family), "SCHEDULE")
+    found: type[Schedule] = plugins.load("search_spaces", str(family), "SCHEDULE")
     return found
 
 

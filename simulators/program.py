@@ -16,8 +16,8 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from dse.backend import Metric
-from dse.inputs import irregular, opened
-from dse.problems import Problems
+from dse.files import irregular, opened
+from dse.errors import Problems
 from dse.values import Bytes, Frozen, Integer, Number, WallSeconds
 from simulators.process import Limits
 

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from pydantic import Field
 
-from dse.problems import ConfigError, Problem
+from dse.errors import ConfigError, Problem
 from dse.values import Frozen, Integer, Number, knob
 
 Floats = NDArray[np.float64]

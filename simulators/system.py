@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from dse.problems import Problems
+from dse.errors import Problems
 from dse.values import (
     Bytes,
     BytesPerSecond,

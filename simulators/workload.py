@@ -11,8 +11,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from dse.inputs import read_text
-from dse.problems import ConfigError, Problem, Problems, did_you_mean
+from dse.files import read_text
+from dse.errors import (
+    ConfigError,
+    Problem,
+    Problems,
+    did_you_mean,
+)
 from dse.values import Bytes, Frozen, Integer, Number, knob
 from simulators.transfer import Pattern
 

@@ -18,7 +18,7 @@ from dse.cases import Question, cases
 from dse.claims import Claim, Finding, read
 from dse.finished import Finished
 from dse.plots import Axis, tables
-from dse.problems import ConfigError
+from dse.errors import ConfigError
 from dse.report import said
 from dse.rules import Hand, by_hand
 from dse.tree import Feature

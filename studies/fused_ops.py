@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import yaml
 
-from dse import discovery
+from dse import plugins
 from dse.backend import Batch
 from dse.claims import Claim, Finding, read
 from dse.compose import conf_dir
@@ -342,7 +342,7 @@ def _demands(tree: Mapping[str, Any]) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Demand [bytes/s] over windows of the baseline's time, by their beginnings: bulk, fused."""
     import pandas as pd
 
-    backend, engine, found = OverlapBackend("fluid"), discovery.load("simulators", "fluid", "ENGINE"), []
+    backend, engine, found = OverlapBackend("fluid"), plugins.load("simulators", "fluid", "ENGINE"), []
     window = _seconds(tree, "bulk") / _WINDOWS
     for kernel in ("bulk", "fused"):
         design = backend.design(_changed(tree, {"schedule.kernel": kernel}))

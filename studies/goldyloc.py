@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dse import discovery
+from dse import plugins
 from dse.claims import Claim, Finding, read
 from dse.finished import Finished
 from dse.plots import Axis, tables
-from dse.problems import Problems
+from dse.errors import Problems
 from simulators.sharing import kernels
 from simulators.system import System
 from simulators.workload import Gemm, Workload, workloads_of
@@ -170,9 +170,9 @@ def _alike(system: System, degree: int, shapes: Floats) -> Floats:
     gemm = Gemm(m=1, n=1, k=1, precision="fp16").model_copy(update=dict(zip("mnk", shapes.T, strict=True)))
     operators = {f"g{index:02d}": gemm for index in range(_COPIES)}
     workload = Workload(name="drawn", operators={}).model_copy(update={"operators": operators})
-    schedule = discovery.load("search_spaces", "streams", "SCHEDULE")
+    schedule = plugins.load("search_spaces", "streams", "SCHEDULE")
     knobs = schedule(name="drawn", family="streams", kernels="shared", degree=degree)
-    engine = discovery.load("simulators", "fluid", "ENGINE")
+    engine = plugins.load("simulators", "fluid", "ENGINE")
     return np.asarray(engine.totals(knobs.lower(system, workload)).makespan_s)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dse.finished import Finished
-from dse.problems import ConfigError
+from dse.errors import ConfigError
 from dse.values import put
 from simulators.step import StepBackend
 from simulators.steps.design import OF_LENGTHS, Design

@@ -18,7 +18,7 @@ from dse.claims import Claim, Finding, read
 from dse.compose import conf_dir
 from dse.finished import Finished
 from dse.plots import Axis, predictions, tables
-from dse.problems import ConfigError
+from dse.errors import ConfigError
 from dse.values import put
 from simulators.device import device_of
 from simulators.lengths import iteration_lengths

@@ -8,7 +8,7 @@ from typing import Any
 from conftest import shipped
 
 from dse.backend import Batch
-from dse.discovery import plugins
+from dse.plugins import plugins
 from dse.space import set_path
 from simulators.memory.backend import MemoryBackend
 from simulators.memory.design import Design

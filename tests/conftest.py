@@ -18,7 +18,7 @@ from postgres import Server, programs, running
 from pydantic import BaseModel
 
 from dse.backend import Backend, Batch, Result
-from dse.discovery import plugins
+from dse.plugins import plugins
 from dse.space import set_path
 from simulators.design import Design
 from simulators.graph import TaskGraph

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel
 
 from dse.backend import Batch, Results
-from dse.discovery import plugins
+from dse.plugins import plugins
 from dse.space import set_path
 from simulators.step import StepBackend, iteration
 from simulators.steps.design import Design

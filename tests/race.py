@@ -9,7 +9,7 @@ import numpy as np
 from pydantic import BaseModel, Field
 
 from dse.backend import STATUSES, Batch, Columns, Metric, Replay, Results, Tree
-from dse.problems import Problem, Problems
+from dse.errors import Problem, Problems
 from dse.values import BytesPerSecond, Frozen, Integer, Seconds, put
 
 

@@ -15,10 +15,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dse import expansion, inputs
+from dse import expansion, files
 from dse.cli import main
 from dse.compose import MOST_VALUES
-from dse.problems import ConfigError
+from dse.errors import ConfigError
 from simulators.epoch_log import read as read_log
 from simulators.measurements import read as read_measurements
 from simulators.workload import read_shapes
@@ -157,15 +157,15 @@ def test_a_file_of_proc_that_never_ends_is_read_no_further_than_its_bound(tmp_pa
     path = Path("/proc/self/maps")  # it says that it has no bytes
     assert path.stat().st_size == 0
     with pytest.raises(ConfigError, match="is larger than 10 bytes"):
-        inputs.read_bytes(path, "data", most=10)
+        files.read_bytes(path, "data", most=10)
 
 
 def test_nobody_waits_for_a_file_that_became_a_fifo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "a.csv"
     os.mkfifo(path)
-    monkeypatch.setattr(inputs, "irregular", lambda path, most: "")
+    monkeypatch.setattr(files, "irregular", lambda path, most: "")
     with pytest.raises(ConfigError, match="a FIFO"):
-        inputs.read_bytes(path, "data")
+        files.read_bytes(path, "data")
 
 
 def test_a_packed_line_that_never_ends_is_not_unpacked(refused: Callable[..., str], tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import yaml
 
 from dse.cli import main
 from dse.compose import conf_dir
-from dse.problems import ConfigError
+from dse.errors import ConfigError
 from simulators.calibrate import calibrated
 from simulators.device import Efficiency, device_of, tree_of
 from simulators.fit import MOST, PRIORS, medoids

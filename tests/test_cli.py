@@ -27,7 +27,7 @@ from dse.cli import main
 from dse.compose import request
 from dse.outputs import Outputs
 from dse.plan import Plan, plan
-from dse.problems import ConfigError
+from dse.errors import ConfigError
 from dse.selection import Selection
 from dse.values import hexes
 from studies.ficco import STUDY

@@ -10,7 +10,7 @@ import pytest
 from conftest import mostly_nightly
 from test_config import planned
 
-from dse import discovery
+from dse import plugins
 from dse.cli import main
 
 pytestmark = pytest.mark.slow
@@ -51,7 +51,7 @@ def test_a_study_is_drawn_and_judged_whatever_is_recorded_or_searched(
 def test_the_columns_that_a_study_needs_are_recorded_or_searched(study: str) -> None:
     module = planned(f"study={study}").settings.study.module
     without = planned(f"study={study}", "++study.recorded=[]")
-    needed = discovery.load("studies", module, "STUDY").columns
+    needed = plugins.load("studies", module, "STUDY").columns
     assert set(needed) <= {*without.recorded, *without.knobs}
 
 

@@ -21,12 +21,12 @@ import toy
 import yaml
 from conftest import AFTER, CONF, DEVICES, FAMILIES, FREE, MEMORIES, OF_ONE_GPU, SYSTEMS, mostly_nightly, shipped
 
-from dse import discovery
+from dse import plugins
 from dse.backend import Batch
 from dse.cli import main
 from dse.compose import Request, request
 from dse.plan import Plan, plan
-from dse.problems import ConfigError
+from dse.errors import ConfigError
 from dse.values import hexes, key
 from simulators.workload import read_shapes
 
@@ -417,7 +417,7 @@ def without(tree: dict[str, Any], path: Sequence[Any]) -> dict[str, Any]:
 
 def works(found: Plan) -> None:
     """A plan that was accepted can be carried out: the study is there, base and baseline have results."""
-    discovery.load("studies", found.settings.study.module, "STUDY")
+    plugins.load("studies", found.settings.study.module, "STUDY")
     space = next(iter(found.spaces.values()))
     baseline = space.tree(space.active(found.settings.study.baseline))
     batches = [Batch(base(found)), Batch(found.backend.design(baseline))]

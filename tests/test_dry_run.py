@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from dse.cli import main
 from dse.dryrun import Outlook, Tally, general, outlook
 from dse.pace import Pace, spread
-from dse.problems import ConfigError
+from dse.errors import ConfigError
 from dse.quantities import duration, quantity
 from dse.space import Knob
 from dse.values import key

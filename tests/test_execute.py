@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from dse import execute
 from dse.backend import STATUSES, Batch, Metric, Result, Results, Status, checked
 from dse.execute import BackendSpec, validate
-from dse.problems import Broken, ConfigError
+from dse.errors import Broken, ConfigError
 from dse.session import Forgetful
 from dse.store import Fresh
 from dse.values import Lanes

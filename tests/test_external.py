@@ -29,11 +29,11 @@ from hypothesis import strategies as st
 from toy import refused
 
 import dse
-from dse import discovery
+from dse import plugins
 from dse.backend import Backend, Batch, Result, Results, checked
 from dse.cli import main
 from dse.execute import BackendSpec, Patience, _serve, call
-from dse.problems import ConfigError
+from dse.errors import ConfigError
 from dse.workers import Pool
 from simulators import process
 from simulators.external import ExternalBackend
@@ -595,7 +595,7 @@ def test_a_study_goes_on_over_every_failure(conf: Path, capsys: pytest.CaptureFi
 
 def typed(words: list[str]) -> int:
     """As a process of its own would run it: nothing is remembered of the program."""
-    discovery.refresh()
+    plugins.refresh()
     return main(words)
 
 

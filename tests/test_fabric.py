@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from benchmarks import scaleout
 from dse.backend import Batch
-from dse.problems import ConfigError
+from dse.errors import ConfigError
 from dse.space import set_path
 from dse.values import leaves
 from simulators.design import Design

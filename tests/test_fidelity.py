@@ -19,7 +19,7 @@ from dse.cli import main
 from dse.compose import request
 from dse.fidelity import excess
 from dse.plan import plan
-from dse.problems import ConfigError
+from dse.errors import ConfigError
 from dse.store import Store
 
 NAMES = "space.schedule.name=choice(serial,hetero_fused_1d,uniform_fused_1d)"

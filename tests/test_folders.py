@@ -22,7 +22,7 @@ import yaml
 from conftest import REPOSITORY, mostly_nightly
 from folders import finished, odd_table
 
-from dse import files
+from dse.results import output_files
 from dse.cli import main
 
 FAST = ["study=ficco_sweep", "schedule=serial", "workload.only=[g1,g4]", "tracking=none", "fidelity=none"]
@@ -150,11 +150,11 @@ ANY: dict[str, Damage] = {
     "gone": Path.unlink,
 }
 TREE = {**ANY, "a list": says("[1]"), "deep": says('{"a":' + "[" * 100_000)}
-TREE |= {"long": says(b" " * (files.MOST_BYTES + 1))}
+TREE |= {"long": says(b" " * (output_files.MOST_BYTES + 1))}
 OF: dict[str, dict[str, Damage]] = {
     "summary.json": TREE
     | {
-        "many values": says("[" + "1," * (files.MOST_VALUES + 1) + "1]"),
+        "many values": says("[" + "1," * (output_files.MOST_VALUES + 1) + "1]"),
         "no number": changed(goals={"makespan_s": float("nan")}),
         "no goals": changed(goals={}),
         "a goal that is no column": changed(goals={"mkaespan_s": "minimize"}),
@@ -256,7 +256,7 @@ def test_a_short_table_that_stands_for_a_long_one_takes_no_memory(kind: str, run
     assert (run / "results.parquet").stat().st_size < 5_000_000
     asked = [COMMANDS[name] for name in ("importance", "rules", "compare", "report")]
     code = (
-        "import re, dse.runner, pandas; from dse.cli import main\n"
+        "import re, dse.commands, pandas; from dse.cli import main\n"
         "peak = lambda: int(re.search(r'VmHWM:\\s*(\\d+)', open('/proc/self/status').read())[1]) >> 10\n"
         f"codes = [main(words) for words in {asked}]\n"
         "print(*codes, peak(), peak() < 1200)\n"

@@ -17,7 +17,7 @@ from applications import BACKEND, design, metrics
 from conftest import shipped
 
 from dse.cli import main
-from dse.problems import ConfigError
+from dse.errors import ConfigError
 from simulators.memory.convolutions import Layer, kernels, layers, written_out
 from simulators.memory.kernels import Application
 from simulators.memory.measured import measured, scenarios

@@ -12,7 +12,7 @@ import pytest
 from swept import Row, grid, written
 
 from dse.cli import main
-from dse.problems import ConfigError
+from dse.errors import ConfigError
 from dse.search.importance import FEWEST, METHODS, Assessment, assess
 
 SCENARIOS: dict[str, Row] = {"small": {}, "large": {}}

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from iterations import BACKEND, KERNELS, NETWORK, evaluated, gridded, metrics, runs, single, step, tree
 
 from dse.backend import Batch, checked
-from dse.problems import ConfigError
+from dse.errors import ConfigError
 from dse.values import leaves
 from simulators.step import iteration
 from simulators.steps.zoo import public

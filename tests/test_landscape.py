@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dse.backend import Batch, Result
-from dse.problems import ConfigError
+from dse.errors import ConfigError
 from dse.search import Search, explore
 from simulators.landscape import BACKEND, Known, Progress, Run, column, known
 

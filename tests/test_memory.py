@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dse.backend import Batch
-from dse.problems import ConfigError
+from dse.errors import ConfigError
 from simulators.memory import engine
 from simulators.memory.measures import camping, programs, simulate
 from simulators.memory.simulation import lines

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from dse.cli import main
 from dse.outputs import Outputs
-from dse.problems import ConfigError
+from dse.errors import ConfigError
 from dse.space import set_path
 from simulators.memory import accelsim, recorded
 from simulators.memory.design import Design

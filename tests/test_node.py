@@ -10,7 +10,7 @@ from conftest import PATTERNS, SCHEDULES, design, results, shipped
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from dse.problems import ConfigError
+from dse.errors import ConfigError
 from search_spaces.serial import Serial
 from simulators.design import Design
 from simulators.node import WholeNode, least_shard, piece, shard

@@ -15,7 +15,7 @@ from conftest import FAMILIES, OF_STREAMS, PATTERNS, SYSTEMS, backend, design, d
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from dse.problems import ConfigError, Problems, did_you_mean
+from dse.errors import ConfigError, Problems, did_you_mean
 from dse.values import (
     Bytes,
     BytesPerSecond,

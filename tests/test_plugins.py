@@ -13,12 +13,12 @@ import pytest
 from toy import distribution
 
 import dse
-from dse import discovery
+from dse import plugins
 from dse.cli import main
 from dse.compose import request
 from dse.execute import BackendSpec
 from dse.plan import plan
-from dse.problems import ConfigError
+from dse.errors import ConfigError
 
 ENGINE = '''
 """Everything one after another."""
@@ -140,14 +140,14 @@ def installed(site: Path) -> Iterator[None]:
     """While it lasts, the distributions of a folder are installed in this process."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(site))
-        discovery.refresh()
+        plugins.refresh()
         try:
             yield
         finally:
             for name in [path.stem for path in site.glob("*.py")]:
                 sys.modules.pop(name, None)
             patch.undo()
-            discovery.refresh()
+            plugins.refresh()
 
 
 @pytest.fixture
@@ -239,14 +239,14 @@ def test_a_plug_in_may_not_take_the_name_of_a_shipped_one(elsewhere: Path, capsy
 def test_a_plug_in_is_seen_after_a_refresh_and_gone_after_it_left(elsewhere: Path) -> None:
     site = write(elsewhere / "site", my_engine=ENGINE)
     distribution(site, "toybox", simulators="toy = my_engine")
-    assert "toy" not in discovery.names("simulators")
+    assert "toy" not in plugins.names("simulators")
     with installed(site):
-        assert "toy" in discovery.names("simulators")
-        assert set(discovery.plugins("simulators", "ENGINE")) == {"analytic", "event", "fluid", "toy", "uncontended"}
-        assert discovery.load("simulators", "toy", "ENGINE").batch == 64
-    assert "toy" not in discovery.names("simulators")
+        assert "toy" in plugins.names("simulators")
+        assert set(plugins.plugins("simulators", "ENGINE")) == {"analytic", "event", "fluid", "toy", "uncontended"}
+        assert plugins.load("simulators", "toy", "ENGINE").batch == 64
+    assert "toy" not in plugins.names("simulators")
     with pytest.raises(ConfigError, match="is no plug-in with ENGINE"):
-        discovery.load("simulators", "toy", "ENGINE")
+        plugins.load("simulators", "toy", "ENGINE")
 
 
 def test_a_plug_in_that_was_replaced_is_used_in_its_new_form_after_a_refresh(elsewhere: Path) -> None:

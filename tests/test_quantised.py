@@ -16,7 +16,7 @@ from iterations import BACKEND, gridded, metrics, runs, single, step, tree
 from pydantic import BaseModel
 
 from dse.cli import main
-from dse.problems import ConfigError
+from dse.errors import ConfigError
 from dse.values import lanes
 from simulators.capacity import Base, Buffer, Copies, Copy, saving
 from simulators.mx import Format

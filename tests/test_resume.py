@@ -21,7 +21,7 @@ from sqlalchemy import select
 from dse.cli import main
 from dse.execute import Interrupted
 from dse.plan import Plan
-from dse.problems import Broken, ConfigError
+from dse.errors import Broken, ConfigError
 from dse.resume import Begun, begin, finish, question
 from dse.space import Knob
 from dse.store import Store, leases, owners, studies

@@ -15,9 +15,9 @@ import pytest
 from race import Formula, times
 from toy import distribution
 
-from dse import discovery, robustness
+from dse import plugins, robustness
 from dse.cli import main
-from dse.problems import ConfigError
+from dse.errors import ConfigError
 from dse.robustness import Breaks, Stretch, declared, drawn, on_front, regret, turned
 from dse.vary import Constant
 
@@ -62,11 +62,11 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(folder / "site"))
         patch.chdir(folder)
-        discovery.refresh()
+        plugins.refresh()
         assert main(["study=race", "tracking=none", "store=none", "timeline=false", "--config-dir=conf"]) == 0
         yield folder
         patch.undo()
-        discovery.refresh()
+        plugins.refresh()
 
 
 def asked(folder: Path, *words: str) -> dict[str, Any]:

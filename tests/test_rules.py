@@ -19,7 +19,7 @@ from dse.cases import Cases, Question, cases
 from dse.cli import main
 from dse.finished import Finished
 from dse.learning import Size, features, learn
-from dse.problems import ConfigError
+from dse.errors import ConfigError
 from dse.rules import fixed, folds, judged, left_out, majority_learner, score
 from dse.tree import Feature, Leaf, Node, Option, Split, Tree, between
 

@@ -13,7 +13,7 @@ import yaml
 from conftest import CONF, mostly_nightly
 
 from benchmarks import steps
-from dse import discovery
+from dse import plugins
 from dse.cli import main
 
 FEW = ["tracking=none", "store=none", "timeline=false"]
@@ -54,7 +54,7 @@ def test_a_study_judges_every_claim_and_says_why_one_is_missed(study: str, tmp_p
 
 @pytest.mark.parametrize("study", MISSED)
 def test_what_is_recalled_of_a_paper_is_not_shown_as_published(study: str) -> None:
-    known = discovery.load("studies", study, "STUDY").claims()
+    known = plugins.load("studies", study, "STUDY").claims()
     assert {claim.provenance for claim in known} <= {"abstract", "derived", "memory"}
     told = {claim.id for claim in known if claim.provenance == "abstract"}
     assert all("abstract" in claim.source.lower() for claim in known if claim.id in told)

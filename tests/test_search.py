@@ -23,10 +23,10 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from dse import discovery, warm
+from dse import plugins, warm
 from dse.backend import STATUSES
 from dse.plan import Plan
-from dse.problems import ConfigError
+from dse.errors import ConfigError
 from dse.search import Limit, Question, Search, explore, surrogate
 from dse.search.genes import Genes
 from dse.search.methods import portfolio
@@ -37,7 +37,7 @@ from dse.study import Findings
 from dse.study import run as run_study
 from dse.values import hexes, key
 
-METHODS = tuple(name for name in discovery.plugins("dse.search.methods", "METHOD") if name != "gp")  # needs torch
+METHODS = tuple(name for name in plugins.plugins("dse.search.methods", "METHOD") if name != "gp")  # needs torch
 every_method = pytest.mark.parametrize("method", METHODS)
 
 

@@ -21,7 +21,7 @@ from folders import finished, odd_table
 
 from dse import provenance
 from dse.cli import main
-from dse.problems import hidden, redacted
+from dse.errors import hidden, redacted
 from dse.report import console
 from dse.tracking.study import StudyFolder
 from dse.yamlcheck import MOST_BYTES, MOST_FILES, MOST_NODES, unreadable

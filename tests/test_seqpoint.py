@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from dse.cli import main
-from dse.problems import ConfigError
+from dse.errors import ConfigError
 from simulators.epoch_log import read
 from simulators.lengths import Lengths, iteration_lengths, sequence_lengths
 from simulators.seqpoint import (

@@ -23,7 +23,7 @@ from dse import execute, ledger, study
 from dse.backend import Result
 from dse.execute import Interrupted
 from dse.plan import Plan
-from dse.problems import ConfigError
+from dse.errors import ConfigError
 from dse.selection import select
 from dse.space import Assignment, Knob, Space
 from dse.standings import Seen, winners

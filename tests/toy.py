@@ -19,12 +19,17 @@ import numpy as np
 import pytest
 from pydantic import BaseModel, Field, model_validator
 
-from dse import discovery
+from dse import plugins
 from dse.backend import STATUSES, Batch, Columns, Interval, Metric, Replay, Result, Results, Tree
 from dse.compose import Request
 from dse.execute import BackendSpec, Evaluator, Executor
 from dse.plan import Plan, plan
-from dse.problems import ConfigError, Problem, Problems, did_you_mean
+from dse.errors import (
+    ConfigError,
+    Problem,
+    Problems,
+    did_you_mean,
+)
 from dse.search import Goal
 from dse.session import Forgetful, Session
 from dse.space import Block, Evaluated, Knob, Space
@@ -345,12 +350,12 @@ def installed(folder: Path) -> Iterator[None]:
     distribution(folder, "toybox", simulators="toy = toy")
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(folder))
-        discovery.refresh()
+        plugins.refresh()
         try:
             yield
         finally:
             patch.undo()
-            discovery.refresh()
+            plugins.refresh()
 
 
 def refused(error: ConfigError) -> str:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dse.files import inside
-from dse.outputs import whole
+from dse.files import path_inside
+from dse.files import atomic_replacement
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -39,10 +39,10 @@ def save(figure: Figure, folder: Path, name: str) -> list[Path]:
     """Write `<name>.png` and `<name>.svg`, the same bytes for the same figure; their paths."""
     import matplotlib.pyplot as plt
 
-    paths = [inside(folder, f"{name}.{kind}") for kind in ("png", "svg")]
+    paths = [path_inside(folder, f"{name}.{kind}") for kind in ("png", "svg")]
     for path in paths:
         metadata = {"Date": None} if path.suffix == ".svg" else {"Software": None}
-        with whole(path) as fresh:
+        with atomic_replacement(path) as fresh:
             figure.savefig(fresh, dpi=140, metadata=metadata, format=path.suffix[1:])
     plt.close(figure)
     return paths

@@ -16,8 +16,8 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field
 
-from dse import discovery
-from dse.problems import ConfigError, Problem, did_you_mean
+from dse import plugins
+from dse.errors import ConfigError, Problem, did_you_mean
 from dse.search.question import Goal, Limit, Method, Outcome, Question
 from dse.space import Assignment
 from dse.values import Frozen, Integer
@@ -65,11 +65,11 @@ class Chosen:
 
 def method(question: Question, search: Search) -> Method:
     """The search method of that name. Raises ConfigError for an unknown name or option."""
-    known = [name for name in discovery.names(_METHODS) if not name.startswith("_")]
+    known = [name for name in plugins.names(_METHODS) if not name.startswith("_")]
     if search.name not in known:
         way = did_you_mean(search.name, [*known, "exhaustive"])
         raise ConfigError([Problem("search.name", "is no search method", search.name, way)])
-    made: Method = discovery.load(_METHODS, search.name, "METHOD")(question, search.options)
+    made: Method = plugins.load(_METHODS, search.name, "METHOD")(question, search.options)
     return made
 
 

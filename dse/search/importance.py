@@ -26,8 +26,13 @@ from numpy.typing import NDArray
 
 from dse import report
 from dse.finished import Finished, read
-from dse.outputs import whole
-from dse.problems import ConfigError, Problem, did_you_mean, pairs
+from dse.files import atomic_replacement
+from dse.errors import (
+    ConfigError,
+    Problem,
+    did_you_mean,
+    pairs,
+)
 from dse.progress import bar
 from dse.standings import signed
 
@@ -455,7 +460,7 @@ def _write(run: Finished, found: Assessment, notes: Sequence[str]) -> None:
     known = {name: one for name, one in {**known, found.method.name: told}.items() if name in METHODS}
     run.outputs.write_json("importance", known)
     flat = [{"method": name, **row} for name, one in known.items() for row in one["importance"]]
-    with whole(path.with_suffix(".csv")) as fresh:
+    with atomic_replacement(path.with_suffix(".csv")) as fresh:
         pd.DataFrame(flat).drop(columns="shares").to_csv(fresh, index=False)
     bars = pd.DataFrame(
         [{**one.row(), "scenario": name, "share": share} for one in found.found for name, share in one.shares.items()]

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from dse.problems import ConfigError, Problem
+from dse.errors import ConfigError, Problem
 from dse.search.question import MakeMethod, Method, Outcome, Question
 from dse.space import Assignment, Knob
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from dse.outputs import Outputs
 from dse.owner import locked
-from dse.problems import hidden
+from dse.errors import hidden
 from dse.selection import NUMBER, Rule, shown
 
 _ABOUT = ("key", "status", "reason", "engine", "on_front")

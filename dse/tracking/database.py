@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from dse.owner import locked
-from dse.problems import hidden
+from dse.errors import hidden
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any, Final
 
-from dse.problems import hidden
+from dse.errors import hidden
 from dse.tracking.database import ENVIRONMENT, artifact_root, is_sql, resolve, sqlite_file
 
 # Quiet, and no waiting for a browser tab that keeps its connection open (seconds).

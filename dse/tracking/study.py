@@ -15,7 +15,8 @@ from typing import Annotated, Any, Final
 
 from pydantic import AfterValidator
 
-from dse import files, provenance
+from dse.results import output_files
+from dse import provenance
 from dse.outputs import Made, Outputs, Shape, Summary, results
 from dse.report import said
 from dse.standings import winners
@@ -84,13 +85,13 @@ class StudyFolder:
         """Every finished run of a study, or of all, below an output folder; the oldest first."""
         folders = {path.parent.resolve() for path in root.glob(f"{study}/*/results.parquet")}
         found = [cls(folder) for folder in sorted(folders)]
-        return [one for one in found if all(files.exists(one.folder / name) for name in _FILES)]
+        return [one for one in found if all(output_files.exists(one.folder / name) for name in _FILES)]
 
     def check(self) -> None:
         """Look at its files. Raises ConfigError for one that does not hold what it should."""
         for name, tree in (("summary.json", self.summary), ("provenance.json", self.made)):
-            files.read_as(_SHAPES[name], self.folder / name, tree)
-        files.read_as(_Asked, self.folder / "config.yaml", self.config)
+            output_files.read_as(_SHAPES[name], self.folder / name, tree)
+        output_files.read_as(_Asked, self.folder / "config.yaml", self.config)
         with results(self.results, self.summary["goals"]):
             pass
 
@@ -112,7 +113,7 @@ class StudyFolder:
     @cached_property
     def identity(self) -> str:
         """What tells this run from every other, wherever its folder lies: a hash of its name and provenance."""
-        told = files.text(self.folder / "provenance.json").encode()
+        told = output_files.text(self.folder / "provenance.json").encode()
         return hashlib.sha256(self.folder.name.encode() + b"\n" + told).hexdigest()[:32]
 
     @cached_property
@@ -135,7 +136,7 @@ class StudyFolder:
     @property
     def num_rows(self) -> int:
         """Points in the table."""
-        with files.table(self.results) as held:
+        with output_files.table(self.results) as held:
             return held.num_rows
 
     @property
@@ -195,7 +196,7 @@ class StudyFolder:
         first = next(iter(goals))
         with results(self.results, goals) as held:  # winners are on the fronts
             parts = [part.filter(part.column("on_front")) for part in held.groups()]
-            fronts = files.frame(self.results, pa.concat_tables([held.schema.empty_table(), *parts]))
+            fronts = output_files.frame(self.results, pa.concat_tables([held.schema.empty_table(), *parts]))
         title = _plain(self.config["study"].get("description", ""))
         lines = [f"**{title}**", "", f"| scenario | winner | {_plain(first)} |", "|---|---|---|"]
         for _, row in winners(fronts, goals).iterrows():

@@ -14,7 +14,7 @@ from pydantic import BaseModel
 
 from dse.backend import Batch, Columns, Interval, Metric, Replay, Result, Results, Tree
 from dse.compose import listing
-from dse.problems import Problem, Problems, did_you_mean
+from dse.errors import Problem, Problems, did_you_mean
 from dse.space import get_path
 from dse.values import LABELS
 from simulators.design import problems

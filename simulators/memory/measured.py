@@ -8,7 +8,7 @@ from typing import Any
 
 from dse.backend import Tree
 from dse.compose import conf_dir
-from dse.problems import Problems
+from dse.errors import Problems
 from simulators.device import device_of, tree_of
 from simulators.measured import tables
 from simulators.measurements import Rows

@@ -25,7 +25,12 @@ import yaml
 
 from dse import provenance
 from dse.outputs import Outputs
-from dse.problems import ConfigError, Problem, Problems, pairs
+from dse.errors import (
+    ConfigError,
+    Problem,
+    Problems,
+    pairs,
+)
 from dse.space import set_path
 from simulators.memory import engine
 from simulators.memory.backend import MemoryBackend

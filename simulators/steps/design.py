@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from dse.backend import Tree
-from dse.problems import ConfigError
+from dse.errors import ConfigError
 from simulators.design import Rule
 from simulators.device import Device, Setting
 from simulators.lengths import Lengths, iteration_lengths

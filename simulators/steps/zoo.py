@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dse import discovery
+from dse import plugins
 from dse.compose import conf_dir, listing
-from dse.problems import ConfigError, Problem, did_you_mean
+from dse.errors import ConfigError, Problem, did_you_mean
 from dse.yamlcheck import held, unreadable
 from simulators.steps.model import Transformer
 
@@ -45,7 +45,7 @@ def _path(group: str, said: str) -> Path | None:
     return path if path.is_file() else None
 
 
-@discovery.remembered
+@plugins.remembered
 def _public(path: Path) -> Mapping[str, Mapping[str, Any]]:
     found: Mapping[str, Mapping[str, Any]] = _read(path)["models"]
     return found

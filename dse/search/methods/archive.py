@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from dse.problems import Problems
+from dse.errors import Problems
 from dse.search.genes import Genes, Rows
 from dse.search.question import Outcome, Question
 from dse.space import Assignment

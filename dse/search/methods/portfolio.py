@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from dse.problems import Problems
+from dse.errors import Problems
 from dse.search.methods import screened, tpe
 from dse.search.question import Method, Outcome, Question
 from dse.space import Assignment

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 from scipy.stats import qmc
 
-from dse.problems import Problems
+from dse.errors import Problems
 from dse.search.genes import Rows
 from dse.search.methods import archive
 from dse.search.question import Question

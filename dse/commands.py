@@ -12,7 +12,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dse import compare, dryrun, files, provenance, report, resume, robustness, rules, views
+from dse import (
+    compare,
+    dryrun,
+    provenance,
+    report,
+    resume,
+    robustness,
+    rules,
+    views,
+)
+from dse.results import output_files
 from dse.agreement import compare as compare_levels
 from dse.backend import Metric
 from dse.beside import Beside, beside
@@ -24,7 +34,13 @@ from dse.finished import Finished
 from dse.interrupt import Stop, stoppable
 from dse.outputs import Outputs
 from dse.plan import Plan, StoreAt, plan
-from dse.problems import ConfigError, Problem, Problems, pairs, redacted
+from dse.errors import (
+    ConfigError,
+    Problem,
+    Problems,
+    pairs,
+    redacted,
+)
 from dse.redundant import idle_axes
 from dse.search import importance
 from dse.selection import MOST_ROWS, SELECTED, Selection, select
@@ -120,8 +136,8 @@ def _database(folder: Path, url: str) -> str:
         return url
     file = folder / "results.db"
     for suffix in ("", "-wal", "-shm"):
-        if files.exists(beside := file.with_name(file.name + suffix)):
-            with files.opened(beside):
+        if output_files.exists(beside := file.with_name(file.name + suffix)):
+            with output_files.opened(beside):
                 pass
     return f"sqlite:///{file}"
 
@@ -298,7 +314,7 @@ def check(words: Sequence[str]) -> int:
     wrong.model(StoreAt, {"name": "check", "url": given["url"]}, path="")
     wrong.done()
     folder = Path(given["output_dir"])
-    if given["url"] == "auto" and not files.exists(folder / "results.db"):
+    if given["url"] == "auto" and not output_files.exists(folder / "results.db"):
         raise ConfigError([Problem("output_dir", "holds no results.db", given["output_dir"], "run a study first")])
     store = Store(_database(folder, given["url"]))
     fine, damaged = store.check()
@@ -311,7 +327,7 @@ def check(words: Sequence[str]) -> int:
 
 COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     **dryrun.COMMANDS,
-    **files.commands(
+    **output_files.commands(
         {
             "report": redraw,
             "timeline": timeline,

@@ -16,7 +16,7 @@ from importlib.metadata import EntryPoint, entry_points
 from types import ModuleType
 from typing import Any, TypeVar
 
-from dse.problems import ConfigError, Problem, did_you_mean
+from dse.errors import ConfigError, Problem, did_you_mean
 
 Key = TypeVar("Key")
 Found = TypeVar("Found")

@@ -1,0 +1,1 @@
+"""Configuration: composed by Hydra from YAML and overrides, checked before anything runs."""

@@ -1,0 +1,337 @@
+"""Files of an output folder, which may be damaged or somebody else's: plain files, read as data, within limits.
+
+Whatever is wrong with a file is a ConfigError that names it. No link, pipe or device is opened; JSON and YAML have
+limits of size, depth and number of values; a table is looked at before it is read, so that a short file cannot stand
+for a long one.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import stat
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, NoReturn
+
+from pydantic import BaseModel
+
+from dse.errors import (
+    Broken,
+    ConfigError,
+    Problem,
+    Problems,
+)
+from dse.yamlcheck import parsed
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+MOST_BYTES = 1 << 24
+"""Size of a JSON or YAML file."""
+MOST_VALUES = 1_000_000
+"""Values in a JSON file."""
+_MOST_DEPTH = 50
+_MOST_FOOTER = 1 << 24  # bytes of what a table says of itself
+_MOST_COLUMNS = 10_000
+_FREE_CELLS, _CELLS_PER_BYTE = 10_000_000, 16  # cells of a table: some, and more in a longer file (keys are hashes)
+_FREE_TEXT, _TEXT_PER_BYTE = 1 << 29, 64  # bytes of text that is read from a table, likewise
+_CODECS = ("SNAPPY", "UNCOMPRESSED")  # the ones that are written; others make a gigabyte of a kilobyte
+_WAY = "run the study again: what is stored is not evaluated again, and the folder is written anew"
+
+
+def refused(path: Path, rule: str, value: object = None, way_out: str = _WAY) -> ConfigError:
+    """The error that names a file and the rule it breaks."""
+    return ConfigError([Problem(str(path), rule, value, way_out)])
+
+
+def exists(path: Path) -> bool:
+    """Whether a folder has an entry of this name, whatever it is: reading tells what is wrong with it."""
+    return os.path.lexists(path)
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[IO[bytes]]:
+    """A plain file, opened for reading without waiting. Raises ConfigError for anything else, OSError."""
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        if isinstance(error, PermissionError):
+            raise
+        rule = "is a link" if path.is_symlink() else "is not there" if not exists(path) else "is no plain file"
+        raise refused(path, rule) from error
+    with os.fdopen(handle, "rb") if _is_plain(handle) else _closed(path, handle) as file:
+        yield file
+
+
+def _is_plain(handle: int) -> bool:
+    return stat.S_ISREG(os.fstat(handle).st_mode)
+
+
+def _closed(path: Path, handle: int) -> NoReturn:
+    os.close(handle)
+    raise refused(path, "is no plain file")
+
+
+def text(path: Path) -> str:
+    """A whole file of UTF-8. Raises ConfigError, also for one of more than `MOST_BYTES`."""
+    with opened(path) as file:
+        data = file.read(MOST_BYTES + 1)
+    if len(data) > MOST_BYTES:
+        raise refused(path, f"is larger than {MOST_BYTES} bytes")
+    with _understood(path, "text in UTF-8"):
+        return data.decode("utf-8")
+
+
+def read_json(path: Path) -> Any:
+    """What a JSON file holds. Raises ConfigError."""
+    held = text(path)
+    if sum(map(held.count, ",[{")) > MOST_VALUES:
+        raise refused(path, f"holds more than {MOST_VALUES} values")
+    with _understood(path, "JSON"):
+        found = json.loads(held, parse_constant=_no_number)
+    if _depth(found) > _MOST_DEPTH:
+        raise refused(path, f"is nested deeper than {_MOST_DEPTH}")
+    return found
+
+
+def read_yaml(path: Path) -> Any:
+    """What a YAML file holds, without aliases and tags. Raises ConfigError."""
+    held = text(path)
+    with _understood(path, "YAML"):
+        return parsed(held, str(path))
+
+
+def read_as(kind: type[BaseModel], path: Path, tree: Any) -> dict[str, Any]:
+    """A tree that was read from a file and has the shape of `kind`, with its defaults. Raises ConfigError."""
+    check = Problems()
+    found = check.model(kind, tree, path=str(path))
+    check.done()
+    assert found is not None
+    return {**tree, **found.model_dump()}
+
+
+def plain_folder(path: Path) -> Path:
+    """A folder to write into, made if need be. Raises ConfigError where it is a link: it may lead anywhere. OSError."""
+    if not exists(path):
+        path.mkdir()
+    if path.is_symlink() or not path.is_dir():
+        raise refused(path, "is no plain folder, and nothing is written through a link", way_out="remove it")
+    return path
+
+
+@contextmanager
+def _understood(path: Path, kind: str) -> Iterator[None]:
+    """Whatever a parser makes of the contents of a file, told as one sentence."""
+    try:
+        yield
+    except ConfigError:
+        raise
+    except Exception as error:  # parsers raise types without a common base
+        told = " ".join(str(error).split())[:200]
+        raise refused(path, f"is not {kind}: {type(error).__name__}{': ' * bool(told)}{told}") from error
+
+
+def _no_number(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no number")
+
+
+def _depth(tree: Any) -> int:
+    """Levels of a tree; it is left as soon as there are too many."""
+    depth, level = 0, [tree]
+    while level and depth <= _MOST_DEPTH:
+        depth += 1
+        inner = (list(one.values()) if isinstance(one, dict) else one for one in level if isinstance(one, dict | list))
+        level = [value for values in inner for value in values]
+    return depth
+
+
+# ---------------------------------------------------------------- tables
+
+
+class Table:
+    """An open Parquet table of flat columns of numbers, truth values and texts, as `pyarrow` reads it, part by part.
+
+    kinds: what each column may hold, of `text`, `number` and `truth`. check: told of every part that is read.
+
+    Raises ConfigError where a part is not what the table says of itself, or is too much.
+    """
+
+    def __init__(self, path: Path, file: Any, schema: pa.Schema, *, size: int) -> None:
+        self.path, self.schema, self._file = path, schema, file
+        self.num_rows, self.num_groups = int(file.metadata.num_rows), int(file.num_row_groups)
+        self.kinds = {name: _kinds(schema.field(name).type) for name in schema.names}
+        self.check: Callable[[pa.Table], object] = lambda part: None
+        self._text_left = _FREE_TEXT + _TEXT_PER_BYTE * size
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the columns."""
+        return tuple(self.schema.names)
+
+    def group(self, number: int, columns: Sequence[str] | None = None) -> pa.Table:
+        """The rows of one row group, with all columns or some."""
+        import pyarrow as pa
+
+        wanted = list(self.names if columns is None else dict.fromkeys(columns))
+        if absent := [name for name in wanted if name not in self.names]:
+            raise refused(self.path, f"has no column {absent[0]}")
+        with _understood(self.path, "the Parquet that it says it is"):
+            coded = self._file.read_row_group(number, columns=wanted).select(wanted)
+            self._text_left -= sum(map(_text_bytes, coded.columns))
+            if self._text_left < 0:
+                raise refused(self.path, "holds more text than a table of its size can")
+            fields = [self.schema.field(name) for name in wanted]
+            found = coded.cast(pa.schema(fields, metadata=self.schema.metadata))
+            found.validate(full=True)
+        self.check(found)
+        return found
+
+    def groups(self, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
+        """The row groups in their order."""
+        return (self.group(number, columns) for number in range(self.num_groups))
+
+    def whole(self, columns: Sequence[str] | None = None) -> pa.Table:
+        """All rows, with all columns or some."""
+        import pyarrow as pa
+
+        wanted = list(self.names if columns is None else dict.fromkeys(columns))
+        fields = [self.schema.field(name) for name in wanted if name in self.names]
+        empty = pa.schema(fields, metadata=self.schema.metadata).empty_table()
+        return pa.concat_tables([empty, *self.groups(columns)])
+
+
+@contextmanager
+def table(path: Path) -> Iterator[Table]:
+    """A Parquet table that may be read. Raises ConfigError for one that is damaged or a bomb."""
+    import pyarrow.parquet as pq
+
+    with opened(path) as handle:
+        size = os.fstat(handle.fileno()).st_size
+        _check_footer(path, handle, size)
+        with _understood(path, "Parquet"):
+            first = pq.ParquetFile(handle, thrift_container_size_limit=MOST_VALUES, pre_buffer=False)
+            _check_metadata(path, first.metadata, size)
+            schema = first.schema_arrow
+            texts = [name for name in schema.names if "text" in _kinds(schema.field(name).type)]
+            # As codes into the distinct texts, so that what they take is known before a long column is made of them.
+            coded = pq.ParquetFile(handle, metadata=first.metadata, read_dictionary=texts, pre_buffer=False)
+        if len(set(schema.names)) < len(schema.names):
+            raise refused(path, "has two columns of one name")
+        for name in schema.names:
+            if not _kinds(schema.field(name).type):
+                raise refused(path, f"has a column of {schema.field(name).type}: {name}")
+        yield Table(path, coded, schema, size=size)
+
+
+def _check_footer(path: Path, handle: IO[bytes], size: int) -> None:
+    """The end of a file must be that of a table, with a footer that may be read."""
+    if size < 12:
+        raise refused(path, "is not Parquet: it is too short")
+    handle.seek(-8, os.SEEK_END)
+    end = handle.read(8)
+    if end[4:] != b"PAR1" or int.from_bytes(end[:4], "little") > min(_MOST_FOOTER, size):
+        raise refused(path, "is not Parquet: it was cut short or overwritten")
+
+
+def _check_metadata(path: Path, said: Any, size: int) -> None:
+    """What a table says of itself must be true to its size, and within what is ever written."""
+    columns, groups = said.num_columns, [said.row_group(number) for number in range(said.num_row_groups)]
+    cells, most = said.num_rows * columns, _FREE_CELLS + _CELLS_PER_BYTE * size
+    if columns > _MOST_COLUMNS or cells > most or columns * len(groups) > MOST_VALUES:
+        raise refused(path, f"says it has {said.num_rows:,} rows of {columns:,} columns, in a file of {size:,} bytes")
+    if any(said.schema.column(number).max_repetition_level for number in range(columns)):
+        raise refused(path, "has a column of lists")
+    if min([0, said.num_rows, *(group.num_rows for group in groups)]) < 0:
+        raise refused(path, "says it has fewer than no rows")
+    if sum(group.num_rows for group in groups) != said.num_rows:
+        raise refused(path, "says two things of its number of rows")
+    for group in groups:
+        for number in range(columns):
+            chunk = group.column(number)
+            if chunk.compression not in _CODECS:
+                raise refused(path, f"is compressed by {chunk.compression}, and only {', '.join(_CODECS)} is read")
+            if chunk.num_values != group.num_rows:
+                raise refused(path, f"says two things of the length of {chunk.path_in_schema}")
+
+
+def frame(path: Path, rows: pa.Table) -> Any:
+    """Rows of a table as a DataFrame, of the types that the table names for pandas. Raises ConfigError."""
+    with _understood(path, "a table that pandas wrote"):
+        found = rows.to_pandas()
+        if list(found.columns) != rows.column_names:
+            raise ValueError("its columns are not those it names for pandas")
+        return found
+
+
+def _kinds(column: Any) -> str:
+    """What a column of a type may hold: text, number, truth, all of them (it is empty), or nothing that is known."""
+    import pyarrow.types as kinds
+
+    inner = column.value_type if kinds.is_dictionary(column) else column
+    if kinds.is_string(inner) or kinds.is_large_string(inner):
+        return "text"
+    if kinds.is_null(inner):
+        return "text, number, truth"
+    if kinds.is_boolean(inner):
+        return "number, truth"
+    return "number" if kinds.is_integer(inner) or kinds.is_floating(inner) else ""
+
+
+def _text_bytes(column: Any) -> int:
+    """Bytes that a column takes when each row has its own text; at least those of the distinct ones."""
+    import pyarrow.compute as pc
+    import pyarrow.types as kinds
+
+    if not kinds.is_dictionary(column.type):
+        return 0
+    total = 0
+    for chunk in column.chunks:
+        lengths = pc.binary_length(chunk.dictionary)
+        own = pc.sum(pc.take(lengths, chunk.indices)).as_py() or 0
+        total += max(own, pc.sum(lengths).as_py() or 0)
+    return total
+
+
+# ---------------------------------------------------------------- commands
+
+
+Command = Callable[[Sequence[str]], int]
+
+
+def working_on_folders(command: Command) -> Command:
+    """A command on output folders, whose files may not fit together in ways that nobody foresaw: that is told, with
+    the place in the code where it shows, and is no traceback."""
+
+    @functools.wraps(command)
+    def run(words: Sequence[str]) -> int:
+        try:
+            return command(words)
+        except (ConfigError, Broken, OSError):
+            raise
+        except Exception as error:
+            told = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+            rule = f"cannot be done: the files of the folder do not fit together ({told}, in {_where(error)})"
+            way = "run the study again; if nobody changed the files it is a fault of dse, so please report it"
+            raise ConfigError([Problem(" ".join(words), rule, way_out=way)]) from error
+
+    return run
+
+
+def _where(error: BaseException) -> str:
+    """File and line of the last of our own functions that an error came through."""
+    own = Path(__file__).resolve().parents[1]
+    place, trace = "", error.__traceback__
+    while trace is not None:
+        file = Path(trace.tb_frame.f_code.co_filename)
+        if file.is_relative_to(own) and "site-packages" not in file.parts:
+            place = f"{file.relative_to(own)}:{trace.tb_lineno}"
+        trace = trace.tb_next
+    return place
+
+
+def commands(known: Mapping[str, Command]) -> dict[str, Command]:
+    """Commands by name, each as `working_on_folders`."""
+    return {name: working_on_folders(command) for name, command in known.items()}
