@@ -16,7 +16,8 @@ from pydantic import BaseModel
 
 from dse.backend import Batch, Columns, Interval, Metric, Replay, Result, Results, Tree
 from dse.errors import Problem, Problems
-from dse.values import Frozen, Integer
+from dse.values import Frozen
+from dse.units import Integer
 
 
 class Point(Frozen):

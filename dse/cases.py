@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dse import plugins
+from dse.errors import ConfigError, Problem, did_you_mean
 from dse.finished import Finished
 from dse.outputs import results
-from dse.errors import ConfigError, Problem, did_you_mean
 from dse.tree import Feature, Option
 
 if TYPE_CHECKING:

@@ -11,7 +11,8 @@ import yaml
 from pydantic import model_validator
 
 from dse.errors import Problems
-from dse.values import Frozen, Integer, Number, Provenance
+from dse.values import Frozen, Provenance
+from dse.units import Integer, Number
 
 
 class Claim(Frozen):

@@ -22,18 +22,11 @@ from dse import (
     rules,
     views,
 )
-from dse.results import output_files
 from dse.agreement import compare as compare_levels
 from dse.backend import Metric
 from dse.beside import Beside, beside
 from dse.compose import Request
 from dse.database import StoreError
-from dse.execute import Interrupted
-from dse.fidelity import Climb, climb, texts_of
-from dse.finished import Finished
-from dse.interrupt import Stop, stoppable
-from dse.outputs import Outputs
-from dse.plan import Plan, StoreAt, plan
 from dse.errors import (
     ConfigError,
     Problem,
@@ -41,7 +34,14 @@ from dse.errors import (
     pairs,
     redacted,
 )
+from dse.execute import Interrupted
+from dse.fidelity import Climb, climb, texts_of
+from dse.finished import Finished
+from dse.interrupt import Stop, stoppable
+from dse.outputs import Outputs
+from dse.plan import Plan, StoreAt, plan
 from dse.redundant import idle_axes
+from dse.results import output_files
 from dse.search import importance
 from dse.selection import MOST_ROWS, SELECTED, Selection, select
 from dse.store import Store

@@ -16,10 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dse import provenance, report
-from dse.results.output_files import plain_folder
+from dse.errors import ConfigError, Problem, pairs
 from dse.finished import Finished, read
 from dse.outputs import Outputs
-from dse.errors import ConfigError, Problem, pairs
+from dse.results.output_files import plain_folder
 from dse.standings import signed
 
 if TYPE_CHECKING:

@@ -18,9 +18,9 @@ from typing import Any
 import yaml
 
 from dse import expansion
+from dse.errors import ConfigError, Problem, did_you_mean
 from dse.expansion import interpolates, limited
 from dse.files import read_text
-from dse.errors import ConfigError, Problem, did_you_mean
 from dse.space import Knob, get_path, set_path
 from dse.yamlcheck import accidents, calls_code, held, is_hydras, looked_at, unreadable
 

@@ -35,8 +35,8 @@ from sqlalchemy import (
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, OperationalError, SQLAlchemyError
 from sqlalchemy.pool import NullPool
 
-from dse.owner import locked
 from dse.errors import hidden
+from dse.owner import locked
 
 T = TypeVar("T")
 

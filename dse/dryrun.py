@@ -24,10 +24,10 @@ from dse import report
 from dse.backend import Result, Results
 from dse.baselines import Baselines
 from dse.compose import OWN_FLAGS, Request, overrides, own_folder, request
+from dse.errors import ConfigError, Problem, did_you_mean
 from dse.execute import POOL_PAYS_S
 from dse.pace import Call, Estimate, Pace, RowCost, measured, timed, workers
 from dse.plan import Budget, Plan, plan
-from dse.errors import ConfigError, Problem, did_you_mean
 from dse.progress import Advance, bar
 from dse.quantities import duration, scaled
 from dse.space import Block, Evaluated, Knob, Space

@@ -27,7 +27,14 @@ from dse.errors import (
 from dse.session import Forgetful, Session
 from dse.space import Block, Evaluated
 from dse.store import Context, Fresh, key_bytes
-from dse.values import Bytes, Fraction, Frozen, Integer, Lanes, Seconds
+from dse.units import (
+    Bytes,
+    Fraction,
+    Integer,
+    Seconds,
+)
+from dse.values import Frozen
+from dse.content_hash import Keys
 from dse.workers import Lost, Pool
 
 POOL_PAYS_S = 2.0  # work done here before worker processes are started: starting them costs about as much
@@ -159,7 +166,7 @@ class _Piece:
 class _Part:
     """What is leased and given up as a whole: a part of a point, in the same place whoever evaluates it."""
 
-    def __init__(self, block: Block, keys: Lanes, scenario: str) -> None:
+    def __init__(self, block: Block, keys: Keys, scenario: str) -> None:
         self.block, self.keys, self.scenario = block, keys, scenario
         self.found: dict[int, Results] = {}
         self.left = block.size
@@ -369,7 +376,7 @@ class _Calls:
         self._jobs = executor.num_jobs
         limited = executor.timeout_s is not None or executor.memory_bytes is not None
         self._apart = limited or evaluator.session.lost > 0
-        self._streak: list[Lanes] = []
+        self._streak: list[Keys] = []
         self._last = ""
         self._patience = Patience(executor.max_retries, executor.broken_after)
         self._second: Pool | None = None

@@ -20,14 +20,15 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, Field
 
 from dse.backend import STATUSES, Backend, Result, Results, Tree
-from dse.execute import BackendSpec, Evaluator
 from dse.errors import Broken, ConfigError, Problem
+from dse.execute import BackendSpec, Evaluator
 from dse.progress import bar
 from dse.session import Session
 from dse.space import Block, Evaluated
 from dse.standings import first_best, signed
 from dse.store import Context
-from dse.values import Frozen, Integer, Number, WallSeconds, leaves
+from dse.values import Frozen, leaves
+from dse.units import Integer, Number, WallSeconds
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -8,9 +8,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dse.results import output_files
-from dse.outputs import Outputs, results
 from dse.errors import ConfigError, Problem
+from dse.outputs import Outputs, results
+from dse.results import output_files
 from dse.space import Knob, get_path
 
 if TYPE_CHECKING:

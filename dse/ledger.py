@@ -16,7 +16,7 @@ from dse.plan import Plan
 from dse.progress import bar
 from dse.standings import Seen, Standings
 from dse.table import ROWS_PER_GROUP, Layout, Rows, Sheet
-from dse.values import grid_lanes, hexes
+from dse.content_hash import grid_content_keys, keys_to_hex
 
 
 class Ledger:
@@ -31,7 +31,7 @@ class Ledger:
         self.sheet = Sheet(path, self._layout)
         self._standings = Standings(plan.goals, len(plan.spaces), tuple(plan.backend.metrics))
         self._written, self._unexplored, self._claimed = Seen(), Seen(), Seen()
-        self._salts = np.concatenate([grid_lanes([f"scenario = {name}"], {}) for name in plan.spaces])
+        self._salts = np.concatenate([grid_content_keys([f"scenario = {name}"], {}) for name in plan.spaces])
         self._held: list[Rows] = []
         self.distinct = np.zeros(len(plan.spaces), int)
         self.winners: dict[str, tuple[str, BaseModel]] = {}
@@ -78,7 +78,7 @@ class Ledger:
             point = held[part].point
             assert point.block.batch is not None
             design = point.block.batch.at(place)
-            self.winners[self._layout.scenarios[scenario]] = (hexes(point.keys)[place].decode(), design)
+            self.winners[self._layout.scenarios[scenario]] = (keys_to_hex(point.keys)[place].decode(), design)
         for counts, name in ((self.statuses, "status"), (self.engines, "engine")):
             column = batch.column(name)
             found = np.bincount(column.indices.to_numpy(), minlength=len(column.dictionary))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-
+import contextlib
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
 
-from dse.results import output_files
 from dse.backend import STATUSES
 from dse.errors import ConfigError, Problem, did_you_mean
 from dse.files import atomic_replacement, path_inside
+from dse.results import output_files
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -119,7 +119,9 @@ class Outputs:
             way = did_you_mean(study, finished) if finished else f"run python -m dse study={study} first"
             raise ConfigError([Problem("study", f"has no finished run below {root}/", study, way)])
         if folder.resolve().parent != folder.parent.resolve():
-            raise output_files.refused(folder, "leads out of its folder", way_out="remove the link, or name the run's folder")
+            raise output_files.refused(
+                folder, "leads out of its folder", way_out="remove the link, or name the run's folder"
+            )
         return cls(folder.resolve())
 
     def discard(self) -> None:

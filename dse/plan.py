@@ -13,15 +13,16 @@ from pydantic import AfterValidator, Field
 from dse import plugins
 from dse.backend import Backend, Canonical, Status, Tree
 from dse.compose import Request
+from dse.errors import ConfigError, Problems, did_you_mean
 from dse.execute import BackendSpec, Executor, validate
 from dse.fidelity import OWN, Fidelity, Level, handed, levels, told
 from dse.finished import Finished
-from dse.errors import ConfigError, Problems, did_you_mean
 from dse.search import Goal, Limit, Question, Search, method
 from dse.selection import Rule
 from dse.space import Knob, Space, get_path
 from dse.store import Context
-from dse.values import Frozen, Integer, Number, WallSeconds
+from dse.values import Frozen
+from dse.units import Integer, Number, WallSeconds
 
 _SECTIONS = (
     "study",

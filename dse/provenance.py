@@ -16,8 +16,8 @@ from importlib.metadata import PackageNotFoundError, entry_points, version
 from pathlib import Path
 from typing import Any
 
-from dse.plugins import PACKAGES
 from dse.errors import redacted
+from dse.plugins import PACKAGES
 
 _LIBRARIES = (
     *("dse", "hydra-core", "joblib", "matplotlib", "mlflow", "moocore", "numba", "numpy", "optuna", "pandas", "pint"),

@@ -9,14 +9,14 @@ from typing import Any
 
 from dse import plots
 from dse.backend import Interval, Replay
-from dse.results.output_files import frame
+from dse.errors import ConfigError, Problem
+from dse.files import atomic_replacement
 from dse.finished import Finished
 from dse.outputs import Outputs, results
-from dse.files import atomic_replacement
 from dse.plan import Plan
-from dse.errors import ConfigError, Problem
 from dse.report import said
-from dse.values import key as identity
+from dse.results.output_files import frame
+from dse.content_hash import content_key as identity
 from dse.vary import Present, planned_again
 
 

@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 
 from dse import report
 from dse.cases import TIE, Question
-from dse.finished import Finished
-from dse.files import atomic_replacement
 from dse.errors import ConfigError, Problem, pairs
+from dse.files import atomic_replacement
+from dse.finished import Finished
 from dse.progress import bar
 from dse.quantities import quantity
 from dse.tree import Option

@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 
 from dse import plugins, report
 from dse.cases import Cases, Floats, Question, cases, plain
+from dse.errors import ConfigError, Problem, pairs
+from dse.files import atomic_replacement
 from dse.finished import Finished
 from dse.learning import Size, learn
-from dse.files import atomic_replacement
-from dse.errors import ConfigError, Problem, pairs
 from dse.progress import bar
 from dse.tree import Leaf, Option, Tree
 

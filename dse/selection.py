@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from dse.results.output_files import frame
 from dse.outputs import results
+from dse.results.output_files import frame
 from dse.standings import first_best, signed
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from dse.database import StoreError
 from dse.owner import Owner, me
 from dse.standings import Seen
 from dse.store import Context, Found, Fresh, Store, chunks, key_bytes, leases, owners
-from dse.values import Lanes, grid_lanes
+from dse.content_hash import Keys, grid_content_keys
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -45,19 +45,19 @@ class Session(Protocol):
     def shared(self) -> bool:
         """Whether another process is or was at work on the same since this one began."""
 
-    def find(self, keys: Lanes) -> Found | None:
+    def find(self, keys: Keys) -> Found | None:
         """What is known of keys [B, 2]; None where nothing can be."""
 
-    def lease(self, parts: Sequence[Lanes]) -> list[bool]:
+    def lease(self, parts: Sequence[Keys]) -> list[bool]:
         """Take parts (keys [B, 2] each) in hand: which are ours now."""
 
     def recall(self, studies: NDArray[np.int64]) -> None:
         """Note that known results are used, by the studies that had them evaluated."""
 
-    def release(self, parts: Sequence[Lanes]) -> None:
+    def release(self, parts: Sequence[Keys]) -> None:
         """Give up parts that need nothing any more."""
 
-    def record(self, fresh: Fresh, parts: Sequence[Lanes], *, idle: bool = False) -> list[Results]:
+    def record(self, fresh: Fresh, parts: Sequence[Keys], *, idle: bool = False) -> list[Results]:
         """Take in results, and the parts that are done with them; results that are recorded now, in order.
 
         idle: whether evaluation goes on meanwhile.
@@ -66,7 +66,7 @@ class Session(Protocol):
     def flush(self) -> list[Results]:
         """Record what was taken in."""
 
-    def withdraw(self, keys: Lanes) -> None:
+    def withdraw(self, keys: Keys) -> None:
         """Take results [B, 2] back that are not to be believed."""
 
 
@@ -76,20 +76,20 @@ class Forgetful:
     lost = 0
     shared = False
 
-    def find(self, keys: Lanes) -> None:
+    def find(self, keys: Keys) -> None:
         """Nothing."""
 
-    def lease(self, parts: Sequence[Lanes]) -> list[bool]:
+    def lease(self, parts: Sequence[Keys]) -> list[bool]:
         """All."""
         return [True] * len(parts)
 
     def recall(self, studies: NDArray[np.int64]) -> None:
         """Nothing is known."""
 
-    def release(self, parts: Sequence[Lanes]) -> None:
+    def release(self, parts: Sequence[Keys]) -> None:
         """Nothing was taken."""
 
-    def record(self, fresh: Fresh, parts: Sequence[Lanes], *, idle: bool = False) -> list[Results]:
+    def record(self, fresh: Fresh, parts: Sequence[Keys], *, idle: bool = False) -> list[Results]:
         """The results as they are."""
         return [fresh.results]
 
@@ -97,7 +97,7 @@ class Forgetful:
         """Nothing is held."""
         return []
 
-    def withdraw(self, keys: Lanes) -> None:
+    def withdraw(self, keys: Keys) -> None:
         """Nothing was kept."""
 
 
@@ -119,7 +119,7 @@ class StoreSession:
         contexts = (one for one in (hold.context, *hold.accepted) if set(hold.context.metrics) <= set(one.metrics))
         self._shifts = [(store.number(one), _shift(hold.context, one)) for one in contexts]
         self.recalled: Counter[int] = Counter()
-        self._held: list[tuple[Fresh, Sequence[Lanes]]] = []
+        self._held: list[tuple[Fresh, Sequence[Keys]]] = []
         self._recorded, self._took_s = time.monotonic(), (0.0, 0.0)  # the last two times: one may be an exception
         self._silent: dict[int, tuple[int, float]] = {}
         self._owner = self._enter()
@@ -147,7 +147,7 @@ class StoreSession:
         self._shared = self._shared or not self.alone
         return self._shared
 
-    def find(self, keys: Lanes) -> Found | None:
+    def find(self, keys: Keys) -> Found | None:
         """What is known of keys [B, 2]; None where nothing can be, as nobody was here before."""
         self._unknown = self._unknown and self.alone
         if self._unknown and not self._made.has(keys).any():
@@ -164,7 +164,7 @@ class StoreSession:
         """Note that known results are used, by the studies that had them evaluated."""
         self.recalled.update(studies.tolist())
 
-    def lease(self, parts: Sequence[Lanes]) -> list[bool]:
+    def lease(self, parts: Sequence[Keys]) -> list[bool]:
         """Take parts (keys [B, 2] each) in hand: which are ours now. What owners had that are gone becomes ours."""
         names = [_name(part) for part in parts]
         sizes = {name: len(part) for name, part in zip(names, parts, strict=True)}
@@ -179,7 +179,7 @@ class StoreSession:
             return self.lease(parts)
         return [holders.get(name) == self._owner for name in names]
 
-    def record(self, fresh: Fresh, parts: Sequence[Lanes], *, idle: bool = False) -> list[Results]:
+    def record(self, fresh: Fresh, parts: Sequence[Keys], *, idle: bool = False) -> list[Results]:
         """Take in results, and the parts that are done with them; results that are recorded now, in order.
 
         They are recorded at once where that takes little of the time, else a few together. Where another process was
@@ -213,7 +213,7 @@ class StoreSession:
         self._took_s = self._took_s[1], self._recorded - began
         return found
 
-    def release(self, parts: Sequence[Lanes]) -> None:
+    def release(self, parts: Sequence[Keys]) -> None:
         """Give up parts that need nothing any more."""
         names = [_name(part) for part in parts]
         if names:
@@ -249,7 +249,7 @@ class StoreSession:
             print(f"{name} is not deterministic: {change}; what was recorded first stands", file=sys.stderr)
         return recorded
 
-    def withdraw(self, keys: Lanes) -> None:
+    def withdraw(self, keys: Keys) -> None:
         """Take results [B, 2] back that are not to be believed."""
         self.flush()
         self._store.remove(key_bytes(keys))
@@ -314,14 +314,14 @@ def _drop(connection: Connection, gone: Sequence[int]) -> None:
     connection.execute(delete(owners).where(owners.c.id.in_(gone)))
 
 
-def _name(keys: Lanes) -> bytes:
+def _name(keys: Keys) -> bytes:
     """The name of a part: the sum of its keys, which of a single point is its key."""
     return key_bytes(keys.sum(axis=0, dtype=np.uint64)[None])[0]
 
 
-def _shift(own: Context, other: Context) -> Lanes:
+def _shift(own: Context, other: Context) -> Keys:
     """What turns keys made in one context into those of another."""
-    return grid_lanes([], {}, other.words) - grid_lanes([], {}, own.words)
+    return grid_content_keys([], {}, other.words) - grid_content_keys([], {}, own.words)
 
 
 def _either(found: Found, other: Found) -> Found:

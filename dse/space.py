@@ -29,7 +29,9 @@ from pydantic import BaseModel
 
 from dse.backend import Backend, Batch, Canonical, Results, Tree, along, pieces
 from dse.errors import ConfigError
-from dse.values import LABELS, Lanes, amount, grid_lanes, lanes, put
+from dse.values import LABELS, put
+from dse.content_hash import Keys, grid_content_keys, content_keys
+from dse.units import amount
 
 Assignment = dict[str, Any]
 
@@ -147,12 +149,12 @@ class Block:
         ]
         return ["".join((head, *found, "}")) for found in itertools.product(*parts)]
 
-    def keys(self, *context: str) -> Lanes:
+    def keys(self, *context: str) -> Keys:
         """Content hashes [size, 2] of its designs; where there is no design, of what was asked for."""
         if self.design is not None:
-            return lanes(self.design, self.axes, context)
+            return content_keys(self.design, self.axes, context)
         asked = {section: _unlabelled(tree) for section, tree in self.tree.items()}
-        return grid_lanes([f"refused = {json.dumps(asked, sort_keys=True, default=str)}"], self.axes, context)
+        return grid_content_keys([f"refused = {json.dumps(asked, sort_keys=True, default=str)}"], self.axes, context)
 
 
 @dataclass
@@ -160,7 +162,7 @@ class Evaluated:
     """A block of designs of a scenario, their keys [B, 2], whether they were asked for, and their results, if any."""
 
     block: Block
-    keys: Lanes
+    keys: Keys
     scenario: str
     results: Results | None = None
     asked: bool = False

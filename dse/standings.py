@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dse.backend import STATUSES
-from dse.values import Lanes
+from dse.content_hash import Keys
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -31,7 +31,7 @@ def _rounded(values: Floats) -> Floats:
     return np.asarray(np.ldexp(np.rint(np.ldexp(mantissa, 40)), exponent - 40) + 0.0)
 
 
-def outcome_keys(columns: Sequence[NDArray[Any]], scenarios: NDArray[np.integer[Any]]) -> Lanes:
+def outcome_keys(columns: Sequence[NDArray[Any]], scenarios: NDArray[np.integer[Any]]) -> Keys:
     """Hashes [B, 2] of outcomes: of all metrics [B] each, rounded as in `signed`, and of their scenario [B]."""
     found = np.stack([scenarios, scenarios], axis=-1).astype(np.uint64) ^ _SEEDS
     for column in columns:
@@ -43,7 +43,7 @@ def outcome_keys(columns: Sequence[NDArray[Any]], scenarios: NDArray[np.integer[
 _SEEDS = np.array([0x9E3779B97F4A7C15, 0xD1B54A32D192ED03], np.uint64)
 
 
-def _mixed(words: Lanes) -> Lanes:
+def _mixed(words: Keys) -> Keys:
     """The finaliser of SplitMix64 (Steele, Lea, Flood, OOPSLA 2014), with a constant for each column of words."""
     words = words + _SEEDS
     words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -138,7 +138,7 @@ class Standings:
         marked[marked] = self._marked.add(self._outcomes(batch, np.flatnonzero(marked)))
         return marked
 
-    def _outcomes(self, batch: Any, rows: NDArray[np.intp]) -> Lanes:
+    def _outcomes(self, batch: Any, rows: NDArray[np.intp]) -> Keys:
         columns = [batch.column(name).to_numpy(zero_copy_only=False)[rows] for name in self._metrics]
         return outcome_keys(columns, batch.column("scenario").indices.to_numpy()[rows])
 
@@ -163,9 +163,9 @@ class Seen:
     """
 
     def __init__(self) -> None:
-        self._runs: list[Lanes] = []
+        self._runs: list[Keys] = []
 
-    def add(self, hashes: Lanes) -> NDArray[np.bool_]:
+    def add(self, hashes: Keys) -> NDArray[np.bool_]:
         """Which of the hashes [B, 2] are new, the first of equal ones only; they are known from now on."""
         order = np.argsort(hashes[:, 0], kind="stable")
         ordered = hashes[order]
@@ -179,7 +179,7 @@ class Seen:
         marked[order[fresh]] = True
         return marked
 
-    def has(self, hashes: Lanes) -> NDArray[np.bool_]:
+    def has(self, hashes: Keys) -> NDArray[np.bool_]:
         """Which of the hashes [B, 2] are known."""
         found = np.zeros(len(hashes), bool)
         for run in self._runs:

@@ -38,7 +38,7 @@ from sqlalchemy.exc import DBAPIError
 from dse.backend import STATUSES, Result, Results, Status
 from dse.database import PATIENCE_S, Blob, Database, StoreError, check_plain, reader
 from dse.errors import hidden
-from dse.values import Lanes
+from dse.content_hash import Keys
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -145,7 +145,7 @@ class Found:
 class Fresh:
     """Results to record: keys [B, 2], their results [B], and the text [B] of each point."""
 
-    keys: Lanes
+    keys: Keys
     results: Results
     points: Sequence[str]
 
@@ -227,7 +227,7 @@ class Store:
         query = select(results.c.key).where(results.c.context == context).limit(1)
         return self.database.read(lambda connection: connection.execute(query).first()) is not None
 
-    def find(self, keys: Lanes, context: int) -> Found:
+    def find(self, keys: Keys, context: int) -> Found:
         """What is known of keys [B, 2] that were made in a context.
 
         Rows that do not fit their checksum go into quarantine and are not known.
@@ -356,7 +356,7 @@ class Store:
         return self.database.read(lambda connection: connection.execute(query).scalar()) or b""
 
 
-def recorded(url: str) -> Iterator[Lanes]:
+def recorded(url: str) -> Iterator[Keys]:
     """Keys [<= 65,536, 2] of all results of a store, as they stand; nothing is made or written.
 
     Raises StoreError where it cannot be read.
@@ -380,7 +380,7 @@ def _signs(goals: Mapping[str, str]) -> NDArray[np.float64]:
     return np.array([1.0 if goal == "minimize" else -1.0 for goal in goals.values()])
 
 
-def key_bytes(keys: Lanes) -> list[bytes]:
+def key_bytes(keys: Keys) -> list[bytes]:
     """Content hashes [B, 2] as B texts of 16 bytes."""
     data = keys.astype(">u8").tobytes()
     return [data[start : start + 16] for start in range(0, len(data), 16)]

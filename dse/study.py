@@ -28,7 +28,7 @@ from dse.session import Forgetful, Session
 from dse.space import Assignment, Block, Evaluated, Space
 from dse.standings import Seen
 from dse.table import ROWS_PER_GROUP, Rows
-from dse.values import hexes
+from dse.content_hash import keys_to_hex
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -226,7 +226,7 @@ class _Scenario:
 
 
 def _name(point: Evaluated) -> str:
-    return str(hexes(point.keys)[0].decode())
+    return str(keys_to_hex(point.keys)[0].decode())
 
 
 def _replayed(

@@ -20,11 +20,11 @@ from pydantic import BaseModel
 
 from dse.backend import STATUSES, Backend, Columns, Results
 from dse.baselines import places
-from dse.plan import Plan
 from dse.errors import ConfigError
+from dse.plan import Plan
 from dse.search import Limit
 from dse.space import Assignment, Block, Evaluated, Space, get_path
-from dse.values import Lanes, hexes
+from dse.content_hash import Keys, keys_to_hex
 
 ROWS_PER_GROUP = 1 << 16  # rows held at once: some 30 MB of columns
 
@@ -239,11 +239,11 @@ def _plain(annotation: Any) -> Iterator[Any]:
         yield annotation
 
 
-def _texts(hashes: Lanes) -> Any:
+def _texts(hashes: Keys) -> Any:
     """Keys as a pyarrow array of texts, without a Python object each."""
     import pyarrow as pa
 
-    data = hexes(hashes)
+    data = keys_to_hex(hashes)
     offsets = np.arange(0, 32 * len(data) + 1, 32, dtype=np.int32)
     return pa.StringArray.from_buffers(len(data), pa.py_buffer(offsets), pa.py_buffer(data))
 

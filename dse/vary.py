@@ -21,20 +21,21 @@ from pydantic import BaseModel
 
 from dse.backend import Batch, Results, checked
 from dse.compose import request
-from dse.execute import call
-from dse.results.output_files import refused
-from dse.finished import Finished, read
-from dse.plan import Plan, plan
 from dse.errors import (
     ConfigError,
     Problem,
     Problems,
     did_you_mean,
 )
+from dse.execute import call
+from dse.finished import Finished, read
+from dse.plan import Plan, plan
+from dse.results.output_files import refused
 from dse.space import get_path, set_path
 from dse.standings import signed
 from dse.tree import Option
-from dse.values import key, leaves, put
+from dse.content_hash import content_key
+from dse.values import leaves, put
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -178,7 +179,7 @@ def _design(planned: Plan, row: pd.Series[Any]) -> BaseModel | None:
     if len(blocks) == 1 and blocks[0].design is None and row["status"] == "infeasible":
         return None
     design = blocks[0].design if len(blocks) == 1 else None
-    if design is not None and key(design, *planned.context.words) == row["key"]:
+    if design is not None and content_key(design, *planned.context.words) == row["key"]:
         return design
     rule = "was made by other code or another configuration, and cannot be evaluated again as it was"
     raise ConfigError([Problem("study", rule, row["key"], "run the study again, or give its config_dir=")])

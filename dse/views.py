@@ -16,7 +16,6 @@ from pathlib import Path
 
 from dse import tracking
 from dse.compose import request
-from dse.plan import Tracking
 from dse.errors import (
     ConfigError,
     Problem,
@@ -24,6 +23,7 @@ from dse.errors import (
     hidden,
     pairs,
 )
+from dse.plan import Tracking
 from dse.progress import bar
 from dse.space import get_path
 from dse.tracking.study import StudyFolder

@@ -15,8 +15,8 @@ from typing import Any
 
 import yaml
 
-from dse.files import read_bytes
 from dse.errors import ConfigError, Problem
+from dse.files import read_bytes
 
 MOST_BYTES = 1 << 20
 MOST_DEPTH = 50

@@ -17,7 +17,8 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 
-from dse.values import Integer, knob
+from dse.units import Integer
+from dse.values import knob
 from search_spaces.pipeline import MoverKnobs, Pipeline, piece
 from simulators.design import Rule
 from simulators.graph import TaskGraph

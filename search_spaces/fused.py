@@ -23,7 +23,8 @@ from typing import Annotated, ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from dse.values import Fraction, Integer, knob
+from dse.units import Fraction, Integer
+from dse.values import knob
 from search_spaces.persistent import Lowering, ordered, partners, pieces
 from search_spaces.pipeline import memory_rules
 from simulators.design import Rule, ScheduleKnobs

@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from dse.errors import ConfigError
-from dse.values import Integer, knob
+from dse.units import Integer
+from dse.values import knob
 from simulators.design import Rule, ScheduleKnobs
 from simulators.gemm import GemmCost, beside_cu_copies, gemm_cost
 from simulators.graph import GraphBuilder, TaskGraph

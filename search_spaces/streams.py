@@ -16,7 +16,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 
-from dse.values import Integer, knob
+from dse.units import Integer
+from dse.values import knob
 from simulators.design import Rule, ScheduleKnobs
 from simulators.graph import GraphBuilder, TaskGraph
 from simulators.sharing import Choice, Kernel, chosen, lacks

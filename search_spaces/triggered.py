@@ -32,7 +32,8 @@ from typing import Annotated, Any, ClassVar, Literal
 import numpy as np
 
 from dse.errors import ConfigError
-from dse.values import Integer, Number, knob
+from dse.units import Integer, Number
+from dse.values import knob
 from search_spaces.pipeline import node_rules
 from simulators.design import Rule, ScheduleKnobs
 from simulators.graph import GraphBuilder, TaskGraph

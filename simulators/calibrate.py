@@ -18,15 +18,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import yaml
 
-from dse.files import read_bytes
-from dse.outputs import Outputs
-from dse.files import atomic_replacement
 from dse.errors import (
     ConfigError,
     Problem,
     Problems,
     pairs,
 )
+from dse.files import atomic_replacement, read_bytes
+from dse.outputs import Outputs
 from simulators.device import Device, device_of, tree_of
 from simulators.fit import FEWEST, PRIORS, TYPICAL, Fitted, fit
 from simulators.measurements import FLOAT_BYTES, Rows, read

@@ -19,7 +19,15 @@ from dse.errors import (
     Problems,
     did_you_mean,
 )
-from dse.values import Bytes, BytesPerSecond, FlopPerSecond, Frozen, Integer, Number, Seconds
+from dse.units import (
+    Bytes,
+    BytesPerSecond,
+    FlopPerSecond,
+    Integer,
+    Number,
+    Seconds,
+)
+from dse.values import Frozen
 from dse.yamlcheck import held, unreadable
 from simulators.pim import Pim
 from simulators.sourced import Sourced

@@ -20,8 +20,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from dse.files import read_text
-from dse.files import atomic_replacement
 from dse.errors import (
     ConfigError,
     Problem,
@@ -29,6 +27,7 @@ from dse.errors import (
     did_you_mean,
     pairs,
 )
+from dse.files import atomic_replacement, read_text
 from simulators.seqpoint import Iterations, Sample, choose, cut_parallel, cut_sequential, iterations_cut, projected
 
 if TYPE_CHECKING:

@@ -20,18 +20,20 @@ from pydantic import BaseModel, Field
 from dse import compose, plugins
 from dse.backend import Batch, Columns, Metric, Replay, Result, Results, Tree
 from dse.baselines import places
-from dse.execute import call
-from dse.plan import Plan, plan
 from dse.errors import (
     ConfigError,
     Problem,
     Problems,
     did_you_mean,
 )
+from dse.execute import call
+from dse.plan import Plan, plan
 from dse.search import Outcome, Question, Search, explore
 from dse.search.genes import Genes
 from dse.space import Assignment, get_path
-from dse.values import Frozen, Integer, hexes
+from dse.values import Frozen
+from dse.units import Integer
+from dse.content_hash import keys_to_hex
 
 _VERSION = "2"
 _CALL = 65_536  # points that are enumerated together
@@ -153,7 +155,7 @@ def _enumerated(planned: Plan) -> Iterator[tuple[list[Assignment], list[str], li
             for ok, row in zip(results.ok.tolist(), columns, strict=True)
         ]
         asked = block if block.asked is None else block.asked
-        where, keys = places(asked, block), hexes(block.keys()).astype(str)
+        where, keys = places(asked, block), keys_to_hex(block.keys()).astype(str)
         yield list(asked.points()), keys[where].tolist(), [told[place] for place in where]
 
 

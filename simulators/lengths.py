@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from pydantic import Field, field_validator, model_validator
 
 from dse.errors import ConfigError, Problem
-from dse.values import Fraction, Frozen, Integer, Number, knob
+from dse.units import Fraction, Integer, Number
+from dse.values import Frozen, knob
 from simulators.sourced import Sourced
 
 Integers = NDArray[np.int64]

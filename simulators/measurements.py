@@ -23,8 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dse.compose import conf_dir
-from dse.files import opened, read_text
 from dse.errors import ConfigError, Problem, did_you_mean
+from dse.files import opened, read_text
 from simulators.device import ELEMENT_BYTES
 
 Floats = NDArray[np.float64]

@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from pydantic import BaseModel, Field
 
-from dse.values import Number, leaves
+from dse.units import Number
+from dse.values import leaves
 from simulators.graph import GraphBuilder
 from simulators.system import System
 from simulators.transfer import Pattern, Route, links

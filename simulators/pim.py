@@ -25,7 +25,13 @@ import numpy as np
 from numpy.typing import ArrayLike
 from pydantic import Field, field_validator
 
-from dse.values import BytesPerSecond, Frozen, Integer, Number, Seconds
+from dse.units import (
+    BytesPerSecond,
+    Integer,
+    Number,
+    Seconds,
+)
+from dse.values import Frozen
 from simulators.mx import Format
 from simulators.sourced import Sourced
 

@@ -16,9 +16,15 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from dse.backend import Metric
-from dse.files import irregular, opened
 from dse.errors import Problems
-from dse.values import Bytes, Frozen, Integer, Number, WallSeconds
+from dse.files import irregular, opened
+from dse.units import (
+    Bytes,
+    Integer,
+    Number,
+    WallSeconds,
+)
+from dse.values import Frozen
 from simulators.process import Limits
 
 PLACE = re.compile(r"\{([A-Za-z_][\w.]*)\}")

@@ -11,18 +11,16 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationInfo, field_validator
 
 from dse.errors import Problems
-from dse.values import (
+from dse.units import (
     Bytes,
     BytesPerSecond,
     FlopPerSecond,
     Fraction,
-    Frozen,
     Integer,
     Number,
     Seconds,
-    knob,
-    leaves,
 )
+from dse.values import Frozen, knob, leaves
 from simulators.pim import Pim
 from simulators.sourced import Sourced, is_fact
 

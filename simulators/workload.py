@@ -11,14 +11,15 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from dse.files import read_text
 from dse.errors import (
     ConfigError,
     Problem,
     Problems,
     did_you_mean,
 )
-from dse.values import Bytes, Frozen, Integer, Number, knob
+from dse.files import read_text
+from dse.units import Bytes, Integer, Number
+from dse.values import Frozen, knob
 from simulators.transfer import Pattern
 
 ELEMENT_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4, "fp8": 1}

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from dse.finished import Finished
 from dse.errors import ConfigError
+from dse.finished import Finished
 from dse.values import put
 from simulators.step import StepBackend
 from simulators.steps.design import OF_LENGTHS, Design

@@ -16,9 +16,9 @@ import numpy as np
 
 from dse.claims import Claim, Finding, read
 from dse.compose import conf_dir
+from dse.errors import ConfigError
 from dse.finished import Finished
 from dse.plots import Axis, predictions, tables
-from dse.errors import ConfigError
 from dse.values import put
 from simulators.device import device_of
 from simulators.lengths import iteration_lengths

@@ -10,7 +10,8 @@ from pydantic import BaseModel, Field
 
 from dse.backend import STATUSES, Batch, Columns, Metric, Replay, Results, Tree
 from dse.errors import Problem, Problems
-from dse.values import BytesPerSecond, Frozen, Integer, Seconds, put
+from dse.units import BytesPerSecond, Integer, Seconds
+from dse.values import Frozen, put
 
 
 class Way(Frozen):

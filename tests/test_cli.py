@@ -25,11 +25,11 @@ from dse import execute, report
 from dse.claims import Claim, Finding, judge, within
 from dse.cli import main
 from dse.compose import request
+from dse.errors import ConfigError
 from dse.outputs import Outputs
 from dse.plan import Plan, plan
-from dse.errors import ConfigError
 from dse.selection import Selection
-from dse.values import hexes
+from dse.content_hash import keys_to_hex
 from studies.ficco import STUDY
 
 SMALL = ["study=ficco_sweep", "workload.only=[g4]", "tracking=none", "fidelity=none"]
@@ -116,7 +116,7 @@ def test_a_study_writes_a_table_with_a_row_per_point(study: tuple[Path, str]) ->
     folder, _ = study
     table = dse.load("ficco_sweep", folder / "outputs")
     found = small_plan()
-    points = {key for block in found.spaces["g4"].blocks(1000) for key in hexes(block.keys(*found.context.words))}
+    points = {key for block in found.spaces["g4"].blocks(1000) for key in keys_to_hex(block.keys(*found.context.words))}
     assert set(table["key"]) == {key.decode() for key in points}
     assert table["key"].is_unique
     assert set(table["status"]) == {"ok"}

@@ -25,9 +25,9 @@ from dse import plugins
 from dse.backend import Batch
 from dse.cli import main
 from dse.compose import Request, request
-from dse.plan import Plan, plan
 from dse.errors import ConfigError
-from dse.values import hexes, key
+from dse.plan import Plan, plan
+from dse.content_hash import keys_to_hex, content_key
 from simulators.workload import read_shapes
 
 Said = Callable[..., str]
@@ -627,7 +627,7 @@ def test_a_fixed_path_wins_over_a_sweep_of_it_wherever_it_stands() -> None:
 @pytest.mark.parametrize("written", ["64 GB/s", "'64 GB/s'", "64e9", "512 Gbit/s", "64GB/s"])
 def test_one_quantity_in_any_unit_is_one_design(written: str) -> None:
     path = "system.node.link_bytes_per_s"
-    assert key(base(planned(S, f"{path}={written}"))) == key(base(planned(S, f"{path}=64000000000")))
+    assert content_key(base(planned(S, f"{path}={written}"))) == content_key(base(planned(S, f"{path}=64000000000")))
 
 
 @pytest.mark.slow
@@ -703,11 +703,11 @@ def test_grids_of_hardware_and_schedule_numbers_hold_the_designs_that_validation
     for block in space.blocks(1000):
         assert block.batch is not None
         assert {"system.gpu.num_cus", "system.node.link_bytes_per_s"} <= set(block.axes)
-        keys = hexes(block.keys()).tolist()
+        keys = keys_to_hex(block.keys()).tolist()
         for place, design in enumerate(block.batch.designs()):
             point = {**block.assignment, **{path: block.held(path)[place].item() for path in block.axes}}
             expected = found.backend.design(space.tree(point))
             assert design == expected
-            assert keys[place].decode() == key(expected)
+            assert keys[place].decode() == content_key(expected)
             count += 1
     assert count == space.size()

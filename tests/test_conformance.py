@@ -41,8 +41,8 @@ from numpy.typing import NDArray
 from pydantic import BaseModel
 
 from dse.backend import Backend, Batch, Results, checked
-from dse.plugins import plugins
 from dse.errors import ConfigError
+from dse.plugins import plugins
 from simulators.design import Design
 from simulators.fairness import fair_rates
 from simulators.gemm import gemm_cost

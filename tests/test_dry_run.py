@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 
 from dse.cli import main
 from dse.dryrun import Outlook, Tally, general, outlook
-from dse.pace import Pace, spread
 from dse.errors import ConfigError
+from dse.pace import Pace, spread
 from dse.quantities import duration, quantity
 from dse.space import Knob
-from dse.values import key
+from dse.content_hash import content_key
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -72,7 +72,7 @@ def by_hand(knobs: Sequence[Knob], scenario: str) -> Tally:
             name, bad = repr(space.tree(point)), True
             refused += name not in met
         else:
-            name, bad = key(design), bool(backend.problems(design))
+            name, bad = content_key(design), bool(backend.problems(design))
             broken += bad and name not in met
         met.add(name)
     return Tally(asked, asked, len(met), refused, broken)

@@ -19,11 +19,11 @@ from hypothesis import strategies as st
 
 from dse import execute
 from dse.backend import STATUSES, Batch, Metric, Result, Results, Status, checked
-from dse.execute import BackendSpec, validate
 from dse.errors import Broken, ConfigError
+from dse.execute import BackendSpec, validate
 from dse.session import Forgetful
 from dse.store import Fresh
-from dse.values import Lanes
+from dse.content_hash import Keys
 
 NUMBERS = st.one_of(st.floats(), st.integers(-(10**30), 10**30))
 
@@ -313,7 +313,7 @@ class Counted(Forgetful):
 
     recorded = 0
 
-    def record(self, fresh: Fresh, parts: Sequence[Lanes], *, idle: bool = False) -> list[Results]:
+    def record(self, fresh: Fresh, parts: Sequence[Keys], *, idle: bool = False) -> list[Results]:
         self.recorded += fresh.results.size
         return super().record(fresh, parts, idle=idle)
 

@@ -32,8 +32,8 @@ import dse
 from dse import plugins
 from dse.backend import Backend, Batch, Result, Results, checked
 from dse.cli import main
-from dse.execute import BackendSpec, Patience, _serve, call
 from dse.errors import ConfigError
+from dse.execute import BackendSpec, Patience, _serve, call
 from dse.workers import Pool
 from simulators import process
 from simulators.external import ExternalBackend

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from dse.agreement import compare, tau
 from dse.cli import main
 from dse.compose import request
+from dse.errors import ConfigError
 from dse.fidelity import excess
 from dse.plan import plan
-from dse.errors import ConfigError
 from dse.store import Store
 
 NAMES = "space.schedule.name=choice(serial,hetero_fused_1d,uniform_fused_1d)"

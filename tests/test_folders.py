@@ -22,8 +22,8 @@ import yaml
 from conftest import REPOSITORY, mostly_nightly
 from folders import finished, odd_table
 
-from dse.results import output_files
 from dse.cli import main
+from dse.results import output_files
 
 FAST = ["study=ficco_sweep", "schedule=serial", "workload.only=[g1,g4]", "tracking=none", "fidelity=none"]
 OTHER = "2026-01-01_00-00-00"

@@ -19,8 +19,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dse.cli import main
-from dse.outputs import Outputs
 from dse.errors import ConfigError
+from dse.outputs import Outputs
 from dse.space import set_path
 from simulators.memory import accelsim, recorded
 from simulators.memory.design import Design

@@ -16,18 +16,17 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from dse.errors import ConfigError, Problems, did_you_mean
-from dse.values import (
+from dse.units import (
     Bytes,
     BytesPerSecond,
     FlopPerSecond,
     Fraction,
-    Frozen,
     Integer,
     Number,
     Seconds,
-    key,
-    leaves,
 )
+from dse.values import Frozen, leaves
+from dse.content_hash import content_key
 from simulators.gemm import GemmCost, gemm_cost
 from simulators.system import Gpu, Node, System
 from simulators.transfer import Movement, Mover, Pattern, Route, links, rate, routes
@@ -296,10 +295,10 @@ def test_every_number_of_a_design_is_part_of_its_key() -> None:
         for path, value, _ in leaves(part)
         if isinstance(value, (int, float)) and not isinstance(value, bool) and not path.startswith("cost_")
     }
-    seen = {key(point)}
+    seen = {content_key(point)}
     for path, value in numbers.items():
         changed = value - 1 if isinstance(value, int) else value * (1 - 1e-12)
-        seen.add(key(design("uniform_fused_1d", {"schedule.mover": "cu", path: changed})))
+        seen.add(content_key(design("uniform_fused_1d", {"schedule.mover": "cu", path: changed})))
     assert len(numbers) > 15
     assert len(seen) == 1 + len(numbers)
 
@@ -317,7 +316,7 @@ def test_every_number_of_a_design_is_part_of_its_key() -> None:
     ids=str,
 )
 def test_a_different_choice_is_a_different_key(other: dict[str, Any]) -> None:
-    assert key(design("uniform_fused_1d", other)) != key(design("uniform_fused_1d"))
+    assert content_key(design("uniform_fused_1d", other)) != content_key(design("uniform_fused_1d"))
 
 
 @pytest.mark.slow
@@ -326,7 +325,7 @@ def test_workloads_have_equal_keys_exactly_where_they_are_equal(
     shape: tuple[int, int, int], other: tuple[int, int, int], patterns: tuple[Pattern, Pattern]
 ) -> None:
     one, two = (design("serial", shape=s, pattern=p) for s, p in zip((shape, other), patterns, strict=True))
-    assert (key(one) == key(two)) == ((shape, patterns[0]) == (other, patterns[1]))
+    assert (content_key(one) == content_key(two)) == ((shape, patterns[0]) == (other, patterns[1]))
 
 
 @pytest.mark.parametrize(
@@ -357,7 +356,7 @@ def test_the_same_design_written_differently_has_the_same_key(same: dict[str, An
     if "system.cost_reference" in same:
         base = {"system.cost_reference": {"gpu.hbm_bytes_per_s": 4300000000000, "gpu.num_cus": 304}}
         base["system.cost_weights"] = {"gpu.num_cus": 1}
-    assert key(design("uniform_fused_1d", {**base, **same})) == key(design("uniform_fused_1d", base))
+    assert content_key(design("uniform_fused_1d", {**base, **same})) == content_key(design("uniform_fused_1d", base))
 
 
 def test_a_schedule_built_in_python_drops_what_means_nothing_as_one_read_from_a_file_does() -> None:
@@ -375,12 +374,12 @@ def reversed_keys(tree: Any) -> Any:
 
 def test_the_order_of_keys_does_not_change_the_key() -> None:
     tree = design_tree("uniform_fused_1d")
-    assert key(backend("event").design(reversed_keys(tree))) == key(backend("event").design(tree))
+    assert content_key(backend("event").design(reversed_keys(tree))) == content_key(backend("event").design(tree))
 
 
 def test_the_context_is_part_of_the_key() -> None:
     point = design("serial")
-    assert len({key(point), key(point, "a"), key(point, "b"), key(point, "a", "b")}) == 4
+    assert len({content_key(point), content_key(point, "a"), content_key(point, "b"), content_key(point, "a", "b")}) == 4
 
 
 # Values with units

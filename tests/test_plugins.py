@@ -16,9 +16,9 @@ import dse
 from dse import plugins
 from dse.cli import main
 from dse.compose import request
+from dse.errors import ConfigError
 from dse.execute import BackendSpec
 from dse.plan import plan
-from dse.errors import ConfigError
 
 ENGINE = '''
 """Everything one after another."""

@@ -17,7 +17,7 @@ from pydantic import BaseModel
 
 from dse.cli import main
 from dse.errors import ConfigError
-from dse.values import lanes
+from dse.content_hash import content_keys
 from simulators.capacity import Base, Buffer, Copies, Copy, saving
 from simulators.mx import Format
 from simulators.pim import Pim
@@ -253,7 +253,7 @@ def test_a_design_does_not_depend_on_what_nobody_uses() -> None:
 
 
 def _key(design: BaseModel) -> Any:
-    return lanes(design)
+    return content_keys(design)
 
 
 # What is refused

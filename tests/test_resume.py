@@ -19,9 +19,9 @@ import toy
 from sqlalchemy import select
 
 from dse.cli import main
+from dse.errors import Broken, ConfigError
 from dse.execute import Interrupted
 from dse.plan import Plan
-from dse.errors import Broken, ConfigError
 from dse.resume import Begun, begin, finish, question
 from dse.space import Knob
 from dse.store import Store, leases, owners, studies

@@ -25,8 +25,8 @@ from numpy.typing import NDArray
 
 from dse import plugins, warm
 from dse.backend import STATUSES
-from dse.plan import Plan
 from dse.errors import ConfigError
+from dse.plan import Plan
 from dse.search import Limit, Question, Search, explore, surrogate
 from dse.search.genes import Genes
 from dse.search.methods import portfolio
@@ -35,7 +35,7 @@ from dse.space import Assignment, Block, Knob, Space, set_path
 from dse.standings import Standings, winners
 from dse.study import Findings
 from dse.study import run as run_study
-from dse.values import hexes, key
+from dse.content_hash import keys_to_hex, content_key
 
 METHODS = tuple(name for name in plugins.plugins("dse.search.methods", "METHOD") if name != "gp")  # needs torch
 every_method = pytest.mark.parametrize("method", METHODS)
@@ -98,7 +98,7 @@ def designs_by_brute_force(space: Space) -> set[str]:
             section, _, leaf = path.partition(".")
             if leaf in tree[section]:
                 set_path(tree, path, value)
-        found.add(key(toy.Fixed().design(tree)))
+        found.add(content_key(toy.Fixed().design(tree)))
     return found
 
 
@@ -106,7 +106,7 @@ def designs_by_brute_force(space: Space) -> set[str]:
 @given(spaces())
 @hypothesis_settings(max_examples=60)
 def test_enumeration_yields_every_distinct_design_exactly_once(space: Space) -> None:
-    found = [key(toy.Fixed().design(space.tree(point))) for point in space.points()]
+    found = [content_key(toy.Fixed().design(space.tree(point))) for point in space.points()]
     assert len(found) == len(set(found))
     assert set(found) == designs_by_brute_force(space)
 
@@ -162,12 +162,12 @@ def test_blocks_cover_every_point_once_and_hold_its_design_or_the_reason_why_the
 def test_the_keys_of_a_block_are_those_of_its_designs_however_they_are_written(space: Space) -> None:
     blocks = list(space.blocks(10_000))
     for block in blocks:
-        keys = [text.decode() for text in hexes(block.keys("toy", "1")).tolist()]
+        keys = [text.decode() for text in keys_to_hex(block.keys("toy", "1")).tolist()]
         if block.batch is not None:
-            assert keys == [key(design, "toy", "1") for design in block.batch.designs()]
+            assert keys == [content_key(design, "toy", "1") for design in block.batch.designs()]
         for place, part in enumerate(block.split(1)):
-            assert hexes(part.keys("toy", "1")).tolist() == [keys[place].encode()]
-    everything = [text for block in blocks for text in hexes(block.keys()).tolist()]
+            assert keys_to_hex(part.keys("toy", "1")).tolist() == [keys[place].encode()]
+    everything = [text for block in blocks for text in keys_to_hex(block.keys()).tolist()]
     assert len(set(everything)) == len(everything)
 
 
@@ -231,7 +231,7 @@ def test_a_knob_that_depends_on_an_idle_knob_does_not_count(order: tuple[str, ..
         "thing.grip": (1, 2, 3),
     }
     space = toy.space(*(Knob(path, values[path]) for path in order))
-    found = [key(toy.Fixed().design(space.tree(point))) for point in space.points()]
+    found = [content_key(toy.Fixed().design(space.tree(point))) for point in space.points()]
     assert sorted(found) == sorted(set(found))
     assert len(found) == 1 + 3 + 1  # flat; firm with three grips; loose
 
@@ -631,7 +631,7 @@ def test_a_sampled_study_evaluates_no_design_twice_and_every_row_once(method: st
     before = len(plan.backend.evaluated)
     table, _ = studied(plan, tmp_path)
     context = (plan.spec.name, plan.backend.version, repr(plan.spec.parameters))
-    keys = [key(design, *context) for design in plan.backend.evaluated[before:]]
+    keys = [content_key(design, *context) for design in plan.backend.evaluated[before:]]
     assert len(keys) == len(set(keys))
     assert sorted(keys) == sorted(table["key"])
 

@@ -28,7 +28,7 @@ from dse.database import StoreError
 from dse.owner import Owner, me
 from dse.session import Hold, StoreSession
 from dse.store import Context, Fresh, Store, fits, key_bytes, leases, owners, quarantine, results
-from dse.values import Lanes, lanes
+from dse.content_hash import Keys, content_keys
 
 
 @pytest.fixture(autouse=True)
@@ -65,8 +65,8 @@ def new_store() -> Store:
     return Store(f"sqlite:///{_folder.name}/{next(_numbers)}.db")
 
 
-def keys_of(xs: Sequence[int], context: Context = CONTEXT) -> Lanes:
-    return np.concatenate([lanes(one, context=context.words) for one in toy.things(xs)])
+def keys_of(xs: Sequence[int], context: Context = CONTEXT) -> Keys:
+    return np.concatenate([content_keys(one, context=context.words) for one in toy.things(xs)])
 
 
 def made(xs: Sequence[int], faults: Sequence[tuple[int, str]] = ()) -> Results:

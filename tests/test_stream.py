@@ -21,15 +21,15 @@ from hypothesis import strategies as st
 
 from dse import execute, ledger, study
 from dse.backend import Result
+from dse.errors import ConfigError
 from dse.execute import Interrupted
 from dse.plan import Plan
-from dse.errors import ConfigError
 from dse.selection import select
 from dse.space import Assignment, Knob, Space
 from dse.standings import Seen, winners
 from dse.study import Support
 from dse.study import run as run_study
-from dse.values import key
+from dse.content_hash import content_key
 
 KNOBS = (
     Knob("thing.name", ("plain", "fancy")),
@@ -87,7 +87,7 @@ def alone(plan: Plan, space: Space, point: Assignment) -> tuple[str, Result]:
         design = plan.backend.design(space.tree(point))
     except ConfigError as error:
         return f"refused {error}", Result("infeasible", reason=str(error).replace("\n", "; "))
-    name = key(design, plan.spec.name, plan.backend.version, repr(plan.spec.parameters))
+    name = content_key(design, plan.spec.name, plan.backend.version, repr(plan.spec.parameters))
     (found,) = execute.call(plan.spec, [execute.Batch(design)])
     return name, found[0]
 

@@ -22,18 +22,24 @@ from pydantic import BaseModel, Field, model_validator
 from dse import plugins
 from dse.backend import STATUSES, Batch, Columns, Interval, Metric, Replay, Result, Results, Tree
 from dse.compose import Request
-from dse.execute import BackendSpec, Evaluator, Executor
-from dse.plan import Plan, plan
 from dse.errors import (
     ConfigError,
     Problem,
     Problems,
     did_you_mean,
 )
+from dse.execute import BackendSpec, Evaluator, Executor
+from dse.plan import Plan, plan
 from dse.search import Goal
 from dse.session import Forgetful, Session
 from dse.space import Block, Evaluated, Knob, Space
-from dse.values import Frozen, Integer, Number, condition, knob, put
+from dse.values import (
+    Frozen,
+    condition,
+    knob,
+    put,
+)
+from dse.units import Integer, Number
 
 
 class Thing(Frozen):

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dse.files import path_inside
-from dse.files import atomic_replacement
+from dse.files import atomic_replacement, path_inside
 
 if TYPE_CHECKING:
     import pandas as pd

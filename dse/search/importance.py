@@ -25,14 +25,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dse import report
-from dse.finished import Finished, read
-from dse.files import atomic_replacement
 from dse.errors import (
     ConfigError,
     Problem,
     did_you_mean,
     pairs,
 )
+from dse.files import atomic_replacement
+from dse.finished import Finished, read
 from dse.progress import bar
 from dse.standings import signed
 

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from pydantic import model_validator
 
 from dse.space import Assignment, Space
-from dse.values import Frozen, Number
+from dse.values import Frozen
+from dse.units import Number
 
 Goal = Literal["minimize", "maximize"]
 Outcome = Mapping[str, float] | None

@@ -16,9 +16,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from dse.errors import hidden
 from dse.outputs import Outputs
 from dse.owner import locked
-from dse.errors import hidden
 from dse.selection import NUMBER, Rule, shown
 
 _ABOUT = ("key", "status", "reason", "engine", "on_front")

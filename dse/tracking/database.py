@@ -19,8 +19,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from dse.owner import locked
 from dse.errors import hidden
+from dse.owner import locked
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine

@@ -15,10 +15,10 @@ from typing import Annotated, Any, Final
 
 from pydantic import AfterValidator
 
-from dse.results import output_files
 from dse import provenance
 from dse.outputs import Made, Outputs, Shape, Summary, results
 from dse.report import said
+from dse.results import output_files
 from dse.standings import winners
 from dse.tracking.points import MAX_NAME, MAX_TAG, cut, mlflow_name, text
 

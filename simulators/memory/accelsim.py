@@ -34,9 +34,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dse.errors import ConfigError, Problem, Problems
 from dse.files import lines
 from dse.files import opened as plain
-from dse.errors import ConfigError, Problem, Problems
 
 Block = NDArray[np.int64]
 

@@ -24,13 +24,13 @@ import numpy as np
 import yaml
 
 from dse import provenance
-from dse.outputs import Outputs
 from dse.errors import (
     ConfigError,
     Problem,
     Problems,
     pairs,
 )
+from dse.outputs import Outputs
 from dse.space import set_path
 from simulators.memory import engine
 from simulators.memory.backend import MemoryBackend

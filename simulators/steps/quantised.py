@@ -28,7 +28,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from dse.values import Integer, Number, knob
+from dse.units import Integer, Number
+from dse.values import knob
 from simulators.mx import Format
 from simulators.operators.gemm import LARGEST_TILE
 from simulators.pim import Direction, InstructionSet, Pim, commands_per_word

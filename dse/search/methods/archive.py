@@ -19,7 +19,8 @@ from dse.errors import Problems
 from dse.search.genes import Genes, Rows
 from dse.search.question import Outcome, Question
 from dse.space import Assignment
-from dse.values import Fraction, Frozen, Integer
+from dse.units import Fraction, Integer
+from dse.values import Frozen
 
 _ROUNDS = 8  # in which children are made, before points are drawn evenly; and in which these are drawn
 

@@ -19,7 +19,8 @@ from dse.errors import Problems
 from dse.search.methods import screened, tpe
 from dse.search.question import Method, Outcome, Question
 from dse.space import Assignment
-from dse.values import Fraction, Frozen, Integer
+from dse.units import Fraction, Integer
+from dse.values import Frozen
 
 _BEYOND = 0.1  # of the front's range, by which the reference point lies beyond it
 

@@ -24,7 +24,7 @@ from dse.search.genes import Rows
 from dse.search.methods import archive
 from dse.search.question import Question
 from dse.search.surrogate import Surrogate
-from dse.values import Fraction, Integer
+from dse.units import Fraction, Integer
 
 _FEWEST = 8  # points that the process learns from at least
 _GROWN = 1.1  # more points are known when the process's rates are tuned again
