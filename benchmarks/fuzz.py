@@ -314,7 +314,7 @@ def prepare(made: Path) -> None:
 def _prepared(made: Path) -> int:
     from dse.cli import main
     from dse.compare import flat
-    from dse.compose import conf_dir, request
+    from dse.config.compose import conf_dir, request
 
     words = [_STUDY, "schedule=serial", "workload.only=[g1,g4]", "tracking=none", "fidelity=none", "executor.jobs=1"]
     if code := main(words):

@@ -16,8 +16,8 @@ from pydantic import BaseModel
 
 from dse.backend import Batch, Columns, Interval, Metric, Replay, Result, Results, Tree
 from dse.errors import Problem, Problems
-from dse.values import Frozen
 from dse.units import Integer
+from dse.values import Frozen
 
 
 class Point(Frozen):

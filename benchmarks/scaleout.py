@@ -19,7 +19,7 @@ import yaml
 
 from benchmarks.timing import best
 from dse.backend import Batch
-from dse.compose import conf_dir
+from dse.config.compose import conf_dir
 from dse.space import set_path
 from simulators.design import Design
 from simulators.overlap import OverlapBackend

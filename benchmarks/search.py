@@ -23,7 +23,7 @@ import numpy as np
 import pandas as pd
 
 from benchmarks import recorded
-from dse import compose
+from dse.config import compose
 from dse.plan import plan
 from dse.search import Outcome, Question, Search, explore
 from dse.search.genes import Genes

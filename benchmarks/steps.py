@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.timing import best
-from dse import compose
+from dse.config import compose
 from dse.backend import Batch
 from dse.plan import plan
 from dse.values import put

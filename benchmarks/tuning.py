@@ -15,7 +15,7 @@ import numpy as np
 import yaml
 
 from benchmarks.timing import best
-from dse.compose import conf_dir
+from dse.config.compose import conf_dir
 from simulators.sharing import chosen
 from simulators.system import system_of
 

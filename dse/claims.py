@@ -11,8 +11,8 @@ import yaml
 from pydantic import model_validator
 
 from dse.errors import Problems
-from dse.values import Frozen, Provenance
 from dse.units import Integer, Number
+from dse.values import Frozen, Provenance
 
 
 class Claim(Frozen):

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from dse import plugins
-from dse.compose import (
+from dse.config.compose import (
     OWN_FLAGS,
     check_expansion,
     check_foreign,

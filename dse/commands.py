@@ -25,7 +25,7 @@ from dse import (
 from dse.agreement import compare as compare_levels
 from dse.backend import Metric
 from dse.beside import Beside, beside
-from dse.compose import Request
+from dse.config.compose import Request
 from dse.database import StoreError
 from dse.errors import (
     ConfigError,

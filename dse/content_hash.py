@@ -105,5 +105,3 @@ def _canonical(value: Any) -> Any:
     if isinstance(value, BaseModel):
         return sorted((path, _canonical(item)) for path, item, _ in leaves(value))
     return value + 0.0 if isinstance(value, float) else value  # -0.0 is 0.0
-
-

@@ -23,7 +23,13 @@ from numpy.typing import NDArray
 from dse import report
 from dse.backend import Result, Results
 from dse.baselines import Baselines
-from dse.compose import OWN_FLAGS, Request, overrides, own_folder, request
+from dse.config.compose import (
+    OWN_FLAGS,
+    Request,
+    overrides,
+    own_folder,
+    request,
+)
 from dse.errors import ConfigError, Problem, did_you_mean
 from dse.execute import POOL_PAYS_S
 from dse.pace import Call, Estimate, Pace, RowCost, measured, timed, workers

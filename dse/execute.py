@@ -18,6 +18,7 @@ from pydantic import AfterValidator, Field
 
 from dse import plugins
 from dse.backend import STATUSES, Backend, Batch, Lawful, Result, Results, checked, lawful
+from dse.content_hash import Keys
 from dse.errors import (
     Broken,
     ConfigError,
@@ -34,7 +35,6 @@ from dse.units import (
     Seconds,
 )
 from dse.values import Frozen
-from dse.content_hash import Keys
 from dse.workers import Lost, Pool
 
 POOL_PAYS_S = 2.0  # work done here before worker processes are started: starting them costs about as much

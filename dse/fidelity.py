@@ -27,8 +27,8 @@ from dse.session import Session
 from dse.space import Block, Evaluated
 from dse.standings import first_best, signed
 from dse.store import Context
-from dse.values import Frozen, leaves
 from dse.units import Integer, Number, WallSeconds
+from dse.values import Frozen, leaves
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -117,7 +117,7 @@ class Finished:
     @cached_property
     def _allowed(self) -> dict[str, Knob]:
         """What a point may hold at the paths that a baseline changes: the knob, or the one value of the design."""
-        from dse.compose import searched
+        from dse.config.compose import searched
 
         config_dir = self.made.get("config_dir")
         folder = Path(config_dir) if config_dir and Path(config_dir).is_dir() else None

@@ -12,7 +12,7 @@ from pydantic import AfterValidator, Field
 
 from dse import plugins
 from dse.backend import Backend, Canonical, Status, Tree
-from dse.compose import Request
+from dse.config.compose import Request
 from dse.errors import ConfigError, Problems, did_you_mean
 from dse.execute import BackendSpec, Executor, validate
 from dse.fidelity import OWN, Fidelity, Level, handed, levels, told
@@ -21,8 +21,8 @@ from dse.search import Goal, Limit, Question, Search, method
 from dse.selection import Rule
 from dse.space import Knob, Space, get_path
 from dse.store import Context
-from dse.values import Frozen
 from dse.units import Integer, Number, WallSeconds
+from dse.values import Frozen
 
 _SECTIONS = (
     "study",

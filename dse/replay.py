@@ -9,6 +9,7 @@ from typing import Any
 
 from dse import plots
 from dse.backend import Interval, Replay
+from dse.content_hash import content_key as identity
 from dse.errors import ConfigError, Problem
 from dse.files import atomic_replacement
 from dse.finished import Finished
@@ -16,7 +17,6 @@ from dse.outputs import Outputs, results
 from dse.plan import Plan
 from dse.report import said
 from dse.results.output_files import frame
-from dse.content_hash import content_key as identity
 from dse.vary import Present, planned_again
 
 

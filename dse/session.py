@@ -20,11 +20,11 @@ from numpy.typing import NDArray
 from sqlalchemy import delete, func, insert, select, update
 
 from dse.backend import Results
+from dse.content_hash import Keys, grid_content_keys
 from dse.database import StoreError
 from dse.owner import Owner, me
 from dse.standings import Seen
 from dse.store import Context, Found, Fresh, Store, chunks, key_bytes, leases, owners
-from dse.content_hash import Keys, grid_content_keys
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection

@@ -19,6 +19,7 @@ from pydantic import BaseModel
 from dse import warm
 from dse.backend import Canonical, Result, Results
 from dse.baselines import Baselines
+from dse.content_hash import keys_to_hex
 from dse.execute import Evaluator
 from dse.ledger import Ledger
 from dse.plan import Plan
@@ -28,7 +29,6 @@ from dse.session import Forgetful, Session
 from dse.space import Assignment, Block, Evaluated, Space
 from dse.standings import Seen
 from dse.table import ROWS_PER_GROUP, Rows
-from dse.content_hash import keys_to_hex
 
 if TYPE_CHECKING:
     import pandas as pd

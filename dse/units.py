@@ -91,4 +91,3 @@ Bytes = Annotated[float, _quantity("byte"), Field(ge=0, le=1e18)]
 BytesPerSecond = Annotated[float, _quantity("byte/second"), Field(gt=0, le=1e16)]
 FlopPerSecond = Annotated[float, _quantity("flop/second"), Field(gt=0, le=1e20)]
 Fraction = Annotated[float, BeforeValidator(_number), Field(ge=0, le=1)]
-

@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 from pydantic import BaseModel
 
 from dse.backend import Batch, Results, checked
-from dse.compose import request
+from dse.config.compose import request
+from dse.content_hash import content_key
 from dse.errors import (
     ConfigError,
     Problem,
@@ -34,7 +35,6 @@ from dse.results.output_files import refused
 from dse.space import get_path, set_path
 from dse.standings import signed
 from dse.tree import Option
-from dse.content_hash import content_key
 from dse.values import leaves, put
 
 if TYPE_CHECKING:

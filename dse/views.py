@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dse import tracking
-from dse.compose import request
+from dse.config.compose import request
 from dse.errors import (
     ConfigError,
     Problem,

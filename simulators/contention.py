@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dse.compose import conf_dir
+from dse.config.compose import conf_dir
 from dse.values import put
 from simulators.gemm import beside_cu_copies, gemm_cost
 from simulators.system import System

@@ -17,9 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, Field
 
-from dse import compose, plugins
+from dse.config import compose
+from dse import plugins
 from dse.backend import Batch, Columns, Metric, Replay, Result, Results, Tree
 from dse.baselines import places
+from dse.content_hash import keys_to_hex
 from dse.errors import (
     ConfigError,
     Problem,
@@ -31,9 +33,8 @@ from dse.plan import Plan, plan
 from dse.search import Outcome, Question, Search, explore
 from dse.search.genes import Genes
 from dse.space import Assignment, get_path
-from dse.values import Frozen
 from dse.units import Integer
-from dse.content_hash import keys_to_hex
+from dse.values import Frozen
 
 _VERSION = "2"
 _CALL = 65_536  # points that are enumerated together

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from dse import plugins
 from dse.backend import Batch, Columns, Metric, Replay, Result, Results, Tree
-from dse.compose import conf_dir
+from dse.config.compose import conf_dir
 from dse.errors import Problem, Problems, did_you_mean
 from dse.space import get_path
 from dse.values import Frozen

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dse.compose import conf_dir
+from dse.config.compose import conf_dir
 from dse.errors import ConfigError, Problem, did_you_mean
 from dse.files import opened, read_text
 from simulators.device import ELEMENT_BYTES

@@ -28,8 +28,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from pydantic import Field, model_validator
 
-from dse.values import Frozen
 from dse.units import Integer
+from dse.values import Frozen
 from simulators.sourced import Sourced
 
 Codes = NDArray[np.uint8]

@@ -17,7 +17,7 @@ import yaml
 from dse import plugins
 from dse.backend import Batch
 from dse.claims import Claim, Finding, read
-from dse.compose import conf_dir
+from dse.config.compose import conf_dir
 from dse.finished import Finished
 from dse.plots import Axis, tables
 from dse.space import set_path

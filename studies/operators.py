@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dse.claims import Claim, Finding, read
-from dse.compose import conf_dir
+from dse.config.compose import conf_dir
 from dse.finished import Finished
 from dse.space import get_path
 from simulators.calibrate import large_median, table_of, told_errors

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dse.claims import Claim, Finding, read
-from dse.compose import conf_dir
+from dse.config.compose import conf_dir
 from dse.errors import ConfigError
 from dse.finished import Finished
 from dse.plots import Axis, predictions, tables

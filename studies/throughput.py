@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from dse.compose import listing
+from dse.config.compose import listing
 from dse.plots import predictions
 from simulators.device import tree_of
 from simulators.step import StepBackend

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from dse.cli import main
-from dse.compose import conf_dir
+from dse.config.compose import conf_dir
 from dse.errors import ConfigError
 from simulators.calibrate import calibrated
 from simulators.device import Efficiency, device_of, tree_of

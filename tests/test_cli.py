@@ -24,12 +24,12 @@ import dse
 from dse import execute, report
 from dse.claims import Claim, Finding, judge, within
 from dse.cli import main
-from dse.compose import request
+from dse.config.compose import request
+from dse.content_hash import keys_to_hex
 from dse.errors import ConfigError
 from dse.outputs import Outputs
 from dse.plan import Plan, plan
 from dse.selection import Selection
-from dse.content_hash import keys_to_hex
 from studies.ficco import STUDY
 
 SMALL = ["study=ficco_sweep", "workload.only=[g4]", "tracking=none", "fidelity=none"]

@@ -24,10 +24,10 @@ from conftest import AFTER, CONF, DEVICES, FAMILIES, FREE, MEMORIES, OF_ONE_GPU,
 from dse import plugins
 from dse.backend import Batch
 from dse.cli import main
-from dse.compose import Request, request
+from dse.config.compose import Request, request
+from dse.content_hash import content_key, keys_to_hex
 from dse.errors import ConfigError
 from dse.plan import Plan, plan
-from dse.content_hash import keys_to_hex, content_key
 from simulators.workload import read_shapes
 
 Said = Callable[..., str]

@@ -15,12 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dse.cli import main
+from dse.content_hash import content_key
 from dse.dryrun import Outlook, Tally, general, outlook
 from dse.errors import ConfigError
 from dse.pace import Pace, spread
 from dse.quantities import duration, quantity
 from dse.space import Knob
-from dse.content_hash import content_key
 
 
 @pytest.fixture(autouse=True, scope="module")

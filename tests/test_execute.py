@@ -19,11 +19,11 @@ from hypothesis import strategies as st
 
 from dse import execute
 from dse.backend import STATUSES, Batch, Metric, Result, Results, Status, checked
+from dse.content_hash import Keys
 from dse.errors import Broken, ConfigError
 from dse.execute import BackendSpec, validate
 from dse.session import Forgetful
 from dse.store import Fresh
-from dse.content_hash import Keys
 
 NUMBERS = st.one_of(st.floats(), st.integers(-(10**30), 10**30))
 

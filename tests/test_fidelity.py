@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from dse.agreement import compare, tau
 from dse.cli import main
-from dse.compose import request
+from dse.config.compose import request
 from dse.errors import ConfigError
 from dse.fidelity import excess
 from dse.plan import plan

@@ -18,7 +18,7 @@ from test_conformance import DISTINCT
 from test_grids import batches, evaluated
 
 from dse.backend import Batch, Canonical, Results
-from dse.compose import request
+from dse.config.compose import request
 from dse.plan import Plan, plan
 from dse.redundant import idle_axes
 from dse.space import Block, Space

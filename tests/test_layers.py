@@ -16,8 +16,8 @@ from conftest import CONF, DEVICES, MEMORIES, REPOSITORY, SYSTEMS, design, shipp
 from conftest import backend as overlap
 
 from dse import plugins
-from dse.compose import listing
-from dse.yamlcheck import accidents, unreadable
+from dse.config.compose import listing
+from dse.config.yaml_checks import accidents, unreadable
 from simulators.device import Device
 from simulators.memory.backend import MemoryBackend
 from simulators.memory.machine import MemorySystem

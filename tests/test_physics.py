@@ -15,6 +15,7 @@ from conftest import FAMILIES, OF_STREAMS, PATTERNS, SYSTEMS, backend, design, d
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
+from dse.content_hash import content_key
 from dse.errors import ConfigError, Problems, did_you_mean
 from dse.units import (
     Bytes,
@@ -26,7 +27,6 @@ from dse.units import (
     Seconds,
 )
 from dse.values import Frozen, leaves
-from dse.content_hash import content_key
 from simulators.gemm import GemmCost, gemm_cost
 from simulators.system import Gpu, Node, System
 from simulators.transfer import Movement, Mover, Pattern, Route, links, rate, routes
@@ -379,7 +379,9 @@ def test_the_order_of_keys_does_not_change_the_key() -> None:
 
 def test_the_context_is_part_of_the_key() -> None:
     point = design("serial")
-    assert len({content_key(point), content_key(point, "a"), content_key(point, "b"), content_key(point, "a", "b")}) == 4
+    assert (
+        len({content_key(point), content_key(point, "a"), content_key(point, "b"), content_key(point, "a", "b")}) == 4
+    )
 
 
 # Values with units

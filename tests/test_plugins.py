@@ -15,7 +15,7 @@ from toy import distribution
 import dse
 from dse import plugins
 from dse.cli import main
-from dse.compose import request
+from dse.config.compose import request
 from dse.errors import ConfigError
 from dse.execute import BackendSpec
 from dse.plan import plan

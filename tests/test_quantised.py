@@ -16,8 +16,8 @@ from iterations import BACKEND, gridded, metrics, runs, single, step, tree
 from pydantic import BaseModel
 
 from dse.cli import main
-from dse.errors import ConfigError
 from dse.content_hash import content_keys
+from dse.errors import ConfigError
 from simulators.capacity import Base, Buffer, Copies, Copy, saving
 from simulators.mx import Format
 from simulators.pim import Pim

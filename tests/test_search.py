@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from dse import plugins, warm
 from dse.backend import STATUSES
+from dse.content_hash import content_key, keys_to_hex
 from dse.errors import ConfigError
 from dse.plan import Plan
 from dse.search import Limit, Question, Search, explore, surrogate
@@ -35,7 +36,6 @@ from dse.space import Assignment, Block, Knob, Space, set_path
 from dse.standings import Standings, winners
 from dse.study import Findings
 from dse.study import run as run_study
-from dse.content_hash import keys_to_hex, content_key
 
 METHODS = tuple(name for name in plugins.plugins("dse.search.methods", "METHOD") if name != "gp")  # needs torch
 every_method = pytest.mark.parametrize("method", METHODS)

@@ -24,7 +24,12 @@ from dse.cli import main
 from dse.errors import hidden, redacted
 from dse.report import console
 from dse.tracking.study import StudyFolder
-from dse.yamlcheck import MOST_BYTES, MOST_FILES, MOST_NODES, unreadable
+from dse.config.yaml_checks import (
+    MOST_BYTES,
+    MOST_FILES,
+    MOST_NODES,
+    unreadable,
+)
 
 S = [
     "study=ficco_sweep",

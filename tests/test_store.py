@@ -24,11 +24,11 @@ from sqlalchemy import func, select
 
 from dse.backend import Batch, Result, Results
 from dse.cli import main
+from dse.content_hash import Keys, content_keys
 from dse.database import StoreError
 from dse.owner import Owner, me
 from dse.session import Hold, StoreSession
 from dse.store import Context, Fresh, Store, fits, key_bytes, leases, owners, quarantine, results
-from dse.content_hash import Keys, content_keys
 
 
 @pytest.fixture(autouse=True)

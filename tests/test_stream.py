@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 
 from dse import execute, ledger, study
 from dse.backend import Result
+from dse.content_hash import content_key
 from dse.errors import ConfigError
 from dse.execute import Interrupted
 from dse.plan import Plan
@@ -29,7 +30,6 @@ from dse.space import Assignment, Knob, Space
 from dse.standings import Seen, winners
 from dse.study import Support
 from dse.study import run as run_study
-from dse.content_hash import content_key
 
 KNOBS = (
     Knob("thing.name", ("plain", "fancy")),

@@ -21,7 +21,7 @@ from pydantic import BaseModel, Field, model_validator
 
 from dse import plugins
 from dse.backend import STATUSES, Batch, Columns, Interval, Metric, Replay, Result, Results, Tree
-from dse.compose import Request
+from dse.config.compose import Request
 from dse.errors import (
     ConfigError,
     Problem,
@@ -33,13 +33,13 @@ from dse.plan import Plan, plan
 from dse.search import Goal
 from dse.session import Forgetful, Session
 from dse.space import Block, Evaluated, Knob, Space
+from dse.units import Integer, Number
 from dse.values import (
     Frozen,
     condition,
     knob,
     put,
 )
-from dse.units import Integer, Number
 
 
 class Thing(Frozen):

@@ -24,7 +24,7 @@ from dse.errors import (
     Problem,
     Problems,
 )
-from dse.yamlcheck import parsed
+from dse.config.yaml_checks import parsed
 
 if TYPE_CHECKING:
     import pyarrow as pa

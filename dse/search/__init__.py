@@ -20,8 +20,8 @@ from dse import plugins
 from dse.errors import ConfigError, Problem, did_you_mean
 from dse.search.question import Goal, Limit, Method, Outcome, Question
 from dse.space import Assignment
-from dse.values import Frozen
 from dse.units import Integer
+from dse.values import Frozen
 
 __all__ = ["Chosen", "Goal", "Limit", "Outcome", "Question", "Search", "explore", "method"]
 

@@ -13,7 +13,7 @@ import numpy as np
 from pydantic import BaseModel
 
 from dse.backend import Batch, Columns, Interval, Metric, Replay, Result, Results, Tree
-from dse.compose import listing
+from dse.config.compose import listing
 from dse.errors import Problem, Problems, did_you_mean
 from dse.space import get_path
 from dse.values import LABELS

@@ -9,8 +9,8 @@ from typing import Annotated, Any
 from pydantic import Discriminator, Field, Tag
 
 from dse.space import get_path
-from dse.values import Frozen
 from dse.units import Integer
+from dse.values import Frozen
 from simulators.design import Rule
 from simulators.memory.convolutions import Layer, kernels, layers, unsupported, written_out
 from simulators.memory.engine import PCS

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dse.backend import Tree
-from dse.compose import conf_dir
+from dse.config.compose import conf_dir
 from dse.errors import Problems
 from simulators.device import device_of, tree_of
 from simulators.measured import tables

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 from pydantic import Field
 
-from dse.values import Frozen, knob
 from dse.units import Integer, Number
+from dse.values import Frozen, knob
 from simulators.device import Precision
 from simulators.sourced import Sourced
 

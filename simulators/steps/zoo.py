@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from dse import plugins
-from dse.compose import conf_dir, listing
+from dse.config.compose import conf_dir, listing
 from dse.errors import ConfigError, Problem, did_you_mean
-from dse.yamlcheck import held, unreadable
+from dse.config.yaml_checks import held, unreadable
 from simulators.steps.model import Transformer
 
 _TOLD = ("provenance", "source")

@@ -17,12 +17,19 @@ from typing import Any
 
 import yaml
 
-from dse import expansion
+from dse.config import expansion
 from dse.errors import ConfigError, Problem, did_you_mean
-from dse.expansion import interpolates, limited
+from dse.config.expansion import interpolates, limited
 from dse.files import read_text
 from dse.space import Knob, get_path, set_path
-from dse.yamlcheck import accidents, calls_code, held, is_hydras, looked_at, unreadable
+from dse.config.yaml_checks import (
+    accidents,
+    calls_code,
+    held,
+    is_hydras,
+    looked_at,
+    unreadable,
+)
 
 
 @dataclass(frozen=True)
@@ -46,7 +53,7 @@ class Request:
 
 def conf_dir() -> Path:
     """The shipped configuration: `conf/` of a clone, `dse/conf/` of an installed wheel."""
-    package = Path(__file__).resolve().parent
+    package = Path(__file__).resolve().parents[1]
     clone = package.parent / "conf"
     return clone if (clone / "config.yaml").is_file() else package / "conf"
 
