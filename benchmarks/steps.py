@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.timing import best
-from dse.config import compose
 from dse.backend import Batch
+from dse.config import compose
 from dse.plan import plan
 from dse.values import put
 from simulators.step import StepBackend, iteration

@@ -26,7 +26,6 @@ from dse.agreement import compare as compare_levels
 from dse.backend import Metric
 from dse.beside import Beside, beside
 from dse.config.compose import Request
-from dse.database import StoreError
 from dse.errors import (
     ConfigError,
     Problem,
@@ -44,7 +43,8 @@ from dse.redundant import idle_axes
 from dse.results import output_files
 from dse.search import importance
 from dse.selection import MOST_ROWS, SELECTED, Selection, select
-from dse.store import Store
+from dse.store.database import StoreError
+from dse.store.result_store import Store
 from dse.study import Findings, Support
 from dse.study import run as search
 from dse.vary import Present

@@ -38,7 +38,7 @@ from dse.progress import Advance, bar
 from dse.quantities import duration, scaled
 from dse.space import Block, Evaluated, Knob, Space
 from dse.standings import Seen
-from dse.store import recorded
+from dse.store.result_store import recorded
 from dse.table import ROWS_PER_GROUP
 
 if TYPE_CHECKING:

@@ -25,9 +25,9 @@ from dse.errors import (
     Problem,
     Problems,
 )
-from dse.session import Forgetful, Session
 from dse.space import Block, Evaluated
-from dse.store import Context, Fresh, key_bytes
+from dse.store.result_store import Context, Fresh, key_bytes
+from dse.store.session import Forgetful, Session
 from dse.units import (
     Bytes,
     Fraction,

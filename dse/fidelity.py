@@ -23,10 +23,10 @@ from dse.backend import STATUSES, Backend, Result, Results, Tree
 from dse.errors import Broken, ConfigError, Problem
 from dse.execute import BackendSpec, Evaluator
 from dse.progress import bar
-from dse.session import Session
 from dse.space import Block, Evaluated
 from dse.standings import first_best, signed
-from dse.store import Context
+from dse.store.result_store import Context
+from dse.store.session import Session
 from dse.units import Integer, Number, WallSeconds
 from dse.values import Frozen, leaves
 

@@ -21,7 +21,7 @@ from dse.baselines import Baselines
 from dse.execute import POOL_PAYS_S, Executor, call
 from dse.plan import Plan
 from dse.space import Block, Evaluated
-from dse.store import Fresh, Store
+from dse.store.result_store import Fresh, Store
 from dse.table import Layout, Rows, Sheet
 
 Floats = NDArray[np.float64]

@@ -20,7 +20,7 @@ from dse.finished import Finished
 from dse.search import Goal, Limit, Question, Search, method
 from dse.selection import Rule
 from dse.space import Knob, Space, get_path
-from dse.store import Context
+from dse.store.result_store import Context
 from dse.units import Integer, Number, WallSeconds
 from dse.values import Frozen
 

@@ -16,11 +16,21 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import func, insert, select, update
 
 from dse.errors import ConfigError, Problem, redacted
-from dse.owner import Owner
 from dse.plan import Plan
 from dse.provenance import changes
-from dse.session import Forgetful, Hold, Session, StoreSession
-from dse.store import Context, Store, owners, studies
+from dse.store.owner import Owner
+from dse.store.result_store import (
+    Context,
+    Store,
+    owners,
+    studies,
+)
+from dse.store.session import (
+    Forgetful,
+    Hold,
+    Session,
+    StoreSession,
+)
 from dse.values import LABELS, leaves
 
 if TYPE_CHECKING:

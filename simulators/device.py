@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationInfo, field_validator
 
 from dse.config.compose import conf_dir
+from dse.config.yaml_checks import held, unreadable
 from dse.errors import (
     ConfigError,
     Problem,
@@ -28,7 +29,6 @@ from dse.units import (
     Seconds,
 )
 from dse.values import Frozen
-from dse.config.yaml_checks import held, unreadable
 from simulators.pim import Pim
 from simulators.sourced import Sourced
 from simulators.system import Grown

@@ -17,10 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, Field
 
-from dse.config import compose
 from dse import plugins
 from dse.backend import Batch, Columns, Metric, Replay, Result, Results, Tree
 from dse.baselines import places
+from dse.config import compose
 from dse.content_hash import keys_to_hex
 from dse.errors import (
     ConfigError,

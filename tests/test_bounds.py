@@ -15,9 +15,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dse.config import expansion
 from dse import files
 from dse.cli import main
+from dse.config import expansion
 from dse.config.compose import MOST_VALUES
 from dse.errors import ConfigError
 from simulators.epoch_log import read as read_log

@@ -22,8 +22,8 @@ from dse.backend import STATUSES, Batch, Metric, Result, Results, Status, checke
 from dse.content_hash import Keys
 from dse.errors import Broken, ConfigError
 from dse.execute import BackendSpec, validate
-from dse.session import Forgetful
-from dse.store import Fresh
+from dse.store.result_store import Fresh
+from dse.store.session import Forgetful
 
 NUMBERS = st.one_of(st.floats(), st.integers(-(10**30), 10**30))
 

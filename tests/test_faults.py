@@ -23,9 +23,9 @@ from test_store import CONTEXT, fresh, keys_of, made, recorded, rows
 
 from dse.backend import Metric, Results, checked
 from dse.cli import main
-from dse.database import StoreError
-from dse.session import Hold, StoreSession
-from dse.store import Store
+from dse.store.database import StoreError
+from dse.store.result_store import Store
+from dse.store.session import Hold, StoreSession
 from dse.workers import Pool
 
 ALL = os.environ.get("DSE_FAULTS") == "all"

@@ -20,7 +20,7 @@ from dse.config.compose import request
 from dse.errors import ConfigError
 from dse.fidelity import excess
 from dse.plan import plan
-from dse.store import Store
+from dse.store.result_store import Store
 
 NAMES = "space.schedule.name=choice(serial,hetero_fused_1d,uniform_fused_1d)"
 SMALL = [

@@ -24,7 +24,12 @@ from dse.execute import Interrupted
 from dse.plan import Plan
 from dse.resume import Begun, begin, finish, question
 from dse.space import Knob
-from dse.store import Store, leases, owners, studies
+from dse.store.result_store import (
+    Store,
+    leases,
+    owners,
+    studies,
+)
 from dse.study import Support, run
 
 KNOBS = (Knob("thing.mode", ("flat", "bent")), Knob("thing.bend", ("firm", "loose")), Knob("thing.x", tuple(range(8))))
@@ -233,7 +238,7 @@ def test_a_backend_that_fails_alike_every_time_stops_the_study_and_leaves_no_tra
 
 
 def _found(store: Store) -> list[Any]:
-    from dse.store import results
+    from dse.store.result_store import results
 
     return store.database.read(lambda connection: list(connection.execute(select(results))))
 

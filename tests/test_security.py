@@ -21,15 +21,15 @@ from folders import finished, odd_table
 
 from dse import provenance
 from dse.cli import main
-from dse.errors import hidden, redacted
-from dse.report import console
-from dse.tracking.study import StudyFolder
 from dse.config.yaml_checks import (
     MOST_BYTES,
     MOST_FILES,
     MOST_NODES,
     unreadable,
 )
+from dse.errors import hidden, redacted
+from dse.report import console
+from dse.tracking.study import StudyFolder
 
 S = [
     "study=ficco_sweep",

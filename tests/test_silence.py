@@ -20,11 +20,11 @@ from test_resume import planned
 from test_store import CONTEXT, fresh, keys_of, made, rows, url  # noqa: F401  (a fixture)
 
 from dse.cli import main
-from dse.database import StoreError
 from dse.resume import begin
 from dse.selection import Rule
-from dse.session import Hold, StoreSession
-from dse.store import Store, recorded, studies
+from dse.store.database import StoreError
+from dse.store.result_store import Store, recorded, studies
+from dse.store.session import Hold, StoreSession
 from dse.tracking import TrackingError, open_store, sync
 
 ALL = os.environ.get("DSE_FAULTS") == "all"
@@ -168,7 +168,7 @@ def test_a_wrong_name_is_told_before_a_restart_would_be_over(postgres: Server, n
 def test_a_view_whose_server_falls_silent_is_passed_over(
     proxy: Proxy, direct: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dse.postgres.ANSWER_S", 2.0)
+    monkeypatch.setattr("dse.store.postgres.ANSWER_S", 2.0)
     folder, store = finished(tmp_path, odd_table()), open_store(proxy.before(direct))
     proxy.is_silent = True
     with pytest.raises(TrackingError, match="MLflow could not"):

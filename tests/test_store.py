@@ -25,10 +25,20 @@ from sqlalchemy import func, select
 from dse.backend import Batch, Result, Results
 from dse.cli import main
 from dse.content_hash import Keys, content_keys
-from dse.database import StoreError
-from dse.owner import Owner, me
-from dse.session import Hold, StoreSession
-from dse.store import Context, Fresh, Store, fits, key_bytes, leases, owners, quarantine, results
+from dse.store.database import StoreError
+from dse.store.owner import Owner, me
+from dse.store.result_store import (
+    Context,
+    Fresh,
+    Store,
+    fits,
+    key_bytes,
+    leases,
+    owners,
+    quarantine,
+    results,
+)
+from dse.store.session import Hold, StoreSession
 
 
 @pytest.fixture(autouse=True)
@@ -297,7 +307,7 @@ def test_a_database_that_cannot_be_used_is_told_in_one_sentence_without_its_pass
 
 @pytest.mark.slow
 def test_processes_that_make_a_database_at_once_all_get_it(url: str) -> None:
-    code = f"from dse.store import Store; print(Store({url!r}).check())"
+    code = f"from dse.store.result_store import Store; print(Store({url!r}).check())"
     done = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) for _ in range(4)]
     assert [one.communicate()[0].strip() for one in done] == ["(0, 0)"] * 4
 
@@ -377,7 +387,7 @@ def test_an_owner_elsewhere_is_gone_when_it_has_been_silent_for_long(monkeypatch
     _becomes(store, replace(me(), host="another/pid:[1]"))
     second = session(store)
     assert second.lease([keys_of([1])]) == [False]
-    monkeypatch.setattr("dse.session._SILENCE_S", 0.0)
+    monkeypatch.setattr("dse.store.session._SILENCE_S", 0.0)
     assert second.lease([keys_of([1])]) == [True]
 
 
@@ -442,7 +452,7 @@ def test_of_a_grid_a_process_has_a_moments_work_in_hand_and_leaves_the_rest_to_o
 def test_what_another_process_records_while_a_grid_is_evaluated_is_not_evaluated_again(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dse.session._LOOK_S", 0.0)
+    monkeypatch.setattr("dse.store.session._LOOK_S", 0.0)
     store, others = Store(url), list[StoreSession]()
     grid = Batch(toy.things([0])[0], {"thing.x": np.arange(40)})
     spec = toy.spec((7, "none such"), batch=1)

@@ -23,8 +23,8 @@ from urllib.request import url2pathname
 import pytest
 from folders import finished, key, odd_table, wide_table
 
-from dse.owner import me
 from dse.selection import Rule, shown
+from dse.store.owner import me
 from dse.tracking import DamagedError, TrackingError, open_store, reap, repair, resolve, serve, sync
 from dse.tracking.database import Store
 

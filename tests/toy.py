@@ -31,8 +31,8 @@ from dse.errors import (
 from dse.execute import BackendSpec, Evaluator, Executor
 from dse.plan import Plan, plan
 from dse.search import Goal
-from dse.session import Forgetful, Session
 from dse.space import Block, Evaluated, Knob, Space
+from dse.store.session import Forgetful, Session
 from dse.units import Integer, Number
 from dse.values import (
     Frozen,

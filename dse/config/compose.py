@@ -18,10 +18,7 @@ from typing import Any
 import yaml
 
 from dse.config import expansion
-from dse.errors import ConfigError, Problem, did_you_mean
 from dse.config.expansion import interpolates, limited
-from dse.files import read_text
-from dse.space import Knob, get_path, set_path
 from dse.config.yaml_checks import (
     accidents,
     calls_code,
@@ -30,6 +27,9 @@ from dse.config.yaml_checks import (
     looked_at,
     unreadable,
 )
+from dse.errors import ConfigError, Problem, did_you_mean
+from dse.files import read_text
+from dse.space import Knob, get_path, set_path
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ from typing import Any
 
 from dse.errors import hidden
 from dse.outputs import Outputs
-from dse.owner import locked
 from dse.selection import NUMBER, Rule, shown
+from dse.store.owner import locked
 
 _ABOUT = ("key", "status", "reason", "engine", "on_front")
 
@@ -97,7 +97,7 @@ def _check_is_not_mlflows(storage: str) -> None:
     from sqlalchemy import Engine, create_engine, inspect
 
     if storage.startswith("postgresql"):
-        from dse import postgres
+        from dse.store import postgres
 
         postgres.watch(Engine)  # Optuna makes an engine of its own
     engine = create_engine(storage)

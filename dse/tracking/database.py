@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from dse.errors import hidden
-from dse.owner import locked
+from dse.store.owner import locked
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
@@ -247,7 +247,7 @@ def _connected(uri: str) -> Engine:
     """Fail at once on a database server that does not answer (MLflow would try for 100 s); build under a lock."""
     from sqlalchemy import Engine, create_engine
 
-    from dse import postgres
+    from dse.store import postgres
 
     postgres.watch(Engine)  # MLflow makes an engine of its own
     engine = create_engine(uri)

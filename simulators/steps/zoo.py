@@ -8,8 +8,8 @@ from typing import Any
 
 from dse import plugins
 from dse.config.compose import conf_dir, listing
-from dse.errors import ConfigError, Problem, did_you_mean
 from dse.config.yaml_checks import held, unreadable
+from dse.errors import ConfigError, Problem, did_you_mean
 from simulators.steps.model import Transformer
 
 _TOLD = ("provenance", "source")

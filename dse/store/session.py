@@ -21,10 +21,19 @@ from sqlalchemy import delete, func, insert, select, update
 
 from dse.backend import Results
 from dse.content_hash import Keys, grid_content_keys
-from dse.database import StoreError
-from dse.owner import Owner, me
 from dse.standings import Seen
-from dse.store import Context, Found, Fresh, Store, chunks, key_bytes, leases, owners
+from dse.store.database import StoreError
+from dse.store.owner import Owner, me
+from dse.store.result_store import (
+    Context,
+    Found,
+    Fresh,
+    Store,
+    chunks,
+    key_bytes,
+    leases,
+    owners,
+)
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection

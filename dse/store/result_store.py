@@ -37,8 +37,15 @@ from sqlalchemy.exc import DBAPIError
 
 from dse.backend import STATUSES, Result, Results, Status
 from dse.content_hash import Keys
-from dse.database import PATIENCE_S, Blob, Database, StoreError, check_plain, reader
 from dse.errors import hidden
+from dse.store.database import (
+    PATIENCE_S,
+    Blob,
+    Database,
+    StoreError,
+    check_plain,
+    reader,
+)
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -157,7 +164,7 @@ class Fresh:
 
 
 class Store:
-    """The table of results in a database. Raises dse.database.StoreError where it cannot be used."""
+    """The table of results in a database. Raises dse.store.database.StoreError where it cannot be used."""
 
     def __init__(self, url: str, *, patience_s: float = PATIENCE_S) -> None:
         self.database = Database(url, _tables, keyed=results, patience_s=patience_s)

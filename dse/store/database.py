@@ -36,7 +36,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, Operati
 from sqlalchemy.pool import NullPool
 
 from dse.errors import hidden
-from dse.owner import locked
+from dse.store.owner import locked
 
 T = TypeVar("T")
 
@@ -190,7 +190,7 @@ class Database:
         """By when a server must have answered: soon at first, as another connection may be better."""
         if self.file is not None:
             return nullcontext()
-        from dse import postgres
+        from dse.store import postgres
 
         now = time.monotonic()
         left = self._patience - (now - min(began, self._silent or began))
@@ -254,7 +254,7 @@ def _engine(url: str) -> Engine:
     file = _sqlite_file(url)
     try:
         if file is None:
-            from dse import postgres  # its driver takes 0.2 s to import
+            from dse.store import postgres  # its driver takes 0.2 s to import
 
             engine = create_engine(url, paramstyle="format", use_native_hstore=False)
             postgres.watch(engine)
@@ -311,7 +311,7 @@ def _make(engine: Engine, tables: MetaData) -> None:
 def check_plain(connection: Connection, tables: MetaData, place: str) -> None:
     """Refuse what would change results behind our back, or answer in the place of a table. Raises StoreError."""
     if connection.dialect.name == "postgresql":
-        from dse import postgres
+        from dse.store import postgres
 
         found = postgres.foreign(connection, list(tables.tables))
     else:

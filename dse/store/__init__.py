@@ -1,0 +1,1 @@
+"""Recorded results: one database for all studies, shared by processes and machines."""
