@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dse.selection import Rule
+from dse.results.selection import Rule
 from dse.tracking import open_store, sync
 from dse.tracking.study import StudyFolder
 

@@ -23,6 +23,6 @@ def load(study: str, output_dir: str | Path = "outputs") -> pd.DataFrame:
     Columns: scenario, key, status, reason, engine, baseline, on_front, the searched knobs by dotted path, metrics and
     relations (units in their names). Raises dse.errors.ConfigError if the study has no finished run.
     """
-    from dse.outputs import Outputs
+    from dse.results.run_folder import Outputs
 
     return Outputs.latest(Path(output_dir), study).read_table("results")

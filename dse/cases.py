@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from dse import plugins
 from dse.errors import ConfigError, Problem, did_you_mean
-from dse.finished import Finished
-from dse.outputs import results
+from dse.results.finished_run import Finished
+from dse.results.run_folder import results
 from dse.tree import Feature, Option
 
 if TYPE_CHECKING:

@@ -15,14 +15,11 @@ from typing import Any
 from dse import (
     compare,
     dryrun,
-    provenance,
-    report,
     resume,
     robustness,
     rules,
     views,
 )
-from dse.agreement import compare as compare_levels
 from dse.backend import Metric
 from dse.beside import Beside, beside
 from dse.config.compose import Request
@@ -35,14 +32,20 @@ from dse.errors import (
 )
 from dse.execute import Interrupted
 from dse.fidelity import Climb, climb, texts_of
-from dse.finished import Finished
 from dse.interrupt import Stop, stoppable
-from dse.outputs import Outputs
 from dse.plan import Plan, StoreAt, plan
-from dse.redundant import idle_axes
-from dse.results import output_files
+from dse.results import output_files, provenance, report
+from dse.results.agreement import compare as compare_levels
+from dse.results.finished_run import Finished
+from dse.results.idle_axes import idle_axes
+from dse.results.run_folder import Outputs
+from dse.results.selection import (
+    MOST_ROWS,
+    SELECTED,
+    Selection,
+    select,
+)
 from dse.search import importance
-from dse.selection import MOST_ROWS, SELECTED, Selection, select
 from dse.store.database import StoreError
 from dse.store.result_store import Store
 from dse.study import Findings, Support

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dse import provenance, report
 from dse.errors import ConfigError, Problem, pairs
-from dse.finished import Finished, read
-from dse.outputs import Outputs
+from dse.results import provenance, report
+from dse.results.finished_run import Finished, read
 from dse.results.output_files import plain_folder
-from dse.standings import signed
+from dse.results.pareto import signed
+from dse.results.run_folder import Outputs
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dse import report
 from dse.backend import Result, Results
 from dse.baselines import Baselines
 from dse.config.compose import (
@@ -36,8 +35,9 @@ from dse.pace import Call, Estimate, Pace, RowCost, measured, timed, workers
 from dse.plan import Budget, Plan, plan
 from dse.progress import Advance, bar
 from dse.quantities import duration, scaled
+from dse.results import report
+from dse.results.pareto import Seen
 from dse.space import Block, Evaluated, Knob, Space
-from dse.standings import Seen
 from dse.store.result_store import recorded
 from dse.table import ROWS_PER_GROUP
 

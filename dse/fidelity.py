@@ -2,7 +2,7 @@
 
 The study itself is searched at its own simulator. Points near its front, a random sample, and points that may be near
 the finer front once the disagreement seen for points like them is allowed for, are promoted to the next finer level;
-coarser levels are evaluated on the same points. How far levels agree is for `dse.agreement` to say.
+coarser levels are evaluated on the same points. How far levels agree is for `dse.results.agreement` to say.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from dse.backend import STATUSES, Backend, Result, Results, Tree
 from dse.errors import Broken, ConfigError, Problem
 from dse.execute import BackendSpec, Evaluator
 from dse.progress import bar
+from dse.results.pareto import first_best, signed
 from dse.space import Block, Evaluated
-from dse.standings import first_best, signed
 from dse.store.result_store import Context
 from dse.store.session import Session
 from dse.units import Integer, Number, WallSeconds

@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from dse.content_hash import grid_content_keys, keys_to_hex
 from dse.plan import Plan
 from dse.progress import bar
-from dse.standings import Seen, Standings
+from dse.results.pareto import Seen, Standings
 from dse.table import ROWS_PER_GROUP, Layout, Rows, Sheet
 
 

@@ -16,9 +16,9 @@ from dse.config.compose import Request
 from dse.errors import ConfigError, Problems, did_you_mean
 from dse.execute import BackendSpec, Executor, validate
 from dse.fidelity import OWN, Fidelity, Level, handed, levels, told
-from dse.finished import Finished
+from dse.results.finished_run import Finished
+from dse.results.selection import Rule
 from dse.search import Goal, Limit, Question, Search, method
-from dse.selection import Rule
 from dse.space import Knob, Space, get_path
 from dse.store.result_store import Context
 from dse.units import Integer, Number, WallSeconds
@@ -80,7 +80,8 @@ def _tracking_uri(uri: str) -> str:
 
 class Tracking(Frozen):
     """The `tracking` group. uri: where MLflow keeps runs; None for no tracking. optuna: URL, or path of a `.log`
-    journal, where Optuna keeps trials. points, whole_up_to: which points are shown there, see `dse.selection.Rule`."""
+    journal, where Optuna keeps trials. points, whole_up_to: which points are shown there (`dse.results.selection.Rule`).
+    """
 
     name: str
     description: str = ""

@@ -12,11 +12,11 @@ from dse.backend import Interval, Replay
 from dse.content_hash import content_key as identity
 from dse.errors import ConfigError, Problem
 from dse.files import atomic_replacement
-from dse.finished import Finished
-from dse.outputs import Outputs, results
 from dse.plan import Plan
-from dse.report import said
+from dse.results.finished_run import Finished
 from dse.results.output_files import frame
+from dse.results.report import said
+from dse.results.run_folder import Outputs, results
 from dse.vary import Present, planned_again
 
 

@@ -17,7 +17,7 @@ from sqlalchemy import func, insert, select, update
 
 from dse.errors import ConfigError, Problem, redacted
 from dse.plan import Plan
-from dse.provenance import changes
+from dse.results.provenance import changes
 from dse.store.owner import Owner
 from dse.store.result_store import (
     Context,

@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dse import report
 from dse.cases import TIE, Question
 from dse.errors import ConfigError, Problem, pairs
 from dse.files import atomic_replacement
-from dse.finished import Finished
 from dse.progress import bar
 from dse.quantities import quantity
+from dse.results import report
+from dse.results.finished_run import Finished
 from dse.tree import Option
 from dse.vary import (
     Advance,

@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dse import plugins, report
+from dse import plugins
 from dse.cases import Cases, Floats, Question, cases, plain
 from dse.errors import ConfigError, Problem, pairs
 from dse.files import atomic_replacement
-from dse.finished import Finished
 from dse.learning import Size, learn
 from dse.progress import bar
+from dse.results import report
+from dse.results.finished_run import Finished
 from dse.tree import Leaf, Option, Tree
 
 if TYPE_CHECKING:

@@ -24,9 +24,9 @@ from dse.execute import Evaluator
 from dse.ledger import Ledger
 from dse.plan import Plan
 from dse.progress import bar
+from dse.results.pareto import Seen
 from dse.search import Chosen, Outcome, Question, explore
 from dse.space import Assignment, Block, Evaluated, Space
-from dse.standings import Seen
 from dse.store.session import Forgetful, Session
 from dse.table import ROWS_PER_GROUP, Rows
 

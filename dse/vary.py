@@ -29,11 +29,11 @@ from dse.errors import (
     did_you_mean,
 )
 from dse.execute import call
-from dse.finished import Finished, read
 from dse.plan import Plan, plan
+from dse.results.finished_run import Finished, read
 from dse.results.output_files import refused
+from dse.results.pareto import signed
 from dse.space import get_path, set_path
-from dse.standings import signed
 from dse.tree import Option
 from dse.values import leaves, put
 

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dse.finished import Finished, read
 from dse.plan import Plan
+from dse.results.finished_run import Finished, read
 from dse.space import Assignment, Knob, Space, get_path
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from dse.errors import (
     pairs,
 )
 from dse.files import atomic_replacement, read_bytes
-from dse.outputs import Outputs
+from dse.results.run_folder import Outputs
 from simulators.device import Device, device_of, tree_of
 from simulators.fit import FEWEST, PRIORS, TYPICAL, Fitted, fit
 from simulators.measurements import FLOAT_BYTES, Rows, read
@@ -63,7 +63,7 @@ class Calibration:
 
 def calibrate(words: Sequence[str]) -> int:
     """`calibrate system=<name or YAML path> data=<csv> out=<folder>`: fit a device's constants and test them."""
-    from dse import report
+    from dse.results import report
 
     given = pairs(words, {"system": "", "data": "", "out": ""})
     tree, file, outputs = tree_of(given["system"]), Path(given["data"]), Outputs(Path(given["out"]))

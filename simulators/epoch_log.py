@@ -42,7 +42,7 @@ _SHOWN = 20  # problems that are told one by one
 
 def seqpoint(words: Sequence[str]) -> int:
     """`seqpoint data=<csv> [k0=5] [error=0.01] [out=<csv>]`: iterations that stand for an epoch, and their errors."""
-    from dse import report
+    from dse.results import report
 
     defaults = {name: str(Iterations.model_fields[name].default) for name in ("k0", "error")}
     given = pairs(words, {"data": "", **defaults}, optional=["out"])

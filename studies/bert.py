@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dse.claims import Claim, Finding, read
-from dse.finished import Finished
 from dse.plots import Axis, tables
+from dse.results.claims import Claim, Finding, read
+from dse.results.finished_run import Finished
 from simulators.step import StepBackend, iteration, metrics_of
 from simulators.steps.design import Design
 from simulators.steps.operators import Product

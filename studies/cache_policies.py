@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dse.claims import Claim, Finding, read
-from dse.finished import Finished
 from dse.plots import Axis, tables
+from dse.results.claims import Claim, Finding, read
+from dse.results.finished_run import Finished
 from studies.plain import Plain
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from dse.finished import Finished
 from dse.plots import Axis, tables
+from dse.results.finished_run import Finished
 from studies.fused_ops import STUDY as FUSED_OPS
 from studies.plain import Plain
 

@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 
 from dse import plots
 from dse.cases import Question, cases
-from dse.claims import Claim, Finding, read
 from dse.errors import ConfigError
-from dse.finished import Finished
 from dse.plots import Axis, tables
-from dse.report import said
+from dse.results.claims import Claim, Finding, read
+from dse.results.finished_run import Finished
+from dse.results.report import said
 from dse.rules import Hand, by_hand
 from dse.tree import Feature
 from studies.plain import Plain

@@ -16,10 +16,10 @@ import yaml
 
 from dse import plugins
 from dse.backend import Batch
-from dse.claims import Claim, Finding, read
 from dse.config.compose import conf_dir
-from dse.finished import Finished
 from dse.plots import Axis, tables
+from dse.results.claims import Claim, Finding, read
+from dse.results.finished_run import Finished
 from dse.space import set_path
 from simulators.overlap import OverlapBackend
 from studies.plain import Plain

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dse import plugins
-from dse.claims import Claim, Finding, read
 from dse.errors import Problems
-from dse.finished import Finished
 from dse.plots import Axis, tables
+from dse.results.claims import Claim, Finding, read
+from dse.results.finished_run import Finished
 from simulators.sharing import kernels
 from simulators.system import System
 from simulators.workload import Gemm, Workload, workloads_of

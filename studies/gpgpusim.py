@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dse.claims import Claim, Finding, read
-from dse.finished import Finished
 from dse.plots import Axis, tables
 from dse.progress import bar
+from dse.results.claims import Claim, Finding, read
+from dse.results.finished_run import Finished
 from dse.space import get_path, set_path
 from simulators.memory.backend import MemoryBackend
 from simulators.memory.convolutions import Layer

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dse.errors import ConfigError
-from dse.finished import Finished
+from dse.results.finished_run import Finished
 from dse.values import put
 from simulators.step import StepBackend
 from simulators.steps.design import OF_LENGTHS, Design

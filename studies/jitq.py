@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dse.backend import Batch, Interval
-from dse.claims import Claim, Finding, read
-from dse.finished import Finished
 from dse.plots import Axis, pareto, tables, timeline
+from dse.results.claims import Claim, Finding, read
+from dse.results.finished_run import Finished
 from simulators.capacity import Base, Copies, grid
 from simulators.mx import Format
 from simulators.pim import Pim

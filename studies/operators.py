@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dse.claims import Claim, Finding, read
 from dse.config.compose import conf_dir
-from dse.finished import Finished
+from dse.results.claims import Claim, Finding, read
+from dse.results.finished_run import Finished
 from dse.space import get_path
 from simulators.calibrate import large_median, table_of, told_errors
 from simulators.device import device_of, tree_of

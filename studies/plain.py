@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from dse.claims import Claim, Finding
-from dse.finished import Finished
+from dse.results.claims import Claim, Finding
+from dse.results.finished_run import Finished
 
 if TYPE_CHECKING:
     import pandas as pd

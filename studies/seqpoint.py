@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dse.claims import Claim, Finding, read
 from dse.config.compose import conf_dir
 from dse.errors import ConfigError
-from dse.finished import Finished
 from dse.plots import Axis, predictions, tables
+from dse.results.claims import Claim, Finding, read
+from dse.results.finished_run import Finished
 from dse.values import put
 from simulators.device import device_of
 from simulators.lengths import iteration_lengths

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dse.claims import Claim, Finding, read
-from dse.finished import Finished
 from dse.plots import Axis, tables
+from dse.results.claims import Claim, Finding, read
+from dse.results.finished_run import Finished
 from search_spaces.triggered import Triggered, traffic
 from simulators.stages import staged
 from simulators.system import System, system_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from dse.finished import Finished
+from dse.results.finished_run import Finished
 from studies.plain import Plain
 from studies.t3 import STUDY as T3
 

@@ -21,15 +21,21 @@ import yaml
 from conftest import CONF, shipped
 
 import dse
-from dse import execute, report
-from dse.claims import Claim, Finding, judge, within
+from dse import execute
 from dse.cli import main
 from dse.config.compose import request
 from dse.content_hash import keys_to_hex
 from dse.errors import ConfigError
-from dse.outputs import Outputs
 from dse.plan import Plan, plan
-from dse.selection import Selection
+from dse.results import report
+from dse.results.claims import (
+    Claim,
+    Finding,
+    judge,
+    within,
+)
+from dse.results.run_folder import Outputs
+from dse.results.selection import Selection
 from studies.ficco import STUDY
 
 SMALL = ["study=ficco_sweep", "workload.only=[g4]", "tracking=none", "fidelity=none"]

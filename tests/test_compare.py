@@ -16,7 +16,7 @@ from swept import grid, written
 
 from dse.cli import main
 from dse.compare import REFERENCE, Pair, Points, attained, compared, differences, flat, made_otherwise
-from dse.finished import Finished
+from dse.results.finished_run import Finished
 
 KNOBS = {"a.x": list(range(6)), "a.y": list(range(6))}
 

@@ -14,12 +14,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dse.agreement import compare, tau
 from dse.cli import main
 from dse.config.compose import request
 from dse.errors import ConfigError
 from dse.fidelity import excess
 from dse.plan import plan
+from dse.results.agreement import compare, tau
 from dse.store.result_store import Store
 
 NAMES = "space.schedule.name=choice(serial,hetero_fused_1d,uniform_fused_1d)"

@@ -20,9 +20,9 @@ from test_grids import batches, evaluated
 from dse.backend import Batch, Canonical, Results
 from dse.config.compose import request
 from dse.plan import Plan, plan
-from dse.redundant import idle_axes
+from dse.results.idle_axes import idle_axes
+from dse.results.pareto import outcome_keys
 from dse.space import Block, Space
-from dse.standings import outcome_keys
 from dse.study import run
 from dse.values import put
 

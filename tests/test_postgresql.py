@@ -12,9 +12,9 @@ import pytest
 from folders import finished, odd_table, wide_table
 from postgres import Server
 
+from dse.results.selection import Rule
 from dse.search.view import StorageError
 from dse.search.view import show as show_in_optuna
-from dse.selection import Rule
 from dse.tracking import open_store, sync
 from dse.tracking.database import Store
 

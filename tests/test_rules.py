@@ -18,8 +18,8 @@ from swept import Row, grid, written
 from dse.cases import Cases, Question, cases
 from dse.cli import main
 from dse.errors import ConfigError
-from dse.finished import Finished
 from dse.learning import Size, features, learn
+from dse.results.finished_run import Finished
 from dse.rules import fixed, folds, judged, left_out, majority_learner, score
 from dse.tree import Feature, Leaf, Node, Option, Split, Tree, between
 

@@ -28,12 +28,12 @@ from dse.backend import STATUSES
 from dse.content_hash import content_key, keys_to_hex
 from dse.errors import ConfigError
 from dse.plan import Plan
+from dse.results.pareto import Standings, winners
 from dse.search import Limit, Question, Search, explore, surrogate
 from dse.search.genes import Genes
 from dse.search.methods import portfolio
 from dse.search.surrogate import Surrogate
 from dse.space import Assignment, Block, Knob, Space, set_path
-from dse.standings import Standings, winners
 from dse.study import Findings
 from dse.study import run as run_study
 

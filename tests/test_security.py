@@ -19,7 +19,6 @@ import pytest
 from conftest import CONF, REPOSITORY
 from folders import finished, odd_table
 
-from dse import provenance
 from dse.cli import main
 from dse.config.yaml_checks import (
     MOST_BYTES,
@@ -28,7 +27,8 @@ from dse.config.yaml_checks import (
     unreadable,
 )
 from dse.errors import hidden, redacted
-from dse.report import console
+from dse.results import provenance
+from dse.results.report import console
 from dse.tracking.study import StudyFolder
 
 S = [
@@ -369,7 +369,7 @@ def test_uncommitted_changes_and_new_files_of_the_code_count_and_another_checkou
     (tmp_path / "notes.txt").write_text("1\n")
     assert provenance._git(tmp_path) == clean
     seen = set()
-    for name in ("dse/engine.py", "dse/provenance.py"):
+    for name in ("dse/engine.py", "dse/results/provenance.py"):
         (tmp_path / name).write_text("2\n")
         changed = provenance._git(tmp_path)
         assert changed["dirty"] is True

@@ -20,8 +20,8 @@ from test_resume import planned
 from test_store import CONTEXT, fresh, keys_of, made, rows, url  # noqa: F401  (a fixture)
 
 from dse.cli import main
+from dse.results.selection import Rule
 from dse.resume import begin
-from dse.selection import Rule
 from dse.store.database import StoreError
 from dse.store.result_store import Store, recorded, studies
 from dse.store.session import Hold, StoreSession

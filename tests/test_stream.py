@@ -25,9 +25,9 @@ from dse.content_hash import content_key
 from dse.errors import ConfigError
 from dse.execute import Interrupted
 from dse.plan import Plan
-from dse.selection import select
+from dse.results.pareto import Seen, winners
+from dse.results.selection import select
 from dse.space import Assignment, Knob, Space
-from dse.standings import Seen, winners
 from dse.study import Support
 from dse.study import run as run_study
 

@@ -23,7 +23,7 @@ from urllib.request import url2pathname
 import pytest
 from folders import finished, key, odd_table, wide_table
 
-from dse.selection import Rule, shown
+from dse.results.selection import Rule, shown
 from dse.store.owner import me
 from dse.tracking import DamagedError, TrackingError, open_store, reap, repair, resolve, serve, sync
 from dse.tracking.database import Store
@@ -418,7 +418,7 @@ def test_study_runs_of_dead_processes_are_marked_and_no_others(store: Store, fol
 @pytest.mark.slow
 def test_a_sync_that_was_killed_is_completed_by_the_next(store: Store, tmp_path: Path) -> None:
     folder = finished(tmp_path, wide_table(9000))
-    code = "import sys, dse.tracking as t; from dse.selection import Rule; from pathlib import Path\n"
+    code = "import sys, dse.tracking as t; from dse.results.selection import Rule; from pathlib import Path\n"
     code += (
         f"t.sync(Path({str(folder)!r}), t.open_store({store.uri!r}), Rule('all'), seen=lambda n: print(n, flush=True))"
     )

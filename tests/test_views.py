@@ -21,9 +21,9 @@ from folders import finished, key, odd_table, wide_table
 from dse.beside import beside
 from dse.cli import main
 from dse.plan import Tracking
+from dse.results.selection import Rule
 from dse.search.view import StorageError
 from dse.search.view import show as show_in_optuna
-from dse.selection import Rule
 from dse.tracking import open_store
 
 REPOSITORY = Path(__file__).parents[1]

@@ -322,7 +322,7 @@ def working_on_folders(command: Command) -> Command:
 
 def _where(error: BaseException) -> str:
     """File and line of the last of our own functions that an error came through."""
-    own = Path(__file__).resolve().parents[1]
+    own = Path(__file__).resolve().parents[2]
     place, trace = "", error.__traceback__
     while trace is not None:
         file = Path(trace.tb_frame.f_code.co_filename)

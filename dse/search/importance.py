@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dse import report
 from dse.errors import (
     ConfigError,
     Problem,
@@ -32,9 +31,10 @@ from dse.errors import (
     pairs,
 )
 from dse.files import atomic_replacement
-from dse.finished import Finished, read
 from dse.progress import bar
-from dse.standings import signed
+from dse.results import report
+from dse.results.finished_run import Finished, read
+from dse.results.pareto import signed
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from dse.errors import hidden
-from dse.outputs import Outputs
-from dse.selection import NUMBER, Rule, shown
+from dse.results.run_folder import Outputs
+from dse.results.selection import NUMBER, Rule, shown
 from dse.store.owner import locked
 
 _ABOUT = ("key", "status", "reason", "engine", "on_front")

@@ -21,7 +21,7 @@ from sqlalchemy import delete, func, insert, select, update
 
 from dse.backend import Results
 from dse.content_hash import Keys, grid_content_keys
-from dse.standings import Seen
+from dse.results.pareto import Seen
 from dse.store.database import StoreError
 from dse.store.owner import Owner, me
 from dse.store.result_store import (

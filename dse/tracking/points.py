@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from dse.selection import NUMBER
+from dse.results.selection import NUMBER
 
 # MLflow's own limits, in characters (mlflow/utils/validation.py).
 MAX_NAME: Final = 250

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from dse.errors import hidden
-from dse.selection import Rule, shown
+from dse.results.selection import Rule, shown
 from dse.store.owner import Owner, me
 from dse.tracking.database import Store, TrackingError, artifact_root, explained, is_sql, sqlite_file, writing
 from dse.tracking.points import cut, mlflow_name, points

@@ -23,14 +23,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import yaml
 
-from dse import provenance
 from dse.errors import (
     ConfigError,
     Problem,
     Problems,
     pairs,
 )
-from dse.outputs import Outputs
+from dse.results import provenance
+from dse.results.run_folder import Outputs
 from dse.space import set_path
 from simulators.memory import engine
 from simulators.memory.backend import MemoryBackend
@@ -86,7 +86,7 @@ class Replayed:
 
 def trace(words: Sequence[str]) -> int:
     """`trace data=<file> [...]`: replay a memory trace, and write what sets and channels of the memory system saw."""
-    from dse import report
+    from dse.results import report
 
     given, trees = _asked(words)
     design = design_of(trees["system"], trees["policy"])

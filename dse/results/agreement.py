@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dse.standings import first_best, signed
+from dse.results.pareto import first_best, signed
 
 if TYPE_CHECKING:
     import pandas as pd

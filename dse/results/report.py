@@ -8,12 +8,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dse import plugins
-from dse.agreement import errors, matched
-from dse.claims import Finding, judge
-from dse.finished import Finished
-from dse.outputs import Outputs
-from dse.selection import MOST_ROWS, SELECTED, Selection, select
-from dse.standings import winners
+from dse.results.agreement import errors, matched
+from dse.results.claims import Finding, judge
+from dse.results.finished_run import Finished
+from dse.results.pareto import winners
+from dse.results.run_folder import Outputs
+from dse.results.selection import (
+    MOST_ROWS,
+    SELECTED,
+    Selection,
+    select,
+)
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dse.standings import outcome_keys
+from dse.results.pareto import outcome_keys
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -49,7 +49,7 @@ def record(overrides: Sequence[str], folder: Path | None, *, backend: str, seed:
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "backend": backend,
         "seed": seed,
-        "git": _git(Path(__file__).resolve().parents[1]),
+        "git": _git(Path(__file__).resolve().parents[2]),
         "versions": _versions(),
         "python": platform.python_version(),
         "machine": _machine(),
@@ -127,7 +127,9 @@ def _git(root: Path) -> dict[str, Any]:
     """Commit and uncommitted changes of the code, new files among them, or why they are not known."""
     places = [f":/{package}" for package in (*PACKAGES, "conf")]
     try:
-        _ask(root, "ls-files", "--error-unmatch", "dse/provenance.py")  # dse may be installed inside another checkout
+        _ask(
+            root, "ls-files", "--error-unmatch", "dse/results/provenance.py"
+        )  # dse may be installed inside another checkout
         changed = _ask(root, "status", "--porcelain", "--", *places)
         found = {"commit": _ask(root, "rev-parse", "HEAD"), "dirty": bool(changed)}
         if changed:

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dse.errors import ConfigError, Problem
-from dse.outputs import Outputs, results
 from dse.results import output_files
+from dse.results.run_folder import Outputs, results
 from dse.space import Knob, get_path
 
 if TYPE_CHECKING:

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from dse.outputs import results
 from dse.results.output_files import frame
-from dse.standings import first_best, signed
+from dse.results.pareto import first_best, signed
+from dse.results.run_folder import results
 
 if TYPE_CHECKING:
     import pandas as pd
