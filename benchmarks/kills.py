@@ -30,13 +30,7 @@ from sqlalchemy import func, select
 from benchmarks import recorded
 from benchmarks.pausing import formula
 from benchmarks.recorded import ROOT
-from dse.store.result_store import (
-    Store,
-    leases,
-    owners,
-    results,
-    studies,
-)
+from dse.store.result_store import Store, leases, owners, results, studies
 
 _COMMAND = ["study=kills", "--config-dir=conf", "tracking=none", "executor.jobs=2", "executor.max_retries=5"]
 _WIDTH = 50  # values of y

@@ -26,13 +26,7 @@ from dse.config.compose import (
     request,
     told_by_hydra,
 )
-from dse.errors import (
-    Broken,
-    ConfigError,
-    Problem,
-    Problems,
-    did_you_mean,
-)
+from dse.errors import Broken, ConfigError, Problem, Problems, did_you_mean
 
 OK, REFUSED, FAILED_POINTS, ENVIRONMENT, INTERRUPTED = 0, 2, 3, 4, 130
 Command = Callable[[Sequence[str]], int]

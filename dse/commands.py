@@ -12,39 +12,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dse import (
-    compare,
-    dryrun,
-    resume,
-    robustness,
-    rules,
-    views,
-)
+from dse import compare, dryrun, resume, robustness, rules, views
 from dse.backend import Metric
 from dse.beside import Beside, beside
 from dse.config.compose import Request
-from dse.errors import (
-    ConfigError,
-    Problem,
-    Problems,
-    pairs,
-    redacted,
-)
-from dse.execute import Interrupted
+from dse.errors import ConfigError, Problem, Problems, pairs, redacted
+from dse.evaluation.signals import Interrupted, Stop, stoppable
 from dse.fidelity import Climb, climb, texts_of
-from dse.interrupt import Stop, stoppable
 from dse.plan import Plan, StoreAt, plan
 from dse.results import output_files, provenance, report
 from dse.results.agreement import compare as compare_levels
 from dse.results.finished_run import Finished
 from dse.results.idle_axes import idle_axes
 from dse.results.run_folder import Outputs
-from dse.results.selection import (
-    MOST_ROWS,
-    SELECTED,
-    Selection,
-    select,
-)
+from dse.results.selection import MOST_ROWS, SELECTED, Selection, select
 from dse.search import importance
 from dse.store.database import StoreError
 from dse.store.result_store import Store

@@ -22,15 +22,9 @@ from numpy.typing import NDArray
 
 from dse.backend import Result, Results
 from dse.baselines import Baselines
-from dse.config.compose import (
-    OWN_FLAGS,
-    Request,
-    overrides,
-    own_folder,
-    request,
-)
+from dse.config.compose import OWN_FLAGS, Request, overrides, own_folder, request
 from dse.errors import ConfigError, Problem, did_you_mean
-from dse.execute import POOL_PAYS_S
+from dse.evaluation.executor import POOL_PAYS_S
 from dse.pace import Call, Estimate, Pace, RowCost, measured, timed, workers
 from dse.plan import Budget, Plan, plan
 from dse.progress import Advance, bar

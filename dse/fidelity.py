@@ -21,7 +21,8 @@ from pydantic import BaseModel, Field
 
 from dse.backend import STATUSES, Backend, Result, Results, Tree
 from dse.errors import Broken, ConfigError, Problem
-from dse.execute import BackendSpec, Evaluator
+from dse.evaluation.backend_spec import BackendSpec
+from dse.evaluation.executor import Evaluator
 from dse.progress import bar
 from dse.results.pareto import first_best, signed
 from dse.space import Block, Evaluated

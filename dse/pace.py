@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 
 from dse.backend import Result, Results
 from dse.baselines import Baselines
-from dse.execute import POOL_PAYS_S, Executor, call
+from dse.evaluation.calls import call
+from dse.evaluation.executor import POOL_PAYS_S, Executor
 from dse.plan import Plan
 from dse.space import Block, Evaluated
 from dse.store.result_store import Fresh, Store

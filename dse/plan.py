@@ -14,7 +14,8 @@ from dse import plugins
 from dse.backend import Backend, Canonical, Status, Tree
 from dse.config.compose import Request
 from dse.errors import ConfigError, Problems, did_you_mean
-from dse.execute import BackendSpec, Executor, validate
+from dse.evaluation.backend_spec import BackendSpec, validate
+from dse.evaluation.executor import Executor
 from dse.fidelity import OWN, Fidelity, Level, handed, levels, told
 from dse.results.finished_run import Finished
 from dse.results.selection import Rule
@@ -80,7 +81,7 @@ def _tracking_uri(uri: str) -> str:
 
 class Tracking(Frozen):
     """The `tracking` group. uri: where MLflow keeps runs; None for no tracking. optuna: URL, or path of a `.log`
-    journal, where Optuna keeps trials. points, whole_up_to: which points are shown there (`dse.results.selection.Rule`).
+    journal, where Optuna keeps trials. points, whole_up_to: which points are shown (`dse.results.selection.Rule`).
     """
 
     name: str

@@ -19,18 +19,8 @@ from dse.errors import ConfigError, Problem, redacted
 from dse.plan import Plan
 from dse.results.provenance import changes
 from dse.store.owner import Owner
-from dse.store.result_store import (
-    Context,
-    Store,
-    owners,
-    studies,
-)
-from dse.store.session import (
-    Forgetful,
-    Hold,
-    Session,
-    StoreSession,
-)
+from dse.store.result_store import Context, Store, owners, studies
+from dse.store.session import Forgetful, Hold, Session, StoreSession
 from dse.values import LABELS, leaves
 
 if TYPE_CHECKING:

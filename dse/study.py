@@ -20,7 +20,7 @@ from dse import warm
 from dse.backend import Canonical, Result, Results
 from dse.baselines import Baselines
 from dse.content_hash import keys_to_hex
-from dse.execute import Evaluator
+from dse.evaluation.executor import Evaluator
 from dse.ledger import Ledger
 from dse.plan import Plan
 from dse.progress import bar

@@ -22,13 +22,8 @@ from pydantic import BaseModel
 from dse.backend import Batch, Results, checked
 from dse.config.compose import request
 from dse.content_hash import content_key
-from dse.errors import (
-    ConfigError,
-    Problem,
-    Problems,
-    did_you_mean,
-)
-from dse.execute import call
+from dse.errors import ConfigError, Problem, Problems, did_you_mean
+from dse.evaluation.calls import call
 from dse.plan import Plan, plan
 from dse.results.finished_run import Finished, read
 from dse.results.output_files import refused

@@ -17,16 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from simulators.fabric import (
-    Leg,
-    capacities,
-    fewest_cus,
-    loads_of_nodes,
-    messages_s,
-    num_gpus,
-    pace,
-    phases,
-)
+from simulators.fabric import Leg, capacities, fewest_cus, loads_of_nodes, messages_s, num_gpus, pace, phases
 from simulators.graph import GraphBuilder, TaskGraph
 from simulators.kernels import KernelCost, kernel_cost
 from simulators.node import WholeNode, piece

@@ -18,12 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import yaml
 
-from dse.errors import (
-    ConfigError,
-    Problem,
-    Problems,
-    pairs,
-)
+from dse.errors import ConfigError, Problem, Problems, pairs
 from dse.files import atomic_replacement, read_bytes
 from dse.results.run_folder import Outputs
 from simulators.device import Device, device_of, tree_of

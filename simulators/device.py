@@ -14,20 +14,8 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from dse.config.compose import conf_dir
 from dse.config.yaml_checks import held, unreadable
-from dse.errors import (
-    ConfigError,
-    Problem,
-    Problems,
-    did_you_mean,
-)
-from dse.units import (
-    Bytes,
-    BytesPerSecond,
-    FlopPerSecond,
-    Integer,
-    Number,
-    Seconds,
-)
+from dse.errors import ConfigError, Problem, Problems, did_you_mean
+from dse.units import Bytes, BytesPerSecond, FlopPerSecond, Integer, Number, Seconds
 from dse.values import Frozen
 from simulators.pim import Pim
 from simulators.sourced import Sourced

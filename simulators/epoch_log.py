@@ -20,13 +20,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from dse.errors import (
-    ConfigError,
-    Problem,
-    Problems,
-    did_you_mean,
-    pairs,
-)
+from dse.errors import ConfigError, Problem, Problems, did_you_mean, pairs
 from dse.files import atomic_replacement, read_text
 from simulators.seqpoint import Iterations, Sample, choose, cut_parallel, cut_sequential, iterations_cut, projected
 

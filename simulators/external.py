@@ -24,12 +24,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from dse.backend import Batch, Columns, Metric, Replay, Result, Results, Tree
 from dse.errors import Problem, Problems, did_you_mean
 from dse.space import get_path, set_path
-from dse.units import (
-    Bytes,
-    BytesPerSecond,
-    FlopPerSecond,
-    Seconds,
-)
+from dse.units import Bytes, BytesPerSecond, FlopPerSecond, Seconds
 from dse.values import LABELS
 from simulators.outcome import complaint, judged, kills_for_memory, written
 from simulators.process import run, scratch

@@ -22,13 +22,8 @@ from dse.backend import Batch, Columns, Metric, Replay, Result, Results, Tree
 from dse.baselines import places
 from dse.config import compose
 from dse.content_hash import keys_to_hex
-from dse.errors import (
-    ConfigError,
-    Problem,
-    Problems,
-    did_you_mean,
-)
-from dse.execute import call
+from dse.errors import ConfigError, Problem, Problems, did_you_mean
+from dse.evaluation.calls import call
 from dse.plan import Plan, plan
 from dse.search import Outcome, Question, Search, explore
 from dse.search.genes import Genes

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from dse.backend import Metric, Result, Status
-from dse.workers import Lost
+from dse.evaluation.workers import Lost
 from simulators.process import Ended, Limits
 
 _MOST_LINES = 20  # of standard error

@@ -13,12 +13,7 @@ from pydantic import BaseModel
 
 from dse import plugins
 from dse.backend import STATUSES, Batch, Columns, Replay, Result, Results, Tree
-from dse.errors import (
-    ConfigError,
-    Problem,
-    Problems,
-    did_you_mean,
-)
+from dse.errors import ConfigError, Problem, Problems, did_you_mean
 from dse.space import get_path
 from dse.values import LABELS, condition, leaves, put
 from simulators.batch import Grid, grids

@@ -25,12 +25,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from pydantic import Field, field_validator
 
-from dse.units import (
-    BytesPerSecond,
-    Integer,
-    Number,
-    Seconds,
-)
+from dse.units import BytesPerSecond, Integer, Number, Seconds
 from dse.values import Frozen
 from simulators.mx import Format
 from simulators.sourced import Sourced

@@ -18,12 +18,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from dse.backend import Metric
 from dse.errors import Problems
 from dse.files import irregular, opened
-from dse.units import (
-    Bytes,
-    Integer,
-    Number,
-    WallSeconds,
-)
+from dse.units import Bytes, Integer, Number, WallSeconds
 from dse.values import Frozen
 from simulators.process import Limits
 

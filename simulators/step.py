@@ -16,12 +16,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel
 
 from dse.backend import STATUSES, Batch, Columns, Metric, Replay, Results, Tree
-from dse.errors import (
-    ConfigError,
-    Problem,
-    Problems,
-    did_you_mean,
-)
+from dse.errors import ConfigError, Problem, Problems, did_you_mean
 from dse.space import get_path
 from dse.values import LABELS, leaves, put
 from simulators.design import problems, reasons

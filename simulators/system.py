@@ -11,15 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationInfo, field_validator
 
 from dse.errors import Problems
-from dse.units import (
-    Bytes,
-    BytesPerSecond,
-    FlopPerSecond,
-    Fraction,
-    Integer,
-    Number,
-    Seconds,
-)
+from dse.units import Bytes, BytesPerSecond, FlopPerSecond, Fraction, Integer, Number, Seconds
 from dse.values import Frozen, knob, leaves
 from simulators.pim import Pim
 from simulators.sourced import Sourced, is_fact

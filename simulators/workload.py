@@ -11,12 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from dse.errors import (
-    ConfigError,
-    Problem,
-    Problems,
-    did_you_mean,
-)
+from dse.errors import ConfigError, Problem, Problems, did_you_mean
 from dse.files import read_text
 from dse.units import Bytes, Integer, Number
 from dse.values import Frozen, knob

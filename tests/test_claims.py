@@ -8,12 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dse.results.claims import (
-    Claim,
-    Finding,
-    judge,
-    within,
-)
+from dse.results.claims import Claim, Finding, judge, within
 
 NUMBERS = st.floats(-1e6, 1e6)
 

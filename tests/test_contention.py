@@ -12,19 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from conftest import (
-    CONF,
-    ENGINES,
-    FAMILIES,
-    FREE,
-    SCHEDULES,
-    backend,
-    design,
-    lower,
-    mostly_nightly,
-    results,
-    shipped,
-)
+from conftest import CONF, ENGINES, FAMILIES, FREE, SCHEDULES, backend, design, lower, mostly_nightly, results, shipped
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from test_conformance import DISTINCT, magnitudes, points, run

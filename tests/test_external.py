@@ -33,8 +33,9 @@ from dse import plugins
 from dse.backend import Backend, Batch, Result, Results, checked
 from dse.cli import main
 from dse.errors import ConfigError
-from dse.execute import BackendSpec, Patience, _serve, call
-from dse.workers import Pool
+from dse.evaluation.backend_spec import BackendSpec
+from dse.evaluation.calls import Patience, call, serve
+from dse.evaluation.workers import Pool
 from simulators import process
 from simulators.external import ExternalBackend
 from simulators.outcome import judged
@@ -191,11 +192,11 @@ def test_a_point_whose_supervisor_was_killed_is_evaluated_again(apart: bool, tmp
             left.unlink()
         asked = (spec, batches[: len(statuses)], Patience(retries))
         if apart:
-            pool = Pool(_serve, (spec, (), Patience()), size=1)
+            pool = Pool(serve, (spec, (), Patience()), size=1)
             found = pool.call(asked)
             pool.close()
         else:
-            found = _serve(asked)
+            found = serve(asked)
         assert [results[0].status for results in found] == statuses
 
 

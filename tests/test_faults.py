@@ -23,10 +23,10 @@ from test_store import CONTEXT, fresh, keys_of, made, recorded, rows
 
 from dse.backend import Metric, Results, checked
 from dse.cli import main
+from dse.evaluation.workers import Pool
 from dse.store.database import StoreError
 from dse.store.result_store import Store
 from dse.store.session import Hold, StoreSession
-from dse.workers import Pool
 
 ALL = os.environ.get("DSE_FAULTS") == "all"
 S = ["study=ficco_sweep", "tracking=none", "fidelity=none", "timeline=false", "schedule=serial", "workload.only=[g4]"]

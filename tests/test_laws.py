@@ -14,7 +14,7 @@ from test_conformance import DISTINCT
 from test_grids import batches
 
 from dse.backend import STATUSES, Law, Lawful, Result, Results, lawful
-from dse.execute import call
+from dse.evaluation.calls import call
 
 STUDIES = ["study=bert", "study=seqpoint", "study=cache_policies"]
 

@@ -10,13 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simulators.operators.chip import Chip
-from simulators.operators.collective import (
-    Group,
-    collective_cost,
-    copy_phases,
-    flat_ring,
-    hierarchical_cost,
-)
+from simulators.operators.collective import Group, collective_cost, copy_phases, flat_ring, hierarchical_cost
 from simulators.operators.convolution import ALGORITHMS, algorithms, convolution
 from simulators.operators.gemm import gemm
 from simulators.operators.recurrent import persistent, recurrent

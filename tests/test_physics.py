@@ -17,15 +17,7 @@ from hypothesis import strategies as st
 
 from dse.content_hash import content_key
 from dse.errors import ConfigError, Problems, did_you_mean
-from dse.units import (
-    Bytes,
-    BytesPerSecond,
-    FlopPerSecond,
-    Fraction,
-    Integer,
-    Number,
-    Seconds,
-)
+from dse.units import Bytes, BytesPerSecond, FlopPerSecond, Fraction, Integer, Number, Seconds
 from dse.values import Frozen, leaves
 from simulators.gemm import GemmCost, gemm_cost
 from simulators.system import Gpu, Node, System

@@ -17,7 +17,7 @@ from dse import plugins
 from dse.cli import main
 from dse.config.compose import request
 from dse.errors import ConfigError
-from dse.execute import BackendSpec
+from dse.evaluation.backend_spec import BackendSpec
 from dse.plan import plan
 
 ENGINE = '''

@@ -20,12 +20,7 @@ from conftest import CONF, REPOSITORY
 from folders import finished, odd_table
 
 from dse.cli import main
-from dse.config.yaml_checks import (
-    MOST_BYTES,
-    MOST_FILES,
-    MOST_NODES,
-    unreadable,
-)
+from dse.config.yaml_checks import MOST_BYTES, MOST_FILES, MOST_NODES, unreadable
 from dse.errors import hidden, redacted
 from dse.results import provenance
 from dse.results.report import console
@@ -357,8 +352,8 @@ def test_uncommitted_changes_and_new_files_of_the_code_count_and_another_checkou
         who = ("-c", "user.name=x", "-c", "user.email=x@example.org")
         subprocess.run(["git", "-C", str(tmp_path), *who, *words], check=True, capture_output=True)
 
-    (tmp_path / "dse").mkdir()
-    (tmp_path / "dse" / "provenance.py").write_text("1\n")
+    (tmp_path / "dse" / "results").mkdir(parents=True)
+    (tmp_path / "dse" / "results" / "provenance.py").write_text("1\n")
     git("init")
     assert provenance._git(tmp_path)["commit"] is None
     git("add", ".")

@@ -19,11 +19,13 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from dse import execute, ledger, study
-from dse.backend import Result
+from dse import ledger, study
+from dse.backend import Batch, Result
 from dse.content_hash import content_key
 from dse.errors import ConfigError
-from dse.execute import Interrupted
+from dse.evaluation import executor
+from dse.evaluation.calls import call
+from dse.evaluation.signals import Interrupted
 from dse.plan import Plan
 from dse.results.pareto import Seen, winners
 from dse.results.selection import select
@@ -88,7 +90,7 @@ def alone(plan: Plan, space: Space, point: Assignment) -> tuple[str, Result]:
     except ConfigError as error:
         return f"refused {error}", Result("infeasible", reason=str(error).replace("\n", "; "))
     name = content_key(design, plan.spec.name, plan.backend.version, repr(plan.spec.parameters))
-    (found,) = execute.call(plan.spec, [execute.Batch(design)])
+    (found,) = call(plan.spec, [Batch(design)])
     return name, found[0]
 
 
@@ -157,8 +159,8 @@ def test_values_that_the_model_refuses_are_infeasible_rows_with_its_reason(tmp_p
 @pytest.mark.slow
 def test_any_number_of_jobs_gives_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     chunked(monkeypatch, 50)
-    monkeypatch.setattr(execute, "POOL_PAYS_S", 0.0)
-    monkeypatch.setattr(execute, "_CALLS_PER_JOB", 2)
+    monkeypatch.setattr(executor, "POOL_PAYS_S", 0.0)
+    monkeypatch.setattr(executor, "_CALLS_PER_JOB", 2)
     bytes_of = []
     for jobs in (1, 2):
         run_study(planned(faults=FAULTS, batch=7, jobs=jobs), tmp_path / "results.parquet")

@@ -22,24 +22,15 @@ from pydantic import BaseModel, Field, model_validator
 from dse import plugins
 from dse.backend import STATUSES, Batch, Columns, Interval, Metric, Replay, Result, Results, Tree
 from dse.config.compose import Request
-from dse.errors import (
-    ConfigError,
-    Problem,
-    Problems,
-    did_you_mean,
-)
-from dse.execute import BackendSpec, Evaluator, Executor
+from dse.errors import ConfigError, Problem, Problems, did_you_mean
+from dse.evaluation.backend_spec import BackendSpec
+from dse.evaluation.executor import Evaluator, Executor
 from dse.plan import Plan, plan
 from dse.search import Goal
 from dse.space import Block, Evaluated, Knob, Space
 from dse.store.session import Forgetful, Session
 from dse.units import Integer, Number
-from dse.values import (
-    Frozen,
-    condition,
-    knob,
-    put,
-)
+from dse.values import Frozen, condition, knob, put
 
 
 class Thing(Frozen):

@@ -19,14 +19,7 @@ import yaml
 
 from dse.config import expansion
 from dse.config.expansion import interpolates, limited
-from dse.config.yaml_checks import (
-    accidents,
-    calls_code,
-    held,
-    is_hydras,
-    looked_at,
-    unreadable,
-)
+from dse.config.yaml_checks import accidents, calls_code, held, is_hydras, looked_at, unreadable
 from dse.errors import ConfigError, Problem, did_you_mean
 from dse.files import read_text
 from dse.space import Knob, get_path, set_path

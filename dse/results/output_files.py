@@ -19,12 +19,7 @@ from typing import IO, TYPE_CHECKING, Any, NoReturn
 from pydantic import BaseModel
 
 from dse.config.yaml_checks import parsed
-from dse.errors import (
-    Broken,
-    ConfigError,
-    Problem,
-    Problems,
-)
+from dse.errors import Broken, ConfigError, Problem, Problems
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -13,12 +13,7 @@ from dse.results.claims import Finding, judge
 from dse.results.finished_run import Finished
 from dse.results.pareto import winners
 from dse.results.run_folder import Outputs
-from dse.results.selection import (
-    MOST_ROWS,
-    SELECTED,
-    Selection,
-    select,
-)
+from dse.results.selection import MOST_ROWS, SELECTED, Selection, select
 
 if TYPE_CHECKING:
     import pandas as pd

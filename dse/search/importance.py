@@ -24,12 +24,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dse.errors import (
-    ConfigError,
-    Problem,
-    did_you_mean,
-    pairs,
-)
+from dse.errors import ConfigError, Problem, did_you_mean, pairs
 from dse.files import atomic_replacement
 from dse.progress import bar
 from dse.results import report

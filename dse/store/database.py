@@ -20,18 +20,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote
 
-from sqlalchemy import (
-    Connection,
-    Engine,
-    LargeBinary,
-    MetaData,
-    Table,
-    create_engine,
-    event,
-    insert,
-    select,
-    text,
-)
+from sqlalchemy import Connection, Engine, LargeBinary, MetaData, Table, create_engine, event, insert, select, text
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, OperationalError, SQLAlchemyError
 from sqlalchemy.pool import NullPool
 

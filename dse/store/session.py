@@ -24,16 +24,7 @@ from dse.content_hash import Keys, grid_content_keys
 from dse.results.pareto import Seen
 from dse.store.database import StoreError
 from dse.store.owner import Owner, me
-from dse.store.result_store import (
-    Context,
-    Found,
-    Fresh,
-    Store,
-    chunks,
-    key_bytes,
-    leases,
-    owners,
-)
+from dse.store.result_store import Context, Found, Fresh, Store, chunks, key_bytes, leases, owners
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection

@@ -18,13 +18,7 @@ from pydantic import AfterValidator
 from dse.results import output_files, provenance
 from dse.results.pareto import winners
 from dse.results.report import said
-from dse.results.run_folder import (
-    Made,
-    Outputs,
-    Shape,
-    Summary,
-    results,
-)
+from dse.results.run_folder import Made, Outputs, Shape, Summary, results
 from dse.tracking.points import MAX_NAME, MAX_TAG, cut, mlflow_name, text
 
 _FILES: Final = ("results.parquet", "summary.json", "provenance.json", "config.yaml", "claims.json")

@@ -17,13 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, field_validator
 
-from dse.units import (
-    Bytes,
-    BytesPerSecond,
-    FlopPerSecond,
-    Integer,
-    Seconds,
-)
+from dse.units import Bytes, BytesPerSecond, FlopPerSecond, Integer, Seconds
 from dse.values import Frozen
 from simulators.sourced import Sourced
 

@@ -31,12 +31,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dse.errors import (
-    ConfigError,
-    Problem,
-    Problems,
-    did_you_mean,
-)
+from dse.errors import ConfigError, Problem, Problems, did_you_mean
 from dse.files import opened
 from simulators.memory import accelsim
 from simulators.memory.engine import PCS

@@ -23,12 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import yaml
 
-from dse.errors import (
-    ConfigError,
-    Problem,
-    Problems,
-    pairs,
-)
+from dse.errors import ConfigError, Problem, Problems, pairs
 from dse.results import provenance
 from dse.results.run_folder import Outputs
 from dse.space import set_path

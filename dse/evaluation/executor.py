@@ -2,47 +2,36 @@
 
 from __future__ import annotations
 
-import math
-import signal
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated
 
 import joblib
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import AfterValidator, Field
 
-from dse import plugins
-from dse.backend import STATUSES, Backend, Batch, Lawful, Result, Results, checked, lawful
+from dse.backend import STATUSES, Batch, Result, Results
 from dse.content_hash import Keys
-from dse.errors import (
-    Broken,
-    ConfigError,
-    Problem,
-    Problems,
-)
+from dse.errors import Broken
+from dse.evaluation.backend_spec import BackendSpec
+from dse.evaluation.calls import Patience, broken_error, call, difference, halve, serve
+from dse.evaluation.signals import Interrupted
+from dse.evaluation.workers import Lost, Pool
 from dse.space import Block, Evaluated
-from dse.store.result_store import Context, Fresh, key_bytes
+from dse.store.result_store import Fresh, key_bytes
 from dse.store.session import Forgetful, Session
-from dse.units import (
-    Bytes,
-    Fraction,
-    Integer,
-    Seconds,
-)
+from dse.units import Bytes, Fraction, Integer, Seconds
 from dse.values import Frozen
-from dse.workers import Lost, Pool
 
 POOL_PAYS_S = 2.0  # work done here before worker processes are started: starting them costs about as much
 _CALLS_PER_JOB = 16  # in one round: few are held, and waiting for the last of a round costs little
 _LOOKED_UP = 512  # designs that are looked up together at least
 _POLL_S = 0.05  # between looks at what another process has in hand
 _MOST_ELSEWHERE = 1000  # parts that others have in hand which are passed by before they are waited for
-_SAME = 1e-9  # relative difference of a metric, of a design alone and in a batch, that is rounding
 _MOST_COMPARED = 4096  # designs in a call up to which equal ones are looked for
 
 
@@ -75,46 +64,6 @@ class Executor(Frozen):
     def num_jobs(self) -> int:
         """Worker processes."""
         return joblib.cpu_count() if self.jobs < 0 else self.jobs
-
-
-@dataclass(frozen=True)
-class BackendSpec:
-    """A backend by name and parameters: what a worker process needs to make its own."""
-
-    name: str
-    parameters: tuple[tuple[str, Any], ...]
-
-    @classmethod
-    def of(cls, simulator: object) -> BackendSpec:
-        """From the `simulator` group: `backend` names it, the rest (but labels) are its parameters."""
-        if not isinstance(simulator, Mapping):
-            raise ConfigError([Problem("simulator", "is no section of keys", simulator, "choose one: simulator=event")])
-        given = {key: value for key, value in simulator.items() if key not in ("name", "description", "backend")}
-        return cls(str(simulator.get("backend")), tuple(sorted(given.items())))
-
-    def make(self) -> Backend:
-        """The backend, one per process. Raises ConfigError for unknown names or parameters."""
-        return _make(self)
-
-    @property
-    def context(self) -> Context:
-        """What evaluates designs, as far as results depend on it."""
-        backend = self.make()
-        return Context(self.name, backend.version, repr(self.parameters), tuple(backend.metrics))
-
-    def __hash__(self) -> int:
-        return hash(str(self))  # parameters may be lists
-
-
-@plugins.remembered
-def _make(spec: BackendSpec) -> Backend:
-    kind = plugins.load("simulators", spec.name, "BACKEND")
-    try:
-        made: Backend = kind(**dict(spec.parameters))
-    except TypeError as error:
-        rule = f"does not fit backend {spec.name}: {error}"
-        raise ConfigError([Problem("simulator", rule, dict(spec.parameters))]) from error
-    return made
 
 
 @dataclass(frozen=True)
@@ -412,7 +361,7 @@ class _Calls:
     def _made_away(self, groups: Sequence[list[_Piece]]) -> Iterator[tuple[list[_Piece], list[Results]]]:
         if self._pool is None:
             memory = self._own.executor.memory_bytes
-            self._pool = Pool(_serve, (self._own.spec, (), Patience()), size=self._jobs, memory_bytes=memory)
+            self._pool = Pool(serve, (self._own.spec, (), Patience()), size=self._jobs, memory_bytes=memory)
         jobs = joblib.Parallel(n_jobs=self._jobs, backend="threading", return_as="generator_unordered")
         try:
             for group, found in jobs(joblib.delayed(self._one)(group) for group in groups):
@@ -449,7 +398,7 @@ class _Calls:
                 return self._kept(batches, retries - 1)
             if size == 1:
                 self._patience.failed(str(error))
-            return _halved(batches, str(error), lambda half: self._kept(half, retries))
+            return halve(batches, str(error), lambda half: self._kept(half, retries))
 
     def _rechecked(self, group: Sequence[_Piece], found: Sequence[Results]) -> list[Results]:
         """The results, of which some are obtained twice; invalid where the two differ."""
@@ -458,7 +407,7 @@ class _Calls:
             return list(found)
         if self._second is None:
             memory = self._own.executor.memory_bytes
-            self._second = Pool(_serve, (self._own.spec, (), Patience()), size=1, memory_bytes=memory)
+            self._second = Pool(serve, (self._own.spec, (), Patience()), size=1, memory_bytes=memory)
         return [self._compared(piece, results, most) for piece, results in zip(group, found, strict=True)]
 
     def _compared(self, piece: _Piece, results: Results, most: float) -> Results:
@@ -466,7 +415,7 @@ class _Calls:
         keys = piece.part.keys[piece.start : piece.stop, 0].astype(float)
         told = results
         for place in np.flatnonzero((keys <= most) & results.ok).tolist():
-            if differing := _differing(results[place], self._again(Batch(piece.batch.at(place)))):
+            if differing := difference(results[place], self._again(Batch(piece.batch.at(place)))):
                 odd = Results.of([Result("invalid", reason=differing, engine=results[place].engine)])
                 told = Results.join([told.take(slice(place)), odd, told.take(slice(place + 1, None))])
         return told
@@ -506,7 +455,7 @@ class _Calls:
         failed = [results.status == STATUSES.index("failed") for results in found]
         keys = [piece.part.keys[piece.start : piece.stop][bad] for piece, bad in zip(group, failed, strict=True)]
         self._own.session.withdraw(np.concatenate([*self._streak, *keys]))
-        raise _broken(len(self._streak), self._last)
+        raise broken_error(len(self._streak), self._last)
 
     def close(self) -> None:
         """End the workers."""
@@ -515,132 +464,5 @@ class _Calls:
                 pool.close()
 
 
-class Interrupted(KeyboardInterrupt):
-    """Told to stop by a signal; what was in flight is recorded."""
-
-    def __init__(self, number: int = signal.SIGINT, text: str = "interrupted") -> None:
-        super().__init__(text)
-        self.number = number
-
-
-def _differing(first: Result, second: Result) -> str:
-    """In what two results of one design differ, beyond rounding; empty where in nothing."""
-    if first.status != second.status:
-        return f"evaluated twice, it was {first.status} and {second.status} ({second.reason})"
-    for name, value in first.metrics.items():
-        other = second.metrics.get(name, math.nan)
-        if not (math.isclose(value, other, rel_tol=_SAME) or value == other or (value != value and other != other)):
-            return f"evaluated twice, {name} was {value!r} and {other!r}"
-    return ""
-
-
 def _brief(error: Exception) -> str:
     return str(error).partition(": ")[0]
-
-
-def _broken(count: int, reason: str) -> Broken:
-    return Broken(
-        f"the backend looks broken: {count} points in a row failed alike ({reason}). They were not recorded, what came"
-        " before them was: mend it and type the same command, or set executor.broken_after=0 to go on regardless"
-    )
-
-
-@dataclass
-class Patience:
-    """How long a backend is borne with that fails. Calls of several threads may share one.
-
-    retries: how often a design is tried again for which a process was lost. most: designs in a row that fail by
-    themselves, and alike, before it counts as broken; 0 for any number.
-    """
-
-    retries: int = 1
-    most: int = 0
-    _last: str = ""
-    _count: int = 0
-
-    @property
-    def fresh(self) -> Patience:
-        """The same, of which nothing has failed yet."""
-        return Patience(self.retries, self.most)
-
-    def succeeded(self) -> None:
-        """Some call had results."""
-        self._last, self._count = "", 0
-
-    def failed(self, reason: str) -> None:
-        """One design has failed. Raises Broken."""
-        self._last, self._count = reason, self._count + 1 if reason == self._last else 1
-        if self._count == self.most:
-            raise _broken(self._count, reason)
-
-
-def _serve(asked: tuple[BackendSpec, Sequence[Batch], Patience]) -> list[Results]:
-    """What a worker process does; asked for nothing, it makes the backend ready."""
-    spec, batches, patience = asked
-    spec.make()
-    return call(spec, batches, patience) if batches else []
-
-
-def call(spec: BackendSpec, batches: Sequence[Batch], patience: Patience | None = None) -> list[Results]:
-    """Checked results of each batch from one call of the backend.
-
-    If it fails, each half alone, and so on: a design on which it fails is one `failed` result, the others have theirs.
-    Raises Broken where that goes on for longer than there is patience.
-    """
-    patience = Patience() if patience is None else patience
-    return _called(spec, batches, patience=patience, retries=patience.retries)
-
-
-def _called(spec: BackendSpec, batches: Sequence[Batch], *, patience: Patience, retries: int) -> list[Results]:
-    single = sum(batch.size for batch in batches) == 1
-    try:
-        found = _checked_call(spec.make(), batches)
-    except Lost as error:
-        if single and retries > 0:
-            print(f"a process of the backend was lost ({error}): its point is evaluated again", file=sys.stderr)
-            return _called(spec, batches, patience=patience, retries=retries - 1)
-        reason = f"LOST: {error}"
-    except MemoryError:
-        reason = "OUT OF MEMORY"
-    except Exception as error:
-        reason = f"{type(error).__name__}: {error}"
-    else:
-        patience.succeeded()
-        return found
-    if single:
-        patience.failed(reason)
-    return _halved(batches, reason, lambda half: _called(spec, half, patience=patience, retries=retries))
-
-
-def _halved(batches: Sequence[Batch], reason: str, again: Callable[[Sequence[Batch]], list[Results]]) -> list[Results]:
-    """Each half by itself; a single design has failed for the reason given."""
-    if len(batches) > 1:
-        half = len(batches) // 2
-        return [*again(batches[:half]), *again(batches[half:])]
-    (batch,) = batches
-    if batch.size == 1:
-        return [Results.of([Result("failed", reason=reason)])]
-    return [Results.join([again([part])[0] for part in batch.split((batch.size + 1) // 2)])]
-
-
-def _checked_call(backend: Backend, batches: Sequence[Batch]) -> list[Results]:
-    found = backend.evaluate(batches)
-    if len(found) != len(batches):
-        raise RuntimeError(f"the backend gave {len(found)} results for {len(batches)} batches")
-    for batch, results in zip(batches, found, strict=True):
-        columns: list[NDArray[Any]] = [results.status, results.reason, results.engine, *results.metrics.values()]
-        if wrong := [len(column) for column in columns if len(column) != batch.size]:
-            raise RuntimeError(f"the backend gave {wrong[0]} results for {batch.size} designs")
-    laws = backend.laws if isinstance(backend, Lawful) else ()
-    return [lawful(checked(results, backend.metrics), laws) for results in found]
-
-
-def validate(backend: Backend, trees: Mapping[str, Mapping[str, Any]]) -> None:
-    """Refuse base designs that are invalid or infeasible, all problems at once."""
-    check = Problems()
-    for tree in trees.values():
-        try:
-            check.found.extend(backend.problems(backend.design(tree)))
-        except ConfigError as error:
-            check.found.extend(error.problems)
-    check.done()

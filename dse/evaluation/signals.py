@@ -12,6 +12,14 @@ from types import FrameType
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
+class Interrupted(KeyboardInterrupt):
+    """Told to stop by a signal; what was in flight is recorded."""
+
+    def __init__(self, number: int = signal.SIGINT, text: str = "interrupted") -> None:
+        super().__init__(text)
+        self.number = number
+
+
 class Stop:
     """Whether the user (or a scheduler) has asked for an end, and by which signal."""
 

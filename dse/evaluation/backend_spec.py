@@ -1,0 +1,63 @@
+"""A backend by name and parameters, and the designs that it refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from dse import plugins
+from dse.backend import Backend
+from dse.errors import ConfigError, Problem, Problems
+from dse.store.result_store import Context
+
+
+@dataclass(frozen=True)
+class BackendSpec:
+    """A backend by name and parameters: what a worker process needs to make its own."""
+
+    name: str
+    parameters: tuple[tuple[str, Any], ...]
+
+    @classmethod
+    def of(cls, simulator: object) -> BackendSpec:
+        """From the `simulator` group: `backend` names it, the rest (but labels) are its parameters."""
+        if not isinstance(simulator, Mapping):
+            raise ConfigError([Problem("simulator", "is no section of keys", simulator, "choose one: simulator=event")])
+        given = {key: value for key, value in simulator.items() if key not in ("name", "description", "backend")}
+        return cls(str(simulator.get("backend")), tuple(sorted(given.items())))
+
+    def make(self) -> Backend:
+        """The backend, one per process. Raises ConfigError for unknown names or parameters."""
+        return _make(self)
+
+    @property
+    def context(self) -> Context:
+        """What evaluates designs, as far as results depend on it."""
+        backend = self.make()
+        return Context(self.name, backend.version, repr(self.parameters), tuple(backend.metrics))
+
+    def __hash__(self) -> int:
+        return hash(str(self))  # parameters may be lists
+
+
+@plugins.remembered
+def _make(spec: BackendSpec) -> Backend:
+    kind = plugins.load("simulators", spec.name, "BACKEND")
+    try:
+        made: Backend = kind(**dict(spec.parameters))
+    except TypeError as error:
+        rule = f"does not fit backend {spec.name}: {error}"
+        raise ConfigError([Problem("simulator", rule, dict(spec.parameters))]) from error
+    return made
+
+
+def validate(backend: Backend, trees: Mapping[str, Mapping[str, Any]]) -> None:
+    """Refuse base designs that are invalid or infeasible, all problems at once."""
+    check = Problems()
+    for tree in trees.values():
+        try:
+            check.found.extend(backend.problems(backend.design(tree)))
+        except ConfigError as error:
+            check.found.extend(error.problems)
+    check.done()

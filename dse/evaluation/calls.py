@@ -1,0 +1,126 @@
+"""Calls of a backend: checked results, retries, halving of batches on which it fails, and when it counts as broken."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from numpy.typing import NDArray
+
+from dse.backend import Backend, Batch, Lawful, Result, Results, checked, lawful
+from dse.errors import Broken
+from dse.evaluation.backend_spec import BackendSpec
+from dse.evaluation.workers import Lost
+
+_SAME = 1e-9  # relative difference of a metric, of a design alone and in a batch, that is rounding
+
+
+def difference(first: Result, second: Result) -> str:
+    """In what two results of one design differ, beyond rounding; empty where in nothing."""
+    if first.status != second.status:
+        return f"evaluated twice, it was {first.status} and {second.status} ({second.reason})"
+    for name, value in first.metrics.items():
+        other = second.metrics.get(name, math.nan)
+        if not (math.isclose(value, other, rel_tol=_SAME) or value == other or (value != value and other != other)):
+            return f"evaluated twice, {name} was {value!r} and {other!r}"
+    return ""
+
+
+def broken_error(count: int, reason: str) -> Broken:
+    return Broken(
+        f"the backend looks broken: {count} points in a row failed alike ({reason}). They were not recorded, what came"
+        " before them was: mend it and type the same command, or set executor.broken_after=0 to go on regardless"
+    )
+
+
+@dataclass
+class Patience:
+    """How long a backend is borne with that fails. Calls of several threads may share one.
+
+    retries: how often a design is tried again for which a process was lost. most: designs in a row that fail by
+    themselves, and alike, before it counts as broken; 0 for any number.
+    """
+
+    retries: int = 1
+    most: int = 0
+    _last: str = ""
+    _count: int = 0
+
+    @property
+    def fresh(self) -> Patience:
+        """The same, of which nothing has failed yet."""
+        return Patience(self.retries, self.most)
+
+    def succeeded(self) -> None:
+        """Some call had results."""
+        self._last, self._count = "", 0
+
+    def failed(self, reason: str) -> None:
+        """One design has failed. Raises Broken."""
+        self._last, self._count = reason, self._count + 1 if reason == self._last else 1
+        if self._count == self.most:
+            raise broken_error(self._count, reason)
+
+
+def serve(asked: tuple[BackendSpec, Sequence[Batch], Patience]) -> list[Results]:
+    """What a worker process does; asked for nothing, it makes the backend ready."""
+    spec, batches, patience = asked
+    spec.make()
+    return call(spec, batches, patience) if batches else []
+
+
+def call(spec: BackendSpec, batches: Sequence[Batch], patience: Patience | None = None) -> list[Results]:
+    """Checked results of each batch from one call of the backend.
+
+    If it fails, each half alone, and so on: a design on which it fails is one `failed` result, the others have theirs.
+    Raises Broken where that goes on for longer than there is patience.
+    """
+    patience = Patience() if patience is None else patience
+    return _called(spec, batches, patience=patience, retries=patience.retries)
+
+
+def _called(spec: BackendSpec, batches: Sequence[Batch], *, patience: Patience, retries: int) -> list[Results]:
+    single = sum(batch.size for batch in batches) == 1
+    try:
+        found = _checked_call(spec.make(), batches)
+    except Lost as error:
+        if single and retries > 0:
+            print(f"a process of the backend was lost ({error}): its point is evaluated again", file=sys.stderr)
+            return _called(spec, batches, patience=patience, retries=retries - 1)
+        reason = f"LOST: {error}"
+    except MemoryError:
+        reason = "OUT OF MEMORY"
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+    else:
+        patience.succeeded()
+        return found
+    if single:
+        patience.failed(reason)
+    return halve(batches, reason, lambda half: _called(spec, half, patience=patience, retries=retries))
+
+
+def halve(batches: Sequence[Batch], reason: str, again: Callable[[Sequence[Batch]], list[Results]]) -> list[Results]:
+    """Each half by itself; a single design has failed for the reason given."""
+    if len(batches) > 1:
+        half = len(batches) // 2
+        return [*again(batches[:half]), *again(batches[half:])]
+    (batch,) = batches
+    if batch.size == 1:
+        return [Results.of([Result("failed", reason=reason)])]
+    return [Results.join([again([part])[0] for part in batch.split((batch.size + 1) // 2)])]
+
+
+def _checked_call(backend: Backend, batches: Sequence[Batch]) -> list[Results]:
+    found = backend.evaluate(batches)
+    if len(found) != len(batches):
+        raise RuntimeError(f"the backend gave {len(found)} results for {len(batches)} batches")
+    for batch, results in zip(batches, found, strict=True):
+        columns: list[NDArray[Any]] = [results.status, results.reason, results.engine, *results.metrics.values()]
+        if wrong := [len(column) for column in columns if len(column) != batch.size]:
+            raise RuntimeError(f"the backend gave {wrong[0]} results for {batch.size} designs")
+    laws = backend.laws if isinstance(backend, Lawful) else ()
+    return [lawful(checked(results, backend.metrics), laws) for results in found]
