@@ -24,10 +24,10 @@ import pandas as pd
 
 from benchmarks import recorded
 from dse.config import compose
-from dse.plan import plan
 from dse.search import Outcome, Question, Search, explore
 from dse.search.genes import Genes
 from dse.space import Assignment, Space
+from dse.study.plan import plan
 from simulators.landscape import column
 from studies.search_benchmark import STUDY
 

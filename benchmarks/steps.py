@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from benchmarks.timing import best
 from dse.backend import Batch
 from dse.config import compose
-from dse.plan import plan
+from dse.study.plan import plan
 from dse.values import put
 from simulators.step import StepBackend, iteration
 from simulators.steps.design import Design

@@ -21,8 +21,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from dse.plan import Tracking
 from dse.progress import bar
+from dse.study.settings import Tracking
 from dse.tracking.study import StudyFolder
 from dse.views import News, Seen, show, total, warm, way_out
 

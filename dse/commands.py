@@ -12,14 +12,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dse import compare, dryrun, resume, robustness, rules, views
+from dse import compare, robustness, rules, views
 from dse.backend import Metric
 from dse.beside import Beside, beside
 from dse.config.compose import Request
 from dse.errors import ConfigError, Problem, Problems, pairs, redacted
 from dse.evaluation.signals import Interrupted, Stop, stoppable
-from dse.fidelity import Climb, climb, texts_of
-from dse.plan import Plan, StoreAt, plan
 from dse.results import output_files, provenance, report
 from dse.results.agreement import compare as compare_levels
 from dse.results.finished_run import Finished
@@ -29,9 +27,13 @@ from dse.results.selection import MOST_ROWS, SELECTED, Selection, select
 from dse.search import importance
 from dse.store.database import StoreError
 from dse.store.result_store import Store
-from dse.study import Findings, Support
-from dse.study import run as search
-from dse.vary import Present
+from dse.study import dry_run, resume
+from dse.study.fidelity import Climb, climb, texts_of
+from dse.study.plan import Plan, plan
+from dse.study.plan_again import Present
+from dse.study.run import Findings, Support
+from dse.study.run import run as search
+from dse.study.settings import StoreAt
 
 _BYTES_PER_POINT = 1000  # of disk: some 250 in the store and its log, about 100 in the table, the rest to spare
 
@@ -282,7 +284,7 @@ def redraw(words: Sequence[str]) -> int:
 
 def timeline(words: Sequence[str]) -> int:
     """`timeline study=<name> key=<its first letters> [config_dir=...] [command=...] [output_dir=...]`: one point."""
-    from dse.replay import replayed
+    from dse.study.replay import replayed
 
     given = pairs(words, {"study": "", "key": "", "output_dir": "outputs"}, optional=("config_dir", "command"))
     outputs = Outputs.latest(Path(given["output_dir"]), given["study"])
@@ -310,7 +312,7 @@ def check(words: Sequence[str]) -> int:
 
 
 COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
-    **dryrun.COMMANDS,
+    **dry_run.COMMANDS,
     **output_files.commands(
         {
             "report": redraw,

@@ -24,22 +24,9 @@ from dse.progress import bar
 from dse.quantities import quantity
 from dse.results import report
 from dse.results.finished_run import Finished
+from dse.study.plan_again import Present, plan_again
 from dse.tree import Option
-from dse.vary import (
-    Advance,
-    Constant,
-    Floats,
-    Points,
-    Present,
-    at,
-    constants,
-    evaluated,
-    legal,
-    one_by_one,
-    planned_again,
-    points,
-    together,
-)
+from dse.vary import Advance, Constant, Floats, Points, at, constants, evaluated, legal, one_by_one, points, together
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -464,7 +451,7 @@ def _broken(one: Breaks) -> dict[str, Any]:
 
 def examined(asked: Asked, present: Present, typed: str) -> Found:
     """Evaluate the points of a run with other constants. Raises ConfigError."""
-    planned = planned_again(asked.run, present)
+    planned = plan_again(asked.run, present)
     found = points(asked.run, planned, asked.choose, max(1, _MOST_EVALUATED // asked.samples))
     changing = constants(found, declared(typed, planned.settings.study.uncertainty))
     size = len(found.designs)

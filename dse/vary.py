@@ -9,10 +9,8 @@ from __future__ import annotations
 import copy
 import itertools
 import math
-import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,15 +18,13 @@ from numpy.typing import NDArray
 from pydantic import BaseModel
 
 from dse.backend import Batch, Results, checked
-from dse.config.compose import request
 from dse.content_hash import content_key
 from dse.errors import ConfigError, Problem, Problems, did_you_mean
 from dse.evaluation.calls import call
-from dse.plan import Plan, plan
 from dse.results.finished_run import Finished, read
-from dse.results.output_files import refused
 from dse.results.pareto import signed
 from dse.space import get_path, set_path
+from dse.study.plan import Plan
 from dse.tree import Option
 from dse.values import leaves, put
 
@@ -85,48 +81,6 @@ class Points:
 
 
 # ---------------------------------------------------------------- from a run
-
-
-@dataclass(frozen=True)
-class Present:
-    """What the present command line says of a study that is planned again.
-
-    folder: of the user's own configuration, if it is not where it was. command: the program that may be started.
-    """
-
-    folder: Path | None = None
-    command: tuple[str, ...] = ()
-
-    @classmethod
-    def of(cls, given: Mapping[str, str]) -> Present:
-        """Of `config_dir=` and `command=`. Raises ConfigError."""
-        try:
-            words = tuple(shlex.split(given.get("command", "")))
-        except ValueError as error:
-            way = "quote it as a shell takes it"
-            raise ConfigError([Problem("command", f"cannot be split: {error}", given["command"], way)]) from None
-        return cls(Path(given["config_dir"]) if "config_dir" in given else None, words)
-
-
-def planned_again(run: Finished, present: Present) -> Plan:
-    """The study of a finished run, planned as its command was.
-
-    What was recorded may be somebody else's, so it starts no program that the present command line does not name.
-    Raises ConfigError.
-    """
-    recorded = run.made["config_dir"]
-    overrides = run.made.get("overrides", run.made["command"][3:])
-    if not isinstance(overrides, list) or not all(isinstance(word, str) for word in overrides):
-        raise refused(run.folder / "provenance.json", "holds overrides that are no list of words")
-    planned = plan(request(overrides, present.folder or (Path(recorded) if recorded else None)))
-    for spec in (planned.spec, *(level.spec for level in planned.levels)):
-        program = tuple(getattr(spec.make(), "program", ()))
-        if program and program != present.command:
-            told = shlex.join(program)
-            rule = f"was recorded with a program that this command line does not name: {told}"
-            way = f"look at it, and if it is yours add command={shlex.quote(told)}"
-            raise ConfigError([Problem(spec.name, rule, way_out=way)])
-    return planned
 
 
 def points(run: Finished, planned: Plan, choose: Sequence[str], most: int) -> Points:

@@ -17,9 +17,9 @@ from pathlib import Path
 from dse import tracking
 from dse.config.compose import request
 from dse.errors import ConfigError, Problem, Problems, hidden, pairs
-from dse.plan import Tracking
 from dse.progress import bar
 from dse.space import get_path
+from dse.study.settings import Tracking
 from dse.tracking.study import StudyFolder
 
 Seen = Callable[[int], None]

@@ -19,15 +19,15 @@ from pydantic import BaseModel, Field
 
 from dse import plugins
 from dse.backend import Batch, Columns, Metric, Replay, Result, Results, Tree
-from dse.baselines import places
 from dse.config import compose
 from dse.content_hash import keys_to_hex
 from dse.errors import ConfigError, Problem, Problems, did_you_mean
 from dse.evaluation.calls import call
-from dse.plan import Plan, plan
 from dse.search import Outcome, Question, Search, explore
 from dse.search.genes import Genes
 from dse.space import Assignment, get_path
+from dse.study.baselines import places
+from dse.study.plan import Plan, plan
 from dse.units import Integer
 from dse.values import Frozen
 

@@ -26,11 +26,11 @@ from dse.config.compose import request
 from dse.content_hash import keys_to_hex
 from dse.errors import ConfigError
 from dse.evaluation import executor
-from dse.plan import Plan, plan
 from dse.results import report
 from dse.results.claims import Claim, Finding, judge, within
 from dse.results.run_folder import Outputs
 from dse.results.selection import Selection
+from dse.study.plan import Plan, plan
 from studies.ficco import STUDY
 
 SMALL = ["study=ficco_sweep", "workload.only=[g4]", "tracking=none", "fidelity=none"]

@@ -27,7 +27,7 @@ from dse.cli import main
 from dse.config.compose import Request, request
 from dse.content_hash import content_key, keys_to_hex
 from dse.errors import ConfigError
-from dse.plan import Plan, plan
+from dse.study.plan import Plan, plan
 from simulators.workload import read_shapes
 
 Said = Callable[..., str]

@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 
 from dse.cli import main
 from dse.content_hash import content_key
-from dse.dryrun import Outlook, Tally, general, outlook
 from dse.errors import ConfigError
-from dse.pace import Pace, spread
 from dse.quantities import duration, quantity
 from dse.space import Knob
+from dse.study.dry_run import Outlook, Tally, general, outlook
+from dse.study.timing import Pace, spread
 
 
 @pytest.fixture(autouse=True, scope="module")

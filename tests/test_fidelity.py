@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from dse.cli import main
 from dse.config.compose import request
 from dse.errors import ConfigError
-from dse.fidelity import excess
-from dse.plan import plan
 from dse.results.agreement import compare, tau
 from dse.store.result_store import Store
+from dse.study.fidelity import excess
+from dse.study.plan import plan
 
 NAMES = "space.schedule.name=choice(serial,hetero_fused_1d,uniform_fused_1d)"
 SMALL = [
@@ -310,7 +310,7 @@ def test_what_one_level_lacks_is_not_compared(elsewhere: Path) -> None:
 def test_a_level_that_would_take_too_long_is_skipped_with_its_reason(
     elsewhere: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dse.fidelity._SURE_S", 0.0)
+    monkeypatch.setattr("dse.study.fidelity._SURE_S", 0.0)
     assert main([*SMALL, "fidelity=ladder", "fidelity.most_s=1e-6"]) == 0
     told = found()
     assert set(told["broken"]) == {"uncontended", "node"}

@@ -19,11 +19,11 @@ from test_grids import batches, evaluated
 
 from dse.backend import Batch, Canonical, Results
 from dse.config.compose import request
-from dse.plan import Plan, plan
 from dse.results.idle_axes import idle_axes
 from dse.results.pareto import outcome_keys
 from dse.space import Block, Space
-from dse.study import run
+from dse.study.plan import Plan, plan
+from dse.study.run import run
 from dse.values import put
 
 TIMED = {"search_benchmark"}  # among its metrics are seconds that a method took: no two runs are equal

@@ -18,7 +18,7 @@ from dse.cli import main
 from dse.config.compose import request
 from dse.errors import ConfigError
 from dse.evaluation.backend_spec import BackendSpec
-from dse.plan import plan
+from dse.study.plan import plan
 
 ENGINE = '''
 """Everything one after another."""

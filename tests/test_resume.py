@@ -21,11 +21,11 @@ from sqlalchemy import select
 from dse.cli import main
 from dse.errors import Broken, ConfigError
 from dse.evaluation.signals import Interrupted
-from dse.plan import Plan
-from dse.resume import Begun, begin, finish, question
 from dse.space import Knob
 from dse.store.result_store import Store, leases, owners, studies
-from dse.study import Support, run
+from dse.study.plan import Plan
+from dse.study.resume import Begun, begin, finish, question
+from dse.study.run import Support, run
 
 KNOBS = (Knob("thing.mode", ("flat", "bent")), Knob("thing.bend", ("firm", "loose")), Knob("thing.x", tuple(range(8))))
 

@@ -23,19 +23,20 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from dse import plugins, warm
+from dse import plugins
 from dse.backend import STATUSES
 from dse.content_hash import content_key, keys_to_hex
 from dse.errors import ConfigError
-from dse.plan import Plan
 from dse.results.pareto import Standings, winners
 from dse.search import Limit, Question, Search, explore, surrogate
 from dse.search.genes import Genes
 from dse.search.methods import portfolio
 from dse.search.surrogate import Surrogate
 from dse.space import Assignment, Block, Knob, Space, set_path
-from dse.study import Findings
-from dse.study import run as run_study
+from dse.study import warm_start
+from dse.study.plan import Plan
+from dse.study.run import Findings
+from dse.study.run import run as run_study
 
 METHODS = tuple(name for name in plugins.plugins("dse.search.methods", "METHOD") if name != "gp")  # needs torch
 every_method = pytest.mark.parametrize("method", METHODS)
@@ -682,7 +683,7 @@ def test_a_warm_start_evaluates_the_fronts_of_earlier_runs_first(tmp_path: Path)
     tree = toy.settings("random", 10)
     tree["search"]["warm_start"] = [str(run)]
     plan = toy.planned(KNOBS, tree)
-    light, heavy = (warm.points(plan, name) for name in plan.spaces)
+    light, heavy = (warm_start.points(plan, name) for name in plan.spaces)
     assert light == [{"thing.name": "plain", "thing.x": 7, "thing.mode": "bent"}]  # x = 99 is outside the space
     assert heavy == [light[0], {"thing.name": "fancy", "thing.x": 2, "thing.mode": "flat"}]  # of all scenarios
     table = studied(plan, tmp_path)[0]

@@ -21,10 +21,10 @@ from test_store import CONTEXT, fresh, keys_of, made, rows, url  # noqa: F401  (
 
 from dse.cli import main
 from dse.results.selection import Rule
-from dse.resume import begin
 from dse.store.database import StoreError
 from dse.store.result_store import Store, recorded, studies
 from dse.store.session import Hold, StoreSession
+from dse.study.resume import begin
 from dse.tracking import TrackingError, open_store, sync
 
 ALL = os.environ.get("DSE_FAULTS") == "all"

@@ -19,19 +19,19 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from dse import ledger, study
 from dse.backend import Batch, Result
 from dse.content_hash import content_key
 from dse.errors import ConfigError
 from dse.evaluation import executor
 from dse.evaluation.calls import call
 from dse.evaluation.signals import Interrupted
-from dse.plan import Plan
 from dse.results.pareto import Seen, winners
 from dse.results.selection import select
 from dse.space import Assignment, Knob, Space
-from dse.study import Support
-from dse.study import run as run_study
+from dse.study import ledger, run
+from dse.study.plan import Plan
+from dse.study.run import Support
+from dse.study.run import run as run_study
 
 KNOBS = (
     Knob("thing.name", ("plain", "fancy")),
@@ -64,7 +64,7 @@ def table_of(plan: Plan, folder: Path) -> pd.DataFrame:
 
 def chunked(patch: pytest.MonkeyPatch, rows: int) -> None:
     """Hold so few rows at once that a small study takes many turns."""
-    for module in (study, ledger):
+    for module in (run, ledger):
         patch.setattr(module, "ROWS_PER_GROUP", rows)
 
 

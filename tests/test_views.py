@@ -20,10 +20,10 @@ from folders import finished, key, odd_table, wide_table
 
 from dse.beside import beside
 from dse.cli import main
-from dse.plan import Tracking
 from dse.results.selection import Rule
 from dse.search.view import StorageError
 from dse.search.view import show as show_in_optuna
+from dse.study.settings import Tracking
 from dse.tracking import open_store
 
 REPOSITORY = Path(__file__).parents[1]
@@ -265,7 +265,7 @@ def _ended_well(here: Path, *, working: bool) -> bool:
     """Whether a process whose study is killed leaves no run that seems to run; it must end, and lose nothing."""
     folder = finished(here / "outputs", wide_table(20000))
     code = "import sys, time, threading; from pathlib import Path; from dse.beside import beside\n"
-    code += "from dse.plan import Tracking\n"
+    code += "from dse.study.settings import Tracking\n"
     code += "with beside(Tracking(name='x', uri='sqlite:///mlflow.db', points='all')) as shown:\n"
     code += "    print('ready', flush=True)\n"
     code += f"    shown.begin(Path({str(folder)!r})); shown.finish()\n" if working else "    time.sleep(60)\n"

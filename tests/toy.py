@@ -25,10 +25,10 @@ from dse.config.compose import Request
 from dse.errors import ConfigError, Problem, Problems, did_you_mean
 from dse.evaluation.backend_spec import BackendSpec
 from dse.evaluation.executor import Evaluator, Executor
-from dse.plan import Plan, plan
 from dse.search import Goal
 from dse.space import Block, Evaluated, Knob, Space
 from dse.store.session import Forgetful, Session
+from dse.study.plan import Plan, plan
 from dse.units import Integer, Number
 from dse.values import Frozen, condition, knob, put
 

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from pydantic import BaseModel
 
 from dse.content_hash import grid_content_keys, keys_to_hex
-from dse.plan import Plan
 from dse.progress import bar
 from dse.results.pareto import Seen, Standings
-from dse.table import ROWS_PER_GROUP, Layout, Rows, Sheet
+from dse.study.plan import Plan
+from dse.study.table import ROWS_PER_GROUP, Layout, Rows, Sheet
 
 
 class Ledger:

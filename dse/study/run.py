@@ -16,19 +16,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from pydantic import BaseModel
 
-from dse import warm
 from dse.backend import Canonical, Result, Results
-from dse.baselines import Baselines
 from dse.content_hash import keys_to_hex
 from dse.evaluation.executor import Evaluator
-from dse.ledger import Ledger
-from dse.plan import Plan
 from dse.progress import bar
 from dse.results.pareto import Seen
 from dse.search import Chosen, Outcome, Question, explore
 from dse.space import Assignment, Block, Evaluated, Space
 from dse.store.session import Forgetful, Session
-from dse.table import ROWS_PER_GROUP, Rows
+from dse.study import warm_start
+from dse.study.baselines import Baselines
+from dse.study.ledger import Ledger
+from dse.study.plan import Plan
+from dse.study.table import ROWS_PER_GROUP, Rows
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -92,7 +92,7 @@ def _search(plan: Plan, ledger: Ledger, support: Support) -> dict[str, Chosen]:
         ledger.take(_evaluated(evaluator, _enumerated(finite)))
         for one in scenarios:
             if sizes[one.name] is None:
-                chosen[one.name] = explore(one.question, plan.settings.search, first=warm.points(plan, one.name))
+                chosen[one.name] = explore(one.question, plan.settings.search, first=warm_start.points(plan, one.name))
                 ledger.take(_evaluated(evaluator, one.rows(one.sampled)))
     ledger.flush()
     for one in finite:

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import func, insert, select, update
 
 from dse.errors import ConfigError, Problem, redacted
-from dse.plan import Plan
 from dse.results.provenance import changes
 from dse.store.owner import Owner
 from dse.store.result_store import Context, Store, owners, studies
 from dse.store.session import Forgetful, Hold, Session, StoreSession
+from dse.study.plan import Plan
 from dse.values import LABELS, leaves
 
 if TYPE_CHECKING:

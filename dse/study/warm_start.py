@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dse.plan import Plan
 from dse.results.finished_run import Finished, read
 from dse.space import Assignment, Knob, Space, get_path
+from dse.study.plan import Plan
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -9,35 +9,29 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, Field
 
-from dse.backend import STATUSES, Backend, Result, Results, Tree
-from dse.errors import Broken, ConfigError, Problem
-from dse.evaluation.backend_spec import BackendSpec
+from dse.backend import STATUSES, Result, Results
+from dse.errors import Broken
 from dse.evaluation.executor import Evaluator
 from dse.progress import bar
 from dse.results.pareto import first_best, signed
 from dse.space import Block, Evaluated
 from dse.store.result_store import Context
 from dse.store.session import Session
-from dse.units import Integer, Number, WallSeconds
-from dse.values import Frozen, leaves
+from dse.study.levels import Level, handed
+from dse.study.plan import Plan
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from dse.plan import Plan
-
-OWN = "study"
-"""The study's own level, among names of simulators."""
 _PROBED = 8  # points of a level that are timed before the others are evaluated
 _SURE_S = 3.0  # of timing before a level is given up
 _LEAST_S = 60.0  # that a level may take, however short the study was
@@ -45,35 +39,6 @@ _KEPT = 4  # one part in so many of the points that may be promoted is kept for 
 
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
-
-
-class Fidelity(Frozen):
-    """The `fidelity` group. levels: options of the group `simulator` from the coarsest to the finest, the study's own
-    level among them as `study`; none for no ladder.
-
-    near: relative excess over the front, in the worst objective, up to which points are promoted. sample: points of a
-    scenario that are drawn at random beside them. most: points of a scenario promoted to a level, the sample not
-    counted; a quarter is kept for where levels disagree. rounds: how often these are looked for. most_s: a level whose
-    points would take longer is skipped, with the reason; null for as long as the study took, and a minute at least.
-    """
-
-    name: str
-    description: str = ""
-    levels: tuple[str, ...] = ()
-    near: Annotated[Number, Field(ge=0, le=10)] = 0.02
-    sample: Annotated[Integer, Field(ge=0, le=100_000)] = 8
-    most: Annotated[Integer, Field(ge=1, le=100_000)] = 16
-    rounds: Annotated[Integer, Field(ge=0, le=100)] = 2
-    most_s: WallSeconds | None = None
-
-
-@dataclass(frozen=True)
-class Level:
-    """One level of a ladder. own: whether it is the one that the study was searched at."""
-
-    name: str
-    spec: BackendSpec
-    own: bool
 
 
 @dataclass(frozen=True)
@@ -166,32 +131,6 @@ def _point(plan: Plan, level: Level, row: pd.Series[Any]) -> Evaluated:
 
 def _plain(value: Any) -> Any:
     return value.item() if hasattr(value, "item") else value
-
-
-def handed(own: Backend, tree: Tree) -> dict[str, Any]:
-    """What a backend of another kind is given of a study's design: its validated values as a tree, numbers in SI units.
-
-    Labels are left out but for the names of the sections, and a key with dots is a path.
-    """
-    design, found = own.design(tree), dict[str, Any]()
-    named = [(f"{section}.name", getattr(part, "name", None)) for section, part in design]
-    for path, value in [
-        *((path, name) for path, name in named if name),
-        *((leaf[0], leaf[1]) for leaf in leaves(design)),
-    ]:
-        *parents, last = path.split(".")
-        node = found
-        for name in parents:
-            node = node.setdefault(name, {})
-        node[last] = _listed(value)
-    return found
-
-
-def _listed(value: Any) -> Any:
-    """Models within lists as mappings."""
-    if isinstance(value, BaseModel):
-        return value.model_dump(mode="json")
-    return [_listed(one) for one in value] if isinstance(value, tuple) else value
 
 
 class _Ladder:
@@ -364,38 +303,3 @@ def _ratios(coarse: Floats, fine: Floats, alike: NDArray[np.intp]) -> Callable[[
         return np.where(np.isfinite(known), known, overall)
 
     return of
-
-
-def levels(
-    asked: Fidelity, composed: Mapping[str, Mapping[str, Any]], own: tuple[str, BackendSpec]
-) -> tuple[Level, ...]:
-    """The levels of a ladder, checked to be one; () for none. own: name and backend of the study's simulator.
-
-    A level that is the study's own under its name is left out. Raises ConfigError.
-    """
-    if not asked.levels:
-        return ()
-    if asked.levels.count(OWN) != 1 or len(set(asked.levels)) < len(asked.levels):
-        rule = f"must name each level once, and the study's own as `{OWN}`"
-        way = f"write fidelity.levels=[<coarser>,{OWN},<finer>]"
-        raise ConfigError([Problem("fidelity.levels", rule, ", ".join(asked.levels), way)])
-    found = []
-    for name in asked.levels:
-        level = Level(*own, own=True) if name == OWN else Level(name, _spec(name, composed[name]), own=False)
-        if level.own or level.spec != own[1]:
-            found.append(level)
-    return tuple(found) if len(found) > 1 else ()
-
-
-def _spec(name: str, tree: Mapping[str, Any]) -> BackendSpec:
-    try:
-        spec = BackendSpec.of(tree)
-        spec.make()
-    except ConfigError as error:
-        raise ConfigError(told(name, error.problems)) from error
-    return spec
-
-
-def told(name: str, problems: Sequence[Problem]) -> list[Problem]:
-    """Problems of a level, under its name."""
-    return [replace(problem, path=f"fidelity.levels ({name}): {problem.path}") for problem in problems]

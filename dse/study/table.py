@@ -19,12 +19,12 @@ from numpy.typing import NDArray
 from pydantic import BaseModel
 
 from dse.backend import STATUSES, Backend, Columns, Results
-from dse.baselines import places
 from dse.content_hash import Keys, keys_to_hex
 from dse.errors import ConfigError
-from dse.plan import Plan
 from dse.search import Limit
 from dse.space import Assignment, Block, Evaluated, Space, get_path
+from dse.study.baselines import places
+from dse.study.plan import Plan
 
 ROWS_PER_GROUP = 1 << 16  # rows held at once: some 30 MB of columns
 

@@ -17,13 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dse.backend import Result, Results
-from dse.baselines import Baselines
 from dse.evaluation.calls import call
 from dse.evaluation.executor import POOL_PAYS_S, Executor
-from dse.plan import Plan
 from dse.space import Block, Evaluated
 from dse.store.result_store import Fresh, Store
-from dse.table import Layout, Rows, Sheet
+from dse.study.baselines import Baselines
+from dse.study.plan import Plan
+from dse.study.table import Layout, Rows, Sheet
 
 Floats = NDArray[np.float64]
 Call = Sequence[tuple[int, Block]]

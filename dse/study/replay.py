@@ -12,12 +12,12 @@ from dse.backend import Interval, Replay
 from dse.content_hash import content_key as identity
 from dse.errors import ConfigError, Problem
 from dse.files import atomic_replacement
-from dse.plan import Plan
 from dse.results.finished_run import Finished
 from dse.results.output_files import frame
 from dse.results.report import said
 from dse.results.run_folder import Outputs, results
-from dse.vary import Present, planned_again
+from dse.study.plan import Plan
+from dse.study.plan_again import Present, plan_again
 
 
 def replayed(outputs: Outputs, start: str, present: Present) -> list[Path]:
@@ -27,7 +27,7 @@ def replayed(outputs: Outputs, start: str, present: Present) -> list[Path]:
     configuration have changed since.
     """
     row = _row(outputs, start)
-    planned = planned_again(Finished(outputs.folder), present)
+    planned = plan_again(Finished(outputs.folder), present)
     replay = planned.backend.replay(_design(planned, row))
     if not replay.intervals:
         raise ConfigError([Problem("simulator", "tells its metrics only, not when it did what", planned.spec.name)])

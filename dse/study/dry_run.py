@@ -21,19 +21,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dse.backend import Result, Results
-from dse.baselines import Baselines
 from dse.config.compose import OWN_FLAGS, Request, overrides, own_folder, request
 from dse.errors import ConfigError, Problem, did_you_mean
 from dse.evaluation.executor import POOL_PAYS_S
-from dse.pace import Call, Estimate, Pace, RowCost, measured, timed, workers
-from dse.plan import Budget, Plan, plan
 from dse.progress import Advance, bar
 from dse.quantities import duration, scaled
 from dse.results import report
 from dse.results.pareto import Seen
 from dse.space import Block, Evaluated, Knob, Space
 from dse.store.result_store import recorded
-from dse.table import ROWS_PER_GROUP
+from dse.study.baselines import Baselines
+from dse.study.plan import Plan, plan
+from dse.study.settings import Budget
+from dse.study.table import ROWS_PER_GROUP
+from dse.study.timing import Call, Estimate, Pace, RowCost, measured, timed, workers
 
 if TYPE_CHECKING:
     from rich.table import Table

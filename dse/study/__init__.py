@@ -1,0 +1,1 @@
+"""A study: planned, searched, recorded and summed up."""

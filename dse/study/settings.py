@@ -1,0 +1,130 @@
+"""Settings: everything of a configuration that is not the design."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field
+
+from dse.backend import Status
+from dse.evaluation.executor import Executor
+from dse.results.selection import Rule
+from dse.search import Limit, Search
+from dse.study.levels import Fidelity
+from dse.units import Integer, Number, WallSeconds
+from dse.values import Frozen
+
+SECTIONS = (
+    "study",
+    "simulator",
+    "search",
+    "executor",
+    "tracking",
+    "space",
+    "seed",
+    "output_dir",
+    "timeline",
+    "budget",
+    "store",
+    "resume",
+    "fidelity",
+)
+"""Sections of a configuration that are settings; the others are the design."""
+
+
+class Study(Frozen):
+    """The `study` group. module: the module of `studies` that knows the claims and figures.
+
+    objectives: metrics, the first decides the winner; hardware_objectives join when a knob below one of the sections
+    `hardware` is searched. limits: by metric; a point beyond one is infeasible. baseline: values that turn any point
+    into the one it is compared with. recorded: paths of the design that the table holds beside the knobs. summary:
+    columns of the table shown for each winner. uncertainty: constants of the design -> how far off they may be, as a
+    share (`dse.robustness`). data_dir: folder of measured tables, for studies that read such; the backend finds it in
+    the design as `data_dir`.
+    """
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,80}$")]
+    description: str = ""
+    module: str
+    objectives: Annotated[tuple[str, ...], Field(min_length=1)]
+    hardware_objectives: tuple[str, ...] = ()
+    hardware: tuple[str, ...] = ()
+    limits: Mapping[str, Limit] = Field(default_factory=dict)
+    baseline: Mapping[str, str | bool | int | float | None]
+    recorded: tuple[str, ...] = ()
+    summary: tuple[str, ...] = ()
+    uncertainty: Mapping[str, Annotated[Number, Field(gt=0, lt=1)]] = Field(default_factory=dict)
+    data_dir: str | None = None
+
+
+class Budget(Frozen):
+    """trials: distinct points per scenario."""
+
+    trials: Annotated[Integer, Field(ge=1, le=10_000_000)]
+
+
+def _tracking_uri(uri: str) -> str:
+    if not re.match(r"(sqlite|postgresql|mysql|mssql|https?|file|databricks|uc)(\+\w+)?(:|$)", uri):
+        raise ValueError("must be null or a tracking URI of MLflow, such as sqlite:///mlflow.db or http://<host>:5000")
+    return uri
+
+
+class Tracking(Frozen):
+    """The `tracking` group. uri: where MLflow keeps runs; None for no tracking. optuna: URL, or path of a `.log`
+    journal, where Optuna keeps trials. points, whole_up_to: which points are shown (`dse.results.selection.Rule`).
+    """
+
+    name: str
+    description: str = ""
+    uri: Annotated[str, AfterValidator(_tracking_uri)] | None
+    optuna: Annotated[str, Field(min_length=1)] | None = None
+    points: Literal["auto", "all", "none"] = "auto"
+    whole_up_to: Annotated[Integer, Field(ge=0)] = 10_000
+
+    @property
+    def rule(self) -> Rule:
+        """Which points are shown."""
+        return Rule(self.points, self.whole_up_to)
+
+
+def _store_url(url: str) -> str:
+    if not re.fullmatch(r"auto|sqlite:///.+|postgresql(\+psycopg)?://.+", url):
+        raise ValueError("must be auto, null, sqlite:///<file> or postgresql://<user>@<host>/<database>")
+    return url
+
+
+class StoreAt(Frozen):
+    """The `store` group. url: of the database; `auto` for results.db in the output folder, null for none.
+
+    retry: statuses of recorded results that are evaluated again. patience_s: for which one that does not answer is
+    waited for.
+    """
+
+    name: str
+    description: str = ""
+    url: Annotated[str, AfterValidator(_store_url)] | None = "auto"
+    retry: tuple[Status, ...] = ()
+    patience_s: WallSeconds = 60.0
+
+
+class Settings(Frozen):
+    """Everything of a configuration that is not the design. timeline: run the winners again, in full.
+
+    resume: what to do about an earlier study that was asked otherwise: auto (refuse), fork or accept.
+    """
+
+    study: Study
+    simulator: Mapping[str, Any]
+    search: Search
+    budget: Budget
+    executor: Executor
+    tracking: Tracking
+    space: Mapping[str, Any]
+    seed: Annotated[Integer, Field(ge=0, le=2**32 - 1)]
+    output_dir: Annotated[str, Field(min_length=1)]
+    timeline: bool = True
+    store: StoreAt = StoreAt(name="sqlite")
+    resume: Literal["auto", "fork", "accept"] = "auto"
+    fidelity: Fidelity = Fidelity(name="none")
