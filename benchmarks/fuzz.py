@@ -312,8 +312,8 @@ def prepare(made: Path) -> None:
 
 
 def _prepared(made: Path) -> int:
+    from dse.analysis.compare import flat
     from dse.cli import main
-    from dse.compare import flat
     from dse.config.compose import conf_dir, request
 
     words = [_STUDY, "schedule=serial", "workload.only=[g1,g4]", "tracking=none", "fidelity=none", "executor.jobs=1"]

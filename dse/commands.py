@@ -12,9 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dse import compare, robustness, rules, views
+from dse.analysis import compare, importance, robustness, rules
 from dse.backend import Metric
-from dse.beside import Beside, beside
 from dse.config.compose import Request
 from dse.errors import ConfigError, Problem, Problems, pairs, redacted
 from dse.evaluation.signals import Interrupted, Stop, stoppable
@@ -24,7 +23,6 @@ from dse.results.finished_run import Finished
 from dse.results.idle_axes import idle_axes
 from dse.results.run_folder import Outputs
 from dse.results.selection import MOST_ROWS, SELECTED, Selection, select
-from dse.search import importance
 from dse.store.database import StoreError
 from dse.store.result_store import Store
 from dse.study import dry_run, resume
@@ -34,6 +32,8 @@ from dse.study.plan_again import Present
 from dse.study.run import Findings, Support
 from dse.study.run import run as search
 from dse.study.settings import StoreAt
+from dse.tracking import views
+from dse.tracking.process import BackgroundTracking, background_tracking
 
 _BYTES_PER_POINT = 1000  # of disk: some 250 in the store and its log, about 100 in the table, the rest to spare
 
@@ -41,13 +41,13 @@ _BYTES_PER_POINT = 1000  # of disk: some 250 in the store and its log, about 100
 def run(request: Request) -> int:
     """Evaluate a study and write everything; 0, or 3 if points failed. Raises ConfigError before any evaluation."""
     planned = plan(request)
-    with beside(planned.settings.tracking) as shown_beside:
-        return _run(planned, shown_beside)
+    with background_tracking(planned.settings.tracking) as background:
+        return _run(planned, background)
 
 
-def _run(planned: Plan, shown_beside: Beside) -> int:
+def _run(planned: Plan, background: BackgroundTracking) -> int:
     outputs, found = _found(planned)
-    shown_beside.begin(outputs.folder)
+    background.begin(outputs.folder)
     shown = report.stored(outputs)
     rows = report.check(outputs, planned.settings.study.module, shown)
     report.draw(outputs, planned.settings.study.module, shown.table)
@@ -55,7 +55,7 @@ def _run(planned: Plan, shown_beside: Beside) -> int:
     report.add(outputs, planned.settings.study.module)
     outputs.finish()
     _tell(planned, found, outputs=outputs, shown=shown, rows=rows)
-    shown_beside.finish()
+    background.finish()
     return 3 if _has_failed(planned, found) else 0
 
 

@@ -14,14 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dse import plots
-from dse.cases import Question, cases
+from dse.analysis.contexts import Question, cases
+from dse.analysis.decision_tree import Feature
+from dse.analysis.rules import Hand, by_hand
 from dse.errors import ConfigError
 from dse.plots import Axis, tables
 from dse.results.claims import Claim, Finding, read
 from dse.results.finished_run import Finished
 from dse.results.report import said
-from dse.rules import Hand, by_hand
-from dse.tree import Feature
 from studies.plain import Plain
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from swept import grid, written
 
+from dse.analysis.compare import REFERENCE, Pair, Points, attained, compared, differences, flat, made_otherwise
 from dse.cli import main
-from dse.compare import REFERENCE, Pair, Points, attained, compared, differences, flat, made_otherwise
 from dse.results.finished_run import Finished
 
 KNOBS = {"a.x": list(range(6)), "a.y": list(range(6))}

@@ -11,9 +11,9 @@ import pandas as pd
 import pytest
 from swept import Row, grid, written
 
+from dse.analysis.importance import FEWEST, METHODS, Assessment, assess
 from dse.cli import main
 from dse.errors import ConfigError
-from dse.search.importance import FEWEST, METHODS, Assessment, assess
 
 SCENARIOS: dict[str, Row] = {"small": {}, "large": {}}
 KNOBS = {"a.x": [1, 2, 4, 8], "a.noise": [1, 2, 3, 4], "a.kind": ["left", "right", "both"], "a.on": [False, True]}

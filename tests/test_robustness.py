@@ -15,11 +15,12 @@ import pytest
 from race import Formula, times
 from toy import distribution
 
-from dse import plugins, robustness
+from dse import plugins
+from dse.analysis import robustness
+from dse.analysis.perturbation import Constant
+from dse.analysis.robustness import Breaks, Stretch, declared, drawn, on_front, regret, turned
 from dse.cli import main
 from dse.errors import ConfigError
-from dse.robustness import Breaks, Stretch, declared, drawn, on_front, regret, turned
-from dse.vary import Constant
 
 LINK = {"bytes_per_s": 4e9, "setup_s": 0.1, "cu_bytes_per_s": 2e9, "share": 0.5, "lanes": 1}
 STUDY = f"""\
@@ -268,7 +269,7 @@ def test_anomalies_are_told_by_constant_and_counted_in_what_is_written(
     told = asked(run)
     assert {(row["anomalies"], row["largest_anomaly"]) for row in told["break_even"]} == {(0, 0.0)}
     assert "anomalies:" not in capsys.readouterr().out
-    monkeypatch.setattr("dse.robustness.turned", lambda values: np.full(len(values), 0.25))
+    monkeypatch.setattr("dse.analysis.robustness.turned", lambda values: np.full(len(values), 0.25))
     told = asked(run)
     assert all(row["anomalies"] > 0 and row["largest_anomaly"] == 0.25 for row in told["break_even"])
     assert "both rises and falls over link." in (out := capsys.readouterr().out)

@@ -15,13 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from swept import Row, grid, written
 
-from dse.cases import Cases, Question, cases
+from dse.analysis.contexts import Cases, Question, cases
+from dse.analysis.decision_tree import Feature, Leaf, Node, Option, Split, Tree, between
+from dse.analysis.rules import fixed, folds, judged, left_out, majority_learner, score
+from dse.analysis.tree_learning import Size, features, learn
 from dse.cli import main
 from dse.errors import ConfigError
-from dse.learning import Size, features, learn
 from dse.results.finished_run import Finished
-from dse.rules import fixed, folds, judged, left_out, majority_learner, score
-from dse.tree import Feature, Leaf, Node, Option, Split, Tree, between
 
 SIZES: dict[str, Row] = {
     f"w{m}x{k}": {"load.m": m, "load.k": k} for m in (10, 20, 40, 80, 160) for k in (15, 30, 60, 120)

@@ -514,7 +514,7 @@ def test_resolve_makes_the_path_of_a_database_absolute(
 
 @pytest.mark.slow
 def test_importing_the_package_does_not_import_mlflow() -> None:
-    code = "import sys, dse.tracking, dse.beside; print({'mlflow', 'pandas', 'optuna'} & set(sys.modules))"
+    code = "import sys, dse.tracking, dse.tracking.process; print({'mlflow', 'pandas', 'optuna'} & set(sys.modules))"
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"

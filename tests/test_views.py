@@ -18,13 +18,13 @@ from typing import Any
 import pytest
 from folders import finished, key, odd_table, wide_table
 
-from dse.beside import beside
 from dse.cli import main
 from dse.results.selection import Rule
-from dse.search.view import StorageError
-from dse.search.view import show as show_in_optuna
 from dse.study.settings import Tracking
 from dse.tracking import open_store
+from dse.tracking.optuna_storage import StorageError
+from dse.tracking.optuna_storage import show as show_in_optuna
+from dse.tracking.process import background_tracking
 
 REPOSITORY = Path(__file__).parents[1]
 ALL = Rule("all")
@@ -133,7 +133,7 @@ def test_a_damaged_database_is_repaired_when_asked(here: Path, capsys: pytest.Ca
 @pytest.mark.slow
 def test_a_study_is_shown_by_a_process_of_its_own(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
     folder = finished(here / "outputs", odd_table())
-    with beside(wanted(optuna="trials.log")) as shown:
+    with background_tracking(wanted(optuna="trials.log")) as shown:
         shown.begin(folder)
         shown.finish()
     told = capfd.readouterr().out
@@ -170,7 +170,7 @@ def broken(request: pytest.FixtureRequest) -> Iterator[str]:
 def told_of(here: Path, capfd: pytest.CaptureFixture[str], uri: str) -> str:
     """The one sentence that a study says when its MLflow fails."""
     folder = finished(here / "outputs", odd_table())
-    with beside(wanted(uri)) as shown:
+    with background_tracking(wanted(uri)) as shown:
         shown.begin(folder)
         shown.finish()
     lines = [line for line in capfd.readouterr().err.splitlines() if "passed over" in line]
@@ -213,7 +213,7 @@ def test_a_full_disk_is_told_and_passed_over(here: Path, capfd: pytest.CaptureFi
 
 def test_a_process_that_is_killed_is_told_and_passed_over(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
     folder = finished(here / "outputs", odd_table())
-    with beside(wanted()) as shown:
+    with background_tracking(wanted()) as shown:
         os.kill(the_child(os.getpid()), signal.SIGKILL)
         shown.begin(folder)
         shown.finish()
@@ -223,7 +223,7 @@ def test_a_process_that_is_killed_is_told_and_passed_over(here: Path, capfd: pyt
 def children(parent: int) -> list[int]:
     """Children of a process that are the process beside a study."""
     found = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
-    return [int(one) for one in found if b"dse.beside" in Path(f"/proc/{one}/cmdline").read_bytes()]
+    return [int(one) for one in found if b"dse.tracking.process" in Path(f"/proc/{one}/cmdline").read_bytes()]
 
 
 def the_child(parent: int) -> int:
@@ -264,9 +264,9 @@ def test_the_process_beside_a_study_does_not_outlive_it(
 def _ended_well(here: Path, *, working: bool) -> bool:
     """Whether a process whose study is killed leaves no run that seems to run; it must end, and lose nothing."""
     folder = finished(here / "outputs", wide_table(20000))
-    code = "import sys, time, threading; from pathlib import Path; from dse.beside import beside\n"
+    code = "import sys, time, threading; from pathlib import Path; from dse.tracking.process import background_tracking\n"
     code += "from dse.study.settings import Tracking\n"
-    code += "with beside(Tracking(name='x', uri='sqlite:///mlflow.db', points='all')) as shown:\n"
+    code += "with background_tracking(Tracking(name='x', uri='sqlite:///mlflow.db', points='all')) as shown:\n"
     code += "    print('ready', flush=True)\n"
     code += f"    shown.begin(Path({str(folder)!r})); shown.finish()\n" if working else "    time.sleep(60)\n"
     environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
@@ -290,7 +290,7 @@ def _ended_well(here: Path, *, working: bool) -> bool:
 
 
 def test_without_views_there_is_no_process(tmp_path: Path) -> None:
-    with beside(wanted(None)) as shown:
+    with background_tracking(wanted(None)) as shown:
         assert children(os.getpid()) == []
         shown.begin(tmp_path)
         shown.finish()
@@ -306,7 +306,7 @@ def test_optuna_shows_every_point_once(here: Path, storage: str) -> None:
     folder = finished(here / "outputs", odd_table())
     assert [show_in_optuna(folder, storage, ALL) for _ in range(2)] == [6, 0]
     names = ["sweep/2026-11-21_07-40-12/g1", "sweep/2026-11-21_07-40-12/g2"]
-    from dse.search.view import _opened
+    from dse.tracking.optuna_storage import _opened
 
     first, second = (optuna.load_study(study_name=name, storage=_opened(storage)) for name in names)
     assert first.metric_names == ["makespan_s", "energy_J"]

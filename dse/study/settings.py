@@ -41,8 +41,8 @@ class Study(Frozen):
     `hardware` is searched. limits: by metric; a point beyond one is infeasible. baseline: values that turn any point
     into the one it is compared with. recorded: paths of the design that the table holds beside the knobs. summary:
     columns of the table shown for each winner. uncertainty: constants of the design -> how far off they may be, as a
-    share (`dse.robustness`). data_dir: folder of measured tables, for studies that read such; the backend finds it in
-    the design as `data_dir`.
+    share (`dse.analysis.robustness`). data_dir: folder of measured tables, for studies that read such; the backend
+    finds it in the design as `data_dir`.
     """
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,80}$")]

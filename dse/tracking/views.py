@@ -50,7 +50,7 @@ def warm(wanted: Tracking) -> None:
 
 def total(study: StudyFolder, wanted: Tracking) -> int:
     """Points shown in all views."""
-    return wanted.rule.bound(study.num_rows) * sum(view is not None for view in (wanted.uri, wanted.optuna))
+    return wanted.rule.bound(study.num_rows) * sum(place is not None for place in (wanted.uri, wanted.optuna))
 
 
 def show(study: StudyFolder, wanted: Tracking, news: News) -> Counter[str]:
@@ -83,11 +83,11 @@ def _show_in_mlflow(study: StudyFolder, wanted: Tracking, news: News) -> str:
 
 
 def _show_in_optuna(study: StudyFolder, wanted: Tracking, news: News) -> str:
-    from dse.search import view
+    from dse.tracking import optuna_storage
 
     try:
-        count = view.show(study.folder, wanted.optuna or "", wanted.rule, news.seen)
-    except view.StorageError as error:
+        count = optuna_storage.show(study.folder, wanted.optuna or "", wanted.rule, news.seen)
+    except optuna_storage.StorageError as error:
         news.tell(f"Optuna's storage was passed over: {error}; {way_out(study.folder, wanted)}", True)
         return "failed"
     if count:

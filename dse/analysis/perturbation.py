@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel
 
+from dse.analysis.decision_tree import Option
 from dse.backend import Batch, Results, checked
 from dse.content_hash import content_key
 from dse.errors import ConfigError, Problem, Problems, did_you_mean
@@ -25,7 +26,6 @@ from dse.results.finished_run import Finished, read
 from dse.results.pareto import signed
 from dse.space import get_path, set_path
 from dse.study.plan import Plan
-from dse.tree import Option
 from dse.values import leaves, put
 
 if TYPE_CHECKING:

@@ -1,7 +1,7 @@
-"""A process beside a study that shows it when it is done: it imports MLflow, which takes seconds, meanwhile.
+"""The background process that writes a finished study into MLflow: it imports MLflow, which takes seconds, meanwhile.
 
-`python -m dse.beside` is that process. It has a session of its own, so Ctrl-C is for the study to hear, and it ends
-when the study's process does, however that ends.
+`python -m dse.tracking.process` is that process. It has a session of its own, so Ctrl-C is for the study to hear, and
+it ends when the study's process does, however that ends.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from typing import Any
 from dse.progress import bar
 from dse.study.settings import Tracking
 from dse.tracking.study import StudyFolder
-from dse.views import News, Seen, show, total, warm, way_out
+from dse.tracking.views import News, Seen, show, total, warm, way_out
 
 _NICENESS = 10  # importing MLflow takes no time from the study while there is something to evaluate
 
 
-class Beside:
-    """The process, or nothing where no view is wanted."""
+class BackgroundTracking:
+    """The process that writes views, or nothing where no view is wanted."""
 
     def __init__(self, child: subprocess.Popen[str] | None, wanted: Tracking) -> None:
         self._child, self._wanted = child, wanted
@@ -52,14 +52,14 @@ class Beside:
 
 
 @contextmanager
-def beside(wanted: Tracking) -> Iterator[Beside]:
+def background_tracking(wanted: Tracking) -> Iterator[BackgroundTracking]:
     """While it lasts, a process stands ready to show a study."""
     if wanted.uri is None and wanted.optuna is None:
-        yield Beside(None, wanted)
+        yield BackgroundTracking(None, wanted)
         return
-    found = [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
+    found = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
     child = subprocess.Popen(
-        [sys.executable, "-P", "-W", "ignore", "-m", "dse.beside"],
+        [sys.executable, "-P", "-W", "ignore", "-m", "dse.tracking.process"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -69,7 +69,7 @@ def beside(wanted: Tracking) -> Iterator[Beside]:
     with child:
         try:
             _send(child, wanted.model_dump_json())
-            yield Beside(child, wanted)
+            yield BackgroundTracking(child, wanted)
         finally:
             _end(child)
 

@@ -15,10 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dse import plugins
+from dse.analysis.decision_tree import Feature, Option
 from dse.errors import ConfigError, Problem, did_you_mean
 from dse.results.finished_run import Finished
 from dse.results.run_folder import results
-from dse.tree import Feature, Option
 
 if TYPE_CHECKING:
     import pandas as pd

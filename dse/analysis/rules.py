@@ -2,8 +2,8 @@
 
 Every context (a scenario on a system, that is one choice of hardware knobs) has a best option: the values of the chosen
 knobs whose best setting of all other knobs has the best objective. A small decision tree learns to pick it
-(`dse.learning`) and is judged on workloads and systems it has not seen, by accuracy and by regret: how much worse than
-the best option the one it picks is.
+(`dse.analysis.tree_learning`) and is judged on workloads and systems it has not seen, by accuracy and by regret: how
+much worse than the best option the one it picks is.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dse import plugins
-from dse.cases import Cases, Floats, Question, cases, plain
+from dse.analysis.contexts import Cases, Floats, Question, cases, plain
+from dse.analysis.decision_tree import Leaf, Option, Tree
+from dse.analysis.tree_learning import Size, learn
 from dse.errors import ConfigError, Problem, pairs
 from dse.files import atomic_replacement
-from dse.learning import Size, learn
 from dse.progress import bar
 from dse.results import report
 from dse.results.finished_run import Finished
-from dse.tree import Leaf, Option, Tree
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dse.cases import Cases, Floats
-from dse.tree import Feature, Leaf, Node, Split, Tree, between
+from dse.analysis.contexts import Cases, Floats
+from dse.analysis.decision_tree import Feature, Leaf, Node, Split, Tree, between
 
 Rows = NDArray[np.intp]
 _MOST_PAIRED = 8  # inputs of which products and ratios are made; of more, only within one section

@@ -17,7 +17,21 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dse.cases import TIE, Question
+from dse.analysis.contexts import TIE, Question
+from dse.analysis.decision_tree import Option
+from dse.analysis.perturbation import (
+    Advance,
+    Constant,
+    Floats,
+    Points,
+    at,
+    constants,
+    evaluated,
+    legal,
+    one_by_one,
+    points,
+    together,
+)
 from dse.errors import ConfigError, Problem, pairs
 from dse.files import atomic_replacement
 from dse.progress import bar
@@ -25,8 +39,6 @@ from dse.quantities import quantity
 from dse.results import report
 from dse.results.finished_run import Finished
 from dse.study.plan_again import Present, plan_again
-from dse.tree import Option
-from dse.vary import Advance, Constant, Floats, Points, at, constants, evaluated, legal, one_by_one, points, together
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -1,0 +1,1 @@
+"""Analyses of finished runs: comparisons, importance of knobs, decision rules, robustness."""
