@@ -264,7 +264,9 @@ def test_the_process_beside_a_study_does_not_outlive_it(
 def _ended_well(here: Path, *, working: bool) -> bool:
     """Whether a process whose study is killed leaves no run that seems to run; it must end, and lose nothing."""
     folder = finished(here / "outputs", wide_table(20000))
-    code = "import sys, time, threading; from pathlib import Path; from dse.tracking.process import background_tracking\n"
+    code = (
+        "import sys, time, threading; from pathlib import Path; from dse.tracking.process import background_tracking\n"
+    )
     code += "from dse.study.settings import Tracking\n"
     code += "with background_tracking(Tracking(name='x', uri='sqlite:///mlflow.db', points='all')) as shown:\n"
     code += "    print('ready', flush=True)\n"

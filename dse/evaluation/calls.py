@@ -30,6 +30,7 @@ def difference(first: Result, second: Result) -> str:
 
 
 def broken_error(count: int, reason: str) -> Broken:
+    """The error of a backend that failed so many times in a row for one reason."""
     return Broken(
         f"the backend looks broken: {count} points in a row failed alike ({reason}). They were not recorded, what came"
         " before them was: mend it and type the same command, or set executor.broken_after=0 to go on regardless"
