@@ -20,9 +20,9 @@ import numpy as np
 from dse.units import Integer
 from dse.values import knob
 from search_spaces.pipeline import MoverKnobs, Pipeline, piece
-from simulators.design import Rule
 from simulators.graph import TaskGraph
 from simulators.node import least_shard
+from simulators.rules import Rule
 from simulators.system import System
 from simulators.transfer import Route
 from simulators.workload import Workload

@@ -18,8 +18,8 @@ import numpy as np
 from dse.units import Integer
 from dse.values import knob
 from search_spaces.pipeline import MoverKnobs, Pipeline
-from simulators.design import Rule
 from simulators.graph import TaskGraph
+from simulators.rules import Rule
 from simulators.system import System
 from simulators.transfer import library_cus
 from simulators.workload import Workload

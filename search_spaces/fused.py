@@ -27,9 +27,10 @@ from dse.units import Fraction, Integer
 from dse.values import knob
 from search_spaces.persistent import Lowering, ordered, partners, pieces
 from search_spaces.pipeline import memory_rules
-from simulators.design import Rule, ScheduleKnobs
+from simulators.design import ScheduleKnobs
 from simulators.fabric import Way, num_gpus
 from simulators.graph import TaskGraph
+from simulators.rules import Rule
 from simulators.system import System
 from simulators.workload import Collective, Elementwise, Gemm, Workload
 

@@ -18,8 +18,9 @@ import numpy as np
 
 from dse.units import Integer
 from dse.values import knob
-from simulators.design import Rule, ScheduleKnobs
+from simulators.design import ScheduleKnobs
 from simulators.graph import GraphBuilder, TaskGraph
+from simulators.rules import Rule
 from simulators.sharing import Choice, Kernel, chosen, lacks
 from simulators.system import System
 from simulators.workload import Gemm, Workload

@@ -35,8 +35,9 @@ from dse.errors import ConfigError
 from dse.units import Integer, Number
 from dse.values import knob
 from search_spaces.pipeline import node_rules
-from simulators.design import Rule, ScheduleKnobs
+from simulators.design import ScheduleKnobs
 from simulators.graph import GraphBuilder, TaskGraph
+from simulators.rules import Rule
 from simulators.stages import Staged, staged
 from simulators.system import System
 from simulators.transfer import Movement, Route, links, rate, routes, setup

@@ -33,7 +33,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from simulators.system import Fabric, System
-from simulators.transfer import Pattern, filled, links, routes
+from simulators.transfer import filled, links, routes
+from simulators.workload import Pattern
 
 Way = Literal["direct", "hierarchical"]
 _CROSSINGS = {"gpu": 0, "pcie_switch": 2, "cpu": 4}

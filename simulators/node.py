@@ -18,7 +18,8 @@ from dse.units import Number
 from dse.values import leaves
 from simulators.graph import GraphBuilder
 from simulators.system import System
-from simulators.transfer import Pattern, Route, links
+from simulators.transfer import Route, links
+from simulators.workload import Pattern
 
 
 class WholeNode(System):

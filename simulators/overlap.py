@@ -17,11 +17,12 @@ from dse.errors import ConfigError, Problem, Problems, did_you_mean
 from dse.space import get_path
 from dse.values import LABELS, condition, leaves, put
 from simulators.batch import Grid, grids
-from simulators.design import Design, Schedule, ScheduleKnobs, problems, reasons
+from simulators.design import Design, Schedule, ScheduleKnobs
 from simulators.graph import TaskGraph
 from simulators.idle import same_timeline, unranked
 from simulators.metrics import LAWS, METRICS, RELATIONS, Floats, cost_proxy, measure, measure_worst, relate
 from simulators.node import WholeNode
+from simulators.rules import problems, reasons
 from simulators.symmetry import patterns, reduced
 from simulators.system import System
 from simulators.timeline import Engine, Refused, Timeline

@@ -19,11 +19,11 @@ from dse.backend import STATUSES, Batch, Columns, Metric, Replay, Results, Tree
 from dse.errors import ConfigError, Problem, Problems, did_you_mean
 from dse.space import get_path
 from dse.values import LABELS, leaves, put
-from simulators.design import problems, reasons
 from simulators.lengths import Lengths, iteration_lengths
 from simulators.mx import Format
 from simulators.operators.chip import Chip
 from simulators.pim import InstructionSet
+from simulators.rules import problems, reasons
 from simulators.seqpoint import Iterations, choose
 from simulators.steps.dag import schedule, tasks
 from simulators.steps.design import NONE, OPTIONAL, Design, held, rules

@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from simulators.system import Node, System
+from simulators.workload import Pattern
 
 Mover = Literal["cu", "dma"]
-Pattern = Literal["all_gather", "all_to_all", "reduce_scatter", "all_reduce"]
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ from dse.results.finished_run import Finished
 from simulators.gemm import gemm_cost
 from simulators.power import collective_w
 from simulators.system import System, system_of
-from simulators.transfer import Movement, Pattern, alone, library_cus, saturating_cus
-from simulators.workload import ELEMENT_BYTES, ShapeList
+from simulators.transfer import Movement, alone, library_cus, saturating_cus
+from simulators.workload import ELEMENT_BYTES, Pattern, ShapeList
 from studies.plain import Plain
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from simulators.graph import TaskGraph
 from simulators.overlap import OverlapBackend
 from simulators.system import Contention
 from simulators.timeline import Engine
-from simulators.transfer import Pattern
+from simulators.workload import Pattern
 
 REPOSITORY = Path(__file__).parents[1]
 CONF = REPOSITORY / "conf"

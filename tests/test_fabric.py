@@ -22,7 +22,7 @@ from simulators.design import Design
 from simulators.fabric import Leg, Way, capacities, dimensions, mean_hops, num_gpus, pace, phases
 from simulators.overlap import OverlapBackend
 from simulators.system import System
-from simulators.transfer import Pattern
+from simulators.workload import Pattern
 
 PATTERNS: tuple[Pattern, ...] = ("all_to_all", "all_gather", "reduce_scatter", "all_reduce")
 WAYS: tuple[Way, ...] = ("direct", "hierarchical")

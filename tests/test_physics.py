@@ -21,8 +21,8 @@ from dse.units import Bytes, BytesPerSecond, FlopPerSecond, Fraction, Integer, N
 from dse.values import Frozen, leaves
 from simulators.gemm import GemmCost, gemm_cost
 from simulators.system import Gpu, Node, System
-from simulators.transfer import Movement, Mover, Pattern, Route, links, rate, routes
-from simulators.workload import Gemm, Shape, ShapeList, Workload, read_shapes
+from simulators.transfer import Movement, Mover, Route, links, rate, routes
+from simulators.workload import Gemm, Pattern, Shape, ShapeList, Workload, read_shapes
 
 TOPOLOGIES = ("mesh", "switch", "ring")
 

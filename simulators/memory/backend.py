@@ -17,11 +17,11 @@ from dse.config.compose import listing
 from dse.errors import Problem, Problems, did_you_mean
 from dse.space import get_path
 from dse.values import LABELS
-from simulators.design import problems
 from simulators.memory.design import SECTIONS, Design, rules
 from simulators.memory.engine import READS, WRITES
 from simulators.memory.measured import scenarios
 from simulators.memory.measures import LAWS, METRICS, measure, simulate
+from simulators.rules import problems
 from simulators.steps.zoo import option_tree
 
 _VERSION = "1"
