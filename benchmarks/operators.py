@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from simulators.device import device_of, tree_of
+from simulators.hardware.device import device_of, tree_of
 from simulators.operators.chip import Chip
 from simulators.operators.collective import Group, collective_cost
 from simulators.operators.convolution import convolution

@@ -17,7 +17,7 @@ import yaml
 from benchmarks.timing import best
 from dse.config.compose import conf_dir
 from simulators.sharing import chosen
-from simulators.system import system_of
+from simulators.hardware.system import system_of
 
 _DEGREES = np.arange(1, 17)
 

@@ -23,7 +23,7 @@ from search_spaces.pipeline import MoverKnobs, Pipeline, piece
 from simulators.graph import TaskGraph
 from simulators.node import least_shard
 from simulators.rules import Rule
-from simulators.system import System
+from simulators.hardware.system import System
 from simulators.transfer import Route
 from simulators.workload import Workload
 

@@ -20,7 +20,7 @@ from dse.values import knob
 from search_spaces.pipeline import MoverKnobs, Pipeline
 from simulators.graph import TaskGraph
 from simulators.rules import Rule
-from simulators.system import System
+from simulators.hardware.system import System
 from simulators.transfer import library_cus
 from simulators.workload import Workload
 

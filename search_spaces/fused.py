@@ -31,7 +31,7 @@ from simulators.design import ScheduleKnobs
 from simulators.fabric import Way, num_gpus
 from simulators.graph import TaskGraph
 from simulators.rules import Rule
-from simulators.system import System
+from simulators.hardware.system import System
 from simulators.workload import Collective, Elementwise, Gemm, Workload
 
 _FUSED = {"kernel": "fused"}

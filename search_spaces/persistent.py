@@ -21,7 +21,7 @@ from simulators.fabric import Leg, capacities, fewest_cus, loads_of_nodes, messa
 from simulators.graph import GraphBuilder, TaskGraph
 from simulators.kernels import KernelCost, kernel_cost
 from simulators.node import WholeNode, piece
-from simulators.system import System
+from simulators.hardware.system import System
 from simulators.transfer import Movement, adding, library_cus, setup
 from simulators.workload import Collective, Elementwise, Embedding, Gemm, Gemv, Mlp, Operator, Workload
 

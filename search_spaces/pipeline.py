@@ -22,7 +22,7 @@ from simulators.gemm import GemmCost, beside_cu_copies, gemm_cost
 from simulators.graph import GraphBuilder, TaskGraph
 from simulators.node import least_shard, machine, piece
 from simulators.rules import Rule
-from simulators.system import System
+from simulators.hardware.system import System
 from simulators.transfer import Movement, Mover, Route, adding, rate, routes, setup, slowed_beside_gemm
 from simulators.workload import Overlap, Workload
 

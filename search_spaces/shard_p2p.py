@@ -10,7 +10,7 @@ from typing import Literal
 
 from search_spaces.pipeline import MoverKnobs, Pipeline
 from simulators.graph import TaskGraph
-from simulators.system import System
+from simulators.hardware.system import System
 from simulators.workload import Workload
 
 

@@ -22,7 +22,7 @@ from simulators.design import ScheduleKnobs
 from simulators.graph import GraphBuilder, TaskGraph
 from simulators.rules import Rule
 from simulators.sharing import Choice, Kernel, chosen, lacks
-from simulators.system import System
+from simulators.hardware.system import System
 from simulators.workload import Gemm, Workload
 
 _PATH = "workload.operators"

@@ -20,7 +20,7 @@ arbitration  what the memory controller does with requests of both. fcfs: one qu
 A threshold of n requests lets communication use the share n / (1 + n) of what the GEMM leaves of the HBM: in a queue
 whose server is busy for a share r of the time, r / (1 - r) requests are waiting or served on average (M/M/1; derived).
 No limit is `fair`. Stages: `simulators/stages.py`. HBM time and HBM traffic are two resources: an update near memory is
-one write, and takes the HBM for longer than a write does (`simulators/pim.py`).
+one write, and takes the HBM for longer than a write does (`simulators/hardware/pim.py`).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from simulators.design import ScheduleKnobs
 from simulators.graph import GraphBuilder, TaskGraph
 from simulators.rules import Rule
 from simulators.stages import Staged, staged
-from simulators.system import System
+from simulators.hardware.system import System
 from simulators.transfer import Movement, Route, links, rate, routes, setup
 from simulators.workload import Overlap, Workload
 

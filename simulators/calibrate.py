@@ -21,7 +21,7 @@ import yaml
 from dse.errors import ConfigError, Problem, Problems, pairs
 from dse.files import atomic_replacement, read_bytes
 from dse.results.run_folder import Outputs
-from simulators.device import Device, device_of, tree_of
+from simulators.hardware.device import Device, device_of, tree_of
 from simulators.fit import FEWEST, PRIORS, TYPICAL, Fitted, fit
 from simulators.measurements import FLOAT_BYTES, Rows, read
 from simulators.operators.rows import on_device

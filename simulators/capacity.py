@@ -5,7 +5,7 @@ c / (base + c) of the memory for parameters, with c the bytes of the copies and 
 parameter. Copies of the layers in flight are there for a while and take n c / L of it back, n layers of L (derived).
 
 What a copy is for depends on its direction: a product over the rows of a weight needs blocks along its columns, the
-product of the backward pass needs the other (`simulators/mx.py`). Which copies a training run would store, and what
+product of the backward pass needs the other (`simulators/hardware/number_formats.py`). Which copies a training run would store, and what
 else it stores, is a choice: both are fields, and `grid` shows all of them.
 """
 
@@ -20,7 +20,7 @@ from pydantic import Field, model_validator
 
 from dse.units import Integer, Number
 from dse.values import Frozen, knob
-from simulators.mx import Format
+from simulators.hardware.number_formats import Format
 
 Stored = Literal["fp32", "bf16", "fp16"]
 _BITS = {"fp32": 32, "bf16": 16, "fp16": 16}

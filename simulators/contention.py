@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from dse.config.compose import conf_dir
 from dse.values import put
 from simulators.gemm import beside_cu_copies, gemm_cost
-from simulators.system import System
+from simulators.hardware.system import System
 from simulators.transfer import Movement, routes, slowed_beside_gemm
 
 Floats = NDArray[np.float64]

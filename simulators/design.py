@@ -10,7 +10,7 @@ from pydantic import ConfigDict, model_validator
 from dse.values import Frozen, condition, neutral_values
 from simulators.graph import TaskGraph
 from simulators.rules import Rule
-from simulators.system import System
+from simulators.hardware.system import System
 from simulators.workload import Workload
 
 

@@ -32,7 +32,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from simulators.system import Fabric, System
+from simulators.hardware.system import Fabric, System
 from simulators.transfer import filled, links, routes
 from simulators.workload import Pattern
 

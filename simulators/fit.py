@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from simulators.device import Device, Efficiency, Server
+from simulators.hardware.device import Device, Efficiency, Server
 from simulators.measurements import Rows
 from simulators.operators.convolution import Layer
 from simulators.operators.rows import allreduce, on_device

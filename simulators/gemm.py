@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from simulators.system import GemmLibrary, Gpu
+from simulators.hardware.system import GemmLibrary, Gpu
 
 Floats = NDArray[np.float64]
 

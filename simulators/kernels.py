@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from simulators.gemm import gemm_cost
-from simulators.system import Gpu, System
+from simulators.hardware.system import Gpu, System
 from simulators.workload import ELEMENT_BYTES, Compute, Elementwise, Embedding, Gemm, Gemv
 
 Floats = NDArray[np.float64]

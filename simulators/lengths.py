@@ -16,7 +16,7 @@ from pydantic import Field, field_validator, model_validator
 from dse.errors import ConfigError, Problem
 from dse.units import Fraction, Integer, Number
 from dse.values import Frozen, knob
-from simulators.sourced import Sourced
+from simulators.hardware.sourced import Sourced
 
 Integers = NDArray[np.int64]
 Length = Annotated[Number, Field(gt=0, le=2**31)]

@@ -15,7 +15,7 @@ from dse.config.compose import conf_dir
 from dse.errors import Problem, Problems, did_you_mean
 from dse.space import get_path
 from dse.values import Frozen
-from simulators.device import Device, device_of, tree_of
+from simulators.hardware.device import Device, device_of, tree_of
 from simulators.measurements import Rows, read_folder
 from simulators.operators.rows import cost_of
 from simulators.predictions import Predicted, predicted_by

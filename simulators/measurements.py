@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from dse.config.compose import conf_dir
 from dse.errors import ConfigError, Problem, did_you_mean
 from dse.files import opened, read_text
-from simulators.device import ELEMENT_BYTES
+from simulators.hardware.device import ELEMENT_BYTES
 
 Floats = NDArray[np.float64]
 

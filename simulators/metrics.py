@@ -13,7 +13,7 @@ from dse.backend import Columns, Law, Metric
 from dse.values import leaves
 from simulators.graph import TaskGraph
 from simulators.losses import losses
-from simulators.system import System
+from simulators.hardware.system import System
 from simulators.timeline import Timeline, Totals
 
 Floats = NDArray[np.float64]

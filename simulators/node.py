@@ -17,7 +17,7 @@ from pydantic import BaseModel, Field
 from dse.units import Number
 from dse.values import leaves
 from simulators.graph import GraphBuilder
-from simulators.system import System
+from simulators.hardware.system import System
 from simulators.transfer import Route, links
 from simulators.workload import Pattern
 

@@ -24,7 +24,7 @@ from simulators.metrics import LAWS, METRICS, RELATIONS, Floats, cost_proxy, mea
 from simulators.node import WholeNode
 from simulators.rules import problems, reasons
 from simulators.symmetry import patterns, reduced
-from simulators.system import System
+from simulators.hardware.system import System
 from simulators.timeline import Engine, Refused, Timeline
 from simulators.workload import Workload, workloads_of
 

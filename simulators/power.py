@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from simulators.system import System
+from simulators.hardware.system import System
 from simulators.transfer import Movement, rate, routes
 
 

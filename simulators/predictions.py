@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from simulators.device import Device
+from simulators.hardware.device import Device
 from simulators.measurements import Rows
 from simulators.operators.rows import cost_of
 

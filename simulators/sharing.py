@@ -28,7 +28,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from simulators.system import GemmLibrary, Gpu
+from simulators.hardware.system import GemmLibrary, Gpu
 
 Floats = NDArray[np.float64]
 

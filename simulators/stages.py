@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from simulators.gemm import GemmCost, gemm_cost
-from simulators.system import Gpu
+from simulators.hardware.system import Gpu
 
 Floats = NDArray[np.float64]
 

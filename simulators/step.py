@@ -20,9 +20,9 @@ from dse.errors import ConfigError, Problem, Problems, did_you_mean
 from dse.space import get_path
 from dse.values import LABELS, leaves, put
 from simulators.lengths import Lengths, iteration_lengths
-from simulators.mx import Format
+from simulators.hardware.number_formats import Format
 from simulators.operators.chip import Chip
-from simulators.pim import InstructionSet
+from simulators.hardware.pim import InstructionSet
 from simulators.rules import problems, reasons
 from simulators.seqpoint import Iterations, choose
 from simulators.steps.dag import schedule, tasks

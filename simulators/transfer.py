@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from simulators.system import Node, System
+from simulators.hardware.system import Node, System
 from simulators.workload import Pattern
 
 Mover = Literal["cu", "dma"]

@@ -16,7 +16,7 @@ from dse.results.claims import Claim, Finding, read
 from dse.results.finished_run import Finished
 from simulators.gemm import gemm_cost
 from simulators.power import collective_w
-from simulators.system import System, system_of
+from simulators.hardware.system import System, system_of
 from simulators.transfer import Movement, alone, library_cus, saturating_cus
 from simulators.workload import ELEMENT_BYTES, Pattern, ShapeList
 from studies.plain import Plain

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulators.sharing import chosen
-from simulators.system import Gpu
+from simulators.hardware.system import Gpu
 
 Floats = NDArray[np.float64]
 

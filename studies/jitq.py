@@ -18,8 +18,8 @@ from dse.plots import Axis, pareto, tables, timeline
 from dse.results.claims import Claim, Finding, read
 from dse.results.finished_run import Finished
 from simulators.capacity import Base, Copies, grid
-from simulators.mx import Format
-from simulators.pim import Pim
+from simulators.hardware.number_formats import Format
+from simulators.hardware.pim import Pim
 from simulators.step import StepBackend, iteration
 from simulators.steps.dag import WAITING, schedule, tasks
 from simulators.steps.design import Design

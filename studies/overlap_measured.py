@@ -17,7 +17,7 @@ from dse.plots import Axis, tables
 from dse.results.claims import Claim, Finding, read
 from dse.results.finished_run import Finished
 from simulators.contention import Overlaps, fitted, table
-from simulators.system import System, system_of
+from simulators.hardware.system import System, system_of
 from simulators.transfer import Movement, alone, library_cus
 from simulators.workload import ELEMENT_BYTES
 from studies.plain import Plain

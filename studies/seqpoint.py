@@ -20,7 +20,7 @@ from dse.plots import Axis, predictions, tables
 from dse.results.claims import Claim, Finding, read
 from dse.results.finished_run import Finished
 from dse.values import put
-from simulators.device import device_of
+from simulators.hardware.device import device_of
 from simulators.lengths import iteration_lengths
 from simulators.measured import tables as measured_tables
 from simulators.predictions import predicted_by

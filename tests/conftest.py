@@ -23,7 +23,7 @@ from dse.space import set_path
 from simulators.design import Design
 from simulators.graph import TaskGraph
 from simulators.overlap import OverlapBackend
-from simulators.system import Contention
+from simulators.hardware.system import Contention
 from simulators.timeline import Engine
 from simulators.workload import Pattern
 

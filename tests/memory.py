@@ -15,7 +15,7 @@ from conftest import merged, shipped
 from numpy.typing import NDArray
 
 from simulators.memory import engine
-from simulators.memory.machine import Dram, MemorySystem
+from simulators.hardware.memory_system import Dram, MemorySystem
 from simulators.memory.policy import Policy
 from simulators.memory.simulation import Cost, Simulation
 

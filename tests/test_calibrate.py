@@ -16,7 +16,7 @@ from dse.cli import main
 from dse.config.compose import conf_dir
 from dse.errors import ConfigError
 from simulators.calibrate import calibrated
-from simulators.device import Efficiency, device_of, tree_of
+from simulators.hardware.device import Efficiency, device_of, tree_of
 from simulators.fit import MOST, PRIORS, medoids
 from simulators.measurements import Rows, read, read_folder
 from simulators.operators.rows import on_device

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from dse.values import put
 from simulators.capacity import Base, Buffer, Copies, Copy, grid, saving
-from simulators.mx import Format
+from simulators.hardware.number_formats import Format
 
 FORMATS = {name: Format.model_validate(tree) for name, tree in shipped("format").items()}
 

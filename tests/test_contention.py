@@ -22,7 +22,7 @@ from simulators.contention import Overlaps, errors, fitted, shares, together, wi
 from simulators.gemm import gemm_cost
 from simulators.losses import LOSSES
 from simulators.node import WholeNode
-from simulators.system import Contention, System
+from simulators.hardware.system import Contention, System
 from simulators.workload import ShapeList, Workload
 from studies.conccl import STUDY
 

@@ -21,7 +21,7 @@ from dse.values import leaves
 from simulators.design import Design
 from simulators.fabric import Leg, Way, capacities, dimensions, mean_hops, num_gpus, pace, phases
 from simulators.overlap import OverlapBackend
-from simulators.system import System
+from simulators.hardware.system import System
 from simulators.workload import Pattern
 
 PATTERNS: tuple[Pattern, ...] = ("all_to_all", "all_gather", "reduce_scatter", "all_reduce")

@@ -23,7 +23,7 @@ from simulators.design import Design
 from simulators.fabric import phases
 from simulators.kernels import kernel_cost
 from simulators.losses import LOSSES
-from simulators.system import System
+from simulators.hardware.system import System
 from simulators.workload import Workload
 from studies.fused_ops import STUDY
 

@@ -18,11 +18,11 @@ from conftest import backend as overlap
 from dse import plugins
 from dse.config.compose import listing
 from dse.config.yaml_checks import accidents, unreadable
-from simulators.device import Device
+from simulators.hardware.device import Device
 from simulators.memory.backend import MemoryBackend
-from simulators.memory.machine import MemorySystem
-from simulators.sourced import Sourced
-from simulators.system import System
+from simulators.hardware.memory_system import MemorySystem
+from simulators.hardware.sourced import Sourced
+from simulators.hardware.system import System
 
 PACKAGES = ("dse", "simulators", "search_spaces", "studies")
 FILES = sorted(CONF.rglob("*.yaml"))

@@ -34,9 +34,9 @@ from memory import (
     system,
 )
 
-from simulators.memory import machine as machines
+from simulators.hardware import memory_system as machines
 from simulators.memory.kernels import Elementwise
-from simulators.memory.machine import Folds, MemorySystem
+from simulators.hardware.memory_system import Folds, MemorySystem
 from simulators.memory.policy import Policy
 from simulators.memory.program import Program, Region, Touch, Writer
 from simulators.memory.traces import program

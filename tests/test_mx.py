@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
-from simulators.mx import Element, Encoded, Format, dequantise, quantise
+from simulators.hardware.number_formats import Element, Encoded, Format, dequantise, quantise
 
 FORMATS = {name: Format.model_validate(tree) for name, tree in shipped("format").items()}
 SHARED = {"mx9": 7, "mx6": 4, "mx4": 2}  # bits of a magnitude

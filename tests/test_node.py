@@ -15,7 +15,7 @@ from search_spaces.serial import Serial
 from simulators.design import Design
 from simulators.node import WholeNode, least_shard, piece, shard
 from simulators.overlap import OverlapBackend
-from simulators.system import Contention
+from simulators.hardware.system import Contention
 
 ONE = OverlapBackend("fluid")
 EVEN = OverlapBackend("fluid", gpus="all")

@@ -15,7 +15,7 @@ from simulators.operators.convolution import ALGORITHMS, algorithms, convolution
 from simulators.operators.gemm import gemm
 from simulators.operators.recurrent import persistent, recurrent
 from simulators.operators.streaming import elementwise, embedding, reduction
-from simulators.system import CopyTimes
+from simulators.hardware.system import CopyTimes
 
 CHIP = Chip(
     num_cus=56,

@@ -20,7 +20,7 @@ from dse.errors import ConfigError, Problems, did_you_mean
 from dse.units import Bytes, BytesPerSecond, FlopPerSecond, Fraction, Integer, Number, Seconds
 from dse.values import Frozen, leaves
 from simulators.gemm import GemmCost, gemm_cost
-from simulators.system import Gpu, Node, System
+from simulators.hardware.system import Gpu, Node, System
 from simulators.transfer import Movement, Mover, Route, links, rate, routes
 from simulators.workload import Gemm, Pattern, Shape, ShapeList, Workload, read_shapes
 

@@ -13,9 +13,9 @@ from pydantic import ValidationError
 
 from dse.space import set_path
 from dse.values import put
-from simulators.mx import Format
-from simulators.pim import Direction, InstructionSet, Pim, commands_per_word
-from simulators.system import System
+from simulators.hardware.number_formats import Format
+from simulators.hardware.pim import Direction, InstructionSet, Pim, commands_per_word
+from simulators.hardware.system import System
 
 PARTS = {name: Pim.model_validate(tree["gpu"]["pim"]) for name, tree in shipped("pim").items() if "gpu" in tree}
 SETS = {name: InstructionSet.model_validate(tree) for name, tree in shipped("instructions").items()}

@@ -19,8 +19,8 @@ from dse.cli import main
 from dse.content_hash import content_keys
 from dse.errors import ConfigError
 from simulators.capacity import Base, Buffer, Copies, Copy, saving
-from simulators.mx import Format
-from simulators.pim import Pim
+from simulators.hardware.number_formats import Format
+from simulators.hardware.pim import Pim
 from simulators.step import iteration
 from simulators.steps.dag import WAITING, schedule, tasks
 from simulators.steps.quantised import _passes, _run, copy_bytes, weights

@@ -11,7 +11,7 @@ import pytest
 from conftest import shipped
 from numpy.typing import NDArray
 
-from simulators.device import Setting, device_of, tree_of
+from simulators.hardware.device import Setting, device_of, tree_of
 from simulators.lengths import Lengths, iteration_lengths
 from simulators.measurements import read
 from simulators.operators.chip import Chip

@@ -14,7 +14,7 @@ from dse.values import Frozen
 from simulators.memory.convolutions import Layer, kernels, layers, unsupported, written_out
 from simulators.memory.engine import PCS
 from simulators.memory.kernels import ELEMENT_BYTES, Application, touched
-from simulators.memory.machine import MemorySystem, whole_power
+from simulators.hardware.memory_system import MemorySystem, whole_power
 from simulators.memory.policy import Policy
 from simulators.rules import Rule
 

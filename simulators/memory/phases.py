@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from simulators.memory.machine import MemorySystem
+from simulators.hardware.memory_system import MemorySystem
 from simulators.memory.simulation import Activity
 
 Floats = NDArray[np.float64]

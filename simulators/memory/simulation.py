@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from simulators.memory import engine
 from simulators.memory.engine import Machine
-from simulators.memory.machine import Folds, MemorySystem, whole_power
+from simulators.hardware.memory_system import Folds, MemorySystem, whole_power
 from simulators.memory.policy import Policy
 from simulators.memory.program import Program
 

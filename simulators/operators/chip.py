@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from simulators.device import ELEMENT_BYTES, Device, Efficiency, Setting
+from simulators.hardware.device import ELEMENT_BYTES, Device, Efficiency, Setting
 
 Floats = NDArray[np.float64]
 

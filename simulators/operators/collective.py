@@ -27,8 +27,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from simulators.device import Server
-from simulators.system import CopyTimes
+from simulators.hardware.device import Server
+from simulators.hardware.system import CopyTimes
 from simulators.transfer import filled
 
 Floats = NDArray[np.float64]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from simulators.device import Device, Efficiency, Server
+from simulators.hardware.device import Device, Efficiency, Server
 from simulators.measurements import FLOAT_BYTES, Rows
 from simulators.operators.chip import Chip, Cost
 from simulators.operators.collective import collective_cost, server_ring

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from simulators.device import Server
+from simulators.hardware.device import Server
 from simulators.operators.collective import Group, server_ring
 from simulators.steps.model import Parallel
 from simulators.steps.operators import Axis

@@ -16,8 +16,8 @@ from pydantic import Field
 
 from dse.units import Integer, Number
 from dse.values import Frozen, knob
-from simulators.device import Precision
-from simulators.sourced import Sourced
+from simulators.hardware.device import Precision
+from simulators.hardware.sourced import Sourced
 
 Size = Annotated[Integer, Field(ge=1, le=2**31)]
 Degree = Annotated[Integer, Field(ge=1, le=2**20)]

@@ -7,7 +7,7 @@ may differ. Attention has no weights, and gradients of weights are products with
     update  all copies are made once, by the optimizer's kernels, which write them beside the weights, and stored; where
             others have updated most weights (ZeRO), by kernels that read these (bytes / (f W), as other streams)
     gpu     before every product that reads one, by a kernel that reads the weights and writes that copy
-    pim     by units at the banks (`simulators/pim.py`), while layers before it run (`simulators/bursts.py`)
+    pim     by units at the banks (`simulators/hardware/pim.py`), while layers before it run (`simulators/bursts.py`)
 
 With `kept` the copies of that share of the layers, the first ones, are stored all the same.
 
@@ -30,10 +30,10 @@ from pydantic import Field, model_validator
 
 from dse.units import Integer, Number
 from dse.values import knob
-from simulators.mx import Format
+from simulators.hardware.number_formats import Format
 from simulators.operators.gemm import LARGEST_TILE
-from simulators.pim import Direction, InstructionSet, Pim, commands_per_word
-from simulators.sourced import Sourced
+from simulators.hardware.pim import Direction, InstructionSet, Pim, commands_per_word
+from simulators.hardware.sourced import Sourced
 from simulators.steps.model import Share
 from simulators.steps.operators import Block, Op, Product, Spent, Stream, spent
 

@@ -30,7 +30,7 @@ from pydantic import Field, model_validator
 
 from dse.units import Integer
 from dse.values import Frozen
-from simulators.sourced import Sourced
+from simulators.hardware.sourced import Sourced
 
 Codes = NDArray[np.uint8]
 Reals = NDArray[np.float64]

@@ -17,9 +17,9 @@ from dse.config.yaml_checks import held, unreadable
 from dse.errors import ConfigError, Problem, Problems, did_you_mean
 from dse.units import Bytes, BytesPerSecond, FlopPerSecond, Integer, Number, Seconds
 from dse.values import Frozen
-from simulators.pim import Pim
-from simulators.sourced import Sourced
-from simulators.system import Grown
+from simulators.hardware.pim import Pim
+from simulators.hardware.sourced import Sourced
+from simulators.hardware.system import Grown
 
 Precision = Literal["fp32", "fp16_storage", "mixed"]
 ELEMENT_BYTES: Mapping[str, int] = {"fp32": 4, "fp16_storage": 2, "mixed": 2}

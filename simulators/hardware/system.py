@@ -13,8 +13,8 @@ from pydantic import Field, ValidationInfo, field_validator
 from dse.errors import Problems
 from dse.units import Bytes, BytesPerSecond, FlopPerSecond, Fraction, Integer, Number, Seconds
 from dse.values import Frozen, knob, leaves
-from simulators.pim import Pim
-from simulators.sourced import Sourced, is_fact
+from simulators.hardware.pim import Pim
+from simulators.hardware.sourced import Sourced, is_fact
 
 Bandwidth = Annotated[BytesPerSecond, Field(ge=1e6)]  # 64 would be a forgotten unit
 Topology = Literal["mesh", "switch", "ring"]

@@ -19,7 +19,7 @@ from pydantic import Field, field_validator
 
 from dse.units import Bytes, BytesPerSecond, FlopPerSecond, Integer, Seconds
 from dse.values import Frozen
-from simulators.sourced import Sourced
+from simulators.hardware.sourced import Sourced
 
 Hash = Literal["none", "xor", "polynomial"]
 Short = Annotated[Seconds, Field(le=1e-3)]

@@ -27,8 +27,8 @@ from pydantic import Field, field_validator
 
 from dse.units import BytesPerSecond, Integer, Number, Seconds
 from dse.values import Frozen
-from simulators.mx import Format
-from simulators.sourced import Sourced
+from simulators.hardware.number_formats import Format
+from simulators.hardware.sourced import Sourced
 
 Direction = Literal["lanes", "word"]
 """Where the elements of a block lie: in the same lane of one word after another, or side by side in a word."""

@@ -1,0 +1,1 @@
+"""What is computed: operators, models and sequence lengths."""
