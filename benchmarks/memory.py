@@ -21,7 +21,7 @@ from benchmarks.timing import best
 from simulators.memory.backend import MemoryBackend
 from simulators.memory.design import Design
 from simulators.memory.measures import simulate
-from simulators.steps.zoo import option_tree
+from simulators.workloads.model_zoo import option_tree
 
 _APPLICATIONS = ("fw_act", "fw_pool", "sgemm", "fw_lstm")
 _POLICIES = ("uncached", "cache_r", "cache_rw", "combined")

@@ -21,11 +21,11 @@ from dse.units import Integer
 from dse.values import knob
 from search_spaces.pipeline import MoverKnobs, Pipeline, piece
 from simulators.graph import TaskGraph
+from simulators.hardware.system import System
 from simulators.node import least_shard
 from simulators.rules import Rule
-from simulators.hardware.system import System
 from simulators.transfer import Route
-from simulators.workload import Workload
+from simulators.workloads.operators import Workload
 
 
 class Chunked(MoverKnobs):

@@ -19,10 +19,10 @@ from dse.units import Integer
 from dse.values import knob
 from search_spaces.pipeline import MoverKnobs, Pipeline
 from simulators.graph import TaskGraph
-from simulators.rules import Rule
 from simulators.hardware.system import System
+from simulators.rules import Rule
 from simulators.transfer import library_cus
-from simulators.workload import Workload
+from simulators.workloads.operators import Workload
 
 
 class Concurrent(MoverKnobs):

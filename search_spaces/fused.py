@@ -30,9 +30,9 @@ from search_spaces.pipeline import memory_rules
 from simulators.design import ScheduleKnobs
 from simulators.fabric import Way, num_gpus
 from simulators.graph import TaskGraph
-from simulators.rules import Rule
 from simulators.hardware.system import System
-from simulators.workload import Collective, Elementwise, Gemm, Workload
+from simulators.rules import Rule
+from simulators.workloads.operators import Collective, Elementwise, Gemm, Workload
 
 _FUSED = {"kernel": "fused"}
 _PATH = "workload.operators"

@@ -19,11 +19,11 @@ import numpy as np
 
 from simulators.fabric import Leg, capacities, fewest_cus, loads_of_nodes, messages_s, num_gpus, pace, phases
 from simulators.graph import GraphBuilder, TaskGraph
+from simulators.hardware.system import System
 from simulators.kernels import KernelCost, kernel_cost
 from simulators.node import WholeNode, piece
-from simulators.hardware.system import System
 from simulators.transfer import Movement, adding, library_cus, setup
-from simulators.workload import Collective, Elementwise, Embedding, Gemm, Gemv, Mlp, Operator, Workload
+from simulators.workloads.operators import Collective, Elementwise, Embedding, Gemm, Gemv, Mlp, Operator, Workload
 
 if TYPE_CHECKING:
     from search_spaces.fused import Fused

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 from search_spaces.pipeline import MoverKnobs, Pipeline
 from simulators.graph import TaskGraph
 from simulators.hardware.system import System
-from simulators.workload import Workload
+from simulators.workloads.operators import Workload
 
 
 class Serial(MoverKnobs):

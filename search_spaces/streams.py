@@ -20,10 +20,10 @@ from dse.units import Integer
 from dse.values import knob
 from simulators.design import ScheduleKnobs
 from simulators.graph import GraphBuilder, TaskGraph
+from simulators.hardware.system import System
 from simulators.rules import Rule
 from simulators.sharing import Choice, Kernel, chosen, lacks
-from simulators.hardware.system import System
-from simulators.workload import Gemm, Workload
+from simulators.workloads.operators import Gemm, Workload
 
 _PATH = "workload.operators"
 

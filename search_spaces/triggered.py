@@ -37,11 +37,11 @@ from dse.values import knob
 from search_spaces.pipeline import node_rules
 from simulators.design import ScheduleKnobs
 from simulators.graph import GraphBuilder, TaskGraph
+from simulators.hardware.system import System
 from simulators.rules import Rule
 from simulators.stages import Staged, staged
-from simulators.hardware.system import System
 from simulators.transfer import Movement, Route, links, rate, routes, setup
-from simulators.workload import Overlap, Workload
+from simulators.workloads.operators import Overlap, Workload
 
 Reduction = Literal["serial", "ideal", "tracked"]
 _ACCOUNT = 1e30  # capacity of a resource on which bytes are only counted

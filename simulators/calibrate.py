@@ -21,8 +21,8 @@ import yaml
 from dse.errors import ConfigError, Problem, Problems, pairs
 from dse.files import atomic_replacement, read_bytes
 from dse.results.run_folder import Outputs
-from simulators.hardware.device import Device, device_of, tree_of
 from simulators.fit import FEWEST, PRIORS, TYPICAL, Fitted, fit
+from simulators.hardware.device import Device, device_of, tree_of
 from simulators.measurements import FLOAT_BYTES, Rows, read
 from simulators.operators.rows import on_device
 from simulators.predictions import MODELS, Errors, Predicted, predicted_by, roofline

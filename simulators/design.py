@@ -9,9 +9,9 @@ from pydantic import ConfigDict, model_validator
 
 from dse.values import Frozen, condition, neutral_values
 from simulators.graph import TaskGraph
-from simulators.rules import Rule
 from simulators.hardware.system import System
-from simulators.workload import Workload
+from simulators.rules import Rule
+from simulators.workloads.operators import Workload
 
 
 class ScheduleKnobs(Frozen):

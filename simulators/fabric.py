@@ -34,7 +34,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from simulators.hardware.system import Fabric, System
 from simulators.transfer import filled, links, routes
-from simulators.workload import Pattern
+from simulators.workloads.operators import Pattern
 
 Way = Literal["direct", "hierarchical"]
 _CROSSINGS = {"gpu": 0, "pcie_switch": 2, "cpu": 4}

@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from simulators.gemm import gemm_cost
 from simulators.hardware.system import Gpu, System
-from simulators.workload import ELEMENT_BYTES, Compute, Elementwise, Embedding, Gemm, Gemv
+from simulators.workloads.operators import ELEMENT_BYTES, Compute, Elementwise, Embedding, Gemm, Gemv
 
 Floats = NDArray[np.float64]
 

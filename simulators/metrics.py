@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from dse.backend import Columns, Law, Metric
 from dse.values import leaves
 from simulators.graph import TaskGraph
-from simulators.losses import losses
 from simulators.hardware.system import System
+from simulators.losses import losses
 from simulators.timeline import Timeline, Totals
 
 Floats = NDArray[np.float64]

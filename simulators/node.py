@@ -19,7 +19,7 @@ from dse.values import leaves
 from simulators.graph import GraphBuilder
 from simulators.hardware.system import System
 from simulators.transfer import Route, links
-from simulators.workload import Pattern
+from simulators.workloads.operators import Pattern
 
 
 class WholeNode(System):

@@ -19,14 +19,14 @@ from dse.values import LABELS, condition, leaves, put
 from simulators.batch import Grid, grids
 from simulators.design import Design, Schedule, ScheduleKnobs
 from simulators.graph import TaskGraph
+from simulators.hardware.system import System
 from simulators.idle import same_timeline, unranked
 from simulators.metrics import LAWS, METRICS, RELATIONS, Floats, cost_proxy, measure, measure_worst, relate
 from simulators.node import WholeNode
 from simulators.rules import problems, reasons
 from simulators.symmetry import patterns, reduced
-from simulators.hardware.system import System
 from simulators.timeline import Engine, Refused, Timeline
-from simulators.workload import Workload, workloads_of
+from simulators.workloads.operators import Workload, workloads_of
 
 _VERSION = "3"  # of the physics and the metrics; raise it with every change that alters a result
 _WHOLE_VERSION = "1"  # likewise, of what is peculiar to whole nodes

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from simulators.hardware.system import Node, System
-from simulators.workload import Pattern
+from simulators.workloads.operators import Pattern
 
 Mover = Literal["cu", "dma"]
 

@@ -17,7 +17,7 @@ from dse.results.finished_run import Finished
 from simulators.step import StepBackend, iteration, metrics_of
 from simulators.steps.design import Design
 from simulators.steps.projection import COMMUNICATION, Profile, Size, by_kind, projected
-from simulators.steps.zoo import model_tree, public
+from simulators.workloads.model_zoo import model_tree, public
 from studies.facts import facts, tabulated
 from studies.iterations import at, base
 from studies.plain import Plain

@@ -15,10 +15,10 @@ from dse.plots import Axis, tables
 from dse.results.claims import Claim, Finding, read
 from dse.results.finished_run import Finished
 from simulators.gemm import gemm_cost
-from simulators.power import collective_w
 from simulators.hardware.system import System, system_of
+from simulators.power import collective_w
 from simulators.transfer import Movement, alone, library_cus, saturating_cus
-from simulators.workload import ELEMENT_BYTES, Pattern, ShapeList
+from simulators.workloads.operators import ELEMENT_BYTES, Pattern, ShapeList
 from studies.plain import Plain
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from simulators.sharing import chosen
 from simulators.hardware.system import Gpu
+from simulators.sharing import chosen
 
 Floats = NDArray[np.float64]
 

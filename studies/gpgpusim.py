@@ -30,7 +30,7 @@ from simulators.memory.measured import scenarios
 from simulators.memory.measures import Simulated, measure, simulate
 from simulators.memory.phases import Phase, lanes, phases
 from simulators.memory.simulation import Cost
-from simulators.steps.zoo import option_tree
+from simulators.workloads.model_zoo import option_tree
 from studies.convolutions import against, errors
 from studies.plain import Plain
 

@@ -23,7 +23,7 @@ from simulators.hardware.pim import Pim
 from simulators.step import StepBackend, iteration
 from simulators.steps.dag import WAITING, schedule, tasks
 from simulators.steps.design import Design
-from simulators.steps.zoo import model_tree, option_tree
+from simulators.workloads.model_zoo import model_tree, option_tree
 from studies.facts import facts
 from studies.iterations import at, base
 from studies.plain import Plain

@@ -15,11 +15,11 @@ from dse.results.finished_run import Finished
 from dse.space import get_path
 from simulators.calibrate import large_median, table_of, told_errors
 from simulators.hardware.device import device_of, tree_of
+from simulators.hardware.system import system_of
 from simulators.measured import tables
 from simulators.measurements import FLOAT_BYTES
 from simulators.operators.collective import Group, collective_cost, copy_phases
 from simulators.predictions import MODELS, Errors, Predicted, predicted_by
-from simulators.hardware.system import system_of
 from studies.facts import tabulated
 from studies.plain import Plain
 

@@ -19,7 +19,7 @@ from dse.results.finished_run import Finished
 from simulators.contention import Overlaps, fitted, table
 from simulators.hardware.system import System, system_of
 from simulators.transfer import Movement, alone, library_cus
-from simulators.workload import ELEMENT_BYTES
+from simulators.workloads.operators import ELEMENT_BYTES
 from studies.plain import Plain
 
 if TYPE_CHECKING:

@@ -22,10 +22,10 @@ from dse.plugins import plugins
 from dse.space import set_path
 from simulators.design import Design
 from simulators.graph import TaskGraph
-from simulators.overlap import OverlapBackend
 from simulators.hardware.system import Contention
+from simulators.overlap import OverlapBackend
 from simulators.timeline import Engine
-from simulators.workload import Pattern
+from simulators.workloads.operators import Pattern
 
 REPOSITORY = Path(__file__).parents[1]
 CONF = REPOSITORY / "conf"

@@ -14,8 +14,8 @@ import numpy as np
 from conftest import merged, shipped
 from numpy.typing import NDArray
 
-from simulators.memory import engine
 from simulators.hardware.memory_system import Dram, MemorySystem
+from simulators.memory import engine
 from simulators.memory.policy import Policy
 from simulators.memory.simulation import Cost, Simulation
 

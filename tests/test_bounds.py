@@ -22,7 +22,7 @@ from dse.config.compose import MOST_VALUES
 from dse.errors import ConfigError
 from simulators.epoch_log import read as read_log
 from simulators.measurements import read as read_measurements
-from simulators.workload import read_shapes
+from simulators.workloads.operators import read_shapes
 
 S = ["study=ficco_sweep", "tracking=none", "fidelity=none", "store=none", "timeline=false", "schedule=serial"]
 CUS = "+space.system.gpu.num_cus"

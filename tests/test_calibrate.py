@@ -16,8 +16,8 @@ from dse.cli import main
 from dse.config.compose import conf_dir
 from dse.errors import ConfigError
 from simulators.calibrate import calibrated
-from simulators.hardware.device import Efficiency, device_of, tree_of
 from simulators.fit import MOST, PRIORS, medoids
+from simulators.hardware.device import Efficiency, device_of, tree_of
 from simulators.measurements import Rows, read, read_folder
 from simulators.operators.rows import on_device
 

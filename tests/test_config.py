@@ -28,7 +28,7 @@ from dse.config.compose import Request, request
 from dse.content_hash import content_key, keys_to_hex
 from dse.errors import ConfigError
 from dse.study.plan import Plan, plan
-from simulators.workload import read_shapes
+from simulators.workloads.operators import read_shapes
 
 Said = Callable[..., str]
 

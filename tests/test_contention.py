@@ -20,10 +20,10 @@ from test_conformance import DISTINCT, magnitudes, points, run
 from dse.cli import main
 from simulators.contention import Overlaps, errors, fitted, shares, together, without_one
 from simulators.gemm import gemm_cost
+from simulators.hardware.system import Contention, System
 from simulators.losses import LOSSES
 from simulators.node import WholeNode
-from simulators.hardware.system import Contention, System
-from simulators.workload import ShapeList, Workload
+from simulators.workloads.operators import ShapeList, Workload
 from studies.conccl import STUDY
 
 BESIDE = [name for name, tree in shipped("schedule").items() if FAMILIES[tree["family"]].orders == ("beside",)]

@@ -20,9 +20,9 @@ from dse.space import set_path
 from dse.values import leaves
 from simulators.design import Design
 from simulators.fabric import Leg, Way, capacities, dimensions, mean_hops, num_gpus, pace, phases
-from simulators.overlap import OverlapBackend
 from simulators.hardware.system import System
-from simulators.workload import Pattern
+from simulators.overlap import OverlapBackend
+from simulators.workloads.operators import Pattern
 
 PATTERNS: tuple[Pattern, ...] = ("all_to_all", "all_gather", "reduce_scatter", "all_reduce")
 WAYS: tuple[Way, ...] = ("direct", "hierarchical")

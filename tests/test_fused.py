@@ -21,10 +21,10 @@ from dse.space import set_path
 from search_spaces.persistent import ordered, partners, pieces
 from simulators.design import Design
 from simulators.fabric import phases
+from simulators.hardware.system import System
 from simulators.kernels import kernel_cost
 from simulators.losses import LOSSES
-from simulators.hardware.system import System
-from simulators.workload import Workload
+from simulators.workloads.operators import Workload
 from studies.fused_ops import STUDY
 
 FREE = {

@@ -18,7 +18,7 @@ from dse.backend import Batch, checked
 from dse.errors import ConfigError
 from dse.values import leaves
 from simulators.step import iteration
-from simulators.steps.zoo import public
+from simulators.workloads.model_zoo import public
 
 MODES = ("training", "prefill", "decode")
 COMPUTE = ("forward_s", "backward_s", "optimizer_s")

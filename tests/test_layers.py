@@ -19,10 +19,10 @@ from dse import plugins
 from dse.config.compose import listing
 from dse.config.yaml_checks import accidents, unreadable
 from simulators.hardware.device import Device
-from simulators.memory.backend import MemoryBackend
 from simulators.hardware.memory_system import MemorySystem
 from simulators.hardware.sourced import Sourced
 from simulators.hardware.system import System
+from simulators.memory.backend import MemoryBackend
 
 PACKAGES = ("dse", "simulators", "search_spaces", "studies")
 FILES = sorted(CONF.rglob("*.yaml"))

@@ -35,8 +35,8 @@ from memory import (
 )
 
 from simulators.hardware import memory_system as machines
-from simulators.memory.kernels import Elementwise
 from simulators.hardware.memory_system import Folds, MemorySystem
+from simulators.memory.kernels import Elementwise
 from simulators.memory.policy import Policy
 from simulators.memory.program import Program, Region, Touch, Writer
 from simulators.memory.traces import program

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from dse.errors import ConfigError
 from search_spaces.serial import Serial
 from simulators.design import Design
+from simulators.hardware.system import Contention
 from simulators.node import WholeNode, least_shard, piece, shard
 from simulators.overlap import OverlapBackend
-from simulators.hardware.system import Contention
 
 ONE = OverlapBackend("fluid")
 EVEN = OverlapBackend("fluid", gpus="all")

@@ -9,7 +9,7 @@ import pytest
 from conftest import shipped
 
 from dse.values import Provenance
-from simulators.workload import Shape, ShapeList
+from simulators.workloads.operators import Shape, ShapeList
 
 MODELS: dict[str, dict[str, Any]] = shipped("data")["models"]["models"]
 LISTED = ShapeList.model_validate(shipped("workload")["open_models"])

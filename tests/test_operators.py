@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from simulators.hardware.system import CopyTimes
 from simulators.operators.chip import Chip
 from simulators.operators.collective import Group, collective_cost, copy_phases, flat_ring, hierarchical_cost
 from simulators.operators.convolution import ALGORITHMS, algorithms, convolution
 from simulators.operators.gemm import gemm
 from simulators.operators.recurrent import persistent, recurrent
 from simulators.operators.streaming import elementwise, embedding, reduction
-from simulators.hardware.system import CopyTimes
 
 CHIP = Chip(
     num_cus=56,

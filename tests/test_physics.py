@@ -22,7 +22,7 @@ from dse.values import Frozen, leaves
 from simulators.gemm import GemmCost, gemm_cost
 from simulators.hardware.system import Gpu, Node, System
 from simulators.transfer import Movement, Mover, Route, links, rate, routes
-from simulators.workload import Gemm, Pattern, Shape, ShapeList, Workload, read_shapes
+from simulators.workloads.operators import Gemm, Pattern, Shape, ShapeList, Workload, read_shapes
 
 TOPOLOGIES = ("mesh", "switch", "ring")
 

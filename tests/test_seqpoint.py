@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from dse.cli import main
 from dse.errors import ConfigError
 from simulators.epoch_log import read
-from simulators.lengths import Lengths, iteration_lengths, sequence_lengths
+from simulators.workloads.sequence_lengths import Lengths, iteration_lengths, sequence_lengths
 from simulators.seqpoint import Iterations, Sample, choose, cut_parallel, cut_sequential, iterations_cut, projected
 
 DATA_SETS = sorted(set(shipped("lengths")) - {"none"})

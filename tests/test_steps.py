@@ -13,7 +13,7 @@ from iterations import BACKEND, KERNELS, NETWORK, OPTIMIZERS, block, laid, made,
 from simulators.steps.dag import schedule, tasks
 from simulators.steps.iteration import Iteration
 from simulators.steps.projection import LAWS, Profile, Size, by_kind, projected, serialized_share
-from simulators.steps.zoo import model_tree, public
+from simulators.workloads.model_zoo import model_tree, public
 
 LAYERS = st.sampled_from(["none", "attention", "all"])
 

@@ -22,7 +22,7 @@ from simulators.memory.engine import READS, WRITES
 from simulators.memory.measured import scenarios
 from simulators.memory.measures import LAWS, METRICS, measure, simulate
 from simulators.rules import problems
-from simulators.steps.zoo import option_tree
+from simulators.workloads.model_zoo import option_tree
 
 _VERSION = "1"
 _LISTS = {"applications": "applications=[fw_act,sgemm]", "measured": "measured=[mem_p100]"}

@@ -11,10 +11,10 @@ from pydantic import Discriminator, Field, Tag
 from dse.space import get_path
 from dse.units import Integer
 from dse.values import Frozen
+from simulators.hardware.memory_system import MemorySystem, whole_power
 from simulators.memory.convolutions import Layer, kernels, layers, unsupported, written_out
 from simulators.memory.engine import PCS
 from simulators.memory.kernels import ELEMENT_BYTES, Application, touched
-from simulators.hardware.memory_system import MemorySystem, whole_power
 from simulators.memory.policy import Policy
 from simulators.rules import Rule
 

@@ -10,11 +10,11 @@ from dse.backend import Tree
 from dse.config.compose import conf_dir
 from dse.errors import Problems
 from simulators.hardware.device import device_of, tree_of
+from simulators.hardware.memory_system import MemorySystem
 from simulators.measured import tables
 from simulators.measurements import Rows
 from simulators.memory.convolutions import Layer
 from simulators.memory.kernels import ELEMENT_BYTES
-from simulators.hardware.memory_system import MemorySystem
 
 PASSES: Mapping[str, str] = {"forward": "fwd", "backward_data": "bwd_data", "backward_filter": "bwd_filter"}
 """Direction -> the pass as `simulators.measurements.Rows` calls it."""

@@ -33,9 +33,9 @@ from numpy.typing import NDArray
 
 from dse.errors import ConfigError, Problem, Problems, did_you_mean
 from dse.files import opened
+from simulators.hardware.memory_system import MemorySystem
 from simulators.memory import accelsim
 from simulators.memory.engine import PCS
-from simulators.hardware.memory_system import MemorySystem
 from simulators.memory.policy import Policy
 from simulators.memory.simulation import Cost, Simulation
 

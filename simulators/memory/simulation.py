@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from simulators.hardware.memory_system import Folds, MemorySystem, whole_power
 from simulators.memory import engine
 from simulators.memory.engine import Machine
-from simulators.hardware.memory_system import Folds, MemorySystem, whole_power
 from simulators.memory.policy import Policy
 from simulators.memory.program import Program
 

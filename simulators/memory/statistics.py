@@ -33,7 +33,7 @@ from simulators.memory.design import Design
 from simulators.memory.measures import Simulated, measure
 from simulators.memory.recorded import Recording, read, replayed
 from simulators.memory.simulation import Simulation
-from simulators.steps.zoo import option_tree
+from simulators.workloads.model_zoo import option_tree
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -10,15 +10,15 @@ import numpy as np
 from dse.backend import Tree
 from dse.errors import ConfigError
 from simulators.hardware.device import Device, Setting
-from simulators.lengths import Lengths, iteration_lengths
 from simulators.hardware.number_formats import Format
 from simulators.hardware.pim import InstructionSet
+from simulators.hardware.system import Grown
+from simulators.workloads.sequence_lengths import Lengths, iteration_lengths
 from simulators.rules import Rule
 from simulators.seqpoint import Iterations
 from simulators.steps.groups import leaves_server
-from simulators.steps.model import Kernels, Model, Optimizer, Parallel, Run, Transformer
+from simulators.workloads.model import Kernels, Model, Optimizer, Parallel, Run, Transformer
 from simulators.steps.quantised import Quantised
-from simulators.hardware.system import Grown
 
 
 class Design(Grown):

@@ -14,7 +14,7 @@ import numpy as np
 
 from simulators.hardware.device import Server
 from simulators.operators.collective import Group, server_ring
-from simulators.steps.model import Parallel
+from simulators.workloads.model import Parallel
 from simulators.steps.operators import Axis
 
 _NOBODY = Group(1, 1.0, 0.0)

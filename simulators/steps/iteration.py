@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from simulators.steps.model import Optimizer, Parallel, Run
+from simulators.workloads.model import Optimizer, Parallel, Run
 from simulators.steps.operators import Axis, Block, Exchange, Op, Platform, Spent, Stream, collective, spent
 from simulators.steps.quantised import Made, Quantising, made
 

@@ -19,7 +19,7 @@ from simulators.operators.convolution import convolution
 from simulators.operators.gemm import gemm
 from simulators.operators.recurrent import recurrent
 from simulators.operators.streaming import streamed
-from simulators.steps.model import Batched
+from simulators.workloads.model import Batched
 
 Floats = NDArray[np.float64]
 

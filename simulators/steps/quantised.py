@@ -31,10 +31,10 @@ from pydantic import Field, model_validator
 from dse.units import Integer, Number
 from dse.values import knob
 from simulators.hardware.number_formats import Format
-from simulators.operators.gemm import LARGEST_TILE
 from simulators.hardware.pim import Direction, InstructionSet, Pim, commands_per_word
 from simulators.hardware.sourced import Sourced
-from simulators.steps.model import Share
+from simulators.operators.gemm import LARGEST_TILE
+from simulators.workloads.model import Share
 from simulators.steps.operators import Block, Op, Product, Spent, Stream, spent
 
 if TYPE_CHECKING:

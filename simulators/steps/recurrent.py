@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from simulators.measurements import GATES
-from simulators.steps.model import Passes, Run, Speech, Translation
+from simulators.workloads.model import Passes, Run, Speech, Translation
 from simulators.steps.operators import Block, Filter, Kind, Op, Product, Recurrence, Stream
 
 Floats = NDArray[np.float64]

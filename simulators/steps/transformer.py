@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulators.operators.collective import Pattern
-from simulators.steps.model import Kernels, Parallel, Passes, Run, Transformer
+from simulators.workloads.model import Kernels, Parallel, Passes, Run, Transformer
 from simulators.steps.operators import Block, Exchange, Kind, Op, Phase, Product, Stream
 
 Floats = NDArray[np.float64]

@@ -10,7 +10,7 @@ from dse import plugins
 from dse.config.compose import conf_dir, listing
 from dse.config.yaml_checks import held, unreadable
 from dse.errors import ConfigError, Problem, did_you_mean
-from simulators.steps.model import Transformer
+from simulators.workloads.model import Transformer
 
 _TOLD = ("provenance", "source")
 
