@@ -14,12 +14,12 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from simulators.hardware.device import device_of, tree_of
-from simulators.operators.chip import Chip
-from simulators.operators.collective import Group, collective_cost
-from simulators.operators.convolution import convolution
-from simulators.operators.gemm import gemm
-from simulators.operators.recurrent import recurrent
-from simulators.operators.streaming import elementwise, embedding
+from simulators.costs.chip import Chip
+from simulators.costs.collective import Group, collective_cost
+from simulators.costs.convolution import convolution
+from simulators.costs.gemm import gemm
+from simulators.costs.recurrent import recurrent
+from simulators.costs.streaming import elementwise, embedding
 
 _COUNT = 200_000
 _REPEATS = 5

@@ -17,7 +17,7 @@ import yaml
 from benchmarks.timing import best
 from dse.config.compose import conf_dir
 from simulators.hardware.system import system_of
-from simulators.sharing import chosen
+from simulators.costs.gemm_sharing import chosen
 
 _DEGREES = np.arange(1, 17)
 

@@ -24,7 +24,7 @@ from simulators.graph import TaskGraph
 from simulators.hardware.system import System
 from simulators.node import least_shard
 from simulators.rules import Rule
-from simulators.transfer import Route
+from simulators.costs.transfer import Route
 from simulators.workloads.operators import Workload
 
 

@@ -21,7 +21,7 @@ from search_spaces.pipeline import MoverKnobs, Pipeline
 from simulators.graph import TaskGraph
 from simulators.hardware.system import System
 from simulators.rules import Rule
-from simulators.transfer import library_cus
+from simulators.costs.transfer import library_cus
 from simulators.workloads.operators import Workload
 
 

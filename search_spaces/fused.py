@@ -8,8 +8,8 @@ pairs       which are fused: producers of what is sent only, or consumers of wha
 slices      in how many parts outputs (or inputs) are sent; each holds a message for every peer.
 order       remote_first: what others wait for is computed, or sent, first; local_first: last.
 zero_copy   inside a node, results are stored where the peer wants them; else they are read again to be put.
-occupancy_loss   of the fused kernel (simulators/kernels.py).
-collective  direct or hierarchical (simulators/fabric.py).
+occupancy_loss   of the fused kernel (simulators/costs/memory_bound.py).
+collective  direct or hierarchical (simulators/costs/fabric.py).
 near_memory what is reduced is added by units in memory as it comes (`gpu.pim`).
 elementwise who runs elementwise operators: a kernel of the gpu, or units in memory, beside whatever the GPU does; they
             and the GPU take equal turns with the HBM while both want it.
@@ -28,7 +28,7 @@ from dse.values import knob
 from search_spaces.persistent import Lowering, ordered, partners, pieces
 from search_spaces.pipeline import memory_rules
 from simulators.design import ScheduleKnobs
-from simulators.fabric import Way, num_gpus
+from simulators.costs.fabric import Way, num_gpus
 from simulators.graph import TaskGraph
 from simulators.hardware.system import System
 from simulators.rules import Rule

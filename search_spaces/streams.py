@@ -6,7 +6,7 @@ kernels   isolated: what a library picks for a GPU of its own (with degree > 1: 
           this degree.
 
 Workgroups of GEMMs that run at once share CUs, and the rates of the LLC and the HBM, by max-min fairness; what a kernel
-takes is in `simulators/sharing.py`.
+takes is in `simulators/costs/gemm_sharing.py`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from simulators.design import ScheduleKnobs
 from simulators.graph import GraphBuilder, TaskGraph
 from simulators.hardware.system import System
 from simulators.rules import Rule
-from simulators.sharing import Choice, Kernel, chosen, lacks
+from simulators.costs.gemm_sharing import Choice, Kernel, chosen, lacks
 from simulators.workloads.operators import Gemm, Workload
 
 _PATH = "workload.operators"

@@ -5,7 +5,7 @@ alone until one ends; the other goes on alone:
 
     t = min(G / g, C / c);   the first ends at t, the other at t + what it has left
 
-g and c are those that schedules use: `simulators.gemm.beside_cu_copies` and `simulators.transfer.slowed_beside_gemm`.
+g and c are those that schedules use: `simulators.costs.gemm_waves.beside_cu_copies` and `simulators.costs.transfer.slowed_beside_gemm`.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 
 from dse.config.compose import conf_dir
 from dse.values import put
-from simulators.gemm import beside_cu_copies, gemm_cost
+from simulators.costs.gemm_waves import beside_cu_copies, gemm_cost
 from simulators.hardware.system import System
-from simulators.transfer import Movement, routes, slowed_beside_gemm
+from simulators.costs.transfer import Movement, routes, slowed_beside_gemm
 
 Floats = NDArray[np.float64]
 COEFFICIENTS = {"static": "static_gemm_beside_cus", "dynamic": "dynamic_gemm_beside_cus"}

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from simulators.hardware.device import Device, Efficiency, Server
 from simulators.measurements import Rows
-from simulators.operators.convolution import Layer
+from simulators.costs.convolution import Layer
 from simulators.operators.rows import allreduce, on_device
 
 Floats = NDArray[np.float64]

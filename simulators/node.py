@@ -18,7 +18,7 @@ from dse.units import Number
 from dse.values import leaves
 from simulators.graph import GraphBuilder
 from simulators.hardware.system import System
-from simulators.transfer import Route, links
+from simulators.costs.transfer import Route, links
 from simulators.workloads.operators import Pattern
 
 

@@ -21,8 +21,7 @@ from dse.space import get_path
 from dse.values import LABELS, leaves, put
 from simulators.hardware.number_formats import Format
 from simulators.hardware.pim import InstructionSet
-from simulators.workloads.sequence_lengths import Lengths, iteration_lengths
-from simulators.operators.chip import Chip
+from simulators.costs.chip import Chip
 from simulators.rules import problems, reasons
 from simulators.seqpoint import Iterations, choose
 from simulators.steps.dag import schedule, tasks
@@ -32,12 +31,13 @@ from simulators.steps.epoch import Epoch, alone
 from simulators.steps.groups import groups
 from simulators.steps.iteration import Iteration
 from simulators.steps.measures import LAWS, METRICS, SHARES, measure
-from simulators.workloads.model import Speech, Transformer, Translation
 from simulators.steps.operators import Block, Platform
 from simulators.steps.quantised import OF_PIM, Quantised, Quantising
 from simulators.steps.recurrent import speech_blocks, translation_blocks
 from simulators.steps.transformer import transformer_blocks
+from simulators.workloads.model import Speech, Transformer, Translation
 from simulators.workloads.model_zoo import model_tree, option_tree
+from simulators.workloads.sequence_lengths import Lengths, iteration_lengths
 
 _VERSION = "1"
 Floats = NDArray[np.float64]

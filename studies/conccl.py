@@ -14,10 +14,10 @@ import numpy as np
 from dse.plots import Axis, tables
 from dse.results.claims import Claim, Finding, read
 from dse.results.finished_run import Finished
-from simulators.gemm import gemm_cost
+from simulators.costs.gemm_waves import gemm_cost
 from simulators.hardware.system import System, system_of
-from simulators.power import collective_w
-from simulators.transfer import Movement, alone, library_cus, saturating_cus
+from simulators.costs.power import collective_w
+from simulators.costs.transfer import Movement, alone, library_cus, saturating_cus
 from simulators.workloads.operators import ELEMENT_BYTES, Pattern, ShapeList
 from studies.plain import Plain
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulators.hardware.system import Gpu
-from simulators.sharing import chosen
+from simulators.costs.gemm_sharing import chosen
 
 Floats = NDArray[np.float64]
 

@@ -18,7 +18,7 @@ from simulators.hardware.device import device_of, tree_of
 from simulators.hardware.system import system_of
 from simulators.measured import tables
 from simulators.measurements import FLOAT_BYTES
-from simulators.operators.collective import Group, collective_cost, copy_phases
+from simulators.costs.collective import Group, collective_cost, copy_phases
 from simulators.predictions import MODELS, Errors, Predicted, predicted_by
 from studies.facts import tabulated
 from studies.plain import Plain
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _OVERLAP_SYSTEM = "mi300x_8"  # whose collectives and copies the hardware claims are about
-_LOW_LATENCY = 4.0  # the protocol for short messages has so many times less of it (`simulators.operators.collective`)
+_LOW_LATENCY = 4.0  # the protocol for short messages has so many times less of it (`simulators.costs.collective`)
 _CHANNELS = (4, 8, 16, 32, 64)
 _COPIES = {"1KB": 2**10, "64KB": 2**16, "1MB": 2**20, "16MB": 2**24}
 _REDUCED = {"1MB": 1e6, "16MB": 16e6, "256MB": 256e6, "16GB": 16e9}

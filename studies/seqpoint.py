@@ -21,13 +21,13 @@ from dse.results.claims import Claim, Finding, read
 from dse.results.finished_run import Finished
 from dse.values import put
 from simulators.hardware.device import device_of
-from simulators.workloads.sequence_lengths import iteration_lengths
 from simulators.measured import tables as measured_tables
 from simulators.predictions import predicted_by
 from simulators.seqpoint import Iterations, Sample, choose
 from simulators.step import StepBackend, metrics_of
 from simulators.steps.design import Design
 from simulators.workloads.model_zoo import model_tree, option_tree
+from simulators.workloads.sequence_lengths import iteration_lengths
 from studies import throughput
 from studies.facts import facts
 from studies.plain import Plain

@@ -10,7 +10,7 @@ from conftest import ENGINES
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulators.bursts import Layers, Memory, Turns, events, turns
+from simulators.costs.pim_bursts import Layers, Memory, Turns, events, turns
 from simulators.graph import GraphBuilder
 
 RATE = 1e12

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from dse.values import put
-from simulators.capacity import Base, Buffer, Copies, Copy, grid, saving
+from simulators.costs.capacity import Base, Buffer, Copies, Copy, grid, saving
 from simulators.hardware.number_formats import Format
 
 FORMATS = {name: Format.model_validate(tree) for name, tree in shipped("format").items()}

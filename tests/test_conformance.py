@@ -45,12 +45,12 @@ from dse.errors import ConfigError
 from dse.plugins import plugins
 from simulators.design import Design
 from simulators.fairness import fair_rates
-from simulators.gemm import gemm_cost
+from simulators.costs.gemm_waves import gemm_cost
 from simulators.graph import GraphBuilder, TaskGraph
 from simulators.metrics import METRICS, RELATIONS
 from simulators.symmetry import patterns, reduced
 from simulators.timeline import Engine, Timeline, busy
-from simulators.transfer import links
+from simulators.costs.transfer import links
 
 Floats = NDArray[np.float64]
 Point = dict[str, Any]  # arguments of conftest.design

@@ -19,7 +19,7 @@ from test_conformance import DISTINCT, magnitudes, points, run
 
 from dse.cli import main
 from simulators.contention import Overlaps, errors, fitted, shares, together, without_one
-from simulators.gemm import gemm_cost
+from simulators.costs.gemm_waves import gemm_cost
 from simulators.hardware.system import Contention, System
 from simulators.losses import LOSSES
 from simulators.node import WholeNode

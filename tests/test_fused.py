@@ -20,9 +20,9 @@ from dse.cli import main
 from dse.space import set_path
 from search_spaces.persistent import ordered, partners, pieces
 from simulators.design import Design
-from simulators.fabric import phases
+from simulators.costs.fabric import phases
 from simulators.hardware.system import System
-from simulators.kernels import kernel_cost
+from simulators.costs.memory_bound import kernel_cost
 from simulators.losses import LOSSES
 from simulators.workloads.operators import Workload
 from studies.fused_ops import STUDY

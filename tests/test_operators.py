@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simulators.hardware.system import CopyTimes
-from simulators.operators.chip import Chip
-from simulators.operators.collective import Group, collective_cost, copy_phases, flat_ring, hierarchical_cost
-from simulators.operators.convolution import ALGORITHMS, algorithms, convolution
-from simulators.operators.gemm import gemm
-from simulators.operators.recurrent import persistent, recurrent
-from simulators.operators.streaming import elementwise, embedding, reduction
+from simulators.costs.chip import Chip
+from simulators.costs.collective import Group, collective_cost, copy_phases, flat_ring, hierarchical_cost
+from simulators.costs.convolution import ALGORITHMS, algorithms, convolution
+from simulators.costs.gemm import gemm
+from simulators.costs.recurrent import persistent, recurrent
+from simulators.costs.streaming import elementwise, embedding, reduction
 
 CHIP = Chip(
     num_cus=56,

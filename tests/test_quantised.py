@@ -18,7 +18,7 @@ from pydantic import BaseModel
 from dse.cli import main
 from dse.content_hash import content_keys
 from dse.errors import ConfigError
-from simulators.capacity import Base, Buffer, Copies, Copy, saving
+from simulators.costs.capacity import Base, Buffer, Copies, Copy, saving
 from simulators.hardware.number_formats import Format
 from simulators.hardware.pim import Pim
 from simulators.step import iteration

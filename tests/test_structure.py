@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from simulators.design import Design
-from simulators.gemm import gemm_cost
+from simulators.costs.gemm_waves import gemm_cost
 from simulators.graph import GraphBuilder, TaskGraph
 from simulators.maxplus import _pruned, longest
 from simulators.order import Order

@@ -14,7 +14,7 @@ of the copy is opened after each filling of the registers, and the row of the so
 Op and store: the interface brings a word, and a unit adds it to what is there, for which the column is taken
 `update_columns` times as long as a write takes it (2 in T3, arXiv:2401.16677), if units are not slower still.
 
-Channels are busy meanwhile: what the GPU loses by that is no part of this (`simulators/bursts.py`).
+Channels are busy meanwhile: what the GPU loses by that is no part of this (`simulators/costs/pim_bursts.py`).
 """
 
 from __future__ import annotations

@@ -38,11 +38,11 @@ class Tile(Frozen):
 
 
 class GemmLibrary(Grown):
-    """What a GEMM kernel costs beside its FLOP (equations in `simulators/gemm.py`).
+    """What a GEMM kernel costs beside its FLOP (equations in `simulators/costs/gemm_waves.py`).
 
     assignment: workgroups are dealt out in waves by the hardware (`static`), or stay and take tiles as they become
     free (`dynamic`: persistent, work-stealing). workgroups_per_cu: how many a CU holds at once, where stages are
-    simulated (`simulators/stages.py`). Where kernels share a GPU (`simulators/sharing.py`) that follows from what a CU
+    simulated (`simulators/costs/gemm_stages.py`). Where kernels share a GPU (`simulators/costs/gemm_sharing.py`) that follows from what a CU
     has, register_bytes and lds_bytes, and a tile takes, tile_depth being how much of k is in the LDS at once;
     half_occupancy: workgroups on a CU that reach half of its rate.
     """
@@ -111,7 +111,7 @@ class Contention(Frozen):
 
 
 class Power(Frozen):
-    """The activity model of `simulators/power.py`: board power with all busy, idle power [W], energy of a byte [J]."""
+    """The activity model of `simulators/costs/power.py`: board power with all busy, idle power [W], energy of a byte [J]."""
 
     board_w: Annotated[Number, Field(gt=0)]
     idle_w: Annotated[Number, Field(gt=0)]
@@ -205,7 +205,7 @@ class Network(Frozen):
 
 
 class Fabric(Frozen):
-    """Nodes, each as `system.node` says, and how they reach one another (equations in `simulators/fabric.py`).
+    """Nodes, each as `system.node` says, and how they reach one another (equations in `simulators/costs/fabric.py`).
 
     simulated: one node that stands for all, or every one with a load of its own. imbalance: the largest load of a node
     over the mean, less one; loads rise linearly from node to node (as in `simulators/node.py`).

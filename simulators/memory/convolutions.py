@@ -52,10 +52,10 @@ ALGORITHMS: tuple[Algorithm, ...] = ("gemm", "implicit_gemm", "fft", "fft_tiling
 DIRECTIONS: tuple[Direction, ...] = ("forward", "backward_data", "backward_filter")
 
 _FEED = 1.0  # of a multiplication's time, reading an operand from LDS (assumed)
-_PROLOGUE = 24.0  # steps of k in which a tile fills and drains its pipeline (as in simulators.operators.convolution)
+_PROLOGUE = 24.0  # steps of k in which a tile fills and drains its pipeline (as in simulators.costs.convolution)
 _FUSED = 1.5  # transforms inside a Winograd kernel, over its multiplications (calibrated on the same tables)
-_GRADIENT = 1.15  # of the filter pass: index arithmetic on both operands (as in simulators.operators.convolution)
-_FFT_WORK = 4.0  # of butterflies, over that of multiplications with additions (as in simulators.operators.convolution)
+_GRADIENT = 1.15  # of the filter pass: index arithmetic on both operands (as in simulators.costs.convolution)
+_FFT_WORK = 4.0  # of butterflies, over that of multiplications with additions (as in simulators.costs.convolution)
 _FILL = 4  # workgroups of a CU up to which a filter gradient is split
 _TILES = ((128, 128), (128, 64), (64, 128), (64, 64), (128, 32), (32, 128), (32, 32), (8, 128))
 _FUSED_TILES = ((64, 64), (32, 128), (32, 32))

@@ -13,12 +13,12 @@ from simulators.hardware.device import Device, Setting
 from simulators.hardware.number_formats import Format
 from simulators.hardware.pim import InstructionSet
 from simulators.hardware.system import Grown
-from simulators.workloads.sequence_lengths import Lengths, iteration_lengths
 from simulators.rules import Rule
 from simulators.seqpoint import Iterations
 from simulators.steps.groups import leaves_server
-from simulators.workloads.model import Kernels, Model, Optimizer, Parallel, Run, Transformer
 from simulators.steps.quantised import Quantised
+from simulators.workloads.model import Kernels, Model, Optimizer, Parallel, Run, Transformer
+from simulators.workloads.sequence_lengths import Lengths, iteration_lengths
 
 
 class Design(Grown):

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from simulators.hardware.device import Server
-from simulators.operators.collective import Group, server_ring
-from simulators.workloads.model import Parallel
+from simulators.costs.collective import Group, server_ring
 from simulators.steps.operators import Axis
+from simulators.workloads.model import Parallel
 
 _NOBODY = Group(1, 1.0, 0.0)
 

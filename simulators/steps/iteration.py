@@ -24,9 +24,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from simulators.workloads.model import Optimizer, Parallel, Run
 from simulators.steps.operators import Axis, Block, Exchange, Op, Platform, Spent, Stream, collective, spent
 from simulators.steps.quantised import Made, Quantising, made
+from simulators.workloads.model import Optimizer, Parallel, Run
 
 Floats = NDArray[np.float64]
 

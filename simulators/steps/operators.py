@@ -13,12 +13,12 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from simulators.operators.chip import Chip, Cost
-from simulators.operators.collective import CollectiveCost, Group, Pattern, collective_cost
-from simulators.operators.convolution import convolution
-from simulators.operators.gemm import gemm
-from simulators.operators.recurrent import recurrent
-from simulators.operators.streaming import streamed
+from simulators.costs.chip import Chip, Cost
+from simulators.costs.collective import CollectiveCost, Group, Pattern, collective_cost
+from simulators.costs.convolution import convolution
+from simulators.costs.gemm import gemm
+from simulators.costs.recurrent import recurrent
+from simulators.costs.streaming import streamed
 from simulators.workloads.model import Batched
 
 Floats = NDArray[np.float64]
@@ -85,7 +85,7 @@ class Recurrence:
 
 @dataclass(frozen=True)
 class Filter:
-    """One pass (as of `Recurrence`) of a convolution; shape: columns of `simulators.operators.convolution.Layer`."""
+    """One pass (as of `Recurrence`) of a convolution; shape: columns of `simulators.costs.convolution.Layer`."""
 
     shape: Mapping[str, ArrayLike]
     pass_: int = 0

@@ -7,7 +7,7 @@ may differ. Attention has no weights, and gradients of weights are products with
     update  all copies are made once, by the optimizer's kernels, which write them beside the weights, and stored; where
             others have updated most weights (ZeRO), by kernels that read these (bytes / (f W), as other streams)
     gpu     before every product that reads one, by a kernel that reads the weights and writes that copy
-    pim     by units at the banks (`simulators/hardware/pim.py`), while layers before it run (`simulators/bursts.py`)
+    pim     by units at the banks (`simulators/hardware/pim.py`), while layers before it run (`simulators/costs/pim_bursts.py`)
 
 With `kept` the copies of that share of the layers, the first ones, are stored all the same.
 
@@ -33,12 +33,12 @@ from dse.values import knob
 from simulators.hardware.number_formats import Format
 from simulators.hardware.pim import Direction, InstructionSet, Pim, commands_per_word
 from simulators.hardware.sourced import Sourced
-from simulators.operators.gemm import LARGEST_TILE
-from simulators.workloads.model import Share
+from simulators.costs.gemm import LARGEST_TILE
 from simulators.steps.operators import Block, Op, Product, Spent, Stream, spent
+from simulators.workloads.model import Share
 
 if TYPE_CHECKING:
-    from simulators.bursts import Events, Layers, Memory
+    from simulators.costs.pim_bursts import Events, Layers, Memory
     from simulators.steps.iteration import Iteration, Part
 
 Floats = NDArray[np.float64]
@@ -259,7 +259,7 @@ def _summed(values: Iterable[Any]) -> Any:
 
 def _by_pim(found: Iteration) -> Made:
     """Events of one micro-batch."""
-    from simulators.bursts import turns
+    from simulators.costs.pim_bursts import turns
 
     shape = np.broadcast_shapes(*(np.shape(value) for value in _numbers(found)))
     every = turns(*_run(found, shape))
@@ -269,7 +269,7 @@ def _by_pim(found: Iteration) -> Made:
 
 def timeline(found: Iteration) -> Events:
     """What happens in one micro-batch of a design whose numbers are single ones."""
-    from simulators.bursts import events
+    from simulators.costs.pim_bursts import events
 
     return events(*_run(found, ()))
 
@@ -303,7 +303,7 @@ def _kept_of(found: Iteration) -> Any:
 
 
 def _memory(found: Iteration) -> Memory:
-    from simulators.bursts import Memory
+    from simulators.costs.pim_bursts import Memory
 
     quantising = found.quantising
     assert quantising is not None
@@ -313,8 +313,8 @@ def _memory(found: Iteration) -> Memory:
 
 
 def _run(found: Iteration, shape: tuple[int, ...]) -> tuple[Layers, Memory]:
-    """What `simulators.bursts` runs, over B designs of this shape."""
-    from simulators.bursts import Layers
+    """What `simulators.costs.pim_bursts` runs, over B designs of this shape."""
+    from simulators.costs.pim_bursts import Layers
 
     passes, quantising = _passes(found), found.quantising
     assert quantising is not None

@@ -4,7 +4,7 @@ Sizes are those of a batch that is padded to its longest sequence. Of a recurren
 input size f, over n sequences of t steps, in one direction:
 
     input      2 g h f n t FLOP: one GEMM over all steps, as nothing waits for the state there
-    state      2 g h^2 n t FLOP: step after step (`simulators.operators.recurrent`)
+    state      2 g h^2 n t FLOP: step after step (`simulators.costs.recurrent`)
     backward   the same again for what flows on, and again for gradients of weights
 
 Directions run one after the other. Counts of tensors that element-wise kernels read and write are those of kernels that
@@ -23,8 +23,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from simulators.measurements import GATES
-from simulators.workloads.model import Passes, Run, Speech, Translation
 from simulators.steps.operators import Block, Filter, Kind, Op, Product, Recurrence, Stream
+from simulators.workloads.model import Passes, Run, Speech, Translation
 
 Floats = NDArray[np.float64]
 

@@ -25,9 +25,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from simulators.operators.collective import Pattern
-from simulators.workloads.model import Kernels, Parallel, Passes, Run, Transformer
+from simulators.costs.collective import Pattern
 from simulators.steps.operators import Block, Exchange, Kind, Op, Phase, Product, Stream
+from simulators.workloads.model import Kernels, Parallel, Passes, Run, Transformer
 
 Floats = NDArray[np.float64]
 

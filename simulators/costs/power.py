@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 
 from simulators.hardware.system import System
-from simulators.transfer import Movement, rate, routes
+from simulators.costs.transfer import Movement, rate, routes
 
 
 def collective_w(system: System, by: Movement) -> float:

@@ -1,6 +1,6 @@
 """GEMMs alone: C[m, n] = op(A)[m, k] op(B)[k, n], column-major BLAS, any layout, large, skinny and batched.
 
-The fastest kernel of `simulators.operators.tiled` over macro-tiles of 128, 64, 32 and 16 a side with at least 1,024
+The fastest kernel of `simulators.costs.gemm_tiles` over macro-tiles of 128, 64, 32 and 16 a side with at least 1,024
 elements, and K split in 1, 2, 4 or 8, as the library's heuristics would choose. p: peak rate of one CU, b: element
 bytes:
 
@@ -21,8 +21,8 @@ from itertools import product
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from simulators.operators.chip import Chip, Cost
-from simulators.operators.tiled import Menu, Products, fastest
+from simulators.costs.chip import Chip, Cost
+from simulators.costs.gemm_tiles import Menu, Products, fastest
 
 Floats = NDArray[np.float64]
 

@@ -1,6 +1,6 @@
 """What compute operators of a written-out workload cost on one GPU, and what a loss of occupancy does to them.
 
-    GEMM        simulators/gemm.py                       MLP    its GEMMs, one after another, each a kernel
+    GEMM        simulators/costs/gemm_waves.py                       MLP    its GEMMs, one after another, each a kernel
     embedding   T = bytes / (gather_efficiency B),   bytes = (P + 1) out, backward (2 P + 1) out
     GEMV        T = bytes / (stream_efficiency B)
     elementwise the same, every tensor read or written once
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from simulators.gemm import gemm_cost
+from simulators.costs.gemm_waves import gemm_cost
 from simulators.hardware.system import Gpu, System
 from simulators.workloads.operators import ELEMENT_BYTES, Compute, Elementwise, Embedding, Gemm, Gemv
 

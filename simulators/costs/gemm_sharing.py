@@ -17,7 +17,7 @@ each has an equal share of the LLC's bytes and of the workgroups that are there 
 workgroups of one fill what another one's last wave leaves. A library picks the kernel that is fastest alone on the
 whole GPU. One that is globally optimised (GOLDYLOC, arXiv:2409.02227) is picked at each degree of concurrency from
 those that are fastest alone on all, a half and a quarter of the CUs and the LLC. Derived (the model of
-`simulators.gemm` with occupancy and shares); no number is fitted.
+`simulators.costs.gemm_waves` with occupancy and shares); no number is fitted.
 """
 
 from __future__ import annotations

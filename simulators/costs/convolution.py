@@ -3,7 +3,7 @@ taken.
 
 n images of c channels, h x w, filters r x q with strides sv, sh, giving k channels of oh x ow; p = n oh ow; X, Y, W:
 bytes of input, output, filter; X' = X min(1, r / sv), the input rows that are touched. Products run on the tiles of
-`simulators.operators.tiled`, core(m, n, k; A, B, C), with the GEMM's constants of the device and none of their own; H:
+`simulators.costs.gemm_tiles`, core(m, n, k; A, B, C), with the GEMM's constants of the device and none of their own; H:
 the HBM bandwidth reached, L = 1.5e8 FLOP / P: what launching a kernel costs here, a split of k too.
 
     tiles       128 x 128; smaller ones at `narrow` T, but at T where the product is at most 64 wide: libraries make
@@ -41,9 +41,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from simulators.operators.chip import Chip, Cost
-from simulators.operators.gemm import across
-from simulators.operators.tiled import Menu, Products, fastest
+from simulators.costs.chip import Chip, Cost
+from simulators.costs.gemm import across
+from simulators.costs.gemm_tiles import Menu, Products, fastest
 
 Floats = NDArray[np.float64]
 

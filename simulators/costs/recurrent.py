@@ -14,7 +14,7 @@ y (`latency_s`) is fitted for each device and precision: the latency of a chain 
 17 to 32 columns libraries run one kernel that does not split K, so its chain is whole: on Pascal it takes two to four
 times as long as a batch of 16 or 64. d = (y / 0.1 us)^(1/4): devices that wait longer for loads launch more slowly,
 too; the exponent is empirical. The other numbers are the same for all devices (chosen on DeepBench, software of 2016 to
-2018). Symbols as in `simulators.operators.gemm`. FLOP of a step: 2 g h^2 n; bytes: b (g h^2 + (g + 1) h n).
+2018). Symbols as in `simulators.costs.gemm`. FLOP of a step: 2 g h^2 n; bytes: b (g h^2 + (g + 1) h n).
 
 Weights kept on the chip (`persistent`): they are read once, and a step waits for the arithmetic, for its states, and
 for all CUs to meet; only where the weights fit into the register files (256 KiB a CU). Derived; no shipped table
@@ -28,8 +28,8 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from simulators.operators.chip import Chip, Cost
-from simulators.operators.gemm import products_of, quickest
+from simulators.costs.chip import Chip, Cost
+from simulators.costs.gemm import products_of, quickest
 
 Floats = NDArray[np.float64]
 

@@ -33,7 +33,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from simulators.hardware.system import Fabric, System
-from simulators.transfer import filled, links, routes
+from simulators.costs.transfer import filled, links, routes
 from simulators.workloads.operators import Pattern
 
 Way = Literal["direct", "hierarchical"]

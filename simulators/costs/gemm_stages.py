@@ -26,7 +26,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from simulators.gemm import GemmCost, gemm_cost
+from simulators.costs.gemm_waves import GemmCost, gemm_cost
 from simulators.hardware.system import Gpu
 
 Floats = NDArray[np.float64]

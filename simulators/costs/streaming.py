@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from simulators.operators.chip import Chip, Cost
+from simulators.costs.chip import Chip, Cost
 
 Floats = NDArray[np.float64]
 

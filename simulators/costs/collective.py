@@ -29,7 +29,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from simulators.hardware.device import Server
 from simulators.hardware.system import CopyTimes
-from simulators.transfer import filled
+from simulators.costs.transfer import filled
 
 Floats = NDArray[np.float64]
 Pattern = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast"]
@@ -55,7 +55,7 @@ class Group:
     short_messages: bool = True
 
     def by_cus(self, cus: ArrayLike, bytes_per_s_per_cu: ArrayLike) -> Group:
-        """The same, moved by kernels on so many CUs, r: what one CU moves alone (`simulators.transfer.filled`)."""
+        """The same, moved by kernels on so many CUs, r: what one CU moves alone (`simulators.costs.transfer.filled`)."""
         links = np.asarray(self.bytes_per_s, float)
         return replace(self, bytes_per_s=links * filled(np.asarray(cus) * np.asarray(bytes_per_s_per_cu) / links))
 

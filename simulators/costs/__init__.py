@@ -1,0 +1,1 @@
+"""What an operator or a transfer takes, alone and beside others."""
