@@ -33,9 +33,9 @@ from simulators.batch import grids
 from simulators.event import ENGINE as EVENT
 from simulators.fluid import ENGINE as FLUID
 from simulators.fluid import Prepared
-from simulators.graph import TaskGraph
-from simulators.maxplus import Durations, closed_form, longest
-from simulators.symmetry import patterns, reduced
+from simulators.taskgraph.graph import TaskGraph
+from simulators.taskgraph.maxplus import Durations, closed_form, longest
+from simulators.taskgraph.symmetry import patterns, reduced
 
 
 def seconds(*runs: Callable[[], Any], repeats: int) -> list[float]:

@@ -6,7 +6,7 @@ from typing import Literal
 
 import numpy as np
 
-from simulators.graph import GraphBuilder, TaskGraph
+from simulators.taskgraph.graph import GraphBuilder, TaskGraph
 
 LINKS = 7
 HBM_OF_COPY, HBM_OF_GEMM = 0.02, 0.3  # of the GPU's HBM, while the task runs alone

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from simulators.compiled import compiled
-from simulators.graph import Floats
+from simulators.taskgraph.graph import Floats
 
 
 def hand_loop(copies: Floats, gemms: Floats, hbm: tuple[float, float]) -> Floats:

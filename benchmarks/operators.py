@@ -13,13 +13,13 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from simulators.hardware.device import device_of, tree_of
 from simulators.costs.chip import Chip
 from simulators.costs.collective import Group, collective_cost
 from simulators.costs.convolution import convolution
 from simulators.costs.gemm import gemm
 from simulators.costs.recurrent import recurrent
 from simulators.costs.streaming import elementwise, embedding
+from simulators.hardware.device import device_of, tree_of
 
 _COUNT = 200_000
 _REPEATS = 5

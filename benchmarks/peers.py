@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from simulators.graph import Floats, TaskGraph
+from simulators.taskgraph.graph import Floats, TaskGraph
 
 _SCRIPT = Path(__file__).with_name("simgrid_flows.py")
 _SCALE = 1e9  # SimGrid's work is in whole bytes: one unit of work is so many

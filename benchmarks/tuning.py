@@ -16,8 +16,8 @@ import yaml
 
 from benchmarks.timing import best
 from dse.config.compose import conf_dir
-from simulators.hardware.system import system_of
 from simulators.costs.gemm_sharing import chosen
+from simulators.hardware.system import system_of
 
 _DEGREES = np.arange(1, 17)
 

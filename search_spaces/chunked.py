@@ -20,11 +20,11 @@ import numpy as np
 from dse.units import Integer
 from dse.values import knob
 from search_spaces.pipeline import MoverKnobs, Pipeline, piece
-from simulators.graph import TaskGraph
+from simulators.costs.transfer import Route
+from simulators.taskgraph.graph import TaskGraph
 from simulators.hardware.system import System
 from simulators.node import least_shard
 from simulators.rules import Rule
-from simulators.costs.transfer import Route
 from simulators.workloads.operators import Workload
 
 

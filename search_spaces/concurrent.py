@@ -18,10 +18,10 @@ import numpy as np
 from dse.units import Integer
 from dse.values import knob
 from search_spaces.pipeline import MoverKnobs, Pipeline
-from simulators.graph import TaskGraph
+from simulators.costs.transfer import library_cus
+from simulators.taskgraph.graph import TaskGraph
 from simulators.hardware.system import System
 from simulators.rules import Rule
-from simulators.costs.transfer import library_cus
 from simulators.workloads.operators import Workload
 
 

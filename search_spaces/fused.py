@@ -27,9 +27,9 @@ from dse.units import Fraction, Integer
 from dse.values import knob
 from search_spaces.persistent import Lowering, ordered, partners, pieces
 from search_spaces.pipeline import memory_rules
-from simulators.design import ScheduleKnobs
 from simulators.costs.fabric import Way, num_gpus
-from simulators.graph import TaskGraph
+from simulators.design import ScheduleKnobs
+from simulators.taskgraph.graph import TaskGraph
 from simulators.hardware.system import System
 from simulators.rules import Rule
 from simulators.workloads.operators import Collective, Elementwise, Gemm, Workload

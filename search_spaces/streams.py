@@ -18,11 +18,11 @@ import numpy as np
 
 from dse.units import Integer
 from dse.values import knob
+from simulators.costs.gemm_sharing import Choice, Kernel, chosen, lacks
 from simulators.design import ScheduleKnobs
-from simulators.graph import GraphBuilder, TaskGraph
+from simulators.taskgraph.graph import GraphBuilder, TaskGraph
 from simulators.hardware.system import System
 from simulators.rules import Rule
-from simulators.costs.gemm_sharing import Choice, Kernel, chosen, lacks
 from simulators.workloads.operators import Gemm, Workload
 
 _PATH = "workload.operators"

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from simulators.graph import TaskGraph
-from simulators.maxplus import Alone, Form
-from simulators.timeline import Refused, Timeline, Totals
+from simulators.taskgraph.graph import TaskGraph
+from simulators.taskgraph.maxplus import Alone, Form
+from simulators.taskgraph.timeline import Refused, Timeline, Totals
 
 _SLACK = 1e-9  # relative: a resource used to exactly its capacity is not over-subscribed
 _FAINT = 1e-6  # of the capacity: who asks for less may get nothing of what is used to exactly its capacity

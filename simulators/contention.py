@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 from dse.config.compose import conf_dir
 from dse.values import put
 from simulators.costs.gemm_waves import beside_cu_copies, gemm_cost
-from simulators.hardware.system import System
 from simulators.costs.transfer import Movement, routes, slowed_beside_gemm
+from simulators.hardware.system import System
 
 Floats = NDArray[np.float64]
 COEFFICIENTS = {"static": "static_gemm_beside_cus", "dynamic": "dynamic_gemm_beside_cus"}

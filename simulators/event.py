@@ -15,9 +15,9 @@ import simpy
 from numpy.typing import NDArray
 from simpy.events import EventPriority
 
-from simulators.fairness import fair_rates
-from simulators.graph import TaskGraph
-from simulators.timeline import Timeline, Totals
+from simulators.taskgraph.max_min_fairness import fair_rates
+from simulators.taskgraph.graph import TaskGraph
+from simulators.taskgraph.timeline import Timeline, Totals
 
 Floats = NDArray[np.float64]
 _SAME_INSTANT = 1e-12

@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulators.compiled import compiled
-from simulators.graph import Floats, TaskGraph
-from simulators.timeline import Timeline, Totals
+from simulators.taskgraph.graph import Floats, TaskGraph
+from simulators.taskgraph.timeline import Timeline, Totals
 
 Indices = NDArray[np.uint32]
 

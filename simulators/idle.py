@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from simulators.graph import Floats, TaskGraph
+from simulators.taskgraph.graph import Floats, TaskGraph
 
 Bools = NDArray[np.bool_]
 

@@ -19,9 +19,9 @@ from dse.backend import STATUSES, Batch, Columns, Metric, Replay, Results, Tree
 from dse.errors import ConfigError, Problem, Problems, did_you_mean
 from dse.space import get_path
 from dse.values import LABELS, leaves, put
+from simulators.costs.chip import Chip
 from simulators.hardware.number_formats import Format
 from simulators.hardware.pim import InstructionSet
-from simulators.costs.chip import Chip
 from simulators.rules import problems, reasons
 from simulators.seqpoint import Iterations, choose
 from simulators.steps.dag import schedule, tasks

@@ -12,9 +12,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from simulators.graph import Floats, TaskGraph
-from simulators.maxplus import Alone
-from simulators.timeline import Timeline, Totals
+from simulators.taskgraph.graph import Floats, TaskGraph
+from simulators.taskgraph.maxplus import Alone
+from simulators.taskgraph.timeline import Timeline, Totals
 
 _MOST_CELLS = 1 << 22  # designs times tasks whose timelines are held at once: 32 MiB an array
 

@@ -15,9 +15,9 @@ from dse.plots import Axis, tables
 from dse.results.claims import Claim, Finding, read
 from dse.results.finished_run import Finished
 from simulators.costs.gemm_waves import gemm_cost
-from simulators.hardware.system import System, system_of
 from simulators.costs.power import collective_w
 from simulators.costs.transfer import Movement, alone, library_cus, saturating_cus
+from simulators.hardware.system import System, system_of
 from simulators.workloads.operators import ELEMENT_BYTES, Pattern, ShapeList
 from studies.plain import Plain
 

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from simulators.hardware.system import Gpu
 from simulators.costs.gemm_sharing import chosen
+from simulators.hardware.system import Gpu
 
 Floats = NDArray[np.float64]
 

@@ -19,8 +19,8 @@ from dse.errors import Problems
 from dse.plots import Axis, tables
 from dse.results.claims import Claim, Finding, read
 from dse.results.finished_run import Finished
-from simulators.hardware.system import System
 from simulators.costs.gemm_sharing import kernels
+from simulators.hardware.system import System
 from simulators.workloads.operators import Gemm, Workload, workloads_of
 from studies.degrees import Floats, Predictor, Queue, judged
 from studies.plain import Plain

@@ -14,11 +14,11 @@ from dse.results.claims import Claim, Finding, read
 from dse.results.finished_run import Finished
 from dse.space import get_path
 from simulators.calibrate import large_median, table_of, told_errors
+from simulators.costs.collective import Group, collective_cost, copy_phases
 from simulators.hardware.device import device_of, tree_of
 from simulators.hardware.system import system_of
 from simulators.measured import tables
 from simulators.measurements import FLOAT_BYTES
-from simulators.costs.collective import Group, collective_cost, copy_phases
 from simulators.predictions import MODELS, Errors, Predicted, predicted_by
 from studies.facts import tabulated
 from studies.plain import Plain

@@ -17,8 +17,8 @@ from dse.plots import Axis, tables
 from dse.results.claims import Claim, Finding, read
 from dse.results.finished_run import Finished
 from simulators.contention import Overlaps, fitted, table
-from simulators.hardware.system import System, system_of
 from simulators.costs.transfer import Movement, alone, library_cus
+from simulators.hardware.system import System, system_of
 from simulators.workloads.operators import ELEMENT_BYTES
 from studies.plain import Plain
 

@@ -16,8 +16,8 @@ from dse.plots import Axis, tables
 from dse.results.claims import Claim, Finding, read
 from dse.results.finished_run import Finished
 from search_spaces.triggered import Triggered, traffic
-from simulators.hardware.system import System, system_of
 from simulators.costs.gemm_stages import staged
+from simulators.hardware.system import System, system_of
 from simulators.workloads.operators import ShapeList, Workload
 from studies.facts import facts
 from studies.plain import Plain

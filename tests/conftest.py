@@ -21,10 +21,10 @@ from dse.backend import Backend, Batch, Result
 from dse.plugins import plugins
 from dse.space import set_path
 from simulators.design import Design
-from simulators.graph import TaskGraph
+from simulators.taskgraph.graph import TaskGraph
 from simulators.hardware.system import Contention
 from simulators.overlap import OverlapBackend
-from simulators.timeline import Engine
+from simulators.taskgraph.timeline import Engine
 from simulators.workloads.operators import Pattern
 
 REPOSITORY = Path(__file__).parents[1]

@@ -11,8 +11,8 @@ import numpy as np
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from simulators.graph import GraphBuilder, TaskGraph
-from simulators.timeline import Totals
+from simulators.taskgraph.graph import GraphBuilder, TaskGraph
+from simulators.taskgraph.timeline import Totals
 
 Floats = NDArray[np.float64]
 Number = Any  # a float, or an array over a grid

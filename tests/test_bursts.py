@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simulators.costs.pim_bursts import Layers, Memory, Turns, events, turns
-from simulators.graph import GraphBuilder
+from simulators.taskgraph.graph import GraphBuilder
 
 RATE = 1e12
 Op = tuple[float, float, float]  # seconds, share of the memory's rate, seconds of its copy

@@ -43,14 +43,14 @@ from pydantic import BaseModel
 from dse.backend import Backend, Batch, Results, checked
 from dse.errors import ConfigError
 from dse.plugins import plugins
-from simulators.design import Design
-from simulators.fairness import fair_rates
 from simulators.costs.gemm_waves import gemm_cost
-from simulators.graph import GraphBuilder, TaskGraph
-from simulators.metrics import METRICS, RELATIONS
-from simulators.symmetry import patterns, reduced
-from simulators.timeline import Engine, Timeline, busy
 from simulators.costs.transfer import links
+from simulators.design import Design
+from simulators.taskgraph.max_min_fairness import fair_rates
+from simulators.taskgraph.graph import GraphBuilder, TaskGraph
+from simulators.metrics import METRICS, RELATIONS
+from simulators.taskgraph.symmetry import patterns, reduced
+from simulators.taskgraph.timeline import Engine, Timeline, busy
 
 Floats = NDArray[np.float64]
 Point = dict[str, Any]  # arguments of conftest.design

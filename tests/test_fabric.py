@@ -18,8 +18,8 @@ from dse.backend import Batch
 from dse.errors import ConfigError
 from dse.space import set_path
 from dse.values import leaves
-from simulators.design import Design
 from simulators.costs.fabric import Leg, Way, capacities, dimensions, mean_hops, num_gpus, pace, phases
+from simulators.design import Design
 from simulators.hardware.system import System
 from simulators.overlap import OverlapBackend
 from simulators.workloads.operators import Pattern

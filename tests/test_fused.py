@@ -19,11 +19,11 @@ from test_conformance import magnitudes
 from dse.cli import main
 from dse.space import set_path
 from search_spaces.persistent import ordered, partners, pieces
-from simulators.design import Design
 from simulators.costs.fabric import phases
-from simulators.hardware.system import System
 from simulators.costs.memory_bound import kernel_cost
-from simulators.losses import LOSSES
+from simulators.design import Design
+from simulators.hardware.system import System
+from simulators.taskgraph.losses import LOSSES
 from simulators.workloads.operators import Workload
 from studies.fused_ops import STUDY
 

@@ -15,7 +15,7 @@ from test_conformance import DISTINCT, magnitudes, points
 
 from dse.backend import Batch, Result
 from simulators.batch import grids
-from simulators.graph import TaskGraph
+from simulators.taskgraph.graph import TaskGraph
 from simulators.overlap import OverlapBackend
 from simulators.rules import Rule, problems, reasons
 

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulators.hardware.system import CopyTimes
 from simulators.costs.chip import Chip
 from simulators.costs.collective import Group, collective_cost, copy_phases, flat_ring, hierarchical_cost
 from simulators.costs.convolution import ALGORITHMS, algorithms, convolution
 from simulators.costs.gemm import gemm
 from simulators.costs.recurrent import persistent, recurrent
 from simulators.costs.streaming import elementwise, embedding, reduction
+from simulators.hardware.system import CopyTimes
 
 CHIP = Chip(
     num_cus=56,

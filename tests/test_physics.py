@@ -20,8 +20,8 @@ from dse.errors import ConfigError, Problems, did_you_mean
 from dse.units import Bytes, BytesPerSecond, FlopPerSecond, Fraction, Integer, Number, Seconds
 from dse.values import Frozen, leaves
 from simulators.costs.gemm_waves import GemmCost, gemm_cost
-from simulators.hardware.system import Gpu, Node, System
 from simulators.costs.transfer import Movement, Mover, Route, links, rate, routes
+from simulators.hardware.system import Gpu, Node, System
 from simulators.workloads.operators import Gemm, Pattern, Shape, ShapeList, Workload, read_shapes
 
 TOPOLOGIES = ("mesh", "switch", "ring")

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from benchmarks import tuning
 from dse.backend import Batch
 from dse.cli import main
+from simulators.costs.gemm_sharing import SHARES, Choice, chosen, kernels, lacks
 from simulators.hardware.system import Gpu, system_of
 from simulators.overlap import OverlapBackend
-from simulators.costs.gemm_sharing import SHARES, Choice, chosen, kernels, lacks
 from studies.degrees import Predictor, judged
 
 GPU: Gpu = system_of(shipped("system")["mi100_1"]).gpu

@@ -10,7 +10,7 @@ import pytest
 from conftest import ENGINES, EXACT
 
 from benchmarks.peers import run_flows, simgrid_python
-from simulators.graph import GraphBuilder, TaskGraph
+from simulators.taskgraph.graph import GraphBuilder, TaskGraph
 
 pytestmark = pytest.mark.slow
 

@@ -15,12 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from simulators.design import Design
 from simulators.costs.gemm_waves import gemm_cost
-from simulators.graph import GraphBuilder, TaskGraph
-from simulators.maxplus import _pruned, longest
-from simulators.order import Order
-from simulators.symmetry import patterns, reduced
+from simulators.design import Design
+from simulators.taskgraph.graph import GraphBuilder, TaskGraph
+from simulators.taskgraph.maxplus import _pruned, longest
+from simulators.taskgraph.order import Order
+from simulators.taskgraph.symmetry import patterns, reduced
 
 Floats = NDArray[np.float64]
 EVENT = ENGINES["event"]

@@ -27,9 +27,9 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from simulators.costs.transfer import filled
 from simulators.hardware.device import Server
 from simulators.hardware.system import CopyTimes
-from simulators.costs.transfer import filled
 
 Floats = NDArray[np.float64]
 Pattern = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast"]

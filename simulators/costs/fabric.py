@@ -32,8 +32,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from simulators.hardware.system import Fabric, System
 from simulators.costs.transfer import filled, links, routes
+from simulators.hardware.system import Fabric, System
 from simulators.workloads.operators import Pattern
 
 Way = Literal["direct", "hierarchical"]

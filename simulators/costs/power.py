@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from simulators.hardware.system import System
 from simulators.costs.transfer import Movement, rate, routes
+from simulators.hardware.system import System
 
 
 def collective_w(system: System, by: Movement) -> float:

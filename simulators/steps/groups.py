@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from simulators.hardware.device import Server
 from simulators.costs.collective import Group, server_ring
+from simulators.hardware.device import Server
 from simulators.steps.operators import Axis
 from simulators.workloads.model import Parallel
 

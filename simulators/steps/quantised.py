@@ -30,10 +30,10 @@ from pydantic import Field, model_validator
 
 from dse.units import Integer, Number
 from dse.values import knob
+from simulators.costs.gemm import LARGEST_TILE
 from simulators.hardware.number_formats import Format
 from simulators.hardware.pim import Direction, InstructionSet, Pim, commands_per_word
 from simulators.hardware.sourced import Sourced
-from simulators.costs.gemm import LARGEST_TILE
 from simulators.steps.operators import Block, Op, Product, Spent, Stream, spent
 from simulators.workloads.model import Share
 

@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from simulators.graph import Floats, Ints, TaskGraph
-from simulators.timeline import Timeline
+from simulators.taskgraph.graph import Floats, Ints, TaskGraph
+from simulators.taskgraph.timeline import Timeline
 
 Hashes = NDArray[np.uint64]
 _MOST_COMPARED = 1 << 22  # numbers that are compared at once

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dse.backend import Interval, Replay
-from simulators.graph import TaskGraph
+from simulators.taskgraph.graph import TaskGraph
 
 Floats = NDArray[np.float64]
 _SAME_INSTANT = 1e-12  # relative, as in the engines

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulators.compiled import compiled
-from simulators.graph import Floats, TaskGraph
+from simulators.taskgraph.graph import Floats, TaskGraph
 
 LOSSES = ("contention_s", "decomposition_s", "starvation_s", "launch_s", "dependency_s")
 _ROUNDING = 1e-12  # of the makespan: replays that are equal add the same durations in another order

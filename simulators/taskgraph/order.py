@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from simulators.graph import TaskGraph
+from simulators.taskgraph.graph import TaskGraph
 
 Flags = NDArray[np.bool_]
 Places = NDArray[np.integer[Any]]

@@ -21,9 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulators.compiled import compiled
-from simulators.graph import Floats, TaskGraph
-from simulators.order import Order
-from simulators.timeline import Timeline, Totals
+from simulators.taskgraph.graph import Floats, TaskGraph
+from simulators.taskgraph.order import Order
+from simulators.taskgraph.timeline import Timeline, Totals
 
 _MOST_TASKS, _MOST_DURATIONS, _MOST_PATHS = 1024, 64, 64  # beyond, a closed form is none
 Paths = NDArray[np.int64]
