@@ -21,10 +21,10 @@ from dse.units import Integer
 from dse.values import knob
 from search_spaces.pipeline import MoverKnobs, Pipeline, piece
 from simulators.costs.transfer import Route
-from simulators.taskgraph.graph import TaskGraph
 from simulators.hardware.system import System
 from simulators.node import least_shard
 from simulators.rules import Rule
+from simulators.taskgraph.graph import TaskGraph
 from simulators.workloads.operators import Workload
 
 

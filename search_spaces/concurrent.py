@@ -19,9 +19,9 @@ from dse.units import Integer
 from dse.values import knob
 from search_spaces.pipeline import MoverKnobs, Pipeline
 from simulators.costs.transfer import library_cus
-from simulators.taskgraph.graph import TaskGraph
 from simulators.hardware.system import System
 from simulators.rules import Rule
+from simulators.taskgraph.graph import TaskGraph
 from simulators.workloads.operators import Workload
 
 

@@ -29,9 +29,9 @@ from search_spaces.persistent import Lowering, ordered, partners, pieces
 from search_spaces.pipeline import memory_rules
 from simulators.costs.fabric import Way, num_gpus
 from simulators.design import ScheduleKnobs
-from simulators.taskgraph.graph import TaskGraph
 from simulators.hardware.system import System
 from simulators.rules import Rule
+from simulators.taskgraph.graph import TaskGraph
 from simulators.workloads.operators import Collective, Elementwise, Gemm, Workload
 
 _FUSED = {"kernel": "fused"}

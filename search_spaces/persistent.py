@@ -20,9 +20,9 @@ import numpy as np
 from simulators.costs.fabric import Leg, capacities, fewest_cus, loads_of_nodes, messages_s, num_gpus, pace, phases
 from simulators.costs.memory_bound import KernelCost, kernel_cost
 from simulators.costs.transfer import Movement, adding, library_cus, setup
-from simulators.taskgraph.graph import GraphBuilder, TaskGraph
 from simulators.hardware.system import System
 from simulators.node import WholeNode, piece
+from simulators.taskgraph.graph import GraphBuilder, TaskGraph
 from simulators.workloads.operators import Collective, Elementwise, Embedding, Gemm, Gemv, Mlp, Operator, Workload
 
 if TYPE_CHECKING:

@@ -20,10 +20,10 @@ from dse.values import knob
 from simulators.costs.gemm_waves import GemmCost, beside_cu_copies, gemm_cost
 from simulators.costs.transfer import Movement, Mover, Route, adding, rate, routes, setup, slowed_beside_gemm
 from simulators.design import ScheduleKnobs
-from simulators.taskgraph.graph import GraphBuilder, TaskGraph
 from simulators.hardware.system import System
 from simulators.node import least_shard, machine, piece
 from simulators.rules import Rule
+from simulators.taskgraph.graph import GraphBuilder, TaskGraph
 from simulators.workloads.operators import Overlap, Workload
 
 Priority = Literal["equal", "communication", "compute"]

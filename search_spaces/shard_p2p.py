@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Literal
 
 from search_spaces.pipeline import MoverKnobs, Pipeline
-from simulators.taskgraph.graph import TaskGraph
 from simulators.hardware.system import System
+from simulators.taskgraph.graph import TaskGraph
 from simulators.workloads.operators import Workload
 
 

@@ -20,9 +20,9 @@ from dse.units import Integer
 from dse.values import knob
 from simulators.costs.gemm_sharing import Choice, Kernel, chosen, lacks
 from simulators.design import ScheduleKnobs
-from simulators.taskgraph.graph import GraphBuilder, TaskGraph
 from simulators.hardware.system import System
 from simulators.rules import Rule
+from simulators.taskgraph.graph import GraphBuilder, TaskGraph
 from simulators.workloads.operators import Gemm, Workload
 
 _PATH = "workload.operators"

@@ -38,9 +38,9 @@ from search_spaces.pipeline import node_rules
 from simulators.costs.gemm_stages import Staged, staged
 from simulators.costs.transfer import Movement, Route, links, rate, routes, setup
 from simulators.design import ScheduleKnobs
-from simulators.taskgraph.graph import GraphBuilder, TaskGraph
 from simulators.hardware.system import System
 from simulators.rules import Rule
+from simulators.taskgraph.graph import GraphBuilder, TaskGraph
 from simulators.workloads.operators import Overlap, Workload
 
 Reduction = Literal["serial", "ideal", "tracked"]

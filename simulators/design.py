@@ -8,9 +8,9 @@ from typing import Any, ClassVar, Protocol, Self, runtime_checkable
 from pydantic import ConfigDict, model_validator
 
 from dse.values import Frozen, condition, neutral_values
-from simulators.taskgraph.graph import TaskGraph
 from simulators.hardware.system import System
 from simulators.rules import Rule
+from simulators.taskgraph.graph import TaskGraph
 from simulators.workloads.operators import Workload
 
 

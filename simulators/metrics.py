@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from dse.backend import Columns, Law, Metric
 from dse.values import leaves
-from simulators.taskgraph.graph import TaskGraph
 from simulators.hardware.system import System
+from simulators.taskgraph.graph import TaskGraph
 from simulators.taskgraph.losses import losses
 from simulators.taskgraph.timeline import Timeline, Totals
 
@@ -29,7 +29,9 @@ METRICS: Mapping[str, Metric] = {
     "moved_bytes": Metric("byte", "payload received by one GPU"),
     "hbm_bytes": Metric("byte", "HBM traffic of one GPU"),
     "flop": Metric("flop", "FLOP of one GPU"),
-    "ideal_s": Metric("s", "the larger of GEMM and collective, each undivided and alone (simulators/taskgraph/losses.py)"),
+    "ideal_s": Metric(
+        "s", "the larger of GEMM and collective, each undivided and alone (simulators/taskgraph/losses.py)"
+    ),
     "contention_s": Metric("s", "loss to operators that run at the same time", low=float("-inf")),
     "decomposition_s": Metric("s", "loss to the GEMM's division into chunks", low=float("-inf")),
     "starvation_s": Metric("s", "loss to links, engines or CUs that are left idle", low=float("-inf")),

@@ -17,8 +17,8 @@ from pydantic import BaseModel, Field
 from dse.units import Number
 from dse.values import leaves
 from simulators.costs.transfer import Route, links
-from simulators.taskgraph.graph import GraphBuilder
 from simulators.hardware.system import System
+from simulators.taskgraph.graph import GraphBuilder
 from simulators.workloads.operators import Pattern
 
 

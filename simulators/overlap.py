@@ -18,12 +18,12 @@ from dse.space import get_path
 from dse.values import LABELS, condition, leaves, put
 from simulators.batch import Grid, grids
 from simulators.design import Design, Schedule, ScheduleKnobs
-from simulators.taskgraph.graph import TaskGraph
 from simulators.hardware.system import System
 from simulators.idle import same_timeline, unranked
 from simulators.metrics import LAWS, METRICS, RELATIONS, Floats, cost_proxy, measure, measure_worst, relate
 from simulators.node import WholeNode
 from simulators.rules import problems, reasons
+from simulators.taskgraph.graph import TaskGraph
 from simulators.taskgraph.symmetry import patterns, reduced
 from simulators.taskgraph.timeline import Engine, Refused, Timeline
 from simulators.workloads.operators import Workload, workloads_of

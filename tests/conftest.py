@@ -21,9 +21,9 @@ from dse.backend import Backend, Batch, Result
 from dse.plugins import plugins
 from dse.space import set_path
 from simulators.design import Design
-from simulators.taskgraph.graph import TaskGraph
 from simulators.hardware.system import Contention
 from simulators.overlap import OverlapBackend
+from simulators.taskgraph.graph import TaskGraph
 from simulators.taskgraph.timeline import Engine
 from simulators.workloads.operators import Pattern
 

@@ -46,9 +46,9 @@ from dse.plugins import plugins
 from simulators.costs.gemm_waves import gemm_cost
 from simulators.costs.transfer import links
 from simulators.design import Design
-from simulators.taskgraph.max_min_fairness import fair_rates
-from simulators.taskgraph.graph import GraphBuilder, TaskGraph
 from simulators.metrics import METRICS, RELATIONS
+from simulators.taskgraph.graph import GraphBuilder, TaskGraph
+from simulators.taskgraph.max_min_fairness import fair_rates
 from simulators.taskgraph.symmetry import patterns, reduced
 from simulators.taskgraph.timeline import Engine, Timeline, busy
 

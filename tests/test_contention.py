@@ -21,8 +21,8 @@ from dse.cli import main
 from simulators.contention import Overlaps, errors, fitted, shares, together, without_one
 from simulators.costs.gemm_waves import gemm_cost
 from simulators.hardware.system import Contention, System
-from simulators.taskgraph.losses import LOSSES
 from simulators.node import WholeNode
+from simulators.taskgraph.losses import LOSSES
 from simulators.workloads.operators import ShapeList, Workload
 from studies.conccl import STUDY
 

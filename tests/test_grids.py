@@ -15,9 +15,9 @@ from test_conformance import DISTINCT, magnitudes, points
 
 from dse.backend import Batch, Result
 from simulators.batch import grids
-from simulators.taskgraph.graph import TaskGraph
 from simulators.overlap import OverlapBackend
 from simulators.rules import Rule, problems, reasons
+from simulators.taskgraph.graph import TaskGraph
 
 SIMULATORS = [(name, None) for name in ENGINES] + list(itertools.permutations(EXACT, 2))
 every_schedule = pytest.mark.parametrize("schedule", DISTINCT)

@@ -70,8 +70,8 @@ def test_a_kernel_is_compiled_once_and_says_so_once(fresh: Fresh) -> None:
     assert {Path(name).suffix for name in before} == {".nbi", ".nbc"}
     assert sum(Path(name).suffix == ".nbi" for name in before) == 3
     told, _, others = first.stderr.partition("then the others\n")
-    assert told == "compiling simulators.fluid, once, in about ten seconds\n"
-    assert "simulators.fluid" not in others
+    assert told == "compiling simulators.engines.fluid, once, in about ten seconds\n"
+    assert "simulators.engines.fluid" not in others
     second = process(cache)
     assert second.stderr == "then the others\n"
     assert kept(cache) == before

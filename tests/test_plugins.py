@@ -232,7 +232,7 @@ def test_a_plug_in_may_not_take_the_name_of_a_shipped_one(elsewhere: Path, capsy
     with installed(site):
         assert main([*RUN[:-1], "schedule=serial", "simulator=event"]) == 2
     told = capsys.readouterr().err
-    assert "simulators.event" in told
+    assert "simulators.engines.event" in told
     assert "toybox" in told
 
 

@@ -15,8 +15,8 @@ import simpy
 from numpy.typing import NDArray
 from simpy.events import EventPriority
 
-from simulators.taskgraph.max_min_fairness import fair_rates
 from simulators.taskgraph.graph import TaskGraph
+from simulators.taskgraph.max_min_fairness import fair_rates
 from simulators.taskgraph.timeline import Timeline, Totals
 
 Floats = NDArray[np.float64]
