@@ -29,10 +29,10 @@ from dse.evaluation.backend_spec import BackendSpec
 from dse.evaluation.calls import call
 from dse.space import Knob, Space
 from simulators.engines.analytic import ENGINE as ANALYTIC
-from simulators.batch import grids
 from simulators.engines.event import ENGINE as EVENT
 from simulators.engines.fluid import ENGINE as FLUID
 from simulators.engines.fluid import Prepared
+from simulators.overlap.batch import grids
 from simulators.taskgraph.graph import TaskGraph
 from simulators.taskgraph.maxplus import Durations, closed_form, longest
 from simulators.taskgraph.symmetry import patterns, reduced

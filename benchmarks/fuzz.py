@@ -420,17 +420,11 @@ def run(numbers: Sequence[int], seed: int, keep: Path, jobs: int) -> Iterator[En
 
 def _import() -> None:
     """Import what commands import, which starts no thread."""
-    import hydra  # noqa: F401
-    import matplotlib.pyplot  # noqa: F401
-    import pyarrow.parquet  # noqa: F401
-    import seaborn  # noqa: F401
-
-    import dse.commands
+    import dse.run_study  # noqa: F401
     from dse import plugins
 
-    for package, attribute in (("simulators", "BACKEND"), ("search_spaces", "SCHEDULE"), ("studies", "STUDY")):
-        plugins.plugins(package, attribute)
-    assert dse.commands.COMMANDS
+    for kind in plugins.KINDS:
+        plugins.available(kind)
 
 
 def figures(found: Sequence[Ended]) -> dict[str, float]:

@@ -21,8 +21,8 @@ from benchmarks.timing import best
 from dse.backend import Batch
 from dse.config.compose import conf_dir
 from dse.space import set_path
-from simulators.design import Design
-from simulators.overlap import OverlapBackend
+from simulators.overlap.backend import OverlapBackend
+from simulators.overlap.design import Design
 
 _NODES = (8, 16, 32, 64, 128, 256, 512)
 _IMBALANCE = 0.3

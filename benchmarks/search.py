@@ -23,12 +23,12 @@ import numpy as np
 import pandas as pd
 
 from benchmarks import recorded
+from dse.analysis.search_benchmark import column
 from dse.config import compose
 from dse.search import Outcome, Question, Search, explore
 from dse.search.genes import Genes
 from dse.space import Assignment, Space
 from dse.study.plan import plan
-from simulators.landscape import column
 from studies.search_benchmark import STUDY
 
 _SHARES = (0.005, 0.01, 0.02)

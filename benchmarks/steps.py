@@ -21,7 +21,7 @@ from dse.backend import Batch
 from dse.config import compose
 from dse.study.plan import plan
 from dse.values import put
-from simulators.step import StepBackend, iteration
+from simulators.steps.backend import StepBackend, iteration
 from simulators.steps.design import Design
 from simulators.steps.projection import Profile, Size, by_kind, projected, serialized_share
 

@@ -11,7 +11,7 @@ import gc
 import io
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from dse import plugins
@@ -69,7 +69,7 @@ def _dispatch(words: list[str]) -> int:
         return _command(words[0])(words[1:])
     if _needs_hydra(words):
         return _hydra(words)
-    from dse.commands import run
+    from dse.run_study import run
 
     return run(request(overrides(words), own_folder(words)))
 
@@ -82,16 +82,15 @@ def _refuse(error: ConfigError) -> None:
 
 
 def _command(name: str) -> Command:
-    known: dict[str, Command] = {}
-    for package in plugins.PACKAGES[1:]:
-        for found in plugins.plugins(package, "COMMANDS").values():
-            known |= found
-    from dse.commands import COMMANDS
+    if name not in plugins.names("command"):
+        raise ConfigError([Problem(name, "is no command", way_out=did_you_mean(name, plugins.names("command")))])
+    command: Callable[[Sequence[str]], int] = plugins.load("command", name)
+    declared = plugins.declared("COMMANDS").get(name)
+    if declared is None or not declared.reads_folders:
+        return command
+    from dse.results.output_files import working_on_folders
 
-    known |= COMMANDS
-    if name not in known:
-        raise ConfigError([Problem(name, "is no command", way_out=did_you_mean(name, known))])
-    return known[name]
+    return working_on_folders(command)
 
 
 def _needs_hydra(words: Sequence[str]) -> bool:
@@ -144,7 +143,7 @@ def _hydra(words: Sequence[str]) -> int:
     codes = [OK]
 
     def job(_: object) -> None:
-        from dse.commands import run
+        from dse.run_study import run
 
         typed = list(HydraConfig.get().overrides.task)
         codes.append(_exit_code(lambda: run(request(typed, own_folder(words)))))
@@ -172,58 +171,25 @@ def _help(folder: Path | None) -> str:
         "       python -m dse <command> [...]",
         "",
     ]
-    for group, title in _GROUPS.items():
-        lines += [f"{title} ({group}=)", *_listed(listing(group, [folder] if folder else [])), ""]
-    return "\n".join([*lines, _FOOT])
+    titles = plugins.declared("GROUPS")
+    for group in sorted(titles, key=lambda group: _FIRST.index(group) if group in _FIRST else len(_FIRST)):
+        lines += [f"{titles[group]} ({group}=)", *_listed(listing(group, [folder] if folder else [])), ""]
+    commands = {command.usage: command.description for command in plugins.declared("COMMANDS").values()}
+    return "\n".join([*lines, "Commands", *_listed(commands), "", _FOOT])
 
 
-def _listed(options: dict[str, str]) -> list[str]:
-    width = max((len(name) for name in options), default=0)
-    return [f"  {name:<{width}}  {text}" for name, text in options.items()]
+def _listed(options: Mapping[str, str]) -> list[str]:
+    """Names with their descriptions, these in one column; a name that is too long for that has a line of its own."""
+    width = max((len(name) for name in options if len(name) <= _COLUMN), default=0)
+    lines = []
+    for name, text in options.items():
+        lines += [f"  {name:<{width}}  {text}"] if len(name) <= width else [f"  {name}", f"  {'':<{width}}  {text}"]
+    return lines
 
 
-_GROUPS = {
-    "study": "Studies",
-    "simulator": "Simulators",
-    "search": "Searches",
-    "schedule": "Schedules",
-    "system": "Systems",
-    "pim": "Units in a system's memory",
-    "workload": "Workloads",
-    "model": "Models",
-    "kernels": "Kernels of a framework",
-    "optimizer": "Optimizers",
-    "setting": "Settings of a GPU",
-    "application": "Applications as memory traces",
-    "policy": "Cache policies",
-    "lengths": "Sequence lengths of an epoch",
-    "iterations": "Iterations that stand for an epoch",
-    "quantised": "Low-precision copies of weights",
-    "format": "Formats of copies",
-    "instructions": "Instruction sets of units in memory",
-    "fidelity": "Ladders of models",
-    "store": "Stores",
-    "tracking": "Tracking",
-}
+_FIRST = ("study", "simulator", "search", "schedule", "system", "workload")  # groups that are listed before others
+_COLUMN = 30  # characters of a name before its description
 _FOOT = """\
-Commands
-  dry-run study=<name> [...]     what a study would evaluate, how long that takes and how much disk [json=true]
-  report study=<name>            redraw figures and claims of the newest run from what is stored
-  timeline study=<name> key=...  run one stored point again: its timeline as a picture and as a trace
-  sync [study=<name>] [uri=...]  write into MLflow (or optuna=<storage>) what it lacks of the finished runs
-  check                          look at every recorded result: is it as it was written?
-  importance study=<name>        which knobs matter, for each objective [method=ped_anova|fanova]
-  rules study=<name>             learn which option is best when, and judge it on what it has not seen
-  robustness study=<name>        does the answer hold with other constants, where does the winner flip [vary=<path>=0.1]
-  compare <run> <run>            two finished runs side by side: <study>, <study>/<time> or a folder
-  calibrate system=<name or YAML> data=<csv> out=<folder>
-                                 fit a GPU's efficiency constants on a few measured operators, test them on the rest
-  seqpoint data=<csv> [k0=5] [error=0.01] [out=<csv>]
-                                 which iterations of a log over sequence lengths to profile, and what they project
-  trace data=<file> [system=gem5_gcn3] [policy=combined] [out=<folder>]
-                                 a memory trace of your own (Parquet, CSV, Accel-Sim) through caches and DRAM
-  ui [port=5000]                 serve the MLflow UI on 127.0.0.1
-
 Examples
   python -m dse study=ficco_sweep simulator=event search=nsga2 budget.trials=400
   python -m dse study=ficco_sweep system.gpu.num_cus=228 workload.shapes=my.csv

@@ -1,17 +1,19 @@
-"""Plug-ins by name: the modules of our own packages, and entry points of other installed distributions.
+"""Plug-ins by name: own modules, what our packages declare, and entry points of other installed distributions.
 
-A plug-in is a module that carries its kind's attribute: `ENGINE`, `BACKEND` (in `simulators`), `SCHEDULE` (in
-`search_spaces`), `STUDY` (in `studies`), `METHOD` (in `dse.search.methods`), `COMMANDS` (anywhere). Another
-distribution joins by an entry point that names such a module, in the group `dse.<package>` (`dse.search.methods` as it
-is); nothing else has to be edited, and configuration never names a class or a path.
+An engine, schedule, study or search method is a module of one package (`Kind.package`) that carries its kind's
+attribute. Backends, commands and titles of configuration groups are declared by the packages they belong to, in the
+mappings `BACKENDS`, `COMMANDS` and `GROUPS` of a package's `__init__`. Another distribution joins by an entry point in
+the group of the kind; nothing else has to be edited, and configuration never names a class or a path.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import pkgutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from types import ModuleType
 from typing import Any, TypeVar
@@ -19,84 +21,172 @@ from typing import Any, TypeVar
 from dse.errors import ConfigError, Problem, did_you_mean
 
 Key = TypeVar("Key")
-Found = TypeVar("Found")
+Value = TypeVar("Value")
 
 PACKAGES = ("dse", "simulators", "search_spaces", "studies")
 
 
-def remembered(function: Callable[[Key], Found]) -> Callable[[Key], Found]:
-    """Remember what a function found for each argument until `refresh()`."""
-    found = functools.cache(function)
-    _REMEMBERED.append(found.cache_clear)
-    return found
+@dataclass(frozen=True)
+class Kind:
+    """A kind of plug-in. attribute: what its module carries. group: of entry points.
+
+    package: whose modules are plug-ins of this kind; "" where packages declare them as `{attribute}S`.
+    """
+
+    attribute: str
+    group: str
+    package: str = ""
+
+
+KINDS: Mapping[str, Kind] = {
+    "engine": Kind("ENGINE", "dse.simulators", "simulators.engines"),
+    "backend": Kind("BACKEND", "dse.simulators"),
+    "schedule": Kind("SCHEDULE", "dse.search_spaces", "search_spaces"),
+    "study": Kind("STUDY", "dse.studies", "studies"),
+    "method": Kind("METHOD", "dse.search.methods", "dse.search.methods"),
+    "command": Kind("COMMAND", "dse.commands"),
+}
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command of the command line. target: `module:function`, of the words after it, which returns the exit code.
+
+    reads_folders: whether it reads output folders, whose files may be damaged: what nobody foresaw is then told.
+    """
+
+    target: str
+    usage: str
+    description: str
+    reads_folders: bool = False
+
+
+def remembered(function: Callable[[Key], Value]) -> Callable[[Key], Value]:
+    """Decorate a function so that it remembers its results until `refresh()`."""
+    cached = functools.cache(function)
+    _REMEMBERED.append(cached.cache_clear)
+    return cached
 
 
 _REMEMBERED: list[Callable[[], None]] = []
 
 
 def refresh() -> None:
-    """Look again: forget which plug-ins were found (after a distribution was installed into this process)."""
+    """Forget which plug-ins there are (after a distribution was installed into this process)."""
     for forget in _REMEMBERED:
         forget()
 
 
 @remembered
-def names(package: str) -> tuple[str, ...]:
-    """Names of all modules that may be plug-ins of `package`, found by looking (once); nothing is imported."""
-    own = {found.name for found in pkgutil.iter_modules(importlib.import_module(package).__path__)}
-    return tuple(sorted(own | set(_entries(package))))
+def names(kind: str) -> tuple[str, ...]:
+    """Names of all modules that may be plug-ins of a kind; no plug-in is imported."""
+    return tuple(sorted({*_own(kind), *_entries(KINDS[kind].group)}))
 
 
-def module(package: str, name: str) -> ModuleType:
-    """The module `name` of `package`, own or registered by another distribution.
+def load(kind: str, name: str) -> Any:
+    """The plug-in of a kind by name.
 
-    Raises ConfigError where it is absent, ambiguous or fails to import.
+    Raises ConfigError where it is absent (with the names that exist), ambiguous, or fails to import.
     """
-    entries = _entries(package).get(name, [])
-    own = any(found.name == name for found in pkgutil.iter_modules(importlib.import_module(package).__path__))
-    if len(entries) + own > 1:
-        places = [f"the package {package}"] * own + [_distribution(entry) for entry in entries]
-        raise ConfigError([Problem(f"{package}.{name}", f"is offered by {' and '.join(places)}", way_out="keep one")])
-    entry = entries[0] if entries else None
-    target = entry.value if entry else f"{package}.{name}"
+    return _load((kind, name))
+
+
+@remembered
+def _load(asked: tuple[str, str]) -> Any:
+    kind, name = asked
+    target = _target(kind, name) if name in names(kind) else ""
+    plugin = _attribute(target, name) if target else None
+    if plugin is None:
+        broken = "".join(f" ({package} cannot be imported: {error})" for package, error in _declared("")[1].items())
+        rule = f"is no plug-in with {KINDS[kind].attribute}{broken}"
+        raise ConfigError([Problem(f"{kind}.{name}", rule, way_out=did_you_mean(name, _working(kind)))])
+    return plugin
+
+
+def available(kind: str) -> dict[str, Any]:
+    """All plug-ins of a kind, by name. Raises ConfigError where one fails to import."""
+    plugins = {name: _attribute(_target(kind, name), name) for name in names(kind)}
+    return {name: plugin for name, plugin in plugins.items() if plugin is not None}
+
+
+def _working(kind: str) -> list[str]:
+    """Names of the plug-ins of a kind that can be used."""
+    working = []
+    for name in names(kind):
+        with contextlib.suppress(ConfigError):
+            working += [name] if _attribute(_target(kind, name), name) is not None else []
+    return working
+
+
+def declared(attribute: str) -> dict[str, Any]:
+    """The mappings of a name (`BACKENDS`, `COMMANDS`, `GROUPS`) that our packages declare, as one."""
+    return dict(_declared(attribute)[0])
+
+
+@remembered
+def _declared(attribute: str) -> tuple[Mapping[str, Any], Mapping[str, str]]:
+    """What our packages declare under a name, and the packages that cannot be imported, with the reason."""
+    found: dict[str, Any] = {}
+    broken: dict[str, str] = {}
+    for package in _packages():
+        try:
+            found |= getattr(importlib.import_module(package), attribute, {})
+        except Exception as error:  # a package that is broken breaks only what it declares
+            broken[package] = f"{type(error).__name__}: {error}"
+    return found, broken
+
+
+def _packages() -> list[str]:
+    roots = {root: importlib.import_module(root).__path__ for root in PACKAGES}
+    inner = {root: [each.name for each in pkgutil.iter_modules(path) if each.ispkg] for root, path in roots.items()}
+    return [name for root in PACKAGES for name in (root, *(f"{root}.{package}" for package in sorted(inner[root])))]
+
+
+def _own(kind: str) -> dict[str, str]:
+    """Name -> `module:attribute` of our own plug-ins of a kind."""
+    attribute, package = KINDS[kind].attribute, KINDS[kind].package
+    if not package:
+        plugins = declared(f"{attribute}S")
+        return {name: each.target if isinstance(each, Command) else each for name, each in plugins.items()}
+    modules = pkgutil.iter_modules(importlib.import_module(package).__path__)
+    return {each.name: f"{package}.{each.name}:{attribute}" for each in modules if not each.name.startswith("_")}
+
+
+def _target(kind: str, name: str) -> str:
+    """`module:attribute` of a plug-in. Raises ConfigError where several offer the name."""
+    entries, own = _entries(KINDS[kind].group).get(name, []), _own(kind).get(name)
+    if len(entries) + (own is not None) > 1:
+        places = [own.partition(":")[0]] if own else []
+        places += [_distribution(entry) for entry in entries]
+        raise ConfigError([Problem(f"{kind}.{name}", f"is offered by {' and '.join(places)}", way_out="keep one")])
+    if own is not None:
+        return own
+    value = entries[0].value
+    return value if ":" in value else f"{value}:{KINDS[kind].attribute}"
+
+
+def _attribute(target: str, name: str) -> Any:
+    """The object that `module:attribute` names; None where the module has no such attribute."""
+    path, _, attribute = target.partition(":")
+    return getattr(_module(path, name), attribute, None)
+
+
+def _module(path: str, name: str) -> ModuleType:
     try:
-        return importlib.import_module(target)
+        return importlib.import_module(path)
     except Exception as error:
         rule = f"cannot be imported: {type(error).__name__}: {error}"
-        way = f"it is registered by {_distribution(entry)}" if entry else "mend that module"
-        raise ConfigError([Problem(target, rule, way_out=way)]) from error
-
-
-def load(package: str, name: str, attribute: str) -> Any:
-    """The plug-in object `attribute` of module `name`. Raises ConfigError with the names that exist."""
-    return _load((package, name, attribute))
+        entries = [entry for kind in KINDS.values() for entry in _entries(kind.group).get(name, [])]
+        way = next((f"it is registered by {_distribution(one)}" for one in entries if one.module == path), "")
+        raise ConfigError([Problem(path, rule, way_out=way or "mend that module")]) from error
 
 
 @remembered
-def _load(asked: tuple[str, str, str]) -> Any:
-    package, name, attribute = asked
-    if name in names(package):
-        found = getattr(module(package, name), attribute, None)
-        if found is not None:
-            return found
-    known = plugins(package, attribute)
-    raise ConfigError(
-        [Problem(f"{package}.{name}", f"is no plug-in with {attribute}", way_out=did_you_mean(name, known))]
-    )
-
-
-def plugins(package: str, attribute: str) -> dict[str, Any]:
-    """All plug-ins of a kind, by name."""
-    modules = {name: module(package, name) for name in names(package) if not name.startswith("_")}
-    return {name: getattr(found, attribute) for name, found in modules.items() if hasattr(found, attribute)}
-
-
-@remembered
-def _entries(package: str) -> dict[str, list[EntryPoint]]:
-    found: dict[str, list[EntryPoint]] = {}
-    for entry in entry_points(group=package if package.startswith("dse.") else f"dse.{package}"):
-        found.setdefault(entry.name, []).append(entry)
-    return found
+def _entries(group: str) -> dict[str, list[EntryPoint]]:
+    entries: dict[str, list[EntryPoint]] = {}
+    for entry in entry_points(group=group):
+        entries.setdefault(entry.name, []).append(entry)
+    return entries
 
 
 def _distribution(entry: EntryPoint) -> str:

@@ -22,7 +22,7 @@ from dse.values import knob
 from search_spaces.pipeline import MoverKnobs, Pipeline, piece
 from simulators.costs.transfer import Route
 from simulators.hardware.system import System
-from simulators.node import least_shard
+from simulators.overlap.node import least_shard
 from simulators.rules import Rule
 from simulators.taskgraph.graph import TaskGraph
 from simulators.workloads.operators import Workload

@@ -28,8 +28,8 @@ from dse.values import knob
 from search_spaces.persistent import Lowering, ordered, partners, pieces
 from search_spaces.pipeline import memory_rules
 from simulators.costs.fabric import Way, num_gpus
-from simulators.design import ScheduleKnobs
 from simulators.hardware.system import System
+from simulators.overlap.design import ScheduleKnobs
 from simulators.rules import Rule
 from simulators.taskgraph.graph import TaskGraph
 from simulators.workloads.operators import Collective, Elementwise, Gemm, Workload

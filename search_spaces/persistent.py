@@ -21,7 +21,7 @@ from simulators.costs.fabric import Leg, capacities, fewest_cus, loads_of_nodes,
 from simulators.costs.memory_bound import KernelCost, kernel_cost
 from simulators.costs.transfer import Movement, adding, library_cus, setup
 from simulators.hardware.system import System
-from simulators.node import WholeNode, piece
+from simulators.overlap.node import WholeNode, piece
 from simulators.taskgraph.graph import GraphBuilder, TaskGraph
 from simulators.workloads.operators import Collective, Elementwise, Embedding, Gemm, Gemv, Mlp, Operator, Workload
 

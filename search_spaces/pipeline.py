@@ -1,7 +1,7 @@
 """What the overlap schedules share: transfers in steps, GEMM chunks in one in-order stream on each GPU.
 
-Which GPUs are simulated is the system's to say (`simulators/node.py`): a schedule is written as one GPU sees it. Rows,
-columns and bytes may be arrays over designs, and over GPUs.
+Which GPUs are simulated is the system's to say (`simulators/overlap/node.py`): a schedule is written as one GPU sees
+it. Rows, columns and bytes may be arrays over designs, and over GPUs.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from dse.units import Integer
 from dse.values import knob
 from simulators.costs.gemm_waves import GemmCost, beside_cu_copies, gemm_cost
 from simulators.costs.transfer import Movement, Mover, Route, adding, rate, routes, setup, slowed_beside_gemm
-from simulators.design import ScheduleKnobs
 from simulators.hardware.system import System
-from simulators.node import least_shard, machine, piece
+from simulators.overlap.design import ScheduleKnobs
+from simulators.overlap.node import least_shard, machine, piece
 from simulators.rules import Rule
 from simulators.taskgraph.graph import GraphBuilder, TaskGraph
 from simulators.workloads.operators import Overlap, Workload

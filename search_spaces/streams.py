@@ -19,8 +19,8 @@ import numpy as np
 from dse.units import Integer
 from dse.values import knob
 from simulators.costs.gemm_sharing import Choice, Kernel, chosen, lacks
-from simulators.design import ScheduleKnobs
 from simulators.hardware.system import System
+from simulators.overlap.design import ScheduleKnobs
 from simulators.rules import Rule
 from simulators.taskgraph.graph import GraphBuilder, TaskGraph
 from simulators.workloads.operators import Gemm, Workload

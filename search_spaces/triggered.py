@@ -19,8 +19,8 @@ arbitration  what the memory controller does with requests of both. fcfs: one qu
 
 A threshold of n requests lets communication use the share n / (1 + n) of what the GEMM leaves of the HBM: in a queue
 whose server is busy for a share r of the time, r / (1 - r) requests are waiting or served on average (M/M/1; derived).
-No limit is `fair`. Stages: `simulators/costs/gemm_stages.py`. HBM time and HBM traffic are two resources: an update near memory is
-one write, and takes the HBM for longer than a write does (`simulators/hardware/pim.py`).
+No limit is `fair`. Stages: `simulators/costs/gemm_stages.py`. HBM time and HBM traffic are two resources: an update
+near memory is one write, and takes the HBM for longer than a write does (`simulators/hardware/pim.py`).
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from dse.values import knob
 from search_spaces.pipeline import node_rules
 from simulators.costs.gemm_stages import Staged, staged
 from simulators.costs.transfer import Movement, Route, links, rate, routes, setup
-from simulators.design import ScheduleKnobs
 from simulators.hardware.system import System
+from simulators.overlap.design import ScheduleKnobs
 from simulators.rules import Rule
 from simulators.taskgraph.graph import GraphBuilder, TaskGraph
 from simulators.workloads.operators import Overlap, Workload

@@ -15,7 +15,7 @@ import numpy as np
 from dse.plots import Axis, tables
 from dse.results.claims import Claim, Finding, read
 from dse.results.finished_run import Finished
-from simulators.step import StepBackend, iteration, metrics_of
+from simulators.steps.backend import StepBackend, iteration, metrics_of
 from simulators.steps.design import Design
 from simulators.steps.operators import Product
 from studies import throughput

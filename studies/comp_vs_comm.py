@@ -14,7 +14,7 @@ import numpy as np
 from dse.plots import Axis, tables
 from dse.results.claims import Claim, Finding, read
 from dse.results.finished_run import Finished
-from simulators.step import StepBackend, iteration, metrics_of
+from simulators.steps.backend import StepBackend, iteration, metrics_of
 from simulators.steps.design import Design
 from simulators.steps.projection import COMMUNICATION, Profile, Size, by_kind, projected
 from simulators.workloads.model_zoo import model_tree, public

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from simulators.calibration.predictions import Errors
 from simulators.memory.measured import PASSES, Measured, measured
-from simulators.predictions import Errors
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -21,7 +21,7 @@ from dse.plots import Axis, tables
 from dse.results.claims import Claim, Finding, read
 from dse.results.finished_run import Finished
 from dse.space import set_path
-from simulators.overlap import OverlapBackend
+from simulators.overlap.backend import OverlapBackend
 from studies.plain import Plain
 
 if TYPE_CHECKING:
@@ -342,7 +342,7 @@ def _demands(tree: Mapping[str, Any]) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Demand [bytes/s] over windows of the baseline's time, by their beginnings: bulk, fused."""
     import pandas as pd
 
-    backend, engine, found = OverlapBackend("fluid"), plugins.load("simulators", "fluid", "ENGINE"), []
+    backend, engine, found = OverlapBackend("fluid"), plugins.load("engine", "fluid"), []
     window = _seconds(tree, "bulk") / _WINDOWS
     for kernel in ("bulk", "fused"):
         design = backend.design(_changed(tree, {"schedule.kernel": kernel}))

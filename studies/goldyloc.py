@@ -170,9 +170,9 @@ def _alike(system: System, degree: int, shapes: Floats) -> Floats:
     gemm = Gemm(m=1, n=1, k=1, precision="fp16").model_copy(update=dict(zip("mnk", shapes.T, strict=True)))
     operators = {f"g{index:02d}": gemm for index in range(_COPIES)}
     workload = Workload(name="drawn", operators={}).model_copy(update={"operators": operators})
-    schedule = plugins.load("search_spaces", "streams", "SCHEDULE")
+    schedule = plugins.load("schedule", "streams")
     knobs = schedule(name="drawn", family="streams", kernels="shared", degree=degree)
-    engine = plugins.load("simulators", "fluid", "ENGINE")
+    engine = plugins.load("engine", "fluid")
     return np.asarray(engine.totals(knobs.lower(system, workload)).makespan_s)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from dse.errors import ConfigError
 from dse.results.finished_run import Finished
 from dse.values import put
-from simulators.step import StepBackend
+from simulators.steps.backend import StepBackend
 from simulators.steps.design import OF_LENGTHS, Design
 
 

@@ -2,7 +2,8 @@
 
 A point is an iteration of a model whose copies are stored, or made just in time by the GPU or by units at the banks of
 its memory. What is saved and lost is against the same iteration with stored copies. Of the time of units in memory, mu
-is the share that the GPU loses to their bursts: it comes from events (`simulators/costs/pim_bursts.py`), and from no fit.
+is the share that the GPU loses to their bursts: it comes from events (`simulators/costs/pim_bursts.py`), and from no
+fit.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from dse.results.finished_run import Finished
 from simulators.costs.capacity import Base, Copies, grid
 from simulators.hardware.number_formats import Format
 from simulators.hardware.pim import Pim
-from simulators.step import StepBackend, iteration
+from simulators.steps.backend import StepBackend, iteration
 from simulators.steps.dag import WAITING, schedule, tasks
 from simulators.steps.design import Design
 from simulators.workloads.model_zoo import model_tree, option_tree

@@ -13,13 +13,13 @@ from dse.config.compose import conf_dir
 from dse.results.claims import Claim, Finding, read
 from dse.results.finished_run import Finished
 from dse.space import get_path
-from simulators.calibrate import large_median, table_of, told_errors
+from simulators.calibration.backend import tables
+from simulators.calibration.calibrate import large_median, table_of, told_errors
+from simulators.calibration.measurements import FLOAT_BYTES
+from simulators.calibration.predictions import MODELS, Errors, Predicted, predicted_by
 from simulators.costs.collective import Group, collective_cost, copy_phases
 from simulators.hardware.device import device_of, tree_of
 from simulators.hardware.system import system_of
-from simulators.measured import tables
-from simulators.measurements import FLOAT_BYTES
-from simulators.predictions import MODELS, Errors, Predicted, predicted_by
 from studies.facts import tabulated
 from studies.plain import Plain
 

@@ -16,7 +16,7 @@ import numpy as np
 from dse.plots import Axis, tables
 from dse.results.claims import Claim, Finding, read
 from dse.results.finished_run import Finished
-from simulators.contention import Overlaps, fitted, table
+from simulators.calibration.contention import Overlaps, fitted, table
 from simulators.costs.transfer import Movement, alone, library_cus
 from simulators.hardware.system import System, system_of
 from simulators.workloads.operators import ELEMENT_BYTES

@@ -20,12 +20,12 @@ from dse.plots import Axis, predictions, tables
 from dse.results.claims import Claim, Finding, read
 from dse.results.finished_run import Finished
 from dse.values import put
+from simulators.calibration.backend import tables as measured_tables
+from simulators.calibration.predictions import predicted_by
 from simulators.hardware.device import device_of
-from simulators.measured import tables as measured_tables
-from simulators.predictions import predicted_by
-from simulators.seqpoint import Iterations, Sample, choose
-from simulators.step import StepBackend, metrics_of
+from simulators.steps.backend import StepBackend, metrics_of
 from simulators.steps.design import Design
+from simulators.steps.seqpoint import Iterations, Sample, choose
 from simulators.workloads.model_zoo import model_tree, option_tree
 from simulators.workloads.sequence_lengths import iteration_lengths
 from studies import throughput

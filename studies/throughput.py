@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from dse.config.compose import listing
 from dse.plots import predictions
 from simulators.hardware.device import tree_of
-from simulators.step import StepBackend
+from simulators.steps.backend import StepBackend
 from simulators.steps.design import Design
 from studies.facts import tabulated
 

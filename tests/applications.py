@@ -8,12 +8,12 @@ from typing import Any
 from conftest import shipped
 
 from dse.backend import Batch
-from dse.plugins import plugins
+from dse.plugins import available
 from dse.space import set_path
 from simulators.memory.backend import MemoryBackend
 from simulators.memory.design import Design
 
-BACKEND: MemoryBackend = plugins("simulators", "BACKEND")["memory"]()
+BACKEND: MemoryBackend = available("backend")["memory"]()
 RUN = {"requests": 200_000, "repeats": 3}
 
 

@@ -18,11 +18,11 @@ from postgres import Server, programs, running
 from pydantic import BaseModel
 
 from dse.backend import Backend, Batch, Result
-from dse.plugins import plugins
+from dse.plugins import available
 from dse.space import set_path
-from simulators.design import Design
 from simulators.hardware.system import Contention
-from simulators.overlap import OverlapBackend
+from simulators.overlap.backend import OverlapBackend
+from simulators.overlap.design import Design
 from simulators.taskgraph.graph import TaskGraph
 from simulators.taskgraph.timeline import Engine
 from simulators.workloads.operators import Pattern
@@ -65,9 +65,9 @@ def shipped(group: str) -> dict[str, Any]:
     return copy.deepcopy(_trees(group))
 
 
-ENGINES: dict[str, Engine] = plugins("simulators", "ENGINE")
+ENGINES: dict[str, Engine] = available("engine")
 EXACT = [name for name, engine in ENGINES.items() if engine.exact]
-FAMILIES: dict[str, type[Any]] = plugins("search_spaces", "SCHEDULE")
+FAMILIES: dict[str, type[Any]] = available("schedule")
 OF_STREAMS = ("streams",)  # families of GEMMs that share one GPU, and exchange nothing
 OF_ONE_GPU = ("fused",)  # families that need a system that says what persistent kernels take
 SCHEDULES = tuple(name for name, tree in _trees("schedule").items() if "mover" in tree)

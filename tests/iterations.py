@@ -12,14 +12,14 @@ from numpy.typing import NDArray
 from pydantic import BaseModel
 
 from dse.backend import Batch, Results
-from dse.plugins import plugins
+from dse.plugins import available
 from dse.space import set_path
-from simulators.step import StepBackend, iteration
+from simulators.steps.backend import StepBackend, iteration
 from simulators.steps.design import Design
 from simulators.steps.iteration import Iteration
 from simulators.steps.operators import Block
 
-BACKEND: StepBackend = plugins("simulators", "BACKEND")["step"]()
+BACKEND: StepBackend = available("backend")["step"]()
 NETWORK = {
     "system.server.network_bytes_per_s": 25e9,
     "system.sources": {

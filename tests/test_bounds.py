@@ -20,8 +20,8 @@ from dse.cli import main
 from dse.config import expansion
 from dse.config.compose import MOST_VALUES
 from dse.errors import ConfigError
-from simulators.epoch_log import read as read_log
-from simulators.measurements import read as read_measurements
+from simulators.calibration.measurements import read as read_measurements
+from simulators.steps.epoch_log import read as read_log
 from simulators.workloads.operators import read_shapes
 
 S = ["study=ficco_sweep", "tracking=none", "fidelity=none", "store=none", "timeline=false", "schedule=serial"]

@@ -15,11 +15,11 @@ import yaml
 from dse.cli import main
 from dse.config.compose import conf_dir
 from dse.errors import ConfigError
-from simulators.calibrate import calibrated
-from simulators.fit import MOST, PRIORS, medoids
+from simulators.calibration.calibrate import calibrated
+from simulators.calibration.fit import MOST, PRIORS, medoids
+from simulators.calibration.measurements import Rows, read, read_folder
+from simulators.calibration.rows import on_device
 from simulators.hardware.device import Efficiency, device_of, tree_of
-from simulators.measurements import Rows, read, read_folder
-from simulators.operators.rows import on_device
 
 DEVICE: dict[str, Any] = {
     "name": "own",

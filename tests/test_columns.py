@@ -51,7 +51,7 @@ def test_a_study_is_drawn_and_judged_whatever_is_recorded_or_searched(
 def test_the_columns_that_a_study_needs_are_recorded_or_searched(study: str) -> None:
     module = planned(f"study={study}").settings.study.module
     without = planned(f"study={study}", "++study.recorded=[]")
-    needed = plugins.load("studies", module, "STUDY").columns
+    needed = plugins.load("study", module).columns
     assert set(needed) <= {*without.recorded, *without.knobs}
 
 

@@ -417,7 +417,7 @@ def without(tree: dict[str, Any], path: Sequence[Any]) -> dict[str, Any]:
 
 def works(found: Plan) -> None:
     """A plan that was accepted can be carried out: the study is there, base and baseline have results."""
-    plugins.load("studies", found.settings.study.module, "STUDY")
+    plugins.load("study", found.settings.study.module)
     space = next(iter(found.spaces.values()))
     baseline = space.tree(space.active(found.settings.study.baseline))
     batches = [Batch(base(found)), Batch(found.backend.design(baseline))]

@@ -42,11 +42,11 @@ from pydantic import BaseModel
 
 from dse.backend import Backend, Batch, Results, checked
 from dse.errors import ConfigError
-from dse.plugins import plugins
+from dse.plugins import available
 from simulators.costs.gemm_waves import gemm_cost
 from simulators.costs.transfer import links
-from simulators.design import Design
-from simulators.metrics import METRICS, RELATIONS
+from simulators.overlap.design import Design
+from simulators.overlap.metrics import METRICS, RELATIONS
 from simulators.taskgraph.graph import GraphBuilder, TaskGraph
 from simulators.taskgraph.max_min_fairness import fair_rates
 from simulators.taskgraph.symmetry import patterns, reduced
@@ -125,7 +125,7 @@ def searches() -> tuple[Backend, list[Batch]]:
     return simulator, [Batch(simulator.design(tree)) for tree in trees]
 
 
-BACKENDS = plugins("simulators", "BACKEND")
+BACKENDS = available("backend")
 
 
 def predictions() -> tuple[Backend, list[Batch]]:

@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 from test_conformance import DISTINCT, magnitudes, points, run
 
 from dse.cli import main
-from simulators.contention import Overlaps, errors, fitted, shares, together, without_one
+from simulators.calibration.contention import Overlaps, errors, fitted, shares, together, without_one
 from simulators.costs.gemm_waves import gemm_cost
 from simulators.hardware.system import Contention, System
-from simulators.node import WholeNode
+from simulators.overlap.node import WholeNode
 from simulators.taskgraph.losses import LOSSES
 from simulators.workloads.operators import ShapeList, Workload
 from studies.conccl import STUDY

@@ -36,10 +36,10 @@ from dse.errors import ConfigError
 from dse.evaluation.backend_spec import BackendSpec
 from dse.evaluation.calls import Patience, call, serve
 from dse.evaluation.workers import Pool
-from simulators import process
-from simulators.external import ExternalBackend
-from simulators.outcome import judged
-from simulators.process import Ended, Limits
+from simulators.external import process
+from simulators.external.backend import ExternalBackend
+from simulators.external.outcome import judged
+from simulators.external.process import Ended, Limits
 
 NAME = f"{Path(sys.executable).name} menu.py"
 MENU = Path(__file__).with_name("menu.py")
@@ -203,10 +203,10 @@ def test_a_point_whose_supervisor_was_killed_is_evaluated_again(apart: bool, tmp
 HANGING = """
 import sys
 from dse.backend import Batch
-from simulators.external import BACKEND
+from simulators.external.backend import ExternalBackend
 
 print("starts", flush=True)
-backend = BACKEND(**{parameters!r})
+backend = ExternalBackend(**{parameters!r})
 backend.evaluate([Batch(backend.design({tree!r}))])
 """
 

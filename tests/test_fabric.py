@@ -19,9 +19,9 @@ from dse.errors import ConfigError
 from dse.space import set_path
 from dse.values import leaves
 from simulators.costs.fabric import Leg, Way, capacities, dimensions, mean_hops, num_gpus, pace, phases
-from simulators.design import Design
 from simulators.hardware.system import System
-from simulators.overlap import OverlapBackend
+from simulators.overlap.backend import OverlapBackend
+from simulators.overlap.design import Design
 from simulators.workloads.operators import Pattern
 
 PATTERNS: tuple[Pattern, ...] = ("all_to_all", "all_gather", "reduce_scatter", "all_reduce")

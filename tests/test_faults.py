@@ -167,7 +167,7 @@ def test_an_output_folder_deleted_under_way_is_named_and_the_same_command_starts
 
 @pytest.mark.parametrize(("name", "value"), [("setup_fraction", 1.01), ("makespan_s", 0.0), ("comm_s", -1e-9)])
 def test_a_result_outside_what_physics_allows_is_invalid(name: str, value: float) -> None:
-    from simulators.metrics import METRICS
+    from simulators.overlap.metrics import METRICS
 
     columns = {metric: np.array([0.5]) for metric in METRICS} | {name: np.array([value])}
     ok, none = np.zeros(1, np.uint8), np.zeros(1, np.int32)

@@ -258,7 +258,7 @@ def test_a_short_table_that_stands_for_a_long_one_takes_no_memory(kind: str, run
     assert (run / "results.parquet").stat().st_size < 5_000_000
     asked = [COMMANDS[name] for name in ("importance", "rules", "compare", "report")]
     code = (
-        "import re, dse.commands, pandas; from dse.cli import main\n"
+        "import re, dse.run_study, pandas; from dse.cli import main\n"
         "peak = lambda: int(re.search(r'VmHWM:\\s*(\\d+)', open('/proc/self/status').read())[1]) >> 10\n"
         f"codes = [main(words) for words in {asked}]\n"
         "print(*codes, peak(), peak() < 1200)\n"

@@ -21,8 +21,8 @@ from dse.space import set_path
 from search_spaces.persistent import ordered, partners, pieces
 from simulators.costs.fabric import phases
 from simulators.costs.memory_bound import kernel_cost
-from simulators.design import Design
 from simulators.hardware.system import System
+from simulators.overlap.design import Design
 from simulators.taskgraph.losses import LOSSES
 from simulators.workloads.operators import Workload
 from studies.fused_ops import STUDY

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from test_conformance import DISTINCT, magnitudes, points
 
 from dse.backend import Batch, Result
-from simulators.batch import grids
-from simulators.overlap import OverlapBackend
+from simulators.overlap.backend import OverlapBackend
+from simulators.overlap.batch import grids
 from simulators.rules import Rule, problems, reasons
 from simulators.taskgraph.graph import TaskGraph
 

@@ -17,7 +17,7 @@ from iterations import BACKEND, KERNELS, NETWORK, evaluated, gridded, metrics, r
 from dse.backend import Batch, checked
 from dse.errors import ConfigError
 from dse.values import leaves
-from simulators.step import iteration
+from simulators.steps.backend import iteration
 from simulators.workloads.model_zoo import public
 
 MODES = ("training", "prefill", "decode")

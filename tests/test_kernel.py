@@ -18,8 +18,9 @@ RUN = """
 import sys
 from pathlib import Path
 from conftest import ENGINES, FREE, design, lower
-from simulators import fluid, maxplus
-from simulators.symmetry import reduced
+from simulators.engines import fluid
+from simulators.taskgraph import maxplus
+from simulators.taskgraph.symmetry import reduced
 
 own = {**FREE, "system.gpu.cu_copy.setup_s": 1e-6, "schedule.mover": "cu"}
 graph = reduced(lower(design("uniform_fused_1d", own))).graph

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dse.analysis.search_benchmark import Known, LandscapeBackend, Progress, Run, column, known
 from dse.backend import Batch, Result
 from dse.errors import ConfigError
 from dse.search import Search, explore
-from simulators.landscape import BACKEND, Known, Progress, Run, column, known
 
 COMMAND = ("study=ficco_sweep", "workload.only=[g4]", "study.objectives=[makespan_s,peak_staging_bytes]")
 SHARES = [0.05, 0.2, 1.0]
@@ -24,7 +24,7 @@ def truth() -> Known:
 
 def run(method: str, seed: int = 0) -> Result:
     """A search on the landscape."""
-    simulator = BACKEND(shares=SHARES)
+    simulator = LandscapeBackend(shares=SHARES)
     tree = {"landscape": {"command": list(COMMAND)}, "run": {"method": method, "seed": seed, "batch": 8}}
     return simulator.evaluate([Batch(simulator.design(tree))])[0][0]
 
@@ -80,7 +80,7 @@ def test_a_budget_is_a_share_of_the_distinct_outcomes_with_the_baseline_counted(
     assert truth.num_distinct == len({tuple(one.values()) for one in truth.outcomes if one is not None}) <= truth.size
     progress = Progress.of(truth, Run(method="random"), 9)
     assert len(progress.rows) == 9
-    assert BACKEND(shares=[10 / truth.num_distinct])._budgets(truth) == [9]
+    assert LandscapeBackend(shares=[10 / truth.num_distinct])._budgets(truth) == [9]
 
 
 @pytest.mark.slow
@@ -118,4 +118,4 @@ def test_a_study_of_several_scenarios_is_no_landscape() -> None:
 @pytest.mark.parametrize("shares", [[], [0.5, 0.1], [0.0, 0.5], [0.5, 1.5]])
 def test_shares_must_ascend_within_the_space(shares: list[float]) -> None:
     with pytest.raises(ConfigError, match=r"simulator\.shares"):
-        BACKEND(shares=shares)
+        LandscapeBackend(shares=shares)

@@ -194,7 +194,7 @@ def test_the_retyped_claims_are_those_of_the_shared_list(
     known = yaml.safe_load(shared("papers/claims.yaml").read_text("utf-8"))
     theirs = {row["id"]: _stated(row) for row in _claims(known, papers)}
     assert theirs
-    claims = plugins.load("studies", study, "STUDY").claims()
+    claims = plugins.load("study", study).claims()
     ours = {claim.id: claim.model_dump(mode="json") for claim in claims}
     assert set(ours) == set(theirs)
     for name, claim in ours.items():

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from dse.errors import ConfigError
 from search_spaces.serial import Serial
-from simulators.design import Design
 from simulators.hardware.system import Contention
-from simulators.node import WholeNode, least_shard, piece, shard
-from simulators.overlap import OverlapBackend
+from simulators.overlap.backend import OverlapBackend
+from simulators.overlap.design import Design
+from simulators.overlap.node import WholeNode, least_shard, piece, shard
 
 ONE = OverlapBackend("fluid")
 EVEN = OverlapBackend("fluid", gpus="all")

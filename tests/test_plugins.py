@@ -25,7 +25,7 @@ ENGINE = '''
 
 import numpy as np
 
-from simulators.timeline import Timeline
+from simulators.taskgraph.timeline import Timeline
 
 
 class OneByOne:
@@ -94,11 +94,11 @@ Start = Callable[..., subprocess.CompletedProcess[str]]
 def start(request: pytest.FixtureRequest, tmp_path: Path) -> Start:
     """Runs the command line in a process in which the toys are there, in either way."""
     if request.param == "in the tree":
-        write(tmp_path / "simulators", toy=ENGINE)
+        write(tmp_path / "simulators.engines", toy=ENGINE)
         write(tmp_path / "search_spaces", toy=SCHEDULE)
         lines = [
             f"import {name}; {name}.__path__.append({str(tmp_path / name)!r})"
-            for name in ("simulators", "search_spaces")
+            for name in ("simulators.engines", "search_spaces")
         ]
         command = ["-c", "\n".join([*lines, "import sys; from dse.cli import main; sys.exit(main())"])]
         environment = dict(os.environ)
@@ -239,14 +239,14 @@ def test_a_plug_in_may_not_take_the_name_of_a_shipped_one(elsewhere: Path, capsy
 def test_a_plug_in_is_seen_after_a_refresh_and_gone_after_it_left(elsewhere: Path) -> None:
     site = write(elsewhere / "site", my_engine=ENGINE)
     distribution(site, "toybox", simulators="toy = my_engine")
-    assert "toy" not in plugins.names("simulators")
+    assert "toy" not in plugins.names("engine")
     with installed(site):
-        assert "toy" in plugins.names("simulators")
-        assert set(plugins.plugins("simulators", "ENGINE")) == {"analytic", "event", "fluid", "toy", "uncontended"}
-        assert plugins.load("simulators", "toy", "ENGINE").batch == 64
-    assert "toy" not in plugins.names("simulators")
+        assert "toy" in plugins.names("engine")
+        assert set(plugins.available("engine")) == {"analytic", "event", "fluid", "toy", "uncontended"}
+        assert plugins.load("engine", "toy").batch == 64
+    assert "toy" not in plugins.names("engine")
     with pytest.raises(ConfigError, match="is no plug-in with ENGINE"):
-        plugins.load("simulators", "toy", "ENGINE")
+        plugins.load("engine", "toy")
 
 
 def test_a_plug_in_that_was_replaced_is_used_in_its_new_form_after_a_refresh(elsewhere: Path) -> None:

@@ -21,7 +21,7 @@ from dse.errors import ConfigError
 from simulators.costs.capacity import Base, Buffer, Copies, Copy, saving
 from simulators.hardware.number_formats import Format
 from simulators.hardware.pim import Pim
-from simulators.step import iteration
+from simulators.steps.backend import iteration
 from simulators.steps.dag import WAITING, schedule, tasks
 from simulators.steps.quantised import _passes, _run, copy_bytes, weights
 

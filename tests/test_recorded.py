@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks import recorded
 from benchmarks.search import quality
-from simulators.landscape import column
+from dse.analysis.search_benchmark import column
 
 
 def test_a_record_is_read_back_on_the_code_it_was_made_on_and_refused_on_any_other(

@@ -11,12 +11,12 @@ import pytest
 from conftest import shipped
 from numpy.typing import NDArray
 
+from simulators.calibration.measurements import read
 from simulators.costs.chip import Chip
 from simulators.hardware.device import Setting, device_of, tree_of
-from simulators.measurements import read
-from simulators.seqpoint import Iterations, choose, cut_parallel, cut_sequential, projected
 from simulators.steps.operators import Block, Op, Platform, Recurrence, Spent, spent
 from simulators.steps.recurrent import speech_blocks, translation_blocks
+from simulators.steps.seqpoint import Iterations, choose, cut_parallel, cut_sequential, projected
 from simulators.workloads.model import Run, Speech, Translation
 from simulators.workloads.sequence_lengths import Lengths, iteration_lengths
 

@@ -54,7 +54,7 @@ def test_a_study_judges_every_claim_and_says_why_one_is_missed(study: str, tmp_p
 
 @pytest.mark.parametrize("study", MISSED)
 def test_what_is_recalled_of_a_paper_is_not_shown_as_published(study: str) -> None:
-    known = plugins.load("studies", study, "STUDY").claims()
+    known = plugins.load("study", study).claims()
     assert {claim.provenance for claim in known} <= {"abstract", "derived", "memory"}
     told = {claim.id for claim in known if claim.provenance == "abstract"}
     assert all("abstract" in claim.source.lower() for claim in known if claim.id in told)

@@ -38,7 +38,7 @@ from dse.study.plan import Plan
 from dse.study.run import Findings
 from dse.study.run import run as run_study
 
-METHODS = tuple(name for name in plugins.plugins("dse.search.methods", "METHOD") if name != "gp")  # needs torch
+METHODS = tuple(name for name in plugins.available("method") if name != "gp")  # needs torch
 every_method = pytest.mark.parametrize("method", METHODS)
 
 

@@ -118,7 +118,7 @@ def test_a_foreign_configuration_is_refused_before_hydra_reads_it(
 def test_a_bomb_takes_neither_time_nor_memory_even_where_options_are_only_listed(kind: str, tmp_path: Path) -> None:
     words = own(tmp_path / "conf", FOREIGN[kind][0])
     code = (
-        "import resource, sys, time, hydra, dse.runner; from dse.cli import main\n"
+        "import resource, sys, time, hydra, dse.run_study; from dse.cli import main\n"
         "peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10\n"
         "before, began = peak(), time.process_time()\n"
         f"codes = main({[*words, 'system=mine']!r}), main({[*words, '--help']!r})\n"

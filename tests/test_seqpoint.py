@@ -16,8 +16,16 @@ from pydantic import ValidationError
 
 from dse.cli import main
 from dse.errors import ConfigError
-from simulators.epoch_log import read
-from simulators.seqpoint import Iterations, Sample, choose, cut_parallel, cut_sequential, iterations_cut, projected
+from simulators.steps.epoch_log import read
+from simulators.steps.seqpoint import (
+    Iterations,
+    Sample,
+    choose,
+    cut_parallel,
+    cut_sequential,
+    iterations_cut,
+    projected,
+)
 from simulators.workloads.sequence_lengths import Lengths, iteration_lengths, sequence_lengths
 
 DATA_SETS = sorted(set(shipped("lengths")) - {"none"})

@@ -19,7 +19,7 @@ from dse.backend import Batch
 from dse.cli import main
 from simulators.costs.gemm_sharing import SHARES, Choice, chosen, kernels, lacks
 from simulators.hardware.system import Gpu, system_of
-from simulators.overlap import OverlapBackend
+from simulators.overlap.backend import OverlapBackend
 from studies.degrees import Predictor, judged
 
 GPU: Gpu = system_of(shipped("system")["mi100_1"]).gpu

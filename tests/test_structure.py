@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from simulators.costs.gemm_waves import gemm_cost
-from simulators.design import Design
+from simulators.overlap.design import Design
 from simulators.taskgraph.graph import GraphBuilder, TaskGraph
 from simulators.taskgraph.maxplus import _pruned, longest
 from simulators.taskgraph.order import Order

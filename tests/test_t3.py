@@ -20,8 +20,8 @@ from dse.cli import main
 from dse.space import set_path
 from search_spaces.triggered import traffic
 from simulators.costs.gemm_stages import staged
-from simulators.design import Design
 from simulators.hardware.system import System, system_of
+from simulators.overlap.design import Design
 
 SEQUENTIAL, TRACKED = "t3_sequential", ("t3", "t3_fair", "t3_mca")
 SCHEDULES = [name for name, tree in shipped("schedule").items() if tree["family"] == "triggered"]

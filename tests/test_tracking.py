@@ -399,7 +399,7 @@ def test_what_somebody_deleted_in_mlflow_stays_deleted(store: Store, folder: Pat
 def test_study_runs_of_dead_processes_are_marked_and_no_others(store: Store, folder: Path) -> None:
     finished_one = sync(folder, store, Rule("none"))
     experiment = store.client.get_experiment_by_name("dse/sweep").experiment_id
-    code = "from dse.owner import me; print(me().text)"
+    code = "from dse.store.owner import me; print(me().text)"
     command = [sys.executable, "-c", code]
     dead = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True).stdout.strip()
     foreign = dead.replace(socket.gethostname(), "elsewhere")

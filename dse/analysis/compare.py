@@ -7,7 +7,7 @@ every objective, as a share of that box.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -395,6 +395,3 @@ def _fronts(found: Compared) -> Table:
     shown.add_section()
     shown.add_row("mean", "", "", "", f"{means[0]:.4f} | {means[1]:.4f}", f"{means[1] - means[0]:+.4f}", "")
     return shown
-
-
-COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {"compare": command}

@@ -207,7 +207,7 @@ class _Gatherer:
 
 def _quantities(run: Finished) -> tuple[Feature, ...]:
     """Products and ratios that the run's study says mean something."""
-    study = plugins.load("studies", run.config["study"]["module"], "STUDY")
+    study = plugins.load("study", run.config["study"]["module"])
     return tuple(getattr(study, "quantities", ()))
 
 

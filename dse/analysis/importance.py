@@ -463,6 +463,3 @@ def _write(run: Finished, found: Assessment, notes: Sequence[str]) -> None:
     title = f"{run.name}: importance by {found.method.title}"
     figure = plots.importance(bars, found.knobs, label=found.method.told, title=title)
     plots.save(figure, run.outputs.figures, f"importance_{found.method.name}")
-
-
-COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {"importance": command}

@@ -9,7 +9,7 @@ a wide range: where does another option win?
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -584,6 +584,3 @@ def _write(found: Found) -> None:
     plots.save(plots.robustness(rows, title), outputs.figures, "robustness")
     widths = {one.path: one.half_width for one in found.constants}
     plots.save(plots.break_even(flips, widths, title), outputs.figures, "break_even")
-
-
-COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {"robustness": command}

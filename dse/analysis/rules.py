@@ -280,7 +280,7 @@ def _number(given: Mapping[str, str], name: str) -> int:
 
 def _of_persons(run: Finished, found: Cases) -> list[Score]:
     """How the rules that the run's study has by hand fare on it."""
-    study = plugins.load("studies", run.config["study"]["module"], "STUDY")
+    study = plugins.load("study", run.config["study"]["module"])
     return list(by_hand(found, getattr(study, "hand_rules", {}), f"all of {run.name}"))
 
 
@@ -349,6 +349,3 @@ def _write(run: Finished, question: Question, tree: Tree, *, scores: Sequence[Sc
         [one.row() for one in _shown(scores)], f"{run.name}: regret of rules for {question.objective}"
     )
     plots.save(figure, run.outputs.figures, "rules")
-
-
-COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {"rules": command}

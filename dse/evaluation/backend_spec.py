@@ -43,7 +43,7 @@ class BackendSpec:
 
 @plugins.remembered
 def _make(spec: BackendSpec) -> Backend:
-    kind = plugins.load("simulators", spec.name, "BACKEND")
+    kind = plugins.load("backend", spec.name)
     try:
         made: Backend = kind(**dict(spec.parameters))
     except TypeError as error:

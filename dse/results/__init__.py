@@ -1,1 +1,12 @@
 """Finished runs: their folder, its files, and what is read off their table."""
+
+from dse.plugins import Command
+
+COMMANDS = {
+    "report": Command(
+        "dse.results.report:redraw",
+        "report study=<name>",
+        "redraw figures and claims of the newest run from what is stored",
+        reads_folders=True,
+    ),
+}

@@ -11,7 +11,7 @@ import functools
 import json
 import os
 import stat
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NoReturn
@@ -325,8 +325,3 @@ def _where(error: BaseException) -> str:
             place = f"{file.relative_to(own)}:{trace.tb_lineno}"
         trace = trace.tb_next
     return place
-
-
-def commands(known: Mapping[str, Command]) -> dict[str, Command]:
-    """Commands by name, each as `working_on_folders`."""
-    return {name: working_on_folders(command) for name, command in known.items()}

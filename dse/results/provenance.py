@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from dse.errors import redacted
-from dse.plugins import PACKAGES
+from dse.plugins import KINDS, PACKAGES
 
 _LIBRARIES = (
     *("dse", "hydra-core", "joblib", "matplotlib", "mlflow", "moocore", "numba", "numpy", "optuna", "pandas", "pint"),
@@ -98,7 +98,8 @@ def _commit(git: Mapping[str, Any]) -> str:
 
 def _versions() -> dict[str, str]:
     """Of dse, the libraries it depends on, SQLite, and the distributions that offer plug-ins."""
-    offered = {entry.dist.name for package in PACKAGES for entry in entry_points(group=f"dse.{package}") if entry.dist}
+    groups = {kind.group for kind in KINDS.values()}
+    offered = {entry.dist.name for group in groups for entry in entry_points(group=group) if entry.dist}
     names = dict.fromkeys([*_LIBRARIES, *sorted(offered)])
     return {**{name: _version(name) for name in names}, "SQLite": sqlite3.sqlite_version}
 

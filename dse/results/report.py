@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dse import plugins
+from dse.errors import pairs
+from dse.results import provenance
 from dse.results.agreement import errors, matched
 from dse.results.claims import Finding, judge
 from dse.results.finished_run import Finished
@@ -41,7 +43,7 @@ def draw(outputs: Outputs, module: str, table: pd.DataFrame) -> list[Path]:
     """Draw the study's figures of a table; their paths."""
     from dse import plots
 
-    study = plugins.load("studies", module, "STUDY")
+    study = plugins.load("study", module)
     if not (table["status"] == "ok").any():
         return []
     found = study.figures(table, outputs.read_table("timelines"))
@@ -55,7 +57,7 @@ def add(outputs: Outputs, module: str) -> list[Path]:
     """Write what a study finds beside claims and figures, if it does: files and figures of its own; their paths."""
     from dse import plots
 
-    study = plugins.load("studies", module, "STUDY")
+    study = plugins.load("study", module)
     paths: list[Path] = []
     for name, found in getattr(study, "extras", lambda run: ())(Finished(outputs.folder)):
         if hasattr(found, "savefig"):
@@ -83,7 +85,7 @@ def _fronts(outputs: Outputs, table: pd.DataFrame) -> Iterator[tuple[str, Figure
 
 def check(outputs: Outputs, module: str, found: Selection) -> list[dict[str, Any]]:
     """Judge the paper's claims on a table and write `claims.json`; its rows. They are about all points or none."""
-    study = plugins.load("studies", module, "STUDY")
+    study = plugins.load("study", module)
     changed = [
         text for text in outputs.read_json("summary")["departures"] if not text.lstrip("+").startswith(study.allows)
     ]
@@ -249,3 +251,21 @@ def _value(value: Any, unit: str) -> str:
     if isinstance(value, (list, tuple)):
         return f"{'/'.join(f'{one:.3g}' for one in value)} {unit}"
     return f"{value:.4g} {unit}" if unit not in ("bool",) else f"{value:.4g}"
+
+
+def redraw(words: Sequence[str]) -> int:
+    """`report study=<name> [output_dir=<folder>]`: figures, claims and summary again, nothing is evaluated."""
+    given = pairs(words, {"study": "", "output_dir": "outputs"})
+    outputs = Outputs.latest(Path(given["output_dir"]), given["study"])
+    module = Finished(outputs.folder).config["study"]["module"]
+    shown = stored(outputs)
+    rows = check(outputs, module, shown)
+    paths = [*draw(outputs, module, shown.table), *draw_levels(outputs), *add(outputs, module)]
+    terminal = console()
+    terminal.print(summary(outputs, shown.table))
+    terminal.print(claims_table(rows))
+    for part in levels(outputs):
+        terminal.print(part)
+    terminal.print(provenance.said(outputs.read_json("provenance")))
+    terminal.print(f"redrew {len(paths)} figures and claims.json in {outputs.folder}/", soft_wrap=True)
+    return 0

@@ -27,7 +27,7 @@ __all__ = ["Chosen", "Goal", "Limit", "Outcome", "Question", "Search", "explore"
 
 _MOST_TO_LIST = 1_000_000  # points of a space that are listed to find those not seen yet
 _ASKS_PER_POINT = 20  # known or illegal points a method may propose for each new one before it is helped out
-_METHODS = "dse.search.methods"
+GROUPS = {"search": "Searches"}
 
 
 def _one_run(said: str) -> str:
@@ -66,11 +66,11 @@ class Chosen:
 
 def method(question: Question, search: Search) -> Method:
     """The search method of that name. Raises ConfigError for an unknown name or option."""
-    known = [name for name in plugins.names(_METHODS) if not name.startswith("_")]
+    known = plugins.names("method")
     if search.name not in known:
         way = did_you_mean(search.name, [*known, "exhaustive"])
         raise ConfigError([Problem("search.name", "is no search method", search.name, way)])
-    made: Method = plugins.load(_METHODS, search.name, "METHOD")(question, search.options)
+    made: Method = plugins.load("method", search.name)(question, search.options)
     return made
 
 

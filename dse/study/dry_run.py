@@ -11,7 +11,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from pathlib import Path
@@ -509,6 +509,3 @@ def _disk(found: Outlook, row: RowCost) -> str:
     parts += [f"{scaled(row.store_bytes * found.rows, 'B')} in the store"] if row.store_bytes else []
     told = f"disk: about {' and '.join(parts)} for {'at most ' if found.searches else ''}{found.rows:,} rows"
     return f"{told} ({row.table_bytes:.0f} and {row.store_bytes:.0f} bytes a row, measured on {row.num_rows:,} rows)"
-
-
-COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {"dry-run": command}

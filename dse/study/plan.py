@@ -67,7 +67,7 @@ class Plan:
     def recorded(self) -> tuple[str, ...]:
         """Paths the table holds beside the searched ones: those listed, and what claims and figures read."""
         sections = next(iter(self.spaces.values())).base
-        columns = getattr(plugins.load("studies", self.settings.study.module, "STUDY"), "columns", ())
+        columns = getattr(plugins.load("study", self.settings.study.module), "columns", ())
         needed = [path for path in columns if path.partition(".")[0] in sections]
         return tuple(path for path in dict.fromkeys((*self.settings.study.recorded, *needed)) if path not in self.knobs)
 
@@ -181,7 +181,7 @@ def _fitting(request: Request, design: Tree, backend: Backend) -> tuple[Knob, ..
 def _check_study(check: Problems, study: Study, space: Space) -> None:
     """The module, the metrics and the baseline must exist."""
     try:
-        plugins.load("studies", study.module, "STUDY")
+        plugins.load("study", study.module)
     except ConfigError as error:
         check.found.extend(error.problems)
     metrics = space.backend.metrics

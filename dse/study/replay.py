@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from dse import plots
 from dse.backend import Interval, Replay
 from dse.content_hash import content_key as identity
-from dse.errors import ConfigError, Problem
+from dse.errors import ConfigError, Problem, pairs
 from dse.files import atomic_replacement
+from dse.results import report
 from dse.results.finished_run import Finished
 from dse.results.output_files import frame
 from dse.results.report import said
@@ -100,3 +101,12 @@ def _trace(intervals: Iterable[Interval], limits: Mapping[str, float]) -> dict[s
         for one in held
     ]
     return {"traceEvents": [*names, *events], "displayTimeUnit": "ns", "otherData": {"limited by": dict(limits)}}
+
+
+def timeline(words: Sequence[str]) -> int:
+    """`timeline study=<name> key=<its first letters> [config_dir=...] [command=...] [output_dir=...]`: one point."""
+    given = pairs(words, {"study": "", "key": "", "output_dir": "outputs"}, optional=("config_dir", "command"))
+    outputs = Outputs.latest(Path(given["output_dir"]), given["study"])
+    for path in replayed(outputs, given["key"], Present.of(given)):
+        report.console().print(str(path), soft_wrap=True)
+    return 0

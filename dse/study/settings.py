@@ -8,12 +8,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
-from dse.backend import Status
 from dse.evaluation.executor import Executor
 from dse.results.selection import Rule
 from dse.search import Limit, Search
+from dse.store.settings import StoreAt
 from dse.study.levels import Fidelity
-from dse.units import Integer, Number, WallSeconds
+from dse.units import Integer, Number
 from dse.values import Frozen
 
 SECTIONS = (
@@ -87,26 +87,6 @@ class Tracking(Frozen):
     def rule(self) -> Rule:
         """Which points are shown."""
         return Rule(self.points, self.whole_up_to)
-
-
-def _store_url(url: str) -> str:
-    if not re.fullmatch(r"auto|sqlite:///.+|postgresql(\+psycopg)?://.+", url):
-        raise ValueError("must be auto, null, sqlite:///<file> or postgresql://<user>@<host>/<database>")
-    return url
-
-
-class StoreAt(Frozen):
-    """The `store` group. url: of the database; `auto` for results.db in the output folder, null for none.
-
-    retry: statuses of recorded results that are evaluated again. patience_s: for which one that does not answer is
-    waited for.
-    """
-
-    name: str
-    description: str = ""
-    url: Annotated[str, AfterValidator(_store_url)] | None = "auto"
-    retry: tuple[Status, ...] = ()
-    patience_s: WallSeconds = 60.0
 
 
 class Settings(Frozen):

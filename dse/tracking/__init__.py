@@ -11,6 +11,7 @@ MLflow's list, which loads 100 runs at a time.
 Importing this package imports neither MLflow nor pandas: together they take seconds.
 """
 
+from dse.plugins import Command
 from dse.tracking.database import DamagedError, TrackingError, open_store, repair, resolve
 from dse.tracking.server import serve
 from dse.tracking.sync import Tracked, reap, sync
@@ -26,3 +27,14 @@ __all__ = [
     "serve",
     "sync",
 ]
+
+COMMANDS = {
+    "sync": Command(
+        "dse.tracking.views:sync",
+        "sync [study=<name>] [uri=...]",
+        "write into MLflow (or optuna=<storage>) what it lacks of the finished runs",
+        reads_folders=True,
+    ),
+    "ui": Command("dse.tracking.views:ui", "ui [port=5000]", "serve the MLflow UI on 127.0.0.1", reads_folders=True),
+}
+GROUPS = {"tracking": "Tracking"}

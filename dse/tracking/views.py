@@ -218,6 +218,3 @@ def ui(words: Sequence[str]) -> int:
     if not given["port"].isdigit() or not 0 < int(given["port"]) < 65536:
         raise ConfigError([Problem("port", "must be a number from 1 to 65535", given["port"])])
     return tracking.serve(given["uri"], port=int(given["port"]))
-
-
-COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {"sync": sync, "ui": ui}

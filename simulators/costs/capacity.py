@@ -5,8 +5,8 @@ c / (base + c) of the memory for parameters, with c the bytes of the copies and 
 parameter. Copies of the layers in flight are there for a while and take n c / L of it back, n layers of L (derived).
 
 What a copy is for depends on its direction: a product over the rows of a weight needs blocks along its columns, the
-product of the backward pass needs the other (`simulators/hardware/number_formats.py`). Which copies a training run would store, and what
-else it stores, is a choice: both are fields, and `grid` shows all of them.
+product of the backward pass needs the other (`simulators/hardware/number_formats.py`). Which copies a training run
+would store, and what else it stores, is a choice: both are fields, and `grid` shows all of them.
 """
 
 from __future__ import annotations

@@ -55,7 +55,9 @@ class Group:
     short_messages: bool = True
 
     def by_cus(self, cus: ArrayLike, bytes_per_s_per_cu: ArrayLike) -> Group:
-        """The same, moved by kernels on so many CUs, r: what one CU moves alone (`simulators.costs.transfer.filled`)."""
+        """The same, moved by kernels on so many CUs, r: what one CU moves alone
+        (`simulators.costs.transfer.filled`).
+        """
         links = np.asarray(self.bytes_per_s, float)
         return replace(self, bytes_per_s=links * filled(np.asarray(cus) * np.asarray(bytes_per_s_per_cu) / links))
 

@@ -42,9 +42,9 @@ class GemmLibrary(Grown):
 
     assignment: workgroups are dealt out in waves by the hardware (`static`), or stay and take tiles as they become
     free (`dynamic`: persistent, work-stealing). workgroups_per_cu: how many a CU holds at once, where stages are
-    simulated (`simulators/costs/gemm_stages.py`). Where kernels share a GPU (`simulators/costs/gemm_sharing.py`) that follows from what a CU
-    has, register_bytes and lds_bytes, and a tile takes, tile_depth being how much of k is in the LDS at once;
-    half_occupancy: workgroups on a CU that reach half of its rate.
+    simulated (`simulators/costs/gemm_stages.py`). Where kernels share a GPU (`simulators/costs/gemm_sharing.py`) that
+    follows from what a CU has, register_bytes and lds_bytes, and a tile takes, tile_depth being how much of k is in the
+    LDS at once; half_occupancy: workgroups on a CU that reach half of its rate.
     """
 
     assignment: Annotated[Literal["static", "dynamic"], knob(structural=True)] = "static"
@@ -111,7 +111,9 @@ class Contention(Frozen):
 
 
 class Power(Frozen):
-    """The activity model of `simulators/costs/power.py`: board power with all busy, idle power [W], energy of a byte [J]."""
+    """The activity model of `simulators/costs/power.py`: board power with all busy, idle power [W], energy of a byte
+    [J].
+    """
 
     board_w: Annotated[Number, Field(gt=0)]
     idle_w: Annotated[Number, Field(gt=0)]
@@ -208,7 +210,7 @@ class Fabric(Frozen):
     """Nodes, each as `system.node` says, and how they reach one another (equations in `simulators/costs/fabric.py`).
 
     simulated: one node that stands for all, or every one with a load of its own. imbalance: the largest load of a node
-    over the mean, less one; loads rise linearly from node to node (as in `simulators/node.py`).
+    over the mean, less one; loads rise linearly from node to node (as in `simulators/overlap/node.py`).
     """
 
     num_nodes: Annotated[Integer, knob(structural=True, ge=1, le=4096)]

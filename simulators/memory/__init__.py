@@ -1,17 +1,13 @@
 """The memory system of one GPU, driven by traces of addresses."""
 
-from collections.abc import Sequence
+from dse.plugins import Command
 
-from simulators.memory.backend import MemoryBackend
-
-BACKEND = MemoryBackend
-
-
-def _trace(words: Sequence[str]) -> int:
-    """`trace data=<file> [...]`, imported when it is asked for: the engine's compiler takes a while."""
-    from simulators.memory.statistics import trace
-
-    return trace(words)
-
-
-COMMANDS = {"trace": _trace}
+BACKENDS = {"memory": "simulators.memory.backend:MemoryBackend"}
+COMMANDS = {
+    "trace": Command(
+        "simulators.memory.statistics:trace",
+        "trace data=<file> [system=gem5_gcn3] [policy=combined] [out=<folder>]",
+        "a memory trace of your own (Parquet, CSV, Accel-Sim) through caches and DRAM",
+    ),
+}
+GROUPS = {"application": "Applications as memory traces", "policy": "Cache policies"}

@@ -9,15 +9,15 @@ from typing import Any
 from dse.backend import Tree
 from dse.config.compose import conf_dir
 from dse.errors import Problems
+from simulators.calibration.backend import tables
+from simulators.calibration.measurements import Rows
 from simulators.hardware.device import device_of, tree_of
 from simulators.hardware.memory_system import MemorySystem
-from simulators.measured import tables
-from simulators.measurements import Rows
 from simulators.memory.convolutions import Layer
 from simulators.memory.kernels import ELEMENT_BYTES
 
 PASSES: Mapping[str, str] = {"forward": "fwd", "backward_data": "bwd_data", "backward_filter": "bwd_filter"}
-"""Direction -> the pass as `simulators.measurements.Rows` calls it."""
+"""Direction -> the pass as `simulators.calibration.measurements.Rows` calls it."""
 
 
 @dataclass(frozen=True)

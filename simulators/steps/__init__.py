@@ -1,1 +1,18 @@
 """Whole iterations of models: their operators from a description, what they cost, and how they follow one another."""
+
+from dse.plugins import Command
+
+BACKENDS = {"step": "simulators.steps.backend:StepBackend"}
+COMMANDS = {
+    "seqpoint": Command(
+        "simulators.steps.epoch_log:seqpoint",
+        "seqpoint data=<csv> [k0=5] [error=0.01] [out=<csv>]",
+        "which iterations of a log over sequence lengths to profile, and what they project",
+    ),
+}
+GROUPS = {
+    "kernels": "Kernels of a framework",
+    "optimizer": "Optimizers",
+    "iterations": "Iterations that stand for an epoch",
+    "quantised": "Low-precision copies of weights",
+}

@@ -14,9 +14,9 @@ from simulators.hardware.number_formats import Format
 from simulators.hardware.pim import InstructionSet
 from simulators.hardware.system import Grown
 from simulators.rules import Rule
-from simulators.seqpoint import Iterations
 from simulators.steps.groups import leaves_server
 from simulators.steps.quantised import Quantised
+from simulators.steps.seqpoint import Iterations
 from simulators.workloads.model import Kernels, Model, Optimizer, Parallel, Run, Transformer
 from simulators.workloads.sequence_lengths import Lengths, iteration_lengths
 

@@ -1,7 +1,7 @@
 """An epoch over variable sequence lengths, as the mean of the iterations that are simulated of it.
 
-With w iterations that each of the simulated ones stands for (`simulators.seqpoint`), times, work and traffic of the
-mean iteration are sum w x / sum w, shares are weighted by time, and memory is that of the longest iteration.
+With w iterations that each of the simulated ones stands for (`simulators.steps.seqpoint`), times, work and traffic of
+the mean iteration are sum w x / sum w, shares are weighted by time, and memory is that of the longest iteration.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dse.backend import Metric
-from simulators.seqpoint import Sample, cut_parallel, cut_sequential, iterations_cut, projected
+from simulators.steps.seqpoint import Sample, cut_parallel, cut_sequential, iterations_cut, projected
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]

@@ -7,7 +7,8 @@ may differ. Attention has no weights, and gradients of weights are products with
     update  all copies are made once, by the optimizer's kernels, which write them beside the weights, and stored; where
             others have updated most weights (ZeRO), by kernels that read these (bytes / (f W), as other streams)
     gpu     before every product that reads one, by a kernel that reads the weights and writes that copy
-    pim     by units at the banks (`simulators/hardware/pim.py`), while layers before it run (`simulators/costs/pim_bursts.py`)
+    pim     by units at the banks (`simulators/hardware/pim.py`), while layers before it run
+    (`simulators/costs/pim_bursts.py`)
 
 With `kept` the copies of that share of the layers, the first ones, are stored all the same.
 

@@ -32,12 +32,12 @@ class TaskGraph:
 
     pred_ptr, pred: the predecessors of task t are `pred[pred_ptr[t]:pred_ptr[t+1]]`. consumer: the task after which
     a task's staged bytes are free again, or -1. members [T]: how many tasks that behave alike a task stands for (see
-    `simulators/taskgraph/symmetry.py`); its uses and accounts are theirs together. group [T]: index into `groups`, or -1.
-    slowed [S, 2]: (group whose caps are scaled, group whose activity scales them). gpu [T]: on which of the GPUs that
-    are simulated a task is accounted.
-    values: K columns, each broadcasting to `shape`, the grid of designs (C order). at: name -> column of each item:
-    work, delay [s], cap [work/s], weight, cus (occupied), staged_bytes, moved_bytes, flop (accomplished), and the times
-    that `simulators/taskgraph/losses.py` replays, alone_s, wide_s and ideal_s, of tasks [T]; use [U]; capacity [R]; factor [S].
+    `simulators/taskgraph/symmetry.py`); its uses and accounts are theirs together. group [T]: index into `groups`, or
+    -1. slowed [S, 2]: (group whose caps are scaled, group whose activity scales them). gpu [T]: on which of the GPUs
+    that are simulated a task is accounted. values: K columns, each broadcasting to `shape`, the grid of designs (C
+    order). at: name -> column of each item: work, delay [s], cap [work/s], weight, cus (occupied), staged_bytes,
+    moved_bytes, flop (accomplished), and the times that `simulators/taskgraph/losses.py` replays, alone_s, wide_s and
+    ideal_s, of tasks [T]; use [U]; capacity [R]; factor [S].
     """
 
     tasks: tuple[str, ...]

@@ -23,7 +23,6 @@ from simulators.costs.chip import Chip
 from simulators.hardware.number_formats import Format
 from simulators.hardware.pim import InstructionSet
 from simulators.rules import problems, reasons
-from simulators.seqpoint import Iterations, choose
 from simulators.steps.dag import schedule, tasks
 from simulators.steps.design import NONE, OPTIONAL, Design, held, rules
 from simulators.steps.epoch import METRICS as EPOCH_METRICS
@@ -34,6 +33,7 @@ from simulators.steps.measures import LAWS, METRICS, SHARES, measure
 from simulators.steps.operators import Block, Platform
 from simulators.steps.quantised import OF_PIM, Quantised, Quantising
 from simulators.steps.recurrent import speech_blocks, translation_blocks
+from simulators.steps.seqpoint import Iterations, choose
 from simulators.steps.transformer import transformer_blocks
 from simulators.workloads.model import Speech, Transformer, Translation
 from simulators.workloads.model_zoo import model_tree, option_tree
@@ -276,6 +276,3 @@ def _evaluated(batch: Batch) -> Results:
     texts = (*known.texts, "operators")
     engine = np.where(known.ok, len(texts) - 1, 0).astype(np.int32)
     return replace(known, metrics=columns, engine=engine, texts=texts)
-
-
-BACKEND = StepBackend

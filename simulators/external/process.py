@@ -1,6 +1,7 @@
 """Runs a program once: bounded in time, memory and output, in a folder of its own, and nothing of it outlives the run.
 
-The program is not started from here but by `simulators.supervisor`, which ends it when this side hangs up or dies.
+The program is not started from here but by `simulators.external.supervisor`, which ends it when this side hangs up or
+dies.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from functools import cache
 from pathlib import Path
 from typing import IO
 
-from simulators.supervisor import GRACE_S
+from simulators.external.supervisor import GRACE_S
 
 _HANGS_UP_S = GRACE_S + 1.5  # the grace of a program, and the time to sweep up after it
 _ERROR_BYTES = 1 << 16  # of standard error, its last ones are kept

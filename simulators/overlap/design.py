@@ -43,7 +43,9 @@ class ScheduleKnobs(Frozen):
         return self
 
     def neutral(self) -> Mapping[str, Any]:
-        """Knobs that may change nothing -> the value that then stands for all (see `simulators/idle.py`)."""
+        """Knobs that may change nothing -> the value that then stands for all (see
+        `simulators/overlap/idle_knobs.py`).
+        """
         return neutral_values(type(self))
 
 

@@ -20,7 +20,7 @@ from dse.errors import Problems
 from dse.files import irregular, opened
 from dse.units import Bytes, Integer, Number, WallSeconds
 from dse.values import Frozen
-from simulators.process import Limits
+from simulators.external.process import Limits
 
 PLACE = re.compile(r"\{([A-Za-z_][\w.]*)\}")
 """A placeholder in a command."""

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from simulators.calibration.measurements import Rows
+from simulators.calibration.rows import cost_of
 from simulators.hardware.device import Device
-from simulators.measurements import Rows
-from simulators.operators.rows import cost_of
 
 Floats = NDArray[np.float64]
 

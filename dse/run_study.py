@@ -1,4 +1,4 @@
-"""One study from request to results, and the commands that belong to orchestration."""
+"""One study from request to results: search, ladder of models, folder, figures, claims, tracking."""
 
 from __future__ import annotations
 
@@ -6,33 +6,28 @@ import shutil
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dse.analysis import compare, importance, robustness, rules
 from dse.backend import Metric
 from dse.config.compose import Request
-from dse.errors import ConfigError, Problem, Problems, pairs, redacted
+from dse.errors import redacted
 from dse.evaluation.signals import Interrupted, Stop, stoppable
-from dse.results import output_files, provenance, report
+from dse.results import provenance, report
 from dse.results.agreement import compare as compare_levels
-from dse.results.finished_run import Finished
 from dse.results.idle_axes import idle_axes
 from dse.results.run_folder import Outputs
 from dse.results.selection import MOST_ROWS, SELECTED, Selection, select
 from dse.store.database import StoreError
 from dse.store.result_store import Store
-from dse.study import dry_run, resume
+from dse.study import resume
 from dse.study.fidelity import Climb, climb, texts_of
 from dse.study.plan import Plan, plan
-from dse.study.plan_again import Present
 from dse.study.run import Findings, Support
 from dse.study.run import run as search
-from dse.study.settings import StoreAt
-from dse.tracking import views
 from dse.tracking.process import BackgroundTracking, background_tracking
 
 _BYTES_PER_POINT = 1000  # of disk: some 250 in the store and its log, about 100 in the table, the rest to spare
@@ -98,11 +93,11 @@ def _found(planned: Plan) -> tuple[Outputs, Findings]:
 @contextmanager
 def _begun(planned: Plan, made: Mapping[str, Any]) -> Iterator[resume.Begun | None]:
     """The study in its store, begun or taken up again; None without a store."""
-    url, folder = planned.settings.store.url, Path(planned.settings.output_dir)
-    if url is None:
+    folder = Path(planned.settings.output_dir)
+    if planned.settings.store.url is None:
         yield None
         return
-    store = Store(_database(folder, url), patience_s=planned.settings.store.patience_s)
+    store = Store(planned.settings.store.database_url(folder), patience_s=planned.settings.store.patience_s)
     begun = resume.begin(store, planned, made)
     try:
         _check_room(planned, begun)
@@ -114,18 +109,6 @@ def _begun(planned: Plan, made: Mapping[str, Any]) -> Iterator[resume.Begun | No
     finally:
         begun.session.leave()
         begun.store.database.close()
-
-
-def _database(folder: Path, url: str) -> str:
-    """The URL of a store. Raises ConfigError where that of an output folder is no plain file."""
-    if url != "auto":
-        return url
-    file = folder / "results.db"
-    for suffix in ("", "-wal", "-shm"):
-        if output_files.exists(beside := file.with_name(file.name + suffix)):
-            with output_files.opened(beside):
-                pass
-    return f"sqlite:///{file}"
 
 
 def _check_room(planned: Plan, begun: resume.Begun) -> None:
@@ -262,67 +245,3 @@ def _how(planned: Plan, found: Findings) -> str:
     bad = ", ".join(f"{count} {status}" for status, count in found.statuses.most_common() if status != "ok")
     engines = ", ".join(f"{count} by {name}" for name, count in found.engines.most_common() if name)
     return f"{text}; {engines}" + (f"; without a result, or beyond a limit: {bad}" if bad else "")
-
-
-def redraw(words: Sequence[str]) -> int:
-    """`report study=<name> [output_dir=<folder>]`: figures, claims and summary again, nothing is evaluated."""
-    given = pairs(words, {"study": "", "output_dir": "outputs"})
-    outputs = Outputs.latest(Path(given["output_dir"]), given["study"])
-    module = Finished(outputs.folder).config["study"]["module"]
-    shown = report.stored(outputs)
-    rows = report.check(outputs, module, shown)
-    paths = [*report.draw(outputs, module, shown.table), *report.draw_levels(outputs), *report.add(outputs, module)]
-    console = report.console()
-    console.print(report.summary(outputs, shown.table))
-    console.print(report.claims_table(rows))
-    for part in report.levels(outputs):
-        console.print(part)
-    console.print(provenance.said(outputs.read_json("provenance")))
-    console.print(f"redrew {len(paths)} figures and claims.json in {outputs.folder}/", soft_wrap=True)
-    return 0
-
-
-def timeline(words: Sequence[str]) -> int:
-    """`timeline study=<name> key=<its first letters> [config_dir=...] [command=...] [output_dir=...]`: one point."""
-    from dse.study.replay import replayed
-
-    given = pairs(words, {"study": "", "key": "", "output_dir": "outputs"}, optional=("config_dir", "command"))
-    outputs = Outputs.latest(Path(given["output_dir"]), given["study"])
-    for path in replayed(outputs, given["key"], Present.of(given)):
-        report.console().print(str(path), soft_wrap=True)
-    return 0
-
-
-def check(words: Sequence[str]) -> int:
-    """`check [output_dir=outputs] [url=<of a store>]`: look at every recorded result; 3 if some were damaged."""
-    given = pairs(words, {"output_dir": "outputs", "url": "auto"})
-    wrong = Problems()
-    wrong.model(StoreAt, {"name": "check", "url": given["url"]}, path="")
-    wrong.done()
-    folder = Path(given["output_dir"])
-    if given["url"] == "auto" and not output_files.exists(folder / "results.db"):
-        raise ConfigError([Problem("output_dir", "holds no results.db", given["output_dir"], "run a study first")])
-    store = Store(_database(folder, given["url"]))
-    fine, damaged = store.check()
-    told = f"; {damaged} were damaged and put into quarantine: type the study's command to compute them again"
-    report.console().print(
-        f"{store.database}: {fine} results are as they were recorded{told if damaged else ''}", soft_wrap=True
-    )
-    return 3 if damaged or store.database.mended else 0
-
-
-COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
-    **dry_run.COMMANDS,
-    **output_files.commands(
-        {
-            "report": redraw,
-            "timeline": timeline,
-            "check": check,
-            **views.COMMANDS,
-            **importance.COMMANDS,
-            **rules.COMMANDS,
-            **robustness.COMMANDS,
-            **compare.COMMANDS,
-        }
-    ),
-}

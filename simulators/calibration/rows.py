@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from simulators.calibration.measurements import FLOAT_BYTES, Rows
 from simulators.costs.chip import Chip, Cost
 from simulators.costs.collective import collective_cost, server_ring
 from simulators.costs.convolution import convolution
 from simulators.costs.gemm import gemm
 from simulators.costs.recurrent import recurrent
 from simulators.hardware.device import Device, Efficiency, Server
-from simulators.measurements import FLOAT_BYTES, Rows
 
 
 def cost_of(device: Device, rows: Rows) -> Cost | None:

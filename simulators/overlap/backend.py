@@ -16,12 +16,12 @@ from dse.backend import STATUSES, Batch, Columns, Replay, Result, Results, Tree
 from dse.errors import ConfigError, Problem, Problems, did_you_mean
 from dse.space import get_path
 from dse.values import LABELS, condition, leaves, put
-from simulators.batch import Grid, grids
-from simulators.design import Design, Schedule, ScheduleKnobs
 from simulators.hardware.system import System
-from simulators.idle import same_timeline, unranked
-from simulators.metrics import LAWS, METRICS, RELATIONS, Floats, cost_proxy, measure, measure_worst, relate
-from simulators.node import WholeNode
+from simulators.overlap.batch import Grid, grids
+from simulators.overlap.design import Design, Schedule, ScheduleKnobs
+from simulators.overlap.idle_knobs import same_timeline, unranked
+from simulators.overlap.metrics import LAWS, METRICS, RELATIONS, Floats, cost_proxy, measure, measure_worst, relate
+from simulators.overlap.node import WholeNode
 from simulators.rules import problems, reasons
 from simulators.taskgraph.graph import TaskGraph
 from simulators.taskgraph.symmetry import patterns, reduced
@@ -39,7 +39,8 @@ class OverlapBackend:
 
     engine: name of the engine that is asked first. fallback: engine for the designs that one refuses, or None to
     report them as `unsupported`. gpus: whether `one` GPU is simulated that stands for all, or `all` of the node with
-    shards as uneven as `imbalance` says (see `simulators.node.WholeNode`); metrics are then those of the worst GPU.
+    shards as uneven as `imbalance` says (see `simulators.overlap.node.WholeNode`); metrics are then those of the worst
+    GPU.
     """
 
     metrics = METRICS
@@ -49,7 +50,7 @@ class OverlapBackend:
     def __init__(self, engine: str, fallback: str | None = None, *, gpus: str = "one", imbalance: float = 0.0) -> None:
         self._imbalance = _checked_imbalance(gpus, imbalance)
         self._engines: list[tuple[str, Engine]] = [
-            (name, plugins.load("simulators", name, "ENGINE")) for name in (engine, fallback) if name
+            (name, plugins.load("engine", name)) for name in (engine, fallback) if name
         ]
         self._parts: dict[tuple[str, str], BaseModel] = {}
         self._seen_parts: dict[tuple[str, int], tuple[Any, BaseModel]] = {}  # by identity, which what is held keeps
@@ -339,13 +340,10 @@ def _replaced(results: Results, where: NDArray[np.bool_], others: Results) -> Re
 
 def _schedule_type(tree: Tree) -> type[Any]:
     family = tree["schedule"].get("family")
-    found: type[Schedule] = plugins.load("search_spaces", str(family), "SCHEDULE")
+    found: type[Schedule] = plugins.load("schedule", str(family))
     return found
 
 
 def _is_pinned(kind: type[BaseModel], name: str) -> bool:
     """A family may fix a shared knob to None: it has no such choice."""
     return kind.model_fields[name].annotation is type(None)
-
-
-BACKEND = OverlapBackend

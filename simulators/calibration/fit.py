@@ -17,10 +17,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from simulators.calibration.measurements import Rows
+from simulators.calibration.rows import allreduce, on_device
 from simulators.costs.convolution import Layer
 from simulators.hardware.device import Device, Efficiency, Server
-from simulators.measurements import Rows
-from simulators.operators.rows import allreduce, on_device
 
 Floats = NDArray[np.float64]
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from dse.backend import Metric, Result, Status
 from dse.evaluation.workers import Lost
-from simulators.process import Ended, Limits
+from simulators.external.process import Ended, Limits
 
 _MOST_LINES = 20  # of standard error
 _MOST_TOLD = 500  # characters of a reason that a program gives

@@ -21,11 +21,11 @@ import yaml
 from dse.errors import ConfigError, Problem, Problems, pairs
 from dse.files import atomic_replacement, read_bytes
 from dse.results.run_folder import Outputs
-from simulators.fit import FEWEST, PRIORS, TYPICAL, Fitted, fit
+from simulators.calibration.fit import FEWEST, PRIORS, TYPICAL, Fitted, fit
+from simulators.calibration.measurements import FLOAT_BYTES, Rows, read
+from simulators.calibration.predictions import MODELS, Errors, Predicted, predicted_by, roofline
+from simulators.calibration.rows import on_device
 from simulators.hardware.device import Device, device_of, tree_of
-from simulators.measurements import FLOAT_BYTES, Rows, read
-from simulators.operators.rows import on_device
-from simulators.predictions import MODELS, Errors, Predicted, predicted_by, roofline
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -82,9 +82,6 @@ def calibrate(words: Sequence[str]) -> int:
     written = f"{target.name}, errors.json, residuals.csv, figures/calibration.png"
     console.print(f"written to {outputs.folder}/: {written}", soft_wrap=True)
     return 0
-
-
-COMMANDS = {"calibrate": calibrate}
 
 
 def calibrated(tree: Mapping[str, Any], rows: Sequence[Rows], file: Path) -> Calibration:

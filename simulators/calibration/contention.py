@@ -5,7 +5,8 @@ alone until one ends; the other goes on alone:
 
     t = min(G / g, C / c);   the first ends at t, the other at t + what it has left
 
-g and c are those that schedules use: `simulators.costs.gemm_waves.beside_cu_copies` and `simulators.costs.transfer.slowed_beside_gemm`.
+g and c are those that schedules use: `simulators.costs.gemm_waves.beside_cu_copies` and
+`simulators.costs.transfer.slowed_beside_gemm`.
 """
 
 from __future__ import annotations

@@ -305,6 +305,3 @@ class Progress:
             middle = (low + high) // 2
             low, high = (low, middle) if self._truth.hypervolume(self.rows[:middle]) >= share else (middle + 1, high)
         return low
-
-
-BACKEND = LandscapeBackend

@@ -22,7 +22,15 @@ from numpy.typing import NDArray
 
 from dse.errors import ConfigError, Problem, Problems, did_you_mean, pairs
 from dse.files import atomic_replacement, read_text
-from simulators.seqpoint import Iterations, Sample, choose, cut_parallel, cut_sequential, iterations_cut, projected
+from simulators.steps.seqpoint import (
+    Iterations,
+    Sample,
+    choose,
+    cut_parallel,
+    cut_sequential,
+    iterations_cut,
+    projected,
+)
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -56,9 +64,6 @@ def seqpoint(words: Sequence[str]) -> int:
         _write(Path(given["out"]), Path(given["data"]), list(_rows(log, sample)))
         console.print(f"written to {given['out']}", soft_wrap=True)
     return 0
-
-
-COMMANDS = {"seqpoint": seqpoint}
 
 
 def read(path: Path) -> dict[str, Floats]:

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from dse.backend import Batch
 from dse.values import LABELS, leaves, put
-from simulators.design import Design
+from simulators.overlap.design import Design
 
 
 @dataclass(frozen=True)

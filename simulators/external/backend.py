@@ -26,9 +26,9 @@ from dse.errors import Problem, Problems, did_you_mean
 from dse.space import get_path, set_path
 from dse.units import Bytes, BytesPerSecond, FlopPerSecond, Seconds
 from dse.values import LABELS
-from simulators.outcome import complaint, judged, kills_for_memory, written
-from simulators.process import run, scratch
-from simulators.program import PLACE, Command, Program, improvement
+from simulators.external.outcome import complaint, judged, kills_for_memory, written
+from simulators.external.process import run, scratch
+from simulators.external.program import PLACE, Command, Program, improvement
 
 _VERSION = "1"  # of what a program is given and how its answer is read
 
@@ -253,6 +253,3 @@ def _as_csv(tree: Tree) -> str:
     rows.writerow(["path", "value"])
     rows.writerows([path, value if isinstance(value, str) else json.dumps(value)] for path, value in _leaves(tree))
     return text.getvalue()
-
-
-BACKEND = ExternalBackend

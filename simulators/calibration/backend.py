@@ -15,17 +15,17 @@ from dse.config.compose import conf_dir
 from dse.errors import Problem, Problems, did_you_mean
 from dse.space import get_path
 from dse.values import Frozen
+from simulators.calibration.measurements import Rows, read_folder
+from simulators.calibration.predictions import Predicted, predicted_by
+from simulators.calibration.rows import cost_of
 from simulators.hardware.device import Device, device_of, tree_of
-from simulators.measurements import Rows, read_folder
-from simulators.operators.rows import cost_of
-from simulators.predictions import Predicted, predicted_by
 
 _VERSION = "1"
 _SECTIONS = ("devices", "predict", "data_dir")
 
 
 class Predict(Frozen):
-    """What times are predicted by: one of `simulators.predictions.MODELS`."""
+    """What times are predicted by: one of `simulators.calibration.predictions.MODELS`."""
 
     model: Literal["fitted", "roofline", "nearest"] = "fitted"
 
@@ -201,6 +201,3 @@ def _told(rows: Rows, folder: str) -> dict[str, str]:
         "content": content,
         "note": folder,
     }
-
-
-BACKEND = MeasuredBackend

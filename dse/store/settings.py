@@ -1,0 +1,46 @@
+"""The `store` group of a configuration."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import AfterValidator
+
+from dse.backend import Status
+from dse.results import output_files
+from dse.units import WallSeconds
+from dse.values import Frozen
+
+
+def _store_url(url: str) -> str:
+    if not re.fullmatch(r"auto|sqlite:///.+|postgresql(\+psycopg)?://.+", url):
+        raise ValueError("must be auto, null, sqlite:///<file> or postgresql://<user>@<host>/<database>")
+    return url
+
+
+class StoreAt(Frozen):
+    """The `store` group. url: of the database; `auto` for results.db in the output folder, null for none.
+
+    retry: statuses of recorded results that are evaluated again. patience_s: for which one that does not answer is
+    waited for.
+    """
+
+    name: str
+    description: str = ""
+    url: Annotated[str, AfterValidator(_store_url)] | None = "auto"
+    retry: tuple[Status, ...] = ()
+    patience_s: WallSeconds = 60.0
+
+    def database_url(self, folder: Path) -> str:
+        """The URL of the database of an output folder. Raises ConfigError where its file is no plain file."""
+        if self.url != "auto":
+            assert self.url is not None
+            return self.url
+        file = folder / "results.db"
+        for suffix in ("", "-wal", "-shm"):
+            if output_files.exists(path := file.with_name(file.name + suffix)):
+                with output_files.opened(path):
+                    pass
+        return f"sqlite:///{file}"

@@ -1,0 +1,12 @@
+"""Costs held against measurements: errors, and the fit of a few efficiency constants."""
+
+from dse.plugins import Command
+
+BACKENDS = {"measured": "simulators.calibration.backend:MeasuredBackend"}
+COMMANDS = {
+    "calibrate": Command(
+        "simulators.calibration.calibrate:calibrate",
+        "calibrate system=<name or YAML> data=<csv> out=<folder>",
+        "fit a GPU's efficiency constants on a few measured operators, test them on the rest",
+    ),
+}

@@ -1,1 +1,0 @@
-"""Costs of single operators alone: FLOP, bytes and time on a device, over arrays of shapes and designs."""
