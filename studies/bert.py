@@ -25,7 +25,8 @@ from studies.plain import Plain
 
 if TYPE_CHECKING:
     import pandas as pd
-    from matplotlib.figure import Figure
+
+    from dse.plots import Figure
 
 _GEMMS = ("linear", "fc", "attention")
 _MEMORY = ("softmax", "activation", "norm", "embedding", "optimizer")

@@ -17,7 +17,8 @@ from studies.plain import Plain
 
 if TYPE_CHECKING:
     import pandas as pd
-    from matplotlib.figure import Figure
+
+    from dse.plots import Figure
 
 _POLICY, _L2, _BANDWIDTH = "policy.name", "system.l2.bytes", "system.dram.bytes_per_s"
 _STATIC = ("uncached", "cache_r", "cache_rw")

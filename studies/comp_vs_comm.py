@@ -24,7 +24,8 @@ from studies.plain import Plain
 
 if TYPE_CHECKING:
     import pandas as pd
-    from matplotlib.figure import Figure
+
+    from dse.plots import Figure
 
 _WIDTH, _LENGTH, _BATCH, _TP = "model.hidden", "run.sequence_length", "run.batch", "parallel.tp"
 _FASTER, _MODE = "setting.flop_vs_bw", "run.mode"

@@ -23,7 +23,8 @@ from studies.plain import Plain
 
 if TYPE_CHECKING:
     import pandas as pd
-    from matplotlib.figure import Figure
+
+    from dse.plots import Figure
 
 STRATEGIES = {
     "base": "c3_base",

@@ -15,7 +15,8 @@ from studies.plain import Plain
 
 if TYPE_CHECKING:
     import pandas as pd
-    from matplotlib.figure import Figure
+
+    from dse.plots import Figure
 
 _NODES, _PLACEMENT = "system.fabric.num_nodes", "system.fabric.nic.placement"
 _NICS, _NETWORK = "system.fabric.nic.num_nics", "system.fabric.network.topology"

@@ -26,7 +26,8 @@ from studies.plain import Plain
 
 if TYPE_CHECKING:
     import pandas as pd
-    from matplotlib.figure import Figure
+
+    from dse.plots import Figure
 
 _NODE, _NODES, _DLRM = "mi210_4", "mi210_2x1", "dlrm_torus"
 _PLACES = {_NODE: "4 GPUs, one node", _NODES: "2 nodes", _DLRM: "128 nodes, torus"}

@@ -27,7 +27,8 @@ from studies.plain import Plain
 
 if TYPE_CHECKING:
     import pandas as pd
-    from matplotlib.figure import Figure
+
+    from dse.plots import Figure
 
 _KERNELS, _DEGREE = "schedule.kernels", "schedule.degree"
 _COPIES = 16

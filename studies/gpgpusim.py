@@ -36,7 +36,8 @@ from studies.plain import Plain
 
 if TYPE_CHECKING:
     import pandas as pd
-    from matplotlib.figure import Figure
+
+    from dse.plots import Figure
 
 _DIRECTION, _ALGORITHM, _HASH = "application.direction", "application.algorithm", "system.mapping.channel_hash"
 _WHOLE = {"run.requests": 16_000_000, "run.most": 60_000_000}  # all that a kernel may take

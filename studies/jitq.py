@@ -31,7 +31,8 @@ from studies.plain import Plain
 
 if TYPE_CHECKING:
     import pandas as pd
-    from matplotlib.figure import Figure
+
+    from dse.plots import Figure
 
 _WAY, _SET, _TP, _MICRO = "quantised.name", "instructions.name", "parallel.tp", "run.micro_batches"
 _AHEAD, _ROWS, _KEPT = "quantised.look_ahead", "quantised.burst_rows", "quantised.kept"

@@ -25,7 +25,8 @@ from studies.plain import Plain
 
 if TYPE_CHECKING:
     import pandas as pd
-    from matplotlib.figure import Figure
+
+    from dse.plots import Figure
 
 _OVERLAP_SYSTEM = "mi300x_8"  # whose collectives and copies the hardware claims are about
 _LOW_LATENCY = 4.0  # the protocol for short messages has so many times less of it (`simulators.costs.collective`)

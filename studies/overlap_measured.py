@@ -24,7 +24,8 @@ from studies.plain import Plain
 
 if TYPE_CHECKING:
     import pandas as pd
-    from matplotlib.figure import Figure
+
+    from dse.plots import Figure
 
 _LIBRARY = {"static": "hipBLASLt (static tiles)", "dynamic": "work stealing (dynamic tiles)"}
 _PATTERN = "workload.operators.gather.pattern"

@@ -10,7 +10,8 @@ from dse.results.finished_run import Finished
 
 if TYPE_CHECKING:
     import pandas as pd
-    from matplotlib.figure import Figure
+
+    from dse.plots import Figure
 
 
 class Plain:

@@ -12,7 +12,8 @@ from studies.plain import Plain
 
 if TYPE_CHECKING:
     import pandas as pd
-    from matplotlib.figure import Figure
+
+    from dse.plots import Figure
 
 _AT = re.compile(r"hypervolume_at_(\w+)_pct")
 

@@ -34,7 +34,8 @@ from studies.plain import Plain
 
 if TYPE_CHECKING:
     import pandas as pd
-    from matplotlib.figure import Figure
+
+    from dse.plots import Figure
 
 _METHOD, _SETTING = "iterations.name", "setting.name"
 _OWN, _PLAIN = "seqpoint", "full"

@@ -11,7 +11,8 @@ from studies.t3 import STUDY as T3
 
 if TYPE_CHECKING:
     import pandas as pd
-    from matplotlib.figure import Figure
+
+    from dse.plots import Figure
 
 
 class T3OnMI300X(Plain):

@@ -14,7 +14,8 @@ from studies.facts import tabulated
 
 if TYPE_CHECKING:
     import pandas as pd
-    from matplotlib.figure import Figure
+
+    from dse.plots import Figure
 
 _PRECISIONS = ("fp32", "mixed")
 

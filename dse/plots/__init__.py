@@ -17,7 +17,7 @@ from dse.files import atomic_replacement, path_inside
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+    from matplotlib.figure import Figure as Figure  # studies name it, and import no matplotlib
 
 _KIND_COLOURS = {"gemm": "#0173b2", "transfer": "#de8f05", "launch": "#949494"}
 _MOST_DRAWN = 5_000  # points that are drawn one by one in an SVG; more become an image in it

@@ -19,9 +19,10 @@ from dse.results.selection import MOST_ROWS, SELECTED, Selection, select
 
 if TYPE_CHECKING:
     import pandas as pd
-    from matplotlib.figure import Figure
     from rich.console import Console
     from rich.table import Table
+
+    from dse.plots import Figure
 
 _MOST_COLOURS = 11
 
