@@ -12,8 +12,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dse.results.selection import Rule
-from dse.tracking import open_store, sync
+from dse.tracking.database import open_store
 from dse.tracking.study import StudyFolder
+from dse.tracking.sync import sync
 
 
 @dataclass(frozen=True)

@@ -82,11 +82,12 @@ def _refuse(error: ConfigError) -> None:
 
 
 def _command(name: str) -> Command:
-    if name not in plugins.names("command"):
+    """A command by name. Raises ConfigError where there is none."""
+    if not plugins.target("command", name):
         raise ConfigError([Problem(name, "is no command", way_out=did_you_mean(name, plugins.names("command")))])
-    command: Callable[[Sequence[str]], int] = plugins.load("command", name)
-    declared = plugins.declared("COMMANDS").get(name)
-    if declared is None or not declared.reads_folders:
+    command: Command = plugins.load("command", name)
+    declaration = plugins.declaration("COMMANDS", name)
+    if declaration is None or not declaration.reads_folders:
         return command
     from dse.results.output_files import working_on_folders
 

@@ -94,8 +94,8 @@ def load(kind: str, name: str) -> Any:
 @remembered
 def _load(asked: tuple[str, str]) -> Any:
     kind, name = asked
-    target = _target(kind, name) if name in names(kind) else ""
-    plugin = _attribute(target, name) if target else None
+    found = target(kind, name)
+    plugin = _attribute(found, name) if found else None
     if plugin is None:
         broken = "".join(f" ({package} cannot be imported: {error})" for package, error in _declared("")[1].items())
         rule = f"is no plug-in with {KINDS[kind].attribute}{broken}"
@@ -105,7 +105,7 @@ def _load(asked: tuple[str, str]) -> Any:
 
 def available(kind: str) -> dict[str, Any]:
     """All plug-ins of a kind, by name. Raises ConfigError where one fails to import."""
-    plugins = {name: _attribute(_target(kind, name), name) for name in names(kind)}
+    plugins = {name: _attribute(target(kind, name), name) for name in names(kind)}
     return {name: plugin for name, plugin in plugins.items() if plugin is not None}
 
 
@@ -114,7 +114,7 @@ def _working(kind: str) -> list[str]:
     working = []
     for name in names(kind):
         with contextlib.suppress(ConfigError):
-            working += [name] if _attribute(_target(kind, name), name) is not None else []
+            working += [name] if _attribute(target(kind, name), name) is not None else []
     return working
 
 
@@ -152,22 +152,39 @@ def _own(kind: str) -> dict[str, str]:
     return {each.name: f"{package}.{each.name}:{attribute}" for each in modules if not each.name.startswith("_")}
 
 
-def _target(kind: str, name: str) -> str:
-    """`module:attribute` of a plug-in. Raises ConfigError where several offer the name."""
-    entries, own = _entries(KINDS[kind].group).get(name, []), _own(kind).get(name)
-    if len(entries) + (own is not None) > 1:
+def declaration(attribute: str, name: str) -> Any:
+    """What a package declares by this name in its mapping `attribute`, or None; later packages are not imported."""
+    for package in _packages():
+        with contextlib.suppress(Exception):  # `load` tells which package is broken, where nothing is found
+            if name in (mapping := getattr(importlib.import_module(package), attribute, {})):
+                return mapping[name]
+    return None
+
+
+def _own_target(kind: str, name: str) -> str:
+    """`module:attribute` of our own plug-in of a name, or ""."""
+    if KINDS[kind].package:
+        return _own(kind).get(name, "")
+    plugin = declaration(f"{KINDS[kind].attribute}S", name)
+    return plugin.target if isinstance(plugin, Command) else plugin or ""
+
+
+def target(kind: str, name: str) -> str:
+    """`module:attribute` of a plug-in; "" where there is none. Raises ConfigError where several offer the name."""
+    entries, own = _entries(KINDS[kind].group).get(name, []), _own_target(kind, name)
+    if len(entries) + bool(own) > 1:
         places = [own.partition(":")[0]] if own else []
         places += [_distribution(entry) for entry in entries]
         raise ConfigError([Problem(f"{kind}.{name}", f"is offered by {' and '.join(places)}", way_out="keep one")])
-    if own is not None:
+    if own or not entries:
         return own
     value = entries[0].value
     return value if ":" in value else f"{value}:{KINDS[kind].attribute}"
 
 
-def _attribute(target: str, name: str) -> Any:
+def _attribute(place: str, name: str) -> Any:
     """The object that `module:attribute` names; None where the module has no such attribute."""
-    path, _, attribute = target.partition(":")
+    path, _, attribute = place.partition(":")
     return getattr(_module(path, name), attribute, None)
 
 

@@ -18,41 +18,22 @@ elementwise who runs elementwise operators: a kernel of the gpu, or units in mem
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Annotated, ClassVar, Literal
 
 import numpy as np
-from pydantic import Field
 
-from dse.units import Fraction, Integer
-from dse.values import knob
-from search_spaces.persistent import Lowering, ordered, partners, pieces
+from search_spaces.persistent import FusedKnobs, Lowering, ordered, partners, pieces
 from search_spaces.pipeline import memory_rules
-from simulators.costs.fabric import Way, num_gpus
+from simulators.costs.fabric import num_gpus
 from simulators.hardware.system import System
-from simulators.overlap.design import ScheduleKnobs
 from simulators.rules import Rule
 from simulators.taskgraph.graph import TaskGraph
 from simulators.workloads.operators import Collective, Elementwise, Gemm, Workload
 
-_FUSED = {"kernel": "fused"}
 _PATH = "workload.operators"
 
 
-class Fused(ScheduleKnobs):
-    """Knobs of the family; those of fused kernels mean nothing in bulk."""
-
-    orders: ClassVar[tuple[str, ...]] = ("before", "after", "beside")
-    family: Literal["fused"]
-    kernel: Annotated[Literal["bulk", "fused"], knob(structural=True)]
-    collective: Annotated[Way, knob(structural=True)]
-    copies: Annotated[bool, knob(structural=True)]
-    pairs: Annotated[Literal["producer", "all"] | None, knob(structural=True, when=_FUSED)]
-    slices: Annotated[Integer | None, knob(structural=True, when=_FUSED, ge=1, le=1024)]
-    order: Annotated[Literal["remote_first", "local_first"] | None, knob(structural=True, when=_FUSED)]
-    zero_copy: Annotated[bool | None, knob(structural=True, when=_FUSED)]
-    occupancy_loss: Annotated[Annotated[Fraction, Field(lt=1)] | None, knob(when=_FUSED)]
-    near_memory: Annotated[bool, knob(structural=True)] = False
-    elementwise: Annotated[Literal["gpu", "pim"], knob(structural=True)] = "gpu"
+class Fused(FusedKnobs):
+    """One persistent kernel for compute and collective, or both in bulk."""
 
     def rules(self, system: System, workload: Workload) -> Sequence[Rule]:
         """The DAG must be one that can be run, on a system of which enough is known, with rows for every GPU."""

@@ -13,22 +13,41 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
+from pydantic import Field
 
-from simulators.costs.fabric import Leg, capacities, fewest_cus, loads_of_nodes, messages_s, num_gpus, pace, phases
+from dse.units import Fraction, Integer
+from dse.values import knob
+from simulators.costs.fabric import Leg, Way, capacities, fewest_cus, loads_of_nodes, messages_s, num_gpus, pace, phases
 from simulators.costs.memory_bound import KernelCost, kernel_cost
 from simulators.costs.transfer import Movement, adding, library_cus, setup
 from simulators.hardware.system import System
+from simulators.overlap.design import ScheduleKnobs
 from simulators.overlap.node import WholeNode, piece
 from simulators.taskgraph.graph import GraphBuilder, TaskGraph
 from simulators.workloads.operators import Collective, Elementwise, Embedding, Gemm, Gemv, Mlp, Operator, Workload
 
-if TYPE_CHECKING:
-    from search_spaces.fused import Fused
-
 _FUSABLE = (Embedding, Gemm, Gemv)
+_FUSED = {"kernel": "fused"}
+
+
+class FusedKnobs(ScheduleKnobs):
+    """Knobs of `search_spaces/fused.py`; those of fused kernels mean nothing in bulk."""
+
+    orders: ClassVar[tuple[str, ...]] = ("before", "after", "beside")
+    family: Literal["fused"]
+    kernel: Annotated[Literal["bulk", "fused"], knob(structural=True)]
+    collective: Annotated[Way, knob(structural=True)]
+    copies: Annotated[bool, knob(structural=True)]
+    pairs: Annotated[Literal["producer", "all"] | None, knob(structural=True, when=_FUSED)]
+    slices: Annotated[Integer | None, knob(structural=True, when=_FUSED, ge=1, le=1024)]
+    order: Annotated[Literal["remote_first", "local_first"] | None, knob(structural=True, when=_FUSED)]
+    zero_copy: Annotated[bool | None, knob(structural=True, when=_FUSED)]
+    occupancy_loss: Annotated[Annotated[Fraction, Field(lt=1)] | None, knob(when=_FUSED)]
+    near_memory: Annotated[bool, knob(structural=True)] = False
+    elementwise: Annotated[Literal["gpu", "pim"], knob(structural=True)] = "gpu"
 
 
 def pieces(slices: int, gpus: int) -> int:
@@ -174,7 +193,7 @@ _Tasks = list[list[int]]  # by GPU that is simulated
 class Lowering:
     """Builds the graph of one design."""
 
-    def __init__(self, system: System, workload: Workload, knobs: Fused) -> None:
+    def __init__(self, system: System, workload: Workload, knobs: FusedKnobs) -> None:
         assert system.persistent is not None
         self._system, self._workload, self._knobs, self._persistent = system, workload, knobs, system.persistent
         self._graph = GraphBuilder()

@@ -374,8 +374,8 @@ def shown(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         return Counter(written=1)
 
     monkeypatch.setattr("dse.tracking.views.show", show)
-    monkeypatch.setattr("dse.tracking.open_store", places.append)
-    monkeypatch.setattr("dse.tracking.reap", lambda store: 0)
+    monkeypatch.setattr("dse.tracking.views.open_store", places.append)
+    monkeypatch.setattr("dse.tracking.views.reap", lambda store: 0)
     return places
 
 

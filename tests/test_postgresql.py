@@ -13,10 +13,10 @@ from folders import finished, odd_table, wide_table
 from postgres import Server
 
 from dse.results.selection import Rule
-from dse.tracking import open_store, sync
-from dse.tracking.database import Store
+from dse.tracking.database import Store, open_store
 from dse.tracking.optuna_storage import StorageError
 from dse.tracking.optuna_storage import show as show_in_optuna
+from dse.tracking.sync import sync
 
 ALL = Rule("all")
 

@@ -25,7 +25,8 @@ from dse.store.database import StoreError
 from dse.store.result_store import Store, recorded, studies
 from dse.store.session import Hold, StoreSession
 from dse.study.resume import begin
-from dse.tracking import TrackingError, open_store, sync
+from dse.tracking.database import TrackingError, open_store
+from dse.tracking.sync import sync
 
 ALL = os.environ.get("DSE_FAULTS") == "all"
 S = ["study=ficco_sweep", "tracking=none", "fidelity=none", "timeline=false", "schedule=serial", "workload.only=[g4]"]

@@ -25,8 +25,9 @@ from folders import finished, key, odd_table, wide_table
 
 from dse.results.selection import Rule, shown
 from dse.store.owner import me
-from dse.tracking import DamagedError, TrackingError, open_store, reap, repair, resolve, serve, sync
-from dse.tracking.database import Store
+from dse.tracking.database import DamagedError, Store, TrackingError, open_store, repair, resolve
+from dse.tracking.server import serve
+from dse.tracking.sync import reap, sync
 
 REPOSITORY = Path(__file__).parents[1]
 ALL = Rule("all")
@@ -418,10 +419,9 @@ def test_study_runs_of_dead_processes_are_marked_and_no_others(store: Store, fol
 @pytest.mark.slow
 def test_a_sync_that_was_killed_is_completed_by_the_next(store: Store, tmp_path: Path) -> None:
     folder = finished(tmp_path, wide_table(9000))
-    code = "import sys, dse.tracking as t; from dse.results.selection import Rule; from pathlib import Path\n"
-    code += (
-        f"t.sync(Path({str(folder)!r}), t.open_store({store.uri!r}), Rule('all'), seen=lambda n: print(n, flush=True))"
-    )
+    code = "from dse.tracking.database import open_store; from dse.tracking.sync import sync\n"
+    code += "from dse.results.selection import Rule; from pathlib import Path\n"
+    code += f"sync(Path({str(folder)!r}), open_store({store.uri!r}), Rule('all'), seen=lambda n: print(n, flush=True))"
     with subprocess.Popen([sys.executable, "-c", code], cwd=REPOSITORY, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         process.stdout.readline()
@@ -514,7 +514,7 @@ def test_resolve_makes_the_path_of_a_database_absolute(
 
 @pytest.mark.slow
 def test_importing_the_package_does_not_import_mlflow() -> None:
-    code = "import sys, dse.tracking, dse.tracking.process; print({'mlflow', 'pandas', 'optuna'} & set(sys.modules))"
+    code = "import sys, dse.tracking.process; print({'mlflow', 'pandas', 'optuna'} & set(sys.modules))"
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
@@ -523,7 +523,7 @@ def test_importing_the_package_does_not_import_mlflow() -> None:
 @pytest.mark.slow
 def test_three_processes_may_build_a_store_at_once_and_do_it_in_silence(tmp_path: Path) -> None:
     (tmp_path / "mlflow.db.new").write_bytes(b"a build that was cut short")
-    code = "import dse.tracking as t; t.open_store('sqlite:///mlflow.db')"
+    code = "from dse.tracking.database import open_store; open_store('sqlite:///mlflow.db')"
     environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
     started = [
         subprocess.Popen(
@@ -559,7 +559,7 @@ def test_serving_on_a_taken_port_says_so(uri: str, capsys: pytest.CaptureFixture
 def server(uri: str, tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    code = f"import sys, dse.tracking as t; sys.exit(t.serve({uri!r}, port={port}))"
+    code = f"import sys; from dse.tracking.server import serve; sys.exit(serve({uri!r}, port={port}))"
     environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
     process = subprocess.Popen(
         [sys.executable, "-c", code], cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True

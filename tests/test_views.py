@@ -21,7 +21,7 @@ from folders import finished, key, odd_table, wide_table
 from dse.cli import main
 from dse.results.selection import Rule
 from dse.study.settings import Tracking
-from dse.tracking import open_store
+from dse.tracking.database import open_store
 from dse.tracking.optuna_storage import StorageError
 from dse.tracking.optuna_storage import show as show_in_optuna
 from dse.tracking.process import background_tracking

@@ -7,26 +7,9 @@ pass over.
 Layout: experiment `dse/<study>` holds the study runs (tens of them: what people compare), experiment
 `dse/<study>/points` holds all points flat. Nesting thousands of points under their study in one experiment floods
 MLflow's list, which loads 100 runs at a time.
-
-Importing this package imports neither MLflow nor pandas: together they take seconds.
 """
 
 from dse.plugins import Command
-from dse.tracking.database import DamagedError, TrackingError, open_store, repair, resolve
-from dse.tracking.server import serve
-from dse.tracking.sync import Tracked, reap, sync
-
-__all__ = [
-    "DamagedError",
-    "Tracked",
-    "TrackingError",
-    "open_store",
-    "reap",
-    "repair",
-    "resolve",
-    "serve",
-    "sync",
-]
 
 COMMANDS = {
     "sync": Command(

@@ -14,13 +14,16 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from dse import tracking
 from dse.config.compose import request
 from dse.errors import ConfigError, Problem, Problems, hidden, pairs
 from dse.progress import bar
 from dse.space import get_path
 from dse.study.settings import Tracking
+from dse.tracking.database import DamagedError, TrackingError, open_store, repair
+from dse.tracking.server import serve
 from dse.tracking.study import StudyFolder
+from dse.tracking.sync import reap
+from dse.tracking.sync import sync as write
 
 Seen = Callable[[int], None]
 
@@ -44,8 +47,8 @@ _DEFAULT = "sqlite:///mlflow.db"
 def warm(wanted: Tracking) -> None:
     """Import, open and tidy while there is time; what fails here fails again, and is told, when it is needed."""
     if wanted.uri is not None:
-        with suppress(tracking.TrackingError):
-            tracking.reap(tracking.open_store(wanted.uri))
+        with suppress(TrackingError):
+            reap(open_store(wanted.uri))
 
 
 def total(study: StudyFolder, wanted: Tracking) -> int:
@@ -65,10 +68,10 @@ def show(study: StudyFolder, wanted: Tracking, news: News) -> Counter[str]:
 
 def _show_in_mlflow(study: StudyFolder, wanted: Tracking, news: News) -> str:
     try:
-        store = tracking.open_store(wanted.uri or _DEFAULT)
-        done = tracking.sync(study.folder, store, wanted.rule, seen=news.seen, whole=news.whole)
-    except tracking.TrackingError as error:
-        extra = " repair=true" if isinstance(error, tracking.DamagedError) else ""
+        store = open_store(wanted.uri or _DEFAULT)
+        done = write(study.folder, store, wanted.rule, seen=news.seen, whole=news.whole)
+    except TrackingError as error:
+        extra = " repair=true" if isinstance(error, DamagedError) else ""
         news.tell(f"MLflow was passed over: {error}; {way_out(study.folder, wanted)}{extra}", True)
         return "failed"
     if not done.how:
@@ -128,8 +131,8 @@ def sync(words: Sequence[str]) -> int:
     if given["repair"] == "true":
         _repair(uris)
     for uri in uris:
-        with suppress(tracking.TrackingError):  # told below, for the studies it holds
-            tracking.reap(tracking.open_store(uri))
+        with suppress(TrackingError):  # told below, for the studies it holds
+            reap(open_store(uri))
     found: Counter[str] = Counter()
     with bar("sync", sum(map(total, studies, wanted))) as advance:
         for study, views in zip(studies, wanted, strict=True):
@@ -201,8 +204,8 @@ def _configured(study: StudyFolder, name: str, given: Mapping[str, str]) -> Iter
 def _repair(uris: Iterable[str]) -> None:
     for uri in uris:
         try:
-            aside = tracking.repair(uri)
-        except tracking.TrackingError as error:
+            aside = repair(uri)
+        except TrackingError as error:
             _print(str(error), True)
         else:
             _print(f"the damaged database is kept as {aside}" if aside else f"{hidden(uri)} is sound", False)
@@ -217,4 +220,4 @@ def ui(words: Sequence[str]) -> int:
     given = pairs(words, {"uri": _DEFAULT, "port": "5000"})
     if not given["port"].isdigit() or not 0 < int(given["port"]) < 65536:
         raise ConfigError([Problem("port", "must be a number from 1 to 65535", given["port"])])
-    return tracking.serve(given["uri"], port=int(given["port"]))
+    return serve(given["uri"], port=int(given["port"]))

@@ -14,8 +14,8 @@ from typing import NamedTuple
 import numpy as np
 
 from dse.backend import Interval
-from simulators.steps.iteration import Iteration, Part
-from simulators.steps.operators import Block, Spent
+from simulators.steps.iteration import Iteration
+from simulators.steps.operators import Block, Part, Spent
 from simulators.steps.quantised import kernels, timeline
 
 _MEMORY = "memory"

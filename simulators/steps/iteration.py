@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from simulators.steps.operators import Axis, Block, Exchange, Op, Platform, Spent, Stream, collective, spent
+from simulators.steps.operators import Axis, Block, Exchange, Op, Part, Platform, Spent, Stream, collective, spent
 from simulators.steps.quantised import Made, Quantising, made
 from simulators.workloads.model import Optimizer, Parallel, Run
 
@@ -32,31 +32,6 @@ Floats = NDArray[np.float64]
 
 ENDS = ("embedding", "output")
 """Blocks of which a stage of a pipeline holds one at most."""
-
-
-@dataclass(frozen=True)
-class Part:
-    """One operator of one block, and what it takes once. times: how often, in a pass over one micro-batch."""
-
-    op: Op
-    block: Block
-    spent: Spent
-    times: Floats
-
-    @property
-    def over(self) -> Axis | None:
-        """The group it exchanges with; None for what computes."""
-        return self.op.work.over if isinstance(self.op.work, Exchange) else None
-
-    @property
-    def forward(self) -> bool:
-        """Whether it is of the forward pass."""
-        return self.op.phase == "forward"
-
-    @property
-    def seconds(self) -> Floats:
-        """All its time, in a pass over one micro-batch."""
-        return self.times * self.spent.seconds
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dse.backend import Law, Metric
-from simulators.steps.iteration import ENDS, Iteration, Part
-from simulators.steps.operators import KINDS, Block, Exchange, Op, Product, Stream
+from simulators.steps.iteration import ENDS, Iteration
+from simulators.steps.operators import KINDS, Block, Exchange, Op, Part, Product, Stream
 from simulators.steps.quantised import copy_bytes, flying_bytes
 
 Floats = NDArray[np.float64]

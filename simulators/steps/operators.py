@@ -218,3 +218,28 @@ def collective(work: Exchange, group: Group) -> CollectiveCost:
     """Cost of one exchange; by a ring or a tree, whichever is faster; nothing in a group of one."""
     ring, tree = (collective_cost(work.pattern, name, work.payload_bytes, group, element_bytes=2) for name in _BY)
     return replace(ring, seconds=np.minimum(ring.seconds, tree.seconds))
+
+
+@dataclass(frozen=True)
+class Part:
+    """One operator of one block, and what it takes once. times: how often, in a pass over one micro-batch."""
+
+    op: Op
+    block: Block
+    spent: Spent
+    times: Floats
+
+    @property
+    def over(self) -> Axis | None:
+        """The group it exchanges with; None for what computes."""
+        return self.op.work.over if isinstance(self.op.work, Exchange) else None
+
+    @property
+    def forward(self) -> bool:
+        """Whether it is of the forward pass."""
+        return self.op.phase == "forward"
+
+    @property
+    def seconds(self) -> Floats:
+        """All its time, in a pass over one micro-batch."""
+        return self.times * self.spent.seconds

@@ -23,7 +23,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,12 +35,12 @@ from simulators.costs.gemm import LARGEST_TILE
 from simulators.hardware.number_formats import Format
 from simulators.hardware.pim import Direction, InstructionSet, Pim, commands_per_word
 from simulators.hardware.sourced import Sourced
-from simulators.steps.operators import Block, Op, Product, Spent, Stream, spent
-from simulators.workloads.model import Share
+from simulators.steps.operators import Block, Op, Part, Platform, Product, Spent, Stream, spent
+from simulators.workloads.model import Optimizer, Parallel, Run, Share
 
 if TYPE_CHECKING:
     from simulators.costs.pim_bursts import Events, Layers, Memory
-    from simulators.steps.iteration import Iteration, Part
+    from simulators.steps.operators import Part
 
 Floats = NDArray[np.float64]
 
@@ -151,38 +151,81 @@ def elements(op: Op) -> Any:
     return np.asarray(op.work.m, float) * np.asarray(op.work.k, float) * np.asarray(op.count, float)
 
 
+class Stage(Protocol):
+    """The iteration of one stage of a pipeline, as far as copies depend on it (see `steps.iteration.Iteration`)."""
+
+    @property
+    def quantising(self) -> Quantising | None:
+        """The copies; None where products read the weights themselves."""
+
+    @property
+    def blocks(self) -> tuple[Block, ...]:
+        """Blocks of the model."""
+
+    @property
+    def platform(self) -> Platform:
+        """The GPU and its groups."""
+
+    @property
+    def run(self) -> Run:
+        """Batch, precision and recomputation."""
+
+    @property
+    def parallel(self) -> Parallel:
+        """Degrees of parallelism."""
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """The optimizer."""
+
+    @property
+    def training(self) -> bool:
+        """Whether weights are updated."""
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """Operators of the stage, in order."""
+
+    @property
+    def counts(self) -> Mapping[str, Floats]:
+        """How often each block comes in the stage."""
+
+    def of_blocks(self, attribute: str) -> Floats:
+        """Sum of a number of the blocks over those of the stage."""
+
+
 def weights(block: Block) -> Any:
     """Weights of a block that have copies."""
     reads = (op for op in block.of("forward") if isinstance(op.work, Product) and op.kind != "attention")
     return _summed(elements(op) for op in reads)
 
 
-def copy_bytes(found: Iteration, block: Block) -> Any:
+def copy_bytes(iteration: Stage, block: Block) -> Any:
     """Copies of one block that are stored, in the mean of its kind."""
-    quantising = found.quantising
+    quantising = iteration.quantising
     if quantising is None:
         return np.zeros(())
-    return weights(block) * quantising.stored_bytes * _kept_share(found, block)
+    return weights(block) * quantising.stored_bytes * _kept_share(iteration, block)
 
 
-def _kept_share(found: Iteration, block: Block) -> Any:
+def _kept_share(iteration: Stage, block: Block) -> Any:
     """Share of the blocks of a kind whose copies are stored, of those that a stage of a pipeline has of them."""
-    assert found.quantising is not None
-    count = np.maximum(1.0, np.rint(np.asarray(block.count, float) / np.asarray(found.parallel.pp, float)))
-    return found.quantising.kept(count) / count
+    assert iteration.quantising is not None
+    count = np.maximum(1.0, np.rint(np.asarray(block.count, float) / np.asarray(iteration.parallel.pp, float)))
+    return iteration.quantising.kept(count) / count
 
 
-def flying_bytes(found: Iteration) -> Any:
+def flying_bytes(iteration: Stage) -> Any:
     """Copies that are there at once, made just in time: of the largest product, or of as many layers as are in flight.
 
     Of a layer that computes again there are copies of both passes.
     """
-    quantising = found.quantising
+    quantising = iteration.quantising
     if quantising is None or quantising.quantised.made_by == "update":
         return np.zeros(())
     largest: Any = np.zeros(())
-    for block in found.blocks:
-        some = found.counts[block.name] * (1 - _kept_share(found, block)) > 0
+    for block in iteration.blocks:
+        some = iteration.counts[block.name] * (1 - _kept_share(iteration, block)) > 0
         largest = np.maximum(largest, np.where(some, _of_layer(quantising, block), 0.0))
     ahead = quantising.quantised.look_ahead
     return largest * (1 + np.asarray(0 if ahead is None else ahead))
@@ -203,14 +246,14 @@ def _copy_bytes(quantising: Quantising, op: Op) -> Any:
     return np.zeros(()) if format is None else elements(op) * format.bytes_per_element
 
 
-def made(found: Iteration) -> Made:
+def made(iteration: Stage) -> Made:
     """What copies add to an iteration."""
-    if found.quantising is None:
+    if iteration.quantising is None:
         return Made()
-    stored = _stored(found)
-    if found.quantising.quantised.made_by == "update":
+    stored = _stored(iteration)
+    if iteration.quantising.quantised.made_by == "update":
         return stored
-    just_in_time = _by_gpu(found) if found.quantising.quantised.made_by == "gpu" else _by_pim(found)
+    just_in_time = _by_gpu(iteration) if iteration.quantising.quantised.made_by == "gpu" else _by_pim(iteration)
     return replace(
         just_in_time,
         update_s=stored.update_s,
@@ -219,65 +262,65 @@ def made(found: Iteration) -> Made:
     )
 
 
-def _stored(found: Iteration) -> Made:
+def _stored(iteration: Stage) -> Made:
     """What is written with the update, or after it; nothing where weights stay as they are."""
-    if not found.training:
+    if not iteration.training:
         return Made()
-    each = [copy_bytes(found, block) * found.counts[block.name] for block in found.blocks]
-    read = [weights(block) * _kept_share(found, block) * found.counts[block.name] for block in found.blocks]
-    apart = 1.0 if found.parallel.zero else 0.0
-    moved = _summed(each) + apart * found.run.element_bytes * _summed(read)
-    launched = apart * found.of_blocks("tensors") * found.optimizer.kernels_per_tensor * (moved > 0)
-    (one,) = spent([Op("copies", "optimizer", "optimizer", Stream(moved, kernels=launched))], found.platform)
+    each = [copy_bytes(iteration, block) * iteration.counts[block.name] for block in iteration.blocks]
+    read = [weights(block) * _kept_share(iteration, block) * iteration.counts[block.name] for block in iteration.blocks]
+    apart = 1.0 if iteration.parallel.zero else 0.0
+    moved = _summed(each) + apart * iteration.run.element_bytes * _summed(read)
+    launched = apart * iteration.of_blocks("tensors") * iteration.optimizer.kernels_per_tensor * (moved > 0)
+    (one,) = spent([Op("copies", "optimizer", "optimizer", Stream(moved, kernels=launched))], iteration.platform)
     return Made(update_s=one.seconds, hbm_bytes=(0.0, moved), kernels=(0.0, launched))
 
 
-def _by_gpu(found: Iteration) -> Made:
+def _by_gpu(iteration: Stage) -> Made:
     """A kernel before each product, in line with it."""
-    every = [(part.times * (1 - _kept_share(found, part.block)), one) for part, one in kernels(found)]
+    every = [(part.times * (1 - _kept_share(iteration, part.block)), one) for part, one in kernels(iteration)]
     seconds, moved = (_summed(times * getattr(one, name) for times, one in every) for name in ("seconds", "bytes"))
     many = _summed(times for times, _ in every)
     return Made(slot_s=seconds, waited_s=seconds, busy_s=seconds, hbm_bytes=(moved, 0.0), kernels=(many, 0.0))
 
 
-def kernels(found: Iteration) -> list[tuple[Part, Spent]]:
+def kernels(iteration: Stage) -> list[tuple[Part, Spent]]:
     """Products that read a copy, and what the kernel takes that makes it, each time."""
-    quantising = found.quantising
+    quantising = iteration.quantising
     assert quantising is not None
     ops, parts = [], []
-    for part in found.parts:
+    for part in iteration.parts:
         if (format := quantising.read(part.op)) is not None:
             many = elements(part.op) / np.asarray(part.op.count, float)
-            work = Stream(many * (found.run.element_bytes + format.bytes_per_element))
+            work = Stream(many * (iteration.run.element_bytes + format.bytes_per_element))
             ops.append(Op("copy", part.op.kind, part.op.phase, work))
             parts.append(part)
-    return list(zip(parts, spent(ops, found.platform), strict=True))
+    return list(zip(parts, spent(ops, iteration.platform), strict=True))
 
 
 def _summed(values: Iterable[Any]) -> Any:
     return sum(values, np.zeros(()))
 
 
-def _by_pim(found: Iteration) -> Made:
+def _by_pim(iteration: Stage) -> Made:
     """Events of one micro-batch."""
     from simulators.costs.pim_bursts import turns
 
-    shape = np.broadcast_shapes(*(np.shape(value) for value in _numbers(found)))
-    every = turns(*_run(found, shape))
+    shape = np.broadcast_shapes(*(np.shape(value) for value in _numbers(iteration)))
+    every = turns(*_run(iteration, shape))
     waited, slowed, busy = (value.reshape(shape) for value in (every.waited, every.slowed, every.busy))
     return Made(slot_s=waited + slowed, waited_s=waited, slowed_s=slowed, busy_s=busy)
 
 
-def timeline(found: Iteration) -> Events:
+def timeline(iteration: Stage) -> Events:
     """What happens in one micro-batch of a design whose numbers are single ones."""
     from simulators.costs.pim_bursts import events
 
-    return events(*_run(found, ()))
+    return events(*_run(iteration, ()))
 
 
-def _passes(found: Iteration) -> list[tuple[bool, bool, list[Part]]]:
+def _passes(iteration: Stage) -> list[tuple[bool, bool, list[Part]]]:
     """(whether forward, whether copies are made, operators of a block) of the blocks of each pass, in order."""
-    of_block = {block.name: [part for part in found.parts if part.block is block] for block in found.blocks}
+    of_block = {block.name: [part for part in iteration.parts if part.block is block] for block in iteration.blocks}
     names = list(of_block)
     every = [
         (forward, made_, [part for part in of_block[name] if part.forward == forward])
@@ -288,36 +331,36 @@ def _passes(found: Iteration) -> list[tuple[bool, bool, list[Part]]]:
     return [(forward, made_, parts) for forward, made_, parts in every if parts]
 
 
-def _numbers(found: Iteration) -> Iterator[Any]:
+def _numbers(iteration: Stage) -> Iterator[Any]:
     """All that may be an array over designs."""
-    memory = _memory(found)
-    yield from (memory.rate, memory.blocked, memory.window, memory.ahead, _kept_of(found))
-    for _, _, parts in _passes(found):
+    memory = _memory(iteration)
+    yield from (memory.rate, memory.blocked, memory.window, memory.ahead, _kept_of(iteration))
+    for _, _, parts in _passes(iteration):
         for part in parts:
             yield from (part.spent.seconds, part.spent.bytes, part.times)
-            yield from (_staged(found, part.op), *_copied(found, part.op))
+            yield from (_staged(iteration, part.op), *_copied(iteration, part.op))
 
 
-def _kept_of(found: Iteration) -> Any:
-    assert found.quantising is not None
-    return found.quantising.quantised.kept
+def _kept_of(iteration: Stage) -> Any:
+    assert iteration.quantising is not None
+    return iteration.quantising.quantised.kept
 
 
-def _memory(found: Iteration) -> Memory:
+def _memory(iteration: Stage) -> Memory:
     from simulators.costs.pim_bursts import Memory
 
-    quantising = found.quantising
+    quantising = iteration.quantising
     assert quantising is not None
     said = quantising.quantised
     blocked, window, ahead = (np.asarray(one, float) for one in (said.blocked, said.window, said.look_ahead))
-    return Memory(found.platform.chip.drawn, blocked, window, ahead)
+    return Memory(iteration.platform.chip.drawn, blocked, window, ahead)
 
 
-def _run(found: Iteration, shape: tuple[int, ...]) -> tuple[Layers, Memory]:
+def _run(iteration: Stage, shape: tuple[int, ...]) -> tuple[Layers, Memory]:
     """What `simulators.costs.pim_bursts` runs, over B designs of this shape."""
     from simulators.costs.pim_bursts import Layers
 
-    passes, quantising = _passes(found), found.quantising
+    passes, quantising = _passes(iteration), iteration.quantising
     assert quantising is not None
     every = [(part, made_) for _, made_, parts in passes for part in parts]
     designs = int(np.prod(shape))
@@ -327,10 +370,10 @@ def _run(found: Iteration, shape: tuple[int, ...]) -> tuple[Layers, Memory]:
         return np.stack(flat, axis=1)
 
     def count(made_: bool, block: Block) -> Any:
-        whole = np.rint(found.counts[block.name])
+        whole = np.rint(iteration.counts[block.name])
         return whole - quantising.kept(whole) if made_ else quantising.kept(whole)
 
-    copies = [_copied(found, part.op) if made_ else (0.0, 1.0) for part, made_ in every]
+    copies = [_copied(iteration, part.op) if made_ else (0.0, 1.0) for part, made_ in every]
     over = quantising.quantised.over == "micro_batch"
     layers = Layers(
         np.cumsum([0, *(len(parts) for _, _, parts in passes)]),
@@ -339,33 +382,33 @@ def _run(found: Iteration, shape: tuple[int, ...]) -> tuple[Layers, Memory]:
         table(count(made_, parts[0].block) for _, made_, parts in passes).astype(np.int64),
         table(part.spent.seconds * np.asarray(part.op.count, float) for part, _ in every),
         table(part.spent.bytes * np.asarray(part.op.count, float) for part, _ in every),
-        table(_staged(found, part.op) for part, _ in every),
+        table(_staged(iteration, part.op) for part, _ in every),
         *(table(one[place] for one in copies) for place in (0, 1)),
     )
-    memory = _memory(found)
+    memory = _memory(iteration)
     flat = (np.broadcast_to(np.asarray(one, float), shape).reshape(designs) for one in vars(memory).values())
     return layers, type(memory)(*flat)
 
 
-def _staged(found: Iteration, op: Op) -> Any:
+def _staged(iteration: Stage, op: Op) -> Any:
     """Distinct bytes that tiles of a product hold and have not yet multiplied; of all else none."""
-    assert found.quantising is not None
+    assert iteration.quantising is not None
     if not isinstance(op.work, Product):
         return 0.0
     m, n = (np.asarray(size, float) for size in (op.work.m, op.work.n))
     share = (1 / m + 1 / n) / (1 / np.minimum(m, LARGEST_TILE) + 1 / np.minimum(n, LARGEST_TILE))
-    return np.asarray(found.quantising.staged_bytes, float) * share
+    return np.asarray(iteration.quantising.staged_bytes, float) * share
 
 
-def _copied(found: Iteration, op: Op) -> tuple[Any, Any]:
+def _copied(iteration: Stage, op: Op) -> tuple[Any, Any]:
     """(time of the copy that an operator reads, length of a burst) [s], of units of the channels that are blocked."""
-    quantising = found.quantising
+    quantising = iteration.quantising
     assert quantising is not None
     format = quantising.read(op)
     pim, instructions = quantising.pim, quantising.instructions
     if format is None or pim is None or instructions is None:
         return 0.0, 1.0
-    said, source = quantising.quantised, found.run.element_bytes
+    said, source = quantising.quantised, iteration.run.element_bytes
     commands = commands_per_word(instructions, pim, format, quantising.direction(op), source)
     words = pim.per_unit(elements(op) * source)
     rows = np.maximum(1.0, words / pim.words_per_row)

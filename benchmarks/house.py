@@ -1,0 +1,273 @@
+"""The house measured: modules, arrows between rooms, circles, names, docstrings, and what commands import.
+
+`python -m benchmarks.house --json`. A room is a module at the root of a package, or a package below it with all its
+modules; an arrow is an import of one room by another, those for type checking counted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("dse", "simulators", "search_spaces", "studies")
+LONG_FILE, LONG_FUNCTION = 500, 60
+PRONOUNS = frozenset(
+    [
+        "found",
+        "told",
+        "one",
+        "own",
+        "held",
+        "said",
+        "made",
+        "asked",
+        "took",
+        "given",
+        "kept",
+        "known",
+        "some",
+        "each",
+        "many",
+        "whole",
+        "rest",
+        "others",
+    ]
+)
+"""Names that do not say what they hold."""
+QUESTIONS = frozenset(["what", "whether", "of", "how", "which", "who", "whose", "where", "when", "that", "those"])
+"""First words of docstrings without a subject."""
+_PARTICIPLE = re.compile(r"[a-z]{2,}(ed|ing)")
+_IRREGULAR = frozenset(
+    [
+        "built",
+        "cut",
+        "drawn",
+        "found",
+        "given",
+        "held",
+        "kept",
+        "known",
+        "laid",
+        "left",
+        "made",
+        "said",
+        "seen",
+        "sent",
+        "shown",
+        "spent",
+        "told",
+        "taken",
+        "written",
+    ]
+)
+_NOUNS = frozenset(
+    [
+        "embed",
+        "embedding",
+        "feed",
+        "need",
+        "seed",
+        "setting",
+        "shed",
+        "speed",
+        "string",
+        "timing",
+    ]  # and verbs that only look like one
+)
+_IMPORTED = """
+import sys
+from dse.cli import main
+try:
+    main(["compare"])
+finally:
+    roots = ("dse", "simulators", "search_spaces", "studies")
+    print(sum(name.partition(".")[0] in roots for name in sys.modules))
+"""
+
+
+def modules(package: str) -> dict[str, ast.Module]:
+    """Dotted name -> syntax of every module of a package."""
+    trees = {}
+    for path in sorted((ROOT / package).rglob("*.py")):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+        trees[name] = ast.parse(path.read_text("utf-8"))
+    return trees
+
+
+def imports(trees: Mapping[str, ast.Module]) -> dict[str, set[str]]:
+    """Module -> the modules of `trees` that it imports, anywhere in it."""
+    graph: dict[str, set[str]] = {}
+    for name, tree in trees.items():
+        graph[name] = set()
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                for alias in node.names:
+                    inner = f"{node.module}.{alias.name}"
+                    graph[name].add(inner if inner in trees else node.module)
+            elif isinstance(node, ast.Import):
+                graph[name] |= {alias.name for alias in node.names}
+        graph[name] = {target for target in graph[name] if target in trees and target != name}
+    return graph
+
+
+def room(module: str) -> str:
+    """The room that a module belongs to: its first two names."""
+    return ".".join(module.split(".")[:2])
+
+
+def arrows(package: str) -> set[tuple[str, str]]:
+    """(importer, imported) between the rooms of a package."""
+    graph = imports(modules(package))
+    pairs = {(room(source), room(target)) for source, targets in graph.items() for target in targets}
+    return {pair for pair in pairs if pair[0] != pair[1] and package not in pair}
+
+
+def cycles(graph: Mapping[str, set[str]]) -> int:
+    """Groups of modules that import one another: strongly connected components of more than one module."""
+    from scipy.sparse import coo_matrix
+    from scipy.sparse.csgraph import connected_components
+
+    place = {name: index for index, name in enumerate(graph)}
+    edges = [(place[source], place[target]) for source, targets in graph.items() for target in targets]
+    rows, columns = zip(*edges, strict=True)
+    matrix = coo_matrix(([True] * len(edges), (rows, columns)), shape=(len(graph), len(graph)))
+    _, labels = connected_components(matrix, connection="strong")
+    members = labels.tolist()
+    return sum(members.count(label) > 1 for label in set(members))
+
+
+def _functions(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    yield from (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+
+
+def _bindings(tree: ast.Module) -> Iterator[str]:
+    """Names that are bound to values: assigned, looped over, parameters."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+        elif isinstance(node, ast.arg):
+            yield node.arg
+
+
+def is_participle(name: str) -> bool:
+    """Whether the name of a function is one participle and nothing else, such as `checked` or `told`."""
+    word = name.strip("_")
+    if "_" in word or word in _NOUNS:
+        return False
+    return word in _IRREGULAR or _PARTICIPLE.fullmatch(word) is not None
+
+
+def has_no_subject(docstring: str) -> bool:
+    """Whether a docstring begins with a question word instead of a noun or a verb."""
+    return re.split(r"\W", docstring.strip().lower(), maxsplit=1)[0] in QUESTIONS
+
+
+def _length(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Lines of a function without its docstring."""
+    first = function.body[1] if ast.get_docstring(function) and len(function.body) > 1 else function.body[0]
+    return (function.end_lineno or 0) - first.lineno + 2
+
+
+def _percent(flags: Sequence[bool]) -> float:
+    return round(100 * sum(flags) / max(1, len(flags)), 2)
+
+
+def language(trees: Mapping[str, ast.Module]) -> dict[str, float]:
+    """Shares of names and docstrings that are not the field's [%]."""
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    nodes = [node for tree in trees.values() for node in ast.walk(tree) if isinstance(node, documented)]
+    texts = [text for node in nodes if (text := ast.get_docstring(node))]
+    return {
+        "participle_names_pct": _percent(
+            [is_participle(each.name) for tree in trees.values() for each in _functions(tree)]
+        ),
+        "pronoun_bindings_pct": _percent([name in PRONOUNS for tree in trees.values() for name in _bindings(tree)]),
+        "docstrings_without_subject_pct": _percent([has_no_subject(text) for text in texts]),
+    }
+
+
+def long_functions() -> list[str]:
+    """`module.function` of the functions of more than `LONG_FUNCTION` lines."""
+    trees = {name: tree for package in PACKAGES for name, tree in modules(package).items()}
+    return [
+        f"{name}.{each.name}"
+        for name, tree in trees.items()
+        for each in _functions(tree)
+        if _length(each) > LONG_FUNCTION
+    ]
+
+
+def long_files() -> list[str]:
+    """Files of more than `LONG_FILE` lines."""
+    paths = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
+    return [str(path.relative_to(ROOT)) for path in paths if len(path.read_text("utf-8").splitlines()) > LONG_FILE]
+
+
+def root_modules(package: str) -> list[str]:
+    """Modules at the root of a package, `__init__` not counted."""
+    return sorted(path.stem for path in (ROOT / package).glob("*.py") if path.stem != "__init__")
+
+
+def backend_members() -> int:
+    """Members that a backend must have: those of the protocol `dse.backend.Backend`."""
+    tree = modules("dse")["dse.backend"]
+    (protocol,) = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "Backend")
+    return sum(isinstance(node, ast.AnnAssign | ast.FunctionDef) for node in protocol.body)
+
+
+def modules_imported_by_compare() -> int:
+    """Own modules that `compare` has imported when it refuses to compare nothing."""
+    done = subprocess.run([sys.executable, "-c", _IMPORTED], capture_output=True, text=True, check=True, cwd=ROOT)
+    return int(done.stdout.split()[-1])
+
+
+def measure() -> dict[str, float]:
+    """All figures but times."""
+    trees = {name: tree for package in PACKAGES for name, tree in modules(package).items()}
+    return {
+        "root_modules_dse": len(root_modules("dse")),
+        "root_modules_simulators": len(root_modules("simulators")),
+        "arrows_dse": len(arrows("dse")),
+        "arrows_simulators": len(arrows("simulators")),
+        "cycles": cycles(imports(trees)),
+        **language(trees),
+        "files_over_500": len(long_files()),
+        "functions_over_60": len(long_functions()),
+        "backend_members": backend_members(),
+        "modules_imported_by_compare": modules_imported_by_compare(),
+    }
+
+
+def fast_s() -> float:
+    """Seconds of `make fast`."""
+    began = time.monotonic()
+    subprocess.run(["make", "fast"], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+    return round(time.monotonic() - began, 1)
+
+
+def main() -> int:
+    """Print the figures; `--fast` runs `make fast` and times it, too."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.house", description=__doc__.splitlines()[0])
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--fast", action="store_true", help="time `make fast`, too")
+    words = parser.parse_args()
+    figures = {**measure(), **({"fast_s": fast_s()} if words.fast else {})}
+    print(
+        json.dumps(figures, indent=2)
+        if words.json
+        else "\n".join(f"{name:<32}{value:g}" for name, value in figures.items())
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
