@@ -13,74 +13,30 @@ import re
 import subprocess
 import sys
 import time
+import tomllib
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("dse", "simulators", "search_spaces", "studies")
 LONG_FILE, LONG_FUNCTION = 500, 60
 PRONOUNS = frozenset(
-    [
-        "found",
-        "told",
-        "one",
-        "own",
-        "held",
-        "said",
-        "made",
-        "asked",
-        "took",
-        "given",
-        "kept",
-        "known",
-        "some",
-        "each",
-        "many",
-        "whole",
-        "rest",
-        "others",
-    ]
+    "found told one own held said made asked took given kept known some each many whole rest others".split()  # noqa: SIM905
 )
 """Names that do not say what they hold."""
 QUESTIONS = frozenset(["what", "whether", "of", "how", "which", "who", "whose", "where", "when", "that", "those"])
 """First words of docstrings without a subject."""
 _PARTICIPLE = re.compile(r"[a-z]{2,}(ed|ing)")
 _IRREGULAR = frozenset(
-    [
-        "built",
-        "cut",
-        "drawn",
-        "found",
-        "given",
-        "held",
-        "kept",
-        "known",
-        "laid",
-        "left",
-        "made",
-        "said",
-        "seen",
-        "sent",
-        "shown",
-        "spent",
-        "told",
-        "taken",
-        "written",
-    ]
+    "built cut drawn found given held kept known laid left made said seen sent shown spent told taken written".split()  # noqa: SIM905
 )
-_NOUNS = frozenset(
-    [
-        "embed",
-        "embedding",
-        "feed",
-        "need",
-        "seed",
-        "setting",
-        "shed",
-        "speed",
-        "string",
-        "timing",
-    ]  # and verbs that only look like one
+_NO_PARTICIPLES = frozenset(
+    ["embed", "embedding", "feed", "need", "seed", "setting", "shed", "speed", "string", "timing"]
 )
 _IMPORTED = """
 import sys
@@ -161,7 +117,7 @@ def _bindings(tree: ast.Module) -> Iterator[str]:
 def is_participle(name: str) -> bool:
     """Whether the name of a function is one participle and nothing else, such as `checked` or `told`."""
     word = name.strip("_")
-    if "_" in word or word in _NOUNS:
+    if "_" in word or word in _NO_PARTICIPLES:
         return False
     return word in _IRREGULAR or _PARTICIPLE.fullmatch(word) is not None
 
@@ -185,11 +141,10 @@ def language(trees: Mapping[str, ast.Module]) -> dict[str, float]:
     """Shares of names and docstrings that are not the field's [%]."""
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     nodes = [node for tree in trees.values() for node in ast.walk(tree) if isinstance(node, documented)]
+    names = [function.name for tree in trees.values() for function in _functions(tree)]
     texts = [text for node in nodes if (text := ast.get_docstring(node))]
     return {
-        "participle_names_pct": _percent(
-            [is_participle(each.name) for tree in trees.values() for each in _functions(tree)]
-        ),
+        "participle_names_pct": _percent([is_participle(name) for name in names]),
         "pronoun_bindings_pct": _percent([name in PRONOUNS for tree in trees.values() for name in _bindings(tree)]),
         "docstrings_without_subject_pct": _percent([has_no_subject(text) for text in texts]),
     }
@@ -247,6 +202,40 @@ def measure() -> dict[str, float]:
     }
 
 
+def draw(file: Path) -> None:
+    """Draw the rooms of `dse` and `simulators`, floor by floor as the import contracts say, and their arrows."""
+    import matplotlib.pyplot as plt
+
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["importlinter"]["contracts"]
+    floors = {contract["id"]: contract.get("layers", ()) for contract in contracts}
+    figure, panels = plt.subplots(1, 2, figsize=(15, 8.5), width_ratios=(1.15, 1), layout="constrained")
+    for panel, package in zip(panels, ("simulators", "dse"), strict=True):
+        _draw_floors(panel, package, [[name.strip(" ()") for name in each.split("|")] for each in floors[package]])
+    above = "studies  →  search_spaces  →  simulators  →  dse        (an arrow: imports)"
+    figure.suptitle(above, fontsize=13)
+    figure.savefig(file, dpi=100)
+
+
+def _draw_floors(panel: Axes, package: str, floors: Sequence[Sequence[str]]) -> None:
+    """Rooms as boxes with the number of their modules, floors above one another, arrows behind them."""
+    counts = Counter(room(name) for name in modules(package))
+    places = {}
+    for height, names in enumerate(reversed(floors)):
+        for index, name in enumerate(names):
+            places[f"{package}.{name}"] = ((index - (len(names) - 1) / 2) * 1.25, height)
+    for source, target in arrows(package):
+        if source in places and target in places:
+            style = {"arrowstyle": "-|>", "color": "#7f7f7f", "alpha": 0.45, "linewidth": 0.8}
+            panel.annotate("", places[target], places[source], arrowprops={**style, "shrinkA": 14, "shrinkB": 14})
+    for name, (x, y) in places.items():
+        short = name.partition(".")[2] + (f" ({counts[name]})" if counts[name] > 1 else "")
+        colours = {"facecolor": "#dce9f5" if counts[name] > 1 else "white", "edgecolor": "#4c72b0"}
+        panel.text(x, y, short, ha="center", va="center", fontsize=9.5, bbox={"boxstyle": "round,pad=0.4", **colours})
+    widest = max(len(names) for names in floors)
+    panel.set(xlim=(-0.65 * widest - 0.2, 0.65 * widest + 0.2), ylim=(-0.6, len(floors) - 0.4), title=package)
+    panel.axis("off")
+
+
 def fast_s() -> float:
     """Seconds of `make fast`."""
     began = time.monotonic()
@@ -259,7 +248,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.house", description=__doc__.splitlines()[0])
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--fast", action="store_true", help="time `make fast`, too")
+    parser.add_argument("--draw", type=Path, metavar="PNG", help="draw the rooms and their arrows")
     words = parser.parse_args()
+    if words.draw:
+        draw(words.draw)
+        return 0
     figures = {**measure(), **({"fast_s": fast_s()} if words.fast else {})}
     print(
         json.dumps(figures, indent=2)
