@@ -1,0 +1,88 @@
+"""Results and claims of studies as they were at another commit, value by value.
+
+`python -m benchmarks.unchanged <commit> [<study> ...]` runs each study with the code of that commit and with the
+present code, without a store, and compares the tables and the claims: equal to the last bit, keys included.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from benchmarks.recorded import ROOT
+
+LONG = ("search_benchmark",)
+"""Studies that take longer than all others together: they are compared when they are named."""
+QUIET = ("tracking=none", "store=none", "timeline=false")
+
+
+def studies() -> list[str]:
+    """Names of the shipped studies but the long ones."""
+    return [path.stem for path in sorted((ROOT / "conf" / "study").glob("*.yaml")) if path.stem not in LONG]
+
+
+def run(tree: Path, study: str, folder: Path) -> str:
+    """Run a study with the code below `tree`, writing below `folder`; why it failed, or ""."""
+    command = [sys.executable, "-m", "dse", f"study={study}", f"output_dir={folder}", *QUIET]
+    environment = {**os.environ, "PYTHONPATH": str(tree)}
+    done = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, check=False)
+    return done.stderr.strip()[-500:] if done.returncode else ""
+
+
+def differences(before: Path, after: Path) -> list[str]:
+    """What differs between the tables and the claims of two finished runs."""
+    old, new = (pd.read_parquet(folder / "results.parquet") for folder in (before, after))
+    if old.shape != new.shape or list(old) != list(new):
+        return [f"the table was {old.shape} and is {new.shape}, columns {sorted(set(old) ^ set(new))}"]
+    found = [f"column {name}" for name in old if not _same(old[name].to_numpy(), new[name].to_numpy())]
+    old_claims, new_claims = (json.loads((folder / "claims.json").read_text("utf-8")) for folder in (before, after))
+    return found + ["claims.json"] * (old_claims != new_claims)
+
+
+def _same(old: np.ndarray, new: np.ndarray) -> bool:
+    if old.dtype.kind == "f":
+        return bool(np.array_equal(old, new, equal_nan=True))
+    return bool(((old == new) | (pd.isna(old) & pd.isna(new))).all())
+
+
+def compare(commit: str, names: Sequence[str]) -> dict[str, list[str]]:
+    """Study -> what differs from its results at a commit; studies are printed as they are done."""
+    found: dict[str, list[str]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        tree = Path(folder) / "before"
+        subprocess.run(["git", "worktree", "add", "--quiet", "--detach", str(tree), commit], cwd=ROOT, check=True)
+        try:
+            for study in names:
+                places = [Path(folder) / name for name in ("old", "new")]
+                failed = [run(code, study, place) for code, place in zip((tree, ROOT), places, strict=True)]
+                runs = [place / study / "latest" for place in places]
+                found[study] = [f"failed: {reason}" for reason in failed if reason] or differences(*runs)
+                print(f"{study:<20}{'as before' if not found[study] else '; '.join(found[study])}", flush=True)
+        finally:
+            subprocess.run(["git", "worktree", "remove", "--force", str(tree)], cwd=ROOT, check=True)
+    return found
+
+
+def main() -> int:
+    """Compare; 1 if anything differs."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.unchanged", description=__doc__.splitlines()[0])
+    parser.add_argument("commit", help="the commit to compare with, such as HEAD~1")
+    parser.add_argument("studies", nargs="*", help="studies to compare; all but the long ones by default")
+    words = parser.parse_args()
+    found = compare(words.commit, words.studies or studies())
+    changed = sum(bool(each) for each in found.values())
+    print(f"{len(found)} studies, {changed} of them changed")
+    return 1 if changed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

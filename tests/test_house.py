@@ -1,0 +1,59 @@
+"""The house: how many rooms and arrows there are, and what its language is."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks import house
+
+TREES = {name: tree for package in house.PACKAGES for name, tree in house.modules(package).items()}
+KERNELS = {  # compiled by numba, which keeps machine code by file and calls nothing in another one
+    "simulators.costs.pim_bursts._run",
+    "simulators.engines.fluid._run",
+    "simulators.memory.engine._second",
+    "simulators.memory.engine.run",
+}
+
+
+def test_few_modules_stand_at_the_root_of_a_package() -> None:
+    assert len(house.root_modules("dse")) <= 13
+    assert house.root_modules("simulators") == ["compiled", "rules"]
+
+
+@pytest.mark.parametrize(("package", "most"), [("dse", 98), ("simulators", 30)])
+def test_few_arrows_go_from_room_to_room(package: str, most: int) -> None:
+    assert len(house.arrows(package)) <= most
+
+
+def test_no_modules_import_one_another_in_a_circle() -> None:
+    graph = house.imports(TREES)
+    assert house.cycles(graph) == 0
+    assert house.cycles({**graph, "dse.errors": {"dse.cli"}}) == 1  # which would be seen
+
+
+def test_long_functions_are_compiled_kernels() -> None:
+    assert set(house.long_functions()) == KERNELS
+
+
+@pytest.mark.slow
+def test_a_command_imports_what_it_needs() -> None:
+    assert house.modules_imported_by_compare() <= 40
+
+
+@pytest.mark.parametrize(
+    ("figure", "most"),
+    [("participle_names_pct", 14.4), ("pronoun_bindings_pct", 9.5), ("docstrings_without_subject_pct", 18.8)],
+)
+def test_the_language_does_not_get_worse(figure: str, most: float) -> None:
+    assert house.language(TREES)[figure] <= most
+
+
+@pytest.mark.parametrize("name", ["told", "_checked", "gathering", "found"])
+def test_a_bare_participle_is_told_from_other_names(name: str) -> None:
+    assert house.is_participle(name)
+    assert not house.is_participle(f"{name}_rows")
+
+
+@pytest.mark.parametrize("name", ["seed", "embedding", "run", "load", "read_table"])
+def test_nouns_and_verbs_are_no_participles(name: str) -> None:
+    assert not house.is_participle(name)
