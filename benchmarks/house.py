@@ -173,9 +173,9 @@ def root_modules(package: str) -> list[str]:
 
 
 def backend_members() -> int:
-    """Members that a backend must have: those of the protocol `dse.backend.Backend`."""
+    """Members that a backend must have: those of the protocol `dse.backend.Simulator`."""
     tree = modules("dse")["dse.backend"]
-    (protocol,) = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "Backend")
+    (protocol,) = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "Simulator")
     return sum(isinstance(node, ast.AnnAssign | ast.FunctionDef) for node in protocol.body)
 
 

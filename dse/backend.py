@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any, Literal, Protocol, Self, get_args, runtime_checkable
 
 import numpy as np
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel
 
 from dse.errors import Problem
-from dse.values import put
+from dse.values import LABELS, put
 
 Status = Literal["ok", "infeasible", "unsupported", "failed", "invalid"]
 STATUSES: tuple[Status, ...] = get_args(Status)
@@ -221,56 +222,107 @@ class Replay:
 
 
 @runtime_checkable
-class Backend(Protocol):
-    """What a simulator offers. Batches are the normal case; one design is a batch of one.
-
-    batch: how many designs it likes to be given in one call.
-    """
+class Simulator(Protocol):
+    """What a backend must offer. Batches are the normal case; one design is a batch of one."""
 
     version: str
     metrics: Mapping[str, Metric]
-    relations: Mapping[str, Metric]
-    batch: int
-
-    def sections(self, tree: Tree) -> None:
-        """Check that a configuration holds the sections of a design and no others. Raises ConfigError."""
-
-    def scenarios(self, tree: Tree) -> Mapping[str, Tree]:
-        """The base design trees of a configuration, by scenario. Raises ConfigError."""
 
     def design(self, tree: Tree) -> BaseModel:
         """The validated design of one tree. Raises ConfigError with every problem."""
 
-    def problems(self, design: BaseModel) -> Sequence[Problem]:
-        """Rules between parts that this design breaks: it is infeasible."""
-
-    def condition(self, path: str, tree: Tree) -> Mapping[str, Any] | None:
-        """Dotted paths and the values they need for knob `path` to count in `tree`; None: no such knob there."""
-
-    def is_axis(self, path: str, design: BaseModel) -> bool:
-        """Whether the leaf at `path` of such a design is a number that may be an axis of a batch.
-
-        Whether a value of it is legal must depend on that value alone; rules between values belong to `problems`.
-        """
-
-    def screen(self, batches: Sequence[Batch]) -> list[Results]:
-        """What is known of each design before anything is simulated, for each batch, in order; cheap.
-
-        `infeasible`, with the reason that `evaluate` would give, where a rule of `problems` is broken; else `ok`,
-        without metrics: `evaluate` may still find that such a design is none.
-        """
-
     def evaluate(self, batches: Sequence[Batch]) -> list[Results]:
         """Results of each batch, in order; a design that breaks a rule is `infeasible` and is not simulated."""
 
+
+class Backend:
+    """A simulator with everything that it may offer beside what it must; the defaults are here, and only here.
+
+    A backend may derive from this class; one that does not is given these defaults where it has no such member
+    (`complete`). batch: how many designs it likes to be given in one call. relations: metrics relative to a baseline.
+    """
+
+    version: str
+    metrics: Mapping[str, Metric]
+    relations: Mapping[str, Metric] = MappingProxyType({})
+    batch: int = 1
+
+    def design(self, tree: Tree) -> BaseModel:
+        """See `Simulator.design`."""
+        raise NotImplementedError
+
+    def evaluate(self, batches: Sequence[Batch]) -> list[Results]:
+        """See `Simulator.evaluate`."""
+        raise NotImplementedError
+
+    def sections(self, tree: Tree) -> None:
+        """Check that a configuration holds the sections of a design and no others. Raises ConfigError.
+
+        By default `design` is left to find out.
+        """
+
+    def scenarios(self, tree: Tree) -> Mapping[str, Tree]:
+        """The base design trees of a configuration, by scenario; one, named `base`, by default. Raises ConfigError."""
+        return {"base": tree}
+
+    def problems(self, design: BaseModel) -> Sequence[Problem]:
+        """Rules between parts that this design breaks: it is infeasible. None by default."""
+        return []
+
+    def condition(self, path: str, tree: Tree) -> Mapping[str, Any] | None:
+        """Dotted paths and the values they need for knob `path` to count in `tree`; None: no such knob there.
+
+        By default every leaf of the tree that is no label may be a knob, and always counts.
+        """
+        if path.rpartition(".")[2] in LABELS:
+            return None
+        node: Any = tree
+        for name in path.split("."):
+            if not isinstance(node, Mapping) or name not in node:
+                return None
+            node = node[name]
+        return None if isinstance(node, Mapping) else {}
+
+    def is_axis(self, path: str, design: BaseModel) -> bool:
+        """Whether the leaf at `path` of such a design is a number that may be an axis of a batch; by default it is not.
+
+        Whether a value of it is legal must depend on that value alone; rules between values belong to `problems`.
+        """
+        return False
+
+    def screen(self, batches: Sequence[Batch]) -> list[Results]:
+        """Results of each batch, in order, as far as they are known before anything is simulated; cheap.
+
+        `infeasible`, with the reason that `evaluate` would give, where a rule of `problems` is broken; else `ok`,
+        without metrics: `evaluate` may still find that such a design is none. By default each design is asked.
+        """
+        if type(self).problems is Backend.problems:
+            return [Results.all_alike(Result("ok"), batch.size) for batch in batches]
+        return [Results.of([self.refusal(design) or Result("ok") for design in batch.designs()]) for batch in batches]
+
+    def refusal(self, design: BaseModel) -> Result | None:
+        """The result of a design that breaks rules of `problems`; None where it breaks none."""
+        reason = "; ".join(map(str, self.problems(design)))
+        return Result("infeasible", reason=reason) if reason else None
+
     def relate(self, point: Columns, baseline: Columns) -> Columns:
-        """Metrics of points [B] relative to their baselines [B] (`relations` describes them)."""
+        """Metrics of points [B] relative to their baselines [B] (`relations` describes them); none by default."""
+        return {}
 
     def replay(self, design: BaseModel) -> Replay:
-        """Run one design again in full."""
+        """One design, run again in full; without intervals by default."""
+        return Replay((), {})
 
     def facts(self, design: BaseModel) -> Sequence[tuple[str, Any, str, str]]:
-        """(path, value, provenance, source) of every constant that this design rests on."""
+        """(path, value, provenance, source) of every constant that this design rests on; none by default."""
+        return []
+
+
+def complete(kind: Callable[..., Any]) -> Callable[..., Backend]:
+    """The class of a simulator, with the defaults of `Backend` where it has no such member."""
+    if not isinstance(kind, type) or issubclass(kind, Backend):
+        return kind
+    return type(kind.__name__, (kind, Backend), {"__module__": kind.__module__})
 
 
 @dataclass(frozen=True)

@@ -64,7 +64,7 @@ def fill(place: Path, *, spare: int) -> Path:
 WRITE = """
 import os, signal, sys
 sys.path[:0] = sys.argv[2:]
-from dse import discovery
+from dse import plugins
 from test_store import Store, fresh, recorded
 store = Store(sys.argv[1])
 for start in range(0, 600, 30):

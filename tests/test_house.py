@@ -31,6 +31,10 @@ def test_no_modules_import_one_another_in_a_circle() -> None:
     assert house.cycles({**graph, "dse.errors": {"dse.cli"}}) == 1  # which would be seen
 
 
+def test_a_backend_must_have_four_members() -> None:
+    assert house.backend_members() == 4
+
+
 def test_long_functions_are_compiled_kernels() -> None:
     assert set(house.long_functions()) == KERNELS
 

@@ -3,22 +3,35 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
+from conftest import REPOSITORY
 from toy import distribution
 
 import dse
 from dse import plugins
+from dse.backend import Backend, Batch, Metric, Result, Results, Tree, complete
 from dse.cli import main
 from dse.config.compose import request
 from dse.errors import ConfigError
 from dse.evaluation.backend_spec import BackendSpec
 from dse.study.plan import plan
+from dse.values import Frozen
+
+
+class Point(Frozen):
+    """A design."""
+
+    x: int
+    name: str
+
 
 ENGINE = '''
 """Everything one after another."""
@@ -130,6 +143,57 @@ def test_an_engine_and_a_schedule_take_one_module_and_one_yaml_each(start: Start
     told = start("--help").stdout
     assert "a toy to add" in told
     assert "tasks one by one" in told
+
+
+def _blocks(page: str) -> dict[str, str]:
+    """Code blocks of a page of the documentation, by the file that their first line names."""
+    found = re.findall(r"```(?:python|yaml)\n# (\S+/\S+)\n(.*?)```", page, re.S)
+    return dict(found)
+
+
+@pytest.mark.slow
+def test_a_backend_of_four_members_touches_nothing_outside_its_package_and_its_yaml(tmp_path: Path) -> None:
+    """The backend of the documentation, as it is written there."""
+    blocks = _blocks((REPOSITORY / "docs" / "extending.md").read_text("utf-8"))
+    for name in (name for name in blocks if "roofline" in name or "kernels" in name):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(blocks[name], encoding="utf-8")
+    code = f"import simulators; simulators.__path__.append({str(tmp_path / 'simulators')!r})\n"
+    code += "import sys; from dse.cli import main; sys.exit(main())"
+    words = ["study=kernels", "tracking=none", "executor.jobs=2", "--config-dir=conf"]
+    done = subprocess.run(
+        [sys.executable, "-c", code, *words], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    table = dse.load("kernels", tmp_path / "outputs").sort_values("machine.flop_per_s")
+    assert list(table["time_s"]) == [2e-3, 1e-3, 1e-3]
+    assert set(table["scenario"]) == {"base"}
+
+
+def test_what_a_backend_may_offer_has_a_default() -> None:
+    class Least:
+        version = "1"
+        metrics: ClassVar = {"time_s": Metric("s", "how long")}
+
+        def design(self, tree: Tree) -> Point:
+            return Point(**tree["point"])
+
+        def evaluate(self, batches: Sequence[Batch]) -> list[Results]:
+            return [Results.of([Result("ok", {"time_s": 1.0})] * batch.size) for batch in batches]
+
+    backend = complete(Least)()
+    assert isinstance(backend, (Least, Backend))
+    tree = {"point": {"x": 1, "name": "p"}}
+    design = backend.design(tree)
+    backend.sections(tree)
+    assert backend.scenarios(tree) == {"base": tree}
+    assert [backend.condition(f"point.{name}", tree) for name in ("x", "name", "y")] == [{}, None, None]
+    assert not backend.is_axis("point.x", design)
+    assert backend.screen([Batch(design)])[0].ok.all()
+    assert (backend.problems(design), backend.facts(design), backend.relations) == ([], [], {})
+    assert backend.relate({}, {}) == {}
+    assert backend.replay(design).intervals == ()
+    assert (backend.batch, backend.version) == (1, "1")
 
 
 # In this process

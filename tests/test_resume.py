@@ -271,9 +271,9 @@ import sys, time
 sys.path.insert(0, {str(Path(__file__).parent)!r})
 import toy
 from pathlib import Path
-from dse import cli, discovery
+from dse import cli, plugins
 sys.path.insert(0, sys.argv[1])
-discovery.refresh()
+plugins.refresh()
 make = toy.Fixed._one
 def slow(self, point):
     time.sleep(0.02)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, Field
 
 from dse import plugins
-from dse.backend import Batch, Columns, Metric, Replay, Result, Results, Tree
+from dse.backend import Backend, Batch, Metric, Result, Results, Tree
 from dse.config import compose
 from dse.content_hash import keys_to_hex
 from dse.errors import ConfigError, Problem, Problems, did_you_mean
@@ -155,14 +155,12 @@ def _enumerated(planned: Plan) -> Iterator[tuple[list[Assignment], list[str], li
         yield list(asked.points()), keys[where].tolist(), [told[place] for place in where]
 
 
-class LandscapeBackend:
+class LandscapeBackend(Backend):
     """Searches on landscapes. shares: of the distinct outcomes, in ascending order; each is the budget of a search, the
     baseline counted.
     """
 
-    batch = 1
     version = _VERSION
-    relations: Mapping[str, Metric] = {}
 
     def __init__(self, shares: Sequence[float]) -> None:
         if not shares or list(shares) != sorted(set(shares)) or not 0 < shares[0] <= shares[-1] <= 1:
@@ -206,21 +204,9 @@ class LandscapeBackend:
         assert found is not None
         return found
 
-    def problems(self, design: BaseModel) -> Sequence[Problem]:
-        """None."""
-        return []
-
     def condition(self, path: str, tree: Tree) -> Mapping[str, Any] | None:
         """Every value of `run` may be a knob."""
         return {} if path.startswith("run.") and get_path(tree, path) is not None else None
-
-    def is_axis(self, path: str, design: BaseModel) -> bool:
-        """No: searches run one by one."""
-        return False
-
-    def screen(self, batches: Sequence[Batch]) -> list[Results]:
-        """No search is known to fail beforehand."""
-        return [Results.all_alike(Result("ok"), batch.size) for batch in batches]
 
     def evaluate(self, batches: Sequence[Batch]) -> list[Results]:
         """Run the searches."""
@@ -247,18 +233,6 @@ class LandscapeBackend:
     def _budgets(self, truth: Known) -> list[int]:
         """Points of each search beside the one for the baseline."""
         return [max(1, round(share * truth.num_distinct) - 1) for share in self._shares]
-
-    def relate(self, point: Columns, baseline: Columns) -> Columns:
-        """Nothing."""
-        return {}
-
-    def replay(self, design: BaseModel) -> Replay:
-        """Nothing."""
-        return Replay((), {})
-
-    def facts(self, design: BaseModel) -> Sequence[tuple[str, Any, str, str]]:
-        """None."""
-        return []
 
 
 def column(metric: str, share: float) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dse import plugins
-from dse.backend import Backend
+from dse.backend import Backend, complete
 from dse.errors import ConfigError, Problem, Problems
 from dse.store.result_store import Context
 
@@ -43,9 +43,9 @@ class BackendSpec:
 
 @plugins.remembered
 def _make(spec: BackendSpec) -> Backend:
-    kind = plugins.load("backend", spec.name)
+    kind = complete(plugins.load("backend", spec.name))
     try:
-        made: Backend = kind(**dict(spec.parameters))
+        made = kind(**dict(spec.parameters))
     except TypeError as error:
         rule = f"does not fit backend {spec.name}: {error}"
         raise ConfigError([Problem("simulator", rule, dict(spec.parameters))]) from error

@@ -10,9 +10,9 @@ from typing import Any, Literal
 from pydantic import BaseModel
 
 from dse import plugins
-from dse.backend import Batch, Columns, Metric, Replay, Result, Results, Tree
+from dse.backend import Backend, Batch, Metric, Result, Results, Tree
 from dse.config.compose import conf_dir
-from dse.errors import Problem, Problems, did_you_mean
+from dse.errors import Problems, did_you_mean
 from dse.space import get_path
 from dse.values import Frozen
 from simulators.calibration.measurements import Rows, read_folder
@@ -64,12 +64,11 @@ def _rows(table: Table) -> Rows:
     return next(one for one in tables(table.note) if (one.device, one.precision, one.kind) == wanted)
 
 
-class MeasuredBackend:
+class MeasuredBackend(Backend):
     """Errors of predictions, one design at a time."""
 
     batch = 64
     version = _VERSION
-    relations: Mapping[str, Metric] = {}
     metrics: Mapping[str, Metric] = {
         "median_error": Metric("fraction", "median of |predicted / measured - 1| over rows not fitted on"),
         "p90_error": Metric("fraction", "90th percentile of the same"),
@@ -140,21 +139,9 @@ class MeasuredBackend:
         assert found is not None
         return found
 
-    def problems(self, design: BaseModel) -> Sequence[Problem]:
-        """None."""
-        return []
-
     def condition(self, path: str, tree: Tree) -> Mapping[str, Any] | None:
         """What predicts is a knob."""
         return {} if path == "predict.model" and get_path(tree, path) is not None else None
-
-    def is_axis(self, path: str, design: BaseModel) -> bool:
-        """No: designs are evaluated one by one."""
-        return False
-
-    def screen(self, batches: Sequence[Batch]) -> list[Results]:
-        """Nothing is known beforehand."""
-        return [Results.all_alike(Result("ok"), batch.size) for batch in batches]
 
     def evaluate(self, batches: Sequence[Batch]) -> list[Results]:
         """Errors of each design."""
@@ -176,14 +163,6 @@ class MeasuredBackend:
             "rows_fitted": float(found.num_fitted),
         }
         return Result("ok", metrics, engine=design.predict.model)
-
-    def relate(self, point: Columns, baseline: Columns) -> Columns:
-        """Nothing."""
-        return {}
-
-    def replay(self, design: BaseModel) -> Replay:
-        """Nothing."""
-        return Replay((), {})
 
     def facts(self, design: BaseModel) -> Sequence[tuple[str, Any, str, str]]:
         """Constants of the device with their sources."""

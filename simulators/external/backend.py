@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
-from dse.backend import Batch, Columns, Metric, Replay, Result, Results, Tree
-from dse.errors import Problem, Problems, did_you_mean
+from dse.backend import Backend, Batch, Columns, Metric, Result, Results, Tree
+from dse.errors import Problems, did_you_mean
 from dse.space import get_path, set_path
 from dse.units import Bytes, BytesPerSecond, FlopPerSecond, Seconds
 from dse.values import LABELS
@@ -49,7 +49,7 @@ class Design(BaseModel):
     model_config = ConfigDict(frozen=True, extra="allow")
 
 
-class ExternalBackend:
+class ExternalBackend(Backend):
     """A program by its command line; parameters: those of `Program`. Raises ConfigError, all problems at once."""
 
     batch = 1
@@ -112,10 +112,6 @@ class ExternalBackend:
         check.done()
         return Design.model_construct(**parts)
 
-    def problems(self, design: BaseModel) -> Sequence[Problem]:
-        """None: which designs are infeasible is for the program to say."""
-        return []
-
     def condition(self, path: str, tree: Tree) -> Mapping[str, Any] | None:
         """Every value of the design may be a knob, and always counts."""
         parent, _, name = path.rpartition(".")
@@ -123,14 +119,6 @@ class ExternalBackend:
         if path.startswith("scenarios.") or name in _UNHEARD or not isinstance(owner, Mapping) or name not in owner:
             return None
         return None if isinstance(owner[name], Mapping) else {}
-
-    def is_axis(self, path: str, design: BaseModel) -> bool:
-        """No: the program is given one design at a time."""
-        return False
-
-    def screen(self, batches: Sequence[Batch]) -> list[Results]:
-        """Nothing is known before the program is run."""
-        return [Results.all_alike(Result("ok"), batch.size) for batch in batches]
 
     def evaluate(self, batches: Sequence[Batch]) -> list[Results]:
         """One run of the program per design."""
@@ -165,10 +153,6 @@ class ExternalBackend:
                 ratio = np.full(len(point[name]), math.nan)
                 found[improvement(name)] = np.divide(better[name], worse[name], out=ratio, where=worse[name] != 0)
         return found
-
-    def replay(self, design: BaseModel) -> Replay:
-        """Nothing: a program tells its metrics, not when it did what."""
-        return Replay((), {})
 
     def facts(self, design: BaseModel) -> Sequence[tuple[str, Any, str, str]]:
         """Every number of the design; where it comes from, its user knows."""

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from pydantic import BaseModel
 
-from dse.backend import Batch, Columns, Interval, Metric, Replay, Result, Results, Tree
+from dse.backend import Backend, Batch, Columns, Interval, Metric, Replay, Result, Results, Tree
 from dse.config.compose import listing
 from dse.errors import Problem, Problems, did_you_mean
 from dse.space import get_path
@@ -28,10 +28,9 @@ _VERSION = "1"
 _LISTS = {"applications": "applications=[fw_act,sgemm]", "measured": "measured=[mem_p100]"}
 
 
-class MemoryBackend:
+class MemoryBackend(Backend):
     """Designs one by one; each takes milliseconds to seconds."""
 
-    batch = 1
     version = _VERSION
     metrics: Mapping[str, Metric] = METRICS
     laws = LAWS
@@ -101,25 +100,13 @@ class MemoryBackend:
         known = known and get_path(tree, path) is not None
         return {} if known else None
 
-    def is_axis(self, path: str, design: BaseModel) -> bool:
-        """No: designs are simulated one by one."""
-        return False
-
-    def screen(self, batches: Sequence[Batch]) -> list[Results]:
-        """Look at the rules of each design."""
-        return [Results.of([self._refused(design) or Result("ok") for design in batch.designs()]) for batch in batches]
-
     def evaluate(self, batches: Sequence[Batch]) -> list[Results]:
         """Simulate each design that breaks no rule."""
         return [Results.of([self._one(design) for design in batch.designs()]) for batch in batches]
 
-    def _refused(self, design: BaseModel) -> Result | None:
-        reason = "; ".join(map(str, self.problems(design)))
-        return Result("infeasible", reason=reason) if reason else None
-
     def _one(self, design: BaseModel) -> Result:
         assert isinstance(design, Design)
-        refused = self._refused(design)
+        refused = self.refusal(design)
         if refused:
             return refused
         try:

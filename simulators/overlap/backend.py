@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel
 
 from dse import plugins
-from dse.backend import STATUSES, Batch, Columns, Replay, Result, Results, Tree
+from dse.backend import STATUSES, Backend, Batch, Columns, Replay, Result, Results, Tree
 from dse.errors import ConfigError, Problem, Problems, did_you_mean
 from dse.space import get_path
 from dse.values import LABELS, condition, leaves, put
@@ -34,7 +34,7 @@ _MOST_SEEN = 4096  # trees that are known by identity
 _MOST_CELLS = 1 << 20  # designs times tasks of whole nodes whose timelines are held at once: 8 MiB an array
 
 
-class OverlapBackend:
+class OverlapBackend(Backend):
     """system x workload x schedule, run by one engine.
 
     engine: name of the engine that is asked first. fallback: engine for the designs that one refuses, or None to

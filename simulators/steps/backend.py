@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel
 
-from dse.backend import STATUSES, Batch, Columns, Metric, Replay, Results, Tree
+from dse.backend import STATUSES, Backend, Batch, Columns, Metric, Replay, Results, Tree
 from dse.errors import ConfigError, Problem, Problems, did_you_mean
 from dse.space import get_path
 from dse.values import LABELS, leaves, put
@@ -102,7 +102,7 @@ def _of_epoch(design: Design) -> dict[str, Floats]:
 _LENGTH = "run.sequence_length"
 
 
-class StepBackend:
+class StepBackend(Backend):
     """Iterations, a grid of designs at once."""
 
     batch = 16_384
