@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import functools
 import json
 import re
 import subprocess
@@ -49,6 +50,7 @@ finally:
 """
 
 
+@functools.cache
 def modules(package: str) -> dict[str, ast.Module]:
     """Dotted name -> syntax of every module of a package."""
     trees = {}

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 import functools
+import importlib
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import pytest
 import yaml
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.internal.conjecture import providers
+from numba.core.event import install_timer
 from postgres import Server, programs, running
 from pydantic import BaseModel
 
@@ -43,6 +46,29 @@ settings.load_profile("ci" if os.environ.get("CI") else "local")
 if os.environ.get("CI"):
     # Constants of the modules that are loaded would be drawn too, and a worker loads others in every run.
     providers._get_local_constants = lambda: providers._local_constants
+
+
+UNMARKED_S = 2.0
+"""CPU time, without what numba compiles, that a test may take that is not marked as slow."""
+
+
+def pytest_sessionstart() -> None:
+    """Import in CI what takes seconds to import, or the test that happens to be first is charged with it."""
+    for name in ("mlflow", "optuna", "seaborn", "sklearn.ensemble") if os.environ.get("CI") else ():
+        importlib.import_module(name)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, Any, Any]:
+    """Run a test; in CI one fails that is slow and not marked so."""
+    began = time.process_time()
+    with install_timer("numba:compile", lambda _: None) as compiling:
+        result = yield
+    taken = time.process_time() - began - (compiling.duration if compiling.done else 0.0)
+    is_marked = any(map(pyfuncitem.get_closest_marker, ("slow", "nightly")))
+    if os.environ.get("CI") and not is_marked and taken > UNMARKED_S:
+        pytest.fail(f"took {taken:.1f} s of CPU, more than {UNMARKED_S} s: mark it as slow, or let it do less")
+    return result
 
 
 def mostly_nightly(cases: Sequence[Any], *, every: int) -> list[Any]:
