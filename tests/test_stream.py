@@ -197,7 +197,7 @@ import resource, sys
 from pathlib import Path
 import toy
 from dse.space import Knob
-from dse.study import run
+from dse.study.run import run
 folder = Path(sys.argv[1])
 with toy.installed(folder / "toy"):
     tree = toy.settings("exhaustive", 10_000_000)
