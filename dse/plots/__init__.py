@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dse import plugins
 from dse.files import atomic_replacement, path_inside
 
 if TYPE_CHECKING:
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure as Figure  # studies name it, and import no matplotlib
 
-_KIND_COLOURS = {"gemm": "#0173b2", "transfer": "#de8f05", "launch": "#949494"}
 _MOST_DRAWN = 5_000  # points that are drawn one by one in an SVG; more become an image in it
 _SMALLEST_ERROR = 1e-3  # that is given a scale of its own
 MARKERS = "osD^vPX*<>h8"
@@ -217,17 +217,19 @@ def timeline(intervals: pd.DataFrame, title: str) -> Figure:
     lanes = sorted(intervals["lane"].unique(), key=_lane_order)
     figure, panel = _figure(9.5, 1.5 + 0.3 * len(lanes))
     unit, label = (1e3, "ms") if intervals["finish_s"].max() >= 1e-3 else (1e6, "µs")
+    kinds = plugins.declared("TASK_KINDS")
     for kind, group in intervals.groupby("kind", sort=False):
+        name, colour = kinds.get(str(kind), (str(kind), "#029e73"))
         rows = [lanes.index(lane) for lane in group["lane"]]
         panel.barh(
             rows,
             (group["finish_s"] - group["start_s"]) * unit,
             left=group["start_s"] * unit,
             height=0.72,
-            color=_KIND_COLOURS.get(str(kind), "#029e73"),
+            color=colour,
             edgecolor="white",
             linewidth=0.6,
-            label={"gemm": "GEMM", "transfer": "data arrives"}.get(str(kind), str(kind)),
+            label=name,
         )
     panel.set_yticks(range(len(lanes)), lanes, fontsize=8)
     panel.invert_yaxis()

@@ -1,1 +1,4 @@
 """Task graphs: tasks, their order and the resources they share; what an engine needs to run them."""
+
+# Kind of a task -> its name and its colour in timelines.
+TASK_KINDS = {"gemm": ("GEMM", "#0173b2"), "transfer": ("data arrives", "#de8f05"), "launch": ("launch", "#949494")}
