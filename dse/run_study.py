@@ -41,7 +41,7 @@ def run(request: Request) -> int:
 
 
 def _run(planned: Plan, background: BackgroundTracking) -> int:
-    outputs, found = _found(planned)
+    outputs, findings = _search_and_record(planned)
     background.begin(outputs.folder)
     shown = report.stored(outputs)
     rows = report.check(outputs, planned.settings.study.module, shown)
@@ -49,15 +49,18 @@ def _run(planned: Plan, background: BackgroundTracking) -> int:
     report.draw_levels(outputs)
     report.add(outputs, planned.settings.study.module)
     outputs.finish()
-    _tell(planned, found, outputs=outputs, shown=shown, rows=rows)
+    _print_summary(planned, findings, outputs=outputs, shown=shown, rows=rows)
     background.finish()
-    return 3 if _has_failed(planned, found) else 0
+    return 3 if _has_failed(planned, findings) else 0
 
 
-def _has_failed(planned: Plan, found: Findings) -> bool:
-    """Whether more points failed than may, which is told."""
-    failed, most = found.statuses["failed"] + found.statuses["invalid"], planned.settings.executor.max_failed_fraction
-    if failed <= most * found.num_rows:
+def _has_failed(planned: Plan, findings: Findings) -> bool:
+    """Tell, and return, whether more points failed than may."""
+    failed, most = (
+        findings.statuses["failed"] + findings.statuses["invalid"],
+        planned.settings.executor.max_failed_fraction,
+    )
+    if failed <= most * findings.num_rows:
         return False
     way = "look at `status` and `reason` in results.parquet, evaluate them again with store.retry=[failed,invalid]"
     print(
@@ -67,38 +70,38 @@ def _has_failed(planned: Plan, found: Findings) -> bool:
     return True
 
 
-def _found(planned: Plan) -> tuple[Outputs, Findings]:
-    """What a study finds, written to a new folder."""
-    made = _provenance(planned)
-    with _begun(planned, made) as begun:
+def _search_and_record(planned: Plan) -> tuple[Outputs, Findings]:
+    """Search, and write what was found to a new folder."""
+    record = _provenance(planned)
+    with _opened_study(planned, record) as begun:
         outputs = Outputs.create(Path(planned.settings.output_dir), planned.settings.study.name)
         try:
             with stoppable() as stop:
                 began = time.monotonic()
-                found = _searched(planned, outputs, begun, stop)
+                findings = _search(planned, outputs, begun, stop)
                 took_s = time.monotonic() - began
-                _climbed(planned, outputs, Climb(partial(resume.at_level, begun, planned), took_s, stop))
+                _climb_levels(planned, outputs, Climb(partial(resume.at_level, begun, planned), took_s, stop))
         except Interrupted:
             outputs.discard()
-            raise _interrupted(begun, stop) from None
+            raise _interruption(begun, stop) from None
         except BaseException:
             outputs.discard()
             raise
-        _store(planned, found, outputs=outputs, made={**made, **_recalled(begun, made)})
+        _write_files(planned, findings, outputs=outputs, record={**record, **_recalled_results(begun, record)})
         if begun is not None:
             resume.finish(begun)
-    return outputs, found
+    return outputs, findings
 
 
 @contextmanager
-def _begun(planned: Plan, made: Mapping[str, Any]) -> Iterator[resume.Begun | None]:
+def _opened_study(planned: Plan, record: Mapping[str, Any]) -> Iterator[resume.Begun | None]:
     """The study in its store, begun or taken up again; None without a store."""
     folder = Path(planned.settings.output_dir)
     if planned.settings.store.url is None:
         yield None
         return
     store = Store(planned.settings.store.database_url(folder), patience_s=planned.settings.store.patience_s)
-    begun = resume.begin(store, planned, made)
+    begun = resume.begin(store, planned, record)
     try:
         _check_room(planned, begun)
         if begun.resumed:
@@ -114,17 +117,17 @@ def _begun(planned: Plan, made: Mapping[str, Any]) -> Iterator[resume.Begun | No
 def _check_room(planned: Plan, begun: resume.Begun) -> None:
     """Refuse to begin what the disk cannot hold."""
     folder = Path(planned.settings.output_dir)
-    held = next(one for one in (folder.resolve(), *folder.resolve().parents) if one.exists())
-    needed, free = _BYTES_PER_POINT * (planned.num_points - begun.done), shutil.disk_usage(held).free
+    existing = next(parent for parent in (folder.resolve(), *folder.resolve().parents) if parent.exists())
+    needed, free = _BYTES_PER_POINT * (planned.num_points - begun.done), shutil.disk_usage(existing).free
     if needed > free:
         raise StoreError(f"{folder} has room for {free >> 20} MiB, the study needs about {needed >> 20} MiB")
 
 
-def _searched(planned: Plan, outputs: Outputs, begun: resume.Begun | None, stop: Stop) -> Findings:
+def _search(planned: Plan, outputs: Outputs, begun: resume.Begun | None, stop: Stop) -> Findings:
     return search(planned, outputs.results, Support(stopping=stop) if begun is None else Support(begun.session, stop))
 
 
-def _climbed(planned: Plan, outputs: Outputs, support: Climb) -> None:
+def _climb_levels(planned: Plan, outputs: Outputs, support: Climb) -> None:
     """The ladder of models, where there is one: `fidelity.parquet` and `fidelity.json`."""
     if not planned.levels:
         return
@@ -132,24 +135,24 @@ def _climbed(planned: Plan, outputs: Outputs, support: Climb) -> None:
     rows, broken = climb(planned, table, support)
     outputs.write_table("fidelity", rows)
     names = [level.name for level in planned.levels]
-    own = next(level.name for level in planned.levels if level.own)
+    own_level = next(level.name for level in planned.levels if level.own)
     pairs_ = compare_levels(rows, names, planned.goals)
     texts = texts_of(planned)
-    told = {"levels": names, "study": own, "texts": texts, "broken": broken, "pairs": pairs_}
-    outputs.write_json("fidelity", {**told, "settings": planned.settings.fidelity.model_dump(mode="json")})
+    summary = {"levels": names, "study": own_level, "texts": texts, "broken": broken, "pairs": pairs_}
+    outputs.write_json("fidelity", {**summary, "settings": planned.settings.fidelity.model_dump(mode="json")})
 
 
-def _interrupted(begun: resume.Begun | None, stop: Stop) -> Interrupted:
-    kept = "; what was evaluated is kept: type the same command to go on" if begun else ""
-    return Interrupted(stop.number, f"interrupted{kept}")
+def _interruption(begun: resume.Begun | None, stop: Stop) -> Interrupted:
+    hint = "; what was evaluated is kept: type the same command to go on" if begun else ""
+    return Interrupted(stop.number, f"interrupted{hint}")
 
 
-def _recalled(begun: resume.Begun | None, made: Mapping[str, Any]) -> dict[str, Any]:
+def _recalled_results(begun: resume.Begun | None, record: Mapping[str, Any]) -> dict[str, Any]:
     """The study in the store, from which others results were taken, and what differs in the runs that made them."""
     if begun is None:
         return {}
     recalled = {str(study): count for study, count in begun.session.recalled.items() if study != begun.study}
-    return {"study": begun.study, "recalled": recalled, "mixed": resume.mixed(begun, made)}
+    return {"study": begun.study, "recalled": recalled, "mixed": resume.mixed(begun, record)}
 
 
 def _provenance(planned: Plan) -> dict[str, Any]:
@@ -158,9 +161,9 @@ def _provenance(planned: Plan) -> dict[str, Any]:
     return provenance.record(request.overrides, request.folder, backend=backend, seed=planned.settings.seed)
 
 
-def _store(planned: Plan, found: Findings, *, outputs: Outputs, made: Mapping[str, Any]) -> None:
+def _write_files(planned: Plan, findings: Findings, *, outputs: Outputs, record: Mapping[str, Any]) -> None:
     settings = planned.settings
-    outputs.write_table("timelines", found.timelines)
+    outputs.write_table("timelines", findings.timelines)
     outputs.write_config(redacted(planned.request.tree))
     outputs.write_json(
         "summary",
@@ -171,12 +174,12 @@ def _store(planned: Plan, found: Findings, *, outputs: Outputs, made: Mapping[st
             "knobs": list(planned.knobs),
             "departures": planned.departures,
             "units": {name: metric.unit for name, metric in _metrics(planned).items()},
-            "limits": {name: dict(shares) for name, shares in found.limits.items()},
-            "num_outcomes": found.num_outcomes,
-            "searched": {name: vars(chosen) for name, chosen in found.chosen.items()},
+            "limits": {name: dict(shares) for name, shares in findings.limits.items()},
+            "num_outcomes": findings.num_outcomes,
+            "searched": {name: vars(chosen) for name, chosen in findings.chosen.items()},
         },
     )
-    outputs.write_json("provenance", {**made, "facts": _facts(planned)})
+    outputs.write_json("provenance", {**record, "facts": _facts(planned)})
 
 
 def _metrics(planned: Plan) -> dict[str, Metric]:
@@ -195,25 +198,25 @@ def _facts(planned: Plan) -> list[dict[str, Any]]:
     ]
 
 
-def _tell(
-    planned: Plan, found: Findings, *, outputs: Outputs, shown: Selection, rows: Sequence[dict[str, Any]]
+def _print_summary(
+    planned: Plan, findings: Findings, *, outputs: Outputs, shown: Selection, rows: Sequence[dict[str, Any]]
 ) -> None:
     console = report.console()
     console.print(report.summary(outputs, shown.table))
     console.print(report.claims_table(list(rows)))
     for part in report.levels(outputs):
         console.print(part)
-    console.print(_how(planned, found))
+    console.print(_describe_points(planned, findings))
     if shown.complete and planned.knobs:
-        told = idle_axes(shown.table, planned.knobs, tuple(planned.backend.metrics))
-        console.print("changes no metric: " + "; ".join(map(str, told)) if told else "every searched knob matters")
-    made = outputs.read_json("provenance")
-    if recalled := sum(made.get("recalled", {}).values()):
+        idle = idle_axes(shown.table, planned.knobs, tuple(planned.backend.metrics))
+        console.print("changes no metric: " + "; ".join(map(str, idle)) if idle else "every searched knob matters")
+    record = outputs.read_json("provenance")
+    if recalled := sum(record.get("recalled", {}).values()):
         console.print(f"{recalled} of the results were known from earlier studies")
     if not shown.complete:
         console.print(f"figures show {shown}; results.parquet has them all")
-    console.print(_rests_on(made["facts"]))
-    console.print(provenance.said(made))
+    console.print(_rests_on(record["facts"]))
+    console.print(provenance.said(record))
     console.print(
         f"written to {outputs.folder}/ (results.parquet, claims.json, figures/, config.yaml, provenance.json)",
         soft_wrap=True,
@@ -221,27 +224,27 @@ def _tell(
 
 
 def _rests_on(facts: Sequence[Mapping[str, Any]]) -> str:
-    """How the constants are known; those from memory by name, as they are nobody's published values."""
+    """Counts of constants by provenance; those from memory by name, as they are nobody's published values."""
     counts = Counter(fact["provenance"] for fact in facts)
-    told = ", ".join(f"{count} {name}" for name, count in counts.most_common())
+    shares = ", ".join(f"{count} {name}" for name, count in counts.most_common())
     if not facts:
         return "rests on no constants"
     memory = ", ".join(fact["path"] for fact in facts if fact["provenance"] == "memory")
-    return f"rests on {len(facts)} constants: {told}" + (f" (from memory, unverified: {memory})" if memory else "")
+    return f"rests on {len(facts)} constants: {shares}" + (f" (from memory, unverified: {memory})" if memory else "")
 
 
-def _how(planned: Plan, found: Findings) -> str:
-    """How the points were chosen, and how many have no result."""
-    total, methods = found.num_rows, {chosen.method for chosen in found.chosen.values()}
-    asked = planned.settings.search.name
-    extra = total - sum(chosen.num_points for chosen in found.chosen.values())
+def _describe_points(planned: Plan, findings: Findings) -> str:
+    """One sentence: how points were chosen, and how many have no result."""
+    total, methods = findings.num_rows, {chosen.method for chosen in findings.chosen.values()}
+    method = planned.settings.search.name
+    extra = total - sum(chosen.num_points for chosen in findings.chosen.values())
     text = f"{total} points" + (f" ({extra} of them baselines)" if extra else "")
-    text += f" with {found.num_outcomes} distinct outcomes, {', '.join(sorted(methods))}"
+    text += f" with {findings.num_outcomes} distinct outcomes, {', '.join(sorted(methods))}"
     if methods == {"exhaustive"}:
         text += f": all there are, as no scenario has more than budget.trials = {planned.settings.budget.trials}"
-        text += "" if asked in ("exhaustive", "auto") else f" (search={asked} was not needed)"
-    illegal = sum(chosen.illegal for chosen in found.chosen.values())
+        text += "" if method in ("exhaustive", "auto") else f" (search={method} was not needed)"
+    illegal = sum(chosen.illegal for chosen in findings.chosen.values())
     text += f"; proposals that broke a rule and were not evaluated: {illegal}" if illegal else ""
-    bad = ", ".join(f"{count} {status}" for status, count in found.statuses.most_common() if status != "ok")
-    engines = ", ".join(f"{count} by {name}" for name, count in found.engines.most_common() if name)
+    bad = ", ".join(f"{count} {status}" for status, count in findings.statuses.most_common() if status != "ok")
+    engines = ", ".join(f"{count} by {name}" for name, count in findings.engines.most_common() if name)
     return f"{text}; {engines}" + (f"; without a result, or beyond a limit: {bad}" if bad else "")
