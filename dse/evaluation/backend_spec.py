@@ -24,8 +24,8 @@ class BackendSpec:
         """From the `simulator` group: `backend` names it, the rest (but labels) are its parameters."""
         if not isinstance(simulator, Mapping):
             raise ConfigError([Problem("simulator", "is no section of keys", simulator, "choose one: simulator=event")])
-        given = {key: value for key, value in simulator.items() if key not in ("name", "description", "backend")}
-        return cls(str(simulator.get("backend")), tuple(sorted(given.items())))
+        parameters = {key: value for key, value in simulator.items() if key not in ("name", "description", "backend")}
+        return cls(str(simulator.get("backend")), tuple(sorted(parameters.items())))
 
     def make(self) -> Backend:
         """The backend, one per process. Raises ConfigError for unknown names or parameters."""
@@ -33,7 +33,7 @@ class BackendSpec:
 
     @property
     def context(self) -> Context:
-        """What evaluates designs, as far as results depend on it."""
+        """The part of this that results depend on: name, version, parameters and metrics."""
         backend = self.make()
         return Context(self.name, backend.version, repr(self.parameters), tuple(backend.metrics))
 
@@ -45,11 +45,11 @@ class BackendSpec:
 def _make(spec: BackendSpec) -> Backend:
     kind = complete(plugins.load("backend", spec.name))
     try:
-        made = kind(**dict(spec.parameters))
+        backend = kind(**dict(spec.parameters))
     except TypeError as error:
         rule = f"does not fit backend {spec.name}: {error}"
         raise ConfigError([Problem("simulator", rule, dict(spec.parameters))]) from error
-    return made
+    return backend
 
 
 def validate(backend: Backend, trees: Mapping[str, Mapping[str, Any]]) -> None:

@@ -19,7 +19,7 @@ _SAME = 1e-9  # relative difference of a metric, of a design alone and in a batc
 
 
 def difference(first: Result, second: Result) -> str:
-    """In what two results of one design differ, beyond rounding; empty where in nothing."""
+    """The difference of two results of one design, in words; empty if there is none beyond rounding."""
     if first.status != second.status:
         return f"evaluated twice, it was {first.status} and {second.status} ({second.reason})"
     for name, value in first.metrics.items():
@@ -39,7 +39,7 @@ def broken_error(count: int, reason: str) -> Broken:
 
 @dataclass
 class Patience:
-    """How long a backend is borne with that fails. Calls of several threads may share one.
+    """Limits to how often a backend may fail. Calls of several threads may share one.
 
     retries: how often a design is tried again for which a process was lost. most: designs in a row that fail by
     themselves, and alike, before it counts as broken; 0 for any number.
@@ -66,9 +66,9 @@ class Patience:
             raise broken_error(self._count, reason)
 
 
-def serve(asked: tuple[BackendSpec, Sequence[Batch], Patience]) -> list[Results]:
-    """What a worker process does; asked for nothing, it makes the backend ready."""
-    spec, batches, patience = asked
+def serve(request: tuple[BackendSpec, Sequence[Batch], Patience]) -> list[Results]:
+    """Results of batches, in a worker process; without batches the backend is made ready."""
+    spec, batches, patience = request
     spec.make()
     return call(spec, batches, patience) if batches else []
 
@@ -80,17 +80,19 @@ def call(spec: BackendSpec, batches: Sequence[Batch], patience: Patience | None 
     Raises Broken where that goes on for longer than there is patience.
     """
     patience = Patience() if patience is None else patience
-    return _called(spec, batches, patience=patience, retries=patience.retries)
+    return _call_with_retries(spec, batches, patience=patience, retries=patience.retries)
 
 
-def _called(spec: BackendSpec, batches: Sequence[Batch], *, patience: Patience, retries: int) -> list[Results]:
+def _call_with_retries(
+    spec: BackendSpec, batches: Sequence[Batch], *, patience: Patience, retries: int
+) -> list[Results]:
     single = sum(batch.size for batch in batches) == 1
     try:
-        found = _checked_call(spec.make(), batches)
+        results = _checked_call(spec.make(), batches)
     except Lost as error:
         if single and retries > 0:
             print(f"a process of the backend was lost ({error}): its point is evaluated again", file=sys.stderr)
-            return _called(spec, batches, patience=patience, retries=retries - 1)
+            return _call_with_retries(spec, batches, patience=patience, retries=retries - 1)
         reason = f"LOST: {error}"
     except MemoryError:
         reason = "OUT OF MEMORY"
@@ -98,10 +100,10 @@ def _called(spec: BackendSpec, batches: Sequence[Batch], *, patience: Patience, 
         reason = f"{type(error).__name__}: {error}"
     else:
         patience.succeeded()
-        return found
+        return results
     if single:
         patience.failed(reason)
-    return halve(batches, reason, lambda half: _called(spec, half, patience=patience, retries=retries))
+    return halve(batches, reason, lambda half: _call_with_retries(spec, half, patience=patience, retries=retries))
 
 
 def halve(batches: Sequence[Batch], reason: str, again: Callable[[Sequence[Batch]], list[Results]]) -> list[Results]:
@@ -116,12 +118,12 @@ def halve(batches: Sequence[Batch], reason: str, again: Callable[[Sequence[Batch
 
 
 def _checked_call(backend: Backend, batches: Sequence[Batch]) -> list[Results]:
-    found = backend.evaluate(batches)
-    if len(found) != len(batches):
-        raise RuntimeError(f"the backend gave {len(found)} results for {len(batches)} batches")
-    for batch, results in zip(batches, found, strict=True):
+    answers = backend.evaluate(batches)
+    if len(answers) != len(batches):
+        raise RuntimeError(f"the backend gave {len(answers)} results for {len(batches)} batches")
+    for batch, results in zip(batches, answers, strict=True):
         columns: list[NDArray[Any]] = [results.status, results.reason, results.engine, *results.metrics.values()]
         if wrong := [len(column) for column in columns if len(column) != batch.size]:
             raise RuntimeError(f"the backend gave {wrong[0]} results for {batch.size} designs")
     laws = backend.laws if isinstance(backend, Lawful) else ()
-    return [lawful(checked(results, backend.metrics), laws) for results in found]
+    return [lawful(checked(results, backend.metrics), laws) for results in answers]

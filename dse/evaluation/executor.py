@@ -113,7 +113,7 @@ class _Piece:
 
 
 class _Part:
-    """What is leased and given up as a whole: a part of a point, in the same place whoever evaluates it."""
+    """A part of a point that is leased and given up as a whole, in the same place whoever evaluates it."""
 
     def __init__(self, block: Block, keys: Keys, scenario: str) -> None:
         self.block, self.keys, self.scenario = block, keys, scenario
@@ -124,9 +124,9 @@ class _Part:
         self.found[start] = results
         self.left -= results.size
 
-    def know(self, known: NDArray[np.bool_], results: Results) -> NDArray[np.bool_]:
+    def know(self, is_known: NDArray[np.bool_], results: Results) -> NDArray[np.bool_]:
         """Take in what is recorded; which of it was not known here."""
-        gaps = known.copy()
+        gaps = is_known.copy()
         for start, have in self.found.items():
             gaps[start : start + have.size] = False
         for start, stop in _runs(gaps):
@@ -134,7 +134,7 @@ class _Part:
         return gaps
 
     def pieces(self) -> Iterator[_Piece]:
-        """What has no results yet, as grids."""
+        """Designs without results yet, as grids."""
         gaps = np.ones(self.block.size, bool)
         for start, have in self.found.items():
             gaps[start : start + have.size] = False
@@ -147,7 +147,7 @@ class _Part:
 
 
 def _runs(marks: NDArray[np.bool_]) -> Iterator[tuple[int, int]]:
-    """Where marks are set without a gap, as start...stop."""
+    """Runs of marks without a gap, as start...stop."""
     edges = np.flatnonzero(np.diff(np.concatenate([[False], marks, [False]]).astype(np.int8)))
     yield from zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True)
 
@@ -181,9 +181,9 @@ class _Flow:
 
         def parts() -> Iterator[_Part]:
             for point in points:
-                own = list(_parts(point, self._most))
-                self._points.append(own)
-                yield from own
+                point_parts = list(_parts(point, self._most))
+                self._points.append(point_parts)
+                yield from point_parts
 
         yield from _together(parts(), lambda: max(_LOOKED_UP, self._most * self.calls.width))
 
@@ -197,9 +197,9 @@ class _Flow:
         self.calls.check()
         self._look_up(parts)
         first, later = _waves([part for part in parts if part.left], self._most)
-        self._bring(first)
+        self._evaluate_parts(first)
         self._look_up(later)
-        self._bring([part for part in later if part.left])
+        self._evaluate_parts([part for part in later if part.left])
         if len(self.elsewhere) > _MOST_ELSEWHERE:
             self.wait()
 
@@ -209,40 +209,40 @@ class _Flow:
         parts, self.elsewhere = self.elsewhere, []
         self._look_up(parts)
         left = [part for part in parts if part.left]
-        self._bring(left)
+        self._evaluate_parts(left)
         if left and len(self.elsewhere) == len(left):
             time.sleep(_POLL_S)
 
-    def _bring(self, parts: Sequence[_Part]) -> None:
+    def _evaluate_parts(self, parts: Sequence[_Part]) -> None:
         """Evaluate what is not another's, as many together as are made ready for calls at a time."""
-        for some in _together(parts, lambda: self._most * self.calls.width):
-            self._begin(some)
+        for ready in _together(parts, lambda: self._most * self.calls.width):
+            self._begin(ready)
 
     def _begin(self, parts: Sequence[_Part]) -> None:
         mine = self._session.lease([part.keys for part in parts])
-        own = [part for part, ours in zip(parts, mine, strict=True) if ours]
+        leased = [part for part, ours in zip(parts, mine, strict=True) if ours]
         self.elsewhere += [part for part, ours in zip(parts, mine, strict=True) if not ours]
         if self._session.shared:
-            self._look_up(own)  # it may have been recorded just before the lease was ours
-        pieces = [piece for part in own for piece in part.pieces()]
-        self._session.release([part.keys for part in own if not part.left])
+            self._look_up(leased)  # it may have been recorded just before the lease was ours
+        pieces = [piece for part in leased for piece in part.pieces()]
+        self._session.release([part.keys for part in leased if not part.left])
         try:
-            for group, found in self.calls.made(list(_groups(pieces, self._most))):
-                for piece, results in zip(group, found, strict=True):
+            for group, group_results in self.calls.results(list(_groups(pieces, self._most))):
+                for piece, results in zip(group, group_results, strict=True):
                     self._record(piece, results)
-                self.calls.judge(group, found)
+                self.calls.judge(group, group_results)
         finally:
             self._settle(self._session.flush())
 
     def _look_up(self, parts: Sequence[_Part]) -> None:
-        found = self._session.find(np.concatenate([part.keys for part in parts])) if parts else None
-        if found is None:
+        lookup = self._session.find(np.concatenate([part.keys for part in parts])) if parts else None
+        if lookup is None:
             return
         ends = np.cumsum([len(part.keys) for part in parts])
         for part, stop in zip(parts, ends.tolist(), strict=True):
             places, before = slice(stop - len(part.keys), stop), part.left
-            fresh = part.know(found.known[places], found.results.take(places))
-            self._session.recall(found.study[places][fresh])
+            fresh = part.know(lookup.known[places], lookup.results.take(places))
+            self._session.recall(lookup.study[places][fresh])
             self._own.seen(before - part.left)
 
     def _record(self, piece: _Piece, results: Results) -> None:
@@ -262,16 +262,16 @@ class _Flow:
 
 def _together(parts: Iterable[_Part], enough: Callable[[], int]) -> Iterator[list[_Part]]:
     """Parts in order, so many together that they have `enough` designs."""
-    held: list[_Part] = []
+    together: list[_Part] = []
     count = 0
     for part in parts:
-        held.append(part)
+        together.append(part)
         count += part.block.size
         if count >= enough():
-            yield held
-            held, count = [], 0
-    if held:
-        yield held
+            yield together
+            together, count = [], 0
+    if together:
+        yield together
 
 
 def _waves(parts: list[_Part], most: int) -> tuple[list[_Part], list[_Part]]:
@@ -300,16 +300,16 @@ def _parts(point: Evaluated, most: int) -> Iterator[_Part]:
 
 def _groups(pieces: Iterable[_Piece], most: int) -> Iterator[list[_Piece]]:
     """All pieces in order, so that no call has more than `most` designs."""
-    held: list[_Piece] = []
+    group: list[_Piece] = []
     count = 0
     for piece in pieces:
-        if held and count + piece.block.size > most:
-            yield held
-            held, count = [], 0
-        held.append(piece)
+        if group and count + piece.block.size > most:
+            yield group
+            group, count = [], 0
+        group.append(piece)
         count += piece.block.size
-    if held:
-        yield held
+    if group:
+        yield group
 
 
 class _Calls:
@@ -332,101 +332,101 @@ class _Calls:
 
     @property
     def width(self) -> int:
-        """How many calls are made ready together."""
+        """Number of calls that are made ready together."""
         return _CALLS_PER_JOB * self._jobs if self.away else 1
 
     @property
     def away(self) -> bool:
-        """Whether calls are made in worker processes."""
+        """True if calls are made in worker processes."""
         return self._apart or (self._jobs > 1 and self._spent >= POOL_PAYS_S)
 
-    def made(self, groups: Sequence[list[_Piece]]) -> Iterator[tuple[list[_Piece], list[Results]]]:
+    def results(self, groups: Sequence[list[_Piece]]) -> Iterator[tuple[list[_Piece], list[Results]]]:
         """Results of each group, as they come. Raises Broken; what is recorded of the failures it tells is not kept."""
         try:
-            for group, found in self._made_away(groups) if self.away else self._made_here(groups):
-                yield group, self._rechecked(group, found)
+            for group, results in self._results_from_workers(groups) if self.away else self._results_here(groups):
+                yield group, self._recheck(group, results)
         except Broken:
             if self._streak:
                 self._own.session.withdraw(np.concatenate(self._streak))
             raise
 
-    def _made_here(self, groups: Sequence[list[_Piece]]) -> Iterator[tuple[list[_Piece], list[Results]]]:
+    def _results_here(self, groups: Sequence[list[_Piece]]) -> Iterator[tuple[list[_Piece], list[Results]]]:
         for group in groups:
             self.check()
             began = time.perf_counter()
-            found = call(self._own.spec, [piece.batch for piece in group], self._patience)
+            results = call(self._own.spec, [piece.batch for piece in group], self._patience)
             self._spent += time.perf_counter() - began
-            yield group, found
+            yield group, results
 
-    def _made_away(self, groups: Sequence[list[_Piece]]) -> Iterator[tuple[list[_Piece], list[Results]]]:
+    def _results_from_workers(self, groups: Sequence[list[_Piece]]) -> Iterator[tuple[list[_Piece], list[Results]]]:
         if self._pool is None:
             memory = self._own.executor.memory_bytes
             self._pool = Pool(serve, (self._own.spec, (), Patience()), size=self._jobs, memory_bytes=memory)
         jobs = joblib.Parallel(n_jobs=self._jobs, backend="threading", return_as="generator_unordered")
         try:
-            for group, found in jobs(joblib.delayed(self._one)(group) for group in groups):
-                if found is not None:
-                    yield group, found
+            for group, results in jobs(joblib.delayed(self._results_of_group)(group) for group in groups):
+                if results is not None:
+                    yield group, results
         except BaseException:  # the threads must not wait for workers
             self._pool.close()
             raise
         self.check()
 
-    def _one(self, group: list[_Piece]) -> tuple[list[_Piece], list[Results] | None]:
+    def _results_of_group(self, group: list[_Piece]) -> tuple[list[_Piece], list[Results] | None]:
         """Results of one group from a worker; None where it is to stop."""
         if self._own.stopping():
             return group, None
-        return group, self._kept([piece.batch for piece in group], retries=self._own.executor.max_retries)
+        return group, self._call_worker([piece.batch for piece in group], retries=self._own.executor.max_retries)
 
-    def _kept(self, batches: Sequence[Batch], retries: int) -> list[Results]:
+    def _call_worker(self, batches: Sequence[Batch], retries: int) -> list[Results]:
         """As `call`, from a worker: a call that is lost is made again, then in halves."""
         size, limit = sum(batch.size for batch in batches), self._own.executor.timeout_s
         assert self._pool is not None
         try:
-            asked = (self._own.spec, batches, self._patience.fresh)
-            found: list[Results] = self._pool.call(asked, None if limit is None else limit * size)
+            request = (self._own.spec, batches, self._patience.fresh)
+            results: list[Results] = self._pool.call(request, None if limit is None else limit * size)
             self._patience.succeeded()
-            return found
+            return results
         except (Lost, RuntimeError) as error:
             if self._pool.closed:
                 raise
             again = size == 1 and retries > 0 and not str(error).startswith("TIMEOUT")
             if isinstance(error, Lost):
-                told = "is evaluated again" if size > 1 or again else "has failed"
-                print(f"a worker was lost ({_brief(error)}); what it had in hand ({size}) {told}", file=sys.stderr)
+                outcome = "is evaluated again" if size > 1 or again else "has failed"
+                print(f"a worker was lost ({_brief(error)}); what it had in hand ({size}) {outcome}", file=sys.stderr)
             if again:
-                return self._kept(batches, retries - 1)
+                return self._call_worker(batches, retries - 1)
             if size == 1:
                 self._patience.failed(str(error))
-            return halve(batches, str(error), lambda half: self._kept(half, retries))
+            return halve(batches, str(error), lambda half: self._call_worker(half, retries))
 
-    def _rechecked(self, group: Sequence[_Piece], found: Sequence[Results]) -> list[Results]:
+    def _recheck(self, group: Sequence[_Piece], group_results: Sequence[Results]) -> list[Results]:
         """The results, of which some are obtained twice; invalid where the two differ."""
         most = self._own.executor.recheck * 2.0**64  # keys are hashes: some of them are a random sample
         if not most:
-            return list(found)
+            return list(group_results)
         if self._second is None:
             memory = self._own.executor.memory_bytes
             self._second = Pool(serve, (self._own.spec, (), Patience()), size=1, memory_bytes=memory)
-        return [self._compared(piece, results, most) for piece, results in zip(group, found, strict=True)]
+        return [self._compare(piece, results, most) for piece, results in zip(group, group_results, strict=True)]
 
-    def _compared(self, piece: _Piece, results: Results, most: float) -> Results:
+    def _compare(self, piece: _Piece, results: Results, most: float) -> Results:
         """The results of a piece, of which those whose key is below `most` are obtained again."""
         keys = piece.part.keys[piece.start : piece.stop, 0].astype(float)
-        told = results
+        compared = results
         for place in np.flatnonzero((keys <= most) & results.ok).tolist():
             if differing := difference(results[place], self._again(Batch(piece.batch.at(place)))):
                 odd = Results.of([Result("invalid", reason=differing, engine=results[place].engine)])
-                told = Results.join([told.take(slice(place)), odd, told.take(slice(place + 1, None))])
-        return told
+                compared = Results.join([compared.take(slice(place)), odd, compared.take(slice(place + 1, None))])
+        return compared
 
     def _again(self, batch: Batch) -> Result:
         """The result of one design from a process of its own."""
         assert self._second is not None
         try:
-            asked = (self._own.spec, [batch], Patience())
-            found: list[Results] = self._second.call(asked, self._own.executor.timeout_s)
-            return found[0][0]
+            request = (self._own.spec, [batch], Patience())
+            results: list[Results] = self._second.call(request, self._own.executor.timeout_s)
+            return results[0][0]
         except (Lost, RuntimeError) as error:
             return Result("failed", reason=str(error))
 
@@ -435,10 +435,10 @@ class _Calls:
         if self._own.stopping():
             raise Interrupted
 
-    def judge(self, group: Sequence[_Piece], found: Sequence[Results]) -> None:
+    def judge(self, group: Sequence[_Piece], group_results: Sequence[Results]) -> None:
         """Look for a backend that fails every time, and alike. Raises Broken; what it said is not kept."""
         most = self._own.executor.broken_after
-        for piece, results in zip(group, found, strict=True):
+        for piece, results in zip(group, group_results, strict=True):
             failed = results.status == STATUSES.index("failed")
             if not failed.any() or not most:
                 self._streak = []
@@ -449,10 +449,10 @@ class _Calls:
                 self._streak = [*self._streak, keys] if reason and reason == self._last else [keys] if reason else []
                 self._last = reason
                 if len(self._streak) == most:
-                    self._give_up(group, found)
+                    self._give_up(group, group_results)
 
-    def _give_up(self, group: Sequence[_Piece], found: Sequence[Results]) -> None:
-        failed = [results.status == STATUSES.index("failed") for results in found]
+    def _give_up(self, group: Sequence[_Piece], group_results: Sequence[Results]) -> None:
+        failed = [results.status == STATUSES.index("failed") for results in group_results]
         keys = [piece.part.keys[piece.start : piece.stop][bad] for piece, bad in zip(group, failed, strict=True)]
         self._own.session.withdraw(np.concatenate([*self._streak, *keys]))
         raise broken_error(len(self._streak), self._last)

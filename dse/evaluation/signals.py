@@ -1,4 +1,4 @@
-"""Being told to stop: once, and what is in flight is recorded first; twice, and it ends now."""
+"""Graceful shutdown: the first signal lets work in flight be recorded, the second ends the process at once."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class Interrupted(KeyboardInterrupt):
 
 
 class Stop:
-    """Whether the user (or a scheduler) has asked for an end, and by which signal."""
+    """A request to stop by the user (or a scheduler), and its signal."""
 
     def __init__(self) -> None:
         self.number = 0
 
     def __call__(self) -> bool:
-        """Whether to stop."""
+        """True if the study is to stop."""
         return self.number != 0
 
     def _handle(self, number: int, frame: FrameType | None) -> None:

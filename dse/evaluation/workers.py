@@ -56,7 +56,7 @@ class Pool:
         self.closed = False
 
     def call(self, argument: Any, timeout_s: float | None = None) -> Any:
-        """What `serve(argument)` gives in a worker. Thread-safe. Raises Lost, and RuntimeError for what it raises."""
+        """Run `serve(argument)` in a worker. Thread-safe. Raises Lost, and RuntimeError for what it raises."""
         worker = self._idle.get()
         try:
             if self.closed:
@@ -109,12 +109,12 @@ class _Worker:
             self._pipe.send(argument)
             if not wait([self._pipe, self._process.sentinel], timeout_s):
                 raise Lost(self.end(f"TIMEOUT after {timeout_s:g} s"))
-            fine, found = self._pipe.recv()
+            fine, answer = self._pipe.recv()
         except (EOFError, OSError) as error:
             raise Lost(self.end(None)) from error
         if fine:
-            return found
-        raise found
+            return answer
+        raise answer
 
     def end(self, why: str | None = "") -> str:
         """End the process and its group; why it is ended, or (None) how it ended by itself, and what it said last."""
@@ -122,20 +122,20 @@ class _Worker:
             self._process.join(_GRACE_S)
         _end_group(self._process)
         self._pipe.close()
-        said = "" if self._said.closed else _shortened(self._said.read().decode(errors="replace").strip())
+        output = "" if self._said.closed else _shorten(self._said.read().decode(errors="replace").strip())
         self._said.close()
         Path(self._name).unlink(missing_ok=True)  # if it did not come to that
-        reason = _ending(self._process.exitcode) if why is None else why
-        return f"{reason}: {said}" if said else reason
+        reason = _how_it_ended(self._process.exitcode) if why is None else why
+        return f"{reason}: {output}" if output else reason
 
 
-def _shortened(text: str) -> str:
+def _shorten(text: str) -> str:
     """The beginning and the end of a text, without what differs from process to process."""
     same = re.sub(r"\b0x[0-9a-f]{6,}", "0x...", text)
     return same if len(same) <= _SAID else f"{same[: _SAID // 4]} ... {same[-_SAID * 3 // 4 :]}"
 
 
-def _ending(code: int | None) -> str:
+def _how_it_ended(code: int | None) -> str:
     if code is None or code >= 0:
         return f"EXIT {code}"
     name = signal.Signals(-code).name
@@ -179,13 +179,13 @@ def _one_thread() -> Iterator[None]:
             os.environ.pop(name, None)
 
 
-def _work(pipe: Connection, serve: Call, memory_bytes: float | None, said: str) -> None:
-    """What a worker process does until it is told to end or its parent is gone."""
+def _work(pipe: Connection, serve: Call, memory_bytes: float | None, output: str) -> None:
+    """Serve calls in a worker process until it is told to end or its parent is gone."""
     os.setpgid(0, 0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    handle = os.open(said, os.O_WRONLY | os.O_APPEND)
-    Path(said).unlink()  # nobody else has to clean it up
+    handle = os.open(output, os.O_WRONLY | os.O_APPEND)
+    Path(output).unlink()  # nobody else has to clean it up
     os.dup2(handle, 1)
     os.dup2(handle, 2)
     faulthandler.enable(all_threads=False)
@@ -196,10 +196,10 @@ def _work(pipe: Connection, serve: Call, memory_bytes: float | None, said: str) 
         while True:
             argument = pipe.recv()
             os.ftruncate(handle, 0)
-            pipe.send(_served(serve, argument))
+            pipe.send(_answer(serve, argument))
 
 
-def _served(serve: Call, argument: Any) -> tuple[bool, Any]:
+def _answer(serve: Call, argument: Any) -> tuple[bool, Any]:
     try:
         return True, serve(argument)
     except Broken as error:
