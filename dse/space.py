@@ -50,22 +50,22 @@ class Knob:
 
     @property
     def whole(self) -> bool:
-        """Whether an interval begins and ends at a whole number."""
+        """True if an interval begins and ends at a whole number."""
         return float(self.low).is_integer() and float(self.high).is_integer()
 
     @functools.cached_property
     def ordered(self) -> bool:
-        """Whether the values are numbers, or quantities in one unit, that ascend: neighbours are then alike."""
+        """True if the values are numbers, or quantities in one unit, that ascend: neighbours are then alike."""
         return self.numbers is not None and list(self.numbers) == sorted(self.numbers)
 
     @functools.cached_property
     def numbers(self) -> tuple[float, ...] | None:
         """The number that each value is, of a quantity such as `2 MB` in its unit; None unless all are numbers."""
-        told = [amount(value) if isinstance(value, str) else (value, None) for value in self.values]
-        if any(one is None or isinstance(one[0], (bool, NoneType)) for one in told):
+        amounts = [amount(value) if isinstance(value, str) else (value, None) for value in self.values]
+        if any(pair is None or isinstance(pair[0], (bool, NoneType)) for pair in amounts):
             return None
-        units = {one[1] for one in told if one is not None} - {None}
-        return tuple(one[0] for one in told if one is not None) if len(units) <= 1 else None
+        units = {pair[1] for pair in amounts if pair is not None} - {None}
+        return tuple(pair[0] for pair in amounts if pair is not None) if len(units) <= 1 else None
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class Block:
         return None if self.design is None else Batch(self.design, self.axes)
 
     def held(self, path: str) -> Any:
-        """What its points hold at a path: a column [size], or one value for all."""
+        """The values of its points at a path: a column [size], or one value for all."""
         if path in self.axes:
             return along(self.axes, path)
         return get_path(self.tree if self.design is None else self.design, path)
@@ -109,8 +109,8 @@ class Block:
     def part(self, axes: Mapping[str, NDArray[Any]]) -> Block:
         """The points that take only some of the values of each axis."""
         design = None if self.design is None else Batch(self.design, axes).at(0)
-        asked = None if self.asked is None else self.asked.part({**self.asked.axes, **axes})
-        return replace(self, axes=axes, design=design, asked=asked)
+        asked_part = None if self.asked is None else self.asked.part({**self.asked.axes, **axes})
+        return replace(self, axes=axes, design=design, asked=asked_part)
 
     def fix(self, path: str, value: Any) -> Block:
         """Its points with one value at a path; where that was an axis, they are fewer."""
@@ -130,8 +130,10 @@ class Block:
         steps = [np.diff(grid.astype(np.int8), axis=place) for place in range(grid.ndim)]
         place = next(place for place, step in enumerate(steps) if step.any())
         path, values = list(self.axes.items())[place]
-        others = tuple(axis for axis in range(grid.ndim) if axis != place)
-        for start, stop in itertools.pairwise([0, *(1 + np.flatnonzero(steps[place].any(axis=others))), len(values)]):
+        other_axes = tuple(axis for axis in range(grid.ndim) if axis != place)
+        for start, stop in itertools.pairwise(
+            [0, *(1 + np.flatnonzero(steps[place].any(axis=other_axes))), len(values)]
+        ):
             part = self.part({**self.axes, path: values[start:stop]})
             yield from part.runs(np.take(grid, range(start, stop), axis=place).reshape(-1))
 
@@ -141,20 +143,22 @@ class Block:
             yield {**self.assignment, **dict(zip(self.axes, values, strict=True))}
 
     def texts(self, scenario: str) -> list[str]:
-        """What each point is called in the store: its scenario and searched values, as JSON."""
+        """Names of the points in the store: scenario and searched values, as JSON."""
         head = json.dumps({"scenario": scenario, **self.assignment}, default=str)[:-1]
         parts = [
             [f", {json.dumps(path)}: {json.dumps(value, default=str)}" for value in values.tolist()]
             for path, values in self.axes.items()
         ]
-        return ["".join((head, *found, "}")) for found in itertools.product(*parts)]
+        return ["".join((head, *values, "}")) for values in itertools.product(*parts)]
 
     def keys(self, *context: str) -> Keys:
         """Content hashes [size, 2] of its designs; where there is no design, of what was asked for."""
         if self.design is not None:
             return content_keys(self.design, self.axes, context)
-        asked = {section: _unlabelled(tree) for section, tree in self.tree.items()}
-        return grid_content_keys([f"refused = {json.dumps(asked, sort_keys=True, default=str)}"], self.axes, context)
+        unlabelled = {section: _without_labels(tree) for section, tree in self.tree.items()}
+        return grid_content_keys(
+            [f"refused = {json.dumps(unlabelled, sort_keys=True, default=str)}"], self.axes, context
+        )
 
 
 @dataclass
@@ -174,10 +178,10 @@ class Evaluated:
         return self.results
 
 
-def _unlabelled(tree: Any) -> Any:
+def _without_labels(tree: Any) -> Any:
     if not isinstance(tree, Mapping):
         return tree
-    return {name: _unlabelled(value) for name, value in tree.items() if name not in LABELS}
+    return {name: _without_labels(value) for name, value in tree.items() if name not in LABELS}
 
 
 @dataclass(frozen=True)
@@ -217,7 +221,7 @@ class Space:
         return tuple(knob for knob in self.order if self.is_option(knob.path) or knob.path in needed)
 
     def is_option(self, path: str) -> bool:
-        """Whether the values of a path are options of a group."""
+        """True if the values of a path are options of a group."""
         section, _, name = path.partition(".")
         return name == "name" and section in self.options and section in self.base
 
@@ -230,8 +234,8 @@ class Space:
                 tree[section] = self.options[section][option]
         values = {path: value for path, value in assignment.items() if not self.is_option(path)}
         for section in dict.fromkeys(path.partition(".")[0] for path in values):
-            own = {path: value for path, value in values.items() if path.partition(".")[0] == section}
-            tree[section] = self._section(tree[section], own)
+            section_values = {path: value for path, value in values.items() if path.partition(".")[0] == section}
+            tree[section] = self._section(tree[section], section_values)
         return tree
 
     def _section(self, section: Any, values: Mapping[str, Any]) -> Any:
@@ -240,10 +244,10 @@ class Space:
             self._sections.clear()
         name = (id(section), repr(values))
         if name not in self._sections:
-            found = copy.deepcopy(section)
+            changed = copy.deepcopy(section)
             for path, value in values.items():
-                set_path({path.partition(".")[0]: found}, path, value)
-            self._sections[name] = section, found  # holds it: its id stays its own
+                set_path({path.partition(".")[0]: changed}, path, value)
+            self._sections[name] = section, changed  # holds it: its id stays its own
         return self._sections[name][1]
 
     @functools.cached_property
@@ -259,14 +263,14 @@ class Space:
         return point
 
     def _counts_now(self, knob: Knob, point: Assignment) -> bool:
-        """Whether a knob counts, remembered by what decides it."""
-        name = (knob.path, *(point.get(one.path) for one in self.deciding))
-        if name not in self._counted:
-            self._counted[name] = self._counts(knob, point)
-        return self._counted[name]
+        """True if a knob counts; remembered by what decides it."""
+        name = (knob.path, *(point.get(other.path) for other in self.deciding))
+        if name not in self._counts_by_deciding_values:
+            self._counts_by_deciding_values[name] = self._counts(knob, point)
+        return self._counts_by_deciding_values[name]
 
     @functools.cached_property
-    def _counted(self) -> dict[tuple[Any, ...], bool]:
+    def _counts_by_deciding_values(self) -> dict[tuple[Any, ...], bool]:
         return {}
 
     def counting(self, deciding: Mapping[str, Any]) -> set[str]:
@@ -281,8 +285,8 @@ class Space:
         """Every distinct point of a finite space, without a look at its design."""
         for point, free in self._structures({}, self.deciding):
             for values in itertools.product(*(knob.values for knob in free)):
-                found = {**point, **{knob.path: value for knob, value in zip(free, values, strict=True)}}
-                yield {knob.path: found[knob.path] for knob in self.order if knob.path in found}
+                values_by_path = {**point, **{knob.path: value for knob, value in zip(free, values, strict=True)}}
+                yield {knob.path: values_by_path[knob.path] for knob in self.order if knob.path in values_by_path}
 
     def size(self, most: int | None = None) -> int | None:
         """Number of distinct points; None where there are more than `most`, or an interval makes them infinite."""
@@ -312,7 +316,7 @@ class Space:
         try:
             design = self.backend.design(tree)
         except ConfigError as error:
-            yield from self._refused(point, free, tree=tree, error=error)
+            yield from self._refused_blocks(point, free, tree=tree, error=error)
             return
         fixed = [knob for knob in free if not self.backend.is_axis(knob.path, design)]
         if fixed:
@@ -322,25 +326,25 @@ class Space:
         odd = next((knob for knob in free if None in numbers[knob.path]), None)
         if odd is None:
             axes = {path: np.array(values) for path, values in numbers.items()}
-            yield from self._settled(Block(self._ordered(point), axes, design))
+            yield from self._settle(Block(self._in_knob_order(point), axes, design))
             return
-        told = list(zip(odd.values, numbers[odd.path], strict=True))
-        legal, illegal = (tuple(value for value, one in told if (one is None) == bad) for bad in (False, True))
+        pairs = list(zip(odd.values, numbers[odd.path], strict=True))
+        legal, illegal = (tuple(value for value, number in pairs if (number is None) == bad) for bad in (False, True))
         if legal:
             yield from self.resolve(point, [Knob(odd.path, legal) if knob is odd else knob for knob in free])
         yield from self._product(point, [Knob(odd.path, illegal)], [knob for knob in free if knob is not odd])
 
-    def _settled(self, block: Block) -> Iterator[Block]:
+    def _settle(self, block: Block) -> Iterator[Block]:
         """The same points, each with one value for a knob that changes nothing in it."""
         if not isinstance(self.backend, Canonical) or block.design is None:
             yield block
             return
         blocks = [block]
         for path, value in self.backend.neutral(block.design).items():
-            blocks = [part for one in blocks for part in self._settled_at(one, path, value, by=self.backend)]
+            blocks = [part for block in blocks for part in self._settle_at(block, path, value, by=self.backend)]
         yield from blocks
 
-    def _settled_at(self, block: Block, path: str, value: Any, *, by: Canonical) -> Iterator[Block]:
+    def _settle_at(self, block: Block, path: str, value: Any, *, by: Canonical) -> Iterator[Block]:
         """The same points, those in which the leaf at `path` changes nothing with `value` there."""
         if block.batch is None or (path not in block.axes and get_path(block.design, path) == value):
             yield block
@@ -348,43 +352,45 @@ class Space:
         for part, idle in block.runs(by.idle(block.batch, path, value)):
             yield part.fix(path, value) if idle else part
 
-    def _product(self, point: Assignment, fixed: Sequence[Knob], rest: Sequence[Knob]) -> Iterator[Block]:
+    def _product(self, point: Assignment, fixed: Sequence[Knob], free: Sequence[Knob]) -> Iterator[Block]:
         """Blocks for every combination of values of some knobs."""
         for values in itertools.product(*(knob.values for knob in fixed)):
             chosen = {knob.path: value for knob, value in zip(fixed, values, strict=True)}
-            yield from self.resolve({**point, **chosen}, rest)
+            yield from self.resolve({**point, **chosen}, free)
 
-    def _refused(self, point: Assignment, free: Sequence[Knob], *, tree: Tree, error: ConfigError) -> Iterator[Block]:
+    def _refused_blocks(
+        self, point: Assignment, free: Sequence[Knob], *, tree: Tree, error: ConfigError
+    ) -> Iterator[Block]:
         """Blocks where the first values of the free knobs make no design.
 
         If that may be the fault of these values, those of one knob are split off until one is legal.
         """
-        fixed = [problem for problem in error.problems if not any(_overlap(one.path, problem.path) for one in free)]
+        fixed = [problem for problem in error.problems if not any(_overlap(knob.path, problem.path) for knob in free)]
         if free and not fixed:
             paths = {problem.path for problem in error.problems}
-            odd = next(one for one in free if any(_overlap(one.path, path) for path in paths))
-            rest = [knob for knob in free if knob is not odd]
-            first = {**point, **{knob.path: knob.values[0] for knob in rest}}
+            odd = next(knob for knob in free if any(_overlap(knob.path, path) for path in paths))
+            others_free = [knob for knob in free if knob is not odd]
+            first = {**point, **{knob.path: knob.values[0] for knob in others_free}}
             blamed = list(
                 itertools.takewhile(lambda value: self._blames(odd.path, {**first, odd.path: value}), odd.values)
             )
-            yield from self._product(point, [Knob(odd.path, tuple(blamed))], rest)
+            yield from self._product(point, [Knob(odd.path, tuple(blamed))], others_free)
             if left := odd.values[len(blamed) :]:
                 yield from self.resolve(point, [Knob(odd.path, left) if knob is odd else knob for knob in free])
             return
         axes = {knob.path: np.fromiter(knob.values, object, len(knob.values)) for knob in free}  # as they were given
         reason = "; ".join(map(str, fixed or error.problems))
-        yield Block(self._ordered(point), axes, None, reason, _without(tree, axes))
+        yield Block(self._in_knob_order(point), axes, None, reason, _without(tree, axes))
 
     def _blames(self, path: str, point: Assignment) -> bool:
-        """Whether the model refuses a point, maybe for its value at `path`."""
+        """True if the model refuses a point, maybe for its value at `path`."""
         try:
             self.backend.design(self.tree(point))
         except ConfigError as error:
             return any(_overlap(path, problem.path) for problem in error.problems)
         return False
 
-    def _ordered(self, point: Assignment) -> Assignment:
+    def _in_knob_order(self, point: Assignment) -> Assignment:
         """An assignment in knob order; what is no knob comes last."""
         paths = [knob.path for knob in self.order if knob.path in point]
         return {path: point[path] for path in (*paths, *(path for path in point if path not in paths))}
@@ -395,17 +401,21 @@ class Space:
         first: a point that is legal. A section is validated by itself, so its own knobs are all that matters.
         """
         section = knob.path.partition(".")[0]
-        own = {path: value for path, value in first.items() if path.partition(".")[0] == section and path != knob.path}
-        tree = self.tree({path: value for path, value in own.items() if self.is_option(path)}).get(section)
+        fixed = {
+            path: value for path, value in first.items() if path.partition(".")[0] == section and path != knob.path
+        }
+        tree = self.tree({path: value for path, value in fixed.items() if self.is_option(path)}).get(section)
         if len(self.known) > _MOST_SECTIONS:
             self.known.clear()
-        known = self.known.setdefault((id(tree), knob.path, repr(own)), (tree, {}))[1]  # holds it: its id stays its own
+        number_of = self.known.setdefault((id(tree), knob.path, repr(fixed)), (tree, {}))[
+            1
+        ]  # holds it: its id stays its own
         for value in knob.values:
-            if repr(value) not in known:
-                known[repr(value)] = self._number({**first, knob.path: value}, knob.path)
-        found = [known[repr(value)] for value in knob.values]
-        kinds = {type(number) for number in found if number is not None}
-        return found if len(kinds) <= 1 else [None] * len(found)
+            if repr(value) not in number_of:
+                number_of[repr(value)] = self._number({**first, knob.path: value}, knob.path)
+        numbers = [number_of[repr(value)] for value in knob.values]
+        kinds = {type(number) for number in numbers if number is not None}
+        return numbers if len(kinds) <= 1 else [None] * len(numbers)
 
     def meant(self, knob: Knob, held: Any, point: Assignment) -> Any:
         """The value of a knob whose designs hold `held`, given those of the knobs before it; None where there is none.
@@ -430,12 +440,12 @@ class Space:
         if not knobs:
             yield point, [knob for knob in self.order if knob not in self.deciding and self._counts(knob, point)]
             return
-        knob, rest = knobs[0], knobs[1:]
+        knob, later = knobs[0], knobs[1:]
         if not self._counts(knob, point):
-            yield from self._structures(point, rest)
+            yield from self._structures(point, later)
             return
         for value in knob.values:
-            yield from self._structures({**point, knob.path: value}, rest)
+            yield from self._structures({**point, knob.path: value}, later)
 
     def active(self, assignment: Mapping[str, Any]) -> Assignment:
         """The part of an assignment that counts (for example after a baseline changed its options)."""
@@ -460,16 +470,16 @@ class Space:
 
 
 def _overlap(path: str, other: str) -> bool:
-    """Whether one dotted path is the other or lies below it."""
+    """True if one dotted path is the other or lies below it."""
     return f"{path}.".startswith(f"{other}.") or f"{other}.".startswith(f"{path}.")
 
 
 def _without(tree: Tree, paths: Mapping[str, Any]) -> Tree:
     """A tree with the values at some paths left out."""
-    found = copy.deepcopy(dict(tree))
+    tree_without = copy.deepcopy(dict(tree))
     for path in paths:
-        set_path(found, path, None)
-    return found
+        set_path(tree_without, path, None)
+    return tree_without
 
 
 def get_path(tree: Any, path: str) -> Any:
