@@ -155,8 +155,14 @@ class Results:
     @classmethod
     def all_alike(cls, result: Result, size: int) -> Self:
         """`size` times a result that holds no metrics."""
-        one = cls.of([result])
-        return cls(np.repeat(one.status, size), {}, np.repeat(one.reason, size), np.repeat(one.engine, size), one.texts)
+        single = cls.of([result])
+        return cls(
+            np.repeat(single.status, size),
+            {},
+            np.repeat(single.reason, size),
+            np.repeat(single.engine, size),
+            single.texts,
+        )
 
     @classmethod
     def join(cls, parts: Sequence[Results]) -> Results:
@@ -183,7 +189,7 @@ class Results:
 
     @property
     def ok(self) -> NDArray[np.bool_]:
-        """Which designs [B] have metrics."""
+        """Marks [B] of the designs that have metrics."""
         return np.asarray(self.status == STATUSES.index("ok"))
 
     def column(self, name: str) -> NDArray[np.float64]:
@@ -223,7 +229,7 @@ class Replay:
 
 @runtime_checkable
 class Simulator(Protocol):
-    """What a backend must offer. Batches are the normal case; one design is a batch of one."""
+    """The four members that a backend must have. Batches are the normal case; one design is a batch of one."""
 
     version: str
     metrics: Mapping[str, Metric]
@@ -284,7 +290,7 @@ class Backend:
         return None if isinstance(node, Mapping) else {}
 
     def is_axis(self, path: str, design: BaseModel) -> bool:
-        """Whether the leaf at `path` of such a design is a number that may be an axis of a batch; by default it is not.
+        """True if the leaf at `path` of such a design is a number that may be an axis of a batch; by default it is not.
 
         Whether a value of it is legal must depend on that value alone; rules between values belong to `problems`.
         """
@@ -339,7 +345,7 @@ class Law:
     equal: bool = False
 
     def broken(self, columns: Columns) -> NDArray[np.bool_]:
-        """Which results [B] break it; a side that is NaN breaks nothing."""
+        """Marks [B] of the results that break it; a side that is NaN breaks nothing."""
         lower, upper = self.lower(columns), self.upper(columns)
         slack = _ROUNDING * np.maximum(np.abs(lower), np.abs(upper))
         return np.asarray((lower - upper > slack) | (self.equal & (upper - lower > slack)))
@@ -350,14 +356,14 @@ _ROUNDING = 1e-9  # of the larger side
 
 @runtime_checkable
 class Lawful(Protocol):
-    """What a backend may offer beside `Backend`: relations that its metrics obey whatever the design."""
+    """A backend with relations that its metrics obey whatever the design."""
 
     laws: Sequence[Law]
 
 
 @runtime_checkable
 class Canonical(Protocol):
-    """What a backend may offer beside `Backend`: knobs whose value changes nothing in some designs."""
+    """A backend with knobs whose value changes nothing in some designs."""
 
     def neutral(self, design: BaseModel) -> Mapping[str, Any]:
         """Dotted path -> the value that stands for all others where the leaf changes nothing; cheap."""
@@ -374,20 +380,26 @@ def checked(results: Results, metrics: Mapping[str, Metric]) -> Results:
     columns = {name: results.metrics.get(name) for name in {**metrics, **results.metrics}}
     wrong = {name: _wrong(column, metrics.get(name), results.ok) for name, column in columns.items()}
     plain = all(column.dtype == np.float64 for column in results.metrics.values())
-    if plain and not any(found.any() for found in wrong.values()):
+    if plain and not any(bad.any() for bad in wrong.values()):
         return replace(results, metrics={name: column + 0.0 for name, column in results.metrics.items()})
     status, reason = results.status.copy(), results.reason.copy()
     codes = {text: code for code, text in enumerate(results.texts)}
-    for name, found in wrong.items():
-        for index in np.flatnonzero(found & (status == STATUSES.index("ok"))):
+    for name, bad in wrong.items():
+        for index in np.flatnonzero(bad & (status == STATUSES.index("ok"))):
             text = _fault(name, columns[name], index=int(index), metric=metrics.get(name))
             status[index] = STATUSES.index("invalid")
             reason[index] = codes.setdefault(text, len(codes))
     fine = status == STATUSES.index("ok")
-    kept = {
+    columns_kept = {
         name: np.where(fine, _numbers(column) + 0.0, math.nan) for name, column in columns.items() if column is not None
     }
-    return Results(status, {name: kept[name] for name in metrics if name in kept}, reason, results.engine, tuple(codes))
+    return Results(
+        status,
+        {name: columns_kept[name] for name in metrics if name in columns_kept},
+        reason,
+        results.engine,
+        tuple(codes),
+    )
 
 
 def lawful(results: Results, laws: Sequence[Law]) -> Results:
@@ -400,15 +412,15 @@ def lawful(results: Results, laws: Sequence[Law]) -> Results:
     if np.array_equal(status, results.status):
         return results
     fine = status == STATUSES.index("ok")
-    kept = {name: np.where(fine, column, math.nan) for name, column in results.metrics.items()}
-    return replace(results, status=status, metrics=kept, reason=reason, texts=tuple(texts))
+    metrics = {name: np.where(fine, column, math.nan) for name, column in results.metrics.items()}
+    return replace(results, status=status, metrics=metrics, reason=reason, texts=tuple(texts))
 
 
 def _wrong(column: NDArray[Any] | None, metric: Metric | None, ok: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Which designs [B] have a value that is not to be believed."""
+    """Marks [B] of the designs whose value is not to be believed."""
     if metric is None or column is None:
-        given = np.ones(len(ok), bool) if column is None or column.dtype != object else column != None  # noqa: E711
-        return np.asarray(ok & given)
+        is_given = np.ones(len(ok), bool) if column is None or column.dtype != object else column != None  # noqa: E711
+        return np.asarray(ok & is_given)
     values = _numbers(column)
     return np.asarray(ok & ~(np.isfinite(values) & (metric.low <= values) & (values <= metric.high)))
 

@@ -107,13 +107,13 @@ def _needs_hydra(words: Sequence[str]) -> bool:
 
 def _check_flags(flags: Sequence[str]) -> None:
     """Refuse combinations that Hydra answers with a traceback. Raises ConfigError."""
-    asked = [_LONG.get(flag, flag) for flag in flags]
-    ways = list(dict.fromkeys(flag for flag in asked if flag in _WAYS))
+    long_flags = [_LONG.get(flag, flag) for flag in flags]
+    ways = list(dict.fromkeys(flag for flag in long_flags if flag in _WAYS))
     check = Problems()
     if len(ways) > 1:
         check.add(" ".join(ways), "ask for several things at once", way_out=f"keep one of {', '.join(_WAYS)}")
     for flag in ("--resolve", "--package"):
-        if flag in asked and "--cfg" not in asked:
+        if flag in long_flags and "--cfg" not in long_flags:
             check.add(flag, "only says how --cfg prints a configuration", way_out=f"write --cfg job {flag}")
     check.done()
 
@@ -139,7 +139,7 @@ def _hydra(words: Sequence[str]) -> int:
     check_foreign(words, own_folder(words))
     if "--resolve" in words:
         check_expansion(
-            [_quoted(word) for word in overrides(words) if "=" in word or word.startswith("~")], own_folder(words)
+            [_quote_sweep(word) for word in overrides(words) if "=" in word or word.startswith("~")], own_folder(words)
         )
     codes = [OK]
 
@@ -150,14 +150,14 @@ def _hydra(words: Sequence[str]) -> int:
         codes.append(_exit_code(lambda: run(request(typed, own_folder(words)))))
 
     ordered = sorted(words, key=lambda word: "=" in word and not word.startswith("-"))  # argparse wants flags first
-    sys.argv = [sys.argv[0], *(_quoted(word) for word in ordered)]
+    sys.argv = [sys.argv[0], *(_quote_sweep(word) for word in ordered)]
     os.environ["HYDRA_FULL_ERROR"] = "1"  # or Hydra prints what it raises, and exits with 1
     with told_by_hydra():
         hydra.main(config_path=str(conf_dir()), config_name="config", version_base="1.3")(job)()
     return max(codes)
 
 
-def _quoted(word: str) -> str:
+def _quote_sweep(word: str) -> str:
     """A sweep given to the space is text to Hydra, or it would take it for a sweep of its own."""
     key, equals, value = word.partition("=")
     if key.lstrip("+").startswith("space.") and "(" in value:
@@ -174,12 +174,12 @@ def _help(folder: Path | None) -> str:
     ]
     titles = plugins.declared("GROUPS")
     for group in sorted(titles, key=lambda group: _FIRST.index(group) if group in _FIRST else len(_FIRST)):
-        lines += [f"{titles[group]} ({group}=)", *_listed(listing(group, [folder] if folder else [])), ""]
+        lines += [f"{titles[group]} ({group}=)", *_table_lines(listing(group, [folder] if folder else [])), ""]
     commands = {command.usage: command.description for command in plugins.declared("COMMANDS").values()}
-    return "\n".join([*lines, "Commands", *_listed(commands), "", _FOOT])
+    return "\n".join([*lines, "Commands", *_table_lines(commands), "", _FOOT])
 
 
-def _listed(options: Mapping[str, str]) -> list[str]:
+def _table_lines(options: Mapping[str, str]) -> list[str]:
     """Names with their descriptions, these in one column; a name that is too long for that has a line of its own."""
     width = max((len(name) for name in options if len(name) <= _COLUMN), default=0)
     lines = []

@@ -59,20 +59,20 @@ _parts: dict[tuple[int, str], tuple[BaseModel, tuple[int, int]]] = {}
 
 
 def _sum(part: Any, path: str, axes: Mapping[str, NDArray[Any]]) -> tuple[int, int]:
-    found = iter_leaves(part, path[:-1])
-    return _added(_lane(f"{name} = {_canonical(value)!r}") for name, value, _ in found if name not in axes)
+    part_leaves = iter_leaves(part, path[:-1])
+    return _add(_lane(f"{name} = {_canonical(value)!r}") for name, value, _ in part_leaves if name not in axes)
 
 
-def _added(hashes: Iterable[tuple[int, int]]) -> tuple[int, int]:
+def _add(hashes: Iterable[tuple[int, int]]) -> tuple[int, int]:
     first = second = 0
-    for one, other in hashes:
-        first, second = first + one, second + other
+    for high, low in hashes:
+        first, second = first + high, second + low
     return first & _WORD, second & _WORD
 
 
 def _spread(hashes: Iterable[tuple[int, int]], axes: Mapping[str, NDArray[Any]]) -> Keys:
     """The sum of some hashes and of those of each point's values, [points, 2]."""
-    total = np.array([_added(hashes)], np.uint64)
+    total = np.array([_add(hashes)], np.uint64)
     for path, values in axes.items():
         named = [_lane(f"{path} = {_canonical(value)!r}") for value in values.tolist()]
         total = (total[:, None, :] + np.array(named, np.uint64)).reshape(-1, 2)
@@ -84,8 +84,8 @@ _WORD = 2**64 - 1
 
 @functools.lru_cache(maxsize=1 << 16)
 def _lane(text: str) -> tuple[int, int]:
-    found = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=16).digest(), "big")
-    return found >> 64, found & _WORD
+    digest = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=16).digest(), "big")
+    return digest >> 64, digest & _WORD
 
 
 def keys_to_hex(hashes: Keys) -> NDArray[np.bytes_]:

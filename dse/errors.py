@@ -110,48 +110,48 @@ def _is_secret(name: object, value: object) -> bool:
     return isinstance(value, str) and bool(value) and re.fullmatch(rf"(?i)(.*[_-])?{_SECRET}", last) is not None
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
+def did_you_mean(name: str, candidates: Iterable[str]) -> str:
     """The way out of a misspelt name: the nearest known one, else all that are known.
 
     >>> did_you_mean("num_cuz", ["num_cus", "kernel_launch_s"])
     'did you mean `num_cus`?'
     """
-    names = sorted(known)
+    names = sorted(candidates)
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
     if near:
         return f"did you mean `{near[0]}`?"
     return f"known here: {', '.join(names)}" if names else "nothing is known here"
 
 
-def pairs(words: Iterable[str], known: Mapping[str, str], *, optional: Sequence[str] = ()) -> dict[str, str]:
-    """What a command is given as `name=value`. known: names with their defaults, without one where it must be given.
+def pairs(words: Iterable[str], defaults: Mapping[str, str], *, optional: Sequence[str] = ()) -> dict[str, str]:
+    """Parse the words `name=value` of a command. defaults: by name, empty where a value must be given.
 
     Raises ConfigError.
 
     >>> pairs(["port=80"], {"port": "5000", "host": "here"})
     {'port': '80', 'host': 'here'}
     """
-    found = dict(known)
+    values = dict(defaults)
     for word in words:
         name, _, value = word.partition("=")
-        if name not in (*known, *optional) or not value:
+        if name not in (*defaults, *optional) or not value:
             raise ConfigError(
-                [Problem(word, "is not understood here", way_out=did_you_mean(name, (*known, *optional)))]
+                [Problem(word, "is not understood here", way_out=did_you_mean(name, (*defaults, *optional)))]
             )
-        found[name] = value
-    missing = [name for name, value in found.items() if not value]
+        values[name] = value
+    missing = [name for name, value in values.items() if not value]
     if missing:
         raise ConfigError([Problem(missing[0], "is missing", way_out=f"write {missing[0]}=<name>")])
-    return found
+    return values
 
 
 def _translate(error: ValidationError, kind: type[BaseModel], path: str) -> Iterator[Problem]:
     for item in error.errors(include_url=False):
-        keys, owner = _located(kind, item["loc"])
+        keys, owner = _locate(kind, item["loc"])
         dotted = ".".join([path, *keys] if path else keys)
         if item["type"] == "extra_forbidden":
-            known = list(owner.model_fields) if owner else []
-            yield Problem(dotted, "is not a known key", way_out=did_you_mean(keys[-1], known))
+            fields = list(owner.model_fields) if owner else []
+            yield Problem(dotted, "is not a known key", way_out=did_you_mean(keys[-1], fields))
         elif item["type"] == "missing":
             yield Problem(dotted, "is missing", way_out="give it a value")
         else:
@@ -169,7 +169,7 @@ def _sentence(message: str) -> str:
     return text[:1].lower() + text[1:] if text.startswith("Input should") else text
 
 
-def _located(kind: Any, location: tuple[int | str, ...]) -> tuple[list[str], type[BaseModel] | None]:
+def _locate(kind: Any, location: tuple[int | str, ...]) -> tuple[list[str], type[BaseModel] | None]:
     """The keys a person typed for a pydantic error location (without the tags of unions), and the last model on it."""
     keys, owner = list[str](), None
     for key in location:
@@ -185,7 +185,7 @@ def _located(kind: Any, location: tuple[int | str, ...]) -> tuple[list[str], typ
 
 
 def _holds_many(annotation: Any) -> bool:
-    """Whether a location's next key is an index or a mapping's key, not a field."""
+    """True if a location's next key is an index or a mapping's key, not a field."""
     origin = get_origin(annotation)
     return isinstance(origin, type) and issubclass(origin, (tuple, list, Mapping))
 

@@ -41,10 +41,10 @@ def irregular(path: Path, most: int = MOST_BYTES) -> str:
         return f"cannot be read: {error}"
 
 
-def _broken(found: os.stat_result, most: int) -> str:
-    if not stat.S_ISREG(found.st_mode):
-        return f"is no plain file but {_KINDS.get(stat.S_IFMT(found.st_mode), 'something else')}"
-    return f"is larger than {most} bytes" if found.st_size > most else ""
+def _broken(status: os.stat_result, most: int) -> str:
+    if not stat.S_ISREG(status.st_mode):
+        return f"is no plain file but {_KINDS.get(stat.S_IFMT(status.st_mode), 'something else')}"
+    return f"is larger than {most} bytes" if status.st_size > most else ""
 
 
 @contextmanager
@@ -114,7 +114,7 @@ def atomic_replacement(path: Path) -> Iterator[Path]:
 
 
 def path_inside(folder: Path, name: str) -> Path:
-    """Where a file of this name lies in a folder. Raises ConfigError for a name that leads elsewhere."""
+    """The path of a file of this name in a folder. Raises ConfigError for a name that leads elsewhere."""
     if "/" in name or "\0" in name or name in ("", ".", ".."):
         raise ConfigError([Problem(str(folder), "cannot hold a file of this name", name, "give it a plain name")])
     return folder / name

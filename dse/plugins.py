@@ -80,7 +80,7 @@ def refresh() -> None:
 @remembered
 def names(kind: str) -> tuple[str, ...]:
     """Names of all modules that may be plug-ins of a kind; no plug-in is imported."""
-    return tuple(sorted({*_own(kind), *_entries(KINDS[kind].group)}))
+    return tuple(sorted({*_own_plugins(kind), *_entries(KINDS[kind].group)}))
 
 
 def load(kind: str, name: str) -> Any:
@@ -92,14 +92,16 @@ def load(kind: str, name: str) -> Any:
 
 
 @remembered
-def _load(asked: tuple[str, str]) -> Any:
-    kind, name = asked
-    found = target(kind, name)
-    plugin = _attribute(found, name) if found else None
+def _load(key: tuple[str, str]) -> Any:
+    kind, name = key
+    place = target(kind, name)
+    plugin = _attribute(place, name) if place else None
     if plugin is None:
-        broken = "".join(f" ({package} cannot be imported: {error})" for package, error in _declared("")[1].items())
+        broken = "".join(
+            f" ({package} cannot be imported: {error})" for package, error in _collect_declarations("")[1].items()
+        )
         rule = f"is no plug-in with {KINDS[kind].attribute}{broken}"
-        raise ConfigError([Problem(f"{kind}.{name}", rule, way_out=did_you_mean(name, _working(kind)))])
+        raise ConfigError([Problem(f"{kind}.{name}", rule, way_out=did_you_mean(name, _usable_names(kind)))])
     return plugin
 
 
@@ -109,7 +111,7 @@ def available(kind: str) -> dict[str, Any]:
     return {name: plugin for name, plugin in plugins.items() if plugin is not None}
 
 
-def _working(kind: str) -> list[str]:
+def _usable_names(kind: str) -> list[str]:
     """Names of the plug-ins of a kind that can be used."""
     working = []
     for name in names(kind):
@@ -120,40 +122,44 @@ def _working(kind: str) -> list[str]:
 
 def declared(attribute: str) -> dict[str, Any]:
     """The mappings of a name (`BACKENDS`, `COMMANDS`, `GROUPS`) that our packages declare, as one."""
-    return dict(_declared(attribute)[0])
+    return dict(_collect_declarations(attribute)[0])
 
 
 @remembered
-def _declared(attribute: str) -> tuple[Mapping[str, Any], Mapping[str, str]]:
-    """What our packages declare under a name, and the packages that cannot be imported, with the reason."""
-    found: dict[str, Any] = {}
+def _collect_declarations(attribute: str) -> tuple[Mapping[str, Any], Mapping[str, str]]:
+    """The mappings that our packages declare under a name, and why packages cannot be imported, by package."""
+    mappings: dict[str, Any] = {}
     broken: dict[str, str] = {}
     for package in _packages():
         try:
-            found |= getattr(importlib.import_module(package), attribute, {})
+            mappings |= getattr(importlib.import_module(package), attribute, {})
         except Exception as error:  # a package that is broken breaks only what it declares
             broken[package] = f"{type(error).__name__}: {error}"
-    return found, broken
+    return mappings, broken
 
 
 def _packages() -> list[str]:
     roots = {root: importlib.import_module(root).__path__ for root in PACKAGES}
-    inner = {root: [each.name for each in pkgutil.iter_modules(path) if each.ispkg] for root, path in roots.items()}
+    inner = {
+        root: [module.name for module in pkgutil.iter_modules(path) if module.ispkg] for root, path in roots.items()
+    }
     return [name for root in PACKAGES for name in (root, *(f"{root}.{package}" for package in sorted(inner[root])))]
 
 
-def _own(kind: str) -> dict[str, str]:
+def _own_plugins(kind: str) -> dict[str, str]:
     """Name -> `module:attribute` of our own plug-ins of a kind."""
     attribute, package = KINDS[kind].attribute, KINDS[kind].package
     if not package:
         plugins = declared(f"{attribute}S")
-        return {name: each.target if isinstance(each, Command) else each for name, each in plugins.items()}
+        return {name: plugin.target if isinstance(plugin, Command) else plugin for name, plugin in plugins.items()}
     modules = pkgutil.iter_modules(importlib.import_module(package).__path__)
-    return {each.name: f"{package}.{each.name}:{attribute}" for each in modules if not each.name.startswith("_")}
+    return {
+        plugin.name: f"{package}.{plugin.name}:{attribute}" for plugin in modules if not plugin.name.startswith("_")
+    }
 
 
 def declaration(attribute: str, name: str) -> Any:
-    """What a package declares by this name in its mapping `attribute`, or None; later packages are not imported."""
+    """The entry `name` of the first package whose mapping `attribute` has it, or None; later ones are not imported."""
     for package in _packages():
         with contextlib.suppress(Exception):  # `load` tells which package is broken, where nothing is found
             if name in (mapping := getattr(importlib.import_module(package), attribute, {})):
@@ -164,20 +170,20 @@ def declaration(attribute: str, name: str) -> Any:
 def _own_target(kind: str, name: str) -> str:
     """`module:attribute` of our own plug-in of a name, or ""."""
     if KINDS[kind].package:
-        return _own(kind).get(name, "")
+        return _own_plugins(kind).get(name, "")
     plugin = declaration(f"{KINDS[kind].attribute}S", name)
     return plugin.target if isinstance(plugin, Command) else plugin or ""
 
 
 def target(kind: str, name: str) -> str:
     """`module:attribute` of a plug-in; "" where there is none. Raises ConfigError where several offer the name."""
-    entries, own = _entries(KINDS[kind].group).get(name, []), _own_target(kind, name)
-    if len(entries) + bool(own) > 1:
-        places = [own.partition(":")[0]] if own else []
+    entries, own_target = _entries(KINDS[kind].group).get(name, []), _own_target(kind, name)
+    if len(entries) + bool(own_target) > 1:
+        places = [own_target.partition(":")[0]] if own_target else []
         places += [_distribution(entry) for entry in entries]
         raise ConfigError([Problem(f"{kind}.{name}", f"is offered by {' and '.join(places)}", way_out="keep one")])
-    if own or not entries:
-        return own
+    if own_target or not entries:
+        return own_target
     value = entries[0].value
     return value if ":" in value else f"{value}:{KINDS[kind].attribute}"
 
@@ -194,7 +200,7 @@ def _module(path: str, name: str) -> ModuleType:
     except Exception as error:
         rule = f"cannot be imported: {type(error).__name__}: {error}"
         entries = [entry for kind in KINDS.values() for entry in _entries(kind.group).get(name, [])]
-        way = next((f"it is registered by {_distribution(one)}" for one in entries if one.module == path), "")
+        way = next((f"it is registered by {_distribution(entry)}" for entry in entries if entry.module == path), "")
         raise ConfigError([Problem(path, rule, way_out=way or "mend that module")]) from error
 
 

@@ -20,8 +20,8 @@ def quantity(value: float, path: str) -> str:
     """
     name, _, per = re.fullmatch(r"(.*?)(_per_(cu|engine|link))?", path.rpartition(".")[2]).groups()  # type: ignore[union-attr]
     unit = next((unit for suffix, unit in _UNITS.items() if f"_{name}".endswith(suffix)), "")
-    told = scaled(value, unit) if unit else f"{value:.3g}" if abs(value) < 100 else f"{value:.6g}"
-    return told + (f" per {per.upper() if per == 'cu' else per}" if per else "")
+    text = scaled(value, unit) if unit else f"{value:.3g}" if abs(value) < 100 else f"{value:.6g}"
+    return text + (f" per {per.upper() if per == 'cu' else per}" if per else "")
 
 
 def scaled(value: float, unit: str) -> str:
@@ -38,7 +38,7 @@ def scaled(value: float, unit: str) -> str:
 
 
 def duration(seconds: float) -> str:
-    """How long something takes, for a person.
+    """A duration as a person reads it.
 
     >>> duration(0.0004), duration(40.2), duration(5400), duration(3.1e6)
     ('400 µs', '40 s', '1.5 h', '36 d')

@@ -38,15 +38,15 @@ def neutral_values(kind: type[BaseModel]) -> Mapping[str, Any]:
 def condition(kind: type[BaseModel], name: str) -> Mapping[str, str]:
     """The `when` of field `name` of `kind`: sibling -> needed value; empty if it always counts."""
     extra = kind.model_fields[name].json_schema_extra
-    found = extra.get("when", {}) if isinstance(extra, dict) else {}
-    return {str(key): str(value) for key, value in found.items()} if isinstance(found, dict) else {}
+    needed = extra.get("when", {}) if isinstance(extra, dict) else {}
+    return {str(key): str(value) for key, value in needed.items()} if isinstance(needed, dict) else {}
 
 
 Provenance = Literal["measured", "vendor", "abstract", "secondary", "memory", "derived", "calibrated"]
 
 
 class Source(Frozen):
-    """Where a number comes from. `memory` is unverified recollection and never shown as published."""
+    """The origin of a number. `memory` is unverified recollection and never shown as published."""
 
     provenance: Provenance
     source: str = Field(min_length=3)
@@ -69,14 +69,14 @@ def leaves(model: BaseModel, path: str = "") -> Iterator[tuple[str, Any, bool]]:
 
 def put(model: BaseModel, path: str, value: Any) -> Any:
     """A frozen model with the leaf at a dotted path replaced; the value is taken as it is, and may be an array."""
-    name, _, rest = path.partition(".")
+    name, _, below = path.partition(".")
     inner = getattr(model, name)
-    if rest and isinstance(inner, Mapping):
-        key, _, deeper = rest.partition(".")
-        found: Any = {**inner, key: put(inner[key], deeper, value) if deeper else value}
+    if below and isinstance(inner, Mapping):
+        key, _, deeper = below.partition(".")
+        changed: Any = {**inner, key: put(inner[key], deeper, value) if deeper else value}
     else:
-        found = put(inner, rest, value) if rest else value
-    return model.model_copy(update={name: found})
+        changed = put(inner, below, value) if below else value
+    return model.model_copy(update={name: changed})
 
 
 def iter_leaves(value: Any, path: str, structural: bool = False) -> Iterator[tuple[str, Any, bool]]:
