@@ -20,7 +20,7 @@ def test_few_modules_stand_at_the_root_of_a_package() -> None:
     assert house.root_modules("simulators") == ["compiled", "rules"]
 
 
-@pytest.mark.parametrize(("package", "most"), [("dse", 98), ("simulators", 30)])
+@pytest.mark.parametrize(("package", "most"), [("dse", 99), ("simulators", 30)])
 def test_few_arrows_go_from_room_to_room(package: str, most: int) -> None:
     assert len(house.arrows(package)) <= most
 
@@ -46,7 +46,7 @@ def test_a_command_imports_what_it_needs() -> None:
 
 @pytest.mark.parametrize(
     ("figure", "most"),
-    [("participle_names_pct", 14.4), ("pronoun_bindings_pct", 9.5), ("docstrings_without_subject_pct", 18.8)],
+    [("participle_names_pct", 13.5), ("pronoun_bindings_pct", 8.9), ("docstrings_without_subject_pct", 17.4)],
 )
 def test_the_language_does_not_get_worse(figure: str, most: float) -> None:
     assert house.language(TREES)[figure] <= most
