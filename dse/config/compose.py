@@ -61,9 +61,9 @@ def _description(path: Path) -> str:
     if unreadable(path):
         return "(cannot be read)"
     tree = held(path)
-    found = tree.get("study", tree) if isinstance(tree, dict) else {}
-    told = found.get("description", "") if isinstance(found, dict) else ""
-    return str(told or _comment(path))
+    study = tree.get("study", tree) if isinstance(tree, dict) else {}
+    description = study.get("description", "") if isinstance(study, dict) else ""
+    return str(description or _comment(path))
 
 
 def _comment(path: Path) -> str:
@@ -85,24 +85,24 @@ def own_folder(words: Sequence[str]) -> Path | None:
     for index, word in enumerate(words):
         name, equals, value = word.partition("=")
         if name in OWN_FLAGS:
-            found = value or (words[index + 1] if index + 1 < len(words) and not equals else "")
-            if not found:
+            folder = value or (words[index + 1] if index + 1 < len(words) and not equals else "")
+            if not folder:
                 raise ConfigError([Problem(name, "names no folder", way_out=f"write {name}=<folder>")])
-            return Path(found)
+            return Path(folder)
     return None
 
 
 def overrides(words: Sequence[str]) -> list[str]:
     """The words of a command line that are no flags."""
-    found, skip = [], False
+    typed, skip = [], False
     for word in words:
         if skip:
             skip = False
         elif word in OWN_FLAGS:
             skip = True
         elif not word.startswith("-"):
-            found.append(word)
-    return found
+            typed.append(word)
+    return typed
 
 
 @dataclass
@@ -130,40 +130,50 @@ class _Composer:
 
     def groups(self) -> dict[str, list[str]]:
         """Group -> its options, in the shipped and the user's folder."""
-        found: dict[str, set[str]] = {}
+        options_of: dict[str, set[str]] = {}
         for folder in self.folders:
             for path in folder.glob("*/*.yaml"):
-                found.setdefault(path.parent.name, set()).add(path.stem)
-        return {group: sorted(options) for group, options in found.items()}
+                options_of.setdefault(path.parent.name, set()).add(path.stem)
+        return {group: sorted(options) for group, options in options_of.items()}
 
     def lines(self, texts: Sequence[str]) -> list[_Line]:
         """Overrides that can be parsed; `<group>.name=x` is the same as `<group>=x`."""
         from hydra.core.override_parser.overrides_parser import OverridesParser
         from hydra.errors import HydraException
 
-        found = []
+        lines = []
         for text in texts:
             try:
-                one = OverridesParser.create().parse_override(text)
+                override = OverridesParser.create().parse_override(text)
             except HydraException as error:
                 self.note(text, f"cannot be parsed: {str(error).splitlines()[0]}")
                 continue
-            if self._is_foreign(text, one):
+            if self._is_foreign(text, override):
                 continue
-            kind = "delete" if one.is_delete() else "add" if one.is_add() or one.is_force_add() else "change"
-            key = one.key_or_group.removesuffix(".name") if self._is_option(one.key_or_group) else one.key_or_group
-            sweep = bool(one.is_sweep_override())
-            found.append(_Line(text, key, None if kind == "delete" else one.value(), kind, sweep))
-        return found
+            kind = (
+                "delete"
+                if override.is_delete()
+                else "add"
+                if override.is_add() or override.is_force_add()
+                else "change"
+            )
+            key = (
+                override.key_or_group.removesuffix(".name")
+                if self._is_option(override.key_or_group)
+                else override.key_or_group
+            )
+            sweep = bool(override.is_sweep_override())
+            lines.append(_Line(text, key, None if kind == "delete" else override.value(), kind, sweep))
+        return lines
 
-    def _is_foreign(self, text: str, one: Any) -> bool:
-        """Whether an override would have Hydra call something; noted."""
+    def _is_foreign(self, text: str, override: Any) -> bool:
+        """True if an override would have Hydra call something, which is noted."""
         key, way = text.partition("=")[0].lstrip("+~"), "leave it out"
         if is_hydras(key):
             rule = "is a setting of Hydra's, which may run code and is not for a study to change"
             self.note(key, rule, way_out=f"{way}; flags such as --multirun and --cfg job are allowed")
         elif any(map(calls_code, key.split("."))) or "_target_" in text.partition("=")[2]:
-            self.note(key, "names a class to call; plug-ins are chosen by name", one.input_line, way)
+            self.note(key, "names a class to call; plug-ins are chosen by name", override.input_line, way)
         else:
             return False
         return True
@@ -227,7 +237,7 @@ def request(texts: Sequence[str], folder: Path | None = None) -> Request:
     if folder is not None and not folder.is_dir():
         composer.note("--config-dir", "is no folder", str(folder))
         return Request({}, {}, (), tuple(texts), problems=tuple(composer.problems))
-    with limited(), _initialised():
+    with limited(), _hydra_ready():
         if _readable(composer):
             return _request(composer, texts)
         composer.lines(texts)
@@ -255,7 +265,7 @@ def check_foreign(texts: Sequence[str], folder: Path | None) -> None:
 def check_expansion(texts: Sequence[str], folder: Path | None) -> None:
     """Refuse overrides, as Hydra is given them, with which it would resolve too much. Raises ConfigError."""
     composer = _Composer(folder)
-    with limited(), _initialised():
+    with limited(), _hydra_ready():
         composer.compose(texts)
     if composer.problems:
         raise ConfigError(composer.problems)
@@ -277,10 +287,12 @@ def _check_jobs(composer: _Composer, lines: Sequence[_Line]) -> None:
 
 
 def _readable(composer: _Composer) -> bool:
-    """Whether every file of the user's folder may be read; problems are noted."""
-    found = [problem for _, problems in looked_at(composer.folder) for problem in problems] if composer.folder else []
-    composer.problems.extend(found)
-    return not found
+    """Note problems of the files of the user's folder; True if every one may be read."""
+    problems = (
+        [problem for _, problems in looked_at(composer.folder) for problem in problems] if composer.folder else []
+    )
+    composer.problems.extend(problems)
+    return not problems
 
 
 def _request(composer: _Composer, texts: Sequence[str]) -> Request:
@@ -312,24 +324,24 @@ def _request(composer: _Composer, texts: Sequence[str]) -> Request:
 
 
 def _levels(
-    composer: _Composer, tree: Mapping[str, Any], picks: Sequence[str], known: Sequence[str]
+    composer: _Composer, tree: Mapping[str, Any], picks: Sequence[str], simulators: Sequence[str]
 ) -> dict[str, dict[str, Any]]:
     """The trees of the simulators that a ladder of models names, beside the study's own."""
-    asked = get_path(tree, "fidelity.levels")
-    names = [name for name in asked if name != "study"] if isinstance(asked, list) else []
-    others = [pick for pick in picks if not pick.startswith("simulator=")]
-    found = {}
+    levels = get_path(tree, "fidelity.levels")
+    names = [name for name in levels if name != "study"] if isinstance(levels, list) else []
+    other_picks = [pick for pick in picks if not pick.startswith("simulator=")]
+    trees = {}
     for name in names:
-        if name not in known:
-            way = did_you_mean(str(name), [*known, "study"])
+        if name not in simulators:
+            way = did_you_mean(str(name), [*simulators, "study"])
             composer.note("fidelity.levels", "names no option of the group simulator", name, way)
         else:
-            found[str(name)] = dict(composer.compose([*others, f"simulator={name}"]).get("simulator", {}))
-    return found
+            trees[str(name)] = dict(composer.compose([*other_picks, f"simulator={name}"]).get("simulator", {}))
+    return trees
 
 
 @contextlib.contextmanager
-def _initialised() -> Iterator[None]:
+def _hydra_ready() -> Iterator[None]:
     """Hydra ready to compose: already so inside a multirun job."""
     from hydra import initialize_config_dir
     from hydra.core.global_hydra import GlobalHydra
@@ -349,11 +361,11 @@ def _option_exists(composer: _Composer, line: _Line, groups: Mapping[str, list[s
 
 
 def _is_only(composer: _Composer, line: _Line, chosen: Sequence[_Line]) -> bool:
-    """Whether a group is chosen once; noted for the last of several."""
-    same = [one for one in chosen if one.key == line.key]
-    told = ", then ".join(dict.fromkeys(str(one.value) for one in same))
-    if line is same[-1] and "," in told:
-        composer.note(line.key, f"is chosen more than once: {told}", way_out="keep one of them")
+    """True for the last choice of a group; several different ones are noted."""
+    same = [other for other in chosen if other.key == line.key]
+    values = ", then ".join(dict.fromkeys(str(other.value) for other in same))
+    if line is same[-1] and "," in values:
+        composer.note(line.key, f"is chosen more than once: {values}", way_out="keep one of them")
     return line is same[-1]
 
 
@@ -366,9 +378,9 @@ def _check_name(composer: _Composer, tree: Mapping[str, Any], group: str, option
 
 def _accidents(composer: _Composer, chosen: Sequence[_Line]) -> None:
     """Look for YAML accidents in the user's own files and in the options that were chosen."""
-    own = [path for path, _ in looked_at(composer.folder)] if composer.folder else []
+    own_files = [path for path, _ in looked_at(composer.folder)] if composer.folder else []
     shipped = [conf_dir() / line.key / f"{line.value}.yaml" for line in chosen]
-    for path in [*own, *(path for path in shipped if path.is_file())]:
+    for path in [*own_files, *(path for path in shipped if path.is_file())]:
         composer.problems.extend(accidents(path))
 
 
@@ -376,10 +388,10 @@ def _apply(composer: _Composer, tree: dict[str, Any], lines: Sequence[_Line]) ->
     """Set, add and delete values; every unknown key is a problem. The space takes new paths without a `+`."""
     for line in lines:
         in_space = line.key.startswith("space.")
-        known = _exists(tree, line.key)
+        exists = _exists(tree, line.key)
         if line.kind == "delete":
-            _delete(composer, tree, line, known)
-        elif not known and line.kind == "change" and not in_space:
+            _delete(composer, tree, line, exists)
+        elif not exists and line.kind == "change" and not in_space:
             composer.note(line.key, "is not a known key", way_out=_nearest(tree, line.key))
         elif line.sweep and not in_space:
             path = f"{line.key}.name" if line.key in composer.groups() else line.key
@@ -390,8 +402,8 @@ def _apply(composer: _Composer, tree: dict[str, Any], lines: Sequence[_Line]) ->
             _set(composer, tree, line.key, value)
 
 
-def _delete(composer: _Composer, tree: dict[str, Any], line: _Line, known: bool) -> None:
-    if not known:
+def _delete(composer: _Composer, tree: dict[str, Any], line: _Line, exists: bool) -> None:
+    if not exists:
         composer.note(line.text, "deletes a key that is not there", way_out=_nearest(tree, line.key))
         return
     parent, _, last = line.key.rpartition(".")
@@ -492,7 +504,7 @@ def _domain(path: str, value: Any, groups: Mapping[str, list[str]]) -> Knob:
 
 
 def _range_size(sweep: Any) -> int:
-    """How many values a range has, counted without making them. Raises ValueError where they are too many."""
+    """Number of values of a range, counted without making them. Raises ValueError where they are too many."""
     start, stop, step = (Decimal(end) for end in (sweep.start, sweep.stop, sweep.step))
     if not (start.is_finite() and stop.is_finite() and step.is_finite() and step):
         raise ValueError("a range has finite ends and a step other than 0")
@@ -527,14 +539,14 @@ def _options(
 ) -> dict[str, dict[str, dict[str, Any]]]:
     """For each `<group>.name` that may be chosen, the tree of every option; values typed are put in where they fit."""
     groups = composer.groups()
-    found: dict[str, dict[str, dict[str, Any]]] = {}
+    trees: dict[str, dict[str, dict[str, Any]]] = {}
     for path, choices in named.items():
         section, _, name = path.partition(".")
         if name == "name" and section in groups:
             typed = {line.key: line.value for line in values if line.key.startswith(f"{section}.")}
             legal = [option for option in dict.fromkeys(choices) if option in groups[section]]
-            found[section] = {str(option): _option(composer, picks, f"{section}={option}", typed) for option in legal}
-    return found
+            trees[section] = {str(option): _option(composer, picks, f"{section}={option}", typed) for option in legal}
+    return trees
 
 
 def _option(composer: _Composer, picks: Sequence[str], pick: str, typed: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""How large a configuration becomes once its interpolations are resolved, told before they are.
+"""The size of a configuration once its interpolations are resolved, told before they are.
 
 A short file can stand for gigabytes: `a: ${b}${b}`, `b: ${c}${c}`, and so on. OmegaConf resolves without a limit, so
 every reference is weighed first, each value once however often it is named.
@@ -44,7 +44,7 @@ def check(tree: Any) -> None:
 
 
 def interpolates(tree: Any) -> bool:
-    """Whether any text of a tree has an interpolation."""
+    """True if any text of a tree has an interpolation."""
     return any("${" in text for _, text in _texts(tree, ()))
 
 
@@ -83,14 +83,14 @@ class _Weigher:
             return 1 + len(text)
         if place not in self._known:
             self._known[place] = 0
-            weight, rest = len(text), text
-            while found := _REFERENCE.search(rest):
-                weight += _EACH + self._named(place, found[1], text)
-                rest = rest[: found.start()] + _INNER + rest[found.end() :]
+            weight, remaining = len(text), text
+            while match := _REFERENCE.search(remaining):
+                weight += _EACH + self._weight_of_name(place, match[1], text)
+                remaining = remaining[: match.start()] + _INNER + remaining[match.end() :]
             self._known[place] = weight
         return self._known[place]
 
-    def _named(self, place: _Place, name: str, text: str) -> int:
+    def _weight_of_name(self, place: _Place, name: str, text: str) -> int:
         if name.strip().startswith(_ENVIRONMENT):
             variable = name.strip().removeprefix(_ENVIRONMENT).partition(",")[0].strip()
             return len(name) + len(os.environ.get(variable, ""))
@@ -98,10 +98,10 @@ class _Weigher:
             rule = "names a value by another interpolation, or by a function"
             way = "write ${section.key} or ${oc.env:NAME}"
             raise ConfigError([Problem(".".join(place), rule, text[:100], way)])
-        found = self._found(_absolute(place, name))
-        return 0 if found is None else self.node(*found)
+        target = self._find(_absolute(place, name))
+        return 0 if target is None else self.node(*target)
 
-    def _found(self, place: _Place) -> tuple[_Place, Any] | None:
+    def _find(self, place: _Place) -> tuple[_Place, Any] | None:
         """The place and value of a name, references on the way followed; None where there is none."""
         here, node = tuple[str, ...](), self._tree
         for depth, part in enumerate(place):
@@ -109,7 +109,7 @@ class _Weigher:
             here = (*here, part)
             last = depth == len(place) - 1
             if isinstance(node, str) and not last and (alias := _REFERENCE.fullmatch(node.strip())):
-                return self._found((*_absolute(here, alias[1]), *place[depth + 1 :]))
+                return self._find((*_absolute(here, alias[1]), *place[depth + 1 :]))
         return None if node is None else (here, node)
 
 

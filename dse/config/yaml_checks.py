@@ -1,4 +1,4 @@
-"""What a configuration file may hold: data within limits, and nothing that YAML 1.1 reads as something else.
+"""Checks of configuration files: data within limits, and nothing that YAML 1.1 reads as something else.
 
 Files of a folder that a user was given are read by nobody before they were looked at here: no aliases (a short file
 can stand for gigabytes), no class to call, no setting of Hydra (some run code), nothing from outside the folder.
@@ -52,8 +52,10 @@ def looked_at(folder: Path) -> Iterator[tuple[Path, list[Problem]]]:
             way = "name a folder that holds configurations only"
             yield folder, [Problem(str(folder), f"holds more than {MOST_ENTRIES} files and folders", way_out=way)]
             return
-        folders[:] = sorted(one for one in folders if os.path.realpath(Path(place, one)) not in seen)
-        seen.update(os.path.realpath(Path(place, one)) for one in folders)
+        folders[:] = sorted(
+            name_of_folder for name_of_folder in folders if os.path.realpath(Path(place, name_of_folder)) not in seen
+        )
+        seen.update(os.path.realpath(Path(place, name_of_folder)) for name_of_folder in folders)
         for name in sorted(name for name in names if name.endswith(".yaml")):
             count += 1
             if count > MOST_FILES:
@@ -69,10 +71,10 @@ def unreadable(path: Path) -> list[Problem]:
     where = str(path)
     try:
         text = read_bytes(path, where, most=MOST_BYTES).decode("utf-8")
-        found = list(islice(chain(_limits(text, where), _long_numbers(text, where)), 1))
-        if not found and not (found := list(islice(_foreign(text, where), _MOST_TOLD))):
+        problems = list(islice(chain(_limits(text, where), _long_numbers(text, where)), 1))
+        if not problems and not (problems := list(islice(_foreign(text, where), _MOST_TOLD))):
             yaml.load(text, Loader=_LOADER)
-        return found
+        return problems
     except ConfigError as error:
         return list(error.problems)
     except UnicodeDecodeError as error:
@@ -90,7 +92,7 @@ def unreadable(path: Path) -> list[Problem]:
 
 
 def held(path: Path) -> Any:
-    """What a file holds that may be read. Raises yaml.YAMLError."""
+    """Read a file that may be read. Raises yaml.YAMLError."""
     return yaml.load(path.read_text(encoding="utf-8"), Loader=_LOADER)
 
 
@@ -98,21 +100,21 @@ def accidents(path: Path) -> list[Problem]:
     """Plain scalars of a readable file that YAML 1.1 misreads, with file and line."""
     events = yaml.parse(path.read_text(encoding="utf-8"), Loader=_LOADER)
     scalars = (event for event in events if isinstance(event, yaml.ScalarEvent) and not event.style)
-    return list(islice((found for event in scalars for found in _misread(event, str(path))), _MOST_TOLD))
+    return list(islice((problem for event in scalars for problem in _misread(event, str(path))), _MOST_TOLD))
 
 
 def parsed(text: str, where: str) -> Any:
-    """What a text holds, for one within the limits and of plain values with text keys.
+    """Parse a text that is within the limits and of plain values with text keys.
 
     Raises ConfigError, yaml.YAMLError, ValueError.
     """
-    if found := list(islice(chain(_limits(text, where), _long_numbers(text, where)), 1)):
-        raise ConfigError(found)
+    if problems := list(islice(chain(_limits(text, where), _long_numbers(text, where)), 1)):
+        raise ConfigError(problems)
     return yaml.load(text, Loader=_LOADER)
 
 
 def _long_numbers(text: str, where: str) -> Iterator[Problem]:
-    """What would be read as a number of thousands of digits, which takes time that grows with their square."""
+    """Problems of numbers of thousands of digits: reading one takes time that grows with their square."""
     for event in yaml.parse(text, Loader=_LOADER):
         if isinstance(event, yaml.ScalarEvent) and not event.style and _LONG.fullmatch(event.value):
             line = event.start_mark.line + 1 if event.start_mark else 0
@@ -120,7 +122,7 @@ def _long_numbers(text: str, where: str) -> Iterator[Problem]:
 
 
 def calls_code(value: object) -> bool:
-    """Whether a tree has a key (or is a text) that Hydra would take for the class to call."""
+    """True if a tree has a key (or is a text) that Hydra would take for the class to call."""
     if isinstance(value, dict):
         return any(calls_code(key) or calls_code(inner) for key, inner in value.items())
     if isinstance(value, list):
@@ -129,12 +131,12 @@ def calls_code(value: object) -> bool:
 
 
 def is_hydras(path: str) -> bool:
-    """Whether a dotted path, a group or a package (`group@package`) is one of Hydra's own."""
+    """True if a dotted path, a group or a package (`group@package`) is one of Hydra's own."""
     return bool(re.match(r"/?hydra($|[./@:])", path)) or ("@" in path and bool(_HYDRA.search(path.partition("@")[2])))
 
 
 def _limits(text: str, where: str) -> Iterator[Problem]:
-    """Of the stream of events, which is read no further than its first problem and never expanded."""
+    """Problems of the stream of events, which is read no further than its first problem and never expanded."""
     depth = nodes = 0
     for event in yaml.parse(text, Loader=_LOADER):
         line = f"{where}:{event.start_mark.line + 1}" if event.start_mark else where

@@ -1,4 +1,4 @@
-"""How far levels of a ladder agree on the points that both evaluated: ranks, signed errors, fronts."""
+"""Agreement of levels of a ladder on the points that both evaluated: ranks, signed errors, fronts."""
 
 from __future__ import annotations
 
@@ -23,21 +23,23 @@ def compare(rows: pd.DataFrame, levels: Sequence[str], goals: Mapping[str, str])
 
     rows: `scenario`, `key`, `level`, `status`, `promoted` and the objectives.
     """
-    found = []
+    comparisons = []
     for coarse, fine in pairwise(levels):
         both = matched(rows, coarse, fine)
-        scenarios = {str(name): _scenario(own, goals) for name, own in both.groupby("scenario", sort=False)}
-        found.append(
+        scenarios = {
+            str(name): _scenario(scenario_rows, goals) for name, scenario_rows in both.groupby("scenario", sort=False)
+        }
+        comparisons.append(
             {"coarse": coarse, "fine": fine, "scenarios": scenarios, "overall": _overall(both, scenarios, goals)}
         )
-    return found
+    return comparisons
 
 
 def matched(rows: pd.DataFrame, coarse: str, fine: str) -> pd.DataFrame:
     """The points that have a result at both levels; columns of the finer one end in `.fine`."""
     ok = rows[rows["status"] == "ok"]
-    one, other = (ok[ok["level"] == name] for name in (coarse, fine))
-    return one.merge(other, on=["scenario", "key"], suffixes=("", ".fine"), validate="one_to_one")
+    coarse_rows, fine_rows = (ok[ok["level"] == name] for name in (coarse, fine))
+    return coarse_rows.merge(fine_rows, on=["scenario", "key"], suffixes=("", ".fine"), validate="one_to_one")
 
 
 def _scenario(both: pd.DataFrame, goals: Mapping[str, str]) -> dict[str, Any]:
@@ -69,23 +71,23 @@ def tau(coarse: Floats, fine: Floats) -> float | None:
 
     if len(np.unique(coarse)) < 2 or len(np.unique(fine)) < 2:
         return None
-    found = float(kendalltau(coarse, fine).statistic)
-    return found if math.isfinite(found) else None
+    correlation = float(kendalltau(coarse, fine).statistic)
+    return correlation if math.isfinite(correlation) else None
 
 
 def errors(both: pd.DataFrame, name: str) -> Floats:
-    """What the coarser level says over what the finer says, less one: below zero it is too low. NaN where fine is 0."""
+    """Relative errors of the coarser level: below zero it is too low. NaN where the finer one is 0."""
     coarse, fine = both[name].to_numpy(float), both[f"{name}.fine"].to_numpy(float)
-    found: Floats = np.divide(coarse - fine, np.abs(fine), out=np.full(len(fine), np.nan), where=fine != 0)
-    return found
+    relative: Floats = np.divide(coarse - fine, np.abs(fine), out=np.full(len(fine), np.nan), where=fine != 0)
+    return relative
 
 
 def _spread(values: Floats) -> dict[str, float] | None:
     """Median, tenth and ninetieth percentile; None where nothing is known."""
-    known = values[np.isfinite(values)]
-    if not known.size:
+    finite = values[np.isfinite(values)]
+    if not finite.size:
         return None
-    low, middle, high = np.percentile(known, [10, 50, 90])
+    low, middle, high = np.percentile(finite, [10, 50, 90])
     return {"median": float(middle), "p10": float(low), "p90": float(high)}
 
 
@@ -113,18 +115,18 @@ def _overall(both: pd.DataFrame, scenarios: Mapping[str, Any], goals: Mapping[st
     objectives = {
         name: {
             "points": len(both),
-            "tau": _mean(one["objectives"][name]["tau"] for one in scenarios.values()),
-            "tau_of_sample": _mean(one["objectives"][name]["tau_of_sample"] for one in scenarios.values()),
+            "tau": _mean(scenario["objectives"][name]["tau"] for scenario in scenarios.values()),
+            "tau_of_sample": _mean(scenario["objectives"][name]["tau_of_sample"] for scenario in scenarios.values()),
             "error": _spread(errors(both, name)),
         }
         for name in goals
     }
-    fronts = [one["front"] for one in scenarios.values()]
-    front = {name: sum(one[name] for one in fronts) for name in ("before", "after", "entered", "left")}
-    changed = sum(one["winner_changed"] for one in fronts)
+    fronts = [scenario["front"] for scenario in scenarios.values()]
+    front = {name: sum(scenario[name] for scenario in fronts) for name in ("before", "after", "entered", "left")}
+    changed = sum(scenario["winner_changed"] for scenario in fronts)
     return {"objectives": objectives, "front": {**front, "winners_changed": changed, "scenarios": len(fronts)}}
 
 
 def _mean(values: Iterator[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None
+    defined = [value for value in values if value is not None]
+    return sum(defined) / len(defined) if defined else None

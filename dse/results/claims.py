@@ -53,9 +53,9 @@ def read(path: Path) -> list[Claim]:
     """Claims of one paper from YAML. Raises ConfigError."""
     check = Problems()
     rows = yaml.safe_load(path.read_text(encoding="utf-8"))
-    found = [check.model(Claim, row, path=f"{path.name}[{index}]") for index, row in enumerate(rows)]
+    claims = [check.model(Claim, row, path=f"{path.name}[{index}]") for index, row in enumerate(rows)]
     check.done()
-    return [claim for claim in found if claim is not None]
+    return [claim for claim in claims if claim is not None]
 
 
 def judge(claims: Sequence[Claim], findings: Mapping[str, Finding], *, departure: str = "") -> list[dict[str, Any]]:

@@ -26,21 +26,21 @@ class Finished:
     folder: Path
 
     @classmethod
-    def find(cls, root: Path, said: str, path: str = "study") -> Finished:
+    def find(cls, root: Path, run: str, path: str = "study") -> Finished:
         """The run that is meant by its folder, by `<study>` (its newest) or by `<study>/<time>` below `root`.
 
         path: what the run is to the command, for messages. Raises ConfigError where there is none, or it is unfinished.
         """
-        places = [place for place in (Path(said), root / said) if output_files.exists(place / _FILES[0])]
+        places = [place for place in (Path(run), root / run) if output_files.exists(place / _FILES[0])]
         if places:
-            return cls(places[0].resolve())._checked(path)
-        if "/" in said:
+            return cls(places[0].resolve())._check(path)
+        if "/" in run:
             rule = f"is the folder of no finished run, nor one below {root}/"
             way = "give a folder that holds results.parquet, <study> or <study>/<time>; an unfinished run goes on when "
-            raise ConfigError([Problem(path, rule, said, f"{way}its command is typed again")])
-        return cls(Outputs.latest(root, said).folder)._checked(path)
+            raise ConfigError([Problem(path, rule, run, f"{way}its command is typed again")])
+        return cls(Outputs.latest(root, run).folder)._check(path)
 
-    def _checked(self, path: str) -> Finished:
+    def _check(self, path: str) -> Finished:
         missing = [name for name in _FILES if not output_files.exists(self.folder / name)]
         if missing:
             rule = f"is not finished: it has no {', '.join(missing)}"
@@ -61,14 +61,14 @@ class Finished:
     @cached_property
     def summary(self) -> dict[str, Any]:
         """`summary.json`."""
-        found: dict[str, Any] = self.outputs.read_json("summary")
-        return found
+        summary: dict[str, Any] = self.outputs.read_json("summary")
+        return summary
 
     @cached_property
     def made(self) -> dict[str, Any]:
         """`provenance.json`."""
-        found: dict[str, Any] = self.outputs.read_json("provenance")
-        return found
+        provenance: dict[str, Any] = self.outputs.read_json("provenance")
+        return provenance
 
     @cached_property
     def config(self) -> dict[str, Any]:
@@ -83,8 +83,8 @@ class Finished:
     @cached_property
     def columns(self) -> tuple[str, ...]:
         """Names of the columns of the table."""
-        with results(self.outputs.results, self.goals) as held:
-            return held.names
+        with results(self.outputs.results, self.goals) as table:
+            return table.names
 
     @property
     def knobs(self) -> tuple[str, ...]:
@@ -99,8 +99,8 @@ class Finished:
 
     @property
     def methods(self) -> tuple[str, ...]:
-        """How its points were chosen: `exhaustive`, or names of searches."""
-        return tuple(dict.fromkeys(one["method"] for one in self.summary.get("searched", {}).values()))
+        """Methods by which its points were chosen: `exhaustive`, or names of searches."""
+        return tuple(dict.fromkeys(chosen["method"] for chosen in self.summary.get("searched", {}).values()))
 
     def parts(self, columns: Sequence[str]) -> Iterator[pd.DataFrame]:
         """Rows [<= 65,536 each] of the table in its order, with some of its columns and `explored`.
@@ -108,11 +108,11 @@ class Finished:
         explored: False for a baseline outside the space, which is evaluated to be compared with and was not searched.
         """
         allowed = self._allowed
-        asked = dict.fromkeys([*columns, "key", "baseline", *allowed])
-        with results(self.outputs.results, self.goals) as held:
-            for part in held.groups(list(asked)):
-                rows = output_files.frame(held.path, part)
-                yield rows[list(columns)].assign(explored=_explored(rows, allowed))
+        wanted = dict.fromkeys([*columns, "key", "baseline", *allowed])
+        with results(self.outputs.results, self.goals) as table:
+            for part in table.groups(list(wanted)):
+                rows = output_files.frame(table.path, part)
+                yield rows[list(columns)].assign(explored=_is_explored(rows, allowed))
 
     @cached_property
     def _allowed(self) -> dict[str, Knob]:
@@ -121,14 +121,14 @@ class Finished:
 
         config_dir = self.made.get("config_dir")
         folder = Path(config_dir) if config_dir and Path(config_dir).is_dir() else None
-        known = searched(self.config, folder)
+        knobs = searched(self.config, folder)
         paths = [path for path in self.config["study"].get("baseline") or {} if path in self.columns]
         fixed = {path: Knob(path, (get_path(self.config, path),)) for path in paths}
-        return {path: known[path] if path in known and path in self.knobs else fixed[path] for path in paths}
+        return {path: knobs[path] if path in knobs and path in self.knobs else fixed[path] for path in paths}
 
 
-def _explored(rows: pd.DataFrame, allowed: Mapping[str, Knob]) -> Any:
-    """Which rows lie in the space, as a mask; only baselines can lie outside."""
+def _is_explored(rows: pd.DataFrame, allowed: Mapping[str, Knob]) -> Any:
+    """Marks of the rows that lie in the space; only baselines can lie outside."""
     inside = rows["key"].to_numpy() != rows["baseline"].to_numpy()
     fits = inside | True
     for path, knob in allowed.items():

@@ -27,7 +27,7 @@ class Axes:
 
     @property
     def changes_nothing(self) -> bool:
-        """Whether the knob has no effect wherever it was varied."""
+        """True if the knob has no effect wherever it was varied."""
         return self.idle == self.count
 
     def __str__(self) -> str:
@@ -43,14 +43,14 @@ def idle_axes(table: pd.DataFrame, knobs: Sequence[str], metrics: Sequence[str])
     scenarios = pd.factorize(rows["scenario"])[0]
     outcomes = outcome_keys([rows[name].to_numpy(float) for name in metrics], scenarios)
     codes = {path: pd.factorize(rows[path], use_na_sentinel=False)[0] for path in knobs}
-    found = []
+    axes = []
     for path in knobs:
-        others = pd.DataFrame({"scenario": scenarios, **{name: codes[name] for name in knobs if name != path}})
-        axis = others.groupby(list(others), sort=False).ngroup().to_numpy()
-        told = pd.DataFrame({"axis": axis, "value": codes[path], "outcome": outcomes[:, 0]})
-        sizes = told.groupby("axis").nunique()
+        other_knobs = pd.DataFrame({"scenario": scenarios, **{name: codes[name] for name in knobs if name != path}})
+        axis = other_knobs.groupby(list(other_knobs), sort=False).ngroup().to_numpy()
+        outcomes_of_axis = pd.DataFrame({"axis": axis, "value": codes[path], "outcome": outcomes[:, 0]})
+        sizes = outcomes_of_axis.groupby("axis").nunique()
         varied = sizes["value"].to_numpy() > 1
         idle = int(np.sum(varied & (sizes["outcome"].to_numpy() == 1)))
         if idle:
-            found.append(Axes(path, int(varied.sum()), idle))
-    return found
+            axes.append(Axes(path, int(varied.sum()), idle))
+    return axes

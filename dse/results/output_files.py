@@ -43,7 +43,7 @@ def refused(path: Path, rule: str, value: object = None, way_out: str = _WAY) ->
 
 
 def exists(path: Path) -> bool:
-    """Whether a folder has an entry of this name, whatever it is: reading tells what is wrong with it."""
+    """True if a folder has an entry of this name, whatever it is: reading tells what is wrong with it."""
     return os.path.lexists(path)
 
 
@@ -57,7 +57,7 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
             raise
         rule = "is a link" if path.is_symlink() else "is not there" if not exists(path) else "is no plain file"
         raise refused(path, rule) from error
-    with os.fdopen(handle, "rb") if _is_plain(handle) else _closed(path, handle) as file:
+    with os.fdopen(handle, "rb") if _is_plain(handle) else _close_and_refuse(path, handle) as file:
         yield file
 
 
@@ -65,7 +65,7 @@ def _is_plain(handle: int) -> bool:
     return stat.S_ISREG(os.fstat(handle).st_mode)
 
 
-def _closed(path: Path, handle: int) -> NoReturn:
+def _close_and_refuse(path: Path, handle: int) -> NoReturn:
     os.close(handle)
     raise refused(path, "is no plain file")
 
@@ -81,31 +81,31 @@ def text(path: Path) -> str:
 
 
 def read_json(path: Path) -> Any:
-    """What a JSON file holds. Raises ConfigError."""
-    held = text(path)
-    if sum(map(held.count, ",[{")) > MOST_VALUES:
+    """Read a JSON file. Raises ConfigError."""
+    content = text(path)
+    if sum(map(content.count, ",[{")) > MOST_VALUES:
         raise refused(path, f"holds more than {MOST_VALUES} values")
     with _understood(path, "JSON"):
-        found = json.loads(held, parse_constant=_no_number)
-    if _depth(found) > _MOST_DEPTH:
+        tree = json.loads(content, parse_constant=_no_number)
+    if _depth(tree) > _MOST_DEPTH:
         raise refused(path, f"is nested deeper than {_MOST_DEPTH}")
-    return found
+    return tree
 
 
 def read_yaml(path: Path) -> Any:
-    """What a YAML file holds, without aliases and tags. Raises ConfigError."""
-    held = text(path)
+    """Read a YAML file without aliases and tags. Raises ConfigError."""
+    content = text(path)
     with _understood(path, "YAML"):
-        return parsed(held, str(path))
+        return parsed(content, str(path))
 
 
 def read_as(kind: type[BaseModel], path: Path, tree: Any) -> dict[str, Any]:
     """A tree that was read from a file and has the shape of `kind`, with its defaults. Raises ConfigError."""
     check = Problems()
-    found = check.model(kind, tree, path=str(path))
+    model = check.model(kind, tree, path=str(path))
     check.done()
-    assert found is not None
-    return {**tree, **found.model_dump()}
+    assert model is not None
+    return {**tree, **model.model_dump()}
 
 
 def plain_folder(path: Path) -> Path:
@@ -125,8 +125,8 @@ def _understood(path: Path, kind: str) -> Iterator[None]:
     except ConfigError:
         raise
     except Exception as error:  # parsers raise types without a common base
-        told = " ".join(str(error).split())[:200]
-        raise refused(path, f"is not {kind}: {type(error).__name__}{': ' * bool(told)}{told}") from error
+        message = " ".join(str(error).split())[:200]
+        raise refused(path, f"is not {kind}: {type(error).__name__}{': ' * bool(message)}{message}") from error
 
 
 def _no_number(name: str) -> NoReturn:
@@ -138,7 +138,9 @@ def _depth(tree: Any) -> int:
     depth, level = 0, [tree]
     while level and depth <= _MOST_DEPTH:
         depth += 1
-        inner = (list(one.values()) if isinstance(one, dict) else one for one in level if isinstance(one, dict | list))
+        inner = (
+            list(node.values()) if isinstance(node, dict) else node for node in level if isinstance(node, dict | list)
+        )
         level = [value for values in inner for value in values]
     return depth
 
@@ -179,10 +181,10 @@ class Table:
             if self._text_left < 0:
                 raise refused(self.path, "holds more text than a table of its size can")
             fields = [self.schema.field(name) for name in wanted]
-            found = coded.cast(pa.schema(fields, metadata=self.schema.metadata))
-            found.validate(full=True)
-        self.check(found)
-        return found
+            rows = coded.cast(pa.schema(fields, metadata=self.schema.metadata))
+            rows.validate(full=True)
+        self.check(rows)
+        return rows
 
     def groups(self, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
         """The row groups in their order."""
@@ -231,17 +233,19 @@ def _check_footer(path: Path, handle: IO[bytes], size: int) -> None:
         raise refused(path, "is not Parquet: it was cut short or overwritten")
 
 
-def _check_metadata(path: Path, said: Any, size: int) -> None:
-    """What a table says of itself must be true to its size, and within what is ever written."""
-    columns, groups = said.num_columns, [said.row_group(number) for number in range(said.num_row_groups)]
-    cells, most = said.num_rows * columns, _FREE_CELLS + _CELLS_PER_BYTE * size
+def _check_metadata(path: Path, metadata: Any, size: int) -> None:
+    """Check that the metadata of a table agree with its size, and are within what is ever written."""
+    columns, groups = metadata.num_columns, [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+    cells, most = metadata.num_rows * columns, _FREE_CELLS + _CELLS_PER_BYTE * size
     if columns > _MOST_COLUMNS or cells > most or columns * len(groups) > MOST_VALUES:
-        raise refused(path, f"says it has {said.num_rows:,} rows of {columns:,} columns, in a file of {size:,} bytes")
-    if any(said.schema.column(number).max_repetition_level for number in range(columns)):
+        raise refused(
+            path, f"says it has {metadata.num_rows:,} rows of {columns:,} columns, in a file of {size:,} bytes"
+        )
+    if any(metadata.schema.column(number).max_repetition_level for number in range(columns)):
         raise refused(path, "has a column of lists")
-    if min([0, said.num_rows, *(group.num_rows for group in groups)]) < 0:
+    if min([0, metadata.num_rows, *(group.num_rows for group in groups)]) < 0:
         raise refused(path, "says it has fewer than no rows")
-    if sum(group.num_rows for group in groups) != said.num_rows:
+    if sum(group.num_rows for group in groups) != metadata.num_rows:
         raise refused(path, "says two things of its number of rows")
     for group in groups:
         for number in range(columns):
@@ -255,14 +259,14 @@ def _check_metadata(path: Path, said: Any, size: int) -> None:
 def frame(path: Path, rows: pa.Table) -> Any:
     """Rows of a table as a DataFrame, of the types that the table names for pandas. Raises ConfigError."""
     with _understood(path, "a table that pandas wrote"):
-        found = rows.to_pandas()
-        if list(found.columns) != rows.column_names:
+        table = rows.to_pandas()
+        if list(table.columns) != rows.column_names:
             raise ValueError("its columns are not those it names for pandas")
-        return found
+        return table
 
 
 def _kinds(column: Any) -> str:
-    """What a column of a type may hold: text, number, truth, all of them (it is empty), or nothing that is known."""
+    """Kinds of values in a column of a type: text, number, truth, all of them (it is empty), or none that is known."""
     import pyarrow.types as kinds
 
     inner = column.value_type if kinds.is_dictionary(column) else column
@@ -285,8 +289,8 @@ def _text_bytes(column: Any) -> int:
     total = 0
     for chunk in column.chunks:
         lengths = pc.binary_length(chunk.dictionary)
-        own = pc.sum(pc.take(lengths, chunk.indices)).as_py() or 0
-        total += max(own, pc.sum(lengths).as_py() or 0)
+        repeated_bytes = pc.sum(pc.take(lengths, chunk.indices)).as_py() or 0
+        total += max(repeated_bytes, pc.sum(lengths).as_py() or 0)
     return total
 
 
@@ -307,8 +311,8 @@ def working_on_folders(command: Command) -> Command:
         except (ConfigError, Broken, OSError):
             raise
         except Exception as error:
-            told = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-            rule = f"cannot be done: the files of the folder do not fit together ({told}, in {_where(error)})"
+            message = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+            rule = f"cannot be done: the files of the folder do not fit together ({message}, in {_where(error)})"
             way = "run the study again; if nobody changed the files it is a fault of dse, so please report it"
             raise ConfigError([Problem(" ".join(words), rule, way_out=way)]) from error
 
@@ -317,11 +321,11 @@ def working_on_folders(command: Command) -> Command:
 
 def _where(error: BaseException) -> str:
     """File and line of the last of our own functions that an error came through."""
-    own = Path(__file__).resolve().parents[2]
+    our_code = Path(__file__).resolve().parents[2]
     place, trace = "", error.__traceback__
     while trace is not None:
         file = Path(trace.tb_frame.f_code.co_filename)
-        if file.is_relative_to(own) and "site-packages" not in file.parts:
-            place = f"{file.relative_to(own)}:{trace.tb_lineno}"
+        if file.is_relative_to(our_code) and "site-packages" not in file.parts:
+            place = f"{file.relative_to(our_code)}:{trace.tb_lineno}"
         trace = trace.tb_next
     return place

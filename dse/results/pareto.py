@@ -1,4 +1,4 @@
-"""Who leads: Pareto fronts and winners, of a whole table or while its rows are still coming."""
+"""Pareto fronts and winners of scenarios, of a whole table or while its rows are still coming."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ def signed(columns: Any, goals: Mapping[str, str]) -> Floats:
     Rounded to 40 binary digits: what differs by the last bits of a sum is a tie, and nobody leads by them.
     """
     signs = {name: 1.0 if goal == "minimize" else -1.0 for name, goal in goals.items()}
-    return _rounded(np.stack([np.asarray(columns[name], float) * sign for name, sign in signs.items()], axis=-1))
+    return _round(np.stack([np.asarray(columns[name], float) * sign for name, sign in signs.items()], axis=-1))
 
 
-def _rounded(values: Floats) -> Floats:
+def _round(values: Floats) -> Floats:
     mantissa, exponent = np.frexp(values)
     return np.asarray(np.ldexp(np.rint(np.ldexp(mantissa, 40)), exponent - 40) + 0.0)
 
 
 def outcome_keys(columns: Sequence[NDArray[Any]], scenarios: NDArray[np.integer[Any]]) -> Keys:
     """Hashes [B, 2] of outcomes: of all metrics [B] each, rounded as in `signed`, and of their scenario [B]."""
-    found = np.stack([scenarios, scenarios], axis=-1).astype(np.uint64) ^ _SEEDS
+    keys = np.stack([scenarios, scenarios], axis=-1).astype(np.uint64) ^ _SEEDS
     for column in columns:
-        bits = _rounded(np.asarray(column, np.float64)).view(np.uint64)
-        found = _mixed(found ^ bits[:, None])
-    return found
+        bits = _round(np.asarray(column, np.float64)).view(np.uint64)
+        keys = _mix(keys ^ bits[:, None])
+    return keys
 
 
 _SEEDS = np.array([0x9E3779B97F4A7C15, 0xD1B54A32D192ED03], np.uint64)
 
 
-def _mixed(words: Keys) -> Keys:
+def _mix(words: Keys) -> Keys:
     """The finaliser of SplitMix64 (Steele, Lea, Flood, OOPSLA 2014), with a constant for each column of words."""
     words = words + _SEEDS
     words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -65,11 +65,11 @@ class Front:
         """Take in rows [B, objectives], smaller being better."""
         if not len(values):
             return
-        known = values if self._values is None else np.concatenate([self._values, _best(values)])
-        self._values = _best(known)
+        candidates = values if self._values is None else np.concatenate([self._values, _best(values)])
+        self._values = _best(candidates)
 
     def holds(self, values: Floats) -> NDArray[np.bool_]:
-        """Which rows [B, objectives] are on the front."""
+        """Marks [B] of the rows [B, objectives] that are on the front."""
         marked = np.zeros(len(values), bool)
         if self._values is not None:
             near = np.flatnonzero(np.isin(values[:, 0], self._values[:, 0]))
@@ -99,8 +99,8 @@ def winners(table: pd.DataFrame, goals: Mapping[str, str]) -> pd.DataFrame:
     """The best row of each scenario of a table: by the first objective, ties by the next ones, then the first."""
     ok = np.flatnonzero(table["status"] == "ok")
     scenarios, values = table["scenario"].to_numpy()[ok], signed(table.iloc[ok], goals)
-    found = [np.flatnonzero(scenarios == name) for name in table["scenario"].unique()]
-    best = [ok[rows[first_best(values[rows])]] for rows in found if len(rows)]
+    rows_of_scenario = [np.flatnonzero(scenarios == name) for name in table["scenario"].unique()]
+    best = [ok[rows[first_best(values[rows])]] for rows in rows_of_scenario if len(rows)]
     return table.iloc[best].reset_index(drop=True)
 
 
@@ -121,19 +121,19 @@ class Standings:
         """Take in a batch of the table; (scenario, row) of every row that is better than all before it."""
         improved = []
         self.num_outcomes += int(self._met.add(self._outcomes(batch, self._with_result(batch))).sum())
-        for scenario, rows, values in self._grouped(batch):
+        for scenario, rows, values in self._rows_by_scenario(batch):
             self._fronts[scenario].add(values)
             row = first_best(values)
-            found, best = tuple(values[row].tolist()), self._best[scenario]
-            if best is None or found < best:
-                self._best[scenario] = found
+            objectives, best = tuple(values[row].tolist()), self._best[scenario]
+            if best is None or objectives < best:
+                self._best[scenario] = objectives
                 improved.append((scenario, int(rows[row])))
         return improved
 
     def marks(self, batch: Any) -> NDArray[np.bool_]:
-        """Which rows of a batch are on the front of their scenario; of rows with one outcome the first alone is."""
+        """Marks of the rows of a batch on the front of their scenario; of rows with one outcome only the first is."""
         marked = np.zeros(batch.num_rows, bool)
-        for scenario, rows, values in self._grouped(batch):
+        for scenario, rows, values in self._rows_by_scenario(batch):
             marked[rows] = self._fronts[scenario].holds(values)
         marked[marked] = self._marked.add(self._outcomes(batch, np.flatnonzero(marked)))
         return marked
@@ -145,7 +145,7 @@ class Standings:
     def _with_result(self, batch: Any) -> NDArray[np.intp]:
         return np.flatnonzero(batch.column("status").indices.to_numpy() == STATUSES.index("ok"))
 
-    def _grouped(self, batch: Any) -> Iterator[tuple[int, NDArray[np.intp], Floats]]:
+    def _rows_by_scenario(self, batch: Any) -> Iterator[tuple[int, NDArray[np.intp], Floats]]:
         """(scenario, its rows with a result, their objectives)."""
         scenarios = batch.column("scenario").indices.to_numpy()
         ok = batch.column("status").indices.to_numpy() == STATUSES.index("ok")
@@ -166,7 +166,7 @@ class Seen:
         self._runs: list[Keys] = []
 
     def add(self, hashes: Keys) -> NDArray[np.bool_]:
-        """Which of the hashes [B, 2] are new, the first of equal ones only; they are known from now on."""
+        """Marks [B] of the hashes [B, 2] that are new, the first of equal ones only; they are known from now on."""
         order = np.argsort(hashes[:, 0], kind="stable")
         ordered = hashes[order]
         fresh = ~self.has(ordered)
@@ -180,10 +180,10 @@ class Seen:
         return marked
 
     def has(self, hashes: Keys) -> NDArray[np.bool_]:
-        """Which of the hashes [B, 2] are known."""
-        found = np.zeros(len(hashes), bool)
+        """Marks [B] of the hashes [B, 2] that are known."""
+        is_known = np.zeros(len(hashes), bool)
         for run in self._runs:
             if len(run):
                 place = np.minimum(np.searchsorted(run[:, 0], hashes[:, 0]), len(run) - 1)
-                found |= (run[place] == hashes).all(axis=1)
-        return found
+                is_known |= (run[place] == hashes).all(axis=1)
+        return is_known

@@ -1,4 +1,4 @@
-"""What a result was made with: command, code, versions, machine. What is named a secret is not written down."""
+"""Provenance of a result: command, code, versions, machine. What is named a secret is not written down."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ _MACHINE = Path("/proc/cpuinfo")
 
 def record(overrides: Sequence[str], folder: Path | None, *, backend: str, seed: int) -> dict[str, Any]:
     """Provenance of one study run, ready for JSON. folder: of the user's own configuration."""
-    own = [] if folder is None else [f"--config-dir={folder}"]
+    flags = [] if folder is None else [f"--config-dir={folder}"]
     typed = [str(redacted(text)) for text in overrides]
     return {
-        "command": ["python", "-m", "dse", *own, *typed],
+        "command": ["python", "-m", "dse", *flags, *typed],
         "overrides": typed,
         "config_dir": None if folder is None else str(folder),
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -57,18 +57,18 @@ def record(overrides: Sequence[str], folder: Path | None, *, backend: str, seed:
     }
 
 
-def said(made: Mapping[str, Any]) -> str:
+def said(record: Mapping[str, Any]) -> str:
     """One line for a person: the code, and what differs in the runs whose results were taken."""
-    git, machine = made["git"], made["machine"]
+    git, machine = record["git"], record["machine"]
     code = f"git {_commit(git)}" if git["commit"] else f"no git ({git['reason']})"
-    where = f"Python {made['python']} on {machine.get('cpu') or machine.get('system')}"
-    others = [f"of {run['time']}: {', '.join(run['changed'])}" for run in made.get("mixed", [])]
-    return f"made with {code}, {where}" + (f"; some results are {'; '.join(others)}" if others else "")
+    where = f"Python {record['python']} on {machine.get('cpu') or machine.get('system')}"
+    other_runs = [f"of {run['time']}: {', '.join(run['changed'])}" for run in record.get("mixed", [])]
+    return f"made with {code}, {where}" + (f"; some results are {'; '.join(other_runs)}" if other_runs else "")
 
 
-def pasted(made: Mapping[str, Any]) -> str:
+def pasted(record: Mapping[str, Any]) -> str:
     """The command, as a shell takes it."""
-    return shlex.join(made["command"])
+    return shlex.join(record["command"])
 
 
 def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
@@ -82,11 +82,11 @@ def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _facts(made: Mapping[str, Any]) -> dict[str, str]:
-    git, machine = made.get("git", {}), made.get("machine", {})
-    found = {"git": _commit(git), "Python": str(made.get("python", ""))}
-    found |= {name: str(value) for name, value in made.get("versions", {}).items()}
-    return found | {name: str(machine[name]) for name in ("cpu", "system") if name in machine}
+def _facts(record: Mapping[str, Any]) -> dict[str, str]:
+    git, machine = record.get("git", {}), record.get("machine", {})
+    facts = {"git": _commit(git), "Python": str(record.get("python", ""))}
+    facts |= {name: str(value) for name, value in record.get("versions", {}).items()}
+    return facts | {name: str(machine[name]) for name in ("cpu", "system") if name in machine}
 
 
 def _commit(git: Mapping[str, Any]) -> str:
@@ -97,7 +97,7 @@ def _commit(git: Mapping[str, Any]) -> str:
 
 
 def _versions() -> dict[str, str]:
-    """Of dse, the libraries it depends on, SQLite, and the distributions that offer plug-ins."""
+    """Versions of dse, the libraries it depends on, SQLite, and the distributions that offer plug-ins."""
     groups = {kind.group for kind in KINDS.values()}
     offered = {entry.dist.name for group in groups for entry in entry_points(group=group) if entry.dist}
     names = dict.fromkeys([*_LIBRARIES, *sorted(offered)])
@@ -132,11 +132,11 @@ def _git(root: Path) -> dict[str, Any]:
             root, "ls-files", "--error-unmatch", "dse/results/provenance.py"
         )  # dse may be installed inside another checkout
         changed = _ask(root, "status", "--porcelain", "--", *places)
-        found = {"commit": _ask(root, "rev-parse", "HEAD"), "dirty": bool(changed)}
+        state = {"commit": _ask(root, "rev-parse", "HEAD"), "dirty": bool(changed)}
         if changed:
             diff = changed + _ask(root, "diff", "HEAD", "--", *places)
-            found["diff"] = hashlib.sha256(diff.encode("utf-8", "surrogateescape")).hexdigest()[:12]
-        return found
+            state["diff"] = hashlib.sha256(diff.encode("utf-8", "surrogateescape")).hexdigest()[:12]
+        return state
     except (OSError, subprocess.SubprocessError):
         return {"commit": None, "reason": "the code does not run from a git checkout"}
 

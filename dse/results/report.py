@@ -1,4 +1,4 @@
-"""What a person sees after a study: the table of winners, the claims, figures, and where everything is."""
+"""The report after a study: the table of winners, the claims, figures, and where everything is."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _MOST_COLOURS = 11
 
 
 def console() -> Console:
-    """Where a command prints: as wide as the terminal, or 160 columns into a file or a pipe."""
+    """The console of a command: as wide as the terminal, or 160 columns into a file or a pipe."""
     from rich.console import Console
 
     width = None if sys.stdout.isatty() else 160
@@ -47,8 +47,8 @@ def draw(outputs: Outputs, module: str, table: pd.DataFrame) -> list[Path]:
     study = plugins.load("study", module)
     if not (table["status"] == "ok").any():
         return []
-    found = study.figures(table, outputs.read_table("timelines"))
-    paths = [path for name, figure in found for path in plots.save(figure, outputs.figures, name)]
+    figures = study.figures(table, outputs.read_table("timelines"))
+    paths = [path for name, figure in figures for path in plots.save(figure, outputs.figures, name)]
     return paths or [
         path for name, figure in _fronts(outputs, table) for path in plots.save(figure, outputs.figures, name)
     ]
@@ -60,18 +60,18 @@ def add(outputs: Outputs, module: str) -> list[Path]:
 
     study = plugins.load("study", module)
     paths: list[Path] = []
-    for name, found in getattr(study, "extras", lambda run: ())(Finished(outputs.folder)):
-        if hasattr(found, "savefig"):
-            paths += plots.save(found, outputs.figures, name)
-        elif hasattr(found, "to_parquet"):
-            outputs.write_table(name, found)
+    for name, extra in getattr(study, "extras", lambda run: ())(Finished(outputs.folder)):
+        if hasattr(extra, "savefig"):
+            paths += plots.save(extra, outputs.figures, name)
+        elif hasattr(extra, "to_parquet"):
+            outputs.write_table(name, extra)
         else:
-            outputs.write_json(name, found)
+            outputs.write_json(name, extra)
     return paths
 
 
 def _fronts(outputs: Outputs, table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
-    """What is drawn of a study that draws nothing itself: its first objectives, coloured by its first choice."""
+    """The figure of a study that draws nothing itself: its first objectives, coloured by its first choice."""
     from pandas.api.types import is_numeric_dtype
 
     from dse import plots
@@ -84,16 +84,18 @@ def _fronts(outputs: Outputs, table: pd.DataFrame) -> Iterator[tuple[str, Figure
         yield "pareto", plots.pareto(table, axes[0], y=axes[1], size=axes[2] if len(axes) > 2 else None, by=by)
 
 
-def check(outputs: Outputs, module: str, found: Selection) -> list[dict[str, Any]]:
+def check(outputs: Outputs, module: str, selection: Selection) -> list[dict[str, Any]]:
     """Judge the paper's claims on a table and write `claims.json`; its rows. They are about all points or none."""
     study = plugins.load("study", module)
     changed = [
         text for text in outputs.read_json("summary")["departures"] if not text.lstrip("+").startswith(study.allows)
     ]
     departure = f"the claims are about another configuration: {', '.join(changed)}" if changed else ""
-    departure = departure or ("" if found.complete else f"claims are judged on complete tables, this is {found}")
-    departure = departure if (found.table["status"] == "ok").any() else "no point has a result"
-    findings: Mapping[str, Finding] = {} if departure else study.findings(found.table)
+    departure = departure or (
+        "" if selection.complete else f"claims are judged on complete tables, this is {selection}"
+    )
+    departure = departure if (selection.table["status"] == "ok").any() else "no point has a result"
+    findings: Mapping[str, Finding] = {} if departure else study.findings(selection.table)
     if not departure and hasattr(study, "further"):
         findings = {**findings, **study.further(Finished(outputs.folder))}
     rows = judge(study.claims(), findings, departure=departure)
@@ -111,7 +113,7 @@ def summary(outputs: Outputs, table: pd.DataFrame) -> Table:
     columns = [path for path in dict.fromkeys(wanted) if path in best]
     shown = Table(title=f"{stored['study']}: best {next(iter(stored['goals']))} per scenario")
     limited = ["limited by"] if any(stored["limits"].values()) else []
-    for name in ("scenario", *map(_heading, columns), *limited):
+    for name in ("scenario", *map(_column_title, columns), *limited):
         shown.add_column(name, justify="right" if name in stored["units"] else "left")
     for _, row in best.iterrows():
         cells = [cell(row[path], stored["units"].get(path, "")) for path in columns]
@@ -121,13 +123,13 @@ def summary(outputs: Outputs, table: pd.DataFrame) -> Table:
 
 
 def levels(outputs: Outputs) -> Iterator[Table | str]:
-    """How far the levels of the ladder agree, if the study has one: a row for each objective and pair of levels."""
+    """Agreement of the levels of the ladder, if the study has one: a row for each objective and pair of levels."""
     from rich.table import Table
 
     if not outputs.has("fidelity"):
         return
-    found = outputs.read_json("fidelity")
-    shown = Table(title=f"Levels of the model, from coarse to fine: {', '.join(found['levels'])}")
+    ladder = outputs.read_json("fidelity")
+    shown = Table(title=f"Levels of the model, from coarse to fine: {', '.join(ladder['levels'])}")
     for name in (
         "objective",
         "coarse -> fine",
@@ -138,16 +140,20 @@ def levels(outputs: Outputs) -> Iterator[Table | str]:
     ):
         shown.add_column(name, justify="left" if name in ("objective", "coarse -> fine") else "right")
     shown.add_column("10 to 90 %", justify="right")
-    for pair in found["pairs"]:
-        for name, one in pair["overall"]["objectives"].items():
-            ranks = ["–" if one[key] is None else f"{one[key]:.3f}" for key in ("tau", "tau_of_sample")]
+    for pair in ladder["pairs"]:
+        for name, agreement in pair["overall"]["objectives"].items():
+            ranks = ["–" if agreement[key] is None else f"{agreement[key]:.3f}" for key in ("tau", "tau_of_sample")]
             shown.add_row(
-                name, f"{pair['coarse']} -> {pair['fine']}", str(one["points"]), *ranks, *_error(one["error"])
+                name,
+                f"{pair['coarse']} -> {pair['fine']}",
+                str(agreement["points"]),
+                *ranks,
+                *_error(agreement["error"]),
             )
     yield shown
-    for pair in found["pairs"]:
+    for pair in ladder["pairs"]:
         yield _changes(pair)
-    for name, why in found["broken"].items():
+    for name, why in ladder["broken"].items():
         yield f"level {name} gave up: {why}"
 
 
@@ -158,7 +164,7 @@ def _error(error: Mapping[str, float] | None) -> tuple[str, str]:
 
 
 def _changes(pair: Mapping[str, Any]) -> str:
-    """What promotion changed, in a line."""
+    """One line on what promotion changed."""
     front = pair["overall"]["front"]
     moved = f"{front['entered']} points came onto a front and {front['left']} of {front['before']} left it"
     winners = f"the winner changed in {front['winners_changed']} of {front['scenarios']} scenarios"
@@ -171,13 +177,13 @@ def draw_levels(outputs: Outputs) -> list[Path]:
 
     if not outputs.has("fidelity"):
         return []
-    found, rows = outputs.read_json("fidelity"), outputs.read_table("fidelity")
+    ladder, rows = outputs.read_json("fidelity"), outputs.read_table("fidelity")
     goals, units = outputs.read_json("summary")["goals"], outputs.read_json("summary")["units"]
     axes = [plots.Axis(name, f"{name} [{units[name]}]") for name in goals]
     paths = []
-    for pair in found["pairs"]:
+    for pair in ladder["pairs"]:
         both = matched(rows, pair["coarse"], pair["fine"])
-        few = [path for path in found["texts"] if 1 < both[path].nunique() <= _MOST_COLOURS] if len(both) else []
+        few = [path for path in ladder["texts"] if 1 < both[path].nunique() <= _MOST_COLOURS] if len(both) else []
         if len(both):
             both = both.assign(**{f"{name}.error": errors(both, name) for name in goals})
             figure = plots.agreement(both, axes, by=few[0] if few else "scenario", names=(pair["coarse"], pair["fine"]))
@@ -185,16 +191,18 @@ def draw_levels(outputs: Outputs) -> list[Path]:
     return paths
 
 
-def _heading(path: str) -> str:
+def _column_title(path: str) -> str:
     section, _, name = path.rpartition(".")
     return section if name == "name" else name
 
 
 def said(row: pd.Series[Any], paths: Sequence[str]) -> str:
     """Knobs of a row for a title: `hetero_fused_1d, mover dma, granularity 8`."""
-    known = {path: row[path] for path in paths if path in row.dropna()}
-    names = {path: path.rpartition(".")[2] for path in known}
-    return ", ".join(str(value) if names[path] == "name" else f"{names[path]} {value}" for path, value in known.items())
+    values = {path: row[path] for path in paths if path in row.dropna()}
+    names = {path: path.rpartition(".")[2] for path in values}
+    return ", ".join(
+        str(value) if names[path] == "name" else f"{names[path]} {value}" for path, value in values.items()
+    )
 
 
 def cell(value: Any, unit: str) -> str:
@@ -213,8 +221,8 @@ def cell(value: Any, unit: str) -> str:
 
 
 def _limit(limits: Mapping[str, float]) -> str:
-    told = [f"{name} {100 * share:.0f} %" for name, share in limits.items() if share >= 0.01]
-    return ", ".join(told[:2])
+    shares = [f"{name} {100 * share:.0f} %" for name, share in limits.items() if share >= 0.01]
+    return ", ".join(shares[:2])
 
 
 def claims_table(rows: list[dict[str, Any]]) -> Table | str:
@@ -238,8 +246,8 @@ def claims_table(rows: list[dict[str, Any]]) -> Table | str:
     for row in rows:
         verdict = {True: "within", False: "MISS", None: "not tested"}[row["within"]]
         bound = "≤ " if row["kind"] == "at_most" else ""
-        told = f"{bound}{_value(row['published'], row['unit'])}"
-        published = told if row["provenance"] != "memory" else "unverified"
+        bounded = f"{bound}{_value(row['published'], row['unit'])}"
+        published = bounded if row["provenance"] != "memory" else "unverified"
         shown.add_row(row["id"], published, _value(row["ours"], row["unit"]), verdict, row["reason"])
     return shown
 
@@ -250,14 +258,14 @@ def _value(value: Any, unit: str) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, (list, tuple)):
-        return f"{'/'.join(f'{one:.3g}' for one in value)} {unit}"
+        return f"{'/'.join(f'{number:.3g}' for number in value)} {unit}"
     return f"{value:.4g} {unit}" if unit not in ("bool",) else f"{value:.4g}"
 
 
 def redraw(words: Sequence[str]) -> int:
     """`report study=<name> [output_dir=<folder>]`: figures, claims and summary again, nothing is evaluated."""
-    given = pairs(words, {"study": "", "output_dir": "outputs"})
-    outputs = Outputs.latest(Path(given["output_dir"]), given["study"])
+    options = pairs(words, {"study": "", "output_dir": "outputs"})
+    outputs = Outputs.latest(Path(options["output_dir"]), options["study"])
     module = Finished(outputs.folder).config["study"]["module"]
     shown = stored(outputs)
     rows = check(outputs, module, shown)

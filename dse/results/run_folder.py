@@ -26,7 +26,7 @@ _MOST_GOALS = 16
 
 
 class Shape(BaseModel):
-    """What others rely on in a file; it may hold more."""
+    """The part of a file that others rely on; it may hold more."""
 
     model_config = ConfigDict(extra="allow", strict=True)
 
@@ -151,12 +151,12 @@ class Outputs:
     def read_table(self, name: str) -> pd.DataFrame:
         """`<name>.parquet` as a DataFrame. Raises ConfigError where it is damaged, or too long to be read whole."""
         path = path_inside(self.folder, f"{name}.parquet")
-        with output_files.table(path) as held:
-            found: pd.DataFrame = output_files.frame(path, held.whole())
-        return found
+        with output_files.table(path) as table:
+            frame: pd.DataFrame = output_files.frame(path, table.whole())
+        return frame
 
     def has(self, name: str) -> bool:
-        """Whether `<name>.json` was written."""
+        """True if `<name>.json` was written."""
         return output_files.exists(self.folder / f"{name}.json")
 
     def write_json(self, name: str, value: Any) -> None:
@@ -168,8 +168,8 @@ class Outputs:
     def read_json(self, name: str) -> Any:
         """`<name>.json`, whose shape is known where others rely on it. Raises ConfigError where it is damaged."""
         path = path_inside(self.folder, f"{name}.json")
-        found = output_files.read_json(path)
-        return output_files.read_as(_SHAPES[name], path, found) if name in _SHAPES else found
+        tree = output_files.read_json(path)
+        return output_files.read_as(_SHAPES[name], path, tree) if name in _SHAPES else tree
 
     def write_config(self, tree: Mapping[str, Any]) -> None:
         """`config.yaml`, the composed configuration."""
@@ -200,15 +200,15 @@ def results(path: Path, goals: Iterable[str]) -> Iterator[output_files.Table]:
 
     Raises ConfigError for one that is damaged; of its rows when they are read.
     """
-    with output_files.table(path) as held:
+    with output_files.table(path) as table:
         expected = {**dict.fromkeys(_TEXTS, "text"), "on_front": "truth", **dict.fromkeys(goals, "number")}
         for name, kind in expected.items():
-            if name not in held.names:
+            if name not in table.names:
                 raise output_files.refused(path, f"has no column {name}")
-            if kind not in held.kinds[name]:
+            if kind not in table.kinds[name]:
                 raise output_files.refused(path, f"has a column {name} that holds no {kind}")
-        held.check = lambda part: _check_rows(path, part, tuple(goals))
-        yield held
+        table.check = lambda part: _check_rows(path, part, tuple(goals))
+        yield table
 
 
 def _check_rows(path: Path, part: Any, goals: Sequence[str]) -> None:

@@ -40,7 +40,7 @@ class Selection:
 
     @property
     def complete(self) -> bool:
-        """Whether these are all rows there are."""
+        """True if these are all rows there are."""
         return len(self.table) == self.num_rows
 
     def __str__(self) -> str:
@@ -58,11 +58,11 @@ def select(path: Path, goals: Mapping[str, str], most: int, *, selected: int | N
         total = file.num_rows
         if total <= most:
             return Selection(frame(path, file.whole()), total)
-        held = _Held(selected or most)
+        best = _Held(selected or most)
         texts = [name for name, kind in file.kinds.items() if kind == "text" and name not in _ABOUT]
         for part in file.groups():
-            held.add(part, _ranks(part, goals, texts))
-        return Selection(frame(path, held.rows()), total)
+            best.add(part, _ranks(part, goals, texts))
+        return Selection(frame(path, best.rows()), total)
 
 
 class _Held:
@@ -79,18 +79,20 @@ class _Held:
 
         order = np.concatenate([self._order, ranks + self._random.random(len(ranks))])
         chosen = np.sort(np.argsort(order, kind="stable")[: self._most])
-        known = len(self._order)
-        fresh = rows.take(chosen[chosen >= known] - known)
-        self._rows = fresh if self._rows is None else pa.concat_tables([self._rows.take(chosen[chosen < known]), fresh])
+        num_before = len(self._order)
+        fresh = rows.take(chosen[chosen >= num_before] - num_before)
+        self._rows = (
+            fresh if self._rows is None else pa.concat_tables([self._rows.take(chosen[chosen < num_before]), fresh])
+        )
         self._order = order[chosen]
 
     def rows(self) -> Any:
-        """What is held, in the order of the table."""
+        """The rows that are kept, in the order of the table."""
         return self._rows
 
 
 def _ranks(part: Any, goals: Mapping[str, str], texts: list[str]) -> NDArray[np.int64]:
-    """How much each row of a part of a table matters."""
+    """Ranks of the rows of a part of a table: the lower, the more a row matters."""
     rows = part.select(["status", "on_front", *texts, *goals]).to_pandas()
     ranks = np.full(len(rows), _REST)
     ok = np.flatnonzero(rows["status"] == "ok")
@@ -118,13 +120,13 @@ class Rule:
     whole_up_to: int = 10_000
 
     def amount(self, num_rows: int) -> Literal["all", "selected", "none"]:
-        """How much of a table of so many rows is shown."""
+        """The part of a table of so many rows that is shown."""
         if self.points == "auto":
             return "all" if num_rows <= self.whole_up_to else "selected"
         return self.points
 
     def bound(self, num_rows: int) -> int:
-        """How many rows are shown at most."""
+        """The most rows that are shown."""
         return {"all": num_rows, "selected": self.whole_up_to, "none": 0}[self.amount(num_rows)]
 
 
@@ -138,7 +140,7 @@ def shown(path: Path, rule: Rule) -> Iterator[Any]:
         if amount == "selected":
             yield from _pieces(_remarkable(file, rule.whole_up_to))
         elif amount == "all":
-            for part in _numbered(file):
+            for part in _groups_with_row_numbers(file):
                 yield from _pieces(part.take(np.argsort(_remarks(part), kind="stable")))
 
 
@@ -148,7 +150,7 @@ _SAMPLE = 100  # rows of each status without result, where not all rows are show
 _ON_FRONT, _PROMOTED, _BASELINE, _WITHOUT_RESULT, _UNREMARKABLE = range(5)
 
 
-def _numbered(file: Any) -> Iterator[Any]:
+def _groups_with_row_numbers(file: Any) -> Iterator[Any]:
     """The row groups of a file, with the number of each row."""
     import pyarrow as pa
 
@@ -181,13 +183,15 @@ def _remarkable(file: Any, most: int) -> Any:
     random sample, and the same one every time."""
     import pyarrow as pa
 
-    held: Any = None
-    for part in _numbered(file):
+    remarkable: Any = None
+    for part in _groups_with_row_numbers(file):
         fresh = part.filter(pa.array(_remarks(part) < _UNREMARKABLE))
-        held = fresh if held is None else pa.concat_tables([held, fresh])
-        remarks, statuses = _remarks(held), held.column("status").to_numpy().astype(str)
-        order = np.lexsort((held.column("key").to_numpy().astype(str), remarks))
+        remarkable = fresh if remarkable is None else pa.concat_tables([remarkable, fresh])
+        remarks, statuses = _remarks(remarkable), remarkable.column("status").to_numpy().astype(str)
+        order = np.lexsort((remarkable.column("key").to_numpy().astype(str), remarks))
         failed = order[remarks[order] == _WITHOUT_RESULT]
         sample = [failed[statuses[failed] == status][:_SAMPLE] for status in np.unique(statuses[failed])]
-        held = held.take(np.concatenate([order[remarks[order] < _WITHOUT_RESULT], *sample])[:most].astype(np.int64))
-    return held
+        remarkable = remarkable.take(
+            np.concatenate([order[remarks[order] < _WITHOUT_RESULT], *sample])[:most].astype(np.int64)
+        )
+    return remarkable
