@@ -40,7 +40,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from pydantic import BaseModel
 
-from dse.backend import Backend, Batch, Results, checked
+from dse.backend import Backend, Batch, Results, Simulator, checked
 from dse.errors import ConfigError
 from dse.plugins import available
 from simulators.costs.gemm_waves import gemm_cost
@@ -169,7 +169,7 @@ SCREENED: dict[str, Callable[[], tuple[Backend, list[Batch]]]] = {
 @pytest.mark.parametrize("name", SCREENED)
 def test_what_a_backend_knows_beforehand_is_what_it_finds(name: str) -> None:
     simulator, batches = SCREENED[name]()
-    assert isinstance(simulator, Backend)
+    assert isinstance(simulator, Simulator)
     assert_screened(simulator, batches)
 
 
