@@ -1,7 +1,7 @@
-"""What a point is compared with: the same point with the study's `baseline` put in.
+"""Baselines that points are compared with: the same points with the study's `baseline` put in.
 
 The baselines of a block of points are a smaller grid: axes that do not count there, or that the baseline fixes, are
-dropped. It is evaluated once, and every point finds its own by index.
+dropped. The grid is evaluated once, and every point finds its baseline by index.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _WEIGHT = 100  # and a grid by itself some kilobytes, however few they are
 class Baselines:
     """Baselines of the blocks of one scenario.
 
-    change: what turns a point into its baseline. identify: gives a block its keys.
+    change: values that turn a point into its baseline. identify: computes the keys of a block.
     """
 
     def __init__(self, space: Space, change: Mapping[str, Any], identify: Callable[[Block], Evaluated]) -> None:
@@ -32,20 +32,20 @@ class Baselines:
         self._held = 0
 
     def of(self, block: Block) -> Iterator[tuple[Block, Evaluated]]:
-        """The block, or parts of it, each with the grid of its baselines.
+        """Yield the block, or parts of it, each with the grid of its baselines.
 
-        A block is cut up where its points have baselines that are no one grid.
+        A block is split where the baselines of its points do not form one grid.
         """
         point = {**block.assignment, **{path: values[0] for path, values in block.axes.items()}, **self._change}
-        own = self._space.active(point)
-        kept = {path: values for path, values in block.axes.items() if path in own and path not in self._change}
-        fixed = {path: value for path, value in own.items() if path not in kept}
-        name = repr((fixed, [(path, values.tolist()) for path, values in kept.items()]))
+        active = self._space.active(point)
+        axes = {path: values for path, values in block.axes.items() if path in active and path not in self._change}
+        fixed = {path: value for path, value in active.items() if path not in axes}
+        name = repr((fixed, [(path, values.tolist()) for path, values in axes.items()]))
         if name not in self._known:
-            free = [Knob(path, tuple(values.tolist())) for path, values in kept.items()]
+            free = [Knob(path, tuple(values.tolist())) for path, values in axes.items()]
             grids = list(self._space.resolve(fixed, free))
             if len(grids) > 1:
-                yield from self._of_parts(block, next(path for path, values in kept.items() if len(values) > 1))
+                yield from self._of_parts(block, next(path for path, values in axes.items() if len(values) > 1))
                 return
             self._remember(name, grids[0])
         self._known.move_to_end(name)
@@ -64,10 +64,10 @@ class Baselines:
 
 
 def places(block: Block, baseline: Block) -> NDArray[np.intp]:
-    """Where in the grid of its baselines each point of a block finds its own, [block.size]."""
+    """Return the index of each point's baseline in the grid of baselines of its block, [block.size]."""
     shape = tuple(len(values) for values in block.axes.values())
     if baseline.size == block.size:
         return np.arange(block.size)
-    kept = tuple(len(values) if path in baseline.axes else 1 for path, values in block.axes.items())
-    assert math.prod(kept) == baseline.size
-    return np.broadcast_to(np.arange(baseline.size).reshape(kept), shape).reshape(-1)
+    extents = tuple(len(values) if path in baseline.axes else 1 for path, values in block.axes.items())
+    assert math.prod(extents) == baseline.size
+    return np.broadcast_to(np.arange(baseline.size).reshape(extents), shape).reshape(-1)

@@ -1,4 +1,4 @@
-"""Every row of a study once: takes rows as they come, writes them, and keeps what is to be known of all of them."""
+"""Ledger of a study: writes every row once, in the order of arrival, and keeps what concerns all rows."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from dse.study.table import ROWS_PER_GROUP, Layout, Rows, Sheet
 
 
 class Ledger:
-    """The table of a study while it is made.
+    """Table of a study while it is being written.
 
-    distinct: how many points of each scenario were explored. winners: scenario -> key and design of its best row.
-    statuses, engines: how many rows have each.
+    distinct: number of distinct points explored in each scenario. winners: scenario -> key and design of its best row.
+    statuses, engines: number of rows with each.
     """
 
     def __init__(self, plan: Plan, path: Path) -> None:
@@ -40,64 +40,66 @@ class Ledger:
 
     def take(self, rows: Iterable[Rows]) -> None:
         """Take in rows in the order of the table."""
-        count = sum(one.point.block.size for one in self._held)
-        for one in rows:
-            self._held.append(one)
-            count += one.point.block.size
+        count = sum(chunk.point.block.size for chunk in self._held)
+        for chunk in rows:
+            self._held.append(chunk)
+            count += chunk.point.block.size
             if count >= ROWS_PER_GROUP:
                 self.flush()
                 count = 0
 
     def flush(self) -> None:
-        """Write what is held."""
-        held, self._held = self._held, []
-        if not held:
+        """Write the rows that are held back."""
+        chunks, self._held = self._held, []
+        if not chunks:
             return
-        sizes = [one.point.block.size for one in held]
-        scenarios = np.repeat([one.scenario for one in held], sizes)
-        explored = np.repeat([one.explored for one in held], sizes)
-        names = np.concatenate([one.point.keys for one in held]) + self._salts[scenarios]
+        sizes = [chunk.point.block.size for chunk in chunks]
+        scenarios = np.repeat([chunk.scenario for chunk in chunks], sizes)
+        explored = np.repeat([chunk.explored for chunk in chunks], sizes)
+        names = np.concatenate([chunk.point.keys for chunk in chunks]) + self._salts[scenarios]
         fresh = self._written.add(names)
         self._unexplored.add(names[fresh & ~explored])
         again = np.flatnonzero(explored & ~fresh)
         again = again[self._unexplored.has(names[again])]
         again = again[self._claimed.add(names[again])]
-        found = scenarios[np.concatenate([np.flatnonzero(explored & fresh), again])]
-        self.distinct += np.bincount(found, minlength=len(self.distinct))
-        self._write(held, np.flatnonzero(fresh), sizes)
+        newly_explored = scenarios[np.concatenate([np.flatnonzero(explored & fresh), again])]
+        self.distinct += np.bincount(newly_explored, minlength=len(self.distinct))
+        self._write(chunks, np.flatnonzero(fresh), sizes)
 
-    def _write(self, held: Sequence[Rows], chosen: NDArray[np.intp], sizes: Sequence[int]) -> None:
-        """Write the chosen rows of what was held."""
-        batch = self._layout.batch(held)
+    def _write(self, chunks: Sequence[Rows], chosen: NDArray[np.intp], sizes: Sequence[int]) -> None:
+        """Write the chosen rows of some chunks."""
+        batch = self._layout.batch(chunks)
         batch = batch if len(chosen) == batch.num_rows else batch.take(chosen)
         self.sheet.append(batch)
         ends = np.cumsum(sizes)
         for scenario, row in self._standings.take(batch):
             part = int(np.searchsorted(ends, chosen[row], side="right"))
             place = int(chosen[row] - (ends[part] - sizes[part]))
-            point = held[part].point
+            point = chunks[part].point
             assert point.block.batch is not None
             design = point.block.batch.at(place)
             self.winners[self._layout.scenarios[scenario]] = (keys_to_hex(point.keys)[place].decode(), design)
         for counts, name in ((self.statuses, "status"), (self.engines, "engine")):
             column = batch.column(name)
-            found = np.bincount(column.indices.to_numpy(), minlength=len(column.dictionary))
-            counts.update({text: int(n) for text, n in zip(column.dictionary.to_pylist(), found, strict=True) if n})
+            occurrences = np.bincount(column.indices.to_numpy(), minlength=len(column.dictionary))
+            counts.update(
+                {text: int(n) for text, n in zip(column.dictionary.to_pylist(), occurrences, strict=True) if n}
+            )
 
     @property
     def num_outcomes(self) -> int:
-        """Distinct outcomes of the rows: rows of a scenario with equal metrics are one."""
+        """Number of distinct outcomes: rows of a scenario with equal metrics count once."""
         return self._standings.num_outcomes
 
     def finish(self, label: str) -> int:
-        """Fill in who is on a front; how many are."""
+        """Fill in which outcomes are on a front; return their number."""
         size = 0
 
         def marks(batch: Any) -> NDArray[np.bool_]:
             nonlocal size
-            found = self._standings.marks(batch)
-            size += int(found.sum())
-            return found
+            on_front = self._standings.marks(batch)
+            size += int(on_front.sum())
+            return on_front
 
         long = self.sheet.num_rows > ROWS_PER_GROUP
         with bar(f"{label}: writing", self.sheet.num_rows) if long else nullcontext(_silent) as advance:
@@ -106,4 +108,4 @@ class Ledger:
 
 
 def _silent(count: int) -> None:
-    """No progress is shown."""
+    """Show no progress."""

@@ -1,4 +1,4 @@
-"""Levels of a ladder of models: which simulators they are, and what a design is at each."""
+"""Levels of a ladder of models: their simulators, and a design as each level takes it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Fidelity(Frozen):
 
     near: relative excess over the front, in the worst objective, up to which points are promoted. sample: points of a
     scenario that are drawn at random beside them. most: points of a scenario promoted to a level, the sample not
-    counted; a quarter is kept for where levels disagree. rounds: how often these are looked for. most_s: a level whose
+    counted; a quarter is kept for where levels disagree. rounds: how often these are sought. most_s: a level whose
     points would take longer is skipped, with the reason; null for as long as the study took, and a minute at least.
     """
 
@@ -40,58 +40,58 @@ class Fidelity(Frozen):
 
 @dataclass(frozen=True)
 class Level:
-    """One level of a ladder. own: whether it is the one that the study was searched at."""
+    """Level of a ladder. own: True for the level that the study was searched at."""
 
     name: str
     spec: BackendSpec
     own: bool
 
 
-def handed(own: Backend, tree: Tree) -> dict[str, Any]:
-    """What a backend of another kind is given of a study's design: its validated values as a tree, numbers in SI units.
+def handed(backend: Backend, tree: Tree) -> dict[str, Any]:
+    """Return the validated values of a study's design as a tree, numbers in SI units, for a backend of another kind.
 
-    Labels are left out but for the names of the sections, and a key with dots is a path.
+    Labels are left out except the names of the sections, and a key with dots is a path.
     """
-    design, found = own.design(tree), dict[str, Any]()
+    design, nested = backend.design(tree), dict[str, Any]()
     named = [(f"{section}.name", getattr(part, "name", None)) for section, part in design]
     for path, value in [
         *((path, name) for path, name in named if name),
         *((leaf[0], leaf[1]) for leaf in leaves(design)),
     ]:
         *parents, last = path.split(".")
-        node = found
+        node = nested
         for name in parents:
             node = node.setdefault(name, {})
-        node[last] = _listed(value)
-    return found
+        node[last] = _as_mappings(value)
+    return nested
 
 
-def _listed(value: Any) -> Any:
-    """Models within lists as mappings."""
+def _as_mappings(value: Any) -> Any:
+    """Return a value with the models within its lists as mappings."""
     if isinstance(value, BaseModel):
         return value.model_dump(mode="json")
-    return [_listed(one) for one in value] if isinstance(value, tuple) else value
+    return [_as_mappings(item) for item in value] if isinstance(value, tuple) else value
 
 
 def levels(
-    asked: Fidelity, composed: Mapping[str, Mapping[str, Any]], own: tuple[str, BackendSpec]
+    fidelity: Fidelity, composed: Mapping[str, Mapping[str, Any]], own_level: tuple[str, BackendSpec]
 ) -> tuple[Level, ...]:
-    """The levels of a ladder, checked to be one; () for none. own: name and backend of the study's simulator.
+    """Return the checked levels of a ladder; () for none. own_level: name and backend of the study's simulator.
 
-    A level that is the study's own under its name is left out. Raises ConfigError.
+    A level with the study's own backend under another name is left out. Raises ConfigError.
     """
-    if not asked.levels:
+    if not fidelity.levels:
         return ()
-    if asked.levels.count(OWN) != 1 or len(set(asked.levels)) < len(asked.levels):
+    if fidelity.levels.count(OWN) != 1 or len(set(fidelity.levels)) < len(fidelity.levels):
         rule = f"must name each level once, and the study's own as `{OWN}`"
         way = f"write fidelity.levels=[<coarser>,{OWN},<finer>]"
-        raise ConfigError([Problem("fidelity.levels", rule, ", ".join(asked.levels), way)])
-    found = []
-    for name in asked.levels:
-        level = Level(*own, own=True) if name == OWN else Level(name, _spec(name, composed[name]), own=False)
-        if level.own or level.spec != own[1]:
-            found.append(level)
-    return tuple(found) if len(found) > 1 else ()
+        raise ConfigError([Problem("fidelity.levels", rule, ", ".join(fidelity.levels), way)])
+    ladder = []
+    for name in fidelity.levels:
+        level = Level(*own_level, own=True) if name == OWN else Level(name, _spec(name, composed[name]), own=False)
+        if level.own or level.spec != own_level[1]:
+            ladder.append(level)
+    return tuple(ladder) if len(ladder) > 1 else ()
 
 
 def _spec(name: str, tree: Mapping[str, Any]) -> BackendSpec:
@@ -104,5 +104,5 @@ def _spec(name: str, tree: Mapping[str, Any]) -> BackendSpec:
 
 
 def told(name: str, problems: Sequence[Problem]) -> list[Problem]:
-    """Problems of a level, under its name."""
+    """Return problems of a level with its name in their paths."""
     return [replace(problem, path=f"fidelity.levels ({name}): {problem.path}") for problem in problems]
