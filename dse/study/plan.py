@@ -1,4 +1,4 @@
-"""A study as asked: the validated configuration around the design."""
+"""Plan of a study: the validated configuration around the design."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from dse.study.settings import SECTIONS, Settings, Study
 
 @dataclass(frozen=True)
 class Plan:
-    """A study that may run: settings, backend, scenario -> space, goals by objective, and the request behind it.
+    """Validated study: settings, backend, scenario -> space, goals by objective, and the request behind it.
 
-    levels: of the ladder of models, from the coarsest to the finest, the study's own among them; () for none.
+    levels: of the ladder of models, from the coarsest to the finest, including the study's own; () for none.
     """
 
     settings: Settings
@@ -41,12 +41,12 @@ class Plan:
 
     @property
     def context(self) -> Context:
-        """What evaluates designs, as far as results depend on it."""
+        """Context of evaluation: what results depend on besides the design."""
         return self.spec.context
 
     @property
     def num_points(self) -> int:
-        """Points that will be asked for, baselines outside the space not counted."""
+        """Number of points to be requested, without baselines outside the space."""
         trials = self.settings.budget.trials
         return sum(trials if (size := space.size(trials)) is None else size for space in self.spaces.values())
 
@@ -57,7 +57,7 @@ class Plan:
 
     @property
     def may_repeat(self) -> bool:
-        """Whether a searched knob may change nothing in some designs, so that several points are one."""
+        """True where a searched knob may change nothing in some designs, so that several points are one design."""
         space, backend = next(iter(self.spaces.values())), self.backend
         if not isinstance(backend, Canonical):
             return False
@@ -65,7 +65,7 @@ class Plan:
 
     @property
     def recorded(self) -> tuple[str, ...]:
-        """Paths the table holds beside the searched ones: those listed, and what claims and figures read."""
+        """Paths that the table holds besides the searched ones: those listed, and those read by claims and figures."""
         sections = next(iter(self.spaces.values())).base
         columns = getattr(plugins.load("study", self.settings.study.module), "columns", ())
         needed = [path for path in columns if path.partition(".")[0] in sections]
@@ -73,7 +73,7 @@ class Plan:
 
     @property
     def departures(self) -> list[str]:
-        """Overrides that change what the study's claims are about: its hardware or its workload."""
+        """Overrides that change the subject of the study's claims: its hardware or its workload."""
         about = (*self.settings.study.hardware, "workload")
         keys = {text: text.lstrip("+~").partition("=")[0].removeprefix("space.") for text in self.request.overrides}
         return [text for text, key in keys.items() if key.partition(".")[0] in about]
@@ -89,35 +89,35 @@ def plan(request: Request) -> Plan:
     settings = check.model(Settings, sections, path="")
     try:
         spec = BackendSpec.of(request.tree.get("simulator"))
-        found = _checked_space(check, request, spec.make())
+        space = _checked_space(check, request, spec.make())
     except ConfigError as error:
         check.found.extend(error.problems)
         check.done()
         raise
     study = settings.study if settings else Problems().model(Study, request.tree.get("study"), path="study")
     if study is not None:
-        _check_study(check, study, found)
-    spaces = _spaces(check, found, spec.make())
+        _check_study(check, study, space)
+    spaces = _spaces(check, space, spec.make())
     if settings is not None and not check.found:
         _check_search(check, settings, spaces)
     ladder = _ladder(check, settings, request, spec=spec)
     for level in ladder:
         if settings is not None and not check.found:
             alike = level.spec.name == spec.name
-            _check_level(check, level, spaces, alike=alike, goals=_goals(settings, found.knobs, spec.make()))
+            _check_level(check, level, spaces, alike=alike, goals=_goals(settings, space.knobs, spec.make()))
     check.done()
     assert settings is not None
-    goals = _goals(settings, found.knobs, spec.make())
-    return Plan(settings, spec, spaces, goals, replace(request, knobs=found.knobs), ladder)
+    goals = _goals(settings, space.knobs, spec.make())
+    return Plan(settings, spec, spaces, goals, replace(request, knobs=space.knobs), ladder)
 
 
 def _ladder(check: Problems, settings: Settings | None, request: Request, *, spec: BackendSpec) -> tuple[Level, ...]:
-    """The levels that the study is compared with; () with the problems noted."""
+    """Return the levels that the study is compared with; () with the problems noted."""
     if settings is None or set(settings.fidelity.levels) - {*request.levels, OWN}:
-        return ()  # which was told when the request was composed
+        return ()  # reported when the request was composed
     try:
-        own = str(settings.simulator.get("name") or spec.name)
-        return levels(settings.fidelity, request.levels, (own, spec))
+        name = str(settings.simulator.get("name") or spec.name)
+        return levels(settings.fidelity, request.levels, (name, spec))
     except ConfigError as error:
         check.found.extend(error.problems)
         return ()
@@ -126,17 +126,17 @@ def _ladder(check: Problems, settings: Settings | None, request: Request, *, spe
 def _check_level(
     check: Problems, level: Level, spaces: Mapping[str, Space], *, alike: bool, goals: Mapping[str, Goal]
 ) -> None:
-    """A level must give the objectives, with the study's goals, and take the base designs.
+    """Check that a level gives the objectives, with the study's goals, and takes the base designs.
 
-    alike: whether its backend is of the kind of the study's; one of another kind is handed plain values.
+    alike: whether its backend is of the same kind as the study's; a backend of another kind takes plain values.
     """
-    backend, own = level.spec.make(), next(iter(spaces.values())).backend
+    backend, study_backend = level.spec.make(), next(iter(spaces.values())).backend
     for name, goal in goals.items():
         if name not in backend.metrics or backend.metrics[name].goal != goal:
             rule = f"does not {goal} the study's objective {name}"
             check.add(f"fidelity.levels ({level.name})", rule, way_out=f"its metrics: {', '.join(backend.metrics)}")
     try:
-        bases = {name: space.base if alike else handed(own, space.base) for name, space in spaces.items()}
+        bases = {name: space.base if alike else handed(study_backend, space.base) for name, space in spaces.items()}
         backend.sections(next(iter(bases.values())))
         validate(backend, bases)
     except ConfigError as error:
@@ -144,30 +144,30 @@ def _check_level(
 
 
 def _checked_space(check: Problems, request: Request, backend: Backend) -> Space:
-    """The space over the composed design, its knobs checked. Raises ConfigError where there is no design."""
+    """Return the space over the composed design, its knobs checked. Raises ConfigError where there is no design."""
     design = {key: value for key, value in request.tree.items() if key not in SECTIONS}
     data_dir = get_path(request.tree, "study.data_dir")
     design |= {} if data_dir is None else {"data_dir": data_dir}
     backend.sections(design)
     options = {section: named for section, named in request.options.items() if section in design}
-    space = Space(design, _fitting(request, design, backend), options, backend)
+    space = Space(design, _fitting_knobs(request, design, backend), options, backend)
     _check_knobs(check, space)
     return space
 
 
-def _spaces(check: Problems, found: Space, backend: Backend) -> dict[str, Space]:
-    """The space of each scenario; {} with the problems of the base designs noted."""
+def _spaces(check: Problems, space: Space, backend: Backend) -> dict[str, Space]:
+    """Return the space of each scenario; {} with the problems of the base designs noted."""
     try:
-        bases = backend.scenarios(found.base)
+        bases = backend.scenarios(space.base)
         validate(backend, bases)
     except ConfigError as error:
         check.found.extend(error.problems)
         return {}
-    return {name: replace(found, base=base) for name, base in bases.items()}
+    return {name: replace(space, base=base) for name, base in bases.items()}
 
 
-def _fitting(request: Request, design: Tree, backend: Backend) -> tuple[Knob, ...]:
-    """Without the knobs of the study's own space that mean nothing once the option of their group was typed."""
+def _fitting_knobs(request: Request, design: Tree, backend: Backend) -> tuple[Knob, ...]:
+    """Return the knobs without those of the study's space that mean nothing under the typed option of their group."""
     typed = {text.lstrip("+").partition("=")[0].removeprefix("space.") for text in request.overrides}
     return tuple(
         knob
@@ -179,7 +179,7 @@ def _fitting(request: Request, design: Tree, backend: Backend) -> tuple[Knob, ..
 
 
 def _check_study(check: Problems, study: Study, space: Space) -> None:
-    """The module, the metrics and the baseline must exist."""
+    """Check that the module, the metrics and the baseline exist."""
     try:
         plugins.load("study", study.module)
     except ConfigError as error:
@@ -193,7 +193,7 @@ def _check_study(check: Problems, study: Study, space: Space) -> None:
 
 
 def _check_baseline(check: Problems, study: Study, space: Space) -> None:
-    """The values of the baseline must be legal."""
+    """Check that the values of the baseline are legal."""
     options = {path: value for path, value in study.baseline.items() if path.endswith(".name")}
     for path, value in options.items():
         named = space.options.get(path.partition(".")[0], {})
@@ -202,21 +202,21 @@ def _check_baseline(check: Problems, study: Study, space: Space) -> None:
             return
     for path, value in study.baseline.items():
         if path not in options and space.backend.condition(path, space.tree(options)) is None:
-            known = _siblings(space.tree(options), path)
-            way = did_you_mean(path.rpartition(".")[2], known)
+            siblings = _siblings(space.tree(options), path)
+            way = did_you_mean(path.rpartition(".")[2], siblings)
             check.add("study.baseline", f"{path} is no knob of any design here", way_out=way)
         elif path not in options:
             _check_value(check, space, {**options, path: value}, "study.baseline")
 
 
 def _check_search(check: Problems, settings: Settings, spaces: Mapping[str, Space]) -> None:
-    """A space that cannot be enumerated within the budget needs a sampler with legal options."""
+    """Check that a space too large to enumerate within the budget has a sampler with legal options."""
     trials = settings.budget.trials
     large = [name for name, space in spaces.items() if space.size(trials) is None]
     if large and settings.search.name == "exhaustive":
         size = spaces[large[0]].size()
-        many = f"{size} points, more than budget.trials = {trials}" if size else "an interval, endlessly many points"
-        rule = f"cannot enumerate {large[0]}: it has {many}"
+        extent = f"{size} points, more than budget.trials = {trials}" if size else "an interval, endlessly many points"
+        rule = f"cannot enumerate {large[0]}: it has {extent}"
         check.add("search", rule, value="exhaustive", way_out="raise budget.trials or use search=auto")
     elif large:
         _check_warm_start(check, settings)
@@ -229,10 +229,10 @@ def _check_search(check: Problems, settings: Settings, spaces: Mapping[str, Spac
 
 
 def _check_warm_start(check: Problems, settings: Settings) -> None:
-    """The runs that a search begins with must be there."""
-    for said in settings.search.warm_start:
+    """Check that the runs that a search begins with exist."""
+    for run in settings.search.warm_start:
         try:
-            Finished.find(Path(settings.output_dir), said, "search.warm_start")
+            Finished.find(Path(settings.output_dir), run, "search.warm_start")
         except ConfigError as error:
             check.found.extend(error.problems)
 
@@ -244,23 +244,23 @@ def _goals(settings: Settings, knobs: tuple[Knob, ...], backend: Backend) -> dic
 
 
 def _check_knobs(check: Problems, space: Space) -> None:
-    """Every value of every knob must be legal where it counts, and every knob must count somewhere."""
+    """Check that every value of every knob is legal where it counts, and that every knob counts somewhere."""
     chosen = [{f"{section}.name": name} for section, named in space.options.items() for name in named]
     options: list[dict[str, Any]] = [{}, *chosen]
     for knob in space.knobs:
         if space.is_option(knob.path):
             continue
-        fitting = [(option, needed) for option in options if (needed := _needed(space, knob, option)) is not None]
+        fitting = [(option, needed) for option in options if (needed := _condition(space, knob, option)) is not None]
         if not fitting:
-            known = did_you_mean(knob.path.rpartition(".")[2], _siblings(space.tree(options[0]), knob.path))
-            check.add(f"space.{knob.path}", "is no knob of any design here", way_out=known)
+            suggestion = did_you_mean(knob.path.rpartition(".")[2], _siblings(space.tree(options[0]), knob.path))
+            check.add(f"space.{knob.path}", "is no knob of any design here", way_out=suggestion)
             continue
         option, needed = fitting[0]
         for value in knob.values or (knob.low, knob.high):
             _check_value(check, space, {**option, **needed, knob.path: value}, f"space.{knob.path}")
 
 
-def _needed(space: Space, knob: Knob, option: Mapping[str, Any]) -> Mapping[str, Any] | None:
+def _condition(space: Space, knob: Knob, option: Mapping[str, Any]) -> Mapping[str, Any] | None:
     return space.backend.condition(knob.path, space.tree(option))
 
 
@@ -272,7 +272,7 @@ def _siblings(tree: Tree, path: str) -> list[str]:
 
 
 def _check_value(check: Problems, space: Space, assignment: dict[str, Any], shown: str) -> None:
-    """Note what is wrong with the last value of an assignment, as a problem of `shown`."""
+    """Note the problems of the last value of an assignment, as problems of `shown`."""
     path = list(assignment)[-1]
     try:
         space.backend.design(space.tree(assignment))

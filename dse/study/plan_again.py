@@ -1,4 +1,4 @@
-"""The study of a finished run, planned again as its recorded command was."""
+"""Plan of a finished run, made again from its recorded command."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from dse.study.plan import Plan, plan
 
 @dataclass(frozen=True)
 class Present:
-    """What the present command line says of a study that is planned again.
+    """Parts of the present command line that concern a study planned again.
 
-    folder: of the user's own configuration, if it is not where it was. command: the program that may be started.
+    folder: of the user's own configuration, if it has moved. command: the program that may be started.
     """
 
     folder: Path | None = None
     command: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, given: Mapping[str, str]) -> Present:
-        """Of `config_dir=` and `command=`. Raises ConfigError."""
+    def of(cls, options: Mapping[str, str]) -> Present:
+        """Build from `config_dir=` and `command=`. Raises ConfigError."""
         try:
-            words = tuple(shlex.split(given.get("command", "")))
+            words = tuple(shlex.split(options.get("command", "")))
         except ValueError as error:
             way = "quote it as a shell takes it"
-            raise ConfigError([Problem("command", f"cannot be split: {error}", given["command"], way)]) from None
-        return cls(Path(given["config_dir"]) if "config_dir" in given else None, words)
+            raise ConfigError([Problem("command", f"cannot be split: {error}", options["command"], way)]) from None
+        return cls(Path(options["config_dir"]) if "config_dir" in options else None, words)
 
 
 def plan_again(run: Finished, present: Present) -> Plan:
-    """The study of a finished run, planned as its command was.
+    """Plan the study of a finished run as its command did.
 
-    What was recorded may be somebody else's, so it starts no program that the present command line does not name.
+    The record may be somebody else's, so no program is started that the present command line does not name.
     Raises ConfigError.
     """
     recorded = run.made["config_dir"]
@@ -49,8 +49,8 @@ def plan_again(run: Finished, present: Present) -> Plan:
     for spec in (planned.spec, *(level.spec for level in planned.levels)):
         program = tuple(getattr(spec.make(), "program", ()))
         if program and program != present.command:
-            told = shlex.join(program)
-            rule = f"was recorded with a program that this command line does not name: {told}"
-            way = f"look at it, and if it is yours add command={shlex.quote(told)}"
+            command_line = shlex.join(program)
+            rule = f"was recorded with a program that this command line does not name: {command_line}"
+            way = f"look at it, and if it is yours add command={shlex.quote(command_line)}"
             raise ConfigError([Problem(spec.name, rule, way_out=way)])
     return planned

@@ -22,9 +22,9 @@ from dse.study.plan_again import Present, plan_again
 
 
 def replayed(outputs: Outputs, start: str, present: Present) -> list[Path]:
-    """Run one point of a stored table again; the picture of its timeline and its trace (`chrome://tracing`, Perfetto).
+    """Run one point of a stored table again; write its timeline as picture and as trace (`chrome://tracing`, Perfetto).
 
-    start: the first letters of its key. Raises ConfigError where no point or several are meant, or where code or
+    start: the first letters of its key. Raises ConfigError where no point or several have such a key, or where code or
     configuration have changed since.
     """
     row = _row(outputs, start)
@@ -32,27 +32,27 @@ def replayed(outputs: Outputs, start: str, present: Present) -> list[Path]:
     replay = planned.backend.replay(_design(planned, row))
     if not replay.intervals:
         raise ConfigError([Problem("simulator", "tells its metrics only, not when it did what", planned.spec.name)])
-    return _written(outputs, row, replay, knobs=planned.knobs)
+    return _write_timeline(outputs, row, replay, knobs=planned.knobs)
 
 
 def _row(outputs: Outputs, start: str) -> Any:
-    """The row whose key begins so; only keys are read of the others."""
+    """Return the row whose key begins with `start`; of the other rows only keys are read."""
     import numpy as np
 
     with results(outputs.results, ()) as file:
         for group in range(file.num_groups):
             keys = file.group(group, ["key"]).column("key").to_pylist()
-            found = [place for place, name in enumerate(keys) if name.startswith(start)]
-            if len({keys[place] for place in found}) > 1:
+            matches = [place for place, name in enumerate(keys) if name.startswith(start)]
+            if len({keys[place] for place in matches}) > 1:
                 raise ConfigError([Problem("key", "begins several keys", start, "write more of its letters")])
-            if found:
-                return frame(file.path, file.group(group).take(np.array(found[:1]))).iloc[0]
+            if matches:
+                return frame(file.path, file.group(group).take(np.array(matches[:1]))).iloc[0]
     way = "copy the start of a `key` of results.parquet"
     raise ConfigError([Problem("key", f"is no point of {outputs.folder.name}", start, way)])
 
 
 def _design(planned: Plan, row: Any) -> Any:
-    """The design of a row, which must have the row's key."""
+    """Return the design of a row, which must have the row's key."""
     space = planned.spaces.get(str(row["scenario"]))
     chosen = {path: _plain(row[path]) for path in planned.knobs if path in row.dropna()}
     blocks = [] if space is None else list(space.resolve(chosen))
@@ -67,12 +67,12 @@ def _plain(value: Any) -> Any:
     return value.item() if hasattr(value, "item") else value
 
 
-def _written(outputs: Outputs, row: Any, replay: Replay, *, knobs: Iterable[str]) -> list[Path]:
+def _write_timeline(outputs: Outputs, row: Any, replay: Replay, *, knobs: Iterable[str]) -> list[Path]:
     import pandas as pd
 
     name = f"timeline_{row['scenario']}_{str(row['key'])[:8]}"
     title = f"{row['scenario']}: {said(row, list(knobs))}"
-    figure = plots.timeline(pd.DataFrame([vars(one) for one in replay.intervals]), title)
+    figure = plots.timeline(pd.DataFrame([vars(interval) for interval in replay.intervals]), title)
     trace = outputs.figures / f"{name}.json"
     with atomic_replacement(trace) as fresh:
         fresh.write_text(json.dumps(_trace(replay.intervals, replay.limits)), encoding="utf-8")
@@ -80,33 +80,33 @@ def _written(outputs: Outputs, row: Any, replay: Replay, *, knobs: Iterable[str]
 
 
 def _trace(intervals: Iterable[Interval], limits: Mapping[str, float]) -> dict[str, Any]:
-    """Intervals in Chrome's trace event format: complete events in microseconds, a thread for each lane."""
-    held = list(intervals)
-    lanes = {lane: number for number, lane in enumerate(dict.fromkeys(one.lane for one in held), start=1)}
+    """Return intervals in Chrome's trace event format: complete events in microseconds, a thread for each lane."""
+    spans = list(intervals)
+    lanes = {lane: number for number, lane in enumerate(dict.fromkeys(span.lane for span in spans), start=1)}
     names = [
         {"name": "thread_name", "ph": "M", "pid": 1, "tid": number, "args": {"name": lane}}
         for lane, number in lanes.items()
     ]
     events = [
         {
-            "name": one.name,
-            "cat": one.kind,
+            "name": span.name,
+            "cat": span.kind,
             "ph": "X",
             "pid": 1,
-            "tid": lanes[one.lane],
-            "ts": one.start_s * 1e6,
-            "dur": (one.finish_s - one.start_s) * 1e6,
-            "args": {"moved_bytes": one.moved_bytes, "flop": one.flop},
+            "tid": lanes[span.lane],
+            "ts": span.start_s * 1e6,
+            "dur": (span.finish_s - span.start_s) * 1e6,
+            "args": {"moved_bytes": span.moved_bytes, "flop": span.flop},
         }
-        for one in held
+        for span in spans
     ]
     return {"traceEvents": [*names, *events], "displayTimeUnit": "ns", "otherData": {"limited by": dict(limits)}}
 
 
 def timeline(words: Sequence[str]) -> int:
     """`timeline study=<name> key=<its first letters> [config_dir=...] [command=...] [output_dir=...]`: one point."""
-    given = pairs(words, {"study": "", "key": "", "output_dir": "outputs"}, optional=("config_dir", "command"))
-    outputs = Outputs.latest(Path(given["output_dir"]), given["study"])
-    for path in replayed(outputs, given["key"], Present.of(given)):
+    options = pairs(words, {"study": "", "key": "", "output_dir": "outputs"}, optional=("config_dir", "command"))
+    outputs = Outputs.latest(Path(options["output_dir"]), options["study"])
+    for path in replayed(outputs, options["key"], Present.of(options)):
         report.console().print(str(path), soft_wrap=True)
     return 0

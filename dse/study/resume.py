@@ -1,7 +1,7 @@
-"""Which study a command is: a new one, or one that was begun before and goes on.
+"""Study that a command means: a new one, or one that was begun before and goes on.
 
-A study is what was asked: base designs, space, search, objectives and what evaluates. The same question goes on where
-it was left; a changed one is told with its differences, and is either a fork (a study of its own) or accepted.
+A study is defined by its question: base designs, space, search, objectives and backend. The same question goes on
+where it was left; a changed one is reported with its differences, and is a fork (a study of its own) or accepted.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from dse.values import LABELS, leaves
 if TYPE_CHECKING:
     from sqlalchemy import Connection, Row, Select
 
-_SHOWN = 12  # differences that are told one by one
+_SHOWN = 12  # differences that are reported one by one
 
 
 @dataclass(frozen=True)
 class Begun:
-    """A study in the store. done: results it had when it began, and `before`: those of an earlier question, of which
-    what fits counts as well; resumed: whether it was there before.
+    """A study in the store. done: results it had when it began. before: results of an earlier question; those that fit
+    count as well. resumed: whether it existed before.
 
     earlier: provenance of the runs that made those results.
     """
@@ -53,24 +53,24 @@ class Begun:
 
 
 def begin(store: Store, plan: Plan, provenance: Mapping[str, Any]) -> Begun:
-    """Begin a study or go on with it. Raises ConfigError where it was asked otherwise before and `resume` is auto."""
-    asked = question(plan)
+    """Begin a study or go on with it. Raises ConfigError where its question has changed and `resume` is auto."""
+    definition = question(plan)
     newest = store.database.read(lambda connection: connection.execute(select(func.max(studies.c.id))).scalar())
-    same, other = _earlier(store, plan, asked)
+    same, other = _earlier(store, plan, definition)
     mode = plan.settings.resume
     if same is None and other is not None and mode == "auto":
-        raise ConfigError([_changed(other, asked)])
+        raise ConfigError([_changed_question(other, definition)])
     values = {
         "state": "running",
         "context": store.number(plan.context),
         "command": json.dumps(redacted(plan.request.overrides)),
-        "asked": json.dumps(asked),
+        "asked": json.dumps(definition),
         "request": json.dumps(redacted(plan.request.tree), default=str),
         "provenance": json.dumps(provenance),
     }
     going_on = same if same is not None else other if mode == "accept" else None
     if going_on is not None:
-        return _gone_on(store, plan, going_on, values)
+        return _continue_study(store, plan, going_on, values)
     first = {
         "name": plan.settings.study.name,
         "parent": other.id if other else None,
@@ -79,36 +79,36 @@ def begin(store: Store, plan: Plan, provenance: Mapping[str, Any]) -> Begun:
         "before": 0,
     }
     _forget(store, plan, [store.number(plan.context)])
-    study, is_new = _added(store, {**values, **first}, since=newest or 0)
+    study, is_new = _add_study(store, {**values, **first}, since=newest or 0)
     if not is_new:  # the same command, typed at the same time
         return begin(store, plan, provenance)
     return Begun(store, study, StoreSession(store, Hold(study, plan.context)), 0, 0, resumed=False)
 
 
-def _gone_on(store: Store, plan: Plan, old: Row[Any], values: Mapping[str, Any]) -> Begun:
-    """An earlier study under the present question; results of what evaluated it then still count."""
+def _continue_study(store: Store, plan: Plan, old: Row[Any], values: Mapping[str, Any]) -> Begun:
+    """Continue an earlier study under the present question; results of its earlier contexts still count."""
     numbers = {*json.loads(old.accepted), old.context} - {values["context"]}
-    accepted = [found for number in sorted(numbers) if (found := store.context(number)) is not None]
+    accepted = [context for number in sorted(numbers) if (context := store.context(number)) is not None]
     _forget(store, plan, [store.number(plan.context), *numbers])
-    made, before = json.loads(values["provenance"]), json.loads(old.provenance)
+    present, before = json.loads(values["provenance"]), json.loads(old.provenance)
     done = store.count(old.id, {*numbers, values["context"]})
     earlier = _distinct([*before.pop("earlier", []), *([before] if done else [])])
     other = json.loads(old.asked) != json.loads(values["asked"])
-    held = {
+    row = {
         **values,
-        "provenance": json.dumps({**made, "earlier": earlier}),
+        "provenance": json.dumps({**present, "earlier": earlier}),
         "accepted": json.dumps(sorted(numbers)),
         "before": done if other else min(old.before, done),
     }
-    changed = update(studies).where(studies.c.id == old.id).values(**held)
+    changed = update(studies).where(studies.c.id == old.id).values(**row)
     store.change(changed)
     session = StoreSession(store, Hold(old.id, plan.context, tuple(accepted)))
-    return Begun(store, old.id, session, done - held["before"], held["before"], resumed=True, earlier=tuple(earlier))
+    return Begun(store, old.id, session, done - row["before"], row["before"], resumed=True, earlier=tuple(earlier))
 
 
 @contextmanager
 def at_level(begun: Begun | None, plan: Plan, context: Context) -> Iterator[Session]:
-    """The same study, as far as another level evaluates its points; of no store without one."""
+    """Open a session of the same study for another level; one that stores nothing where there is no store."""
     if begun is None:
         yield Forgetful()
         return
@@ -122,40 +122,43 @@ def at_level(begun: Begun | None, plan: Plan, context: Context) -> Iterator[Sess
 
 
 def _forget(store: Store, plan: Plan, numbers: Iterable[int]) -> None:
-    """Forget the results, made in some contexts, that are to be made again."""
+    """Forget the results of some contexts that are to be evaluated again."""
     for status in plan.settings.store.retry:
         for number in numbers:
             store.forget(status, number)
 
 
 def _distinct(runs: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The last of the runs that were made with the same code, versions and machine."""
-    found: list[Mapping[str, Any]] = []
+    """Return the last of the runs made with the same code, versions and machine."""
+    distinct: list[Mapping[str, Any]] = []
     for run in runs:
-        found = [*(one for one in found if changes(one, run)), run]
-    return found
+        distinct = [*(earlier for earlier in distinct if changes(earlier, run)), run]
+    return distinct
 
 
-def mixed(begun: Begun, made: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Earlier runs whose results are among those of this one (`made`) and that were made otherwise: when, and how."""
-    others = [study for study in begun.session.recalled if study != begun.study]
-    query = select(studies).where(studies.c.id.in_(others)).order_by(studies.c.id)
-    rows = [row for row in _read(begun.store, query) if _is_whole(begun.store, row)] if others else []
+def mixed(begun: Begun, provenance: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return time and differences of the earlier runs that this run has results of and that were made differently.
+
+    provenance: of this run.
+    """
+    other_studies = [study for study in begun.session.recalled if study != begun.study]
+    query = select(studies).where(studies.c.id.in_(other_studies)).order_by(studies.c.id)
+    rows = [row for row in _read(begun.store, query) if _is_whole(begun.store, row)] if other_studies else []
     runs = _distinct([*begun.earlier, *(json.loads(row.provenance) for row in rows)])
-    return [{"time": run.get("time", ""), "changed": found} for run in runs if (found := changes(run, made))]
+    return [{"time": run.get("time", ""), "changed": changed} for run in runs if (changed := changes(run, provenance))]
 
 
 def finish(begun: Begun) -> None:
-    """Note that a study has all its results, and where those came from that it did not have evaluated."""
+    """Note that a study has all its results, and which studies it took results from."""
     recalled = {str(study): count for study, count in sorted(begun.session.recalled.items()) if study != begun.study}
     done = update(studies).where(studies.c.id == begun.study).values(state="finished", recalled=json.dumps(recalled))
     begun.store.change(done)
 
 
-def _added(store: Store, values: Mapping[str, Any], *, since: int) -> tuple[int, bool]:
-    """(number of the study of these values, whether it is new): equal ones that are begun at once are one.
+def _add_study(store: Store, values: Mapping[str, Any], *, since: int) -> tuple[int, bool]:
+    """Return (number of the study of these values, whether it is new): equal studies begun at once are one.
 
-    since: the newest study when it was looked for an earlier one; what was there then is not looked at again.
+    since: the newest study when an earlier one was looked for; studies up to it are not looked at again.
     """
 
     def work(connection: Connection) -> tuple[int, bool]:
@@ -168,16 +171,16 @@ def _added(store: Store, values: Mapping[str, Any], *, since: int) -> tuple[int,
     return store.database.write(work)
 
 
-def _earlier(store: Store, plan: Plan, asked: Mapping[str, str]) -> tuple[Row[Any] | None, Row[Any] | None]:
-    """(the newest study of this name that was asked the same, the one that this command may have meant).
+def _earlier(store: Store, plan: Plan, definition: Mapping[str, str]) -> tuple[Row[Any] | None, Row[Any] | None]:
+    """Return (the newest study of this name with the same question, the study that this command may mean).
 
-    Meant may be one of the same command, or one that was not finished and that nobody is at work on.
+    A command may mean a study of the same command, or an unfinished one that no process is at work on.
     """
     query = select(studies).where(studies.c.name == plan.settings.study.name).order_by(studies.c.id.desc())
     rows = [row for row in _read(store, query) if _is_whole(store, row)]
     here = store.database.read(lambda connection: connection.execute(select(owners)).all())
     busy = {row.study for row in here if not Owner(row.host, row.boot, row.space, row.pid, row.started).gone}
-    same = next((row for row in rows if json.loads(row.asked) == asked), None)
+    same = next((row for row in rows if json.loads(row.asked) == definition), None)
     command = json.dumps([text for text in redacted(plan.request.overrides) if not text.startswith("resume=")])
     for row in rows:
         earlier = json.dumps([text for text in json.loads(row.command) if not text.startswith("resume=")])
@@ -191,19 +194,19 @@ _MOST_TEXT = 1 << 24  # characters of one of them
 
 
 def _read(store: Store, query: Select[Any]) -> Sequence[Row[Any]]:
-    """The studies of a query; those with an endless text are left in the database."""
+    """Return the studies of a query; those with an excessively long text are left in the database."""
     short = query.where(*(func.length(studies.c[name]) <= _MOST_TEXT for name in _TEXTS))
     return store.database.read(lambda connection: connection.execute(short).all())
 
 
 def _is_whole(store: Store, row: Row[Any]) -> bool:
-    """Whether what was recorded of a study can be read; one that cannot is told and passed over, its results count."""
+    """Tell whether the record of a study can be read; a damaged one is reported and passed over, its results count."""
     try:
-        told = {name: json.loads(getattr(row, name)) for name in _TEXTS}
-        wrong = next((name for name, kind in _TEXTS.items() if not isinstance(told[name], kind)), "")
-        inner = [*told["command"], *told["asked"], *told["asked"].values()]
+        record = {name: json.loads(getattr(row, name)) for name in _TEXTS}
+        wrong = next((name for name, kind in _TEXTS.items() if not isinstance(record[name], kind)), "")
+        inner = [*record["command"], *record["asked"], *record["asked"].values()]
         wrong = wrong or ("" if all(isinstance(text, str) for text in inner) else "asked")
-        wrong = wrong or ("" if all(isinstance(number, int) for number in told["accepted"]) else "accepted")
+        wrong = wrong or ("" if all(isinstance(number, int) for number in record["accepted"]) else "accepted")
     except (ValueError, TypeError, RecursionError, AttributeError) as error:
         wrong = type(error).__name__
     if wrong:
@@ -211,13 +214,13 @@ def _is_whole(store: Store, row: Row[Any]) -> bool:
     return not wrong
 
 
-def _changed(old: Row[Any], asked: Mapping[str, str]) -> Problem:
+def _changed_question(old: Row[Any], after: Mapping[str, str]) -> Problem:
     before = json.loads(old.asked)
-    paths = [path for path in {**before, **asked} if before.get(path) != asked.get(path)]
-    told = [f"{path}: {before.get(path, 'absent')} -> {asked.get(path, 'absent')}" for path in paths[:_SHOWN]]
+    paths = [path for path in {**before, **after} if before.get(path) != after.get(path)]
+    differences = [f"{path}: {before.get(path, 'absent')} -> {after.get(path, 'absent')}" for path in paths[:_SHOWN]]
     more = [f"and {len(paths) - _SHOWN} more"] if len(paths) > _SHOWN else []
     state = "was not finished" if old.state == "running" else "was the same command"
-    rule = f"study {old.id} of this name {state} and was asked otherwise: {'; '.join([*told, *more])}"
+    rule = f"study {old.id} of this name {state} and was asked otherwise: {'; '.join([*differences, *more])}"
     way = (
         "resume=fork begins a new study beside it, resume=accept goes on with it and takes its results of equal designs"
     )
@@ -225,48 +228,48 @@ def _changed(old: Row[Any], asked: Mapping[str, str]) -> Problem:
 
 
 def question(plan: Plan) -> dict[str, str]:
-    """All that decides what a study finds, as path -> value; labels, units and order take no part."""
+    """Return all that determines the results of a study, as path -> value, without labels, units and order."""
     settings, context = plan.settings, plan.context
-    found = {f"simulator.{name}": repr(value) for name, value in plan.spec.parameters}
-    found |= {"simulator": context.backend, "simulator.version": context.version}
-    found |= {
+    definition = {f"simulator.{name}": repr(value) for name, value in plan.spec.parameters}
+    definition |= {"simulator": context.backend, "simulator.version": context.version}
+    definition |= {
         f"study.{name}": str(getattr(settings.study, name)) for name in ("module", "objectives", "hardware_objectives")
     }
-    found |= {f"study.baseline.{path}": repr(value) for path, value in settings.study.baseline.items()}
+    definition |= {f"study.baseline.{path}": repr(value) for path, value in settings.study.baseline.items()}
     if any(space.size(settings.budget.trials) is None for space in plan.spaces.values()):
-        found |= {
+        definition |= {
             "seed": repr(settings.seed),
             "search": settings.search.name,
             "search.batch": repr(settings.search.batch),
             "search.warm_start": repr(settings.search.warm_start),
         }
-        found |= {f"study.limits.{name}": str(limit) for name, limit in settings.study.limits.items()}
-        found |= {f"search.options.{name}": repr(value) for name, value in settings.search.options.items()}
+        definition |= {f"study.limits.{name}": str(limit) for name, limit in settings.study.limits.items()}
+        definition |= {f"search.options.{name}": repr(value) for name, value in settings.search.options.items()}
     for knob in plan.request.knobs:
         values = [repr(value) for value in knob.values]
-        found[f"space.{knob.path}"] = ", ".join(values) or f"{knob.low!r} to {knob.high!r}{' (log)' * knob.log}"
+        definition[f"space.{knob.path}"] = ", ".join(values) or f"{knob.low!r} to {knob.high!r}{' (log)' * knob.log}"
     space = next(iter(plan.spaces.values()))
     for section, named in space.options.items():
-        found |= {f"{section}={name}.{path}": value for name, tree in named.items() for path, value in _flat(tree)}
-    return found | _designs(plan)
+        definition |= {f"{section}={name}.{path}": value for name, tree in named.items() for path, value in _flat(tree)}
+    return definition | _designs(plan)
 
 
 def _designs(plan: Plan) -> dict[str, str]:
-    """Leaves of the base designs; what differs between scenarios is named with its scenario."""
+    """Return the leaves of the base designs; a value that differs between scenarios is named with its scenario."""
     bases = {
         name: {path: repr(value) for path, value, _ in leaves(plan.backend.design(space.base))}
         for name, space in plan.spaces.items()
     }
-    found: dict[str, str] = {}
-    for path in dict.fromkeys(path for held in bases.values() for path in held):
-        values = {name: held.get(path, "absent") for name, held in bases.items()}
+    parameters: dict[str, str] = {}
+    for path in dict.fromkeys(path for base in bases.values() for path in base):
+        values = {name: base.get(path, "absent") for name, base in bases.items()}
         alike = len(set(values.values())) == 1
-        found |= (
+        parameters |= (
             {path: next(iter(values.values()))}
             if alike
             else {f"{path} ({name})": text for name, text in values.items()}
         )
-    return found
+    return parameters
 
 
 def _flat(tree: Any, path: str = "") -> Iterator[tuple[str, str]]:

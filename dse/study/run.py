@@ -36,10 +36,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Findings:
-    """What a study found beside the table of points.
+    """Results of a study besides the table of points.
 
-    statuses, engines: how many rows have each. num_outcomes: distinct ones (rows of a scenario with equal metrics are
-    one). front_size: how many outcomes are on a front. timelines, limits: of the winners. chosen: how each scenario was
+    statuses, engines: number of rows with each. num_outcomes: distinct ones (rows of a scenario with equal metrics are
+    one). front_size: number of outcomes on a front. timelines, limits: of the winners. chosen: how each scenario was
     searched.
     """
 
@@ -59,10 +59,7 @@ class Findings:
 
 @dataclass(frozen=True)
 class Support:
-    """What a study rests on while it runs. session: the store. done: points known when it began, for the progress bar.
-
-    stopping: whether to end once what is in flight is recorded.
-    """
+    """Services of a running study. session: the store. stopping: whether to end once calls in flight are recorded."""
 
     session: Session = field(default_factory=Forgetful)
     stopping: Callable[[], bool] = lambda: False
@@ -77,7 +74,7 @@ def run(plan: Plan, path: Path, support: Support | None = None) -> Findings:
     except BaseException:
         ledger.sheet.discard()
         raise
-    timelines, limits = _replayed(plan, ledger.winners if plan.settings.timeline else {})
+    timelines, limits = _replay_winners(plan, ledger.winners if plan.settings.timeline else {})
     return Findings(ledger.statuses, ledger.engines, ledger.num_outcomes, front_size, timelines, limits, chosen)
 
 
@@ -88,34 +85,35 @@ def _search(plan: Plan, ledger: Ledger, support: Support) -> dict[str, Chosen]:
     with bar(plan.settings.study.name, sum(trials if size is None else size for size in sizes.values())) as advance:
         evaluator = Evaluator(plan.spec, plan.settings.executor, support.session, advance, support.stopping)
         scenarios = [_Scenario(plan, index, evaluator) for index in range(len(sizes))]
-        finite = [one for one in scenarios if sizes[one.name] is not None]
-        ledger.take(_evaluated(evaluator, _enumerated(finite)))
-        for one in scenarios:
-            if sizes[one.name] is None:
-                chosen[one.name] = explore(one.question, plan.settings.search, first=warm_start.points(plan, one.name))
-                ledger.take(_evaluated(evaluator, one.rows(one.sampled)))
+        finite = [scenario for scenario in scenarios if sizes[scenario.name] is not None]
+        ledger.take(_evaluate_rows(evaluator, _enumerate_points(finite)))
+        for scenario in scenarios:
+            if sizes[scenario.name] is None:
+                first = warm_start.points(plan, scenario.name)
+                chosen[scenario.name] = explore(scenario.question, plan.settings.search, first=first)
+                ledger.take(_evaluate_rows(evaluator, scenario.rows(scenario.sampled)))
     ledger.flush()
-    for one in finite:
-        distinct = int(ledger.distinct[one.index])
-        chosen[one.name] = Chosen(distinct, "exhaustive", (sizes[one.name] or 0) - distinct)
+    for scenario in finite:
+        distinct = int(ledger.distinct[scenario.index])
+        chosen[scenario.name] = Chosen(distinct, "exhaustive", (sizes[scenario.name] or 0) - distinct)
     return {name: chosen[name] for name in plan.spaces}
 
 
-def _enumerated(scenarios: Sequence[_Scenario]) -> Iterator[Rows]:
-    """Every point of finite spaces; the same block of all scenarios together, so that they share calls."""
-    for blocks in zip_longest(*(one.space.blocks(ROWS_PER_GROUP // 2) for one in scenarios)):
-        for one, block in zip(scenarios, blocks, strict=True):
-            yield from one.rows([] if block is None else [block])
+def _enumerate_points(scenarios: Sequence[_Scenario]) -> Iterator[Rows]:
+    """Yield every point of finite spaces; the same block of all scenarios together, so that they share calls."""
+    for blocks in zip_longest(*(scenario.space.blocks(ROWS_PER_GROUP // 2) for scenario in scenarios)):
+        for scenario, block in zip(scenarios, blocks, strict=True):
+            yield from scenario.rows([] if block is None else [block])
 
 
-def _evaluated(evaluator: Evaluator, rows: Iterable[Rows]) -> Iterator[Rows]:
-    """The same rows, with results: what has none yet is evaluated, once."""
+def _evaluate_rows(evaluator: Evaluator, rows: Iterable[Rows]) -> Iterator[Rows]:
+    """Yield the same rows with results: rows without any are evaluated, once."""
     waiting: deque[Rows] = deque()
 
     def points() -> Iterator[Evaluated]:
-        for one in rows:
-            waiting.append(one)
-            point = one.point
+        for chunk in rows:
+            waiting.append(chunk)
+            point = chunk.point
             if point.asked:
                 continue
             point.asked = True
@@ -137,7 +135,7 @@ def _evaluated(evaluator: Evaluator, rows: Iterable[Rows]) -> Iterator[Rows]:
 
 
 class _Scenario:
-    """One scenario's points: as blocks with their baselines, and one by one for a sampler."""
+    """Points of one scenario: as blocks with their baselines, and one by one for a sampler."""
 
     def __init__(self, plan: Plan, index: int, evaluator: Evaluator) -> None:
         self.index, self._evaluator = index, evaluator
@@ -145,7 +143,7 @@ class _Scenario:
         self.space: Space = plan.spaces[self.name]
         self.seed = int(np.random.SeedSequence([plan.settings.seed, index]).generate_state(1)[0])
         self._plan, self._words = plan, plan.context.words
-        self._baselines = Baselines(self.space, plan.settings.study.baseline, self._identified)
+        self._baselines = Baselines(self.space, plan.settings.study.baseline, self._identify_block)
         self._points: dict[str, str] = {}
         self._known: dict[str, Evaluated] = {}
         self._sampled: dict[str, None] = {}
@@ -153,7 +151,7 @@ class _Scenario:
 
     @property
     def question(self) -> Question:
-        """What a sampler is asked."""
+        """Question to a sampler."""
         settings = self._plan.settings
         return Question(
             self.space,
@@ -172,54 +170,54 @@ class _Scenario:
         return [self._known[name].block for name in self._sampled]
 
     def rows(self, blocks: Iterable[Block]) -> Iterator[Rows]:
-        """Rows of some blocks, those of their baselines before them."""
+        """Yield the rows of some blocks, those of their baselines first."""
         for block in blocks:
             if self._repeats(block):
                 self._evaluator.seen(block.size)
                 continue
             for part, baseline in self._baselines.of(block):
-                point = self._once(self._identified(part))
-                own = self._once(baseline)
-                if np.array_equal(point.keys, own.keys):
-                    point = own
-                elif not own.asked:
-                    yield Rows(self.index, own, own, explored=False)
-                yield Rows(self.index, point, own, explored=True)
+                point = self._once(self._identify_block(part))
+                reference = self._once(baseline)
+                if np.array_equal(point.keys, reference.keys):
+                    point = reference
+                elif not reference.asked:
+                    yield Rows(self.index, reference, reference, explored=False)
+                yield Rows(self.index, point, reference, explored=True)
 
     def _repeats(self, block: Block) -> bool:
-        """Whether all points of a block came before it, as a knob that changes nothing told them apart."""
+        """Tell whether all points of a block came before it, apart from a knob that changes nothing."""
         if not isinstance(self._plan.backend, Canonical) or block.design is None:
             return False
         fresh = self._met.add(block.keys(*self._words))
         return block.asked is not None and not fresh.any()
 
-    def _identified(self, block: Block) -> Evaluated:
+    def _identify_block(self, block: Block) -> Evaluated:
         return Evaluated(block, block.keys(*self._words), self.name)
 
-    def _once(self, found: Evaluated) -> Evaluated:
-        """The same designs as evaluated for a sampler, if they were."""
-        return self._known.get(_name(found), found) if self._known and found.block.size == 1 else found
+    def _once(self, point: Evaluated) -> Evaluated:
+        """Return the same designs as evaluated for a sampler, if they were."""
+        return self._known.get(_name(point), point) if self._known and point.block.size == 1 else point
 
     def identify(self, point: Assignment) -> str:
-        """Key of a point: equal designs have equal keys, however they were written."""
+        """Return the key of a point: equal designs have equal keys, however they are written."""
         text = repr(sorted(point.items(), key=lambda item: item[0]))
         if text not in self._points:
             (block,) = self.space.resolve(point)
-            found = self._identified(block)
-            self._points[text] = _name(found)
-            self._known.setdefault(_name(found), found)
+            evaluated = self._identify_block(block)
+            self._points[text] = _name(evaluated)
+            self._known.setdefault(_name(evaluated), evaluated)
         return self._points[text]
 
     def legal(self, points: Sequence[Assignment]) -> list[bool]:
-        """Which points break no rule of the backend."""
+        """Tell of each point whether it breaks no rule of the backend."""
         designs = [self._known[self.identify(point)].block.design for point in points]
         return [design is not None and not self._plan.backend.problems(design) for design in designs]
 
     def outcomes(self, points: Sequence[Assignment]) -> list[Outcome]:
-        """Evaluate points that a sampler asks for; their metrics in order, None where there are none."""
+        """Evaluate points for a sampler; return their metrics in order, None where there are none."""
         names = [self.identify(point) for point in points]
         fresh = [self._known[name] for name in dict.fromkeys(names) if not self._known[name].asked]
-        for _ in _evaluated(self._evaluator, [Rows(self.index, one, one, explored=True) for one in fresh]):
+        for _ in _evaluate_rows(self._evaluator, [Rows(self.index, point, point, explored=True) for point in fresh]):
             pass
         self._sampled.update(dict.fromkeys(names))
         return [self._known[name].found[0].metrics or None for name in names]
@@ -229,7 +227,7 @@ def _name(point: Evaluated) -> str:
     return str(keys_to_hex(point.keys)[0].decode())
 
 
-def _replayed(
+def _replay_winners(
     plan: Plan, winners: Mapping[str, tuple[str, BaseModel]]
 ) -> tuple[pd.DataFrame, dict[str, Mapping[str, float]]]:
     import pandas as pd

@@ -60,7 +60,7 @@ class Study(Frozen):
 
 
 class Budget(Frozen):
-    """trials: distinct points per scenario."""
+    """The `budget` group. trials: distinct points per scenario."""
 
     trials: Annotated[Integer, Field(ge=1, le=10_000_000)]
 
@@ -85,7 +85,7 @@ class Tracking(Frozen):
 
     @property
     def rule(self) -> Rule:
-        """Which points are shown."""
+        """Rule that selects the points to show."""
         return Rule(self.points, self.whole_up_to)
 
 
