@@ -1,8 +1,8 @@
-"""A ladder of models: what was found at one level is looked at again at coarser and finer ones.
+"""Ladder of models: points found at one level are evaluated again at coarser and finer ones.
 
 The study itself is searched at its own simulator. Points near its front, a random sample, and points that may be near
-the finer front once the disagreement seen for points like them is allowed for, are promoted to the next finer level;
-coarser levels are evaluated on the same points. How far levels agree is for `dse.results.agreement` to say.
+the finer front, given the disagreement seen for points like them, are promoted to the next finer level; coarser levels
+are evaluated on the same points. `dse.results.agreement` tells how far levels agree.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Flags = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Climb:
-    """What climbing rests on. opened: a session of the store for what a level evaluates. study_s: the search took."""
+    """Services for climbing. opened: opens a session of the store for a level. study_s: seconds taken by the search."""
 
     opened: Callable[[Context], AbstractContextManager[Session]]
     study_s: float = math.inf
@@ -51,33 +51,33 @@ class Climb:
 
 
 def climb(plan: Plan, table: pd.DataFrame, support: Climb) -> tuple[pd.DataFrame, dict[str, str]]:
-    """Promote points of the study's table up the ladder: (a row for every point and level, why a level broke).
+    """Promote points of the study's table up the ladder; return (a row for every point and level, why a level broke).
 
     The table, in the order of the study, needs the searched paths, objectives, `scenario`, `key` and `status`.
     """
     ladder = _Ladder(plan, table[table["status"] == "ok"].reset_index(drop=True))
-    own = next(place for place, level in enumerate(plan.levels) if level.own)
+    own_place = next(place for place, level in enumerate(plan.levels) if level.own)
     broken: dict[str, str] = {}
-    for below, level in pairwise(plan.levels[own:]):
+    for below, level in pairwise(plan.levels[own_place:]):
         with support.opened(level.spec.context) as session:
-            evaluate = _evaluating(plan, level, session, support)
+            evaluate = _row_evaluator(plan, level, session, support)
             for number in range(1 + plan.settings.fidelity.rounds):
                 chosen = ladder.chosen(below, level, number)
                 if chosen.size and not ladder.take(level, chosen, evaluate, broken):
                     break
-    if len(plan.levels) == own + 1:
-        ladder.choose_only(plan.levels[own])
-    for level in plan.levels[:own]:
+    if len(plan.levels) == own_place + 1:
+        ladder.choose_only(plan.levels[own_place])
+    for level in plan.levels[:own_place]:
         with support.opened(level.spec.context) as session:
-            ladder.take(level, ladder.promoted, _evaluating(plan, level, session, support), broken)
+            ladder.take(level, ladder.promoted, _row_evaluator(plan, level, session, support), broken)
     return ladder.rows(), broken
 
 
 _Evaluate = Callable[["pd.DataFrame", NDArray[np.intp]], Results]
 
 
-def _evaluating(plan: Plan, level: Level, session: Session, support: Climb) -> _Evaluate:
-    """What evaluates rows of the study's table at a level."""
+def _row_evaluator(plan: Plan, level: Level, session: Session, support: Climb) -> _Evaluate:
+    """Return the function that evaluates rows of the study's table at a level."""
 
     def evaluate(table: pd.DataFrame, places: NDArray[np.intp]) -> Results:
         points = [_point(plan, level, table.iloc[place]) for place in places]
@@ -86,17 +86,17 @@ def _evaluating(plan: Plan, level: Level, session: Session, support: Climb) -> _
             evaluator = Evaluator(level.spec, plan.settings.executor, session, advance, support.stopping)
             _check_time(evaluator, designs[:: max(1, len(designs) // _PROBED)], len(designs), allowed_s)
             results = iter(list(evaluator.results(designs)))
-        return Results.join([_refused(point) if point.block.design is None else next(results) for point in points])
+        return Results.join([_refusal(point) if point.block.design is None else next(results) for point in points])
 
-    asked = plan.settings.fidelity.most_s
-    allowed_s = max(_LEAST_S, support.study_s) if asked is None else asked
+    most_s = plan.settings.fidelity.most_s
+    allowed_s = max(_LEAST_S, support.study_s) if most_s is None else most_s
     return evaluate
 
 
 def _check_time(evaluator: Evaluator, probe: Sequence[Evaluated], count: int, allowed_s: float) -> None:
     """Evaluate some points of a level, one after the other, until it is known whether all `count` take too long.
 
-    The first is not timed, as it may compile. What is evaluated is recorded. Raises Broken.
+    The first is not timed, as it may compile. Results are recorded. Raises Broken.
     """
     silent = replace(evaluator, seen=lambda count: None)
     began = time.monotonic()
@@ -113,14 +113,14 @@ def _check_time(evaluator: Evaluator, probe: Sequence[Evaluated], count: int, al
             raise Broken(f"{rule}: set fidelity.most_s to wait, or leave the level out of fidelity.levels")
 
 
-def _refused(point: Evaluated) -> Results:
+def _refusal(point: Evaluated) -> Results:
     return Results.of([Result("infeasible", reason=point.block.reason)])
 
 
 def _point(plan: Plan, level: Level, row: pd.Series[Any]) -> Evaluated:
-    """A row of the study's table as a design of a level."""
-    scenario, held = str(row["scenario"]), row.dropna()
-    chosen = {path: _plain(held[path]) for path in plan.knobs if path in held}
+    """Return a row of the study's table as a design of a level."""
+    scenario, values = str(row["scenario"]), row.dropna()
+    chosen = {path: _plain(values[path]) for path in plan.knobs if path in values}
     backend, space = level.spec.make(), plan.spaces[scenario]
     if level.spec.name == plan.spec.name:
         (block,) = replace(space, backend=backend, known={}).resolve(chosen)
@@ -134,7 +134,7 @@ def _plain(value: Any) -> Any:
 
 
 class _Ladder:
-    """Points [N] of the study, and what each level [objectives] says of those that were promoted to it."""
+    """Points of the study [N], and the objectives at each level [N, objectives] of those promoted to it."""
 
     def __init__(self, plan: Plan, table: pd.DataFrame) -> None:
         self._plan, self._table, self._goals = plan, table, dict(plan.goals)
@@ -143,29 +143,29 @@ class _Ladder:
         self._why: dict[str, NDArray[Any]] = {level.name: np.full(count, "", object) for level in plan.levels}
         self._values = {level.name: np.full((count, len(self._goals)), np.nan) for level in plan.levels}
         self._results: dict[str, list[tuple[NDArray[np.intp], Results]]] = {level.name: [] for level in plan.levels}
-        own = next(level for level in plan.levels if level.own)
-        self._values[own.name] = signed(table, self._goals)
+        own_level = next(level for level in plan.levels if level.own)
+        self._values[own_level.name] = signed(table, self._goals)
         self._places = [np.flatnonzero(table["scenario"] == name) for name in plan.spaces]
         self._alike = _alike(plan, table)
 
     @property
     def promoted(self) -> NDArray[np.intp]:
-        """Points that are anywhere but at the study's own level."""
+        """Points that were promoted to any level but the study's own."""
         return np.flatnonzero(np.any([why != "" for why in self._why.values()], axis=0))
 
     def choose_only(self, level: Level) -> None:
-        """Choose points although there is no finer level, for coarser ones to be compared on."""
+        """Choose points where there is no finer level, for coarser levels to be compared on."""
         self.chosen(level, level, 0)
 
     def chosen(self, below: Level, level: Level, number: int) -> NDArray[np.intp]:
-        """Points that are promoted from one level to the next in a round, noted with why."""
-        found = [part for scenario in range(len(self._places)) for part in self._of(below, level, number, scenario)]
-        for why, places in found:
+        """Choose the points to promote from one level to the next in a round, and note why."""
+        picks = [part for scenario in range(len(self._places)) for part in self._of(below, level, number, scenario)]
+        for why, places in picks:
             self._why[level.name][places] = why
-        return np.sort(np.concatenate([places for _, places in found])) if found else np.empty(0, np.intp)
+        return np.sort(np.concatenate([places for _, places in picks])) if picks else np.empty(0, np.intp)
 
     def _of(self, below: Level, level: Level, number: int, scenario: int) -> Iterator[tuple[str, NDArray[np.intp]]]:
-        values, known = self._values[below.name], self._why[level.name]
+        values, reasons = self._values[below.name], self._why[level.name]
         places = self._places[scenario]
         places = places[np.isfinite(values[places]).all(axis=1)]
         if not places.size:
@@ -174,10 +174,10 @@ class _Ladder:
             most = self._asked.most - self._asked.most // _KEPT * (self._asked.rounds > 0)
             near = _nearest(values[places], values[places], self._asked.near)[:most]
             yield "near the front", places[near]
-            yield "sample", self._sampled(np.delete(places, near), scenario)
+            yield "sample", self._draw_sample(np.delete(places, near), scenario)
             return
-        left, seen = places[known[places] == ""], places[known[places] != ""]
-        room = self._asked.most - int(np.isin(known[places], ["near the front", "disagreement"]).sum())
+        left, seen = places[reasons[places] == ""], places[reasons[places] != ""]
+        room = self._asked.most - int(np.isin(reasons[places], ["near the front", "disagreement"]).sum())
         finer = self._values[level.name][seen]
         fine = np.isfinite(finer).all(axis=1)
         if fine.any() and left.size:
@@ -185,15 +185,15 @@ class _Ladder:
             expected = values[left] * ratio(self._alike[left])
             yield "disagreement", left[_nearest(expected, finer[fine], self._asked.near)[:room]]
 
-    def _sampled(self, places: NDArray[np.intp], scenario: int) -> NDArray[np.intp]:
-        """A random sample that depends on seed and keys alone."""
+    def _draw_sample(self, places: NDArray[np.intp], scenario: int) -> NDArray[np.intp]:
+        """Draw a random sample that depends on seed and keys alone."""
         keys = self._table["key"].to_numpy().astype(str)[places]
         random = np.random.default_rng(np.random.SeedSequence([self._plan.settings.seed, scenario, 1]))
         ordered = places[np.argsort(keys)]
         return random.permutation(ordered)[: self._asked.sample]
 
     def take(self, level: Level, places: NDArray[np.intp], evaluate: _Evaluate, broken: dict[str, str]) -> bool:
-        """Evaluate points at a level; whether it could be. What broke it is noted."""
+        """Evaluate points at a level; return whether it succeeded. The reason for a failure is noted."""
         if not places.size:
             return True
         try:
@@ -207,15 +207,14 @@ class _Ladder:
         return True
 
     def rows(self) -> pd.DataFrame:
-        """`fidelity.parquet`: what every level says of every promoted point, coarser levels first."""
+        """Return the rows of `fidelity.parquet`: every promoted point at every level, coarser levels first."""
         import pandas as pd
 
         why = np.max([_ranks(why) for why in self._why.values()], axis=0)
         parts = []
         for level in self._plan.levels:
-            known = self._results[level.name]
-            own = [(self.promoted, self._own_results())] if level.own else known
-            for places, results in own:
+            level_results = [(self.promoted, self._own_results())] if level.own else self._results[level.name]
+            for places, results in level_results:
                 about = self._table.loc[places, ["scenario", "key", *self._plan.knobs]].reset_index(drop=True)
                 columns = {name: np.where(results.ok, results.column(name), np.nan) for name in self._goals}
                 texts = {"status": [STATUSES[code] for code in results.status]}
@@ -225,9 +224,9 @@ class _Ladder:
         return pd.concat(parts, ignore_index=True)
 
     def _own_results(self) -> Results:
-        """What the study found of the promoted points."""
+        """Return the study's own results of the promoted points."""
         metrics = [{name: float(row[name]) for name in self._goals} for _, row in self._promoted_rows()]
-        return Results.of([Result("ok", found) for found in metrics])
+        return Results.of([Result("ok", row_metrics) for row_metrics in metrics])
 
     def _promoted_rows(self) -> Iterator[tuple[Any, pd.Series[Any]]]:
         return self._table.loc[self.promoted, list(self._goals)].iterrows()
@@ -237,12 +236,12 @@ _REASONS = ("", "sample", "disagreement", "near the front")
 
 
 def _ranks(why: NDArray[Any]) -> NDArray[np.intp]:
-    """Reasons by number, the strongest the largest."""
+    """Return reasons as numbers, the strongest the largest."""
     return np.array([_REASONS.index(text) for text in why.tolist()], np.intp)
 
 
 def _alike(plan: Plan, table: pd.DataFrame) -> NDArray[np.intp]:
-    """Numbers of the combinations of text knobs that the points have."""
+    """Number the combinations of text knobs that the points have."""
     texts = [path for path in texts_of(plan) if path in table]
     if not texts:
         return np.zeros(len(table), np.intp)
@@ -250,27 +249,27 @@ def _alike(plan: Plan, table: pd.DataFrame) -> NDArray[np.intp]:
 
 
 def texts_of(plan: Plan) -> list[str]:
-    """Searched paths whose values are texts."""
+    """Return the searched paths whose values are texts."""
     return [
-        knob.path for knob in plan.request.knobs if knob.values and all(isinstance(one, str) for one in knob.values)
+        knob.path for knob in plan.request.knobs if knob.values and all(isinstance(value, str) for value in knob.values)
     ]
 
 
 def excess(values: Floats, front: Floats) -> Floats:
-    """By which factor less one each row [B, objectives] exceeds a front, in its worst objective: 0 for members.
+    """Return the relative excess of each row [B, objectives] over a front in its worst objective, [B]: 0 for members.
 
-    Smaller is better; where a member has 0 in an objective, only what has no more there is comparable with it.
+    Smaller is better; where a member has 0 in an objective, only rows with no more there are comparable with it.
     """
-    found = np.full(len(values), np.inf)
+    smallest = np.full(len(values), np.inf)
     for member in front:
         with np.errstate(divide="ignore", invalid="ignore"):
             over = np.where(values <= member, 0.0, (values - member) / np.abs(member))
-        found = np.minimum(found, over.max(axis=1))
-    return found
+        smallest = np.minimum(smallest, over.max(axis=1))
+    return smallest
 
 
 def _nearest(values: Floats, seen: Floats, near: float) -> NDArray[np.intp]:
-    """Places of the rows near the front of those `seen`: the winner first, then by their excess."""
+    """Return the places of the rows near the front of those `seen`: the winner first, then by their excess."""
     import moocore
 
     front = np.unique(seen[moocore.is_nondominated(np.ascontiguousarray(seen), keep_weakly=False)], axis=0)
@@ -282,24 +281,24 @@ def _nearest(values: Floats, seen: Floats, near: float) -> NDArray[np.intp]:
 
 
 def _ratios(coarse: Floats, fine: Floats, alike: NDArray[np.intp]) -> Callable[[NDArray[np.intp]], Floats]:
-    """By what to multiply the objectives of points, by their groups, to expect what the finer level says.
+    """Return a function from groups of points to factors that take their coarse objectives to the expected fine ones.
 
-    The median of alike points; of all where none of a group is known, and 1 where nothing is.
+    A factor is the median of alike points; of all points where none of a group is known, and 1 where nothing is.
     """
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = np.where(coarse != 0, fine / coarse, np.nan)
 
     def median(rows: Floats) -> Floats:
-        known = np.isfinite(rows)
+        valid = np.isfinite(rows)
         return np.array(
-            [np.median(column[there]) if there.any() else np.nan for column, there in zip(rows.T, known.T, strict=True)]
+            [np.median(column[there]) if there.any() else np.nan for column, there in zip(rows.T, valid.T, strict=True)]
         )
 
     overall = np.nan_to_num(median(ratio), nan=1.0)
-    groups = {one: median(ratio[alike == one]) for one in np.unique(alike).tolist()}
+    groups = {group: median(ratio[alike == group]) for group in np.unique(alike).tolist()}
 
-    def of(asked: NDArray[np.intp]) -> Floats:
-        known = np.stack([groups.get(one, overall) for one in asked.tolist()])
-        return np.where(np.isfinite(known), known, overall)
+    def of(labels: NDArray[np.intp]) -> Floats:
+        factors = np.stack([groups.get(group, overall) for group in labels.tolist()])
+        return np.where(np.isfinite(factors), factors, overall)
 
     return of

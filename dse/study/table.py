@@ -1,6 +1,6 @@
 """The table of results, written as a stream: columns of arrays in, row groups of `results.parquet` out.
 
-What must be known of all rows (which are on a Pareto front) is filled in by a second pass over the file, so memory
+Values that depend on all rows (which are on a Pareto front) are filled in by a second pass over the file, so memory
 holds a few thousand rows however many there are.
 """
 
@@ -45,15 +45,15 @@ class Rows:
 
     @property
     def places(self) -> NDArray[np.intp]:
-        """Where in its grid the baseline of each point is."""
+        """Index of each point's baseline in the grid of baselines."""
         return places(self.point.block, self.baseline.block)
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Columns of a table. kinds: what the searched and recorded paths hold, by path.
+    """Columns of a table. kinds: type of values of the searched and recorded paths, by path.
 
-    limits: by metric; a row beyond one is infeasible in this table, whatever its result is to others.
+    limits: by metric; a row beyond one is infeasible in this table, whatever its result is in other studies.
     """
 
     scenarios: tuple[str, ...]
@@ -63,7 +63,7 @@ class Layout:
 
     @classmethod
     def of(cls, plan: Plan) -> Layout:
-        """The columns of a study."""
+        """Return the columns of a study."""
         space = next(iter(plan.spaces.values()))
         chosen = [{f"{section}.name": name} for section, named in space.options.items() for name in named]
         designs = []
@@ -76,7 +76,7 @@ class Layout:
 
     @functools.cached_property
     def schema(self) -> Any:
-        """Of the finished table, for pyarrow; pandas reads the same types from it whatever the rows."""
+        """Schema of the finished table for pyarrow; pandas reads the same types from it whatever the rows."""
         import pandas as pd
         import pyarrow as pa
 
@@ -85,7 +85,7 @@ class Layout:
         marked = {"on_front": pd.Series([], dtype=bool)}
         paths = {path: pd.Series([], dtype=_DTYPES[kind]) for path, kind in self.kinds.items()}
         numbers = {name: pd.Series([], dtype=float) for name in (*self.backend.metrics, *self.backend.relations)}
-        found = pa.Schema.from_pandas(pd.DataFrame({**plain, **marked, **paths, **numbers}), preserve_index=False)
+        schema = pa.Schema.from_pandas(pd.DataFrame({**plain, **marked, **paths, **numbers}), preserve_index=False)
         coded = {
             "scenario",
             "status",
@@ -93,36 +93,36 @@ class Layout:
             "engine",
             *(path for path, kind in self.kinds.items() if kind == "text"),
         }
-        for place, name in enumerate(found.names):
+        for place, name in enumerate(schema.names):
             if name in coded:
-                found = found.set(place, pa.field(name, pa.dictionary(pa.int32(), pa.string())))
+                schema = schema.set(place, pa.field(name, pa.dictionary(pa.int32(), pa.string())))
             elif name in ("key", "baseline"):
-                found = found.set(place, pa.field(name, pa.string()))
-        return found
+                schema = schema.set(place, pa.field(name, pa.string()))
+        return schema
 
     def batch(self, rows: Sequence[Rows]) -> Any:
-        """Rows as a pyarrow RecordBatch, all columns but `on_front`."""
+        """Return rows as a pyarrow RecordBatch, with all columns but `on_front`."""
         import pyarrow as pa
 
-        results = Results.join([one.point.found for one in rows])
-        sizes = [one.point.block.size for one in rows]
-        own = [one.baseline.keys[one.places] for one in rows]
-        told = self._limited(results)
+        results = Results.join([chunk.point.found for chunk in rows])
+        sizes = [chunk.point.block.size for chunk in rows]
+        baseline_keys = [chunk.baseline.keys[chunk.places] for chunk in rows]
+        limited = self._apply_limits(results)
         columns = {
-            "scenario": _coded(np.repeat([one.scenario for one in rows], sizes), self.scenarios),
-            "key": _texts(np.concatenate([one.point.keys for one in rows])),
-            "status": _coded(told.status, STATUSES),
-            "reason": _coded(*_as_met(told.reason, told.texts)),
-            "engine": _coded(*_as_met(results.engine, results.texts)),
-            "baseline": _texts(np.concatenate(own)),
+            "scenario": _dictionary_array(np.repeat([chunk.scenario for chunk in rows], sizes), self.scenarios),
+            "key": _texts(np.concatenate([chunk.point.keys for chunk in rows])),
+            "status": _dictionary_array(limited.status, STATUSES),
+            "reason": _dictionary_array(*_as_met(limited.reason, limited.texts)),
+            "engine": _dictionary_array(*_as_met(results.engine, results.texts)),
+            "baseline": _texts(np.concatenate(baseline_keys)),
             **{path: _column(path, kind, rows) for path, kind in self.kinds.items()},
             **{name: pa.array(column) for name, column in self._numbers(results, rows).items()},
         }
         schema = self.schema
         return pa.RecordBatch.from_arrays(list(columns.values()), schema=schema.remove(_MARK))
 
-    def _limited(self, results: Results) -> Results:
-        """The results, those beyond a limit infeasible, with the reason; they keep their metrics."""
+    def _apply_limits(self, results: Results) -> Results:
+        """Return the results, those beyond a limit infeasible, with the reason; they keep their metrics."""
         for name, limit in self.limits.items():
             for bound, beyond in limit.beyond(results.column(name)).items():
                 over = results.ok & (beyond > 0.0)
@@ -134,18 +134,18 @@ class Layout:
         return results
 
     def _numbers(self, results: Results, rows: Sequence[Rows]) -> dict[str, NDArray[np.float64]]:
-        """Metrics, and relations where both the point and its baseline have some."""
+        """Return metrics, and relations where both the point and its baseline have metrics."""
         ok = results.ok
         metrics = {name: results.column(name) for name in self.backend.metrics}
         metrics = metrics if ok.all() else {name: np.where(ok, column, math.nan) for name, column in metrics.items()}
-        both = ok & np.concatenate([one.baseline.found.ok[one.places] for one in rows])
+        both = ok & np.concatenate([chunk.baseline.found.ok[chunk.places] for chunk in rows])
         related: Columns = {}
         if both.any():
-            theirs = {
-                name: np.concatenate([one.baseline.found.column(name)[one.places] for one in rows])[both]
+            baseline_metrics = {
+                name: np.concatenate([chunk.baseline.found.column(name)[chunk.places] for chunk in rows])[both]
                 for name in self.backend.metrics
             }
-            related = self.backend.relate({name: column[both] for name, column in metrics.items()}, theirs)
+            related = self.backend.relate({name: column[both] for name, column in metrics.items()}, baseline_metrics)
         for name in self.backend.relations:
             metrics[name] = np.full(len(ok), math.nan)
             if name in related:
@@ -171,7 +171,7 @@ class Sheet:
         self.num_rows += batch.num_rows
 
     def finish(self, marks: Callable[[Any], NDArray[np.bool_]], seen: Callable[[int], None]) -> None:
-        """Write the file; `marks` says of each batch which rows are on a front."""
+        """Write the file; `marks` tells for each batch which rows are on a front."""
         import pyarrow as pa
         import pyarrow.parquet as pq
 
@@ -192,16 +192,16 @@ class Sheet:
         fresh.replace(self._path)
 
     def discard(self) -> None:
-        """Take away what was written so far."""
+        """Remove the files written so far."""
         self._writer.close()
         for suffix in (".part", ".new"):
             self._path.with_suffix(suffix).unlink(missing_ok=True)
 
 
 def _samples(space: Space) -> Iterator[Assignment]:
-    """Points that differ in one knob from the base: one for every type of its values, and for every text.
+    """Yield points that differ in one knob from the base: one for every type of its values, and for every text.
 
-    A design that declares no types shows in them which ones a column may hold.
+    They show the types of values that a column may hold where a design declares none.
     """
     for knob in space.knobs:
         values = {value if isinstance(value, str) else type(value): value for value in knob.values or (knob.low,)}
@@ -209,12 +209,12 @@ def _samples(space: Space) -> Iterator[Assignment]:
 
 
 def _kind(path: str, designs: Sequence[BaseModel], values: Sequence[Any]) -> str:
-    """What a column holds: text, integer, number, or yes or no. values: of the knob, if it is one."""
-    found = {kind for design in designs for kind in _kinds(design, path)} or {type(value) for value in values}
-    found -= {type(None)}
-    if found and found <= {int, float}:
-        return "integer" if found == {int} else "number"
-    return "yes or no" if found == {bool} else "text"
+    """Return the type of a column: text, integer, number, or yes or no. values: of the knob, if it is one."""
+    types = {kind for design in designs for kind in _kinds(design, path)} or {type(value) for value in values}
+    types -= {type(None)}
+    if types and types <= {int, float}:
+        return "integer" if types == {int} else "number"
+    return "yes or no" if types == {bool} else "text"
 
 
 def _kinds(design: BaseModel, path: str) -> Iterator[Any]:
@@ -227,7 +227,7 @@ def _kinds(design: BaseModel, path: str) -> Iterator[Any]:
 
 
 def _plain(annotation: Any) -> Iterator[Any]:
-    """The types of values that an annotation allows."""
+    """Yield the types of values that an annotation allows."""
     if get_origin(annotation) is Literal:
         yield from map(type, get_args(annotation))
     elif get_origin(annotation) is Annotated:
@@ -240,7 +240,7 @@ def _plain(annotation: Any) -> Iterator[Any]:
 
 
 def _texts(hashes: Keys) -> Any:
-    """Keys as a pyarrow array of texts, without a Python object each."""
+    """Return keys as a pyarrow array of texts, without a Python object each."""
     import pyarrow as pa
 
     data = keys_to_hex(hashes)
@@ -249,7 +249,7 @@ def _texts(hashes: Keys) -> Any:
 
 
 def _as_met(codes: NDArray[np.int32], texts: Sequence[str]) -> tuple[NDArray[np.int32], list[str]]:
-    """Texts numbered in the order in which they are met, whatever order they came to be known in."""
+    """Number texts in the order of their first use, whatever order they are listed in."""
     used, first, places = np.unique(codes, return_index=True, return_inverse=True)
     order = np.argsort(first)
     rank = np.empty(len(order), np.int32)
@@ -257,8 +257,8 @@ def _as_met(codes: NDArray[np.int32], texts: Sequence[str]) -> tuple[NDArray[np.
     return rank[places], [texts[code] for code in used[order]]
 
 
-def _coded(codes: NDArray[Any], names: Sequence[str]) -> Any:
-    """Texts by their place in a list of names; a negative place is none."""
+def _dictionary_array(codes: NDArray[Any], names: Sequence[str]) -> Any:
+    """Return a dictionary array of texts given as indices into a list of names; a negative index is missing."""
     import pyarrow as pa
 
     codes = codes.astype(np.int32, copy=False)
@@ -268,21 +268,21 @@ def _coded(codes: NDArray[Any], names: Sequence[str]) -> Any:
 
 
 def _column(path: str, kind: str, rows: Sequence[Rows]) -> Any:
-    """What the designs of some rows hold at a path, as a pyarrow array."""
+    """Return the values of the designs of some rows at a path, as a pyarrow array."""
     import pyarrow as pa
 
-    blocks = [one.point.block for one in rows]
+    blocks = [chunk.point.block for chunk in rows]
     if kind == "text":
         names: dict[str, int] = {}
         cells = [
             _cells(block, path, lambda value: names.setdefault(str(value), len(names)), plain="") for block in blocks
         ]
-        codes = np.concatenate([np.where(missing, -1, found) for found, missing in cells])
-        return _coded(codes, list(names))
+        codes = np.concatenate([np.where(missing, -1, array) for array, missing in cells])
+        return _dictionary_array(codes, list(names))
     cells = [
         _cells(block, path, lambda value: value if _fits(value, kind) else None, plain=_PLAIN[kind]) for block in blocks
     ]
-    values: NDArray[Any] = np.concatenate([found for found, _ in cells]).astype(_NUMPY[kind], copy=False)
+    values: NDArray[Any] = np.concatenate([array for array, _ in cells]).astype(_NUMPY[kind], copy=False)
     missing = np.concatenate([none for _, none in cells])
     return pa.array(values, mask=missing if missing.any() else None)
 
@@ -290,18 +290,18 @@ def _column(path: str, kind: str, rows: Sequence[Rows]) -> Any:
 def _cells(
     block: Block, path: str, read: Callable[[Any], Any], *, plain: str
 ) -> tuple[NDArray[Any], NDArray[np.bool_]]:
-    """What the points of a block hold at a path, as `read` gives it, and where that is None.
+    """Return the values of the points of a block at a path, as `read` gives them, and where they are None.
 
     plain: kinds of arrays that need no reading.
     """
-    held = block.held(path)
-    if isinstance(held, np.ndarray) and held.dtype.kind in plain:
-        return held, np.zeros(len(held), bool)
-    values = held.tolist() if isinstance(held, np.ndarray) else [held]
-    found = [None if value is None else read(value) for value in values]
-    size = block.size // len(found)
-    none = np.array([value is None for value in found])
-    return np.repeat([0 if value is None else value for value in found], size), np.repeat(none, size)
+    column = block.held(path)
+    if isinstance(column, np.ndarray) and column.dtype.kind in plain:
+        return column, np.zeros(len(column), bool)
+    values = column.tolist() if isinstance(column, np.ndarray) else [column]
+    readings = [None if value is None else read(value) for value in values]
+    size = block.size // len(readings)
+    none = np.array([value is None for value in readings])
+    return np.repeat([0 if value is None else value for value in readings], size), np.repeat(none, size)
 
 
 def _fits(value: Any, kind: str) -> bool:

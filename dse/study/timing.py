@@ -1,7 +1,7 @@
-"""How long evaluating takes and how much disk its results need, from timed calls of the real backend.
+"""Time to evaluate designs and disk space for their results, estimated from timed calls of the real backend.
 
-Results of the timed calls are recorded in a store and a table of their own, in a temporary folder that is taken away:
-what a row costs is measured, too.
+Results of the timed calls are recorded in a store and a table of their own, in a temporary folder that is removed, so
+that the cost of a row is measured, too.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ Floats = NDArray[np.float64]
 Call = Sequence[tuple[int, Block]]
 """Blocks that one call of the backend evaluates, each with the place of its scenario."""
 BUDGET_S = 2.0
-"""For timing, after the first call: no call begins later, and one that takes longer is waited for."""
+"""Time for timing, after the first call: no call begins later, and a call that takes longer is waited for."""
 _PATIENCE = 4  # times that: no call begins later, however long the first one took
 LIKELY = 0.95
-"""Of intervals: the share of resampled estimates (or of samples) that they hold."""
+"""Share of resampled estimates (or of samples) that an interval holds."""
 _FEWEST, _MOST = 3, 200  # calls that are timed
 _RESAMPLED = 2000
-_RECORDED = 4096  # designs whose results are recorded to see what they cost
+_RECORDED = 4096  # designs whose results are recorded to measure their cost
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A number that was estimated, and the interval that holds 95 % of what resampling gives; None: from one call."""
+    """Estimated number with the interval that holds 95 % of the resampled estimates; None: from one call."""
 
     value: float
     interval: tuple[float, float] | None
 
     def said(self, shown: Callable[[float], str]) -> str:
-        """For a person.
+        """Return the estimate as text for a person.
 
         >>> Estimate(4.0, (3.0, 6.0)).said(lambda value: f"{value:g} s")
         '4 s (3 s to 6 s)'
@@ -61,7 +61,7 @@ class Estimate:
 class Pace:
     """Timed calls. sizes, seconds [calls]: designs that were simulated, and how long each call took, in this process.
 
-    start_s: what the very first call took beyond that (compiling, loading).
+    start_s: extra seconds of the very first call (compiling, loading).
     """
 
     sizes: Floats
@@ -70,73 +70,73 @@ class Pace:
 
     @property
     def per_design(self) -> float:
-        """Seconds for a design."""
+        """Seconds per design."""
         return float(self.seconds.sum() / self.sizes.sum())
 
     def resampled(self, seed: int) -> Floats:
-        """Seconds for a design by calls that are drawn with replacement from those that were timed, [resamples]."""
+        """Return the seconds per design of calls drawn with replacement from the timed ones, [resamples]."""
         drawn = np.random.default_rng(seed).integers(len(self.sizes), size=(_RESAMPLED, len(self.sizes)))
         return np.asarray(self.seconds[drawn].sum(axis=1) / self.sizes[drawn].sum(axis=1))
 
     def total(self, count: int, jobs: int, *, extra_s: float = 0.0, seed: int = 0) -> Estimate:
-        """Seconds to evaluate so many designs on some jobs. extra_s: seconds for each that are no evaluation."""
+        """Estimate the seconds to evaluate designs on some jobs. extra_s: seconds per design besides evaluation."""
 
-        def told(per_design: float) -> float:
+        def total_s(per_design: float) -> float:
             return self.start_s + spread(count * per_design, jobs) + count * extra_s if count else 0.0
 
         if len(self.sizes) < _FEWEST:
-            return Estimate(told(self.per_design), None)
+            return Estimate(total_s(self.per_design), None)
         ends = np.quantile(self.resampled(seed), [(1 - LIKELY) / 2, (1 + LIKELY) / 2])
-        return Estimate(told(self.per_design), (told(float(ends[0])), told(float(ends[1]))))
+        return Estimate(total_s(self.per_design), (total_s(float(ends[0])), total_s(float(ends[1]))))
 
 
 def spread(work_s: float, jobs: int) -> float:
-    """Seconds that work takes on some jobs: here until worker processes pay, then on all of them, evenly."""
+    """Return the seconds that work takes on some jobs: here until worker processes pay, then evenly on all jobs."""
     return work_s if jobs == 1 else min(work_s, POOL_PAYS_S) + max(0.0, work_s - POOL_PAYS_S) / jobs
 
 
 def workers(executor: Executor) -> int:
-    """How many jobs an executor has."""
+    """Return the number of jobs of an executor."""
     return int(joblib.cpu_count()) if executor.jobs < 0 else executor.jobs
 
 
 def timed(plan: Plan, calls: Sequence[Call], random: np.random.Generator) -> tuple[Pace, list[list[Evaluated]]]:
-    """The pace of some calls, in a random order and again until time is up, and the points with their results."""
+    """Time some calls, in a random order and again until time is up; return the pace and the points with results."""
     backend, words, names = plan.backend, plan.context.words, list(plan.spaces)
-    sizes, seconds, found = list[float](), list[float](), list[list[Evaluated]]()
+    sizes, seconds, points = list[float](), list[float](), list[list[Evaluated]]()
     began = time.perf_counter()
     for place in _order(len(calls), random):
         batches = [block.batch for _, block in calls[place] if block.batch is not None]
         started = time.perf_counter()
         results = call(plan.spec, batches)
         seconds.append(time.perf_counter() - started)
-        sizes.append(sum(int(one.ok.sum()) for one in backend.screen(batches)))
-        if len(found) < len(calls):
-            told = zip(calls[place], results, strict=True)
-            found.append([Evaluated(b, b.keys(*words), names[index], one) for (index, b), one in told])
+        sizes.append(sum(int(result.ok.sum()) for result in backend.screen(batches)))
+        if len(points) < len(calls):
+            pairs = zip(calls[place], results, strict=True)
+            points.append([Evaluated(b, b.keys(*words), names[index], result) for (index, b), result in pairs])
         spent = time.perf_counter() - began
         if spent - seconds[0] > BUDGET_S or spent > _PATIENCE * BUDGET_S or len(seconds) >= _MOST:
             break
-    return _pace(np.array(sizes), np.array(seconds)), found
+    return _pace(np.array(sizes), np.array(seconds)), points
 
 
 def _order(count: int, random: np.random.Generator) -> Iterator[int]:
-    """Every call once, then again and again."""
+    """Yield every call once, then again and again."""
     while True:
         yield from random.permutation(count).tolist()
 
 
 def _pace(sizes: Floats, seconds: Floats) -> Pace:
-    """The first call apart: what it took beyond the pace of the others is paid once."""
+    """Return the pace without the first call; the excess of the first call is paid once."""
     if len(sizes) == 1:
         return Pace(sizes, seconds, 0.0)
-    rest = Pace(sizes[1:], seconds[1:], 0.0)
-    return Pace(sizes[1:], seconds[1:], max(0.0, float(seconds[0] - sizes[0] * rest.per_design)))
+    later = Pace(sizes[1:], seconds[1:], 0.0)
+    return Pace(sizes[1:], seconds[1:], max(0.0, float(seconds[0] - sizes[0] * later.per_design)))
 
 
 @dataclass(frozen=True)
 class RowCost:
-    """What a row costs, measured: bytes in the store and in the table, and seconds to write both."""
+    """Measured cost of a row: bytes in the store and in the table, and seconds to write both."""
 
     store_bytes: float
     table_bytes: float
@@ -144,18 +144,18 @@ class RowCost:
     num_rows: int
 
 
-def measured(plan: Plan, found: Sequence[Sequence[Evaluated]], *, stored: bool) -> RowCost:
-    """Record what was evaluated in a store (unless there is to be none) and a table that are taken away again."""
-    points = list(_some(point for points in found for point in points))
+def measured(plan: Plan, points_by_call: Sequence[Sequence[Evaluated]], *, stored: bool) -> RowCost:
+    """Record evaluated points in a temporary table and, if `stored`, a temporary store; return the cost of a row."""
+    points = list(_some(point for points in points_by_call for point in points))
     size = sum(point.block.size for point in points)
     with tempfile.TemporaryDirectory(prefix="dse-") as name:
-        kept, storing_s = _stored(plan, points, Path(name) / "results.db") if stored else (0, 0.0)
-        table, writing_s = _table(plan, list(_rows(plan, points)), Path(name) / "results.parquet")
-    return RowCost(kept / size, table / size, (storing_s + writing_s) / size, size)
+        store_bytes, storing_s = _measure_store(plan, points, Path(name) / "results.db") if stored else (0, 0.0)
+        table_bytes, writing_s = _measure_table(plan, list(_rows(plan, points)), Path(name) / "results.parquet")
+    return RowCost(store_bytes / size, table_bytes / size, (storing_s + writing_s) / size, size)
 
 
 def _some(points: Iterable[Evaluated]) -> Iterator[Evaluated]:
-    """Points of which none comes twice, or the first parts of them, with a few thousand designs altogether."""
+    """Yield distinct points, or the first parts of them, with a few thousand designs altogether."""
     met: set[bytes] = set()
     left = _RECORDED
     for point in points:
@@ -163,58 +163,58 @@ def _some(points: Iterable[Evaluated]) -> Iterator[Evaluated]:
             continue
         met.add(point.keys.tobytes())
         part = next(point.block.split(left))
-        found = point.found.take(slice(part.size))
-        yield Evaluated(part, point.keys[: part.size], point.scenario, found)
+        results = point.found.take(slice(part.size))
+        yield Evaluated(part, point.keys[: part.size], point.scenario, results)
         left -= part.size
 
 
-def _stored(plan: Plan, points: Sequence[Evaluated], file: Path) -> tuple[int, float]:
-    """Bytes that results take in a new store, beside its empty tables, and seconds to record them."""
+def _measure_store(plan: Plan, points: Sequence[Evaluated], file: Path) -> tuple[int, float]:
+    """Return the bytes of results in a new store, beyond those of its empty tables, and the seconds to record them."""
     store = Store(f"sqlite:///{file}")
     number = store.number(plan.context)
     store.database.tidy()
     empty = file.stat().st_size
-    fresh = Fresh.join([Fresh(one.keys, one.found, one.block.texts(one.scenario)) for one in points])
+    fresh = Fresh.join([Fresh(point.keys, point.found, point.block.texts(point.scenario)) for point in points])
     began = time.perf_counter()
     store.database.write(lambda connection: store.add(connection, fresh, context=number, study=1))
-    took = time.perf_counter() - began
+    elapsed_s = time.perf_counter() - began
     store.database.tidy()
     size = file.stat().st_size - empty
     store.database.close()
-    return size, took
+    return size, elapsed_s
 
 
 def _rows(plan: Plan, points: Sequence[Evaluated]) -> Iterator[Rows]:
-    """Rows of some points beside their baselines, which are evaluated for it."""
+    """Yield rows of some points with their baselines, which are evaluated for them."""
     names = list(plan.spaces)
     for point in points:
         space, words = plan.spaces[point.scenario], plan.context.words
 
-        def identified(block: Block, scenario: str = point.scenario, words: tuple[str, ...] = words) -> Evaluated:
+        def identify(block: Block, scenario: str = point.scenario, words: tuple[str, ...] = words) -> Evaluated:
             return Evaluated(block, block.keys(*words), scenario)
 
-        for part, own in Baselines(space, plan.settings.study.baseline, identified).of(point.block):
-            explored = point if part.size == point.block.size else identified(part)
-            for one in (explored, own):
-                one.results = one.results or _found(plan, one.block)
-            yield Rows(names.index(point.scenario), explored, own, explored=True)
+        for part, baseline in Baselines(space, plan.settings.study.baseline, identify).of(point.block):
+            explored = point if part.size == point.block.size else identify(part)
+            for evaluated in (explored, baseline):
+                evaluated.results = evaluated.results or _evaluate_block(plan, evaluated.block)
+            yield Rows(names.index(point.scenario), explored, baseline, explored=True)
 
 
-def _found(plan: Plan, block: Block) -> Results:
+def _evaluate_block(plan: Plan, block: Block) -> Results:
     if block.batch is None:
         return Results.all_alike(Result("infeasible", reason=block.reason), block.size)
     return call(plan.spec, [block.batch])[0]
 
 
-def _table(plan: Plan, rows: Sequence[Rows], path: Path) -> tuple[int, float]:
-    """Bytes of a table of some rows, beside an empty one, and seconds to write it."""
+def _measure_table(plan: Plan, rows: Sequence[Rows], path: Path) -> tuple[int, float]:
+    """Return the bytes of a table of some rows, beyond those of an empty one, and the seconds to write it."""
     layout = Layout.of(plan)
-    sizes, took = list[int](), 0.0
-    for held in ([], [layout.batch(rows)], [layout.batch(rows)]):  # the first two load what writing needs
+    sizes, elapsed_s = list[int](), 0.0
+    for batches in ([], [layout.batch(rows)], [layout.batch(rows)]):  # the first two load the libraries for writing
         began, sheet = time.perf_counter(), Sheet(path, layout)
-        for batch in held or [layout.batch(rows).slice(0, 0)]:
+        for batch in batches or [layout.batch(rows).slice(0, 0)]:
             sheet.append(batch)
         sheet.finish(lambda batch: np.zeros(batch.num_rows, bool), lambda count: None)
-        took = time.perf_counter() - began
+        elapsed_s = time.perf_counter() - began
         sizes.append(path.stat().st_size)
-    return sizes[-1] - sizes[0], took
+    return sizes[-1] - sizes[0], elapsed_s
