@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from dse.space import Block, Evaluated, Knob, Space
 
-_REMEMBERED = 1_000_000  # designs of baselines that are kept: about 100 bytes each,
-_WEIGHT = 100  # and a grid by itself some kilobytes, however few they are
+_REMEMBERED = 1_000_000  # designs of baselines that are kept, at about 100 bytes each
+_WEIGHT = 100  # designs that a grid counts for by itself: it takes some kilobytes, however small
 
 
 class Baselines:

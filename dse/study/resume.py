@@ -190,7 +190,7 @@ def _earlier(store: Store, plan: Plan, definition: Mapping[str, str]) -> tuple[R
 
 
 _TEXTS = {"asked": dict, "command": list, "accepted": list, "provenance": dict}
-_MOST_TEXT = 1 << 24  # characters of one of them
+_MOST_TEXT = 1 << 24  # characters in one of them
 
 
 def _read(store: Store, query: Select[Any]) -> Sequence[Row[Any]]:

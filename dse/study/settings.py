@@ -90,9 +90,9 @@ class Tracking(Frozen):
 
 
 class Settings(Frozen):
-    """Everything of a configuration that is not the design. timeline: run the winners again, in full.
+    """Everything of a configuration that is not the design. timeline: whether to run the winners again, in full.
 
-    resume: what to do about an earlier study that was asked otherwise: auto (refuse), fork or accept.
+    resume: treatment of an earlier study whose question differs: auto (refuse), fork or accept.
     """
 
     study: Study

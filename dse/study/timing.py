@@ -30,7 +30,7 @@ Call = Sequence[tuple[int, Block]]
 """Blocks that one call of the backend evaluates, each with the place of its scenario."""
 BUDGET_S = 2.0
 """Time for timing, after the first call: no call begins later, and a call that takes longer is waited for."""
-_PATIENCE = 4  # times that: no call begins later, however long the first one took
+_PATIENCE = 4  # multiple of BUDGET_S after which no call begins, however long the first one took
 LIKELY = 0.95
 """Share of resampled estimates (or of samples) that an interval holds."""
 _FEWEST, _MOST = 3, 200  # calls that are timed
