@@ -460,13 +460,13 @@ def _table(forecast: Outlook) -> Table:
     for name, tally in forecast.census.tallies.items():
         alike.setdefault(tally, []).append(name)
     for tally, scenarios in alike.items():
-        shown.add_row(_listing(scenarios), *_cells(tally))
+        shown.add_row(_scenario_list(scenarios), *_cells(tally))
     if len(forecast.census.tallies) > 1:
         shown.add_row("all", *_cells(forecast.total), style="bold")
     return shown
 
 
-def _listing(scenarios: Sequence[str]) -> str:
+def _scenario_list(scenarios: Sequence[str]) -> str:
     listed = ", ".join(scenarios[:4]) + (", ..." if len(scenarios) > 4 else "")
     return listed if len(scenarios) == 1 else f"{listed} ({len(scenarios)}, each)"
 
