@@ -143,7 +143,7 @@ class Results:
 
     @classmethod
     def of(cls, rows: Sequence[Result]) -> Self:
-        """Columns of results that were obtained one by one; what is no number is kept for `checked` to name."""
+        """Columns of results that were obtained one by one; what is no number is kept for `check_results` to name."""
         texts = {"": 0}
         reason = [texts.setdefault(row.reason, len(texts)) for row in rows]
         engine = [texts.setdefault(row.engine, len(texts)) for row in rows]
@@ -372,7 +372,7 @@ class Canonical(Protocol):
         """At which designs [B] of a batch the leaf at `path` may be `value` with the same result, but for rounding."""
 
 
-def checked(results: Results, metrics: Mapping[str, Metric]) -> Results:
+def check_results(results: Results, metrics: Mapping[str, Metric]) -> Results:
     """The results, those `invalid` (with the reason) whose metric is missing, unknown, not finite or out of range.
 
     A zero has no sign: -0.0 is 0.0, or two equal results would differ.
@@ -402,7 +402,7 @@ def checked(results: Results, metrics: Mapping[str, Metric]) -> Results:
     )
 
 
-def lawful(results: Results, laws: Sequence[Law]) -> Results:
+def check_laws(results: Results, laws: Sequence[Law]) -> Results:
     """The results, those `invalid` (with the law) whose metrics cannot be true together."""
     status, reason, texts = results.status.copy(), results.reason.copy(), list(results.texts)
     for law in laws if results.ok.any() else ():

@@ -20,7 +20,7 @@ from dse.config.compose import (
     check_expansion,
     check_foreign,
     conf_dir,
-    listing,
+    list_options,
     overrides,
     own_folder,
     request,
@@ -172,10 +172,10 @@ def _help(folder: Path | None) -> str:
         "       python -m dse <command> [...]",
         "",
     ]
-    titles = plugins.declared("GROUPS")
+    titles = plugins.declarations("GROUPS")
     for group in sorted(titles, key=lambda group: _FIRST.index(group) if group in _FIRST else len(_FIRST)):
-        lines += [f"{titles[group]} ({group}=)", *_table_lines(listing(group, [folder] if folder else [])), ""]
-    commands = {command.usage: command.description for command in plugins.declared("COMMANDS").values()}
+        lines += [f"{titles[group]} ({group}=)", *_table_lines(list_options(group, [folder] if folder else [])), ""]
+    commands = {command.usage: command.description for command in plugins.declarations("COMMANDS").values()}
     return "\n".join([*lines, "Commands", *_table_lines(commands), "", _FOOT])
 
 

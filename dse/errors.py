@@ -89,16 +89,16 @@ def hidden(text: str) -> str:
     return re.sub(rf"(?i)([?&][\w-]*{_SECRET}[\w-]*=)[^&\s]*", r"\1***", plain)
 
 
-def redacted(tree: Any) -> Any:
+def redact(tree: Any) -> Any:
     """A tree, or a text such as an override, that may be written down: without passwords and what is named a secret.
 
     >>> redacted({"store": {"url": "postgresql://me:x@host/db"}, "api_key": "abc", "tokens": 3})
     {'store': {'url': 'postgresql://me:***@host/db'}, 'api_key': '***', 'tokens': 3}
     """
     if isinstance(tree, Mapping):
-        return {key: "***" if _is_secret(key, value) else redacted(value) for key, value in tree.items()}
+        return {key: "***" if _is_secret(key, value) else redact(value) for key, value in tree.items()}
     if isinstance(tree, (list, tuple)):
-        return [redacted(value) for value in tree]
+        return [redact(value) for value in tree]
     if not isinstance(tree, str):
         return tree
     name, equals, value = tree.partition("=")

@@ -48,7 +48,9 @@ def _broken(status: os.stat_result, most: int) -> str:
 
 
 @contextmanager
-def opened(path: Path, where: str, *, most: int = MOST_BYTES, way_out: str = _PLAIN) -> Iterator[BufferedReader]:
+def open_plain_file(
+    path: Path, where: str, *, most: int = MOST_BYTES, way_out: str = _PLAIN
+) -> Iterator[BufferedReader]:
     """A plain file of at most `most` bytes. where: the dotted path that names it. Raises ConfigError."""
     rule = irregular(path, most)
     if rule:
@@ -66,7 +68,7 @@ def opened(path: Path, where: str, *, most: int = MOST_BYTES, way_out: str = _PL
 def read_bytes(path: Path, where: str, *, most: int = MOST_BYTES, way_out: str = _PLAIN) -> bytes:
     """The bytes of a plain file, at most `most` of them. Raises ConfigError."""
     parts, left = list[bytes](), most + 1  # a file of /proc says that it has no bytes
-    with opened(path, where, most=most, way_out=way_out) as file:
+    with open_plain_file(path, where, most=most, way_out=way_out) as file:
         try:
             while left > 0 and (part := file.read(min(left, _READ_BYTES))):
                 parts.append(part)

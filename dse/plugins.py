@@ -61,7 +61,7 @@ class Command:
     reads_folders: bool = False
 
 
-def remembered(function: Callable[[Key], Value]) -> Callable[[Key], Value]:
+def cached_until_refresh(function: Callable[[Key], Value]) -> Callable[[Key], Value]:
     """Decorate a function so that it remembers its results until `refresh()`."""
     cached = functools.cache(function)
     _REMEMBERED.append(cached.cache_clear)
@@ -77,7 +77,7 @@ def refresh() -> None:
         forget()
 
 
-@remembered
+@cached_until_refresh
 def names(kind: str) -> tuple[str, ...]:
     """Names of all modules that may be plug-ins of a kind; no plug-in is imported."""
     return tuple(sorted({*_own_plugins(kind), *_entries(KINDS[kind].group)}))
@@ -91,7 +91,7 @@ def load(kind: str, name: str) -> Any:
     return _load((kind, name))
 
 
-@remembered
+@cached_until_refresh
 def _load(key: tuple[str, str]) -> Any:
     kind, name = key
     place = target(kind, name)
@@ -120,12 +120,12 @@ def _usable_names(kind: str) -> list[str]:
     return working
 
 
-def declared(attribute: str) -> dict[str, Any]:
+def declarations(attribute: str) -> dict[str, Any]:
     """The mappings of a name (`BACKENDS`, `COMMANDS`, `GROUPS`) that our packages declare, as one."""
     return dict(_collect_declarations(attribute)[0])
 
 
-@remembered
+@cached_until_refresh
 def _collect_declarations(attribute: str) -> tuple[Mapping[str, Any], Mapping[str, str]]:
     """The mappings that our packages declare under a name, and why packages cannot be imported, by package."""
     mappings: dict[str, Any] = {}
@@ -150,7 +150,7 @@ def _own_plugins(kind: str) -> dict[str, str]:
     """Name -> `module:attribute` of our own plug-ins of a kind."""
     attribute, package = KINDS[kind].attribute, KINDS[kind].package
     if not package:
-        plugins = declared(f"{attribute}S")
+        plugins = declarations(f"{attribute}S")
         return {name: plugin.target if isinstance(plugin, Command) else plugin for name, plugin in plugins.items()}
     modules = pkgutil.iter_modules(importlib.import_module(package).__path__)
     return {
@@ -204,7 +204,7 @@ def _module(path: str, name: str) -> ModuleType:
         raise ConfigError([Problem(path, rule, way_out=way or "mend that module")]) from error
 
 
-@remembered
+@cached_until_refresh
 def _entries(group: str) -> dict[str, list[EntryPoint]]:
     entries: dict[str, list[EntryPoint]] = {}
     for entry in entry_points(group=group):

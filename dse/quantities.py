@@ -20,11 +20,11 @@ def quantity(value: float, path: str) -> str:
     """
     name, _, per = re.fullmatch(r"(.*?)(_per_(cu|engine|link))?", path.rpartition(".")[2]).groups()  # type: ignore[union-attr]
     unit = next((unit for suffix, unit in _UNITS.items() if f"_{name}".endswith(suffix)), "")
-    text = scaled(value, unit) if unit else f"{value:.3g}" if abs(value) < 100 else f"{value:.6g}"
+    text = with_prefix(value, unit) if unit else f"{value:.3g}" if abs(value) < 100 else f"{value:.6g}"
     return text + (f" per {per.upper() if per == 'cu' else per}" if per else "")
 
 
-def scaled(value: float, unit: str) -> str:
+def with_prefix(value: float, unit: str) -> str:
     """A value in a unit, with three digits and the prefix that fits.
 
     >>> scaled(1.2e6, "B"), scaled(0.0, "s"), scaled(999.9999, "B")
@@ -46,4 +46,4 @@ def duration(seconds: float) -> str:
     for size, name in _LONGER:
         if seconds >= 1.5 * size:
             return f"{seconds / size:.{0 if seconds >= 9.95 * size else 1}f} {name}"
-    return f"{seconds:.0f} s" if seconds >= 9.95 else scaled(float(f"{seconds:.2g}"), "s")
+    return f"{seconds:.0f} s" if seconds >= 9.95 else with_prefix(float(f"{seconds:.2g}"), "s")

@@ -14,7 +14,7 @@ from typing import Any
 
 from dse.backend import Metric
 from dse.config.compose import Request
-from dse.errors import redacted
+from dse.errors import redact
 from dse.evaluation.signals import Interrupted, Stop, stoppable
 from dse.results import provenance, report
 from dse.results.agreement import compare as compare_levels
@@ -43,7 +43,7 @@ def run(request: Request) -> int:
 def _run(planned: Plan, background: BackgroundTracking) -> int:
     outputs, findings = _search_and_record(planned)
     background.begin(outputs.folder)
-    shown = report.stored(outputs)
+    shown = report.load_selection(outputs)
     rows = report.check(outputs, planned.settings.study.module, shown)
     report.draw(outputs, planned.settings.study.module, shown.table)
     report.draw_levels(outputs)
@@ -152,7 +152,7 @@ def _recalled_results(begun: resume.Begun | None, record: Mapping[str, Any]) -> 
     if begun is None:
         return {}
     recalled = {str(study): count for study, count in begun.session.recalled.items() if study != begun.study}
-    return {"study": begun.study, "recalled": recalled, "mixed": resume.mixed(begun, record)}
+    return {"study": begun.study, "recalled": recalled, "mixed": resume.differing_runs(begun, record)}
 
 
 def _provenance(planned: Plan) -> dict[str, Any]:
@@ -164,7 +164,7 @@ def _provenance(planned: Plan) -> dict[str, Any]:
 def _write_files(planned: Plan, findings: Findings, *, outputs: Outputs, record: Mapping[str, Any]) -> None:
     settings = planned.settings
     outputs.write_table("timelines", findings.timelines)
-    outputs.write_config(redacted(planned.request.tree))
+    outputs.write_config(redact(planned.request.tree))
     outputs.write_json(
         "summary",
         {
@@ -216,7 +216,7 @@ def _print_summary(
     if not shown.complete:
         console.print(f"figures show {shown}; results.parquet has them all")
     console.print(_rests_on(record["facts"]))
-    console.print(provenance.said(record))
+    console.print(provenance.describe(record))
     console.print(
         f"written to {outputs.folder}/ (results.parquet, claims.json, figures/, config.yaml, provenance.json)",
         soft_wrap=True,

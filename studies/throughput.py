@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from dse.config.compose import listing
+from dse.config.compose import list_options
 from dse.plots import predictions
 from simulators.hardware.device import tree_of
 from simulators.steps.backend import StepBackend
@@ -36,7 +36,7 @@ def design_of(row: Mapping[str, str], sections: Mapping[str, Any], run: Mapping[
 
 def _device(said: str) -> str:
     """The device file of a published row: its own, or that of all its kind."""
-    return said if said in listing("system") else said.partition("_")[0]
+    return said if said in list_options("system") else said.partition("_")[0]
 
 
 def table(name: str, ours: Callable[[Mapping[str, str]], tuple[str, float, float]]) -> pd.DataFrame:

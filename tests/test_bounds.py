@@ -233,7 +233,7 @@ def test_a_configuration_within_its_weight_is_no_larger_than_that(leaves: dict[s
 
 def test_composing_ends_once_it_took_too_long() -> None:
     before = threading.active_count()
-    with pytest.raises(ConfigError, match=r"configuration: takes longer than 0.05 s"), expansion.limited(0.05):
+    with pytest.raises(ConfigError, match=r"configuration: takes longer than 0.05 s"), expansion.limit_cpu_time(0.05):
         while True:
             pass
     assert threading.active_count() == before

@@ -337,7 +337,7 @@ def test_claims_are_judged_on_complete_tables_only(study: tuple[Path, str], tmp_
     shutil.copytree(latest(study[0]).resolve(), tmp_path / "run")
     outputs = Outputs(tmp_path / "run")
     outputs.write_json("summary", {**outputs.read_json("summary"), "departures": []})
-    whole = report.stored(outputs)
+    whole = report.load_selection(outputs)
     assert whole.complete
     assert any(row["within"] is not None for row in report.check(outputs, "ficco", whole))
     rows = report.check(outputs, "ficco", Selection(whole.table.head(50), whole.num_rows))

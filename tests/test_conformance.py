@@ -40,7 +40,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from pydantic import BaseModel
 
-from dse.backend import Backend, Batch, Results, Simulator, checked
+from dse.backend import Backend, Batch, Results, Simulator, check_results
 from dse.errors import ConfigError
 from dse.plugins import available
 from simulators.costs.gemm_waves import gemm_cost
@@ -351,7 +351,7 @@ def test_a_design_is_refused_with_a_reason_or_measured(engine: str, schedule: st
         assert ENGINES[engine].run(reduced(lower(point)).graph).reason(0) == result.reason
     else:
         assert result.reason == ""
-        assert checked(Results.of([result]), METRICS)[0].status == "ok"
+        assert check_results(Results.of([result]), METRICS)[0].status == "ok"
 
 
 @pytest.mark.slow
@@ -896,7 +896,7 @@ def test_what_validates_and_breaks_no_rule_can_be_evaluated(family: str, data: s
     assert point is not None
     for engine in ENGINES:
         (result,) = results(backend(engine), [point])
-        assert result.status == "unsupported" or checked(Results.of([result]), METRICS)[0].status == "ok"
+        assert result.status == "unsupported" or check_results(Results.of([result]), METRICS)[0].status == "ok"
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ from conftest import design
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dse.backend import STATUSES, Batch, Metric, Result, Results, Status, checked
+from dse.backend import STATUSES, Batch, Metric, Result, Results, Status, check_results
 from dse.content_hash import Keys
 from dse.errors import Broken, ConfigError
 from dse.evaluation import executor
@@ -42,7 +42,7 @@ def results(spec: BackendSpec, values: Sequence[int], jobs: int = 1) -> list[Res
 
 def judged(result: Result, metrics: Mapping[str, Metric] = toy.METRICS) -> Result:
     """One result as it is after the check."""
-    return checked(Results.of([result]), metrics)[0]
+    return check_results(Results.of([result]), metrics)[0]
 
 
 # One result
@@ -107,7 +107,7 @@ def test_the_ends_of_a_metrics_range_are_legal() -> None:
 def test_columns_are_judged_as_their_rows_are(rows: list[tuple[Status, float, float]]) -> None:
     """Of a row that is not ok nothing is asked, and a row that is wrong spoils no other."""
     found = [Result(status, {"time_s": time, "gain": gain}, "", "toy") for status, time, gain in rows]
-    together = checked(Results.of(found), toy.METRICS)
+    together = check_results(Results.of(found), toy.METRICS)
     assert [together[place] for place in range(len(rows))] == [judged(one) for one in found]
 
 
@@ -322,8 +322,8 @@ def test_a_zero_has_no_sign() -> None:
     """Or one of two equal results would be better, and both would be recorded."""
     metrics = {"a": Metric("s", "at least 0"), "b": Metric("s", "anything", low=-math.inf)}
     for column in (np.array([-0.0, 0.0, 1.0]), np.array([-0.0, 0.0, 1.0], object)):
-        found = checked(Results.of([Result("ok")] * 3), {})
-        found = checked(replace(found, metrics={"a": column, "b": column}), metrics)
+        found = check_results(Results.of([Result("ok")] * 3), {})
+        found = check_results(replace(found, metrics={"a": column, "b": column}), metrics)
         assert found.status.tolist() == [0, 0, 0]
         assert not any(np.signbit(values).any() for values in found.metrics.values())
 

@@ -30,7 +30,7 @@ from toy import refused
 
 import dse
 from dse import plugins
-from dse.backend import Backend, Batch, Result, Results, checked
+from dse.backend import Backend, Batch, Result, Results, check_results
 from dse.cli import main
 from dse.errors import ConfigError
 from dse.evaluation.backend_spec import BackendSpec
@@ -415,7 +415,7 @@ def assert_sound(found: Result) -> None:
 @given(ANSWERS.map(json.dumps).map(str.encode) | st.binary(max_size=40))
 def test_any_answer_becomes_numbers_in_their_ranges_or_a_reason(answer: bytes) -> None:
     raw = judged(ended(0), Limits(1.0, 10**6), answer, metrics=BOTH, starved=False)
-    assert_sound(checked(Results.of([raw]), BOTH)[0])
+    assert_sound(check_results(Results.of([raw]), BOTH)[0])
 
 
 @pytest.mark.slow

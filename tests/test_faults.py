@@ -21,7 +21,7 @@ from postgres import Server
 from test_resume import begun, command  # noqa: F401  (a fixture)
 from test_store import CONTEXT, fresh, keys_of, made, recorded, rows
 
-from dse.backend import Metric, Results, checked
+from dse.backend import Metric, Results, check_results
 from dse.cli import main
 from dse.evaluation.workers import Pool
 from dse.store.database import StoreError
@@ -171,7 +171,7 @@ def test_a_result_outside_what_physics_allows_is_invalid(name: str, value: float
 
     columns = {metric: np.array([0.5]) for metric in METRICS} | {name: np.array([value])}
     ok, none = np.zeros(1, np.uint8), np.zeros(1, np.int32)
-    found = checked(Results(ok, columns, none, none, ("",)), METRICS)[0]
+    found = check_results(Results(ok, columns, none, none, ("",)), METRICS)[0]
     assert found.status == "invalid"
     assert name in found.reason
 

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from iterations import BACKEND, KERNELS, NETWORK, evaluated, gridded, metrics, runs, single, step, tree
 
-from dse.backend import Batch, checked
+from dse.backend import Batch, check_results
 from dse.errors import ConfigError
 from dse.values import leaves
 from simulators.steps.backend import iteration
@@ -355,7 +355,7 @@ def test_every_shipped_model_on_every_device_has_metrics_to_believe(mode: str, s
             assert mode == "decode" or not any(map(BACKEND.problems, designs))
             designs = [design for design in designs if not BACKEND.problems(design)]
             for found in BACKEND.evaluate([Batch(design) for design in designs]):
-                assert checked(found, BACKEND.metrics)[0].reason == ""
+                assert check_results(found, BACKEND.metrics)[0].reason == ""
 
 
 # What was measured

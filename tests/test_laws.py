@@ -13,7 +13,7 @@ from test_config import planned
 from test_conformance import DISTINCT
 from test_grids import batches
 
-from dse.backend import STATUSES, Law, Lawful, Result, Results, lawful
+from dse.backend import STATUSES, Law, Lawful, Result, Results, check_laws
 from dse.evaluation.calls import call
 
 STUDIES = ["study=bert", "study=seqpoint", "study=cache_policies"]
@@ -25,7 +25,7 @@ STUDIES = ["study=bert", "study=seqpoint", "study=cache_policies"]
 def test_every_overlap_obeys_its_laws(schedule: str, data: st.DataObject) -> None:
     simulator = backend(data.draw(st.sampled_from(["fluid", "event"])))
     (results,) = simulator.evaluate([data.draw(batches(schedule))])
-    assert lawful(results, simulator.laws) is results
+    assert check_laws(results, simulator.laws) is results
 
 
 @pytest.mark.slow
@@ -50,7 +50,7 @@ def test_a_result_that_breaks_a_law_is_invalid_and_says_which(data: st.DataObjec
     metrics = {name: column.copy() for name, column in results.metrics.items()}
     metrics["makespan_s"][place] *= data.draw(st.sampled_from([0.5, 1.001, 3.0]))
     changed = Results(results.status, metrics, results.reason, results.engine, results.texts)
-    found = lawful(changed, simulator.laws)
+    found = check_laws(changed, simulator.laws)
     assert found[place].status == "invalid" and "cannot be true: " in found[place].reason
     others = np.arange(results.size) != place
     np.testing.assert_array_equal(found.status[others], results.status[others])
@@ -64,5 +64,5 @@ def test_rounding_breaks_no_law_and_equality_has_two_sides() -> None:
     above = Law("a <= b", lambda c: c["a"], lambda c: c["b"])
     same = Law("a = b", lambda c: c["a"], lambda c: c["b"], equal=True)
     rows = _results({"a": 1.0, "b": 1.0 - 1e-12}, {"a": 1.0, "b": 2.0}, {"a": 2.0, "b": 1.0})
-    assert [STATUSES[code] for code in lawful(rows, [above]).status] == ["ok", "ok", "invalid"]
-    assert [STATUSES[code] for code in lawful(rows, [same]).status] == ["ok", "invalid", "invalid"]
+    assert [STATUSES[code] for code in check_laws(rows, [above]).status] == ["ok", "ok", "invalid"]
+    assert [STATUSES[code] for code in check_laws(rows, [same]).status] == ["ok", "invalid", "invalid"]

@@ -16,7 +16,7 @@ from conftest import CONF, DEVICES, MEMORIES, REPOSITORY, SYSTEMS, design, shipp
 from conftest import backend as overlap
 
 from dse import plugins
-from dse.config.compose import listing
+from dse.config.compose import list_options
 from dse.config.yaml_checks import accidents, unreadable
 from simulators.hardware.device import Device
 from simulators.hardware.memory_system import MemorySystem
@@ -109,7 +109,7 @@ def test_an_honest_value_is_no_accident(text: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("group", GROUPS)
 def test_every_option_is_described_and_named_like_its_file(group: str) -> None:
-    told = listing(group)
+    told = list_options(group)
     for option, tree in shipped(group).items():
         described = tree["study"] if group == "study" else tree
         assert described.get("name", option) == option

@@ -21,7 +21,7 @@ from folders import finished, odd_table
 
 from dse.cli import main
 from dse.config.yaml_checks import MOST_BYTES, MOST_FILES, MOST_NODES, unreadable
-from dse.errors import hidden, redacted
+from dse.errors import hidden, redact
 from dse.results import provenance
 from dse.results.report import console
 from dse.tracking.study import StudyFolder
@@ -260,8 +260,8 @@ def test_the_user_interface_listens_on_this_machine_only(tmp_path: Path, monkeyp
     ],
 )
 def test_what_is_named_a_secret_is_not_written_down(text: str, shown: str) -> None:
-    assert redacted(text) == shown
-    assert hidden(redacted(text)) == shown
+    assert redact(text) == shown
+    assert hidden(redact(text)) == shown
 
 
 @pytest.mark.slow
@@ -342,7 +342,7 @@ def test_results_of_another_commit_are_told(elsewhere: Path, monkeypatch: pytest
         made = json.loads((elsewhere / "outputs/ficco_sweep/latest/provenance.json").read_text("utf-8"))
         mixed.append([one["changed"] for one in made["mixed"]])
     assert mixed == [[], [[f"git {'a' * 12} -> {'b' * 12}"]], [[f"git {'a' * 12} -> {'b' * 12}"]]]
-    assert f"git {'a' * 12} -> {'b' * 12}" in provenance.said(made)
+    assert f"git {'a' * 12} -> {'b' * 12}" in provenance.describe(made)
 
 
 def test_uncommitted_changes_and_new_files_of_the_code_count_and_another_checkout_around_it_does_not(

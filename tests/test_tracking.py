@@ -23,7 +23,7 @@ from urllib.request import url2pathname
 import pytest
 from folders import finished, key, odd_table, wide_table
 
-from dse.results.selection import Rule, shown
+from dse.results.selection import Rule, shown_rows
 from dse.store.owner import me
 from dse.tracking.database import DamagedError, Store, TrackingError, open_store, repair, resolve
 from dse.tracking.server import serve
@@ -276,14 +276,18 @@ def test_the_artifacts_never_hold_themselves(folder: Path, empty_database: Path)
 
 def test_a_long_table_shows_fronts_baselines_and_a_sample_of_failures(tmp_path: Path) -> None:
     folder = finished(tmp_path, wide_table(2000, fronts=5, failures=400))
-    keys = [name for part in shown(folder / "results.parquet", Rule("auto", 1999)) for name in part["key"].to_pylist()]
+    keys = [
+        name for part in shown_rows(folder / "results.parquet", Rule("auto", 1999)) for name in part["key"].to_pylist()
+    ]
     table = wide_table(2000, fronts=5, failures=400)
     chosen = table[table["key"].isin(keys)]
     assert keys[:5] == sorted(table["key"][:5])
     assert set(keys) >= set(table["baseline"])
     assert (chosen["status"] == "failed").sum() in range(100, 105)  # a hundred, and baselines that failed
     assert len(keys) == len(set(keys)) == len(chosen)
-    fewer = [name for part in shown(folder / "results.parquet", Rule("auto", 7)) for name in part["key"].to_pylist()]
+    fewer = [
+        name for part in shown_rows(folder / "results.parquet", Rule("auto", 7)) for name in part["key"].to_pylist()
+    ]
     assert fewer == keys[:7]
 
 

@@ -19,7 +19,7 @@ from dse.errors import ConfigError, Problem, pairs
 from dse.results import provenance, report
 from dse.results.finished_run import Finished, read
 from dse.results.output_files import plain_folder
-from dse.results.pareto import signed
+from dse.results.pareto import minimized
 from dse.results.run_folder import Outputs
 
 if TYPE_CHECKING:
@@ -222,7 +222,7 @@ def _points(run: Finished, goals: Mapping[str, str]) -> dict[str, Points]:
     table = read(run, ["scenario", "status", *goals])
     for name, rows in table.groupby("scenario", sort=False, observed=True):
         ok = np.flatnonzero(rows["status"] == "ok")
-        found[str(name)] = Points(signed(rows.iloc[ok], goals), ok + 1, len(rows))
+        found[str(name)] = Points(minimized(rows.iloc[ok], goals), ok + 1, len(rows))
     return found
 
 

@@ -29,7 +29,7 @@ from dse.files import atomic_replacement
 from dse.progress import bar
 from dse.results import report
 from dse.results.finished_run import Finished, read
-from dse.results.pareto import signed
+from dse.results.pareto import minimized
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -281,7 +281,7 @@ def assess(
     found: dict[tuple[str, str], _Measured] = {}
     with bar(method.title, sum(map(len, parts.values()))) as advance:
         for name, rows in parts.items():
-            trials = encoded.trials(rows, signed(ok.iloc[rows], goals), seed)
+            trials = encoded.trials(rows, minimized(ok.iloc[rows], goals), seed)
             for place, goal in enumerate(goals):
                 try:
                     found[goal, name] = _measured(trials, place * (1 + _SHUFFLES), method)

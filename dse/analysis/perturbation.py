@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 from pydantic import BaseModel
 
 from dse.analysis.decision_tree import Option
-from dse.backend import Batch, Results, checked
+from dse.backend import Batch, Results, check_results
 from dse.content_hash import content_key
 from dse.errors import ConfigError, Problem, Problems, did_you_mean
 from dse.evaluation.calls import call
 from dse.results.finished_run import Finished, read
-from dse.results.pareto import signed
+from dse.results.pareto import minimized
 from dse.space import get_path, set_path
 from dse.study.plan import Plan
 from dse.values import leaves, put
@@ -221,7 +221,7 @@ def evaluated(found: Points, batches: Iterable[Batch], goals: Mapping[str, str],
     parts = []
     for group in _groups(batches, found.plan.backend.batch):
         results = _results(found.plan, group)
-        values = signed({name: results.column(name) for name in goals}, goals)
+        values = minimized({name: results.column(name) for name in goals}, goals)
         parts.append(np.where(results.ok[:, None], values, math.inf))
         advance(sum(batch.size for batch in group))
     return np.concatenate(parts) if parts else np.empty((0, len(goals)))
@@ -230,7 +230,7 @@ def evaluated(found: Points, batches: Iterable[Batch], goals: Mapping[str, str],
 def _results(planned: Plan, group: Sequence[Batch]) -> Results:
     """Checked results of a call, all together; where it fails, what fails in it is found out."""
     try:
-        return checked(Results.join(planned.backend.evaluate(group)), planned.backend.metrics)
+        return check_results(Results.join(planned.backend.evaluate(group)), planned.backend.metrics)
     except Exception:
         return Results.join(call(planned.spec, group))
 

@@ -112,7 +112,7 @@ class Known:
         return found[(found < _BEYOND).all(axis=1)] if len(found) else found
 
 
-@plugins.remembered
+@plugins.cached_until_refresh
 def known(command: tuple[str, ...]) -> Known:
     """Every point of a landscape, evaluated. Raises ConfigError for what is no finite space with one scenario."""
     planned = plan(compose.request(["store=none", "tracking=none", "fidelity=none", "search=exhaustive", *command]))

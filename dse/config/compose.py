@@ -18,8 +18,8 @@ from typing import Any
 import yaml
 
 from dse.config import expansion
-from dse.config.expansion import interpolates, limited
-from dse.config.yaml_checks import accidents, calls_code, held, is_hydras, looked_at, unreadable
+from dse.config.expansion import interpolates, limit_cpu_time
+from dse.config.yaml_checks import accidents, calls_code, is_hydras, load_yaml, looked_at, unreadable
 from dse.errors import ConfigError, Problem, did_you_mean
 from dse.files import read_text
 from dse.space import Knob, get_path, set_path
@@ -51,7 +51,7 @@ def conf_dir() -> Path:
     return clone if (clone / "config.yaml").is_file() else package / "conf"
 
 
-def listing(group: str, folders: Sequence[Path] = ()) -> dict[str, str]:
+def list_options(group: str, folders: Sequence[Path] = ()) -> dict[str, str]:
     """Options of a group with their descriptions."""
     files = {path.stem: path for folder in (conf_dir(), *folders) for path in sorted((folder / group).glob("*.yaml"))}
     return {name: _description(path) for name, path in sorted(files.items())}
@@ -60,7 +60,7 @@ def listing(group: str, folders: Sequence[Path] = ()) -> dict[str, str]:
 def _description(path: Path) -> str:
     if unreadable(path):
         return "(cannot be read)"
-    tree = held(path)
+    tree = load_yaml(path)
     study = tree.get("study", tree) if isinstance(tree, dict) else {}
     description = study.get("description", "") if isinstance(study, dict) else ""
     return str(description or _comment(path))
@@ -237,14 +237,14 @@ def request(texts: Sequence[str], folder: Path | None = None) -> Request:
     if folder is not None and not folder.is_dir():
         composer.note("--config-dir", "is no folder", str(folder))
         return Request({}, {}, (), tuple(texts), problems=tuple(composer.problems))
-    with limited(), _hydra_ready():
+    with limit_cpu_time(), _hydra_ready():
         if _readable(composer):
             return _request(composer, texts)
         composer.lines(texts)
         return Request({}, {}, (), tuple(texts), problems=tuple(composer.problems))
 
 
-def searched(tree: Mapping[str, Any], folder: Path | None = None) -> dict[str, Knob]:
+def searched_knobs(tree: Mapping[str, Any], folder: Path | None = None) -> dict[str, Knob]:
     """The knobs, by path, that the `space` of a composed configuration names; those fixed since are among them."""
     composer = _Composer(folder)
     return {knob.path: knob for knob in _knobs(composer, tree, composer.groups())}
@@ -253,7 +253,7 @@ def searched(tree: Mapping[str, Any], folder: Path | None = None) -> dict[str, K
 def check_foreign(texts: Sequence[str], folder: Path | None) -> None:
     """Refuse what must not reach Hydra's own command line. Raises ConfigError."""
     composer = _Composer(folder)
-    with limited():
+    with limit_cpu_time():
         if folder is None or folder.is_dir():
             _readable(composer)
         typed = [text for text in texts if not text.startswith("-") and ("=" in text or text.startswith("~"))]
@@ -265,7 +265,7 @@ def check_foreign(texts: Sequence[str], folder: Path | None) -> None:
 def check_expansion(texts: Sequence[str], folder: Path | None) -> None:
     """Refuse overrides, as Hydra is given them, with which it would resolve too much. Raises ConfigError."""
     composer = _Composer(folder)
-    with limited(), _hydra_ready():
+    with limit_cpu_time(), _hydra_ready():
         composer.compose(texts)
     if composer.problems:
         raise ConfigError(composer.problems)
@@ -315,8 +315,8 @@ def _request(composer: _Composer, texts: Sequence[str]) -> Request:
     }
     knobs = tuple(knob for knob in _knobs(composer, tree, groups) if knob.path not in fixed)
     baseline = get_path(tree, "study.baseline") or {}
-    searched = {knob.path: knob.values for knob in knobs}
-    named = searched | {path: (*searched.get(path, ()), value) for path, value in dict(baseline).items()}
+    values_of = {knob.path: knob.values for knob in knobs}
+    named = values_of | {path: (*values_of.get(path, ()), value) for path, value in dict(baseline).items()}
     options = _options(composer, picks, named, values)
     groups_fixed = frozenset(line.key for line in good)
     levels = _levels(composer, tree, picks, groups.get("simulator", []))

@@ -122,7 +122,7 @@ def _absolute(place: _Place, name: str) -> _Place:
 
 
 @contextmanager
-def limited(seconds: float = MOST_SECONDS) -> Iterator[None]:
+def limit_cpu_time(seconds: float = MOST_SECONDS) -> Iterator[None]:
     """While it lasts, more CPU time than that raises ConfigError; in other threads than the main one nothing does."""
     if threading.current_thread() is not threading.main_thread():
         yield

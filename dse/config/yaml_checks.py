@@ -91,7 +91,7 @@ def unreadable(path: Path) -> list[Problem]:
         return [Problem(where, f"is not YAML: {' '.join(str(error).split())}")]
 
 
-def held(path: Path) -> Any:
+def load_yaml(path: Path) -> Any:
     """Read a file that may be read. Raises yaml.YAMLError."""
     return yaml.load(path.read_text(encoding="utf-8"), Loader=_LOADER)
 
@@ -103,7 +103,7 @@ def accidents(path: Path) -> list[Problem]:
     return list(islice((problem for event in scalars for problem in _misread(event, str(path))), _MOST_TOLD))
 
 
-def parsed(text: str, where: str) -> Any:
+def parse_yaml(text: str, where: str) -> Any:
     """Parse a text that is within the limits and of plain values with text keys.
 
     Raises ConfigError, yaml.YAMLError, ValueError.

@@ -41,7 +41,7 @@ class BackendSpec:
         return hash(str(self))  # parameters may be lists
 
 
-@plugins.remembered
+@plugins.cached_until_refresh
 def _make(spec: BackendSpec) -> Backend:
     kind = complete(plugins.load("backend", spec.name))
     try:

@@ -10,7 +10,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from dse.backend import Backend, Batch, Lawful, Result, Results, checked, lawful
+from dse.backend import Backend, Batch, Lawful, Result, Results, check_laws, check_results
 from dse.errors import Broken
 from dse.evaluation.backend_spec import BackendSpec
 from dse.evaluation.workers import Lost
@@ -126,4 +126,4 @@ def _checked_call(backend: Backend, batches: Sequence[Batch]) -> list[Results]:
         if wrong := [len(column) for column in columns if len(column) != batch.size]:
             raise RuntimeError(f"the backend gave {wrong[0]} results for {batch.size} designs")
     laws = backend.laws if isinstance(backend, Lawful) else ()
-    return [lawful(checked(results, backend.metrics), laws) for results in answers]
+    return [check_laws(check_results(results, backend.metrics), laws) for results in answers]

@@ -217,7 +217,7 @@ def timeline(intervals: pd.DataFrame, title: str) -> Figure:
     lanes = sorted(intervals["lane"].unique(), key=_lane_order)
     figure, panel = _figure(9.5, 1.5 + 0.3 * len(lanes))
     unit, label = (1e3, "ms") if intervals["finish_s"].max() >= 1e-3 else (1e6, "µs")
-    kinds = plugins.declared("TASK_KINDS")
+    kinds = plugins.declarations("TASK_KINDS")
     for kind, group in intervals.groupby("kind", sort=False):
         name, colour = kinds.get(str(kind), (str(kind), "#029e73"))
         rows = [lanes.index(lane) for lane in group["lane"]]

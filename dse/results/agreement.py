@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dse.results.pareto import first_best, signed
+from dse.results.pareto import first_best, minimized
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -25,7 +25,7 @@ def compare(rows: pd.DataFrame, levels: Sequence[str], goals: Mapping[str, str])
     """
     comparisons = []
     for coarse, fine in pairwise(levels):
-        both = matched(rows, coarse, fine)
+        both = match_levels(rows, coarse, fine)
         scenarios = {
             str(name): _scenario(scenario_rows, goals) for name, scenario_rows in both.groupby("scenario", sort=False)
         }
@@ -35,7 +35,7 @@ def compare(rows: pd.DataFrame, levels: Sequence[str], goals: Mapping[str, str])
     return comparisons
 
 
-def matched(rows: pd.DataFrame, coarse: str, fine: str) -> pd.DataFrame:
+def match_levels(rows: pd.DataFrame, coarse: str, fine: str) -> pd.DataFrame:
     """The points that have a result at both levels; columns of the finer one end in `.fine`."""
     ok = rows[rows["status"] == "ok"]
     coarse_rows, fine_rows = (ok[ok["level"] == name] for name in (coarse, fine))
@@ -59,7 +59,7 @@ def _scenario(both: pd.DataFrame, goals: Mapping[str, str]) -> dict[str, Any]:
 
 def _values(both: pd.DataFrame, goals: Mapping[str, str], ending: str = "") -> Floats:
     """Objectives [points, objectives], smaller being better."""
-    return signed({name: both[f"{name}{ending}"] for name in goals}, goals)
+    return minimized({name: both[f"{name}{ending}"] for name in goals}, goals)
 
 
 def tau(coarse: Floats, fine: Floats) -> float | None:

@@ -117,11 +117,11 @@ class Finished:
     @cached_property
     def _allowed(self) -> dict[str, Knob]:
         """What a point may hold at the paths that a baseline changes: the knob, or the one value of the design."""
-        from dse.config.compose import searched
+        from dse.config.compose import searched_knobs
 
         config_dir = self.made.get("config_dir")
         folder = Path(config_dir) if config_dir and Path(config_dir).is_dir() else None
-        knobs = searched(self.config, folder)
+        knobs = searched_knobs(self.config, folder)
         paths = [path for path in self.config["study"].get("baseline") or {} if path in self.columns]
         fixed = {path: Knob(path, (get_path(self.config, path),)) for path in paths}
         return {path: knobs[path] if path in knobs and path in self.knobs else fixed[path] for path in paths}

@@ -18,7 +18,7 @@ from typing import IO, TYPE_CHECKING, Any, NoReturn
 
 from pydantic import BaseModel
 
-from dse.config.yaml_checks import parsed
+from dse.config.yaml_checks import parse_yaml
 from dse.errors import Broken, ConfigError, Problem, Problems
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ _CODECS = ("SNAPPY", "UNCOMPRESSED")  # the ones that are written; others make a
 _WAY = "run the study again: what is stored is not evaluated again, and the folder is written anew"
 
 
-def refused(path: Path, rule: str, value: object = None, way_out: str = _WAY) -> ConfigError:
+def file_error(path: Path, rule: str, value: object = None, way_out: str = _WAY) -> ConfigError:
     """The error that names a file and the rule it breaks."""
     return ConfigError([Problem(str(path), rule, value, way_out)])
 
@@ -48,7 +48,7 @@ def exists(path: Path) -> bool:
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[IO[bytes]]:
+def open_untrusted(path: Path) -> Iterator[IO[bytes]]:
     """A plain file, opened for reading without waiting. Raises ConfigError for anything else, OSError."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -56,7 +56,7 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
         if isinstance(error, PermissionError):
             raise
         rule = "is a link" if path.is_symlink() else "is not there" if not exists(path) else "is no plain file"
-        raise refused(path, rule) from error
+        raise file_error(path, rule) from error
     with os.fdopen(handle, "rb") if _is_plain(handle) else _close_and_refuse(path, handle) as file:
         yield file
 
@@ -67,15 +67,15 @@ def _is_plain(handle: int) -> bool:
 
 def _close_and_refuse(path: Path, handle: int) -> NoReturn:
     os.close(handle)
-    raise refused(path, "is no plain file")
+    raise file_error(path, "is no plain file")
 
 
 def text(path: Path) -> str:
     """A whole file of UTF-8. Raises ConfigError, also for one of more than `MOST_BYTES`."""
-    with opened(path) as file:
+    with open_untrusted(path) as file:
         data = file.read(MOST_BYTES + 1)
     if len(data) > MOST_BYTES:
-        raise refused(path, f"is larger than {MOST_BYTES} bytes")
+        raise file_error(path, f"is larger than {MOST_BYTES} bytes")
     with _understood(path, "text in UTF-8"):
         return data.decode("utf-8")
 
@@ -84,11 +84,11 @@ def read_json(path: Path) -> Any:
     """Read a JSON file. Raises ConfigError."""
     content = text(path)
     if sum(map(content.count, ",[{")) > MOST_VALUES:
-        raise refused(path, f"holds more than {MOST_VALUES} values")
+        raise file_error(path, f"holds more than {MOST_VALUES} values")
     with _understood(path, "JSON"):
         tree = json.loads(content, parse_constant=_no_number)
     if _depth(tree) > _MOST_DEPTH:
-        raise refused(path, f"is nested deeper than {_MOST_DEPTH}")
+        raise file_error(path, f"is nested deeper than {_MOST_DEPTH}")
     return tree
 
 
@@ -96,7 +96,7 @@ def read_yaml(path: Path) -> Any:
     """Read a YAML file without aliases and tags. Raises ConfigError."""
     content = text(path)
     with _understood(path, "YAML"):
-        return parsed(content, str(path))
+        return parse_yaml(content, str(path))
 
 
 def read_as(kind: type[BaseModel], path: Path, tree: Any) -> dict[str, Any]:
@@ -113,7 +113,7 @@ def plain_folder(path: Path) -> Path:
     if not exists(path):
         path.mkdir()
     if path.is_symlink() or not path.is_dir():
-        raise refused(path, "is no plain folder, and nothing is written through a link", way_out="remove it")
+        raise file_error(path, "is no plain folder, and nothing is written through a link", way_out="remove it")
     return path
 
 
@@ -126,7 +126,7 @@ def _understood(path: Path, kind: str) -> Iterator[None]:
         raise
     except Exception as error:  # parsers raise types without a common base
         message = " ".join(str(error).split())[:200]
-        raise refused(path, f"is not {kind}: {type(error).__name__}{': ' * bool(message)}{message}") from error
+        raise file_error(path, f"is not {kind}: {type(error).__name__}{': ' * bool(message)}{message}") from error
 
 
 def _no_number(name: str) -> NoReturn:
@@ -174,12 +174,12 @@ class Table:
 
         wanted = list(self.names if columns is None else dict.fromkeys(columns))
         if absent := [name for name in wanted if name not in self.names]:
-            raise refused(self.path, f"has no column {absent[0]}")
+            raise file_error(self.path, f"has no column {absent[0]}")
         with _understood(self.path, "the Parquet that it says it is"):
             coded = self._file.read_row_group(number, columns=wanted).select(wanted)
             self._text_left -= sum(map(_text_bytes, coded.columns))
             if self._text_left < 0:
-                raise refused(self.path, "holds more text than a table of its size can")
+                raise file_error(self.path, "holds more text than a table of its size can")
             fields = [self.schema.field(name) for name in wanted]
             rows = coded.cast(pa.schema(fields, metadata=self.schema.metadata))
             rows.validate(full=True)
@@ -205,7 +205,7 @@ def table(path: Path) -> Iterator[Table]:
     """A Parquet table that may be read. Raises ConfigError for one that is damaged or a bomb."""
     import pyarrow.parquet as pq
 
-    with opened(path) as handle:
+    with open_untrusted(path) as handle:
         size = os.fstat(handle.fileno()).st_size
         _check_footer(path, handle, size)
         with _understood(path, "Parquet"):
@@ -216,21 +216,21 @@ def table(path: Path) -> Iterator[Table]:
             # As codes into the distinct texts, so that what they take is known before a long column is made of them.
             coded = pq.ParquetFile(handle, metadata=first.metadata, read_dictionary=texts, pre_buffer=False)
         if len(set(schema.names)) < len(schema.names):
-            raise refused(path, "has two columns of one name")
+            raise file_error(path, "has two columns of one name")
         for name in schema.names:
             if not _kinds(schema.field(name).type):
-                raise refused(path, f"has a column of {schema.field(name).type}: {name}")
+                raise file_error(path, f"has a column of {schema.field(name).type}: {name}")
         yield Table(path, coded, schema, size=size)
 
 
 def _check_footer(path: Path, handle: IO[bytes], size: int) -> None:
     """The end of a file must be that of a table, with a footer that may be read."""
     if size < 12:
-        raise refused(path, "is not Parquet: it is too short")
+        raise file_error(path, "is not Parquet: it is too short")
     handle.seek(-8, os.SEEK_END)
     end = handle.read(8)
     if end[4:] != b"PAR1" or int.from_bytes(end[:4], "little") > min(_MOST_FOOTER, size):
-        raise refused(path, "is not Parquet: it was cut short or overwritten")
+        raise file_error(path, "is not Parquet: it was cut short or overwritten")
 
 
 def _check_metadata(path: Path, metadata: Any, size: int) -> None:
@@ -238,22 +238,22 @@ def _check_metadata(path: Path, metadata: Any, size: int) -> None:
     columns, groups = metadata.num_columns, [metadata.row_group(number) for number in range(metadata.num_row_groups)]
     cells, most = metadata.num_rows * columns, _FREE_CELLS + _CELLS_PER_BYTE * size
     if columns > _MOST_COLUMNS or cells > most or columns * len(groups) > MOST_VALUES:
-        raise refused(
+        raise file_error(
             path, f"says it has {metadata.num_rows:,} rows of {columns:,} columns, in a file of {size:,} bytes"
         )
     if any(metadata.schema.column(number).max_repetition_level for number in range(columns)):
-        raise refused(path, "has a column of lists")
+        raise file_error(path, "has a column of lists")
     if min([0, metadata.num_rows, *(group.num_rows for group in groups)]) < 0:
-        raise refused(path, "says it has fewer than no rows")
+        raise file_error(path, "says it has fewer than no rows")
     if sum(group.num_rows for group in groups) != metadata.num_rows:
-        raise refused(path, "says two things of its number of rows")
+        raise file_error(path, "says two things of its number of rows")
     for group in groups:
         for number in range(columns):
             chunk = group.column(number)
             if chunk.compression not in _CODECS:
-                raise refused(path, f"is compressed by {chunk.compression}, and only {', '.join(_CODECS)} is read")
+                raise file_error(path, f"is compressed by {chunk.compression}, and only {', '.join(_CODECS)} is read")
             if chunk.num_values != group.num_rows:
-                raise refused(path, f"says two things of the length of {chunk.path_in_schema}")
+                raise file_error(path, f"says two things of the length of {chunk.path_in_schema}")
 
 
 def frame(path: Path, rows: pa.Table) -> Any:

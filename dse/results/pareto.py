@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 Floats = NDArray[np.float64]
 
 
-def signed(columns: Any, goals: Mapping[str, str]) -> Floats:
+def minimized(columns: Any, goals: Mapping[str, str]) -> Floats:
     """Objectives [B, objectives] of some columns by name, such that smaller is better (and no 0.0 is negative).
 
     Rounded to 40 binary digits: what differs by the last bits of a sum is a tie, and nobody leads by them.
@@ -32,7 +32,7 @@ def _round(values: Floats) -> Floats:
 
 
 def outcome_keys(columns: Sequence[NDArray[Any]], scenarios: NDArray[np.integer[Any]]) -> Keys:
-    """Hashes [B, 2] of outcomes: of all metrics [B] each, rounded as in `signed`, and of their scenario [B]."""
+    """Hashes [B, 2] of outcomes: of all metrics [B] each, rounded as in `minimized`, and of their scenario [B]."""
     keys = np.stack([scenarios, scenarios], axis=-1).astype(np.uint64) ^ _SEEDS
     for column in columns:
         bits = _round(np.asarray(column, np.float64)).view(np.uint64)
@@ -98,7 +98,7 @@ def first_best(values: Floats) -> int:
 def winners(table: pd.DataFrame, goals: Mapping[str, str]) -> pd.DataFrame:
     """The best row of each scenario of a table: by the first objective, ties by the next ones, then the first."""
     ok = np.flatnonzero(table["status"] == "ok")
-    scenarios, values = table["scenario"].to_numpy()[ok], signed(table.iloc[ok], goals)
+    scenarios, values = table["scenario"].to_numpy()[ok], minimized(table.iloc[ok], goals)
     rows_of_scenario = [np.flatnonzero(scenarios == name) for name in table["scenario"].unique()]
     best = [ok[rows[first_best(values[rows])]] for rows in rows_of_scenario if len(rows)]
     return table.iloc[best].reset_index(drop=True)
@@ -152,7 +152,7 @@ class Standings:
         columns = {name: batch.column(name).to_numpy() for name in self._goals}
         for scenario in np.unique(scenarios[ok]).tolist():
             rows = np.flatnonzero(ok & (scenarios == scenario))
-            yield scenario, rows, signed({name: column[rows] for name, column in columns.items()}, self._goals)
+            yield scenario, rows, minimized({name: column[rows] for name, column in columns.items()}, self._goals)
 
 
 class Seen:

@@ -16,7 +16,7 @@ from importlib.metadata import PackageNotFoundError, entry_points, version
 from pathlib import Path
 from typing import Any
 
-from dse.errors import redacted
+from dse.errors import redact
 from dse.plugins import KINDS, PACKAGES
 
 _LIBRARIES = (
@@ -41,7 +41,7 @@ _MACHINE = Path("/proc/cpuinfo")
 def record(overrides: Sequence[str], folder: Path | None, *, backend: str, seed: int) -> dict[str, Any]:
     """Provenance of one study run, ready for JSON. folder: of the user's own configuration."""
     flags = [] if folder is None else [f"--config-dir={folder}"]
-    typed = [str(redacted(text)) for text in overrides]
+    typed = [str(redact(text)) for text in overrides]
     return {
         "command": ["python", "-m", "dse", *flags, *typed],
         "overrides": typed,
@@ -57,7 +57,7 @@ def record(overrides: Sequence[str], folder: Path | None, *, backend: str, seed:
     }
 
 
-def said(record: Mapping[str, Any]) -> str:
+def describe(record: Mapping[str, Any]) -> str:
     """One line for a person: the code, and what differs in the runs whose results were taken."""
     git, machine = record["git"], record["machine"]
     code = f"git {_commit(git)}" if git["commit"] else f"no git ({git['reason']})"
@@ -66,7 +66,7 @@ def said(record: Mapping[str, Any]) -> str:
     return f"made with {code}, {where}" + (f"; some results are {'; '.join(other_runs)}" if other_runs else "")
 
 
-def pasted(record: Mapping[str, Any]) -> str:
+def command_line(record: Mapping[str, Any]) -> str:
     """The command, as a shell takes it."""
     return shlex.join(record["command"])
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from dse import plugins
 from dse.errors import pairs
 from dse.results import provenance
-from dse.results.agreement import errors, matched
+from dse.results.agreement import errors, match_levels
 from dse.results.claims import Finding, judge
 from dse.results.finished_run import Finished
 from dse.results.pareto import winners
@@ -35,7 +35,7 @@ def console() -> Console:
     return Console(width=width, markup=False)
 
 
-def stored(outputs: Outputs) -> Selection:
+def load_selection(outputs: Outputs) -> Selection:
     """The table of a run as it is shown: all of it, or a selection where it is very long."""
     return select(outputs.results, outputs.read_json("summary")["goals"], MOST_ROWS, selected=min(SELECTED, MOST_ROWS))
 
@@ -76,9 +76,9 @@ def _fronts(outputs: Outputs, table: pd.DataFrame) -> Iterator[tuple[str, Figure
 
     from dse import plots
 
-    stored = outputs.read_json("summary")
-    axes = [plots.Axis(name, f"{name} [{stored['units'][name]}]") for name in stored["goals"]]
-    few = [path for path in stored["knobs"] if 1 < table[path].nunique() <= _MOST_COLOURS]
+    record = outputs.read_json("summary")
+    axes = [plots.Axis(name, f"{name} [{record['units'][name]}]") for name in record["goals"]]
+    few = [path for path in record["knobs"] if 1 < table[path].nunique() <= _MOST_COLOURS]
     by = next((path for path in few if not is_numeric_dtype(table[path])), few[0] if few else "scenario")
     if len(axes) > 1:
         yield "pareto", plots.pareto(table, axes[0], y=axes[1], size=axes[2] if len(axes) > 2 else None, by=by)
@@ -107,17 +107,21 @@ def summary(outputs: Outputs, table: pd.DataFrame) -> Table:
     """One row per scenario: the winner's knobs, the metrics the study shows, and what limits it."""
     from rich.table import Table
 
-    stored = outputs.read_json("summary")
-    best = winners(table, stored["goals"])
-    wanted = (*stored["shown"], *stored["knobs"], *(() if stored["shown"] else stored["goals"]))
+    record = outputs.read_json("summary")
+    best = winners(table, record["goals"])
+    wanted = (
+        *record["shown"],
+        *record["knobs"],
+        *(() if record["shown"] else record["goals"]),
+    )
     columns = [path for path in dict.fromkeys(wanted) if path in best]
-    shown = Table(title=f"{stored['study']}: best {next(iter(stored['goals']))} per scenario")
-    limited = ["limited by"] if any(stored["limits"].values()) else []
+    shown = Table(title=f"{record['study']}: best {next(iter(record['goals']))} per scenario")
+    limited = ["limited by"] if any(record["limits"].values()) else []
     for name in ("scenario", *map(_column_title, columns), *limited):
-        shown.add_column(name, justify="right" if name in stored["units"] else "left")
+        shown.add_column(name, justify="right" if name in record["units"] else "left")
     for _, row in best.iterrows():
-        cells = [cell(row[path], stored["units"].get(path, "")) for path in columns]
-        limit = _limit(stored["limits"].get(row["scenario"], {}))
+        cells = [cell(row[path], record["units"].get(path, "")) for path in columns]
+        limit = _limit(record["limits"].get(row["scenario"], {}))
         shown.add_row(row["scenario"], *cells, *([limit] if limited else []))
     return shown
 
@@ -182,7 +186,7 @@ def draw_levels(outputs: Outputs) -> list[Path]:
     axes = [plots.Axis(name, f"{name} [{units[name]}]") for name in goals]
     paths = []
     for pair in ladder["pairs"]:
-        both = matched(rows, pair["coarse"], pair["fine"])
+        both = match_levels(rows, pair["coarse"], pair["fine"])
         few = [path for path in ladder["texts"] if 1 < both[path].nunique() <= _MOST_COLOURS] if len(both) else []
         if len(both):
             both = both.assign(**{f"{name}.error": errors(both, name) for name in goals})
@@ -196,7 +200,7 @@ def _column_title(path: str) -> str:
     return section if name == "name" else name
 
 
-def said(row: pd.Series[Any], paths: Sequence[str]) -> str:
+def knobs_text(row: pd.Series[Any], paths: Sequence[str]) -> str:
     """Knobs of a row for a title: `hetero_fused_1d, mover dma, granularity 8`."""
     values = {path: row[path] for path in paths if path in row.dropna()}
     names = {path: path.rpartition(".")[2] for path in values}
@@ -267,7 +271,7 @@ def redraw(words: Sequence[str]) -> int:
     options = pairs(words, {"study": "", "output_dir": "outputs"})
     outputs = Outputs.latest(Path(options["output_dir"]), options["study"])
     module = Finished(outputs.folder).config["study"]["module"]
-    shown = stored(outputs)
+    shown = load_selection(outputs)
     rows = check(outputs, module, shown)
     paths = [*draw(outputs, module, shown.table), *draw_levels(outputs), *add(outputs, module)]
     terminal = console()
@@ -275,6 +279,6 @@ def redraw(words: Sequence[str]) -> int:
     terminal.print(claims_table(rows))
     for part in levels(outputs):
         terminal.print(part)
-    terminal.print(provenance.said(outputs.read_json("provenance")))
+    terminal.print(provenance.describe(outputs.read_json("provenance")))
     terminal.print(f"redrew {len(paths)} figures and claims.json in {outputs.folder}/", soft_wrap=True)
     return 0

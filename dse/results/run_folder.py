@@ -119,7 +119,7 @@ class Outputs:
             way = did_you_mean(study, finished) if finished else f"run python -m dse study={study} first"
             raise ConfigError([Problem("study", f"has no finished run below {root}/", study, way)])
         if folder.resolve().parent != folder.parent.resolve():
-            raise output_files.refused(
+            raise output_files.file_error(
                 folder, "leads out of its folder", way_out="remove the link, or name the run's folder"
             )
         return cls(folder.resolve())
@@ -204,9 +204,9 @@ def results(path: Path, goals: Iterable[str]) -> Iterator[output_files.Table]:
         expected = {**dict.fromkeys(_TEXTS, "text"), "on_front": "truth", **dict.fromkeys(goals, "number")}
         for name, kind in expected.items():
             if name not in table.names:
-                raise output_files.refused(path, f"has no column {name}")
+                raise output_files.file_error(path, f"has no column {name}")
             if kind not in table.kinds[name]:
-                raise output_files.refused(path, f"has a column {name} that holds no {kind}")
+                raise output_files.file_error(path, f"has a column {name} that holds no {kind}")
         table.check = lambda part: _check_rows(path, part, tuple(goals))
         yield table
 
@@ -217,12 +217,12 @@ def _check_rows(path: Path, part: Any, goals: Sequence[str]) -> None:
 
     for name in set(_ALWAYS) & set(part.column_names):
         if part.column(name).null_count:
-            raise output_files.refused(path, f"has rows without {name}")
+            raise output_files.file_error(path, f"has rows without {name}")
     if "status" in part.column_names:
         unknown = set(pc.unique(part.column("status")).to_pylist()) - {*STATUSES}
         if unknown:
-            raise output_files.refused(path, "holds a status that is none", min(unknown))
+            raise output_files.file_error(path, "holds a status that is none", min(unknown))
         ok = part.filter(pc.equal(part.column("status"), "ok"))
         for name in (name for name in goals if name in part.column_names):
             if ok.num_rows and not pc.all(pc.fill_null(pc.is_finite(ok.column(name).cast("double")), False)).as_py():
-                raise output_files.refused(path, f"has rows with a result and without a finite {name}")
+                raise output_files.file_error(path, f"has rows with a result and without a finite {name}")

@@ -1,8 +1,8 @@
 """A part of a large table that stands for all of it: what is shown, drawn and tracked stays bounded.
 
 For figures and summaries (`select`) the best row of every scenario comes first, then the rows of a front, then the best
-of every combination of text knobs, then a seeded random sample of the rest. For MLflow and Optuna (`shown`), a `Rule`
-says. A table that fits is taken whole.
+of every combination of text knobs, then a seeded random sample of the rest. For MLflow and Optuna (`shown_rows`), a
+`Rule` says. A table that fits is taken whole.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dse.results.output_files import frame
-from dse.results.pareto import first_best, signed
+from dse.results.pareto import first_best, minimized
 from dse.results.run_folder import results
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def _ranks(part: Any, goals: Mapping[str, str], texts: list[str]) -> NDArray[np.
     rows = part.select(["status", "on_front", *texts, *goals]).to_pandas()
     ranks = np.full(len(rows), _REST)
     ok = np.flatnonzero(rows["status"] == "ok")
-    values = signed(rows.iloc[ok], goals)
+    values = minimized(rows.iloc[ok], goals)
 
     def mark(names: list[str], rank: int) -> None:
         for places in rows.iloc[ok].groupby(names, sort=False, dropna=False).indices.values():
@@ -130,7 +130,7 @@ class Rule:
         return {"all": num_rows, "selected": self.whole_up_to, "none": 0}[self.amount(num_rows)]
 
 
-def shown(path: Path, rule: Rule) -> Iterator[Any]:
+def shown_rows(path: Path, rule: Rule) -> Iterator[Any]:
     """The rows of a stored table that a rule shows, as short pyarrow tables; what matters most comes first.
 
     The column `NUMBER` is added: which row of the table each is, from 0.

@@ -41,6 +41,6 @@ class StoreAt(Frozen):
         file = folder / "results.db"
         for suffix in ("", "-wal", "-shm"):
             if output_files.exists(path := file.with_name(file.name + suffix)):
-                with output_files.opened(path):
+                with output_files.open_untrusted(path):
                     pass
         return f"sqlite:///{file}"

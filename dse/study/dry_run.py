@@ -25,7 +25,7 @@ from dse.config.compose import OWN_FLAGS, Request, overrides, own_folder, reques
 from dse.errors import ConfigError, Problem, did_you_mean
 from dse.evaluation.executor import POOL_PAYS_S
 from dse.progress import Advance, bar
-from dse.quantities import duration, scaled
+from dse.quantities import duration, with_prefix
 from dse.results import report
 from dse.results.pareto import Seen
 from dse.space import Block, Evaluated, Knob, Space
@@ -34,7 +34,7 @@ from dse.study.baselines import Baselines
 from dse.study.plan import Plan, plan
 from dse.study.settings import Budget
 from dse.study.table import ROWS_PER_GROUP
-from dse.study.timing import Call, Estimate, Pace, RowCost, measured, timed, workers
+from dse.study.timing import Call, Estimate, Pace, RowCost, measure_row, time_calls, workers
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -210,7 +210,7 @@ def _calls(blocks: Sequence[tuple[int, Block]], most: int) -> Iterator[Call]:
 # ---------------------------------------------------------------- counting
 
 
-def counted(planned: Plan, random: np.random.Generator, advance: Advance) -> Census:
+def count_points(planned: Plan, random: np.random.Generator, advance: Advance) -> Census:
     """Count every point of finite spaces; the same block of all scenarios together, as a study takes them."""
     sizes = {name: space.size() for name, space in planned.spaces.items()}
     census = Census(planned, {name: Tally(size) for name, size in sizes.items()}, random)
@@ -230,7 +230,7 @@ def counted(planned: Plan, random: np.random.Generator, advance: Advance) -> Cen
     return census
 
 
-def drawn(planned: Plan, random: np.random.Generator, advance: Advance) -> Census:
+def sample_points(planned: Plan, random: np.random.Generator, advance: Advance) -> Census:
     """Count points drawn from each scenario: every knob that counts takes any of its values with equal probability."""
     sizes = {name: space.size() for name, space in planned.spaces.items()}
     num_draws = -(-_DRAWN // len(sizes))
@@ -239,7 +239,7 @@ def drawn(planned: Plan, random: np.random.Generator, advance: Advance) -> Censu
         for _ in range(num_draws):
             census.take([(index, block) for block in space.resolve(_draw_point(space, random))])
             advance(1)
-    census.calls = searching(planned, random)
+    census.calls = search_calls(planned, random)
     return census
 
 
@@ -255,7 +255,7 @@ def _value(knob: Knob, random: np.random.Generator) -> Any:
     return float(random.uniform(knob.low, knob.high))
 
 
-def searching(planned: Plan, random: np.random.Generator) -> list[Call]:
+def search_calls(planned: Plan, random: np.random.Generator) -> list[Call]:
     """Return calls such as a search makes: some points of one scenario, one by one."""
     num_points, calls = min(planned.settings.search.batch, planned.backend.batch), list[Call]()
     for _ in range(_CALLS_HELD):
@@ -361,7 +361,7 @@ def outlook(planned: Plan, refused: str = "") -> Outlook:
     size = None if None in sizes else sum(size for size in sizes if size is not None)
     counts = size is not None and size <= _MOST_COUNTED
     with bar(f"{planned.settings.study.name}: {'counting' if counts else 'drawing'}", size if counts else _DRAWN) as on:
-        census = counted(planned, random, on) if counts else drawn(planned, random, on)
+        census = count_points(planned, random, on) if counts else sample_points(planned, random, on)
     forecast = Outlook(census, counts, _num_stored(planned, census.evaluated), None, None, None, (), refused)
     return _with_costs(forecast, random)
 
@@ -373,16 +373,16 @@ def _with_costs(forecast: Outlook, random: np.random.Generator) -> Outlook:
     calls = [call for call in census.calls if _has_legal(planned, call)]
     if not calls:
         return replace(forecast, notes=("no point can be evaluated, so nothing was timed",))
-    pace, points = timed(planned, calls, random)
-    row = measured(planned, points, stored=planned.settings.store.url is not None)
+    pace, points = time_calls(planned, calls, random)
+    row = measure_row(planned, points, stored=planned.settings.store.url is not None)
     enumerating = searching_ = None
     if forecast.counts:
         left = census.num_evaluated - (forecast.known or 0)
         enumerating = pace.total(left, jobs, extra_s=row.seconds, seed=seed)
         notes.append(_how(pace, row, jobs))
     if forecast.searches and not forecast.refused:
-        search_calls = [call for call in searching(planned, random) if _has_legal(planned, call)]
-        slow = timed(planned, search_calls, random)[0] if forecast.counts and search_calls else pace
+        legal_calls = [call for call in search_calls(planned, random) if _has_legal(planned, call)]
+        slow = time_calls(planned, legal_calls, random)[0] if forecast.counts and legal_calls else pace
         few = min(jobs, -(-planned.settings.search.batch // planned.backend.batch))  # calls that are made together
         searching_ = slow.total(forecast.trials, few, extra_s=row.seconds, seed=seed)
         notes.append(f"searching: {_how(slow, row, few)}; what the method itself takes to propose is not in it")
@@ -506,7 +506,7 @@ def _lines(forecast: Outlook) -> Iterator[str]:
 
 
 def _disk(forecast: Outlook, row: RowCost) -> str:
-    parts = [f"{scaled(row.table_bytes * forecast.rows, 'B')} in the table"]
-    parts += [f"{scaled(row.store_bytes * forecast.rows, 'B')} in the store"] if row.store_bytes else []
+    parts = [f"{with_prefix(row.table_bytes * forecast.rows, 'B')} in the table"]
+    parts += [f"{with_prefix(row.store_bytes * forecast.rows, 'B')} in the store"] if row.store_bytes else []
     text = f"disk: about {' and '.join(parts)} for {'at most ' if forecast.searches else ''}{forecast.rows:,} rows"
     return f"{text} ({row.table_bytes:.0f} and {row.store_bytes:.0f} bytes a row, measured on {row.num_rows:,} rows)"

@@ -22,11 +22,11 @@ from dse.backend import STATUSES, Result, Results
 from dse.errors import Broken
 from dse.evaluation.executor import Evaluator
 from dse.progress import bar
-from dse.results.pareto import first_best, signed
+from dse.results.pareto import first_best, minimized
 from dse.space import Block, Evaluated
 from dse.store.result_store import Context
 from dse.store.session import Session
-from dse.study.levels import Level, handed
+from dse.study.levels import Level, plain_design
 from dse.study.plan import Plan
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ def _point(plan: Plan, level: Level, row: pd.Series[Any]) -> Evaluated:
     if level.spec.name == plan.spec.name:
         (block,) = replace(space, backend=backend, known={}).resolve(chosen)
     else:
-        block = Block(chosen, {}, backend.design(handed(plan.backend, space.tree(chosen))))
+        block = Block(chosen, {}, backend.design(plain_design(plan.backend, space.tree(chosen))))
     return Evaluated(block, block.keys(*level.spec.context.words), scenario)
 
 
@@ -144,7 +144,7 @@ class _Ladder:
         self._values = {level.name: np.full((count, len(self._goals)), np.nan) for level in plan.levels}
         self._results: dict[str, list[tuple[NDArray[np.intp], Results]]] = {level.name: [] for level in plan.levels}
         own_level = next(level for level in plan.levels if level.own)
-        self._values[own_level.name] = signed(table, self._goals)
+        self._values[own_level.name] = minimized(table, self._goals)
         self._places = [np.flatnonzero(table["scenario"] == name) for name in plan.spaces]
         self._alike = _alike(plan, table)
 
@@ -203,7 +203,7 @@ class _Ladder:
             return False
         self._results[level.name].append((places, results))
         columns = {name: results.column(name) for name in self._goals}
-        self._values[level.name][places] = np.where(results.ok[:, None], signed(columns, self._goals), np.nan)
+        self._values[level.name][places] = np.where(results.ok[:, None], minimized(columns, self._goals), np.nan)
         return True
 
     def rows(self) -> pd.DataFrame:

@@ -47,7 +47,7 @@ class Level:
     own: bool
 
 
-def handed(backend: Backend, tree: Tree) -> dict[str, Any]:
+def plain_design(backend: Backend, tree: Tree) -> dict[str, Any]:
     """Return the validated values of a study's design as a tree, numbers in SI units, for a backend of another kind.
 
     Labels are left out except the names of the sections, and a key with dots is a path.
@@ -99,10 +99,10 @@ def _spec(name: str, tree: Mapping[str, Any]) -> BackendSpec:
         spec = BackendSpec.of(tree)
         spec.make()
     except ConfigError as error:
-        raise ConfigError(told(name, error.problems)) from error
+        raise ConfigError(problems_of_level(name, error.problems)) from error
     return spec
 
 
-def told(name: str, problems: Sequence[Problem]) -> list[Problem]:
+def problems_of_level(name: str, problems: Sequence[Problem]) -> list[Problem]:
     """Return problems of a level with its name in their paths."""
     return [replace(problem, path=f"fidelity.levels ({name}): {problem.path}") for problem in problems]

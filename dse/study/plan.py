@@ -16,7 +16,7 @@ from dse.results.finished_run import Finished
 from dse.search import Goal, Question, method
 from dse.space import Knob, Space, get_path
 from dse.store.result_store import Context
-from dse.study.levels import OWN, Level, handed, levels, told
+from dse.study.levels import OWN, Level, levels, plain_design, problems_of_level
 from dse.study.settings import SECTIONS, Settings, Study
 
 
@@ -136,11 +136,13 @@ def _check_level(
             rule = f"does not {goal} the study's objective {name}"
             check.add(f"fidelity.levels ({level.name})", rule, way_out=f"its metrics: {', '.join(backend.metrics)}")
     try:
-        bases = {name: space.base if alike else handed(study_backend, space.base) for name, space in spaces.items()}
+        bases = {
+            name: space.base if alike else plain_design(study_backend, space.base) for name, space in spaces.items()
+        }
         backend.sections(next(iter(bases.values())))
         validate(backend, bases)
     except ConfigError as error:
-        check.found.extend(told(level.name, error.problems))
+        check.found.extend(problems_of_level(level.name, error.problems))
 
 
 def _checked_space(check: Problems, request: Request, backend: Backend) -> Space:

@@ -10,7 +10,7 @@ from pathlib import Path
 from dse.config.compose import request
 from dse.errors import ConfigError, Problem
 from dse.results.finished_run import Finished
-from dse.results.output_files import refused
+from dse.results.output_files import file_error
 from dse.study.plan import Plan, plan
 
 
@@ -44,7 +44,7 @@ def plan_again(run: Finished, present: Present) -> Plan:
     recorded = run.made["config_dir"]
     overrides = run.made.get("overrides", run.made["command"][3:])
     if not isinstance(overrides, list) or not all(isinstance(word, str) for word in overrides):
-        raise refused(run.folder / "provenance.json", "holds overrides that are no list of words")
+        raise file_error(run.folder / "provenance.json", "holds overrides that are no list of words")
     planned = plan(request(overrides, present.folder or (Path(recorded) if recorded else None)))
     for spec in (planned.spec, *(level.spec for level in planned.levels)):
         program = tuple(getattr(spec.make(), "program", ()))

@@ -15,13 +15,13 @@ from dse.files import atomic_replacement
 from dse.results import report
 from dse.results.finished_run import Finished
 from dse.results.output_files import frame
-from dse.results.report import said
+from dse.results.report import knobs_text
 from dse.results.run_folder import Outputs, results
 from dse.study.plan import Plan
 from dse.study.plan_again import Present, plan_again
 
 
-def replayed(outputs: Outputs, start: str, present: Present) -> list[Path]:
+def replay_point(outputs: Outputs, start: str, present: Present) -> list[Path]:
     """Run one point of a stored table again; write its timeline as picture and as trace (`chrome://tracing`, Perfetto).
 
     start: the first letters of its key. Raises ConfigError where no point or several have such a key, or where code or
@@ -71,7 +71,7 @@ def _write_timeline(outputs: Outputs, row: Any, replay: Replay, *, knobs: Iterab
     import pandas as pd
 
     name = f"timeline_{row['scenario']}_{str(row['key'])[:8]}"
-    title = f"{row['scenario']}: {said(row, list(knobs))}"
+    title = f"{row['scenario']}: {knobs_text(row, list(knobs))}"
     figure = plots.timeline(pd.DataFrame([vars(interval) for interval in replay.intervals]), title)
     trace = outputs.figures / f"{name}.json"
     with atomic_replacement(trace) as fresh:
@@ -107,6 +107,6 @@ def timeline(words: Sequence[str]) -> int:
     """`timeline study=<name> key=<its first letters> [config_dir=...] [command=...] [output_dir=...]`: one point."""
     options = pairs(words, {"study": "", "key": "", "output_dir": "outputs"}, optional=("config_dir", "command"))
     outputs = Outputs.latest(Path(options["output_dir"]), options["study"])
-    for path in replayed(outputs, options["key"], Present.of(options)):
+    for path in replay_point(outputs, options["key"], Present.of(options)):
         report.console().print(str(path), soft_wrap=True)
     return 0

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import func, insert, select, update
 
-from dse.errors import ConfigError, Problem, redacted
+from dse.errors import ConfigError, Problem, redact
 from dse.results.provenance import changes
 from dse.store.owner import Owner
 from dse.store.result_store import Context, Store, owners, studies
@@ -63,9 +63,9 @@ def begin(store: Store, plan: Plan, provenance: Mapping[str, Any]) -> Begun:
     values = {
         "state": "running",
         "context": store.number(plan.context),
-        "command": json.dumps(redacted(plan.request.overrides)),
+        "command": json.dumps(redact(plan.request.overrides)),
         "asked": json.dumps(definition),
-        "request": json.dumps(redacted(plan.request.tree), default=str),
+        "request": json.dumps(redact(plan.request.tree), default=str),
         "provenance": json.dumps(provenance),
     }
     going_on = same if same is not None else other if mode == "accept" else None
@@ -136,7 +136,7 @@ def _distinct(runs: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     return distinct
 
 
-def mixed(begun: Begun, provenance: Mapping[str, Any]) -> list[dict[str, Any]]:
+def differing_runs(begun: Begun, provenance: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return time and differences of the earlier runs that this run has results of and that were made differently.
 
     provenance: of this run.
@@ -181,7 +181,7 @@ def _earlier(store: Store, plan: Plan, definition: Mapping[str, str]) -> tuple[R
     here = store.database.read(lambda connection: connection.execute(select(owners)).all())
     busy = {row.study for row in here if not Owner(row.host, row.boot, row.space, row.pid, row.started).gone}
     same = next((row for row in rows if json.loads(row.asked) == definition), None)
-    command = json.dumps([text for text in redacted(plan.request.overrides) if not text.startswith("resume=")])
+    command = json.dumps([text for text in redact(plan.request.overrides) if not text.startswith("resume=")])
     for row in rows:
         earlier = json.dumps([text for text in json.loads(row.command) if not text.startswith("resume=")])
         if earlier == command or (row.state == "running" and row.id not in busy):

@@ -100,7 +100,7 @@ def workers(executor: Executor) -> int:
     return int(joblib.cpu_count()) if executor.jobs < 0 else executor.jobs
 
 
-def timed(plan: Plan, calls: Sequence[Call], random: np.random.Generator) -> tuple[Pace, list[list[Evaluated]]]:
+def time_calls(plan: Plan, calls: Sequence[Call], random: np.random.Generator) -> tuple[Pace, list[list[Evaluated]]]:
     """Time some calls, in a random order and again until time is up; return the pace and the points with results."""
     backend, words, names = plan.backend, plan.context.words, list(plan.spaces)
     sizes, seconds, points = list[float](), list[float](), list[list[Evaluated]]()
@@ -144,7 +144,7 @@ class RowCost:
     num_rows: int
 
 
-def measured(plan: Plan, points_by_call: Sequence[Sequence[Evaluated]], *, stored: bool) -> RowCost:
+def measure_row(plan: Plan, points_by_call: Sequence[Sequence[Evaluated]], *, stored: bool) -> RowCost:
     """Record evaluated points in a temporary table and, if `stored`, a temporary store; return the cost of a row."""
     points = list(_some(point for points in points_by_call for point in points))
     size = sum(point.block.size for point in points)

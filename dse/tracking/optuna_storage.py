@@ -18,7 +18,7 @@ from typing import Any
 
 from dse.errors import hidden
 from dse.results.run_folder import Outputs
-from dse.results.selection import NUMBER, Rule, shown
+from dse.results.selection import NUMBER, Rule, shown_rows
 from dse.store.owner import locked
 
 _ABOUT = ("key", "status", "reason", "engine", "on_front")
@@ -130,7 +130,7 @@ def _set_pragmas(connection: Any, _record: Any) -> None:
 
 def _written(outputs: Outputs, storage: Any, *, rule: Rule, seen: Callable[[int], None]) -> int:
     summary = outputs.read_json("summary")
-    parts = [part.to_pandas() for part in shown(outputs.results, rule)]
+    parts = [part.to_pandas() for part in shown_rows(outputs.results, rule)]
     if not parts:
         return 0
     import pandas as pd

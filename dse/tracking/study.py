@@ -17,7 +17,7 @@ from pydantic import AfterValidator
 
 from dse.results import output_files, provenance
 from dse.results.pareto import winners
-from dse.results.report import said
+from dse.results.report import knobs_text
 from dse.results.run_folder import Made, Outputs, Shape, Summary, results
 from dse.tracking.points import MAX_NAME, MAX_TAG, cut, mlflow_name, text
 
@@ -173,8 +173,8 @@ class StudyFolder:
             "dse.git": git["commit"] or git["reason"],
             "dse.dirty": {True: "true", False: "false"}.get(git.get("dirty"), ""),
             "dse.seed": str(self.made["seed"]),
-            "dse.command": provenance.pasted(self.made),
-            "dse.made": provenance.said(self.made),
+            "dse.command": provenance.command_line(self.made),
+            "dse.made": provenance.describe(self.made),
             "dse.machine": ", ".join(f"{name} {value}" for name, value in self.made["machine"].items()),
             "mlflow.source.name": "dse",
             "mlflow.source.type": "LOCAL",
@@ -199,7 +199,7 @@ class StudyFolder:
         title = _plain(self.config["study"].get("description", ""))
         lines = [f"**{title}**", "", f"| scenario | winner | {_plain(first)} |", "|---|---|---|"]
         for _, row in winners(fronts, goals).iterrows():
-            cells = _plain(row["scenario"]), _plain(said(row, self.summary["knobs"]))
+            cells = _plain(row["scenario"]), _plain(knobs_text(row, self.summary["knobs"]))
             lines.append(f"| {' | '.join(cells)} | {row[first]:.6g} |")
         return "\n".join(lines)
 

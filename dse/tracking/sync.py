@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from dse.errors import hidden
-from dse.results.selection import Rule, shown
+from dse.results.selection import Rule, shown_rows
 from dse.store.owner import Owner, me
 from dse.tracking.database import Store, TrackingError, artifact_root, explained, is_sql, sqlite_file, writing
 from dse.tracking.points import cut, mlflow_name, points
@@ -187,7 +187,7 @@ def _points(store: Store, study: StudyFolder, run_id: str, *, rule: Rule, seen: 
     # table of 3.17 fetches it by its id and then drops it as a stranger to the experiment, so the points stay flat.
     shared = {"mlflow.user": _user(), "mlflow.parentRunId": run_id}
     knobs, metrics = study.summary["knobs"], list(study.summary["units"])
-    found = (points(table, knobs, metrics, shared) for table in shown(study.results, rule))
+    found = (points(table, knobs, metrics, shared) for table in shown_rows(study.results, rule))
     return write(place, chain.from_iterable(found), seen)
 
 

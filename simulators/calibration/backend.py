@@ -48,7 +48,7 @@ class Design(Frozen):
     predict: Predict
 
 
-@plugins.remembered
+@plugins.cached_until_refresh
 def tables(folder: str) -> tuple[Rows, ...]:
     """All measured rows below a folder. Raises ConfigError."""
     return tuple(read_folder(Path(folder)))

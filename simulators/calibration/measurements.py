@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from dse.config.compose import conf_dir
 from dse.errors import ConfigError, Problem, did_you_mean
-from dse.files import opened, read_text
+from dse.files import open_plain_file, read_text
 from simulators.hardware.device import ELEMENT_BYTES
 
 Floats = NDArray[np.float64]
@@ -165,7 +165,7 @@ def _joined(parts: Sequence[Rows]) -> Rows:
 
 
 def _head(file: Path) -> list[str]:
-    with opened(file, "study.data_dir") as binary:
+    with open_plain_file(file, "study.data_dir") as binary:
         lines = binary.read(1 << 16).decode("utf-8-sig", errors="replace").splitlines()
     with suppress(csv.Error):
         return [name.strip() for name in next(csv.reader(lines[len(_comments(lines)) :]), [])]

@@ -17,7 +17,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from dse.backend import Metric
 from dse.errors import Problems
-from dse.files import irregular, opened
+from dse.files import irregular, open_plain_file
 from dse.units import Bytes, Integer, Number, WallSeconds
 from dse.values import Frozen
 from simulators.external.process import Limits
@@ -168,7 +168,7 @@ class Command:
         """Content hash of the files, "" if there are none; where the folder is makes no difference."""
         total = hashlib.blake2b(digest_size=6)
         for path in self.files:
-            with opened(path, "simulator.files", most=_MOST_BYTES) as file:
+            with open_plain_file(path, "simulator.files", most=_MOST_BYTES) as file:
                 held = hashlib.file_digest(file, "blake2b").hexdigest()
             total.update(f"{os.path.relpath(path, self.here)}\0{held}\0".encode())
         return total.hexdigest() if self.files else ""

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationInfo, field_validator
 
 from dse.config.compose import conf_dir
-from dse.config.yaml_checks import held, unreadable
+from dse.config.yaml_checks import load_yaml, unreadable
 from dse.errors import ConfigError, Problem, Problems, did_you_mean
 from dse.units import Bytes, BytesPerSecond, FlopPerSecond, Integer, Number, Seconds
 from dse.values import Frozen
@@ -147,7 +147,7 @@ def tree_of(said: str) -> dict[str, Any]:
     problems = unreadable(path)
     if problems:
         raise ConfigError(problems)
-    found = held(path)
+    found = load_yaml(path)
     if not isinstance(found, dict):
         raise ConfigError([Problem("system", "holds no keys", said)])
     return found

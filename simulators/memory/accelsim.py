@@ -36,7 +36,7 @@ from numpy.typing import NDArray
 
 from dse.errors import ConfigError, Problem, Problems
 from dse.files import lines
-from dse.files import opened as plain
+from dse.files import open_plain_file as plain
 
 Block = NDArray[np.int64]
 

@@ -13,7 +13,7 @@ import numpy as np
 from pydantic import BaseModel
 
 from dse.backend import Backend, Batch, Columns, Interval, Metric, Replay, Result, Results, Tree
-from dse.config.compose import listing
+from dse.config.compose import list_options
 from dse.errors import Problem, Problems, did_you_mean
 from dse.space import get_path
 from dse.values import LABELS
@@ -141,7 +141,7 @@ class MemoryBackend(Backend):
 
 def _heard(check: Problems, application: object) -> None:
     """Values that were changed in a section that no scenario has, as `applications` or `measured` list them."""
-    if not isinstance(application, Mapping) or application.get("name") not in listing("application"):
+    if not isinstance(application, Mapping) or application.get("name") not in list_options("application"):
         return
     shipped = option_tree("application", str(application["name"]))
     for name, value in application.items():

@@ -32,7 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dse.errors import ConfigError, Problem, Problems, did_you_mean
-from dse.files import opened
+from dse.files import open_plain_file
 from simulators.hardware.memory_system import MemorySystem
 from simulators.memory import accelsim
 from simulators.memory.engine import PCS
@@ -375,7 +375,7 @@ def _parquet(path: Path, check: Problems) -> Iterator[Chunk]:
     import pyarrow.parquet as pq
 
     try:
-        with opened(path, "data", most=accelsim.MOST_BYTES) as binary, pq.ParquetFile(binary) as file:
+        with open_plain_file(path, "data", most=accelsim.MOST_BYTES) as binary, pq.ParquetFile(binary) as file:
             _named(file.schema_arrow.names, path.name)
             first = 1
             for batch in file.iter_batches(batch_size=_CHUNK):

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from dse import plugins
-from dse.config.compose import conf_dir, listing
-from dse.config.yaml_checks import held, unreadable
+from dse.config.compose import conf_dir, list_options
+from dse.config.yaml_checks import load_yaml, unreadable
 from dse.errors import ConfigError, Problem, did_you_mean
 from simulators.workloads.model import Transformer
 
@@ -25,7 +25,7 @@ def model_tree(said: str) -> dict[str, Any]:
         return {"kind": "transformer", **_read(path)}
     known = public()
     if said not in known:
-        way = did_you_mean(said, [*known, *listing("model")])
+        way = did_you_mean(said, [*known, *list_options("model")])
         raise ConfigError([Problem("models", "is neither a model known by name nor a YAML file", said, way)])
     return _laid_out(said, known[said])
 
@@ -34,7 +34,7 @@ def option_tree(group: str, said: str) -> dict[str, Any]:
     """The tree of a shipped option of a group, or of a YAML file. Raises ConfigError."""
     path = _path(group, said)
     if path is None:
-        way = did_you_mean(said, listing(group))
+        way = did_you_mean(said, list_options(group))
         raise ConfigError([Problem(group, "is neither a shipped option nor a YAML file", said, way)])
     return _read(path, group)
 
@@ -45,7 +45,7 @@ def _path(group: str, said: str) -> Path | None:
     return path if path.is_file() else None
 
 
-@plugins.remembered
+@plugins.cached_until_refresh
 def _public(path: Path) -> Mapping[str, Mapping[str, Any]]:
     found: Mapping[str, Mapping[str, Any]] = _read(path)["models"]
     return found
@@ -60,7 +60,7 @@ def _read(path: Path, said: str = "models") -> dict[str, Any]:
     problems = unreadable(path)
     if problems:
         raise ConfigError(problems)
-    found = held(path)
+    found = load_yaml(path)
     if not isinstance(found, dict):
         raise ConfigError([Problem(said, "is a file that holds no keys", str(path))])
     return found
@@ -75,6 +75,6 @@ def _laid_out(name: str, widths: Mapping[str, Any]) -> dict[str, Any]:
         rule = "has latent attention, which is not modelled"
     if rule:
         raise ConfigError([Problem("models", rule, name, "describe a dense model in a YAML file, or take another one")])
-    held = {key: value for key, value in widths.items() if key in Transformer.model_fields}
+    fields = {key: value for key, value in widths.items() if key in Transformer.model_fields}
     told = ", ".join(str(widths[key]) for key in _TOLD if key in widths)
-    return {"name": name, "kind": "transformer", **held, "note": told}
+    return {"name": name, "kind": "transformer", **fields, "note": told}
