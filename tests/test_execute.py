@@ -130,6 +130,7 @@ def test_a_grid_holds_its_designs_in_order_however_it_is_split(xs: list[int], ys
         assert [part.design for part in parts] == [next(part.designs()) for part in parts]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch", [1, 3, 100])
 @given(values=st.lists(st.integers(-5, 5), max_size=20))
 def test_a_design_that_fails_costs_one_result_and_no_other(batch: int, values: list[int]) -> None:
