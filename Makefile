@@ -25,7 +25,7 @@ check: setup ## check style, types and import rules
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 
-fast: setup ## run the quick half of the tests (a minute and a half)
+fast: setup ## run the quick half of the tests (three minutes)
 	$(BIN)/pytest -n auto --dist worksteal -m 'not slow and not nightly'
 
 test: check ## check, then run the tests (a quarter of an hour)
