@@ -1,8 +1,8 @@
-"""Two finished runs side by side: what was asked otherwise, by which code, and whose fronts are better.
+"""Comparison of two finished runs: differences in configuration and code, and whose fronts are better.
 
 Objectives are compared scenario by scenario, each scaled so that the best value on either front is 0 and the worst is 1
-(a scale common to both runs); smaller is better. The hypervolume is what a front dominates of the box up to 1.1 in
-every objective, as a share of that box.
+(a scale common to both runs); smaller is better. The hypervolume is the share of the box up to 1.1 in every
+objective that a front dominates.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _LABELS = ("description", "note", "sources", "output_dir")
 _STEPS = 40  # of a curve
 
 
-# ---------------------------------------------------------------- what was asked, and by which code
+# ---------------------------------------------------------------- configuration and code
 
 
 def flat(tree: Any, path: str = "") -> dict[str, Any]:
-    """Dotted path -> value of a configuration, without what is there for people; a list is one value."""
+    """Dotted path -> value of a configuration, without labels for people; a list is one value."""
     if not isinstance(tree, Mapping):
         return {path: tree}
     parts = (flat(value, f"{path}.{name}".lstrip(".")) for name, value in tree.items() if name not in _LABELS)
@@ -44,7 +44,7 @@ def flat(tree: Any, path: str = "") -> dict[str, Any]:
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Dotted path -> (value in one, value in the other) where two configurations differ; None where one has none."""
+    """Dotted path -> (old value, new value) where two configurations differ; None where one has no value."""
     before, now = flat(old), flat(new)
     return {
         path: (before.get(path), now.get(path))
@@ -54,11 +54,11 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tup
 
 
 def made_otherwise(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """In what the provenance of two runs differs that may matter: backend, seed, code, libraries, machine."""
-    own = [
+    """Differences in the provenance of two runs that may matter: backend, seed, code, libraries, machine."""
+    settings = [
         f"{name} {old.get(name)} -> {new.get(name)}" for name in ("backend", "seed") if old.get(name) != new.get(name)
     ]
-    return [*own, *provenance.changes(old, new)]
+    return [*settings, *provenance.changes(old, new)]
 
 
 # ---------------------------------------------------------------- fronts
@@ -68,8 +68,8 @@ def made_otherwise(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
 class Points:
     """The points of one scenario of a run that have a result, in the order of the table.
 
-    values [N, objectives]: smaller being better, so with the sign turned where it is maximized. numbers [N]: how many
-    points of the scenario had been evaluated when each was, of `total`.
+    values [N, objectives]: smaller is better, so maximized objectives have their sign turned. numbers [N]: how many of
+    the `total` points of the scenario had been evaluated once this one was.
     """
 
     values: Floats
@@ -78,7 +78,7 @@ class Points:
 
     @property
     def front(self) -> Floats:
-        """The distinct members of the Pareto front, [front, objectives]."""
+        """Distinct members of the Pareto front, [front, objectives]."""
         return _front(self.values)
 
 
@@ -92,7 +92,7 @@ class Pair:
 
     @property
     def scale(self) -> tuple[Floats, Floats]:
-        """(ideal [objectives], extent [objectives]) of both fronts together; where they have one value it is 1."""
+        """(ideal [objectives], extent [objectives]) of both fronts together; an extent of 0 becomes 1."""
         both = np.concatenate([self.first.front, self.second.front])
         extent = np.ptp(both, axis=0)
         return both.min(axis=0), np.where(extent > 0, extent, 1.0)
@@ -103,30 +103,30 @@ class Pair:
         return np.asarray((values - ideal) / extent)
 
     def row(self, *, factors: bool) -> dict[str, Any]:
-        """All that is told of it, first run first. factors: whether epsilon is a factor of raw values, else scaled."""
-        own, other = self.first.front, self.second.front
-        measured = (own, other) if factors else (self.scaled(own), self.scaled(other))
+        """Measures of both fronts, first run first. factors: whether epsilon is a factor of raw values, else scaled."""
+        first, second = self.first.front, self.second.front
+        measured = (first, second) if factors else (self.scaled(first), self.scaled(second))
         ideal, extent = self.scale
         return {
             "scenario": self.scenario,
             "evaluated": [self.first.total, self.second.total],
-            "front": [len(own), len(other)],
-            "equal": int((own[:, None] == other[None]).all(axis=2).any(axis=1).sum()),
-            "dominated": [_dominated(own, other), _dominated(other, own)],
-            "hypervolume": [_hypervolume(self.scaled(own)), _hypervolume(self.scaled(other))],
+            "front": [len(first), len(second)],
+            "equal": int((first[:, None] == second[None]).all(axis=2).any(axis=1).sum()),
+            "dominated": [_count_dominated(first, second), _count_dominated(second, first)],
+            "hypervolume": [_hypervolume(self.scaled(first)), _hypervolume(self.scaled(second))],
             "epsilon": [_epsilon(*measured, factors), _epsilon(*measured[::-1], factors)],
             "ideal": ideal.tolist(),
             "reference": (ideal + REFERENCE * extent).tolist(),
         }
 
     def curve(self, points: Points) -> tuple[Floats, Floats]:
-        """(points evaluated [steps], hypervolume by then [steps]) of one of the runs."""
+        """Progress of one of the runs: (points evaluated [steps], hypervolume by then [steps])."""
         steps = np.unique(np.geomspace(1, points.total, _STEPS).round().astype(int))
-        reached, held = [], points.values[:0]
+        reached, front = [], points.values[:0]
         for before, now in zip([0, *steps[:-1]], steps, strict=True):
             fresh = points.values[(points.numbers > before) & (points.numbers <= now)]
-            held = _front(np.concatenate([held, fresh])) if len(fresh) else held
-            reached.append(_hypervolume(self.scaled(held)) if len(held) else 0.0)
+            front = _front(np.concatenate([front, fresh])) if len(fresh) else front
+            reached.append(_hypervolume(self.scaled(front)) if len(front) else 0.0)
         return steps.astype(float), np.array(reached)
 
 
@@ -136,13 +136,13 @@ def _front(values: Floats) -> Floats:
     return np.asarray(np.unique(values[moocore.is_nondominated(values, keep_weakly=False)], axis=0))
 
 
-def _dominated(own: Floats, other: Floats) -> int:
-    """How many members of a front some member of the other one dominates."""
-    return int(sum(((other <= one).all(axis=1) & (other < one).any(axis=1)).any() for one in own))
+def _count_dominated(front: Floats, other: Floats) -> int:
+    """Number of members of a front that some member of the other front dominates."""
+    return int(sum(((other <= member).all(axis=1) & (other < member).any(axis=1)).any() for member in front))
 
 
 def _hypervolume(front: Floats) -> float:
-    """Of scaled points, as a share of the box from the ideal to the reference point."""
+    """Hypervolume of scaled points, as a share of the box from the ideal to the reference point."""
     import moocore
 
     inside = front[(front < REFERENCE).all(axis=1)]
@@ -151,16 +151,16 @@ def _hypervolume(front: Floats) -> float:
     return float(moocore.hypervolume(inside, ref=[REFERENCE] * front.shape[1]) / REFERENCE ** front.shape[1])
 
 
-def _epsilon(own: Floats, other: Floats, multiplicative: bool) -> float:
-    """By how much a front must be made better to be nowhere worse than the other: a factor, or a sum."""
+def _epsilon(front: Floats, other: Floats, multiplicative: bool) -> float:
+    """Improvement that a front needs to be nowhere worse than the other: a factor, or a sum."""
     import moocore
 
-    return float((moocore.epsilon_mult if multiplicative else moocore.epsilon_additive)(own, ref=other))
+    return float((moocore.epsilon_mult if multiplicative else moocore.epsilon_additive)(front, ref=other))
 
 
 @dataclass(frozen=True)
 class Compared:
-    """Whatever two runs can be compared in. rows: of `Pair.row`. why_not: what could not be compared, with the reason.
+    """Comparison of two runs. rows: of `Pair.row`. why_not: what could not be compared, with the reason.
 
     curves: scenario -> of each run, points evaluated and hypervolume. attainment: rectangles [R, 5], see `attained`.
     """
@@ -177,31 +177,33 @@ class Compared:
     why_not: Mapping[str, str]
 
     def json(self) -> dict[str, Any]:
-        """As written."""
-        told: dict[str, Any] = {"a": self.names[0], "b": self.names[1], "why_not": dict(self.why_not)}
-        told |= {"config": {path: list(pair) for path, pair in self.config.items()}, "made": list(self.made)}
-        told |= {"counts": list(self.counts), "goals": dict(self.goals), "reference": REFERENCE}
-        told |= {"epsilon": self.epsilon, "fronts": list(self.rows)}
+        """Record that compare.json holds."""
+        record: dict[str, Any] = {"a": self.names[0], "b": self.names[1], "why_not": dict(self.why_not)}
+        record |= {"config": {path: list(pair) for path, pair in self.config.items()}, "made": list(self.made)}
+        record |= {"counts": list(self.counts), "goals": dict(self.goals), "reference": REFERENCE}
+        record |= {"epsilon": self.epsilon, "fronts": list(self.rows)}
         kinds = ("evaluated", "hypervolume")
         curves = {
             name: [dict(zip(kinds, map(np.ndarray.tolist, curve), strict=True)) for curve in both]
             for name, both in self.curves.items()
         }
         finite = None if self.attainment is None else np.minimum(self.attainment, REFERENCE).tolist()
-        return {**told, "curves": curves, "attainment": finite}
+        return {**record, "curves": curves, "attainment": finite}
 
 
 def compared(first: Finished, second: Finished) -> Compared:
-    """Two finished runs side by side."""
+    """Compare two finished runs."""
     why_not: dict[str, str] = {}
     pairs_: list[Pair] = []
     if first.goals == second.goals:
         pairs_ = _pairs(_points(first, first.goals), _points(second, first.goals), why_not)
     else:
-        told = ["; ".join(f"{goal} {name}" for name, goal in run.goals.items()) for run in (first, second)]
-        rule = f"the objectives differ ({told[0]} | {told[1]}): run one of them again with the other's study.objectives"
+        goals = ["; ".join(f"{goal} {name}" for name, goal in run.goals.items()) for run in (first, second)]
+        rule = (
+            f"the objectives differ ({goals[0]} | {goals[1]}): run one of them again with the other's study.objectives"
+        )
         why_not["fronts, hypervolume and attainment"] = rule
-    factors = bool(pairs_) and all((one.values > 0).all() for pair in pairs_ for one in (pair.first, pair.second))
+    factors = bool(pairs_) and all((points.values > 0).all() for pair in pairs_ for points in (pair.first, pair.second))
     return Compared(
         (first.name, second.name),
         differences(first.config, second.config),
@@ -217,22 +219,22 @@ def compared(first: Finished, second: Finished) -> Compared:
 
 
 def _points(run: Finished, goals: Mapping[str, str]) -> dict[str, Points]:
-    """Scenario -> its points."""
-    found = {}
+    """Points by scenario."""
+    points = {}
     table = read(run, ["scenario", "status", *goals])
     for name, rows in table.groupby("scenario", sort=False, observed=True):
         ok = np.flatnonzero(rows["status"] == "ok")
-        found[str(name)] = Points(minimized(rows.iloc[ok], goals), ok + 1, len(rows))
-    return found
+        points[str(name)] = Points(minimized(rows.iloc[ok], goals), ok + 1, len(rows))
+    return points
 
 
 def _pairs(first: Mapping[str, Points], second: Mapping[str, Points], why_not: dict[str, str]) -> list[Pair]:
-    """The scenarios that both runs have results for; the others are noted."""
+    """Scenarios that both runs have results for; the other scenarios are noted in `why_not`."""
     for name in dict.fromkeys([*first, *second]):
         lacking = [
             letter
-            for letter, held in (("A", first), ("B", second))
-            if not len(held[name].values if name in held else [])
+            for letter, points in (("A", first), ("B", second))
+            if not len(points[name].values if name in points else [])
         ]
         if lacking:
             why_not[f"scenario {name}"] = f"has no result in {' and '.join(lacking)}"
@@ -240,22 +242,26 @@ def _pairs(first: Mapping[str, Points], second: Mapping[str, Points], why_not: d
 
 
 def _counts(run: Finished) -> dict[str, Any]:
-    """Rows by status and engine."""
+    """Numbers of rows in all, by status and by engine."""
     table = read(run, ["scenario", "status", "engine", "on_front"])
-    told = {"rows": len(table), "scenarios": int(table["scenario"].nunique()), "on_front": int(table["on_front"].sum())}
+    totals = {
+        "rows": len(table),
+        "scenarios": int(table["scenario"].nunique()),
+        "on_front": int(table["on_front"].sum()),
+    }
     kinds = {name: table[name].value_counts() for name in ("status", "engine")}
     counted = {
-        name: {str(key): int(count) for key, count in held.items() if key and count} for name, held in kinds.items()
+        name: {str(key): int(count) for key, count in counts.items() if key and count} for name, counts in kinds.items()
     }
-    return {**told, **counted, "methods": list(run.methods)}
+    return {**totals, **counted, "methods": list(run.methods)}
 
 
 def attained(pairs_: Sequence[Pair], why_not: dict[str, str]) -> Floats | None:
-    """Where one run attains what the other does not, over scenarios: rectangles [R, 5] in scaled objectives.
+    """Difference of attainment over scenarios: rectangles [R, 5] in scaled objectives that one run attains more often.
 
-    A row is (x from, y from, x to, y to, share of scenarios in which A attains it less that in which B does). The
-    scenarios are taken for the repetitions of an empirical attainment function (Grunert da Fonseca et al., 2001). None,
-    with the reason noted, unless there are two objectives.
+    A row is (x from, y from, x to, y to, share of scenarios in which A attains it less the share in which B does).
+    The scenarios stand for the repetitions of an empirical attainment function (Grunert da Fonseca et al., 2001).
+    The result is None, with the reason noted, unless there are two objectives.
     """
     import moocore
 
@@ -270,11 +276,11 @@ def attained(pairs_: Sequence[Pair], why_not: dict[str, str]) -> Floats | None:
         fronts = [pair.scaled(getattr(pair, side).front) for pair in pairs_]
         numbers = np.repeat(np.arange(1, len(fronts) + 1), [len(front) for front in fronts])
         sets.append(np.column_stack([np.concatenate(fronts), numbers]))
-    if not moocore.eafdiff(*sets)[:, 2].any():  # moocore cannot tell of no rectangles
+    if not moocore.eafdiff(*sets)[:, 2].any():  # moocore cannot return no rectangles
         return np.empty((0, 5))
-    found = np.asarray(moocore.eafdiff(*sets, rectangles=True), float)
-    found[:, 4] /= len(pairs_)
-    return np.asarray(found[(found[:, 4] != 0) & (found[:, :2] < REFERENCE).all(axis=1)])
+    rectangles = np.asarray(moocore.eafdiff(*sets, rectangles=True), float)
+    rectangles[:, 4] /= len(pairs_)
+    return np.asarray(rectangles[(rectangles[:, 4] != 0) & (rectangles[:, :2] < REFERENCE).all(axis=1)])
 
 
 # ---------------------------------------------------------------- the command
@@ -286,82 +292,89 @@ def command(words: Sequence[str]) -> int:
     Raises ConfigError.
     """
     names = [word for word in words if "=" not in word]
-    given = pairs([word for word in words if "=" in word], {"output_dir": "outputs"})
+    options = pairs([word for word in words if "=" in word], {"output_dir": "outputs"})
     if len(names) != 2:
         way = "write python -m dse compare <study>/<time> <study>"
         raise ConfigError([Problem("compare", "needs two runs", " ".join(names) or None, way)])
-    root = Path(given["output_dir"])
+    root = Path(options["output_dir"])
     first, second = (Finished.find(root, name, letter) for letter, name in zip("AB", names, strict=True))
     if first.folder == second.folder:
         raise ConfigError([Problem("B", "is the same run as A", names[1], "name another one: <study>/<time>")])
-    found = compared(first, second)
-    folder = _write(found, root)
+    comparison = compared(first, second)
+    folder = _write(comparison, root)
     console = report.console()
-    for part in _told(found):
+    for part in _printout(comparison):
         console.print(part, soft_wrap=isinstance(part, str))
     console.print(f"written to {folder}/ (compare.json, figures)", soft_wrap=True)
     return 0
 
 
-def _write(found: Compared, root: Path) -> Path:
+def _write(comparison: Compared, root: Path) -> Path:
     from dse import plots
 
-    name = "--".join(name.replace("/", "_") for name in found.names)
+    name = "--".join(name.replace("/", "_") for name in comparison.names)
     folder = plain_folder(plain_folder(root / "compare") / name)
-    Outputs(folder).write_json("compare", found.json())
-    for left in (*folder.glob("*.png"), *folder.glob("*.svg")):
-        left.unlink()
-    if found.rows:
-        plots.save(plots.hypervolumes(found.curves, found.names, _methods(found)), folder, "hypervolume")
-    if found.attainment is not None:
-        plots.save(plots.attainment(found.attainment, found.names, list(found.goals)), folder, "attainment")
+    Outputs(folder).write_json("compare", comparison.json())
+    for stale in (*folder.glob("*.png"), *folder.glob("*.svg")):
+        stale.unlink()
+    if comparison.rows:
+        plots.save(plots.hypervolumes(comparison.curves, comparison.names, _methods(comparison)), folder, "hypervolume")
+    if comparison.attainment is not None:
+        plots.save(
+            plots.attainment(comparison.attainment, comparison.names, list(comparison.goals)), folder, "attainment"
+        )
     return folder
 
 
-def _methods(found: Compared) -> list[str]:
-    return [", ".join(one["methods"]) for one in found.counts]
+def _methods(comparison: Compared) -> list[str]:
+    return [", ".join(counts["methods"]) for counts in comparison.counts]
 
 
-def _told(found: Compared) -> list[Table | str]:
-    """What is printed."""
-    told: list[Table | str] = [f"A = {found.names[0]}\nB = {found.names[1]}", _counted(found.counts)]
-    told.append(_changed(found.config) if found.config else "the configurations are the same")
-    told.append(
-        "made otherwise: " + "; ".join(found.made) if found.made else "made by the same code on the same machine"
+def _printout(comparison: Compared) -> list[Table | str]:
+    """Texts and tables to print."""
+    parts: list[Table | str] = [
+        f"A = {comparison.names[0]}\nB = {comparison.names[1]}",
+        _count_table(comparison.counts),
+    ]
+    parts.append(_change_table(comparison.config) if comparison.config else "the configurations are the same")
+    parts.append(
+        "made otherwise: " + "; ".join(comparison.made)
+        if comparison.made
+        else "made by the same code on the same machine"
     )
-    told += [_fronts(found)] if found.rows else []
-    told += [f"not compared: {what}: {why}" for what, why in found.why_not.items()]
-    if found.rows:
-        told.append(_how_to_read(found))
-    return told
+    parts += [_fronts(comparison)] if comparison.rows else []
+    parts += [f"not compared: {what}: {why}" for what, why in comparison.why_not.items()]
+    if comparison.rows:
+        parts.append(_how_to_read(comparison))
+    return parts
 
 
-def _how_to_read(found: Compared) -> str:
-    unit = "factor on every objective" if found.epsilon == "factor" else "share of the scale"
-    need = "1" if found.epsilon == "factor" else "0"
+def _how_to_read(comparison: Compared) -> str:
+    unit = "factor on every objective" if comparison.epsilon == "factor" else "share of the scale"
+    need = "1" if comparison.epsilon == "factor" else "0"
     text = f"hypervolume: share of the box up to {REFERENCE} times a scale common to both runs, scenario by scenario"
     text += f"\nepsilon: {unit} by which a front must improve to be nowhere worse than the other ({need}: it covers it)"
-    if "exhaustive" in _methods(found):
+    if "exhaustive" in _methods(comparison):
         text += "\nan enumeration goes in the order of the space: its curve over evaluated points tells of no search"
     return text
 
 
-def _counted(counts: Sequence[Mapping[str, Any]]) -> Table:
+def _count_table(counts: Sequence[Mapping[str, Any]]) -> Table:
     from rich.table import Table
 
     shown = Table(title="Points")
     for name in ("", "A", "B"):
         shown.add_column(name, justify="right" if name else "left")
     for name in ("rows", "scenarios", "on_front"):
-        shown.add_row(name.replace("_", " "), *(str(one[name]) for one in counts))
+        shown.add_row(name.replace("_", " "), *(str(run[name]) for run in counts))
     for group in ("status", "engine"):
-        for name in dict.fromkeys(name for one in counts for name in one[group]):
-            shown.add_row(f"{group} {name}", *(str(one[group].get(name, 0)) for one in counts))
-    shown.add_row("search", *(", ".join(one["methods"]) for one in counts))
+        for name in dict.fromkeys(name for run in counts for name in run[group]):
+            shown.add_row(f"{group} {name}", *(str(run[group].get(name, 0)) for run in counts))
+    shown.add_row("search", *(", ".join(run["methods"]) for run in counts))
     return shown
 
 
-def _changed(config: Mapping[str, tuple[Any, Any]]) -> Table:
+def _change_table(config: Mapping[str, tuple[Any, Any]]) -> Table:
     from rich.table import Table
 
     shown = Table(title="Configuration")
@@ -372,10 +385,10 @@ def _changed(config: Mapping[str, tuple[Any, Any]]) -> Table:
     return shown
 
 
-def _fronts(found: Compared) -> Table:
+def _fronts(comparison: Compared) -> Table:
     from rich.table import Table
 
-    shown = Table(title=f"Fronts in {', '.join(found.goals)} (A | B)")
+    shown = Table(title=f"Fronts in {', '.join(comparison.goals)} (A | B)")
     for name in (
         "scenario",
         "members",
@@ -383,15 +396,15 @@ def _fronts(found: Compared) -> Table:
         "dominated by the other",
         "hypervolume",
         "B - A",
-        f"epsilon ({found.epsilon})",
+        f"epsilon ({comparison.epsilon})",
     ):
         shown.add_column(name, justify="right" if name != "scenario" else "left")
-    for row in found.rows:
+    for row in comparison.rows:
         a, b = row["hypervolume"]
         cells = [" | ".join(map(str, row["front"])), str(row["equal"]), " | ".join(map(str, row["dominated"]))]
         epsilon = " | ".join(f"{value:.4g}" for value in row["epsilon"])
         shown.add_row(row["scenario"], *cells, f"{a:.4f} | {b:.4f}", f"{b - a:+.4f}", epsilon)
-    means = [float(np.mean([row["hypervolume"][place] for row in found.rows])) for place in (0, 1)]
+    means = [float(np.mean([row["hypervolume"][place] for row in comparison.rows])) for place in (0, 1)]
     shown.add_section()
     shown.add_row("mean", "", "", "", f"{means[0]:.4f} | {means[1]:.4f}", f"{means[1] - means[0]:+.4f}", "")
     return shown
