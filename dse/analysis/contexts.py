@@ -1,8 +1,8 @@
-"""Contexts of a finished run with their options: what rules are learned from and judged on.
+"""Contexts of a finished run with their options: the examples that rules are learned from and judged on.
 
 A context is a scenario on a system, that is one choice of hardware knobs; an option is a value for each chosen knob,
-as good as its best setting of all other knobs. What may be looked at to pick an option is what is known before anything
-runs: the sizes of the workload and the numbers of the system that the table holds.
+as good as its best setting of all other knobs. A rule may look only at what is known before anything runs: the sizes of
+the workload and the numbers of the system that the table holds.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ if TYPE_CHECKING:
 Floats = NDArray[np.float64]
 TIE = 1e-9
 """Options whose objectives differ by less than this share are equally good."""
-_MOST_EXAMPLES = 2_000_000  # contexts times options that are learned from at once: some 400 MB
+_MOST_EXAMPLES = 2_000_000  # contexts times options of one learning task: some 400 MB
 
 
 @dataclass(frozen=True)
 class Cases:
-    """Contexts [C] with their options [O]: what is learned from.
+    """Contexts [C] with their options [O]: the examples to learn from.
 
-    values [C, O]: best objective of an option in a context, smaller being better, NaN where it has no legal point.
-    inputs: path -> [C], known before anything runs. workloads, systems [C]: which of each a context belongs to.
-    quantities: products and ratios of inputs that mean something, which rules may look at, too.
+    values [C, O]: best objective of an option in a context, smaller is better, NaN where it has no legal point.
+    inputs: path -> [C], known before anything runs. workloads, systems [C]: number of the workload and of the
+    system that a context belongs to. quantities: meaningful products and ratios of inputs, which rules may look at, too.
     """
 
     choose: tuple[str, ...]
@@ -48,21 +48,21 @@ class Cases:
 
     @property
     def distinct(self) -> Cases:
-        """The same without options that are never better or worse than one before them."""
-        told: dict[bytes, int] = {}
+        """Cases without the options that are never better or worse than an earlier option."""
+        first_places: dict[bytes, int] = {}
         for place, column in enumerate(np.where(self.legal, np.round(self.regrets / TIE), -1.0).T):
-            told.setdefault(column.tobytes(), place)
-        kept = list(told.values())
-        return replace(self, options=tuple(self.options[place] for place in kept), values=self.values[:, kept])
+            first_places.setdefault(column.tobytes(), place)
+        places = list(first_places.values())
+        return replace(self, options=tuple(self.options[place] for place in places), values=self.values[:, places])
 
     @property
     def legal(self) -> NDArray[np.bool_]:
-        """Which options have a point in which contexts, [C, O]."""
+        """Mask of the options that have a point in a context, [C, O]."""
         return ~np.isnan(self.values)
 
     @property
     def regrets(self) -> Floats:
-        """How much worse than the best each option is, [C, O]; one without a legal point is like the worst that has."""
+        """Regret of each option, [C, O]; an option without a legal point counts as the worst that has one."""
         best = np.nanmin(self.values, axis=1, keepdims=True)
         filled = np.where(self.legal, self.values, np.nanmax(self.values, axis=1, keepdims=True))
         regrets = (filled / best if (best > 0).all() else best / filled) - 1  # negative where larger is better
@@ -70,13 +70,13 @@ class Cases:
 
     @property
     def best(self) -> NDArray[np.bool_]:
-        """Which options are best, ties among them, [C, O]."""
+        """Mask of the best options, ties included, [C, O]."""
         return np.asarray((self.regrets == 0.0) & self.legal)
 
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked of a run. choose: paths that are picked; system: searched hardware; inputs: what may be known."""
+    """Question to a run. choose: paths to pick; system: searched hardware; inputs: paths that a rule may look at."""
 
     objective: str
     goal: str
@@ -86,7 +86,7 @@ class Question:
 
     @classmethod
     def of(cls, run: Finished, objective: str = "", choose: str = "") -> Question:
-        """Of what was typed, or what the study says. Raises ConfigError."""
+        """Build the question from the typed words, else from the study. Raises ConfigError."""
         goals = run.goals
         objective = objective or next(iter(goals))
         if objective not in goals:
@@ -112,44 +112,44 @@ def _choices(run: Finished, software: Sequence[str]) -> list[str]:
     """Knobs that hold several texts and that the study's summary shows: kinds of things, whose numbers are settings."""
     with results(run.outputs.results, run.goals) as table:
         texts = [path for path in software if "text" in table.kinds[path]]
-    held: dict[str, set[str]] = {path: set() for path in texts}
+    values: dict[str, set[str]] = {path: set() for path in texts}
     for part in run.parts(texts):
         for path in texts:
-            held[path].update(part.loc[part["explored"], path].dropna())
-    texts = [path for path in texts if len(held[path]) > 1]
+            values[path].update(part.loc[part["explored"], path].dropna())
+    texts = [path for path in texts if len(values[path]) > 1]
     shown = [path for path in texts if path in run.summary["shown"]]
     return shown or texts or list(software)
 
 
 def cases(run: Finished, question: Question, *, to_learn: bool = True) -> Cases:
-    """The contexts and options of a run's table. Raises ConfigError where there is nothing to learn from.
+    """Gather the contexts and options of a run's table. Raises ConfigError where there is nothing to learn from.
 
-    to_learn: inputs that have one value throughout are left out, as they tell nothing apart.
+    to_learn: leave out inputs that have one value throughout, as they tell nothing apart.
     """
     import pandas as pd
 
     context = ["scenario", *question.system]
     sign = 1.0 if question.goal == "minimize" else -1.0
     columns = dict.fromkeys([*context, *question.choose, *question.inputs, "status", question.objective])
-    best, known = [], []
+    best, input_rows = [], []
     for part in run.parts(list(columns)):
         ok = part[(part["status"] == "ok") & part["explored"]]
         values = ok.assign(value=sign * ok[question.objective])
         best.append(
             values.groupby([*context, *question.choose], dropna=False, sort=False, observed=True)["value"].min()
         )
-        known.append(ok[[*dict.fromkeys([*context, *question.inputs])]].drop_duplicates())
+        input_rows.append(ok[[*dict.fromkeys([*context, *question.inputs])]].drop_duplicates())
     if not sum(map(len, best)):
         raise ConfigError([Problem("study", "has no row with a result in its space", run.name, "look at `reason`")])
     names = [*context, *question.choose]
     values = pd.concat(best).groupby(names, dropna=False, sort=False, observed=True).min().reset_index()
-    inputs = pd.concat(known).drop_duplicates()
+    inputs = pd.concat(input_rows).drop_duplicates()
     return _Gatherer(run, question, values, inputs, to_learn).cases()
 
 
 @dataclass(frozen=True)
 class _Gatherer:
-    """Long tables turned into arrays. best: context, option, value. known: context and inputs, distinct rows."""
+    """Conversion of long tables to arrays. best: context, option, value. known: context and inputs, distinct rows."""
 
     run: Finished
     question: Question
@@ -167,57 +167,61 @@ class _Gatherer:
         values = np.full((contexts.max() + 1, len(options)), np.nan)
         values[contexts, places] = self.best["value"]
         first = np.unique(contexts, return_index=True)[1]
-        return self._checked(
-            self._described(self.best.iloc[first][context].reset_index(drop=True), tuple(options), values)
+        return self._drop_single_options(
+            self._describe(self.best.iloc[first][context].reset_index(drop=True), tuple(options), values)
         )
 
-    def _described(self, contexts: pd.DataFrame, options: tuple[Option, ...], values: Floats) -> Cases:
-        """With the inputs that have one value in each context and several altogether."""
+    def _describe(self, contexts: pd.DataFrame, options: tuple[Option, ...], values: Floats) -> Cases:
+        """Build cases with the inputs that have one value in each context and several altogether."""
         context = list(contexts)
         counts = self.known.groupby(context, dropna=False, sort=False, observed=True).nunique(dropna=False)
         single = [path for path in self.question.inputs if path in context or (counts[path] == 1).all()]
-        held = contexts.merge(
+        rows = contexts.merge(
             self.known[[*dict.fromkeys([*context, *single])]].drop_duplicates(), how="left", on=context
         )
-        known = [path for path in single if held[path].notna().all()]
-        varied = [path for path in known if held[path].nunique() > 1 or not self.to_learn]
-        inputs = {path: _array(held[path]) for path in varied}
-        sizes = [path for path in varied if path not in self.question.system and held[path].nunique() > 1]
-        workloads = _numbered(held, sizes or ["scenario"])
-        systems, asked = _numbered(held, self.question.system), _quantities(self.run)
-        return Cases(self.question.choose, options, values, inputs, workloads, systems, asked)
+        complete = [path for path in single if rows[path].notna().all()]
+        varied = [path for path in complete if rows[path].nunique() > 1 or not self.to_learn]
+        inputs = {path: _array(rows[path]) for path in varied}
+        sizes = [path for path in varied if path not in self.question.system and rows[path].nunique() > 1]
+        workloads = _group_numbers(rows, sizes or ["scenario"])
+        systems, quantities = _group_numbers(rows, self.question.system), _quantities(self.run)
+        return Cases(self.question.choose, options, values, inputs, workloads, systems, quantities)
 
-    def _checked(self, found: Cases) -> Cases:
-        """Without contexts that have one option. Raises ConfigError where nothing can be learned."""
-        enough = np.flatnonzero(found.legal.sum(axis=1) > 1)
-        examples = f"{len(enough):,} contexts times {len(found.options):,} options"
+    def _drop_single_options(self, all_cases: Cases) -> Cases:
+        """Drop contexts that have one option. Raises ConfigError where nothing can be learned."""
+        enough = np.flatnonzero(all_cases.legal.sum(axis=1) > 1)
+        examples = f"{len(enough):,} contexts times {len(all_cases.options):,} options"
         recorded = "record the sizes of the workload: study.recorded=[<path>,...]"
         for wrong, rule, way in (
             (len(enough) < 2, "has fewer than two contexts with two options", "choose others, or enumerate the space"),
-            (not found.inputs, "has no recorded number or hardware knob that tells contexts apart", recorded),
-            (len(enough) * len(found.options) > _MOST_EXAMPLES, f"has too many: {examples}", "choose fewer knobs"),
-            (_has_both_signs(found.values), f"has {self.question.objective} not above 0", "take another objective="),
+            (not all_cases.inputs, "has no recorded number or hardware knob that tells contexts apart", recorded),
+            (len(enough) * len(all_cases.options) > _MOST_EXAMPLES, f"has too many: {examples}", "choose fewer knobs"),
+            (
+                _has_both_signs(all_cases.values),
+                f"has {self.question.objective} not above 0",
+                "take another objective=",
+            ),
         ):
             if wrong:
                 raise ConfigError([Problem("study", rule, self.run.name, way)])
-        inputs = {path: column[enough] for path, column in found.inputs.items()}
-        workloads, systems = found.workloads[enough], found.systems[enough]
-        return replace(found, values=found.values[enough], inputs=inputs, workloads=workloads, systems=systems)
+        inputs = {path: column[enough] for path, column in all_cases.inputs.items()}
+        workloads, systems = all_cases.workloads[enough], all_cases.systems[enough]
+        return replace(all_cases, values=all_cases.values[enough], inputs=inputs, workloads=workloads, systems=systems)
 
 
 def _quantities(run: Finished) -> tuple[Feature, ...]:
-    """Products and ratios that the run's study says mean something."""
+    """Products and ratios that are meaningful according to the run's study."""
     study = plugins.load("study", run.config["study"]["module"])
     return tuple(getattr(study, "quantities", ()))
 
 
 def _has_both_signs(values: Floats) -> bool:
-    """Whether shares of a value mean nothing: some are zero, or on either side of it."""
+    """True if shares of a value mean nothing: some values are zero, or they lie on either side of it."""
     return bool(np.nanmin(values) <= 0 <= np.nanmax(values))
 
 
-def _numbered(rows: pd.DataFrame, paths: Sequence[str]) -> NDArray[np.intp]:
-    """Which of the combinations of some columns each row [N] has; all the same without columns."""
+def _group_numbers(rows: pd.DataFrame, paths: Sequence[str]) -> NDArray[np.intp]:
+    """Number the combinations of some columns, by row [N]; all rows are alike without columns."""
     if not paths:
         return np.zeros(len(rows), np.intp)
     return rows.groupby(list(paths), dropna=False, sort=False, observed=True).ngroup().to_numpy().astype(np.intp)
@@ -230,5 +234,5 @@ def _array(column: pd.Series[Any]) -> NDArray[Any]:
 
 
 def plain(value: Any) -> Any:
-    """A value of a table as Python has it."""
+    """Convert a value of a table to a plain Python value."""
     return value.item() if hasattr(value, "item") else value
