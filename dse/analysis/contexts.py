@@ -35,7 +35,7 @@ class Cases:
 
     values [C, O]: best objective of an option in a context, smaller is better, NaN where it has no legal point.
     inputs: path -> [C], known before anything runs. workloads, systems [C]: number of the workload and of the
-    system that a context belongs to. quantities: meaningful products and ratios of inputs, which rules may look at, too.
+    system that a context belongs to. quantities: meaningful products and ratios of inputs, which rules may use, too.
     """
 
     choose: tuple[str, ...]

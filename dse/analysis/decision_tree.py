@@ -1,7 +1,6 @@
-"""A small decision tree that picks one of some options from numbers that are known before anything runs.
+"""A small decision tree that picks an option from numbers that are known before anything runs.
 
-A tree is one value, told in three ways that give the same answers: as text, as a Python function that imports nothing,
-and as JSON.
+A tree has three forms that give the same answers: text, a Python function that imports nothing, and JSON.
 """
 
 from __future__ import annotations
@@ -17,14 +16,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 Option = tuple[str | int | float | bool | None, ...]
-"""A value for each path that is chosen; None where the knob does not count."""
+"""A value for each chosen path; None where the knob does not count."""
 
 
 @dataclass(frozen=True)
 class Feature:
-    """A number that is compared with a threshold: a product of inputs, over another, or whether an input is a text.
+    """A number to compare with a threshold: a product or ratio of inputs, or whether an input is a certain text.
 
-    paths: the factors; per: those that it is divided by. text: of one path, what it is compared with.
+    paths: the factors; per: the factors of the divisor. text: what the input at the only path is compared with.
     """
 
     paths: tuple[str, ...]
@@ -33,20 +32,20 @@ class Feature:
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """All that it looks at."""
+        """Paths of all inputs that the feature looks at."""
         return (*self.paths, *self.per)
 
     def of(self, inputs: Mapping[str, Any]) -> Any:
-        """The number, or an array of them, from inputs by path."""
+        """Compute the number, or an array of numbers, from inputs by path."""
         if self.text is not None:
-            held = inputs[self.paths[0]]
-            return np.asarray(held == self.text, float) if isinstance(held, np.ndarray) else float(held == self.text)
-        above, below = (prod(_real(inputs[path]) for path in some) for some in (self.paths, self.per))
+            value = inputs[self.paths[0]]
+            return np.asarray(value == self.text, float) if isinstance(value, np.ndarray) else float(value == self.text)
+        above, below = (prod(_real(inputs[path]) for path in factors) for factors in (self.paths, self.per))
         return above / below if self.per else above
 
     def said(self, names: Mapping[str, str]) -> str:
-        """As an expression over names by path."""
-        above, below = (" * ".join(names[path] for path in some) for some in (self.paths, self.per))
+        """Write the feature as an expression over names by path."""
+        above, below = (" * ".join(names[path] for path in factors) for factors in (self.paths, self.per))
         if self.text is not None:
             return f"{above} == {self.text!r}"
         return f"{above} / ({below})" if len(self.per) > 1 else f"{above} / {below}" if self.per else above
@@ -58,7 +57,7 @@ def _real(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Leaf:
-    """An option, and how it fared where the tree was learned: number of contexts, mean and largest regret there."""
+    """An option with its record where the tree was learned: number of contexts, mean and largest regret there."""
 
     option: Option
     num_contexts: int
@@ -87,15 +86,15 @@ class Tree:
     root: Node
 
     def pick(self, inputs: Mapping[str, Any]) -> Option:
-        """The option for inputs by path. Raises KeyError for an input that is needed and not given."""
+        """Pick the option for inputs by path. Raises KeyError for a needed input that is absent."""
         node = self.root
         while isinstance(node, Split):
             node = node.below if node.feature.of(inputs) <= node.threshold else node.above
         return node.option
 
     def picks(self, inputs: Mapping[str, NDArray[Any]], count: int) -> list[Option]:
-        """The options for `count` rows of inputs, by path."""
-        found: list[Option] = [()] * count
+        """Pick the options for `count` rows of inputs, by path."""
+        options: list[Option] = [()] * count
         waiting = [(self.root, np.arange(count))]
         while waiting:
             node, rows = waiting.pop()
@@ -104,8 +103,8 @@ class Tree:
                 waiting += [(node.below, rows[below]), (node.above, rows[~below])]
             else:
                 for row in rows.tolist():
-                    found[row] = node.option
-        return found
+                    options[row] = node.option
+        return options
 
     @property
     def nodes(self) -> Iterator[Node]:
@@ -119,12 +118,12 @@ class Tree:
 
     @property
     def names(self) -> dict[str, str]:
-        """Short names of the inputs that it looks at, by path: the last words that tell them apart, as identifiers."""
+        """Short names of the inputs of the tree, by path: the last words that tell them apart, as identifiers."""
         paths = dict.fromkeys(path for node in self.nodes if isinstance(node, Split) for path in node.feature.inputs)
         return short_names(tuple(paths))
 
     def text(self) -> str:
-        """For a person: nested conditions over short names, which are explained first.
+        """Write the tree for a person: nested conditions over short names, which are explained first.
 
         >>> leaves = Leaf(("a",), 1, 0, 0), Leaf(("b",), 1, 0, 0)
         >>> tree = Tree(("way",), Split(Feature(("size.m",)), 2.0, *leaves))
@@ -146,18 +145,18 @@ class Tree:
             contexts = f"{node.num_contexts} context{'s' if node.num_contexts != 1 else ''}"
             regret = f"regret {100 * node.mean_regret:.2g} % mean, {100 * node.max_regret:.2g} % most"
             return [f"{pad}{option_said(node.option, self.choose)}  [{contexts}; {regret}]"]
-        below, above = (self._lines(one, names, depth + 1) for one in (node.below, node.above))
+        below, above = (self._lines(side, names, depth + 1) for side in (node.below, node.above))
         if node.feature.text is not None:
             return [f"{pad}if {node.feature.said(names)}:", *above, f"{pad}else:", *below]
         return [f"{pad}if {node.feature.said(names)} <= {number(node.threshold)}:", *below, f"{pad}else:", *above]
 
     def python(self, about: str) -> str:
-        """A module with one function, `choose`, that imports nothing. about: its docstring."""
+        """Write a module with one function, `choose`, that imports nothing. about: its docstring."""
         names = self.names
         arguments = ", ".join(["*", *names.values()]) if names else ""
-        told = [f"    {name}: {path}" for path, name in names.items()]
-        first, *rest = about.replace("\\", "\\\\").replace('"""', "'''").splitlines()
-        lines = [first, *(f"    {line}".rstrip() for line in rest), *[""] * bool(told), *told]
+        inputs = [f"    {name}: {path}" for path, name in names.items()]
+        first, *following = about.replace("\\", "\\\\").replace('"""', "'''").splitlines()
+        lines = [first, *(f"    {line}".rstrip() for line in following), *[""] * bool(inputs), *inputs]
         quoted = "\n".join(lines)
         head = f'def choose({arguments}):\n    """{quoted}\n    """\n'
         return head + "\n".join(self._statements(self.root, names, 1)) + "\n"
@@ -166,24 +165,24 @@ class Tree:
         pad = "    " * depth
         if isinstance(node, Leaf):
             return [f"{pad}return {dict(zip(self.choose, node.option, strict=True))!r}"]
-        below, above = (self._statements(one, names, depth + 1) for one in (node.below, node.above))
+        below, above = (self._statements(side, names, depth + 1) for side in (node.below, node.above))
         if node.feature.text is not None:
             return [f"{pad}if {node.feature.said(names)}:", *above, *below_without_else(below)]
         real = {path: f"float({name})" for path, name in names.items()}
         return [f"{pad}if {node.feature.said(real)} <= {node.threshold!r}:", *below, *below_without_else(above)]
 
     def json(self) -> dict[str, Any]:
-        """For programs."""
+        """Convert the tree to JSON, for programs."""
         return {"choose": list(self.choose), "inputs": list(self.names), "root": _json(self.root)}
 
     @classmethod
     def of_json(cls, tree: Mapping[str, Any]) -> Tree:
-        """What `json` wrote."""
+        """Read a tree that `json` wrote."""
         return cls(tuple(tree["choose"]), _node(tree["root"]))
 
 
 def below_without_else(lines: Sequence[str]) -> list[str]:
-    """Statements after a branch that has returned, one step less indented."""
+    """Dedent statements by one step, as they follow a branch that has returned."""
     return [line[4:] for line in lines]
 
 
@@ -198,18 +197,18 @@ def _json(node: Node) -> dict[str, Any]:
 def _node(tree: Mapping[str, Any]) -> Node:
     if "option" in tree:
         return Leaf(tuple(tree["option"]), tree["num_contexts"], tree["mean_regret"], tree["max_regret"])
-    asked = tree["feature"]
-    feature = Feature(tuple(asked["paths"]), tuple(asked["per"]), asked["text"])
+    record = tree["feature"]
+    feature = Feature(tuple(record["paths"]), tuple(record["per"]), record["text"])
     return Split(feature, tree["at_most"], _node(tree["then"]), _node(tree["else"]))
 
 
 def option_said(option: Option, choose: Sequence[str]) -> str:
-    """`schedule.name = serial, schedule.mover = dma`; a knob that does not count is left out."""
+    """Write an option such as `schedule.name = serial, schedule.mover = dma`, without knobs that do not count."""
     return ", ".join(f"{path} = {value}" for path, value in zip(choose, option, strict=True) if value is not None)
 
 
 def number(value: float) -> str:
-    """A threshold as a person writes it, and exactly.
+    """Write a threshold exactly, as a person would.
 
     >>> number(8192.0), number(0.35), number(3e13)
     ('8192', '0.35', '3e+13')
@@ -218,23 +217,25 @@ def number(value: float) -> str:
 
 
 def short_names(paths: Sequence[str]) -> dict[str, str]:
-    """Path -> its last words, as few as tell it from the others, as an identifier.
+    """Shorten paths to identifiers: the fewest last words that tell a path from the other paths.
 
     >>> short_names(["gemm.m", "gemm.k", "conv.k"])
     {'gemm.m': 'm', 'gemm.k': 'gemm_k', 'conv.k': 'conv_k'}
     """
-    found: dict[str, str] = {}
+    names: dict[str, str] = {}
     for path in paths:
         words = path.split(".")
         tails = (".".join(words[-count:]) for count in range(1, len(words) + 1))
-        tail = next(one for one in tails if sum(f".{other}".endswith(f".{one}") for other in paths) == 1)
+        tail = next(
+            candidate for candidate in tails if sum(f".{other}".endswith(f".{candidate}") for other in paths) == 1
+        )
         name = re.sub(r"\W", "_", tail)
-        found[path] = f"_{name}" if not name.isidentifier() or keyword.iskeyword(name) or name == "float" else name
-    return found
+        names[path] = f"_{name}" if not name.isidentifier() or keyword.iskeyword(name) or name == "float" else name
+    return names
 
 
 def between(low: float, high: float) -> float:
-    """The shortest decimal number well between two (low <= it < high): in the middle half, of their logarithms if > 0.
+    """Find the shortest decimal number well between two (low <= it < high), in the middle half (of logarithms if > 0).
 
     >>> between(4096, 16384), between(0.3, 0.31), between(-1, 1)
     (8000.0, 0.305, 0.0)
