@@ -1,7 +1,7 @@
 """Points of a finished run, evaluated again with other constants by the run's own backend.
 
 A constant is a number of the design that was not searched. Its values become axes of batches, or numbers that differ
-between batches, so that a vectorised backend takes thousands of them in a call.
+between batches, so that a vectorised backend evaluates thousands of them in a call.
 """
 
 from __future__ import annotations
@@ -37,23 +37,23 @@ Advance = Callable[[int], object]
 
 @dataclass(frozen=True)
 class Constant:
-    """A number of the design and how uncertain it is: relative half-width. whole: takes whole numbers only."""
+    """A number of the design with its uncertainty, a relative half-width. whole: takes whole numbers only."""
 
     path: str
     half_width: float
     whole: bool
 
     def values(self, nominal: float, factors: Floats) -> NDArray[Any]:
-        """The nominal value times some factors, as the design holds such values; whole ones do not vanish."""
-        found = nominal * factors
-        return (np.sign(found) * np.maximum(1, np.rint(np.abs(found)))).astype(int) if self.whole else found
+        """Scale the nominal value by some factors, rounded where the constant is whole, but never to 0."""
+        values = nominal * factors
+        return (np.sign(values) * np.maximum(1, np.rint(np.abs(values)))).astype(int) if self.whole else values
 
 
 @dataclass(frozen=True)
 class Points:
     """Points [R] of a run. designs: frozen. option: place in `options`; scenario: place in `scenarios`.
 
-    chosen: as many as there were, or a selection, in words.
+    chosen: the size of the selection, in words.
     """
 
     plan: Plan
@@ -66,16 +66,16 @@ class Points:
     chosen: str
 
     def rows(self, scenario: int) -> NDArray[np.intp]:
-        """The points of one scenario."""
+        """Select the points of one scenario, as places."""
         return np.flatnonzero(self.scenario == scenario)
 
     def nominal(self, path: str) -> Floats:
-        """What each scenario's designs hold at the path of a constant, [scenarios]."""
+        """Collect the value that the designs of each scenario have at the path of a constant, [scenarios]."""
         first = [self.designs[self.rows(index)[0]] for index in range(len(self.scenarios))]
-        return np.array([float(get_path(one, path)) for one in first])
+        return np.array([float(get_path(design, path)) for design in first])
 
     def tree(self, row: int) -> dict[str, Any]:
-        """The design tree of a point."""
+        """Build the design tree of a point."""
         space = self.plan.spaces[self.scenarios[self.scenario[row]]]
         return space.tree(_chosen(self.table.iloc[row], self.plan.knobs))
 
@@ -84,7 +84,7 @@ class Points:
 
 
 def points(run: Finished, planned: Plan, choose: Sequence[str], most: int) -> Points:
-    """The points of a run that may have a result, or the best and the front where there are more than `most`.
+    """Read the points of a run that may have a result, or the best and the front where there are more than `most`.
 
     Raises ConfigError where code or configuration have changed since the run was made.
     """
@@ -93,26 +93,28 @@ def points(run: Finished, planned: Plan, choose: Sequence[str], most: int) -> Po
     table = table[table["explored"] & table["status"].isin(["ok", "infeasible"])].drop_duplicates(["scenario", "key"])
     if not (table["status"] == "ok").any():
         raise ConfigError([Problem("study", "has no row with a result in its space", run.name, "look at `reason`")])
-    whole, table = len(table), _selected(table, choose, run.goals, most)
+    total, table = len(table), _select(table, choose, run.goals, most)
     table = table.sort_values(list(planned.knobs), kind="stable", key=lambda column: column.astype(str))
     designs = [_design(planned, row) for _, row in table.iterrows()]
     table = table[[design is not None for design in designs]].reset_index(drop=True)
-    told = (
-        f"all {whole:,} points"
-        if len(table) == whole
-        else f"{len(table):,} of {whole:,} points: the best and the front"
+    selection = (
+        f"all {total:,} points"
+        if len(table) == total
+        else f"{len(table):,} of {total:,} points: the best and the front"
     )
     scenarios = [name for name in planned.spaces if (table["scenario"] == name).any()]
     options: dict[Option, int] = {}
-    held = table[list(choose)].astype(object).where(table[list(choose)].notna(), None)
-    option = [options.setdefault(tuple(map(_plain, row)), len(options)) for row in held.itertuples(index=False)]
+    picks = table[list(choose)].astype(object).where(table[list(choose)].notna(), None)
+    option = [options.setdefault(tuple(map(_plain, row)), len(options)) for row in picks.itertuples(index=False)]
     places = np.array([scenarios.index(str(name)) for name in table["scenario"]], np.intp)
-    kept = tuple(design for design in designs if design is not None)
-    return Points(planned, tuple(scenarios), tuple(options), kept, places, np.array(option, np.intp), table, told)
+    legal_designs = tuple(design for design in designs if design is not None)
+    return Points(
+        planned, tuple(scenarios), tuple(options), legal_designs, places, np.array(option, np.intp), table, selection
+    )
 
 
-def _selected(table: pd.DataFrame, choose: Sequence[str], goals: Mapping[str, str], most: int) -> pd.DataFrame:
-    """All rows, or those on a front and as many of the best of every option in every scenario as there is room for."""
+def _select(table: pd.DataFrame, choose: Sequence[str], goals: Mapping[str, str], most: int) -> pd.DataFrame:
+    """Select all rows, or the fronts and as many of the best of every option in every scenario as there is room for."""
     if len(table) <= most:
         return table
     objective, goal = next(iter(goals.items()))
@@ -122,7 +124,7 @@ def _selected(table: pd.DataFrame, choose: Sequence[str], goals: Mapping[str, st
 
 
 def _design(planned: Plan, row: pd.Series[Any]) -> BaseModel | None:
-    """The design of a row, None where the model refuses it. Raises ConfigError where it has another key by now."""
+    """Build the design of a row, None where the model refuses it. Raises ConfigError where its key has changed."""
     space = planned.spaces.get(str(row["scenario"]))
     blocks = [] if space is None else list(space.resolve(_chosen(row, planned.knobs)))
     if len(blocks) == 1 and blocks[0].design is None and row["status"] == "infeasible":
@@ -145,82 +147,82 @@ def _plain(value: Any) -> Any:
 # ---------------------------------------------------------------- constants
 
 
-def constants(found: Points, declared: Mapping[str, float]) -> list[Constant]:
-    """The declared constants, checked. Raises ConfigError with all that cannot vary, and why."""
+def constants(run_points: Points, declared: Mapping[str, float]) -> list[Constant]:
+    """Check the declared constants. Raises ConfigError with all that cannot vary, and why."""
     check = Problems()
     for path, half in declared.items():
-        if why := _why_not(found, path):
+        if why := _why_not(run_points, path):
             check.add(f"study.uncertainty.{path}", *why[:1], way_out=why[1])
             continue
         if not 0 < half < 1:
             check.add(f"study.uncertainty.{path}", "must be a share above 0 and below 1", value=half)
             continue
         for factor in (1 - half, 1 + half):
-            _check_legal(check, found, Constant(path, half, _is_whole(found, path)), factor)
+            _check_legal(check, run_points, Constant(path, half, _is_whole(run_points, path)), factor)
     check.done()
-    return [Constant(path, half, _is_whole(found, path)) for path, half in declared.items()]
+    return [Constant(path, half, _is_whole(run_points, path)) for path, half in declared.items()]
 
 
-def _is_whole(found: Points, path: str) -> bool:
-    return isinstance(get_path(found.designs[0], path), int)
+def _is_whole(run_points: Points, path: str) -> bool:
+    return isinstance(get_path(run_points.designs[0], path), int)
 
 
-def _why_not(found: Points, path: str) -> tuple[str, str] | None:
-    """Why the number at a path is no constant that can vary, and the way out; None where it is one."""
-    backend, designs = found.plan.backend, found.designs
-    if path in found.plan.knobs:
+def _why_not(run_points: Points, path: str) -> tuple[str, str] | None:
+    """Explain why the number at a path is no constant that can vary, with the way out; None where it can vary."""
+    backend, designs = run_points.plan.backend, run_points.designs
+    if path in run_points.plan.knobs:
         return "was searched: it is no constant of this run", "importance and rules tell what it does"
-    held = {leaf for leaf, _, _ in leaves(designs[0])}
-    axes = [leaf for leaf in held if backend.is_axis(leaf, designs[0]) and leaf not in found.plan.knobs]
+    paths = {leaf for leaf, _, _ in leaves(designs[0])}
+    axes = [leaf for leaf in paths if backend.is_axis(leaf, designs[0]) and leaf not in run_points.plan.knobs]
     if not axes:
         return "cannot vary: this simulator takes no number as an axis", "search it instead: +space.<path>=..."
-    if path not in held:
+    if path not in paths:
         return "is no number of the designs", did_you_mean(path, axes)
-    if not all(backend.is_axis(path, one) for one in _distinct(designs, path)):
+    if not all(backend.is_axis(path, design) for design in _distinct(designs, path)):
         rule = "is no axis: it is no number, is absent from some designs, or changes what is simulated"
         return rule, "search it instead: +space.<path>=..."
-    if not found.nominal(path).all():
+    if not run_points.nominal(path).all():
         return "is 0, so a share of it says nothing", "leave it out"
     return None
 
 
 def _distinct(designs: Sequence[BaseModel], path: str) -> list[BaseModel]:
-    """A design for each distinct section that holds a path: others are alike there."""
+    """Select a design for each distinct section that holds a path: all other designs are alike there."""
     section = path.partition(".")[0]
-    return list({id(getattr(one, section)): one for one in designs}.values())
+    return list({id(getattr(design, section)): design for design in designs}.values())
 
 
-def _check_legal(check: Problems, found: Points, constant: Constant, factor: float) -> None:
-    for problem in _refusal(found, constant, factor):
+def _check_legal(check: Problems, run_points: Points, constant: Constant, factor: float) -> None:
+    for problem in _refusal(run_points, constant, factor):
         rule = f"is too much: {problem.path} = {problem.value!r} {problem.rule}"
         check.add(f"study.uncertainty.{constant.path}", rule, value=constant.half_width, way_out="give a smaller share")
 
 
-def _refusal(found: Points, constant: Constant, factor: float) -> Sequence[Problem]:
-    """What the model has against a constant times a factor."""
-    tree = copy.deepcopy(found.tree(0))
-    nominal = float(get_path(found.designs[0], constant.path))
+def _refusal(run_points: Points, constant: Constant, factor: float) -> Sequence[Problem]:
+    """Problems that the model finds with a constant times a factor."""
+    tree = copy.deepcopy(run_points.tree(0))
+    nominal = float(get_path(run_points.designs[0], constant.path))
     set_path(tree, constant.path, constant.values(nominal, np.array([factor]))[0].item())
     try:
-        found.plan.backend.design(tree)
+        run_points.plan.backend.design(tree)
     except ConfigError as error:
         return error.problems
     return ()
 
 
-def legal(found: Points, constant: Constant, factors: Floats) -> Floats:
-    """The factors that the model takes."""
-    return np.array([one for one in factors.tolist() if not _refusal(found, constant, one)])
+def legal(run_points: Points, constant: Constant, factors: Floats) -> Floats:
+    """Select the factors that the model accepts."""
+    return np.array([factor for factor in factors.tolist() if not _refusal(run_points, constant, factor)])
 
 
 # ---------------------------------------------------------------- evaluating
 
 
-def evaluated(found: Points, batches: Iterable[Batch], goals: Mapping[str, str], advance: Advance) -> Floats:
-    """Objectives [designs, objectives] of all designs of some batches, smaller being better, inf without a result."""
+def evaluated(run_points: Points, batches: Iterable[Batch], goals: Mapping[str, str], advance: Advance) -> Floats:
+    """Evaluate all designs of some batches: [designs, objectives], smaller is better, inf without a result."""
     parts = []
-    for group in _groups(batches, found.plan.backend.batch):
-        results = _results(found.plan, group)
+    for group in _groups(batches, run_points.plan.backend.batch):
+        results = _results(run_points.plan, group)
         values = minimized({name: results.column(name) for name in goals}, goals)
         parts.append(np.where(results.ok[:, None], values, math.inf))
         advance(sum(batch.size for batch in group))
@@ -228,7 +230,7 @@ def evaluated(found: Points, batches: Iterable[Batch], goals: Mapping[str, str],
 
 
 def _results(planned: Plan, group: Sequence[Batch]) -> Results:
-    """Checked results of a call, all together; where it fails, what fails in it is found out."""
+    """Evaluate a group in one call and check its results; if that fails, find out which parts fail."""
     try:
         return check_results(Results.join(planned.backend.evaluate(group)), planned.backend.metrics)
     except Exception:
@@ -236,58 +238,60 @@ def _results(planned: Plan, group: Sequence[Batch]) -> Results:
 
 
 def _groups(batches: Iterable[Batch], most: int) -> Iterator[list[Batch]]:
-    held: list[Batch] = []
+    group: list[Batch] = []
     count = 0
     for batch in itertools.chain.from_iterable(batch.split(most) for batch in batches):
-        if held and count + batch.size > most:
-            yield held
-            held, count = [], 0
-        held.append(batch)
+        if group and count + batch.size > most:
+            yield group
+            group, count = [], 0
+        group.append(batch)
         count += batch.size
-    if held:
-        yield held
+    if group:
+        yield group
 
 
-def together(found: Points, changing: Sequence[Constant], factors: Floats) -> Iterator[Batch]:
-    """Every point with all constants changed at once, sample after sample: factors [S, constants]."""
-    nominal = [found.nominal(constant.path) for constant in changing]
+def together(run_points: Points, changing: Sequence[Constant], factors: Floats) -> Iterator[Batch]:
+    """Yield every point with all constants changed at once, sample after sample: factors [S, constants]."""
+    nominal = [run_points.nominal(constant.path) for constant in changing]
     changed: dict[tuple[int, int], BaseModel] = {}
-    for row, design in enumerate(found.designs):
+    for row, design in enumerate(run_points.designs):
         for sample in range(len(factors)):
             now = {}
             for place, constant in enumerate(changing):
-                value = constant.values(nominal[place][found.scenario[row]], factors[sample, place : place + 1])[0]
+                value = constant.values(nominal[place][run_points.scenario[row]], factors[sample, place : place + 1])[0]
                 now[constant.path] = value.item()
             yield Batch(_with(design, now, sample, changed))
 
 
-def _with(design: BaseModel, now: Mapping[str, Any], sample: int, known: dict[tuple[int, int], BaseModel]) -> BaseModel:
-    """A design with some numbers changed; sections that designs share are shared afterwards, too."""
+def _with(
+    design: BaseModel, now: Mapping[str, Any], sample: int, changed: dict[tuple[int, int], BaseModel]
+) -> BaseModel:
+    """Change some numbers of a design; sections that designs share are shared afterwards, too."""
     sections: dict[str, Any] = {}
     for section in dict.fromkeys(path.partition(".")[0] for path in now):
         part = getattr(design, section)
-        if (id(part), sample) not in known:
+        if (id(part), sample) not in changed:
             fresh = part
             for path, value in now.items():
                 if path.startswith(f"{section}."):
                     fresh = put(fresh, path.partition(".")[2], value)
-            known[id(part), sample] = fresh
-        sections[section] = known[id(part), sample]
+            changed[id(part), sample] = fresh
+        sections[section] = changed[id(part), sample]
     return design.model_copy(update=sections)
 
 
-def one_by_one(found: Points, constant: Constant, factors: Floats) -> Iterator[Batch]:
-    """Every point with one constant at each of some factors [G], as an axis."""
-    nominal = found.nominal(constant.path)
-    for row, design in enumerate(found.designs):
-        axes = {constant.path: constant.values(float(nominal[found.scenario[row]]), factors)}
+def one_by_one(run_points: Points, constant: Constant, factors: Floats) -> Iterator[Batch]:
+    """Yield every point with one constant at each of some factors [G], as an axis."""
+    nominal = run_points.nominal(constant.path)
+    for row, design in enumerate(run_points.designs):
+        axes = {constant.path: constant.values(float(nominal[run_points.scenario[row]]), factors)}
         yield Batch(Batch(design, axes).at(0), axes)
 
 
-def at(found: Points, constant: Constant, rows: NDArray[np.intp], values: Floats) -> Iterator[Batch]:
-    """Some points [N], each with a constant at a value of its own [N]."""
-    known: dict[tuple[int, int], BaseModel] = {}
+def at(run_points: Points, constant: Constant, rows: NDArray[np.intp], values: Floats) -> Iterator[Batch]:
+    """Yield some points [N], each with a constant at a value of its own [N]."""
+    changed: dict[tuple[int, int], BaseModel] = {}
     places = {value: place for place, value in enumerate(dict.fromkeys(values.tolist()))}
     for row, value in zip(rows.tolist(), values.tolist(), strict=True):
         now = {constant.path: round(value) if constant.whole else value}
-        yield Batch(_with(found.designs[row], now, places[value], known))
+        yield Batch(_with(run_points.designs[row], now, places[value], changed))
