@@ -35,7 +35,7 @@ from simulators.engines.fluid import Prepared
 from simulators.overlap.batch import grids
 from simulators.taskgraph.graph import TaskGraph
 from simulators.taskgraph.maxplus import Durations, closed_form, longest
-from simulators.taskgraph.symmetry import patterns, reduced
+from simulators.taskgraph.symmetry import patterns, reduce_graph
 
 
 def seconds(*runs: Callable[[], Any], repeats: int) -> list[float]:
@@ -67,13 +67,13 @@ class Case:
 def compare(name: str, chunks: int, *, designs: int, repeats: int = 4, **shape: Any) -> Case:
     """Each engine on one design, or on a batch as in a sweep; symmetric graphs are reduced for all but SimPy."""
     one, many = pipeline(chunks, **shape), pipeline(chunks, designs=designs, **shape)
-    quotient = reduced(one)
-    points = {"fluid": seconds(lambda: FLUID.totals(reduced(many).graph), repeats=repeats)[0] / designs}
+    quotient = reduce_graph(one)
+    points = {"fluid": seconds(lambda: FLUID.totals(reduce_graph(many).graph), repeats=repeats)[0] / designs}
     (points["event"],) = seconds(lambda: EVENT.run(one), repeats=3)
     exact = FLUID.run(quotient.graph).finished[:, quotient.of]
     agree = np.allclose(EVENT.run(one).finished, exact, rtol=1e-9, atol=0)
     if ANALYTIC.totals(quotient.graph).refused is None:
-        points["analytic"] = seconds(lambda: ANALYTIC.totals(reduced(many).graph), repeats=repeats)[0] / designs
+        points["analytic"] = seconds(lambda: ANALYTIC.totals(reduce_graph(many).graph), repeats=repeats)[0] / designs
         agree = agree and np.allclose(ANALYTIC.run(one).finished, exact[:1], rtol=1e-9, atol=0)
     return Case(name, one.num_tasks, points, bool(agree))
 
@@ -138,7 +138,7 @@ def sweep(engine: str, *, granularity: int, designs: int, rows: int = 16384) -> 
     def lower() -> None:
         ((_, grid),) = grids([batch])
         for _, graph in patterns(grid.design.schedule.lower(grid.design.system, grid.design.workload)):
-            reduced(graph)
+            reduce_graph(graph)
 
     whole, lowering = seconds(evaluate, lower, repeats=7)
     return Sweep(count / whole, lowering / batch.size / (whole / count))
@@ -186,7 +186,7 @@ def _pipeline_graph() -> TaskGraph:
     space = _space("analytic", granularity=64, designs=1, rows=16384)
     block = next(iter(space.blocks(1)))
     design: Any = block.design
-    return reduced(design.schedule.lower(design.system, design.workload)).graph
+    return reduce_graph(design.schedule.lower(design.system, design.workload)).graph
 
 
 def figures() -> tuple[dict[str, float], list[Case], float | None]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from simulators.compiled import compiled
+from simulators.compiled import compile_lazily
 from simulators.taskgraph.graph import Floats
 
 
@@ -19,7 +19,7 @@ def hand_loop(copies: Floats, gemms: Floats, hbm: tuple[float, float]) -> Floats
     return found
 
 
-@compiled
+@compile_lazily
 def _run(  # noqa: C901, PLR0912
     copies: Floats, gemms: Floats, hbm_copy: float, hbm_gemm: float, found: Floats
 ) -> None:

@@ -23,7 +23,7 @@ from dse.study.plan import plan
 from dse.values import put
 from simulators.steps.backend import StepBackend, iteration
 from simulators.steps.design import Design
-from simulators.steps.projection import Profile, Size, by_kind, projected, serialized_share
+from simulators.steps.projection import Profile, Size, by_kind, project_layer, serialized_share
 
 _BASE = {"model.hidden": 1024, "run.sequence_length": 512, "run.batch": 16, "parallel.tp": 4}
 _CHOICES: Mapping[str, Sequence[float]] = {
@@ -71,7 +71,7 @@ def figures(*, quick: bool) -> dict[str, float]:
     drawn = [random.choice(values, count) for values in _CHOICES.values()]
 
     def sweep() -> object:
-        return serialized_share(projected(profile, Size(*drawn[:4]), drawn[4]))
+        return serialized_share(project_layer(profile, Size(*drawn[:4]), drawn[4]))
 
     told = _rate(sweep, count)
     return {

@@ -54,7 +54,7 @@ class Knob:
         return float(self.low).is_integer() and float(self.high).is_integer()
 
     @functools.cached_property
-    def ordered(self) -> bool:
+    def is_ordered(self) -> bool:
         """True if the values are numbers, or quantities in one unit, that ascend: neighbours are then alike."""
         return self.numbers is not None and list(self.numbers) == sorted(self.numbers)
 
@@ -95,7 +95,7 @@ class Block:
         """Its designs; None where there are none."""
         return None if self.design is None else Batch(self.design, self.axes)
 
-    def held(self, path: str) -> Any:
+    def values_at(self, path: str) -> Any:
         """The values of its points at a path: a column [size], or one value for all."""
         if path in self.axes:
             return along(self.axes, path)
@@ -172,7 +172,7 @@ class Evaluated:
     asked: bool = False
 
     @property
-    def found(self) -> Results:
+    def require_results(self) -> Results:
         """The results, which must be there."""
         assert self.results is not None
         return self.results
@@ -215,7 +215,7 @@ class Space:
         return {path for condition in conditions for path in condition}
 
     @functools.cached_property
-    def deciding(self) -> tuple[Knob, ...]:
+    def deciding_knobs(self) -> tuple[Knob, ...]:
         """Knobs that decide which others count: options, and what conditions look at."""
         needed = set().union(*(self._needs(knob) for knob in self.knobs if not self.is_option(knob.path)))
         return tuple(knob for knob in self.order if self.is_option(knob.path) or knob.path in needed)
@@ -264,7 +264,7 @@ class Space:
 
     def _counts_now(self, knob: Knob, point: Assignment) -> bool:
         """True if a knob counts; remembered by what decides it."""
-        name = (knob.path, *(point.get(other.path) for other in self.deciding))
+        name = (knob.path, *(point.get(other.path) for other in self.deciding_knobs))
         if name not in self._counts_by_deciding_values:
             self._counts_by_deciding_values[name] = self._counts(knob, point)
         return self._counts_by_deciding_values[name]
@@ -273,7 +273,7 @@ class Space:
     def _counts_by_deciding_values(self) -> dict[tuple[Any, ...], bool]:
         return {}
 
-    def counting(self, deciding: Mapping[str, Any]) -> set[str]:
+    def active_paths(self, deciding: Mapping[str, Any]) -> set[str]:
         """Paths of the knobs that count, given a value for every deciding knob, whether it counts itself or not."""
         point: Assignment = {}
         for knob in self.order:
@@ -283,7 +283,7 @@ class Space:
 
     def points(self) -> Iterator[Assignment]:
         """Every distinct point of a finite space, without a look at its design."""
-        for point, free in self._structures({}, self.deciding):
+        for point, free in self._structures({}, self.deciding_knobs):
             for values in itertools.product(*(knob.values for knob in free)):
                 values_by_path = {**point, **{knob.path: value for knob, value in zip(free, values, strict=True)}}
                 yield {knob.path: values_by_path[knob.path] for knob in self.order if knob.path in values_by_path}
@@ -293,7 +293,7 @@ class Space:
         if not all(knob.values for knob in self.knobs):
             return None
         count = 0
-        for _, free in self._structures({}, self.deciding):
+        for _, free in self._structures({}, self.deciding_knobs):
             count += math.prod(len(knob.values) for knob in free)
             if most is not None and count > most:
                 return None
@@ -301,7 +301,7 @@ class Space:
 
     def blocks(self, most: int) -> Iterator[Block]:
         """Every distinct point of a finite space, in blocks of at most `most` points."""
-        for point, free in self._structures({}, self.deciding):
+        for point, free in self._structures({}, self.deciding_knobs):
             for block in self.resolve(point, free):
                 yield from block.split(most)
 
@@ -438,7 +438,7 @@ class Space:
     def _structures(self, point: Assignment, knobs: Sequence[Knob]) -> Iterator[tuple[Assignment, list[Knob]]]:
         """Every combination of the deciding knobs, with the other knobs that count then."""
         if not knobs:
-            yield point, [knob for knob in self.order if knob not in self.deciding and self._counts(knob, point)]
+            yield point, [knob for knob in self.order if knob not in self.deciding_knobs and self._counts(knob, point)]
             return
         knob, later = knobs[0], knobs[1:]
         if not self._counts(knob, point):

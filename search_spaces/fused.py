@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from search_spaces.persistent import FusedKnobs, Lowering, ordered, partners, pieces
+from search_spaces.persistent import FusedKnobs, Lowering, issue_order, partners, pieces
 from search_spaces.pipeline import memory_rules
 from simulators.costs.fabric import num_gpus
 from simulators.hardware.system import System
@@ -84,7 +84,7 @@ def _system_rules(system: System) -> Iterator[Rule]:
 def _dag_rules(workload: Workload) -> Iterator[Rule]:
     """Each operator waits for others, and none for itself; a collective has one producer and one consumer at most."""
     users = [before for op in workload.operators.values() for before in op.after]
-    never = sorted(set(workload.operators) - set(ordered(workload)))
+    never = sorted(set(workload.operators) - set(issue_order(workload)))
     if never:
         rule = "wait for what is no operator here, or for one another"
         yield Rule(_PATH, True, rule, ", ".join(never), way_out="name operators that come before in `after`")

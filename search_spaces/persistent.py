@@ -22,7 +22,7 @@ from dse.units import Fraction, Integer
 from dse.values import knob
 from simulators.costs.fabric import Leg, Way, capacities, fewest_cus, loads_of_nodes, messages_s, num_gpus, pace, phases
 from simulators.costs.memory_bound import KernelCost, kernel_cost
-from simulators.costs.transfer import Movement, adding, library_cus, setup
+from simulators.costs.transfer import Movement, accumulate_hbm_bytes, library_cus, setup
 from simulators.hardware.system import System
 from simulators.overlap.design import ScheduleKnobs
 from simulators.overlap.node import WholeNode, piece
@@ -55,7 +55,7 @@ def pieces(slices: int, gpus: int) -> int:
     return max(1, -(-slices * (gpus - 1) // gpus))
 
 
-def ordered(workload: Workload) -> list[str]:
+def issue_order(workload: Workload) -> list[str]:
     """Operators in the order in which they are issued, whatever the order they are written in.
 
     Of those that wait for nothing any more, collectives come first, then what a collective waits for, then the rest,
@@ -77,7 +77,7 @@ def partners(workload: Workload, pairs: str) -> dict[str, str]:
     An operator shares with one collective only: with the first that it produces for, else the first that it consumes.
     """
     operators, found = workload.operators, dict[str, str]()
-    moves = [name for name in ordered(workload) if isinstance(operators[name], Collective)]
+    moves = [name for name in issue_order(workload) if isinstance(operators[name], Collective)]
     producers = {name: operators[name].after for name in moves}
     consumers = {name: [key for key, op in operators.items() if name in op.after] for name in moves}
     for known in (producers, consumers) if pairs == "all" else (producers,):
@@ -100,14 +100,14 @@ class _Gpu:
     stream: list[int] = field(default_factory=list)
     library: list[int] = field(default_factory=list)
 
-    def named(self, label: str) -> str:
+    def task_name(self, label: str) -> str:
         return f"node {self.place}: {label}" if self.place else label
 
     def kind(self, kind: str) -> str:
         """Metrics are those of the busiest GPU, the first: tasks of others are of kinds of their own."""
         return f"peer's {kind}" if self.place else kind
 
-    def counted(self, amount: Any) -> Any:
+    def metric_name(self, amount: Any) -> Any:
         """What metrics add up, likewise."""
         return 0.0 if self.place else amount
 
@@ -224,7 +224,7 @@ class Lowering:
 
     def build(self) -> TaskGraph:
         """Operators, one after another."""
-        for name in ordered(self._workload):
+        for name in issue_order(self._workload):
             op = self._workload.operators[name]
             if isinstance(op, Collective):
                 self._collective(self._moves[name])
@@ -339,7 +339,7 @@ class Lowering:
         work, whole = part.share * load * told.seconds, part.share * load * told.whole_s
         gpu.stream = [
             self._graph.task(
-                gpu.named(part.label),
+                gpu.task_name(part.label),
                 gpu.kind("gemm"),
                 after=[*gpu.stream, *after],
                 uses={gpu.hbm: told.hbm_bytes_per_s, gpu.cu: self._system.gpu.num_cus},
@@ -349,11 +349,11 @@ class Lowering:
                 delay=told.launch_s if part.launched else 0.0,
                 lane="compute",
                 limiter=told.limiter,
-                group=gpu.named("compute"),
-                flop=gpu.counted(part.flop * load),
+                group=gpu.task_name("compute"),
+                flop=gpu.metric_name(part.flop * load),
                 alone_s=whole if gpu.place else work,  # of a peer: losses tell only of the busiest what it decomposed
                 wide_s=whole,
-                ideal_s=gpu.counted(whole),
+                ideal_s=gpu.metric_name(whole),
             )
         ]
         return gpu.stream[0]
@@ -365,7 +365,7 @@ class Lowering:
         words = pim.per_unit(gpu.load * np.asarray(op.tensor_bytes))
         seconds = pim.map_s(words, reads=op.reads, writes=op.writes, operations=op.flop_per_element)
         return self._graph.task(
-            gpu.named(name),
+            gpu.task_name(name),
             gpu.kind("gemm"),
             after=after,
             uses={gpu.hbm: rate},
@@ -375,10 +375,10 @@ class Lowering:
             delay=self._system.gpu.kernel_launch_s,
             lane="memory",
             limiter="units in memory",
-            flop=gpu.counted(part.flop * gpu.load),
+            flop=gpu.metric_name(part.flop * gpu.load),
             alone_s=seconds,
             wide_s=seconds,
-            ideal_s=gpu.counted(seconds),
+            ideal_s=gpu.metric_name(seconds),
         )
 
     def _told(self, name: str) -> _Kernel:
@@ -457,10 +457,10 @@ class Lowering:
         for place, way in enumerate(ways):
             wire, amount = (gpu.place, move.name, phase, place), rows * way.row_bytes
             told = self._way(gpu, way, amount)
-            told |= {"staged_bytes": gpu.counted(amount if part.staged and last else 0.0)}
-            told |= {"group": "" if part.cus is None else gpu.named("library")}
+            told |= {"staged_bytes": gpu.metric_name(amount if part.staged and last else 0.0)}
+            told |= {"group": "" if part.cus is None else gpu.task_name("library")}
             before = [*after, *([self._wires[wire]] if wire in self._wires else [])]
-            self._wires[wire] = self._graph.task(gpu.named(part.label), gpu.kind("transfer"), after=before, **told)
+            self._wires[wire] = self._graph.task(gpu.task_name(part.label), gpu.kind("transfer"), after=before, **told)
             found.append(self._wires[wire])
         return found
 
@@ -478,11 +478,11 @@ class Lowering:
             "delay": way.delay,
             "lane": "links" if way.inside else "network",
             "limiter": "link" if way.inside else "network",
-            "cus": 0.0 if way.cus is None else gpu.counted(way.cus),
-            "moved_bytes": gpu.counted(amount),
+            "cus": 0.0 if way.cus is None else gpu.metric_name(way.cus),
+            "moved_bytes": gpu.metric_name(amount),
             "alone_s": alone,
             "wide_s": alone,
-            "ideal_s": gpu.counted(amount * way.ideal_s_per_byte),
+            "ideal_s": gpu.metric_name(amount * way.ideal_s_per_byte),
         }
 
     @functools.cached_property
@@ -512,7 +512,7 @@ class Lowering:
         system, op, rates = self._system, move.op, capacities(self._system)
         rate = pace(system, leg, cus=system.gpu.num_cus, pattern=op.pattern)
         hbm = 2.0 if part.copied or not leg.inside else 0.0  # a NIC reads what it sends
-        hbm = hbm + (adding(system, near_memory=self._knobs.near_memory) if adds else 0.0)
+        hbm = hbm + (accumulate_hbm_bytes(system, near_memory=self._knobs.near_memory) if adds else 0.0)
         cap, cus, delay = np.asarray(1.0), None, messages_s(system, leg)
         if part.cus is not None:
             held = fewest_cus(system, leg, cus=part.cus, pattern=op.pattern)
@@ -535,7 +535,7 @@ class Lowering:
 
     def _launch(self, gpu: _Gpu, label: str, delay: Any, *, after: Sequence[int]) -> int:
         how: dict[str, Any] = {"delay": delay, "lane": "communication", "limiter": "launch"}
-        return self._graph.task(gpu.named(label), gpu.kind("launch"), after=after, **how)
+        return self._graph.task(gpu.task_name(label), gpu.kind("launch"), after=after, **how)
 
     def _copied(self, move: _Move, label: str, waits: _Tasks) -> _Tasks:
         """A kernel that reads and writes the whole tensor, next in the stream, if one is modelled."""
@@ -547,7 +547,7 @@ class Lowering:
             rate = self._persistent.stream_efficiency * hbm / 2
             gpu.stream = [
                 self._graph.task(
-                    gpu.named(f"{label} {move.name}"),
+                    gpu.task_name(f"{label} {move.name}"),
                     gpu.kind("copy"),
                     after=[*gpu.stream, *before],
                     uses={gpu.hbm: 2.0},
@@ -608,12 +608,12 @@ class Lowering:
             for (name, factor), cause in zip(factors.items(), ("library", "compute"), strict=True):
                 if np.any(np.asarray(factor) > 1):
                     own = 1 / np.asarray(factor, float)
-                    self._graph.slows(one.named(name), while_active=one.named(cause), factor=own)
+                    self._graph.slows(one.task_name(name), while_active=one.task_name(cause), factor=own)
 
     def _beside(self) -> bool:
         """Whether a library's collective may run while an operator computes: neither waits for the other."""
         operators, known = self._workload.operators, dict[str, set[str]]()
-        for name in ordered(self._workload):
+        for name in issue_order(self._workload):
             op = operators[name]
             known[name] = set(op.after).union(*(known[before] for before in op.after))
         alone = [name for name in self._moves if name not in self._partner]

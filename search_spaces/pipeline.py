@@ -18,7 +18,16 @@ from dse.errors import ConfigError
 from dse.units import Integer
 from dse.values import knob
 from simulators.costs.gemm_waves import GemmCost, beside_cu_copies, gemm_cost
-from simulators.costs.transfer import Movement, Mover, Route, adding, rate, routes, setup, slowed_beside_gemm
+from simulators.costs.transfer import (
+    Movement,
+    Mover,
+    Route,
+    accumulate_hbm_bytes,
+    rate,
+    routes,
+    setup,
+    slowed_beside_gemm,
+)
 from simulators.hardware.system import System
 from simulators.overlap.design import ScheduleKnobs
 from simulators.overlap.node import least_shard, machine, piece
@@ -124,7 +133,7 @@ class Pipeline:
         self, system: System, workload: Workload, *, knobs: MoverKnobs, comm_cus: ArrayLike | None, masked: bool = True
     ) -> None:
         self.system, self.mover, self._near = system, knobs.mover, knobs.near_memory
-        self._adding = adding(system, near_memory=knobs.near_memory)
+        self._adding = accumulate_hbm_bytes(system, near_memory=knobs.near_memory)
         self.comm_cus: ArrayLike = 0 if comm_cus is None or knobs.mover == "dma" else comm_cus
         overlap = workload.overlap()
         self.collective, self.op, self.order = overlap.collective, overlap.gemm, overlap.order
@@ -170,7 +179,7 @@ class Pipeline:
                     for cause, _ in other.items():
                         own = self._machine.own(factor, gpu)
                         if np.any(np.asarray(own) < 1):
-                            pair = (self._machine.named(group, gpu), self._machine.named(cause, gpu))
+                            pair = (self._machine.task_name(group, gpu), self._machine.task_name(cause, gpu))
                             self.graph.slows(pair[0], while_active=pair[1], factor=own)
         return self.graph.build()
 
@@ -215,7 +224,7 @@ class Pipeline:
         }
 
         def add(gpu: int) -> int:
-            name, before = self._machine.named(f"launch {label}", gpu), self._on(gpu, [*self._last_step, *after])
+            name, before = self._machine.task_name(f"launch {label}", gpu), self._on(gpu, [*self._last_step, *after])
             return self.graph.task(name, "launch", after=before, gpu=gpu, **how)
 
         return [self._on_each(add)]
@@ -260,7 +269,7 @@ class Pipeline:
             forwarded = [self._arrived[one] for one in self._machine.sources(route, gpu) if one in self._arrived]
             amount = self._machine.own(payload, gpu)
             found = self.graph.task(
-                self._machine.named(f"{label} from {route.peer}", gpu),
+                self._machine.task_name(f"{label} from {route.peer}", gpu),
                 "transfer",
                 after=[*self._on(gpu, before), *queued, *forwarded],
                 uses=self._uses(route, active, gpu),
@@ -271,7 +280,7 @@ class Pipeline:
                 wide_s=self._machine.own(share, gpu),
                 ideal_s=self._collective_s(amount),
                 gpu=gpu,
-                group=self._machine.named(common["group"], gpu),
+                group=self._machine.task_name(common["group"], gpu),
                 **{name: value for name, value in common.items() if name not in {"free", "group"}},
             )
             self._moved[found] = amount
@@ -384,9 +393,9 @@ class Pipeline:
         waits = [*before, *self._last_gemm]
 
         def add(gpu: int) -> int:
-            name, own = self._machine.named(label, gpu), self._on(gpu, waits)
+            name, own = self._machine.task_name(label, gpu), self._on(gpu, waits)
             known = {"work": 1.0, **{key: value for key, value in chunks[gpu].items() if key != "waves"}}
-            known["group"] = self._machine.named(known["group"], gpu)
+            known["group"] = self._machine.task_name(known["group"], gpu)
             task = self.graph.task(name, "gemm", after=own, lane="compute", gpu=gpu, **known)
             self.graph.frees(task, self._on(gpu, frees))
             return task
@@ -403,7 +412,7 @@ class Pipeline:
             amount = sum(self._moved[task] for task in self._on(gpu, arrived))
             seconds = 3 * amount / hbm_rate
             task = self.graph.task(
-                self._machine.named(label, gpu),
+                self._machine.task_name(label, gpu),
                 "reduce",
                 after=tasks,
                 uses={hbm: 3.0},  # read what came and what is there, write the sum

@@ -35,7 +35,7 @@ from dse.errors import ConfigError
 from dse.units import Integer, Number
 from dse.values import knob
 from search_spaces.pipeline import node_rules
-from simulators.costs.gemm_stages import Staged, staged
+from simulators.costs.gemm_stages import Staged, stage_gemm
 from simulators.costs.transfer import Movement, Route, links, rate, routes, setup
 from simulators.hardware.system import System
 from simulators.overlap.design import ScheduleKnobs
@@ -119,7 +119,7 @@ class _Line:
         bypass = (
             knobs.near_memory and knobs.reduction != "serial"
         )  # updates; what is only stored goes through the cache
-        self.staged: Staged = staged(system.gpu, shape, element_bytes=gemm.element_bytes, bypass=bypass)
+        self.staged: Staged = stage_gemm(system.gpu, shape, element_bytes=gemm.element_bytes, bypass=bypass)
         self.chunk: Any = self.staged.write_bytes / self.gpus
         self.pieces = -(-knobs.stages // self.gpus)
         self.ring = system.node.topology == "ring"

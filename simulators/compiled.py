@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 
-def compiled(kernel: Callable[..., Any]) -> Callable[..., Any]:
+def compile_lazily(kernel: Callable[..., Any]) -> Callable[..., Any]:
     """A kernel compiled on first use, which says so where no machine code is kept yet."""
     return _made(kernel, {})
 
@@ -21,12 +21,12 @@ def compiled(kernel: Callable[..., Any]) -> Callable[..., Any]:
 def flat(kernel: Callable[..., Any]) -> Callable[..., Any]:
     """The same of a kernel that makes no arrays: without counting references to those that its parts are given.
 
-    The counts are atomic, and took four fifths of the time of an inner loop of `inlined` parts.
+    The counts are atomic, and took four fifths of the time of an inner loop of `inline_always` parts.
     """
     return _made(kernel, _FLAT)
 
 
-def inlined(part: Callable[..., Any]) -> Callable[..., Any]:
+def inline_always(part: Callable[..., Any]) -> Callable[..., Any]:
     """A part of a `flat` kernel in the same file, put into it wherever it is used: for inner loops."""
     from numba import njit
 
@@ -34,7 +34,7 @@ def inlined(part: Callable[..., Any]) -> Callable[..., Any]:
     return found
 
 
-def outlined(part: Callable[..., Any]) -> Callable[..., Any]:
+def inline_never(part: Callable[..., Any]) -> Callable[..., Any]:
     """A part of a `flat` kernel in the same file that is called: for what is rare."""
     from numba import njit
 

@@ -16,9 +16,9 @@ from dse.results.claims import Claim, Finding, read
 from dse.results.finished_run import Finished
 from simulators.steps.backend import StepBackend, iteration, metrics_of
 from simulators.steps.design import Design
-from simulators.steps.projection import COMMUNICATION, Profile, Size, by_kind, projected
+from simulators.steps.projection import COMMUNICATION, Profile, Size, by_kind, project_layer
 from simulators.workloads.model_zoo import model_tree, public
-from studies.facts import facts, tabulated
+from studies.facts import facts, read_rows
 from studies.iterations import at, base
 from studies.plain import Plain
 
@@ -253,7 +253,7 @@ def _against(table: pd.DataFrame, design: Design, baseline: Mapping[str, Any]) -
     sizes = _sizes(table)
     ours = by_kind(iteration(at(design, {**sizes, "parallel.dp": 1})))
     told = Size(*(sizes[path] for path in _AXES[:4]))
-    theirs = projected(_profile(design, baseline), told, sizes[_FASTER])
+    theirs = project_layer(_profile(design, baseline), told, sizes[_FASTER])
     return {
         name: 100 * float(np.mean(np.abs(sum(theirs[kind] for kind in kinds) / sum(ours[kind] for kind in kinds) - 1)))
         for name, kinds in _GROUPS.items()
@@ -397,7 +397,7 @@ def _generations_figure() -> Figure:
     """FLOP, memory and links of GPUs by year, against the first of their vendor."""
     import pandas as pd
 
-    every = pd.DataFrame(list(tabulated("generations")))
+    every = pd.DataFrame(list(read_rows("generations")))
     parts = []
     for vendor, own in every.sort_values("year").groupby("vendor", sort=False):
         for column, name in (("flop_per_s", "16-bit FLOP/s"), ("link_bytes_per_s", "links"), ("hbm_bytes", "memory")):

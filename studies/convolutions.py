@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from simulators.calibration.predictions import Errors
-from simulators.memory.measured import PASSES, Measured, measured
+from simulators.memory.measured import PASSES, Measured, load_measured_systems
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -32,7 +32,7 @@ def against(systems: Sequence[str], folder: str | None, rows: pd.DataFrame) -> p
 
     found = [pd.DataFrame()]
     ours = rows[["scenario", "direction", "algorithm", "hash", "time_s"]].astype({"scenario": str})
-    for one in measured(systems, folder):
+    for one in load_measured_systems(systems, folder):
         pairs = _times(one).merge(ours, on=["scenario", "direction"])
         fastest = pairs.groupby(["row", "direction", "hash"], sort=False)["time_s"].idxmin()
         found.append(pairs.loc[fastest].rename(columns={"time_s": "predicted_s"}))

@@ -51,7 +51,7 @@ class Predictor:
     degrees: Floats
 
     @classmethod
-    def learned(cls, features: Floats, seconds: Floats, degrees: Sequence[float]) -> Predictor:
+    def learn(cls, features: Floats, seconds: Floats, degrees: Sequence[float]) -> Predictor:
         """From features [Q, F] of queues and their times [Q, D] at each degree."""
         from sklearn.linear_model import LogisticRegression
         from sklearn.pipeline import make_pipeline
@@ -75,7 +75,7 @@ def _pairs(features: Floats, degrees: Floats) -> Floats:
     return np.column_stack([queues, np.tile(np.log2(degrees), len(features))])
 
 
-def judged(seconds: Floats, sequential: Floats, places: NDArray[np.intp]) -> Mapping[str, float]:
+def score_choices(seconds: Floats, sequential: Floats, places: NDArray[np.intp]) -> Mapping[str, float]:
     """How choices [Q] do: shares within 5 % of the oracle, of exact ones, mean and largest regret, worst against
     sequential; seconds [Q, D], sequential [Q].
     """

@@ -20,7 +20,7 @@ def facts(name: str) -> Mapping[str, Any]:
 
 
 @cache
-def tabulated(name: str) -> tuple[Mapping[str, str], ...]:
+def read_rows(name: str) -> tuple[Mapping[str, str], ...]:
     """Rows of `conf/data/<name>.csv`, below its comments."""
     with (conf_dir() / "data" / f"{name}.csv").open(encoding="utf-8") as text:
         return tuple(csv.DictReader(line for line in text if not line.startswith("#")))

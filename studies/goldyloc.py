@@ -22,7 +22,7 @@ from dse.results.finished_run import Finished
 from simulators.costs.gemm_sharing import kernels
 from simulators.hardware.system import System
 from simulators.workloads.operators import Gemm, Workload, workloads_of
-from studies.degrees import Floats, Predictor, Queue, judged
+from studies.degrees import Floats, Predictor, Queue, score_choices
 from studies.plain import Plain
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ class _Run:
         predictor = _learned(self.system, self.degrees)
         features = np.stack([queues[name].features(self.system.gpu) for name in self.names])
         self.places = predictor.choose(features)
-        self.judged = judged(self.seconds["shared"], self.sequential, self.places)
+        self.judged = score_choices(self.seconds["shared"], self.sequential, self.places)
 
     @classmethod
     def of(cls, run: Finished) -> _Run | None:
@@ -163,7 +163,7 @@ def _learned(system: System, degrees: list[int]) -> Predictor:
     shapes = np.maximum(_WHOLE, np.round(drawn / _WHOLE) * _WHOLE)
     seconds = [_alike(system, degree, shapes) for degree in degrees]
     features = [Queue(np.repeat(shape[None], _COPIES, axis=0), _ELEMENT).features(system.gpu) for shape in shapes]
-    return Predictor.learned(np.stack(features), np.stack(seconds, axis=1), degrees)
+    return Predictor.learn(np.stack(features), np.stack(seconds, axis=1), degrees)
 
 
 def _alike(system: System, degree: int, shapes: Floats) -> Floats:

@@ -160,7 +160,7 @@ class _Shown:
     phases: tuple[Phase, ...]
 
     @property
-    def told(self) -> dict[str, Any]:
+    def file_label(self) -> dict[str, Any]:
         """What it is called in files."""
         return {"scenario": self.scenario, "algorithm": self.algorithm}
 
@@ -217,7 +217,7 @@ def _shown(run: Finished) -> tuple[_Shown, ...]:
 def _stretches(one: _Shown) -> dict[str, Any]:
     """Phases of a run, what of it was simulated, and its time with launches."""
     told = {name: one.metrics[name] for name in ("simulated", "time_s")}
-    return {**one.told, **told, "phases": [asdict(phase) for phase in one.phases]}
+    return {**one.file_label, **told, "phases": [asdict(phase) for phase in one.phases]}
 
 
 def _kernels(shown: tuple[_Shown, ...]) -> pd.DataFrame:
@@ -235,7 +235,9 @@ def _kernels(shown: tuple[_Shown, ...]) -> pd.DataFrame:
                 "bandwidth_share": moved / (cost.seconds * system.dram.bytes_per_s),
                 "simulated": cost.share,
             }
-            rows.append({**one.told, "place": place, "kernel": cost.name, **times_s, "dram_bytes": moved, **shares})
+            rows.append(
+                {**one.file_label, "place": place, "kernel": cost.name, **times_s, "dram_bytes": moved, **shares}
+            )
     return pd.DataFrame(rows)
 
 

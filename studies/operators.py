@@ -20,7 +20,7 @@ from simulators.calibration.predictions import MODELS, Errors, Predicted, predic
 from simulators.costs.collective import Group, collective_cost, copy_phases
 from simulators.hardware.device import device_of, tree_of
 from simulators.hardware.system import system_of
-from studies.facts import tabulated
+from studies.facts import read_rows
 from studies.plain import Plain
 
 if TYPE_CHECKING:
@@ -205,7 +205,7 @@ def _fitted(ours: float | tuple[float, ...], why: str) -> Finding:
 
 def _conditions() -> dict[str, float]:
     """Under which measurements were made that are claims."""
-    return {row["name"]: float(row["value"]) for row in tabulated("conditions")}
+    return {row["name"]: float(row["value"]) for row in read_rows("conditions")}
 
 
 def _measured_gemms(found: Mapping[str, Sequence[Predicted]]) -> dict[str, Finding]:

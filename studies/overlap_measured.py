@@ -16,7 +16,7 @@ import numpy as np
 from dse.plots import Axis, tables
 from dse.results.claims import Claim, Finding, read
 from dse.results.finished_run import Finished
-from simulators.calibration.contention import Overlaps, fitted, table
+from simulators.calibration.contention import Overlaps, fit_contention, table
 from simulators.costs.transfer import Movement, alone, library_cus
 from simulators.hardware.system import System, system_of
 from simulators.workloads.operators import ELEMENT_BYTES
@@ -79,7 +79,7 @@ class OverlapMeasured(Plain):
         system = system_of(run.config["system"])
         rows = _residuals(system)
         yield "residuals", rows
-        fresh = fitted(system, _rows().where(_rows().fitted))
+        fresh = fit_contention(system, _rows().where(_rows().fitted))
         contention = system.gpu.contention
         yield (
             "coefficients",

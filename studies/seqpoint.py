@@ -107,7 +107,7 @@ class SeqPoint(Plain):
         """Iteration times with their representatives, the error that may be against points, what was measured."""
         epochs = _epochs(run)
         if epochs:
-            yield "points", {name: epoch.told() for name, epoch in epochs.items()}
+            yield "points", {name: epoch.weighted_representatives() for name, epoch in epochs.items()}
             yield "representatives", _representatives(epochs)
             yield "bounds", _bounds(epochs)
         measured = _measured(run)
@@ -204,7 +204,7 @@ class _Epoch:
         """What stands for it."""
         return choose(self.asked, self.lengths, self.seconds)
 
-    def told(self) -> list[dict[str, float]]:
+    def weighted_representatives(self) -> list[dict[str, float]]:
         """Representatives with their weights."""
         sample = self.sample
         return [
@@ -244,11 +244,11 @@ def _representatives(epochs: Mapping[str, _Epoch]) -> Figure:
     parts = []
     for name, epoch in epochs.items():
         unique, first = np.unique(epoch.lengths, return_index=True)
-        weights = {row["sequence_length"]: row["weight"] for row in epoch.told()}
+        weights = {row["sequence_length"]: row["weight"] for row in epoch.weighted_representatives()}
         rows = pd.DataFrame({"length": unique, "seconds": epoch.seconds[first], "panel": name})
         parts.append(rows.assign(weight=rows["length"].map(weights)))
     y, weight = Axis("seconds", "time of an iteration [s]"), Axis("weight", "iterations that it stands for")
-    return tables.marked(pd.concat(parts), Axis("length", "sequence length"), y=y, weight=weight, panel="panel")
+    return tables.marked_lines(pd.concat(parts), Axis("length", "sequence length"), y=y, weight=weight, panel="panel")
 
 
 def _bounds(epochs: Mapping[str, _Epoch]) -> Figure:

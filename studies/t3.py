@@ -16,7 +16,7 @@ from dse.plots import Axis, tables
 from dse.results.claims import Claim, Finding, read
 from dse.results.finished_run import Finished
 from search_spaces.triggered import Triggered, traffic
-from simulators.costs.gemm_stages import staged
+from simulators.costs.gemm_stages import stage_gemm
 from simulators.hardware.system import System, system_of
 from simulators.workloads.operators import ShapeList, Workload
 from studies.facts import facts
@@ -317,7 +317,7 @@ def _reads(system: System, shapes: ShapeList, *, bypass: bool) -> Any:
     for tree in shapes.workloads().values():
         gemm = _filled(tree, system).overlap().gemm
         size = (gemm.m, gemm.local_n, gemm.local_k)
-        found.append(float(staged(system.gpu, size, element_bytes=gemm.element_bytes, bypass=bypass).read_bytes))
+        found.append(float(stage_gemm(system.gpu, size, element_bytes=gemm.element_bytes, bypass=bypass).read_bytes))
     return np.array(found)
 
 

@@ -10,7 +10,7 @@ from dse.plots import predictions
 from simulators.hardware.device import tree_of
 from simulators.steps.backend import StepBackend
 from simulators.steps.design import Design
-from studies.facts import tabulated
+from studies.facts import read_rows
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -22,7 +22,7 @@ _PRECISIONS = ("fp32", "mixed")
 
 def rows_of(name: str) -> Iterator[Mapping[str, str]]:
     """Rows of `conf/data/<name>.csv` of one GPU, at a precision that is modelled, of sequences that are padded."""
-    for row in tabulated(name):
+    for row in read_rows(name):
         if row["gpus"] == "1" and row["precision"] in _PRECISIONS and row.get("padded", "true") == "true":
             yield row
 

@@ -15,7 +15,7 @@ import yaml
 from dse.cli import main
 from dse.config.compose import conf_dir
 from dse.errors import ConfigError
-from simulators.calibration.calibrate import calibrated
+from simulators.calibration.calibrate import calibrate_rows
 from simulators.calibration.fit import MOST, PRIORS, medoids
 from simulators.calibration.measurements import Rows, read, read_folder
 from simulators.calibration.rows import on_device
@@ -353,7 +353,7 @@ def test_the_constants_that_are_shipped_are_those_of_the_full_tables(
     """And the rest of these tables is predicted as `docs/operators.md` says."""
     tree = tree_of(device)
     file = shared(f"data/deepbench/{tree['measured_as']}.csv")
-    done = calibrated(tree, read(file), file)
+    done = calibrate_rows(tree, read(file), file)
     for precision, constants in tree["efficiency"].items():
         assert dict(done.tree["efficiency"][precision]) == pytest.approx(constants, rel=0.01)
     assert done.tree["fitted_on"] == {

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from dse.values import put
-from simulators.costs.capacity import Base, Buffer, Copies, Copy, grid, saving
+from simulators.costs.capacity import Base, Buffer, Copies, Copy, capacity_saving, grid
 from simulators.hardware.number_formats import Format
 
 FORMATS = {name: Format.model_validate(tree) for name, tree in shipped("format").items()}
@@ -65,22 +65,28 @@ def test_two_accountings_save_what_was_published() -> None:
 
 @given(st.sampled_from(sorted(BASES)), st.sampled_from(sorted(COPIES)), st.integers(2, 200))
 def test_layers_in_flight_take_their_copies_back(base: str, copies: str, layers: int) -> None:
-    found = saving(BASES[base], COPIES[copies], Buffer(num_layers=layers, layers_in_flight=2))
+    found = capacity_saving(BASES[base], COPIES[copies], Buffer(num_layers=layers, layers_in_flight=2))
     c, rest = COPIES[copies].bytes_per_parameter, BASES[base].bytes_per_parameter
     assert found.buffer_bytes == pytest.approx(2 * c / layers)
-    assert found.saved == pytest.approx((c - 2 * c / layers) / (rest + c))
-    assert found.saved <= saving(BASES[base], COPIES[copies]).saved
-    assert saving(BASES[base], COPIES[copies], Buffer(num_layers=2, layers_in_flight=2)).saved == pytest.approx(0)
+    assert found.saved_share == pytest.approx((c - 2 * c / layers) / (rest + c))
+    assert found.saved_share <= capacity_saving(BASES[base], COPIES[copies]).saved_share
+    assert capacity_saving(
+        BASES[base], COPIES[copies], Buffer(num_layers=2, layers_in_flight=2)
+    ).saved_share == pytest.approx(0)
 
 
 def test_numbers_may_be_arrays() -> None:
     layers = np.array([24, 96, 118])
     copies = put(COPIES["MX9"], "forward.format.element.mantissa_bits", np.array([[7], [4], [2]]))
-    found = saving(BASES["fp32 W"], copies, put(Buffer(num_layers=1, layers_in_flight=1), "num_layers", layers))
+    found = capacity_saving(
+        BASES["fp32 W"], copies, put(Buffer(num_layers=1, layers_in_flight=1), "num_layers", layers)
+    )
     for i, name in enumerate(("mx9", "mx6", "mx4")):
         for j, count in enumerate(layers.tolist()):
-            one = saving(BASES["fp32 W"], Copies(forward=copy(name)), Buffer(num_layers=count, layers_in_flight=1))
-            assert found.saved[i, j] == pytest.approx(one.saved, rel=1e-14)
+            one = capacity_saving(
+                BASES["fp32 W"], Copies(forward=copy(name)), Buffer(num_layers=count, layers_in_flight=1)
+            )
+            assert found.saved_share[i, j] == pytest.approx(one.saved_share, rel=1e-14)
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,7 @@ def test_the_columns_that_a_study_needs_are_recorded_or_searched(study: str) -> 
     module = planned(f"study={study}").settings.study.module
     without = planned(f"study={study}", "++study.recorded=[]")
     needed = plugins.load("study", module).columns
-    assert set(needed) <= {*without.recorded, *without.knobs}
+    assert set(needed) <= {*without.recorded_paths, *without.knobs}
 
 
 def test_a_path_that_no_design_has_is_an_empty_column(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

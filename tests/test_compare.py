@@ -14,7 +14,16 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from swept import grid, written
 
-from dse.analysis.compare import REFERENCE, Pair, Points, attained, compared, differences, flat, made_otherwise
+from dse.analysis.compare import (
+    REFERENCE,
+    Pair,
+    Points,
+    attainment_difference,
+    compare_runs,
+    differences,
+    flat,
+    made_otherwise,
+)
 from dse.cli import main
 from dse.results.finished_run import Finished
 
@@ -114,14 +123,14 @@ def test_points_without_a_result_count_as_evaluated() -> None:
 def test_attainment_is_the_share_of_scenarios_in_which_one_run_alone_gets_there() -> None:
     best, worse = points([[0.0, 0.0]]), points([[1.0, 1.0]])
     why: dict[str, str] = {}
-    found = attained([Pair("s1", best, worse), Pair("s2", worse, best)], why)
+    found = attainment_difference([Pair("s1", best, worse), Pair("s2", worse, best)], why)
     assert found is not None
     assert len(found) == 0, "each is ahead once"
-    found = attained([Pair("s1", best, worse), Pair("s2", best, worse)], why)
+    found = attainment_difference([Pair("s1", best, worse), Pair("s2", best, worse)], why)
     assert found is not None
     assert set(found[:, 4]) == {1.0}
     assert why == {}
-    assert attained([Pair("s", points([[1.0, 2, 3]]), points([[1.0, 2, 3]]))], why) is None
+    assert attainment_difference([Pair("s", points([[1.0, 2, 3]]), points([[1.0, 2, 3]]))], why) is None
     assert "these are 3" in why["attainment"]
 
 
@@ -184,7 +193,7 @@ def test_a_better_run_is_told_to_be_better_with_figures(tmp_path: Path, capsys: 
 
 
 def test_a_run_beside_its_copy_differs_in_nothing(tmp_path: Path) -> None:
-    found = compared(*map(Finished, runs(tmp_path, table(), table())))
+    found = compare_runs(*map(Finished, runs(tmp_path, table(), table())))
     assert (dict(found.config), list(found.made), dict(found.why_not)) == ({}, [], {})
     assert found.attainment is not None
     assert len(found.attainment) == 0
@@ -196,7 +205,7 @@ def test_a_run_beside_its_copy_differs_in_nothing(tmp_path: Path) -> None:
 
 def test_scenarios_that_only_one_has_are_named(tmp_path: Path) -> None:
     one, other = table(scenarios=("s1", "s2")), table(scenarios=("s2", "s3"))
-    found = compared(*map(Finished, runs(tmp_path, one, other)))
+    found = compare_runs(*map(Finished, runs(tmp_path, one, other)))
     assert [row["scenario"] for row in found.rows] == ["s2"]
     assert found.why_not == {"scenario s1": "has no result in B", "scenario s3": "has no result in A"}
 
@@ -216,7 +225,7 @@ def test_other_objectives_are_refused_where_they_matter_and_the_rest_is_told(
 
 def test_the_order_of_the_objectives_is_no_difference(tmp_path: Path) -> None:
     swapped = {"held_bytes": "minimize", "time_s": "minimize"}
-    found = compared(*map(Finished, runs(tmp_path, table(), table(), goals=swapped)))
+    found = compare_runs(*map(Finished, runs(tmp_path, table(), table(), goals=swapped)))
     assert [row["dominated"] for row in found.rows] == [[0, 0]] * 2
 
 

@@ -705,7 +705,7 @@ def test_grids_of_hardware_and_schedule_numbers_hold_the_designs_that_validation
         assert {"system.gpu.num_cus", "system.node.link_bytes_per_s"} <= set(block.axes)
         keys = keys_to_hex(block.keys()).tolist()
         for place, design in enumerate(block.batch.designs()):
-            point = {**block.assignment, **{path: block.held(path)[place].item() for path in block.axes}}
+            point = {**block.assignment, **{path: block.values_at(path)[place].item() for path in block.axes}}
             expected = found.backend.design(space.tree(point))
             assert design == expected
             assert keys[place].decode() == content_key(expected)

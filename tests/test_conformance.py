@@ -49,7 +49,7 @@ from simulators.overlap.design import Design
 from simulators.overlap.metrics import METRICS, RELATIONS
 from simulators.taskgraph.graph import GraphBuilder, TaskGraph
 from simulators.taskgraph.max_min_fairness import fair_rates
-from simulators.taskgraph.symmetry import patterns, reduced
+from simulators.taskgraph.symmetry import patterns, reduce_graph
 from simulators.taskgraph.timeline import Engine, Timeline, busy
 
 Floats = NDArray[np.float64]
@@ -348,7 +348,7 @@ def test_a_design_is_refused_with_a_reason_or_measured(engine: str, schedule: st
     if result.status == "unsupported":
         assert len(result.reason.split()) > 2
         assert not result.metrics
-        assert ENGINES[engine].run(reduced(lower(point)).graph).reason(0) == result.reason
+        assert ENGINES[engine].run(reduce_graph(lower(point)).graph).reason(0) == result.reason
     else:
         assert result.reason == ""
         assert check_results(Results.of([result]), METRICS)[0].status == "ok"
@@ -701,7 +701,7 @@ def evaluated(engine: str, graph: TaskGraph) -> list[tuple[Any, ...]]:
     """Totals of each design as the backend computes them: in parts, reduced."""
     found: dict[int, tuple[Any, ...]] = {}
     for places, alike in patterns(graph):
-        totals = ENGINES[engine].totals(reduced(alike).graph)
+        totals = ENGINES[engine].totals(reduce_graph(alike).graph)
         columns = [totals.makespan_s, totals.peak_staged_bytes, totals.cu_s]
         columns += [*totals.busy_s.values(), *totals.spent_s.values()]
         for row, place in enumerate(range(graph.num_designs) if places is None else places.tolist()):

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from test_conformance import DISTINCT, magnitudes, points, run
 
 from dse.cli import main
-from simulators.calibration.contention import Overlaps, errors, fitted, shares, together, without_one
+from simulators.calibration.contention import Overlaps, errors, fit_contention, shares, together, without_one
 from simulators.costs.gemm_waves import gemm_cost
 from simulators.hardware.system import Contention, System
 from simulators.overlap.node import WholeNode
@@ -326,7 +326,7 @@ def measured() -> Overlaps:
 
 def test_the_shipped_coefficients_are_those_that_the_fit_finds(measured: Overlaps) -> None:
     system = design("serial").system
-    for name, value in fitted(system, measured).items():
+    for name, value in fit_contention(system, measured).items():
         assert getattr(system.gpu.contention, name) == pytest.approx(value, abs=2e-3)
 
 

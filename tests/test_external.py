@@ -38,7 +38,7 @@ from dse.evaluation.calls import Patience, call, serve
 from dse.evaluation.workers import Pool
 from simulators.external import process
 from simulators.external.backend import ExternalBackend
-from simulators.external.outcome import judged
+from simulators.external.outcome import judge_run
 from simulators.external.process import Ended, Limits
 
 NAME = f"{Path(sys.executable).name} menu.py"
@@ -285,7 +285,7 @@ def ended(code: int, stderr: bytes = b"") -> Ended:
     ],
 )
 def test_out_of_memory_is_said_where_program_or_kernel_say_so(end: Ended, starved: bool, reason: str) -> None:
-    assert judged(end, Limits(1.0, 1000), b"", metrics={}, starved=starved).reason == reason
+    assert judge_run(end, Limits(1.0, 1000), b"", metrics={}, starved=starved).reason == reason
 
 
 @pytest.mark.slow
@@ -414,7 +414,7 @@ def assert_sound(found: Result) -> None:
 @settings(max_examples=300)
 @given(ANSWERS.map(json.dumps).map(str.encode) | st.binary(max_size=40))
 def test_any_answer_becomes_numbers_in_their_ranges_or_a_reason(answer: bytes) -> None:
-    raw = judged(ended(0), Limits(1.0, 10**6), answer, metrics=BOTH, starved=False)
+    raw = judge_run(ended(0), Limits(1.0, 10**6), answer, metrics=BOTH, starved=False)
     assert_sound(check_results(Results.of([raw]), BOTH)[0])
 
 

@@ -18,7 +18,7 @@ from test_conformance import magnitudes
 
 from dse.cli import main
 from dse.space import set_path
-from search_spaces.persistent import ordered, partners, pieces
+from search_spaces.persistent import issue_order, partners, pieces
 from simulators.costs.fabric import phases
 from simulators.costs.memory_bound import kernel_cost
 from simulators.hardware.system import System
@@ -368,7 +368,7 @@ def test_the_order_in_which_operators_are_written_changes_nothing(seed: Any) -> 
     names = list(operators)
     seed.shuffle(names)
     first, second = (point("dlrm_torus", tree) for tree in (operators, {name: operators[name] for name in names}))
-    assert ordered(first.workload) == ordered(second.workload)
+    assert issue_order(first.workload) == issue_order(second.workload)
     assert metrics(first) == metrics(second)
 
 

@@ -20,8 +20,8 @@ from dse.cli import main
 from dse.errors import ConfigError
 from simulators.memory.convolutions import Layer, kernels, layers, written_out
 from simulators.memory.kernels import Application
-from simulators.memory.measured import measured, scenarios
-from simulators.memory.measures import camping, simulate
+from simulators.memory.measured import load_measured_systems, scenarios
+from simulators.memory.measures import partition_camping, simulate
 from simulators.memory.phases import cuts, phases, shares
 from studies.convolutions import against, errors
 
@@ -181,7 +181,7 @@ def test_shares_add_up_to_what_was_asked_computed_and_moved() -> None:
 
 
 def test_every_measured_convolution_is_a_scenario() -> None:
-    (one,) = measured(["mem_p100"], None)
+    (one,) = load_measured_systems(["mem_p100"], None)
     found = scenarios(["mem_p100"], None)
     assert len(found) == one.rows.size == len(set(one.rows.names))
     for row in range(one.rows.size):
@@ -221,13 +221,13 @@ def test_a_value_of_an_application_that_no_scenario_has_is_refused() -> None:
 
 def points(*given: tuple[str, str, str, float]) -> pd.DataFrame:
     """Rows of one scenario: direction, algorithm, hash, time."""
-    (one,) = measured(["mem_p100"], None)
+    (one,) = load_measured_systems(["mem_p100"], None)
     table = pd.DataFrame(given, columns=["direction", "algorithm", "hash", "time_s"])
     return table.assign(scenario=one.scenario(0))
 
 
 def test_a_layer_takes_what_its_fastest_algorithm_takes() -> None:
-    (one,) = measured(["mem_p100"], None)
+    (one,) = load_measured_systems(["mem_p100"], None)
     seconds = one.rows.seconds[0]
     rows = points(
         ("forward", "gemm", "none", 1.5 * seconds[0]), ("forward", "implicit_gemm", "none", 2 * seconds[0]),
@@ -253,12 +253,12 @@ def test_camping_is_no_chance() -> None:
     """A line here and there is even use; the same channel all the time is not, nor one after another."""
     random = np.random.default_rng(11)
     few = random.multinomial(4, [1 / 32] * 32, size=256)
-    assert camping(few) < 1.6
-    assert camping(np.eye(32, dtype=np.int64)[[3] * 200]) == 32
+    assert partition_camping(few) < 1.6
+    assert partition_camping(np.eye(32, dtype=np.int64)[[3] * 200]) == 32
     turns = np.repeat(np.eye(4, dtype=np.int64) * 500, 16, axis=0)
-    assert camping(turns) == 4
-    assert camping(np.full((8, 4), 100)) == 1
-    assert camping(np.zeros((8, 4), np.int64)) == 1
+    assert partition_camping(turns) == 4
+    assert partition_camping(np.full((8, 4), 100)) == 1
+    assert partition_camping(np.zeros((8, 4), np.int64)) == 1
 
 
 def test_rows_that_no_layer_can_be_are_refused_by_line(tmp_path: Path) -> None:
@@ -319,8 +319,8 @@ def test_the_study_tells_errors_kernels_phases_and_camping(run: Path) -> None:
     np.testing.assert_allclose(lenet["bandwidth_share"], lenet["dram_bytes"] / (lenet["seconds"] * 112e9))
     listed = json.loads((run / "phases.json").read_text("utf-8"))
     assert {one["scenario"] for one in listed} == {"lenet", "conv_3x3", "two"}
-    camping = pd.read_parquet(run / "camping.parquet")
-    assert camping[camping["plain"] > 2]["camping"].max() < 1.2
+    measured = pd.read_parquet(run / "camping.parquet")
+    assert measured[measured["plain"] > 2]["camping"].max() < 1.2
 
 
 def test_the_study_draws_who_did_what_when(run: Path) -> None:

@@ -91,7 +91,7 @@ def test_a_point_holds_the_value_that_stands_for_all_and_none_is_lost() -> None:
     assert {point["schedule.priority"] for block in blocks for point in block.points()} == {"equal"}
     assert sum(block.size for block in blocks) == space.size()
     for block in blocks:
-        assert block.held("schedule.priority") == "equal"
+        assert block.values_at("schedule.priority") == "equal"
 
 
 @given(st.data())

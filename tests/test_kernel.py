@@ -20,10 +20,10 @@ from pathlib import Path
 from conftest import ENGINES, FREE, design, lower
 from simulators.engines import fluid
 from simulators.taskgraph import maxplus
-from simulators.taskgraph.symmetry import reduced
+from simulators.taskgraph.symmetry import reduce_graph
 
 own = {**FREE, "system.gpu.cu_copy.setup_s": 1e-6, "schedule.mover": "cu"}
-graph = reduced(lower(design("uniform_fused_1d", own))).graph
+graph = reduce_graph(lower(design("uniform_fused_1d", own))).graph
 print(ENGINES["fluid"].totals(graph).makespan_s)
 print("then the others", file=sys.stderr)
 ENGINES["analytic"].totals(graph)

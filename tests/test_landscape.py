@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dse.analysis.search_benchmark import Known, LandscapeBackend, Progress, Run, column, known
+from dse.analysis.search_benchmark import Known, LandscapeBackend, Progress, Run, column, evaluated_points
 from dse.backend import Batch, Result
 from dse.errors import ConfigError
 from dse.search import Search, explore
@@ -19,7 +19,7 @@ SHARES = [0.05, 0.2, 1.0]
 
 @pytest.fixture(scope="module")
 def truth() -> Known:
-    return known(COMMAND)
+    return evaluated_points(COMMAND)
 
 
 def run(method: str, seed: int = 0) -> Result:
@@ -86,7 +86,7 @@ def test_a_budget_is_a_share_of_the_distinct_outcomes_with_the_baseline_counted(
 @pytest.mark.slow
 def test_a_point_beyond_a_limit_is_on_no_front_and_adds_nothing(truth: Known) -> None:
     metric, most = "peak_staging_bytes", np.median([one["peak_staging_bytes"] for one in truth.outcomes if one])
-    limited = known((*COMMAND, f"+study.limits.{metric}.high={most:.0f}"))
+    limited = evaluated_points((*COMMAND, f"+study.limits.{metric}.high={most:.0f}"))
     beyond = [row for row, one in enumerate(limited.outcomes) if one is not None and one[metric] > most]
     assert beyond
     assert limited.size == truth.size
@@ -112,7 +112,7 @@ def test_a_search_is_credited_from_the_first_point_at_which_it_has_enough(truth:
 @pytest.mark.slow
 def test_a_study_of_several_scenarios_is_no_landscape() -> None:
     with pytest.raises(ConfigError, match="choose one, such as"):
-        known(("study=ficco_sweep", "workload.only=[g4,g5]"))
+        evaluated_points(("study=ficco_sweep", "workload.only=[g4,g5]"))
 
 
 @pytest.mark.parametrize("shares", [[], [0.5, 0.1], [0.0, 0.5], [0.5, 1.5]])

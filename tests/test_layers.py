@@ -240,7 +240,7 @@ def public(tree: ast.Module | ast.ClassDef, prefix: str = "") -> Iterator[tuple[
                 yield from public(node, f"{prefix}{node.name}.")
 
 
-_COMPILED = {"compiled", "flat", "inlined", "outlined"}
+_COMPILED = {"compile_lazily", "flat", "inline_always", "inline_never"}
 
 
 def _is_kernel(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from dse.backend import Batch
 from dse.errors import ConfigError
 from simulators.memory import engine
-from simulators.memory.measures import camping, programs, simulate
+from simulators.memory.measures import partition_camping, programs, simulate
 from simulators.memory.simulation import lines
 
 APPLICATIONS = tuple(name for name, tree in shipped("application").items() if "groups" in tree)
@@ -97,9 +97,9 @@ def test_a_strided_kernel_camps_on_one_channel_unless_addresses_are_hashed() -> 
     )
 )
 def test_camping_is_one_where_channels_are_even_and_at_most_their_number(rows: list[list[int]]) -> None:
-    found = camping(np.array(rows))
+    found = partition_camping(np.array(rows))
     assert 1 - 1e-12 <= found <= 4 + 1e-12
-    assert camping(np.full((3, 4), 7)) == 1
+    assert partition_camping(np.full((3, 4), 7)) == 1
 
 
 @settings(max_examples=25)

@@ -11,7 +11,7 @@ from applications import BACKEND, metrics
 from conftest import shipped
 
 from simulators.memory import engine
-from simulators.memory.convolutions import ALGORITHMS, DIRECTIONS, Layer, feed, kernels, unsupported
+from simulators.memory.convolutions import ALGORITHMS, DIRECTIONS, Layer, feed, kernels, unsupported_reason
 from simulators.memory.design import Design
 from simulators.memory.measures import programs
 from simulators.memory.program import Program
@@ -73,7 +73,7 @@ def test_implicit_gemm_computes_what_a_convolution_is_up_to_its_tiles(direction:
         (algorithm, direction)
         for algorithm in ALGORITHMS
         for direction in DIRECTIONS
-        if not unsupported(layer(algorithm=algorithm, direction=direction))
+        if not unsupported_reason(layer(algorithm=algorithm, direction=direction))
     ],
 )
 def test_tensors_are_touched_wholly(algorithm: str, direction: str) -> None:
@@ -89,20 +89,20 @@ def test_tensors_are_touched_wholly(algorithm: str, direction: str) -> None:
 
 def test_winograd_is_for_three_by_three_without_stride() -> None:
     for name in ("winograd", "winograd_nonfused"):
-        assert unsupported(layer(algorithm=name)) == ""
-        assert "3 x 3" in unsupported(layer(algorithm=name, r=5, s=5, pad_h=2, pad_w=2))
-        assert "stride" in unsupported(layer(algorithm=name, stride_v=2, stride_h=2))
-    assert "filter pass" in unsupported(layer(algorithm="winograd", direction="backward_filter"))
+        assert unsupported_reason(layer(algorithm=name)) == ""
+        assert "3 x 3" in unsupported_reason(layer(algorithm=name, r=5, s=5, pad_h=2, pad_w=2))
+        assert "stride" in unsupported_reason(layer(algorithm=name, stride_v=2, stride_h=2))
+    assert "filter pass" in unsupported_reason(layer(algorithm="winograd", direction="backward_filter"))
     with pytest.raises(ValueError, match="3 x 3"):
         kernels(layer(algorithm="winograd", r=5, s=5, pad_h=2, pad_w=2), CUS)
 
 
 def test_transforms_are_for_images_and_filters_that_fit() -> None:
-    assert "256" in unsupported(layer(algorithm="fft", h=300, w=300))
-    assert unsupported(layer(algorithm="fft_tiling", h=300, w=300)) == ""
-    assert "half a tile" in unsupported(layer(algorithm="fft_tiling", r=20, s=5, h=40, w=40))
-    assert "3 and more" in unsupported(layer(algorithm="fft", r=1, s=1, pad_h=0, pad_w=0))
-    assert all(unsupported(layer(algorithm=name, r=17, s=17, pad_h=0, pad_w=0)) for name in ALGORITHMS)
+    assert "256" in unsupported_reason(layer(algorithm="fft", h=300, w=300))
+    assert unsupported_reason(layer(algorithm="fft_tiling", h=300, w=300)) == ""
+    assert "half a tile" in unsupported_reason(layer(algorithm="fft_tiling", r=20, s=5, h=40, w=40))
+    assert "3 and more" in unsupported_reason(layer(algorithm="fft", r=1, s=1, pad_h=0, pad_w=0))
+    assert all(unsupported_reason(layer(algorithm=name, r=17, s=17, pad_h=0, pad_w=0)) for name in ALGORITHMS)
 
 
 def test_explicit_columns_go_through_memory() -> None:
@@ -145,7 +145,7 @@ def test_filter_gradients_are_split_only_where_few_workgroups_would_be() -> None
 
 
 def test_a_filter_larger_than_the_image_and_sizes_of_nothing_are_refused() -> None:
-    assert "larger than the padded image" in unsupported(layer(h=1, w=1, pad_h=0, pad_w=0))
+    assert "larger than the padded image" in unsupported_reason(layer(h=1, w=1, pad_h=0, pad_w=0))
     with pytest.raises(ValueError, match="n"):
         layer(n=0)
 
@@ -156,7 +156,7 @@ def test_every_algorithm_of_a_small_layer_runs_on_every_device(direction: str, s
     ran = []
     for name in ALGORITHMS:
         one = layer(algorithm=name, direction=direction)
-        if not unsupported(one):
+        if not unsupported_reason(one):
             got = found(one, system=system)
             assert 0 < got["time_s"] < 1e-2
             assert got["time_s"] >= got["kernels"] * shipped("system")[system]["gpu"]["launch_s"]

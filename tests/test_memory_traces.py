@@ -27,7 +27,7 @@ from simulators.memory.design import Design
 from simulators.memory.program import Region, Touch, Writer
 from simulators.memory.recorded import ADDRESS, CU, STORE, TIME, Recording, reach, read
 from simulators.memory.simulation import Simulation
-from simulators.memory.statistics import Replayed, banks, channels, design_of, run, sets, told
+from simulators.memory.statistics import Replayed, banks, channels, design_of, run, sets, statistics_record
 
 LINE = 64
 
@@ -439,7 +439,7 @@ def test_the_command_writes_statistics_tables_and_a_figure(
     said = capsys.readouterr().out
     assert "row_hit_rate" in said
     assert "busiest of 16 channels" in said
-    assert json.dumps(told(replay(Path("my.csv"), design(**{"system.gpu.num_cus": 64}))), allow_nan=False)
+    assert json.dumps(statistics_record(replay(Path("my.csv"), design(**{"system.gpu.num_cus": 64}))), allow_nan=False)
 
 
 @pytest.mark.parametrize(

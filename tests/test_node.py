@@ -104,8 +104,9 @@ def test_rows_that_gpus_do_not_divide_change_a_node_by_little(schedule: str, dat
 @settings(max_examples=8)
 @given(data=st.data(), imbalance=st.floats(0.05, 0.6))
 def test_uneven_shards_never_make_a_node_faster(schedule: str, data: st.DataObject, imbalance: float) -> None:
-    """Where neither memory nor transfers slow a GEMM, and its time is its FLOP; else tiles, queues and who meets whom
-    have their say: with contention, shards that end apart can overlap less with what slows them.
+    """Where neither memory nor transfers slow a GEMM, and its time is its FLOP but for a wave in some hundreds; else
+    tiles, queues and who meets whom have their say: with contention, shards that end apart can overlap less with what
+    slows them.
     """
     topology = data.draw(st.sampled_from(TOPOLOGIES))
     point = data.draw(designs(schedule, topology, hbm=st.just(1e16)))
@@ -117,7 +118,7 @@ def test_uneven_shards_never_make_a_node_faster(schedule: str, data: st.DataObje
     point = point.model_copy(update={"system": point.system.model_copy(update={"gpu": gpu})})
     assume(not uneven(imbalance).problems(point) and not ONE.problems(point))
     whole, one = measured(uneven(imbalance), point), measured(ONE, point)
-    assert whole["makespan_s"] >= one["makespan_s"] * (1 - 1e-3)
+    assert whole["makespan_s"] >= one["makespan_s"] * (1 - 5e-3)
     assert whole["moved_bytes"] > one["moved_bytes"]
 
 

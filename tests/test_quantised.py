@@ -18,7 +18,7 @@ from pydantic import BaseModel
 from dse.cli import main
 from dse.content_hash import content_keys
 from dse.errors import ConfigError
-from simulators.costs.capacity import Base, Buffer, Copies, Copy, saving
+from simulators.costs.capacity import Base, Buffer, Copies, Copy, capacity_saving
 from simulators.hardware.number_formats import Format
 from simulators.hardware.pim import Pim
 from simulators.steps.backend import iteration
@@ -216,7 +216,7 @@ def test_what_is_saved_is_what_the_accounting_of_capacity_says(format: str, othe
     formats = [Format.model_validate(shipped("format")[name]) for name in filter(None, (format, other))]
     both = [Copy(format=one) for one in formats]
     base = Base(weights="fp32", gradients="fp32", momentum="fp32", variance="fp32")
-    found = saving(base, Copies(forward=both[0], backward=both[1] if other else None))
+    found = capacity_saving(base, Copies(forward=both[0], backward=both[1] if other else None))
     assert stored["bytes_per_parameter"] == pytest.approx(found.stored_bytes, rel=2e-3)  # biases have no copies
     buffer = Buffer(num_layers=48, layers_in_flight=2).layers_in_flight / 48 * formats[0].bytes_per_element
     assert made["bytes_per_parameter"] == pytest.approx(found.base_bytes + buffer, rel=2e-3)

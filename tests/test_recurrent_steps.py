@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from simulators.calibration.measurements import read
 from simulators.costs.chip import Chip
 from simulators.hardware.device import Setting, device_of, tree_of
-from simulators.steps.operators import Block, Op, Platform, Recurrence, Spent, spent
+from simulators.steps.operators import Block, Op, Platform, Recurrence, Spent, operator_costs
 from simulators.steps.recurrent import speech_blocks, translation_blocks
-from simulators.steps.seqpoint import Iterations, choose, cut_parallel, cut_sequential, projected
+from simulators.steps.seqpoint import Iterations, choose, cut_parallel, cut_sequential, project_epoch
 from simulators.workloads.model import Run, Speech, Translation
 from simulators.workloads.sequence_lengths import Lengths, iteration_lengths
 
@@ -43,7 +43,7 @@ def blocks_of(model: Model, length: Any, **changes: Any) -> tuple[Block, ...]:
 def taken(blocks: Sequence[Block], chip: Chip = VEGA) -> list[tuple[Block, Op, Spent]]:
     """Each operator with what it takes once."""
     pairs = [(block, op) for block in blocks for op in block.ops]
-    found = spent([op for _, op in pairs], Platform(chip))
+    found = operator_costs([op for _, op in pairs], Platform(chip))
     return [(block, op, one) for (block, op), one in zip(pairs, found, strict=True)]
 
 
@@ -168,7 +168,7 @@ def test_every_number_of_a_setting_has_a_source_and_none_makes_it_faster(setting
 def test_a_recurrent_layer_is_linear_in_its_steps(hidden: int) -> None:
     steps = np.arange(50.0, 1501.0, 50.0)
     ops = [Op("steps", "recurrent", "forward", Recurrence(3, hidden, 32, steps, one)) for one in range(3)]
-    seconds = sum((one.seconds for one in spent(ops, Platform(VEGA))), np.zeros_like(steps))
+    seconds = sum((one.seconds for one in operator_costs(ops, Platform(VEGA))), np.zeros_like(steps))
     line = np.polynomial.Polynomial.fit(steps, seconds, 1)
     assert np.abs(line(steps) / seconds - 1).max() < 0.01
 
@@ -182,7 +182,9 @@ def test_forward_passes_of_gru_layers_are_within_a_third_of_those_measured(share
         steps, measured = own.shape["t"], own.seconds[:, 0]
         slope = np.polyfit(steps, measured, 1)[0]
         assert np.abs(slope * steps / measured - 1).max() < 0.08  # proportional, but for one kernel's choice
-        (found,) = spent([Op("steps", "recurrent", "forward", Recurrence(3, hidden, 32, steps, 0))], Platform(VEGA))
+        (found,) = operator_costs(
+            [Op("steps", "recurrent", "forward", Recurrence(3, hidden, 32, steps, 0))], Platform(VEGA)
+        )
         assert np.abs(found.seconds / measured - 1).max() < 0.33
 
 
@@ -200,7 +202,7 @@ def on_all_settings(model: Model, sizes: NDArray[np.int64]) -> Floats:
 def chosen_by(method: str, sizes: NDArray[np.int64], seconds: Floats) -> tuple[float, float, Any]:
     """Errors of time and of speed-up, each a geometric mean over configurations, and the sample."""
     sample = choose(Iterations.model_validate(shipped("iterations")[method]), sizes, seconds[0])
-    true, told = seconds.sum(-1), projected(sample, seconds)
+    true, told = seconds.sum(-1), project_epoch(sample, seconds)
     speedup = (told[0] / told[1:]) / (true[0] / true[1:])
     errors = (np.abs(told / true - 1), np.abs(speedup - 1))
     time, faster = (float(np.exp(np.log(np.maximum(one, 1e-12)).mean())) for one in errors)

@@ -18,7 +18,7 @@ from toy import distribution
 from dse import plugins
 from dse.analysis import robustness
 from dse.analysis.perturbation import Constant
-from dse.analysis.robustness import Breaks, Stretch, declared, drawn, on_front, regret, turned
+from dse.analysis.robustness import Breaks, Stretch, draw_factors, on_front, regret, reversal_share, uncertain_constants
 from dse.cli import main
 from dse.errors import ConfigError
 
@@ -124,7 +124,7 @@ def test_whole_numbers_stay_whole(run: Path) -> None:
 def test_shares_and_regrets_are_those_of_every_sample_by_hand(run: Path) -> None:
     found = asked(run, "samples=50", "seed=7")
     changing = [Constant("link.bytes_per_s", 0.3, False), Constant("link.cu_bytes_per_s", 0.3, False)]
-    factors = drawn(changing, 50, 7)
+    factors = draw_factors(changing, 50, 7)
     points = list(itertools.product(("dma", "cu", "detour"), (1, 2, 4)))
     for row in found["scenarios"]:
         moved = SIZES[row["scenario"]]
@@ -180,7 +180,7 @@ def test_of_more_points_than_can_be_evaluated_the_best_and_the_front_are_taken(
 
 def test_samples_fill_every_constants_width_evenly() -> None:
     """A Latin hypercube: each of n slices of a constant's width holds one of n samples."""
-    factors = drawn([Constant("a", 0.2, False), Constant("b", 0.05, False)], 40, 0)
+    factors = draw_factors([Constant("a", 0.2, False), Constant("b", 0.05, False)], 40, 0)
     for half, column in zip((0.2, 0.05), factors.T, strict=True):
         slices = np.floor((column - (1 - half)) / (2 * half) * 40).astype(int)
         assert sorted(slices.tolist()) == list(range(40))
@@ -242,8 +242,8 @@ def test_a_share_that_makes_a_value_illegal_is_refused(run: Path, capsys: pytest
 
 def test_without_a_declaration_one_is_asked_for() -> None:
     with pytest.raises(ConfigError, match="declares no uncertain constants"):
-        declared("", {})
-    assert declared("a.b=0.1,c=0.2", {"d": 0.3}) == {"a.b": 0.1, "c": 0.2}
+        uncertain_constants("", {})
+    assert uncertain_constants("a.b=0.1,c=0.2", {"d": 0.3}) == {"a.b": 0.1, "c": 0.2}
 
 
 def test_sentences_say_who_wins_where() -> None:
@@ -259,7 +259,7 @@ def test_sentences_say_who_wins_where() -> None:
 
 def test_what_both_rises_and_falls_is_an_anomaly_of_the_lesser_of_the_two() -> None:
     rows = [[4.0, 3.0, 2.0, 2.0], [1.0, 1.5, math.inf, 3.0], [4.0, 2.0, 3.0, 1.0], [1.0, 2.0, 1.8, 4.0], [math.inf] * 4]
-    np.testing.assert_allclose(turned(np.array(rows)), [0.0, 0.0, 0.5, 1 / 9, 0.0], atol=1e-12)
+    np.testing.assert_allclose(reversal_share(np.array(rows)), [0.0, 0.0, 0.5, 1 / 9, 0.0], atol=1e-12)
 
 
 @pytest.mark.slow
@@ -269,7 +269,7 @@ def test_anomalies_are_told_by_constant_and_counted_in_what_is_written(
     told = asked(run)
     assert {(row["anomalies"], row["largest_anomaly"]) for row in told["break_even"]} == {(0, 0.0)}
     assert "anomalies:" not in capsys.readouterr().out
-    monkeypatch.setattr("dse.analysis.robustness.turned", lambda values: np.full(len(values), 0.25))
+    monkeypatch.setattr("dse.analysis.robustness.reversal_share", lambda values: np.full(len(values), 0.25))
     told = asked(run)
     assert all(row["anomalies"] > 0 and row["largest_anomaly"] == 0.25 for row in told["break_even"])
     assert "both rises and falls over link." in (out := capsys.readouterr().out)

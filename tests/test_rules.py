@@ -17,7 +17,7 @@ from swept import Row, grid, written
 
 from dse.analysis.contexts import Cases, Question, cases
 from dse.analysis.decision_tree import Feature, Leaf, Node, Option, Split, Tree, between
-from dse.analysis.rules import fixed, folds, judged, left_out, majority_learner, score
+from dse.analysis.rules import folds, left_out, majority_learner, score, score_fixed_options, score_tree
 from dse.analysis.tree_learning import Size, features, learn
 from dse.cli import main
 from dse.errors import ConfigError
@@ -113,12 +113,12 @@ def test_a_ratio_of_sizes_is_found_and_holds_for_workloads_never_seen(tmp_path: 
     tree = learn(found, Size(3))
     assert isinstance(tree.root, Split)
     assert tree.root.feature == Feature(("load.k",), ("load.m",))
-    scores, notes = judged(found, tree, Size(3))
+    scores, notes = score_tree(found, tree, Size(3))
     unseen = [one for one in scores if one.name == "tree" and one.seen.startswith("leave")]
     assert [one.seen for one in unseen] == ["leave one workload out", "leave one system out"]
     assert [(one.accuracy, one.most) for one in unseen] == [(1.0, 0.0)] * 2
     assert notes == []
-    always = {one.name: one for one in fixed(found)}
+    always = {one.name: one for one in score_fixed_options(found)}
     assert set(always) == {"always fast", "always wide", "always never"}
     assert min(one.mean for one in always.values()) > 0.1
 
@@ -127,8 +127,8 @@ def test_noise_is_not_taken_for_a_rule_that_pays(tmp_path: Path) -> None:
     """Which option is best is drawn: on unseen workloads nothing that was learned can beat the best fixed option."""
     draws = iter(np.random.default_rng(5).permutation(np.tile([1.0, 1.3, 1.6], 400)).tolist())
     found = learned(tmp_path, lambda _: {"time_s": next(draws), "held_bytes": 1.0}, knobs={**KNOBS, "plan.pieces": [1]})
-    scores, _ = judged(found, learn(found, Size(3)), Size(3))
-    best = fixed(found)[0].mean
+    scores, _ = score_tree(found, learn(found, Size(3)), Size(3))
+    best = score_fixed_options(found)[0].mean
     (unseen,) = [one for one in scores if (one.name, one.seen) == ("tree", "leave one workload out")]
     assert unseen.mean > 0.8 * best
 

@@ -132,7 +132,7 @@ ORDER = ("thing.name", "thing.mode", "thing.bend", "thing.grip", "thing.x", "thi
 
 def unrolled(block: Block) -> list[Assignment]:
     """The points of a block, one by one."""
-    columns = {path: block.held(path).tolist() for path in block.axes}
+    columns = {path: block.values_at(path).tolist() for path in block.axes}
     return [{**block.assignment, **{path: columns[path][i] for path in columns}} for i in range(block.size)]
 
 
@@ -307,11 +307,11 @@ SIZE = SPACE.size() or 0
 @given(spaces(), st.integers(0, 2**32))
 def test_genes_are_points_and_points_are_genes(space: Space, seed: int) -> None:
     genes, random = Genes(space), np.random.default_rng(seed)
-    drawn = genes.drawn(40, random)
+    drawn = genes.draw(40, random)
     points, everything = genes.points(drawn), list(space.points())
     assert all(point in everything for point in points)
     np.testing.assert_array_equal(genes.rows(points), drawn)
-    np.testing.assert_array_equal(genes.settled(drawn, random), drawn)
+    np.testing.assert_array_equal(genes.settle(drawn, random), drawn)
     if space.size() == 1:
         assert points == everything * 40
 
@@ -708,7 +708,7 @@ def test_a_warm_start_from_what_is_no_finished_run_is_refused(said: str, told: s
 def learned(seed: int, num_known: int) -> tuple[NDArray[np.float64], NDArray[np.float64], Surrogate]:
     """Rows that were not learned from, their values, and a process that learned from others of the toy's space."""
     genes = Genes(SPACE)
-    rows = np.unique(genes.drawn(600, np.random.default_rng(seed)), axis=0)
+    rows = np.unique(genes.draw(600, np.random.default_rng(seed)), axis=0)
     np.random.default_rng(seed).shuffle(rows)
     values = np.stack([np.log1p(np.abs(rows[:, 0] - 2)) + rows[:, -1], 3.0 * rows[:, 0] - 1.0], axis=1)
     process = Surrogate(genes)

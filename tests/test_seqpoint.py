@@ -24,7 +24,7 @@ from simulators.steps.seqpoint import (
     cut_parallel,
     cut_sequential,
     iterations_cut,
-    projected,
+    project_epoch,
 )
 from simulators.workloads.sequence_lengths import Lengths, iteration_lengths, sequence_lengths
 
@@ -147,7 +147,7 @@ def test_weights_are_all_iterations_and_representatives_lie_in_their_bins(epoch:
     unique = np.unique(sizes)
     assert found.weights.sum() == len(sizes)
     assert len(found.places) <= found.bins <= len(unique)
-    assert found.error == pytest.approx(projected(found, seconds) / seconds.sum() - 1, abs=1e-12)
+    assert found.error == pytest.approx(project_epoch(found, seconds) / seconds.sum() - 1, abs=1e-12)
     if found.bins < len(unique):
         edges = sizes.min() + np.arange(found.bins + 1) * (sizes.max() - sizes.min()) / found.bins
         for place, weight in zip(found.places, found.weights, strict=True):
@@ -183,7 +183,7 @@ def test_the_error_is_within_half_the_gaps_between_times_of_a_bin(epoch: Epoch, 
         for one in np.unique(bin_):
             times = np.unique(seconds[bin_ == one])
             bound += (bin_ == one).sum() * np.diff(times, prepend=times[0]).max() / 2
-    assert abs(projected(found, seconds) - seconds.sum()) <= bound + 1e-9 * seconds.sum()
+    assert abs(project_epoch(found, seconds) - seconds.sum()) <= bound + 1e-9 * seconds.sum()
 
 
 @given(epochs(), st.floats(0.1, 10))
@@ -192,7 +192,7 @@ def test_a_configuration_that_is_faster_by_one_factor_has_the_same_error_and_an_
 ) -> None:
     found = choose(method("seqpoint"), *epoch)
     both = np.stack([epoch[1], factor * epoch[1]])
-    true, told = both.sum(-1), projected(found, both)
+    true, told = both.sum(-1), project_epoch(found, both)
     assert told / true - 1 == pytest.approx(found.error, abs=1e-9)
     assert told[0] / told[1] == pytest.approx(true[0] / true[1])
 
@@ -214,7 +214,7 @@ def test_the_order_of_an_epoch_changes_nothing(epoch: Epoch, random: Any) -> Non
 def test_all_is_exact_on_every_configuration(epoch: Epoch) -> None:
     found = choose(method("all"), *epoch)
     other = epoch[1][::-1]
-    assert projected(found, other) == pytest.approx(other.sum())
+    assert project_epoch(found, other) == pytest.approx(other.sum())
     assert cut_sequential(found, other) == pytest.approx(1)
     assert iterations_cut(found) == 1
 

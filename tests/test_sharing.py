@@ -20,7 +20,7 @@ from dse.cli import main
 from simulators.costs.gemm_sharing import SHARES, Choice, chosen, kernels, lacks
 from simulators.hardware.system import Gpu, system_of
 from simulators.overlap.backend import OverlapBackend
-from studies.degrees import Predictor, judged
+from studies.degrees import Predictor, score_choices
 
 GPU: Gpu = system_of(shipped("system")["mi100_1"]).gpu
 BACKEND = OverlapBackend("fluid")
@@ -164,8 +164,8 @@ def test_a_predictor_learns_what_can_be_learned() -> None:
     degrees = [1, 2, 4, 8, 16]
     features = random.uniform(0, 4, (300, 1))
     seconds = 1 + 0.2 * np.abs(np.log2(degrees)[None] - np.round(features))
-    predictor = Predictor.learned(features[:200], seconds[:200], degrees)
-    found = judged(seconds[200:], seconds[200:, 0], predictor.choose(features[200:]))
+    predictor = Predictor.learn(features[:200], seconds[:200], degrees)
+    found = score_choices(seconds[200:], seconds[200:, 0], predictor.choose(features[200:]))
     assert found["within_5_percent"] > 0.9
     assert found["largest_regret"] <= 0.2 + 1e-9
 

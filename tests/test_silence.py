@@ -22,7 +22,7 @@ from test_store import CONTEXT, fresh, keys_of, made, rows, url  # noqa: F401  (
 from dse.cli import main
 from dse.results.selection import Rule
 from dse.store.database import StoreError
-from dse.store.result_store import Store, recorded, studies
+from dse.store.result_store import Store, recorded_keys, studies
 from dse.store.session import Hold, StoreSession
 from dse.study.resume import begin
 from dse.tracking.database import TrackingError, open_store
@@ -75,7 +75,7 @@ def point(held: StoreSession, x: int) -> None:
     """All that a study asks of its store for one point."""
     held.find(keys_of([x]))
     held.lease([keys_of([x])])
-    assert held.shared in (True, False)
+    assert held.is_shared in (True, False)
     held.record(fresh([x]), [keys_of([x])])
     held.flush()
 
@@ -279,7 +279,7 @@ def test_a_store_with_triggers_or_views_is_refused_with_a_sentence(
     assert main([*S, f"store.url={url}"]) == 4
     assert f"holds what dse never makes and what may change results: {kind}" in capsys.readouterr().err
     with pytest.raises(StoreError, match=kind):
-        list(recorded(url))
+        list(recorded_keys(url))
 
 
 def test_what_is_not_there_after_it_was_written_is_an_error_and_is_kept(url: str) -> None:  # noqa: F811

@@ -12,7 +12,7 @@ from iterations import BACKEND, KERNELS, NETWORK, OPTIMIZERS, block, laid, made,
 
 from simulators.steps.dag import schedule, tasks
 from simulators.steps.iteration import Iteration
-from simulators.steps.projection import LAWS, Profile, Size, by_kind, projected, serialized_share
+from simulators.steps.projection import LAWS, Profile, Size, by_kind, project_layer, serialized_share
 from simulators.workloads.model_zoo import model_tree, public
 
 LAYERS = st.sampled_from(["none", "attention", "all"])
@@ -277,7 +277,7 @@ def test_the_kinds_of_a_layer_are_all_its_time(drawn: dict[str, Any], kernels: s
 def test_a_projection_to_hardware_that_computes_faster_is_exact(drawn: dict[str, Any], faster: float) -> None:
     drawn |= {"model.vocab": 0, "parallel.tp": 2}
     size = Size(drawn["model.hidden"], drawn["run.sequence_length"], drawn["run.batch"], 2)
-    ours = projected(Profile(size, by_kind(made(drawn)), int(size.tp)), size, faster)
+    ours = project_layer(Profile(size, by_kind(made(drawn)), int(size.tp)), size, faster)
     theirs = by_kind(made({**drawn, "setting.flop_vs_bw": faster}))
     assert {kind: float(value) for kind, value in ours.items()} == pytest.approx(theirs, rel=1e-12)
     assert float(serialized_share(ours)) == pytest.approx(float(serialized_share(theirs)), rel=1e-12)
@@ -287,7 +287,7 @@ def test_a_projection_to_hardware_that_computes_faster_is_exact(drawn: dict[str,
 def test_a_projection_to_the_size_of_its_profile_is_the_profile(h: int, s: int, b: int, t: int) -> None:
     seconds = {kind: np.asarray(float(place + 1)) for place, kind in enumerate(LAWS)}
     size = Size(h, s, b, t)
-    assert projected(Profile(size, seconds, int(size.tp)), size) == seconds
+    assert project_layer(Profile(size, seconds, int(size.tp)), size) == seconds
 
 
 GROWN = {"run.batch": 16, "run.sequence_length": 2048, "model.hidden": 8192, "parallel.tp": 4}
@@ -300,7 +300,7 @@ def test_large_operators_grow_as_their_laws_say(path: str, kind: str) -> None:
     long = {"run.sequence_length": 2048} if kind == "attention" else {}
     size, seconds = profile(long)
     to, theirs = profile({**long, path: GROWN[path] * (2 if path in long else 1)})
-    ours = projected(Profile(size, seconds, int(size.tp)), to)
+    ours = project_layer(Profile(size, seconds, int(size.tp)), to)
     slack = 0.08 if kind == "attention" else 0.03
     assert float(ours[kind]) == pytest.approx(float(theirs[kind]), rel=slack)
 
@@ -308,7 +308,7 @@ def test_large_operators_grow_as_their_laws_say(path: str, kind: str) -> None:
 def test_only_collectives_follow_the_number_of_gpus_as_a_ring_does() -> None:
     """(t - 1) / t: from 2 to 8, and to 64, 1.75 and 1.97 times as long."""
     seconds = {kind: np.asarray(1.0) for kind in LAWS}
-    found = projected(Profile(Size(1024, 512, 4, 2), seconds, 2), Size(1024, 512, 4, np.array([8, 64])))
+    found = project_layer(Profile(Size(1024, 512, 4, 2), seconds, 2), Size(1024, 512, 4, np.array([8, 64])))
     assert found["communication"] == pytest.approx([1.75, 63 / 32])
     assert found["fc"] == pytest.approx([1 / 4, 1 / 32])
     assert np.broadcast_to(found["norm"], 2) == pytest.approx([1.0, 1.0])

@@ -20,7 +20,7 @@ from simulators.overlap.design import Design
 from simulators.taskgraph.graph import GraphBuilder, TaskGraph
 from simulators.taskgraph.maxplus import _pruned, longest
 from simulators.taskgraph.order import Order
-from simulators.taskgraph.symmetry import patterns, reduced
+from simulators.taskgraph.symmetry import patterns, reduce_graph
 
 Floats = NDArray[np.float64]
 EVENT = ENGINES["event"]
@@ -32,7 +32,7 @@ every_engine = pytest.mark.parametrize("engine", ENGINES)
 
 def assert_same_run(graph: TaskGraph) -> TaskGraph:
     """The reduced graph, whose run is that of the whole one, task by task and in total."""
-    quotient = reduced(graph)
+    quotient = reduce_graph(graph)
     whole, small = EVENT.run(graph), EVENT.run(quotient.graph)
     np.testing.assert_allclose(small.finished[:, quotient.of], whole.finished, rtol=1e-9)
     np.testing.assert_allclose(small.issued[:, quotient.of], whole.issued, rtol=1e-9)
@@ -94,8 +94,8 @@ def test_a_graph_without_planned_symmetry_is_reduced_rightly_too(graph: TaskGrap
 @settings(max_examples=50)
 @given(graph=graphs() | pipelines())
 def test_what_is_reduced_cannot_be_reduced_again(graph: TaskGraph) -> None:
-    once = reduced(graph).graph
-    assert reduced(once).graph is once
+    once = reduce_graph(graph).graph
+    assert reduce_graph(once).graph is once
 
 
 def every_gpu(point: Design) -> TaskGraph:
@@ -177,7 +177,7 @@ def test_eight_gpus_behave_as_the_one_that_stands_for_them(priority: str, hbm: s
     assert whole.num_tasks == 8 * one.num_tasks
     small = assert_same_run(whole)
     assert (small.num_tasks, len(small.resources)) == (2 * 4, 3)
-    assert reduced(one).graph.num_tasks == small.num_tasks
+    assert reduce_graph(one).graph.num_tasks == small.num_tasks
     totals, expected = EVENT.run(whole).totals(), EVENT.run(one).totals()
     assert totals.makespan_s == pytest.approx(expected.makespan_s, rel=1e-9)
     assert totals.peak_staged_bytes == pytest.approx(8 * expected.peak_staged_bytes, rel=1e-9)

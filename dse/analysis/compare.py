@@ -97,7 +97,7 @@ class Pair:
         extent = np.ptp(both, axis=0)
         return both.min(axis=0), np.where(extent > 0, extent, 1.0)
 
-    def scaled(self, values: Floats) -> Floats:
+    def scale_objectives(self, values: Floats) -> Floats:
         """Objectives [N, objectives] such that the best of both fronts is 0 and the worst is 1."""
         ideal, extent = self.scale
         return np.asarray((values - ideal) / extent)
@@ -105,7 +105,7 @@ class Pair:
     def row(self, *, factors: bool) -> dict[str, Any]:
         """Measures of both fronts, first run first. factors: whether epsilon is a factor of raw values, else scaled."""
         first, second = self.first.front, self.second.front
-        measured = (first, second) if factors else (self.scaled(first), self.scaled(second))
+        measured = (first, second) if factors else (self.scale_objectives(first), self.scale_objectives(second))
         ideal, extent = self.scale
         return {
             "scenario": self.scenario,
@@ -113,7 +113,7 @@ class Pair:
             "front": [len(first), len(second)],
             "equal": int((first[:, None] == second[None]).all(axis=2).any(axis=1).sum()),
             "dominated": [_count_dominated(first, second), _count_dominated(second, first)],
-            "hypervolume": [_hypervolume(self.scaled(first)), _hypervolume(self.scaled(second))],
+            "hypervolume": [_hypervolume(self.scale_objectives(first)), _hypervolume(self.scale_objectives(second))],
             "epsilon": [_epsilon(*measured, factors), _epsilon(*measured[::-1], factors)],
             "ideal": ideal.tolist(),
             "reference": (ideal + REFERENCE * extent).tolist(),
@@ -126,7 +126,7 @@ class Pair:
         for before, now in zip([0, *steps[:-1]], steps, strict=True):
             fresh = points.values[(points.numbers > before) & (points.numbers <= now)]
             front = _front(np.concatenate([front, fresh])) if len(fresh) else front
-            reached.append(_hypervolume(self.scaled(front)) if len(front) else 0.0)
+            reached.append(_hypervolume(self.scale_objectives(front)) if len(front) else 0.0)
         return steps.astype(float), np.array(reached)
 
 
@@ -162,7 +162,8 @@ def _epsilon(front: Floats, other: Floats, multiplicative: bool) -> float:
 class Compared:
     """Comparison of two runs. rows: of `Pair.row`. why_not: what could not be compared, with the reason.
 
-    curves: scenario -> of each run, points evaluated and hypervolume. attainment: rectangles [R, 5], see `attained`.
+    curves: scenario -> of each run, points evaluated and hypervolume. attainment: rectangles [R, 5], see
+    `attainment_difference`.
     """
 
     names: tuple[str, str]
@@ -191,7 +192,7 @@ class Compared:
         return {**record, "curves": curves, "attainment": finite}
 
 
-def compared(first: Finished, second: Finished) -> Compared:
+def compare_runs(first: Finished, second: Finished) -> Compared:
     """Compare two finished runs."""
     why_not: dict[str, str] = {}
     pairs_: list[Pair] = []
@@ -207,13 +208,13 @@ def compared(first: Finished, second: Finished) -> Compared:
     return Compared(
         (first.name, second.name),
         differences(first.config, second.config),
-        made_otherwise(first.made, second.made),
+        made_otherwise(first.provenance, second.provenance),
         [_counts(run) for run in (first, second)],
         first.goals,
         "factor" if factors else "share of the scale",
         [pair.row(factors=factors) for pair in pairs_],
         {pair.scenario: (pair.curve(pair.first), pair.curve(pair.second)) for pair in pairs_},
-        attained(pairs_, why_not),
+        attainment_difference(pairs_, why_not),
         why_not,
     )
 
@@ -256,7 +257,7 @@ def _counts(run: Finished) -> dict[str, Any]:
     return {**totals, **counted, "methods": list(run.methods)}
 
 
-def attained(pairs_: Sequence[Pair], why_not: dict[str, str]) -> Floats | None:
+def attainment_difference(pairs_: Sequence[Pair], why_not: dict[str, str]) -> Floats | None:
     """Difference of attainment over scenarios: rectangles [R, 5] in scaled objectives that one run attains more often.
 
     A row is (x from, y from, x to, y to, share of scenarios in which A attains it less the share in which B does).
@@ -273,7 +274,7 @@ def attained(pairs_: Sequence[Pair], why_not: dict[str, str]) -> Floats | None:
         return None
     sets = []
     for side in ("first", "second"):
-        fronts = [pair.scaled(getattr(pair, side).front) for pair in pairs_]
+        fronts = [pair.scale_objectives(getattr(pair, side).front) for pair in pairs_]
         numbers = np.repeat(np.arange(1, len(fronts) + 1), [len(front) for front in fronts])
         sets.append(np.column_stack([np.concatenate(fronts), numbers]))
     if not moocore.eafdiff(*sets)[:, 2].any():  # moocore cannot return no rectangles
@@ -300,7 +301,7 @@ def command(words: Sequence[str]) -> int:
     first, second = (Finished.find(root, name, letter) for letter, name in zip("AB", names, strict=True))
     if first.folder == second.folder:
         raise ConfigError([Problem("B", "is the same run as A", names[1], "name another one: <study>/<time>")])
-    comparison = compared(first, second)
+    comparison = compare_runs(first, second)
     folder = _write(comparison, root)
     console = report.console()
     for part in _printout(comparison):

@@ -104,7 +104,7 @@ class Question:
         if not chosen:
             raise ConfigError([Problem("choose", "the study searched no choice", way_out="name one: choose=<knob>")])
         system = tuple(path for path in run.knobs if path not in (*software, *chosen))
-        inputs = tuple(path for path in run.recorded if path in system or path not in (*run.knobs, *chosen))
+        inputs = tuple(path for path in run.recorded_paths if path in system or path not in (*run.knobs, *chosen))
         return cls(objective, goals[objective], tuple(chosen), system, inputs)
 
 

@@ -43,7 +43,7 @@ class Feature:
         above, below = (prod(_real(inputs[path]) for path in factors) for factors in (self.paths, self.per))
         return above / below if self.per else above
 
-    def said(self, names: Mapping[str, str]) -> str:
+    def expression(self, names: Mapping[str, str]) -> str:
         """Write the feature as an expression over names by path."""
         above, below = (" * ".join(names[path] for path in factors) for factors in (self.paths, self.per))
         if self.text is not None:
@@ -147,8 +147,8 @@ class Tree:
             return [f"{pad}{option_said(node.option, self.choose)}  [{contexts}; {regret}]"]
         below, above = (self._lines(side, names, depth + 1) for side in (node.below, node.above))
         if node.feature.text is not None:
-            return [f"{pad}if {node.feature.said(names)}:", *above, f"{pad}else:", *below]
-        return [f"{pad}if {node.feature.said(names)} <= {number(node.threshold)}:", *below, f"{pad}else:", *above]
+            return [f"{pad}if {node.feature.expression(names)}:", *above, f"{pad}else:", *below]
+        return [f"{pad}if {node.feature.expression(names)} <= {number(node.threshold)}:", *below, f"{pad}else:", *above]
 
     def python(self, about: str) -> str:
         """Write a module with one function, `choose`, that imports nothing. about: its docstring."""
@@ -167,9 +167,9 @@ class Tree:
             return [f"{pad}return {dict(zip(self.choose, node.option, strict=True))!r}"]
         below, above = (self._statements(side, names, depth + 1) for side in (node.below, node.above))
         if node.feature.text is not None:
-            return [f"{pad}if {node.feature.said(names)}:", *above, *below_without_else(below)]
+            return [f"{pad}if {node.feature.expression(names)}:", *above, *below_without_else(below)]
         real = {path: f"float({name})" for path, name in names.items()}
-        return [f"{pad}if {node.feature.said(real)} <= {node.threshold!r}:", *below, *below_without_else(above)]
+        return [f"{pad}if {node.feature.expression(real)} <= {node.threshold!r}:", *below, *below_without_else(above)]
 
     def json(self) -> dict[str, Any]:
         """Convert the tree to JSON, for programs."""

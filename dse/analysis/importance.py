@@ -380,7 +380,7 @@ def command(words: Sequence[str]) -> int:
     run, method = Finished.find(Path(options["output_dir"]), options["study"]), METHODS[options["method"]]
     table = read(run, ["scenario", "status", "key", *run.knobs, *run.goals])
     inside = table[table["explored"]]
-    assessment = assess(inside, run.goals, run.knobs, method, seed=int(run.made.get("seed", 0)))
+    assessment = assess(inside, run.goals, run.knobs, method, seed=int(run.provenance.get("seed", 0)))
     notes = [*_notes(assessment, dict(inside["status"].value_counts())), *_outside(len(table) - len(inside))]
     _write(run, assessment, notes)
     console = report.console()

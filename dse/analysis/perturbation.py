@@ -218,7 +218,9 @@ def legal(run_points: Points, constant: Constant, factors: Floats) -> Floats:
 # ---------------------------------------------------------------- evaluating
 
 
-def evaluated(run_points: Points, batches: Iterable[Batch], goals: Mapping[str, str], advance: Advance) -> Floats:
+def evaluate_batches(
+    run_points: Points, batches: Iterable[Batch], goals: Mapping[str, str], advance: Advance
+) -> Floats:
     """Evaluate all designs of some batches: [designs, objectives], smaller is better, inf without a result."""
     parts = []
     for group in _groups(batches, run_points.plan.backend.batch):

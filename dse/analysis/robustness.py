@@ -26,7 +26,7 @@ from dse.analysis.perturbation import (
     Points,
     at,
     constants,
-    evaluated,
+    evaluate_batches,
     legal,
     one_by_one,
     points,
@@ -106,7 +106,7 @@ class Standing:
         return {**self.row(), "members": members, "options": fared}
 
 
-def drawn(changing: Sequence[Constant], samples: int, seed: int) -> Floats:
+def draw_factors(changing: Sequence[Constant], samples: int, seed: int) -> Floats:
     """Factors [samples, constants] of a Latin hypercube, uniform within each half-width."""
     from scipy.stats import qmc
 
@@ -190,7 +190,7 @@ class Breaks:
     """Which option wins in a scenario, by the value of one constant: stretches in ascending order.
 
     num_anomalies: points whose objective gets both better and worse as the constant rises. largest: the largest share
-    by which one does (`turned`).
+    by which one does (`reversal_share`).
     """
 
     scenario: str
@@ -238,7 +238,7 @@ def breaks(found: Points, constant: Constant, asked: Asked, advance: Advance) ->
     objective = asked.objective
     factors = legal(found, constant, np.geomspace(1 / asked.span, asked.span, _STEPS))
     factors[np.argmin(np.abs(np.log(factors)))] = 1.0
-    scanned = evaluated(found, one_by_one(found, constant, factors), objective, advance)[:, 0]
+    scanned = evaluate_batches(found, one_by_one(found, constant, factors), objective, advance)[:, 0]
     values, nominal = scanned.reshape(len(found.designs), len(factors)), found.nominal(constant.path)
     held = []
     for index in range(len(found.scenarios)):
@@ -248,11 +248,11 @@ def breaks(found: Points, constant: Constant, asked: Asked, advance: Advance) ->
     while any(search.open for search in held):
         wanted = [(search, *search.asks()) for search in held if search.open]
         rows, numbers = (np.concatenate([one[place] for one in wanted]) for place in (1, 2))
-        fresh = evaluated(found, at(found, constant, rows, numbers), objective, advance)[:, 0]
+        fresh = evaluate_batches(found, at(found, constant, rows, numbers), objective, advance)[:, 0]
         ends = np.cumsum([len(own) for _, own, _ in wanted])[:-1]
         for (search, _, _), got in zip(wanted, np.split(fresh, ends), strict=True):
-            search.told(got)
-    turns = [turned(values[found.rows(index)]) for index in range(len(found.scenarios))]
+            search.tell(got)
+    turns = [reversal_share(values[found.rows(index)]) for index in range(len(found.scenarios))]
     return [
         Breaks(
             name,
@@ -266,7 +266,7 @@ def breaks(found: Points, constant: Constant, asked: Asked, advance: Advance) ->
     ]
 
 
-def turned(values: Floats) -> Floats:
+def reversal_share(values: Floats) -> Floats:
     """By how much values [R, G] above 0 go back on themselves, as a share [R]; 0 for those that only rise or only fall.
 
     That is the lesser of the largest rise and the largest fall between any two places, of those that are finite.
@@ -336,7 +336,7 @@ class _Search:
         order = np.lexsort((self._rank, values[best]))
         return np.array(best)[order[:_RIVALS]]
 
-    def told(self, values: Floats) -> None:
+    def tell(self, values: Floats) -> None:
         """Take in what was asked for."""
         start = 0
         for value, rows in self._asked:
@@ -404,7 +404,7 @@ def _number(given: Mapping[str, str], name: str, ends: tuple[int, int]) -> int:
     return int(given[name])
 
 
-def declared(typed: str, study: Mapping[str, float]) -> dict[str, float]:
+def uncertain_constants(typed: str, study: Mapping[str, float]) -> dict[str, float]:
     """Uncertain constants by path: those typed (`path=0.2,path=0.1`), else the study's. Raises ConfigError."""
     if not typed and not study:
         way = "declare them in study.uncertainty, or type vary=<path>=<share>,..."
@@ -461,17 +461,17 @@ def _broken(one: Breaks) -> dict[str, Any]:
     return {**named, "stretches": stretches, "anomalies": one.num_anomalies, "largest_anomaly": one.largest}
 
 
-def examined(asked: Asked, present: Present, typed: str) -> Found:
+def examine(asked: Asked, present: Present, typed: str) -> Found:
     """Evaluate the points of a run with other constants. Raises ConfigError."""
     planned = plan_again(asked.run, present)
     found = points(asked.run, planned, asked.choose, max(1, _MOST_EVALUATED // asked.samples))
-    changing = constants(found, declared(typed, planned.settings.study.uncertainty))
+    changing = constants(found, uncertain_constants(typed, planned.settings.study.uncertainty))
     size = len(found.designs)
     with bar(f"{asked.run.name}: robustness", size * (1 + asked.samples + _STEPS * len(changing))) as advance:
-        nominal = evaluated(found, together(found, changing, np.ones((1, len(changing)))), asked.goals, advance)
+        nominal = evaluate_batches(found, together(found, changing, np.ones((1, len(changing)))), asked.goals, advance)
         _check_shares(asked, nominal)
-        factors = drawn(changing, asked.samples, asked.seed)
-        values = evaluated(found, together(found, changing, factors), asked.goals, advance)
+        factors = draw_factors(changing, asked.samples, asked.seed)
+        values = evaluate_batches(found, together(found, changing, factors), asked.goals, advance)
         held = standings(found, nominal, values.reshape(size, asked.samples, -1))
         flips = [one for each in changing for one in breaks(found, each, asked, advance)]
     return Found(asked, found, changing, held, flips)
@@ -493,7 +493,7 @@ def command(words: Sequence[str]) -> int:
     known = {"study": "", "samples": "64", "seed": "0", "range": "8", "output_dir": "outputs"}
     given = pairs(words, known, optional=("vary", "choose", "objective", "config_dir", "command"))
     run = Finished.find(Path(given["output_dir"]), given["study"])
-    found = examined(Asked.of(run, given), Present.of(given), given.get("vary", ""))
+    found = examine(Asked.of(run, given), Present.of(given), given.get("vary", ""))
     _write(found)
     console = report.console()
     console.print(_table(found))

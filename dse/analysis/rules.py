@@ -60,7 +60,7 @@ class Score:
         return float((self.regrets <= _NEAR).mean())
 
     @property
-    def said(self) -> str:
+    def text(self) -> str:
         """For a person."""
         about = f"{self.name}, {self.seen}" if self.seen != _ALL else self.name
         regret = f"regret {100 * self.mean:.2f} % mean, {100 * self.most:.2f} % most"
@@ -142,7 +142,7 @@ def folds(found: Cases) -> tuple[Folds, list[str]]:
     return tuple(possible), told
 
 
-def judged(found: Cases, tree: Tree, size: Size) -> tuple[list[Score], list[str]]:
+def score_tree(found: Cases, tree: Tree, size: Size) -> tuple[list[Score], list[str]]:
     """Scores of the tree where it learned, of trees and majorities where they did not; and notes."""
     place = {option: index for index, option in enumerate(found.options)}
     own = np.array([place[option] for option in tree.picks(found.inputs, len(found.values))], np.intp)
@@ -157,7 +157,7 @@ def judged(found: Cases, tree: Tree, size: Size) -> tuple[list[Score], list[str]
     return scores, told
 
 
-def fixed(found: Cases) -> list[Score]:
+def score_fixed_options(found: Cases) -> list[Score]:
     """Scores of every option taken always, the best first."""
     picks = [np.full(len(found.values), index, np.intp) for index in range(len(found.options))]
     always = [score(found, own, _always(option), _ALL) for option, own in zip(found.options, picks, strict=True)]
@@ -229,12 +229,12 @@ def command(words: Sequence[str]) -> int:
     tree = learn(found, size)
     others = [_other(root, said, run, question) for said in filter(None, given.get("judge", "").split(","))]
     elsewhere = [score for other in others for score in _elsewhere(*other, found, tree)]
-    scores, notes = judged(found, tree, size)
+    scores, notes = score_tree(found, tree, size)
     scores += elsewhere
     notes += [
         f"judged on {other.name}: {len(new.values)} contexts that nothing was learned from" for other, new in others
     ]
-    scores += [*_of_persons(run, cases(run, question, to_learn=False)), *fixed(found)]
+    scores += [*_of_persons(run, cases(run, question, to_learn=False)), *score_fixed_options(found)]
     alike = len(every.options) - len(found.options)
     notes = [*_notes(run, question, found), *_verdict(scores), *notes]
     notes += [f"{alike} more options are never better or worse than one of these, and were left out"] if alike else []
@@ -333,7 +333,7 @@ def _write(run: Finished, question: Question, tree: Tree, *, scores: Sequence[Sc
     from dse import plots
 
     head = f"Best {question.objective} of {run.name}: picks {', '.join(question.choose)}"
-    fared = [one.said for one in _shown(scores)]
+    fared = [one.text for one in _shown(scores)]
     told = "\n".join([head, *notes])
     texts = {
         "rules.txt": "\n".join([tree.text(), "", told, "", *fared, ""]),

@@ -113,7 +113,7 @@ class Known:
 
 
 @plugins.cached_until_refresh
-def known(command: tuple[str, ...]) -> Known:
+def evaluated_points(command: tuple[str, ...]) -> Known:
     """Every point of a landscape, evaluated. Raises ConfigError for what is no finite space with one scenario."""
     planned = plan(compose.request(["store=none", "tracking=none", "fidelity=none", "search=exhaustive", *command]))
     if len(planned.spaces) != 1:
@@ -214,7 +214,7 @@ class LandscapeBackend(Backend):
 
     def _searched(self, design: BaseModel) -> Result:
         assert isinstance(design, Design)
-        truth = known(design.landscape.command)
+        truth = evaluated_points(design.landscape.command)
         runs = [Progress.of(truth, design.run, budget) for budget in self._budgets(truth)]
         last = runs[-1]
         metrics = {

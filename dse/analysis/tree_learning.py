@@ -71,7 +71,7 @@ def learn(found: Cases, size: Size, rows: Rows | None = None) -> Tree:
     asked = features(found.inputs, found.quantities)
     matrix = np.stack([np.asarray(feature.of(found.inputs), float)[rows] for feature in asked])
     grower = _Grower(matrix, found.regrets[rows], size, max(1, int(_SHARE * len(rows))))
-    root = grower.refined(grower.pruned(grower.grown()))
+    root = grower.refine(grower.prune(grower.grown()))
     return Tree(found.choose, _Teller(found, asked, rows, matrix).node(root, np.arange(len(rows))))
 
 
@@ -155,7 +155,7 @@ class _Grower:
         below = self.matrix[cut.feature, rows] <= cut.low
         return below, ~below
 
-    def pruned(self, root: _Branch) -> _Branch:
+    def prune(self, root: _Branch) -> _Branch:
         """With the leaves, at most as many as asked for, that lose least; of equals the fewer."""
         most = self.size.leaves or 2**self.size.depth
         tables: dict[int, dict[int, tuple[float, tuple[int, int] | None]]] = {}
@@ -181,7 +181,7 @@ class _Grower:
         keep(root, min(found, key=lambda count: (round(found[count][0] / _GAIN), count)))
         return root
 
-    def refined(self, root: _Branch) -> _Branch:
+    def refine(self, root: _Branch) -> _Branch:
         """With each cut the best there is while the cuts above and below it stay, until none is better."""
         for _ in range(_SWEEPS):
             changed = False

@@ -192,12 +192,12 @@ class _Composer:
             with told_by_hydra():
                 config = compose("config", overrides=[*search, *overrides])
                 tree = OmegaConf.to_container(config)
-                return self.resolved(tree) if interpolates(tree) else dict(_with_text_keys(tree))
+                return self.resolve(tree) if interpolates(tree) else dict(_with_text_keys(tree))
         except ConfigError as error:
             self.problems.extend(error.problems)
             return {}
 
-    def resolved(self, tree: Any) -> dict[str, Any]:
+    def resolve(self, tree: Any) -> dict[str, Any]:
         """Interpolations resolved, once it is known how much they come to; {} with a problem noted where they fail."""
         from omegaconf import OmegaConf
         from omegaconf.errors import OmegaConfBaseException
@@ -309,7 +309,7 @@ def _request(composer: _Composer, texts: Sequence[str]) -> Request:
         _check_name(composer, tree, line.key, str(line.value))
     values = [line for line in lines if line not in chosen]
     _apply(composer, tree, values)
-    tree = composer.resolved(tree) if any("${" in text for text in texts) else tree
+    tree = composer.resolve(tree) if any("${" in text for text in texts) else tree
     fixed = {f"{line.key}.name" for line in good} | {
         line.key for line in values if line.kind != "delete" and not line.key.startswith("space.")
     }

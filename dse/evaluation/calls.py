@@ -55,11 +55,11 @@ class Patience:
         """The same, of which nothing has failed yet."""
         return Patience(self.retries, self.most)
 
-    def succeeded(self) -> None:
+    def record_success(self) -> None:
         """Some call had results."""
         self._last, self._count = "", 0
 
-    def failed(self, reason: str) -> None:
+    def record_failure(self, reason: str) -> None:
         """One design has failed. Raises Broken."""
         self._last, self._count = reason, self._count + 1 if reason == self._last else 1
         if self._count == self.most:
@@ -99,10 +99,10 @@ def _call_with_retries(
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
     else:
-        patience.succeeded()
+        patience.record_success()
         return results
     if single:
-        patience.failed(reason)
+        patience.record_failure(reason)
     return halve(batches, reason, lambda half: _call_with_retries(spec, half, patience=patience, retries=retries))
 
 

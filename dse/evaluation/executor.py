@@ -222,7 +222,7 @@ class _Flow:
         mine = self._session.lease([part.keys for part in parts])
         leased = [part for part, ours in zip(parts, mine, strict=True) if ours]
         self.elsewhere += [part for part, ours in zip(parts, mine, strict=True) if not ours]
-        if self._session.shared:
+        if self._session.is_shared:
             self._look_up(leased)  # it may have been recorded just before the lease was ours
         pieces = [piece for part in leased for piece in part.pieces()]
         self._session.release([part.keys for part in leased if not part.left])
@@ -385,7 +385,7 @@ class _Calls:
         try:
             request = (self._own.spec, batches, self._patience.fresh)
             results: list[Results] = self._pool.call(request, None if limit is None else limit * size)
-            self._patience.succeeded()
+            self._patience.record_success()
             return results
         except (Lost, RuntimeError) as error:
             if self._pool.closed:
@@ -397,7 +397,7 @@ class _Calls:
             if again:
                 return self._call_worker(batches, retries - 1)
             if size == 1:
-                self._patience.failed(str(error))
+                self._patience.record_failure(str(error))
             return halve(batches, str(error), lambda half: self._call_worker(half, retries))
 
     def _recheck(self, group: Sequence[_Piece], group_results: Sequence[Results]) -> list[Results]:

@@ -157,7 +157,7 @@ def roofline(rows: pd.DataFrame, roof: tuple[float, float], *, by: str, size: Ax
     return figure
 
 
-def marked(rows: pd.DataFrame, x: Axis, *, y: Axis, weight: Axis, panel: str) -> Figure:
+def marked_lines(rows: pd.DataFrame, x: Axis, *, y: Axis, weight: Axis, panel: str) -> Figure:
     """A line over x in each `panel`; where `weight` is given, a mark of that area."""
     panels = list(rows[panel].unique())
     colours = palette(["all", "marked"])

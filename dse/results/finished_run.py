@@ -45,7 +45,7 @@ class Finished:
         if missing:
             rule = f"is not finished: it has no {', '.join(missing)}"
             raise ConfigError([Problem(path, rule, str(self.folder), "type the study's command again: it goes on")])
-        self.summary, self.config, self.made, self.columns  # noqa: B018 (each is read, and refused where it is damaged)
+        self.summary, self.config, self.provenance, self.columns  # noqa: B018 (each is read, and refused where it is damaged)
         return self
 
     @property
@@ -65,7 +65,7 @@ class Finished:
         return summary
 
     @cached_property
-    def made(self) -> dict[str, Any]:
+    def provenance(self) -> dict[str, Any]:
         """`provenance.json`."""
         provenance: dict[str, Any] = self.outputs.read_json("provenance")
         return provenance
@@ -92,7 +92,7 @@ class Finished:
         return tuple(path for path in self.summary["knobs"] if path in self.columns)
 
     @property
-    def recorded(self) -> tuple[str, ...]:
+    def recorded_paths(self) -> tuple[str, ...]:
         """Paths of the design that are columns of the table, searched or not."""
         named = (*self.config["study"].get("recorded", ()), *self.knobs)
         return tuple(path for path in dict.fromkeys(named) if path in self.columns)
@@ -119,7 +119,7 @@ class Finished:
         """What a point may hold at the paths that a baseline changes: the knob, or the one value of the design."""
         from dse.config.compose import searched_knobs
 
-        config_dir = self.made.get("config_dir")
+        config_dir = self.provenance.get("config_dir")
         folder = Path(config_dir) if config_dir and Path(config_dir).is_dir() else None
         knobs = searched_knobs(self.config, folder)
         paths = [path for path in self.config["study"].get("baseline") or {} if path in self.columns]

@@ -29,8 +29,8 @@ class Genes:
     def __init__(self, space: Space) -> None:
         self._space, self.knobs = space, space.order
         self.sizes = np.array([len(knob.values) for knob in self.knobs])
-        self.ordered = np.array([not knob.values or knob.ordered for knob in self.knobs])
-        deciding = {knob.path for knob in space.deciding}
+        self.ordered = np.array([not knob.values or knob.is_ordered for knob in self.knobs])
+        deciding = {knob.path for knob in space.deciding_knobs}
         self._deciding = np.flatnonzero([knob.path in deciding for knob in self.knobs])
         self._places = [
             {_name(value): place for values in (knob.numbers or (), knob.values) for place, value in enumerate(values)}
@@ -38,16 +38,16 @@ class Genes:
         ]
         self._counting: dict[tuple[float, ...], NDArray[np.bool_]] = {}
 
-    def drawn(self, count: int, random: np.random.Generator) -> Rows:
+    def draw(self, count: int, random: np.random.Generator) -> Rows:
         """Points drawn evenly from every knob by itself."""
-        return self.settled(np.full((count, len(self.knobs)), -1.0), random)
+        return self.settle(np.full((count, len(self.knobs)), -1.0), random)
 
     def values(self, chosen: NDArray[np.intp], random: np.random.Generator) -> NDArray[np.float64]:
         """An even draw for each of some genes, by their place among the knobs."""
         drawn, sizes = random.random(chosen.shape), self.sizes[chosen]
         return np.where(sizes > 0, np.floor(drawn * sizes), drawn)
 
-    def settled(self, rows: Rows, random: np.random.Generator) -> Rows:
+    def settle(self, rows: Rows, random: np.random.Generator) -> Rows:
         """The rows as points: what does not count is -1, what counts and has no value yet is drawn."""
         columns = np.broadcast_to(np.arange(len(self.knobs)), rows.shape)
         rows = np.where(rows < 0, self.values(columns, random), rows)
@@ -59,7 +59,7 @@ class Genes:
         if deciding not in self._counting:
             knobs = [self.knobs[place] for place in self._deciding]
             point = {knob.path: _value(knob, gene) for knob, gene in zip(knobs, deciding, strict=True)}
-            counting = self._space.counting(point)
+            counting = self._space.active_paths(point)
             self._counting[deciding] = np.array([knob.path in counting for knob in self.knobs])
         return self._counting[deciding]
 

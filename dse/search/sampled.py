@@ -21,9 +21,9 @@ def sampler(name: str, *, library: str = "optuna", needs: str = "", whole: bool 
     """
 
     def method(question: Question, options: Mapping[str, Any]) -> Method:
-        found = fitting(lambda: _library(library, needs), options)
+        found = make_sampler(lambda: _library(library, needs), options)
         kind = getattr(found.samplers, name)
-        made = fitting(lambda: kind(seed=question.seed, **{**defaults, **options}), options)
+        made = make_sampler(lambda: kind(seed=question.seed, **{**defaults, **options}), options)
         return Sampled(found, question, made, whole=whole)
 
     return method
@@ -39,7 +39,7 @@ def _library(name: str, needs: str) -> Any:
     return found
 
 
-def fitting(make: Callable[[], Any], options: Mapping[str, Any]) -> Any:
+def make_sampler(make: Callable[[], Any], options: Mapping[str, Any]) -> Any:
     """What `make` makes with a user's options. Raises ConfigError where they do not fit, or the library is absent."""
     try:
         return make()
@@ -100,17 +100,17 @@ class Sampled:
         make = self._library.distributions
         if not knob.values:
             return make.FloatDistribution(knob.low, knob.high, log=knob.log)
-        if knob.ordered:
+        if knob.is_ordered:
             return make.IntDistribution(0, len(knob.values) - 1)
         return make.CategoricalDistribution(knob.values)
 
     def _choose(self, trial: Any, knob: Knob) -> Any:
         if not knob.values:
             return trial.suggest_float(knob.path, knob.low, knob.high, log=knob.log)
-        if knob.ordered:
+        if knob.is_ordered:
             return knob.values[trial.suggest_int(knob.path, 0, len(knob.values) - 1)]
         return trial.suggest_categorical(knob.path, knob.values)
 
 
 def _encoded(knob: Knob, value: Any) -> Any:
-    return knob.values.index(value) if knob.values and knob.ordered else value
+    return knob.values.index(value) if knob.values and knob.is_ordered else value

@@ -25,7 +25,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, Operati
 from sqlalchemy.pool import NullPool
 
 from dse.errors import hidden
-from dse.store.owner import locked
+from dse.store.owner import lock_file
 
 T = TypeVar("T")
 
@@ -123,7 +123,7 @@ class Database:
             self._waited(lambda: _make(engine, self._tables))
             return
         _make_folder(self.file)
-        with locked(self.file.with_name(f"{self.file.name}.lock")):
+        with lock_file(self.file.with_name(f"{self.file.name}.lock")):
             try:
                 self._waited(lambda: _make(engine, self._tables))
             except _Damaged as error:
@@ -143,7 +143,7 @@ class Database:
             if self.file is None:
                 raise StoreError(f"{self} is damaged: {error}") from error
             self.close()
-            with locked(self.file.with_name(f"{self.file.name}.lock")):
+            with lock_file(self.file.with_name(f"{self.file.name}.lock")):
                 self._mend(error)
             self._inode = self.file.stat().st_ino
             return self._waited(once)

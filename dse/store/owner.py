@@ -29,7 +29,7 @@ class Owner:
     started: int
 
     @property
-    def known(self) -> bool:
+    def is_known(self) -> bool:
         """Whether it can be told from here if it has ended."""
         own = me()
         same = bool(own.boot and self.boot and self.started) and self.host == own.host
@@ -38,7 +38,7 @@ class Owner:
     @property
     def gone(self) -> bool:
         """Whether it has provably ended."""
-        return self.known and (self.boot != me().boot or _started(self.pid) != self.started)
+        return self.is_known and (self.boot != me().boot or _started(self.pid) != self.started)
 
     @property
     def text(self) -> str:
@@ -63,7 +63,7 @@ def me() -> Owner:
 
 
 @contextmanager
-def locked(path: Path) -> Iterator[None]:
+def lock_file(path: Path) -> Iterator[None]:
     """Hold an exclusive lock on a plain file, made if need be; the system drops it when the process dies.
 
     Raises OSError for what is no plain file: a pipe would be waited for, and a link leads anywhere.

@@ -161,7 +161,7 @@ class Store:
 
     def __init__(self, url: str, *, patience_s: float = PATIENCE_S) -> None:
         self.database = Database(url, _tables, keyed=results, patience_s=patience_s)
-        self._insert = str(self.adding(results).compile(dialect=self.database.dialect))
+        self._insert = str(self.insert_statement(results).compile(dialect=self.database.dialect))
         self._contexts: dict[int, Context] = {}
         self._check_schema()
 
@@ -173,20 +173,20 @@ class Store:
             for table in _tables.tables.values():  # a database from before tables had a number
                 if {column["name"] for column in known.get_columns(table.name)} != set(table.columns.keys()):
                     return [0]
-            connection.execute(self.adding(about), {"schema": SCHEMA})
+            connection.execute(self.insert_statement(about), {"schema": SCHEMA})
             return list(connection.execute(select(about.c.schema)).scalars())
 
         if (found := self.database.write(work)) != [SCHEMA]:
             rule = f"{self.database} is laid out for another version of dse ({max(found)}, not {SCHEMA})"
             raise StoreError(f"{rule}; choose another output_dir or store.url")
 
-    def adding(self, table: Table) -> Any:
+    def insert_statement(self, table: Table) -> Any:
         """The statement that adds rows to a table where none with their key is there."""
         make: Any = sqlite.insert if self.database.dialect.name == "sqlite" else postgresql.insert
         return make(table).on_conflict_do_nothing()
 
     @functools.cached_property
-    def taking(self) -> Any:
+    def lease_statement(self) -> Any:
         """The statement that takes leases nobody has: rows of name and owner, who may be another."""
         made: Any = sqlite.insert if self.database.dialect.name == "sqlite" else postgresql.insert
         same = made(leases).on_conflict_do_update(index_elements=["name"], set_={"owner": leases.c.owner})
@@ -275,7 +275,7 @@ class Store:
         count, rows = 0, list[tuple[Any, ...]]()
         for held in _alike(fresh, made_in.metrics, context, study):
             if held.size >= _POURED and self.database.dialect.name == "sqlite":
-                count += connection.exec_driver_sql(_POUR, held.poured()).rowcount
+                count += connection.exec_driver_sql(_POUR, held.bulk_insert()).rowcount
             else:
                 rows += held.rows()
         done = connection.exec_driver_sql(self._insert, rows) if rows else None
@@ -356,7 +356,7 @@ class Store:
         return self.database.read(lambda connection: connection.execute(query).scalar()) or b""
 
 
-def recorded(url: str) -> Iterator[Keys]:
+def recorded_keys(url: str) -> Iterator[Keys]:
     """Keys [<= 65,536, 2] of all results of a store, as they stand; nothing is made or written.
 
     Raises StoreError where it cannot be read.
@@ -437,7 +437,7 @@ class _Alike:
             metrics = self.metrics[start : start + self.width]
             yield key, *self.shared, point, metrics, checksum((key, *self.shared, point, metrics))
 
-    def poured(self) -> dict[str, Any]:
+    def bulk_insert(self) -> dict[str, Any]:
         """Whole columns, which the database cuts into rows: that takes half the time of handing over every row."""
         context, study, status, engine, reason = self.shared
         head, texts, width = _head(*self.shared), [point.encode() for point in self.points], self.width

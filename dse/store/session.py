@@ -42,7 +42,7 @@ class Session(Protocol):
     lost: int
 
     @property
-    def shared(self) -> bool:
+    def is_shared(self) -> bool:
         """Whether another process is or was at work on the same since this one began."""
 
     def find(self, keys: Keys) -> Found | None:
@@ -74,7 +74,7 @@ class Forgetful:
     """No store: nothing is known, everything is ours, nothing is kept."""
 
     lost = 0
-    shared = False
+    is_shared = False
 
     def find(self, keys: Keys) -> None:
         """Nothing."""
@@ -142,7 +142,7 @@ class StoreSession:
         return self._alone
 
     @property
-    def shared(self) -> bool:
+    def is_shared(self) -> bool:
         """Whether another process is or was at work on the same since this one began."""
         self._shared = self._shared or not self.alone
         return self._shared
@@ -171,7 +171,7 @@ class StoreSession:
         rows = [{"name": name, "owner": self._owner, "size": size} for name, size in sorted(sizes.items())]
 
         def work(connection: Connection) -> dict[bytes, int]:
-            return {row.name: row.owner for row in connection.execute(self._store.taking, rows)}
+            return {row.name: row.owner for row in connection.execute(self._store.lease_statement, rows)}
 
         holders = self._store.database.write(work, apart=True) if rows else {}
         others = {owner for owner in holders.values() if owner != self._owner}
@@ -300,7 +300,7 @@ class StoreSession:
 
     def _is_gone(self, row: Any) -> bool:
         owner = Owner(row.host, row.boot, row.space, row.pid, row.started)
-        if owner.known:
+        if owner.is_known:
             return owner.gone
         beat, since = self._silent.get(row.id, (None, 0.0))
         if beat != row.beat:

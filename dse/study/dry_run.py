@@ -29,7 +29,7 @@ from dse.quantities import duration, with_prefix
 from dse.results import report
 from dse.results.pareto import Seen
 from dse.space import Block, Evaluated, Knob, Space
-from dse.store.result_store import recorded
+from dse.store.result_store import recorded_keys
 from dse.study.baselines import Baselines
 from dse.study.plan import Plan, plan
 from dse.study.settings import Budget
@@ -323,14 +323,14 @@ class Outlook:
         """Forecast in one sentence."""
         sizes = [tally.size for tally in self.census.tallies.values()]
         largest = None if None in sizes else max(size for size in sizes if size is not None)
-        enumeration_time = "" if self.enumerating is None else f" in {self.enumerating.said(duration)}"
+        enumeration_time = "" if self.enumerating is None else f" in {self.enumerating.text(duration)}"
         if not self.searches:
             return f"this space can be enumerated{enumeration_time}"
         per = " per scenario" if len(sizes) > 1 else ""
         raised = f"; budget.trials={largest} enumerates all{enumeration_time}" if largest is not None else ""
         if self.refused:
             return f"as typed it would be refused: {self.refused}{raised}"
-        search_time = "" if self.searching is None else f" in {self.searching.said(duration)}"
+        search_time = "" if self.searching is None else f" in {self.searching.text(duration)}"
         extent = "endlessly many" if largest is None else f"{largest:,}"
         name, most = self.plan.settings.search.name, self.plan.settings.budget.trials
         return f"search={name} evaluates {most:,} of {extent} points{per}{search_time}{raised}"
@@ -411,7 +411,7 @@ def _num_stored(planned: Plan, evaluated: Seen) -> int | None:
     if url is None:
         return None
     file = Path(planned.settings.output_dir) / "results.db"
-    return sum(int(evaluated.has(keys).sum()) for keys in recorded(f"sqlite:///{file}" if url == "auto" else url))
+    return sum(int(evaluated.has(keys).sum()) for keys in recorded_keys(f"sqlite:///{file}" if url == "auto" else url))
 
 
 # ---------------------------------------------------------------- the command
@@ -476,7 +476,7 @@ def _cells(tally: Tally) -> list[str]:
         counts = (tally.asked, tally.distinct, tally.duplicates, tally.refused, tally.broken, tally.legal)
         return [f"{count:,}" for count in counts]
     legal = tally.drawn - tally.refused - tally.broken
-    shares = [tally.share(count).said(_percent) for count in (tally.refused, tally.broken, legal)]
+    shares = [tally.share(count).text(_percent) for count in (tally.refused, tally.broken, legal)]
     return ["endless" if tally.size is None else f"{tally.size:,}", "–", "–", *shares]
 
 

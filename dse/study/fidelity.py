@@ -69,7 +69,7 @@ def climb(plan: Plan, table: pd.DataFrame, support: Climb) -> tuple[pd.DataFrame
         ladder.choose_only(plan.levels[own_place])
     for level in plan.levels[:own_place]:
         with support.opened(level.spec.context) as session:
-            ladder.take(level, ladder.promoted, _row_evaluator(plan, level, session, support), broken)
+            ladder.take(level, ladder.promoted_points, _row_evaluator(plan, level, session, support), broken)
     return ladder.rows(), broken
 
 
@@ -149,7 +149,7 @@ class _Ladder:
         self._alike = _alike(plan, table)
 
     @property
-    def promoted(self) -> NDArray[np.intp]:
+    def promoted_points(self) -> NDArray[np.intp]:
         """Points that were promoted to any level but the study's own."""
         return np.flatnonzero(np.any([why != "" for why in self._why.values()], axis=0))
 
@@ -213,7 +213,7 @@ class _Ladder:
         why = np.max([_ranks(why) for why in self._why.values()], axis=0)
         parts = []
         for level in self._plan.levels:
-            level_results = [(self.promoted, self._own_results())] if level.own else self._results[level.name]
+            level_results = [(self.promoted_points, self._own_results())] if level.own else self._results[level.name]
             for places, results in level_results:
                 about = self._table.loc[places, ["scenario", "key", *self._plan.knobs]].reset_index(drop=True)
                 columns = {name: np.where(results.ok, results.column(name), np.nan) for name in self._goals}
@@ -229,7 +229,7 @@ class _Ladder:
         return Results.of([Result("ok", row_metrics) for row_metrics in metrics])
 
     def _promoted_rows(self) -> Iterator[tuple[Any, pd.Series[Any]]]:
-        return self._table.loc[self.promoted, list(self._goals)].iterrows()
+        return self._table.loc[self.promoted_points, list(self._goals)].iterrows()
 
 
 _REASONS = ("", "sample", "disagreement", "near the front")

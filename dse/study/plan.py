@@ -64,7 +64,7 @@ class Plan:
         return not set(backend.neutral(backend.design(space.base))).isdisjoint(self.knobs)
 
     @property
-    def recorded(self) -> tuple[str, ...]:
+    def recorded_paths(self) -> tuple[str, ...]:
         """Paths that the table holds besides the searched ones: those listed, and those read by claims and figures."""
         sections = next(iter(self.spaces.values())).base
         columns = getattr(plugins.load("study", self.settings.study.module), "columns", ())

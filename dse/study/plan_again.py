@@ -41,8 +41,8 @@ def plan_again(run: Finished, present: Present) -> Plan:
     The record may be somebody else's, so no program is started that the present command line does not name.
     Raises ConfigError.
     """
-    recorded = run.made["config_dir"]
-    overrides = run.made.get("overrides", run.made["command"][3:])
+    recorded = run.provenance["config_dir"]
+    overrides = run.provenance.get("overrides", run.provenance["command"][3:])
     if not isinstance(overrides, list) or not all(isinstance(word, str) for word in overrides):
         raise file_error(run.folder / "provenance.json", "holds overrides that are no list of words")
     planned = plan(request(overrides, present.folder or (Path(recorded) if recorded else None)))

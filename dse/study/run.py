@@ -91,7 +91,7 @@ def _search(plan: Plan, ledger: Ledger, support: Support) -> dict[str, Chosen]:
             if sizes[scenario.name] is None:
                 first = warm_start.points(plan, scenario.name)
                 chosen[scenario.name] = explore(scenario.question, plan.settings.search, first=first)
-                ledger.take(_evaluate_rows(evaluator, scenario.rows(scenario.sampled)))
+                ledger.take(_evaluate_rows(evaluator, scenario.rows(scenario.sampled_points)))
     ledger.flush()
     for scenario in finite:
         distinct = int(ledger.distinct[scenario.index])
@@ -165,7 +165,7 @@ class _Scenario:
         )
 
     @property
-    def sampled(self) -> list[Block]:
+    def sampled_points(self) -> list[Block]:
         """Points that a sampler had evaluated, in order."""
         return [self._known[name].block for name in self._sampled]
 
@@ -220,7 +220,7 @@ class _Scenario:
         for _ in _evaluate_rows(self._evaluator, [Rows(self.index, point, point, explored=True) for point in fresh]):
             pass
         self._sampled.update(dict.fromkeys(names))
-        return [self._known[name].found[0].metrics or None for name in names]
+        return [self._known[name].require_results[0].metrics or None for name in names]
 
 
 def _name(point: Evaluated) -> str:

@@ -71,7 +71,7 @@ class Layout:
             with suppress(ConfigError, KeyError):
                 designs.append(plan.backend.design(space.tree(point)))
         values = {knob.path: knob.values for knob in space.knobs}
-        kinds = {path: _kind(path, designs, values.get(path, ())) for path in (*plan.knobs, *plan.recorded)}
+        kinds = {path: _kind(path, designs, values.get(path, ())) for path in (*plan.knobs, *plan.recorded_paths)}
         return cls(tuple(plan.spaces), kinds, plan.backend, plan.settings.study.limits)
 
     @functools.cached_property
@@ -104,7 +104,7 @@ class Layout:
         """Return rows as a pyarrow RecordBatch, with all columns but `on_front`."""
         import pyarrow as pa
 
-        results = Results.join([chunk.point.found for chunk in rows])
+        results = Results.join([chunk.point.require_results for chunk in rows])
         sizes = [chunk.point.block.size for chunk in rows]
         baseline_keys = [chunk.baseline.keys[chunk.places] for chunk in rows]
         limited = self._apply_limits(results)
@@ -138,11 +138,13 @@ class Layout:
         ok = results.ok
         metrics = {name: results.column(name) for name in self.backend.metrics}
         metrics = metrics if ok.all() else {name: np.where(ok, column, math.nan) for name, column in metrics.items()}
-        both = ok & np.concatenate([chunk.baseline.found.ok[chunk.places] for chunk in rows])
+        both = ok & np.concatenate([chunk.baseline.require_results.ok[chunk.places] for chunk in rows])
         related: Columns = {}
         if both.any():
             baseline_metrics = {
-                name: np.concatenate([chunk.baseline.found.column(name)[chunk.places] for chunk in rows])[both]
+                name: np.concatenate([chunk.baseline.require_results.column(name)[chunk.places] for chunk in rows])[
+                    both
+                ]
                 for name in self.backend.metrics
             }
             related = self.backend.relate({name: column[both] for name, column in metrics.items()}, baseline_metrics)
@@ -294,7 +296,7 @@ def _cells(
 
     plain: kinds of arrays that need no reading.
     """
-    column = block.held(path)
+    column = block.values_at(path)
     if isinstance(column, np.ndarray) and column.dtype.kind in plain:
         return column, np.zeros(len(column), bool)
     values = column.tolist() if isinstance(column, np.ndarray) else [column]

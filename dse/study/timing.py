@@ -45,10 +45,10 @@ class Estimate:
     value: float
     interval: tuple[float, float] | None
 
-    def said(self, shown: Callable[[float], str]) -> str:
+    def text(self, shown: Callable[[float], str]) -> str:
         """Return the estimate as text for a person.
 
-        >>> Estimate(4.0, (3.0, 6.0)).said(lambda value: f"{value:g} s")
+        >>> Estimate(4.0, (3.0, 6.0)).text(lambda value: f"{value:g} s")
         '4 s (3 s to 6 s)'
         """
         if self.interval is None:
@@ -73,7 +73,7 @@ class Pace:
         """Seconds per design."""
         return float(self.seconds.sum() / self.sizes.sum())
 
-    def resampled(self, seed: int) -> Floats:
+    def resample(self, seed: int) -> Floats:
         """Return the seconds per design of calls drawn with replacement from the timed ones, [resamples]."""
         drawn = np.random.default_rng(seed).integers(len(self.sizes), size=(_RESAMPLED, len(self.sizes)))
         return np.asarray(self.seconds[drawn].sum(axis=1) / self.sizes[drawn].sum(axis=1))
@@ -86,7 +86,7 @@ class Pace:
 
         if len(self.sizes) < _FEWEST:
             return Estimate(total_s(self.per_design), None)
-        ends = np.quantile(self.resampled(seed), [(1 - LIKELY) / 2, (1 + LIKELY) / 2])
+        ends = np.quantile(self.resample(seed), [(1 - LIKELY) / 2, (1 + LIKELY) / 2])
         return Estimate(total_s(self.per_design), (total_s(float(ends[0])), total_s(float(ends[1]))))
 
 
@@ -163,7 +163,7 @@ def _some(points: Iterable[Evaluated]) -> Iterator[Evaluated]:
             continue
         met.add(point.keys.tobytes())
         part = next(point.block.split(left))
-        results = point.found.take(slice(part.size))
+        results = point.require_results.take(slice(part.size))
         yield Evaluated(part, point.keys[: part.size], point.scenario, results)
         left -= part.size
 
@@ -174,7 +174,9 @@ def _measure_store(plan: Plan, points: Sequence[Evaluated], file: Path) -> tuple
     number = store.number(plan.context)
     store.database.tidy()
     empty = file.stat().st_size
-    fresh = Fresh.join([Fresh(point.keys, point.found, point.block.texts(point.scenario)) for point in points])
+    fresh = Fresh.join(
+        [Fresh(point.keys, point.require_results, point.block.texts(point.scenario)) for point in points]
+    )
     began = time.perf_counter()
     store.database.write(lambda connection: store.add(connection, fresh, context=number, study=1))
     elapsed_s = time.perf_counter() - began

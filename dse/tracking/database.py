@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from dse.errors import hidden
-from dse.store.owner import locked
+from dse.store.owner import lock_file
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
@@ -78,7 +78,7 @@ def open_store(uri: str) -> Store:
         TrackingError: the store cannot be reached, built or used by the installed MLflow.
     """
     where = resolve(uri)
-    with explained("open", where):
+    with explain_failures("open", where):
         engine = _opened(where)
         return Store(where, mlflow().MlflowClient(where), engine)
 
@@ -92,7 +92,7 @@ def repair(uri: str) -> Path | None:
     file = sqlite_file(where)
     if file is None:
         raise TrackingError(f"{hidden(where)} is no SQLite file: mend it with the tools of its server")
-    with locked(file.with_name(f"{file.name}.sync")):
+    with lock_file(file.with_name(f"{file.name}.sync")):
         if not file.exists() or _is_sound(file, where):
             return None
         aside = file.with_name(f"{file.name}.damaged-{datetime.now():%Y-%m-%d_%H-%M-%S}")
@@ -117,11 +117,11 @@ def _is_sound(file: Path, uri: str) -> bool:
 
 
 @contextmanager
-def writing(store: Store) -> Iterator[None]:
+def write_lock(store: Store) -> Iterator[None]:
     """Keep other writers of studies out of a database; they wait. A server has no such lock."""
     file = sqlite_file(store.uri)
     if file is not None:
-        with locked(file.with_name(f"{file.name}.sync")):
+        with lock_file(file.with_name(f"{file.name}.sync")):
             yield
     elif store.engine is not None and store.engine.dialect.name == "postgresql":
         with store.engine.connect() as connection, _advised(connection):
@@ -143,7 +143,7 @@ def mlflow() -> Any:
 
 
 @contextmanager
-def explained(task: str, uri: str) -> Iterator[None]:
+def explain_failures(task: str, uri: str) -> Iterator[None]:
     """Turn any failure inside into one TrackingError that names the task and the store.
 
     Every exception, because a view must not stop a study: MLflow, alembic, SQLAlchemy, database drivers and HTTP
@@ -191,7 +191,7 @@ def _opened(uri: str) -> Engine | None:
     file = sqlite_file(uri)
     if file is not None:
         file.parent.mkdir(parents=True, exist_ok=True)
-        with locked(file.with_name(f"{file.name}.lock")):
+        with lock_file(file.with_name(f"{file.name}.lock")):
             if not file.exists() or file.stat().st_size == 0:
                 _build(file)
             _check_sqlite(file)

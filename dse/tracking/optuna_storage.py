@@ -19,7 +19,7 @@ from typing import Any
 from dse.errors import hidden
 from dse.results.run_folder import Outputs
 from dse.results.selection import NUMBER, Rule, shown_rows
-from dse.store.owner import locked
+from dse.store.owner import lock_file
 
 _ABOUT = ("key", "status", "reason", "engine", "on_front")
 
@@ -69,7 +69,7 @@ def _writing(storage: str) -> Iterator[None]:
         return
     path = Path(match[1]).resolve()
     path.parent.mkdir(parents=True, exist_ok=True)
-    with locked(path.with_name(f"{path.name}.sync")):
+    with lock_file(path.with_name(f"{path.name}.sync")):
         yield
 
 

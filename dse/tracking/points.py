@@ -67,9 +67,9 @@ def points(table: Any, knobs: Sequence[str], metrics: Sequence[str], shared: Map
             key=tags["dse.point_key"],
             name=name,
             status="FINISHED" if tags["dse.status"] == "ok" else "FAILED",
-            params={key: cut(value, MAX_PARAM) for key, value in params.items()},
+            params={key: truncate(value, MAX_PARAM) for key, value in params.items()},
             metrics={key: float(value) for key, value in numbers.items()},
-            tags={**shared, **{key: cut(value, MAX_TAG) for key, value in tags.items()}, "mlflow.runName": name},
+            tags={**shared, **{key: truncate(value, MAX_TAG) for key, value in tags.items()}, "mlflow.runName": name},
         )
 
 
@@ -90,7 +90,7 @@ def _point_name(tags: Mapping[str, str], params: Mapping[str, str]) -> str:
         told = f"{float(value):.4g}" if is_fraction else value
         last = knob.rpartition(".")[2]
         words.append(told if last == "name" else f"{last}={told}")
-    return cut(" ".join(word for word in words if word), _MAX_POINT_NAME)
+    return truncate(" ".join(word for word in words if word), _MAX_POINT_NAME)
 
 
 def _missing(value: Any) -> bool:
@@ -114,7 +114,7 @@ def mlflow_name(path: str) -> str:
     return allowed if len(allowed) <= MAX_NAME else allowed[: MAX_NAME - 3] + "..."
 
 
-def cut(value: str, limit: int) -> str:
+def truncate(value: str, limit: int) -> str:
     """Cut a text to `limit` characters that a database takes, and show that it was cut."""
     if not value.isascii() or "\0" in value:
         # PostgreSQL stores no NUL, and no database stores half a surrogate pair.

@@ -19,7 +19,7 @@ from dse.results import output_files, provenance
 from dse.results.pareto import winners
 from dse.results.report import knobs_text
 from dse.results.run_folder import Made, Outputs, Shape, Summary, results
-from dse.tracking.points import MAX_NAME, MAX_TAG, cut, mlflow_name, text
+from dse.tracking.points import MAX_NAME, MAX_TAG, mlflow_name, text, truncate
 
 _FILES: Final = ("results.parquet", "summary.json", "provenance.json", "config.yaml", "claims.json")
 _NOT_ASKED: Final = ("tracking", "executor", "output_dir")  # parts of a configuration that change no result
@@ -88,7 +88,7 @@ class StudyFolder:
 
     def check(self) -> None:
         """Look at its files. Raises ConfigError for one that does not hold what it should."""
-        for name, tree in (("summary.json", self.summary), ("provenance.json", self.made)):
+        for name, tree in (("summary.json", self.summary), ("provenance.json", self.provenance)):
             output_files.read_as(_SHAPES[name], self.folder / name, tree)
         output_files.read_as(_Asked, self.folder / "config.yaml", self.config)
         with results(self.results, self.summary["goals"]):
@@ -122,7 +122,7 @@ class StudyFolder:
         return found
 
     @cached_property
-    def made(self) -> dict[str, Any]:
+    def provenance(self) -> dict[str, Any]:
         """`provenance.json`."""
         found: dict[str, Any] = Outputs(self.folder).read_json("provenance")
         return found
@@ -141,7 +141,7 @@ class StudyFolder:
     @property
     def times_ms(self) -> tuple[int, int]:
         """When the run began (its folder's name) and ended (its provenance), in MLflow's clock."""
-        end = datetime.fromisoformat(self.made["time"])
+        end = datetime.fromisoformat(self.provenance["time"])
         start = end
         with suppress(ValueError):
             start = min(end, datetime.strptime(self.folder.name[:19], "%Y-%m-%d_%H-%M-%S").astimezone())
@@ -154,38 +154,38 @@ class StudyFolder:
             "search": asked["search"]["name"],
             "simulator": asked["simulator"]["name"],
             "budget.trials": asked["budget"]["trials"],
-            "seed": self.made["seed"],
-            "python": self.made["python"],
-            **{f"version.{name}": version for name, version in self.made["versions"].items()},
+            "seed": self.provenance["seed"],
+            "python": self.provenance["python"],
+            **{f"version.{name}": version for name, version in self.provenance["versions"].items()},
         }
         return {name: text(value) for name, value in found.items()}
 
     def tags(self) -> dict[str, str]:
         """Identity and provenance of the study."""
-        git = self.made["git"]
+        git = self.provenance["git"]
         asked = {name: part for name, part in self.config.items() if name not in _NOT_ASKED}
         hashed = hashlib.sha256(json.dumps(asked, sort_keys=True, default=str).encode()).hexdigest()
         found = {
             "dse.run": self.identity,
             "dse.study": self.study,
-            "dse.backend": self.made["backend"],
+            "dse.backend": self.provenance["backend"],
             "dse.config_hash": hashed[:12],
             "dse.git": git["commit"] or git["reason"],
             "dse.dirty": {True: "true", False: "false"}.get(git.get("dirty"), ""),
-            "dse.seed": str(self.made["seed"]),
-            "dse.command": provenance.command_line(self.made),
-            "dse.made": provenance.describe(self.made),
-            "dse.machine": ", ".join(f"{name} {value}" for name, value in self.made["machine"].items()),
+            "dse.seed": str(self.provenance["seed"]),
+            "dse.command": provenance.command_line(self.provenance),
+            "dse.made": provenance.describe(self.provenance),
+            "dse.machine": ", ".join(f"{name} {value}" for name, value in self.provenance["machine"].items()),
             "mlflow.source.name": "dse",
             "mlflow.source.type": "LOCAL",
             "mlflow.source.git.commit": git["commit"] or "",
             "mlflow.note.content": self.note(),
         }
-        return {name: cut(value, MAX_TAG) for name, value in found.items() if value}
+        return {name: truncate(value, MAX_TAG) for name, value in found.items() if value}
 
     def run_name(self) -> str:
         """The study run's name in MLflow."""
-        return cut(f"{self.study} {self.folder.name}", MAX_NAME)
+        return truncate(f"{self.study} {self.folder.name}", MAX_NAME)
 
     def note(self) -> str:
         """The winners as Markdown: the description of the study run."""

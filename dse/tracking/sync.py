@@ -14,8 +14,8 @@ from typing import Any, Final
 from dse.errors import hidden
 from dse.results.selection import Rule, shown_rows
 from dse.store.owner import Owner, me
-from dse.tracking.database import Store, TrackingError, artifact_root, explained, is_sql, sqlite_file, writing
-from dse.tracking.points import cut, mlflow_name, points
+from dse.tracking.database import Store, TrackingError, artifact_root, explain_failures, is_sql, sqlite_file, write_lock
+from dse.tracking.points import mlflow_name, points, truncate
 from dse.tracking.study import StudyFolder
 from dse.tracking.writer import Place, Written, write
 
@@ -63,7 +63,7 @@ def sync(
         TrackingError: MLflow or its database failed, or somebody deleted the experiment there.
     """
     study = StudyFolder(folder)
-    with explained(f"show {folder.name} in", store.uri), writing(store):
+    with explain_failures(f"show {folder.name} in", store.uri), write_lock(store):
         amount = rule.amount(study.num_rows)
         experiment = _experiment(store, f"dse/{study.study}")
         found = _study_run(store, experiment, study.identity)
@@ -82,7 +82,7 @@ def sync(
 def reap(store: Store) -> int:
     """Mark study runs of ours KILLED that a dead process left RUNNING; how many. Raises TrackingError."""
     killed = 0
-    with explained("look for study runs of dead processes in", store.uri):
+    with explain_failures("look for study runs of dead processes in", store.uri):
         ours = [one.experiment_id for one in store.client.search_experiments(filter_string="name LIKE 'dse/%'")]
         running = "attributes.status = 'RUNNING' and tags.`dse.owner` LIKE '{%'"
         for run in store.client.search_runs(ours, running) if ours else ():
@@ -224,6 +224,6 @@ def _files(folder: Path, database: Path | None) -> list[Path]:
 
 def _user() -> str:
     try:
-        return cut(getpass.getuser(), 250)
+        return truncate(getpass.getuser(), 250)
     except (KeyError, OSError):  # a container whose user id has no name
         return "unknown"

@@ -54,7 +54,7 @@ def tables(folder: str) -> tuple[Rows, ...]:
     return tuple(read_folder(Path(folder)))
 
 
-def predicted(design: Design) -> Predicted | None:
+def predict_rows(design: Design) -> Predicted | None:
     """The rows of a design, predicted; None where the device has no constants for them."""
     return predicted_by(design.predict.model, design.system, _rows(design.table))
 
@@ -149,7 +149,7 @@ class MeasuredBackend(Backend):
 
     def _one(self, design: BaseModel) -> Result:
         assert isinstance(design, Design)
-        found = predicted(design)
+        found = predict_rows(design)
         errors = found.errors if found else None
         if found is None or errors is None:
             return Result("unsupported", reason="every measured row was fitted on: none is left to test")

@@ -67,7 +67,7 @@ def calibrate(words: Sequence[str]) -> int:
         raise ConfigError(
             [Problem("out", "would write over the system that is calibrated", given["out"], "name another")]
         )
-    done = calibrated(tree, read(file), file)
+    done = calibrate_rows(tree, read(file), file)
     try:
         outputs.folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -84,7 +84,7 @@ def calibrate(words: Sequence[str]) -> int:
     return 0
 
 
-def calibrated(tree: Mapping[str, Any], rows: Sequence[Rows], file: Path) -> Calibration:
+def calibrate_rows(tree: Mapping[str, Any], rows: Sequence[Rows], file: Path) -> Calibration:
     """A device fitted on some rows of one file and held against the others. Raises ConfigError.
 
     Constants of precisions of which the file has no rows stay, and so does the server where it has no all-reduces.

@@ -101,7 +101,7 @@ def shares(system: System, rows: Overlaps) -> tuple[Floats, Floats]:
     return gemm, comm
 
 
-def predicted(system: System, rows: Overlaps) -> tuple[Floats, Floats]:
+def predict_overlaps(system: System, rows: Overlaps) -> tuple[Floats, Floats]:
     """(GEMM, wall) [s] of overlaps [N], from what they measured alone."""
     gemm, comm = together(rows.gemm_alone, rows.comm_alone, *shares(system, rows))
     return gemm, np.maximum(gemm, comm)
@@ -109,11 +109,11 @@ def predicted(system: System, rows: Overlaps) -> tuple[Floats, Floats]:
 
 def errors(system: System, rows: Overlaps) -> tuple[Floats, Floats]:
     """Relative errors [N] of GEMM and wall time."""
-    gemm, wall = predicted(system, rows)
+    gemm, wall = predict_overlaps(system, rows)
     return gemm / rows.gemm - 1, wall / rows.wall - 1
 
 
-def fitted(system: System, rows: Overlaps) -> dict[str, float]:
+def fit_contention(system: System, rows: Overlaps) -> dict[str, float]:
     """Coefficients of contention that make the largest error on the rows smallest, rounded to three decimals.
 
     Each GEMM coefficient by the GEMM times of its rows, that of the copies by the wall times of all.
@@ -138,7 +138,7 @@ def without_one(system: System, rows: Overlaps) -> tuple[Floats, Floats]:
     gemm, wall = np.empty(len(rows)), np.empty(len(rows))
     for channels in np.unique(rows.channels):
         out = rows.channels == channels
-        own = put_all(system, fitted(system, rows.where(~out)))
+        own = put_all(system, fit_contention(system, rows.where(~out)))
         gemm[out], wall[out] = errors(own, rows.where(out))
     return gemm, wall
 
@@ -152,7 +152,7 @@ def put_all(system: System, coefficients: Mapping[str, float]) -> System:
 
 def table(system: System, rows: Overlaps) -> Sequence[Mapping[str, Any]]:
     """What `study=overlap_measured` writes: one row for each measured overlap, fitted ones with the error left out."""
-    gemm, wall = predicted(system, rows)
+    gemm, wall = predict_overlaps(system, rows)
     left_out = zip(*without_one(system, rows.where(rows.fitted)), strict=True)
     out = dict(zip(np.flatnonzero(rows.fitted), left_out, strict=True))
     return [

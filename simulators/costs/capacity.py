@@ -106,12 +106,12 @@ class Saving:
         return np.add(self.base_bytes, self.buffer_bytes)
 
     @property
-    def saved(self) -> Any:
+    def saved_share(self) -> Any:
         """Share of `stored_bytes` that is not needed, 0 to 1."""
         return 1 - self.needed_bytes / self.stored_bytes
 
 
-def saving(base: Base, copies: Copies, buffer: Buffer | None = None) -> Saving:
+def capacity_saving(base: Base, copies: Copies, buffer: Buffer | None = None) -> Saving:
     """What is saved of a parameter's bytes; without a buffer no copy takes any, as where layers are very many.
 
     Numbers of the buffer and of formats may be arrays that broadcast.
@@ -126,12 +126,12 @@ def grid(
 ) -> list[dict[str, str | float]]:
     """One row for each base with each set of copies: their names, bytes per parameter, share saved."""
     return [
-        {"base": base, "copies": name, **_columns(saving(of_base, of_copies, buffer))}
+        {"base": base, "copies": name, **_columns(capacity_saving(of_base, of_copies, buffer))}
         for base, of_base in bases.items()
         for name, of_copies in copies.items()
     ]
 
 
-def _columns(found: Saving) -> dict[str, float]:
-    names = ("base_bytes", "copy_bytes", "buffer_bytes", "saved")
-    return {name: float(getattr(found, name)) for name in names}
+def _columns(saving: Saving) -> dict[str, float]:
+    columns = {"base_bytes": saving.base_bytes, "copy_bytes": saving.copy_bytes, "buffer_bytes": saving.buffer_bytes}
+    return {name: float(value) for name, value in {**columns, "saved": saving.saved_share}.items()}

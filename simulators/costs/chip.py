@@ -97,17 +97,17 @@ class Chip:
         return np.asarray(np.asarray(self.flop_per_s, float) / np.asarray(self.num_cus))
 
     @property
-    def reached(self) -> Floats:
+    def reached_flop_per_s(self) -> Floats:
         """Rate that inner loops reach on all granted CUs [FLOP/s]."""
         return np.asarray(self.rate * np.asarray(self.cus) * np.asarray(self.compute), float)
 
     @property
     def bandwidth(self) -> Floats:
         """HBM bandwidth that the library's kernels reach on the granted CUs [bytes/s]."""
-        return _HBM_SHARE * self.drawn
+        return _HBM_SHARE * self.drawable_bytes_per_s
 
     @property
-    def drawn(self) -> Floats:
+    def drawable_bytes_per_s(self) -> Floats:
         """HBM bandwidth of the data sheet, as far as the granted CUs can draw it [bytes/s]."""
         share = np.minimum(1.0, _HBM_DRAW * np.asarray(self.cus) / np.asarray(self.num_cus))
         return np.asarray(np.asarray(self.hbm_bytes_per_s) * share, float)

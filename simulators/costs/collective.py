@@ -27,7 +27,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from simulators.costs.transfer import filled
+from simulators.costs.transfer import link_utilisation
 from simulators.hardware.device import Server
 from simulators.hardware.system import CopyTimes
 
@@ -59,7 +59,9 @@ class Group:
         (`simulators.costs.transfer.filled`).
         """
         links = np.asarray(self.bytes_per_s, float)
-        return replace(self, bytes_per_s=links * filled(np.asarray(cus) * np.asarray(bytes_per_s_per_cu) / links))
+        return replace(
+            self, bytes_per_s=links * link_utilisation(np.asarray(cus) * np.asarray(bytes_per_s_per_cu) / links)
+        )
 
     def by_dma(self, num_engines: ArrayLike, bytes_per_s: ArrayLike, setup_s: ArrayLike) -> Group:
         """The same, moved by copy engines: at most their rate, and a set-up for every step."""

@@ -102,7 +102,7 @@ class Layer:
         return 2 * self.pixels * self.k * self.c * self.r * self.q
 
     @property
-    def strided(self) -> NDArray[np.bool_]:
+    def is_strided(self) -> NDArray[np.bool_]:
         """Whether the filter skips pixels."""
         return np.asarray(self.stride[0] * self.stride[1] > 1)
 
@@ -147,10 +147,10 @@ def _implicit(chip: Chip, layer: Layer) -> Cost:
     strided = _Product((p, layer.k, depth), (touched, w, y), feed=feed, apart=skipped, splits=False, **options)
     stride = across(chip, depth, transposed_a=True)
     dense = _Product((layer.k, p, depth), (w, touched, y), feed=feed, apart=stride, splits=False, **options)
-    forward = np.where(layer.strided, strided.seconds(chip), dense.seconds(chip)) + launch
+    forward = np.where(layer.is_strided, strided.seconds(chip), dense.seconds(chip)) + launch
     gathered = _Product((p, layer.c, layer.k * area), (y, w, x), feed=feed, splits=False, **options)
-    direct = np.where(layer.strided, np.inf, gathered.seconds(chip) + launch)
-    scattered = col + x + np.where(layer.strided, x, 0.0)
+    direct = np.where(layer.is_strided, np.inf, gathered.seconds(chip) + launch)
+    scattered = col + x + np.where(layer.is_strided, x, 0.0)
     columns = _Product((p, depth, layer.k), (y, w, col), **options).seconds(chip) + 2 * launch
     columns = columns + _COL2IM * scattered / chip.bandwidth
     whole = layer.n * np.ceil(layer.oh * layer.ow / _PIXELS) * _PIXELS
@@ -180,7 +180,7 @@ def _winograd(chip: Chip, layer: Layer, size: int) -> Cost:
         _Product((tiles, layer.c, layer.k), (b, f, a), work=work, splits=not fused, **options),
         _Product((layer.k, layer.c, tiles), (again * b, again * a, f), work=work * _WINOGRAD_FILTER, **options),
     )
-    serves = (layer.r == 3) & (layer.q == 3) & ~layer.strided
+    serves = (layer.r == 3) & (layer.q == 3) & ~layer.is_strided
     launched = [np.where(serves, one.seconds(chip) + kernels * _launch(chip), np.inf) for one in products]
     return _passes(2 * g * tiles * layer.k * layer.c, moved, launched)
 
@@ -194,7 +194,9 @@ def _fft(chip: Chip, layer: Layer) -> Cost:
     images = layer.n * layer.c + layer.n * layer.k + layer.c * layer.k
     transforms = 2.5 * height * width * np.log2(np.maximum(height * width, 2)) * images
     streamed = layer.input_bytes + layer.output_bytes + layer.filter_bytes + x + y + w
-    fixed = np.maximum(streamed / chip.bandwidth, transforms / (_FFT_RATE * chip.reached)) + 4 * _launch(chip)
+    fixed = np.maximum(streamed / chip.bandwidth, transforms / (_FFT_RATE * chip.reached_flop_per_s)) + 4 * _launch(
+        chip
+    )
     options: dict[str, Any] = {
         "batch": frequencies,
         "work": _FFT_FLOP * np.asarray(chip.without_matrix_units),
@@ -205,7 +207,7 @@ def _fft(chip: Chip, layer: Layer) -> Cost:
         _Product((layer.n, layer.c, 4 * layer.k), (y, w, x), **options),
         _Product((layer.k, layer.c, 4 * layer.n), (y, x, w), **options),
     )
-    serves = (np.maximum(layer.r, layer.q) >= 3) & ~layer.strided
+    serves = (np.maximum(layer.r, layer.q) >= 3) & ~layer.is_strided
     launched = [np.where(serves, one.seconds(chip) + fixed, np.inf) for one in products]
     flop = transforms + 8 * frequencies * layer.n * layer.c * layer.k
     return _passes(flop, [streamed + x + y + w] * 3, launched)

@@ -32,7 +32,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from simulators.costs.transfer import filled, links, routes
+from simulators.costs.transfer import link_utilisation, links, routes
 from simulators.hardware.system import Fabric, System
 from simulators.workloads.operators import Pattern
 
@@ -200,7 +200,7 @@ def pace(system: System, leg: Leg, *, cus: ArrayLike, pattern: Pattern) -> NDArr
     copy, total = system.gpu.cu_copy, sum(np.asarray(rates[name]) for name in leg.loads)
     factor = copy.all_to_all_factor if pattern == "all_to_all" else 1.0
     asked = np.asarray(cus) * copy.bytes_per_s_per_cu * factor / (total * copy.link_efficiency)
-    return np.asarray(free * copy.link_efficiency * filled(asked), float)
+    return np.asarray(free * copy.link_efficiency * link_utilisation(asked), float)
 
 
 def fewest_cus(system: System, leg: Leg, *, cus: ArrayLike, pattern: Pattern) -> NDArray[np.float64]:

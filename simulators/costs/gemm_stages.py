@@ -47,7 +47,7 @@ class Staged:
     elapsed: Callable[[float], Floats]
 
 
-def staged(gpu: Gpu, shape: tuple[ArrayLike, ArrayLike, ArrayLike], *, element_bytes: int, bypass: bool) -> Staged:
+def stage_gemm(gpu: Gpu, shape: tuple[ArrayLike, ArrayLike, ArrayLike], *, element_bytes: int, bypass: bool) -> Staged:
     """C[m, n] = A[m, k] B[k, n]. shape: (m, n, k). bypass: whether outputs pass by the cache.
 
     Raises ValueError for a GPU without `llc` or `gemm.workgroups_per_cu`.

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from simulators.compiled import compiled
+from simulators.compiled import compile_lazily
 
 Floats = NDArray[np.float64]
 
@@ -90,7 +90,7 @@ def fastest(products: Products, menu: Menu, for_few: Menu | None = None) -> Floa
     return found.reshape(shape)
 
 
-@compiled
+@compile_lazily
 def _fastest(table: Any, menus: Any, found: Any) -> None:  # noqa: C901, PLR0912 (compiled as one)
     """`fastest` over the fields of `Products` as rows [19, B]: block by block, kernels outside, products inside."""
     part, place = np.empty((table.shape[0], _BLOCK)), np.empty(_BLOCK, np.int64)

@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from simulators.compiled import compiled
+from simulators.compiled import compile_lazily
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -105,7 +105,7 @@ def events(layers: Layers, memory: Memory) -> Events:
     return Events(*log.T)
 
 
-@compiled
+@compile_lazily
 def _run(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
     first: Ints,
     passes: Ints,

@@ -66,7 +66,7 @@ def persistent(chip: Chip, gates: ArrayLike, hidden: ArrayLike, batch: ArrayLike
     element = np.asarray(chip.element_bytes)
     weights, states = element * g * h * h, element * (g + 1) * h * n
     flop = 2 * g * h * h * n
-    step = np.maximum(flop / chip.reached, states / chip.bandwidth) + _MEET_S
+    step = np.maximum(flop / chip.reached_flop_per_s, states / chip.bandwidth) + _MEET_S
     seconds = np.asarray(chip.launch_s) + weights / chip.bandwidth + t * step
     fits = weights <= _REGISTER_BYTES * np.asarray(chip.cus)
     return Cost.of(flop * t, weights + t * states, np.where(fits, seconds, np.inf))
@@ -79,6 +79,6 @@ def _step(chip: Chip, sizes: tuple[Floats, Floats, Floats], *, depth: Floats, re
     products = products_of(chip, (h, n, depth))
     split = quickest(replace(products, repeats=repeats * np.asarray(products.repeats), chain_s=chain))
     traffic = np.asarray(chip.element_bytes) * (g * h * h + (g + 1) * h * n)
-    parts = (2 * g * h * h * n / chip.reached, traffic / chip.bandwidth, chain * depth)
+    parts = (2 * g * h * h * n / chip.reached_flop_per_s, traffic / chip.bandwidth, chain * depth)
     unsplit = np.sqrt(sum(np.square(part) for part in parts))
     return np.where((n > _UNSPLIT[0]) & (n <= _UNSPLIT[1]), unsplit, split)

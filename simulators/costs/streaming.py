@@ -42,12 +42,12 @@ def embedding(chip: Chip, bags: ArrayLike, dim: ArrayLike, *, pooled: ArrayLike 
     return _cost(chip, bags * dim * (pooled - 1), traffic)
 
 
-def streamed(chip: Chip, traffic: ArrayLike, *, flop: ArrayLike = 0.0, kernels: ArrayLike = 1) -> Cost:
+def streaming_cost(chip: Chip, traffic: ArrayLike, *, flop: ArrayLike = 0.0, kernels: ArrayLike = 1) -> Cost:
     """Passes over tensors that move `traffic` bytes in all, by `kernels` kernels one after another."""
     moved, work = np.asarray(traffic, float), np.asarray(flop, float)
-    seconds = np.maximum(moved / (_STREAMED * chip.drawn), work / (chip.rate * np.asarray(chip.cus)))
+    seconds = np.maximum(moved / (_STREAMED * chip.drawable_bytes_per_s), work / (chip.rate * np.asarray(chip.cus)))
     return Cost.of(work, moved, seconds + np.asarray(kernels) * np.asarray(chip.launch_s))
 
 
 def _cost(chip: Chip, flop: Floats, traffic: Floats) -> Cost:
-    return streamed(chip, traffic, flop=flop)
+    return streaming_cost(chip, traffic, flop=flop)

@@ -110,7 +110,7 @@ def rate(system: System, route: Route, active: Sequence[Route], *, by: Movement,
     return Rates(link * system.gpu.cu_copy.link_efficiency * full, "link" if np.all(full > 0.95) else "copy CUs")
 
 
-def filled(asked: ArrayLike) -> NDArray[np.float64]:
+def link_utilisation(asked: ArrayLike) -> NDArray[np.float64]:
     """The share u of links that CUs fill who ask for x times their rate: u = x / sqrt(1 + x^2).
 
     Times bound by issue and by links, added in quadrature (derived); within 2.3 % of RCCL's all-reduce on 2 to 32
@@ -120,7 +120,7 @@ def filled(asked: ArrayLike) -> NDArray[np.float64]:
     return np.asarray(wanted / np.sqrt(1 + wanted * wanted))
 
 
-def adding(system: System, *, near_memory: bool) -> Any:
+def accumulate_hbm_bytes(system: System, *, near_memory: bool) -> Any:
     """What adding a byte to what is there takes of the HBM beyond writing it, in bytes: it is read, or units in memory
     add it (`gpu.pim`).
     """
@@ -194,4 +194,4 @@ def _cu_fill(system: System, active: Sequence[Route], by: Movement) -> NDArray[n
     capacity = links(system.node)
     total = sum(np.asarray(capacity[name]) for name in sorted(used)) * copy.link_efficiency
     factor = copy.all_to_all_factor if by.pattern == "all_to_all" else 1.0
-    return filled(np.asarray(by.cus) * copy.bytes_per_s_per_cu * factor / total)
+    return link_utilisation(np.asarray(by.cus) * copy.bytes_per_s_per_cu * factor / total)

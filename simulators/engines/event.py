@@ -98,10 +98,10 @@ class _Machine:
 
     def clock(self) -> Generator[simpy.Event, Any, None]:
         """Instant after instant: settle rounds until no slot is granted, solve the rates once, go to the next end."""
-        yield self.settled()
+        yield self.settle()
         while True:
             while self.grant():
-                yield self.settled()
+                yield self.settle()
             rates = self.rates()
             if not self.delays and not self.active:
                 return
@@ -110,9 +110,9 @@ class _Machine:
             yield self.env.timeout(max(0.0, now - self.env.now))
             self.instant += 1
             self.finish([t for t, end in ends.items() if end <= now + _SAME_INSTANT * now], rates, now)
-            yield self.settled()
+            yield self.settle()
 
-    def settled(self) -> simpy.Event:
+    def settle(self) -> simpy.Event:
         """Happens at this time, after everything already triggered."""
         event = simpy.Event(self.env)
         event._ok, event._value = True, None

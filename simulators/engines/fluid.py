@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from simulators.compiled import compiled
+from simulators.compiled import compile_lazily
 from simulators.taskgraph.graph import Floats, TaskGraph
 from simulators.taskgraph.timeline import Timeline, Totals
 
@@ -158,7 +158,7 @@ def _law(graph: TaskGraph, classes: _Classes) -> tuple[NDArray[Any], ...]:
     return graph.group[classes.first], graph.slowed, graph.at["factor"]
 
 
-@compiled
+@compile_lazily
 def _run(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
     succ_ptr: Indices,
     succ: Indices,

@@ -26,7 +26,7 @@ from dse.errors import Problems, did_you_mean
 from dse.space import get_path, set_path
 from dse.units import Bytes, BytesPerSecond, FlopPerSecond, Seconds
 from dse.values import LABELS
-from simulators.external.outcome import complaint, judged, kills_for_memory, written
+from simulators.external.outcome import complaint, judge_run, kills_for_memory, read_output
 from simulators.external.process import run, scratch
 from simulators.external.program import PLACE, Command, Program, improvement
 
@@ -60,7 +60,7 @@ class ExternalBackend(Backend):
         check.done()
         assert program is not None
         self._program, self._limits = program, program.limits()
-        self._command = Command.found(program, Path.cwd())
+        self._command = Command.find(program, Path.cwd())
         self.metrics = {name: measure.metric() for name, measure in program.metrics.items()}
         self.relations = dict(_relations(self.metrics))
         self.version = "+".join(filter(None, [_VERSION, program.version, self._command.content()]))
@@ -135,9 +135,9 @@ class ExternalBackend(Backend):
             command = [PLACE.sub(lambda one: _said(values, one), word) for word in self._command.words]
             stdin = Path(os.devnull) if "input" in used else given
             ended = run(command, limits, place=place, stdin=stdin, variables=(*_ALWAYS_PASSED, *self._program.env))
-            answer = written(output, limits.output_bytes + 1) if "output" in used else ended.stdout
+            answer = read_output(output, limits.output_bytes + 1) if "output" in used else ended.stdout
             starved = kills_for_memory() > before
-        found = judged(ended, limits, answer, metrics=self.metrics, starved=starved)
+        found = judge_run(ended, limits, answer, metrics=self.metrics, starved=starved)
         if found.status == "failed":
             secrets = {key: os.environ[key] for key in self._program.env if key in os.environ}
             told = complaint(ended, self._program.error_chars, folder=folder, secrets=secrets)

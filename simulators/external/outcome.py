@@ -30,7 +30,7 @@ _NO_MEMORY = re.compile(
 _SECRET = re.compile(r"(?i)((?:token|secret|password|passwd|api_?key)\w*[\"']?\s*[:=]\s*)\S+")
 
 
-def judged(
+def judge_run(
     ended: Ended, limits: Limits, answer: bytes | None, *, metrics: Mapping[str, Metric], starved: bool
 ) -> Result:
     """The result of a run, without a look at the values of its metrics.
@@ -93,7 +93,7 @@ def kills_for_memory() -> int:
     return 0
 
 
-def written(path: Path, most: int) -> bytes | None:
+def read_output(path: Path, most: int) -> bytes | None:
     """What a program wrote to a file, `most` bytes; None where it is no plain file that can be read."""
     with contextlib.suppress(OSError):
         opened = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
@@ -107,21 +107,24 @@ def _read(answer: bytes, metrics: Mapping[str, Metric]) -> Result:
     try:
         found = json.loads(answer, parse_int=float, object_pairs_hook=_distinct)
     except (ValueError, RecursionError) as error:
-        begins = shown(answer[: 4 * _MOST_SHOWN].decode(errors="replace").strip())
-        return Result("failed", reason=f"OUTPUT is no JSON\n{shown(str(error))}; it begins: {begins}")
+        begins = sanitize_text(answer[: 4 * _MOST_SHOWN].decode(errors="replace").strip())
+        return Result("failed", reason=f"OUTPUT is no JSON\n{sanitize_text(str(error))}; it begins: {begins}")
     if not isinstance(found, dict):
         return Result("failed", reason="OUTPUT is no JSON object")
     status = found.pop("status", "ok")
     if status == "ok":
         unknown = [name for name in found if name not in metrics][:1]
-        return Result("ok", {shown(name): _number(found[name]) for name in (*metrics, *unknown) if name in found})
+        return Result(
+            "ok", {sanitize_text(name): _number(found[name]) for name in (*metrics, *unknown) if name in found}
+        )
     said: Status | None = next((one for one in ("infeasible", "unsupported", "failed") if one == status), None)
     if said is None:
         way = "give ok, infeasible, unsupported or failed"
-        return Result("failed", reason=f"OUTPUT has an unknown status\n{shown(str(_number(status)))}: {way}")
+        return Result("failed", reason=f"OUTPUT has an unknown status\n{sanitize_text(str(_number(status)))}: {way}")
     reason = found.get("reason")
     return Result(
-        said, reason=shown(reason, _MOST_TOLD) if isinstance(reason, str) and reason.strip() else "no reason given"
+        said,
+        reason=sanitize_text(reason, _MOST_TOLD) if isinstance(reason, str) and reason.strip() else "no reason given",
     )
 
 
@@ -136,11 +139,11 @@ def _distinct(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
 def _number(value: Any) -> Any:
     """A metric as it was given, if that is short."""
     if isinstance(value, str):
-        return shown(value)
+        return sanitize_text(value)
     return "a list" if isinstance(value, list) else "an object" if isinstance(value, dict) else value
 
 
-def shown(text: str, most: int = _MOST_SHOWN) -> str:
+def sanitize_text(text: str, most: int = _MOST_SHOWN) -> str:
     """A text that may go to a terminal and a table: no control characters but newlines, not too long."""
     plain = "".join(sign if sign.isprintable() or sign == "\n" else "\ufffd" for sign in text[: most + 1].expandtabs(4))
     return plain if len(plain) <= most else f"{plain[: most - 1]}…"
@@ -160,7 +163,9 @@ def complaint(ended: Ended, most: int, *, folder: Path, secrets: Mapping[str, st
     if not kept:
         return ""
     whole = len(kept) == len(text) and ended.error_size <= len(ended.stderr)
-    return f"{'stderr' if whole else f'the end of {ended.error_size} B of stderr'}:\n{shown(kept, len(kept) * 4)}"
+    return (
+        f"{'stderr' if whole else f'the end of {ended.error_size} B of stderr'}:\n{sanitize_text(kept, len(kept) * 4)}"
+    )
 
 
 def _longest_first(secrets: Mapping[str, str]) -> Iterable[tuple[str, str]]:

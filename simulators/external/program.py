@@ -129,7 +129,7 @@ class Command:
     here: Path
 
     @classmethod
-    def found(cls, program: Program, here: Path) -> Command:
+    def find(cls, program: Program, here: Path) -> Command:
         """The command of some settings, looked for from a folder and on PATH. Raises ConfigError."""
         check = Problems()
         first, *others = (word.replace("{here}", str(here)) for word in program.command)

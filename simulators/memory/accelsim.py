@@ -58,7 +58,7 @@ _DAMAGED = (EOFError, gzip.BadGzipFile, lzma.LZMAError, UnicodeDecodeError)
 
 
 @contextlib.contextmanager
-def opened(path: Path) -> Iterator[Iterator[str]]:
+def open_text(path: Path) -> Iterator[Iterator[str]]:
     """Lines of a text, plain, .gz or .xz. Raises ConfigError where it is damaged."""
     kinds: dict[str, Any] = {".gz": gzip.open, ".xz": lzma.open}
     try:
@@ -74,7 +74,7 @@ def files(path: Path) -> list[Path]:
     """The kernels of a `kernelslist.g` in their order, or the one kernel. Raises ConfigError."""
     if not path.name.startswith("kernelslist"):
         return [path]
-    with opened(path) as text:
+    with open_text(path) as text:
         names = [(line, said.strip()) for line, said in enumerate(text, 1) if said.startswith("kernel")]
     check, found = Problems(), [path.parent / name for _, name in names]
     for (line, name), one in list(zip(names, found, strict=True)):
@@ -105,7 +105,7 @@ class Kernel:
 
         Warps take turns by instruction. Raises ConfigError after many problems; others are noted.
         """
-        with opened(self._path) as text:
+        with open_text(self._path) as text:
             for self._line, said in enumerate(text, 1):
                 words = said.split()
                 if words[:1] == ["#END_TB"]:

@@ -106,14 +106,14 @@ class Layer(Frozen):
         return self.r, self.s
 
     @property
-    def strided(self) -> bool:
+    def is_strided(self) -> bool:
         """Whether the filter skips pixels."""
         return self.stride_v * self.stride_h > 1
 
     @property
     def pointwise(self) -> bool:
         """Whether columns are the images themselves."""
-        return self.r * self.s == 1 and not self.strided and not self.pad_h + self.pad_w
+        return self.r * self.s == 1 and not self.is_strided and not self.pad_h + self.pad_w
 
     @property
     def flop(self) -> float:
@@ -121,14 +121,14 @@ class Layer(Frozen):
         return 2.0 * self.n * self.oh * self.ow * self.k * self.c * self.r * self.s
 
 
-def unsupported(layer: Layer) -> str:
+def unsupported_reason(layer: Layer) -> str:
     """Why an algorithm does not serve a shape; '' where it does."""
     name = layer.algorithm
     if min(layer.h + 2 * layer.pad_h - layer.r, layer.w + 2 * layer.pad_w - layer.s) < 0:
         return f"the filter of {layer.r} x {layer.s} is larger than the padded image"
     if name in ("gemm", "implicit_gemm"):
         return ""
-    if layer.strided:
+    if layer.is_strided:
         return f"{name} skips no pixels: stride {layer.stride_v} x {layer.stride_h}"
     return _no_winograd(layer) if name.startswith("winograd") else _no_fft(layer)
 
@@ -151,7 +151,7 @@ def _no_fft(layer: Layer) -> str:
 
 def kernels(layer: Layer, cus: int) -> Application:
     """The kernels of a layer, with tiles for a device of so many CUs. Raises ValueError where it is unsupported."""
-    reason = unsupported(layer)
+    reason = unsupported_reason(layer)
     if reason:
         raise ValueError(reason)
     tensors, made = _WRITERS[layer.algorithm](layer, cus)
@@ -247,7 +247,7 @@ def _pass(layer: Layer, cus: int) -> Made:
     else:
         one = _implicit(("y", "w", "x"), (layer.c, layer.n * layer.h * layer.w, layer.k), layer.taps, cus)
         pads = (max(layer.r - 1 - layer.pad_h, 0), max(layer.s - 1 - layer.pad_w, 0))
-        geometry = {**geometry, "pad": pads, "backward": layer.strided}
+        geometry = {**geometry, "pad": pads, "backward": layer.is_strided}
     return _images(layer), [ImplicitGemm(**one, **geometry)]
 
 

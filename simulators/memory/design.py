@@ -12,9 +12,9 @@ from dse.space import get_path
 from dse.units import Integer
 from dse.values import Frozen
 from simulators.hardware.memory_system import MemorySystem, whole_power
-from simulators.memory.convolutions import Layer, kernels, layers, unsupported, written_out
+from simulators.memory.convolutions import Layer, kernels, layers, unsupported_reason, written_out
 from simulators.memory.engine import PCS
-from simulators.memory.kernels import ELEMENT_BYTES, Application, touched
+from simulators.memory.kernels import ELEMENT_BYTES, Application, touched_tensors
 from simulators.memory.policy import Policy
 from simulators.rules import Rule
 
@@ -53,7 +53,7 @@ class Design(Frozen):
 SECTIONS = tuple(Design.model_fields)
 
 
-def written(design: Design) -> Application:
+def build_kernels(design: Design) -> Application:
     """The kernels of a design's application. Raises ValueError of a layer that its algorithm does not serve."""
     given, cus = design.application, design.system.gpu.num_cus
     return kernels(given, cus) if isinstance(given, Layer) else written_out(given, cus)
@@ -89,12 +89,12 @@ def _of_application(design: Design) -> Iterator[Rule]:
     """What an algorithm does not serve, and what the machine cannot run."""
     given = design.application
     for layer in [given] if isinstance(given, Layer) else layers(given):
-        reason = unsupported(layer)
+        reason = unsupported_reason(layer)
         if reason:
             way = "take implicit_gemm, which serves every shape"
             yield Rule("application.algorithm", True, f"does not serve {layer.name}: {reason}", way_out=way)
             return
-    application = written(design)
+    application = build_kernels(design)
     precision = application.precision
     if precision not in dict(design.system.gpu.flop_per_s):
         told = f"says nothing of {precision}, which the application computes in"
@@ -103,5 +103,5 @@ def _of_application(design: Design) -> Iterator[Rule]:
     yield Rule(
         "application.tensors", whole > _MOST_BYTES, "take more than 2^40 bytes", whole, way_out="take smaller ones"
     )
-    used = sum(len(list(touched(kernel))) for group in application.groups for kernel in group.kernels)
+    used = sum(len(list(touched_tensors(kernel))) for group in application.groups for kernel in group.kernels)
     yield Rule("application.groups", used > PCS, f"have more than {PCS} loads and stores", used, way_out="split it")

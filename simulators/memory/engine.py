@@ -25,7 +25,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from simulators.compiled import flat, inlined, outlined
+from simulators.compiled import flat, inline_always, inline_never
 
 Ways = NDArray[np.int32]
 Ints = NDArray[np.int64]
@@ -162,7 +162,7 @@ class Machine(NamedTuple):
     key: int
 
 
-@inlined
+@inline_always
 def _find(w: Ways, tags: int, ways: int, tag: int) -> int:
     """Which way holds a tag, or -1."""
     found, first = 0, np.uint64(tags)
@@ -171,7 +171,7 @@ def _find(w: Ways, tags: int, ways: int, tag: int) -> int:
     return found - 1
 
 
-@inlined
+@inline_always
 def _victim(w: Ways, used: int, pend: int, ways: int, tick: int) -> int:
     """The way used longest ago of those that are not under way, or -1."""
     best, one, other = _NEVER, np.uint64(used), np.uint64(pend)
@@ -181,7 +181,7 @@ def _victim(w: Ways, used: int, pend: int, ways: int, tick: int) -> int:
     return best & 31 if best < _NEVER else -1
 
 
-@inlined
+@inline_always
 def _soonest(w: Ways, pend: int, ways: int) -> int:
     least, first = _NEVER, np.uint64(pend)
     for way in range(ways):
@@ -189,14 +189,14 @@ def _soonest(w: Ways, pend: int, ways: int) -> int:
     return least
 
 
-@inlined
+@inline_always
 def _fold(high: int, m: Ints, o: Machine) -> int:
     """What the channel is turned by, for the part of an address above it: linear over its bits."""
     one = m[o.fold + (high & 255)] ^ m[o.fold + 256 + (high >> 8 & 255)]
     return one ^ m[o.fold + 512 + (high >> 16 & 255)] ^ m[o.fold + 768 + (high >> 24 & 255)]
 
 
-@inlined
+@inline_always
 def _placed(line: int, m: Ints, o: Machine) -> tuple[int, int]:
     """The channel of a line, and its number there."""
     chunk = line >> o.chunk_shift
@@ -210,31 +210,31 @@ def _placed(line: int, m: Ints, o: Machine) -> tuple[int, int]:
     return low, (high << o.chunk_shift) | (line & ((1 << o.chunk_shift) - 1))
 
 
-@inlined
+@inline_always
 def _set_of(local: int, o: Machine) -> int:
     """The set of L2 in a channel's slice."""
     turned = local ^ (local >> o.l2_shift) ^ (local >> (2 * o.l2_shift)) if o.l2_xor else local
     return turned & ((1 << o.l2_shift) - 1)
 
 
-@inlined
+@inline_always
 def _local_of(tag: int, which: int, o: Machine) -> int:
     """The line of a channel with that tag and set."""
     low = which ^ (tag & ((1 << o.l2_shift) - 1)) ^ (tag >> o.l2_shift) if o.l2_xor else which
     return (tag << o.l2_shift) | (low & ((1 << o.l2_shift) - 1))
 
 
-@inlined
+@inline_always
 def _tick(when: float, t: Floats, o: Machine) -> int:
     return int((when - t[o.start]) * _TICKS)
 
 
-@inlined
+@inline_always
 def _until(tick: int, t: Floats, o: Machine) -> float:
     return t[o.start] + tick / _TICKS
 
 
-@outlined
+@inline_never
 def _widened(m: Ints, t: Floats, o: Machine) -> None:
     """Bins of time twice as wide, for a run that does not fit into them."""
     t[o.width] *= 2.0
@@ -251,14 +251,14 @@ def _widened(m: Ints, t: Floats, o: Machine) -> None:
             t[o.busy + one * o.cus + lane] = t[two] + t[two + o.cus] if one < BINS // 2 else 0.0
 
 
-@inlined
+@inline_always
 def _bin(when: float, m: Ints, t: Floats, o: Machine) -> int:
     while when >= BINS * t[o.width]:
         _widened(m, t, o)
     return int(when / t[o.width])
 
 
-@inlined
+@inline_always
 def _moved(channel: int, when: float, m: Ints, t: Floats, o: Machine) -> None:
     """Count a line that DRAM moves, in its bin of time."""
     if not t[o.bin_from + channel] <= when < t[o.bin_from + channel] + t[o.width]:
@@ -267,7 +267,7 @@ def _moved(channel: int, when: float, m: Ints, t: Floats, o: Machine) -> None:
     m[m[o.bin_of + channel]] += 1
 
 
-@inlined
+@inline_always
 def _opened(channel: int, local: int, now: float, w: Ways, m: Ints, t: Floats, o: Machine) -> int:
     """The activation that serves a request which is there from `now`: one that is made, or a new one."""
     block = local >> o.row_shift
@@ -308,7 +308,7 @@ def _opened(channel: int, local: int, now: float, w: Ways, m: Ints, t: Floats, o
     return first + newest
 
 
-@inlined
+@inline_always
 def _free_bus(channel: int, now: float, w: Ways, m: Ints, t: Floats, o: Machine) -> float:
     """From when the channel's bus is free, after refreshes that are due."""
     bus = max(t[o.bus + channel], now)
@@ -322,7 +322,7 @@ def _free_bus(channel: int, now: float, w: Ways, m: Ints, t: Floats, o: Machine)
     return bus
 
 
-@inlined
+@inline_always
 def _read(channel: int, local: int, now: float, w: Ways, m: Ints, t: Floats, o: Machine) -> float:
     """When a line of DRAM is there."""
     place = channel * o.queue + (m[o.entered + channel] & (o.queue - 1))
@@ -341,7 +341,7 @@ def _read(channel: int, local: int, now: float, w: Ways, m: Ints, t: Floats, o: 
     return begin + o.burst
 
 
-@outlined
+@inline_never
 def _drained(channel: int, now: float, w: Ways, m: Ints, t: Floats, o: Machine) -> None:
     """Write what the channel's buffer holds."""
     bus = _free_bus(channel, max(now, t[o.written + channel]), w, m, t, o) + o.to_write
@@ -359,7 +359,7 @@ def _drained(channel: int, now: float, w: Ways, m: Ints, t: Floats, o: Machine) 
     m[o.stored_count + channel] = 0
 
 
-@inlined
+@inline_always
 def _write(channel: int, local: int, now: float, w: Ways, m: Ints, t: Floats, o: Machine) -> float:
     """When the buffer of a channel takes a line."""
     taken = max(now, t[o.accepts + channel])
@@ -372,7 +372,7 @@ def _write(channel: int, local: int, now: float, w: Ways, m: Ints, t: Floats, o:
     return taken
 
 
-@outlined
+@inline_never
 def _rinsed(entry: int, now: float, w: Ways, m: Ints, t: Floats, o: Machine) -> None:
     """Write back every dirty line of a row of DRAM."""
     key, dirty = m[o.row_key + entry], m[o.row_dirty + entry]
@@ -390,7 +390,7 @@ def _rinsed(entry: int, now: float, w: Ways, m: Ints, t: Floats, o: Machine) -> 
     m[o.row_dirty + entry] = 0
 
 
-@inlined
+@inline_always
 def _soiled(channel: int, local: int, now: float, w: Ways, m: Ints, t: Floats, o: Machine) -> None:
     """Note a dirty line in the index of rows; a row whose entry is taken from it is rinsed."""
     key = (local >> o.row_shift) * o.channels + channel
@@ -402,7 +402,7 @@ def _soiled(channel: int, local: int, now: float, w: Ways, m: Ints, t: Floats, o
     m[o.row_dirty + entry] |= 1 << (local & ((1 << o.row_shift) - 1))
 
 
-@inlined
+@inline_always
 def _cleaned(way: int, channel: int, which: int, now: float, w: Ways, m: Ints, t: Floats, o: Machine) -> None:
     """Write back a dirty line; with rinsing, all of its row."""
     local = _local_of(w[o.two_tag + way], which, o)
@@ -413,7 +413,7 @@ def _cleaned(way: int, channel: int, which: int, now: float, w: Ways, m: Ints, t
         _write(channel, local, now, w, m, t, o)
 
 
-@inlined
+@inline_always
 def _evicted(way: int, channel: int, which: int, now: float, w: Ways, m: Ints, t: Floats, o: Machine) -> None:
     """Make room: what the predictor learns of a line that nobody used, and its write-back."""
     if w[o.two_tag + way] >= 0:
@@ -427,7 +427,7 @@ def _evicted(way: int, channel: int, which: int, now: float, w: Ways, m: Ints, t
             _cleaned(way, channel, which, now, w, m, t, o)
 
 
-@inlined
+@inline_always
 def _late(line: int, w: Ways, o: Machine) -> int:
     """The entry of a line among those under way that L2 does not keep: its own, or that which is there first."""
     turned = (line ^ (line >> LATE_SHIFT) * 0x9E37) & ((1 << LATE_SHIFT) - 1)
@@ -442,7 +442,7 @@ def _late(line: int, w: Ways, o: Machine) -> int:
     return found
 
 
-@inlined
+@inline_always
 def _second(line: int, pc: int, store: int, arrives: float, w: Ways, m: Ints, t: Floats, o: Machine) -> float:
     """When L2, or DRAM behind it, has a line, or has taken it."""
     channel, local = _placed(line, m, o)
@@ -529,7 +529,7 @@ def _second(line: int, pc: int, store: int, arrives: float, w: Ways, m: Ints, t:
     return done
 
 
-@inlined
+@inline_always
 def _sifted(m: Ints, t: Floats, o: Machine) -> None:
     """Let the CU at the root of the heap sink to its place; ties go to the lower number."""
     key, who, place = t[o.key], m[o.order], 0
@@ -547,7 +547,7 @@ def _sifted(m: Ints, t: Floats, o: Machine) -> None:
     t[o.key + place], m[o.order + place] = key, who
 
 
-@inlined
+@inline_always
 def _next_of(cu: int, m: Ints, t: Floats, o: Machine) -> None:
     """Put the CU at the root of the heap to the time of its next operation."""
     least = t[o.ready + cu * o.held]
@@ -557,7 +557,7 @@ def _next_of(cu: int, m: Ints, t: Floats, o: Machine) -> None:
     _sifted(m, t, o)
 
 
-@inlined
+@inline_always
 def _given(one: int, group: int, extent: Ints, m: Ints, o: Machine) -> None:
     """Give a workgroup to a place on a CU: its coordinates, the last of which runs fastest."""
     rest = group
@@ -568,7 +568,7 @@ def _given(one: int, group: int, extent: Ints, m: Ints, o: Machine) -> None:
     m[o.row_at + one], m[o.line_at + one] = 0, -1
 
 
-@outlined
+@inline_never
 def _begun(start: float, groups: int, extent: Ints, w: Ways, m: Ints, t: Floats, o: Machine) -> int:
     """Empty L1s, all that was under way arrived, and a workgroup in every place; how many were given out."""
     t[o.start] = start
@@ -595,7 +595,7 @@ def _begun(start: float, groups: int, extent: Ints, w: Ways, m: Ints, t: Floats,
     return given
 
 
-@outlined
+@inline_never
 def _ended(end: float, w: Ways, m: Ints, t: Floats, o: Machine) -> float:
     """Write back what is dirty, and empty the buffers."""
     if o.writes:

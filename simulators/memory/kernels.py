@@ -260,7 +260,7 @@ class Application(Frozen):
     @classmethod
     def _knows_its_tensors(cls, groups: tuple[Group, ...], info: object) -> tuple[Group, ...]:
         known = getattr(info, "data", {}).get("tensors", {})
-        absent = {name for group in groups for kernel in group.kernels for name in touched(kernel)} - set(known)
+        absent = {name for group in groups for kernel in group.kernels for name in touched_tensors(kernel)} - set(known)
         if known and absent:
             raise ValueError(f"touch {', '.join(sorted(absent))}, which tensors does not list")
         return groups
@@ -289,7 +289,7 @@ def _fits(layer: Convolution, x: tuple[int, ...], w: tuple[int, ...], y: tuple[i
         raise ValueError(f"convolution of {layer.x} makes {list(made)}, and {layer.y} is {list(y)}")
 
 
-def touched(kernel: Kernel) -> Iterator[str]:
+def touched_tensors(kernel: Kernel) -> Iterator[str]:
     """Names of the tensors that a kernel touches."""
     if isinstance(kernel, MatrixProduct):
         yield from (kernel.a, kernel.b, kernel.c)

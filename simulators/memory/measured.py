@@ -44,7 +44,7 @@ class Measured:
         return {"name": self.rows.names[row], **fixed, **known}
 
 
-def measured(systems: Sequence[str], folder: str | None) -> Iterator[Measured]:
+def load_measured_systems(systems: Sequence[str], folder: str | None) -> Iterator[Measured]:
     """What tables of a folder (None: the shipped ones) hold of memory systems, by name or path. Raises ConfigError."""
     known, check, seen = tables(folder or str(conf_dir() / "data")), Problems(), set[str]()
     for said in systems:
@@ -79,7 +79,7 @@ def measured(systems: Sequence[str], folder: str | None) -> Iterator[Measured]:
 def scenarios(systems: Sequence[str], folder: str | None) -> dict[str, dict[str, Any]]:
     """Scenario -> its sections `system` and `application`. Raises ConfigError."""
     found = dict[str, dict[str, Any]]()
-    for one in measured(systems, folder):
+    for one in load_measured_systems(systems, folder):
         for row in range(one.rows.size):
             found[one.scenario(row)] = {"system": one.tree, "application": one.application(row)}
     return found

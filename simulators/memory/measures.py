@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from dse.backend import Law, Metric
 from simulators.memory import engine as e
-from simulators.memory.design import Design, written
-from simulators.memory.kernels import ELEMENT_BYTES, touched
+from simulators.memory.design import Design, build_kernels
+from simulators.memory.kernels import ELEMENT_BYTES, touched_tensors
 from simulators.memory.phases import phases
 from simulators.memory.program import Program, Region
 from simulators.memory.simulation import Cost, Simulation
@@ -34,14 +34,14 @@ class Simulated:
         """One array of the costs, over all launches."""
         return np.asarray(np.sum([getattr(cost, name) * times for cost, times in self.costs], axis=0))
 
-    def summed(self, name: str) -> float:
+    def sum_cost(self, name: str) -> float:
         """One number of the costs, over all launches."""
         return math.fsum(getattr(cost, name) * times for cost, times in self.costs)
 
 
 def programs(design: Design) -> list[list[Program]]:
     """The program of every kernel, by group; tensors lie one after another, from page to page."""
-    application, page = written(design), design.system.page_bytes
+    application, page = build_kernels(design), design.system.page_bytes
     regions, end = dict[str, Region](), 0
     for name, sizes in application.tensors.items():
         regions[name] = Region(end, sizes, ELEMENT_BYTES[application.precision])
@@ -51,7 +51,7 @@ def programs(design: Design) -> list[list[Program]]:
         found.append([])
         for kernel in group.kernels:
             found[-1].append(program(kernel, regions, pc))
-            pc += len(list(touched(kernel)))
+            pc += len(list(touched_tensors(kernel)))
     return found
 
 
@@ -61,7 +61,7 @@ def simulate(design: Design, *, per_set: bool = False) -> Simulated:
     held = min(gpu.waves, max(one.held for group in made for one in group))
     machine, costs = Simulation(design.system, design.policy, held=held, per_set=per_set), list[tuple[Cost, int]]()
     rate = dict(gpu.flop_per_s)[design.application.precision]
-    for group, own in zip(written(design).groups, made, strict=True):
+    for group, own in zip(build_kernels(design).groups, made, strict=True):
         turns = min(group.repeat, run.repeats)
         for turn in range(turns):
             alike = 1 + (group.repeat - turns if turn == turns - 1 else 0)
@@ -111,7 +111,7 @@ METRICS: Mapping[str, Metric] = {
 def measure(design: Design, found: Simulated) -> dict[str, float]:
     """Every metric of a design that was simulated."""
     system, total, stalled = design.system, found.total("totals"), found.total("stalled")
-    launches, kernels_s = sum(times for _, times in found.costs), found.summed("seconds")
+    launches, kernels_s = sum(times for _, times in found.costs), found.sum_cost("seconds")
     launch_s, cus = launches * system.gpu.launch_s, system.gpu.num_cus
     at_l1, at_l2 = total[e.L1_HITS] + total[e.L1_MERGED], total[e.L2_HITS] + total[e.L2_MERGED]
     moved = (total[e.READS] + total[e.WRITES]) * system.line_bytes
@@ -133,16 +133,16 @@ def measure(design: Design, found: Simulated) -> dict[str, float]:
         "predicted": total[e.PREDICTED],
         "useless": total[e.USELESS],
         "rinsed": total[e.RINSED],
-        "camping": camping(activity.channels),
+        "camping": partition_camping(activity.channels),
         "phases": float(len(phases(activity, system))),
-        "compute_share": found.summed("busy_s") / (cus * kernels_s),
+        "compute_share": found.sum_cost("busy_s") / (cus * kernels_s),
         "launch_share": launch_s / (kernels_s + launch_s),
         "kernels": float(launches),
-        "simulated": found.summed("share") / launches,
+        "simulated": found.sum_cost("share") / launches,
     }
 
 
-def camping(lines: NDArray[np.int64]) -> float:
+def partition_camping(lines: NDArray[np.int64]) -> float:
     """The busiest channel's lines over the mean channel's [bins, channels], bins weighed by their lines.
 
     Neighbouring bins are joined until they hold `_ENOUGH` lines a channel, or chance would count as camping.

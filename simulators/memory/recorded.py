@@ -83,10 +83,10 @@ def read(
         else:
             _spool_table(spool, path, system.gpu.num_cus, check)
         check.done()
-        return spool.finished(path.name, system, policy, at_once)
+        return spool.finish(path.name, system, policy, at_once)
 
 
-def replayed(recording: Recording, machine: Simulation, folder: Path | None = None) -> list[Cost]:
+def replay_recording(recording: Recording, machine: Simulation, folder: Path | None = None) -> list[Cost]:
     """Replay a recording on a machine, part by part; L1s are empty, and no line of L2 is dirty, where a part begins.
 
     Raises OverflowError where a part takes longer than the engine's clock can tell.
@@ -159,7 +159,7 @@ class _Spool:
             return 0
         return self.numbers.setdefault(key, len(self.numbers))
 
-    def finished(self, name: str, system: MemorySystem, policy: Policy, at_once: int) -> Recording:
+    def finish(self, name: str, system: MemorySystem, policy: Policy, at_once: int) -> Recording:
         """The recording. Raises ConfigError where addresses or instructions are too many."""
         check = Problems()
         if not self.count:
@@ -338,7 +338,7 @@ Chunk = tuple[Sequence[str], Mapping[str, Cells]]
 
 def _csv(path: Path, check: Problems) -> Iterator[Chunk]:
     """Chunks of a CSV; blank lines are passed over. Raises ConfigError."""
-    with accelsim.opened(path) as text:
+    with accelsim.open_text(path) as text:
         reader = csv.reader(text, strict=True)
         try:
             names = [name.strip() for name in next(reader, [])]

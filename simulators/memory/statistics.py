@@ -31,7 +31,7 @@ from simulators.memory import engine
 from simulators.memory.backend import MemoryBackend
 from simulators.memory.design import Design
 from simulators.memory.measures import Simulated, measure
-from simulators.memory.recorded import Recording, read, replayed
+from simulators.memory.recorded import Recording, read, replay_recording
 from simulators.memory.simulation import Simulation
 from simulators.workloads.model_zoo import option_tree
 
@@ -95,7 +95,7 @@ def trace(words: Sequence[str]) -> int:
     recording = read(data, design.system, design.policy, at_once=at_once, folder=outputs.folder)
     done = run(recording, design, outputs.folder)
     made = provenance.record(["trace", *words], None, backend=f"memory {MemoryBackend.version}", seed=0)
-    outputs.write_json("statistics", {"data": data.name, **told(done), "made": made})
+    outputs.write_json("statistics", {"data": data.name, **statistics_record(done), "made": made})
     _write(done, outputs)
     console = report.console()
     for table in (_table(done.statistics, data.name), _channels_shown(done), _sets_shown(done)):
@@ -109,7 +109,7 @@ def run(recording: Recording, design: Design, folder: Path | None = None) -> Rep
     """Replay a recording on a fresh machine. Raises ConfigError where it takes longer than the clock can tell."""
     machine = Simulation(design.system, design.policy, held=1, per_set=True)
     try:
-        costs = replayed(recording, machine, folder)
+        costs = replay_recording(recording, machine, folder)
     except OverflowError as error:
         way = "rows=<n> replays so many at once"
         raise ConfigError([Problem("data", str(error).partition(";")[0], way_out=way)]) from None
@@ -131,7 +131,7 @@ def design_of(system: Mapping[str, Any], policy: Mapping[str, Any]) -> Design:
     return design
 
 
-def told(done: Replayed) -> dict[str, Any]:
+def statistics_record(done: Replayed) -> dict[str, Any]:
     """What `statistics.json` says beside the provenance."""
     recording, system, costs = done.recording, done.design.system, done.found.costs
     facts = {

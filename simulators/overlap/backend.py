@@ -19,12 +19,12 @@ from dse.values import LABELS, condition, leaves, put
 from simulators.hardware.system import System
 from simulators.overlap.batch import Grid, grids
 from simulators.overlap.design import Design, Schedule, ScheduleKnobs
-from simulators.overlap.idle_knobs import same_timeline, unranked
+from simulators.overlap.idle_knobs import same_timeline, without_priorities
 from simulators.overlap.metrics import LAWS, METRICS, RELATIONS, Floats, cost_proxy, measure, measure_worst, relate
 from simulators.overlap.node import WholeNode
 from simulators.rules import problems, reasons
 from simulators.taskgraph.graph import TaskGraph
-from simulators.taskgraph.symmetry import patterns, reduced
+from simulators.taskgraph.symmetry import patterns, reduce_graph
 from simulators.taskgraph.timeline import Engine, Refused, Timeline
 from simulators.workloads.operators import Workload, workloads_of
 
@@ -156,10 +156,10 @@ class OverlapBackend(Backend):
         same: NDArray[np.bool_] = np.array(mine.texts)[mine.reason] == np.array(theirs.texts)[theirs.reason]
         legal = same & mine.ok
         if legal.any():
-            own, others = (one if legal.all() else one.kept(legal) for one in (grid, other))
+            own, others = (one if legal.all() else one.take(legal) for one in (grid, other))
             graph = self._lowered(own.design)
             ranked = path.partition(".")[2] in getattr(own.design.schedule, "ranks", ())
-            neutral = unranked(graph) if ranked else self._lowered(others.design)
+            neutral = without_priorities(graph) if ranked else self._lowered(others.design)
             same[legal] = same_timeline(graph, neutral, own.shape)
         return same
 
@@ -183,7 +183,7 @@ class OverlapBackend(Backend):
         known = self._screened(grid)
         if known.ok.all():
             return self._feasible(grid)
-        return _replaced(known, known.ok, self._feasible(grid.kept(known.ok))) if known.ok.any() else known
+        return _replaced(known, known.ok, self._feasible(grid.take(known.ok))) if known.ok.any() else known
 
     def _feasible(self, grid: Grid) -> Results:
         """Results of designs that break no rule; those that do not differ in the graph share a run."""
@@ -210,7 +210,7 @@ class OverlapBackend(Backend):
         """The full timeline of one design, by the first engine that runs it."""
         assert isinstance(design, Design)
         graph = self._lowered(design)
-        quotient = reduced(graph)
+        quotient = reduce_graph(graph)
         for _, engine in self._engines:
             timeline = engine.run(quotient.graph)
             if not timeline.reason(0):
@@ -279,7 +279,7 @@ def _is_seen(graph: TaskGraph, system: System, *, whole: bool) -> bool:
 
 def _measured_one(engine: Engine, graph: TaskGraph) -> tuple[dict[str, Floats], Refused | None]:
     """Metrics of the one GPU that stands for all."""
-    small = reduced(graph).graph
+    small = reduce_graph(graph).graph
     totals = engine.totals(small)
     if totals.refused is not None and totals.refused.code.all():
         return dict.fromkeys(METRICS.keys() - {"cost_proxy"}, np.full(graph.num_designs, np.nan)), totals.refused
@@ -288,7 +288,7 @@ def _measured_one(engine: Engine, graph: TaskGraph) -> tuple[dict[str, Floats], 
 
 def _measured_all(engine: Engine, graph: TaskGraph) -> tuple[dict[str, Floats], Refused | None]:
     """Metrics of the worst GPU, so many designs at a time that their timelines fit into memory."""
-    quotient = reduced(graph)
+    quotient = reduce_graph(graph)
     most = max(1, _MOST_CELLS // graph.num_tasks)
     metrics, refused = [], []
     for start in range(0, graph.num_designs, most):

@@ -27,7 +27,7 @@ class Grid:
         """Number of designs."""
         return int(np.prod(self.shape))
 
-    def kept(self, keep: NDArray[np.bool_]) -> Grid:
+    def take(self, keep: NDArray[np.bool_]) -> Grid:
         """Only some of the designs [size], side by side."""
         mask = keep.reshape(self.shape)
         picked = _mapped(self.design, lambda array: np.broadcast_to(array, self.shape)[mask])

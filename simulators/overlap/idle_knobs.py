@@ -34,11 +34,11 @@ def same_timeline(one: TaskGraph, other: TaskGraph, shape: tuple[int, ...]) -> B
     if np.array_equal(one.priority, other.priority):
         return same
     for graph in (one, other):
-        same = same & ~np.broadcast_to(oversubscribed(graph).reshape(graph.shape), shape).reshape(-1)
+        same = same & ~np.broadcast_to(is_oversubscribed(graph).reshape(graph.shape), shape).reshape(-1)
     return same
 
 
-def unranked(graph: TaskGraph) -> TaskGraph:
+def without_priorities(graph: TaskGraph) -> TaskGraph:
     """The same graph with all tasks in one priority class."""
     return replace(graph, priority=np.zeros_like(graph.priority))
 
@@ -52,7 +52,7 @@ def _same_numbers(one: TaskGraph, other: TaskGraph) -> Any:
     return same
 
 
-def oversubscribed(graph: TaskGraph) -> Bools:
+def is_oversubscribed(graph: TaskGraph) -> Bools:
     """At which designs [B] tasks of several priority classes may together ask for more of a resource than there is.
 
     An upper bound: what a task can use at most is added to the most that the tasks beside it can, one of each chain

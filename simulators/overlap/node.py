@@ -92,7 +92,7 @@ class Machine(Protocol):
     def sources(self, route: Route, gpu: int) -> list[tuple[int, int]]:
         """(GPU, peer) of the transfers by which what comes over a route has got to who forwards it."""
 
-    def named(self, label: str, gpu: int) -> str:
+    def task_name(self, label: str, gpu: int) -> str:
         """A task's name."""
 
 
@@ -131,7 +131,7 @@ class _OneGpu:
     def sources(self, route: Route, gpu: int) -> list[tuple[int, int]]:
         return []
 
-    def named(self, label: str, gpu: int) -> str:
+    def task_name(self, label: str, gpu: int) -> str:
         return label
 
 
@@ -204,5 +204,5 @@ class _AllGpus:
                 found.append((self._sender(link, route, gpu), nearer))
         return found
 
-    def named(self, label: str, gpu: int) -> str:
+    def task_name(self, label: str, gpu: int) -> str:
         return f"GPU {gpu}: {label}"

@@ -24,7 +24,7 @@ from simulators.hardware.number_formats import Format
 from simulators.hardware.pim import InstructionSet
 from simulators.rules import problems, reasons
 from simulators.steps.dag import schedule, tasks
-from simulators.steps.design import NONE, OPTIONAL, Design, held, rules
+from simulators.steps.design import NONE, OPTIONAL, Design, own_sections, rules
 from simulators.steps.epoch import METRICS as EPOCH_METRICS
 from simulators.steps.epoch import Epoch, alone
 from simulators.steps.groups import groups
@@ -57,8 +57,8 @@ def _quantising(design: Design) -> Quantising | None:
     gpu, staged = design.system.gpu, design.system.gpu.staged_bytes
     if design.quantised is None or design.format is None:
         return None
-    training, held = design.run.mode == "training", 0.0 if staged is None else staged
-    return Quantising(design.quantised, design.format, training, design.instructions, gpu.pim, held)
+    training, share = design.run.mode == "training", 0.0 if staged is None else staged
+    return Quantising(design.quantised, design.format, training, design.instructions, gpu.pim, share)
 
 
 def _blocks(design: Design) -> tuple[Block, ...]:
@@ -96,7 +96,7 @@ def _of_epoch(design: Design) -> dict[str, Floats]:
     times = np.broadcast_to(base["iteration_s"], lengths.shape)[epoch.place]
     sample = choose(asked, epoch.lengths, times)
     seconds = np.broadcast_to(found["iteration_s"], lengths.shape)
-    return {**epoch.mean(found, METRICS, sample), **epoch.judged(seconds, sample)}
+    return {**epoch.mean(found, METRICS, sample), **epoch.judge(seconds, sample)}
 
 
 _LENGTH = "run.sequence_length"
@@ -135,7 +135,7 @@ class StepBackend(Backend):
 
     def scenarios(self, tree: Tree) -> Mapping[str, Tree]:
         """The model of the configuration, or one scenario for each of `models`."""
-        base = held(tree)
+        base = own_sections(tree)
         listed = tree.get("models") or []
         if not listed:
             return {str(tree["model"].get("name", "model")): base}
@@ -156,7 +156,7 @@ class StepBackend(Backend):
     def design(self, tree: Tree) -> Design:
         """A validated design. Raises ConfigError with every problem."""
         check = Problems()
-        found = check.model(Design, held(tree), path="")
+        found = check.model(Design, own_sections(tree), path="")
         check.done()
         assert found is not None
         return found

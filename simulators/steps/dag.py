@@ -79,7 +79,7 @@ class _Writer:
             yield self._message("activations in")
         for block, index in self._instances(found.blocks):
             yield from self._pass(block, index, forward=True)
-        if not found.training:
+        if not found.is_training:
             return
         if found.message_s > 0:
             yield self._message("gradients in")
@@ -124,8 +124,8 @@ class _Writer:
 
     def _kept(self, block: Block) -> float:
         """How many of equal blocks have copies that are stored: the first ones."""
-        quantising = self._found.quantising
-        return 0.0 if quantising is None else float(quantising.kept(np.rint(self._found.counts[block.name])))
+        quantising = self._found.weight_copies
+        return 0.0 if quantising is None else float(quantising.stored_blocks(np.rint(self._found.counts[block.name])))
 
     def _aside(self, name: str, turn: Turn, *, forward: bool) -> Iterator[Task]:
         """The copy that an operator reads, in memory, and how long the GPU waits for it."""
@@ -174,7 +174,7 @@ class Turn(NamedTuple):
 
 def _beside(found: Iteration) -> Iterator[Turn]:
     """Of each operator of a micro-batch in its order, where copies are made in memory."""
-    if found.quantising is None or found.quantising.quantised.made_by != "pim":
+    if found.weight_copies is None or found.weight_copies.quantised.made_by != "pim":
         return
     events = timeline(found)
     for row in zip(*(getattr(events, name) for name in Turn._fields), strict=True):
@@ -183,6 +183,6 @@ def _beside(found: Iteration) -> Iterator[Turn]:
 
 def _before(found: Iteration) -> dict[tuple[str, str], Spent]:
     """The kernel before each product that reads a copy, by block and name, where the GPU makes them."""
-    if found.quantising is None or found.quantising.quantised.made_by != "gpu":
+    if found.weight_copies is None or found.weight_copies.quantised.made_by != "gpu":
         return {}
     return {(part.block.name, part.op.name): one for part, one in kernels(found)}

@@ -48,7 +48,7 @@ OPTIONAL = (*OF_LENGTHS, *OF_COPIES)
 NONE = "none"
 
 
-def held(tree: Tree) -> dict[str, Any]:
+def own_sections(tree: Tree) -> dict[str, Any]:
     """The sections of a design, without those that mean nothing there.
 
     Which iterations of an epoch are simulated does without lengths, formats without copies, commands where no units in

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dse.backend import Metric
-from simulators.steps.seqpoint import Sample, cut_parallel, cut_sequential, iterations_cut, projected
+from simulators.steps.seqpoint import Sample, cut_parallel, cut_sequential, iterations_cut, project_epoch
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -63,10 +63,10 @@ class Epoch:
                 found[name] = by_time @ values
         return {name: np.asarray(value, float) for name, value in found.items()}
 
-    def judged(self, seconds: Floats, sample: Sample) -> dict[str, Floats]:
+    def judge(self, seconds: Floats, sample: Sample) -> dict[str, Floats]:
         """How far the sample is off, and what it saves. seconds: of an iteration of each unique length [U]."""
         times = seconds[self.place]
-        total, told = times.sum(), projected(sample, times)
+        total, told = times.sum(), project_epoch(sample, times)
         found = {
             "epoch_s": total,
             "projected_s": told,

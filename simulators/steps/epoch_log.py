@@ -29,7 +29,7 @@ from simulators.steps.seqpoint import (
     cut_parallel,
     cut_sequential,
     iterations_cut,
-    projected,
+    project_epoch,
 )
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ def _configurations(log: Mapping[str, Floats], sample: Sample) -> Table:
     names = [name for name in log if name != _LENGTH]
     names.sort(key=lambda name: name != _SECONDS)
     times = np.array([log[name] for name in names])
-    true, told = times.sum(-1), projected(sample, times)
+    true, told = times.sum(-1), project_epoch(sample, times)
     table = Table("configuration", "epoch s", "projected s", "error %", "speed-up", "projected", "error %")
     for name, one, other in zip(names, true, told, strict=True):
         speedup, guess = true[0] / one, told[0] / other

@@ -24,8 +24,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from simulators.steps.operators import Axis, Block, Exchange, Op, Part, Platform, Spent, Stream, collective, spent
-from simulators.steps.quantised import Made, Quantising, made
+from simulators.steps.operators import (
+    Axis,
+    Block,
+    Exchange,
+    Op,
+    Part,
+    Platform,
+    Spent,
+    Stream,
+    collective,
+    operator_costs,
+)
+from simulators.steps.quantised import Made, Quantising, copy_costs
 from simulators.workloads.model import Optimizer, Parallel, Run
 
 Floats = NDArray[np.float64]
@@ -51,7 +62,8 @@ class Bucket:
 class Iteration:
     """An iteration of a model, on the GPU of its busiest stage. Times [s] are arrays over designs, or numbers.
 
-    width: of the activations that go from stage to stage. quantising: None where products read the weights themselves.
+    width: of the activations that go from stage to stage.
+    weight_copies: None where products read the weights themselves.
     """
 
     blocks: tuple[Block, ...]
@@ -60,10 +72,10 @@ class Iteration:
     run: Run
     parallel: Parallel
     optimizer: Optimizer
-    quantising: Quantising | None = None
+    weight_copies: Quantising | None = None
 
     @property
-    def training(self) -> bool:
+    def is_training(self) -> bool:
         """Whether weights are updated."""
         return self.run.mode == "training"
 
@@ -76,7 +88,7 @@ class Iteration:
     def parts(self) -> tuple[Part, ...]:
         """Operators of the busiest stage, in order."""
         ops = [(op, block) for block in self.blocks for op in block.ops]
-        found = spent([op for op, _ in ops], self.platform)
+        found = operator_costs([op for op, _ in ops], self.platform)
         each: dict[str, Any] = {}
         for (op, block), one in zip(ops, found, strict=True):
             each[block.name] = each.get(block.name, 0.0) + one.seconds * np.asarray(op.count)
@@ -127,7 +139,7 @@ class Iteration:
     @cached_property
     def buckets(self) -> tuple[Bucket, ...]:
         """Reductions of gradients over dp."""
-        if not self.training:
+        if not self.is_training:
             return ()
         return tuple(self._bucket(block) for block in reversed(self.blocks))
 
@@ -168,29 +180,29 @@ class Iteration:
         """The optimizer's update, of the weights of this GPU or of its share of them."""
         split = np.asarray(self.parallel.dp, float) if self.parallel.zero else 1.0
         params, optimizer = self.of_blocks("params") / split, self.optimizer
-        moved = params * dict(optimizer.traffic_bytes)[self.run.precision] if self.training else np.zeros(())
+        moved = params * dict(optimizer.traffic_bytes)[self.run.precision] if self.is_training else np.zeros(())
         kernels = self.of_blocks("tensors") * optimizer.kernels_per_tensor
         work = Stream(moved / optimizer.near_memory, optimizer.flop * params / optimizer.near_memory, kernels)
-        (found,) = spent([Op("update", "optimizer", "optimizer", work)], self.platform)
-        seconds = found.seconds if self.training else np.zeros(())
+        (found,) = operator_costs([Op("update", "optimizer", "optimizer", work)], self.platform)
+        seconds = found.seconds if self.is_training else np.zeros(())
         return Spent(optimizer.flop * params, np.asarray(moved, float), 0 * params, seconds)
 
     @cached_property
     def gathered_s(self) -> Floats:
         """The weights that each GPU has updated, to all of dp, where the optimizer's state is split."""
-        if not (self.training and self.parallel.zero):
+        if not (self.is_training and self.parallel.zero):
             return np.zeros(())
         return self._exchanged("dp", self.run.element_bytes * self.of_blocks("params"), "all_gather")
 
     @cached_property
     def copies(self) -> Made:
         """What low-precision copies of weights add."""
-        return made(self)
+        return copy_costs(self)
 
     @cached_property
     def slot_s(self) -> Floats:
         """One micro-batch's turn in a pipeline, with its messages."""
-        messages = (2 if self.training else 1) * self.message_s
+        messages = (2 if self.is_training else 1) * self.message_s
         return np.asarray(self.forward_s + self.backward_s + messages + self.copies.slot_s)
 
     @cached_property

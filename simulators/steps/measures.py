@@ -68,7 +68,7 @@ def measure(found: Iteration, hbm_bytes: ArrayLike) -> dict[str, Any]:
     m = found.micro_batches
     forward = m * found.sum(part for part in compute if part.forward)
     backward = found.sum(part for part in compute if not part.forward)
-    messages = 2 if found.training else 1
+    messages = 2 if found.is_training else 1
     serialized = m * (tp + messages * found.message_s)
     exposed, total, copies = found.exposed_s + found.gathered_s, found.seconds, found.copies
     busy = forward + m * backward + found.update.seconds
@@ -87,7 +87,7 @@ def measure(found: Iteration, hbm_bytes: ArrayLike) -> dict[str, Any]:
         "quantisation_slowed_s": m * copies.slowed_s,
         "serialized_share": serialized / (busy + serialized),
         "comm_share": (serialized + exposed) / total,
-        "dp_over_backward": np.divide(found.dp_s, backward) if found.training else np.zeros(()),
+        "dp_over_backward": np.divide(found.dp_s, backward) if found.is_training else np.zeros(()),
         **_intensities(found),
         **_work(found, compute, busy),
         **_memory(found, hbm_bytes),
@@ -148,11 +148,11 @@ def _over(one: Any, other: Any) -> Any:
 def _work(found: Iteration, compute: list[Part], busy: Any) -> dict[str, Any]:
     """FLOP, traffic and kernels of an iteration, and the share of its time that memory bounds."""
     chip, m, update = found.platform.chip, found.micro_batches, found.update
-    balance = chip.rate * np.asarray(chip.cus) / chip.drawn
+    balance = chip.rate * np.asarray(chip.cus) / chip.drawable_bytes_per_s
     low = _summed(part.seconds * (part.spent.flop < balance * part.spent.bytes) for part in compute)
     alone = np.asarray(found.parallel.tp) == 1
     kernels = _summed(part.times * _kernels(part.op) * ~(alone & (part.over is not None)) for part in found.parts)
-    launched = found.of_blocks("tensors") * found.optimizer.kernels_per_tensor if found.training else 0.0
+    launched = found.of_blocks("tensors") * found.optimizer.kernels_per_tensor if found.is_training else 0.0
     copies = found.copies
     moved = m * _summed(part.times * part.spent.bytes for part in compute) + update.bytes
     return {
@@ -180,7 +180,7 @@ def _memory(found: Iteration, hbm_bytes: ArrayLike) -> dict[str, Any]:
     b, pp = found.run.element_bytes, np.asarray(found.parallel.pp, float)
     each: Any = b
     flight = ends = found.micro_batches
-    if found.training:
+    if found.is_training:
         split = np.asarray(found.parallel.dp, float) if found.parallel.zero else 1.0
         each = 2 * b + dict(found.optimizer.state_bytes)[found.run.precision] / split
         flight, ends = np.minimum(found.micro_batches, pp), np.ones(())

@@ -18,7 +18,7 @@ from simulators.costs.collective import CollectiveCost, Group, Pattern, collecti
 from simulators.costs.convolution import convolution
 from simulators.costs.gemm import gemm
 from simulators.costs.recurrent import recurrent
-from simulators.costs.streaming import streamed
+from simulators.costs.streaming import streaming_cost
 from simulators.workloads.model import Batched
 
 Floats = NDArray[np.float64]
@@ -157,7 +157,7 @@ class Spent:
     seconds: Floats
 
 
-def spent(ops: Sequence[Op], platform: Platform) -> list[Spent]:
+def operator_costs(ops: Sequence[Op], platform: Platform) -> list[Spent]:
     """What each operator takes, once (`count` and the block's are not in it); all GEMMs in one call."""
     products = _products([op.work for op in ops if isinstance(op.work, Product)], platform)
     made, seen = iter(products), dict[tuple[int, ...], Cost]()
@@ -184,7 +184,7 @@ def _of_batched(cost: Cost, sizes: tuple[Floats, Floats, Floats], *, platform: P
     assert platform.batched is not None
     if not several.any():
         return cost.seconds
-    roofline = np.maximum(cost.flop / (chip.rate * np.asarray(chip.cus)), cost.bytes / chip.drawn)
+    roofline = np.maximum(cost.flop / (chip.rate * np.asarray(chip.cus)), cost.bytes / chip.drawable_bytes_per_s)
     slow = roofline / platform.batched.share(np.maximum.reduce(sizes)) + np.asarray(chip.launch_s)
     return np.where(several, np.maximum(cost.seconds, slow), cost.seconds)
 
@@ -196,7 +196,9 @@ def _other(work: Work, platform: Platform, seen: dict[tuple[int, ...], Cost]) ->
         return Spent(moved.flop, moved.hbm_bytes, moved.wire_bytes, moved.seconds)
     if isinstance(work, Stream):
         flop = np.asarray(work.flop, float)
-        cost = streamed(platform.chip, work.bytes, flop=flop / np.asarray(work.share_of_peak), kernels=work.kernels)
+        cost = streaming_cost(
+            platform.chip, work.bytes, flop=flop / np.asarray(work.share_of_peak), kernels=work.kernels
+        )
         cost = replace(cost, flop=np.broadcast_to(flop, cost.seconds.shape))
     else:
         assert isinstance(work, Recurrence | Filter)

@@ -81,7 +81,7 @@ def by_kind(found: Iteration) -> dict[str, Floats]:
     return seconds
 
 
-def projected(profile: Profile, to: Size, flop_vs_bw: ArrayLike = 1.0) -> dict[str, Floats]:
+def project_layer(profile: Profile, to: Size, flop_vs_bw: ArrayLike = 1.0) -> dict[str, Floats]:
     """Seconds of each kind of operator of one layer at other sizes, on GPUs that compute faster by `flop_vs_bw`."""
     ratios = [new / old for new, old in zip(to.columns, profile.size.columns, strict=True)]
     squares = [ratio * ratio for ratio in ratios]

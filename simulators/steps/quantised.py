@@ -35,7 +35,7 @@ from simulators.costs.gemm import LARGEST_TILE
 from simulators.hardware.number_formats import Format
 from simulators.hardware.pim import Direction, InstructionSet, Pim, commands_per_word
 from simulators.hardware.sourced import Sourced
-from simulators.steps.operators import Block, Op, Part, Platform, Product, Spent, Stream, spent
+from simulators.steps.operators import Block, Op, Part, Platform, Product, Spent, Stream, operator_costs
 from simulators.workloads.model import Optimizer, Parallel, Run, Share
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ class Quantising:
             return None
         return self.backward if op.phase == "backward" else self.format
 
-    def kept(self, count: Any) -> Any:
+    def stored_blocks(self, count: Any) -> Any:
         """Of so many equal blocks those whose copies are stored."""
         share = 1.0 if self.quantised.made_by == "update" else self.quantised.kept
         return np.rint(np.asarray(share, float) * count)
@@ -155,7 +155,7 @@ class Stage(Protocol):
     """The iteration of one stage of a pipeline, as far as copies depend on it (see `steps.iteration.Iteration`)."""
 
     @property
-    def quantising(self) -> Quantising | None:
+    def weight_copies(self) -> Quantising | None:
         """The copies; None where products read the weights themselves."""
 
     @property
@@ -179,7 +179,7 @@ class Stage(Protocol):
         """The optimizer."""
 
     @property
-    def training(self) -> bool:
+    def is_training(self) -> bool:
         """Whether weights are updated."""
 
     @property
@@ -202,7 +202,7 @@ def weights(block: Block) -> Any:
 
 def copy_bytes(iteration: Stage, block: Block) -> Any:
     """Copies of one block that are stored, in the mean of its kind."""
-    quantising = iteration.quantising
+    quantising = iteration.weight_copies
     if quantising is None:
         return np.zeros(())
     return weights(block) * quantising.stored_bytes * _kept_share(iteration, block)
@@ -210,9 +210,9 @@ def copy_bytes(iteration: Stage, block: Block) -> Any:
 
 def _kept_share(iteration: Stage, block: Block) -> Any:
     """Share of the blocks of a kind whose copies are stored, of those that a stage of a pipeline has of them."""
-    assert iteration.quantising is not None
+    assert iteration.weight_copies is not None
     count = np.maximum(1.0, np.rint(np.asarray(block.count, float) / np.asarray(iteration.parallel.pp, float)))
-    return iteration.quantising.kept(count) / count
+    return iteration.weight_copies.stored_blocks(count) / count
 
 
 def flying_bytes(iteration: Stage) -> Any:
@@ -220,7 +220,7 @@ def flying_bytes(iteration: Stage) -> Any:
 
     Of a layer that computes again there are copies of both passes.
     """
-    quantising = iteration.quantising
+    quantising = iteration.weight_copies
     if quantising is None or quantising.quantised.made_by == "update":
         return np.zeros(())
     largest: Any = np.zeros(())
@@ -246,14 +246,14 @@ def _copy_bytes(quantising: Quantising, op: Op) -> Any:
     return np.zeros(()) if format is None else elements(op) * format.bytes_per_element
 
 
-def made(iteration: Stage) -> Made:
+def copy_costs(iteration: Stage) -> Made:
     """What copies add to an iteration."""
-    if iteration.quantising is None:
+    if iteration.weight_copies is None:
         return Made()
     stored = _stored(iteration)
-    if iteration.quantising.quantised.made_by == "update":
+    if iteration.weight_copies.quantised.made_by == "update":
         return stored
-    just_in_time = _by_gpu(iteration) if iteration.quantising.quantised.made_by == "gpu" else _by_pim(iteration)
+    just_in_time = _by_gpu(iteration) if iteration.weight_copies.quantised.made_by == "gpu" else _by_pim(iteration)
     return replace(
         just_in_time,
         update_s=stored.update_s,
@@ -264,14 +264,16 @@ def made(iteration: Stage) -> Made:
 
 def _stored(iteration: Stage) -> Made:
     """What is written with the update, or after it; nothing where weights stay as they are."""
-    if not iteration.training:
+    if not iteration.is_training:
         return Made()
     each = [copy_bytes(iteration, block) * iteration.counts[block.name] for block in iteration.blocks]
     read = [weights(block) * _kept_share(iteration, block) * iteration.counts[block.name] for block in iteration.blocks]
     apart = 1.0 if iteration.parallel.zero else 0.0
     moved = _summed(each) + apart * iteration.run.element_bytes * _summed(read)
     launched = apart * iteration.of_blocks("tensors") * iteration.optimizer.kernels_per_tensor * (moved > 0)
-    (one,) = spent([Op("copies", "optimizer", "optimizer", Stream(moved, kernels=launched))], iteration.platform)
+    (one,) = operator_costs(
+        [Op("copies", "optimizer", "optimizer", Stream(moved, kernels=launched))], iteration.platform
+    )
     return Made(update_s=one.seconds, hbm_bytes=(0.0, moved), kernels=(0.0, launched))
 
 
@@ -285,7 +287,7 @@ def _by_gpu(iteration: Stage) -> Made:
 
 def kernels(iteration: Stage) -> list[tuple[Part, Spent]]:
     """Products that read a copy, and what the kernel takes that makes it, each time."""
-    quantising = iteration.quantising
+    quantising = iteration.weight_copies
     assert quantising is not None
     ops, parts = [], []
     for part in iteration.parts:
@@ -294,7 +296,7 @@ def kernels(iteration: Stage) -> list[tuple[Part, Spent]]:
             work = Stream(many * (iteration.run.element_bytes + format.bytes_per_element))
             ops.append(Op("copy", part.op.kind, part.op.phase, work))
             parts.append(part)
-    return list(zip(parts, spent(ops, iteration.platform), strict=True))
+    return list(zip(parts, operator_costs(ops, iteration.platform), strict=True))
 
 
 def _summed(values: Iterable[Any]) -> Any:
@@ -342,25 +344,25 @@ def _numbers(iteration: Stage) -> Iterator[Any]:
 
 
 def _kept_of(iteration: Stage) -> Any:
-    assert iteration.quantising is not None
-    return iteration.quantising.quantised.kept
+    assert iteration.weight_copies is not None
+    return iteration.weight_copies.quantised.kept
 
 
 def _memory(iteration: Stage) -> Memory:
     from simulators.costs.pim_bursts import Memory
 
-    quantising = iteration.quantising
+    quantising = iteration.weight_copies
     assert quantising is not None
     said = quantising.quantised
     blocked, window, ahead = (np.asarray(one, float) for one in (said.blocked, said.window, said.look_ahead))
-    return Memory(iteration.platform.chip.drawn, blocked, window, ahead)
+    return Memory(iteration.platform.chip.drawable_bytes_per_s, blocked, window, ahead)
 
 
 def _run(iteration: Stage, shape: tuple[int, ...]) -> tuple[Layers, Memory]:
     """What `simulators.costs.pim_bursts` runs, over B designs of this shape."""
     from simulators.costs.pim_bursts import Layers
 
-    passes, quantising = _passes(iteration), iteration.quantising
+    passes, quantising = _passes(iteration), iteration.weight_copies
     assert quantising is not None
     every = [(part, made_) for _, made_, parts in passes for part in parts]
     designs = int(np.prod(shape))
@@ -371,7 +373,7 @@ def _run(iteration: Stage, shape: tuple[int, ...]) -> tuple[Layers, Memory]:
 
     def count(made_: bool, block: Block) -> Any:
         whole = np.rint(iteration.counts[block.name])
-        return whole - quantising.kept(whole) if made_ else quantising.kept(whole)
+        return whole - quantising.stored_blocks(whole) if made_ else quantising.stored_blocks(whole)
 
     copies = [_copied(iteration, part.op) if made_ else (0.0, 1.0) for part, made_ in every]
     over = quantising.quantised.over == "micro_batch"
@@ -392,17 +394,17 @@ def _run(iteration: Stage, shape: tuple[int, ...]) -> tuple[Layers, Memory]:
 
 def _staged(iteration: Stage, op: Op) -> Any:
     """Distinct bytes that tiles of a product hold and have not yet multiplied; of all else none."""
-    assert iteration.quantising is not None
+    assert iteration.weight_copies is not None
     if not isinstance(op.work, Product):
         return 0.0
     m, n = (np.asarray(size, float) for size in (op.work.m, op.work.n))
     share = (1 / m + 1 / n) / (1 / np.minimum(m, LARGEST_TILE) + 1 / np.minimum(n, LARGEST_TILE))
-    return np.asarray(iteration.quantising.staged_bytes, float) * share
+    return np.asarray(iteration.weight_copies.staged_bytes, float) * share
 
 
 def _copied(iteration: Stage, op: Op) -> tuple[Any, Any]:
     """(time of the copy that an operator reads, length of a burst) [s], of units of the channels that are blocked."""
-    quantising = iteration.quantising
+    quantising = iteration.weight_copies
     assert quantising is not None
     format = quantising.read(op)
     pim, instructions = quantising.pim, quantising.instructions

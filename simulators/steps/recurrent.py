@@ -70,12 +70,12 @@ def speech_blocks(model: Speech, run: Run) -> tuple[Block, ...]:
     loss = _stream("CTC", "output", symbols, _CTC)
     blocks = (
         *convolutions,
-        _block("recurrent layer 1", [*first.parts, *summed], first.weights, run.element_bytes * first.kept),
+        _block("recurrent layer 1", [*first.parts, *summed], first.weights, run.element_bytes * first.stored_elements),
         _block(
             "recurrent layers",
             [norm, *later.parts, *summed],
             _sum(later.weights, normed),
-            run.element_bytes * later.kept + states,
+            run.element_bytes * later.stored_elements + states,
             count=np.asarray(model.layers) - 1,
         ),
         _block("output", [norm, output, loss], _sum((hidden * model.symbols, 1), normed), 2 * (states + symbols)),
@@ -139,7 +139,7 @@ class _Layer:
         return self.directions * outputs * (self.inputs + self.hidden + 2), 4 * self.directions
 
     @property
-    def kept(self) -> Floats:
+    def stored_elements(self) -> Floats:
         """Elements that the backward pass reads: the input, and gates and state of every step."""
         batch, steps = self.columns
         width = self.inputs + self.directions * (self.gates + 1) * self.hidden
@@ -215,9 +215,11 @@ def _encoder(sizes: _Sentences, layers: ArrayLike) -> list[Block]:
     drop_both = sizes.stream("dropout", "norm", 2 * source, _DROPOUT)
     add = sizes.stream("residual", "norm", source, _ADD)
     return [
-        _block("encoder layer 1", [drop, *first.parts], first.weights, b * first.kept),
-        _block("encoder layer 2", [drop_both, *second.parts], second.weights, b * second.kept, _seconds(layers)),
-        _block("encoder layers", [drop, *later.parts, add], later.weights, b * later.kept, _others(layers)),
+        _block("encoder layer 1", [drop, *first.parts], first.weights, b * first.stored_elements),
+        _block(
+            "encoder layer 2", [drop_both, *second.parts], second.weights, b * second.stored_elements, _seconds(layers)
+        ),
+        _block("encoder layers", [drop, *later.parts, add], later.weights, b * later.stored_elements, _others(layers)),
     ]
 
 
@@ -229,10 +231,10 @@ def _decoder(sizes: _Sentences, layers: ArrayLike) -> list[Block]:
     entry = [join, sizes.stream("dropout", "norm", 2 * target, _DROPOUT), *later.parts]
     add = sizes.stream("residual", "norm", target, _ADD)
     return [
-        _block("decoder layer 1", [drop, *first.parts], first.weights, b * first.kept),
+        _block("decoder layer 1", [drop, *first.parts], first.weights, b * first.stored_elements),
         _attention(sizes),
-        _block("decoder layer 2", entry, later.weights, b * later.kept, _seconds(layers)),
-        _block("decoder layers", [*entry, add], later.weights, b * later.kept, _others(layers)),
+        _block("decoder layer 2", entry, later.weights, b * later.stored_elements, _seconds(layers)),
+        _block("decoder layers", [*entry, add], later.weights, b * later.stored_elements, _others(layers)),
     ]
 
 

@@ -96,7 +96,7 @@ def _mode(counts: Integers) -> np.intp:
     return np.intp(equals[np.argmin(np.abs(equals - middle))])
 
 
-def projected(sample: Sample, seconds: ArrayLike) -> Floats:
+def project_epoch(sample: Sample, seconds: ArrayLike) -> Floats:
     """Time [...] of the epoch by its sample, of iteration times [..., N]: sum w t."""
     return np.asarray(np.asarray(seconds, float)[..., sample.places] @ sample.weights)
 
@@ -144,7 +144,7 @@ class _Epoch:
         error = (self.seconds[places] @ weights - total) / total
         return Sample(places, weights, len(places) if bins is None else bins, float(error))
 
-    def binned(self, bins: int) -> Sample:
+    def bin_representatives(self, bins: int) -> Sample:
         """A representative of each of so many bins of equal width that holds iterations."""
         low, high = self.lengths[0], self.lengths[-1]
         bin_ = np.minimum((self.lengths - low) * bins // max(1, high - low), bins - 1)
@@ -160,7 +160,7 @@ def _seqpoint(iterations: Iterations, epoch: _Epoch) -> Sample:
     every = len(epoch.lengths)
     if every > iterations.few:
         for bins in range(iterations.k0, every):
-            found = epoch.binned(bins)
+            found = epoch.bin_representatives(bins)
             if abs(found.error) <= iterations.error:
                 return found
     return epoch.sample(epoch.places, epoch.counts.astype(float))

@@ -217,7 +217,7 @@ class _Columns:
         self.values.append(np.asarray(value, dtype=float))
         return self._known[key]
 
-    def aligned(self) -> tuple[tuple[int, ...], tuple[Floats, ...]]:
+    def align(self) -> tuple[tuple[int, ...], tuple[Floats, ...]]:
         """The grid, and the columns with one axis for each of its axes. Raises ValueError if they do not broadcast."""
         shape = np.broadcast_shapes((1,), *(value.shape for value in self.values))
         return shape, tuple(value.reshape((1,) * (len(shape) - value.ndim) + value.shape) for value in self.values)
@@ -315,7 +315,7 @@ class GraphBuilder:
 
     def build(self) -> TaskGraph:
         """The graph. Raises ValueError naming the task for negative or NaN weights, or work that nothing limits."""
-        shape, values = self._columns.aligned()
+        shape, values = self._columns.align()
         graph = TaskGraph(**self._structure(), shape=shape, values=values, at=self._at())
         _check(graph)
         return graph

@@ -18,7 +18,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from simulators.compiled import compiled
+from simulators.compiled import compile_lazily
 from simulators.taskgraph.graph import Floats, TaskGraph
 
 LOSSES = ("contention_s", "decomposition_s", "starvation_s", "launch_s", "dependency_s")
@@ -66,7 +66,7 @@ def longest(graph: TaskGraph, delay: NDArray[np.int32], took: NDArray[np.int32])
     return found
 
 
-@compiled
+@compile_lazily
 def _longest(pred_ptr: Indices, pred: Indices, took: Indices, durations: Floats, found: Floats) -> None:
     stride = 64  # designs side by side, in the lanes of the machine
     finished, start = np.empty((took.size, stride)), np.empty(stride)

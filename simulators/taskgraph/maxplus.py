@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from simulators.compiled import compiled
+from simulators.compiled import compile_lazily
 from simulators.taskgraph.graph import Floats, TaskGraph
 from simulators.taskgraph.order import Order
 from simulators.taskgraph.timeline import Timeline, Totals
@@ -331,7 +331,7 @@ def longest(paths: Paths, durations: Floats) -> Floats:
     return found
 
 
-@compiled
+@compile_lazily
 def _longest(ptr: Paths, number: Paths, count: Floats, durations: Floats, found: Floats) -> None:
     stride = 512  # designs at a time, so that partial sums stay in the nearest cache
     total = np.empty(stride)
@@ -352,7 +352,7 @@ def _longest(ptr: Paths, number: Paths, count: Floats, durations: Floats, found:
                 best[i] = length if length > best[i] else best[i]
 
 
-@compiled
+@compile_lazily
 def _stage(  # noqa: C901, PLR0912, PLR0913, PLR0917
     pred_ptr: Paths,
     pred: Paths,

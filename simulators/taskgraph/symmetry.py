@@ -114,7 +114,7 @@ def _renamed(graph: TaskGraph, same: set[_Pair]) -> TaskGraph:
     return replace(graph, at={key: name[columns] for key, columns in graph.at.items()})
 
 
-def reduced(graph: TaskGraph) -> Quotient:
+def reduce_graph(graph: TaskGraph) -> Quotient:
     """The smallest graph with the same times; the graph itself where nothing is symmetric."""
     task_hash, resource_hash, group_hash = _refined(graph)
     tasks, of = _numbered(task_hash)

@@ -104,14 +104,14 @@ class Archive:
         return np.array(found).reshape(-1, len(self._genes.knobs))
 
     def _drawn(self, count: int) -> Rows:
-        return self._genes.drawn(count, self._random)
+        return self._genes.draw(count, self._random)
 
     def _children(self, count: int) -> Rows:
         random, options = self._random, self._options
         mother, father = (self._rows[random.integers(len(self._rows), size=count)] for _ in range(2))
         taken = (random.random(mother.shape) < 0.5) & (random.random((count, 1)) < options.crossover)
         child = np.where(taken & (mother >= 0) & (father >= 0), father, mother)
-        return self._genes.settled(np.where(self._changed(child), self._moved(child), child), random)
+        return self._genes.settle(np.where(self._changed(child), self._moved(child), child), random)
 
     def _changed(self, child: Rows) -> NDArray[np.bool_]:
         """Which genes change: of each child one at least, of those that count and have another value."""

@@ -9,7 +9,7 @@ import numpy as np
 
 from dse.search.genes import Genes
 from dse.search.question import Outcome, Question
-from dse.search.sampled import fitting
+from dse.search.sampled import make_sampler
 from dse.space import Assignment, Knob
 
 _NOTHING = 1e9  # violation of what has no outcome: more than any other
@@ -42,7 +42,7 @@ class Generations:
         if self._asked is None or not len(self._asked):  # it finds no child that it does not know
             return
         rows = np.array([[one.X[knob.path] for knob in self._genes.knobs] for one in self._asked], float)
-        points = self._genes.points(self._genes.settled(rows, self._random))
+        points = self._genes.points(self._genes.settle(rows, self._random))
         self._left, self._told = list(enumerate(points)), {}
 
     def tell(self, points: Sequence[Assignment], outcomes: Sequence[Outcome]) -> None:
@@ -71,7 +71,7 @@ class Generations:
 
 def make(question: Question, options: Mapping[str, Any]) -> Generations:
     """The method by pymoo's options for `NSGA2`, `pop_size` among them. Raises ConfigError."""
-    return Generations(question, fitting(lambda: _algorithm(question, dict(options)), options))
+    return Generations(question, make_sampler(lambda: _algorithm(question, dict(options)), options))
 
 
 def _algorithm(question: Question, options: dict[str, Any]) -> Any:
@@ -97,7 +97,7 @@ def _variable(knob: Knob) -> Any:
     if not knob.values:
         return Real(bounds=(0.0, 1.0))
     most = len(knob.values) - 1
-    return Integer(bounds=(0, most)) if knob.ordered and most else Choice(options=list(range(most + 1)))
+    return Integer(bounds=(0, most)) if knob.is_ordered and most else Choice(options=list(range(most + 1)))
 
 
 METHOD = make

@@ -62,14 +62,14 @@ class Screened(archive.Archive):
         fresh = _Learned(rows, self._question.values(found), np.array(margins), self._random.random(len(rows)))
         front = np.concatenate([self._front, fresh.values[fresh.margins <= 0.0]])
         self._front = front[moocore.is_nondominated(front)] if len(front) else front
-        self._learned = self._learned.joined(fresh).some(self._most.learned // 2)
+        self._learned = self._learned.join(fresh).some(self._most.learned // 2)
         self._num_learned += len(rows)
 
     def _drawn(self, count: int) -> Rows:
         """The first points are spread evenly in every knob by itself."""
         first, self._first = self._first[:count], self._first[count:]
         sizes = self._genes.sizes
-        spread = self._genes.settled(np.where(sizes > 0, np.floor(first * sizes), first), self._random)
+        spread = self._genes.settle(np.where(sizes > 0, np.floor(first * sizes), first), self._random)
         return np.concatenate([spread, super()._drawn(count - len(spread))])
 
     def _children(self, count: int) -> Rows:
@@ -120,7 +120,7 @@ class _Learned:
     def none(cls, genes: int, objectives: int) -> _Learned:
         return cls(np.empty((0, genes)), np.empty((0, objectives)), np.empty(0), np.empty(0))
 
-    def joined(self, other: _Learned) -> _Learned:
+    def join(self, other: _Learned) -> _Learned:
         """Both, one after the other."""
         return _Learned(*(np.concatenate(pair) for pair in zip(vars(self).values(), vars(other).values(), strict=True)))
 
