@@ -120,9 +120,9 @@ class Sweep:
     lowering: float
 
 
-def sweep(engine: str, *, granularity: int, designs: int, rows: int = 16384) -> Sweep:
+def sweep(engine: str, *, num_chunks: int, designs: int, rows: int = 16384) -> Sweep:
     """A grid of hardware knobs on the shipped 8 x MI300X node: from the search space to columns of metrics."""
-    space = _space(engine, granularity=granularity, designs=designs, rows=rows)
+    space = _space(engine, num_chunks=num_chunks, designs=designs, rows=rows)
     spec = BackendSpec("overlap", (("engine", engine), ("fallback", None)))
 
     def evaluate() -> int:
@@ -144,10 +144,10 @@ def sweep(engine: str, *, granularity: int, designs: int, rows: int = 16384) -> 
     return Sweep(count / whole, lowering / batch.size / (whole / count))
 
 
-def _space(engine: str, *, granularity: int, designs: int, rows: int) -> Space:
-    """Four hardware knobs around an all-gather and GEMM in `granularity` steps: 8 * granularity tasks."""
+def _space(engine: str, *, num_chunks: int, designs: int, rows: int) -> Space:
+    """Four hardware knobs around an all-gather and GEMM in `num_chunks` steps: 8 * num_chunks tasks."""
     tree = {group: _yaml(group, name) for group, name in (("system", "mi300x_8"), ("schedule", "uniform_fused_1d"))}
-    tree["schedule"] |= {"granularity": granularity, "mover": "dma"}
+    tree["schedule"] |= {"num_chunks": num_chunks, "comm_engine": "dma"}
     if engine == "analytic":  # which has no closed form of contention laws
         tree["system"]["gpu"]["contention"] = dict.fromkeys(tree["system"]["gpu"]["contention"], 1)
     tree["workload"] = {
@@ -183,7 +183,7 @@ def closed_forms_per_s(designs: int = 65536) -> float:
 
 
 def _pipeline_graph() -> TaskGraph:
-    space = _space("analytic", granularity=64, designs=1, rows=16384)
+    space = _space("analytic", num_chunks=64, designs=1, rows=16384)
     block = next(iter(space.blocks(1)))
     design: Any = block.design
     return reduce_graph(design.schedule.lower(design.system, design.workload)).graph
@@ -202,7 +202,7 @@ def figures() -> tuple[dict[str, float], list[Case], float | None]:
         compare("64 steps, 8 GPUs, regular", 64, gpus=8, designs=16384, kind="regular"),
         compare("64 steps, 8 GPUs", 64, gpus=8, designs=512, repeats=2),
     ]
-    small, large = sweep("fluid", granularity=8, designs=16384), sweep("fluid", granularity=64, designs=16384)
+    small, large = sweep("fluid", num_chunks=8, designs=16384), sweep("fluid", num_chunks=64, designs=16384)
     found = {
         "fluid_vs_simpy_512": cases[2].ratio,
         "fluid_vs_simpy_4096": cases[5].ratio,
@@ -211,7 +211,7 @@ def figures() -> tuple[dict[str, float], list[Case], float | None]:
         "designs_per_s_512": large.designs_per_s,
         "lowering_fraction": max(small.lowering, large.lowering),
         "analytic_kernel_per_s": closed_forms_per_s(),
-        "analytic_designs_per_s": sweep("analytic", granularity=8, designs=279841).designs_per_s,
+        "analytic_designs_per_s": sweep("analytic", num_chunks=8, designs=279841).designs_per_s,
         **growth(),
     }
     assert all(case.agree for case in cases)

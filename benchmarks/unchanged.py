@@ -19,6 +19,8 @@ import numpy as np
 import pandas as pd
 
 from benchmarks.recorded import ROOT
+from dse import plugins
+from dse.values import former_fields
 
 LONG = ("search_benchmark",)
 """Studies that take longer than all others together: they are compared when they are named."""
@@ -38,9 +40,24 @@ def run(tree: Path, study: str, folder: Path) -> str:
     return done.stderr.strip()[-500:] if done.returncode else ""
 
 
+def with_present_names(old: pd.DataFrame, new: pd.DataFrame) -> pd.DataFrame:
+    """The table of a commit before fields were renamed, with the names and the values that they have now."""
+    for kind in ("backend", "schedule"):
+        plugins.available(kind)
+    for column in [name for name in new if name not in old]:
+        head, _, field = column.rpartition(".")
+        for former in former_fields(field):
+            path = f"{head}.{former.name}".lstrip(".")
+            if path in old and path not in new:
+                present = {was: now for now, was in former.values.items()}
+                old = old.rename(columns={path: column}).replace({column: present})
+    return old
+
+
 def differences(before: Path, after: Path) -> list[str]:
     """What differs between the tables and the claims of two finished runs."""
     old, new = (pd.read_parquet(folder / "results.parquet") for folder in (before, after))
+    old = with_present_names(old, new)
     if old.shape != new.shape or list(old) != list(new):
         return [f"the table was {old.shape} and is {new.shape}, columns {sorted(set(old) ^ set(new))}"]
     found = [f"column {name}" for name in old if not _same(old[name].to_numpy(), new[name].to_numpy())]

@@ -14,6 +14,8 @@ from typing import Any, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
+from dse.values import renamed_to
+
 Model = TypeVar("Model", bound=BaseModel)
 
 
@@ -111,12 +113,14 @@ def _is_secret(name: object, value: object) -> bool:
 
 
 def did_you_mean(name: str, candidates: Iterable[str]) -> str:
-    """The way out of a misspelt name: the nearest known one, else all that are known.
+    """The way out of a name that is not known: what it is called now, else the nearest known one, else all of them.
 
     >>> did_you_mean("num_cuz", ["num_cus", "kernel_launch_s"])
     'did you mean `num_cus`?'
     """
     names = sorted(candidates)
+    if now := renamed_to(name, names):
+        return now
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
     if near:
         return f"did you mean `{near[0]}`?"

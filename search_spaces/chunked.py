@@ -2,12 +2,13 @@
 
 A product of knobs (FiCCO, arXiv:2512.10236; the schedule names are this project's vocabulary):
 
-shape   1d: pieces are rows (M split); 2d: pieces are K slices, and each GEMM accumulates into C
-start   uniform: equal steps, nothing runs before the first pieces land; hetero: the local shard runs first
-compute fused: the pieces of all peers of a step form one GEMM; unfused: one GEMM per arriving piece
+chunk_dim          m: chunks are rows (M split); k: chunks are K slices, and each GEMM accumulates into C
+local_shard_first  false: equal steps, nothing runs before the first chunks land (the paper's uniform); true: the local
+                   shard runs first (heterogeneous)
+compute            fused: the chunks of all peers of a step form one GEMM; unfused: one GEMM per arriving chunk
 
-Where the output is reduced instead, the same runs backwards: a piece of each peer's rows (2d: of their columns) is
-computed, then sent; hetero computes the local shard, of which nothing is sent, last.
+Where the output is reduced instead, the same runs backwards: a chunk of each peer's rows (k: of their columns) is
+computed, then sent; the local shard, of which nothing is sent, is computed last where it would be first.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 
 from dse.units import Integer
-from dse.values import knob
+from dse.values import Former, knob
 from search_spaces.pipeline import MoverKnobs, Pipeline, piece
 from simulators.costs.transfer import Route
 from simulators.hardware.system import System
@@ -29,17 +30,17 @@ from simulators.workloads.operators import Workload
 
 
 class Chunked(MoverKnobs):
-    """granularity: pieces per shard, so that one transfer is 1 / (num_gpus * granularity) of the tensor."""
+    """num_chunks: chunks per shard, so that one transfer is 1 / (num_gpus * num_chunks) of the tensor."""
 
     family: Literal["chunked"]
-    shape: Annotated[Literal["1d", "2d"], knob(structural=True, neutral="1d")]
-    start: Annotated[Literal["uniform", "hetero"], knob(structural=True)]
+    chunk_dim: Annotated[Literal["m", "k"], knob(structural=True, neutral="m"), Former("shape", {"m": "1d", "k": "2d"})]
+    local_shard_first: Annotated[bool, knob(structural=True), Former("start", {False: "uniform", True: "hetero"})]
     compute: Annotated[Literal["fused", "unfused"], knob(structural=True)]
-    granularity: Annotated[Integer, knob(structural=True, ge=1, le=1024)]
+    num_chunks: Annotated[Integer, knob(structural=True, ge=1, le=1024), Former("granularity")]
 
     def neutral(self) -> Mapping[str, Any]:
-        """The shape of a single piece is none."""
-        shaped = {"shape"} if self.granularity > 1 else set()
+        """The dimension along which a single chunk is cut changes nothing."""
+        shaped = {"chunk_dim"} if self.num_chunks > 1 else set()
         return {name: value for name, value in super().neutral().items() if name not in shaped}
 
     def rules(self, system: System, workload: Workload) -> Sequence[Rule]:
@@ -47,16 +48,16 @@ class Chunked(MoverKnobs):
         found = list(super().rules(system, workload))
         if not any(rule.broken is True for rule in found):
             moved = workload.overlap().collective
-            by_rows = self.shape == "1d"
+            by_rows = self.chunk_dim == "m"
             most = np.asarray(least_shard(system, moved.rows) if by_rows else moved.cols)
             rule = f"splits {{0}} {'rows of a shard' if by_rows else 'columns'} into more pieces"
-            broken = (most > 0) & (self.granularity > most)
+            broken = (most > 0) & (self.num_chunks > most)
             way = "use at most {0}"
-            found.append(Rule("schedule.granularity", broken, rule, self.granularity, (most[()],), way))
+            found.append(Rule("schedule.num_chunks", broken, rule, self.num_chunks, (most[()],), way))
         return found
 
     def lower(self, system: System, workload: Workload) -> TaskGraph:
-        """`granularity` steps over all links, each followed by the GEMM chunks of what arrived, or after those of what
+        """`num_chunks` steps over all links, each followed by the GEMM chunks of what arrived, or after those of what
         is to be sent.
         """
         line = Pipeline(system, workload, knobs=self, comm_cus=self.comm_cus)
@@ -67,15 +68,15 @@ class Chunked(MoverKnobs):
         return line.build()
 
     def _gathered(self, line: Pipeline) -> None:
-        if self.start == "hetero":
+        if self.local_shard_first:
             line.gemm("gemm local", (line.shard_rows(0), line.op.local_n, line.op.local_k))
-        for index in range(self.granularity):
+        for index in range(self.num_chunks):
             arrived = line.step(f"piece {index}", self._amounts(line, index))
             how: dict[str, Any] = {
-                "overlapped": index < self.granularity - 1,
-                "accumulate": self.shape == "2d" and index > 0,
+                "overlapped": index < self.num_chunks - 1,
+                "accumulate": self.chunk_dim == "k" and index > 0,
             }
-            own, label = [0] if self.start == "uniform" else [], f"gemm {index}"
+            own, label = [] if self.local_shard_first else [0], f"gemm {index}"
             if self.compute == "fused":
                 peers = [*own, *(route.peer for route in line.routes)]
                 self._gemm(line, label, peers, index, {"after": arrived, **how})
@@ -88,9 +89,9 @@ class Chunked(MoverKnobs):
     def _reduced(self, line: Pipeline) -> None:
         """As gathered, backwards: what is sent is computed first, the local shard with each piece or in the end."""
         waiting: list[list[int]] = []
-        for index in range(self.granularity):
+        for index in range(self.num_chunks):
             how, label = {"overlapped": index > 0}, f"gemm {index}"
-            own = [0] if self.start == "uniform" else []
+            own = [] if self.local_shard_first else [0]
             peers = [route.peer for route in line.routes]
             if self.compute == "fused":
                 made = [self._gemm(line, label, [*peers, *own], index, how)]
@@ -98,7 +99,7 @@ class Chunked(MoverKnobs):
                 made = [self._gemm(line, f"{label}.{peer}", [peer], index, how) for peer in [*peers, *own]]
             self._add(line, waiting, keep=1)
             waiting.append(line.step(f"piece {index}", self._amounts(line, index), after=made[: len(peers)]))
-        if self.start == "hetero":
+        if self.local_shard_first:
             line.gemm("gemm local", (line.shard_rows(0), line.op.local_n, line.op.local_k))
         self._add(line, waiting, keep=0)
 
@@ -110,25 +111,25 @@ class Chunked(MoverKnobs):
     def _amounts(self, line: Pipeline, index: int) -> list[tuple[Route, Any]]:
         """Bytes of piece `index` of each peer's shard."""
         cols = line.collective.cols
-        if self.shape == "2d":
+        if self.chunk_dim == "k":
             return [
-                (route, line.payload(line.shard_rows(route.peer), piece(cols, self.granularity, index)))
+                (route, line.payload(line.shard_rows(route.peer), piece(cols, self.num_chunks, index)))
                 for route in line.routes
             ]
-        rows = [piece(line.shard_rows(route.peer), self.granularity, index) for route in line.routes]
+        rows = [piece(line.shard_rows(route.peer), self.num_chunks, index) for route in line.routes]
         return [(route, line.payload(many, cols)) for route, many in zip(line.routes, rows, strict=True)]
 
     def _gemm(self, line: Pipeline, label: str, peers: list[int], index: int, how: dict[str, Any]) -> int:
-        """The GEMM on piece `index` of some GPUs' shards: rows of all columns; or, 2d, all rows of a slice of the depth
+        """The GEMM on piece `index` of some GPUs' shards: rows of all columns; or, k, all rows of a slice of the depth
         (of the columns, where the output is reduced).
         """
         rows, cols, depth = [line.shard_rows(peer) for peer in peers], line.op.local_n, line.op.local_k
-        if self.shape == "1d":
-            rows = [piece(many, self.granularity, index) for many in rows]
+        if self.chunk_dim == "m":
+            rows = [piece(many, self.num_chunks, index) for many in rows]
         elif line.order == "after":
-            cols = piece(cols, self.granularity, index)
+            cols = piece(cols, self.num_chunks, index)
         else:
-            depth = piece(depth, self.granularity, index)
+            depth = piece(depth, self.num_chunks, index)
         return line.gemm(label, (sum(rows), cols, depth), **how)
 
 

@@ -1,11 +1,11 @@
 """A GEMM and a collective on two streams, neither waiting for the other (ConCCL, arXiv:2412.14335).
 
-order      which kernel is launched first. A GEMM that is holds the CUs until its first workgroups retire; a collective
-           that is has its CUs from the start (the paper's schedule priority).
-partition  the collective's CUs are reserved by a mask: it has them from the start, and the GEMM never gets them (the
-           paper's resource partitioning); with the collective launched first the GEMM is not masked, and gets them when
-           the collective ends (both).
-withheld   CUs that a GEMM is not given beside DMA engines (the paper takes 8 from GEMMs that are bound by memory).
+launch_order  the kernel that is launched first. A GEMM that is holds the CUs until its first workgroups retire; a
+              collective that is has its CUs from the start (the paper's schedule priority).
+partition     the collective's CUs are reserved by a mask: it has them from the start, and the GEMM never gets them (the
+              paper's resource partitioning); with the collective launched first the GEMM is not masked, and gets them
+              when the collective ends (both).
+withheld      CUs that a GEMM is not given beside DMA engines (the paper takes 8 from GEMMs that are bound by memory).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import numpy as np
 
 from dse.units import Integer
-from dse.values import knob
+from dse.values import Former, knob
 from search_spaces.pipeline import MoverKnobs, Pipeline
 from simulators.costs.transfer import library_cus
 from simulators.hardware.system import System
@@ -30,10 +30,10 @@ class Concurrent(MoverKnobs):
 
     orders: ClassVar[tuple[str, ...]] = ("beside",)
     family: Literal["concurrent"]
-    comm_cus: Annotated[Integer | None, knob(when={"mover": "cu"}, ge=0, le=4096)]
-    order: Annotated[Literal["gemm_first", "comm_first"], knob(structural=True)]
-    partition: Annotated[bool | None, knob(when={"mover": "cu"}, structural=True)] = False
-    withheld_cus: Annotated[Integer | None, knob(when={"mover": "dma"}, ge=0, le=4096)] = 0
+    comm_cus: Annotated[Integer | None, knob(when={"comm_engine": "cu"}, ge=0, le=4096)]
+    launch_order: Annotated[Literal["gemm_first", "comm_first"], knob(structural=True), Former("order")]
+    partition: Annotated[bool | None, knob(when={"comm_engine": "cu"}, structural=True)] = False
+    withheld_cus: Annotated[Integer | None, knob(when={"comm_engine": "dma"}, ge=0, le=4096)] = 0
 
     def rules(self, system: System, workload: Workload) -> Sequence[Rule]:
         """Someone must be left for the GEMM."""
@@ -59,14 +59,14 @@ class Concurrent(MoverKnobs):
 
     def lower(self, system: System, workload: Workload) -> TaskGraph:
         """One collective over all links; one GEMM, in two parts where the collective waits for its first wave."""
-        masked = bool(self.partition) and self.order == "gemm_first"
+        masked = bool(self.partition) and self.launch_order == "gemm_first"
         line = Pipeline(system, workload, knobs=self, comm_cus=self._cus(system, workload), masked=masked)
         size = (line.op.m, line.op.local_n, line.op.local_k)
         amounts = [(route, line.payload(line.shard_rows(route.peer), line.collective.cols)) for route in line.routes]
         pattern = line.collective.pattern
-        if self.mover == "dma":
+        if self.comm_engine == "dma":
             line.withhold(0 if self.withheld_cus is None else self.withheld_cus)
-        if self.mover == "dma" or self.partition or self.order == "comm_first":
+        if self.comm_engine == "dma" or self.partition or self.launch_order == "comm_first":
             line.step(pattern, amounts)
             line.gemm("gemm", size)
         else:

@@ -3,10 +3,10 @@
 kernel      bulk: each operator is a kernel, each collective a library's, launched when what it waits for is done; a
             tensor that an all-to-all moves is packed before and unpacked after (`copies`). fused: a producer and its
             collective (or a collective and its consumer) are one kernel that stays on the GPU and sends what it has
-            done slice by slice. Operators that no fused kernel is known of (an MLP) are as in bulk.
+            done chunk by chunk. Operators that no fused kernel is known of (an MLP) are as in bulk.
 pairs       which are fused: producers of what is sent only, or consumers of what arrives as well.
-slices      in how many parts outputs (or inputs) are sent; each holds a message for every peer.
-order       remote_first: what others wait for is computed, or sent, first; local_first: last.
+num_chunks  in how many chunks outputs (or inputs) are sent; each holds a message for every peer.
+issue_order remote_first: what others wait for is computed, or sent, first; local_first: last.
 zero_copy   inside a node, results are stored where the peer wants them; else they are read again to be put.
 occupancy_loss   of the fused kernel (simulators/costs/memory_bound.py).
 collective  direct or hierarchical (simulators/costs/fabric.py).
@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from search_spaces.persistent import FusedKnobs, Lowering, issue_order, partners, pieces
+from search_spaces.persistent import FusedKnobs, Lowering, issue_order, partners, remote_chunks
 from search_spaces.pipeline import memory_rules
 from simulators.costs.fabric import num_gpus
 from simulators.hardware.system import System
@@ -40,7 +40,7 @@ class Fused(FusedKnobs):
         found = [*_system_rules(system), *_dag_rules(workload), *self._memory_rules(system, workload)]
         if any(rule.broken is True for rule in found):
             return found
-        return [*found, *_row_rules(system, workload), *self._slice_rules(system, workload)]
+        return [*found, *_row_rules(system, workload), *self._chunk_rules(system, workload)]
 
     def _memory_rules(self, system: System, workload: Workload) -> Iterator[Rule]:
         """Units in memory must be there where they are to add, or to run operators."""
@@ -50,16 +50,16 @@ class Fused(FusedKnobs):
         yield from memory_rules(system, "schedule.near_memory", used=adds)
         yield from memory_rules(system, "schedule.elementwise=pim", used=runs)
 
-    def _slice_rules(self, system: System, workload: Workload) -> Iterator[Rule]:
-        if self.slices is None or num_gpus(system) == 1:
+    def _chunk_rules(self, system: System, workload: Workload) -> Iterator[Rule]:
+        if self.num_chunks is None or num_gpus(system) == 1:
             return  # who is alone sends nothing
         for name in partners(workload, str(self.pairs)):
             op = workload.operators[name]
             if isinstance(op, Collective):
                 sent = np.asarray(op.rows) - -(-np.asarray(op.rows) // num_gpus(system))
-                rule = "are more slices than {0} has rows for its peers ({1})"
-                few = sent < pieces(self.slices, num_gpus(system))
-                yield Rule("schedule.slices", few, rule, self.slices, (name, sent[()]), "use fewer")
+                rule = "are more chunks than {0} has rows for its peers ({1})"
+                few = sent < remote_chunks(self.num_chunks, num_gpus(system))
+                yield Rule("schedule.num_chunks", few, rule, self.num_chunks, (name, sent[()]), "use fewer")
 
     def lower(self, system: System, workload: Workload) -> TaskGraph:
         """One GPU, that stands for all of its node, of one node or of each."""

@@ -19,7 +19,7 @@ import numpy as np
 from pydantic import Field
 
 from dse.units import Fraction, Integer
-from dse.values import knob
+from dse.values import Former, knob
 from simulators.costs.fabric import Leg, Way, capacities, fewest_cus, loads_of_nodes, messages_s, num_gpus, pace, phases
 from simulators.costs.memory_bound import KernelCost, kernel_cost
 from simulators.costs.transfer import Movement, accumulate_hbm_bytes, library_cus, setup
@@ -42,17 +42,19 @@ class FusedKnobs(ScheduleKnobs):
     collective: Annotated[Way, knob(structural=True)]
     copies: Annotated[bool, knob(structural=True)]
     pairs: Annotated[Literal["producer", "all"] | None, knob(structural=True, when=_FUSED)]
-    slices: Annotated[Integer | None, knob(structural=True, when=_FUSED, ge=1, le=1024)]
-    order: Annotated[Literal["remote_first", "local_first"] | None, knob(structural=True, when=_FUSED)]
+    num_chunks: Annotated[Integer | None, knob(structural=True, when=_FUSED, ge=1, le=1024), Former("slices")]
+    issue_order: Annotated[
+        Literal["remote_first", "local_first"] | None, knob(structural=True, when=_FUSED), Former("order")
+    ]
     zero_copy: Annotated[bool | None, knob(structural=True, when=_FUSED)]
     occupancy_loss: Annotated[Annotated[Fraction, Field(lt=1)] | None, knob(when=_FUSED)]
     near_memory: Annotated[bool, knob(structural=True)] = False
     elementwise: Annotated[Literal["gpu", "pim"], knob(structural=True)] = "gpu"
 
 
-def pieces(slices: int, gpus: int) -> int:
-    """Slices of what goes to others, of so many in all, as one in `gpus` stays."""
-    return max(1, -(-slices * (gpus - 1) // gpus))
+def remote_chunks(num_chunks: int, gpus: int) -> int:
+    """Number of chunks that go to other GPUs, as one in `gpus` stays."""
+    return max(1, -(-num_chunks * (gpus - 1) // gpus))
 
 
 def issue_order(workload: Workload) -> list[str]:
@@ -265,7 +267,7 @@ class Lowering:
         op = self._workload.operators[name]
         self._unpack(op)
         parts, local = self._parts(name, move)
-        remote_first = self._knobs.order == "remote_first"
+        remote_first = self._knobs.issue_order == "remote_first"
         waits, staged = self._before(op), self._waiting(op)
         flags: list[_Tasks] = [[] for _ in parts]
         moved: list[_Tasks] = [[] for _ in parts]
@@ -292,7 +294,7 @@ class Lowering:
         self._unpack(others)
         parts, local = self._parts(name, move)
         waits, came, sent = self._before(others), self._before(move.op), None
-        if self._knobs.order == "remote_first":
+        if self._knobs.issue_order == "remote_first":
             for gpu, own in zip(self._gpus, came, strict=True):
                 launch_s = self._system.gpu.kernel_launch_s
                 gpu.stream = [self._launch(gpu, name, launch_s, after=[*gpu.stream, *own])]
@@ -321,8 +323,8 @@ class Lowering:
 
     @property
     def _num_slices(self) -> int:
-        assert self._knobs.slices is not None
-        return pieces(self._knobs.slices, num_gpus(self._system))
+        assert self._knobs.num_chunks is not None
+        return remote_chunks(self._knobs.num_chunks, num_gpus(self._system))
 
     def _cost(self, name: str, *, fused: bool = False) -> KernelCost:
         op = self._workload.operators[name]

@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike
 
 from dse.errors import ConfigError
 from dse.units import Integer
-from dse.values import knob
+from dse.values import Former, knob
 from simulators.costs.gemm_waves import GemmCost, beside_cu_copies, gemm_cost
 from simulators.costs.transfer import (
     Movement,
@@ -44,18 +44,18 @@ _ORDERS = {
 
 
 class MoverKnobs(ScheduleKnobs):
-    """Who moves the data.
+    """Knobs of the engine that moves the data.
 
-    mover: `dma` engines, or kernels on `comm_cus` reserved `cu`s. priority: whose memory requests go first; it matters
-    where the HBM can be over-subscribed.
-    near_memory: what arrives is added to what is there by units in memory (`gpu.pim`): neither kernels read what they
-    add to, nor does a kernel add what DMA engines brought. Without a reduction it means nothing.
+    comm_engine: `dma` engines, or kernels on `comm_cus` reserved `cu`s.
+    priority: whose memory requests go first; it matters where the HBM can be over-subscribed.
+    near_memory: units in memory (`gpu.pim`) add what arrives to what is there: kernels do not read what they add to,
+    and no kernel adds what DMA engines brought. Without a reduction it means nothing.
     """
 
     orders: ClassVar[tuple[str, ...]] = ("before", "after")
     ranks: ClassVar[tuple[str, ...]] = ("priority",)
-    mover: Annotated[Mover, knob(structural=True)]
-    comm_cus: Annotated[Integer | None, knob(when={"mover": "cu"}, ge=1, le=4096)]
+    comm_engine: Annotated[Mover, knob(structural=True), Former("mover")]
+    comm_cus: Annotated[Integer | None, knob(when={"comm_engine": "cu"}, ge=1, le=4096)]
     priority: Annotated[Priority, knob(structural=True, neutral="equal")] = "equal"
     near_memory: Annotated[bool, knob(structural=True)] = False
 
@@ -102,9 +102,9 @@ def _order_rules(knobs: MoverKnobs, overlap: Overlap) -> Iterator[Rule]:
         rule = f"cannot come {order} the GEMM it belongs to"
         way = "all_gather and all_to_all come before, reduce_scatter after; the others only beside"
         yield Rule("workload.operators.gather.pattern", True, rule, moved.pattern, way_out=way)
-    elif knobs.mover == "dma" and moved.reduces and order == "beside" and not knobs.near_memory:
-        way = "schedule.mover=cu, or schedule.near_memory=true"
-        yield Rule("schedule.mover", True, f"cannot add, as {moved.pattern} must", "dma", way_out=way)
+    elif knobs.comm_engine == "dma" and moved.reduces and order == "beside" and not knobs.near_memory:
+        way = "schedule.comm_engine=cu, or schedule.near_memory=true"
+        yield Rule("schedule.comm_engine", True, f"cannot add, as {moved.pattern} must", "dma", way_out=way)
 
 
 def _shape_rules(system: System, overlap: Overlap) -> Iterator[Rule]:
@@ -132,13 +132,13 @@ class Pipeline:
     def __init__(
         self, system: System, workload: Workload, *, knobs: MoverKnobs, comm_cus: ArrayLike | None, masked: bool = True
     ) -> None:
-        self.system, self.mover, self._near = system, knobs.mover, knobs.near_memory
+        self.system, self.mover, self._near = system, knobs.comm_engine, knobs.near_memory
         self._adding = accumulate_hbm_bytes(system, near_memory=knobs.near_memory)
-        self.comm_cus: ArrayLike = 0 if comm_cus is None or knobs.mover == "dma" else comm_cus
+        self.comm_cus: ArrayLike = 0 if comm_cus is None or knobs.comm_engine == "dma" else comm_cus
         overlap = workload.overlap()
         self.collective, self.op, self.order = overlap.collective, overlap.gemm, overlap.order
         pattern = self.collective.pattern
-        self.movement = Movement(knobs.mover, self.comm_cus, pattern)
+        self.movement = Movement(knobs.comm_engine, self.comm_cus, pattern)
         self.routes = routes(system.node, pattern)
         self.element_bytes = self.collective.element_bytes
         self.graph = GraphBuilder()

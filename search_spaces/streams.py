@@ -1,9 +1,10 @@
 """Independent GEMMs on streams of one GPU (GOLDYLOC, arXiv:2409.02227): so many at once, by kernels tuned for that.
 
-degree    GEMMs that run at once; the next one in the queue starts when one ends. 1 is sequential.
-kernels   isolated: what a library picks for a GPU of its own (with degree > 1: default concurrency). shared: globally
-          optimised, picked for this degree from kernels tuned for a part of the GPU. best: the best of all tiles for
-          this degree.
+num_streams  GEMMs that run at once (the paper's concurrency degree); the next one in the queue starts when one ends.
+             1 is sequential.
+kernels      isolated: what a library picks for a GPU of its own (with several streams: default concurrency). shared:
+             globally optimised, picked for this number of streams from kernels tuned for a part of the GPU. best: the
+             best of all tiles for it.
 
 Workgroups of GEMMs that run at once share CUs, and the rates of the LLC and the HBM, by max-min fairness; what a kernel
 takes is in `simulators/costs/gemm_sharing.py`.
@@ -17,7 +18,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import numpy as np
 
 from dse.units import Integer
-from dse.values import knob
+from dse.values import Former, knob
 from simulators.costs.gemm_sharing import Choice, Kernel, chosen, lacks
 from simulators.hardware.system import System
 from simulators.overlap.design import ScheduleKnobs
@@ -34,7 +35,7 @@ class Streams(ScheduleKnobs):
     orders: ClassVar[tuple[str, ...]] = ()  # nothing is exchanged
     family: Literal["streams"]
     kernels: Annotated[Choice, knob(structural=True)]
-    degree: Annotated[Integer, knob(structural=True, ge=1, le=64)]
+    num_streams: Annotated[Integer, knob(structural=True, ge=1, le=64), Former("degree")]
 
     def rules(self, system: System, workload: Workload) -> Sequence[Rule]:
         """GEMMs that wait for nobody, on one GPU that says what sharing needs."""
@@ -61,8 +62,8 @@ class Streams(ScheduleKnobs):
             graph.resource("llc", gpu.llc.bytes_per_s): "llc_bytes",
             graph.resource("hbm", gpu.hbm_bytes_per_s): "hbm_bytes",
         }
-        streams = graph.pool("streams", self.degree)
-        at_once = min(self.degree, len(workload.operators))
+        streams = graph.pool("streams", self.num_streams)
+        at_once = min(self.num_streams, len(workload.operators))
         for name, op in sorted(workload.operators.items()):
             assert isinstance(op, Gemm)
             shape, alone = (op.m, op.n, op.k), chosen(gpu, (op.m, op.n, op.k), element_bytes=op.element_bytes)

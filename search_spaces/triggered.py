@@ -33,7 +33,7 @@ import numpy as np
 
 from dse.errors import ConfigError
 from dse.units import Integer, Number
-from dse.values import knob
+from dse.values import Former, knob
 from search_spaces.pipeline import node_rules
 from simulators.costs.gemm_stages import Staged, stage_gemm
 from simulators.costs.transfer import Movement, Route, links, rate, routes, setup
@@ -48,7 +48,7 @@ _ACCOUNT = 1e30  # capacity of a resource on which bytes are only counted
 
 
 class Triggered(ScheduleKnobs):
-    """stages: into at least so many parts the output is cut (all waves are seen where there are no more of them)."""
+    """num_chunks: least number of parts into which the output is cut (at most one for each wave of the GEMM)."""
 
     orders: ClassVar[tuple[str, ...]] = ("after",)
     family: Literal["triggered"]
@@ -59,7 +59,7 @@ class Triggered(ScheduleKnobs):
     ] = None
     occupancy_threshold: Annotated[Integer | None, knob(when={"arbitration": "compute_first"}, ge=1, le=10**6)] = None
     guaranteed_share: Annotated[Number | None, knob(when={"arbitration": "compute_first"}, gt=0, le=0.5)] = None
-    stages: Annotated[Integer, knob(structural=True, ge=1, le=1024)] = 32
+    num_chunks: Annotated[Integer, knob(structural=True, ge=1, le=1024), Former("stages")] = 32
 
     def rules(self, system: System, workload: Workload) -> Sequence[Rule]:
         """The workload must be a GEMM and its reduction over all GPUs, and the GPU must have what is used of it."""
@@ -121,7 +121,7 @@ class _Line:
         )  # updates; what is only stored goes through the cache
         self.staged: Staged = stage_gemm(system.gpu, shape, element_bytes=gemm.element_bytes, bypass=bypass)
         self.chunk: Any = self.staged.write_bytes / self.gpus
-        self.pieces = -(-knobs.stages // self.gpus)
+        self.pieces = -(-knobs.num_chunks // self.gpus)
         self.ring = system.node.topology == "ring"
         rate_ = system.gpu.hbm_bytes_per_s
         self.hbm = self.graph.resource("hbm", _ACCOUNT)

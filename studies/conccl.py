@@ -59,7 +59,7 @@ class ConCCL(Plain):
 
     columns = (
         "schedule.name",
-        "schedule.mover",
+        "schedule.comm_engine",
         "schedule.comm_cus",
         "schedule.withheld_cus",
         "workload.operators.gemm.m",

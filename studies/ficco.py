@@ -36,9 +36,9 @@ _KINDS = {
     for start in ("uniform", "hetero")
     for compute in ("fused", "unfused")
 }
-_CHOSEN = ("schedule.name", "schedule.shape", "schedule.start", "schedule.compute")
+_CHOSEN = ("schedule.name", "schedule.chunk_dim", "schedule.local_shard_first", "schedule.compute")
 _MOST_SHOWN = 16  # scenarios that are drawn
-_SCHEDULE = tuple(f"schedule.{name}" for name in ("name", "mover", "granularity", "comm_cus", "priority"))
+_SCHEDULE = tuple(f"schedule.{name}" for name in ("name", "comm_engine", "num_chunks", "comm_cus", "priority"))
 _GEMM = "workload.operators.gemm"
 _M, _N, _K, _SHARDS = (f"{_GEMM}.{name}" for name in ("m", "n", "k", "shards"))
 _CUS, _LINK = "system.gpu.num_cus", "system.node.link_bytes_per_s"
@@ -50,9 +50,9 @@ _MORE_SCHEDULES = "likely: the whole space holds more schedules than the paper's
 def _by_hand(inputs: Mapping[str, NDArray[Any]]) -> Mapping[str, Sequence[Any]]:
     """2D where A is deeper than high, else 1D; the local shard first; one GEMM a step (derived, as the paper reads)."""
     deep = inputs[_M] < inputs[_K]
-    found = {"name": "chunked", "start": "hetero", "compute": "fused", "granularity": 8, "mover": "dma"}
+    found = {"name": "chunked", "local_shard_first": True, "compute": "fused", "num_chunks": 8, "comm_engine": "dma"}
     fixed = {f"schedule.{name}": [value] * len(deep) for name, value in found.items()}
-    return {**fixed, "schedule.shape": np.where(deep, "2d", "1d").tolist()}
+    return {**fixed, "schedule.chunk_dim": np.where(deep, "k", "m").tolist()}
 
 
 class Ficco(Plain):
@@ -60,11 +60,11 @@ class Ficco(Plain):
 
     columns = (
         "schedule.name",
-        "schedule.mover",
-        "schedule.granularity",
+        "schedule.comm_engine",
+        "schedule.num_chunks",
         "schedule.comm_cus",
-        "schedule.shape",
-        "schedule.start",
+        "schedule.chunk_dim",
+        "schedule.local_shard_first",
         "schedule.compute",
         "system.node.num_gpus",
         "system.node.topology",
@@ -108,7 +108,7 @@ class Ficco(Plain):
         }
 
     def further(self, run: Finished) -> Mapping[str, Finding]:
-        """How often the rule by hand picks the best kind of schedule, each kind with its best pieces, mover and CUs."""
+        """Accuracy of the rule by hand: how often it picks the best kind of schedule, each kind with its best knobs."""
         choose = ",".join(path for path in _CHOSEN if path in run.knobs)
         absent = Finding(None, "needs all kinds of schedules, searched in several scenarios: study=ficco")
         try:
@@ -121,7 +121,7 @@ class Ficco(Plain):
         (score,) = scores
         near = f"within 2 % of the best it is {100 * score.near:.0f} %"
         cause = f"the rule by hand is ours, the paper's is not published; {near}"
-        told = f"{score.name}, in {len(score.regrets)} contexts, with the best pieces, mover and CUs of each kind"
+        told = f"{score.name}, in {len(score.regrets)} contexts, each kind with its best chunks, engine and CUs"
         return {"ficco.heuristic_accuracy": Finding(100 * score.accuracy, told, cause)}
 
     def figures(self, table: pd.DataFrame, timelines: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
@@ -161,23 +161,27 @@ def _named(table: pd.DataFrame) -> pd.DataFrame:
     whole = table["schedule.name"] == "chunked"
     if not whole.any():
         return table
-    parts = [table[f"schedule.{name}"].astype(str) for name in ("start", "compute", "shape")]
-    named = parts[0] + "_" + parts[1] + "_" + parts[2]
+    start = table["schedule.local_shard_first"].map({True: "hetero", False: "uniform"}).astype(str)
+    dimension = table["schedule.chunk_dim"].map({"m": "1d", "k": "2d"}).astype(str)
+    named = start + "_" + table["schedule.compute"].astype(str) + "_" + dimension
     return table.assign(**{"schedule.name": table["schedule.name"].where(~whole, named)})
 
 
 def _inefficiencies(ok: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
     """DIL over pieces, CIL by mover, losses of the best of each kind, speed-up over the CUs of kernels."""
     kinds = ok[ok["schedule.name"].isin(_KINDS)]
-    dma = kinds[kinds["schedule.mover"] == "dma"]
+    dma = kinds[kinds["schedule.comm_engine"] == "dma"]
     name = "schedule.name"
     if len(dma):
         yield from _by_engines(dma)
-    best = kinds.loc[kinds.groupby(["scenario", name, "schedule.mover"], sort=False)["makespan_s"].idxmin()]
+    best = kinds.loc[kinds.groupby(["scenario", name, "schedule.comm_engine"], sort=False)["makespan_s"].idxmin()]
     cil = best.assign(kind=best[name].map(_KINDS))
-    yield "cil", tables.heat(cil, Axis("cil", "CIL of the GEMM [x]"), x="kind", y="scenario", panel="schedule.mover")
+    yield (
+        "cil",
+        tables.heat(cil, Axis("cil", "CIL of the GEMM [x]"), x="kind", y="scenario", panel="schedule.comm_engine"),
+    )
     cus = Axis("schedule.comm_cus", "CUs of the kernels that move")
-    swept = kinds[kinds["schedule.mover"] == "cu"]
+    swept = kinds[kinds["schedule.comm_engine"] == "cu"]
     if swept[cus.column].nunique() > 1:
         over = swept.groupby(["scenario", name, cus.column], sort=False)["speedup"].max().reset_index()
         speedup = Axis("speedup", "speed-up over serial [x]")
@@ -186,7 +190,7 @@ def _inefficiencies(ok: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
 
 def _by_engines(dma: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
     """DIL over pieces and losses of the best of each kind, moved by DMA engines."""
-    name, pieces = "schedule.name", "schedule.granularity"
+    name, pieces = "schedule.name", "schedule.num_chunks"
     dil = dma.groupby([name, "scenario", pieces], sort=False)["dil"].min().reset_index()
     dil[pieces] = dil[pieces].astype(int)
     yield "dil", tables.heat(dil, Axis("dil", "DIL of the GEMM [x]"), x=pieces, y="scenario", panel=name)
@@ -205,11 +209,11 @@ def _best(chunked: pd.DataFrame) -> Finding:
 
 def _chunk_fraction(chunked: pd.DataFrame) -> Finding:
     """A shard is 1/n of the tensor and is split into as many pieces as there are GPUs: 1 / n^2 per transfer."""
-    named = chunked[chunked["schedule.granularity"] == chunked["system.node.num_gpus"]]
+    named = chunked[chunked["schedule.num_chunks"] == chunked["system.node.num_gpus"]]
     if named.empty:
         return Finding(None, "no schedule with as many pieces as GPUs was evaluated")
     row = named.iloc[0]
-    fraction = 1 / (int(row["system.node.num_gpus"]) * int(row["schedule.granularity"]))
+    fraction = 1 / (int(row["system.node.num_gpus"]) * int(row["schedule.num_chunks"]))
     return Finding(fraction, "follows from the configuration: GPUs x pieces per shard")
 
 
@@ -222,7 +226,7 @@ def _no_single_winner(ok: pd.DataFrame) -> Finding:
 
 
 def _by_dma(chunked: pd.DataFrame) -> pd.DataFrame:
-    return chunked[(chunked["schedule.mover"] == "dma") & (chunked["schedule.granularity"] == 8)]
+    return chunked[(chunked["schedule.comm_engine"] == "dma") & (chunked["schedule.num_chunks"] == 8)]
 
 
 def _dil_grows(chunked: pd.DataFrame) -> Finding:
@@ -230,7 +234,7 @@ def _dil_grows(chunked: pd.DataFrame) -> Finding:
     dma = _by_dma(chunked)
     loss = dma.groupby("schedule.name")["dil"].mean()
     if not {"uniform_fused_1d", "hetero_unfused_1d"} <= set(loss.index):
-        return Finding(None, "needs granularity 8 moved by DMA, fused and unfused")
+        return Finding(None, "needs 8 chunks moved by DMA, fused and unfused")
     eight, many = float(loss["uniform_fused_1d"]), float(loss["hetero_unfused_1d"])
     return Finding(many > eight, f"mean GEMM time against undivided: 8-way {eight:.3f}x, 57-way {many:.3f}x")
 
@@ -241,16 +245,16 @@ def _dil_axis(chunked: pd.DataFrame) -> Finding:
     rows = dma[dma["schedule.name"] == "hetero_unfused_1d"]
     slices = dma[dma["schedule.name"] == "uniform_fused_2d"]
     if min(rows["scenario"].nunique(), slices["scenario"].nunique()) < 4:
-        return Finding(None, "needs several scenarios, rows and K split at granularity 8, moved by DMA")
+        return Finding(None, "needs several scenarios, rows and K split into 8 chunks, moved by DMA")
     by_m = float(rows["dil"].corr(rows[f"{_GEMM}.m"], method="spearman"))
     by_k = float(slices["dil"].corr(slices[f"{_GEMM}.k"], method="spearman"))
     return Finding(by_m < 0 and by_k < 0, f"Spearman correlation of loss with M {by_m:.2f}, with K {by_k:.2f}")
 
 
 def _cu_worse(chunked: pd.DataFrame) -> Finding:
-    if chunked["schedule.mover"].nunique() < 2:
-        return Finding(None, "needs both movers")
-    best = chunked.groupby(["scenario", "schedule.mover"])["speedup"].max().unstack()
+    if chunked["schedule.comm_engine"].nunique() < 2:
+        return Finding(None, "needs transfers by DMA engines and by kernels")
+    best = chunked.groupby(["scenario", "schedule.comm_engine"])["speedup"].max().unstack()
     worse = (best["cu"] < best["dma"]).mean()
     ratio = float((best["dma"] / best["cu"]).mean())
     return Finding(
@@ -262,7 +266,7 @@ def _limiters(chunked: pd.DataFrame) -> Finding:
     """Losses of the schedules by DMA, each over the ideal, on average over scenarios."""
     dma = _by_dma(chunked)
     if dma.empty:
-        return Finding(None, "needs granularity 8 moved by DMA")
+        return Finding(None, "needs 8 chunks moved by DMA")
     share = {name: float((dma[f"{name}_s"] / dma["ideal_s"]).mean()) for name in _CAUSES}
     told = ", ".join(f"{name} {value:.1%}" for name, value in sorted(share.items(), key=lambda item: -item[1]))
     return Finding(min(share["decomposition"], share["contention"]) > share["launch"], f"of the ideal time: {told}")
@@ -271,7 +275,7 @@ def _limiters(chunked: pd.DataFrame) -> Finding:
 def _launch_share(chunked: pd.DataFrame) -> Finding:
     dma = _by_dma(chunked)
     if dma.empty:
-        return Finding(None, "needs granularity 8 moved by DMA")
+        return Finding(None, "needs 8 chunks moved by DMA")
     worst = dma.sort_values("setup_fraction", kind="stable").iloc[-1]
     return Finding(100 * float(worst["setup_fraction"]), f"largest share, at {worst['scenario']}")
 
@@ -281,7 +285,7 @@ def _starvation(ok: pd.DataFrame) -> Finding:
     topology = "system.node.topology"
     if not {"mesh", "switch"} <= set(ok[topology]):
         return Finding(None, "needs both topologies: +space.system.node.topology='choice(mesh,switch)'")
-    moved = ok[ok["schedule.mover"] == "dma"].groupby([topology, "schedule.name"])["comm_s"].mean().unstack()
+    moved = ok[ok["schedule.comm_engine"] == "dma"].groupby([topology, "schedule.name"])["comm_s"].mean().unstack()
     if not {"shard_p2p", "serial"} <= set(moved):
         return Finding(None, "needs serial and shard_p2p, moved by DMA")
     ratio = moved["shard_p2p"] / moved["serial"]

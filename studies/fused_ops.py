@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _NODE, _NODES, _DLRM = "mi210_4", "mi210_2x1", "dlrm_torus"
 _PLACES = {_NODE: "4 GPUs, one node", _NODES: "2 nodes", _DLRM: "128 nodes, torus"}
 _OPERATORS = {"emb": "embedding + all-to-all", "gemv": "GEMV + all-reduce", "moe": "GEMM + all-to-all", "dlrm": "DLRM"}
-_KNOBS = ("slices", "order", "zero_copy", "occupancy_loss")
+_KNOBS = ("num_chunks", "issue_order", "zero_copy", "occupancy_loss")
 _CAUSES = {
     "emb": "the paper's sweep is unknown; ours has pooling 10, 30 and 70 in equal parts, and where both sides of the "
     "overlap are as long, or tensors small, more is removed",
@@ -65,8 +65,8 @@ class FusedOps(Plain):
         "schedule.name",
         "schedule.kernel",
         "schedule.pairs",
-        "schedule.slices",
-        "schedule.order",
+        "schedule.num_chunks",
+        "schedule.issue_order",
         "schedule.zero_copy",
         "schedule.occupancy_loss",
         "schedule.copies",
@@ -142,16 +142,19 @@ class FusedOps(Plain):
             yield "reduction", tables.curves(mean, ratio, y=less, by="operator", panel="place")
             tall = own.assign(bar=own["scenario"].str.partition("-")[2])
             yield "reductions", tables.heat(tall, less, x="place", y="bar", panel="operator")
-        mixed = rows.assign(panel=rows["operator"] + ", " + where, order=rows["schedule.order"])
-        slices, loss = Axis("schedule.slices", "slices"), Axis("schedule.occupancy_loss", "occupancy lost [%]", 100.0)
-        for name, axis, by in (("slices", slices, "order"), ("occupancy", loss, "operator")):
+        mixed = rows.assign(panel=rows["operator"] + ", " + where, issue_order=rows["schedule.issue_order"])
+        chunks, loss = (
+            Axis("schedule.num_chunks", "chunks"),
+            Axis("schedule.occupancy_loss", "occupancy lost [%]", 100.0),
+        )
+        for name, axis, by in (("num_chunks", chunks, "issue_order"), ("occupancy", loss, "operator")):
             kept = _declared(
                 mixed[mixed["schedule.pairs"] == "all"],
-                but=(name, "order") if name == "slices" else ("occupancy_loss",),
+                but=(name, "issue_order") if name == "num_chunks" else ("occupancy_loss",),
                 nearest=True,
             )
             if kept[axis.column].nunique() > 1:
-                panel = "panel" if name == "slices" else "place"
+                panel = "panel" if name == "num_chunks" else "place"
                 mean = kept.groupby([panel, by, axis.column], sort=False)["reduction"].mean().reset_index()
                 yield name, tables.curves(mean, axis, y=less, by=by, panel=panel)
 
@@ -256,8 +259,13 @@ def _yes_or_no(own: pd.DataFrame) -> dict[str, Finding]:
 
 def _remote_first(rows: pd.DataFrame) -> dict[str, Finding]:
     """Points that differ in nothing but the order: single operators, and iterations, where others compete."""
-    alike = ["scenario", "system.name", "schedule.pairs", *(f"schedule.{name}" for name in _KNOBS if name != "order")]
-    pairs = rows.pivot_table(index=alike, columns="schedule.order", values="makespan_s") if len(rows) else rows
+    alike = [
+        "scenario",
+        "system.name",
+        "schedule.pairs",
+        *(f"schedule.{name}" for name in _KNOBS if name != "issue_order"),
+    ]
+    pairs = rows.pivot_table(index=alike, columns="schedule.issue_order", values="makespan_s") if len(rows) else rows
     if not {"remote_first", "local_first"} <= set(pairs):
         return {"fused_ops.remote_first": Finding(None, "needs points of both orders")}
     gain = 100 * (1 - pairs["remote_first"] / pairs["local_first"])

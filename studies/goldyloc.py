@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from dse.plots import Figure
 
-_KERNELS, _DEGREE = "schedule.kernels", "schedule.degree"
+_KERNELS, _DEGREE = "schedule.kernels", "schedule.num_streams"
 _COPIES = 16
 _LEARNED = 160  # queues of drawn shapes
 _SIZES = ((32, 2048), (256, 8192), (256, 8192))  # of m, n and k that are drawn, evenly in their logarithms
@@ -45,7 +45,7 @@ class Goldyloc(Plain):
     """Claims, speed-ups over degrees, the predictor and its regret."""
 
     columns = (
-        "schedule.degree",
+        "schedule.num_streams",
         "schedule.kernels",
     )
 

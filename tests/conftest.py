@@ -98,7 +98,7 @@ EXACT = [name for name, engine in ENGINES.items() if engine.exact]
 FAMILIES: dict[str, type[Any]] = available("schedule")
 OF_STREAMS = ("streams",)  # families of GEMMs that share one GPU, and exchange nothing
 OF_ONE_GPU = ("fused",)  # families that need a system that says what persistent kernels take
-SCHEDULES = tuple(name for name, tree in _trees("schedule").items() if "mover" in tree)
+SCHEDULES = tuple(name for name, tree in _trees("schedule").items() if "comm_engine" in tree)
 """Those that kernels or DMA engines move; the others have tests of their own."""
 DEVICES = tuple(name for name, tree in _trees("system").items() if "measured_as" in tree)  # of single operators
 MEMORIES = tuple(name for name, tree in _trees("system").items() if "dram" in tree)  # of the request-by-request backend

@@ -124,7 +124,7 @@ def test_a_study_writes_a_table_with_a_row_per_point(study: tuple[Path, str]) ->
     assert {*found.knobs, *found.recorded_paths, *found.backend.metrics, *found.backend.relations} <= set(table)
     assert table["on_front"].any()
     assert not table["on_front"].all()
-    serial = table[(table["schedule.name"] == "serial") & (table["schedule.mover"] == "cu")]
+    serial = table[(table["schedule.name"] == "serial") & (table["schedule.comm_engine"] == "cu")]
     assert set(table["baseline"]) <= set(serial["key"])
     assert table.loc[table["key"] == table["baseline"], "speedup"].eq(1.0).all()
 
@@ -291,7 +291,7 @@ def test_one_seed_gives_one_table_to_the_byte_for_any_number_of_jobs(
 def test_own_shapes_run_on_every_topology(elsewhere: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("my.csv").write_text("name,m,n,k,pattern\nwide,4096,65536,1024,\nodd,4099,8191,1021,all_to_all\n", "utf-8")
     topology = "+space.system.node.topology=choice(mesh,switch,ring)"
-    words = ["schedule=hetero_fused_1d", "space.schedule.granularity=choice(2,8)", "tracking=none"]
+    words = ["schedule=hetero_fused_1d", "space.schedule.num_chunks=choice(2,8)", "tracking=none"]
     assert main([*words, topology, "workload.shapes=my.csv"]) == 0, capsys.readouterr().err
     table = dse.load("ficco_sweep")
     assert list(table["scenario"].unique()) == ["wide", "odd"]
@@ -316,7 +316,7 @@ def test_multirun_runs_several_studies_and_every_point_becomes_a_run_in_mlflow(t
         parameters = {name for (name,) in database.execute(named)}
     database.close()
     assert (len(children), runs) == (sum(points), sum(points) + 2)
-    assert parameters == {"schedule.mover", "schedule.priority"}  # the searched knobs, and nothing else
+    assert parameters == {"schedule.comm_engine", "schedule.priority"}  # the searched knobs, and nothing else
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from dse.cli import main
 pytestmark = pytest.mark.slow
 
 SMALL = ["tracking=none", "fidelity=none", "timeline=false", "executor.jobs=1"]
-FLAGSHIP = ["study=ficco_sweep", "workload.only=[g4]", "space.schedule.granularity=choice(2,8)"]
+FLAGSHIP = ["study=ficco_sweep", "workload.only=[g4]", "space.schedule.num_chunks=choice(2,8)"]
 
 
 @pytest.mark.parametrize(
@@ -59,4 +59,4 @@ def test_a_path_that_no_design_has_is_an_empty_column(tmp_path: Path, monkeypatc
     monkeypatch.chdir(tmp_path)
     assert main([*FLAGSHIP, "space.schedule.name=choice(serial,shard_p2p)", *SMALL]) == 0
     (table,) = Path("outputs").glob("*/latest/results.parquet")
-    assert pd.read_parquet(table)["schedule.shape"].isna().all()
+    assert pd.read_parquet(table)["schedule.chunk_dim"].isna().all()

@@ -73,7 +73,7 @@ def base(found: Plan) -> Any:
 # Accidents on the command line. The serial schedule is composed fastest.
 
 S = "schedule=serial"
-CU = ["schedule=hetero_fused_1d", "schedule.mover=cu"]
+CU = ["schedule=hetero_fused_1d", "schedule.comm_engine=cu"]
 ACCIDENTS: list[tuple[list[str], list[str]]] = [
     # misspelt
     (["system.gpu.num_cuz=3"], ["system.gpu.num_cuz", "did you mean `num_cus`?"]),
@@ -152,8 +152,8 @@ ACCIDENTS: list[tuple[list[str], list[str]]] = [
     (["+space.system.gpu.num_cus=choice(0,-1,9999,64)"], ["num_cus = 0", "num_cus = -1", "num_cus = 9999"]),
     (["+space.system.gpu.num_cus=choice(on,64)"], ["space.system.gpu.num_cus = 'on'"]),
     (["+space.system.gpu.num_cus=interval(1.5,3.5)", "search=tpe"], ["space.system.gpu.num_cus = 1.5"]),
-    (["+space.schedule.granularity=choice(2,4)"], ["space.schedule.granularity", "is no knob"]),
-    (["space.schedule.mover=choice(dma,cu,gpu)"], ["space.schedule.mover = 'gpu'", "'cu' or 'dma'"]),
+    (["+space.schedule.num_chunks=choice(2,4)"], ["space.schedule.num_chunks", "is no knob"]),
+    (["space.schedule.comm_engine=choice(dma,cu,gpu)"], ["space.schedule.comm_engine = 'gpu'", "'cu' or 'dma'"]),
     (["system.gpu.num_cus=range(64,304,16)"], ["is given a sweep", "+space.system.gpu.num_cus='range(64,304,16)'"]),
     (["+space.search.name=choice(tpe,random)"], ["space.search.name", "is no knob"]),
     (["space=null"], ["space"]),
@@ -309,8 +309,8 @@ STUDY = (CONF / "study" / "ficco_sweep.yaml").read_text("utf-8").replace("name: 
 
 @pytest.mark.slow
 def test_a_misspelt_knob_in_the_space_of_ones_own_study_is_refused(tmp_path: Path, refused: Said) -> None:
-    folder = own(tmp_path / "conf", "study", STUDY.replace("    granularity: choice", "    granularty: choice", 1))
-    assert "did you mean `granularity`?" in refused(
+    folder = own(tmp_path / "conf", "study", STUDY.replace("    num_chunks: choice", "    num_chunkz: choice", 1))
+    assert "did you mean `num_chunks`?" in refused(
         f"--config-dir={folder}", "study=mine", "workload.only=[g4]", "tracking=none"
     )
 
@@ -547,7 +547,7 @@ FEW = ("space.schedule.name=choice(serial,hetero_fused_1d)", "workload.only=[g4]
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("path", "value"), [("schedule.mover", "cu"), ("schedule.granularity", 4), ("schedule.priority", "compute")]
+    ("path", "value"), [("schedule.comm_engine", "cu"), ("schedule.num_chunks", 4), ("schedule.priority", "compute")]
 )
 def test_setting_a_searched_path_fixes_it_in_every_point_and_takes_it_out_of_the_space(path: str, value: Any) -> None:
     found = planned(*FEW, f"{path}={value}")
@@ -564,7 +564,11 @@ def test_choosing_a_schedule_by_its_group_or_by_its_name_is_the_same() -> None:
     first, second = planned("schedule=shard_p2p"), planned("schedule.name=shard_p2p")
     assert first.request.tree == second.request.tree
     assert first.request.knobs == second.request.knobs
-    assert [knob.path for knob in first.request.knobs] == ["schedule.mover", "schedule.comm_cus", "schedule.priority"]
+    assert [knob.path for knob in first.request.knobs] == [
+        "schedule.comm_engine",
+        "schedule.comm_cus",
+        "schedule.priority",
+    ]
     assert base(first).schedule.name == "shard_p2p"
 
 
@@ -632,7 +636,7 @@ def test_one_quantity_in_any_unit_is_one_design(written: str) -> None:
 
 @pytest.mark.slow
 def test_a_claim_is_about_the_shipped_hardware_and_workload_only() -> None:
-    assert planned(S, "seed=3", "simulator=event", "space.schedule.mover=choice(cu)").departures == []
+    assert planned(S, "seed=3", "simulator=event", "space.schedule.comm_engine=choice(cu)").departures == []
     changed = ["system.gpu.num_cus=228", "+space.system.node.num_gpus=choice(4,8)", "workload.only=[g1]"]
     assert planned(S, *changed).departures == changed
 
@@ -696,7 +700,7 @@ def test_grids_of_hardware_and_schedule_numbers_hold_the_designs_that_validation
         "workload.only=[g4]",
         "+space.system.gpu.num_cus=choice(200,304)",
         "+space.system.node.link_bytes_per_s=choice(64 GB/s,5e10)",
-        "space.schedule.granularity=choice(8)",
+        "space.schedule.num_chunks=choice(8)",
     )
     space = next(iter(found.spaces.values()))
     count = 0

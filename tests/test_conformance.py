@@ -60,10 +60,10 @@ BOUNDS = [name for name in ENGINES if name not in EXACT]  # from below
 UNIFORM_FUSED = [
     name
     for name, tree in shipped("schedule").items()
-    if (tree.get("start"), tree.get("compute")) == ("uniform", "fused")
+    if (tree.get("local_shard_first"), tree.get("compute")) == (False, "fused")
 ]
 
-DRAWN = ("mover", "comm_cus", "priority", "granularity", "withheld_cus", "slices")
+DRAWN = ("comm_engine", "comm_cus", "priority", "num_chunks", "withheld_cus")
 
 
 def _distinct() -> list[str]:
@@ -97,7 +97,7 @@ def test_there_are_engines_and_schedules_to_test() -> None:
 def a_grid_of_overlap() -> tuple[Backend, list[Batch]]:
     """Some of its designs leave no CU for compute, others do not fit into memory."""
     axes = {"schedule.comm_cus": np.array([8, 304, 64]), "system.gpu.hbm_bytes": np.array([192e9, 1e9])}
-    point = design("uniform_fused_1d", {"schedule.mover": "cu"})
+    point = design("uniform_fused_1d", {"schedule.comm_engine": "cu"})
     return backend("analytic", "fluid"), [Batch(Batch(point, axes).at(0), axes), Batch(design("serial"))]
 
 
@@ -230,17 +230,22 @@ def shapes(draw: st.DrawFn) -> tuple[int, int, int]:
     return draw(ROWS), draw(COLS), draw(DEPTH)
 
 
+_NUM_CHUNKS = {
+    "fused": st.sampled_from([1, 1, 4]),  # several have no closed form
+    "triggered": st.just(32),
+}
+
+
 @st.composite
 def knobs(draw: st.DrawFn, schedule: str, num_cus: int) -> dict[str, Any]:
     own = shipped("schedule")[schedule]
     library = st.just(0) if own.get("comm_cus") == 0 and num_cus > 112 else st.nothing()  # what it takes at most
     drawn = {
-        "mover": draw(st.sampled_from(["dma", "cu"])),
+        "comm_engine": draw(st.sampled_from(["dma", "cu"])),
         "comm_cus": draw(library | st.integers(1, num_cus - 1)),
         "priority": draw(st.sampled_from(["equal", "communication", "compute"])),
-        "granularity": draw(st.integers(1, 5)),
+        "num_chunks": draw(_NUM_CHUNKS.get(own["family"], st.integers(1, 5))),
         "withheld_cus": draw(st.integers(0, num_cus - 1)),
-        "slices": draw(st.sampled_from([1, 1, 4])),  # several have no closed form
     }
     assert set(drawn) == set(DRAWN)
     return {f"schedule.{name}": value for name, value in drawn.items() if name in own}
@@ -492,9 +497,9 @@ def test_more_bandwidth_never_hurts_where_nothing_is_over_subscribed(
 @settings(max_examples=15)
 @given(data=st.data())
 def test_one_piece_moved_by_dma_is_the_serial_schedule(engine: str, schedule: str, data: st.DataObject) -> None:
-    fixed = {"schedule.mover": "dma", "schedule.granularity": 1}
+    fixed = {"schedule.comm_engine": "dma", "schedule.num_chunks": 1}
     point = data.draw(points(schedule, **fixed))
-    kept = {path: v for path, v in point["overrides"].items() if path not in ("schedule.granularity",)}
+    kept = {path: v for path, v in point["overrides"].items() if path not in ("schedule.num_chunks",)}
     kept = {path: v for path, v in kept.items() if path != "schedule.comm_cus"}
     whole, serial = (
         run(engine, one) for one in (design(schedule, **point), design("serial", **{**point, "overrides": kept}))
@@ -900,7 +905,7 @@ def test_what_validates_and_breaks_no_rule_can_be_evaluated(family: str, data: s
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", [name for name, kind in FAMILIES.items() if "mover" in kind.model_fields])
+@pytest.mark.parametrize("family", [name for name, kind in FAMILIES.items() if "comm_engine" in kind.model_fields])
 @settings(max_examples=40)
 @given(data=st.data())
 def test_compute_never_gets_the_cus_that_communication_holds(family: str, data: st.DataObject) -> None:
@@ -909,11 +914,11 @@ def test_compute_never_gets_the_cus_that_communication_holds(family: str, data: 
     Of a GEMM that is masked. One that is not is slowed instead, to what it would be without these CUs: see
     test_contention.py.
     """
-    drawn = {**data.draw(family_knobs(FAMILIES[family])), "schedule.mover": "cu"}
+    drawn = {**data.draw(family_knobs(FAMILIES[family])), "schedule.comm_engine": "cu"}
     if drawn.get("schedule.comm_cus", 1) is None and "comm_cus" in shipped("schedule")[a_schedule_of(family)]:
         drawn["schedule.comm_cus"] = 8
     if "schedule.partition" in drawn:
-        drawn |= {"schedule.partition": True, "schedule.order": "gemm_first"}
+        drawn |= {"schedule.partition": True, "schedule.launch_order": "gemm_first"}
     point = family_point(family, drawn, {}, shape=data.draw(shapes()))
     assume(point is not None)
     assert point is not None
@@ -948,26 +953,26 @@ def test_tasks_of_one_class_get_equal_bytes_of_a_scarce_memory(schedule: str, da
     np.testing.assert_allclose(rates * bytes_per_work, (rates * bytes_per_work)[0], rtol=1e-9)
 
 
-@pytest.mark.parametrize("shape", ["1d", "2d"])
+@pytest.mark.parametrize("chunk_dim", ["m", "k"])
 @pytest.mark.parametrize("compute", ["fused", "unfused"])
 @pytest.mark.parametrize("mover", ["dma", "cu"])
-def test_nothing_runs_before_the_first_pieces_land_in_a_uniform_start(shape: str, compute: str, mover: str) -> None:
-    knobs = {"shape": shape, "start": "uniform", "compute": compute, "mover": mover}
+def test_nothing_runs_before_the_first_pieces_land_in_a_uniform_start(chunk_dim: str, compute: str, mover: str) -> None:
+    knobs = {"chunk_dim": chunk_dim, "local_shard_first": False, "compute": compute, "comm_engine": mover}
     graph = lower(design("uniform_fused_1d", {f"schedule.{name}": value for name, value in knobs.items()}))
     timeline = ENGINES["event"].run(graph)
     landed = timeline.finished[0, graph.of_kind("transfer")].min()
     assert (timeline.issued[0, graph.of_kind("gemm")] >= landed).all()
 
 
-@pytest.mark.parametrize("granularity", [1, 2, 8])
-def test_splitting_rows_reads_b_again_and_splitting_k_reads_and_writes_c_again(granularity: int) -> None:
+@pytest.mark.parametrize("pieces", [1, 2, 8])
+def test_splitting_rows_reads_b_again_and_splitting_k_reads_and_writes_c_again(pieces: int) -> None:
     """Compulsory HBM traffic of the GEMM chunks, where caches hold all re-reads inside a chunk."""
-    (m, n, k), pieces = (4096, 8192, 2048), granularity
+    m, n, k = 4096, 8192, 2048
     a, b, c = 2 * m * k, 2 * k * (n // 8), 2 * m * (n // 8)
     moved = 2 * (a * 7 // 8)  # read for a peer, written from a peer
-    expected = {"1d": a + pieces * b + c, "2d": a + b + (3 * pieces - 2) * c}
+    expected = {"m": a + pieces * b + c, "k": a + b + (3 * pieces - 2) * c}
     for shape, traffic in expected.items():
-        knobs = {"schedule.shape": shape, "schedule.granularity": pieces, "system.gpu.gemm.cache_miss": 0.0}
+        knobs = {"schedule.chunk_dim": shape, "schedule.num_chunks": pieces, "system.gpu.gemm.cache_miss": 0.0}
         (result,) = results(backend("event"), [design("uniform_fused_1d", knobs, shape=(m, n, k))])
         assert result.metrics["hbm_bytes"] == moved + traffic
 
@@ -1135,7 +1140,7 @@ def test_more_cus_within_a_wave_change_nothing() -> None:
     free = {
         "system.gpu.gemm.tiles": [{"rows": 256, "cols": 256, "efficiency": 1.0}],
         "system.gpu.gemm.serial_fraction": 0.0,
-        "schedule.mover": "dma",
+        "schedule.comm_engine": "dma",
     }
     seconds = {}
     for cus in (63, 64, 96):

@@ -70,7 +70,7 @@ def test_an_even_collective_is_never_faster_on_some_of_its_links(
     engines that are too few for all of them serve these unevenly.
     """
     point = {**reducing(data.draw(points(schedule)), schedule, reduces), "shape": (4096, 4096, 4096)}
-    point["overrides"] |= {"schedule.granularity": 4} if "granularity" in shipped("schedule")[schedule] else {}
+    point["overrides"] |= {"schedule.num_chunks": 4} if "num_chunks" in shipped("schedule")[schedule] else {}
     one = design(schedule, **point)
     assume(not backend("fluid").problems(one))
     assume(one.system.node.topology != "ring" or one.system.node.num_gpus % 2)
@@ -89,7 +89,7 @@ def test_nothing_is_lost_to_others_where_dma_engines_move_beside_plenty_of_memor
     But around an even ring, where the farthest peer's part goes both ways beside those of others. To 1e-4, as 1e16
     bytes/s, the most that a system may have, are not infinitely many.
     """
-    fixed = {**FREE, "system.gpu.hbm_bytes_per_s": 1e16, "schedule.mover": "dma"}
+    fixed = {**FREE, "system.gpu.hbm_bytes_per_s": 1e16, "schedule.comm_engine": "dma"}
     fixed |= {"schedule.withheld_cus": 0} if schedule in BESIDE else {}
     point = design(schedule, **reducing(data.draw(points(schedule, **fixed)), schedule, reduces))
     assume(not backend("fluid").problems(point))
@@ -104,7 +104,7 @@ def test_nothing_is_lost_to_others_where_dma_engines_move_beside_plenty_of_memor
 @pytest.mark.parametrize("name", Contention.model_fields)
 def test_each_coefficient_of_contention_changes_some_makespan(name: str) -> None:
     def makespans(overrides: dict[str, Any]) -> list[float]:
-        movers = [{"schedule.mover": mover, **overrides} for mover in ("cu", "dma")]
+        movers = [{"schedule.comm_engine": mover, **overrides} for mover in ("cu", "dma")]
         assigned = [{**one, "system.gpu.gemm.assignment": way} for one in movers for way in ("static", "dynamic")]
         return [float(run("fluid", design("hetero_fused_1d", one)).makespan[0]) for one in assigned]
 
@@ -129,7 +129,7 @@ def test_nobody_can_say_how_much_of_an_operator_is_hidden() -> None:
     """How much overlaps follows from the hardware and the schedule: no number of a design gives it."""
     kinds = [System, WholeNode, Workload, ShapeList, *FAMILIES.values()]
     found = {name for kind in kinds for name in names(kind.model_json_schema())}
-    assert {"comm_cus", "dma_beside_gemm", "link_bytes_per_s", "shapes", "granularity"} <= found
+    assert {"comm_cus", "dma_beside_gemm", "link_bytes_per_s", "shapes", "num_chunks"} <= found
     forbidden = ("overlap", "ratio", "hidden", "hiding", "exposed", "concurrency")
     assert [name for name in found if set(name.lower().split("_")) & set(forbidden)] == []
 
@@ -205,7 +205,7 @@ def test_the_shares_of_a_schedule_are_those_of_the_fit(assignment: str, channels
 def test_a_gemm_that_is_not_masked_is_no_faster_than_on_the_cus_that_are_left(
     data: st.DataObject, assignment: str
 ) -> None:
-    fixed = {"schedule.mover": "cu", "system.gpu.gemm.assignment": assignment}
+    fixed = {"schedule.comm_engine": "cu", "system.gpu.gemm.assignment": assignment}
     point = design("c3_sp", **data.draw(points("c3_sp", **fixed)))
     graph, (gpu, op) = lower(point), (point.system.gpu, point.workload.overlap().gemm)
     turns = point.system.node.num_gpus // 2 if point.system.node.topology == "ring" else 1
@@ -366,17 +366,20 @@ def test_the_rows_that_are_fitted_are_the_published_ones(shared: Callable[[str],
 @pytest.mark.parametrize("mover", ["dma", "cu"])
 @pytest.mark.parametrize("schedule", [name for name in REDUCING if name in SCHEDULES])
 def test_what_dma_engines_bring_is_added_by_a_kernel_and_what_kernels_bring_is_not(schedule: str, mover: str) -> None:
-    graph = lower(design(schedule, {"schedule.mover": mover}, pattern="reduce_scatter"))
+    graph = lower(design(schedule, {"schedule.comm_engine": mover}, pattern="reduce_scatter"))
     assert bool(len(graph.of_kind("reduce"))) == (mover == "dma")
 
 
 @pytest.mark.parametrize("mover", ["dma", "cu"])
-@pytest.mark.parametrize("start", ["uniform", "hetero"])
+@pytest.mark.parametrize("local_shard_first", [False, True])
 @pytest.mark.parametrize("compute", ["fused", "unfused"])
-@pytest.mark.parametrize("shape", ["1d", "2d"])
-def test_every_way_to_reduce_moves_and_computes_the_same(shape: str, compute: str, start: str, mover: str) -> None:
+@pytest.mark.parametrize("chunk_dim", ["m", "k"])
+def test_every_way_to_reduce_moves_and_computes_the_same(
+    chunk_dim: str, compute: str, local_shard_first: bool, mover: str
+) -> None:
     (m, n, k), pieces = (4099, 1003, 2048), 3
-    chosen = {"shape": shape, "compute": compute, "start": start, "mover": mover, "granularity": pieces}
+    order = {"local_shard_first": local_shard_first, "compute": compute}
+    chosen = {"chunk_dim": chunk_dim, **order, "comm_engine": mover, "num_chunks": pieces}
     knobs = {f"schedule.{name}": value for name, value in chosen.items()}
     point = design("chunked", knobs, shape=(m, n, k), pattern="reduce_scatter")
     event, fluid = (results(backend(engine), [point])[0] for engine in ("event", "fluid"))
@@ -392,8 +395,8 @@ def test_the_whole_space_of_ficco_is_told_with_one_mover(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     fixed = ["study=ficco", "workload.only=[g1]", "tracking=none", "store=none", "fidelity=none", "timeline=false"]
-    narrowed = ["space.schedule.granularity=choice(2,4)", "space.schedule.comm_cus=choice(16,32)"]
-    assert main([*fixed, *narrowed, f"schedule.mover={mover}"]) == 0
+    narrowed = ["space.schedule.num_chunks=choice(2,4)", "space.schedule.comm_cus=choice(16,32)"]
+    assert main([*fixed, *narrowed, f"schedule.comm_engine={mover}"]) == 0
     (folder,) = Path("outputs/ficco").glob("2*")
     drawn = {path.stem for path in (folder / "figures").glob("*.png")}
     assert drawn == {"pareto", "speedup", "cil"} | ({"dil", "signatures"} if mover == "dma" else {"cu_sweep"})
@@ -404,7 +407,7 @@ def test_the_whole_space_of_ficco_is_told_with_one_mover(
     ("words", "untested"),
     [
         ("schedule.name=chunked", {"ficco.switch_removes_link_starvation", "ficco.heuristic_accuracy"}),
-        ("schedule.shape=2d", {"ficco.dil_axis", "ficco.heuristic_accuracy"}),
+        ("schedule.chunk_dim=k", {"ficco.dil_axis", "ficco.heuristic_accuracy"}),
     ],
 )
 def test_claims_that_compare_kinds_of_schedules_need_all_of_them(
@@ -412,7 +415,7 @@ def test_claims_that_compare_kinds_of_schedules_need_all_of_them(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     fixed = ["study=ficco", "workload.only=[g1]", "tracking=none", "store=none", "fidelity=none", "timeline=false"]
-    narrowed = ["space.schedule.granularity=choice(2,4)", "space.schedule.comm_cus=choice(16)"]
+    narrowed = ["space.schedule.num_chunks=choice(2,4)", "space.schedule.comm_cus=choice(16)"]
     assert main([*fixed, *narrowed, words]) == 0
     (folder,) = Path("outputs/ficco").glob("2*")
     claims = {row["id"]: row["within"] for row in json.loads((folder / "claims.json").read_text("utf-8"))}

@@ -185,7 +185,7 @@ def test_quantities_are_told_in_the_unit_of_their_field() -> None:
     assert math.isinf(float(quantity(math.inf, "x_s").partition(" ")[0]))
 
 
-FEW = ["study=ficco_sweep", "workload.only=[g1,g4]", "space.schedule.granularity=choice(2)"]
+FEW = ["study=ficco_sweep", "workload.only=[g1,g4]", "space.schedule.num_chunks=choice(2)"]
 
 
 @pytest.mark.slow

@@ -262,7 +262,7 @@ def test_the_event_engine_gives_the_same_results_to_the_bit_for_any_number_of_jo
 ) -> None:
     monkeypatch.setattr(executor, "POOL_PAYS_S", 0.0)
     overrides = [
-        {"schedule.mover": mover, "schedule.granularity": pieces, "system.gpu.num_cus": cus}
+        {"schedule.comm_engine": mover, "schedule.num_chunks": pieces, "system.gpu.num_cus": cus}
         for mover in ("dma", "cu")
         for pieces in (1, 2, 4, 8)
         for cus in (64, 120, 128, 200, 228, 256, 300, 304)

@@ -240,7 +240,7 @@ def design(changes: dict[str, Any], schedule: str = "fused_kernels", only: str =
         ({f"{FABRIC}.nic.placement": "gpu", f"{FABRIC}.nic.num_nics": 3}, "fused_kernels", f"{FABRIC}.nic.num_nics"),
         ({f"{FABRIC}.imbalance": 0.2}, "bulk_sync", f"{FABRIC}.imbalance"),
         ({f"{FABRIC}.num_nodes": 4096}, "bulk_sync", "workload.operators.a2a.rows"),
-        ({"schedule.slices": 600, f"{FABRIC}.num_nodes": 2}, "fused_kernels", "schedule.slices"),
+        ({"schedule.num_chunks": 600, f"{FABRIC}.num_nodes": 2}, "fused_kernels", "schedule.num_chunks"),
     ],
 )
 def test_what_a_fabric_cannot_be_is_told_with_a_way_out(changes: dict[str, Any], schedule: str, path: str) -> None:
@@ -327,7 +327,12 @@ def test_uneven_nodes_are_never_faster(imbalance: float, nodes: int, schedule: s
 
 @pytest.mark.parametrize("schedule", ["bulk_sync", "fused_kernels"])
 def test_engines_agree_on_uneven_nodes(schedule: str) -> None:
-    changes = {f"{FABRIC}.num_nodes": 3, f"{FABRIC}.simulated": "all", f"{FABRIC}.imbalance": 0.3, "schedule.slices": 8}
+    changes = {
+        f"{FABRIC}.num_nodes": 3,
+        f"{FABRIC}.simulated": "all",
+        f"{FABRIC}.imbalance": 0.3,
+        "schedule.num_chunks": 8,
+    }
     point = design(changes, schedule, "dlrm-t100")
     graph = point.schedule.lower(point.system, point.workload)
     first, second = (ENGINES[name].run(graph) for name in ("event", "fluid"))
@@ -358,7 +363,7 @@ def test_a_grid_of_fabrics_equals_its_designs_alone_to_the_bit(
 ) -> None:
     topology, where = data.draw(st.sampled_from(NETWORKS)), data.draw(st.sampled_from(PLACEMENTS))
     changes = {f"{FABRIC}.network.topology": topology, f"{FABRIC}.nic.placement": where, f"{FABRIC}.num_nodes": 4}
-    point = design({**changes, f"{FABRIC}.simulated": simulated, "schedule.slices": 4}, schedule)
+    point = design({**changes, f"{FABRIC}.simulated": simulated, "schedule.num_chunks": 4}, schedule)
     known = {**AXES, **({f"{FABRIC}.imbalance": [0.0, 0.4]} if simulated == "all" else {})}
     legal = sorted(path for path in known if backend("fluid").is_axis(path, point))
     chosen = data.draw(st.lists(st.sampled_from(legal), min_size=1, max_size=3, unique=True))

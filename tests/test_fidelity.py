@@ -25,7 +25,7 @@ from dse.study.plan import plan
 NAMES = "space.schedule.name=choice(serial,hetero_fused_1d,uniform_fused_1d)"
 SMALL = [
     *("study=ficco_sweep", "workload.only=[g4]", "tracking=none", "timeline=false", "executor.jobs=1", NAMES),
-    *("space.schedule.granularity=choice(2,4)", "space.schedule.comm_cus=choice(16,32)", "resume=fork"),
+    *("space.schedule.num_chunks=choice(2,4)", "space.schedule.comm_cus=choice(16,32)", "resume=fork"),
 ]
 GOALS = {"time_s": "minimize", "rate": "maximize"}
 
@@ -160,16 +160,16 @@ def test_the_study_s_own_simulator_is_no_level_beside_it(elsewhere: Path) -> Non
 @pytest.mark.slow
 def test_a_program_may_be_the_finest_level_and_disagreement_promotes_what_is_like_it(elsewhere: Path) -> None:
     """It says that what looked bad is good: points like those of the sample are looked at, too, and win."""
-    flag = program(elsewhere, "1e-6 / schedule['granularity'] if schedule['name'] == 'uniform_fused_1d' else 1.0")
+    flag = program(elsewhere, "1e-6 / schedule['num_chunks'] if schedule['name'] == 'uniform_fused_1d' else 1.0")
     ladder = ["fidelity=ladder", "fidelity.levels=[study,mine]", "fidelity.sample=12", "store=none"]
-    more = [*(word for word in SMALL if "granularity" not in word), "space.schedule.granularity=range(2,10)"]
+    more = [*(word for word in SMALL if "num_chunks" not in word), "space.schedule.num_chunks=range(2,10)"]
     assert main([*more, *ladder, "fidelity.most=24", "fidelity.near=0.5", flag]) == 0
     table = rows()
     mine = table[table["level"] == "mine"]
     assert (mine["schedule.name"] == "uniform_fused_1d")[mine["promoted"] == "disagreement"].all()
     assert (mine["promoted"] == "disagreement").any()
     fast = mine["schedule.name"] == "uniform_fused_1d"
-    assert mine["makespan_s"][fast].tolist() == (1e-6 / mine["schedule.granularity"][fast]).tolist()
+    assert mine["makespan_s"][fast].tolist() == (1e-6 / mine["schedule.num_chunks"][fast]).tolist()
     (pair,) = found()["pairs"]
     assert pair["overall"]["front"]["winners_changed"] == 1
     assert pair["overall"]["front"]["entered"] > 0
@@ -177,14 +177,14 @@ def test_a_program_may_be_the_finest_level_and_disagreement_promotes_what_is_lik
 
 @pytest.mark.slow
 def test_a_point_that_fails_at_a_level_is_data(elsewhere: Path) -> None:
-    flag = program(elsewhere, "1.0 if schedule['name'] == 'serial' else 1.0 if schedule['granularity'] == 4 else 0 / 0")
+    flag = program(elsewhere, "1.0 if schedule['name'] == 'serial' else 1.0 if schedule['num_chunks'] == 4 else 0 / 0")
     ladder = ["fidelity=ladder", "fidelity.levels=[study,mine]", "store=none", "executor.broken_after=0"]
     assert main([*SMALL, *ladder, flag]) == 0
     mine = rows()[rows()["level"] == "mine"]
     failed = mine["status"] == "failed"
     assert failed.any()
     assert mine[failed]["reason"].str.contains("ZeroDivisionError").all()
-    assert (mine[failed]["schedule.granularity"] == 2).all()
+    assert (mine[failed]["schedule.num_chunks"] == 2).all()
     assert mine[failed]["makespan_s"].isna().all()
     assert found()["pairs"][0]["overall"]["objectives"]["makespan_s"]["points"] == int((~failed).sum())
 

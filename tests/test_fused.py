@@ -18,7 +18,7 @@ from test_conformance import magnitudes
 
 from dse.cli import main
 from dse.space import set_path
-from search_spaces.persistent import issue_order, partners, pieces
+from search_spaces.persistent import issue_order, partners, remote_chunks
 from simulators.costs.fabric import phases
 from simulators.costs.memory_bound import kernel_cost
 from simulators.hardware.system import System
@@ -93,8 +93,8 @@ def shapes(draw: st.DrawFn, *kinds: str) -> dict[str, Any]:
 @st.composite
 def knobs(draw: st.DrawFn) -> dict[str, Any]:
     return {
-        "schedule.slices": draw(st.sampled_from([1, 2, 7, 32])),
-        "schedule.order": draw(st.sampled_from(["remote_first", "local_first"])),
+        "schedule.num_chunks": draw(st.sampled_from([1, 2, 7, 32])),
+        "schedule.issue_order": draw(st.sampled_from(["remote_first", "local_first"])),
         "schedule.zero_copy": draw(st.booleans()),
         "schedule.occupancy_loss": draw(st.sampled_from([0.0, 0.125, 0.5])),
         "schedule.collective": draw(st.sampled_from(["direct", "hierarchical"])),
@@ -115,7 +115,7 @@ def test_overlap_alone_leaves_the_longest_of_compute_and_the_phases_of_communica
     """No copies, no launches: what goes one after another unfused goes at once at best, so half stays of two."""
     rates = {"system.node.link_bytes_per_s": 80e9 * wire}
     rates |= {"system.fabric.nic.bytes_per_s": 20e9 * wire} if SYSTEMS[system] else {}
-    changes = {**FREE, **SYSTEMS[system], **rates, "schedule.slices": slices}
+    changes = {**FREE, **SYSTEMS[system], **rates, "schedule.num_chunks": slices}
     fused, bulk = (point(system, operators, {**changes, "schedule.kernel": kernel}) for kernel in ("fused", "bulk"))
     assume(not backend("fluid").problems(fused))
     reduction = 1 - makespan(fused) / makespan(bulk)
@@ -140,7 +140,7 @@ def test_remote_first_is_never_slower_than_local_first(
     system: str, operators: dict[str, Any], drawn: dict[str, Any]
 ) -> None:
     first, last = (
-        point(system, operators, {**drawn, "schedule.order": order}) for order in ("remote_first", "local_first")
+        point(system, operators, {**drawn, "schedule.issue_order": order}) for order in ("remote_first", "local_first")
     )
     assume(not backend("fluid").problems(first))
     assert makespan(first) <= makespan(last) * (1 + 1e-9)
@@ -176,9 +176,9 @@ def test_a_fused_pair_takes_what_the_recursion_says(
 ) -> None:
     """Two nodes of one GPU: half of the slices are remote. Memory is plenty, so nothing competes."""
     changes = {**FREE, **FREE_FABRIC, "system.fabric.network.hop_s": "2 us", "system.gpu.hbm_bytes_per_s": 1e14}
-    changes |= {"system.persistent.in_flight_bytes_per_cu": 1e7, "schedule.slices": slices}
+    changes |= {"system.persistent.in_flight_bytes_per_cu": 1e7, "schedule.num_chunks": slices}
     changes |= {"system.persistent.post_s": post, "system.persistent.poll_s": poll}
-    changes |= {"schedule.order": "remote_first" if first else "local_first"}
+    changes |= {"schedule.issue_order": "remote_first" if first else "local_first"}
     changes |= {"system.persistent.gather_efficiency": 0.011}
     design = point("mi210_2x1", dag("embedding", rows=6400, width=92, depth=depth), changes)
     op: Any = design.workload.operators["op"]
@@ -193,7 +193,7 @@ def test_slices_at_equal_times_remove_what_the_minimal_model_says(slices: int, l
     """Its sensitivities: 44, 49 and 50 % for 8, 32 and 128 slices at a communication share of one half."""
     gone = 1 - recursion(1.0, 1.0, slices // 2, slices - slices // 2, post_s=0.0, late_s=0.0, first=True) / 2
     assert low <= gone <= high
-    changes = {**FREE, **FREE_FABRIC, "schedule.slices": slices}
+    changes = {**FREE, **FREE_FABRIC, "schedule.num_chunks": slices}
     operators = dag("embedding", rows=65536, width=92, depth=35)
     bulk = point("mi210_2x1", operators, {**changes, "schedule.kernel": "bulk"})
     parts = metrics(bulk)
@@ -353,8 +353,8 @@ def test_an_operator_shares_a_kernel_with_one_collective() -> None:
 
 @given(slices=st.integers(1, 1024), gpus=st.integers(2, 1024))
 def test_slices_that_leave_are_those_of_others(slices: int, gpus: int) -> None:
-    assert 1 <= pieces(slices, gpus) <= slices
-    assert pieces(slices, gpus) == pytest.approx(slices * (gpus - 1) / gpus, abs=1)
+    assert 1 <= remote_chunks(slices, gpus) <= slices
+    assert remote_chunks(slices, gpus) == pytest.approx(slices * (gpus - 1) / gpus, abs=1)
 
 
 # Workloads
@@ -405,7 +405,11 @@ def test_operators_know_their_flop_and_bytes(workload: str) -> None:
 # The studies
 
 FEW = ["tracking=none", "store=none", "timeline=false"]
-NARROW = ["space.schedule.slices=choice(8,32)", "space.schedule.occupancy_loss=0.125", "space.schedule.zero_copy=true"]
+NARROW = [
+    "space.schedule.num_chunks=choice(8,32)",
+    "space.schedule.occupancy_loss=0.125",
+    "space.schedule.zero_copy=true",
+]
 
 
 def run_folder(folder: Path, study: str) -> Path:
@@ -428,7 +432,7 @@ def test_the_study_of_fused_operators_judges_all_its_claims(tmp_path: Path, monk
     assert {path.stem for path in (folder / "figures").glob("*.png")} >= {
         "reduction",
         "reductions",
-        "slices",
+        "num_chunks",
         "link_demand",
     }
 
@@ -442,7 +446,7 @@ def test_a_narrowed_study_says_what_it_cannot_test(tmp_path: Path, monkeypatch: 
     monkeypatch.chdir(tmp_path)
     words = [
         "space.schedule.pairs=all",
-        "space.schedule.order=remote_first",
+        "space.schedule.issue_order=remote_first",
         "workload.only=[emb-p30-b512,gemv-7b_out]",
     ]
     assert main(["study=fused_ops", *FEW, *NARROW, *words]) == 0

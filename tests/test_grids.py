@@ -57,7 +57,7 @@ def evaluated(simulator: OverlapBackend, batch: Batch) -> list[Result]:
 
 
 def test_the_axes_below_are_axes_of_some_schedule() -> None:
-    movers = [design(name, {"schedule.mover": mover}) for name in SCHEDULES for mover in ("cu", "dma")]
+    movers = [design(name, {"schedule.comm_engine": mover}) for name in SCHEDULES for mover in ("cu", "dma")]
     legal = {path for one in movers for path in AXES if backend("event").is_axis(path, one)}
     assert legal == set(AXES)
 
@@ -106,7 +106,7 @@ def test_the_grids_above_hold_designs_of_all_kinds() -> None:
         "system.gpu.hbm_bytes_per_s": np.array([4e12, 1e11]),
         "workload.operators.gather.rows": np.array([4096, 7]),
     }
-    batch = Batch(design("uniform_fused_1d", {"schedule.mover": "cu", **FREE}), axes)
+    batch = Batch(design("uniform_fused_1d", {"schedule.comm_engine": "cu", **FREE}), axes)
     first = Batch(batch.at(0), axes)
     found = evaluated(backend("analytic"), first)
     assert {result.status for result in found} == {"ok", "infeasible", "unsupported"}
@@ -135,7 +135,7 @@ def test_the_closed_form_runs_much_of_a_shipped_sweep() -> None:
     """So that the property above is about something."""
     axes = {"system.node.link_bytes_per_s": np.geomspace(1e10, 1e11, 7)}
     for schedule in SCHEDULES:
-        point = design(schedule, {"schedule.mover": "dma", **FREE})
+        point = design(schedule, {"schedule.comm_engine": "dma", **FREE})
         found = evaluated(backend("analytic"), Batch(Batch(point, axes).at(0), axes))
         assert sum(result.status == "ok" for result in found) >= 3
 
@@ -163,7 +163,7 @@ def test_a_design_that_breaks_two_rules_tells_both() -> None:
         "workload.operators.gather.rows": np.array([4096, 5]),
         "schedule.comm_cus": np.array([8, 400]),
     }
-    batch = Batch(design("uniform_fused_1d", {"schedule.mover": "cu"}), axes)
+    batch = Batch(design("uniform_fused_1d", {"schedule.comm_engine": "cu"}), axes)
     found = evaluated(backend("fluid"), Batch(batch.at(0), axes))
     assert [result.status for result in found] == ["ok", "infeasible", "infeasible", "infeasible"]
     assert "400 leaves no CU" in found[1].reason.replace("= ", "").replace(":", "")

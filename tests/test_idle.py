@@ -60,7 +60,9 @@ def _priorities(**fixed: Any) -> dict[str, tuple[bool, float]]:
     simulator = backend("fluid")
     found = {}
     for priority in PRIORITIES:
-        batch = Batch(design("uniform_fused_1d", {"schedule.priority": priority, "schedule.mover": "dma", **fixed}))
+        batch = Batch(
+            design("uniform_fused_1d", {"schedule.priority": priority, "schedule.comm_engine": "dma", **fixed})
+        )
         (idle,) = simulator.idle(batch, "schedule.priority", "equal").tolist()
         found[priority] = (idle, evaluated(simulator, batch)[0].metrics["makespan_s"])
     return found
@@ -77,10 +79,10 @@ def test_a_priority_counts_where_the_memory_can_be_over_subscribed() -> None:
 
 @pytest.mark.slow
 def test_the_shape_of_one_piece_is_one_point() -> None:
-    space = next(iter(planned("study=ficco", "workload=ficco", "schedule.mover=dma").spaces.values()))
+    space = next(iter(planned("study=ficco", "workload=ficco", "schedule.comm_engine=dma").spaces.values()))
     for pieces, points in ((1, 1), (2, 2)):
-        chosen = {"schedule.granularity": pieces, "schedule.start": "uniform", "schedule.compute": "fused"}
-        blocks = [block for shape in ("1d", "2d") for block in space.resolve({**chosen, "schedule.shape": shape})]
+        chosen = {"schedule.num_chunks": pieces, "schedule.local_shard_first": False, "schedule.compute": "fused"}
+        blocks = [block for dim in ("m", "k") for block in space.resolve({**chosen, "schedule.chunk_dim": dim})]
         assert len({block.keys().tobytes() for block in blocks}) == points
 
 

@@ -22,7 +22,7 @@ from simulators.engines import fluid
 from simulators.taskgraph import maxplus
 from simulators.taskgraph.symmetry import reduce_graph
 
-own = {**FREE, "system.gpu.cu_copy.setup_s": 1e-6, "schedule.mover": "cu"}
+own = {**FREE, "system.gpu.cu_copy.setup_s": 1e-6, "schedule.comm_engine": "cu"}
 graph = reduce_graph(lower(design("uniform_fused_1d", own))).graph
 print(ENGINES["fluid"].totals(graph).makespan_s)
 print("then the others", file=sys.stderr)

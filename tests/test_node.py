@@ -33,9 +33,9 @@ def designs(draw: st.DrawFn, schedule: str, topology: str, *, rows: Any = None, 
     """Of a schedule on a node; rows that GPUs and pieces divide, unless they are given."""
     gpus, knobs = draw(st.sampled_from([2, 3, 4, 8])), shipped("schedule")[schedule]
     drawn = {
-        "mover": draw(st.sampled_from(["dma", "cu"])),
+        "comm_engine": draw(st.sampled_from(["dma", "cu"])),
         "priority": draw(st.sampled_from(["equal", "communication", "compute"])),
-        "granularity": draw(st.sampled_from([1, 2, 3])),
+        "num_chunks": draw(st.sampled_from([1, 2, 3])),
     }
     overrides = {f"schedule.{name}": value for name, value in drawn.items() if name in knobs} | {
         "system.node.num_gpus": gpus,
@@ -125,7 +125,9 @@ def test_uneven_shards_never_make_a_node_faster(schedule: str, data: st.DataObje
 @every_topology
 def test_the_last_shard_to_arrive_is_late_by_what_it_is_larger(topology: str) -> None:
     """Communication alone: on a mesh the largest shard decides, at a switch who holds least."""
-    point = design("serial", {"schedule.mover": "dma", "system.node.topology": topology}, shape=(32768, 8192, 8192))
+    point = design(
+        "serial", {"schedule.comm_engine": "dma", "system.node.topology": topology}, shape=(32768, 8192, 8192)
+    )
     one, whole = measured(ONE, point), measured(uneven(0.25), point)
     setup = point.system.gpu.dma.setup_s
     if topology == "mesh":
@@ -137,7 +139,7 @@ def test_the_last_shard_to_arrive_is_late_by_what_it_is_larger(topology: str) ->
 
 def test_who_forwards_waits_for_what_it_forwards() -> None:
     """On a ring, a shard comes from the neighbour no sooner than that has it."""
-    point = design("serial", {"schedule.mover": "dma", "system.node.topology": "ring"}, shape=(32768, 8192, 8192))
+    point = design("serial", {"schedule.comm_engine": "dma", "system.node.topology": "ring"}, shape=(32768, 8192, 8192))
     graph = point.schedule.lower(WholeNode.of(point.system, 0.3), point.workload)
     index = {name: task for task, name in enumerate(graph.tasks)}
     far, near = index["GPU 5: all_gather from 2"], index["GPU 4: all_gather from 1"]
@@ -156,7 +158,7 @@ def test_a_replay_shows_the_gpu_that_ends_last() -> None:
 
 
 def test_shards_that_become_too_small_are_infeasible() -> None:
-    point = design("uniform_fused_1d", {"schedule.granularity": 16}, shape=(8 * 16, 4096, 4096))
+    point = design("uniform_fused_1d", {"schedule.num_chunks": 16}, shape=(8 * 16, 4096, 4096))
     assert [results(simulator, [point])[0].status for simulator in (ONE, EVEN, uneven(0.5))] == [
         "ok",
         "ok",

@@ -240,7 +240,7 @@ def shard_times(gpus: int, topology: str, pattern: str) -> float:
         "system.gpu.dma.num_engines": 64,
         "system.gpu.dma.setup_s": 0.0,
         "system.gpu.hbm_bytes_per_s": 1e15,
-        "schedule.mover": "dma",
+        "schedule.comm_engine": "dma",
     }
     point = design("serial", hardware, shape=(rows, 4096, k), pattern=pattern)
     (result,) = results(backend("event"), [point])
@@ -279,7 +279,7 @@ def test_the_bytes_on_the_links_of_a_ring_are_those_of_its_messages(pattern: Pat
 
 
 def test_every_number_of_a_design_is_part_of_its_key() -> None:
-    point = design("uniform_fused_1d", {"schedule.mover": "cu"})
+    point = design("uniform_fused_1d", {"schedule.comm_engine": "cu"})
     parts = {"system": point.system, "schedule": point.schedule}
     numbers = {
         f"{name}.{path}": value
@@ -290,7 +290,7 @@ def test_every_number_of_a_design_is_part_of_its_key() -> None:
     seen = {content_key(point)}
     for path, value in numbers.items():
         changed = value - 1 if isinstance(value, int) else value * (1 - 1e-12)
-        seen.add(content_key(design("uniform_fused_1d", {"schedule.mover": "cu", path: changed})))
+        seen.add(content_key(design("uniform_fused_1d", {"schedule.comm_engine": "cu", path: changed})))
     assert len(numbers) > 15
     assert len(seen) == 1 + len(numbers)
 
@@ -298,9 +298,9 @@ def test_every_number_of_a_design_is_part_of_its_key() -> None:
 @pytest.mark.parametrize(
     "other",
     [
-        {"schedule.mover": "cu"},
+        {"schedule.comm_engine": "cu"},
         {"schedule.priority": "compute"},
-        {"schedule.shape": "2d"},
+        {"schedule.chunk_dim": "k"},
         {"system.node.topology": "ring"},
         {"system.gpu.gemm.tiles": [{"rows": 256, "cols": 256, "efficiency": 1.0}]},
         {"system.cost_weights": {"gpu.num_cus": 1}},
@@ -324,7 +324,7 @@ def test_workloads_have_equal_keys_exactly_where_they_are_equal(
     "same",
     [
         {"system.gpu.num_cus": 304.0},
-        {"schedule.granularity": 8.0},
+        {"schedule.num_chunks": 8.0},
         {"system.gpu.gemm.cache_miss": 0.50},
         {"system.gpu.hbm_bytes_per_s": 4300000000000},
         {"system.gpu.hbm_bytes_per_s": 4.3e12},
@@ -355,7 +355,7 @@ def test_a_schedule_built_in_python_drops_what_means_nothing_as_one_read_from_a_
     tree = shipped("schedule")["uniform_fused_1d"]
     built = FAMILIES[tree["family"]](**tree)
     assert built == FAMILIES[tree["family"]].model_validate(tree)
-    assert (built.mover, built.comm_cus) == ("dma", None)
+    assert (built.comm_engine, built.comm_cus) == ("dma", None)
 
 
 def reversed_keys(tree: Any) -> Any:
@@ -508,7 +508,7 @@ def test_everything_wrong_with_a_design_is_said_at_once() -> None:
         "system.node.topology": "torus",
         "system.gpu.dma.num_engines": "14",
         "workload.operators.gemm.m": -1,
-        "schedule.granularity": 0,
+        "schedule.num_chunks": 0,
         "schedule.prioritty": "equal",
     }
     tree = design_tree("uniform_fused_1d", wrong)
@@ -552,19 +552,19 @@ def test_one_problem_noted_twice_is_said_once() -> None:
     [
         ({"comm_cus": 304}, "schedule.comm_cus"),
         ({"comm_cus": 4096}, "schedule.comm_cus"),
-        ({"granularity": 513, "comm_cus": 8}, "schedule.granularity"),
-        ({"granularity": 1024, "shape": "2d", "comm_cus": 8}, "schedule.granularity"),
+        ({"num_chunks": 513, "comm_cus": 8}, "schedule.num_chunks"),
+        ({"num_chunks": 1024, "chunk_dim": "k", "comm_cus": 8}, "schedule.num_chunks"),
     ],
     ids=str,
 )
 def test_rules_between_parts_are_told_with_a_way_out(changes: dict[str, Any], path: str) -> None:
-    knobs = {f"schedule.{name}": value for name, value in {"mover": "cu", **changes}.items()}
+    knobs = {f"schedule.{name}": value for name, value in {"comm_engine": "cu", **changes}.items()}
     (problem,) = backend("event").problems(design("uniform_fused_1d", knobs, shape=(4096, 4096, 512)))
     assert (problem.path, bool(problem.way_out)) == (path, True)
 
 
 def test_rules_between_parts_hold_up_to_their_bounds() -> None:
-    for knobs in ({"mover": "cu", "comm_cus": 303, "granularity": 512}, {"shape": "2d", "granularity": 512}):
+    for knobs in ({"comm_engine": "cu", "comm_cus": 303, "num_chunks": 512}, {"chunk_dim": "k", "num_chunks": 512}):
         point = design("uniform_fused_1d", {f"schedule.{k}": v for k, v in knobs.items()}, shape=(4096, 4096, 512))
         assert list(backend("event").problems(point)) == []
 

@@ -218,7 +218,7 @@ REDUCED = {"pattern": "reduce_scatter", "shape": (8192, 8192, 4096)}
 @pytest.mark.parametrize("schedule", ["serial", "uniform_fused_1d", "hetero_unfused_1d", "shard_p2p"])
 def test_dma_engines_reduce_without_a_kernel_where_memory_adds(schedule: str) -> None:
     """No kernel reads what they brought and what is there, nothing is staged, and no less is moved."""
-    plain = memory(design_tree(schedule, {"schedule.mover": "dma"}, **REDUCED))
+    plain = memory(design_tree(schedule, {"schedule.comm_engine": "dma"}, **REDUCED))
     near = {**plain, "schedule": {**plain["schedule"], "near_memory": True}}
     before, after = ran(plain), ran(near)
     assert after["makespan_s"] < before["makespan_s"]

@@ -445,4 +445,4 @@ def test_a_search_method_joins_as_a_module_and_a_yaml_of_another_distribution(el
         words = ["study=ficco_sweep", "workload.only=[g4]", "tracking=none", "timeline=false", "schedule=serial"]
         assert main([*words, "search=first", "budget.trials=2", "--config-dir=conf"]) == 0
     table = dse.load("ficco_sweep")
-    assert sorted(table["schedule.mover"]) == ["cu", "dma"]  # all that a serial schedule can differ in
+    assert sorted(table["schedule.comm_engine"]) == ["cu", "dma"]  # all that a serial schedule can differ in

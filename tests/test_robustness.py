@@ -249,9 +249,9 @@ def test_without_a_declaration_one_is_asked_for() -> None:
 def test_sentences_say_who_wins_where() -> None:
     constant = Constant("system.gpu.dma.bytes_per_s", 0.05, False)
     low, high = Stretch(5e9, 12e9, ("serial", "cu")), Stretch(12e9, 400e9, ("serial", "dma"))
-    choose = ("schedule.name", "schedule.mover")
+    choose = ("schedule.name", "schedule.comm_engine")
     told = Breaks("g4", constant, 46.6e9, (low, high)).sentence(choose)
-    way = "schedule.mover = dma wins above system.gpu.dma.bytes_per_s = 12 GB/s (now 46.6 GB/s), cu below"
+    way = "schedule.comm_engine = dma wins above system.gpu.dma.bytes_per_s = 12 GB/s (now 46.6 GB/s), cu below"
     assert told == f"g4: {way}"
     none = Breaks("g4", constant, 46.6e9, (high,)).sentence(choose)
     assert none == "g4: no flip between system.gpu.dma.bytes_per_s = 12 GB/s and 400 GB/s (now 46.6 GB/s)"

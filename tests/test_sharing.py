@@ -34,7 +34,7 @@ def makespan(shapes: list[tuple[int, int, int]], kernels_: Choice, degree: int, 
     tree = {
         "system": {**shipped("system")["mi100_1"], **knobs},
         "workload": {"name": "mine", "queues": [{"name": "mine", "gemms": gemms}]},
-        "schedule": {**shipped("schedule")["go_kernels"], "kernels": kernels_, "degree": degree},
+        "schedule": {**shipped("schedule")["go_kernels"], "kernels": kernels_, "num_streams": degree},
     }
     (found,) = BACKEND.evaluate([Batch(BACKEND.design(BACKEND.scenarios(tree)["mine"]))])
     assert found.ok.all()
@@ -114,7 +114,7 @@ def test_a_grid_of_hardware_and_shapes_is_as_its_designs_one_by_one() -> None:
             "name": "mine",
             "queues": [{"name": "mine", "gemms": [{"m": 256, "n": 512, "k": 512, "copies": 4}]}],
         },
-        "schedule": {**shipped("schedule")["go_kernels"], "degree": 3},
+        "schedule": {**shipped("schedule")["go_kernels"], "num_streams": 3},
     }
     design = BACKEND.design(BACKEND.scenarios(tree)["mine"])
     axes = {
@@ -199,7 +199,7 @@ def test_a_queue_of_ones_own_is_run_without_claims_that_need_all_degrees(tmp_pat
     path = tmp_path / "my_conf" / "workload" / "mine.yaml"
     path.parent.mkdir(parents=True)
     path.write_text(yaml.safe_dump({**mine, "description": "four of mine"}), encoding="utf-8")
-    words = [f"--config-dir={tmp_path / 'my_conf'}", "workload=mine", "space.schedule.degree=choice(1,2,4)"]
+    words = [f"--config-dir={tmp_path / 'my_conf'}", "workload=mine", "space.schedule.num_streams=choice(1,2,4)"]
     folder = run(tmp_path, *words)
     assert {row["within"] for row in json.loads((folder / "claims.json").read_text("utf-8"))} == {None}
     table = pd.read_parquet(folder / "results.parquet")

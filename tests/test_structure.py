@@ -106,7 +106,7 @@ def every_gpu(point: Design) -> TaskGraph:
     node, gpu = point.system.node, point.system.gpu
     overlap = point.workload.overlap()
     collective, op = overlap.collective, overlap.gemm
-    pieces, gpus = point.schedule.granularity, range(node.num_gpus)  # type: ignore[attr-defined]
+    pieces, gpus = point.schedule.num_chunks, range(node.num_gpus)  # type: ignore[attr-defined]
     comm, compute = {"equal": (0, 0), "communication": (0, 1), "compute": (1, 0)}[point.schedule.priority]  # type: ignore[attr-defined]
     rows = collective.rows // (node.num_gpus * pieces)
     cost = gemm_cost(gpu, (rows * node.num_gpus, op.local_n, op.k), cus=gpu.num_cus, element_bytes=op.element_bytes)
@@ -169,7 +169,7 @@ def slow_one_another(build: GraphBuilder, groups: tuple[str, str], factor: float
 @pytest.mark.parametrize("hbm", ["4300 GB/s", "900 GB/s", "300 GB/s"])
 def test_eight_gpus_behave_as_the_one_that_stands_for_them(priority: str, hbm: str) -> None:
     """Built link by link, eight GPUs reduce to the size of one, and run as the shipped schedule says that one runs."""
-    knobs = {"mover": "dma", "priority": priority, "granularity": 4}
+    knobs = {"comm_engine": "dma", "priority": priority, "num_chunks": 4}
     overrides = {f"schedule.{name}": value for name, value in knobs.items()} | {"system.gpu.hbm_bytes_per_s": hbm}
     overrides["system.gpu.dma.num_engines"] = 7
     point = design("uniform_fused_1d", overrides, shape=(16384, 16384, 4096))

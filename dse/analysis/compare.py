@@ -314,6 +314,7 @@ def _write(comparison: Compared, root: Path) -> Path:
     from dse import plots
 
     name = "--".join(name.replace("/", "_") for name in comparison.names)
+    root.mkdir(parents=True, exist_ok=True)
     folder = plain_folder(plain_folder(root / "compare") / name)
     Outputs(folder).write_json("compare", comparison.json())
     for stale in (*folder.glob("*.png"), *folder.glob("*.svg")):

@@ -203,7 +203,7 @@ def _node(tree: Mapping[str, Any]) -> Node:
 
 
 def option_said(option: Option, choose: Sequence[str]) -> str:
-    """Write an option such as `schedule.name = serial, schedule.mover = dma`, without knobs that do not count."""
+    """Write an option such as `schedule.name = serial, schedule.comm_engine = dma`, without knobs that do not count."""
     return ", ".join(f"{path} = {value}" for path, value in zip(choose, option, strict=True) if value is not None)
 
 

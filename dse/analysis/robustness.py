@@ -212,7 +212,7 @@ class Breaks:
         return min((max(end / self.nominal, self.nominal / end) for end in ends), default=math.inf)
 
     def sentence(self, choose: Sequence[str]) -> str:
-        """For a person: `g4: schedule.mover = dma wins above x = 12 GB/s (now 46.6 GB/s), cu below`."""
+        """For a person: `g4: schedule.comm_engine = dma wins above x = 12 GB/s (now 46.6 GB/s), cu below`."""
         path, own = self.constant.path, self.stretches[self.home]
         now = f"{path} = {{}} (now {quantity(self.nominal, path)})"
         if len(self.stretches) == 1:

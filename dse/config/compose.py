@@ -17,6 +17,7 @@ from typing import Any
 
 import yaml
 
+from dse import plugins
 from dse.config import expansion
 from dse.config.expansion import interpolates, limit_cpu_time
 from dse.config.yaml_checks import accidents, calls_code, is_hydras, load_yaml, looked_at, unreadable
@@ -430,6 +431,9 @@ def _exists(tree: Any, key: str) -> bool:
 
 
 def _nearest(tree: Mapping[str, Any], key: str) -> str:
+    for kind in ("backend", "schedule"):  # their models know what their keys were called before
+        with contextlib.suppress(ConfigError):
+            plugins.available(kind)
     parts = key.split(".")
     depth = next(d for d in range(len(parts)) if not _exists(tree, ".".join(parts[: d + 1])))
     parent = get_path(tree, ".".join(parts[:depth])) if depth else tree

@@ -201,7 +201,7 @@ def _column_title(path: str) -> str:
 
 
 def knobs_text(row: pd.Series[Any], paths: Sequence[str]) -> str:
-    """Knobs of a row for a title: `hetero_fused_1d, mover dma, granularity 8`."""
+    """Knobs of a row for a title: `hetero_fused_1d, comm_engine dma, num_chunks 8`."""
     values = {path: row[path] for path in paths if path in row.dropna()}
     names = {path: path.rpartition(".")[2] for path in values}
     return ", ".join(

@@ -254,7 +254,8 @@ def _check_knobs(check: Problems, space: Space) -> None:
             continue
         fitting = [(option, needed) for option in options if (needed := _condition(space, knob, option)) is not None]
         if not fitting:
-            suggestion = did_you_mean(knob.path.rpartition(".")[2], _siblings(space.tree(options[0]), knob.path))
+            siblings = [name for option in options for name in _siblings(space.tree(option), knob.path)]
+            suggestion = did_you_mean(knob.path.rpartition(".")[2], dict.fromkeys(siblings))
             check.add(f"space.{knob.path}", "is no knob of any design here", way_out=suggestion)
             continue
         option, needed = fitting[0]

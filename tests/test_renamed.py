@@ -1,0 +1,109 @@
+"""Fields that were renamed: content keys are as before, and a former name is refused with the present one."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import numpy as np
+import pytest
+from conftest import FAMILIES, design
+
+from dse.backend import Batch
+from dse.config.compose import request
+from dse.content_hash import content_key, content_keys, keys_to_hex
+from dse.errors import ConfigError, did_you_mean
+from dse.study.plan import plan
+from dse.values import Former, Frozen, former_leaf, former_names, knob
+
+BEFORE = {  # content keys of shipped schedules, computed by the commit before any field was renamed
+    "uniform_fused_2d": "524bf5b841840d81f0b8f0fc767ce4a7",
+    "hetero_unfused_1d": "7ee3703f67d016e5b200ac9d8c3e5c13",
+    "c3_sp": "206d2d6f34d5fa64ecb6e0f0ec77f0fb",
+    "t3_mca": "b1e9675344fd750f603e04824a76ab2d",
+    "go_kernels": "16dc61812952e5b1eea3b8831bd15dd9",
+    "fused_kernels": "3961ffba79957b592d65656a71d411a3",
+}
+
+
+@pytest.mark.parametrize("schedule", BEFORE)
+def test_designs_keep_their_content_keys(schedule: str) -> None:
+    assert content_key(design(schedule), "overlap") == BEFORE[schedule]
+
+
+class Old(Frozen):
+    mover: str
+    size: float = 2.0
+    rate: float = 1.0
+
+
+class New(Frozen):
+    engine: Annotated[str, Former("mover", {"kernel": "cu"})]
+    bytes: Annotated[float, knob(), Former("size")] = 2.0
+    rate: float = 1.0
+
+
+class OldDesign(Frozen):
+    part: Old
+    parts: dict[str, Old]
+    count: int = 1
+
+
+class NewDesign(Frozen):
+    section: Annotated[New, Former("part")]
+    sections: Annotated[dict[str, New], Former("parts")]
+    count: int = 1
+
+
+def test_keys_are_hashes_of_former_names_and_values_wherever_a_field_stands() -> None:
+    old = OldDesign(part=Old(mover="cu"), parts={"x": Old(mover="dma", size=3.0)}, count=2)
+    new = NewDesign(section=New(engine="kernel"), sections={"x": New(engine="dma", bytes=3.0)}, count=2)
+    assert content_key(old, "context") == content_key(new, "context")
+    assert content_key(new) != content_key(new.model_copy(update={"section": New(engine="cu2")}))
+
+
+@pytest.mark.parametrize("path", ["bytes", "rate", "engine"])
+def test_axes_count_under_their_former_names(path: str) -> None:
+    new = NewDesign(section=New(engine="dma"), sections={})
+    values = np.array(["dma", "kernel"]) if path == "engine" else np.array([2.0, 5.0])
+    keys = content_keys(new, {f"section.{path}": values})
+    single = [content_key(Batch(new, {f"section.{path}": values}).at(place)) for place in range(2)]
+    assert [key.decode() for key in keys_to_hex(keys)] == single
+    assert former_leaf(new, f"section.{path}")[0] == f"part.{ {'bytes': 'size', 'engine': 'mover'}.get(path, path) }"
+
+
+def test_a_former_name_is_told_only_where_the_new_one_is_possible() -> None:
+    assert did_you_mean("mover", ["engine", "bytes"]) == "it is `engine` now, 'kernel' for 'cu'"
+    assert did_you_mean("mover", ["latency"]) == "known here: latency"
+
+
+SWEEP = "study=ficco_sweep"
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ([SWEEP, "schedule.mover=dma"], "schedule.mover: is not a known key (it is `comm_engine` now)"),
+        ([SWEEP, "schedule=hetero_fused_1d", "schedule.start=hetero"], "`local_shard_first` now, False for 'uniform'"),
+        ([SWEEP, "space.schedule.granularity=choice(2,4)"], "space.schedule.granularity: is no knob of any design"),
+        ([SWEEP, "space.schedule.granularity=choice(2,4)"], "it is `num_chunks` now"),
+        (["study=fused_ops", "space.schedule.order=choice(remote_first)"], "it is `issue_order` now"),
+        (["study=conccl", "schedule=c3_sp", "schedule.order=comm_first"], "it is `launch_order` now"),
+    ],
+)
+def test_a_former_key_is_refused_with_its_present_name(words: list[str], told: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        plan(request(words))
+    assert told in str(error.value)
+
+
+def test_every_renamed_field_of_a_schedule_has_a_name_of_its_own() -> None:
+    renamed: dict[str, Any] = {name: former_names(kind) for name, kind in FAMILIES.items()}
+    assert {"comm_engine", "num_chunks", "chunk_dim", "local_shard_first"} <= set(renamed["chunked"])
+    for name, formers in renamed.items():
+        taken = set(FAMILIES[name].model_fields) & {former.name for former in formers.values()}
+        assert not taken, f"{name}: {taken} would be two fields in content keys"
+
+
+def test_a_former_key_in_a_file_is_refused_with_its_present_name() -> None:
+    with pytest.raises(ConfigError, match=r"schedule\.slices.*it is `num_chunks` now"):
+        design("fused_kernels", {"schedule.slices": 8})
