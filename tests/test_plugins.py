@@ -85,7 +85,7 @@ def conf(folder: Path) -> Path:
     """A folder with the YAML of the toy engine and of the toy schedule."""
     for group, text in {
         "simulator": "name: toy\ndescription: tasks one by one\nbackend: overlap\nengine: toy\nfallback: null\n",
-        "schedule": "name: toy\ndescription: a toy to add\nfamily: toy\nmover: dma\npriority: equal\n",
+        "schedule": "name: toy\ndescription: a toy to add\nfamily: toy\ncomm_engine: dma\npriority: equal\n",
     }.items():
         (folder / group).mkdir(parents=True)
         (folder / group / "toy.yaml").write_text(text, encoding="utf-8")

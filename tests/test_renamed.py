@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
+from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 import pytest
 from conftest import FAMILIES, design
 
+import dse
 from dse.backend import Batch
 from dse.config.compose import request
 from dse.content_hash import content_key, content_keys, keys_to_hex
@@ -107,3 +111,26 @@ def test_every_renamed_field_of_a_schedule_has_a_name_of_its_own() -> None:
 def test_a_former_key_in_a_file_is_refused_with_its_present_name() -> None:
     with pytest.raises(ConfigError, match=r"schedule\.slices.*it is `num_chunks` now"):
         design("fused_kernels", {"schedule.slices": 8})
+
+
+MOVED = dict(
+    line.split(",") for line in (Path(dse.__file__).parent / "moved_modules.csv").read_text("utf-8").splitlines()[2:]
+)
+
+
+@pytest.mark.parametrize("former", ["dse.problems", "dse.discovery", "simulators.gemm", "simulators.fluid"])
+def test_a_former_module_says_where_it_went(former: str) -> None:
+    with pytest.raises(ModuleNotFoundError, match=f"{former} is {MOVED[former]} now".replace(".", r"\.")):
+        importlib.import_module(former)
+
+
+def test_moved_modules_are_gone_and_are_where_the_table_says() -> None:
+    assert len(MOVED) > 90
+    for former, present in MOVED.items():
+        assert importlib.util.find_spec(present) is not None
+        assert not (Path(dse.__file__).parents[1] / f"{former.replace('.', '/')}.py").exists()
+
+
+def test_modules_that_never_were_are_not_found_as_ever() -> None:
+    with pytest.raises(ModuleNotFoundError, match=r"No module named 'dse\.never'"):
+        importlib.import_module("dse.never")
