@@ -45,9 +45,11 @@ def _run(planned: Plan, background: BackgroundTracking) -> int:
     background.begin(outputs.folder)
     shown = report.load_selection(outputs)
     rows = report.check(outputs, planned.settings.study.module, shown)
-    report.draw(outputs, planned.settings.study.module, shown.table)
-    report.draw_levels(outputs)
-    report.add(outputs, planned.settings.study.module)
+    drawn = planned.settings.figures == "all"
+    if drawn:
+        report.draw(outputs, planned.settings.study.module, shown.table)
+        report.draw_levels(outputs)
+    report.add(outputs, planned.settings.study.module, draw=drawn)
     outputs.finish()
     _print_summary(planned, findings, outputs=outputs, shown=shown, rows=rows)
     background.finish()

@@ -34,7 +34,7 @@ from dse.study.plan import Plan, plan
 from studies.ficco import STUDY
 
 SMALL = ["study=ficco_sweep", "workload.only=[g4]", "tracking=none", "fidelity=none"]
-FAST = ["schedule=serial", "workload.only=[g4]", "tracking=none", "fidelity=none"]
+FAST = ["schedule=serial", "workload.only=[g4]", "tracking=none", "fidelity=none", "figures=none"]
 HEAVY = ("mlflow", "matplotlib", "pandas", "seaborn", "optuna", "hydra", "simpy", "joblib", "scipy", "pint")
 
 
@@ -267,7 +267,7 @@ def common_start(keys: list[str]) -> str:
 
 @pytest.mark.slow
 def test_without_timelines_nothing_is_run_again(elsewhere: Path) -> None:
-    assert main([*SMALL, "timeline=false"]) == 0
+    assert main([*SMALL, "timeline=false", "figures=none"]) == 0
     assert dse.load("ficco_sweep")["status"].eq("ok").any()
     assert not list(latest(elsewhere).glob("figures/timeline_*"))
 
@@ -277,7 +277,7 @@ def test_one_seed_gives_one_table_to_the_byte_for_any_number_of_jobs(
     elsewhere: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(executor, "POOL_PAYS_S", 0.0)  # so that so little work starts the workers at all
-    words = [*SMALL, "simulator=event", "search=nsga2", "budget.trials=60"]
+    words = [*SMALL, "figures=none", "simulator=event", "search=nsga2", "budget.trials=60"]
     for jobs in (1, 2):
         assert main([*words, f"executor.jobs={jobs}", f"output_dir=jobs{jobs}"]) == 0
     first, second = (
@@ -349,7 +349,7 @@ def test_claims_are_judged_on_complete_tables_only(study: tuple[Path, str], tmp_
 def test_a_study_is_shown_in_mlflow_and_of_a_long_table_the_fronts_and_baselines(
     elsewhere: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([*FAST[:2], "tracking.uri=sqlite:///mlflow.db", "tracking.whole_up_to=1"]) == 0
+    assert main([*FAST[:2], "figures=none", "tracking.uri=sqlite:///mlflow.db", "tracking.whole_up_to=1"]) == 0
     table = dse.load("ficco_sweep")
     assert f"1 runs of {len(table)} points" in (told := capfd.readouterr().out)
     assert "tracking.points=all" in told
@@ -370,7 +370,15 @@ def test_a_study_is_shown_in_mlflow_and_of_a_long_table_the_fronts_and_baselines
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_an_interrupt_ends_a_long_run_at_once_without_a_traceback(jobs: int, tmp_path: Path) -> None:
     many = "+space.system.gpu.num_cus=range(104,304,8)"  # a minute's work
-    words = ["study=ficco_sweep", many, "simulator=event", "tracking=none", "fidelity=none", f"executor.jobs={jobs}"]
+    words = [
+        "study=ficco_sweep",
+        many,
+        "simulator=event",
+        "tracking=none",
+        "fidelity=none",
+        "figures=none",
+        f"executor.jobs={jobs}",
+    ]
     running = subprocess.Popen(
         [sys.executable, "-m", "dse", *words],
         cwd=tmp_path,

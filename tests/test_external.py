@@ -572,7 +572,7 @@ def conf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "conf"
 
 
-RUN = ["study=mine", "tracking=none", "--config-dir=conf"]
+RUN = ["study=mine", "tracking=none", "figures=none", "--config-dir=conf"]
 
 
 @pytest.mark.slow

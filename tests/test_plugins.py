@@ -77,7 +77,7 @@ class Toy(Serial):
 
 SCHEDULE = Toy
 '''
-RUN = ["study=ficco_sweep", "workload.only=[g4]", "tracking=none", "fidelity=none", "simulator=toy"]
+RUN = ["study=ficco_sweep", "workload.only=[g4]", "tracking=none", "fidelity=none", "figures=none", "simulator=toy"]
 SPACE = ["space.schedule.name=choice(serial,toy)", "space.schedule.priority=choice(equal)"]
 
 
@@ -442,7 +442,14 @@ def test_a_search_method_joins_as_a_module_and_a_yaml_of_another_distribution(el
     (elsewhere / "conf" / "search").mkdir()
     (elsewhere / "conf" / "search" / "first.yaml").write_text("name: first\ndescription: in order\n", encoding="utf-8")
     with installed(site):
-        words = ["study=ficco_sweep", "workload.only=[g4]", "tracking=none", "timeline=false", "schedule=serial"]
+        words = [
+            "study=ficco_sweep",
+            "workload.only=[g4]",
+            "tracking=none",
+            "timeline=false",
+            "figures=none",
+            "schedule=serial",
+        ]
         assert main([*words, "search=first", "budget.trials=2", "--config-dir=conf"]) == 0
     table = dse.load("ficco_sweep")
     assert sorted(table["schedule.comm_engine"]) == ["cu", "dma"]  # all that a serial schedule can differ in

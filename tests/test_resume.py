@@ -371,7 +371,14 @@ def test_a_killed_study_goes_on_and_two_processes_share_one(tmp_path: Path, comm
 @pytest.mark.slow
 def test_a_store_elsewhere_needs_no_output_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    words = ["study=ficco_sweep", "schedule=serial", "workload.only=[g4]", "tracking=none", "timeline=false"]
+    words = [
+        "study=ficco_sweep",
+        "schedule=serial",
+        "workload.only=[g4]",
+        "tracking=none",
+        "timeline=false",
+        "figures=none",
+    ]
     assert main([*words, "output_dir=a/new/one", f"store.url=sqlite:///{tmp_path}/else.db"]) == 0
 
 
@@ -381,5 +388,5 @@ def test_a_full_disk_is_told_before_anything_is_evaluated(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 1000})())
-    assert main(["study=ficco_sweep", "schedule=serial", "workload.only=[g4]", "tracking=none"]) == 4
+    assert main(["study=ficco_sweep", "schedule=serial", "workload.only=[g4]", "tracking=none", "figures=none"]) == 4
     assert "has room for 0 MiB" in capsys.readouterr().err

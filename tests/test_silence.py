@@ -29,7 +29,15 @@ from dse.tracking.database import TrackingError, open_store
 from dse.tracking.sync import sync
 
 ALL = os.environ.get("DSE_FAULTS") == "all"
-S = ["study=ficco_sweep", "tracking=none", "fidelity=none", "timeline=false", "schedule=serial", "workload.only=[g4]"]
+S = [
+    "study=ficco_sweep",
+    "tracking=none",
+    "fidelity=none",
+    "timeline=false",
+    "figures=none",
+    "schedule=serial",
+    "workload.only=[g4]",
+]
 _numbers = itertools.count()
 
 

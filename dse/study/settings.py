@@ -26,6 +26,7 @@ SECTIONS = (
     "seed",
     "output_dir",
     "timeline",
+    "figures",
     "budget",
     "store",
     "resume",
@@ -90,8 +91,9 @@ class Tracking(Frozen):
 
 
 class Settings(Frozen):
-    """Everything of a configuration that is not the design. timeline: whether to run the winners again, in full.
+    """Everything of a configuration that is not the design.
 
+    timeline: whether to run the winners again, in full. figures: all, or none (`python -m dse report` draws them later).
     resume: treatment of an earlier study whose question differs: auto (refuse), fork or accept.
     """
 
@@ -105,6 +107,7 @@ class Settings(Frozen):
     seed: Annotated[Integer, Field(ge=0, le=2**32 - 1)]
     output_dir: Annotated[str, Field(min_length=1)]
     timeline: bool = True
+    figures: Literal["all", "none"] = "all"
     store: StoreAt = StoreAt(name="sqlite")
     resume: Literal["auto", "fork", "accept"] = "auto"
     fidelity: Fidelity = Fidelity(name="none")
