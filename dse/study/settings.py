@@ -93,7 +93,7 @@ class Tracking(Frozen):
 class Settings(Frozen):
     """Everything of a configuration that is not the design.
 
-    timeline: whether to run the winners again, in full. figures: all, or none (`python -m dse report` draws them later).
+    timeline: whether to run the winners again, in full. figures: all, or none (`dse report` draws them later).
     resume: treatment of an earlier study whose question differs: auto (refuse), fork or accept.
     """
 
