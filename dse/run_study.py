@@ -126,7 +126,12 @@ def _check_room(planned: Plan, begun: resume.Begun) -> None:
 
 
 def _search(planned: Plan, outputs: Outputs, begun: resume.Begun | None, stop: Stop) -> Findings:
-    return search(planned, outputs.results, Support(stopping=stop) if begun is None else Support(begun.session, stop))
+    """Search the space, then evaluate the probes; every table is written."""
+    support = Support(stopping=stop) if begun is None else Support(begun.session, stop)
+    findings = search(planned, outputs.results, support)
+    for name, probe in planned.probes.items():
+        search(probe, outputs.probe(name), support)
+    return findings
 
 
 def _climb_levels(planned: Plan, outputs: Outputs, support: Climb) -> None:

@@ -317,11 +317,25 @@ def _request(composer: _Composer, texts: Sequence[str]) -> Request:
     knobs = tuple(knob for knob in _knobs(composer, tree, groups) if knob.path not in fixed)
     baseline = get_path(tree, "study.baseline") or {}
     values_of = {knob.path: knob.values for knob in knobs}
-    named = values_of | {path: (*values_of.get(path, ()), value) for path, value in dict(baseline).items()}
+    probes = get_path(tree, "study.probes") or {}
+    extra = [*dict(baseline).items(), *(pair for probe in _mappings(probes) for pair in _mapping(probe, "points"))]
+    named = dict(values_of)
+    for path, value in extra:
+        named[path] = (*named.get(path, ()), *(value if isinstance(value, list) else [value]))
     options = _options(composer, picks, named, values)
     groups_fixed = frozenset(line.key for line in good)
     levels = _levels(composer, tree, picks, groups.get("simulator", []))
     return Request(tree, options, knobs, tuple(texts), groups_fixed, tuple(composer.problems), composer.folder, levels)
+
+
+def _mappings(tree: Any) -> list[Mapping[str, Any]]:
+    """The values of a mapping that are mappings themselves; what is none is refused where the section is validated."""
+    return [value for value in tree.values() if isinstance(value, Mapping)] if isinstance(tree, Mapping) else []
+
+
+def _mapping(tree: Mapping[str, Any], name: str) -> list[tuple[str, Any]]:
+    inner = tree.get(name)
+    return [(str(path), value) for path, value in inner.items()] if isinstance(inner, Mapping) else []
 
 
 def _levels(

@@ -58,6 +58,15 @@ class Finished:
         """`<study>/<time>`."""
         return f"{self.folder.parent.name}/{self.folder.name}"
 
+    def probe(self, name: str) -> pd.DataFrame:
+        """Rows of a probe that have a result; none where the probe did not fit what was typed."""
+        import pandas as pd
+
+        if not output_files.exists(self.outputs.probe(name)):
+            return pd.DataFrame({"scenario": [], "status": []})
+        table = self.outputs.read_table(f"probe_{name}")
+        return table[table["status"] == "ok"].reset_index(drop=True)
+
     @cached_property
     def summary(self) -> dict[str, Any]:
         """`summary.json`."""

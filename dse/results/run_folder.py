@@ -126,7 +126,8 @@ class Outputs:
 
     def discard(self) -> None:
         """Take the folder of a study that did not come to its end away again."""
-        self.results.unlink(missing_ok=True)
+        for table in self.folder.glob("*.parquet"):
+            table.unlink(missing_ok=True)
         with contextlib.suppress(OSError):
             self.folder.rmdir()
 
@@ -142,6 +143,10 @@ class Outputs:
     def results(self) -> Path:
         """`results.parquet`."""
         return self.folder / "results.parquet"
+
+    def probe(self, name: str) -> Path:
+        """`probe_<name>.parquet`: the table of a probe, with the columns of `results.parquet`."""
+        return path_inside(self.folder, f"probe_{name}.parquet")
 
     def write_table(self, name: str, table: pd.DataFrame) -> None:
         """`<name>.parquet`; the same table gives the same bytes."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+import fnmatch
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from dse.search import Goal, Question, method
 from dse.space import Knob, Space, get_path
 from dse.store.result_store import Context
 from dse.study.levels import OWN, Level, levels, plain_design, problems_of_level
-from dse.study.settings import SECTIONS, Settings, Study
+from dse.study.settings import SECTIONS, Budget, Settings, Study
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,7 @@ class Plan:
     """Validated study: settings, backend, scenario -> space, goals by objective, and the request behind it.
 
     levels: of the ladder of models, from the coarsest to the finest, including the study's own; () for none.
+    probes: name -> the plan of points beside the space, where they fit what was typed.
     """
 
     settings: Settings
@@ -33,6 +35,7 @@ class Plan:
     goals: Mapping[str, Goal]
     request: Request
     levels: tuple[Level, ...] = ()
+    probes: Mapping[str, Plan] = field(default_factory=dict)
 
     @property
     def backend(self) -> Backend:
@@ -46,9 +49,10 @@ class Plan:
 
     @property
     def num_points(self) -> int:
-        """Number of points to be requested, without baselines outside the space."""
+        """Number of points to be requested, probes included, without baselines outside the space."""
         trials = self.settings.budget.trials
-        return sum(trials if (size := space.size(trials)) is None else size for space in self.spaces.values())
+        own_points = sum(trials if (size := space.size(trials)) is None else size for space in self.spaces.values())
+        return own_points + sum(probe.num_points for probe in self.probes.values())
 
     @property
     def knobs(self) -> tuple[str, ...]:
@@ -108,7 +112,37 @@ def plan(request: Request) -> Plan:
     check.done()
     assert settings is not None
     goals = _goals(settings, space.knobs, spec.make())
-    return Plan(settings, spec, spaces, goals, replace(request, knobs=space.knobs), ladder)
+    planned = Plan(settings, spec, spaces, goals, replace(request, knobs=space.knobs), ladder)
+    return replace(planned, probes=dict(_plan_probes(check, planned)))
+
+
+def _plan_probes(check: Problems, planned: Plan) -> Iterator[tuple[str, Plan]]:
+    """Yield the plans of a study's probes. Raises ConfigError where one does not fit what the study is by itself.
+
+    Where something was typed, a probe that does not fit is left out: claims that need it are told as not tested.
+    """
+    for name, probe in planned.settings.study.probes.items():
+        knobs = tuple(Knob(path, values) for path, values in probe.values().items())
+        chosen = {
+            scenario: replace(space, knobs=knobs, known={})
+            for scenario, space in planned.spaces.items()
+            if any(fnmatch.fnmatchcase(scenario, pattern) for pattern in probe.scenarios)
+        }
+        misfit = Problems()
+        if chosen:
+            _check_knobs(misfit, next(iter(chosen.values())), f"study.probes.{name}.points")
+        if chosen and not misfit.found:
+            study = planned.settings.study.model_copy(update={"name": f"{planned.settings.study.name}.{name}"})
+            budget = Budget(trials=max(1, *(space.size() or 1 for space in chosen.values())))
+            changes = {"study": study, "budget": budget, "timeline": False}
+            settings = planned.settings.model_copy(update=changes)
+            yield (
+                name,
+                replace(planned, settings=settings, spaces=chosen, request=replace(planned.request, knobs=knobs)),
+            )
+        elif not planned.departures:
+            check.found.extend(misfit.found)
+    check.done()
 
 
 def _ladder(check: Problems, settings: Settings | None, request: Request, *, spec: BackendSpec) -> tuple[Level, ...]:
@@ -245,8 +279,11 @@ def _goals(settings: Settings, knobs: tuple[Knob, ...], backend: Backend) -> dic
     return {name: backend.metrics[name].goal for name in names}
 
 
-def _check_knobs(check: Problems, space: Space) -> None:
-    """Check that every value of every knob is legal where it counts, and that every knob counts somewhere."""
+def _check_knobs(check: Problems, space: Space, section: str = "space") -> None:
+    """Check that every value of every knob is legal where it counts, and that every knob counts somewhere.
+
+    section: path of the knobs in the configuration.
+    """
     chosen = [{f"{section}.name": name} for section, named in space.options.items() for name in named]
     options: list[dict[str, Any]] = [{}, *chosen]
     for knob in space.knobs:
@@ -256,11 +293,11 @@ def _check_knobs(check: Problems, space: Space) -> None:
         if not fitting:
             siblings = [name for option in options for name in _siblings(space.tree(option), knob.path)]
             suggestion = did_you_mean(knob.path.rpartition(".")[2], dict.fromkeys(siblings))
-            check.add(f"space.{knob.path}", "is no knob of any design here", way_out=suggestion)
+            check.add(f"{section}.{knob.path}", "is no knob of any design here", way_out=suggestion)
             continue
         option, needed = fitting[0]
         for value in knob.values or (knob.low, knob.high):
-            _check_value(check, space, {**option, **needed, knob.path: value}, f"space.{knob.path}")
+            _check_value(check, space, {**option, **needed, knob.path: value}, f"{section}.{knob.path}")
 
 
 def _condition(space: Space, knob: Knob, option: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -282,7 +319,7 @@ def _check_value(check: Problems, space: Space, assignment: dict[str, Any], show
     except ConfigError as error:
         for problem in error.problems:
             if problem.path.startswith(path):
-                rule = f"{problem.path} {problem.rule}" if shown != f"space.{problem.path}" else problem.rule
+                rule = problem.rule if shown.endswith(f".{problem.path}") else f"{problem.path} {problem.rule}"
                 check.add(shown, rule, value=problem.value, way_out=problem.way_out)
     except KeyError:
         check.add(shown, f"{path} lies below a value that holds no keys")

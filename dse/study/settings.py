@@ -35,6 +35,23 @@ SECTIONS = (
 """Sections of a configuration that are settings; the others are the design."""
 
 
+Scalar = str | bool | int | float | None
+
+
+class Probe(Frozen):
+    """Points beside the space of a study that its claims or figures need: a grid around the base design.
+
+    points: dotted path -> value, or list of values. scenarios: glob patterns of the scenarios it is evaluated in.
+    """
+
+    points: Annotated[Mapping[str, Scalar | tuple[Scalar, ...]], Field(min_length=1)]
+    scenarios: tuple[str, ...] = ("*",)
+
+    def values(self) -> dict[str, tuple[Scalar, ...]]:
+        """Path -> its values; a single value is a list of one."""
+        return {path: value if isinstance(value, tuple) else (value,) for path, value in self.points.items()}
+
+
 class Study(Frozen):
     """The `study` group. module: the module of `studies` that knows the claims and figures.
 
@@ -42,8 +59,8 @@ class Study(Frozen):
     `hardware` is searched. limits: by metric; a point beyond one is infeasible. baseline: values that turn any point
     into the one it is compared with. recorded: paths of the design that the table holds beside the knobs. summary:
     columns of the table shown for each winner. uncertainty: constants of the design -> how far off they may be, as a
-    share (`dse.analysis.robustness`). data_dir: folder of measured tables, for studies that read such; the backend
-    finds it in the design as `data_dir`.
+    share (`dse.analysis.robustness`). probes: points beside the space, by name (`Probe`). data_dir: folder of measured
+    tables, for studies that read such; the backend finds it in the design as `data_dir`.
     """
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,80}$")]
@@ -53,10 +70,11 @@ class Study(Frozen):
     hardware_objectives: tuple[str, ...] = ()
     hardware: tuple[str, ...] = ()
     limits: Mapping[str, Limit] = Field(default_factory=dict)
-    baseline: Mapping[str, str | bool | int | float | None]
+    baseline: Mapping[str, Scalar]
     recorded: tuple[str, ...] = ()
     summary: tuple[str, ...] = ()
     uncertainty: Mapping[str, Annotated[Number, Field(gt=0, lt=1)]] = Field(default_factory=dict)
+    probes: Mapping[Annotated[str, Field(pattern=r"^[a-z0-9_]{1,40}$")], Probe] = Field(default_factory=dict)
     data_dir: str | None = None
 
 
