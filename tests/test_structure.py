@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from simulators.costs.gemm_waves import gemm_cost
 from simulators.overlap.design import Design
 from simulators.taskgraph.graph import GraphBuilder, TaskGraph
-from simulators.taskgraph.maxplus import _pruned, longest
+from simulators.taskgraph.maxplus import _prune_paths, longest
 from simulators.taskgraph.order import Order
 from simulators.taskgraph.symmetry import patterns, reduce_graph
 
@@ -283,14 +283,14 @@ DURATIONS = st.lists(st.just(0.0) | AMOUNTS | st.floats(0, 1e-3), min_size=4, ma
 def test_pruned_paths_keep_the_longest_whatever_the_durations(
     paths: list[list[int]], durations: list[list[float]]
 ) -> None:
-    every, kept = np.array(paths), _pruned(np.array(paths))
+    every, kept = np.array(paths), _prune_paths(np.array(paths))
     assert {tuple(path) for path in kept.tolist()} <= {tuple(path) for path in paths}
     taken = np.array(durations).T
     np.testing.assert_allclose(longest(kept, taken), (every @ taken).max(axis=0), rtol=1e-12)
 
 
 def test_a_path_between_two_others_is_pruned() -> None:
-    assert _pruned(np.array([[4, 0], [2, 2], [0, 4], [1, 2], [3, 1]])).tolist() == [[0, 4], [4, 0]]
+    assert _prune_paths(np.array([[4, 0], [2, 2], [0, 4], [1, 2], [3, 1]])).tolist() == [[0, 4], [4, 0]]
 
 
 def walks(graph: TaskGraph, took: Sequence[int]) -> NDArray[np.int64]:

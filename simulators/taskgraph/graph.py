@@ -1,9 +1,9 @@
 """The task graph: what a schedule lowers to and an engine runs.
 
 T tasks, R resources, P slot pools, U uses (task, resource), K columns of numbers, B designs. The structure (names,
-dependencies, incidence, pools, priorities) is shared by a batch of designs; every number is one of K columns, which
-tasks that are alike share, and a column is an array over the grid of designs that broadcasts: what does not depend
-on a knob has length 1 along that knob's axis.
+dependencies, incidence, pools, priorities) is shared by a batch of designs. Every number is in one of K columns, which
+tasks that are alike share. A column is an array that broadcasts over the grid of designs: it has length 1 along the
+axis of a knob that it does not depend on.
 
 Semantics (fluid model): a task is issued once its predecessors are done and its pool has a free slot. It then
 waits `delay` and progresses its `work` at a rate r [work/s]. Rates are the weighted max-min fair share: for each
@@ -28,16 +28,16 @@ Ints = NDArray[np.int32]
 
 @dataclass(frozen=True)
 class TaskGraph:
-    """Structure, columns, and which column holds which number; `graph["work"]` is that number of every task [B, T].
+    """Structure, columns of numbers, and the column of each number; `graph["work"]` is the work of every task [B, T].
 
     pred_ptr, pred: the predecessors of task t are `pred[pred_ptr[t]:pred_ptr[t+1]]`. consumer: the task after which
-    a task's staged bytes are free again, or -1. members [T]: how many tasks that behave alike a task stands for (see
-    `simulators/taskgraph/symmetry.py`); its uses and accounts are theirs together. group [T]: index into `groups`, or
-    -1. slowed [S, 2]: (group whose caps are scaled, group whose activity scales them). gpu [T]: on which of the GPUs
-    that are simulated a task is accounted. values: K columns, each broadcasting to `shape`, the grid of designs (C
-    order). at: name -> column of each item: work, delay [s], cap [work/s], weight, cus (occupied), staged_bytes,
-    moved_bytes, flop (accomplished), and the times that `simulators/taskgraph/losses.py` replays, alone_s, wide_s and
-    ideal_s, of tasks [T]; use [U]; capacity [R]; factor [S].
+    a task's staged bytes are free again, or -1. members [T]: number of identical tasks that a task stands for (see
+    `simulators/taskgraph/symmetry.py`); its uses and accounts are their sums. group [T]: index into `groups`, or -1.
+    slowed [S, 2]: (group whose caps are scaled, group whose activity scales them). gpu [T]: the simulated GPU that a
+    task is accounted on. values: K columns, each broadcasting to `shape`, the grid of designs (C order). at: name ->
+    column of each item: work, delay [s], cap [work/s], weight, cus (occupied), staged_bytes, moved_bytes, flop
+    (accomplished), and the times that `simulators/taskgraph/losses.py` replays, alone_s, wide_s and ideal_s, of tasks
+    [T]; use [U]; capacity [R]; factor [S].
     """
 
     tasks: tuple[str, ...]
@@ -74,7 +74,7 @@ class TaskGraph:
         return len(self.tasks)
 
     def __getitem__(self, name: str) -> Floats:
-        """One number of every item, by its name in `at`: [B, T], [B, U], [B, R] or [B, S]."""
+        """Values of one quantity of every item, by its name in `at`: [B, T], [B, U], [B, R] or [B, S]."""
         return self.dense([self.values[column] for column in self.at[name]])
 
     def table(self) -> Floats:
@@ -82,11 +82,11 @@ class TaskGraph:
         return self.dense(self.values)
 
     def dense(self, columns: Sequence[Floats]) -> Floats:
-        """[B, len(columns)] of columns that broadcast."""
-        found = np.empty((*self.shape, len(columns)))
+        """Broadcast columns to a table [B, len(columns)]."""
+        table = np.empty((*self.shape, len(columns)))
         for index, column in enumerate(columns):
-            found[..., index] = column
-        return found.reshape(self.num_designs, len(columns))
+            table[..., index] = column
+        return table.reshape(self.num_designs, len(columns))
 
     def predecessors(self, task: int) -> Ints:
         """Indices of the tasks that `task` waits for."""
@@ -94,33 +94,33 @@ class TaskGraph:
 
     def of_kind(self, kind: str) -> NDArray[np.intp]:
         """Indices of the tasks of one kind."""
-        return np.flatnonzero([found == kind for found in self.kinds])
+        return np.flatnonzero([task_kind == kind for task_kind in self.kinds])
 
     def isolated_rate(self) -> Floats:
-        """Rate [B, T] of each task running alone: its cap, or what its scarcest resource gives it."""
+        """Rate [B, T] of each task running alone: its cap, or the rate that its scarcest resource allows."""
         return self.dense([rate for _, rate in self.alone()])
 
     def alone(self) -> list[tuple[int, Floats]]:
-        """(number, rate alone over the grid) of each task; tasks of one number have the same rate."""
+        """Pair (number, rate alone over the grid) for each task; tasks of equal number have the same rate."""
         uses: list[list[tuple[int, int]]] = [[] for _ in range(self.num_tasks)]
         capacity, use = self.at["capacity"].tolist(), self.at["use"].tolist()
         for task, resource, column in zip(self.use_task.tolist(), self.use_resource.tolist(), use, strict=True):
             uses[task].append((capacity[resource], column))
-        known: dict[tuple[Any, ...], tuple[int, Floats]] = {}
-        found = []
+        rates: dict[tuple[Any, ...], tuple[int, Floats]] = {}
+        result = []
         for cap, pairs in zip(self.at["cap"].tolist(), uses, strict=True):
             like = (cap, *pairs)
-            if like not in known:
+            if like not in rates:
                 shares = [self.values[top] / self.values[column] for top, column in pairs]
                 rate = self.values[cap]
                 for share in shares:
                     rate = np.minimum(rate, share)
-                known[like] = len(known), rate
-            found.append(known[like])
-        return found
+                rates[like] = len(rates), rate
+            result.append(rates[like])
+        return result
 
     def total(self, name: str, tasks: NDArray[np.intp] | None = None) -> Floats:
-        """[B]: one number, summed over all tasks or some; a delay counts for each member."""
+        """Sum [B] of one quantity over all tasks or the given ones; a delay counts for each member."""
         places = np.arange(self.num_tasks) if tasks is None else tasks
         counts: Counter[int] = Counter()
         for task, column in zip(places.tolist(), self.at[name][places].tolist(), strict=True):
@@ -128,41 +128,41 @@ class TaskGraph:
         return self.flat(sum(count * self.values[column] for column, count in counts.items()))
 
     def flat(self, column: ArrayLike) -> Floats:
-        """[B] of what broadcasts over the grid; a single value stays one in memory."""
+        """Broadcast an array over the grid to [B]; a single value stays one value in memory."""
         value = np.asarray(column, dtype=float)
         if value.size == 1:
             return np.broadcast_to(value.reshape(1), (self.num_designs,))
         return np.broadcast_to(value, self.shape).reshape(-1)
 
     def part(self, tasks: NDArray[np.intp]) -> TaskGraph:
-        """Only some of the tasks, with what they use and who frees what they stage; nobody waits for anybody."""
-        place = _places(self, tasks)
+        """Subgraph of some tasks with their uses and the consumers of their staged bytes, without dependencies."""
+        place = _index_among(self, tasks)
         uses = np.flatnonzero(place[self.use_task] >= 0)
         texts = {name: getattr(self, name) for name in ("tasks", "kinds", "lanes", "limiters")}
-        found: dict[str, Any] = {name: tuple(all_[task] for task in tasks) for name, all_ in texts.items()}
-        found |= {name: getattr(self, name)[tasks] for name in ("pool", "priority", "members", "group", "gpu")}
-        found |= {"use_task": _ints(place[self.use_task[uses]]), "use_resource": self.use_resource[uses]}
-        found |= {"pred_ptr": np.zeros(len(tasks) + 1, np.int32), "pred": self.pred[:0]}
-        found["consumer"] = _ints(place[self.consumer[tasks]])
+        structure: dict[str, Any] = {name: tuple(all_[task] for task in tasks) for name, all_ in texts.items()}
+        structure |= {name: getattr(self, name)[tasks] for name in ("pool", "priority", "members", "group", "gpu")}
+        structure |= {"use_task": _ints(place[self.use_task[uses]]), "use_resource": self.use_resource[uses]}
+        structure |= {"pred_ptr": np.zeros(len(tasks) + 1, np.int32), "pred": self.pred[:0]}
+        structure["consumer"] = _ints(place[self.consumer[tasks]])
         at = {name: self.at[name][tasks] for name in _NUMBERS}
-        return replace(self, **found, at={**self.at, **at, "use": self.at["use"][uses]})
+        return replace(self, **structure, at={**self.at, **at, "use": self.at["use"][uses]})
 
     def take(self, designs: NDArray[np.intp]) -> TaskGraph:
-        """The same graph for some of the designs, by their places in the grid [N]."""
+        """Restrict the graph to some of the designs, by their places in the grid [N]."""
         places = np.unravel_index(designs, self.shape)
-        picked = tuple(_picked(column, places) for column in self.values)
-        return replace(self, shape=(len(designs),), values=picked)
+        values = tuple(_values_at(column, places) for column in self.values)
+        return replace(self, shape=(len(designs),), values=values)
 
 
-def _places(graph: TaskGraph, tasks: NDArray[np.intp]) -> NDArray[np.intp]:
-    """Where each task of a graph is among some of them, or -1."""
-    found = np.full(graph.num_tasks + 1, -1)  # one more, which -1 finds
-    found[tasks] = np.arange(len(tasks))
-    return found
+def _index_among(graph: TaskGraph, tasks: NDArray[np.intp]) -> NDArray[np.intp]:
+    """Index of each task of a graph in `tasks`, or -1."""
+    places = np.full(graph.num_tasks + 1, -1)  # the last entry serves index -1
+    places[tasks] = np.arange(len(tasks))
+    return places
 
 
-def _picked(column: Floats, places: tuple[NDArray[np.intp], ...]) -> Floats:
-    """Values [N] of a column at places of the grid; a column of one value stays one."""
+def _values_at(column: Floats, places: tuple[NDArray[np.intp], ...]) -> Floats:
+    """Values [N] of a column at places of the grid; a column of a single value keeps its length of 1."""
     if column.size == 1:
         return column.reshape(1)
     where = tuple(np.minimum(place, length - 1) for place, length in zip(places, column.shape, strict=True))
@@ -193,23 +193,23 @@ _PLACE: dict[str, Any] = {"lane": "", "limiter": "", "group": "", "pool": -1, "p
 
 @dataclass
 class _Columns:
-    """Numbers by content: equal ones are one column."""
+    """Columns of numbers by content: equal arrays share a column."""
 
     values: list[Floats] = field(default_factory=list)
     _known: dict[Any, int] = field(default_factory=dict)
-    _seen: dict[int, tuple[int, ArrayLike]] = field(default_factory=dict)  # by identity: arrays that came before
+    _seen: dict[int, tuple[int, ArrayLike]] = field(default_factory=dict)  # by identity: arrays indexed before
 
     def index(self, value: ArrayLike) -> int:
         """The column of a scalar or of an array over the grid."""
         if isinstance(value, (int, float)):
-            found = self._known.get(value)
-            return self._new(value, value) if found is None else found
+            column = self._known.get(value)
+            return self._new(value, value) if column is None else column
         if (seen := self._seen.get(id(value))) is not None:
             return seen[0]
         array = np.asarray(value, dtype=float)
         key = array.item() if array.size == 1 else (array.shape, array.tobytes())
         column = self._known[key] if key in self._known else self._new(key, array)
-        self._seen[id(value)] = column, value  # which keeps it alive, and its identity its own
+        self._seen[id(value)] = column, value  # the reference keeps the array alive, so that no other gets its id
         return column
 
     def _new(self, key: Any, value: ArrayLike) -> int:
@@ -218,7 +218,7 @@ class _Columns:
         return self._known[key]
 
     def align(self) -> tuple[tuple[int, ...], tuple[Floats, ...]]:
-        """The grid, and the columns with one axis for each of its axes. Raises ValueError if they do not broadcast."""
+        """Shape of the grid, and the columns with as many axes. Raises ValueError if they do not broadcast."""
         shape = np.broadcast_shapes((1,), *(value.shape for value in self.values))
         return shape, tuple(value.reshape((1,) * (len(shape) - value.ndim) + value.shape) for value in self.values)
 
@@ -234,24 +234,27 @@ class GraphBuilder:
     _columns: _Columns = field(default_factory=_Columns)
 
     def resource(self, name: str, capacity: ArrayLike) -> int:
-        """Declare a shared resource [units/s]; its index. Raises ValueError for a name that is taken."""
+        """Declare a shared resource [units/s] and return its index. Raises ValueError for a name that is taken."""
         if name in self._resources:
             raise ValueError(f"resource {name!r} is declared twice")
         self._resources[name] = self._columns.index(capacity)
         return len(self._resources) - 1
 
     def pool(self, name: str, slots: int) -> int:
-        """Declare a pool of exclusive slots; its index. Raises ValueError for a name that is taken or no slot."""
+        """Declare a pool of exclusive slots and return its index.
+
+        Raises ValueError for a name that is taken or a pool without a slot.
+        """
         if name in self._pools or slots < 1:
             raise ValueError(f"pool {name!r} {'is declared twice' if name in self._pools else 'needs a slot'}")
         self._pools[name] = slots
         return len(self._pools) - 1
 
     def slows(self, group: str, *, while_active: str, factor: ArrayLike) -> None:
-        """A contention law: the caps of `group`'s tasks are scaled by `factor` while the other group has a task active.
+        """Add a contention law: the caps of `group`'s tasks are scaled by `factor` while the other group is active.
 
-        Factors of several active groups multiply. Raises ValueError for a group that would slow itself, or a pair
-        that has a factor.
+        A group is active while one of its tasks is; factors of several active groups multiply. Raises ValueError for a
+        group that would slow itself, or a pair that has a factor.
         """
         pair = (group, while_active)
         if group == while_active or pair in self._slowed:
@@ -265,36 +268,36 @@ class GraphBuilder:
         *,
         after: Sequence[int] = (),
         uses: Mapping[int, ArrayLike] | None = None,
-        **given: Any,
+        **options: Any,
     ) -> int:
-        """Add a task; its index.
+        """Add a task and return its index.
 
-        uses: resource index -> units per unit of work. given: `lane`, `limiter`, `group`, `pool`, `priority`, `gpu`,
+        uses: resource index -> units per unit of work. options: `lane`, `limiter`, `group`, `pool`, `priority`, `gpu`,
         and the numbers work, delay [s], cap [work/s], weight, cus, staged_bytes, moved_bytes, flop, alone_s, wide_s,
         ideal_s.
         Raises ValueError for a predecessor that does not come before it (so there is no cycle), or an undeclared
         pool or resource.
         """
         index = len(self._tasks)
-        if any(not 0 <= found < index for found in after):
+        if any(not 0 <= predecessor < index for predecessor in after):
             raise ValueError(f"task {name!r}: predecessors {list(after)} must be tasks added before it ({index})")
-        places = {key: given.pop(key, default) for key, default in _PLACE.items()}
-        if not given.keys() <= _NUMBERS.keys():
-            raise TypeError(f"task {name!r}: unknown arguments {sorted(set(given) - set(_NUMBERS))}")
+        places = {key: options.pop(key, default) for key, default in _PLACE.items()}
+        if not options.keys() <= _NUMBERS.keys():
+            raise TypeError(f"task {name!r}: unknown arguments {sorted(set(options) - set(_NUMBERS))}")
         if not -1 <= places["pool"] < len(self._pools):
             raise ValueError(f"task {name!r}: pool {places['pool']} is not declared")
-        if strange := [found for found in uses or {} if not 0 <= found < len(self._resources)]:
-            raise ValueError(f"task {name!r}: resource {strange[0]} is not declared")
+        if undeclared := [resource for resource in uses or {} if not 0 <= resource < len(self._resources)]:
+            raise ValueError(f"task {name!r}: resource {undeclared[0]} is not declared")
         index_of = self._columns.index
-        columns = {key: index_of(given.get(key, default)) for key, default in _NUMBERS.items()}
+        columns = {key: index_of(options.get(key, default)) for key, default in _NUMBERS.items()}
         used = {resource: index_of(amount) for resource, amount in (uses or {}).items()}
         self._tasks.append(_Task(name, kind, after=tuple(dict.fromkeys(after)), columns=columns, uses=used, **places))
         return index
 
     def frees(self, consumer: int, tasks: Sequence[int]) -> None:
-        """When `consumer` ends, the bytes staged by `tasks` are free again.
+        """Free the bytes staged by `tasks` when `consumer` ends.
 
-        Raises ValueError unless it waits for them.
+        Raises ValueError unless the consumer waits for the tasks.
         """
         for task in tasks:
             if not self._waits(consumer, task):
@@ -303,29 +306,32 @@ class GraphBuilder:
             self._tasks[task].consumer = consumer
 
     def _waits(self, task: int, other: int) -> bool:
-        """Whether a task is issued after another one has finished."""
+        """Return whether a task is issued after another one has finished."""
         left, seen = [task], {task}
         while left:
             before = self._tasks[left.pop()].after
             if other in before:
                 return True
-            left += [found for found in before if found > other and found not in seen]
+            left += [earlier for earlier in before if earlier > other and earlier not in seen]
             seen |= set(before)
         return False
 
     def build(self) -> TaskGraph:
-        """The graph. Raises ValueError naming the task for negative or NaN weights, or work that nothing limits."""
+        """Build the graph.
+
+        Raises ValueError naming the task for negative or NaN weights, or work that nothing limits.
+        """
         shape, values = self._columns.align()
         graph = TaskGraph(**self._structure(), shape=shape, values=values, at=self._at())
         _check(graph)
         return graph
 
     def _at(self) -> dict[str, Ints]:
-        found = {name: _ints([task.columns[name] for task in self._tasks]) for name in _NUMBERS}
-        found["use"] = _ints([column for task in self._tasks for column in task.uses.values()])
-        found["capacity"] = _ints(list(self._resources.values()))
-        found["factor"] = _ints(list(self._slowed.values()))
-        return found
+        columns = {name: _ints([task.columns[name] for task in self._tasks]) for name in _NUMBERS}
+        columns["use"] = _ints([column for task in self._tasks for column in task.uses.values()])
+        columns["capacity"] = _ints(list(self._resources.values()))
+        columns["factor"] = _ints(list(self._slowed.values()))
+        return columns
 
     def _structure(self) -> dict[str, Any]:
         tasks = self._tasks
@@ -359,7 +365,7 @@ def _ints(values: Sequence[int] | NDArray[np.integer[Any]]) -> Ints:
 
 
 def _check(graph: TaskGraph) -> None:
-    """Raise ValueError naming the tasks or resources whose numbers mean nothing."""
+    """Raise ValueError naming the tasks or resources whose numbers are invalid."""
     used = [graph.tasks[task] for task in graph.use_task]
     for name in ("work", "delay", "cus", "staged_bytes", "moved_bytes", "flop", "alone_s", "wide_s", "ideal_s"):
         rule = f"{name} must be >= 0, finite and not NaN"
@@ -368,7 +374,8 @@ def _check(graph: TaskGraph) -> None:
     _refuse(graph, "weight", graph.tasks, lambda v: (v > 0) & np.isfinite(v), "weight must be > 0, finite and not NaN")
     _refuse(graph, "capacity", graph.resources, lambda v: v > 0, "the capacity of a resource must be > 0")
     _refuse(graph, "use", used, lambda v: (v > 0) & np.isfinite(v), "a use must be > 0 and finite")
-    pairs = [f"{graph.groups[one]} beside {graph.groups[other]}" for one, other in graph.slowed]
+    pairs = [f"{graph.groups[group]} beside {graph.groups[other]}" for group, other in graph.slowed]
+
     _refuse(graph, "factor", pairs, lambda v: (v > 0) & (v <= 1), "a contention factor must be in (0, 1]")
     endless = [
         name

@@ -1,4 +1,4 @@
-"""Weighted max-min fair rates under strict priority: the solve that every engine's semantics rest on."""
+"""Weighted max-min fair rates under strict priority, the basis of every engine's semantics."""
 
 from __future__ import annotations
 
@@ -14,23 +14,24 @@ def fair_rates(use: Floats, *, capacity: Floats, cap: Floats, weight: Floats, pr
 
     use [A, R]: units of resource per unit of work; capacity [R]; cap, weight, priority [A]. In each priority class,
     lowest number first, all rates rise as weight * level until a task meets its cap or a resource it uses is
-    exhausted; then it stays, and the others rise on. (Bertsekas and Gallager, Data Networks, §6.5.2, with weights.)
+    exhausted; that task stops, and the others go on. (Bertsekas and Gallager, Data Networks, §6.5.2, with weights.)
     """
     rate = np.zeros(len(cap))
     left = capacity.astype(float).copy()
     for level in np.unique(priority):
         rising = priority == level
         while rising.any():
-            rise, held, tight = _next_stop(use, left, np.where(rising, weight, 0.0), cap - rate)
+            rise, stopped, tight = _next_stop(use, left, np.where(rising, weight, 0.0), cap - rate)
             gained = np.where(rising, weight * rise, 0.0)
             rate = np.minimum(rate + gained, cap)
             left = np.where(tight, 0.0, np.maximum(left - gained @ use, 0.0))
-            rising &= ~held
+            rising &= ~stopped
     return rate
 
 
 def _next_stop(use: Floats, left: Floats, weight: Floats, room: Floats) -> tuple[float, Flags, Flags]:
-    """How far the level can rise, which tasks stop there (cap met or resource exhausted), which resources are out."""
+    """Rise of the level, flags of the tasks that stop there (cap met or resource exhausted), of exhausted resources."""
+
     demand = weight @ use
     rising = weight > 0
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -38,5 +39,5 @@ def _next_stop(use: Floats, left: Floats, weight: Floats, room: Floats) -> tuple
         by_cap = np.where(rising, room / weight, np.inf)
     rise = max(0.0, float(min(by_resource.min(initial=np.inf), by_cap.min(initial=np.inf))))
     tight = by_resource <= rise * (1 + 1e-12)
-    held = (by_cap <= rise * (1 + 1e-12)) | (use[:, tight] > 0).any(axis=1)
-    return rise, held & rising, tight
+    stopped = (by_cap <= rise * (1 + 1e-12)) | (use[:, tight] > 0).any(axis=1)
+    return rise, stopped & rising, tight

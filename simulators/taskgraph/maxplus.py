@@ -1,13 +1,13 @@
-"""The closed form of pipelines: a makespan is the longest of few sums.
+"""Closed forms of pipelines: a makespan is the longest of a few sums.
 
-Where every task runs at the rate it has alone, and nobody waits for a slot,
+Where every task runs at its rate alone, and no task waits for a slot,
 
     finish_t = max over predecessors p of finish_p + delay_t + work_t / rate_t
 
 is a max-plus polynomial in the D distinct durations of the graph: the largest of P sums, each counting how often a
 duration lies on one path (Baccelli et al., Synchronization and Linearity, 1992, §3). Paths that are never the longest,
 whatever the durations, are left out; a regular pipeline of any number of steps keeps two or three. The polynomials
-depend on the structure alone; a design then costs P * D multiplications.
+depend only on the structure; a design then costs P * D multiplications.
 """
 
 from __future__ import annotations
@@ -25,40 +25,40 @@ from simulators.taskgraph.graph import Floats, TaskGraph
 from simulators.taskgraph.order import Order
 from simulators.taskgraph.timeline import Timeline, Totals
 
-_MOST_TASKS, _MOST_DURATIONS, _MOST_PATHS = 1024, 64, 64  # beyond, a closed form is none
+_MOST_TASKS, _MOST_DURATIONS, _MOST_PATHS = 1024, 64, 64  # no closed form beyond
 Paths = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class Durations:
-    """Distinct times that tasks take alone: columns over the grid [s], and which one each task takes."""
+    """Distinct times that tasks take alone: columns over the grid [s], and the column of each task."""
 
     columns: list[Floats]
     of: list[int]
 
     @classmethod
     def among(cls, graph: TaskGraph) -> Durations:
-        """Delay, then work at the rate a task has alone; equal ones are one."""
-        known: dict[tuple[int, int, int], int] = {}
+        """Delay plus the time of the work at the rate alone, of each task; equal durations share a column."""
+        index: dict[tuple[int, int, int], int] = {}
         columns: list[Floats] = []
         of = []
         alone, at = graph.alone(), graph.at
         for delay, work, (number, rate) in zip(at["delay"].tolist(), at["work"].tolist(), alone, strict=True):
-            if (delay, work, number) not in known:
-                known[delay, work, number] = len(columns)
+            if (delay, work, number) not in index:
+                index[delay, work, number] = len(columns)
                 amount = graph.values[work]
                 with np.errstate(invalid="ignore"):
                     columns.append(graph.values[delay] + np.where(amount > 0, amount / rate, 0.0))
-            of.append(known[delay, work, number])
+            of.append(index[delay, work, number])
         return cls(columns, of)
 
 
 @dataclass(frozen=True)
 class Form:
-    """What the structure of a graph says whatever its numbers. refusal: why it has no closed form, or "".
+    """Closed form of a graph by its structure, for any numbers. refusal: why it has no closed form, or "".
 
     makespan, busy by kind: paths [P, D]; the longest is the time. crowds by resource: the uses (by index) that may be
-    at work at once, as sums of maxima.
+    active at once, as sums of maxima.
     """
 
     refusal: str
@@ -70,7 +70,7 @@ class Form:
 
 @dataclass(frozen=True)
 class Alone:
-    """A graph whose tasks run at the rate each has alone, and what its structure says of that."""
+    """A graph whose tasks run at their rates alone, with its durations and its closed form."""
 
     graph: TaskGraph
     seconds: Durations
@@ -78,12 +78,12 @@ class Alone:
 
     @classmethod
     def of(cls, graph: TaskGraph) -> Alone:
-        """Of any graph; `form.refusal` says where it has no closed form."""
+        """Analyse any graph; `form.refusal` gives the reason where it has no closed form."""
         seconds = Durations.among(graph)
-        return cls(graph, seconds, _remembered(graph, seconds))
+        return cls(graph, seconds, _cached_form(graph, seconds))
 
     def timeline(self) -> Timeline:
-        """Every task on its longest path."""
+        """Timeline with every task at the end of its longest path."""
         graph, seconds = self.graph, self.seconds
         alone = graph.dense([seconds.columns[index] for index in seconds.of])
         issued, finished = np.zeros_like(alone), np.zeros_like(alone)
@@ -95,17 +95,17 @@ class Alone:
         return Timeline(graph, issued, finished)
 
     def totals(self) -> Totals:
-        """By closed forms, design by design; they mean nothing where there is no form."""
+        """Totals by closed forms, design by design; meaningless where there is no form."""
         graph, form, seconds = self.graph, self.form, self.seconds
         durations = _rows(graph, seconds.columns)
         peak = _peak_staging(graph, form, seconds=seconds, durations=durations)
-        spent = {kind: _spent(graph, seconds, kind) for kind in dict.fromkeys(graph.kinds)}
+        spent = {kind: _task_seconds(graph, seconds, kind) for kind in dict.fromkeys(graph.kinds)}
         return Totals(
-            makespan_s=_evaluated(graph, form.makespan, seconds.columns, durations),
+            makespan_s=_longest_path(graph, form.makespan, seconds.columns, durations),
             peak_staged_bytes=self.timeline().totals().peak_staged_bytes if peak is None else peak,
-            cu_s=_occupied(graph, seconds),
+            cu_s=_cu_seconds(graph, seconds),
             busy_s={
-                kind: _evaluated(graph, form.busy.get(kind, form.makespan), seconds.columns, durations)
+                kind: _longest_path(graph, form.busy.get(kind, form.makespan), seconds.columns, durations)
                 for kind in spent
             },
             spent_s=spent,
@@ -116,8 +116,8 @@ _forms: dict[Any, Form] = {}
 _MOST_FORMS = 512
 
 
-def _remembered(graph: TaskGraph, seconds: Durations) -> Form:
-    """The form of a structure; the batches of a sweep share it."""
+def _cached_form(graph: TaskGraph, seconds: Durations) -> Form:
+    """Closed form of a structure, from a cache that the batches of a sweep share."""
     arrays = (graph.pred_ptr, graph.pred, graph.pool, graph.slots, graph.use_task, graph.use_resource, graph.slowed)
     names = ("use", "cap", "capacity", "work", "staged_bytes")
     columns = (*(graph.at[name] for name in names), graph.consumer, _staging_tasks(graph), np.array(seconds.of))
@@ -130,7 +130,7 @@ def _remembered(graph: TaskGraph, seconds: Durations) -> Form:
 
 
 def closed_form(graph: TaskGraph, duration: Sequence[int]) -> Form:
-    """The form of a graph whose task t takes the time number `duration[t]` alone."""
+    """Closed form of a graph whose task t takes the time of index `duration[t]` alone."""
     nothing = np.zeros((1, max(duration) + 1), np.int64)
     if graph.num_tasks > _MOST_TASKS or nothing.shape[1] > _MOST_DURATIONS:
         size = f"more than {_MOST_TASKS} tasks or {_MOST_DURATIONS} different durations"
@@ -141,43 +141,43 @@ def closed_form(graph: TaskGraph, duration: Sequence[int]) -> Form:
         if max(map(len, order.crowds(pooled, [0] * pooled.size)), default=0) > graph.slots[pool]:
             return Form(f"tasks may wait for a slot of {name}", nothing, {}, {})
     paths = _paths(graph, duration)
-    makespan = None if paths is None else _joined(order, np.arange(graph.num_tasks), paths)
+    makespan = None if paths is None else _paths_to_last(order, np.arange(graph.num_tasks), paths)
     if paths is None or makespan is None:
         return Form(f"more than {_MOST_PATHS} paths may be the longest", nothing, {}, {})
     busy = {
         kind: _busy(graph, kind, duration=duration, order=order, paths=paths) for kind in dict.fromkeys(graph.kinds)
     }
-    if unknown := [kind for kind, found in busy.items() if found is None]:
+    if unknown := [kind for kind, sums in busy.items() if sums is None]:
         return Form(f"tasks of kind {unknown[0]} overlap irregularly", nothing, {}, {})
     crowds = {resource: _crowds(graph, resource, order) for resource in range(len(graph.resources))}
-    known = {kind: found for kind, found in busy.items() if found is not None}
-    return Form("", makespan, known, crowds, _Staging.of(graph, order))
+    busy_paths = {kind: sums for kind, sums in busy.items() if sums is not None}
+    return Form("", makespan, busy_paths, crowds, _Staging.of(graph, order))
 
 
 def _paths(graph: TaskGraph, duration: Sequence[int]) -> list[Paths] | None:
-    """For each task the paths [P, D] that may be the longest to its finish; None where they are too many."""
-    found: list[Paths] = []
+    """Paths [P, D] that may be the longest to the finish of each task; None if they are too many."""
+    paths: list[Paths] = []
     steps = np.eye(max(duration) + 1, dtype=np.int64)
-    for task, took in enumerate(duration):
+    for task, column in enumerate(duration):
         before = graph.predecessors(task)
-        start = np.concatenate([found[index] for index in before]) if before.size else 0 * steps[:1]
-        kept = _pruned(start)
-        if kept is None:
+        start = np.concatenate([paths[index] for index in before]) if before.size else 0 * steps[:1]
+        pruned = _prune_paths(start)
+        if pruned is None:
             return None
-        found.append(kept + steps[took])
-    return found
+        paths.append(pruned + steps[column])
+    return paths
 
 
-def _joined(order: Order, tasks: NDArray[np.intp], paths: Sequence[Paths]) -> Paths | None:
-    """Paths to the last of some tasks; None where they are too many."""
+def _paths_to_last(order: Order, tasks: NDArray[np.intp], paths: Sequence[Paths]) -> Paths | None:
+    """Paths to the last of some tasks; None if they are too many."""
     last = tasks[~order.ahead[np.ix_(tasks, tasks)].any(axis=0)]
-    return _pruned(np.concatenate([paths[task] for task in last]))
+    return _prune_paths(np.concatenate([paths[task] for task in last]))
 
 
-def _pruned(paths: Paths) -> Paths | None:
-    """Without those that are never the longest: not above another one, or a mean of two others, in every count.
+def _prune_paths(paths: Paths) -> Paths | None:
+    """Drop the paths that are never the longest: those nowhere above another path, or above a mean of two others.
 
-    None where more than `_MOST_PATHS` are left before means are looked at.
+    Returns None if more than `_MOST_PATHS` are left before the means are considered.
     """
     paths = np.unique(paths, axis=0)
     if len(paths) == 1:
@@ -188,42 +188,43 @@ def _pruned(paths: Paths) -> Paths | None:
     paths = paths[~below.any(axis=1)]
     if len(paths) < 3 or len(paths) > _MOST_PATHS:
         return paths if len(paths) < 3 else None
-    one, other = np.triu_indices(len(paths), 1)
-    apart, short = paths[one] - paths[other], paths[:, None] - paths[other]  # p is under l one + (1 - l) other
+    first, second = np.triu_indices(len(paths), 1)
+    apart, short = paths[first] - paths[second], paths[:, None] - paths[second]  # p is below l first + (1 - l) second
     with np.errstate(divide="ignore", invalid="ignore"):
         share = short / apart
     least = np.where(apart > 0, share, 0.0).max(axis=2, initial=0.0)
     most = np.where(apart < 0, share, 1.0).min(axis=2, initial=1.0)
     fits = (least <= most + 1e-12) & ((apart != 0) | (short <= 0)).all(axis=2)
     index = np.arange(len(paths))[:, None]
-    return np.asarray(paths[~(fits & (index != one) & (index != other)).any(axis=1)])
+    return np.asarray(paths[~(fits & (index != first) & (index != second)).any(axis=1)])
 
 
 def _busy(
     graph: TaskGraph, kind: str, *, duration: Sequence[int], order: Order, paths: Sequence[Paths]
 ) -> Paths | None:
-    """Paths whose longest is the time during which a task of the kind runs; None where no such are known.
+    """Paths whose longest is the time during which a task of the kind runs; None if there is no such closed form.
 
-    A chain is busy for the sum of its tasks. Tasks that wait for nobody else are busy from the start to their last
-    finish; if they wait for others that run one at a time and beside none of them, less what those take.
+    A chain is busy for the sum of its tasks. Tasks that wait only for tasks of their kind are busy from the start to
+    their last finish. If they also wait for a chain of other tasks that never runs beside them, the time of that chain
+    is subtracted.
     """
     tasks = graph.of_kind(kind)
     if order.is_chain(tasks):
         return _total(duration, tasks)
-    others = np.setdiff1d(np.flatnonzero(order.ahead[tasks].any(axis=0)), tasks)
-    if order.is_chain(others) and order.comparable(others, tasks).all():
-        found = _joined(order, tasks, paths)
-        return None if found is None else found - _total(duration, others)
+    awaited = np.setdiff1d(np.flatnonzero(order.ahead[tasks].any(axis=0)), tasks)
+    if order.is_chain(awaited) and order.comparable(awaited, tasks).all():
+        finish = _paths_to_last(order, tasks, paths)
+        return None if finish is None else finish - _total(duration, awaited)
     return None
 
 
 def _total(duration: Sequence[int], tasks: NDArray[np.intp]) -> Paths:
-    """[1, D]: how often each duration occurs among the tasks."""
+    """Number of tasks with each duration [1, D]."""
     return np.bincount(np.asarray(duration)[tasks], minlength=max(duration) + 1)[None]
 
 
 def _crowds(graph: TaskGraph, resource: int, order: Order) -> set[tuple[frozenset[int], ...]]:
-    """Uses of a resource that may be at work at once; uses that are alike are the first of them."""
+    """Uses of a resource that may be active at once; equal uses are represented by the first of them."""
     works = [bool((graph.values[column] > 0).any()) for column in graph.at["work"]]
     uses = [int(use) for use in np.flatnonzero(graph.use_resource == resource) if works[graph.use_task[use]]]
     numbers = [number for number, _ in graph.alone()]
@@ -232,34 +233,35 @@ def _crowds(graph: TaskGraph, resource: int, order: Order) -> set[tuple[frozense
     return order.crowds(graph.use_task[uses], demands)
 
 
-def _spent(graph: TaskGraph, seconds: Durations, kind: str) -> Floats:
+def _task_seconds(graph: TaskGraph, seconds: Durations, kind: str) -> Floats:
     tasks = graph.of_kind(kind)
-    many = np.bincount(np.asarray(seconds.of)[tasks], weights=graph.members[tasks], minlength=len(seconds.columns))
-    return graph.flat(sum(count * column for count, column in zip(many, seconds.columns, strict=True) if count))
+    counts = np.bincount(np.asarray(seconds.of)[tasks], weights=graph.members[tasks], minlength=len(seconds.columns))
+    return graph.flat(sum(count * column for count, column in zip(counts, seconds.columns, strict=True) if count))
 
 
-def _occupied(graph: TaskGraph, seconds: Durations) -> Floats:
+def _cu_seconds(graph: TaskGraph, seconds: Durations) -> Floats:
     """CU-seconds [B]."""
-    many = Counter(zip(graph.at["cus"].tolist(), seconds.of, strict=True))
-    parts = [count * graph.values[cus] * seconds.columns[took] for (cus, took), count in many.items()]
+    counts = Counter(zip(graph.at["cus"].tolist(), seconds.of, strict=True))
+    parts = [count * graph.values[cus] * seconds.columns[duration] for (cus, duration), count in counts.items()]
     return graph.flat(sum(parts))
 
 
 def _rows(graph: TaskGraph, columns: Sequence[Floats]) -> Floats:
-    """[len(columns), B]: one row for each column."""
-    found = np.empty((len(columns), graph.num_designs))
-    for row, column in zip(found, columns, strict=True):
+    """Columns over the grid as rows [len(columns), B]."""
+    rows = np.empty((len(columns), graph.num_designs))
+    for row, column in zip(rows, columns, strict=True):
         row[:] = graph.flat(column)
-    return found
+    return rows
 
 
 @dataclass(frozen=True)
 class _Staging:
-    """Who may hold staged bytes at once. It is largest when one of the S staging tasks is issued.
+    """Tasks that may hold staged bytes at once; the total peaks when one of the S staging tasks is issued.
 
-    By then those ahead of it have been issued and consumers ahead of it have finished: `surely` [S, Z] counts the
-    bytes of each of Z sizes. Of those not ordered with it only the times tell: `issued`, `freed` (CSR; places among
-    the staging tasks and the H consumers). held [H, Z]: what a consumer frees.
+    By then the staging tasks ahead of it have been issued and the consumers ahead of it have finished: `surely` [S, Z]
+    counts the buffers then held of each of Z sizes. Tasks and consumers that are not ordered with it, `issued` and
+    `freed` (CSR; places among the staging tasks and the H consumers), count by their times. held [H, Z]: number of
+    buffers of each size that a consumer frees.
     """
 
     tasks: NDArray[np.intp]
@@ -274,18 +276,18 @@ class _Staging:
 
     @classmethod
     def of(cls, graph: TaskGraph, order: Order) -> _Staging:
-        """What the order of the tasks says."""
+        """Derive the counts from the order of the tasks."""
         tasks = _staging_tasks(graph)
         sizes, size = np.unique(graph.at["staged_bytes"][tasks], return_inverse=True)
         consumers = np.unique(graph.consumer[tasks][graph.consumer[tasks] >= 0]).astype(np.intp)
-        each = np.eye(sizes.size)[size]
-        held = np.array([each[graph.consumer[tasks] == one].sum(axis=0) for one in consumers])
-        held = held.reshape(consumers.size, sizes.size)
+        one_hot = np.eye(sizes.size)[size]
+        freed = np.array([one_hot[graph.consumer[tasks] == consumer].sum(axis=0) for consumer in consumers])
+        freed = freed.reshape(consumers.size, sizes.size)
         before, done = order.ahead[np.ix_(tasks, tasks)], order.ahead[np.ix_(tasks, consumers)]
-        surely = (before + np.eye(tasks.size)) @ each - done @ held
+        surely = (before + np.eye(tasks.size)) @ one_hot - done @ freed
         other = ~order.comparable(tasks, tasks) & ~np.eye(tasks.size, dtype=np.bool_)
         running = ~order.comparable(tasks, consumers)
-        return cls(tasks, consumers, size.reshape(-1), surely, held, *_csr(other), *_csr(running))
+        return cls(tasks, consumers, size.reshape(-1), surely, freed, *_csr(other), *_csr(running))
 
 
 def _staging_tasks(graph: TaskGraph) -> NDArray[np.intp]:
@@ -298,7 +300,7 @@ def _csr(matrix: NDArray[np.bool_]) -> tuple[NDArray[np.intp], NDArray[np.intp]]
 
 
 def _peak_staging(graph: TaskGraph, form: Form, *, seconds: Durations, durations: Floats) -> Floats | None:
-    """Largest amount of staged bytes [B]; None where tasks take no time, and order does not tell who was first."""
+    """Peak of the staged bytes [B]; None if some task takes no time, so that its place among the others is open."""
     staging = form.staging
     if staging is None or not staging.tasks.size:
         return np.zeros(graph.num_designs)
@@ -313,42 +315,42 @@ def _peak_staging(graph: TaskGraph, form: Form, *, seconds: Durations, durations
     return peaks
 
 
-def _evaluated(graph: TaskGraph, paths: Paths, columns: Sequence[Floats], durations: Floats) -> Floats:
-    """The longest path [B]; a single one is added up over the grid, where most columns are short."""
+def _longest_path(graph: TaskGraph, paths: Paths, columns: Sequence[Floats], durations: Floats) -> Floats:
+    """Length of the longest path [B]; a single path is summed over the grid, where most columns are short."""
     if len(paths) > 1:
         return longest(paths, durations)
     return graph.flat(sum(count * column for count, column in zip(paths[0], columns, strict=True) if count))
 
 
 def longest(paths: Paths, durations: Floats) -> Floats:
-    """The largest [B] of the sums counts [P, D] @ durations [D, B]."""
-    found = np.zeros(durations.shape[1])
+    """Maximum [B] over the paths of counts [P, D] @ durations [D, B]."""
+    result = np.zeros(durations.shape[1])
     number = [np.flatnonzero(path) for path in paths if path.any()]
     count = [path[which] for path, which in zip(paths[paths.any(axis=1)], number, strict=True)]
     ptr = np.concatenate([[0], np.cumsum([which.size for which in number])]).astype(np.intp)
     if number:
-        _longest(ptr, np.concatenate(number).astype(np.intp), np.concatenate(count).astype(float), durations, found)
-    return found
+        _longest(ptr, np.concatenate(number).astype(np.intp), np.concatenate(count).astype(float), durations, result)
+    return result
 
 
 @compile_lazily
-def _longest(ptr: Paths, number: Paths, count: Floats, durations: Floats, found: Floats) -> None:
+def _longest(ptr: Paths, number: Paths, count: Floats, durations: Floats, result: Floats) -> None:
     stride = 512  # designs at a time, so that partial sums stay in the nearest cache
     total = np.empty(stride)
-    for begin in range(0, found.size, stride):
-        many = min(stride, found.size - begin)
-        best, wide = found[begin : begin + many], durations[:, begin : begin + many]
+    for begin in range(0, result.size, stride):
+        width = min(stride, result.size - begin)
+        best, wide = result[begin : begin + width], durations[:, begin : begin + width]
         for path in range(ptr.size - 1):
-            for i in range(many):
+            for i in range(width):
                 total[i] = 0.0
             final = ptr[path + 1] - 1
             for j in range(ptr[path], final):
-                times, one = count[j], number[j]
-                for i in range(many):
-                    total[i] += times * wide[one, i]
-            times, one = count[final], number[final]
-            for i in range(many):
-                length = total[i] + times * wide[one, i]
+                times, row = count[j], number[j]
+                for i in range(width):
+                    total[i] += times * wide[row, i]
+            times, row = count[final], number[final]
+            for i in range(width):
+                length = total[i] + times * wide[row, i]
                 best[i] = length if length > best[i] else best[i]
 
 
@@ -356,12 +358,12 @@ def _longest(ptr: Paths, number: Paths, count: Floats, durations: Floats, found:
 def _stage(  # noqa: C901, PLR0912, PLR0913, PLR0917
     pred_ptr: Paths,
     pred: Paths,
-    took: Paths,
+    duration_of: Paths,
     tasks: Paths,
     consumers: Paths,
     size: Paths,
     surely: Floats,
-    held: Floats,
+    freed_counts: Floats,
     issued_ptr: Paths,
     issued_also: Paths,
     freed_ptr: Paths,
@@ -371,55 +373,56 @@ def _stage(  # noqa: C901, PLR0912, PLR0913, PLR0917
     peaks: Floats,
 ) -> None:
     stride = 64  # designs side by side, in the lanes of the machine
-    issued, finished = np.empty((took.size, stride)), np.empty((took.size, stride))
+    issued, finished = np.empty((duration_of.size, stride)), np.empty((duration_of.size, stride))
     bytes_of, frees = np.empty((sizes.shape[0], stride)), np.empty((consumers.size, stride))
     latest, level, peak = np.empty(stride), np.empty(stride), np.empty(stride)
     for begin in range(0, peaks.size, stride):
-        many = min(stride, peaks.size - begin)
-        for task in range(took.size):
-            for i in range(many):
+        width = min(stride, peaks.size - begin)
+        for task in range(duration_of.size):
+            for i in range(width):
                 issued[task, i] = 0.0
             for j in range(pred_ptr[task], pred_ptr[task + 1]):
                 before = pred[j]  # taken out of the inner loops by hand, so that those run in vector lanes
-                for i in range(many):
+                for i in range(width):
                     ended, start = finished[before, i], issued[task, i]
                     issued[task, i] = ended if ended > start else start
-            kind = took[task]
-            for i in range(many):
+            kind = duration_of[task]
+            for i in range(width):
                 finished[task, i] = issued[task, i] + durations[kind, begin + i]
         for z in range(sizes.shape[0]):
-            for i in range(many):
+            for i in range(width):
                 bytes_of[z, i] = sizes[z, begin + i]
         for c in range(consumers.size):
-            for i in range(many):
+            for i in range(width):
                 frees[c, i] = 0.0
             for z in range(sizes.shape[0]):
-                times = held[c, z]
-                for i in range(many):
+                times = freed_counts[c, z]
+                for i in range(width):
                     frees[c, i] += times * bytes_of[z, i]
-        for i in range(many):
+        for i in range(width):
             peak[i] = 0.0
         for s in range(tasks.size):
             task = tasks[s]
-            for i in range(many):
-                latest[i] = issued[task, i] * (1.0 + 1e-12)  # what ends in this instant is freed before
+            for i in range(width):
+                latest[i] = issued[task, i] * (1.0 + 1e-12)  # a buffer whose consumer ends in this instant is free
+
                 level[i] = 0.0
             for z in range(sizes.shape[0]):
                 times = surely[s, z]
-                for i in range(many):
+                for i in range(width):
                     level[i] += times * bytes_of[z, i]
             for j in range(issued_ptr[s], issued_ptr[s + 1]):
                 other, z = tasks[issued_also[j]], size[issued_also[j]]
-                for i in range(many):
+                for i in range(width):
                     more = bytes_of[z, i]
                     level[i] += more if issued[other, i] <= latest[i] else 0.0
             for j in range(freed_ptr[s], freed_ptr[s + 1]):
                 c = freed_also[j]
                 other = consumers[c]
-                for i in range(many):
+                for i in range(width):
                     less = frees[c, i]
                     level[i] -= less if finished[other, i] <= latest[i] else 0.0
-            for i in range(many):
+            for i in range(width):
                 peak[i] = level[i] if level[i] > peak[i] else peak[i]
-        for i in range(many):
+        for i in range(width):
             peaks[begin + i] = peak[i]

@@ -1,4 +1,4 @@
-"""What the order of a graph's tasks says by itself, whatever its numbers: who can run beside whom."""
+"""Partial order of a graph's tasks by its structure: the tasks that can run at once, whatever the numbers."""
 
 from __future__ import annotations
 
@@ -31,32 +31,33 @@ class Order:
             ahead[task] |= ahead[before].any(axis=0)
         return cls(ahead)
 
-    def comparable(self, one: Places, other: Places) -> Flags:
-        """[len(one), len(other)]: whether one of the two runs before the other."""
-        return np.asarray(self.ahead[np.ix_(one, other)] | self.ahead[np.ix_(other, one)].T)
+    def comparable(self, first: Places, second: Places) -> Flags:
+        """Flags [len(first), len(second)] of the pairs in which one task runs before the other."""
+        return np.asarray(self.ahead[np.ix_(first, second)] | self.ahead[np.ix_(second, first)].T)
 
     def is_chain(self, tasks: Places) -> bool:
-        """Whether no two of the tasks can ever run at once."""
+        """Return whether no two of the tasks can ever run at once."""
         return bool((self.comparable(tasks, tasks) | np.eye(len(tasks), dtype=np.bool_)).all())
 
     def crowds(self, tasks: Places, demands: Sequence[int]) -> set[tuple[frozenset[int], ...]]:
-        """What can be demanded at once of a resource: an upper bound, as sums of maxima of demands.
+        """Upper bound of the simultaneous demand on a resource, as sums of maxima of demands.
 
-        demands: which demand each of the tasks, its users, makes. At any time the users at work include one, and of
-        every chain of the others at most one that is not ordered with it: each element of the result is such a
-        user's own demand and, chain by chain, the demands of which the largest may join it.
+        demands: index of the demand of each task that uses the resource. The tasks active at any time are some task
+        and, of each chain of the others, at most one task that is not ordered with it. Each element of the result is
+        the demand of such a task and, chain by chain, the demands of which the largest may add to it.
         """
         chains = self._chains(tasks)
         beside = ~self.comparable(tasks, tasks) & ~np.eye(len(tasks), dtype=np.bool_)
         numbers = np.asarray(demands)
-        found = set()
+        crowds = set()
         for index in range(len(tasks)):
-            joined = (frozenset(numbers[chain[beside[index, chain]]].tolist()) for chain in chains)
-            found.add((frozenset([demands[index]]), *(one for one in joined if one)))
-        return found
+            companions = (frozenset(numbers[chain[beside[index, chain]]].tolist()) for chain in chains)
+            crowds.add((frozenset([demands[index]]), *(group for group in companions if group)))
+        return crowds
 
     def _chains(self, tasks: Places) -> list[NDArray[np.intp]]:
-        """A partition of the tasks (by their places) into chains, greedily."""
+        """Partition of the tasks (by their places) into chains, greedily."""
+
         chains: list[list[int]] = []
         for place, task in enumerate(tasks):
             fitting = (chain for chain in chains if self.ahead[task, tasks[chain[-1]]])

@@ -1,4 +1,4 @@
-"""What an engine returns: when every task was issued and finished, or only the totals that metrics need."""
+"""Results of an engine: issue and finish times of every task, or only the totals that metrics need."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SAME_INSTANT = 1e-12  # relative, as in the engines
 
 @dataclass(frozen=True)
 class Refused:
-    """Why designs cannot be run exactly: code [B] is an index into `texts`, 0 for those that can be run."""
+    """Reasons why designs cannot be run exactly: code [B] is an index into `texts`, 0 for a design that can be run."""
 
     code: NDArray[np.int32]
     texts: tuple[str, ...] = ("",)
@@ -29,10 +29,10 @@ class Refused:
 
 @dataclass(frozen=True)
 class Totals:
-    """What the metrics need of the runs of B designs; all [B], seconds and bytes; kinds are those of the tasks.
+    """Quantities that the metrics need of the runs of B designs, each [B], in seconds and bytes, by kind of task.
 
     busy_s: time during which a task of the kind runs (the length of the union of its intervals). spent_s: sum over
-    the tasks of the kind. cu_s: CU-seconds occupied. refused: None where every design was run.
+    the tasks of the kind. cu_s: CU-seconds occupied. refused: None if every design was run.
     """
 
     makespan_s: Floats
@@ -45,7 +45,7 @@ class Totals:
 
 @dataclass(frozen=True)
 class Timeline:
-    """issued, finished [B, T] in seconds; refused: None where every design was run."""
+    """Issue and finish times [B, T] of every task in seconds; refused: None if every design was run."""
 
     graph: TaskGraph
     issued: Floats
@@ -53,16 +53,16 @@ class Timeline:
     refused: Refused | None = None
 
     def reason(self, design: int) -> str:
-        """Why a design was refused, or ''."""
+        """Reason why a design was refused, or ''."""
         return self.refused[design] if self.refused else ""
 
     @property
     def makespan(self) -> Floats:
-        """[B] seconds from the start to the last finish."""
+        """Seconds [B] from the start to the last finish."""
         return np.asarray(self.finished.max(axis=1))
 
     def totals(self) -> Totals:
-        """What the metrics need, read off the intervals."""
+        """Compute the totals from the intervals."""
         graph, spans = self.graph, self.finished - self.issued
         places = {kind: graph.of_kind(kind) for kind in dict.fromkeys(graph.kinds)}
         return Totals(
@@ -75,7 +75,11 @@ class Timeline:
         )
 
     def _peak_staging(self) -> Floats:
-        """Buffers fill when a task is issued and are free when its consumer has finished, first in one instant."""
+        """Peak of the staged bytes [B].
+
+        A buffer fills when its task is issued and is free once its consumer has finished; in one instant, buffers are
+        freed first.
+        """
         consumer = self.graph.consumer
         freed = np.where(consumer >= 0, self.finished[:, consumer] * (1 - _SAME_INSTANT), np.inf)
         size = self.graph["staged_bytes"]
@@ -85,7 +89,7 @@ class Timeline:
         return np.asarray(np.cumsum(np.take_along_axis(steps, order, axis=1), axis=1).max(axis=1))
 
     def intervals(self, design: int) -> Iterator[Interval]:
-        """The tasks of one design that take time, in order of issue."""
+        """Yield the tasks of one design that take time, in order of issue."""
         graph = self.graph
         moved, flop = graph["moved_bytes"][design], graph["flop"][design]
         for task in np.argsort(self.issued[design], kind="stable"):
@@ -103,7 +107,7 @@ class Timeline:
         return path[::-1]
 
     def limits(self, design: int) -> dict[str, float]:
-        """Share of the makespan by what bounds each task of the critical path: its limiter, launch, contention."""
+        """Share of the makespan by the bounds of the tasks on the critical path: limiter, launch, contention."""
         graph, spent = self.graph, dict[str, float]()
         alone, delay = graph["work"][design] / graph.isolated_rate()[design], graph["delay"][design]
         for task in self.critical_path(design):
@@ -121,7 +125,7 @@ class Timeline:
         return {name: seconds / makespan for name, seconds in ordered if seconds > 1e-3 * makespan}
 
     def replay(self, design: int) -> Replay:
-        """One design in full."""
+        """Intervals and limits of one design."""
         return Replay(tuple(self.intervals(design)), self.limits(design))
 
 
@@ -137,7 +141,7 @@ def busy(start: Floats, finish: Floats) -> Floats:
 
 
 def row_sum(table: NDArray[Any]) -> Floats:
-    """Row sums [B]; in one memory order, so that a batch adds up to the bit as its rows do alone."""
+    """Row sums [B], always in one memory order, so that a row sums to the same bits in a batch as alone."""
     return np.asarray(np.ascontiguousarray(table).sum(axis=1), dtype=float)
 
 
@@ -145,8 +149,8 @@ def row_sum(table: NDArray[Any]) -> Floats:
 class Engine(Protocol):
     """Runs task graphs. A module of `simulators` (or an entry point of `dse.simulators`) offers one as `ENGINE`.
 
-    batch: how many designs it likes to be given at once. exact: whether it computes what docs/engines.md defines; one
-    that does not leaves contention out: its makespan is a lower bound, and exact where nothing is contended.
+    batch: preferred number of designs in a call. exact: whether the engine computes what docs/engines.md defines. An
+    engine that is not exact leaves contention out: its makespan is a lower bound, and exact where nothing is contended.
     """
 
     version: str
@@ -154,7 +158,7 @@ class Engine(Protocol):
     exact: bool
 
     def run(self, graph: TaskGraph) -> Timeline:
-        """Issue and finish times of every task of every design; refuses what it cannot run exactly."""
+        """Issue and finish times of every task of every design; a design that cannot be run exactly is refused."""
 
     def totals(self, graph: TaskGraph) -> Totals:
-        """What metrics need of the same runs: `self.run(graph).totals()`, unless the engine knows a faster way."""
+        """Totals of the same runs: `self.run(graph).totals()`, unless the engine has a faster way."""
