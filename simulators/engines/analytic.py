@@ -1,4 +1,4 @@
-"""The closed form where it is exact: nothing can be over-subscribed, so every task runs at the rate it has alone."""
+"""The analytic engine: closed forms, exact where no resource can be over-subscribed and tasks run at rates alone."""
 
 from __future__ import annotations
 
@@ -12,11 +12,15 @@ from simulators.taskgraph.maxplus import Alone, Form
 from simulators.taskgraph.timeline import Refused, Timeline, Totals
 
 _SLACK = 1e-9  # relative: a resource used to exactly its capacity is not over-subscribed
-_FAINT = 1e-6  # of the capacity: who asks for less may get nothing of what is used to exactly its capacity
+_FAINT = 1e-6  # of the capacity: a task that asks for less may get nothing of a resource used to exactly its capacity
 
 
 class AnalyticEngine:
-    """Refuses what might share a resource beyond its capacity, wait for a slot, or has no small closed form."""
+    """Runs graphs by closed forms.
+
+    Refuses designs in which a resource might be over-subscribed or a task might wait for a slot, and graphs without a
+    small closed form.
+    """
 
     version = "2"
     batch = 262144
@@ -25,16 +29,16 @@ class AnalyticEngine:
     def run(self, graph: TaskGraph) -> Timeline:
         """Time every task alone on its longest path."""
         alone = Alone.of(graph)
-        return replace(alone.timeline(), refused=_refused(graph, alone.form))
+        return replace(alone.timeline(), refused=_refusals(graph, alone.form))
 
     def totals(self, graph: TaskGraph) -> Totals:
-        """By closed forms, design by design."""
+        """Totals by closed forms, design by design."""
         alone = Alone.of(graph)
-        return replace(alone.totals(), refused=_refused(graph, alone.form))
+        return replace(alone.totals(), refused=_refusals(graph, alone.form))
 
 
-def _refused(graph: TaskGraph, form: Form) -> Refused | None:
-    """Designs in which a resource might be over-subscribed, or all where there is no closed form."""
+def _refusals(graph: TaskGraph, form: Form) -> Refused | None:
+    """Refusals of designs in which a resource might be over-subscribed, or of all where there is no closed form."""
     if form.refusal:
         why = f"{form.refusal}: the closed form is not exact"
         return Refused(np.ones(graph.num_designs, np.int32), ("", why))
@@ -49,14 +53,14 @@ def _refused(graph: TaskGraph, form: Form) -> Refused | None:
         demand = {
             use: graph.values[graph.at["use"][use]] * rates[graph.use_task[use]]
             for crowd in crowds
-            for one in crowd
-            for use in one
+            for group in crowd
+            for use in group
         }
         capacity = graph.values[graph.at["capacity"][resource]]
         over = np.zeros((1,) * len(graph.shape), np.bool_)
         for crowd in crowds:
-            most = [functools.reduce(np.maximum, [demand[use] for use in one]) for one in crowd]
-            faint = functools.reduce(np.minimum, most) < _FAINT * capacity  # what is left may not do for it
+            most = [functools.reduce(np.maximum, [demand[use] for use in group]) for group in crowd]
+            faint = functools.reduce(np.minimum, most) < _FAINT * capacity  # the capacity left may be 0
             over = over | (sum(most) > capacity * np.where(faint & (len(most) > 1), 1 - _SLACK, 1 + _SLACK))
         if over.any():
             code = np.where((code == 0) & over, np.int32(len(texts)), code)

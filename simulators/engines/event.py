@@ -1,8 +1,8 @@
 """The reference engine: one SimPy process per task, rates re-solved once per instant.
 
-Written to be read. Two rules make its runs deterministic to the bit: everything that ends within 1e-12 of the
-clock ends in the same *canonical instant*; and inside an instant there are rounds, each of which first lets all
-completions and newly ready tasks happen and then grants free slots in (instant became ready, task index) order.
+Written for readability. Two rules make its runs deterministic to the bit: everything that ends within 1e-12 of the
+clock ends in the same *canonical instant*; and an instant consists of rounds, each of which first processes all
+completions and newly ready tasks and then grants free slots in (instant became ready, task index) order.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from simulators.taskgraph.timeline import Timeline, Totals
 
 Floats = NDArray[np.float64]
 _SAME_INSTANT = 1e-12
-_LAST = EventPriority(9)  # SimPy runs events of one time by priority; this comes after all that is triggered
+_LAST = EventPriority(9)  # SimPy runs simultaneous events by priority; this one is the last
 
 
 class EventEngine:
-    """Exact for every task graph."""
+    """Discrete-event engine, exact for every task graph."""
 
     version = "1"
     batch = 16
@@ -45,7 +45,7 @@ class EventEngine:
         return Timeline(graph, issued, finished)
 
     def totals(self, graph: TaskGraph) -> Totals:
-        """Read off the timeline."""
+        """Compute the totals from the timeline."""
         return self.run(graph).totals()
 
 
@@ -53,7 +53,7 @@ class _Machine:
     """The resources, pools and tasks of one design."""
 
     def __init__(self, graph: TaskGraph, numbers: Mapping[str, Floats]) -> None:
-        """numbers: [T], [U], [R] or [S] each, by their names in the graph."""
+        """Set up a machine from numbers [T], [U], [R] or [S], by their names in the graph."""
         self.env = simpy.Environment()
         self.graph = graph
         tasks = graph.num_tasks
@@ -65,9 +65,9 @@ class _Machine:
         self.free = [int(slots) for slots in graph.slots]
         self.issued, self.finished = np.zeros(tasks), np.zeros(tasks)
         self.done = [self.env.event() for _ in range(tasks)]
-        self.instant = 0  # counted, as the clock may not tell two that follow one another apart
-        self.waiting: dict[int, tuple[float, simpy.Event]] = {}  # ready tasks without a slot: since which, go-ahead
-        self.delays: dict[int, tuple[float, simpy.Event]] = {}  # when the delay ends
+        self.instant = 0  # counted, because two instants may share one clock value
+        self.waiting: dict[int, tuple[float, simpy.Event]] = {}  # ready tasks without a slot: instant, grant
+        self.delays: dict[int, tuple[float, simpy.Event]] = {}  # end of the delay
         self.active: dict[int, tuple[float, simpy.Event]] = {}  # remaining work
 
     def run(self) -> None:
@@ -77,7 +77,7 @@ class _Machine:
         self.env.run(until=clock)
 
     def task(self, task: int) -> Generator[simpy.Event, Any, None]:
-        """The life of a task: wait for predecessors, for a slot, for the delay, for the work."""
+        """Process of a task: wait for the predecessors, a slot, the delay and the work."""
         yield self.env.all_of([self.done[before] for before in self.graph.predecessors(task)])
         yield self.expect(self.waiting, task, self.instant)
         self.issued[task] = self.env.now
@@ -91,13 +91,13 @@ class _Machine:
         self.done[task].succeed()
 
     def expect(self, where: dict[int, tuple[float, simpy.Event]], task: int, value: float) -> simpy.Event:
-        """An event that the clock triggers."""
+        """Event that the clock triggers."""
         event = self.env.event()
         where[task] = (value, event)
         return event
 
     def clock(self) -> Generator[simpy.Event, Any, None]:
-        """Instant after instant: settle rounds until no slot is granted, solve the rates once, go to the next end."""
+        """Process of the clock: settle rounds until no slot is granted, solve the rates once, go to the next end."""
         yield self.settle()
         while True:
             while self.grant():
@@ -113,14 +113,14 @@ class _Machine:
             yield self.settle()
 
     def settle(self) -> simpy.Event:
-        """Happens at this time, after everything already triggered."""
+        """Event that occurs now, after all events already triggered."""
         event = simpy.Event(self.env)
         event._ok, event._value = True, None
         self.env.schedule(event, priority=_LAST)
         return event
 
     def grant(self) -> bool:
-        """Give free slots to waiting tasks in (instant became ready, index) order; whether any was given."""
+        """Grant free slots to waiting tasks in (instant became ready, index) order; return whether any was granted."""
         granted = []
         for task in sorted(self.waiting, key=lambda t: (self.waiting[t][0], t)):
             pool = self.graph.pool[task]
@@ -137,26 +137,26 @@ class _Machine:
         tasks = sorted(self.active)
         if not tasks:
             return {}
-        found = fair_rates(
+        solution = fair_rates(
             self.use[tasks],
             capacity=self.capacity,
             cap=self.cap[tasks] * self.slowdown(tasks),
             weight=self.weight[tasks],
             priority=self.graph.priority[tasks],
         )
-        return dict(zip(tasks, found.tolist(), strict=True))
+        return dict(zip(tasks, solution.tolist(), strict=True))
 
     def slowdown(self, tasks: list[int]) -> Floats:
-        """Factor on the cap of each active task: the product over the other groups that have a task active."""
+        """Factor on the cap of each active task: the product over the other groups with an active task."""
         groups = self.graph.group[tasks]
-        found = np.ones(len(tasks))
+        factors = np.ones(len(tasks))
         for (group, other), factor in zip(self.graph.slowed, self.factor, strict=True):
             if (groups == other).any():
-                found[groups == group] *= factor
-        return found
+                factors[groups == group] *= factor
+        return factors
 
     def ends(self, rates: dict[int, float]) -> dict[int, float]:
-        """When each delay and each active task ends at the present rates (inf where a higher class takes all)."""
+        """End times of delays and active tasks at the present rates (inf where a higher priority takes everything)."""
         working = {
             t: self.env.now + left / rates[t] if rates[t] > 0 else np.inf for t, (left, _) in self.active.items()
         }

@@ -1,12 +1,12 @@
 """The compiled engine: the event engine's semantics, a thousand times faster.
 
-What makes it fast (each exact): tasks with the same uses, weight, cap and priority are one *class*, a fluid variable
+Exact simplifications make it fast: tasks with the same uses, weight, cap and priority are one *class*, a fluid variable
 with a multiplicity and a virtual time; rates are solved only when a class count changed over an instant, only on
 resources that are over-subscribed, and only in the part of the machine that the change can reach; classes progress
-lazily, when they are touched; totals are counted as tasks come and go, so that no timeline is kept unless asked for.
+lazily, when they are touched; totals are counted as tasks come and go, so that no timeline is stored unless requested.
 
-One kernel function on purpose: helpers that take arrays put reference counting into numba's inner loops. Indices are
-unsigned: signed ones are checked for wrapping around. What is known of a task lies in one row, a cache line.
+The kernel is a single function on purpose: helpers that take arrays put reference counting into numba's inner loops.
+Indices are unsigned, because numba checks signed ones for wrapping around. A task's data fill one row, a cache line.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _STARVED = 1
 
 
 class FluidEngine:
-    """Exact for every task graph."""
+    """Compiled engine, exact for every task graph."""
 
     version = "2"
     batch = 16384
@@ -40,20 +40,20 @@ class FluidEngine:
         return Timeline(graph, issued, finished)
 
     def totals(self, graph: TaskGraph) -> Totals:
-        """What the metrics need of each design, without its timeline. Raises RuntimeError if tasks wait for ever."""
+        """Compute the totals of each design without its timeline. Raises RuntimeError if tasks wait for ever."""
         return Prepared.of(graph).totals(graph.table())
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """The structure of a graph as the kernel takes it; its columns may be filled again and again."""
+    """Structure of a graph in the kernel's form, to be run with any number of tables of columns."""
 
     kinds: tuple[str, ...]
     structure: tuple[Indices, ...]
 
     @classmethod
     def of(cls, graph: TaskGraph) -> Prepared:
-        """Of any graph, whatever its columns hold."""
+        """Prepare any graph, independent of the numbers in its columns."""
         classes = _classes(graph)
         kinds = tuple(dict.fromkeys(graph.kinds))
         parts = (*_flow(graph), _tasks(graph, classes, kinds), *_machine(graph, classes), *_law(graph, classes))
@@ -62,21 +62,20 @@ class Prepared:
     def totals(self, table: Floats) -> Totals:
         """For columns [B, K]. Raises RuntimeError if tasks wait for ever."""
         scratch = np.empty((2, 1, self.structure[2].size))
-        found = self.run(table, scratch[0], scratch[1])
-        busy, spent = np.split(found[3:], 2)
+        rows = self.run(table, scratch[0], scratch[1])
+        busy, spent = np.split(rows[3:], 2)
         return Totals(
-            makespan_s=found[0],
-            peak_staged_bytes=found[1],
-            cu_s=found[2],
+            makespan_s=rows[0],
+            peak_staged_bytes=rows[1],
+            cu_s=rows[2],
             busy_s=dict(zip(self.kinds, busy, strict=True)),
             spent_s=dict(zip(self.kinds, spent, strict=True)),
         )
 
     def run(self, table: Floats, issued: Floats, finished: Floats) -> Floats:
-        """Rows [B]: makespan, peak staged bytes, CU-seconds, then busy and spent seconds of each kind.
+        """Return rows [B]: makespan, peak staged bytes, CU-seconds, then busy and spent seconds of each kind.
 
-        issued, finished: filled [B, T]; with one row [1, T] they are scratch. Raises RuntimeError if tasks wait for
-        ever.
+        issued, finished: outputs [B, T], or scratch of a single row [1, T]. Raises RuntimeError if tasks wait for ever.
         """
         totals = np.empty((3 + 2 * len(self.kinds), len(table)))
         if _run(*self.structure, table, issued, finished, totals) == _STARVED:
@@ -86,7 +85,7 @@ class Prepared:
 
 @dataclass(frozen=True)
 class _Classes:
-    """of [T]: class of each task; first [C]: a task that stands for the class; uses: its rows of the incidence."""
+    """Classes of tasks. of [T]: class of each task; first [C]: its first task; ptr, uses: its incidence rows (CSR)."""
 
     of: NDArray[np.intp]
     first: NDArray[np.intp]
@@ -95,15 +94,15 @@ class _Classes:
 
 
 def _classes(graph: TaskGraph) -> _Classes:
-    """Tasks that are alike: same priority, group, resources, and columns of uses, cap and weight."""
+    """Group the tasks with the same priority, group, resources, and columns of uses, cap and weight."""
     order = np.argsort(graph.use_task, kind="stable")
     ptr = np.searchsorted(graph.use_task[order], np.arange(graph.num_tasks + 1))
     pairs = list(zip(graph.use_resource[order].tolist(), graph.at["use"][order].tolist(), strict=True))
     numbers = (graph.priority, graph.group, graph.at["cap"], graph.at["weight"], ptr[:-1], ptr[1:])
-    known: dict[tuple[Any, ...], int] = {}
+    index: dict[tuple[Any, ...], int] = {}
     of = [
-        known.setdefault((*own, *pairs[begin:end]), len(known))
-        for *own, begin, end in zip(*(found.tolist() for found in numbers), strict=True)
+        index.setdefault((*key, *pairs[begin:end]), len(index))
+        for *key, begin, end in zip(*(column.tolist() for column in numbers), strict=True)
     ]
     _, first = np.unique(np.array(of, np.intp), return_index=True)
     counts = ptr[first + 1] - ptr[first]
@@ -118,12 +117,12 @@ def _offsets(counts: NDArray[Any]) -> NDArray[np.intp]:
 
 
 def _indices(values: Any) -> Indices:
-    """As unsigned indices; -1 becomes the largest number, which stands for none."""
+    """Convert to unsigned indices; -1 becomes the largest number, which stands for none."""
     return np.ascontiguousarray(np.asarray(values, np.int64).astype(np.uint32))
 
 
 def _flow(graph: TaskGraph) -> tuple[NDArray[Any], ...]:
-    """Successors (CSR), predecessor counts, slots, and where each pool's queue begins."""
+    """Successors (CSR), predecessor counts, slots, and the begin of each pool's queue."""
     followers = np.repeat(np.arange(graph.num_tasks), np.diff(graph.pred_ptr))[np.argsort(graph.pred, kind="stable")]
     pooled = np.bincount(graph.pool[graph.pool >= 0], minlength=len(graph.pools))
     ptr = _offsets(np.bincount(graph.pred, minlength=graph.num_tasks))
@@ -131,9 +130,9 @@ def _flow(graph: TaskGraph) -> tuple[NDArray[Any], ...]:
 
 
 def _tasks(graph: TaskGraph, classes: _Classes, kinds: tuple[str, ...]) -> NDArray[Any]:
-    """[T, 9]: pool, class, work, delay, kind, CUs, staged bytes, consumer, members.
+    """Table [T, 9]: pool, class, work, delay, kind, CUs, staged bytes, consumer, members.
 
-    What is a number is given by its column; no CUs and no staged bytes, where that never changes, as none.
+    Work, delay, CUs and staged bytes are indices of columns; CUs and staged bytes that are always 0 are -1.
     """
     at, kind = graph.at, np.array([kinds.index(kind) for kind in graph.kinds])
     nothing = np.array([value.size == 1 and value.item() == 0.0 for value in graph.values])
@@ -143,7 +142,7 @@ def _tasks(graph: TaskGraph, classes: _Classes, kinds: tuple[str, ...]) -> NDArr
 
 
 def _machine(graph: TaskGraph, classes: _Classes) -> tuple[NDArray[Any], ...]:
-    """Classes: members (CSR), uses (CSR), priority; columns of cap, weight, use and of each resource's capacity."""
+    """Offsets of members, uses (CSR), priority of classes; columns of cap, weight, use, capacity of each resource."""
     first, uses = classes.first, classes.uses
     return (
         *(_offsets(np.bincount(classes.of, minlength=first.size)), classes.ptr, graph.use_resource[uses]),
@@ -154,7 +153,7 @@ def _machine(graph: TaskGraph, classes: _Classes) -> tuple[NDArray[Any], ...]:
 
 
 def _law(graph: TaskGraph, classes: _Classes) -> tuple[NDArray[Any], ...]:
-    """Group of each class; (slowed group, group that slows it) and the column of the factor."""
+    """Group of each class, and of each law the pair (slowed group, group that slows it) and the factor's column."""
     return graph.group[classes.first], graph.slowed, graph.at["factor"]
 
 
@@ -184,7 +183,7 @@ def _run(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
     totals: Floats,
 ) -> int:
     none = np.uint32(0xFFFFFFFF)
-    one = np.uint32(1)
+    unit = np.uint32(1)
     zero = np.uint32(0)
     tasks, classes, resources = num_pred.size, priority.size, capacity_at.size
     pools, uses, laws = slots.size, use_res.size, factor_at.size
@@ -193,14 +192,14 @@ def _run(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
     pending = np.empty(tasks, np.uint32)
     cap, weight, use = np.empty(classes), np.empty(classes), np.empty(uses)
     capacity = np.empty(resources)
-    # classes: count, change of count over the instant, rate, 1 / rate, virtual time, when it was brought up to date
+    # classes: count, change of count over the instant, rate, 1 / rate, virtual time, time of its last update
     count, change = np.empty(classes, np.int64), np.empty(classes, np.int64)
     rate, pace, virtual, updated = np.empty(classes), np.empty(classes), np.empty(classes), np.empty(classes)
-    bound = np.empty(classes)  # what a task gets alone with its class: its cap, or a share of its scarcest resource
+    bound = np.empty(classes)  # rate of a task alone with its class: its cap, or a share of its scarcest resource
     flow = np.empty(classes)  # count * bound
     size = np.empty(classes, np.uint32)  # heap of virtual finish times, one segment per class
     heap_key, heap_task = np.empty(tasks), np.empty(tasks, np.uint32)
-    leaves = 1  # tournament of when classes end next: the first one is at the root, its class at leaf + `leaves`
+    leaves = 1  # tournament of the next ends of classes: the earliest is at the root, class g at leaf `leaves + g`
     while leaves < classes:
         leaves *= 2
     soonest, champion, stack = np.empty(2 * leaves), np.empty(2 * leaves, np.uint32), np.empty(128, np.uint32)
@@ -208,7 +207,7 @@ def _run(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
         champion[leaves + g] = g
     touched, is_touched = np.empty(classes, np.uint32), np.zeros(classes, np.bool_)
     shifted, is_shifted = np.empty(classes, np.uint32), np.zeros(classes, np.bool_)
-    active = np.zeros(2 * laws, np.int64)  # classes of each group that have a task active; a law names two groups
+    active = np.zeros(2 * laws, np.int64)  # active classes of each group; a law names two groups
     # resources: users, load if all ran at their bounds, and the active uses of each as a linked list
     users, load = np.empty(resources, np.int64), np.empty(resources)
     over, dirty, is_dirty = np.empty(resources, np.bool_), np.empty(resources, np.uint32), np.zeros(resources, np.bool_)
@@ -223,12 +222,12 @@ def _run(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
     done, ready = np.empty(tasks, np.uint32), np.empty(tasks + 1, np.uint32)
     running, begun = np.zeros(kinds, np.int64), np.empty(kinds)
     busy, spent = np.empty(kinds), np.empty(kinds)
-    held = np.empty(tasks)  # staged bytes that the end of a task frees
+    freed_bytes = np.empty(tasks)  # staged bytes that the end of a task frees
 
     for design in range(values.shape[0]):
         row = values[design]
-        kept = min(design, all_issued.shape[0] - 1)  # without a timeline there is one row for all
-        issued, finished = all_issued[kept], all_finished[kept]
+        line = min(design, all_issued.shape[0] - 1)  # without a timeline, all designs share one row
+        issued, finished = all_issued[line], all_finished[line]
         for resource in range(resources):
             capacity[resource] = row[capacity_at[resource]]
             users[resource] = 0
@@ -260,7 +259,7 @@ def _run(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
         num_later = num_touched = num_done = completed = num_ready = 0
         for t in range(tasks):
             pending[t] = num_pred[t]
-            held[t] = 0.0
+            freed_bytes[t] = 0.0
             if num_pred[t] == zero:
                 ready[num_ready] = t
                 num_ready += 1
@@ -271,26 +270,26 @@ def _run(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
                 for i in range(num_done):
                     task = done[i]
                     finished[task] = now
-                    took = now - issued[task]
+                    span = now - issued[task]
                     kind = info[task, 4]
                     running[kind] -= 1
                     if running[kind] == 0:
                         busy[kind] += now - begun[kind]
-                    spent[kind] += info[task, 8] * took
+                    spent[kind] += info[task, 8] * span
                     if info[task, 5] != none:
-                        cu_s += row[info[task, 5]] * took
-                    level -= held[task]
+                        cu_s += row[info[task, 5]] * span
+                    level -= freed_bytes[task]
                     pool = info[task, 0]
                     if pool != none:
                         free[pool] += 1
-                    for j in range(succ_ptr[task], succ_ptr[task + one]):
+                    for j in range(succ_ptr[task], succ_ptr[task + unit]):
                         follower = succ[j]
-                        pending[follower] -= one
+                        pending[follower] -= unit
                         ready[num_ready] = follower
                         num_ready += pending[follower] == zero
                 completed += num_done
                 num_done = 0
-                # pooled tasks queue in (instant became ready, index) order; the rest is issued at once
+                # pooled tasks queue in (instant became ready, index) order; other tasks are issued at once
                 if pools > 0:
                     keep = 0
                     for i in range(num_ready):
@@ -303,19 +302,19 @@ def _run(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
                             since[task] = instant
                             spot = last[pool]
                             while spot > first[pool]:
-                                ahead = queue[spot - one]
+                                ahead = queue[spot - unit]
                                 if since[ahead] != instant or ahead < task:
                                     break
                                 queue[spot] = ahead
-                                spot -= one
+                                spot -= unit
                             queue[spot] = task
-                            last[pool] += one
+                            last[pool] += unit
                     num_ready = keep
                     for pool in range(pools):
                         while free[pool] > 0 and first[pool] < last[pool]:
                             ready[num_ready] = queue[first[pool]]
                             num_ready += 1
-                            first[pool] += one
+                            first[pool] += unit
                             free[pool] -= 1
                 for i in range(num_ready):
                     task = ready[i]
@@ -327,7 +326,7 @@ def _run(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
                     if info[task, 6] != none:
                         level += row[info[task, 6]]
                         if info[task, 7] != none:
-                            held[info[task, 7]] += row[info[task, 6]]
+                            freed_bytes[info[task, 7]] += row[info[task, 6]]
                     delay, work = row[info[task, 3]], row[info[task, 2]]
                     if delay > 0.0:
                         key = now + delay
@@ -351,7 +350,7 @@ def _run(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
                             key = virtual[g] + work
                             slot = size[g]
                             while slot > zero:
-                                up = (slot - one) >> one
+                                up = (slot - unit) >> unit
                                 if heap_key[base + up] <= key:
                                     break
                                 heap_key[base + slot] = heap_key[base + up]
@@ -359,7 +358,7 @@ def _run(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
                                 slot = up
                             heap_key[base + slot] = key
                             heap_task[base + slot] = task
-                        size[g] += one
+                        size[g] += unit
                         updated[g] = now
                         change[g] += 1
                         if not is_touched[g]:
@@ -374,7 +373,7 @@ def _run(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
                     break
             peak = max(peak, level)
 
-            # ---- classes whose count changed, and those that a contention law slows or speeds by it
+            # ---- classes whose count changed, and those that a contention law therefore slows or speeds up
             num_shifted = 0
             flipped = False
             for i in range(num_touched):
@@ -393,7 +392,7 @@ def _run(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
                     before_it = active[group]
                     active[group] += 1 if old == 0 else -1
                     flipped = flipped or before_it == 0 or active[group] == 0
-                for v in range(use_ptr[g], use_ptr[g + one]):
+                for v in range(use_ptr[g], use_ptr[g + unit]):
                     res = use_res[v]
                     users[res] += delta
                     if old == 0:
@@ -426,9 +425,9 @@ def _run(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
                     for s in range(laws):
                         if slowed[s, 0] == group_of[g] and active[slowed[s, 1]] > 0:
                             best *= row[factor_at[s]]
-                many = max(count[g], 1)
-                for v in range(use_ptr[g], use_ptr[g + one]):
-                    best = min(best, capacity[use_res[v]] / (many * use[v]))
+                members = max(count[g], 1)
+                for v in range(use_ptr[g], use_ptr[g + unit]):
+                    best = min(best, capacity[use_res[v]] / (members * use[v]))
                 if best != bound[g] or count[g] == 0 or flow[g] != count[g] * best or rate[g] != best:
                     if updated[g] < now and count[g] > 0:
                         virtual[g] += rate[g] * (now - updated[g])
@@ -438,7 +437,7 @@ def _run(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
                     pace[g] = 1.0 / best
                     more = count[g] * best - flow[g]
                     flow[g] = count[g] * best
-                    for v in range(use_ptr[g], use_ptr[g + one]):
+                    for v in range(use_ptr[g], use_ptr[g + unit]):
                         res = use_res[v]
                         load[res] = load[res] + more * use[v] if users[res] > 0 else 0.0
                         if not is_dirty[res]:
@@ -450,7 +449,7 @@ def _run(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
                         touched[num_touched] = g
                         num_touched += 1
 
-            # ---- the part of the machine whose rates can change: over-subscribed before or now, and what they share
+            # ---- the part of the machine whose rates can change: resources over-subscribed before or now
             num_part = num_parties = 0
             for i in range(num_dirty):
                 res = dirty[i]
@@ -458,7 +457,7 @@ def _run(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
                 was = over[res]
                 over[res] = load[res] > capacity[res] * (1.0 + 1e-11)
                 if not over[res] and load[res] > capacity[res] * (1.0 - 1e-11):
-                    # just saturated: what asks for little of it may get far less than its bound, and is looked at
+                    # just saturated: a class with a small demand may get far less than its bound, so solve for it
                     use_of = head[res]
                     while use_of != none:
                         if flow[use_class[use_of]] * use[use_of] < 1e-2 * capacity[res]:
@@ -479,7 +478,7 @@ def _run(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
                         in_parties[g] = True
                         parties[num_parties] = g
                         num_parties += 1
-                        for u in range(use_ptr[g], use_ptr[g + one]):
+                        for u in range(use_ptr[g], use_ptr[g + unit]):
                             res = use_res[u]
                             if over[res] and not in_part[res]:
                                 in_part[res] = True
@@ -516,7 +515,7 @@ def _run(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
                             g = parties[i]
                             if rising[g]:
                                 rise = min(rise, (bound[g] - fresh[g]) / weight[g])
-                                for v in range(use_ptr[g], use_ptr[g + one]):
+                                for v in range(use_ptr[g], use_ptr[g + unit]):
                                     res = use_res[v]
                                     if in_part[res] and over[res]:
                                         demand[res] += count[g] * weight[g] * use[v]
@@ -525,7 +524,7 @@ def _run(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
                             if demand[res] > 0.0:
                                 rise = min(rise, left[res] / demand[res])
                         limit = rise * (1.0 + 1e-12)
-                        for i in range(num_part):  # exhausted ones are marked by a negative demand
+                        for i in range(num_part):  # a negative demand marks an exhausted resource
                             res = part[i]
                             if demand[res] > 0.0:
                                 tight = left[res] <= limit * demand[res]
@@ -537,7 +536,7 @@ def _run(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
                                 room = bound[g] - fresh[g]
                                 full = room <= limit * weight[g]
                                 fresh[g] = bound[g] if full else fresh[g] + rise * weight[g]
-                                for v in range(use_ptr[g], use_ptr[g + one]):
+                                for v in range(use_ptr[g], use_ptr[g + unit]):
                                     res = use_res[v]
                                     if in_part[res] and over[res] and demand[res] < 0.0:
                                         full = True
@@ -567,7 +566,7 @@ def _run(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
                     end = updated[g] + (heap_key[class_ptr[g]] - virtual[g]) * pace[g]
                 node, best = leaves + np.int64(g), end
                 soonest[node] = end
-                while node > 1:  # without branches, as none of them could be predicted
+                while node > 1:  # without branches, which would be unpredictable
                     other = soonest[node ^ 1]
                     winner = champion[node ^ np.int64(other < best)]
                     best = min(best, other)
@@ -587,14 +586,14 @@ def _run(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
             latest = now + 1e-12 * now
             height = 0
             if soonest[1] <= latest:
-                stack[0] = one
+                stack[0] = unit
                 height = 1
             while height > 0:
                 height -= 1
                 top = np.int64(stack[height])
                 g = champion[top]
                 node = leaves + np.int64(g)
-                while node > top:  # other parts of the tournament with an end in this instant, rarely
+                while node > top:  # rare: other parts of the tournament that end in this instant
                     if soonest[node ^ 1] <= latest:
                         stack[height] = np.uint32(node ^ 1)
                         height += 1
@@ -606,16 +605,16 @@ def _run(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
                     done[num_done] = heap_task[base]
                     num_done += 1
                     change[g] -= 1
-                    size[g] -= one
+                    size[g] -= unit
                     if size[g] > zero:
                         key, task = heap_key[base + size[g]], heap_task[base + size[g]]
                         slot = zero
                         while True:
-                            child = slot + slot + one
+                            child = slot + slot + unit
                             if child >= size[g]:
                                 break
-                            if child + one < size[g] and heap_key[base + child + one] < heap_key[base + child]:
-                                child += one
+                            if child + unit < size[g] and heap_key[base + child + unit] < heap_key[base + child]:
+                                child += unit
                             if heap_key[base + child] >= key:
                                 break
                             heap_key[base + slot] = heap_key[base + child]
@@ -660,7 +659,7 @@ def _run(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
                         key = virtual[g] + work
                         slot = size[g]
                         while slot > zero:
-                            up = (slot - one) >> one
+                            up = (slot - unit) >> unit
                             if heap_key[base + up] <= key:
                                 break
                             heap_key[base + slot] = heap_key[base + up]
@@ -668,7 +667,7 @@ def _run(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
                             slot = up
                         heap_key[base + slot] = key
                         heap_task[base + slot] = task
-                    size[g] += one
+                    size[g] += unit
                     updated[g] = now
                     change[g] += 1
                     if not is_touched[g]:

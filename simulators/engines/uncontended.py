@@ -1,8 +1,8 @@
-"""The machine without contention: every task runs as if all that it shares were its alone.
+"""The machine without contention: every task runs as if it had all resources to itself.
 
-The coarsest level of a ladder of models (docs/engines.md): the longest path of the graph, at isolated rates. Nobody
-waits for a slot and no contention law holds, as both can only lengthen a run; so its makespan bounds those of the exact
-engines from below, and is theirs where nothing is shared beyond its capacity.
+The coarsest level of a ladder of models (docs/engines.md): the longest path of the graph, at isolated rates. Waiting
+for slots and contention laws are left out, because they can only lengthen a run. The makespan is therefore a lower
+bound of that of the exact engines, and equals it where no resource is used beyond its capacity.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from simulators.taskgraph.graph import Floats, TaskGraph
 from simulators.taskgraph.maxplus import Alone
 from simulators.taskgraph.timeline import Timeline, Totals
 
-_MOST_CELLS = 1 << 22  # designs times tasks whose timelines are held at once: 32 MiB an array
+_MOST_CELLS = 1 << 22  # designs times tasks with timelines in memory at once: 32 MiB per array
 
 
 class UncontendedEngine:
-    """Runs every task graph, and refuses none: what it leaves out is contention."""
+    """Runs every task graph without contention, and refuses none."""
 
     version = "1"
     batch = 262144
@@ -31,29 +31,29 @@ class UncontendedEngine:
         return replace(Alone.of(_free(graph)).timeline(), graph=graph)
 
     def totals(self, graph: TaskGraph) -> Totals:
-        """By closed forms, or by timelines where a structure has no small one."""
+        """Totals by closed forms, or by timelines where a structure has no small closed form."""
         alone = Alone.of(_free(graph))
         return _by_timelines(self, graph) if alone.form.refusal else alone.totals()
 
 
 def _free(graph: TaskGraph) -> TaskGraph:
-    """The graph without slots to wait for and laws that slow."""
+    """Copy of the graph without pools of slots and contention laws."""
     return replace(graph, pool=np.full_like(graph.pool, -1), slowed=graph.slowed[:0])
 
 
 def _by_timelines(engine: UncontendedEngine, graph: TaskGraph) -> Totals:
-    """Totals of all designs, so many at a time that their timelines fit into memory."""
+    """Totals of all designs, in batches whose timelines fit into memory."""
     most = max(1, _MOST_CELLS // graph.num_tasks)
     places = np.arange(graph.num_designs)
     parts = [engine.run(graph.take(places[start : start + most])).totals() for start in range(0, len(places), most)]
 
-    def joined(pick: Callable[[Totals], Floats]) -> Floats:
+    def concatenate(pick: Callable[[Totals], Floats]) -> Floats:
         return np.concatenate([pick(part) for part in parts])
 
     return Totals(
-        makespan_s=joined(lambda part: part.makespan_s),
-        peak_staged_bytes=joined(lambda part: part.peak_staged_bytes),
-        cu_s=joined(lambda part: part.cu_s),
+        makespan_s=concatenate(lambda part: part.makespan_s),
+        peak_staged_bytes=concatenate(lambda part: part.peak_staged_bytes),
+        cu_s=concatenate(lambda part: part.cu_s),
         busy_s=_by_kind([part.busy_s for part in parts]),
         spent_s=_by_kind([part.spent_s for part in parts]),
     )

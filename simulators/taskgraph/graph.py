@@ -375,7 +375,6 @@ def _check(graph: TaskGraph) -> None:
     _refuse(graph, "capacity", graph.resources, lambda v: v > 0, "the capacity of a resource must be > 0")
     _refuse(graph, "use", used, lambda v: (v > 0) & np.isfinite(v), "a use must be > 0 and finite")
     pairs = [f"{graph.groups[group]} beside {graph.groups[other]}" for group, other in graph.slowed]
-
     _refuse(graph, "factor", pairs, lambda v: (v > 0) & (v <= 1), "a contention factor must be in (0, 1]")
     endless = [
         name

@@ -61,7 +61,6 @@ def longest(graph: TaskGraph, delay: NDArray[np.int32], seconds: NDArray[np.int3
     durations = np.empty((len(pairs), graph.num_designs))
     for row, (wait, column) in zip(durations, pairs.tolist(), strict=True):
         row[:] = graph.flat(graph.values[column]) + (graph.flat(graph.values[wait]) if wait >= 0 else 0.0)
-
     result = np.zeros(graph.num_designs)
     _longest(
         graph.pred_ptr.astype(np.intp),

@@ -31,7 +31,6 @@ def fair_rates(use: Floats, *, capacity: Floats, cap: Floats, weight: Floats, pr
 
 def _next_stop(use: Floats, left: Floats, weight: Floats, room: Floats) -> tuple[float, Flags, Flags]:
     """Rise of the level, flags of the tasks that stop there (cap met or resource exhausted), of exhausted resources."""
-
     demand = weight @ use
     rising = weight > 0
     with np.errstate(divide="ignore", invalid="ignore"):

@@ -405,7 +405,6 @@ def _stage(  # noqa: C901, PLR0912, PLR0913, PLR0917
             task = tasks[s]
             for i in range(width):
                 latest[i] = issued[task, i] * (1.0 + 1e-12)  # a buffer whose consumer ends in this instant is free
-
                 level[i] = 0.0
             for z in range(sizes.shape[0]):
                 times = surely[s, z]

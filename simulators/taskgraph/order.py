@@ -57,7 +57,6 @@ class Order:
 
     def _chains(self, tasks: Places) -> list[NDArray[np.intp]]:
         """Partition of the tasks (by their places) into chains, greedily."""
-
         chains: list[list[int]] = []
         for place, task in enumerate(tasks):
             fitting = (chain for chain in chains if self.ahead[task, tasks[chain[-1]]])

@@ -265,7 +265,6 @@ def _depths(graph: TaskGraph) -> list[int]:
 
 def _uses(graph: TaskGraph, of: Ints, *, resources: list[int], sums: _Sums) -> tuple[dict[str, Any], Ints]:
     """Structure and columns of the uses of one resource of each colour, summed by colour of task."""
-
     number = {resource: index for index, resource in enumerate(resources)}
     counts: dict[tuple[int, int], dict[int, int]] = {}
     uses = zip(of[graph.use_task].tolist(), graph.use_resource.tolist(), graph.at["use"].tolist(), strict=True)
