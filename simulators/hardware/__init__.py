@@ -1,4 +1,4 @@
-"""What a machine is: GPUs, nodes, fabrics, memory systems and processing in memory."""
+"""Descriptions of machines: GPUs, nodes, fabrics, memory systems and processing in memory."""
 
 GROUPS = {
     "system": "Systems",

@@ -1,7 +1,7 @@
-"""A GPU as the cost of single operators sees it: datasheet numbers, efficiency constants, and the server around it.
+"""GPU model of single operators: datasheet numbers, efficiency constants, and the server around the GPU.
 
-A device file (`conf/system/<name>.yaml`) holds what the data sheet says; `python -m dse calibrate` writes one that
-holds the constants it has fitted, too. Field names carry SI units.
+A device file (`conf/system/<name>.yaml`) holds the numbers of the data sheet; `python -m dse calibrate` writes one that
+also holds the fitted constants. Field names carry SI units.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ Duration = Annotated[Seconds, Field(gt=0)]
 
 
 class Efficiency(Frozen):
-    """What a data sheet does not say of a device at one precision: six constants (equations in `simulators.operators`).
+    """Six fitted constants of a device at one precision, absent from data sheets (equations in `simulators.operators`).
 
-    launch_s: fixed time of a call. compute: share of the peak rate that inner loops reach (above 1 where the clock is
+    launch_s: fixed time of a call. compute: share of the peak rate that inner loops reach (above 1 if the clock is
     above the data sheet's). feed: bytes from the last-level cache to a CU per 16 FLOP of peak. transposed: extra cost
-    of reading a transposed A. narrow: slowdown of the library's kernels for at most 16 columns. latency_s: of a chain
-    of dependent loads, for each element of K.
+    of reading a transposed A. narrow: slowdown of the library's kernels for at most 16 columns. latency_s: latency per
+    element of K of a chain of dependent loads.
     """
 
     launch_s: Duration
@@ -50,8 +50,8 @@ class Efficiency(Frozen):
 class Gpu(Grown):
     """Numbers of the data sheet. flop_per_s: peak by precision; fp16_storage computes in fp32.
 
-    staged_bytes: that tiles of products hold on the chip of inputs which they have not yet multiplied. staged_bytes,
-    pim: None where nobody asks, and where the memory computes nothing.
+    staged_bytes: inputs not yet multiplied that tiles of products hold on the chip; None if no model needs it. pim:
+    None if the memory computes nothing.
     """
 
     num_cus: Annotated[Integer, Field(ge=1, le=4096)]
@@ -62,17 +62,17 @@ class Gpu(Grown):
     flop_per_s: Mapping[Precision, Annotated[FlopPerSecond, Field(ge=1e9)]] = Field(min_length=1)
 
     def peak(self, precision: str) -> float | None:
-        """Peak rate [FLOP/s] at a precision; None where the file does not say."""
+        """Peak rate [FLOP/s] at a precision; None if the file does not give it."""
         name = _ARITHMETIC.get(precision, precision)
         return {str(key): rate for key, rate in self.flop_per_s.items()}.get(name)
 
 
 class Server(Frozen):
-    """How GPUs reach each other, as an all-reduce meets it.
+    """Interconnect of the GPUs of a server, as an all-reduce uses it.
 
     bytes_per_s: rate of a GPU in a ring of two in a server of num_gpus; each further GPU lengthens the time of a byte
-    by the share `sharing`, as paths through switches and sockets are shared. latency_s: of a step. network_bytes_per_s:
-    rate of a GPU once a ring leaves the server; None where nobody measured it.
+    by the share `sharing`, because paths through switches and sockets are shared. latency_s: latency of a step.
+    network_bytes_per_s: rate of a GPU once a ring leaves the server; None if it was not measured.
     """
 
     num_gpus: Annotated[Integer, Field(ge=2, le=1024)] = 8
@@ -83,12 +83,12 @@ class Server(Frozen):
 
 
 class Setting(Sourced):
-    """How a GPU is set, or what it is imagined to be, beside what its device file says.
+    """Settings of a GPU, real or hypothetical, that modify its device file.
 
-    num_cus: CUs that work; None for all. clock: of the CUs and the last-level cache, as a share of their own. feed:
-    share of the bytes from the last-level cache to a CU that is left, latency: how many times as long a chain of loads
-    takes, with a cache switched off. flop_vs_bw: how many times as fast everything on the GPU is, arithmetic and
-    memory, while the links between GPUs stay as they are (arXiv:2302.02825).
+    num_cus: active CUs; None for all. clock: clock of the CUs and the last-level cache over their nominal clock. feed,
+    latency: factors on the bytes from the last-level cache to a CU, and on the time of a chain of loads, with a cache
+    switched off. flop_vs_bw: speedup of everything on the GPU, arithmetic and memory, with unchanged links between GPUs
+    (arXiv:2302.02825).
     """
 
     name: str
@@ -101,16 +101,16 @@ class Setting(Sourced):
 
     @property
     def plain(self) -> Setting:
-        """The same with nothing changed."""
+        """Copy of the setting without any change to the device."""
         changed = {"num_cus": None, "clock": 1.0, "feed": 1.0, "latency": 1.0, "flop_vs_bw": 1.0}
         return self.model_copy(update=changed)
 
 
 class Device(Sourced):
-    """One GPU and its server. measured_as: what measured tables call it (`calibrate` fills it in).
+    """One GPU and its server. measured_as: name of the device in measured tables (filled in by `calibrate`).
 
     efficiency: by precision. fitted_on: kind -> names of the rows that the constants were fitted on, by precision.
-    note: how the fit went. sources: dotted path -> where the numbers at it and below it are from.
+    note: quality of the fit. sources: dotted path -> source of the numbers at and below it.
     """
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,80}$")]
@@ -132,35 +132,35 @@ class Device(Sourced):
         return efficiency
 
     def facts(self) -> Iterator[tuple[str, Any, str, str]]:
-        """(dotted path, value, provenance, source) of every constant."""
+        """Yield (dotted path, value, provenance, source) of every constant."""
         return self.facts_below(self.name)
 
 
-def tree_of(said: str) -> dict[str, Any]:
-    """What a device file holds, by the name of a shipped one or by path. Raises ConfigError."""
-    shipped = conf_dir() / "system" / f"{said}.yaml"
-    path = shipped if "/" not in said and shipped.is_file() else Path(said)
+def tree_of(name: str) -> dict[str, Any]:
+    """Content of a device file, by the name of a shipped device or by path. Raises ConfigError."""
+    shipped = conf_dir() / "system" / f"{name}.yaml"
+    path = shipped if "/" not in name and shipped.is_file() else Path(name)
     if not path.is_file():
-        known = [file.stem for file in (conf_dir() / "system").glob("*.yaml")]
+        options = [file.stem for file in (conf_dir() / "system").glob("*.yaml")]
         rule = "is neither a shipped system nor a YAML file"
-        raise ConfigError([Problem("system", rule, said, did_you_mean(said, known))])
+        raise ConfigError([Problem("system", rule, name, did_you_mean(name, options))])
     problems = unreadable(path)
     if problems:
         raise ConfigError(problems)
-    found = load_yaml(path)
-    if not isinstance(found, dict):
-        raise ConfigError([Problem("system", "holds no keys", said)])
-    return found
+    tree = load_yaml(path)
+    if not isinstance(tree, dict):
+        raise ConfigError([Problem("system", "holds no keys", name)])
+    return tree
 
 
 def device_of(tree: object, path: str = "system") -> Device:
-    """A validated device. Raises ConfigError with every problem."""
+    """Validate the tree of a device file. Raises ConfigError with every problem."""
     check = Problems()
     if isinstance(tree, Mapping) and "node" in tree and "server" not in tree:
         way = "devices of single operators say gpu.flop_per_s by precision: docs/operators.md"
         check.add(path, "is a system for schedules", value=tree.get("name"), way_out=way)
         check.done()
-    found = check.model(Device, tree, path=path)
+    device = check.model(Device, tree, path=path)
     check.done()
-    assert found is not None
-    return found
+    assert device is not None
+    return device

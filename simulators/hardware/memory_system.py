@@ -1,9 +1,10 @@
-"""The memory system of a GPU: CUs, an L1 each, an L2 in slices at the channels, DRAM, and where addresses go.
+"""The memory system of a GPU: CUs, an L1 for each, an L2 in slices at the channels, DRAM, and the address mapping.
 
 Numbers live in `conf/system/*.yaml`, each with its source. A line's chunk (`interleave_bytes`) goes to a channel by its
-number modulo the channels. Above it, a channel's own address is row | bank | column. Hashes turn the channel by the
-address above it, so that strides do not meet one channel only: `xor` folds it by exclusive or, `polynomial` takes it
-modulo an irreducible polynomial over GF(2) (Rau, ISCA 1991); `bank_xor` turns banks by the low bits of the row.
+number modulo the number of channels. Within a channel, the address is row | bank | column. Hashes permute the channels
+by the address bits above them, so that strides do not hit one channel only: `xor` folds these bits by exclusive or,
+`polynomial` takes them modulo an irreducible polynomial over GF(2) (Rau, ISCA 1991); `bank_xor` permutes banks by the
+low bits of the row.
 """
 
 from __future__ import annotations
@@ -27,13 +28,14 @@ Count = Annotated[Integer, Field(ge=1, le=4096)]
 Precision = Literal["fp32", "fp64", "fp16"]
 
 _POLYNOMIALS: Mapping[int, int] = {1: 0b11, 2: 0b111, 3: 0b1011, 4: 0b10011, 5: 0b100101, 6: 0b1000011, 7: 0b10000011}
-"""Irreducible over GF(2), by degree."""
+"""Irreducible polynomials over GF(2), by degree."""
 
 
 class Cus(Frozen):
-    """What asks. cycle_s: of a CU, which issues a line in each. flop_per_s: of all CUs, as kernels reach it.
+    """CUs, the sources of requests. cycle_s: cycle of a CU, which issues one line in each.
 
-    waves: that a CU holds. in_flight: lines of a CU that are under way. launch_s: from one kernel to the next.
+    flop_per_s: rate of all CUs that kernels reach. waves: capacity of a CU. in_flight: outstanding lines of a CU.
+    launch_s: time from one kernel to the next.
     """
 
     num_cus: Annotated[Integer, Field(ge=1, le=1024)]
@@ -45,7 +47,7 @@ class Cus(Frozen):
 
 
 class L1(Frozen):
-    """The cache of a CU. hit_s: its latency."""
+    """The cache of a CU. hit_s: latency of a hit."""
 
     bytes: Annotated[Bytes, Field(ge=64)]
     ways: Annotated[Integer, Field(ge=1, le=32)]
@@ -53,10 +55,10 @@ class L1(Frozen):
 
 
 class L2(Frozen):
-    """The shared cache, as much of it at every channel.
+    """The shared cache, in slices of equal size at the channels.
 
-    hop_s: from a CU to a slice. hit_s: from there until the line leaves. lookup_s, fill_s: what a request, and a line
-    that comes in, take of a slice's time. set_index: `xor` turns a set by the address above it.
+    hop_s: time from a CU to a slice. hit_s: from there until the line leaves. lookup_s, fill_s: time that a request, or
+    an arriving line, occupies a slice. set_index: `xor` permutes the sets by the address bits above them.
     """
 
     bytes: Annotated[Bytes, Field(ge=4096)]
@@ -69,10 +71,10 @@ class L2(Frozen):
 
 
 class Dram(Frozen):
-    """Channels of DRAM, their banks, and the controllers'.
+    """Channels of DRAM, their banks and their controllers.
 
-    hop_s: from L2 to a controller. queue: requests that a controller chooses from. write_buffer: lines that it writes
-    in one go. to_write_s, to_read_s: what turning the bus round costs.
+    hop_s: time from L2 to a controller. queue: requests that a controller schedules among. write_buffer: lines that it
+    writes in one burst. to_write_s, to_read_s: bus turnaround times.
     """
 
     channels: Annotated[Integer, Field(ge=1, le=128)]
@@ -95,7 +97,7 @@ class Dram(Frozen):
 
 
 class AddressMapping(Frozen):
-    """Where a line is: see the module's head."""
+    """Mapping from addresses to channels and banks: see the module docstring."""
 
     interleave_bytes: Annotated[Integer, Field(ge=64, le=65536)]
     channel_hash: Hash
@@ -103,9 +105,9 @@ class AddressMapping(Frozen):
 
 
 class MemorySystem(Sourced):
-    """A GPU as its requests to memory meet it. page_bytes: at multiples of which tensors begin.
+    """Memory system of a GPU. page_bytes: alignment of tensors.
 
-    device: the file of `conf/system` that holds the same GPU for models of whole kernels, where there is one.
+    device: file of `conf/system` with the same GPU for models of whole kernels, if there is one.
     """
 
     name: str
@@ -128,7 +130,7 @@ class MemorySystem(Sourced):
 
     @property
     def l1_sets(self) -> float:
-        """Sets of an L1; a whole power of two where no rule is broken."""
+        """Sets of an L1; a power of two unless a rule is broken."""
         return self.l1.bytes / (self.l1.ways * self.line_bytes)
 
     @property
@@ -138,35 +140,35 @@ class MemorySystem(Sourced):
 
 
 def whole_power(number: float) -> bool:
-    """Whether it is 1, 2, 4, ..."""
+    """Return whether a number is a power of two: 1, 2, 4, ..."""
     return number >= 1 and float(number).is_integer() and not int(number) & (int(number) - 1)
 
 
 @dataclass(frozen=True)
 class Folds:
-    """What the address above a channel's bits turns it by, for each value of each of its four low bytes, [1024]."""
+    """Channel permutations by the four low bytes of the address above the channel bits, 256 values of each: [1024]."""
 
     table: NDArray[np.int64]
 
     @classmethod
     def of(cls, hashed: Hash, channels: int) -> Folds:
-        """All zero without a hash."""
+        """Tabulate a hash; all zero without one."""
         bits = max(1, math.ceil(math.log2(channels)))
         table = [_turn(hashed, value << 8 * byte, bits) for byte in range(4) for value in range(256)]
         return cls(np.array(table, np.int64))
 
 
 def _turn(hashed: Hash, high: int, bits: int) -> int:
-    """`xor`: all groups of `bits` bits together. `polynomial`: high x^bits modulo a polynomial of that degree."""
+    """Hash of `high`: exclusive or of its groups of `bits` bits, or high x^bits modulo a polynomial of that degree."""
     if hashed == "none":
         return 0
     if hashed == "xor":
-        found = 0
+        folded = 0
         while high:
-            found, high = found ^ (high & ((1 << bits) - 1)), high >> bits
-        return found
-    rest, divisor = high << bits, _POLYNOMIALS[bits]
-    for place in range(rest.bit_length() - 1, bits - 1, -1):
-        if rest >> place & 1:
-            rest ^= divisor << (place - bits)
-    return rest
+            folded, high = folded ^ (high & ((1 << bits) - 1)), high >> bits
+        return folded
+    remainder, divisor = high << bits, _POLYNOMIALS[bits]
+    for place in range(remainder.bit_length() - 1, bits - 1, -1):
+        if remainder >> place & 1:
+            remainder ^= divisor << (place - bits)
+    return remainder

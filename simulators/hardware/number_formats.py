@@ -1,22 +1,21 @@
 """Block formats of low precision: shared microexponents (MX9, MX6, MX4) and OCP MX, bit by bit.
 
-A block of `block` values along one axis shares a scale 2^X; each `sub_block` of them is shifted down by its own t bits,
-0 <= t < 2^sub_bits; an element is a number P of few bits. A value is P x 2^(X - t).
+A block of `block` values along one axis shares a scale 2^X; each sub-block of `sub_block` values is shifted down by its
+own t bits, 0 <= t < 2^sub_bits; an element is a number P of few bits. A value is P x 2^(X - t).
 
 OCP MX v1.0 (Open Compute Project, Microscaling Formats specification, 2023): X = floor(log2(largest magnitude)) - emax
 with emax the exponent of the element's largest number, stored with a bias of 127, 0xFF for NaN; elements are FP8, FP6,
-FP4 or INT8; no sub-blocks. That specification leaves open how elements are rounded, and what becomes of infinities and
-of NaN; here and in its reference implementation (microsoft/microxcaling) elements saturate, INT8 does without -128, and
-a block that holds an infinity or a NaN, or whose scale is too large, is NaN as a whole. Rounding is to nearest, ties to
-even (there an option).
+FP4 or INT8; no sub-blocks. That specification leaves open the rounding of elements and the treatment of infinities and
+NaN. Here and in its reference implementation (microsoft/microxcaling) elements saturate, INT8 does not use -128, and
+all of a block is NaN if it contains an infinity or a NaN, or if its scale is too large. Rounding is to nearest, ties to
+even (an option of the reference implementation).
 
 Shared microexponents (arXiv:2302.08007, ISCA 2023): an 8-bit exponent for 16 values, one bit t for two, sign and
-mantissa of m bits, of weights 2^0 to 2^(1-m). t is 1 where both values are below 2^X. What is public of the paper does
-not say how to round, to saturate, or to store a block's exponent, and has no NaN: we do as for OCP MX. AMD Quark 0.13,
-where MX6 and MX9 are implemented, does the same to finite values, except that it flushes the input's subnormal numbers
-and lets infinities through.
+mantissa of m bits, of weights 2^0 to 2^(1-m). t is 1 if both values are below 2^X. The published paper leaves open the
+rounding, the saturation and the storage of a block's exponent, and has no NaN: we follow OCP MX. AMD Quark 0.13, which
+implements MX6 and MX9, agrees for finite values, except that it flushes subnormal inputs and lets infinities through.
 
-Scales are powers of two, so all arithmetic here is exact but the rounding of elements.
+Scales are powers of two, so that all arithmetic here is exact except for the rounding of elements.
 """
 
 from __future__ import annotations
@@ -38,11 +37,11 @@ _BELOW_ALL = -(2**20)  # exponent of zero
 
 
 class Element(Frozen):
-    """A number of a sign, exponent and mantissa: an integer where it has no exponent.
+    """A number with sign, exponent and mantissa; without an exponent, an integer.
 
-    mantissa_bits: without the hidden bit of floats; of integers all but the sign, of weights 2^0, 2^-1, ... top: what
-    codes of the largest exponent are: numbers (`all`), numbers but for the last, which is NaN (`nan`), or infinity and
-    NaN (`ieee`). negative: a sign bit, or two's complement.
+    mantissa_bits: without the hidden bit of floats; of integers all bits but the sign, of weights 2^0, 2^-1, ... top:
+    meaning of the codes with the largest exponent: numbers (`all`), numbers except the last, which is NaN (`nan`), or
+    infinity and NaN (`ieee`). negative: a sign bit, or two's complement.
     """
 
     exponent_bits: Annotated[Integer, Field(ge=0, le=6)]
@@ -63,12 +62,12 @@ class Element(Frozen):
 
     @property
     def bits(self) -> int:
-        """With the sign."""
+        """Bits of an element, including the sign."""
         return 1 + self.exponent_bits + self.mantissa_bits
 
     @property
     def smallest_exponent(self) -> int:
-        """Of normal numbers, which subnormal ones share; 0 of integers, which have but one."""
+        """Smallest exponent of normal numbers, which subnormal ones share; 0 for integers."""
         return 2 - (1 << self.exponent_bits >> 1) if self.exponent_bits else 0
 
     @property
@@ -78,17 +77,17 @@ class Element(Frozen):
 
     @property
     def largest_code(self) -> int:
-        """Of finite magnitudes."""
+        """Largest code of a finite magnitude."""
         codes = 1 << self.exponent_bits + self.mantissa_bits
         return codes - {"all": 1, "nan": 2, "ieee": 1 + (1 << self.mantissa_bits)}[self.top]
 
     @property
     def largest_exponent(self) -> int:
-        """Of the largest finite magnitude (emax)."""
+        """Exponent of the largest finite magnitude (emax)."""
         return (self.largest_code >> self.mantissa_bits) - 1 + self.smallest_exponent if self.exponent_bits else 0
 
     def encode(self, values: Reals) -> Codes:
-        """Codes of the nearest numbers, ties to even, of finite values; what is too large becomes the largest."""
+        """Encode finite values as the nearest numbers, ties to even; too large values saturate."""
         magnitude = np.abs(values)
         low, high = self.smallest_exponent, self.largest_exponent
         exponent = np.clip(_exponent(magnitude), low, high)
@@ -99,7 +98,7 @@ class Element(Frozen):
         return np.asarray(code | np.signbit(values).astype(np.int64) << (self.bits - 1), np.uint8)
 
     def numbers(self) -> Reals:
-        """What each code stands for [2 ** bits]."""
+        """Number of each code [2 ** bits]."""
         if self.negative == "complement":
             codes = np.arange(1 << self.bits)
             signed = (codes - (codes >> (self.bits - 1) << self.bits)).astype(np.float64)
@@ -112,17 +111,17 @@ class Element(Frozen):
         if not self.exponent_bits:
             return np.asarray(np.ldexp(code.astype(np.float64), -self.fraction_bits))
         field, mantissa = code >> self.mantissa_bits, code & ((1 << self.mantissa_bits) - 1)
-        whole = mantissa + np.where(field > 0, 1 << self.mantissa_bits, 0)
+        significand = mantissa + np.where(field > 0, 1 << self.mantissa_bits, 0)
         power = np.maximum(field, 1) - 1 + self.smallest_exponent - self.mantissa_bits
-        found: Reals = np.ldexp(whole.astype(np.float64), power)
-        found[self.largest_code + 1 :] = np.nan
+        magnitudes: Reals = np.ldexp(significand.astype(np.float64), power)
+        magnitudes[self.largest_code + 1 :] = np.nan
         if self.top == "ieee":
-            found[self.largest_code + 1] = np.inf
-        return found
+            magnitudes[self.largest_code + 1] = np.inf
+        return magnitudes
 
 
 class Format(Sourced):
-    """A block format. scale_bits: of the exponent that a block shares. sub_bits: of the shift of each sub-block."""
+    """A block format. scale_bits: bits of a block's shared exponent. sub_bits: bits of the shift of each sub-block."""
 
     name: str
     description: str = ""
@@ -140,31 +139,31 @@ class Format(Sourced):
 
     @property
     def bits_per_element(self) -> float:
-        """With its part of the scale and of the shift: m + 2 of MX9, MX6 and MX4."""
+        """Bits of an element with its share of the scale and of the shift: m + 2 for MX9, MX6 and MX4."""
         return self.element.bits + self.scale_bits / self.block + self.sub_bits / self.sub_block
 
     @property
     def bytes_per_element(self) -> float:
-        """As `bits_per_element`."""
+        """Bytes of an element with its share of the scale and of the shift."""
         return self.bits_per_element / 8
 
     @property
     def bias(self) -> int:
-        """What a stored scale is above its exponent."""
+        """Bias of a stored scale over its exponent."""
         return (1 << self.scale_bits - 1) - 1
 
     @property
     def nan_scale(self) -> int:
-        """The stored scale of a block that is no number."""
+        """Stored scale of a block that is NaN."""
         return (1 << self.scale_bits) - 1
 
 
 @dataclass(frozen=True)
 class Encoded:
-    """Values in a block format: what is stored of them.
+    """Values stored in a block format.
 
-    scales [..., blocks], sub_scales [..., blocks, block / sub_block], elements [..., blocks, block], the axis of blocks
-    moved last. shape: of the values. The last block is filled up with zeros.
+    scales [..., blocks], sub_scales [..., blocks, block / sub_block], elements [..., blocks, block], with the axis of
+    blocks moved last. shape: shape of the values. The last block is padded with zeros.
     """
 
     format: Format
@@ -176,17 +175,17 @@ class Encoded:
 
 
 def quantise(values: ArrayLike, format: Format, axis: int = -1) -> Encoded:
-    """Values [any shape] with blocks along `axis`.
+    """Quantise values [any shape] in blocks along `axis`.
 
-    A matrix product multiplies blocks along the axis over which it sums: of Y = X W, W [k, n] needs axis 0, of
-    dX = dY W^T it needs axis 1, which is another copy.
+    A matrix product needs blocks along the axis that it sums over: W [k, n] needs axis 0 in Y = X W, and axis 1, which
+    is another copy, in dX = dY W^T.
 
-    Raises ValueError where there is no such axis.
+    Raises ValueError if there is no such axis.
     """
-    given = np.asarray(values, np.float64)
-    if not -given.ndim <= axis < given.ndim:
-        raise ValueError(f"axis = {axis}: values of shape {given.shape} have no such axis; use 0 to {given.ndim - 1}")
-    blocks = _blocks(np.moveaxis(given, axis, -1), format.block)
+    array = np.asarray(values, np.float64)
+    if not -array.ndim <= axis < array.ndim:
+        raise ValueError(f"axis = {axis}: values of shape {array.shape} have no such axis; use 0 to {array.ndim - 1}")
+    blocks = _blocks(np.moveaxis(array, axis, -1), format.block)
     finite = np.asarray(np.isfinite(blocks).all(-1))
     blocks = np.where(finite[..., None], blocks, 0.0)
     wanted = _exponent(np.abs(blocks).max(-1)) - format.element.largest_exponent
@@ -196,34 +195,34 @@ def quantise(values: ArrayLike, format: Format, axis: int = -1) -> Encoded:
     good = finite & (wanted <= format.bias)
     elements = format.element.encode(np.where(good[..., None], np.ldexp(blocks, -power), 0.0))
     scales = np.where(good, scale + format.bias, format.nan_scale).astype(np.uint8)
-    return Encoded(format, axis, given.shape, scales, shift.astype(np.uint8), elements)
+    return Encoded(format, axis, array.shape, scales, shift.astype(np.uint8), elements)
 
 
 def dequantise(encoded: Encoded) -> Reals:
-    """The values [shape that was encoded] that codes stand for."""
+    """Values [shape that was encoded] of the codes."""
     format = encoded.format
     power = encoded.scales.astype(np.int64) - format.bias
     power = power[..., None] - np.repeat(encoded.sub_scales.astype(np.int64), format.sub_block, -1)
-    found = np.asarray(np.ldexp(format.element.numbers()[encoded.elements], power))
-    found[encoded.scales == format.nan_scale] = np.nan
-    last = found.reshape(*found.shape[:-2], -1)[..., : encoded.shape[encoded.axis]]
+    values = np.asarray(np.ldexp(format.element.numbers()[encoded.elements], power))
+    values[encoded.scales == format.nan_scale] = np.nan
+    last = values.reshape(*values.shape[:-2], -1)[..., : encoded.shape[encoded.axis]]
     return np.ascontiguousarray(np.moveaxis(last, -1, encoded.axis))
 
 
 def _blocks(values: Reals, block: int) -> Reals:
-    """[..., n] as [..., ceil(n / block), block], filled up with zeros."""
+    """Reshape [..., n] to [..., ceil(n / block), block], padded with zeros."""
     missing = -values.shape[-1] % block
     filled = np.pad(values, [(0, 0)] * (values.ndim - 1) + [(0, missing)])
     return filled.reshape(*values.shape[:-1], -1, block)
 
 
 def _shifts(blocks: Reals, scale: NDArray[np.int64], format: Format) -> NDArray[np.int64]:
-    """By how much each sub-block [..., blocks, subs] lies below its block, as far as its bits can tell."""
+    """Shift of each sub-block [..., blocks, subs] below its block, limited to its bits."""
     parts = blocks.reshape(*blocks.shape[:-1], -1, format.sub_block)
     below = scale[..., None] + format.element.largest_exponent - _exponent(np.abs(parts).max(-1))
     return np.asarray(np.clip(below, 0, (1 << format.sub_bits) - 1), np.int64)
 
 
 def _exponent(magnitude: Reals) -> NDArray[np.int64]:
-    """floor(log2(x)), exactly; of 0 less than any."""
+    """Exact floor(log2(x)); below every other exponent for 0."""
     return np.asarray(np.where(magnitude > 0, np.frexp(magnitude)[1] - 1, _BELOW_ALL), np.int64)

@@ -1,20 +1,20 @@
-"""Processing in memory: units at the banks of a memory, what they add near memory, and how long their passes take.
+"""Processing in memory: units at the banks of a memory, their additions near memory, and the times of their passes.
 
 Units, each shared by some banks, compute on words of these banks. Commands look like loads and stores: the controller
-issues them in order, and one is obeyed by all units of a channel at once, on the row that is open in their banks. A
+issues them in order, and all units of a channel execute a command at once, on the row that is open in their banks. A
 pass over w words takes (derived, from a published model of matrix times vector, AMDGeniePIM)
 
     n = w / units                            t = n commands tCCDL / command_rate + rows(n) (tRP + tRCD)
 
-where a row is open for tRAS at least, so that few commands in it do not make it shorter. A pass that only reads opens a
-row for every row of words. One that writes a copy fills its registers, turns the bus round, writes, and turns it back.
-Where units have a second bank the copy lies in that, so each row of both is opened once; where they have not, the row
-of the copy is opened after each filling of the registers, and the row of the source again (derived).
+where a row is open for tRAS at least, however few its commands. A pass that only reads opens a row for every row of
+words. A pass that writes a copy fills its registers, turns the bus round, writes, and turns it back. If units have a
+second bank, the copy lies in it, and each row of both is opened once; otherwise the row of the copy is opened after
+each filling of the registers, and then the row of the source again (derived).
 
-Op and store: the interface brings a word, and a unit adds it to what is there, for which the column is taken
-`update_columns` times as long as a write takes it (2 in T3, arXiv:2401.16677), if units are not slower still.
+Op and store: the interface brings a word, and a unit adds it to the stored word. This occupies the column
+`update_columns` times as long as a write (2 in T3, arXiv:2401.16677), or longer if the units are slower.
 
-Channels are busy meanwhile: what the GPU loses by that is no part of this (`simulators/costs/pim_bursts.py`).
+Channels are busy meanwhile; `simulators/costs/pim_bursts.py` models the loss of the GPU.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from simulators.hardware.number_formats import Format
 from simulators.hardware.sourced import Sourced
 
 Direction = Literal["lanes", "word"]
-"""Where the elements of a block lie: in the same lane of one word after another, or side by side in a word."""
+"""Layout of a block's elements: in the same lane of successive words, or side by side in a word."""
 
 Commands = Annotated[Number, Field(ge=0, le=1024)]
 Short = Annotated[Seconds, Field(le=1e-6)]
@@ -40,11 +40,11 @@ Short = Annotated[Seconds, Field(le=1e-6)]
 class Pim(Frozen):
     """A memory with processing units at its banks: `gpu.pim` of a system.
 
-    channels_per_stack: of their own commands (pseudo-channels of HBM). units_per_bank: 0.5 where two banks share one.
-    word_bits: what a unit computes on at once.
-    registers_per_unit: of a word. tccdl_s: between columns of a bank group. command_rate: commands to units in tccdl_s.
-    read_to_write_s, write_to_read_s: what a channel loses when it turns round. host_bytes_per_s_per_stack: of the
-    interface to the processor. update_columns: column accesses of an op and store.
+    channels_per_stack: channels with commands of their own (pseudo-channels of HBM). units_per_bank: 0.5 if two banks
+    share a unit. word_bits: width of a unit. registers_per_unit: registers of a word. tccdl_s: between columns of a
+    bank group. command_rate: commands to units in tccdl_s. read_to_write_s, write_to_read_s: turnaround times of a
+    channel. host_bytes_per_s_per_stack: rate of the interface to the processor. update_columns: column accesses of an
+    op and store.
     """
 
     stacks: Annotated[Integer, Field(ge=1, le=64)]
@@ -80,7 +80,7 @@ class Pim(Frozen):
 
     @property
     def word_bytes(self) -> Any:
-        """What a unit computes on at once."""
+        """Width of a unit [bytes]."""
         return np.asarray(self.word_bits) / 8
 
     @property
@@ -90,12 +90,12 @@ class Pim(Frozen):
 
     @property
     def command_s(self) -> Any:
-        """From one command to the next."""
+        """Time from one command to the next [s]."""
         return np.asarray(self.tccdl_s) / self.command_rate
 
     @property
     def bytes_per_s(self) -> Any:
-        """Of all units, rows being open and one command for each word."""
+        """Rate of all units with open rows and one command for each word [bytes/s]."""
         return self.units * self.word_bytes / self.command_s
 
     @property
@@ -104,20 +104,20 @@ class Pim(Frozen):
         return self.bytes_per_s / (np.asarray(self.stacks) * self.host_bytes_per_s_per_stack)
 
     def per_unit(self, amount_bytes: Any) -> Any:
-        """Words of each unit, of so many bytes dealt out over all of them."""
+        """Words of each unit for an amount of bytes spread over all units."""
         return np.asarray(amount_bytes, float) / self.word_bytes / self.units
 
     def update(self, hbm_bytes_per_s: ArrayLike) -> Any:
-        """Time of an op and store over that of a write at this rate of the interface."""
+        """Time of an op and store relative to a write at this rate of the interface."""
         return np.asarray(self.update_columns) * np.maximum(1.0, np.asarray(hbm_bytes_per_s) / self.bytes_per_s)
 
     def stream_s(self, words: Any, commands: Any) -> Any:
-        """Seconds of a pass over so many words of each unit that writes nothing to its banks."""
+        """Seconds of a read-only pass over `words` words of each unit."""
         rows = np.ceil(np.asarray(words, float) / self.words_per_row)
         return rows * self.open_s(np.divide(words, np.maximum(rows, 1.0)) * commands * self.command_s)
 
     def copy_s(self, words: Any, commands: Any, *, written: Any) -> Any:
-        """Seconds of a pass over so many words of each unit that writes a copy of so many words for each."""
+        """Seconds of a pass over `words` words of each unit that writes a copy of `written` words for each word."""
         words = np.asarray(words, float)
         fills = np.ceil(words / np.minimum(self.registers_per_unit, self.words_per_row))
         busy = words * commands * self.command_s + fills * np.add(self.read_to_write_s, self.write_to_read_s)
@@ -126,35 +126,35 @@ class Pim(Frozen):
         return opened * self.open_s(busy / np.maximum(opened, 1.0))
 
     def map_s(self, words: Any, *, reads: Any, writes: Any, operations: Any) -> Any:
-        """Seconds in which each unit makes so many words of each tensor it writes, of as many of each that it reads.
+        """Seconds of an element-wise pass over `words` words of each tensor in each unit.
 
-        A command for each word that is read or written, and for each operation; rows of all tensors in turn for each
-        filling of the registers, which they share.
+        A command is issued for each word read or written, and for each operation. The tensors share the registers:
+        each filling opens a row of every tensor in turn.
         """
         tensors = np.add(reads, writes)
         words = np.asarray(words, float)
-        held = np.minimum(np.floor(np.divide(self.registers_per_unit, tensors)), self.words_per_row)
-        fills = np.ceil(words / np.maximum(1.0, held))
+        words_per_fill = np.minimum(np.floor(np.divide(self.registers_per_unit, tensors)), self.words_per_row)
+        fills = np.ceil(words / np.maximum(1.0, words_per_fill))
         busy = words * (tensors + operations) * self.command_s
         busy = busy + fills * np.add(self.read_to_write_s, self.write_to_read_s)
         return fills * tensors * self.open_s(busy / np.maximum(fills * tensors, 1.0))
 
     @property
     def switch_s(self) -> Any:
-        """Until the rows of the processor are open again after a burst of the units."""
+        """Time to reopen the rows of the processor after a burst of the units [s]."""
         return np.add(self.trp_s, self.trcd_s)
 
     def open_s(self, busy: Any) -> Any:
-        """From opening a row, on which units are so long busy, to opening the next one."""
+        """Time from opening a row, on which units are busy for `busy` [s], to opening the next one [s]."""
         return np.maximum(self.tras_s, self.trcd_s + np.asarray(busy)) + self.trp_s
 
 
 class InstructionSet(Sourced):
-    """Commands that a unit needs for one word of what it quantises.
+    """Commands of a unit for quantising one word.
 
-    read: of the word. maximum, microexponent: of the block's exponent and of the shift of sub-blocks (where a format
-    has them). convert: shift and round. write: for each word that is written. lane_step: for each halving of lanes,
-    where a block's elements lie side by side (shift, maximum).
+    read: reading the word. maximum, microexponent: finding the block's exponent, and the shift of sub-blocks (if the
+    format has them). convert: shift and round. write: for each word written. lane_step: for each halving of lanes, if
+    a block's elements lie side by side (shift, maximum).
     """
 
     name: str
@@ -172,12 +172,12 @@ def commands_per_word(
 ) -> Any:
     """Commands for one word of source elements of `source_bytes` each, copied into `format`.
 
-    A word gives bits_per_element / (8 source_bytes) words of the copy, scales included. Side by side in a word lie
-    min(block, lanes) elements of a block, whose maximum takes as many steps as that can be halved.
+    A word gives bits_per_element / (8 source_bytes) words of the copy, scales included. If min(block, lanes) elements
+    of a block lie side by side in a word, their maximum takes log2 of that number steps.
     """
-    one = instructions
-    found: Any = one.read + one.maximum + one.convert + one.write * format.bytes_per_element / source_bytes
-    found = found + np.where(np.asarray(format.sub_bits) > 0, one.microexponent, 0.0)
+    costs = instructions
+    commands: Any = costs.read + costs.maximum + costs.convert + costs.write * format.bytes_per_element / source_bytes
+    commands = commands + np.where(np.asarray(format.sub_bits) > 0, costs.microexponent, 0.0)
     if direction == "word":
-        found = found + one.lane_step * np.log2(np.minimum(format.block, pim.word_bytes / source_bytes))
-    return found
+        commands = commands + costs.lane_step * np.log2(np.minimum(format.block, pim.word_bytes / source_bytes))
+    return commands

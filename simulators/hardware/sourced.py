@@ -1,4 +1,4 @@
-"""Hardware whose every constant names where it is from."""
+"""Hardware descriptions in which every constant names its source."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dse.values import Frozen, Source, leaves
 
 
 class Sourced(Frozen):
-    """A value with `sources`: dotted path -> where the constants at it and below it are from."""
+    """A value with `sources`: dotted path -> source of the constants at and below it."""
 
     sources: Mapping[str, Source]
 
@@ -23,19 +23,20 @@ class Sourced(Frozen):
         return self
 
     def source(self, path: str) -> Source | None:
-        """The source of the constant at `path`: its own entry, that of the nearest enclosing path, or what a part says
-        that has sources of its own.
+        """Source of the constant at `path`: the entry of the path or of the nearest enclosing path.
+
+        A part with sources of its own answers for paths without an entry.
         """
-        name, _, rest = path.partition(".")
+        name, _, subpath = path.partition(".")
         part = getattr(self, name, None)
         while path:
             if path in self.sources:
                 return self.sources[path]
             path = path.rpartition(".")[0]
-        return part.source(rest) if isinstance(part, Sourced) else None
+        return part.source(subpath) if isinstance(part, Sourced) else None
 
     def facts_below(self, name: str) -> Iterator[tuple[str, Any, str, str]]:
-        """(`<name>.<dotted path>`, value, provenance, source) of every constant."""
+        """Yield (`<name>.<dotted path>`, value, provenance, source) of every constant."""
         for path, value, _ in leaves(self):
             source = self.source(path)
             if source and is_fact(value):
@@ -43,7 +44,7 @@ class Sourced(Frozen):
 
 
 def is_fact(value: object) -> bool:
-    """Whether a leaf is a constant: a number, or a list of what holds numbers."""
+    """Return whether a leaf is a constant: a number, or a list of numbers or of values that hold numbers."""
     numbers = isinstance(value, tuple) and not all(isinstance(item, str) for item in value)
     return numbers or (isinstance(value, (int, float)) and not isinstance(value, bool))
 

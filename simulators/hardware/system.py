@@ -22,10 +22,10 @@ Placement = Literal["cpu", "pcie_switch", "gpu"]
 
 
 class Grown(Frozen):
-    """A part of a system that has learnt to have more: what is None is not there, so designs keep their keys."""
+    """A part of a system with fields added later; a field of None is left out, so that old designs keep their keys."""
 
     def __iter__(self) -> Generator[tuple[str, Any], None, None]:
-        """Its fields, without those that it has not."""
+        """Iterate over the fields that are not None."""
         yield from ((name, value) for name, value in super().__iter__() if value is not None)
 
 
@@ -38,13 +38,13 @@ class Tile(Frozen):
 
 
 class GemmLibrary(Grown):
-    """What a GEMM kernel costs beside its FLOP (equations in `simulators/costs/gemm_waves.py`).
+    """Costs of a GEMM kernel beside its FLOP (equations in `simulators/costs/gemm_waves.py`).
 
-    assignment: workgroups are dealt out in waves by the hardware (`static`), or stay and take tiles as they become
-    free (`dynamic`: persistent, work-stealing). workgroups_per_cu: how many a CU holds at once, where stages are
-    simulated (`simulators/costs/gemm_stages.py`). Where kernels share a GPU (`simulators/costs/gemm_sharing.py`) that
-    follows from what a CU has, register_bytes and lds_bytes, and a tile takes, tile_depth being how much of k is in the
-    LDS at once; half_occupancy: workgroups on a CU that reach half of its rate.
+    assignment: the hardware assigns workgroups in waves (`static`), or resident workgroups take tiles as they become
+    free (`dynamic`: persistent, work-stealing). workgroups_per_cu: resident workgroups of a CU, where stages are
+    simulated (`simulators/costs/gemm_stages.py`). Where kernels share a GPU (`simulators/costs/gemm_sharing.py`), this
+    number follows from the register_bytes and lds_bytes of a CU and the needs of a tile, with tile_depth of k in the
+    LDS at once. half_occupancy: workgroups on a CU that reach half of its rate.
     """
 
     assignment: Annotated[Literal["static", "dynamic"], knob(structural=True)] = "static"
@@ -62,7 +62,7 @@ class GemmLibrary(Grown):
 class CuCopy(Frozen):
     """Data movement by kernels that run on CUs.
 
-    num_cus: how many a collective takes when it is left to itself (twice as many where `all_to_all_factor` is 1/2).
+    num_cus: CUs that a collective takes by default (twice as many if `all_to_all_factor` is 1/2).
     """
 
     num_cus: Annotated[Integer, Field(ge=1, le=4096)]
@@ -73,7 +73,7 @@ class CuCopy(Frozen):
 
 
 class CopyTimes(Frozen):
-    """Fixed times of the phases of one copy by a DMA engine; the copy's own is its latency."""
+    """Fixed times of the phases of one copy by a DMA engine; copy_s is the latency of the copy itself."""
 
     control_s: Seconds
     schedule_s: Seconds
@@ -84,7 +84,7 @@ class CopyTimes(Frozen):
 class Dma(Frozen):
     """Data movement by copy engines; each (source, destination) copy runs on one engine.
 
-    setup_s: as schedules see it. phases: how a single copy spends its time, where that was measured.
+    setup_s: set-up time in schedules. phases: times of the phases of a single copy, if measured.
     """
 
     num_engines: Annotated[Integer, knob(structural=True, ge=1, le=256)]
@@ -97,11 +97,11 @@ Slowdown = Annotated[Number, Field(ge=1, le=16)]
 
 
 class Contention(Frozen):
-    """What operators lose beside one another, beyond CUs, HBM bandwidth and links that they share: times as long.
+    """Slowdowns of operators that run side by side, beyond their sharing of CUs, HBM bandwidth and links.
 
-    static_gemm_beside_cus, dynamic_gemm_beside_cus: a GEMM, by how its tiles are assigned, while kernels move data.
-    cu_copy_beside_gemm: a CU's byte of a transfer, while a GEMM runs. dma_beside_gemm: a transfer by DMA engines and
-    the GEMM beside it, both. These four are all that the project calibrates of contention (docs/models.md).
+    static_gemm_beside_cus, dynamic_gemm_beside_cus: of a GEMM, by the assignment of its tiles, while kernels move data.
+    cu_copy_beside_gemm: of a CU's byte of a transfer, while a GEMM runs. dma_beside_gemm: of both a transfer by DMA
+    engines and the GEMM beside it. These four are the only calibrated constants of contention (docs/models.md).
     """
 
     static_gemm_beside_cus: Slowdown
@@ -111,9 +111,7 @@ class Contention(Frozen):
 
 
 class Power(Frozen):
-    """The activity model of `simulators/costs/power.py`: board power with all busy, idle power [W], energy of a byte
-    [J].
-    """
+    """Activity model of `simulators/costs/power.py`: board power at full load, idle power [W], energy of a byte [J]."""
 
     board_w: Annotated[Number, Field(gt=0)]
     idle_w: Annotated[Number, Field(gt=0)]
@@ -122,7 +120,7 @@ class Power(Frozen):
 
 
 class Cache(Grown):
-    """A cache of sets of `ways` lines, of which the least recently used goes. bytes_per_s: of all of it, into CUs."""
+    """A set-associative cache of `ways` lines a set with LRU replacement. bytes_per_s: total rate into the CUs."""
 
     bytes: Annotated[Bytes, Field(ge=1024)]
     ways: Annotated[Integer, Field(ge=1, le=1024)]
@@ -130,8 +128,9 @@ class Cache(Grown):
 
 
 class Tracker(Frozen):
-    """Counters at the memory controller that trigger a DMA command once all updates of a workgroup's tile are in (T3,
-    arXiv:2401.16677): one entry for each workgroup in flight.
+    """Counters at the memory controller (T3, arXiv:2401.16677), one entry for each workgroup in flight.
+
+    A counter triggers a DMA command once all updates of its workgroup's tile have arrived.
     """
 
     num_entries: Annotated[Integer, Field(ge=1, le=2**20)]
@@ -141,7 +140,7 @@ class Tracker(Frozen):
 class Gpu(Grown):
     """One GPU. `matrix_flop_per_s_per_cu` is the sustained rate of one CU while all CUs are busy.
 
-    llc: the last-level cache, before the HBM. llc, pim, tracker: None where a GPU has none.
+    llc: the last-level cache, before the HBM. llc, pim, tracker: None if the GPU has none.
     """
 
     num_cus: Annotated[Integer, Field(ge=1, le=4096)]
@@ -163,8 +162,8 @@ class Node(Grown):
     """GPUs that reach each other directly (`mesh`), through a `switch`, or around a bidirectional `ring`.
 
     link_bytes_per_s: achievable payload rate of one link in one direction. A GPU has num_gpus - 1 links on a
-    mesh, one port of as many links' bandwidth at a switch, and two links on a ring. One that is alone has none.
-    hop_latency_s: until the first byte arrives, where schedules send without a copy's set-up.
+    mesh, one port of as many links' bandwidth at a switch, and two links on a ring; a single GPU has none.
+    hop_latency_s: time until the first byte arrives, where schedules send without a copy's set-up.
     """
 
     num_gpus: Annotated[Integer, knob(structural=True, ge=1, le=64)]
@@ -176,10 +175,10 @@ class Node(Grown):
 class Nic(Frozen):
     """Network interfaces of a node.
 
-    bytes_per_s: of one, in one direction. latency_s: of a message from one to another, without switches. message_s:
-    how long a message occupies one, whatever its size. placement: behind the `cpu` (data goes through host memory), on
-    a `pcie_switch` with the GPUs, or on the `gpu`'s own die. pcie_bytes_per_s: of the PCIe link of a GPU or of a NIC.
-    host_bytes_per_s: of a node's host memory. hop_s: of a PCIe switch or bridge.
+    bytes_per_s: rate of one NIC in one direction. latency_s: latency of a message between two NICs, without switches.
+    message_s: time that a message occupies a NIC, whatever its size. placement: behind the `cpu` (data goes through
+    host memory), on a `pcie_switch` with the GPUs, or on the die of the `gpu`. pcie_bytes_per_s: rate of the PCIe link
+    of a GPU or of a NIC. host_bytes_per_s: rate of a node's host memory. hop_s: latency of a PCIe switch or bridge.
     """
 
     num_nics: Annotated[Integer, knob(structural=True, ge=1, le=64)]
@@ -193,11 +192,11 @@ class Nic(Frozen):
 
 
 class Network(Frozen):
-    """What joins the nodes.
+    """The network between the nodes.
 
     `rail`: one switch for the first NIC of all nodes, one for the second, ..., and a spine. `fat_tree`: leaf switches
-    of `leaf_nodes` nodes, and a spine. Oversubscription is of spines. `torus`: two-dimensional, as square as can be,
-    the ports of a node's NICs dealt out evenly over its directions. hop_s: of a switch, or of a node that forwards.
+    of `leaf_nodes` nodes, and a spine. `torus`: two-dimensional, as square as possible, with the ports of a node's NICs
+    spread evenly over its directions. oversubscription: of the spines. hop_s: latency of a switch or forwarding node.
     """
 
     topology: Annotated[Literal["rail", "fat_tree", "torus"], knob(structural=True)]
@@ -207,10 +206,10 @@ class Network(Frozen):
 
 
 class Fabric(Frozen):
-    """Nodes, each as `system.node` says, and how they reach one another (equations in `simulators/costs/fabric.py`).
+    """Nodes as in `system.node`, and the network between them (equations in `simulators/costs/fabric.py`).
 
-    simulated: one node that stands for all, or every one with a load of its own. imbalance: the largest load of a node
-    over the mean, less one; loads rise linearly from node to node (as in `simulators/overlap/node.py`).
+    simulated: one node that stands for all, or every node with its own load. imbalance: the largest load of a node over
+    the mean, minus one; loads rise linearly from node to node (as in `simulators/overlap/node.py`).
     """
 
     num_nodes: Annotated[Integer, knob(structural=True, ge=1, le=4096)]
@@ -221,12 +220,12 @@ class Fabric(Frozen):
 
 
 class Persistent(Frozen):
-    """What kernels need that stay on the GPU and communicate by themselves, and what streaming kernels reach.
+    """Constants of persistent kernels that communicate by themselves, and of streaming kernels.
 
-    post_s: a put by one thread, from the end of a slice to the network. poll_s: from a flag's arrival until who waits
-    for it goes on. gather_efficiency, stream_efficiency: share of the HBM rate that random rows, and long rows, reach.
-    in_flight_bytes_per_cu: requests under way, at the occupancy of a kernel that does not communicate.
-    memory_latency_s: of one.
+    post_s: time of a put by one thread, from the end of a slice to the network. poll_s: time from a flag's arrival
+    until the waiting thread continues. gather_efficiency, stream_efficiency: share of the HBM rate that random rows and
+    long rows reach. in_flight_bytes_per_cu: outstanding requests at the occupancy of a kernel that does not
+    communicate. memory_latency_s: latency of a request.
     """
 
     post_s: Seconds
@@ -240,7 +239,7 @@ class Persistent(Frozen):
 class System(Sourced, Grown):
     """Hardware of a design. `cost_weights` (dotted path -> weight) and `cost_reference` define the cost proxy.
 
-    fabric: None for a node by itself. persistent: None where nothing is known of such kernels.
+    fabric: None for a single node. persistent: None if the constants of such kernels are not known.
     """
 
     name: str
@@ -275,14 +274,14 @@ class System(Sourced, Grown):
         return reference
 
     def facts(self) -> Iterator[tuple[str, Any, str, str]]:
-        """(dotted path, value, provenance, source) of every constant."""
+        """Yield (dotted path, value, provenance, source) of every constant."""
         return self.facts_below("system")
 
 
 def system_of(tree: Mapping[str, Any]) -> System:
-    """A validated system. Raises ConfigError with every problem."""
+    """Validate the tree of a system. Raises ConfigError with every problem."""
     check = Problems()
-    found = check.model(System, tree, path="system")
+    system = check.model(System, tree, path="system")
     check.done()
-    assert found is not None
-    return found
+    assert system is not None
+    return system

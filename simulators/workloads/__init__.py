@@ -1,3 +1,3 @@
-"""What is computed: operators, models and sequence lengths."""
+"""Descriptions of computations: operators, models and sequence lengths."""
 
 GROUPS = {"workload": "Workloads", "model": "Models", "lengths": "Sequence lengths of an epoch"}

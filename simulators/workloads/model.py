@@ -1,7 +1,7 @@
-"""What a model is and how it is run: layers, widths, batch, lengths, precision, parallelism, optimizer.
+"""Models and their runs: layers, widths, batch, lengths, precision, parallelism, optimizer.
 
-Numbers that are no structure may be arrays over a grid of designs once a design is validated. Field names are the
-field's own: `hidden` is the width of the activations, tp, pp and dp are degrees of tensor, pipeline and data
+Numbers that do not define the structure may be arrays over a grid of designs once a design is validated. Names follow
+the literature: `hidden` is the width of the activations; tp, pp and dp are the degrees of tensor, pipeline and data
 parallelism.
 """
 
@@ -28,9 +28,9 @@ class Transformer(Frozen):
     """A transformer of equal layers, decoder or encoder; with `decoder_layers` an encoder and a decoder beside it.
 
     heads: None for hidden / head_dim; head_dim: None for hidden / heads; kv_heads: None for heads. ffn: width of the
-    feed-forward layers, None for 4 hidden; gated: two GEMMs go in (gate and up). vocab: 0 for layers alone. predicted:
-    share of the tokens whose output is computed (masked ones, of BERT). positions: learnt positions (0: none). tied:
-    whether input and output embeddings are one tensor.
+    feed-forward layers, None for 4 hidden; gated: two GEMMs (gate and up) in place of one. vocab: 0 for layers without
+    embeddings. predicted: share of the tokens whose output is computed (the masked tokens of BERT). positions: number
+    of learnt positions (0: none). tied: input and output embeddings share one tensor.
     """
 
     kind: Literal["transformer"] = "transformer"
@@ -52,7 +52,7 @@ class Transformer(Frozen):
 
     @property
     def num_heads(self) -> ArrayLike:
-        """Heads of queries; of 64 where nothing is said."""
+        """Heads of queries; of width 64 if neither heads nor head_dim is given."""
         if self.heads is not None:
             return self.heads
         width = 64 if self.head_dim is None else self.head_dim
@@ -77,8 +77,9 @@ class Transformer(Frozen):
 class Speech(Frozen):
     """A speech recogniser such as Deep Speech 2: convolutions over a spectrogram, recurrent layers, symbols by CTC.
 
-    bins: of the spectrogram's frequency; a frame each `frame_s`. filters: of each convolution. cell, hidden, layers: of
-    the recurrent layers; bidirectional: each reads both ways, and their outputs are added up. symbols: of the output.
+    bins: frequency bins of the spectrogram; a frame lasts `frame_s`. filters: filters of each convolution. cell,
+    hidden, layers: recurrent layers; bidirectional: each layer reads both ways and sums the outputs. symbols: output
+    alphabet.
     """
 
     class Filters(Frozen):
@@ -126,10 +127,10 @@ Model = Annotated[Transformer | Speech | Translation, Field(discriminator="kind"
 class Run(Frozen):
     """One iteration: `micro_batches` of `batch` sequences of `sequence_length` on each replica of the model.
 
-    mode: training; prefill, the forward pass of a prompt; decode, that of one token after sequence_length others.
-    sequence_length: tokens, or frames of speech; of an epoch's iterations those of its lengths, drawn by `seed`.
-    recompute: what the backward pass computes again, in place of keeping it: nothing, the core of attention (scores,
-    softmax, dropout), or everything but the input of a layer.
+    mode: training; prefill, the forward pass of a prompt; decode, the forward pass of one token after sequence_length
+    tokens. sequence_length: tokens, or frames of speech; for the iterations of an epoch drawn from its lengths by
+    `seed`. recompute: activations that the backward pass recomputes instead of storing them: none, the core of
+    attention (scores, softmax, dropout), or all but the input of a layer.
     """
 
     mode: Annotated[Literal["training", "prefill", "decode"], knob(structural=True)] = "training"
@@ -147,10 +148,11 @@ class Run(Frozen):
 
 
 class Parallel(Frozen):
-    """How a model is spread: degrees, of GPUs. tp innermost: its group fills a server before others do.
+    """Degrees of parallelism [GPUs]. tp is innermost: its group fills a server first.
 
-    sequence_parallel: what tp does not split is split by tokens, and each all-reduce becomes a reduce-scatter and an
-    all-gather (arXiv:2205.05198). zero: 1 where the state of the optimizer is split over dp (arXiv:1910.02054).
+    sequence_parallel: the activations that tp does not split are split by tokens, and each all-reduce becomes a
+    reduce-scatter and an all-gather (arXiv:2205.05198). zero: 1 if the state of the optimizer is split over dp
+    (arXiv:1910.02054).
     """
 
     tp: Degree = 1
@@ -164,10 +166,10 @@ ByPrecision = Mapping[Precision, Annotated[Number, Field(ge=0, le=1e3)]]
 
 
 class Optimizer(Sourced):
-    """What an update takes for each weight. traffic_bytes: HBM traffic; state_bytes: kept beside weight and gradient.
+    """Costs of an update for each weight. traffic_bytes: HBM traffic; state_bytes: stored beside weight and gradient.
 
-    kernels_per_tensor: launched for each tensor of weights. near_memory: how many times the bandwidth of the HBM units
-    at its banks have that run the update; 1 where the GPU does.
+    kernels_per_tensor: launched for each tensor of weights. near_memory: bandwidth of the units at the banks that run
+    the update, relative to the HBM; 1 if the GPU runs it.
     """
 
     name: str
@@ -180,7 +182,7 @@ class Optimizer(Sourced):
 
 
 class Passes(Frozen):
-    """Tensors that element-wise kernels read and write, of one pass forward and one backward, and how many kernels."""
+    """Tensors that element-wise kernels read and write in a forward and a backward pass, and numbers of kernels."""
 
     forward: Annotated[Number, Field(ge=0, le=100)]
     backward: Annotated[Number, Field(ge=0, le=100)]
@@ -189,8 +191,9 @@ class Passes(Frozen):
 
 
 class Batched(Frozen):
-    """Share of the roofline that batched GEMMs reach: that of `small` ones, whose longest side is at most `small_side`,
-    rising with the logarithm of that side to that of `large` ones.
+    """Share of the roofline that batched GEMMs reach.
+
+    It rises from `small`, for a longest side up to `small_side`, with the logarithm of that side to `large`.
     """
 
     small: Annotated[Share, Field(gt=0)]
@@ -206,9 +209,10 @@ class Batched(Frozen):
 
 
 class Kernels(Sourced):
-    """How a framework computes what is no GEMM.
+    """Kernels of a framework for operators other than GEMMs.
 
-    flash_share_of_peak: what attention in one kernel reaches, whose scores are never written; None for three kernels.
+    flash_share_of_peak: share of the peak rate reached by attention in one kernel, which never writes the scores; None
+    for three kernels.
     """
 
     name: str

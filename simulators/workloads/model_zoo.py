@@ -1,4 +1,4 @@
-"""Models by name: options of the configuration group `model`, files of one's own, and the widths of public models."""
+"""Models by name: options of the configuration group `model`, YAML files of users, and the widths of public models."""
 
 from __future__ import annotations
 
@@ -12,62 +12,62 @@ from dse.config.yaml_checks import load_yaml, unreadable
 from dse.errors import ConfigError, Problem, did_you_mean
 from simulators.workloads.model import Transformer
 
-_TOLD = ("provenance", "source")
+_NOTE_KEYS = ("provenance", "source")
 
 
-def model_tree(said: str) -> dict[str, Any]:
-    """The tree of a model: `conf/model/<name>.yaml`, a YAML file, or a model of `conf/data/models.yaml`.
+def model_tree(name: str) -> dict[str, Any]:
+    """Tree of a model: `conf/model/<name>.yaml`, a YAML file, or a model of `conf/data/models.yaml`.
 
-    Raises ConfigError, also for a model that this project cannot lay out.
+    Raises ConfigError, also for a public model that cannot be expressed as a transformer.
     """
-    path = _path("model", said)
+    path = _path("model", name)
     if path is not None:
         return {"kind": "transformer", **_read(path)}
-    known = public()
-    if said not in known:
-        way = did_you_mean(said, [*known, *list_options("model")])
-        raise ConfigError([Problem("models", "is neither a model known by name nor a YAML file", said, way)])
-    return _laid_out(said, known[said])
+    models = public()
+    if name not in models:
+        way = did_you_mean(name, [*models, *list_options("model")])
+        raise ConfigError([Problem("models", "is neither a model known by name nor a YAML file", name, way)])
+    return _transformer_tree(name, models[name])
 
 
-def option_tree(group: str, said: str) -> dict[str, Any]:
-    """The tree of a shipped option of a group, or of a YAML file. Raises ConfigError."""
-    path = _path(group, said)
+def option_tree(group: str, name: str) -> dict[str, Any]:
+    """Tree of a shipped option of a group, or of a YAML file. Raises ConfigError."""
+    path = _path(group, name)
     if path is None:
-        way = did_you_mean(said, list_options(group))
-        raise ConfigError([Problem(group, "is neither a shipped option nor a YAML file", said, way)])
+        way = did_you_mean(name, list_options(group))
+        raise ConfigError([Problem(group, "is neither a shipped option nor a YAML file", name, way)])
     return _read(path, group)
 
 
-def _path(group: str, said: str) -> Path | None:
-    shipped = conf_dir() / group / f"{said}.yaml"
-    path = shipped if "/" not in said and shipped.is_file() else Path(said)
+def _path(group: str, name: str) -> Path | None:
+    shipped = conf_dir() / group / f"{name}.yaml"
+    path = shipped if "/" not in name and shipped.is_file() else Path(name)
     return path if path.is_file() else None
 
 
 @plugins.cached_until_refresh
 def _public(path: Path) -> Mapping[str, Mapping[str, Any]]:
-    found: Mapping[str, Mapping[str, Any]] = _read(path)["models"]
-    return found
+    models: Mapping[str, Mapping[str, Any]] = _read(path)["models"]
+    return models
 
 
 def public() -> Mapping[str, Mapping[str, Any]]:
-    """Public models by name: widths, and where they are from."""
+    """Public models by name: widths and their sources."""
     return _public(conf_dir() / "data" / "models.yaml")
 
 
-def _read(path: Path, said: str = "models") -> dict[str, Any]:
+def _read(path: Path, group: str = "models") -> dict[str, Any]:
     problems = unreadable(path)
     if problems:
         raise ConfigError(problems)
-    found = load_yaml(path)
-    if not isinstance(found, dict):
-        raise ConfigError([Problem(said, "is a file that holds no keys", str(path))])
-    return found
+    tree = load_yaml(path)
+    if not isinstance(tree, dict):
+        raise ConfigError([Problem(group, "is a file that holds no keys", str(path))])
+    return tree
 
 
-def _laid_out(name: str, widths: Mapping[str, Any]) -> dict[str, Any]:
-    """A public model as a transformer."""
+def _transformer_tree(name: str, widths: Mapping[str, Any]) -> dict[str, Any]:
+    """Tree of a public model as a transformer. Raises ConfigError for one that is not modelled."""
     rule = ""
     if "experts" in widths:
         rule = "routes tokens to experts, which is not modelled"
@@ -76,5 +76,5 @@ def _laid_out(name: str, widths: Mapping[str, Any]) -> dict[str, Any]:
     if rule:
         raise ConfigError([Problem("models", rule, name, "describe a dense model in a YAML file, or take another one")])
     fields = {key: value for key, value in widths.items() if key in Transformer.model_fields}
-    told = ", ".join(str(widths[key]) for key in _TOLD if key in widths)
-    return {"name": name, "kind": "transformer", **fields, "note": told}
+    note = ", ".join(str(widths[key]) for key in _NOTE_KEYS if key in widths)
+    return {"name": name, "kind": "transformer", **fields, "note": note}

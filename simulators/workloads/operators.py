@@ -1,4 +1,4 @@
-"""The work: operators with FLOP, bytes and arithmetic intensity, and the order between them."""
+"""Workloads: operators with FLOP, bytes and arithmetic intensity, and the order between them."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ Pattern = Literal["all_gather", "all_to_all", "reduce_scatter", "all_reduce"]
 Size = Annotated[Integer, Field(ge=1, le=2**31)]
 
 
-_COLS = 512  # of a payload that is given in bytes
-_MOST_BYTES = 1 << 20  # of a list of shapes
-_WHOLE = re.compile(r"0|-?[1-9][0-9]{0,99}")
+_COLS = 512  # columns of a payload given in bytes
+_MOST_BYTES = 1 << 20  # largest list of shapes
+_INTEGER = re.compile(r"0|-?[1-9][0-9]{0,99}")
 _DECIMAL = re.compile(r"-?[0-9]{1,99}\.[0-9]{1,99}")
 
 
 class Gemm(Frozen):
     """C[m, n] = A[m, k] B[k, n]; `shards` GPUs share it (tensor parallelism).
 
-    split: they divide the global n (column-parallel: A is gathered before), or the global k (row-parallel: each has
-    partial sums of all of C, which are reduced after).
+    split: the GPUs divide the global n (column-parallel: A is gathered before), or the global k (row-parallel: each GPU
+    has partial sums of all of C, which are reduced after).
     """
 
     kind: Literal["gemm"] = "gemm"
@@ -51,17 +51,17 @@ class Gemm(Frozen):
 
     @property
     def local_n(self) -> float:
-        """Columns of C this GPU computes."""
+        """Columns of C that this GPU computes."""
         return -(-self.n // self.shards) if self.split == "n" else self.n
 
     @property
     def local_k(self) -> float:
-        """Depth this GPU sums over."""
+        """Depth that this GPU sums over."""
         return self.k if self.split == "n" else -(-self.k // self.shards)
 
     @property
     def flop(self) -> float:
-        """2 m n k of this GPU's part."""
+        """FLOP of this GPU's part: 2 m n k."""
         return 2.0 * self.m * self.local_n * self.local_k
 
     @property
@@ -79,9 +79,9 @@ class Gemm(Frozen):
 class Collective(Frozen):
     """A tensor of rows x cols elements of which every GPU exchanges 1/num_gpus with each peer.
 
-    all_gather: every GPU ends with it, each peer held a part. all_to_all: as that, but peers send everyone different
-    rows. reduce_scatter: every GPU starts with a summand of it and ends with a part of the sum. all_reduce: a
-    reduce_scatter, then an all_gather.
+    all_gather: every GPU starts with a part of the tensor and ends with all of it. all_to_all: likewise, but a GPU
+    sends different rows to each peer. reduce_scatter: every GPU starts with a summand of the tensor and ends with a
+    part of the sum. all_reduce: a reduce_scatter, then an all_gather.
     """
 
     kind: Literal["collective"] = "collective"
@@ -93,7 +93,7 @@ class Collective(Frozen):
 
     @property
     def payload_bytes(self) -> float:
-        """The whole tensor [bytes]."""
+        """Size of the full tensor [bytes]."""
         return 1.0 * self.element_bytes * self.rows * self.cols
 
     @property
@@ -103,14 +103,14 @@ class Collective(Frozen):
 
     @property
     def reduces(self) -> bool:
-        """Whether it adds, which takes CUs."""
+        """True if the collective adds, which takes CUs."""
         return self.pattern in {"reduce_scatter", "all_reduce"}
 
 
 class Embedding(Frozen):
     """Rows of tables gathered and added up: `rows` samples x `tables` outputs of `dim` elements, `pooling` rows each.
 
-    update: the backward pass instead, which reads each gradient, and reads and writes the rows that it belongs to.
+    update: the backward pass instead, which reads each gradient, and reads and writes its rows.
     """
 
     kind: Literal["embedding"] = "embedding"
@@ -129,12 +129,12 @@ class Embedding(Frozen):
 
     @property
     def bytes(self) -> float:
-        """HBM traffic: (P + 1) out, read P rows and write their sum; (2 P + 1) out of an update [bytes]."""
+        """HBM traffic [bytes]: (P + 1) out_bytes, P rows read and their sum written; (2 P + 1) out_bytes if update."""
         return (1.0 + (2 if self.update else 1) * self.pooling) * self.out_bytes
 
     @property
     def flop(self) -> float:
-        """An addition for each element of each row."""
+        """FLOP: an addition for each element of each row."""
         return 1.0 * self.pooling * self.rows * self.tables * self.dim
 
     @property
@@ -155,7 +155,7 @@ class Gemv(Frozen):
 
     @property
     def bytes(self) -> float:
-        """Read W and X, write C [bytes]."""
+        """HBM traffic [bytes]: read W and X, write C."""
         return (
             1.0
             * ELEMENT_BYTES[self.precision]
@@ -164,7 +164,7 @@ class Gemv(Frozen):
 
     @property
     def flop(self) -> float:
-        """2 m n k."""
+        """FLOP: 2 m n k."""
         return 2.0 * self.m * self.n * self.k
 
     @property
@@ -186,19 +186,19 @@ class Mlp(Frozen):
 
     @property
     def num_gemms(self) -> float:
-        """GEMMs, and so kernels."""
+        """Number of GEMMs, which is that of kernels."""
         return (2 if self.backward else 1) * self.layers
 
     @property
     def flop(self) -> float:
-        """2 rows width^2 of each."""
+        """FLOP: 2 rows width^2 of each GEMM."""
         return 2.0 * self.num_gemms * self.rows * self.width * self.width
 
     @property
     def bytes(self) -> float:
-        """Compulsory traffic: read both inputs and write the output of each [bytes]."""
-        each = 2.0 * self.rows * self.width + 1.0 * self.width * self.width
-        return ELEMENT_BYTES[self.precision] * self.num_gemms * each
+        """Compulsory traffic: read both inputs and write the output of each GEMM [bytes]."""
+        elements = 2.0 * self.rows * self.width + 1.0 * self.width * self.width
+        return ELEMENT_BYTES[self.precision] * self.num_gemms * elements
 
     @property
     def arithmetic_intensity(self) -> float:
@@ -207,9 +207,9 @@ class Mlp(Frozen):
 
 
 class Elementwise(Frozen):
-    """rows x cols numbers made of as many of each tensor that is read: activations, norms, an optimizer's update.
+    """Element-wise kernel over tensors of rows x cols: activations, norms, an optimizer's update.
 
-    reads, writes: tensors. flop_per_element: operations for each number.
+    reads, writes: numbers of tensors. flop_per_element: operations for each element.
     """
 
     kind: Literal["elementwise"] = "elementwise"
@@ -223,7 +223,7 @@ class Elementwise(Frozen):
 
     @property
     def tensor_bytes(self) -> float:
-        """One tensor [bytes]."""
+        """Size of one tensor [bytes]."""
         return 1.0 * ELEMENT_BYTES[self.precision] * self.rows * self.cols
 
     @property
@@ -233,7 +233,7 @@ class Elementwise(Frozen):
 
     @property
     def flop(self) -> float:
-        """Operations of all numbers."""
+        """Operations on all elements."""
         return 1.0 * self.flop_per_element * self.rows * self.cols
 
     @property
@@ -248,8 +248,10 @@ Order = Literal["before", "after", "beside"]
 
 @dataclass(frozen=True)
 class Overlap:
-    """One collective and one GEMM. order: the collective comes `before` the GEMM, which consumes what it brings,
-    `after` it, or `beside` it, when neither waits for the other.
+    """One collective and one GEMM.
+
+    order: the collective comes `before` the GEMM, which consumes its output, `after` it, or `beside` it, if neither
+    waits for the other.
     """
 
     collective: Collective
@@ -261,25 +263,25 @@ Operator = Annotated[Gemm | Collective | Embedding | Gemv | Mlp | Elementwise, F
 
 
 class Workload(Frozen):
-    """A DAG of operators; `after` of an operator names those it waits for."""
+    """A DAG of operators; `after` of an operator names its predecessors."""
 
     name: str
     operators: Mapping[str, Operator]
 
     def overlap(self) -> Overlap:
-        """The one collective and the one GEMM of the workload. Raises ConfigError for any other workload."""
+        """Return the only collective and the only GEMM of the workload. Raises ConfigError for any other workload."""
         gemms = {name: op for name, op in self.operators.items() if isinstance(op, Gemm)}
-        moves = {name: op for name, op in self.operators.items() if isinstance(op, Collective)}
-        if len(gemms) == len(moves) == 1 and len(self.operators) == 2:
-            (computes, gemm), (moved, collective) = next(iter(gemms.items())), next(iter(moves.items()))
+        collectives = {name: op for name, op in self.operators.items() if isinstance(op, Collective)}
+        if len(gemms) == len(collectives) == 1 and len(self.operators) == 2:
+            (gemm_name, gemm), (transfer_name, collective) = next(iter(gemms.items())), next(iter(collectives.items()))
             orders: dict[tuple[tuple[str, ...], tuple[str, ...]], Order] = {
-                ((moved,), ()): "before",
-                ((), (computes,)): "after",
+                ((transfer_name,), ()): "before",
+                ((), (gemm_name,)): "after",
                 ((), ()): "beside",
             }
-            found = orders.get((gemm.after, collective.after))
-            if found:
-                return Overlap(collective, gemm, found)
+            order = orders.get((gemm.after, collective.after))
+            if order:
+                return Overlap(collective, gemm, order)
         rule = "schedules overlap exactly one collective with one GEMM: before it, after it, or beside it"
         raise ConfigError([Problem("workload.operators", rule, value=", ".join(self.operators))])
 
@@ -287,9 +289,9 @@ class Workload(Frozen):
 class Shape(Frozen):
     """One GEMM of a shape list. `shards` (GPUs that share it) and `pattern` default to the list's.
 
-    payload_bytes: of a collective beside the GEMM that has nothing to do with it; None where it moves the GEMM's input
-    (or reduces its output). load: rows of the busiest GPU over the mean, where an all-to-all spreads tokens unevenly
-    over experts; that GPU, which is the last to end, is the one that is simulated.
+    payload_bytes: size of an unrelated collective beside the GEMM; None if the collective moves the GEMM's input (or
+    reduces its output). load: rows of the busiest GPU over the mean, if an all-to-all spreads tokens unevenly over
+    experts; the busiest GPU, which ends last, is simulated.
     """
 
     name: Annotated[str, Field(min_length=1, max_length=60, pattern=r"^[A-Za-z0-9._+-]+$")]
@@ -306,9 +308,9 @@ class Shape(Frozen):
 class ShapeList(Frozen):
     """The `workload` group of a configuration: named GEMM shapes, each with a collective.
 
-    pattern: all_gather and all_to_all move the input A before the GEMM, whose n `shards` GPUs share; reduce_scatter
-    sums its output C after it, and they share k. shapes: a list, or the path of a CSV file with columns name,m,n,k and
-    optionally shards,pattern,payload_bytes,load,note. shards: None for all GPUs of the node.
+    pattern: all_gather and all_to_all move the input A before the GEMM, and `shards` GPUs share its n; reduce_scatter
+    sums the output C after the GEMM, and the GPUs share its k. shapes: a list, or the path of a CSV file with columns
+    name,m,n,k and optionally shards,pattern,payload_bytes,load,note. shards: None for all GPUs of the node.
     """
 
     name: str
@@ -344,18 +346,18 @@ class ShapeList(Frozen):
         rows, cols = (m, shape.n) if reduces else (m, shape.k)
         if shape.payload_bytes is not None:
             rows, cols = round(shape.payload_bytes / (_COLS * ELEMENT_BYTES[self.precision])), _COLS
-        own = {"shards": shape.shards or self.shards, "precision": self.precision}
         alone = shape.payload_bytes is not None
         after = reduces and not alone
-        moved: dict[str, Any] = {"kind": "collective", "pattern": pattern, "rows": rows, "cols": cols}
-        moved |= {"precision": self.precision, "after": ["gemm"] if after else []}
+        collective: dict[str, Any] = {"kind": "collective", "pattern": pattern, "rows": rows, "cols": cols}
+        collective |= {"precision": self.precision, "after": ["gemm"] if after else []}
         gemm: dict[str, Any] = {"kind": "gemm", "m": m, "n": shape.n, "k": shape.k, "split": "k" if after else "n"}
-        gemm |= {**own, "after": [] if after or alone else ["gather"]}
-        return {"name": shape.name, "operators": {"gather": moved, "gemm": gemm}}
+        gemm |= {"shards": shape.shards or self.shards, "precision": self.precision}
+        gemm["after"] = [] if after or alone else ["gather"]
+        return {"name": shape.name, "operators": {"gather": collective, "gemm": gemm}}
 
 
 class Dag(Frozen):
-    """One workload written out: operators by name, `after` of each names those it waits for."""
+    """One explicit workload: operators by name, whose `after` names their predecessors."""
 
     name: Annotated[str, Field(min_length=1, max_length=60, pattern=r"^[A-Za-z0-9._+-]+$")]
     operators: Mapping[str, Operator] = Field(min_length=1)
@@ -363,7 +365,7 @@ class Dag(Frozen):
 
 
 class DagList(Frozen):
-    """The `workload` group of a configuration in its other form: operators written out, beside `ShapeList`."""
+    """The `workload` group of a configuration in its second form: explicit operators, instead of a `ShapeList`."""
 
     name: str
     description: str = ""
@@ -373,14 +375,14 @@ class DagList(Frozen):
 
     def trees(self) -> dict[str, dict[str, Any]]:
         """Workload trees by name, in order. Raises ConfigError for a name that comes twice, or is unknown in `only`."""
-        check, names = Problems(), [one.name for one in self.workloads]
+        check, names = Problems(), [workload.name for workload in self.workloads]
         for name in {name for name in names if names.count(name) > 1}:
             check.add("workload.workloads", "names a workload twice", value=name, way_out="rename one of them")
         for name in set(self.only) - set(names):
             check.add("workload.only", "names no workload of the list", value=name, way_out=did_you_mean(name, names))
         check.done()
-        kept = [one for one in self.workloads if not self.only or one.name in self.only]
-        return {one.name: one.model_dump(mode="json", exclude={"note"}) for one in kept}
+        selected = [workload for workload in self.workloads if not self.only or workload.name in self.only]
+        return {workload.name: workload.model_dump(mode="json", exclude={"note"}) for workload in selected}
 
 
 class Queued(Frozen):
@@ -393,7 +395,7 @@ class Queued(Frozen):
 
 
 class Queue(Frozen):
-    """GEMMs that wait for nobody, in the order in which they are queued: one of each kind in turn."""
+    """Independent GEMMs in the order in which they are queued: one of each shape in turn."""
 
     name: Annotated[str, Field(min_length=1, max_length=60, pattern=r"^[A-Za-z0-9._+-]+$")]
     gemms: tuple[Queued, ...] = Field(min_length=1)
@@ -412,20 +414,20 @@ class QueueList(Frozen):
 
     def trees(self) -> dict[str, dict[str, Any]]:
         """Workload trees by name, in order. Raises ConfigError for a name that comes twice, or is unknown in `only`."""
-        dags = tuple(Dag(name=one.name, operators=self._operators(one), note=one.note) for one in self.queues)
+        dags = tuple(Dag(name=queue.name, operators=self._operators(queue), note=queue.note) for queue in self.queues)
         return DagList(name=self.name, workloads=dags, only=self.only).trees()
 
     def _operators(self, queue: Queue) -> dict[str, Gemm]:
-        turns = [(turn, place) for place, one in enumerate(queue.gemms) for turn in range(one.copies)]
-        found = {}
+        turns = [(turn, place) for place, gemm in enumerate(queue.gemms) for turn in range(gemm.copies)]
+        operators = {}
         for number, (_, place) in enumerate(sorted(turns)):
-            one = queue.gemms[place]
-            found[f"g{number:02d}"] = Gemm(m=one.m, n=one.n, k=one.k, precision=self.precision)
-        return found
+            gemm = queue.gemms[place]
+            operators[f"g{number:02d}"] = Gemm(m=gemm.m, n=gemm.n, k=gemm.k, precision=self.precision)
+        return operators
 
 
 def workloads_of(check: Problems, tree: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Workload trees by name of the `workload` group in any of its forms; {} with the problems noted."""
+    """Workload trees by name of the `workload` group in any of its forms; {} if `check` has noted problems."""
     try:
         if "queues" in tree:
             queues = check.model(QueueList, tree, path="workload")
@@ -463,11 +465,11 @@ def read_shapes(path: Path) -> tuple[Shape, ...]:
 
 
 def _cells(row: Mapping[str | None, str | None]) -> dict[str, Any]:
-    """CSV cells as values: blank is absent, digits are whole numbers, a load may have decimals, the rest is text."""
+    """Convert CSV cells: a blank is absent, digits are integers, a load may have decimals, any other cell is text."""
     cells = {str(key or "surplus cell").strip(): (value or "") for key, value in row.items() if value}
     trimmed = {key: (value if isinstance(value, str) else ",".join(value)).strip() for key, value in cells.items()}
     texts = ("name", "pattern", "note", "payload_bytes")
     read: dict[str, Any] = {key: value for key, value in trimmed.items() if value}
-    whole = {key: int(value) for key, value in read.items() if key not in texts and _WHOLE.fullmatch(value)}
+    integers = {key: int(value) for key, value in read.items() if key not in texts and _INTEGER.fullmatch(value)}
     decimal = {key: float(value) for key, value in read.items() if key == "load" and _DECIMAL.fullmatch(value)}
-    return {**read, **whole, **decimal}
+    return {**read, **integers, **decimal}

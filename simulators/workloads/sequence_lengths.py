@@ -1,7 +1,7 @@
 """Lengths of the sequences of a data set, and the order in which an epoch batches them.
 
-A data set is the inverse of its cumulative distribution, piecewise linear between measured percentiles, of which a
-seeded sample is drawn. A batch is padded to its longest sequence: that is the sequence length of its iteration.
+A data set is described by its inverse cumulative distribution, piecewise linear between measured percentiles, from
+which a seeded sample is drawn. A batch is padded to its longest sequence: the sequence length of its iteration.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Tokens = Annotated[Integer, Field(ge=1, le=2**31)]
 
 
 class Tail(Frozen):
-    """Sequences beyond what was measured: `num_sequences` in place of as many others, evenly from low to high."""
+    """Sequences beyond the measured range: `num_sequences` of the data set, uniform between low and high."""
 
     num_sequences: Annotated[Integer, Field(ge=0, le=2**31)]
     low: Length
@@ -41,10 +41,10 @@ class Lengths(Sourced):
     """A data set's sequence lengths, and the order of an epoch.
 
     percentiles: [share of the sequences, length that they do not exceed], of share 0 to 1. per_unit: frames or tokens
-    for each unit of these (100 frames a second); None where they count what the model reads. bounds: sequences shorter
-    or longer, in what the model reads, are left out of the epoch. order: sorted by length; shuffled; bucketed, in
-    the order of buckets of `bucket_width` lengths and then cut into batches, which are shuffled. whole: the last batch
-    is dropped if sequences do not fill it.
+    of the model for each unit of the lengths (100 frames a second); None if the lengths are in frames or tokens.
+    bounds: shortest and longest sequence of an epoch, in frames or tokens; others are left out. order: sorted by
+    length; shuffled; bucketed, in the order of buckets of `bucket_width` lengths and then cut into batches, which are
+    shuffled. whole: the last batch is dropped if it is not full.
     """
 
     name: str
@@ -61,13 +61,13 @@ class Lengths(Sourced):
 
     @field_validator("percentiles")
     @classmethod
-    def _ascend(cls, found: tuple[tuple[float, float], ...]) -> tuple[tuple[float, float], ...]:
-        if found[0][0] != 0 or found[-1][0] != 1:
+    def _ascend(cls, percentiles: tuple[tuple[float, float], ...]) -> tuple[tuple[float, float], ...]:
+        if percentiles[0][0] != 0 or percentiles[-1][0] != 1:
             raise ValueError("must begin with the share 0 (the shortest) and end with 1 (the longest)")
-        for (share, length), (further, longer) in pairwise(found):
+        for (share, length), (further, longer) in pairwise(percentiles):
             if further <= share or longer < length:
                 raise ValueError(f"must ascend: [{further:g}, {longer:g}] comes after [{share:g}, {length:g}]")
-        return found
+        return percentiles
 
     @model_validator(mode="after")
     def _hangs_together(self) -> Lengths:
@@ -81,35 +81,35 @@ class Lengths(Sourced):
 
 
 def sequence_lengths(lengths: Lengths, seed: int) -> Integers:
-    """Lengths of all sequences of a data set within its bounds, a seeded sample [num_sequences or fewer], unordered."""
-    return _drawn(lengths, np.random.default_rng(seed))
+    """Lengths [num_sequences or fewer] of the sequences of a data set within its bounds: a seeded, unordered sample."""
+    return _draw_lengths(lengths, np.random.default_rng(seed))
 
 
 def iteration_lengths(lengths: Lengths, batch: int, seed: int) -> Integers:
     """Sequence lengths [N] of the iterations of one epoch in their order: the longest sequence of each batch.
 
-    The same seed draws the same epoch. Raises ConfigError where the epoch has no iteration.
+    The same seed draws the same epoch. Raises ConfigError if the epoch has no iteration.
     """
     random = np.random.default_rng(seed)
-    drawn = _drawn(lengths, random)
-    bucket = np.zeros_like(drawn) if lengths.bucket_width is None else (drawn - 1) // lengths.bucket_width
-    within = drawn if lengths.order == "sorted" else random.permutation(len(drawn))
-    if len(drawn) < batch:
-        rule = f"has no batch of {batch} among {len(drawn)} sequences"
+    sample = _draw_lengths(lengths, random)
+    bucket = np.zeros_like(sample) if lengths.bucket_width is None else (sample - 1) // lengths.bucket_width
+    within = sample if lengths.order == "sorted" else random.permutation(len(sample))
+    if len(sample) < batch:
+        rule = f"has no batch of {batch} among {len(sample)} sequences"
         raise ConfigError([Problem("lengths", rule, lengths.name, "a smaller batch, or wider bounds")])
-    ordered = drawn[np.lexsort((within, bucket))]
+    ordered = sample[np.lexsort((within, bucket))]
     longest = np.maximum.reduceat(ordered, np.arange(0, len(ordered), batch))
     longest = longest[: len(ordered) // batch] if lengths.whole else longest
     return random.permutation(longest) if lengths.order == "bucketed" else longest
 
 
-def _drawn(lengths: Lengths, random: np.random.Generator) -> Integers:
-    """A sample of all lengths in what the model reads, at least 1."""
+def _draw_lengths(lengths: Lengths, random: np.random.Generator) -> Integers:
+    """Draw a sample of all lengths in frames or tokens, at least 1."""
     shares, values = np.array(lengths.percentiles).T
     beyond = 0 if lengths.tail is None else lengths.tail.num_sequences
-    drawn = np.interp(random.random(lengths.num_sequences - beyond), shares, values)
+    samples = np.interp(random.random(lengths.num_sequences - beyond), shares, values)
     if lengths.tail is not None:
-        drawn = np.append(drawn, random.uniform(lengths.tail.low, lengths.tail.high, beyond))
-    found = np.maximum(1, np.rint(drawn * (lengths.per_unit or 1.0))).astype(np.int64)
+        samples = np.append(samples, random.uniform(lengths.tail.low, lengths.tail.high, beyond))
+    counts = np.maximum(1, np.rint(samples * (lengths.per_unit or 1.0))).astype(np.int64)
     low, high = lengths.bounds or (1, np.inf)
-    return np.asarray(found[(found >= low) & (found <= high)])
+    return np.asarray(counts[(counts >= low) & (counts <= high)])
