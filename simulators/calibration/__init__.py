@@ -1,4 +1,4 @@
-"""Costs held against measurements: errors, and the fit of a few efficiency constants."""
+"""Comparison of costs with measurements: errors, and the fit of a few efficiency constants."""
 
 from dse.plugins import Command
 

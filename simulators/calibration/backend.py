@@ -1,4 +1,4 @@
-"""Operator costs held against measured tables: a design is a device, a kind of operator and what predicts it."""
+"""Operator costs against measured tables: a design is a device, a kind of operator and a model that predicts it."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _SECTIONS = ("devices", "predict", "data_dir")
 
 
 class Predict(Frozen):
-    """What times are predicted by: one of `simulators.calibration.predictions.MODELS`."""
+    """The model that predicts times: one of `simulators.calibration.predictions.MODELS`."""
 
     model: Literal["fitted", "roofline", "nearest"] = "fitted"
 
 
 class Table(Frozen):
-    """Measured rows of a device as tables call it, a precision and a kind. content: their hash. note: the folder."""
+    """Measured rows of a device (by its name in tables), a precision and a kind. content: their hash. note: their folder."""
 
     device: str
     precision: str
@@ -41,7 +41,7 @@ class Table(Frozen):
 
 
 class Design(Frozen):
-    """A device, rows that were measured on it, and what predicts them."""
+    """A device, rows measured on it, and the model that predicts them."""
 
     system: Device
     table: Table
@@ -55,13 +55,13 @@ def tables(folder: str) -> tuple[Rows, ...]:
 
 
 def predict_rows(design: Design) -> Predicted | None:
-    """The rows of a design, predicted; None where the device has no constants for them."""
+    """Predict the rows of a design; None if the device has no constants for them."""
     return predicted_by(design.predict.model, design.system, _rows(design.table))
 
 
 def _rows(table: Table) -> Rows:
     wanted = (table.device, table.precision, table.kind)
-    return next(one for one in tables(table.note) if (one.device, one.precision, one.kind) == wanted)
+    return next(rows for rows in tables(table.note) if (rows.device, rows.precision, rows.kind) == wanted)
 
 
 class MeasuredBackend(Backend):
@@ -80,7 +80,7 @@ class MeasuredBackend(Backend):
     }
 
     def sections(self, tree: Tree) -> None:
-        """`devices`, `predict` and perhaps `data_dir`."""
+        """Check the sections: `devices`, `predict` and optionally `data_dir`."""
         check = Problems()
         for name in set(tree) - set(_SECTIONS):
             way = "list them: devices=[p100]" if name == "system" else did_you_mean(name, _SECTIONS)
@@ -93,36 +93,40 @@ class MeasuredBackend(Backend):
         check.done()
 
     def scenarios(self, tree: Tree) -> Mapping[str, Tree]:
-        """One for each device, precision and kind of operator that was measured and that has constants."""
+        """Scenarios, one for each device, precision and kind of operator with measured rows and constants."""
         folder = str(tree.get("data_dir") or conf_dir() / "data")
-        known, found, check = tables(folder), dict[str, Tree](), Problems()
+        measured, trees, check = tables(folder), dict[str, Tree](), Problems()
         seen: dict[str, str] = {}
         for name in tree["devices"]:
             system = tree_of(name)
             device = device_of(system, name)
             if seen.setdefault(device.name, name) != name:
                 check.add("devices", f"and {seen[device.name]} are both called {device.name}", value=name)
-            own = [rows for rows in known if rows.device == device.measured_as]
-            if not own:
-                there = ", ".join(sorted({rows.device for rows in known}))
+            device_rows = [rows for rows in measured if rows.device == device.measured_as]
+            if not device_rows:
+                there = ", ".join(sorted({rows.device for rows in measured}))
                 rule = (
                     f"is measured as {device.measured_as or 'nothing'}, of which {folder} has no rows (but of {there})"
                 )
                 check.add("devices", rule, value=name, way_out="add study.data_dir=<folder of its table>")
-            before = len(found)
-            for rows in own:
+            before = len(trees)
+            for rows in device_rows:
                 if cost_of(device, rows) is not None:
                     title = f"{device.name} {rows.precision} {rows.kind}"
-                    found[title] = {"system": system, "table": _told(rows, folder), "predict": tree.get("predict", {})}
+                    trees[title] = {
+                        "system": system,
+                        "table": _table_tree(rows, folder),
+                        "predict": tree.get("predict", {}),
+                    }
                     self._check_reach(check, device, rows, name)
-            if own and len(found) == before:
+            if device_rows and len(trees) == before:
                 way = "python -m dse calibrate fits them, and writes a file to name here"
                 check.add("devices", "has no constants for any row", value=name, way_out=way)
         check.done()
-        return found
+        return trees
 
     def _check_reach(self, check: Problems, device: Device, rows: Rows, name: str) -> None:
-        """Rings that leave the server need the rate of the network."""
+        """Note a problem if a ring leaves the server and the rate of the network is missing."""
         server = device.server
         if rows.kind != "allreduce" or server is None or server.network_bytes_per_s is not None:
             return
@@ -132,26 +136,26 @@ class MeasuredBackend(Backend):
             check.add(f"{name}: server.network_bytes_per_s", rule, way_out="calibrate it with such rows, or give it")
 
     def design(self, tree: Tree) -> Design:
-        """A validated design."""
+        """Validate a design. Raises ConfigError with every problem."""
         check = Problems()
-        found = check.model(Design, tree, path="")
+        design = check.model(Design, tree, path="")
         check.done()
-        assert found is not None
-        return found
+        assert design is not None
+        return design
 
     def condition(self, path: str, tree: Tree) -> Mapping[str, Any] | None:
-        """What predicts is a knob."""
+        """Accept `predict.model` as the only knob."""
         return {} if path == "predict.model" and get_path(tree, path) is not None else None
 
     def evaluate(self, batches: Sequence[Batch]) -> list[Results]:
-        """Errors of each design."""
-        return [Results.of([self._one(design) for design in batch.designs()]) for batch in batches]
+        """Compute the errors of each design."""
+        return [Results.of([self._evaluate_design(design) for design in batch.designs()]) for batch in batches]
 
-    def _one(self, design: BaseModel) -> Result:
+    def _evaluate_design(self, design: BaseModel) -> Result:
         assert isinstance(design, Design)
-        found = predict_rows(design)
-        errors = found.errors if found else None
-        if found is None or errors is None:
+        predicted = predict_rows(design)
+        errors = predicted.errors if predicted else None
+        if predicted is None or errors is None:
             return Result("unsupported", reason="every measured row was fitted on: none is left to test")
         metrics = {
             "median_error": errors.median,
@@ -160,7 +164,7 @@ class MeasuredBackend(Backend):
             "log_correlation": errors.log_correlation,
             "rank_correlation": errors.rank_correlation,
             "times_tested": float(errors.count),
-            "rows_fitted": float(found.num_fitted),
+            "rows_fitted": float(predicted.num_fitted),
         }
         return Result("ok", metrics, engine=design.predict.model)
 
@@ -170,8 +174,8 @@ class MeasuredBackend(Backend):
         return list(design.system.facts())
 
 
-def _told(rows: Rows, folder: str) -> dict[str, str]:
-    """What identifies rows."""
+def _table_tree(rows: Rows, folder: str) -> dict[str, str]:
+    """Identify measured rows, as the tree of a `Table`."""
     content = hashlib.sha256(repr(rows.names).encode() + rows.seconds.tobytes()).hexdigest()[:32]
     return {
         "device": rows.device,

@@ -1,11 +1,11 @@
-"""Contention held against measured overlaps: what two operators that run at once take, and the fit of the coefficients.
+"""Contention compared with measured overlaps: times of two operators that run at once, and the fit of the coefficients.
 
 A GEMM (alone G seconds) and a collective (alone C) that start together progress at the shares g and c of their rates
-alone until one ends; the other goes on alone:
+alone until one ends; the other then continues alone:
 
-    t = min(G / g, C / c);   the first ends at t, the other at t + what it has left
+    t = min(G / g, C / c);   the first ends at t, the other at t + its remaining time alone
 
-g and c are those that schedules use: `simulators.costs.gemm_waves.beside_cu_copies` and
+g and c are those of the schedules: `simulators.costs.gemm_waves.beside_cu_copies` and
 `simulators.costs.transfer.slowed_beside_gemm`.
 """
 
@@ -28,7 +28,7 @@ from simulators.hardware.system import System
 
 Floats = NDArray[np.float64]
 COEFFICIENTS = {"static": "static_gemm_beside_cus", "dynamic": "dynamic_gemm_beside_cus"}
-"""How a GEMM's tiles are assigned -> the coefficient that its rows decide."""
+"""Assignment of a GEMM's tiles -> the coefficient that its rows determine."""
 _COMM = "cu_copy_beside_gemm"
 _TABLE = conf_dir() / "data" / "overlap" / "mi300x_gemm_allreduce.csv"
 
@@ -38,7 +38,7 @@ class Overlaps:
     """N measured overlaps of a square GEMM with an all-reduce that was launched first; times in s.
 
     size, channels, payload_bytes [N]; assignment [N]: static or dynamic; gemm_alone, comm_alone, gemm, comm, wall [N];
-    fitted [N]: whether coefficients may be fitted to it.
+    fitted [N]: True for rows that coefficients may be fitted to.
     """
 
     size: NDArray[np.int64]
@@ -54,7 +54,7 @@ class Overlaps:
 
     @classmethod
     def read(cls, path: Path = _TABLE) -> Overlaps:
-        """From a CSV; lines that begin with # are remarks. Raises KeyError or ValueError for a table that is none."""
+        """Read a CSV; lines that begin with # are comments. Raises KeyError or ValueError for an invalid table."""
         with path.open(encoding="utf-8") as file:
             rows = list(csv.DictReader(line for line in file if not line.startswith("#")))
         times = {
@@ -74,20 +74,20 @@ class Overlaps:
         return len(self.assignment)
 
     def where(self, keep: NDArray[np.bool_]) -> Overlaps:
-        """Only some of the rows."""
+        """Select some of the rows."""
         places = np.flatnonzero(keep)
         columns = {name: value[places] for name, value in vars(self).items() if isinstance(value, np.ndarray)}
         return Overlaps(assignment=tuple(self.assignment[place] for place in places), **columns)
 
 
 def together(gemm_s: Floats, comm_s: Floats, gemm_share: Floats, comm_share: Floats) -> tuple[Floats, Floats]:
-    """When GEMM and collective end [s] that start at once: both at their shares of the rate until one of them ends."""
+    """End times [s] of a GEMM and a collective that start at once and run at their shares of the rate until one ends."""
     first = np.minimum(gemm_s / gemm_share, comm_s / comm_share)
     return first + gemm_s - first * gemm_share, first + comm_s - first * comm_share
 
 
 def shares(system: System, rows: Overlaps) -> tuple[Floats, Floats]:
-    """(of the GEMM, of the collective): which shares [N] of their rates alone they have beside one another."""
+    """Shares [N] of their rates alone that the GEMM and the collective have beside one another."""
     gemm, comm = np.empty(len(rows)), np.empty(len(rows))
     peers = routes(system.node, "all_reduce")
     for row, (size, channels, assignment) in enumerate(zip(rows.size, rows.channels, rows.assignment, strict=True)):
@@ -102,7 +102,7 @@ def shares(system: System, rows: Overlaps) -> tuple[Floats, Floats]:
 
 
 def predict_overlaps(system: System, rows: Overlaps) -> tuple[Floats, Floats]:
-    """(GEMM, wall) [s] of overlaps [N], from what they measured alone."""
+    """Predict the GEMM and wall times [s] of overlaps [N] from the times measured alone."""
     gemm, comm = together(rows.gemm_alone, rows.comm_alone, *shares(system, rows))
     return gemm, np.maximum(gemm, comm)
 
@@ -114,44 +114,44 @@ def errors(system: System, rows: Overlaps) -> tuple[Floats, Floats]:
 
 
 def fit_contention(system: System, rows: Overlaps) -> dict[str, float]:
-    """Coefficients of contention that make the largest error on the rows smallest, rounded to three decimals.
+    """Fit the coefficients of contention by the smallest largest error on the rows, rounded to three decimals.
 
-    Each GEMM coefficient by the GEMM times of its rows, that of the copies by the wall times of all.
+    Each GEMM coefficient is fitted to the GEMM times of its rows, that of the copies to the wall times of all rows.
     """
     from scipy.optimize import minimize_scalar
 
-    def worst(name: str, own: Overlaps, which: int) -> float:
+    def worst(name: str, selected: Overlaps, which: int) -> float:
         def error(value: float) -> float:
-            return float(np.abs(errors(put(system, f"gpu.contention.{name}", value), own)[which]).max())
+            return float(np.abs(errors(put(system, f"gpu.contention.{name}", value), selected)[which]).max())
 
         return round(float(minimize_scalar(error, bounds=(1.0, 8.0), method="bounded", options={"xatol": 1e-5}).x), 3)
 
-    found: dict[str, float] = {}
+    coefficients: dict[str, float] = {}
     for assignment, name in COEFFICIENTS.items():
-        found[name] = worst(name, rows.where(np.array(rows.assignment) == assignment), 0)
-        system = put(system, f"gpu.contention.{name}", found[name])
-    return found | {_COMM: worst(_COMM, rows, 1)}
+        coefficients[name] = worst(name, rows.where(np.array(rows.assignment) == assignment), 0)
+        system = put(system, f"gpu.contention.{name}", coefficients[name])
+    return coefficients | {_COMM: worst(_COMM, rows, 1)}
 
 
 def without_one(system: System, rows: Overlaps) -> tuple[Floats, Floats]:
-    """Errors [N] of GEMM and wall time where each channel count is predicted by a fit to the others."""
+    """Errors [N] of GEMM and wall time, with each channel count predicted by a fit to the others."""
     gemm, wall = np.empty(len(rows)), np.empty(len(rows))
     for channels in np.unique(rows.channels):
         out = rows.channels == channels
-        own = put_all(system, fit_contention(system, rows.where(~out)))
-        gemm[out], wall[out] = errors(own, rows.where(out))
+        refitted = put_all(system, fit_contention(system, rows.where(~out)))
+        gemm[out], wall[out] = errors(refitted, rows.where(out))
     return gemm, wall
 
 
 def put_all(system: System, coefficients: Mapping[str, float]) -> System:
-    """The system with other coefficients of contention."""
+    """Copy of a system with other coefficients of contention."""
     for name, value in coefficients.items():
         system = put(system, f"gpu.contention.{name}", value)
     return system
 
 
 def table(system: System, rows: Overlaps) -> Sequence[Mapping[str, Any]]:
-    """What `study=overlap_measured` writes: one row for each measured overlap, fitted ones with the error left out."""
+    """Table of `study=overlap_measured`: a row for each measured overlap, with left-out errors of the fitted ones."""
     gemm, wall = predict_overlaps(system, rows)
     left_out = zip(*without_one(system, rows.where(rows.fitted)), strict=True)
     out = dict(zip(np.flatnonzero(rows.fitted), left_out, strict=True))

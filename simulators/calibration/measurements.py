@@ -1,7 +1,7 @@
 """Tables of measured operators, in the layout of DeepBench's results: a CSV with a row for each measured operation.
 
-Columns `device, precision, op` name a row; `op` says which columns hold its shape and its times [ms]. Whatever is wrong
-is told by line and column, all at once.
+Columns `device, precision, op` name a row; `op` determines the columns that hold its shape and its times [ms]. All
+problems of a table are reported at once, by line and column.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import math
 import re
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
@@ -35,7 +35,7 @@ KINDS: Mapping[str, tuple[str, ...]] = {
     "recurrent": ("lstm", "gru", "vanilla"),
     "allreduce": ("allreduce",),
 }
-"""Kind of operator -> what `op` may say of it."""
+"""Kind of operator -> legal values of `op`."""
 GATES: Mapping[str, int] = {"lstm": 4, "gru": 3, "vanilla": 1}
 """Matrices of a recurrent cell that are multiplied with its state in every step."""
 
@@ -63,10 +63,10 @@ _NAMES: Mapping[str, str] = {
     "allreduce": "{floats} x {gpus}",
 }
 FLOAT_BYTES = 4
-"""Of the elements in which the size of an all-reduce is counted."""
+"""Bytes of the elements in which the size of an all-reduce is counted."""
 _LEAST = {"pad_h": 0, "pad_w": 0, "gpus": 2}
 _MOST = 2**40
-_SHOWN = 20  # problems that are told one by one
+_SHOWN = 20  # problems that are reported one by one
 _NOT_MEASURED = re.compile(r"|N/?A\*?|-", re.IGNORECASE)
 
 
@@ -74,9 +74,9 @@ _NOT_MEASURED = re.compile(r"|N/?A\*?|-", re.IGNORECASE)
 class Rows:
     """R measured operations of one kind on one device at one precision.
 
-    shape: column -> its values [R] (of a GEMM `ta`, `tb`: 1 where transposed; of a recurrent layer also `gates`).
-    seconds [R, passes]: NaN where not measured. names, lines: what each is called, and where it stands. algorithms: by
-    which it was computed forward, in the library's words; '' where that is not said.
+    shape: column -> its values [R] (of a GEMM `ta`, `tb`: 1 if transposed; of a recurrent layer also `gates`).
+    seconds [R, passes]: NaN if not measured. names, lines: name and line number of each row. algorithms: the library's
+    name of the algorithm of the forward pass; '' if not given.
     """
 
     device: str
@@ -90,16 +90,16 @@ class Rows:
 
     @property
     def size(self) -> int:
-        """R."""
+        """Number of rows R."""
         return len(self.names)
 
     @property
     def passes(self) -> tuple[str, ...]:
-        """What the columns of `seconds` are."""
+        """Names of the columns of `seconds`."""
         return tuple(name.removesuffix("_ms") for name in _TIMES[self.kind])
 
     def take(self, places: NDArray[Any]) -> Rows:
-        """Some of the rows, by index or mask."""
+        """Select some of the rows, by index or mask."""
         chosen = np.arange(self.size)[places].tolist()
         return Rows(
             self.device,
@@ -114,16 +114,16 @@ class Rows:
 
 
 def read(path: Path) -> list[Rows]:
-    """The rows of a CSV, by device, precision and kind. Raises ConfigError, naming lines and columns."""
+    """Read the rows of a CSV, by device, precision and kind. Raises ConfigError, naming lines and columns."""
     table = _Table(path)
-    found = defaultdict[tuple[str, str, str], list[_Row]](list)
+    groups = defaultdict[tuple[str, str, str], list[_Row]](list)
     lines = list(table.lines())
     table.count([cells for _, cells in lines])
     for line, cells in lines:
         row = table.row(line, cells)
         if row is not None:
-            found[row.device, row.precision, row.kind].append(row)
-    if not found and not table.problems:
+            groups[row.device, row.precision, row.kind].append(row)
+    if not groups and not table.problems:
         table.note("", "holds no rows")
     table.done()
     if table.filled:
@@ -132,26 +132,26 @@ def read(path: Path) -> list[Rows]:
             " which has them",
             file=sys.stderr,
         )
-    return [_rows(*key, rows) for key, rows in found.items()]
+    return [_rows(*key, rows) for key, rows in groups.items()]
 
 
 def read_folder(folder: Path) -> list[Rows]:
-    """The rows of all tables below a folder; a CSV without a column `op` is not one. Raises ConfigError."""
+    """Read the rows of all tables below a folder; a CSV without a column `op` is skipped. Raises ConfigError."""
     if not folder.is_dir():
         raise ConfigError([Problem("study.data_dir", "is no folder", str(folder), "name one that holds CSV tables")])
     files = [file for file in sorted(folder.rglob("*.csv")) if file.is_file() and "op" in _head(file)]
     if not files:
         rule = "holds no CSV table of measured operators (with the columns device, precision, op)"
         raise ConfigError([Problem("study.data_dir", rule, str(folder))])
-    found = defaultdict[tuple[str, str, str], list[Rows]](list)
+    groups = defaultdict[tuple[str, str, str], list[Rows]](list)
     for file in files:
         for rows in read(file):
-            found[rows.device, rows.precision, rows.kind].append(rows)
-    return [_joined(parts) for parts in found.values()]
+            groups[rows.device, rows.precision, rows.kind].append(rows)
+    return [_concatenate(parts) for parts in groups.values()]
 
 
-def _joined(parts: Sequence[Rows]) -> Rows:
-    """Rows of several files on the same."""
+def _concatenate(parts: Sequence[Rows]) -> Rows:
+    """Concatenate rows of one device, precision and kind from several files."""
     if len(parts) == 1:
         return parts[0]
     return replace(
@@ -173,7 +173,7 @@ def _head(file: Path) -> list[str]:
 
 
 def _comments(lines: Sequence[str]) -> list[str]:
-    """The lines above a table that say what it is."""
+    """Comment lines above a table."""
     return list(itertools.takewhile(lambda line: line.startswith("#"), lines))
 
 
@@ -191,7 +191,7 @@ class _Row:
 
 
 class _Table:
-    """A file while it is read. filled: convolutions whose filter was found in DeepBench's list."""
+    """A file being read. filled: number of convolutions whose filter was filled in from DeepBench's list."""
 
     def __init__(self, path: Path) -> None:
         self._path, self.problems, self.filled = path, list[Problem](), 0
@@ -211,7 +211,7 @@ class _Table:
         self.problems.append(Problem(place, rule, value, way_out))
 
     def done(self) -> None:
-        """Raise ConfigError with the first of the problems, if there are any."""
+        """Raise ConfigError with the first problems, if there are any."""
         more = len(self.problems) - _SHOWN
         if more > 0:
             self.problems[_SHOWN:] = [Problem(self._path.name, f"has {more} more problems of this sort")]
@@ -232,7 +232,7 @@ class _Table:
         self.done()
 
     def lines(self) -> Iterator[tuple[int, dict[str, str]]]:
-        """(line, cell by column) of every row that holds something."""
+        """Yield (line, cell by column) of every row that is not blank."""
         try:
             for cells in self._reader:
                 line = self._above + self._reader.line_num
@@ -246,11 +246,11 @@ class _Table:
             self.note(f"line {self._above + self._reader.line_num}", f"is no CSV: {error}")
 
     def count(self, rows: Sequence[Mapping[str, str]]) -> None:
-        """Note how often each convolution without a filter comes."""
+        """Count the rows of each convolution without its filter."""
         self._held.update(_convolution(cells) for cells in rows if cells["op"] == "conv")
 
     def row(self, line: int, cells: Mapping[str, str]) -> _Row | None:
-        """One row; None with its problems noted."""
+        """Parse one row; None if it has problems, which are noted."""
         before, op, precision = len(self.problems), cells["op"], cells["precision"]
         kind = next((kind for kind, ops in KINDS.items() if op in ops), None)
         if kind is None:
@@ -277,8 +277,8 @@ class _Table:
             return None
         texts = {name: _text(name, value) for name, value in shape.items()}
         name = _NAMES[kind].format(op=op, **texts)
-        device, said = cells.get("device") or self._path.stem, cells.get("algo", "")
-        algorithm = "" if _NOT_MEASURED.fullmatch(said) else said
+        device, algorithm = cells.get("device") or self._path.stem, cells.get("algo", "")
+        algorithm = "" if _NOT_MEASURED.fullmatch(algorithm) else algorithm
         return _Row(device, precision, kind, op, line, shape, times, name, algorithm)
 
     def _shape(self, line: int, kind: str, cells: Mapping[str, str]) -> dict[str, float]:
@@ -310,7 +310,7 @@ class _Table:
         return value
 
     def _time(self, line: int, name: str, cells: Mapping[str, str]) -> float:
-        """A time [s]; NaN where it was not measured."""
+        """Parse a time [s]; NaN if it was not measured."""
         where, text = f"line {line}, {name}", cells.get(name, "")
         if _NOT_MEASURED.fullmatch(text):
             return math.nan
@@ -327,48 +327,47 @@ class _Table:
         return value * 1e-3
 
     def _filter(self, line: int, cells: Mapping[str, str]) -> dict[str, float]:
-        """Filter and stride of a convolution of DeepBench's list, for tables that leave them out."""
+        """Filter and stride of a convolution from DeepBench's list, for tables that leave them out."""
         key = _convolution(cells)
-        known, place = _deepbench().get(key, ()), self._seen[key]
+        filters, place = _deepbench().get(key, ()), self._seen[key]
         self._seen[key] += 1
         empty = [name for name in _FILTER if not cells.get(name)]
-        if not known or (len(set(known)) > 1 and self._held[key] % len(known)):
-            why = "has several of this shape" if known else "has no such shape"
+        if not filters or (len(set(filters)) > 1 and self._held[key] % len(filters)):
+            why = "has several of this shape" if filters else "has no such shape"
             way = f"fill them in: DeepBench's list, which they could be taken from, {why}"
             self.note(f"line {line}, {empty[0]}", f"is empty ({', '.join(empty)})", way_out=way)
             return {}
         self.filled += 1
-        found = dict(zip(_FILTER, known[place % len(known)], strict=True))
+        values = dict(zip(_FILTER, filters[place % len(filters)], strict=True))
         for name in set(_FILTER) - set(empty):
-            if self._size(line, name, cells) != found[name]:
-                self.note(f"line {line}, {name}", f"is not {found[name]:.0f}, as in DeepBench's list", cells[name])
-        return found
+            if self._size(line, name, cells) != values[name]:
+                self.note(f"line {line}, {name}", f"is not {values[name]:.0f}, as in DeepBench's list", cells[name])
+        return values
 
 
 def _convolution(cells: Mapping[str, str]) -> tuple[str, ...]:
-    """A convolution without its filter: image, channels and batch."""
+    """Key of a convolution without its filter: image, channels and batch."""
     return tuple(cells.get(name, "").removesuffix(".0") for name in ("w", "h", "c", "n", "k"))
 
 
 @cache
 def _deepbench() -> Mapping[tuple[str, ...], Sequence[tuple[float, ...]]]:
-    """Filters and strides of DeepBench's convolutions in its order, by what `_convolution` says of them."""
-    found = defaultdict[tuple[str, ...], list[tuple[float, ...]]](list)
+    """Filters and strides of DeepBench's convolutions in its order, by the key of `_convolution`."""
+    filters = defaultdict[tuple[str, ...], list[tuple[float, ...]]](list)
     with (conf_dir() / "data" / "deepbench_convolutions.csv").open(encoding="utf-8") as text:
         for row in csv.DictReader(line for line in text if not line.startswith("#")):
-            found[_convolution(row)].append(tuple(float(row[name]) for name in _FILTER))
-    return found
+            filters[_convolution(row)].append(tuple(float(row[name]) for name in _FILTER))
+    return filters
 
 
 def _text(name: str, value: float) -> str:
     return ("N", "T")[int(value)] if name in ("ta", "tb") else f"{value:.0f}"
 
 
-def _rows(device: str, precision: str, kind: str, rows: Iterable[_Row]) -> Rows:
-    held = list(rows)
-    shape = {name: np.array([row.shape[name] for row in held]) for name in _SHAPES[kind]}
+def _rows(device: str, precision: str, kind: str, rows: Sequence[_Row]) -> Rows:
+    shape = {name: np.array([row.shape[name] for row in rows]) for name in _SHAPES[kind]}
     if kind == "recurrent":
-        shape["gates"] = np.array([float(GATES[row.op]) for row in held])
-    seconds = np.array([row.times for row in held], float)
-    told = (tuple(getattr(row, name) for row in held) for name in ("name", "line", "algorithm"))
-    return Rows(device, precision, kind, shape, seconds, *told)
+        shape["gates"] = np.array([float(GATES[row.op]) for row in rows])
+    seconds = np.array([row.times for row in rows], float)
+    texts = (tuple(getattr(row, name) for row in rows) for name in ("name", "line", "algorithm"))
+    return Rows(device, precision, kind, shape, seconds, *texts)

@@ -1,4 +1,4 @@
-"""Measured rows predicted, by operator costs and by simpler means, and how far that is from what was measured."""
+"""Predictions of measured rows by operator costs and by simpler models, and their errors."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from simulators.hardware.device import Device
 Floats = NDArray[np.float64]
 
 MODELS = ("fitted", "roofline", "nearest")
-"""What predicts. fitted: the operator costs with the device's constants. roofline: peak rate and HBM bandwidth of its
+"""Models of times. fitted: the operator costs with the device's constants. roofline: peak rate and HBM bandwidth of its
 data sheet. nearest: the measured row of the nearest shape, scaled by FLOP."""
 _FAR = 1.5  # a prediction is far off beyond this factor
 
 
 @dataclass(frozen=True)
 class Errors:
-    """Of N measured times: absolute relative errors |predicted / measured - 1|, and how well the order is kept.
+    """Absolute relative errors |predicted / measured - 1| of N measured times, and correlations.
 
     median, p90: of the errors. far: share of times that are off by more than a factor 1.5. log_correlation: Pearson's,
-    of the logarithms; rank_correlation: Spearman's; both 0 where all times are alike.
+    of the logarithms; rank_correlation: Spearman's; both 0 if all times are equal.
     """
 
     count: int
@@ -37,7 +37,7 @@ class Errors:
 
     @classmethod
     def of(cls, predicted: Floats, measured: Floats) -> Errors | None:
-        """Of two arrays of one shape, where both hold a number; None where there are none."""
+        """Compute the errors of two arrays of one shape where both are finite; None if they are so nowhere."""
         both = np.isfinite(predicted) & np.isfinite(measured)
         ours, theirs = predicted[both], measured[both]
         if not len(ours):
@@ -55,17 +55,17 @@ class Errors:
         )
 
 
-def _correlation(one: Floats, other: Floats) -> float:
-    if len(one) < 2 or np.ptp(one) == 0 or np.ptp(other) == 0:
+def _correlation(first: Floats, second: Floats) -> float:
+    if len(first) < 2 or np.ptp(first) == 0 or np.ptp(second) == 0:
         return 0.0
-    return float(np.corrcoef(one, other)[0, 1])
+    return float(np.corrcoef(first, second)[0, 1])
 
 
 @dataclass(frozen=True)
 class Predicted:
     """Rows with their predicted work [FLOP], traffic [bytes] and times [R, passes].
 
-    fitted [R]: which of them the device's constants were fitted on; a shape that was measured twice counts both times.
+    fitted [R]: True for rows that the device's constants were fitted on; all rows of one shape are alike in this.
     """
 
     rows: Rows
@@ -76,18 +76,18 @@ class Predicted:
 
     @property
     def num_fitted(self) -> int:
-        """Shapes that were fitted on."""
+        """Number of shapes that were fitted on."""
         return len({name for name, fitted in zip(self.rows.names, self.fitted, strict=True) if fitted})
 
     @property
     def errors(self) -> Errors | None:
-        """On the rows that were not fitted on."""
+        """Errors on the rows that were not fitted on."""
         unseen = ~self.fitted
         return Errors.of(self.seconds[unseen], self.rows.seconds[unseen])
 
 
 def predicted_by(model: str, device: Device, rows: Rows) -> Predicted | None:
-    """Rows predicted by one of `MODELS`; None where the device has no constants for them."""
+    """Predict rows by one of `MODELS`; None if the device has no constants for them."""
     cost = cost_of(device, rows)
     if cost is None:
         return None
@@ -101,7 +101,7 @@ def predicted_by(model: str, device: Device, rows: Rows) -> Predicted | None:
 
 
 def roofline(device: Device, rows: Rows, flop: Floats, *, traffic: Floats) -> Floats:
-    """Times [R, passes] at the peak rate or the bandwidth of the data sheet; of an all-reduce, at its server's rate."""
+    """Times [R, passes] at the peak rate or the bandwidth of the data sheet; of an all-reduce at its server's rate."""
     if rows.kind == "allreduce":
         assert device.server is not None
         return np.asarray(traffic / device.server.bytes_per_s)
@@ -111,23 +111,23 @@ def roofline(device: Device, rows: Rows, flop: Floats, *, traffic: Floats) -> Fl
 
 
 def nearest(rows: Rows, flop: Floats) -> Floats:
-    """Each time [R, passes] as the measured neighbour's, scaled by FLOP: the row of the nearest other shape.
+    """Times [R, passes] of the measured row of the nearest other shape, scaled by FLOP.
 
-    Shapes are compared by their logarithms, a layout of a matrix counting like a factor 16 in a size.
+    Distances are of the logarithms of sizes; another layout of a matrix counts as a factor 16 in a size.
     """
     points = features(rows.shape)
-    found = np.full(rows.seconds.shape, np.nan)
+    seconds = np.full(rows.seconds.shape, np.nan)
     for column in range(len(rows.passes)):
-        known = np.flatnonzero(np.isfinite(rows.seconds[:, column]))
-        for row in known:
-            others = known[[rows.names[other] != rows.names[row] for other in known]]
-            if len(others):
-                near = others[np.argmin(((points[others] - points[row]) ** 2).sum(axis=1))]
-                found[row, column] = rows.seconds[near, column] * flop[row, column] / flop[near, column]
-    return found
+        measured = np.flatnonzero(np.isfinite(rows.seconds[:, column]))
+        for row in measured:
+            candidates = measured[[rows.names[other] != rows.names[row] for other in measured]]
+            if len(candidates):
+                near = candidates[np.argmin(((points[candidates] - points[row]) ** 2).sum(axis=1))]
+                seconds[row, column] = rows.seconds[near, column] * flop[row, column] / flop[near, column]
+    return seconds
 
 
-_LAYOUT = 4.0  # doublings of a size that a layout is as far as
+_LAYOUT = 4.0  # distance of two layouts, in doublings of a size
 
 
 def features(shape: Mapping[str, Floats]) -> Floats:

@@ -1,4 +1,4 @@
-"""What operator costs say of measured rows: each row with the function of its kind, on its device."""
+"""Operator costs of measured rows: each row by the cost function of its kind, on its device."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from simulators.hardware.device import Device, Efficiency, Server
 
 
 def cost_of(device: Device, rows: Rows) -> Cost | None:
-    """Costs [R, passes] of measured rows; None where the device has no constants for them."""
+    """Costs [R, passes] of measured rows; None if the device has no constants for them."""
     if rows.kind == "allreduce":
         return None if device.server is None else allreduce(device.server, rows)
-    constants = {str(name): found for name, found in device.efficiency.items()}.get(rows.precision)
+    constants = {str(name): efficiency for name, efficiency in device.efficiency.items()}.get(rows.precision)
     return None if constants is None else on_device(device, constants, rows)
 
 
 def on_device(device: Device, constants: Efficiency, rows: Rows) -> Cost:
-    """Costs [R, passes] of rows of a kernel, with constants that may not be the device's own."""
+    """Costs [R, passes] of rows of a kernel, with any constants."""
     chip, shape = Chip.of(device, rows.precision, efficiency=constants), rows.shape
     if rows.kind == "gemm":
         cost = gemm(chip, (shape["m"], shape["n"], shape["k"]), transposed_a=shape["ta"])
@@ -31,7 +31,7 @@ def on_device(device: Device, constants: Efficiency, rows: Rows) -> Cost:
 
 
 def allreduce(server: Server, rows: Rows) -> Cost:
-    """Costs [R, 1] of rings over the GPUs of a server, and of several where it has too few; bytes are those sent."""
+    """Costs [R, 1] of rings over the GPUs of a server, or of several servers if needed; bytes are those sent."""
     gpus, payload = rows.shape["gpus"], FLOAT_BYTES * rows.shape["floats"]
     cost = collective_cost("all_reduce", "ring", payload, server_ring(server, gpus))
     return Cost.of(cost.flop[:, None], cost.wire_bytes[:, None], cost.seconds[:, None])

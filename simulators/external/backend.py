@@ -122,9 +122,9 @@ class ExternalBackend(Backend):
 
     def evaluate(self, batches: Sequence[Batch]) -> list[Results]:
         """One run of the program per design."""
-        return [Results.of([self._one(design) for design in batch.designs()]) for batch in batches]
+        return [Results.of([self._evaluate_design(design) for design in batch.designs()]) for batch in batches]
 
-    def _one(self, design: BaseModel) -> Result:
+    def _evaluate_design(self, design: BaseModel) -> Result:
         tree, limits, before = dict(design), self._limits, kills_for_memory()
         with scratch() as place:
             folder = place.folder
