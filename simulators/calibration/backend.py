@@ -31,7 +31,7 @@ class Predict(Frozen):
 
 
 class Table(Frozen):
-    """Measured rows of a device (by its name in tables), a precision and a kind. content: their hash. note: their folder."""
+    """Measured rows of a device (by its name in tables), a precision and a kind. content: their hash; note: folder."""
 
     device: str
     precision: str

@@ -81,7 +81,7 @@ class Overlaps:
 
 
 def together(gemm_s: Floats, comm_s: Floats, gemm_share: Floats, comm_share: Floats) -> tuple[Floats, Floats]:
-    """End times [s] of a GEMM and a collective that start at once and run at their shares of the rate until one ends."""
+    """End times [s] of a GEMM and a collective that start at once, at their shares of the rate until one ends."""
     first = np.minimum(gemm_s / gemm_share, comm_s / comm_share)
     return first + gemm_s - first * gemm_share, first + comm_s - first * comm_share
 

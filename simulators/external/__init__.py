@@ -1,3 +1,3 @@
-"""Simulators of the user: any program, run and supervised point by point."""
+"""External programs as simulators, run and supervised point by point."""
 
 BACKENDS = {"external": "simulators.external.backend:ExternalBackend"}

@@ -1,7 +1,7 @@
 """Any program as a simulator: a design in as JSON or CSV, metrics out as JSON, one process per point.
 
-It is started as a list of words, never by a shell, in an empty scratch folder of its own, with few of the environment's
-variables and within limits. Whatever goes wrong in it is a result with a reason, and the search goes on.
+The program is started from a list of words, never by a shell, in an empty scratch folder of its own, with few of the
+environment's variables and within limits. Every failure of it is a result with a reason, and the search goes on.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from simulators.external.outcome import complaint, judge_run, kills_for_memory, 
 from simulators.external.process import run, scratch
 from simulators.external.program import PLACE, Command, Program, improvement
 
-_VERSION = "1"  # of what a program is given and how its answer is read
+_VERSION = "1"  # of the interface: the input of a program and the parsing of its answer
 
 _ALWAYS_PASSED = ("PATH", "HOME", "LANG")
-_UNHEARD = LABELS - {"name"}  # for people: a program does not get them, and they make no difference
+_IGNORED_KEYS = LABELS - {"name"}  # for people only: not passed to a program, and without effect on keys
 _SCENARIO = re.compile(r"[A-Za-z0-9_.-]{1,80}")
 _QUANTITIES: Mapping[str, TypeAdapter[float]] = {
     "_bytes_per_s": TypeAdapter(BytesPerSecond),
@@ -44,13 +44,13 @@ _QUANTITIES: Mapping[str, TypeAdapter[float]] = {
 
 
 class Design(BaseModel):
-    """One point: sections by name, each a mapping of numbers, texts, truth values, lists and mappings."""
+    """One point: sections by name, each a mapping of numbers, strings, booleans, lists and mappings."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
 
 
 class ExternalBackend(Backend):
-    """A program by its command line; parameters: those of `Program`. Raises ConfigError, all problems at once."""
+    """A program as a backend; parameters: those of `Program`. Raises ConfigError with all problems at once."""
 
     batch = 1
 
@@ -67,11 +67,11 @@ class ExternalBackend(Backend):
 
     @property
     def program(self) -> tuple[str, ...]:
-        """What is started: the words of the command, as configured."""
+        """Words of the command, as configured."""
         return self._program.command
 
     def sections(self, tree: Tree) -> None:
-        """Any sections with keys; `scenarios` is one of them, and what the command names must exist."""
+        """Check that sections hold keys, and that the values named in the command exist; `scenarios` is optional."""
         check = Problems()
         parts = {name: part for name, part in tree.items() if name != "scenarios"}
         for name, part in parts.items():
@@ -81,101 +81,106 @@ class ExternalBackend(Backend):
                 check.add(name, "cannot be the name of a section", way_out="choose another")
         if not parts:
             check.add("configuration", "has no section of values for the program", way_out="see docs/external.md")
-        known = dict(_leaves(parts))
+        values = dict(_leaves(parts))
         for name in self._command.places:
-            if name not in ("input", "output", *known):
-                way = did_you_mean(name, ["input", "output", "here", *known])
+            if name not in ("input", "output", *values):
+                way = did_you_mean(name, ["input", "output", "here", *values])
                 check.add("simulator.command", f"{{{name}}} is no value of the design", way_out=way)
         check.done()
 
     def scenarios(self, tree: Tree) -> Mapping[str, Tree]:
-        """What `scenarios` says, each put into the other sections; without it one, named `base`."""
+        """Merge each entry of `scenarios` into the other sections; without it, return a single scenario `base`."""
         parts = {name: part for name, part in tree.items() if name != "scenarios"}
-        given = tree.get("scenarios")
-        check, found = Problems(), dict[str, Tree]()
-        if given is not None and not (isinstance(given, Mapping) and given):
+        overrides = tree.get("scenarios")
+        check, trees = Problems(), dict[str, Tree]()
+        if overrides is not None and not (isinstance(overrides, Mapping) and overrides):
             check.add("scenarios", "must map names to the values that they change")
-            given = None
-        for name, changes in ({"base": {}} if given is None else given).items():
+            overrides = None
+        for name, changes in ({"base": {}} if overrides is None else overrides).items():
             if not _SCENARIO.fullmatch(name) or not isinstance(changes, Mapping):
                 rule = "must be a name (letters, digits, - _ .) with the values that it changes"
                 check.add(f"scenarios.{name}", rule)
                 continue
-            found[name] = _changed(parts, changes, check=check, where=f"scenarios.{name}")
+            trees[name] = _change_values(parts, changes, check=check, where=f"scenarios.{name}")
         check.done()
-        return found
+        return trees
 
     def design(self, tree: Tree) -> Design:
-        """The sections as frozen values; texts under a name that ends in a unit become numbers in it."""
+        """Freeze the sections; strings under a name that ends in a unit become numbers in that unit."""
         check = Problems()
         parts = {name: _frozen(part, name, check) for name, part in tree.items() if name != "scenarios"}
         check.done()
         return Design.model_construct(**parts)
 
     def condition(self, path: str, tree: Tree) -> Mapping[str, Any] | None:
-        """Every value of the design may be a knob, and always counts."""
+        """Accept every value of the design as a knob, without a condition."""
         parent, _, name = path.rpartition(".")
         owner = get_path(tree, parent) if parent else None
-        if path.startswith("scenarios.") or name in _UNHEARD or not isinstance(owner, Mapping) or name not in owner:
+        if (
+            path.startswith("scenarios.")
+            or name in _IGNORED_KEYS
+            or not isinstance(owner, Mapping)
+            or name not in owner
+        ):
             return None
         return None if isinstance(owner[name], Mapping) else {}
 
     def evaluate(self, batches: Sequence[Batch]) -> list[Results]:
-        """One run of the program per design."""
+        """Run the program once per design."""
         return [Results.of([self._evaluate_design(design) for design in batch.designs()]) for batch in batches]
 
     def _evaluate_design(self, design: BaseModel) -> Result:
         tree, limits, before = dict(design), self._limits, kills_for_memory()
         with scratch() as place:
             folder = place.folder
-            given, output = folder / f"input.{self._program.input}", folder / "output.json"
-            given.write_text(_as_json(tree) if self._program.input == "json" else _as_csv(tree), encoding="utf-8")
-            values = {"input": str(given), "output": str(output), **dict(_leaves(tree))}
+            design_file, output = folder / f"input.{self._program.input}", folder / "output.json"
+            design_file.write_text(_as_json(tree) if self._program.input == "json" else _as_csv(tree), encoding="utf-8")
+            values = {"input": str(design_file), "output": str(output), **dict(_leaves(tree))}
             used = set(self._command.places)
-            command = [PLACE.sub(lambda one: _said(values, one), word) for word in self._command.words]
-            stdin = Path(os.devnull) if "input" in used else given
+            command = [PLACE.sub(lambda match: _word_of(values, match), word) for word in self._command.words]
+            stdin = Path(os.devnull) if "input" in used else design_file
             ended = run(command, limits, place=place, stdin=stdin, variables=(*_ALWAYS_PASSED, *self._program.env))
             answer = read_output(output, limits.output_bytes + 1) if "output" in used else ended.stdout
             starved = kills_for_memory() > before
-        found = judge_run(ended, limits, answer, metrics=self.metrics, starved=starved)
-        if found.status == "failed":
+        result = judge_run(ended, limits, answer, metrics=self.metrics, starved=starved)
+        if result.status == "failed":
             secrets = {key: os.environ[key] for key in self._program.env if key in os.environ}
-            told = complaint(ended, self._program.error_chars, folder=folder, secrets=secrets)
-            found = replace(found, reason="\n".join(filter(None, [found.reason, told])))
-        return replace(found, engine=self._command.name)
+            stderr_tail = complaint(ended, self._program.error_chars, folder=folder, secrets=secrets)
+            result = replace(result, reason="\n".join(filter(None, [result.reason, stderr_tail])))
+        return replace(result, engine=self._command.name)
 
     def relate(self, point: Columns, baseline: Columns) -> Columns:
-        """How many times better than the baseline each metric is; NaN where that is 0 / 0 or divides by 0."""
-        found = {}
+        """Improvement of each metric over the baseline, as a ratio; NaN where the denominator is 0."""
+        ratios = {}
         for name, metric in self.metrics.items():
             if improvement(name) in self.relations:
                 better, worse = (baseline, point) if metric.goal == "minimize" else (point, baseline)
                 ratio = np.full(len(point[name]), math.nan)
-                found[improvement(name)] = np.divide(better[name], worse[name], out=ratio, where=worse[name] != 0)
-        return found
+                ratios[improvement(name)] = np.divide(better[name], worse[name], out=ratio, where=worse[name] != 0)
+        return ratios
 
     def facts(self, design: BaseModel) -> Sequence[tuple[str, Any, str, str]]:
-        """Every number of the design; where it comes from, its user knows."""
+        """Every number of the design, with the user as its source."""
         leaves = [(path, value) for path, value in _leaves(dict(design)) if type(value) in (int, float)]
         return [(path, value, "user", "the sections of the study") for path, value in leaves]
 
 
 def _relations(metrics: Mapping[str, Metric]) -> Iterator[tuple[str, Metric]]:
-    """A ratio for every metric that has a zero to count from."""
+    """Yield a ratio for every metric whose range has no negative values."""
     for name, metric in metrics.items():
         if metric.low >= 0:
             ratio = "baseline / point" if metric.goal == "minimize" else "point / baseline"
             yield improvement(name), Metric("x", f"{name}: {ratio}, better above 1", goal="maximize")
 
 
-def _said(values: Mapping[str, Any], place: re.Match[str]) -> str:
-    """The value that a placeholder stands for, as a word of a command line."""
+def _word_of(values: Mapping[str, Any], place: re.Match[str]) -> str:
+    """Value of a placeholder as a word of a command line."""
     value = values[place[1]]
     return value if isinstance(value, str) else json.dumps(value)
 
 
 def _leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """(dotted path, value) of everything that is no mapping."""
+    """Yield (dotted path, value) of every leaf: every value that is not a mapping."""
     if not isinstance(tree, Mapping):
         yield path, tree
         return
@@ -183,24 +188,26 @@ def _leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
         yield from _leaves(value, f"{path}.{name}" if path else name)
 
 
-def _changed(base: Tree, changes: Tree, *, check: Problems, where: str) -> Tree:
-    """A tree with some of its values changed; they must be there."""
-    found, known = copy.deepcopy(dict(base)), dict(_leaves(base))
+def _change_values(base: Tree, changes: Tree, *, check: Problems, where: str) -> Tree:
+    """Copy a tree with some of its values changed; a path that does not exist is noted as a problem."""
+    tree, values = copy.deepcopy(dict(base)), dict(_leaves(base))
     for path, value in _leaves(changes):
-        if path in known:
-            set_path(found, path, value)
+        if path in values:
+            set_path(tree, path, value)
         else:
-            check.add(f"{where}.{path}", "is no value of the design", way_out=did_you_mean(path, known))
-    return found
+            check.add(f"{where}.{path}", "is no value of the design", way_out=did_you_mean(path, values))
+    return tree
 
 
 def _frozen(value: Any, path: str, check: Problems) -> Any:
-    """A value that nobody changes and that JSON can say; what cannot be one is noted."""
+    """Convert a value to an immutable one that JSON can represent; other values are noted as problems."""
     if isinstance(value, Mapping):
         for name in value:
             if not name or set(name) & set(". \0"):
                 check.add(f"{path}.{name}", "must have a name without dots and blanks")
-        return {name: _frozen(value[name], f"{path}.{name}", check) for name in sorted(value) if name not in _UNHEARD}
+        return {
+            name: _frozen(value[name], f"{path}.{name}", check) for name in sorted(value) if name not in _IGNORED_KEYS
+        }
     if isinstance(value, (list, tuple)):
         return tuple(_frozen(item, f"{path}.{index}", check) for index, item in enumerate(value))
     if isinstance(value, str):
@@ -215,7 +222,7 @@ def _frozen(value: Any, path: str, check: Problems) -> Any:
 
 
 def _quantity(text: str, path: str, check: Problems) -> Any:
-    """A text as it is, or the number it says where the name ends in a unit."""
+    """Return a string unchanged, or as a number if the name ends in a unit."""
     if "\0" in text:
         check.add(path, "must hold no NUL")
     reader = next((reader for ending, reader in _QUANTITIES.items() if path.endswith(ending)), None)
@@ -231,7 +238,7 @@ def _as_json(tree: Tree) -> str:
 
 
 def _as_csv(tree: Tree) -> str:
-    """A row for every value: its dotted path, and the value; lists as JSON."""
+    """Format a tree as CSV with a row for every value: its dotted path and the value; lists as JSON."""
     text = io.StringIO()
     rows = csv.writer(text, lineterminator="\n")
     rows.writerow(["path", "value"])

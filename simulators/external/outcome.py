@@ -1,7 +1,7 @@
-"""What a run of somebody's program says: its metrics, or what went wrong and the end of what it complained.
+"""Outcome of a run of an external program: its metrics, or the reason of its failure and the end of its error output.
 
-The first line of a reason is one of few (`EXIT 3`, `CRASH SIGSEGV`, `TIMEOUT after 2 s`, ...), the same for the same
-failure, so that failures can be counted.
+The first line of a reason is one of a few texts (`EXIT 3`, `CRASH SIGSEGV`, `TIMEOUT after 2 s`, ...), the same for the
+same failure, so that failures can be counted.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from dse.evaluation.workers import Lost
 from simulators.external.process import Ended, Limits
 
 _MOST_LINES = 20  # of standard error
-_MOST_TOLD = 500  # characters of a reason that a program gives
-_MOST_SHOWN = 80  # characters of a name or text where a number belongs
+_MOST_REASON = 500  # characters of a reason given by a program
+_MOST_VALUE = 80  # characters of a name, or of a string in place of a number
 _NO_MEMORY = re.compile(
     r"MemoryError|bad_alloc|Cannot allocate memory|memory allocation of \d+ bytes failed|out ?of ?memory",
     re.IGNORECASE,
@@ -33,11 +33,11 @@ _SECRET = re.compile(r"(?i)((?:token|secret|password|passwd|api_?key)\w*[\"']?\s
 def judge_run(
     ended: Ended, limits: Limits, answer: bytes | None, *, metrics: Mapping[str, Metric], starved: bool
 ) -> Result:
-    """The result of a run, without a look at the values of its metrics.
+    """Judge a run, without checking the values of its metrics.
 
-    answer: what it wrote where its output was expected, one byte over `limits.output_bytes` at most; None if nothing
-    could be read. starved: the kernel killed some process for want of memory meanwhile. Raises Lost where nobody knows
-    how the program ended, as its supervisor was killed.
+    answer: output of the program, at most one byte over `limits.output_bytes`; None if nothing could be read. starved:
+    the kernel killed some process for lack of memory meanwhile. Raises Lost if the supervisor was killed, so that the
+    end of the program is not known.
     """
     if failure := _failure(ended, limits, starved):
         return Result("failed", reason=failure)
@@ -50,7 +50,7 @@ def judge_run(
 
 
 def _failure(ended: Ended, limits: Limits, starved: bool) -> str:
-    """How a run failed, or "" if it ended well."""
+    """Reason of a failed run, or "" for a successful one."""
     if ended.error:
         return f"NOT STARTED: {ended.error}"
     if ended.cut:
@@ -76,17 +76,20 @@ def _crash(number: int, limits: Limits) -> str:
 
 
 def _wants_memory(ended: Ended, starved: bool) -> bool:
-    """Whether a program said so in the end, or the kernel did; a pointer that was not checked tells nothing."""
-    killed = ended.code in (-signal.SIGKILL, 128 + signal.SIGKILL)  # the second: told by a shell
+    """Return whether a run failed for lack of memory, by its last messages or the kernel's kills.
+
+    A crash alone, such as from an unchecked null pointer, is not taken as a sign.
+    """
+    killed = ended.code in (-signal.SIGKILL, 128 + signal.SIGKILL)  # the second: reported by a shell
     last = ended.stderr.decode(errors="replace").strip().splitlines()[-3:]
     return (killed and starved) or any(_NO_MEMORY.search(line) for line in last)
 
 
 def kills_for_memory() -> int:
-    """How many processes the kernel killed for want of memory so far: in this control group, else on this machine."""
+    """Number of processes killed by the kernel for lack of memory: in this control group, else on this machine."""
     with contextlib.suppress(OSError, ValueError, IndexError):
-        (own,) = [line for line in Path("/proc/self/cgroup").read_text().splitlines() if line.startswith("0::")]
-        events = Path(f"/sys/fs/cgroup{own.removeprefix('0::')}/memory.events").read_text()
+        (group,) = [line for line in Path("/proc/self/cgroup").read_text().splitlines() if line.startswith("0::")]
+        events = Path(f"/sys/fs/cgroup{group.removeprefix('0::')}/memory.events").read_text()
         return int(dict(line.split() for line in events.splitlines())["oom_kill"])
     with contextlib.suppress(OSError):
         return sum(int(n) for n in re.findall(r"^oom_kill (\d+)$", Path("/proc/vmstat").read_text(), re.MULTILINE))
@@ -94,7 +97,7 @@ def kills_for_memory() -> int:
 
 
 def read_output(path: Path, most: int) -> bytes | None:
-    """What a program wrote to a file, `most` bytes; None where it is no plain file that can be read."""
+    """Read up to `most` bytes of a program's output file; None if it is not a readable plain file."""
     with contextlib.suppress(OSError):
         opened = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
         with os.fdopen(opened, "rb") as file:
@@ -103,71 +106,70 @@ def read_output(path: Path, most: int) -> bytes | None:
 
 
 def _read(answer: bytes, metrics: Mapping[str, Metric]) -> Result:
-    """One JSON object: metrics, or a status with its reason."""
+    """Parse the answer, one JSON object: metrics, or a status with its reason."""
     try:
-        found = json.loads(answer, parse_int=float, object_pairs_hook=_distinct)
+        content = json.loads(answer, parse_int=float, object_pairs_hook=_distinct)
     except (ValueError, RecursionError) as error:
-        begins = sanitize_text(answer[: 4 * _MOST_SHOWN].decode(errors="replace").strip())
+        begins = sanitize_text(answer[: 4 * _MOST_VALUE].decode(errors="replace").strip())
         return Result("failed", reason=f"OUTPUT is no JSON\n{sanitize_text(str(error))}; it begins: {begins}")
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         return Result("failed", reason="OUTPUT is no JSON object")
-    status = found.pop("status", "ok")
+    status = content.pop("status", "ok")
     if status == "ok":
-        unknown = [name for name in found if name not in metrics][:1]
+        unknown = [name for name in content if name not in metrics][:1]
         return Result(
-            "ok", {sanitize_text(name): _number(found[name]) for name in (*metrics, *unknown) if name in found}
+            "ok", {sanitize_text(name): _number(content[name]) for name in (*metrics, *unknown) if name in content}
         )
-    said: Status | None = next((one for one in ("infeasible", "unsupported", "failed") if one == status), None)
-    if said is None:
+    outcome: Status | None = next((name for name in ("infeasible", "unsupported", "failed") if name == status), None)
+    if outcome is None:
         way = "give ok, infeasible, unsupported or failed"
         return Result("failed", reason=f"OUTPUT has an unknown status\n{sanitize_text(str(_number(status)))}: {way}")
-    reason = found.get("reason")
+    reason = content.get("reason")
     return Result(
-        said,
-        reason=sanitize_text(reason, _MOST_TOLD) if isinstance(reason, str) and reason.strip() else "no reason given",
+        outcome,
+        reason=sanitize_text(reason, _MOST_REASON) if isinstance(reason, str) and reason.strip() else "no reason given",
     )
 
 
 def _distinct(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    mapping = dict(pairs)
+    if len(mapping) < len(pairs):
         names = [name for name, _ in pairs]
         raise ValueError(f"{next(name for name in names if names.count(name) > 1)} is given twice")
-    return found
+    return mapping
 
 
 def _number(value: Any) -> Any:
-    """A metric as it was given, if that is short."""
+    """Return the value of a metric unchanged, but shorten strings and describe lists and objects."""
     if isinstance(value, str):
         return sanitize_text(value)
     return "a list" if isinstance(value, list) else "an object" if isinstance(value, dict) else value
 
 
-def sanitize_text(text: str, most: int = _MOST_SHOWN) -> str:
-    """A text that may go to a terminal and a table: no control characters but newlines, not too long."""
+def sanitize_text(text: str, most: int = _MOST_VALUE) -> str:
+    """Make a text safe for terminals and tables: no control characters but newlines, at most `most` characters."""
     plain = "".join(sign if sign.isprintable() or sign == "\n" else "\ufffd" for sign in text[: most + 1].expandtabs(4))
     return plain if len(plain) <= most else f"{plain[: most - 1]}…"
 
 
 def complaint(ended: Ended, most: int, *, folder: Path, secrets: Mapping[str, str]) -> str:
-    """The end of standard error, `most` characters: without the name of the scratch folder and without secrets.
+    """Return the last `most` characters of standard error, without the name of the scratch folder and without secrets.
 
-    secrets: name -> value of what was passed on from the environment.
+    secrets: name -> value of variables passed on from the environment.
     """
     text = ended.stderr.decode(errors="replace").strip()
     text = text.replace(str(folder), "<scratch>")
     for name, value in _longest_first(secrets):
         text = text.replace(value, f"<{name}>")
     text = _SECRET.sub(r"\1<hidden>", text)
-    kept = "\n".join(text.splitlines()[-_MOST_LINES:])[-most:] if most else ""
-    if not kept:
+    tail = "\n".join(text.splitlines()[-_MOST_LINES:])[-most:] if most else ""
+    if not tail:
         return ""
-    whole = len(kept) == len(text) and ended.error_size <= len(ended.stderr)
-    return (
-        f"{'stderr' if whole else f'the end of {ended.error_size} B of stderr'}:\n{sanitize_text(kept, len(kept) * 4)}"
-    )
+    complete = len(tail) == len(text) and ended.error_size <= len(ended.stderr)
+    title = "stderr" if complete else f"the end of {ended.error_size} B of stderr"
+    return f"{title}:\n{sanitize_text(tail, len(tail) * 4)}"
 
 
 def _longest_first(secrets: Mapping[str, str]) -> Iterable[tuple[str, str]]:
-    """Those long enough to be one, so that one which is part of another does not spoil it."""
-    return sorted(((name, value) for name, value in secrets.items() if len(value) >= 4), key=lambda one: -len(one[1]))
+    """Secrets of at least 4 characters, longest first, so that a secret inside another does not break its removal."""
+    return sorted(((name, value) for name, value in secrets.items() if len(value) >= 4), key=lambda pair: -len(pair[1]))

@@ -1,7 +1,6 @@
-"""Runs a program once: bounded in time, memory and output, in a folder of its own, and nothing of it outlives the run.
+"""One run of a program: bounded in time, memory and output, in a folder of its own; none of its processes outlives it.
 
-The program is not started from here but by `simulators.external.supervisor`, which ends it when this side hangs up or
-dies.
+The program is started by `simulators.external.supervisor`, which ends it when this process hangs up or dies.
 """
 
 from __future__ import annotations
@@ -24,21 +23,21 @@ from typing import IO
 
 from simulators.external.supervisor import GRACE_S
 
-_HANGS_UP_S = GRACE_S + 1.5  # the grace of a program, and the time to sweep up after it
-_ERROR_BYTES = 1 << 16  # of standard error, its last ones are kept
+_HANGS_UP_S = GRACE_S + 1.5  # the grace period of a program, and the time to clean up after it
+_ERROR_BYTES = 1 << 16  # last bytes of standard error that are stored
 _READ_BYTES = 1 << 16
-_PIPE_READS = (1 << 20) // _READ_BYTES  # as much as a pipe can hold
+_PIPE_READS = (1 << 20) // _READ_BYTES  # for all that a pipe can hold
 _PREFIX = "dse-external-"  # of scratch folders
 _SUPERVISOR = Path(__file__).with_name("supervisor.py")
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What a program may use. None is no limit, but that of the process that starts it.
+    """Limits of a program. None: the limit of the process that starts it.
 
     timeout_s: wall-clock time. cpu_s: CPU time of each process. memory_bytes: address space of each process.
-    file_bytes: size of a file. output_bytes: of standard output that are kept; with `output_ends`, one more ends the
-    run.
+    file_bytes: size of a file. output_bytes: stored bytes of standard output; with `output_ends`, one more byte ends
+    the run.
     """
 
     timeout_s: float
@@ -50,18 +49,18 @@ class Limits:
 
     @property
     def text(self) -> str:
-        """Those that the kernel keeps, for the supervisor."""
+        """Limits enforced by the kernel, as an argument of the supervisor."""
         limits = (self.memory_bytes, self.cpu_s, self.file_bytes)
         return ",".join(str(-1 if limit is None else limit) for limit in limits)
 
 
 @dataclass(frozen=True)
 class Ended:
-    """How a run ended.
+    """End of a run.
 
-    code: exit code, or minus the signal that ended it; None where that is not known. cut: why it was ended from here
-    ("time", "output"), or "". error: why it could not be started, or "". stdout: from the start, stderr: the end, of
-    error_size bytes.
+    code: exit code, or minus the signal that ended the program; None if unknown. cut: the limit for which this process
+    ended it ("time", "output"), or "". error: reason why it could not be started, or "". stdout: first bytes; stderr:
+    last bytes, of error_size.
     """
 
     code: int | None
@@ -73,7 +72,7 @@ class Ended:
 
 
 @dataclass
-class _Kept:
+class _Stream:
     """Bytes of a stream: the first `most` of them, or the last."""
 
     most: int
@@ -92,13 +91,13 @@ class _Kept:
         return self.size > self.most
 
     @property
-    def kept(self) -> bytes:
+    def content(self) -> bytes:
         return bytes(self.data[-self.most :] if self.last else self.data)
 
 
 @dataclass(frozen=True)
 class Scratch:
-    """A folder for one run. lock: descriptor whose lock is held for as long as somebody lives who will remove it."""
+    """A folder for one run. lock: descriptor whose lock is held while a process lives that will remove the folder."""
 
     folder: Path
     lock: int
@@ -106,22 +105,22 @@ class Scratch:
 
 @contextlib.contextmanager
 def scratch() -> Iterator[Scratch]:
-    """An empty scratch folder, removed in the end; those that nobody lived to remove are so as well, once."""
+    """Provide an empty scratch folder, removed in the end. The first call also removes folders of killed runs."""
     root = tempfile.gettempdir()
     _sweep(root)
-    while (made := _locked(tempfile.mkdtemp(prefix=_PREFIX, dir=root))) is None:
-        pass  # it was swept away between being made and being locked
+    while (place := _lock_folder(tempfile.mkdtemp(prefix=_PREFIX, dir=root))) is None:
+        pass  # another process swept it between its creation and the lock
     try:
-        yield made
+        yield place
     finally:
-        shutil.rmtree(made.folder, ignore_errors=True)
-        os.close(made.lock)
+        shutil.rmtree(place.folder, ignore_errors=True)
+        os.close(place.lock)
 
 
-def _locked(folder: str, *, surely: bool = False) -> Scratch | None:
-    """A folder with its lock held; None if another has it, or if the folder is gone.
+def _lock_folder(folder: str, *, surely: bool = False) -> Scratch | None:
+    """Lock a folder; None if another process holds the lock, or if the folder is gone.
 
-    surely: raises OSError where the file system has no locks; there nothing is ever swept.
+    surely: raise OSError if the file system has no locks, so that nothing is ever swept there.
     """
     try:
         handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -144,10 +143,10 @@ def _locked(folder: str, *, surely: bool = False) -> Scratch | None:
 
 @cache
 def _sweep(root: str) -> None:
-    """Remove the scratch folders of runs whose worker and supervisor were both killed: nobody holds their locks."""
+    """Remove the scratch folders of runs whose worker and supervisor were both killed, so that they are not locked."""
     for folder in Path(root).glob(f"{_PREFIX}*"):
         with contextlib.suppress(OSError):
-            if folder.lstat().st_uid == os.getuid() and (left := _locked(str(folder), surely=True)) is not None:
+            if folder.lstat().st_uid == os.getuid() and (left := _lock_folder(str(folder), surely=True)) is not None:
                 shutil.rmtree(left.folder, ignore_errors=True)
                 os.close(left.lock)
 
@@ -155,24 +154,25 @@ def _sweep(root: str) -> None:
 def run(command: Sequence[str], limits: Limits, *, place: Scratch, stdin: Path, variables: Iterable[str]) -> Ended:
     """Run a command (the path of a program and its arguments) in a folder, with some variables of the environment.
 
-    Raises OSError if nothing can be started.
+    Raises OSError if the supervisor cannot be started.
     """
-    streams = {"out": _Kept(limits.output_bytes), "err": _Kept(_ERROR_BYTES, last=True), "told": _Kept(1 << 12)}
-    with _started([limits.text, ",".join(variables), str(stdin), *command], place) as (supervisor, told):
-        cut = _read(supervisor, told, streams=streams, limits=limits)
-    said = dict(line.split(" ", 1) for line in streams["told"].kept.decode().splitlines())
-    if "ended" not in said:
-        _kill_group(said.get("pid"))
-    code = int(said["ended"]) if "ended" in said else None
+    streams = {"out": _Stream(limits.output_bytes), "err": _Stream(_ERROR_BYTES, last=True), "status": _Stream(1 << 12)}
+    words = [limits.text, ",".join(variables), str(stdin), *command]
+    with _start_supervisor(words, place) as (supervisor, status_pipe):
+        cut = _read(supervisor, status_pipe, streams=streams, limits=limits)
+    status = dict(line.split(" ", 1) for line in streams["status"].content.decode().splitlines())
+    if "ended" not in status:
+        _kill_group(status.get("pid"))
+    code = int(status["ended"]) if "ended" in status else None
     out, err = streams["out"], streams["err"]
-    return Ended(code, cut, said.get("error", ""), stdout=out.kept, stderr=err.kept, error_size=err.size)
+    return Ended(code, cut, status.get("error", ""), stdout=out.content, stderr=err.content, error_size=err.size)
 
 
 @contextlib.contextmanager
-def _started(words: Sequence[str], place: Scratch) -> Iterator[tuple[subprocess.Popen[bytes], IO[bytes]]]:
-    """A supervisor, and the end of the pipe through which it tells; hung up on and waited for in the end."""
+def _start_supervisor(words: Sequence[str], place: Scratch) -> Iterator[tuple[subprocess.Popen[bytes], IO[bytes]]]:
+    """Start a supervisor, yield it and the end of its status pipe, and hang up and wait for it in the end."""
     reads, writes = os.pipe()
-    with os.fdopen(reads, "rb", buffering=0) as told:
+    with os.fdopen(reads, "rb", buffering=0) as status_pipe:
         try:
             supervisor = subprocess.Popen(
                 [sys.executable, "-I", "-S", str(_SUPERVISOR), f"{writes},{place.lock}", *words],
@@ -188,13 +188,13 @@ def _started(words: Sequence[str], place: Scratch) -> Iterator[tuple[subprocess.
             os.close(writes)
         with supervisor:
             try:
-                yield supervisor, told
+                yield supervisor, status_pipe
             finally:
                 _hang_up(supervisor)
 
 
 def _hang_up(supervisor: subprocess.Popen[bytes]) -> None:
-    """Cut the lifeline and wait; a supervisor that cannot end its program is ended, too."""
+    """Close the lifeline and wait; kill a supervisor that cannot end its program."""
     assert supervisor.stdin is not None
     supervisor.stdin.close()
     try:
@@ -203,14 +203,16 @@ def _hang_up(supervisor: subprocess.Popen[bytes]) -> None:
         supervisor.kill()
 
 
-def _read(supervisor: subprocess.Popen[bytes], told: IO[bytes], *, streams: Mapping[str, _Kept], limits: Limits) -> str:
-    """Read all streams until the supervisor is gone, hanging up where a limit is passed; which one, or ""."""
+def _read(
+    supervisor: subprocess.Popen[bytes], status_pipe: IO[bytes], *, streams: Mapping[str, _Stream], limits: Limits
+) -> str:
+    """Read all streams until the supervisor ends, and hang up at a limit; return the name of that limit, or ""."""
     assert supervisor.stdin is not None
     cut, until = "", time.monotonic() + limits.timeout_s
     with selectors.DefaultSelector() as selector:
-        for name, stream in (("out", supervisor.stdout), ("err", supervisor.stderr), ("told", told)):
+        for name, stream in (("out", supervisor.stdout), ("err", supervisor.stderr), ("status", status_pipe)):
             selector.register(stream, selectors.EVENT_READ, name)  # type: ignore[arg-type]
-        while told in (stream.fileobj for stream in selector.get_map().values()):
+        while status_pipe in (stream.fileobj for stream in selector.get_map().values()):
             left = until - time.monotonic()
             passed = "output" if limits.output_ends and streams["out"].is_over else "time" if left <= 0 else ""
             if passed and not cut:
@@ -221,13 +223,13 @@ def _read(supervisor: subprocess.Popen[bytes], told: IO[bytes], *, streams: Mapp
                 supervisor.kill()
                 break
             _take(selector, streams, left)
-        for _ in range(_PIPE_READS):  # what is left in the pipes; who still writes to them then, is not waited for
+        for _ in range(_PIPE_READS):  # the remainder of the pipes, without waiting for processes that still write
             _take(selector, streams, 0)
     return cut
 
 
-def _take(selector: selectors.BaseSelector, streams: Mapping[str, _Kept], wait_s: float) -> None:
-    """Read what there is within some seconds, a little of each stream."""
+def _take(selector: selectors.BaseSelector, streams: Mapping[str, _Stream], wait_s: float) -> None:
+    """Read available data of each stream once, after waiting up to `wait_s`."""
     for key, _ in selector.select(wait_s) if selector.get_map() else ():
         data = os.read(key.fd, _READ_BYTES)
         streams[key.data].take(data)
@@ -236,7 +238,7 @@ def _take(selector: selectors.BaseSelector, streams: Mapping[str, _Kept], wait_s
 
 
 def _kill_group(pid: str | None) -> None:
-    """Of a program whose supervisor did not come to tell its end, for one was killed or the other cannot be."""
+    """Kill the process group of a program whose supervisor did not report its end."""
     if pid is not None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(int(pid), signal.SIGKILL)

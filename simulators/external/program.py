@@ -26,7 +26,7 @@ PLACE = re.compile(r"\{([A-Za-z_][\w.]*)\}")
 """A placeholder in a command."""
 _METRIC = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,59}")
 _MOST_BYTES, _MOST_FILES = 1 << 36, 10_000  # of files that are part of every key
-_TAKEN = ("scenario", "key", "status", "reason", "engine", "baseline", "on_front")  # columns of the table
+_RESERVED = ("scenario", "key", "status", "reason", "engine", "baseline", "on_front")  # columns of the table
 
 
 def _words(value: Any) -> Any:
@@ -49,7 +49,7 @@ Word = Annotated[str, AfterValidator(_without_nul)]
 
 
 class Measure(Frozen):
-    """A metric that the program gives. low, high: its legal range, null for no end."""
+    """A metric of the program. low, high: its legal range, null for no bound."""
 
     unit: str
     meaning: str
@@ -58,48 +58,48 @@ class Measure(Frozen):
     high: Number | None = None
 
     @model_validator(mode="after")
-    def _ordered(self) -> Self:
+    def _check_range(self) -> Self:
         if self.low is not None and self.high is not None and self.low > self.high:
             raise ValueError(f"low = {self.low:g} is above high = {self.high:g}")
         return self
 
     def metric(self) -> Metric:
-        """As the rest of dse knows it."""
+        """Convert to the metric of a backend."""
         low, high = (-math.inf if self.low is None else self.low), (math.inf if self.high is None else self.high)
         return Metric(self.unit, self.meaning, self.goal, low, high)
 
 
-def _named(metrics: Mapping[str, Measure]) -> Mapping[str, Measure]:
+def _check_names(metrics: Mapping[str, Measure]) -> Mapping[str, Measure]:
     for name in metrics:
         if not _METRIC.fullmatch(name):
             raise ValueError(f"{name!r} is no name: letters, digits and _, beginning with a letter, at most 60")
-        if name in (*_TAKEN, *map(improvement, metrics)):
+        if name in (*_RESERVED, *map(improvement, metrics)):
             raise ValueError(f"{name} is a column of the table already: choose another name")
     return metrics
 
 
 def improvement(name: str) -> str:
-    """The name of a metric's ratio to the baseline."""
+    """Name of a metric's ratio to the baseline."""
     return f"{name}_improvement"
 
 
 class Program(Frozen):
     """The `simulator` group of an external simulator.
 
-    command: the program and its arguments. A program with a `/` is looked for from the folder that dse was started in,
-    others on PATH. `{input}` and `{output}` stand for the files of the design and of the metrics (without them:
-    standard input and output), `{here}` for the folder that dse was started in, `{a.b}` for the design's value a.b.
-    version: of the program, part of every key, as are the contents of `files` and of the files that `command` names.
-    metrics: what it must answer. timeout_s: wall-clock time. cpu_s, memory_bytes: CPU time [s] and address space [B]
-    of each process, file_bytes: size of a file [B]; null for no limit. output_bytes: size of its answer [B].
-    error_chars: of standard error that are kept. env: names of variables that it gets beside PATH, HOME and LANG.
+    command: the program and its arguments. A program with a `/` is relative to the folder that dse was started in,
+    others are looked up on PATH. `{input}` and `{output}` stand for the files of the design and of the metrics (without
+    them: standard input and output), `{here}` for the folder that dse was started in, `{a.b}` for the design's value
+    a.b. version: of the program, part of every key, as are the contents of `files` and of the files that `command`
+    names. metrics: metrics of its answer. timeout_s: wall-clock time. cpu_s, memory_bytes: CPU time [s] and address
+    space [B] of each process, file_bytes: size of a file [B]; null for no limit. output_bytes: size of its answer [B].
+    error_chars: stored characters of standard error. env: names of variables passed on beside PATH, HOME and LANG.
     """
 
     command: Annotated[tuple[Word, ...], BeforeValidator(_words), Field(min_length=1, max_length=1000)]
     input: Literal["json", "csv"]
     version: Annotated[str, BeforeValidator(_text), Field(min_length=1, max_length=80)]
     files: tuple[Word, ...]
-    metrics: Annotated[Mapping[str, Measure], Field(min_length=1, max_length=1000), AfterValidator(_named)]
+    metrics: Annotated[Mapping[str, Measure], Field(min_length=1, max_length=1000), AfterValidator(_check_names)]
     timeout_s: WallSeconds
     cpu_s: Annotated[Integer, Field(ge=1, le=10_000_000)] | None
     memory_bytes: Annotated[Bytes, Field(ge=1 << 24)] | None
@@ -109,20 +109,20 @@ class Program(Frozen):
     env: tuple[Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")], ...]
 
     def limits(self) -> Limits:
-        """What each run may use."""
-        whole = {name: getattr(self, name) for name in ("memory_bytes", "file_bytes")}
+        """Limits of each run."""
+        sizes = {name: getattr(self, name) for name in ("memory_bytes", "file_bytes")}
         return Limits(
             timeout_s=self.timeout_s,
             output_bytes=int(self.output_bytes),
             output_ends=not any("{output}" in word for word in self.command),
             cpu_s=self.cpu_s,
-            **{name: None if limit is None else int(limit) for name, limit in whole.items()},
+            **{name: None if limit is None else int(limit) for name, limit in sizes.items()},
         )
 
 
 @dataclass(frozen=True)
 class Command:
-    """A program that is there, with its arguments, and the files that its answers depend on."""
+    """An existing program, its arguments, and the files that its answers depend on."""
 
     words: tuple[str, ...]
     files: tuple[Path, ...]
@@ -130,52 +130,54 @@ class Command:
 
     @classmethod
     def find(cls, program: Program, here: Path) -> Command:
-        """The command of some settings, looked for from a folder and on PATH. Raises ConfigError."""
+        """Find the program of some settings, relative to a folder or on PATH. Raises ConfigError."""
         check = Problems()
-        first, *others = (word.replace("{here}", str(here)) for word in program.command)
-        words = (_executable(check, first, here), *others)
-        for word in others:
+        first, *arguments = (word.replace("{here}", str(here)) for word in program.command)
+        words = (_executable(check, first, here), *arguments)
+        for word in arguments:
             if not Path(word).is_absolute() and Path(word).suffix and (here / word).is_file():
                 rule = "is a file of this folder, but the program runs in a scratch folder of its own"
                 check.add("simulator.command", rule, value=word, way_out=f"write {{here}}/{word}")
         named = [Path(word) for word in words[0 if "/" in first else 1 :] if Path(word).is_absolute()]
         listed = [here / word.replace("{here}", str(here)) for word in program.files]
-        for index, one in enumerate(listed):
-            if not one.exists():
-                check.add(f"simulator.files.{index}", "is not there", value=str(one))
-            elif one.is_dir() and sum(1 for _ in islice(one.rglob("*"), _MOST_FILES + 1)) > _MOST_FILES:
+        for index, path in enumerate(listed):
+            if not path.exists():
+                check.add(f"simulator.files.{index}", "is not there", value=str(path))
+            elif path.is_dir() and sum(1 for _ in islice(path.rglob("*"), _MOST_FILES + 1)) > _MOST_FILES:
                 rule = f"holds more than {_MOST_FILES} files"
-                check.add(f"simulator.files.{index}", rule, value=str(one), way_out="name the files that count")
-            elif not one.is_dir() and (rule := irregular(one, _MOST_BYTES)):
-                check.add(f"simulator.files.{index}", rule, value=str(one), way_out="name plain files and folders")
+                check.add(f"simulator.files.{index}", rule, value=str(path), way_out="name the files that count")
+            elif not path.is_dir() and (rule := irregular(path, _MOST_BYTES)):
+                check.add(f"simulator.files.{index}", rule, value=str(path), way_out="name plain files and folders")
         check.done()
-        inside = (file for one in listed for file in (sorted(one.rglob("*")) if one.is_dir() else [one]))
-        files = (one for one in dict.fromkeys([*named, *inside]) if one.is_file() and "__pycache__" not in one.parts)
+        inside = (file for path in listed for file in (sorted(path.rglob("*")) if path.is_dir() else [path]))
+        files = (
+            path for path in dict.fromkeys([*named, *inside]) if path.is_file() and "__pycache__" not in path.parts
+        )
         return cls(words, tuple(files), here)
 
     @property
     def name(self) -> str:
-        """What it is called: the program, and the first file after it, as an interpreter alone says little."""
+        """Names of the program and of the first file among its arguments, such as a script for an interpreter."""
         after = [Path(word).name for word in self.words[1:] if Path(word) in self.files]
         return " ".join([Path(self.words[0]).name, *after[:1]])
 
     @property
     def places(self) -> list[str]:
-        """What stands in braces."""
-        return [found for word in self.words for found in PLACE.findall(word)]
+        """Names of the placeholders, which stand in braces."""
+        return [name for word in self.words for name in PLACE.findall(word)]
 
     def content(self) -> str:
-        """Content hash of the files, "" if there are none; where the folder is makes no difference."""
+        """Content hash of the files, independent of the location of the folder; "" if there are none."""
         total = hashlib.blake2b(digest_size=6)
         for path in self.files:
             with open_plain_file(path, "simulator.files", most=_MOST_BYTES) as file:
-                held = hashlib.file_digest(file, "blake2b").hexdigest()
-            total.update(f"{os.path.relpath(path, self.here)}\0{held}\0".encode())
+                digest = hashlib.file_digest(file, "blake2b").hexdigest()
+            total.update(f"{os.path.relpath(path, self.here)}\0{digest}\0".encode())
         return total.hexdigest() if self.files else ""
 
 
 def _executable(check: Problems, program: str, here: Path) -> str:
-    """The path of a program; what is wrong with it is noted."""
+    """Return the path of a program, and note problems with it."""
     if PLACE.search(program):
         check.add("simulator.command", "the program itself may hold no value but {here}", value=program)
     elif "/" in program:
@@ -185,9 +187,9 @@ def _executable(check: Problems, program: str, here: Path) -> str:
         elif not os.access(program, os.X_OK):
             check.add("simulator.command", "is not executable", value=program, way_out=f"chmod +x {program}")
     else:
-        found = shutil.which(program)
-        if found is None:
+        path = shutil.which(program)
+        if path is None:
             way = f"write ./{program} if it is in this folder" if (here / program).is_file() else ""
             check.add("simulator.command", "program not found on PATH", value=program, way_out=way)
-        program = str(here / (found or program))
+        program = str(here / (path or program))
     return program
