@@ -258,8 +258,8 @@ def told_errors(results: Sequence[tuple[str, str, Errors]]) -> dict[str, float |
     """Largest error of each kind among (kind, precision, errors): at fp32, or at any precision if fp32 is missing."""
     selected = [result for result in results if result[1] == "fp32"] or results
 
-    def worst(kind: str, what: str) -> float | None:
-        return max((getattr(errors, what) for name, _, errors in selected if name == kind), default=None)
+    def worst(kind: str, error: str) -> float | None:
+        return max((getattr(errors, error) for name, _, errors in selected if name == kind), default=None)
 
     return {
         "gemm_median": worst("gemm", "median"),

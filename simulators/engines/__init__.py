@@ -1,1 +1,1 @@
-"""Engines: what runs a task graph. Each module is a plug-in, and knows no other."""
+"""Engines, which run task graphs. Each module is a plug-in, independent of the others."""

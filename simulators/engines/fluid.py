@@ -60,7 +60,7 @@ class Prepared:
         return cls(kinds, tuple(_indices(part) for part in parts))
 
     def totals(self, table: Floats) -> Totals:
-        """For columns [B, K]. Raises RuntimeError if tasks wait for ever."""
+        """Compute the totals for columns [B, K]. Raises RuntimeError if tasks wait for ever."""
         scratch = np.empty((2, 1, self.structure[2].size))
         rows = self.run(table, scratch[0], scratch[1])
         busy, spent = np.split(rows[3:], 2)

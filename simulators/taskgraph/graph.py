@@ -1,4 +1,4 @@
-"""The task graph: what a schedule lowers to and an engine runs.
+"""The task graph: a schedule is lowered to it, and an engine runs it.
 
 T tasks, R resources, P slot pools, U uses (task, resource), K columns of numbers, B designs. The structure (names,
 dependencies, incidence, pools, priorities) is shared by a batch of designs. Every number is in one of K columns, which
