@@ -126,8 +126,12 @@ def _check_room(planned: Plan, begun: resume.Begun) -> None:
 
 
 def _search(planned: Plan, outputs: Outputs, begun: resume.Begun | None, stop: Stop) -> Findings:
-    """Search the space, then evaluate the probes; every table is written."""
     support = Support(stopping=stop) if begun is None else Support(begun.session, stop)
+    return search_with_probes(planned, outputs, support)
+
+
+def search_with_probes(planned: Plan, outputs: Outputs, support: Support) -> Findings:
+    """Search every scenario of a plan, then evaluate its probes; write a table of each."""
     findings = search(planned, outputs.results, support)
     for name, probe in planned.probes.items():
         search(probe, outputs.probe(name), support)

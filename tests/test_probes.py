@@ -1,0 +1,121 @@
+"""Probe points: evaluated, recorded and resumed by the loop of the study, into tables of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import toy
+
+from dse.backend import Batch
+from dse.errors import ConfigError
+from dse.results.finished_run import Finished
+from dse.results.run_folder import Outputs
+from dse.run_study import search_with_probes
+from dse.space import Knob
+from dse.store.result_store import Store
+from dse.study.plan import Plan
+from dse.study.resume import begin, finish
+from dse.study.run import Support
+
+KNOBS = (Knob("thing.x", tuple(range(4))),)
+
+
+@pytest.fixture(autouse=True)
+def installed(tmp_path: Path) -> Iterator[None]:
+    with toy.installed(tmp_path / "toybox"):
+        yield
+
+
+def planned(probes: dict[str, Any], **study: Any) -> Plan:
+    tree = toy.settings("exhaustive", 100)
+    tree["study"] |= {"probes": probes, **study}
+    return toy.planned(KNOBS, tree)
+
+
+def run(plan: Plan, folder: Path, store: Store | None = None) -> Outputs:
+    folder.mkdir()
+    outputs = Outputs(folder)
+    if store is None:
+        search_with_probes(plan, outputs, Support())
+        return outputs
+    begun = begin(store, plan, {})
+    try:
+        search_with_probes(plan, outputs, Support(begun.session))
+    finally:
+        begun.session.leave()
+    finish(begun)
+    return outputs
+
+
+def test_a_probe_is_a_grid_around_the_base_design(tmp_path: Path) -> None:
+    plan = planned({"far": {"points": {"thing.x": [100, 200], "tool.size": [1.0, 2.0], "thing.y": 0.25}}})
+    outputs = run(plan, tmp_path / "out")
+    table = pd.read_parquet(outputs.probe("far"))
+    explored = table[table["thing.x"] > 0]  # the baseline has x = 0
+    assert len(explored) == 2 * 2 * 2
+    assert set(explored["scenario"]) == {"light", "heavy"}
+    assert explored["thing.y"].eq(0.25).all()
+    for _, row in explored.iterrows():
+        tree = {**toy.BASE, "thing": {**toy.BASE["thing"], "x": row["thing.x"], "y": 0.25}}
+        tree["tool"] = {
+            **toy.BASE["tool"],
+            "size": row["tool.size"],
+            "weight": {"light": 0.5, "heavy": 4.0}[row["scenario"]],
+        }
+        (results,) = toy.Fixed().evaluate([Batch(toy.Fixed().design(tree))])
+        assert results[0].metrics["time_s"] == row["time_s"]
+
+
+def test_the_table_of_the_study_does_not_know_its_probes(tmp_path: Path) -> None:
+    plain = run(planned({}), tmp_path / "plain")
+    probed = run(planned({"far": {"points": {"thing.x": 100}}}), tmp_path / "probed")
+    assert plain.results.read_bytes() == probed.results.read_bytes()
+
+
+def test_a_probe_may_be_of_some_scenarios(tmp_path: Path) -> None:
+    outputs = run(planned({"far": {"points": {"thing.x": 100}, "scenarios": ["heav*"]}}), tmp_path / "out")
+    assert set(pd.read_parquet(outputs.probe("far"))["scenario"]) == {"heavy"}
+
+
+def test_what_is_known_of_probes_is_not_evaluated_again(tmp_path: Path) -> None:
+    store = Store(f"sqlite:///{tmp_path / 'results.db'}")
+    plan = planned({"far": {"points": {"thing.x": [100, 200]}}})
+    first = run(plan, tmp_path / "first", store)
+    backend = plan.backend
+    assert isinstance(backend, toy.Fixed)
+    backend.evaluated.clear()
+    again = run(plan, tmp_path / "again", store)
+    assert backend.evaluated == []
+    assert first.probe("far").read_bytes() == again.probe("far").read_bytes()
+
+
+def test_a_point_that_breaks_a_rule_is_a_row_without_result(tmp_path: Path) -> None:
+    outputs = run(planned({"far": {"points": {"thing.x": [100, 950]}}}), tmp_path / "out")
+    table = pd.read_parquet(outputs.probe("far"))
+    assert set(table[table["thing.x"] == 950]["status"]) == {"infeasible"}
+    assert len(Finished(outputs.folder).probe("far")) == len(table) - 2
+    assert Finished(outputs.folder).probe("other").empty
+
+
+@pytest.mark.parametrize(
+    ("probe", "told"),
+    [
+        ({"points": {"thing.z": 1}}, "study.probes.far.points.thing.z: is no knob of any design here"),
+        ({"points": {"thing.x": "much"}}, "study.probes.far.points.thing.x = 'much'"),
+        ({"points": {}}, "study.probes.far.points"),
+        ({"point": {"thing.x": 1}}, "study.probes.far.point: is not a known key"),
+    ],
+)
+def test_a_probe_that_is_no_point_is_refused(probe: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        planned({"far": probe})
+    assert told in str(error.value)
+
+
+def test_probes_are_counted_among_the_points() -> None:
+    grid = {"points": {"thing.x": [100, 200, 300]}}
+    assert planned({"far": grid}).num_points == planned({}).num_points + 2 * 3
