@@ -94,7 +94,7 @@ def hidden(text: str) -> str:
 def redact(tree: Any) -> Any:
     """A tree, or a text such as an override, that may be written down: without passwords and what is named a secret.
 
-    >>> redacted({"store": {"url": "postgresql://me:x@host/db"}, "api_key": "abc", "tokens": 3})
+    >>> redact({"store": {"url": "postgresql://me:x@host/db"}, "api_key": "abc", "tokens": 3})
     {'store': {'url': 'postgresql://me:***@host/db'}, 'api_key': '***', 'tokens': 3}
     """
     if isinstance(tree, Mapping):

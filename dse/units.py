@@ -2,12 +2,14 @@
 
 The name of a field ends in its unit (`_s`, `_bytes`, `_bytes_per_s`, `_flop_per_s`). In YAML and on the command line a
 text with a unit is read with pint, and a wrong dimension is refused; a bare number is in the unit of the field's name.
+What a person reads is written with pint, too, in the unit that fits.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import re
 from collections.abc import Callable
 from decimal import Decimal
@@ -91,3 +93,49 @@ Bytes = Annotated[float, _quantity("byte"), Field(ge=0, le=1e18)]
 BytesPerSecond = Annotated[float, _quantity("byte/second"), Field(gt=0, le=1e16)]
 FlopPerSecond = Annotated[float, _quantity("flop/second"), Field(gt=0, le=1e20)]
 Fraction = Annotated[float, BeforeValidator(_number), Field(ge=0, le=1)]
+
+
+_SUFFIXES = {
+    "_bytes_per_s": "byte/second",
+    "_flop_per_s": "flop/second",
+    "_bytes": "byte",
+    "_flop": "flop",
+    "_s": "second",
+}
+_LONGER = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"))
+
+
+def quantity_text(value: float, path: str) -> str:
+    """Write a value of the field at a dotted path in the unit that its name says.
+
+    >>> quantity_text(46.6e9, "gpu.dma.bytes_per_s"), quantity_text(6e-6, "setup_s"), quantity_text(304, "num_cus")
+    ('46.6 GB/s', '6 µs', '304')
+    >>> quantity_text(10.36e9, "system.gpu.cu_copy.bytes_per_s_per_cu")
+    '10.4 GB/s per cu'
+    """
+    name, _, per = re.fullmatch(r"(.*?)(_per_(?!s(?:_|$))(\w+))?", path.rpartition(".")[2]).groups()  # type: ignore[union-attr]
+    unit = next((unit for suffix, unit in _SUFFIXES.items() if f"_{name}".endswith(suffix)), "")
+    text = with_prefix(value, unit) if unit else f"{value:.3g}" if abs(value) < 100 else f"{value:.6g}"
+    return text + (f" per {per}" if per else "")
+
+
+def with_prefix(value: float, unit: str) -> str:
+    """Write a value in a unit of this module with three digits and the prefix that fits.
+
+    >>> with_prefix(1.2e6, "byte"), with_prefix(0.0, "second"), with_prefix(999.9999, "byte")
+    ('1.2 MB', '0 s', '1 kB')
+    """
+    rounded = float(f"{value:.3g}") if math.isfinite(value) else value
+    return f"{_units().Quantity(rounded, unit).to_compact():.3g~P}"
+
+
+def duration_text(seconds: float) -> str:
+    """Write a duration as a person reads it.
+
+    >>> duration_text(0.0004), duration_text(40.2), duration_text(5400), duration_text(3.1e6)
+    ('400 µs', '40 s', '1.5 h', '36 d')
+    """
+    for size, name in _LONGER:
+        if seconds >= 1.5 * size:
+            return f"{seconds / size:.{0 if seconds >= 9.95 * size else 1}f} {name}"
+    return f"{seconds:.0f} s" if seconds >= 9.95 else with_prefix(float(f"{seconds:.2g}"), "second")

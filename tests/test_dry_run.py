@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from dse.cli import main
 from dse.content_hash import content_key
 from dse.errors import ConfigError
-from dse.quantities import duration, quantity
 from dse.space import Knob
 from dse.study.dry_run import Outlook, Tally, general, outlook
 from dse.study.timing import Pace, spread
+from dse.units import duration_text, quantity_text
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -178,11 +178,11 @@ def test_a_rule_is_one_whatever_numbers_it_was_broken_with() -> None:
 
 
 def test_quantities_are_told_in_the_unit_of_their_field() -> None:
-    assert quantity(2.329e12, "gpu.matrix_flop_per_s_per_cu") == "2.33 TFLOP/s per CU"
-    assert quantity(192e9, "gpu.hbm_bytes") == "192 GB"
-    assert quantity(0.5, "gemm.cache_miss") == "0.5"
-    assert [duration(seconds) for seconds in (1e-6, 59.0, 200.0)] == ["1 µs", "59 s", "3.3 min"]
-    assert math.isinf(float(quantity(math.inf, "x_s").partition(" ")[0]))
+    assert quantity_text(2.329e12, "gpu.matrix_flop_per_s_per_cu") == "2.33 TFLOP/s per cu"
+    assert quantity_text(192e9, "gpu.hbm_bytes") == "192 GB"
+    assert quantity_text(0.5, "gemm.cache_miss") == "0.5"
+    assert [duration_text(seconds) for seconds in (1e-6, 59.0, 200.0)] == ["1 µs", "59 s", "3.3 min"]
+    assert math.isinf(float(quantity_text(math.inf, "x_s").partition(" ")[0]))
 
 
 FEW = ["study=ficco_sweep", "workload.only=[g1,g4]", "space.schedule.num_chunks=choice(2)"]

@@ -35,10 +35,10 @@ from dse.analysis.perturbation import (
 from dse.errors import ConfigError, Problem, pairs
 from dse.files import atomic_replacement
 from dse.progress import bar
-from dse.quantities import quantity
 from dse.results import report
 from dse.results.finished_run import Finished
 from dse.study.plan_again import Present, plan_again
+from dse.units import quantity_text
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -214,15 +214,15 @@ class Breaks:
     def sentence(self, choose: Sequence[str]) -> str:
         """For a person: `g4: schedule.comm_engine = dma wins above x = 12 GB/s (now 46.6 GB/s), cu below`."""
         path, own = self.constant.path, self.stretches[self.home]
-        now = f"{path} = {{}} (now {quantity(self.nominal, path)})"
+        now = f"{path} = {{}} (now {quantity_text(self.nominal, path)})"
         if len(self.stretches) == 1:
-            ends = f"{quantity(own.low, path)} and {quantity(own.high, path)}"
-            return f"{self.scenario}: no flip between {path} = {ends} (now {quantity(self.nominal, path)})"
+            ends = f"{quantity_text(own.low, path)} and {quantity_text(own.high, path)}"
+            return f"{self.scenario}: no flip between {path} = {ends} (now {quantity_text(self.nominal, path)})"
         beside = self.stretches[max(0, self.home - 1) : self.home + 2]
         differing = [n for n in range(len(choose)) if len({one.option[n] for one in beside}) > 1]
         below = self.stretches[self.home - 1] if self.home else None
         above = self.stretches[self.home + 1] if self.home + 1 < len(self.stretches) else None
-        limits = [quantity(end, path) for end, there in ((own.low, below), (own.high, above)) if there]
+        limits = [quantity_text(end, path) for end, there in ((own.low, below), (own.high, above)) if there]
         where = "between" if below and above else "above" if below else "below"
         head = ", ".join(f"{choose[n]} = {own.option[n]}" for n in differing)
         sides: dict[str, list[str]] = {}
@@ -546,7 +546,9 @@ def _flips(found: Found) -> list[str]:
         if none:
             own, path = none[0].stretches[0], constant.path
             names = "all scenarios" if len(none) == len(found.points.scenarios) else ", ".join(n.scenario for n in none)
-            told.append(f"no flip between {path} = {quantity(own.low, path)} and {quantity(own.high, path)}: {names}")
+            told.append(
+                f"no flip between {path} = {quantity_text(own.low, path)} and {quantity_text(own.high, path)}: {names}"
+            )
     return told
 
 

@@ -47,6 +47,14 @@ def save(figure: Figure, folder: Path, name: str) -> list[Path]:
     return paths
 
 
+def discard(figure: Figure) -> list[Path]:
+    """Close a figure that is not written; no paths."""
+    import matplotlib.pyplot as plt
+
+    plt.close(figure)
+    return []
+
+
 def pareto(table: pd.DataFrame, x: Axis, *, y: Axis, size: Axis | None, by: str) -> Figure:
     """Every point of every scenario, one panel each; members of the front stand out.
 

@@ -56,16 +56,13 @@ def draw(outputs: Outputs, module: str, table: pd.DataFrame) -> list[Path]:
 
 def add(outputs: Outputs, module: str, *, draw: bool = True) -> list[Path]:
     """Write the files, and draw the figures, that a study has beside its claims; paths of the figures."""
-    import matplotlib.pyplot as plt
-
     from dse import plots
 
     study = plugins.load("study", module)
     paths: list[Path] = []
     for name, extra in getattr(study, "extras", lambda run: ())(Finished(outputs.folder)):
         if hasattr(extra, "savefig"):
-            paths += plots.save(extra, outputs.figures, name) if draw else []
-            plt.close(extra)
+            paths += plots.save(extra, outputs.figures, name) if draw else plots.discard(extra)
         elif hasattr(extra, "to_parquet"):
             outputs.write_table(name, extra)
         else:

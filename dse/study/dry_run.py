@@ -25,7 +25,6 @@ from dse.config.compose import OWN_FLAGS, Request, overrides, own_folder, reques
 from dse.errors import ConfigError, Problem, did_you_mean
 from dse.evaluation.executor import POOL_PAYS_S
 from dse.progress import Advance, bar
-from dse.quantities import duration, with_prefix
 from dse.results import report
 from dse.results.pareto import Seen
 from dse.space import Block, Evaluated, Knob, Space
@@ -35,6 +34,7 @@ from dse.study.plan import Plan, plan
 from dse.study.settings import Budget
 from dse.study.table import ROWS_PER_GROUP
 from dse.study.timing import Call, Estimate, Pace, RowCost, measure_row, time_calls, workers
+from dse.units import duration_text, with_prefix
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -323,14 +323,14 @@ class Outlook:
         """Forecast in one sentence."""
         sizes = [tally.size for tally in self.census.tallies.values()]
         largest = None if None in sizes else max(size for size in sizes if size is not None)
-        enumeration_time = "" if self.enumerating is None else f" in {self.enumerating.text(duration)}"
+        enumeration_time = "" if self.enumerating is None else f" in {self.enumerating.text(duration_text)}"
         if not self.searches:
             return f"this space can be enumerated{enumeration_time}"
         per = " per scenario" if len(sizes) > 1 else ""
         raised = f"; budget.trials={largest} enumerates all{enumeration_time}" if largest is not None else ""
         if self.refused:
             return f"as typed it would be refused: {self.refused}{raised}"
-        search_time = "" if self.searching is None else f" in {self.searching.text(duration)}"
+        search_time = "" if self.searching is None else f" in {self.searching.text(duration_text)}"
         extent = "endlessly many" if largest is None else f"{largest:,}"
         name, most = self.plan.settings.search.name, self.plan.settings.budget.trials
         return f"search={name} evaluates {most:,} of {extent} points{per}{search_time}{raised}"
@@ -397,12 +397,11 @@ def _has_legal(planned: Plan, call: Call) -> bool:
 def _how(pace: Pace, row: RowCost, jobs: int) -> str:
     """Return the basis of a time estimate, and what it includes."""
     calls, most = len(pace.sizes), int(pace.sizes.max())
-    basis = (
-        f"timed {calls} call{'s' if calls > 1 else ''} of up to {most:,} designs: {duration(pace.per_design)} a design"
-    )
-    basis += f", {duration(pace.start_s)} once to start" if pace.start_s > 0 else ""
-    spread = f", evenly on {jobs} jobs after the first {duration(POOL_PAYS_S)}" if jobs > 1 else ""
-    return f"{basis}{spread}; recording {duration(row.seconds)} a row, measured on {row.num_rows:,} rows, is in it"
+    plural = "s" if calls > 1 else ""
+    basis = f"timed {calls} call{plural} of up to {most:,} designs: {duration_text(pace.per_design)} a design"
+    basis += f", {duration_text(pace.start_s)} once to start" if pace.start_s > 0 else ""
+    spread = f", evenly on {jobs} jobs after the first {duration_text(POOL_PAYS_S)}" if jobs > 1 else ""
+    return f"{basis}{spread}; recording {duration_text(row.seconds)} a row, measured on {row.num_rows:,} rows, is in it"
 
 
 def _num_stored(planned: Plan, evaluated: Seen) -> int | None:
@@ -506,7 +505,7 @@ def _lines(forecast: Outlook) -> Iterator[str]:
 
 
 def _disk(forecast: Outlook, row: RowCost) -> str:
-    parts = [f"{with_prefix(row.table_bytes * forecast.rows, 'B')} in the table"]
-    parts += [f"{with_prefix(row.store_bytes * forecast.rows, 'B')} in the store"] if row.store_bytes else []
+    parts = [f"{with_prefix(row.table_bytes * forecast.rows, 'byte')} in the table"]
+    parts += [f"{with_prefix(row.store_bytes * forecast.rows, 'byte')} in the store"] if row.store_bytes else []
     text = f"disk: about {' and '.join(parts)} for {'at most ' if forecast.searches else ''}{forecast.rows:,} rows"
     return f"{text} ({row.table_bytes:.0f} and {row.store_bytes:.0f} bytes a row, measured on {row.num_rows:,} rows)"

@@ -1,0 +1,22 @@
+"""Examples in docstrings do what they say."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+
+import pytest
+from test_layers import MODULES, name_of
+
+EXAMPLES = [
+    name_of(path).removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+    for path in MODULES
+    if ">>> " in path.read_text("utf-8")
+]
+
+
+@pytest.mark.parametrize("module", EXAMPLES)
+def test_examples_in_docstrings_do_what_they_say(module: str) -> None:
+    result = doctest.testmod(importlib.import_module(module))
+    assert result.attempted > 0
+    assert result.failed == 0
