@@ -1,9 +1,9 @@
-"""How much of a finished run's answer hangs on its constants: the front under uncertainty, and where winners flip.
+"""Robustness of a finished run's answer to its constants: the front under uncertainty, and where winners flip.
 
 Constants are declared uncertain by a relative half-width. All of them are drawn at once by a seeded Latin hypercube,
 uniformly within their widths, and the points of the run are evaluated again for each draw: how often do members of the
-front and the winner stay what they are, and what is lost by keeping the winner? Each constant alone is then moved over
-a wide range: where does another option win?
+front and the winner stay the best, and what does keeping the winner cost? Each constant alone is then moved over a wide
+range: where does another option win?
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 _MOST_EVALUATED = 1_000_000  # points times samples
-_STEPS = 25  # of a constant's range, on a logarithmic grid; odd, so that the nominal value is one of them
-_PARTS = 8  # into which an interval that holds a flip is cut at a time
-_PRECISE = 1e-4  # relative width at which a flip is found
-_RIVALS = 4  # options that are looked at while a flip is narrowed down: the best at either end
+_STEPS = 25  # of a constant's range, on a logarithmic grid; odd, so that the nominal value is on the grid
+_PARTS = 8  # of an interval with a flip, in each round of the search
+_PRECISE = 1e-4  # relative width of an interval at which the search for a flip ends
+_RIVALS = 4  # options to evaluate while a flip is narrowed down: the best at either end
 _FLIPS_SHOWN = 16
-_TURN = 1e-6  # share of an objective that is no rounding
+_TURN = 1e-6  # share of an objective that is more than rounding
 
 
 # ---------------------------------------------------------------- under uncertainty
@@ -57,12 +57,12 @@ _TURN = 1e-6  # share of an objective that is no rounding
 
 @dataclass(frozen=True)
 class Standing:
-    """How one scenario's answer stands when all constants vary. Regrets are shares of the best objective, by sample.
+    """One scenario's answer when all constants vary. Regrets are shares of the best objective, by sample.
 
     winner: the nominal winner's option. members: nominal front as (key, option, share of samples in which it stays).
-    stays: share in which the winning point stays best; option_stays: in which some point of its option is best, so
-    with all other knobs tuned again. kept: regret of keeping the winning point. options: mean and worst regret of each
-    option, tuned again. instead: the option that is best most often where the winner's is not, with its share.
+    stays: share in which the winning point stays best. option_stays: share in which some point of its option is best,
+    that is with all other knobs tuned again. kept: regret of keeping the winning point. options: mean and worst regret
+    of each option, tuned again. instead: the option that is best most often where the winner's is not, with its share.
     """
 
     scenario: str
@@ -76,38 +76,43 @@ class Standing:
 
     @property
     def least_mean(self) -> Option:
-        """The option with the least mean regret; of equal ones the winner, or the least bad."""
-        return min(self.options, key=lambda one: (round(self.options[one][0], 9), one != self.winner))
+        """The option with the least mean regret; ties go to the winner."""
+        return min(self.options, key=lambda option: (round(self.options[option][0], 9), option != self.winner))
 
     @property
     def least_worst(self) -> Option:
         """The option with the least worst regret."""
-        return min(self.options, key=lambda one: (round(self.options[one][1], 9), one != self.winner))
+        return min(self.options, key=lambda option: (round(self.options[option][1], 9), option != self.winner))
 
     def row(self) -> dict[str, Any]:
-        """As written."""
+        """Return the row of `robustness.csv`."""
         shares = [share for _, _, share in self.members]
-        told = {"scenario": self.scenario, "winner": _said(self.winner), "winner_stays": self.stays}
-        told |= {"option_stays": self.option_stays, "regret_mean": float(self.kept.mean())}
-        told |= {"regret_p95": float(np.quantile(self.kept, 0.95)), "regret_worst": float(self.kept.max())}
-        told |= {"front": len(shares), "front_stays_mean": float(np.mean(shares)), "front_stays_least": min(shares)}
-        told |= {
-            "instead": _said(self.instead[0]) if self.instead else "",
+        row = {"scenario": self.scenario, "winner": _option_text(self.winner), "winner_stays": self.stays}
+        row |= {"option_stays": self.option_stays, "regret_mean": float(self.kept.mean())}
+        row |= {"regret_p95": float(np.quantile(self.kept, 0.95)), "regret_worst": float(self.kept.max())}
+        row |= {"front": len(shares), "front_stays_mean": float(np.mean(shares)), "front_stays_least": min(shares)}
+        row |= {
+            "instead": _option_text(self.instead[0]) if self.instead else "",
             "instead_wins": (self.instead or ("", 0))[1],
         }
         for name, option in (("mean", self.least_mean), ("worst", self.least_worst)):
-            told |= {f"least_{name}": _said(option), f"least_{name}_regret": self.options[option][name == "worst"]}
-        return told
+            row |= {
+                f"least_{name}": _option_text(option),
+                f"least_{name}_regret": self.options[option][name == "worst"],
+            }
+        return row
 
     def json(self) -> dict[str, Any]:
-        """With every member of the front and every option."""
-        members = [{"key": key, "option": list(one), "stays": share} for key, one, share in self.members]
-        fared = [{"option": list(one), "mean": mean, "worst": worst} for one, (mean, worst) in self.options.items()]
+        """Return the row with every member of the front and every option."""
+        members = [{"key": key, "option": list(option), "stays": share} for key, option, share in self.members]
+        fared = [
+            {"option": list(option), "mean": mean, "worst": worst} for option, (mean, worst) in self.options.items()
+        ]
         return {**self.row(), "members": members, "options": fared}
 
 
 def draw_factors(changing: Sequence[Constant], samples: int, seed: int) -> Floats:
-    """Factors [samples, constants] of a Latin hypercube, uniform within each half-width."""
+    """Draw factors [samples, constants] from a Latin hypercube, uniform within each half-width."""
     from scipy.stats import qmc
 
     unit = qmc.LatinHypercube(len(changing), rng=np.random.default_rng(seed)).random(samples)
@@ -115,46 +120,51 @@ def draw_factors(changing: Sequence[Constant], samples: int, seed: int) -> Float
     return np.asarray(1 + halves * (2 * unit - 1))
 
 
-def standings(found: Points, nominal: Floats, values: Floats) -> list[Standing]:
-    """How every scenario stands: nominal [R, objectives], values [R, samples, objectives], smaller being better."""
-    told = []
-    for index, name in enumerate(found.scenarios):
-        rows = found.rows(index)
+def standings(run_points: Points, nominal: Floats, values: Floats) -> list[Standing]:
+    """Summarise every scenario. nominal [R, objectives], values [R, samples, objectives]; smaller is better."""
+    scenario_standings = []
+    for index, name in enumerate(run_points.scenarios):
+        rows = run_points.rows(index)
         if np.isfinite(nominal[rows, 0]).any():
-            told.append(_standing(found, name, rows, (nominal[rows], values[rows])))
-    return told
+            scenario_standings.append(_scenario_standing(run_points, name, rows, (nominal[rows], values[rows])))
+    return scenario_standings
 
 
-def _standing(found: Points, name: str, rows: NDArray[np.intp], held: tuple[Floats, Floats]) -> Standing:
-    nominal, values = held
+def _scenario_standing(
+    run_points: Points, name: str, rows: NDArray[np.intp], objectives: tuple[Floats, Floats]
+) -> Standing:
+    nominal, values = objectives
     regrets = regret(values[:, :, 0])
     winner = int(np.lexsort(nominal.T[::-1])[0])
-    places = found.option[rows]
-    own = places[winner]
+    places = run_points.option[rows]
+    winner_place = places[winner]
     fared = {place: regrets[places == place].min(axis=0) for place in np.unique(places).tolist()}
     best = np.array([fared[place] <= TIE for place in fared])
-    lost = ~best[list(fared).index(own)]
-    others = dict(zip(fared, (best & lost).mean(axis=1).tolist(), strict=True))
-    rival = max(others, key=lambda place: others[place])
-    keys = found.table["key"].to_numpy()[rows]
+    lost = ~best[list(fared).index(winner_place)]
+    win_shares = dict(zip(fared, (best & lost).mean(axis=1).tolist(), strict=True))
+    rival = max(win_shares, key=lambda place: win_shares[place])
+    keys = run_points.table["key"].to_numpy()[rows]
     stays = np.mean([on_front(values[:, sample]) for sample in range(values.shape[1])], axis=0)
     front = np.flatnonzero(on_front(nominal))
     return Standing(
         scenario=name,
-        winner=found.options[own],
-        members=tuple((str(keys[row]), found.options[places[row]], float(stays[row])) for row in front),
+        winner=run_points.options[winner_place],
+        members=tuple((str(keys[row]), run_points.options[places[row]], float(stays[row])) for row in front),
         stays=float((regrets[winner] <= TIE).mean()),
         option_stays=float(1 - lost.mean()),
         kept=regrets[winner],
-        options={found.options[place]: (float(one.mean()), float(one.max())) for place, one in fared.items()},
-        instead=(found.options[rival], others[rival]) if lost.any() else None,
+        options={
+            run_points.options[place]: (float(option_regrets.mean()), float(option_regrets.max()))
+            for place, option_regrets in fared.items()
+        },
+        instead=(run_points.options[rival], win_shares[rival]) if lost.any() else None,
     )
 
 
 def regret(values: Floats) -> Floats:
-    """How much worse than the best of its sample each point [R, S] is, as a share of the best.
+    """Regret of each point [R, S]: the share by which it is worse than the best of its sample.
 
-    A point without a result is as bad as the worst that has one.
+    A point without a result counts as the worst that has one.
     """
     finite = np.isfinite(values)
     filled = np.where(finite, values, np.max(np.where(finite, values, -math.inf), axis=0, keepdims=True))
@@ -163,7 +173,7 @@ def regret(values: Floats) -> Floats:
 
 
 def on_front(values: Floats) -> NDArray[np.bool_]:
-    """Which points [R, objectives] are on the Pareto front; those without a result are not."""
+    """Mask of the points [R, objectives] on the Pareto front; points without a result are not on it."""
     import moocore
 
     rows = np.flatnonzero(np.isfinite(values).all(axis=1))
@@ -187,10 +197,10 @@ class Stretch:
 
 @dataclass(frozen=True)
 class Breaks:
-    """Which option wins in a scenario, by the value of one constant: stretches in ascending order.
+    """Winning options of a scenario by the value of one constant: stretches in ascending order.
 
-    num_anomalies: points whose objective gets both better and worse as the constant rises. largest: the largest share
-    by which one does (`reversal_share`).
+    num_anomalies: points whose objective gets both better and worse as the constant rises. largest: the largest
+    `reversal_share` of them.
     """
 
     scenario: str
@@ -202,57 +212,59 @@ class Breaks:
 
     @property
     def home(self) -> int:
-        """The stretch that holds the value that the run was made with."""
-        return next(place for place, one in enumerate(self.stretches) if self.nominal <= one.high)
+        """Place of the stretch with the nominal value, the one of the run."""
+        return next(place for place, stretch in enumerate(self.stretches) if self.nominal <= stretch.high)
 
     @property
     def near(self) -> float:
-        """How far the nearest flip is, as a factor of the nominal value (above 1); infinite without one."""
-        ends = [one.high for one in self.stretches[:-1]]
+        """Distance of the nearest flip, as a factor of the nominal value (above 1); infinite without a flip."""
+        ends = [stretch.high for stretch in self.stretches[:-1]]
         return min((max(end / self.nominal, self.nominal / end) for end in ends), default=math.inf)
 
     def sentence(self, choose: Sequence[str]) -> str:
-        """For a person: `g4: schedule.comm_engine = dma wins above x = 12 GB/s (now 46.6 GB/s), cu below`."""
-        path, own = self.constant.path, self.stretches[self.home]
+        """Describe it: `g4: schedule.comm_engine = dma wins above x = 12 GB/s (now 46.6 GB/s), cu below`."""
+        path, winning = self.constant.path, self.stretches[self.home]
         now = f"{path} = {{}} (now {quantity_text(self.nominal, path)})"
         if len(self.stretches) == 1:
-            ends = f"{quantity_text(own.low, path)} and {quantity_text(own.high, path)}"
+            ends = f"{quantity_text(winning.low, path)} and {quantity_text(winning.high, path)}"
             return f"{self.scenario}: no flip between {path} = {ends} (now {quantity_text(self.nominal, path)})"
         beside = self.stretches[max(0, self.home - 1) : self.home + 2]
-        differing = [n for n in range(len(choose)) if len({one.option[n] for one in beside}) > 1]
+        differing = [n for n in range(len(choose)) if len({stretch.option[n] for stretch in beside}) > 1]
         below = self.stretches[self.home - 1] if self.home else None
         above = self.stretches[self.home + 1] if self.home + 1 < len(self.stretches) else None
-        limits = [quantity_text(end, path) for end, there in ((own.low, below), (own.high, above)) if there]
+        limits = [quantity_text(end, path) for end, there in ((winning.low, below), (winning.high, above)) if there]
         where = "between" if below and above else "above" if below else "below"
-        head = ", ".join(f"{choose[n]} = {own.option[n]}" for n in differing)
+        head = ", ".join(f"{choose[n]} = {winning.option[n]}" for n in differing)
         sides: dict[str, list[str]] = {}
         for side, word in ((below, "below"), (above, "above")):
             if side:
-                sides.setdefault(_said([side.option[n] for n in differing]), []).append(word)
-        told = [f"{option} {' and '.join(words)}" for option, words in sides.items()]
-        return f"{self.scenario}: {head} wins {where} {now.format(' and '.join(limits))}, {', '.join(told)}"
+                sides.setdefault(_option_text([side.option[n] for n in differing]), []).append(word)
+        side_texts = [f"{option} {' and '.join(words)}" for option, words in sides.items()]
+        return f"{self.scenario}: {head} wins {where} {now.format(' and '.join(limits))}, {', '.join(side_texts)}"
 
 
-def breaks(found: Points, constant: Constant, asked: Asked, advance: Advance) -> list[Breaks]:
-    """Where the winning option flips as one constant takes values from nominal / span to nominal x span."""
-    objective = asked.objective
-    factors = legal(found, constant, np.geomspace(1 / asked.span, asked.span, _STEPS))
+def breaks(run_points: Points, constant: Constant, request: Asked, advance: Advance) -> list[Breaks]:
+    """Find where the winning option flips as one constant goes from nominal / span to nominal x span."""
+    objective = request.objective
+    factors = legal(run_points, constant, np.geomspace(1 / request.span, request.span, _STEPS))
     factors[np.argmin(np.abs(np.log(factors)))] = 1.0
-    scanned = evaluate_batches(found, one_by_one(found, constant, factors), objective, advance)[:, 0]
-    values, nominal = scanned.reshape(len(found.designs), len(factors)), found.nominal(constant.path)
-    held = []
-    for index in range(len(found.scenarios)):
-        rows = found.rows(index)
+    scanned = evaluate_batches(run_points, one_by_one(run_points, constant, factors), objective, advance)[:, 0]
+    values, nominal = scanned.reshape(len(run_points.designs), len(factors)), run_points.nominal(constant.path)
+    searches = []
+    for index in range(len(run_points.scenarios)):
+        rows = run_points.rows(index)
         axis = constant.values(float(nominal[index]), factors).astype(float)
-        held.append(_Search(found, constant, rows, (axis, values[rows], int(np.argmin(np.abs(np.log(factors)))))))
-    while any(search.open for search in held):
-        wanted = [(search, *search.asks()) for search in held if search.open]
-        rows, numbers = (np.concatenate([one[place] for one in wanted]) for place in (1, 2))
-        fresh = evaluate_batches(found, at(found, constant, rows, numbers), objective, advance)[:, 0]
-        ends = np.cumsum([len(own) for _, own, _ in wanted])[:-1]
-        for (search, _, _), got in zip(wanted, np.split(fresh, ends), strict=True):
-            search.tell(got)
-    turns = [reversal_share(values[found.rows(index)]) for index in range(len(found.scenarios))]
+        searches.append(
+            _Search(run_points, constant, rows, (axis, values[rows], int(np.argmin(np.abs(np.log(factors))))))
+        )
+    while any(search.open for search in searches):
+        wanted = [(search, *search.asks()) for search in searches if search.open]
+        rows, numbers = (np.concatenate([query[place] for query in wanted]) for place in (1, 2))
+        fresh = evaluate_batches(run_points, at(run_points, constant, rows, numbers), objective, advance)[:, 0]
+        ends = np.cumsum([len(query_rows) for _, query_rows, _ in wanted])[:-1]
+        for (search, _, _), objectives in zip(wanted, np.split(fresh, ends), strict=True):
+            search.tell(objectives)
+    turns = [reversal_share(values[run_points.rows(index)]) for index in range(len(run_points.scenarios))]
     return [
         Breaks(
             name,
@@ -262,14 +274,14 @@ def breaks(found: Points, constant: Constant, asked: Asked, advance: Advance) ->
             int((turns[index] > _TURN).sum()),
             float(turns[index].max(initial=0.0)),
         )
-        for index, (name, search) in enumerate(zip(found.scenarios, held, strict=True))
+        for index, (name, search) in enumerate(zip(run_points.scenarios, searches, strict=True))
     ]
 
 
 def reversal_share(values: Floats) -> Floats:
-    """By how much values [R, G] above 0 go back on themselves, as a share [R]; 0 for those that only rise or only fall.
+    """Share [R] by which values [R, G] above 0 reverse; 0 for rows that only rise or only fall.
 
-    That is the lesser of the largest rise and the largest fall between any two places, of those that are finite.
+    It is the lesser of the largest rise and the largest fall between any two finite places.
     """
     seen = np.isfinite(values)
     least = np.minimum.accumulate(np.where(seen, values, math.inf), axis=1)
@@ -280,66 +292,72 @@ def reversal_share(values: Floats) -> Floats:
 
 
 class _Search:
-    """The winning option of one scenario over one constant, narrowed down where it flips.
+    """Search for the values of one constant at which the winning option of one scenario flips.
 
     scanned: values [G] of the constant in ascending order, the objective of each point there [R, G] (inf: none), and
-    the place of the nominal value.
+    the place of the nominal value. `asks` names the points to evaluate next and `tell` takes their objectives.
     """
 
     def __init__(
-        self, found: Points, constant: Constant, rows: NDArray[np.intp], scanned: tuple[Floats, Floats, int]
+        self, run_points: Points, constant: Constant, rows: NDArray[np.intp], scanned: tuple[Floats, Floats, int]
     ) -> None:
         axis, values, home = scanned
-        self._rows, self._whole, self._options = rows, constant.whole, found.options
-        self._places = found.option[rows]
+        self._rows, self._whole, self._options = rows, constant.whole, run_points.options
+        self._places = run_points.option[rows]
         self._codes = np.unique(self._places)
         self._rank = np.argsort(np.argsort(self._by_option(values)[:, home], kind="stable"))
         unique, first = np.unique(axis, return_index=True)
         self._axis: list[float] = unique.tolist()
         self._ends = {value: values[:, place] for value, place in zip(self._axis, first.tolist(), strict=True)}
         self._winner = [self._best(best) for best in self._by_option(values[:, first]).T]
-        self._asked: list[tuple[float, NDArray[np.intp]]] = []
+        self._pending: list[tuple[float, NDArray[np.intp]]] = []
 
     def _by_option(self, values: Floats) -> Floats:
         return np.stack([values[self._places == code].min(axis=0) for code in self._codes])
 
     def _best(self, options: Floats) -> int:
-        """The place of the best option; of equal ones the one that ranks first at the nominal value."""
+        """Place of the best option; ties go to the option that ranks first at the nominal value."""
         least = options.min()
         tied = np.flatnonzero(options <= least + TIE * abs(least)) if np.isfinite(least) else np.arange(len(options))
         return int(tied[np.argmin(self._rank[tied])])
 
     @property
     def open(self) -> list[tuple[float, float]]:
-        """Intervals that hold a flip and are still wide."""
+        """Intervals with a flip that are still wide."""
         both = zip(self._axis, self._axis[1:], self._winner, self._winner[1:], strict=False)
-        return [(low, high) for low, high, own, other in both if own != other and self._is_wide(low, high)]
+        return [
+            (low, high)
+            for low, high, low_winner, high_winner in both
+            if low_winner != high_winner and self._is_wide(low, high)
+        ]
 
     def _is_wide(self, low: float, high: float) -> bool:
         return high - low > 1 if self._whole else high > low * (1 + _PRECISE)
 
     def asks(self) -> tuple[NDArray[np.intp], Floats]:
-        """Points [N] and the values [N] of the constant at which they are needed."""
-        self._asked = []
+        """Return points [N] and the values [N] of the constant at which to evaluate them."""
+        self._pending = []
         for low, high in self.open:
             inner = np.geomspace(low, high, _PARTS + 1)[1:-1]
             inner = np.unique(np.clip(np.rint(inner), low + 1, high - 1)) if self._whole else inner
             rows = np.union1d(self._rivals(low), self._rivals(high))
-            self._asked += [(value, rows) for value in inner.tolist()]
-        rows = np.concatenate([rows for _, rows in self._asked])
-        return self._rows[rows], np.repeat([value for value, _ in self._asked], [len(rows) for _, rows in self._asked])
+            self._pending += [(value, rows) for value in inner.tolist()]
+        rows = np.concatenate([rows for _, rows in self._pending])
+        return self._rows[rows], np.repeat(
+            [value for value, _ in self._pending], [len(rows) for _, rows in self._pending]
+        )
 
     def _rivals(self, end: float) -> NDArray[np.intp]:
-        """The best point of each of the best options at a value that was looked at."""
+        """Return the best point of each of the best options at an evaluated value of the constant."""
         values = self._ends[end]
         best = [np.flatnonzero(self._places == code)[values[self._places == code].argmin()] for code in self._codes]
         order = np.lexsort((self._rank, values[best]))
         return np.array(best)[order[:_RIVALS]]
 
     def tell(self, values: Floats) -> None:
-        """Take in what was asked for."""
+        """Add the objectives of the points from the last `asks`."""
         start = 0
-        for value, rows in self._asked:
+        for value, rows in self._pending:
             column = np.full(len(self._rows), math.inf)
             column[rows] = values[start : start + len(rows)]
             start += len(rows)
@@ -349,22 +367,22 @@ class _Search:
             self._winner.insert(place, self._best(self._by_option(column[:, None])[:, 0]))
 
     def stretches(self) -> list[Stretch]:
-        """Which option wins where."""
-        told: list[Stretch] = []
+        """Merge neighbouring values with the same winner into stretches."""
+        merged: list[Stretch] = []
         for value, winner in zip(self._axis, self._winner, strict=True):
             option = self._options[self._codes[winner]]
-            if told and told[-1].option == option:
-                told[-1] = replace(told[-1], high=value)
+            if merged and merged[-1].option == option:
+                merged[-1] = replace(merged[-1], high=value)
                 continue
-            between = value if self._whole or not told else math.sqrt(told[-1].high * value)
-            if told and not self._whole:
-                told[-1] = replace(told[-1], high=between)
-            told.append(Stretch(between, value, option))
-        return told
+            between = value if self._whole or not merged else math.sqrt(merged[-1].high * value)
+            if merged and not self._whole:
+                merged[-1] = replace(merged[-1], high=between)
+            merged.append(Stretch(between, value, option))
+        return merged
 
 
-def _said(option: Sequence[Any]) -> str:
-    return ", ".join("–" if one is None else str(one) for one in option)
+def _option_text(option: Sequence[Any]) -> str:
+    return ", ".join("–" if value is None else str(value) for value in option)
 
 
 # ---------------------------------------------------------------- the command
@@ -372,7 +390,7 @@ def _said(option: Sequence[Any]) -> str:
 
 @dataclass(frozen=True)
 class Asked:
-    """What is asked of a run. goals: the objective first. span: factor by which a constant is moved either way."""
+    """Robustness question to a run. goals: the objective first. span: factor to move a constant by, either way."""
 
     run: Finished
     choose: tuple[str, ...]
@@ -382,47 +400,47 @@ class Asked:
     span: float
 
     @classmethod
-    def of(cls, run: Finished, given: Mapping[str, str]) -> Asked:
-        """Of what was typed. Raises ConfigError."""
-        question = Question.of(run, given.get("objective", ""), given.get("choose", ""))
-        numbers = [_number(given, "samples", (2, 100_000)), _number(given, "seed", (0, 2**32 - 1))]
+    def of(cls, run: Finished, arguments: Mapping[str, str]) -> Asked:
+        """Build the question from the typed words. Raises ConfigError."""
+        question = Question.of(run, arguments.get("objective", ""), arguments.get("choose", ""))
+        numbers = [_number(arguments, "samples", (2, 100_000)), _number(arguments, "seed", (0, 2**32 - 1))]
         goals = {question.objective: question.goal, **run.goals}
-        span = float(_number(given, "range", (2, 1000)))
+        span = float(_number(arguments, "range", (2, 1000)))
         return cls(run, question.choose, goals, numbers[0], numbers[1], span)
 
     @property
     def objective(self) -> Mapping[str, str]:
-        """The first of the goals alone."""
+        """The first goal, by name."""
         name = next(iter(self.goals))
         return {name: self.goals[name]}
 
 
-def _number(given: Mapping[str, str], name: str, ends: tuple[int, int]) -> int:
+def _number(arguments: Mapping[str, str], name: str, ends: tuple[int, int]) -> int:
     low, high = ends
-    if not given[name].isdigit() or not low <= int(given[name]) <= high:
-        raise ConfigError([Problem(name, f"must be a whole number from {low} to {high}", given[name])])
-    return int(given[name])
+    if not arguments[name].isdigit() or not low <= int(arguments[name]) <= high:
+        raise ConfigError([Problem(name, f"must be a whole number from {low} to {high}", arguments[name])])
+    return int(arguments[name])
 
 
 def uncertain_constants(typed: str, study: Mapping[str, float]) -> dict[str, float]:
-    """Uncertain constants by path: those typed (`path=0.2,path=0.1`), else the study's. Raises ConfigError."""
+    """Return half-widths by path: the typed ones (`path=0.2,path=0.1`), else the study's. Raises ConfigError."""
     if not typed and not study:
         way = "declare them in study.uncertainty, or type vary=<path>=<share>,..."
         raise ConfigError([Problem("vary", "the study declares no uncertain constants", way_out=way)])
-    found = dict(study) if not typed else dict[str, float]()
+    shares = dict(study) if not typed else dict[str, float]()
     for word in filter(None, typed.split(",")):
         path, _, share = word.partition("=")
         try:
-            found[path] = float(share)
+            shares[path] = float(share)
         except ValueError:
             rule = "is no path with a share"
             raise ConfigError([Problem("vary", rule, word, "write <path>=0.1 for 10 % either way")]) from None
-    return found
+    return shares
 
 
 @dataclass(frozen=True)
 class Found:
-    """What comes of it."""
+    """Answer to an `Asked`: one standing per scenario, one `Breaks` per constant and scenario."""
 
     asked: Asked
     points: Points
@@ -432,8 +450,8 @@ class Found:
 
     @property
     def notes(self) -> list[str]:
-        """What must be known to read the numbers."""
-        widths = ", ".join(f"{one.path} +- {100 * one.half_width:g} %" for one in self.constants)
+        """Assumptions behind the numbers, for the reader."""
+        widths = ", ".join(f"{constant.path} +- {100 * constant.half_width:g} %" for constant in self.constants)
         objective, samples = next(iter(self.asked.goals)), self.asked.samples
         return [
             f"declared assumptions: {widths}",
@@ -446,42 +464,58 @@ class Found:
         ]
 
     def json(self) -> dict[str, Any]:
-        """As written."""
-        told: dict[str, Any] = {"study": self.asked.run.name, "goals": dict(self.asked.goals)}
-        told |= {"choose": list(self.asked.choose), "samples": self.asked.samples, "seed": self.asked.seed}
-        told |= {"uncertainty": {one.path: one.half_width for one in self.constants}, "notes": self.notes}
-        told |= {"scenarios": [one.json() for one in self.standings]}
-        flips = [{"sentence": one.sentence(self.asked.choose), **row} for one in self.breaks for row in [_broken(one)]]
-        return {**told, "break_even": flips}
+        """Return the content of `robustness.json`."""
+        document: dict[str, Any] = {"study": self.asked.run.name, "goals": dict(self.asked.goals)}
+        document |= {"choose": list(self.asked.choose), "samples": self.asked.samples, "seed": self.asked.seed}
+        document |= {
+            "uncertainty": {constant.path: constant.half_width for constant in self.constants},
+            "notes": self.notes,
+        }
+        document["scenarios"] = [standing.json() for standing in self.standings]
+        flips = [{"sentence": flip.sentence(self.asked.choose), **_breaks_json(flip)} for flip in self.breaks]
+        return {**document, "break_even": flips}
 
 
-def _broken(one: Breaks) -> dict[str, Any]:
-    stretches = [{"low": part.low, "high": part.high, "option": list(part.option)} for part in one.stretches]
-    named = {"scenario": one.scenario, "constant": one.constant.path, "nominal": one.nominal}
-    return {**named, "stretches": stretches, "anomalies": one.num_anomalies, "largest_anomaly": one.largest}
+def _breaks_json(scenario_breaks: Breaks) -> dict[str, Any]:
+    stretches = [
+        {"low": part.low, "high": part.high, "option": list(part.option)} for part in scenario_breaks.stretches
+    ]
+    named = {
+        "scenario": scenario_breaks.scenario,
+        "constant": scenario_breaks.constant.path,
+        "nominal": scenario_breaks.nominal,
+    }
+    return {
+        **named,
+        "stretches": stretches,
+        "anomalies": scenario_breaks.num_anomalies,
+        "largest_anomaly": scenario_breaks.largest,
+    }
 
 
-def examine(asked: Asked, present: Present, typed: str) -> Found:
+def examine(request: Asked, present: Present, typed: str) -> Found:
     """Evaluate the points of a run with other constants. Raises ConfigError."""
-    planned = plan_again(asked.run, present)
-    found = points(asked.run, planned, asked.choose, max(1, _MOST_EVALUATED // asked.samples))
-    changing = constants(found, uncertain_constants(typed, planned.settings.study.uncertainty))
-    size = len(found.designs)
-    with bar(f"{asked.run.name}: robustness", size * (1 + asked.samples + _STEPS * len(changing))) as advance:
-        nominal = evaluate_batches(found, together(found, changing, np.ones((1, len(changing)))), asked.goals, advance)
-        _check_shares(asked, nominal)
-        factors = draw_factors(changing, asked.samples, asked.seed)
-        values = evaluate_batches(found, together(found, changing, factors), asked.goals, advance)
-        held = standings(found, nominal, values.reshape(size, asked.samples, -1))
-        flips = [one for each in changing for one in breaks(found, each, asked, advance)]
-    return Found(asked, found, changing, held, flips)
+    planned = plan_again(request.run, present)
+    run_points = points(request.run, planned, request.choose, max(1, _MOST_EVALUATED // request.samples))
+    changing = constants(run_points, uncertain_constants(typed, planned.settings.study.uncertainty))
+    size = len(run_points.designs)
+    with bar(f"{request.run.name}: robustness", size * (1 + request.samples + _STEPS * len(changing))) as advance:
+        nominal = evaluate_batches(
+            run_points, together(run_points, changing, np.ones((1, len(changing)))), request.goals, advance
+        )
+        _check_shares(request, nominal)
+        factors = draw_factors(changing, request.samples, request.seed)
+        values = evaluate_batches(run_points, together(run_points, changing, factors), request.goals, advance)
+        scenario_standings = standings(run_points, nominal, values.reshape(size, request.samples, -1))
+        flips = [flip for constant in changing for flip in breaks(run_points, constant, request, advance)]
+    return Found(request, run_points, changing, scenario_standings, flips)
 
 
-def _check_shares(asked: Asked, nominal: Floats) -> None:
-    """Refuse an objective of which shares mean nothing."""
+def _check_shares(request: Asked, nominal: Floats) -> None:
+    """Refuse an objective that is not of one sign, since shares of it mean nothing."""
     values = nominal[np.isfinite(nominal[:, 0]), 0]
     if not len(values) or values.min() <= 0 <= values.max():
-        name = next(iter(asked.goals))
+        name = next(iter(request.goals))
         raise ConfigError([Problem("objective", "is not above 0 throughout", name, "take another objective=")])
 
 
@@ -490,99 +524,105 @@ def command(words: Sequence[str]) -> int:
 
     `[config_dir=...] [command=...] [output_dir=outputs]`. Raises ConfigError.
     """
-    known = {"study": "", "samples": "64", "seed": "0", "range": "8", "output_dir": "outputs"}
-    given = pairs(words, known, optional=("vary", "choose", "objective", "config_dir", "command"))
-    run = Finished.find(Path(given["output_dir"]), given["study"])
-    found = examine(Asked.of(run, given), Present.of(given), given.get("vary", ""))
-    _write(found)
+    defaults = {"study": "", "samples": "64", "seed": "0", "range": "8", "output_dir": "outputs"}
+    arguments = pairs(words, defaults, optional=("vary", "choose", "objective", "config_dir", "command"))
+    run = Finished.find(Path(arguments["output_dir"]), arguments["study"])
+    findings = examine(Asked.of(run, arguments), Present.of(arguments), arguments.get("vary", ""))
+    _write(findings)
     console = report.console()
-    console.print(_table(found))
-    for line in (*_flips(found), "", *_anomalies(found), *found.notes):
+    console.print(_table(findings))
+    for line in (*_flips(findings), "", *_anomalies(findings), *findings.notes):
         console.print(line, soft_wrap=True, highlight=False)
     files = "robustness.json, robustness.csv, break_even.csv, figures/robustness and break_even .png and .svg"
     console.print(f"written to {run.folder}/ ({files})", soft_wrap=True)
     return 0
 
 
-def _table(found: Found) -> Table:
+def _table(findings: Found) -> Table:
     from rich.table import Table
 
-    shown = Table(title=f"{found.asked.run.name}: {next(iter(found.asked.goals))} under uncertain constants")
+    shown = Table(title=f"{findings.asked.run.name}: {next(iter(findings.asked.goals))} under uncertain constants")
     right = ("stays best", "option stays", "regret mean", "p95", "worst", "front stays")
     for name in ("scenario", "winner", *right, "instead", "least regret"):
         shown.add_column(name, justify="right" if name in right else "left", no_wrap=name == "winner")
-    for one in found.standings:
-        row = one.row()
+    for standing in findings.standings:
+        row = standing.row()
         shares = [f"{100 * row[name]:.0f} %" for name in ("winner_stays", "option_stays")]
         lost = [f"{100 * row[f'regret_{name}']:.2f} %" for name in ("mean", "p95", "worst")]
         front = f"{100 * row['front_stays_mean']:.0f} %"
         instead = f"{row['instead']} ({100 * row['instead_wins']:.0f} %)" if row["instead"] else "–"
-        shown.add_row(one.scenario, row["winner"], *shares, *lost, front, instead, _picked(one))
+        shown.add_row(standing.scenario, row["winner"], *shares, *lost, front, instead, _least_regret_text(standing))
     return shown
 
 
-def _picked(one: Standing) -> str:
-    """The option with the least mean and the one with the least worst regret."""
+def _least_regret_text(standing: Standing) -> str:
+    """Describe the option with the least mean regret and the one with the least worst regret."""
     names = ("mean", "worst")
-    picks = dict(zip(names, (one.least_mean, one.least_worst), strict=True))
-    if set(picks.values()) == {one.winner}:
+    picks = dict(zip(names, (standing.least_mean, standing.least_worst), strict=True))
+    if set(picks.values()) == {standing.winner}:
         return "the winner's option"
-    told = {name: "the winner's" if option == one.winner else _said(option) for name, option in picks.items()}
-    fared = {name: f"{100 * one.options[option][place]:.2f} %" for place, (name, option) in enumerate(picks.items())}
-    return "; ".join(f"{name} {fared[name]}: {told[name]}" for name in names)
+    option_texts = {
+        name: "the winner's" if option == standing.winner else _option_text(option) for name, option in picks.items()
+    }
+    fared = {
+        name: f"{100 * standing.options[option][place]:.2f} %" for place, (name, option) in enumerate(picks.items())
+    }
+    return "; ".join(f"{name} {fared[name]}: {option_texts[name]}" for name in names)
 
 
-def _flips(found: Found) -> list[str]:
-    """Break-even in sentences, the nearest flips first, then where there is none."""
-    flips = sorted((one for one in found.breaks if len(one.stretches) > 1), key=lambda one: one.near)
-    told = [one.sentence(found.asked.choose) for one in flips[:_FLIPS_SHOWN]]
-    told += (
+def _flips(findings: Found) -> list[str]:
+    """Describe break-evens, the nearest flips first, then the constants without a flip."""
+    flips = sorted((flip for flip in findings.breaks if len(flip.stretches) > 1), key=lambda flip: flip.near)
+    lines = [flip.sentence(findings.asked.choose) for flip in flips[:_FLIPS_SHOWN]]
+    lines += (
         [f"({len(flips) - _FLIPS_SHOWN} more flips are farther off, see break_even.csv)"]
         if flips[_FLIPS_SHOWN:]
         else []
     )
-    for constant in found.constants:
-        none = [one for one in found.breaks if one.constant == constant and len(one.stretches) == 1]
+    for constant in findings.constants:
+        none = [flip for flip in findings.breaks if flip.constant == constant and len(flip.stretches) == 1]
         if none:
-            own, path = none[0].stretches[0], constant.path
-            names = "all scenarios" if len(none) == len(found.points.scenarios) else ", ".join(n.scenario for n in none)
-            told.append(
-                f"no flip between {path} = {quantity_text(own.low, path)} and {quantity_text(own.high, path)}: {names}"
+            stretch, path = none[0].stretches[0], constant.path
+            names = (
+                "all scenarios" if len(none) == len(findings.points.scenarios) else ", ".join(n.scenario for n in none)
             )
-    return told
+            lines.append(
+                f"no flip between {path} = {quantity_text(stretch.low, path)} and {quantity_text(stretch.high, path)}: {names}"
+            )
+    return lines
 
 
-def _anomalies(found: Found) -> list[str]:
-    """Where more of something is both better and worse, by constant."""
-    told = []
-    for constant in found.constants:
-        odd = [one for one in found.breaks if one.constant == constant and one.num_anomalies]
+def _anomalies(findings: Found) -> list[str]:
+    """Describe objectives that both rise and fall over a constant."""
+    lines = []
+    for constant in findings.constants:
+        odd = [flip for flip in findings.breaks if flip.constant == constant and flip.num_anomalies]
         if odd:
-            worst, many = max(odd, key=lambda one: one.largest), sum(one.num_anomalies for one in odd)
-            of = f"{next(iter(found.asked.goals))} of {many} of {len(found.points.designs)} points"
+            worst, num_points = max(odd, key=lambda flip: flip.largest), sum(flip.num_anomalies for flip in odd)
+            of = f"{next(iter(findings.asked.goals))} of {num_points} of {len(findings.points.designs)} points"
             most = f"by up to {100 * worst.largest:.2g} % ({worst.scenario}; docs/models.md)"
-            told.append(f"anomalies: {of} both rises and falls over {constant.path}, {most}")
-    return told
+            lines.append(f"anomalies: {of} both rises and falls over {constant.path}, {most}")
+    return lines
 
 
-def _write(found: Found) -> None:
+def _write(findings: Found) -> None:
     import pandas as pd
 
     from dse import plots
 
-    outputs = found.asked.run.outputs
-    outputs.write_json("robustness", found.json())
-    rows = [one.row() for one in found.standings]
+    outputs = findings.asked.run.outputs
+    outputs.write_json("robustness", findings.json())
+    rows = [standing.row() for standing in findings.standings]
     flips = [
-        {"constant": one.constant.path, "scenario": one.scenario, "nominal": one.nominal, "low": part.low}
-        | {"high": part.high, "option": _said(part.option), "now": place == one.home}
-        for one in found.breaks
-        for place, part in enumerate(one.stretches)
+        {"constant": flip.constant.path, "scenario": flip.scenario, "nominal": flip.nominal, "low": part.low}
+        | {"high": part.high, "option": _option_text(part.option), "now": place == flip.home}
+        for flip in findings.breaks
+        for place, part in enumerate(flip.stretches)
     ]
-    for name, held in (("robustness", rows), ("break_even", flips)):
-        with atomic_replacement(found.asked.run.folder / f"{name}.csv") as fresh:
-            pd.DataFrame(held).to_csv(fresh, index=False)
-    title = f"{found.asked.run.name}: {next(iter(found.asked.goals))}"
+    for name, records in (("robustness", rows), ("break_even", flips)):
+        with atomic_replacement(findings.asked.run.folder / f"{name}.csv") as fresh:
+            pd.DataFrame(records).to_csv(fresh, index=False)
+    title = f"{findings.asked.run.name}: {next(iter(findings.asked.goals))}"
     plots.save(plots.robustness(rows, title), outputs.figures, "robustness")
-    widths = {one.path: one.half_width for one in found.constants}
+    widths = {constant.path: constant.half_width for constant in findings.constants}
     plots.save(plots.break_even(flips, widths, title), outputs.figures, "break_even")

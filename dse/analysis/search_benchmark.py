@@ -1,7 +1,7 @@
-"""How well a search method does on a space whose every point is known: a design is a search, metrics its progress.
+"""Benchmark of search methods on a space whose every point is known: a design is a search, metrics its progress.
 
 The space is that of another study with one scenario; it is enumerated once per process. A search then looks results
-up, so its time is the method's own.
+up, so its time is that of the method alone.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ from dse.units import Integer
 from dse.values import Frozen
 
 _VERSION = "2"
-_CALL = 65_536  # points that are enumerated together
+_CALL = 65_536  # points that are evaluated together
 _BEYOND = 1.1  # the reference point, in ranges of the true front from its best to its worst
 
 
 class Landscape(Frozen):
-    """A study by the words of its command, whose space is finite and has one scenario."""
+    """A study, given by the words of its command, with a finite space and one scenario."""
 
     command: Annotated[tuple[str, ...], Field(min_length=1)]
 
 
 class Run(Frozen):
-    """A search: its method, the points it asks for together, and its seed."""
+    """A search: its method, the points it proposes at a time, and its seed."""
 
     method: str
     batch: Annotated[Integer, Field(ge=1, le=10_000)] = 32
@@ -59,9 +59,9 @@ class Design(Frozen):
 
 @dataclass(frozen=True)
 class Known:
-    """Every point of a landscape. places: genes -> row, one for equal designs. outcomes [N]. values [N, M]: objectives,
-    smaller is better, 0 at the best and 1 at the worst of the true front; NaN where a point has no result or one beyond
-    a limit. front [F, M]: the true one.
+    """Every point of a landscape. places: genes -> row, the same for equal designs. outcomes [N]. values [N, M]:
+    objectives, smaller is better, 0 at the best and 1 at the worst of the true front; NaN where a point has no result
+    or one beyond a limit. front [F, M]: the true front.
     """
 
     question: Question
@@ -82,63 +82,63 @@ class Known:
         return len({tuple(outcome.values()) for outcome in self.outcomes if outcome is not None})
 
     def rows(self, points: Sequence[Assignment]) -> list[int]:
-        """Where points are."""
+        """Rows of points."""
         return [self.places[row.tobytes()] for row in self.genes.rows(points)]
 
     def name(self, point: Assignment) -> str:
-        """What a point is called; equal designs are called the same."""
+        """Name of a point; equal designs have the same name."""
         return str(self.rows([point])[0])
 
     def legal(self, points: Sequence[Assignment]) -> list[bool]:
-        """Which points break no rule."""
+        """Mask of the points that break no rule."""
         return [self.outcomes[row] is not None for row in self.rows(points)]
 
     def hypervolume(self, rows: Sequence[int]) -> float:
         """Hypervolume of some points as a share of the true front's."""
-        whole = moocore.hypervolume(self.front, ref=self._beyond)
-        return min(1.0, float(moocore.hypervolume(self._inside(rows), ref=self._beyond)) / float(whole))
+        total = moocore.hypervolume(self.front, ref=self._beyond)
+        return min(1.0, float(moocore.hypervolume(self._inside(rows), ref=self._beyond)) / float(total))
 
     def distance(self, rows: Sequence[int]) -> float:
         """IGD+ of some points: mean distance of the true front from what they dominate, in its own ranges."""
-        found = self.values[rows]
-        return float(moocore.igd_plus(found[~np.isnan(found[:, 0])], ref=self.front))
+        values = self.values[rows]
+        return float(moocore.igd_plus(values[~np.isnan(values[:, 0])], ref=self.front))
 
     @property
     def _beyond(self) -> list[float]:
         return [_BEYOND] * self.values.shape[1]
 
     def _inside(self, rows: Sequence[int]) -> NDArray[np.float64]:
-        found = self.values[rows]
-        return found[(found < _BEYOND).all(axis=1)] if len(found) else found
+        values = self.values[rows]
+        return values[(values < _BEYOND).all(axis=1)] if len(values) else values
 
 
 @plugins.cached_until_refresh
 def evaluated_points(command: tuple[str, ...]) -> Known:
-    """Every point of a landscape, evaluated. Raises ConfigError for what is no finite space with one scenario."""
+    """Evaluate every point of a landscape. Raises ConfigError unless the space is finite and has one scenario."""
     planned = plan(compose.request(["store=none", "tracking=none", "fidelity=none", "search=exhaustive", *command]))
     if len(planned.spaces) != 1:
         rule = f"has {len(planned.spaces)} scenarios: {', '.join(planned.spaces)}"
         raise ConfigError([Problem("landscape.command", rule, way_out="choose one, such as workload.only=[g4]")])
     (space,) = planned.spaces.values()
     genes, outcomes, rows = Genes(space), dict[str, tuple[int, Outcome]](), dict[bytes, int]()
-    for points, names, found in _enumerated(planned):
-        for row, name, outcome in zip(genes.rows(points), names, found, strict=True):
+    for points, names, block_outcomes in _evaluate_blocks(planned):
+        for row, name, outcome in zip(genes.rows(points), names, block_outcomes, strict=True):
             rows[row.tobytes()], _ = outcomes.setdefault(name, (len(outcomes), outcome))
     question = Question(space, planned.goals, 0, 1, lambda points: [], repr, limits=planned.settings.study.limits)
-    told = [outcome for _, outcome in outcomes.values()]
-    ok = np.array([outcome is not None and question.violation(outcome) == 0 for outcome in told])
+    distinct = [outcome for _, outcome in outcomes.values()]
+    ok = np.array([outcome is not None and question.violation(outcome) == 0 for outcome in distinct])
     values = np.full((len(ok), len(planned.goals)), np.nan)
     values[ok] = question.values(
-        [outcome for outcome, fine in zip(told, ok, strict=True) if fine and outcome is not None]
+        [outcome for outcome, fine in zip(distinct, ok, strict=True) if fine and outcome is not None]
     )
     front = values[ok][moocore.is_nondominated(values[ok])]
     low, range_ = front.min(axis=0), np.ptp(front, axis=0)
     scaled = (values - low) / np.where(range_ > 0, range_, 1.0)
-    return Known(question, genes, rows, told, scaled, (front - low) / np.where(range_ > 0, range_, 1.0))
+    return Known(question, genes, rows, distinct, scaled, (front - low) / np.where(range_ > 0, range_, 1.0))
 
 
-def _enumerated(planned: Plan) -> Iterator[tuple[list[Assignment], list[str], list[Outcome]]]:
-    """Points of the space as they may be asked for, with their keys and objectives, some at a time."""
+def _evaluate_blocks(planned: Plan) -> Iterator[tuple[list[Assignment], list[str], list[Outcome]]]:
+    """Evaluate the space in blocks. Yields points as a search may propose them, with their keys and outcomes."""
     (space,) = planned.spaces.values()
     names = [*planned.goals, *(name for name in planned.settings.study.limits if name not in planned.goals)]
     for block in space.blocks(_CALL):
@@ -146,13 +146,13 @@ def _enumerated(planned: Plan) -> Iterator[tuple[list[Assignment], list[str], li
         if block.batch is not None:
             (results,) = call(planned.spec, [block.batch])
         columns = zip(*(results.column(name).tolist() for name in names), strict=True)
-        told: list[Outcome] = [
+        outcomes: list[Outcome] = [
             dict(zip(names, row, strict=True)) if ok else None
             for ok, row in zip(results.ok.tolist(), columns, strict=True)
         ]
-        asked = block if block.asked is None else block.asked
-        where, keys = places(asked, block), keys_to_hex(block.keys()).astype(str)
-        yield list(asked.points()), keys[where].tolist(), [told[place] for place in where]
+        requested = block if block.asked is None else block.asked
+        where, keys = places(requested, block), keys_to_hex(block.keys()).astype(str)
+        yield list(requested.points()), keys[where].tolist(), [outcomes[place] for place in where]
 
 
 class LandscapeBackend(Backend):
@@ -194,15 +194,15 @@ class LandscapeBackend(Backend):
 
     def scenarios(self, tree: Tree) -> Mapping[str, Tree]:
         """One per landscape."""
-        return {name: {"landscape": one, "run": tree["run"]} for name, one in tree["landscapes"].items()}
+        return {name: {"landscape": landscape, "run": tree["run"]} for name, landscape in tree["landscapes"].items()}
 
     def design(self, tree: Tree) -> Design:
-        """A validated search."""
+        """Validate a search."""
         check = Problems()
-        found = check.model(Design, tree, path="")
+        search = check.model(Design, tree, path="")
         check.done()
-        assert found is not None
-        return found
+        assert search is not None
+        return search
 
     def condition(self, path: str, tree: Tree) -> Mapping[str, Any] | None:
         """Every value of `run` may be a knob."""
@@ -210,9 +210,9 @@ class LandscapeBackend(Backend):
 
     def evaluate(self, batches: Sequence[Batch]) -> list[Results]:
         """Run the searches."""
-        return [Results.of([self._searched(design) for design in batch.designs()]) for batch in batches]
+        return [Results.of([self._run_search(design) for design in batch.designs()]) for batch in batches]
 
-    def _searched(self, design: BaseModel) -> Result:
+    def _run_search(self, design: BaseModel) -> Result:
         assert isinstance(design, Design)
         truth = evaluated_points(design.landscape.command)
         runs = [Progress.of(truth, design.run, budget) for budget in self._budgets(truth)]
@@ -241,7 +241,7 @@ def column(metric: str, share: float) -> str:
 
 
 class Progress:
-    """What a search asked for. rows: of the landscape, in order. overhead_s: seconds that the method took for it."""
+    """Record of a search. rows: evaluated points, in order. overhead_s: time of the method itself."""
 
     def __init__(self, truth: Known) -> None:
         self._truth, self.rows = truth, list[int]()
@@ -250,7 +250,7 @@ class Progress:
 
     @classmethod
     def of(cls, truth: Known, run: Run, trials: int) -> Progress:
-        """A search of so many points."""
+        """Run a search of `trials` points."""
         progress = cls(truth)
         question = replace(
             truth.question,
@@ -264,16 +264,16 @@ class Progress:
         return progress
 
     def evaluate(self, points: Sequence[Assignment]) -> list[Outcome]:
-        """Look results up, on nobody's time."""
+        """Look results up; the time it takes does not count as the method's."""
         came = time.perf_counter()
         self.rows += self._truth.rows(points)
-        found = [self._truth.outcomes[row] for row in self.rows[len(self.rows) - len(points) :]]
+        outcomes = [self._truth.outcomes[row] for row in self.rows[len(self.rows) - len(points) :]]
         self.overhead_s = came - self._began - self._away
         self._away += time.perf_counter() - came
-        return found
+        return outcomes
 
     def until(self, share: float) -> int:
-        """How many points it took to reach a share of the true hypervolume; all of them if it did not."""
+        """Number of points evaluated to reach a share of the true hypervolume; all of them if it was not reached."""
         low, high = 1, len(self.rows)
         while low < high:
             middle = (low + high) // 2
