@@ -12,17 +12,17 @@ from dse.store.settings import StoreAt
 
 
 def check(words: Sequence[str]) -> int:
-    """`check [output_dir=outputs] [url=<of a store>]`: look at every recorded result; 3 if some were damaged."""
-    given = pairs(words, {"output_dir": "outputs", "url": "auto"})
+    """`check [output_dir=outputs] [url=<of a store>]`: verify every recorded result; 3 if some were damaged."""
+    arguments = pairs(words, {"output_dir": "outputs", "url": "auto"})
     problems = Problems()
-    store_at = problems.model(StoreAt, {"name": "check", "url": given["url"]}, path="")
+    store_at = problems.model(StoreAt, {"name": "check", "url": arguments["url"]}, path="")
     problems.done()
     assert store_at is not None
-    folder = Path(given["output_dir"])
-    if given["url"] == "auto" and not output_files.exists(folder / "results.db"):
-        raise ConfigError([Problem("output_dir", "holds no results.db", given["output_dir"], "run a study first")])
+    folder = Path(arguments["output_dir"])
+    if arguments["url"] == "auto" and not output_files.exists(folder / "results.db"):
+        raise ConfigError([Problem("output_dir", "holds no results.db", arguments["output_dir"], "run a study first")])
     store = Store(store_at.database_url(folder))
     fine, damaged = store.check()
-    told = f"; {damaged} were damaged and put into quarantine: type the study's command to compute them again"
-    print(f"{store.database}: {fine} results are as they were recorded{told if damaged else ''}")
+    note = f"; {damaged} were damaged and put into quarantine: type the study's command to compute them again"
+    print(f"{store.database}: {fine} results are as they were recorded{note if damaged else ''}")
     return 3 if damaged or store.database.mended else 0

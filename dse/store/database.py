@@ -1,7 +1,7 @@
-"""A database that answers: made once by whoever comes first, waited for while it does not answer, mended when damaged.
+"""A robust database connection: creates the tables, retries while the database is silent, repairs a damaged file.
 
-SQLite in one file (write-ahead log, one writer at a time) or PostgreSQL by URL. Everything that goes wrong is a
-`StoreError`, an OSError, that says what to do.
+SQLite in one file (write-ahead log, one writer at a time) or PostgreSQL by URL. Every failure is raised as a
+`StoreError`, an OSError, with what to do about it.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from dse.store.owner import lock_file
 T = TypeVar("T")
 
 PATIENCE_S = 60.0
-"""For which a lost connection, a silent server or a locked file is waited for, unless told otherwise."""
-_WRONG_S = 5.0  # the same while it is opened and what it says is more likely a wrong name than a restart
+"""Default time to wait for a lost connection, a silent server or a locked file."""
+_WRONG_S = 5.0  # the same while it is opened, for answers that mean a wrong name rather than a restart
 _WRONG = re.compile("does not exist|authentication failed|no password|pg_hba|resolve|translate host")
-_FIRST, _LAST = 1 / 4, 1 / 12  # of that time: for a first answer, and for one after it is over
-# What bytes that changed may end in, assertions of libraries among them.
+_FIRST, _LAST = 1 / 4, 1 / 12  # of that time: for the first answer, and for one after it is over
+# Errors that changed bytes may cause, assertions of libraries among them.
 _GARBLED = (SQLAlchemyError, ValueError, TypeError, LookupError, ArithmeticError, AttributeError, AssertionError)
 _LOCK = 0x647365  # PostgreSQL's advisory lock while tables are made
 _BY_ITSELF = {"isolation_level": "AUTOCOMMIT"}
@@ -42,29 +42,29 @@ _RANGES = 4096  # parts in which a damaged table is read, by the first 12 bits o
 
 
 class StoreError(OSError):
-    """The database cannot be used; what it holds is kept. The text says what to do."""
+    """The database cannot be used; its content is kept. The text says what to do."""
 
 
 class _Damaged(Exception):
-    """An SQLite file that is no database, or not a whole one."""
+    """The SQLite file is not a database, or is damaged."""
 
 
 class Blob(LargeBinary):
-    """Bytes as the driver gives them: of a damaged row that may be anything."""
+    """Bytes as the driver returns them, because a damaged row may hold any type."""
 
     def result_processor(self, dialect: Any, coltype: object) -> None:
-        """None: nothing is done to what is read."""
+        """None: values read are not converted."""
 
     def bind_processor(self, dialect: Any) -> None:
-        """None: drivers take bytes."""
+        """None: drivers accept bytes."""
 
 
 class Database:
     """Tables in a database. keyed: the table whose primary key is random bytes, mended range by range.
 
-    patience_s: for which it is waited for. mended: whether it was found damaged.
+    patience_s: time to wait while it does not answer. mended: whether it was damaged and has been repaired.
 
-    Raises StoreError where it cannot be used, whatever the reason.
+    Raises StoreError if it cannot be used, whatever the reason.
     """
 
     def __init__(self, url: str, tables: MetaData, *, keyed: Table, patience_s: float = PATIENCE_S) -> None:
@@ -72,13 +72,13 @@ class Database:
         self.file = _sqlite_file(url)
         self.mended = False
         self._patience, self._opening = patience_s, True
-        self._silent: float | None = None  # since when it has not answered any thread
+        self._silent: float | None = None  # time since which no thread has had an answer
         self._open()
         self._opening = False
         weakref.finalize(self, self._engine.dispose)
 
     def __str__(self) -> str:
-        return _shown(self._url, self.file)
+        return _display_name(self._url, self.file)
 
     @property
     def dialect(self) -> Any:
@@ -86,27 +86,27 @@ class Database:
         return self._engine.dialect
 
     def read(self, work: Callable[[Connection], T]) -> T:
-        """What `work` reads; repeated until the database answers. A server is asked for each statement by itself."""
-        return self._done(work, self._engine if self.file else self._engine.execution_options(**_BY_ITSELF))
+        """Run `work`, which only reads; repeated until the database answers. On a server, statements autocommit."""
+        return self._transact(work, self._engine if self.file else self._engine.execution_options(**_BY_ITSELF))
 
     def write(self, work: Callable[[Connection], T], *, apart: bool = False) -> T:
-        """What `work` does in one transaction; repeated until it is done, so it must bear repetition.
+        """Run `work` in one transaction; repeated until it succeeds, so it must be idempotent.
 
-        apart: its statements may be done one without the next, which takes a server fewer round trips.
+        apart: its statements may be committed one by one, which takes a server fewer round trips.
         """
         self._check_place()
         options: dict[str, Any] = {"write": True, **(_BY_ITSELF if apart and self.file is None else {})}
-        return self._done(work, self._engine.execution_options(**options))
+        return self._transact(work, self._engine.execution_options(**options))
 
     def exclude(self, connection: Connection) -> None:
-        """Have others wait that exclude one another, until the transaction ends; SQLite has one writer anyhow."""
+        """Hold an exclusive lock until the transaction ends; SQLite has a single writer anyhow."""
         if self._engine.dialect.name == "postgresql":
             connection.execute(text("SELECT pg_advisory_xact_lock(:number)"), {"number": _LOCK})
 
     def tidy(self) -> None:
-        """Move what was written from SQLite's log to its file, beside other readers and writers."""
+        """Checkpoint SQLite's write-ahead log, alongside other readers and writers."""
         if self.file is not None:
-            with suppress(sqlite3.Error, DBAPIError):  # whoever writes next finds out what is wrong
+            with suppress(sqlite3.Error, DBAPIError):  # the next write reports what is wrong
                 connection = self._engine.raw_connection()
                 try:
                     connection.cursor().execute("PRAGMA wal_checkpoint(PASSIVE)")
@@ -120,25 +120,25 @@ class Database:
     def _open(self) -> None:
         engine = self._engine = _engine(self._url)
         if self.file is None:
-            self._waited(lambda: _make(engine, self._tables))
+            self._retry(lambda: _make(engine, self._tables))
             return
         _make_folder(self.file)
         with lock_file(self.file.with_name(f"{self.file.name}.lock")):
             try:
-                self._waited(lambda: _make(engine, self._tables))
+                self._retry(lambda: _make(engine, self._tables))
             except _Damaged as error:
                 engine.dispose()
                 self._mend(error)
-                self._waited(lambda: _make(engine, self._tables))
+                self._retry(lambda: _make(engine, self._tables))
         self._inode = self.file.stat().st_ino
 
-    def _done(self, work: Callable[[Connection], T], engine: Engine) -> T:
+    def _transact(self, work: Callable[[Connection], T], engine: Engine) -> T:
         def once() -> T:
             with engine.begin() as connection:
                 return work(connection)
 
         try:
-            return self._waited(once)
+            return self._retry(once)
         except _Damaged as error:
             if self.file is None:
                 raise StoreError(f"{self} is damaged: {error}") from error
@@ -146,10 +146,10 @@ class Database:
             with lock_file(self.file.with_name(f"{self.file.name}.lock")):
                 self._mend(error)
             self._inode = self.file.stat().st_ino
-            return self._waited(once)
+            return self._retry(once)
 
-    def _waited(self, once: Callable[[], T]) -> T:
-        """What `once` gives, tried again for a while where the database does not answer. Raises _Damaged."""
+    def _retry(self, once: Callable[[], T]) -> T:
+        """Return the result of `once`, retried for a while if the database does not answer. Raises _Damaged."""
         began, pause, tries = time.monotonic(), 0.05, 0
         while True:
             try:
@@ -159,7 +159,7 @@ class Database:
                 verdict = _verdict(error)
                 if verdict == "damaged":
                     raise _Damaged(_first_line(error)) from error
-                left = self._left(began, error)
+                left = self._patience_left_s(began, error)
                 if verdict != "wait" or left <= 0.0:
                     raise StoreError(f"{self}: {_way_out(verdict, error)}") from error
                 if pause > 1.0:
@@ -176,7 +176,7 @@ class Database:
                 return done
 
     def _deadline(self, began: float, *, first: bool) -> AbstractContextManager[None]:
-        """By when a server must have answered: soon at first, as another connection may be better."""
+        """Deadline for a server's answer: early on the first try, as another connection may be better."""
         if self.file is not None:
             return nullcontext()
         from dse.store import postgres
@@ -186,26 +186,26 @@ class Database:
         limit = min(left, _FIRST * self._patience) if first else left
         return postgres.until(now + max(limit, _LAST * self._patience))
 
-    def _left(self, began: float, error: DBAPIError) -> float:
-        """How long (s) it is still waited for; what another thread waited counts as well."""
+    def _patience_left_s(self, began: float, error: DBAPIError) -> float:
+        """Remaining time to wait, in s; the time that other threads waited counts, too."""
         self._silent = min(began, self._silent or began)
         wrong = self._opening and _WRONG.search(str(error.orig))
         return self._silent + (min(self._patience, _WRONG_S) if wrong else self._patience) - time.monotonic()
 
     def _check_place(self) -> None:
-        """What is written to a file that was taken away is lost: notice it."""
+        """Refuse to write to a file that was removed or replaced, as the data would be lost. Raises StoreError."""
         if self.file is not None and (not self.file.exists() or self.file.stat().st_ino != self._inode):
             raise StoreError(f"{self.file} was moved, deleted or replaced while in use; type the same command again")
 
     def _mend(self, why: Exception) -> None:
-        """Copy every row that can be read to a new file, and put the damaged one aside under another name."""
+        """Copy every readable row to a new file, and rename the damaged one."""
         assert self.file is not None
         fresh, aside = self.file.with_name(f"{self.file.name}.new"), f"damaged-{datetime.now(UTC):%Y%m%dT%H%M%S%f}"
         for suffix in ("", "-wal", "-shm"):
             Path(f"{fresh}{suffix}").unlink(missing_ok=True)
         new, old = _engine(f"sqlite:///{fresh}"), _engine(self._url)
         _make(new, self._tables)
-        count = sum(_copied(old, new, table, by_range=table is self._keyed) for table in self._tables.sorted_tables)
+        count = sum(_copy_rows(old, new, table, by_range=table is self._keyed) for table in self._tables.sorted_tables)
         new.dispose()  # closes the file: SQLite must not have it open while it moves
         old.dispose()
         for suffix in ("-wal", "-shm", ""):
@@ -225,7 +225,7 @@ def _sqlite_file(url: str) -> Path | None:
     return None if match is None or match[1] == ":memory:" else Path(match[1]).resolve()
 
 
-def _shown(url: str, file: Path | None) -> str:
+def _display_name(url: str, file: Path | None) -> str:
     return str(file) if file else hidden(url)
 
 
@@ -239,7 +239,7 @@ def _make_folder(file: Path) -> None:
 
 
 def _engine(url: str) -> Engine:
-    """An engine with our settings. Raises StoreError for a URL that names no database."""
+    """Create an engine with our settings. Raises StoreError for a URL that names no database."""
     file = _sqlite_file(url)
     try:
         if file is None:
@@ -257,7 +257,7 @@ def _engine(url: str) -> Engine:
 
 
 def reader(url: str) -> Engine | None:
-    """An engine that only reads, and makes no file beside the database; None where there is none yet.
+    """Create a read-only engine, which makes no file beside the database; None if there is no database yet.
 
     Raises StoreError for a URL that names no database.
     """
@@ -267,17 +267,17 @@ def reader(url: str) -> Engine | None:
     if not file.is_file():
         return None
     log = file.with_name(f"{file.name}-wal")
-    alone = "" if log.is_file() and log.stat().st_size else "&immutable=1"  # nobody writes, and all is in the file
+    alone = "" if log.is_file() and log.stat().st_size else "&immutable=1"  # no writer, and the file is complete
     place = f"file:{quote(str(file))}?mode=ro{alone}"
     return create_engine("sqlite://", creator=lambda: sqlite3.connect(place, uri=True), poolclass=NullPool)
 
 
 def _set_up(connection: Any, _record: Any) -> None:
-    """A write-ahead log that is synced at checkpoints: a power cut loses the last commits, never the database.
+    """Set up a write-ahead log that is synced at checkpoints: a power cut loses the last commits, never the database.
 
-    A commit does not wait for a checkpoint unless `tidy` is far behind.
+    A commit waits for a checkpoint only if `tidy` is far behind.
     """
-    connection.isolation_level = None  # transactions begin where we say so
+    connection.isolation_level = None  # transactions begin explicitly, by `_begin`
     connection.text_factory = lambda data: data.decode("utf-8", "surrogateescape")
     for setting in ("journal_mode=WAL", "synchronous=NORMAL", "cache_size=-65536", "wal_autocheckpoint=65536"):
         connection.execute(f"PRAGMA {setting}")
@@ -298,22 +298,22 @@ def _make(engine: Engine, tables: MetaData) -> None:
 
 
 def check_plain(connection: Connection, tables: MetaData, place: str) -> None:
-    """Refuse what would change results behind our back, or answer in the place of a table. Raises StoreError."""
+    """Refuse triggers, rules and views, which may change results or stand in for a table. Raises StoreError."""
     if connection.dialect.name == "postgresql":
         from dse.store import postgres
 
-        found = postgres.foreign(connection, list(tables.tables))
+        names = postgres.foreign(connection, list(tables.tables))
     else:
         listed = "SELECT type || ' ' || name FROM sqlite_master"
         strange = f"{listed} WHERE type NOT IN ('table', 'index') OR sql LIKE 'CREATE VIRTUAL%'"
-        found = [name for (name,) in connection.exec_driver_sql(strange)]
-    if found:
-        what = f"{place} holds what dse never makes and what may change results: {', '.join(sorted(found))}"
+        names = [name for (name,) in connection.exec_driver_sql(strange)]
+    if names:
+        what = f"{place} holds what dse never makes and what may change results: {', '.join(sorted(names))}"
         raise StoreError(f"{what}; drop it, or choose another output_dir or store.url")
 
 
-def _copied(old: Engine, new: Engine, table: Table, *, by_range: bool) -> int:
-    """How many rows of a table could be read and were copied."""
+def _copy_rows(old: Engine, new: Engine, table: Table, *, by_range: bool) -> int:
+    """Copy the readable rows of a table, and return their number."""
     keys = [number.to_bytes(2, "big") for number in range(0, 1 << 16, (1 << 16) // _RANGES)]
     ends = [None, *keys[1:], None] if by_range else [None, None]
     (key,) = table.primary_key.columns
@@ -332,13 +332,15 @@ def _copied(old: Engine, new: Engine, table: Table, *, by_range: bool) -> int:
 
 
 def _verdict(error: DBAPIError) -> str:
-    """What to do about an error: wait, mend what is damaged, make room, or nothing."""
+    """Classify an error: `wait`, `damaged`, `full`, or empty for any other."""
     name = getattr(error.orig, "sqlite_errorname", None)
     if name is not None:
-        found = {"SQLITE_BUSY": "wait", "SQLITE_LOCKED": "wait", "SQLITE_FULL": "full"}
+        verdicts = {"SQLITE_BUSY": "wait", "SQLITE_LOCKED": "wait", "SQLITE_FULL": "full"}
         damaged = name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB", "SQLITE_FORMAT"))
         return (
-            "damaged" if damaged else next((verdict for start, verdict in found.items() if name.startswith(start)), "")
+            "damaged"
+            if damaged
+            else next((verdict for start, verdict in verdicts.items() if name.startswith(start)), "")
         )
     state = getattr(error.orig, "sqlstate", None) or ""
     if state == "53100":
@@ -350,8 +352,8 @@ def _verdict(error: DBAPIError) -> str:
 
 def _way_out(verdict: str, error: Exception) -> str:
     if verdict == "garbled":
-        told = f"{type(error).__name__}: {_first_line(error)}"
-        return f"answers what makes no sense ({told}); nothing recorded is lost: type the same command again"
+        detail = f"{type(error).__name__}: {_first_line(error)}"
+        return f"answers what makes no sense ({detail}); nothing recorded is lost: type the same command again"
     if verdict == "full" or getattr(getattr(error, "orig", None), "errno", None) == errno.ENOSPC:
         return "the disk is full; nothing recorded is lost: make room and type the same command again"
     if verdict == "wait":

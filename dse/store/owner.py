@@ -1,7 +1,7 @@
-"""Whose work something is, so that another process can tell whether its owner is gone for good; and locks on files.
+"""Identity of the process that owns a lease, so that others can tell whether it has ended; and locks on files.
 
-A pid alone says little: it is used again after a while, and means another process in every container, on every
-machine and after a reboot. Only what has provably ended counts as gone; clocks take no part in it.
+A pid alone does not identify a process: it is reused after a while, and means another process in every container, on
+every machine and after a reboot. Only a process that has provably ended counts as gone; clocks play no part in it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Owner:
-    """A process. host: machine and its name; boot: of that machine; space: where its pid counts; started: in ticks."""
+    """A process. host: machine and its name; boot: id of its boot; space: pid namespace; started: in clock ticks."""
 
     host: str
     boot: str
@@ -30,24 +30,24 @@ class Owner:
 
     @property
     def is_known(self) -> bool:
-        """Whether it can be told from here if it has ended."""
-        own = me()
-        same = bool(own.boot and self.boot and self.started) and self.host == own.host
-        return same and (self.boot != own.boot or self.space == own.space)
+        """True if this process can tell whether the owner has ended."""
+        this = me()
+        same = bool(this.boot and self.boot and self.started) and self.host == this.host
+        return same and (self.boot != this.boot or self.space == this.space)
 
     @property
     def gone(self) -> bool:
-        """Whether it has provably ended."""
-        return self.is_known and (self.boot != me().boot or _started(self.pid) != self.started)
+        """True if the owner has provably ended."""
+        return self.is_known and (self.boot != me().boot or _start_ticks(self.pid) != self.started)
 
     @property
     def text(self) -> str:
-        """As JSON."""
+        """The owner as JSON."""
         return json.dumps(vars(self), sort_keys=True)
 
     @classmethod
     def of(cls, text: str) -> Owner | None:
-        """The owner that a text names; None where it names none."""
+        """Parse an owner; None if the text is not one."""
         try:
             return cls(**{name: kind(json.loads(text)[name]) for name, kind in _KINDS.items()})
         except (ValueError, KeyError, TypeError):
@@ -59,14 +59,14 @@ _KINDS = {"host": str, "boot": str, "space": str, "pid": int, "started": int}
 
 def me() -> Owner:
     """This process."""
-    return Owner(*_place(), os.getpid(), _started(os.getpid()) or 0)
+    return Owner(*_place(), os.getpid(), _start_ticks(os.getpid()) or 0)
 
 
 @contextmanager
 def lock_file(path: Path) -> Iterator[None]:
-    """Hold an exclusive lock on a plain file, made if need be; the system drops it when the process dies.
+    """Hold an exclusive lock on a plain file, created if absent; the system drops the lock when the process dies.
 
-    Raises OSError for what is no plain file: a pipe would be waited for, and a link leads anywhere.
+    Raises OSError unless it is a plain file: opening a pipe would block, and a link may lead anywhere.
     """
     import fcntl  # Unix only, as MLflow's own lock is
 
@@ -90,7 +90,7 @@ def _place() -> tuple[str, str, str]:
     return f"{socket.gethostname()}/{machine}", _read(Path("/proc/sys/kernel/random/boot_id")), space
 
 
-def _started(pid: int) -> int | None:
+def _start_ticks(pid: int) -> int | None:
     """Clock ticks from boot to the start of a process; None if there is none (a zombie has ended, too)."""
     fields = _read(Path(f"/proc/{pid}/stat")).rpartition(")")[2].split()  # the name before it may hold anything
     return None if len(fields) < 20 or fields[0] in "ZX" else int(fields[19])

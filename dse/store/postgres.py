@@ -1,8 +1,8 @@
-"""Connections to PostgreSQL that wait for no answer for ever.
+"""Connections to PostgreSQL whose every wait has a deadline.
 
 The driver waits for a silent server without a limit, and no setting of the server or of TCP helps where the machine
 still answers and the server does not (stopped, or at the other end of a connection that one side has forgotten). So
-every wait ends at a deadline of ours, on sockets of any kind.
+every wait ends at a deadline set here, on sockets of any kind.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 ANSWER_S = 60.0
-"""For which an answer is waited for where there is no deadline."""
+"""Time to wait for an answer where there is no deadline."""
 
 _deadline: ContextVar[float] = ContextVar("deadline")  # of this thread
 
@@ -32,21 +32,21 @@ _SETTINGS: dict[str, Any] = {
     "keepalives_idle": 10,
     "keepalives_interval": 5,
     "keepalives_count": 3,
-    "tcp_user_timeout": 30_000,  # ms that sent bytes may go without a sign that they arrived
-    "prepare_threshold": None,  # to prepare is a round trip of its own
+    "tcp_user_timeout": 30_000,  # ms that sent bytes may stay unacknowledged
+    "prepare_threshold": None,  # preparing a statement takes one more round trip
 }
 
 
 class Watched(psycopg.Connection[Any]):
-    """A connection that is closed where an answer is not there at the deadline; that is an OperationalError."""
+    """A connection that closes and raises an OperationalError if an answer is missing at the deadline."""
 
     def __del__(self, *_: Any) -> None:
-        """Close it: one that broke while it was set up has no pool that would."""
+        """Close it, since a connection that broke during its setup has no pool to do so."""
         if hasattr(self, "pgconn"):
             self.pgconn.finish()
 
     def wait(self, gen: PQGen[T], interval: float = 0.1, timeout: float | None = None) -> T:
-        """What the server answers."""
+        """Wait for the server's answer. Raises psycopg.OperationalError at the deadline."""
         began = time.monotonic()
         until = _deadline.get(began + ANSWER_S)
         limit = max(0.01, until - began)
@@ -55,13 +55,13 @@ class Watched(psycopg.Connection[Any]):
         except psycopg.OperationalError as error:
             if self.closed or time.monotonic() < began + limit:
                 raise
-            self.pgconn.finish()  # its answer may come after all, and must not be taken for another's
+            self.pgconn.finish()  # a late answer must not be taken for that of the next statement
             raise psycopg.OperationalError(f"no answer for {limit:.3g} s") from error
 
 
 @contextmanager
 def until(deadline: float) -> Iterator[None]:
-    """Have everything inside answered by a time of the monotonic clock; elsewhere, each answer has `ANSWER_S`."""
+    """Set a deadline (monotonic clock) for all answers inside; outside, each answer may take `ANSWER_S`."""
     token = _deadline.set(deadline)
     try:
         yield
@@ -70,7 +70,7 @@ def until(deadline: float) -> Iterator[None]:
 
 
 def watch(engine: Engine | type[Engine]) -> None:
-    """Have an engine, or all there will be, make such connections; what a URL says of them counts."""
+    """Make an engine, or all engines, use such connections; settings in a URL take precedence."""
     if not event.contains(engine, "do_connect", _connect):
         event.listen(engine, "do_connect", _connect)
 
@@ -80,8 +80,8 @@ def _connect(dialect: Dialect, _record: Any, words: Any, settings: dict[str, Any
 
 
 def foreign(connection: Connection, names: list[str]) -> list[str]:
-    """What acts beside the tables of these names: triggers and rules on them, and what is there in their place."""
-    found = """
+    """List triggers and rules on the tables of these names, and views in their place."""
+    query = """
         SELECT 'trigger ' || tgname FROM pg_trigger JOIN pg_class c ON c.oid = tgrelid
          WHERE NOT tgisinternal AND relname = ANY(%(names)s) AND pg_table_is_visible(c.oid)
         UNION ALL
@@ -91,4 +91,4 @@ def foreign(connection: Connection, names: list[str]) -> list[str]:
         SELECT 'view ' || relname FROM pg_class c
          WHERE relkind NOT IN ('r', 'p') AND relname = ANY(%(names)s) AND pg_table_is_visible(c.oid)
         """
-    return [name for (name,) in connection.exec_driver_sql(found, {"names": names})]
+    return [name for (name,) in connection.exec_driver_sql(query, {"names": names})]

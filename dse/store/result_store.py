@@ -1,8 +1,8 @@
-"""Results that are never lost: one table, the single source of truth.
+"""Durable store of results: one table, the single source of truth.
 
-A result is found by its key, the content hash of the design and of what evaluated it, and is recorded once. Every row
-carries a checksum; one that does not fit is put into quarantine and counts as not there. Beside the results stand the
-studies that asked for them, and who is at work on what: the leases of points in flight.
+A result is looked up by its key, the content hash of the design and of its context (backend, version, parameters), and
+is recorded once. Every row carries a checksum; a row that does not fit it is put into quarantine and counts as absent.
+Other tables hold the studies that requested the results, and the leases of points in flight.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
 
 SCHEMA = 1
-"""Of the tables; a change of them raises it."""
-_CHUNK = 4096  # keys looked for in one statement
+"""Version of the tables, raised by every change of them."""
+_CHUNK = 4096  # keys per statement
 
 _tables = MetaData()
 contexts = Table(
@@ -119,7 +119,7 @@ quarantine = Table(
 
 @dataclass(frozen=True)
 class Context:
-    """What evaluates designs, as far as results depend on it. metrics: names, in the order of the store's numbers."""
+    """Everything besides the design that results depend on. metrics: names, in the order of the store's numbers."""
 
     backend: str
     version: str
@@ -128,13 +128,13 @@ class Context:
 
     @property
     def words(self) -> tuple[str, str, str]:
-        """The part that enters the keys."""
+        """Words that enter the keys."""
         return self.backend, self.version, self.parameters
 
 
 @dataclass(frozen=True)
 class Found:
-    """What is known of B keys: known [B]; results [B] and study [B] (who evaluated it) mean nothing elsewhere."""
+    """Results of B keys: known [B]; results [B] and study [B] that evaluated them are valid only where known."""
 
     known: NDArray[np.bool_]
     results: Results
@@ -151,13 +151,13 @@ class Fresh:
 
     @classmethod
     def join(cls, parts: Sequence[Fresh]) -> Fresh:
-        """All of them, one after the other."""
-        keys, found = np.concatenate([part.keys for part in parts]), Results.join([part.results for part in parts])
-        return cls(keys, found, list(itertools.chain.from_iterable(part.points for part in parts)))
+        """Concatenate parts."""
+        keys, joined = np.concatenate([part.keys for part in parts]), Results.join([part.results for part in parts])
+        return cls(keys, joined, list(itertools.chain.from_iterable(part.points for part in parts)))
 
 
 class Store:
-    """The table of results in a database. Raises dse.store.database.StoreError where it cannot be used."""
+    """The tables of results in a database. Raises dse.store.database.StoreError if it cannot be used."""
 
     def __init__(self, url: str, *, patience_s: float = PATIENCE_S) -> None:
         self.database = Database(url, _tables, keyed=results, patience_s=patience_s)
@@ -169,44 +169,44 @@ class Store:
         """Refuse a database whose tables are those of another version."""
 
         def work(connection: Connection) -> list[int]:
-            known = inspect(connection)
+            inspector = inspect(connection)
             for table in _tables.tables.values():  # a database from before tables had a number
-                if {column["name"] for column in known.get_columns(table.name)} != set(table.columns.keys()):
+                if {column["name"] for column in inspector.get_columns(table.name)} != set(table.columns.keys()):
                     return [0]
             connection.execute(self.insert_statement(about), {"schema": SCHEMA})
             return list(connection.execute(select(about.c.schema)).scalars())
 
-        if (found := self.database.write(work)) != [SCHEMA]:
-            rule = f"{self.database} is laid out for another version of dse ({max(found)}, not {SCHEMA})"
+        if (versions := self.database.write(work)) != [SCHEMA]:
+            rule = f"{self.database} is laid out for another version of dse ({max(versions)}, not {SCHEMA})"
             raise StoreError(f"{rule}; choose another output_dir or store.url")
 
     def insert_statement(self, table: Table) -> Any:
-        """The statement that adds rows to a table where none with their key is there."""
+        """Build the statement that inserts rows into a table, except those whose key is present."""
         make: Any = sqlite.insert if self.database.dialect.name == "sqlite" else postgresql.insert
         return make(table).on_conflict_do_nothing()
 
     @functools.cached_property
     def lease_statement(self) -> Any:
-        """The statement that takes leases nobody has: rows of name and owner, who may be another."""
-        made: Any = sqlite.insert if self.database.dialect.name == "sqlite" else postgresql.insert
-        same = made(leases).on_conflict_do_update(index_elements=["name"], set_={"owner": leases.c.owner})
+        """Statement that takes free leases; it returns the name and the owner of each, who may be another."""
+        insert_into: Any = sqlite.insert if self.database.dialect.name == "sqlite" else postgresql.insert
+        same = insert_into(leases).on_conflict_do_update(index_elements=["name"], set_={"owner": leases.c.owner})
         return same.returning(leases.c.name, leases.c.owner)
 
     def number(self, context: Context) -> int:
-        """The number of a context, which is added where it is new."""
+        """Return the number of a context, which is added if it is new."""
         values = {**vars(context), "metrics": json.dumps(context.metrics)}
         same = [contexts.c[name] == value for name, value in values.items()]
 
         def work(connection: Connection) -> int:
-            found = connection.execute(select(contexts.c.id).where(*same)).scalar()
-            if found is None:
-                found = connection.execute(insert(contexts).values(values).returning(contexts.c.id)).scalar_one()
-            return int(found)
+            row_id = connection.execute(select(contexts.c.id).where(*same)).scalar()
+            if row_id is None:
+                row_id = connection.execute(insert(contexts).values(values).returning(contexts.c.id)).scalar_one()
+            return int(row_id)
 
         return self.database.write(work)
 
     def context(self, number: int) -> Context | None:
-        """The context of a number."""
+        """Return the context of a number, None if there is none."""
         if number not in self._contexts:
             query = select(contexts).where(contexts.c.id == number)
             row = self.database.read(lambda connection: connection.execute(query).first())
@@ -217,24 +217,26 @@ class Store:
         return self._contexts[number]
 
     def count(self, study: int, made_in: Collection[int] | None = None) -> int:
-        """How many results a study had evaluated; made_in: in these contexts only."""
+        """Count the results that a study evaluated. made_in: in these contexts only."""
         query = select(func.count()).select_from(results).where(results.c.study == study)
         query = query if made_in is None else query.where(results.c.context.in_(sorted(made_in)))
         return int(self.database.read(lambda connection: connection.execute(query).scalar_one()))
 
     def holds(self, context: int) -> bool:
-        """Whether there are results of a context."""
+        """Return whether there are results of a context."""
         query = select(results.c.key).where(results.c.context == context).limit(1)
         return self.database.read(lambda connection: connection.execute(query).first()) is not None
 
     def find(self, keys: Keys, context: int) -> Found:
-        """What is known of keys [B, 2] that were made in a context.
+        """Look up keys [B, 2] that were made in a context.
 
-        Rows that do not fit their checksum go into quarantine and are not known.
+        Rows that do not fit their checksum go into quarantine and count as unknown.
         """
         names, made_in = key_bytes(keys), self.context(context)
         assert made_in is not None
-        rows = [row for chunk in chunks(list(dict.fromkeys(names))) for row in self._whole(self._rows(chunk), context)]
+        rows = [
+            row for chunk in chunks(list(dict.fromkeys(names))) for row in self._intact_rows(self._rows(chunk), context)
+        ]
         if not rows:
             nothing = Results.all_alike(Result("unsupported"), len(names))
             return Found(np.zeros(len(names), bool), nothing, np.full(len(names), -1))
@@ -247,70 +249,70 @@ class Store:
         query = select(results).where(results.c.key.in_(names))
         return self.database.read(lambda connection: list(connection.execute(query)))
 
-    def _whole(self, rows: Sequence[Any], context: int | None = None) -> list[Any]:
-        """The rows that fit their checksums, and the context if one is given; the others go into quarantine.
+    def _intact_rows(self, rows: Sequence[Any], context: int | None = None) -> list[Any]:
+        """Return the rows that fit their checksums, and the context if one is given; the others go into quarantine.
 
-        Those are read again first: what changed on its way here is whole where it lies.
+        Those are read again first, as a row that changed on its way here may be intact in the database.
         """
-        damaged = [row for row in rows if not _is_whole(row, context)]
+        damaged = [row for row in rows if not _is_intact(row, context)]
         if not damaged:
             return list(rows)
         names = [row[0] for row in damaged]
 
         def work(connection: Connection) -> list[Any]:
             again = list(connection.execute(select(results).where(results.c.key.in_(names))))
-            bad = [row for row in again if not _is_whole(row, context)]
+            bad = [row for row in again if not _is_intact(row, context)]
             if bad:
-                held = [{"key": _as_bytes(row[0]), "held": ascii(tuple(row))} for row in bad]
-                connection.execute(insert(quarantine), held)
+                records = [{"key": _as_bytes(row[0]), "held": ascii(tuple(row))} for row in bad]
+                connection.execute(insert(quarantine), records)
                 connection.execute(delete(results).where(results.c.key.in_([row[0] for row in bad])))
             return [row for row in again if row not in bad]
 
         return [row for row in rows if row not in damaged] + self.database.write(work)
 
     def add(self, connection: Connection, fresh: Fresh, *, context: int, study: int) -> int:
-        """Record results of designs that have none yet; how many were recorded. In the transaction of `connection`."""
+        """Record results of designs that have none yet, and return their number. In the transaction of `connection`."""
         made_in = self.context(context)
         assert made_in is not None
         count, rows = 0, list[tuple[Any, ...]]()
-        for held in _alike(fresh, made_in.metrics, context, study):
-            if held.size >= _POURED and self.database.dialect.name == "sqlite":
-                count += connection.exec_driver_sql(_POUR, held.bulk_insert()).rowcount
+        for group in _alike(fresh, made_in.metrics, context, study):
+            if group.size >= _POURED and self.database.dialect.name == "sqlite":
+                count += connection.exec_driver_sql(_POUR, group.bulk_insert()).rowcount
             else:
-                rows += held.rows()
+                rows += group.rows()
         done = connection.exec_driver_sql(self._insert, rows) if rows else None
         return count + (done.rowcount if done else 0)
 
     def change(self, statement: Any) -> None:
-        """Do what changes one row. Raises StoreError where it does not, and then changes nothing."""
+        """Execute a statement that changes one row. Raises StoreError, and changes nothing, if it matches more or none."""
 
         def work(connection: Connection) -> None:
             if (count := connection.execute(statement).rowcount) != 1:
-                told = f"{self.database}: {count} rows were changed where 1 was to be; nothing was changed"
-                raise StoreError(f"{told}: look with python -m dse check")
+                message = f"{self.database}: {count} rows were changed where 1 was to be; nothing was changed"
+                raise StoreError(f"{message}: look with python -m dse check")
 
         self.database.write(work)
 
     def remove(self, names: Sequence[bytes]) -> None:
-        """Forget results by their keys."""
-        gone = [delete(results).where(results.c.key.in_(chunk)) for chunk in chunks(names)]
-        self.database.write(lambda connection: [connection.execute(one) for one in gone])
+        """Delete results by their keys."""
+        statements = [delete(results).where(results.c.key.in_(chunk)) for chunk in chunks(names)]
+        self.database.write(lambda connection: [connection.execute(statement) for statement in statements])
 
     def forget(self, status: Status, context: int) -> int:
-        """Forget results of a status that were made in a context; how many."""
+        """Delete results of a status that were made in a context, and return their number."""
         gone = delete(results).where(results.c.status == STATUSES.index(status), results.c.context == context)
         return self.database.write(lambda connection: connection.execute(gone).rowcount)
 
     def check(self) -> tuple[int, int]:
-        """Look at every row: (how many fit their checksum, how many did not and went into quarantine)."""
+        """Verify every row: (number of intact rows, number of damaged rows, which go into quarantine)."""
         fine = bad = 0
         last = b""
         while True:
             rows = self._after(last)
             if not rows:
                 return fine, bad
-            whole = self._whole(rows)
-            fine, bad = fine + len(whole), bad + len(rows) - len(whole)
+            intact = self._intact_rows(rows)
+            fine, bad = fine + len(intact), bad + len(rows) - len(intact)
             last = max(row[0] for row in rows)
 
     def _after(self, key: bytes) -> list[Any]:
@@ -318,10 +320,10 @@ class Store:
         return self.database.read(lambda connection: list(connection.execute(query)))
 
     def front(self, study: int, goals: Mapping[str, str]) -> tuple[list[str], NDArray[np.float64]]:
-        """Keys [F] (hex) and objectives [F, objectives] of the Pareto front of what a study had evaluated.
+        """Keys [F] (hex) and objectives [F, objectives] of the Pareto front of the points that a study evaluated.
 
-        goals: minimize or maximize, by metric. The database joins the rows, so that a million take no Python object
-        each. Raises ValueError for what is no metric.
+        goals: minimize or maximize, by metric. The database concatenates the rows, so that a million of them need no
+        Python object each. Raises ValueError for an unknown metric.
         """
         query = select(results.c.context).where(results.c.study == study, results.c.metrics != b"").limit(1)
         number = self.database.read(lambda connection: connection.execute(query).scalar())
@@ -331,21 +333,21 @@ class Store:
         places, signs = [made_in.metrics.index(name) for name in goals], _signs(goals)
         row = np.dtype([("key", "V16"), ("metrics", "<f8", len(made_in.metrics))])
         best = np.empty(0, row)
-        for part in self._joined(study, made_in):
+        for part in self._result_bytes(study, made_in):
             rows = np.concatenate([best, np.frombuffer(part, row)])
-            for start in range(0, len(rows), _CHUNK):  # the front of fronts: short ones are found faster
+            for start in range(0, len(rows), _CHUNK):  # the front of fronts: cheaper than one of all rows
                 best = (
                     rows[start : start + _CHUNK] if not start else np.concatenate([best, rows[start : start + _CHUNK]])
                 )
                 best = best[moocore.is_nondominated(best["metrics"][:, places] * signs, keep_weakly=True)]
         return [bytes(key).hex() for key in best["key"]], best["metrics"][:, places]
 
-    def _joined(self, study: int, made_in: Context) -> Iterator[bytes]:
-        """Keys and metrics of all results of a study that have some, as bytes, in sixteen parts by key."""
+    def _result_bytes(self, study: int, made_in: Context) -> Iterator[bytes]:
+        """Keys and metrics of all results with metrics of a study, as bytes, in sixteen parts by key."""
         number = self.number(made_in)
-        held = results.c.key.concat(results.c.metrics)
+        row_bytes = results.c.key.concat(results.c.metrics)
         lite = self.database.dialect.name == "sqlite"  # its group_concat takes bytes as a text of the same bytes
-        joined = cast(func.group_concat(held, ""), Blob) if lite else func.string_agg(held, b"")
+        joined = cast(func.group_concat(row_bytes, ""), Blob) if lite else func.string_agg(row_bytes, b"")
         ends = [bytes([16 * part]) for part in range(16)]
         for low, high in itertools.pairwise([*ends, b"\xff" * 17]):
             mine = (results.c.study == study, results.c.context == number, results.c.metrics != b"")
@@ -357,9 +359,9 @@ class Store:
 
 
 def recorded_keys(url: str) -> Iterator[Keys]:
-    """Keys [<= 65,536, 2] of all results of a store, as they stand; nothing is made or written.
+    """Read the keys [<= 65,536, 2] of all results of a store; nothing is created or written.
 
-    Raises StoreError where it cannot be read.
+    Raises StoreError if it cannot be read.
     """
     engine = reader(url)
     if engine is None:
@@ -381,25 +383,25 @@ def _signs(goals: Mapping[str, str]) -> NDArray[np.float64]:
 
 
 def key_bytes(keys: Keys) -> list[bytes]:
-    """Content hashes [B, 2] as B texts of 16 bytes."""
+    """Convert content hashes [B, 2] to B byte strings of 16 bytes."""
     data = keys.astype(">u8").tobytes()
     return [data[start : start + 16] for start in range(0, len(data), 16)]
 
 
 def fits(row: Sequence[Any]) -> bool:
-    """Whether a row of `results`, as read, is the row that was written."""
+    """Return whether a row of `results`, as read, fits its checksum."""
     try:
         return bool(checksum(row[:-1]) == row[-1])
     except (AttributeError, TypeError, UnicodeError):  # a value of another kind
         return False
 
 
-def _is_whole(row: Sequence[Any], context: int | None) -> bool:
+def _is_intact(row: Sequence[Any], context: int | None) -> bool:
     return fits(row) and context in (None, row[1])
 
 
 def checksum(row: Sequence[Any]) -> bytes:
-    """64 bits (BLAKE2b) over everything a row says, but the checksum. Raises TypeError for a value of another kind."""
+    """Checksum of 64 bits (BLAKE2b) over all other columns of a row. Raises TypeError for a value of another kind."""
     key, context, study, status, engine, reason, point, metrics = row
     return _sum(key + _head(context, study, status, engine, reason) + point.encode() + b"\x1f" + metrics)
 
@@ -431,14 +433,14 @@ class _Alike:
         return len(self.metrics) // self.size
 
     def rows(self) -> Iterator[tuple[Any, ...]]:
-        """As the table holds them."""
+        """Yield rows of the table."""
         places = range(0, self.width * self.size, self.width) if self.width else itertools.repeat(0)
         for key, point, start in zip(self.keys, self.points, places, strict=False):
             metrics = self.metrics[start : start + self.width]
             yield key, *self.shared, point, metrics, checksum((key, *self.shared, point, metrics))
 
     def bulk_insert(self) -> dict[str, Any]:
-        """Whole columns, which the database cuts into rows: that takes half the time of handing over every row."""
+        """Build the parameters of `_POUR`: columns, which the database splits, in half the time of separate rows."""
         context, study, status, engine, reason = self.shared
         head, texts, width = _head(*self.shared), [point.encode() for point in self.points], self.width
         ends = range(width, width * self.size + 1, width) if width else itertools.repeat(0)
@@ -454,7 +456,7 @@ class _Alike:
         }
 
 
-_POURED = 512  # rows from which on it pays
+_POURED = 512  # rows from which on `_POUR` pays
 _POUR = """
 INSERT OR IGNORE INTO results (key, context, study, status, engine, reason, point, metrics, checksum)
 WITH RECURSIVE place(i) AS (SELECT 0 UNION ALL SELECT i + 1 FROM place WHERE i + 1 < :size)
@@ -466,28 +468,28 @@ FROM place
 
 
 def _alike(fresh: Fresh, names: Sequence[str], context: int, study: int) -> Iterator[_Alike]:
-    """The rows in groups, each in the order of the keys: neighbours lie on the same page."""
-    found = fresh.results
-    size, ok = len(found.texts), STATUSES.index("ok")
-    kinds = (found.status.astype(np.int64) * size + found.engine) * size + found.reason
+    """Group rows, each group in the order of the keys, because neighbours lie on the same page."""
+    evaluated = fresh.results
+    size, ok = len(evaluated.texts), STATUSES.index("ok")
+    kinds = (evaluated.status.astype(np.int64) * size + evaluated.engine) * size + evaluated.reason
     order = np.argsort(fresh.keys[:, 0])
     for kind in np.unique(kinds).tolist():
         places = order[kinds[order] == kind]
         status, engine, reason = kind // size**2, kind // size % size, kind % size
-        columns = [found.column(name)[places] for name in names] if status == ok else []
+        columns = [evaluated.column(name)[places] for name in names] if status == ok else []
         metrics = np.stack(columns, axis=1).astype("<f8").tobytes() if columns else b""
-        shared = (context, study, status, _stored(found.texts[engine]), _stored(found.texts[reason]))
+        shared = (context, study, status, _sanitize(evaluated.texts[engine]), _sanitize(evaluated.texts[reason]))
         points = [fresh.points[place] for place in places.tolist()]
         yield _Alike(shared, key_bytes(fresh.keys[places]), points, metrics)
 
 
-def _stored(text: str) -> str:
-    """A text that every database takes."""
+def _sanitize(text: str) -> str:
+    """Replace characters of a text that some database refuses."""
     return text.replace("\0", "\ufffd").encode("utf-8", "replace").decode()
 
 
 def _columns(rows: Sequence[Any], names: Sequence[str]) -> Results:
-    """Rows of the table as results; every row is of one context."""
+    """Convert rows of the table, all of one context, to results."""
     texts = {"": 0}
     status = np.array([row[3] for row in rows], np.uint8)
     engine = np.array([texts.setdefault(row[4], len(texts)) for row in rows], np.int32)
@@ -500,7 +502,7 @@ def _columns(rows: Sequence[Any], names: Sequence[str]) -> Results:
 
 
 def chunks(names: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
-    """The names in parts that one statement takes."""
+    """Split names into parts for one statement each."""
     for start in range(0, len(names), _CHUNK):
         yield names[start : start + _CHUNK]
 

@@ -1,7 +1,7 @@
-"""A study's hold on the store: what is known, who is at work on what, and what is recorded.
+"""A study's session on the store: look-up of known results, leases of points, and recording.
 
 Several processes may work on one study. Each leases the points it evaluates; a lease ends with the transaction that
-records their results, or when its owner is provably gone.
+records their results, or when its owner has provably ended.
 """
 
 from __future__ import annotations
@@ -31,79 +31,79 @@ if TYPE_CHECKING:
 
 _BEAT_S = 10.0
 _SILENCE_S = 60.0  # after which an owner on another host counts as gone
-_LOOK_S = 0.2  # for which others are taken to be where they were
-_SHARE = 20  # recording may take one part in so many of the time where evaluation waits for it
-_IDLE_SHARE = 4  # and where it does not
+_LOOK_S = 0.2  # for which the last look for other processes counts
+_SHARE = 20  # recording may take 1 / _SHARE of the time where evaluation waits for it
+_IDLE_SHARE = 4  # the same where evaluation does not wait
 
 
 class Session(Protocol):
-    """What evaluation needs of a store. lost: points that were in flight when their process ended."""
+    """Interface of a store to evaluation. lost: points that were in flight when their process ended."""
 
     lost: int
 
     @property
     def is_shared(self) -> bool:
-        """Whether another process is or was at work on the same since this one began."""
+        """True if another process is or was at work on this study since this one began."""
 
     def find(self, keys: Keys) -> Found | None:
-        """What is known of keys [B, 2]; None where nothing can be."""
+        """Look up keys [B, 2]; None if none of them can be known."""
 
     def lease(self, parts: Sequence[Keys]) -> list[bool]:
-        """Take parts (keys [B, 2] each) in hand: which are ours now."""
+        """Lease parts (keys [B, 2] each). Returns which were granted."""
 
     def recall(self, studies: NDArray[np.int64]) -> None:
-        """Note that known results are used, by the studies that had them evaluated."""
+        """Count the use of known results, by the studies that evaluated them."""
 
     def release(self, parts: Sequence[Keys]) -> None:
-        """Give up parts that need nothing any more."""
+        """Release the leases of parts that need no evaluation."""
 
     def record(self, fresh: Fresh, parts: Sequence[Keys], *, idle: bool = False) -> list[Results]:
-        """Take in results, and the parts that are done with them; results that are recorded now, in order.
+        """Buffer results and the parts that they complete. Returns the results recorded by this call, in order.
 
         idle: whether evaluation goes on meanwhile.
         """
 
     def flush(self) -> list[Results]:
-        """Record what was taken in."""
+        """Record the buffered results, and return them as recorded."""
 
     def withdraw(self, keys: Keys) -> None:
-        """Take results [B, 2] back that are not to be believed."""
+        """Delete the results of keys [B, 2], because they are wrong."""
 
 
 class Forgetful:
-    """No store: nothing is known, everything is ours, nothing is kept."""
+    """Session without a store: nothing is known, every lease is granted, nothing is recorded."""
 
     lost = 0
     is_shared = False
 
     def find(self, keys: Keys) -> None:
-        """Nothing."""
+        """Return None: nothing is known."""
 
     def lease(self, parts: Sequence[Keys]) -> list[bool]:
-        """All."""
+        """Grant all parts."""
         return [True] * len(parts)
 
     def recall(self, studies: NDArray[np.int64]) -> None:
-        """Nothing is known."""
+        """Do nothing: no results are known."""
 
     def release(self, parts: Sequence[Keys]) -> None:
-        """Nothing was taken."""
+        """Do nothing: there are no leases."""
 
     def record(self, fresh: Fresh, parts: Sequence[Keys], *, idle: bool = False) -> list[Results]:
-        """The results as they are."""
+        """Return the results unchanged."""
         return [fresh.results]
 
     def flush(self) -> list[Results]:
-        """Nothing is held."""
+        """Return no results: nothing is buffered."""
         return []
 
     def withdraw(self, keys: Keys) -> None:
-        """Nothing was kept."""
+        """Do nothing: nothing is recorded."""
 
 
 @dataclass(frozen=True)
 class Hold:
-    """What a session is on: the study's number, its context, and others whose results count as well."""
+    """Subject of a session: number of the study, its context, and other contexts whose results count as well."""
 
     study: int
     context: Context
@@ -111,20 +111,22 @@ class Hold:
 
 
 class StoreSession:
-    """A session on a store. recalled: study -> how many of its results were used. others: processes on this study."""
+    """A session on a store. recalled: study -> number of its results that were used."""
 
     def __init__(self, store: Store, hold: Hold) -> None:
         self._store, self._hold = store, hold
         self._context = store.number(hold.context)
-        contexts = (one for one in (hold.context, *hold.accepted) if set(hold.context.metrics) <= set(one.metrics))
-        self._shifts = [(store.number(one), _shift(hold.context, one)) for one in contexts]
+        contexts = (
+            context for context in (hold.context, *hold.accepted) if set(hold.context.metrics) <= set(context.metrics)
+        )
+        self._shifts = [(store.number(context), _shift(hold.context, context)) for context in contexts]
         self.recalled: Counter[int] = Counter()
-        self._held: list[tuple[Fresh, Sequence[Keys]]] = []
+        self._pending: list[tuple[Fresh, Sequence[Keys]]] = []
         self._recorded, self._took_s = time.monotonic(), (0.0, 0.0)  # the last two times: one may be an exception
         self._silent: dict[int, tuple[int, float]] = {}
         self._owner = self._enter()
         self.lost = self._sweep()
-        self._asked, self._alone, self._shared = 0.0, True, self.lost > 0
+        self._looked_s, self._alone, self._shared = 0.0, True, self.lost > 0
         self._made = Seen()
         self._unknown = self.alone and not any(store.holds(number) for number, _ in self._shifts)
         self._ended, self._written = threading.Event(), threading.Event()
@@ -134,38 +136,38 @@ class StoreSession:
 
     @property
     def alone(self) -> bool:
-        """Whether no other process is on this study, as far as was seen a moment ago."""
-        if time.monotonic() - self._asked > _LOOK_S:
+        """True if no other process was on this study a moment ago."""
+        if time.monotonic() - self._looked_s > _LOOK_S:
             query = select(func.count()).where(owners.c.study == self._hold.study, owners.c.id != self._owner)
             count = self._store.database.read(lambda connection: connection.execute(query).scalar_one())
-            self._asked, self._alone = time.monotonic(), count == 0
+            self._looked_s, self._alone = time.monotonic(), count == 0
         return self._alone
 
     @property
     def is_shared(self) -> bool:
-        """Whether another process is or was at work on the same since this one began."""
+        """True if another process is or was at work on this study since this one began."""
         self._shared = self._shared or not self.alone
         return self._shared
 
     def find(self, keys: Keys) -> Found | None:
-        """What is known of keys [B, 2]; None where nothing can be, as nobody was here before."""
+        """Look up keys [B, 2]; None if none of them can be known, as no other process has worked on the study."""
         self._unknown = self._unknown and self.alone
         if self._unknown and not self._made.has(keys).any():
             return None
-        found: Found | None = None
+        merged: Found | None = None
         for number, shift in self._shifts:
-            one = self._store.find(keys + shift, number)
-            found = one if found is None else _either(found, one)
-            if found.known.all():
+            answer = self._store.find(keys + shift, number)
+            merged = answer if merged is None else _merge(merged, answer)
+            if merged.known.all():
                 break
-        return found
+        return merged
 
     def recall(self, studies: NDArray[np.int64]) -> None:
-        """Note that known results are used, by the studies that had them evaluated."""
+        """Count the use of known results, by the studies that evaluated them."""
         self.recalled.update(studies.tolist())
 
     def lease(self, parts: Sequence[Keys]) -> list[bool]:
-        """Take parts (keys [B, 2] each) in hand: which are ours now. What owners had that are gone becomes ours."""
+        """Lease parts (keys [B, 2] each); reclaims leases of dead owners. Returns which were granted."""
         names = [_name(part) for part in parts]
         sizes = {name: len(part) for name, part in zip(names, parts, strict=True)}
         rows = [{"name": name, "owner": self._owner, "size": size} for name, size in sorted(sizes.items())]
@@ -174,73 +176,73 @@ class StoreSession:
             return {row.name: row.owner for row in connection.execute(self._store.lease_statement, rows)}
 
         holders = self._store.database.write(work, apart=True) if rows else {}
-        others = {owner for owner in holders.values() if owner != self._owner}
-        if others and self._sweep():
+        other_owners = {owner for owner in holders.values() if owner != self._owner}
+        if other_owners and self._sweep():
             return self.lease(parts)
         return [holders.get(name) == self._owner for name in names]
 
     def record(self, fresh: Fresh, parts: Sequence[Keys], *, idle: bool = False) -> list[Results]:
-        """Take in results, and the parts that are done with them; results that are recorded now, in order.
+        """Buffer results and the parts that they complete. Returns the results recorded by this call, in order.
 
-        They are recorded at once where that takes little of the time, else a few together. Where another process was
-        faster, its results are those recorded. idle: whether evaluation goes on meanwhile.
+        Results are recorded at once while that takes a small share of the time, else several together. Where another
+        process was faster, its results stand. idle: whether evaluation goes on meanwhile.
         """
-        self._held.append((fresh, parts))
+        self._pending.append((fresh, parts))
         pause_s = (_IDLE_SHARE if idle else _SHARE) * min(self._took_s)
         return [] if time.monotonic() - self._recorded < pause_s else self.flush()
 
     def flush(self) -> list[Results]:
-        """Record what was taken in, then give up its leases. Raises StoreError where some of it is not there then."""
-        if not self._held:
+        """Record the buffered results, then release their leases. Raises StoreError if some are missing afterwards."""
+        if not self._pending:
             return []
-        began, names = time.monotonic(), [_name(part) for _, parts in self._held for part in parts]
+        began, names = time.monotonic(), [_name(part) for _, parts in self._pending for part in parts]
 
-        fresh = Fresh.join([one for one, _ in self._held])
+        fresh = Fresh.join([part for part, _ in self._pending])
 
         def work(connection: Connection) -> bool:
             added = self._store.add(connection, fresh, context=self._context, study=self._hold.study)
-            self._given_up(connection, names)
+            self._delete_leases(connection, names)
             return added == len(fresh.keys)
 
         all_new = self._store.database.write(work, apart=True)
         self._written.set()
-        parts = [one for one, _ in self._held]
-        found = [one.results for one in parts] if all_new else self._settled(parts)
-        self._held = []
+        parts = [part for part, _ in self._pending]
+        recorded = [part.results for part in parts] if all_new else self._recorded_results(parts)
+        self._pending = []
         if self._unknown:
             self._made.add(fresh.keys)
         self._recorded = time.monotonic()
         self._took_s = self._took_s[1], self._recorded - began
-        return found
+        return recorded
 
     def release(self, parts: Sequence[Keys]) -> None:
-        """Give up parts that need nothing any more."""
+        """Release the leases of parts that need no evaluation."""
         names = [_name(part) for part in parts]
         if names:
-            self._store.database.write(lambda connection: self._given_up(connection, names), apart=True)
+            self._store.database.write(lambda connection: self._delete_leases(connection, names), apart=True)
 
-    def _given_up(self, connection: Connection, names: Sequence[bytes]) -> None:
+    def _delete_leases(self, connection: Connection, names: Sequence[bytes]) -> None:
         for chunk in chunks(names):
             connection.execute(delete(leases).where(leases.c.name.in_(chunk), leases.c.owner == self._owner))
 
-    def _settled(self, held: Sequence[Fresh]) -> list[Results]:
-        """The recorded results of designs that some process had recorded before; a difference is told.
+    def _recorded_results(self, parts: Sequence[Fresh]) -> list[Results]:
+        """Read back results of which another process had recorded some before; differences are printed.
 
-        Raises StoreError where the store took some and has them not.
+        Raises StoreError if results that were handed over are missing.
         """
-        keys = np.concatenate([one.keys for one in held])
-        found = self._store.find(keys, self._context)
-        if not found.known.all():  # a damaged row was in the way, and is in quarantine now
-            again, context, study = Fresh.join(held), self._context, self._hold.study
+        keys = np.concatenate([part.keys for part in parts])
+        stored = self._store.find(keys, self._context)
+        if not stored.known.all():  # a damaged row was in the way, and is in quarantine now
+            again, context, study = Fresh.join(parts), self._context, self._hold.study
             add = self._store.add
             self._store.database.write(lambda connection: add(connection, again, context=context, study=study))
-            found = self._store.find(keys, self._context)
-        if missing := int((~found.known).sum()):
+            stored = self._store.find(keys, self._context)
+        if missing := int((~stored.known).sum()):
             rule = f"{missing} of {len(keys)} results were handed over and are not there"
             raise StoreError(f"{self._store.database}: {rule}; nothing recorded is lost: look with python -m dse check")
-        ends = np.cumsum([len(one.keys) for one in held]).tolist()
-        places = [slice(end - len(one.keys), end) for one, end in zip(held, ends, strict=True)]
-        return [self._stands(one, found.results.take(at)) for one, at in zip(held, places, strict=True)]
+        ends = np.cumsum([len(part.keys) for part in parts]).tolist()
+        places = [slice(end - len(part.keys), end) for part, end in zip(parts, ends, strict=True)]
+        return [self._stands(part, stored.results.take(at)) for part, at in zip(parts, places, strict=True)]
 
     def _stands(self, fresh: Fresh, recorded: Results) -> Results:
         change = _difference(fresh.results, recorded)
@@ -250,12 +252,12 @@ class StoreSession:
         return recorded
 
     def withdraw(self, keys: Keys) -> None:
-        """Take results [B, 2] back that are not to be believed."""
+        """Delete the results of keys [B, 2], because they are wrong."""
         self.flush()
         self._store.remove(key_bytes(keys))
 
     def leave(self) -> None:
-        """Give up all leases."""
+        """Release all leases, and end the session."""
         self._ended.set()
         self._written.set()
         self._store.database.write(lambda connection: _drop(connection, [self._owner]))
@@ -271,21 +273,21 @@ class StoreSession:
         return self._store.database.write(work)
 
     def _beat(self) -> None:
-        """Show owners on other hosts that this one lives."""
+        """Update the heartbeat, which shows processes on other hosts that this one is alive."""
         count = update(owners).where(owners.c.id == self._owner).values(beat=owners.c.beat + 1)
         while not self._ended.wait(_BEAT_S):
             with suppress(StoreError):
                 self._store.database.write(lambda connection: connection.execute(count))
 
     def _tidy(self) -> None:
-        """Have recording wait for no disk."""
+        """Checkpoint the write-ahead log after every recording, so that recording does not wait for the disk."""
         while not self._ended.is_set():
             self._written.wait()
             self._written.clear()
             self._store.database.tidy()
 
     def _sweep(self) -> int:
-        """Take the leases of owners that are gone; how many points of this study they had in flight."""
+        """Delete dead owners and their leases. Returns the number of points of this study that were in flight."""
 
         def work(connection: Connection) -> int:
             rows = connection.execute(select(owners).where(owners.c.id != self._owner)).all()
@@ -315,25 +317,25 @@ def _drop(connection: Connection, gone: Sequence[int]) -> None:
 
 
 def _name(keys: Keys) -> bytes:
-    """The name of a part: the sum of its keys, which of a single point is its key."""
+    """Name of a part: the sum of its keys, so a single point is named by its key."""
     return key_bytes(keys.sum(axis=0, dtype=np.uint64)[None])[0]
 
 
-def _shift(own: Context, other: Context) -> Keys:
-    """What turns keys made in one context into those of another."""
-    return grid_content_keys([], {}, other.words) - grid_content_keys([], {}, own.words)
+def _shift(source: Context, target: Context) -> Keys:
+    """Difference between the keys of a design in two contexts, target less source."""
+    return grid_content_keys([], {}, target.words) - grid_content_keys([], {}, source.words)
 
 
-def _either(found: Found, other: Found) -> Found:
-    """What one or the other knows."""
-    size = len(found.known)
-    where = np.where(found.known, np.arange(size), size + np.arange(size))
-    both = Results.join([found.results, other.results]).take(where)
-    return Found(found.known | other.known, both, np.where(found.known, found.study, other.study))
+def _merge(first: Found, second: Found) -> Found:
+    """Merge two look-ups of the same keys; the first takes precedence."""
+    size = len(first.known)
+    where = np.where(first.known, np.arange(size), size + np.arange(size))
+    both = Results.join([first.results, second.results]).take(where)
+    return Found(first.known | second.known, both, np.where(first.known, first.study, second.study))
 
 
 def _difference(ours: Results, theirs: Results) -> str:
-    """In what two evaluations of the same designs differ; nothing where they do not."""
+    """Describe the difference between two evaluations of the same designs; empty if there is none."""
     if (ours.status != theirs.status).any():
         return f"{int((ours.status != theirs.status).sum())} of {ours.size} results differ in status"
     with np.errstate(divide="ignore", invalid="ignore"):

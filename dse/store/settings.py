@@ -21,10 +21,9 @@ def _store_url(url: str) -> str:
 
 
 class StoreAt(Frozen):
-    """The `store` group. url: of the database; `auto` for results.db in the output folder, null for none.
+    """The `store` group. url: of the database; `auto` for results.db in the output folder, null for no store.
 
-    retry: statuses of recorded results that are evaluated again. patience_s: for which one that does not answer is
-    waited for.
+    retry: statuses of recorded results to evaluate again. patience_s: time to wait for a store that does not answer.
     """
 
     name: str
@@ -34,7 +33,7 @@ class StoreAt(Frozen):
     patience_s: WallSeconds = 60.0
 
     def database_url(self, folder: Path) -> str:
-        """The URL of the database of an output folder. Raises ConfigError where its file is no plain file."""
+        """Return the URL of the database of an output folder. Raises ConfigError if it is not a plain file."""
         if self.url != "auto":
             assert self.url is not None
             return self.url
