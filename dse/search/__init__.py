@@ -1,8 +1,8 @@
-"""Choosing points of a space too large to enumerate: a method behind a batch-synchronous ask and tell.
+"""Search of a space too large to enumerate: a method behind a batch-synchronous ask-and-tell interface.
 
-The size of batches follows from the budget. They are evaluated in any order by any number of jobs, and told in the
-order asked: the table depends on the seed alone. A point is evaluated once, and one that is known to break a rule
-never; a method that keeps proposing such points is helped out by others, in seeded random order.
+The batch size follows from the budget. The points of a batch are evaluated in any order by any number of jobs, and
+told in the order of the proposals, so the table depends on the seed alone. A point is evaluated once, and a point known
+to break a rule never. If a method keeps proposing such points, fresh ones in seeded random order fill the batch.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from dse.values import Frozen
 
 __all__ = ["Chosen", "Goal", "Limit", "Outcome", "Question", "Search", "explore", "method"]
 
-_MOST_TO_LIST = 1_000_000  # points of a space that are listed to find those not seen yet
-_ASKS_PER_POINT = 20  # known or illegal points a method may propose for each new one before it is helped out
+_MOST_TO_LIST = 1_000_000  # largest space that is listed to draw fresh points from
+_ASKS_PER_POINT = 20  # known or illegal proposals per fresh point before random points fill the batch
 GROUPS = {"search": "Searches"}
 
 
-def _one_run(said: str) -> str:
-    if "/" not in said:
+def _one_run(name: str) -> str:
+    if "/" not in name:
         raise ValueError("must name one run, <study>/<time> or a folder: the newest is another one tomorrow")
-    return said
+    return name
 
 
 class Search(Frozen):
-    """The `search` group. batch: points that are evaluated together at most. rounds: batches that a budget is asked for
-    in at least, so that a small one is learnt from, too. options: of the method.
+    """The `search` group. batch: most points that are evaluated together. rounds: least number of batches of a budget,
+    so that a method learns from a small budget, too. options: of the method.
 
     warm_start: finished runs, as `<study>/<time>` or folders; a search begins with the points of their fronts.
     """
@@ -53,9 +53,9 @@ class Search(Frozen):
 
 @dataclass(frozen=True)
 class Chosen:
-    """What a search did: how many points it evaluated, by which method.
+    """Outcome of a search: number of points evaluated, and the method.
 
-    duplicates: proposals that were known already. illegal: points that were proposed, but break a rule.
+    duplicates: proposals that were known already. illegal: proposed points that break a rule.
     """
 
     num_points: int
@@ -65,13 +65,13 @@ class Chosen:
 
 
 def method(question: Question, search: Search) -> Method:
-    """The search method of that name. Raises ConfigError for an unknown name or option."""
-    known = plugins.names("method")
-    if search.name not in known:
-        way = did_you_mean(search.name, [*known, "exhaustive"])
+    """Make the search method of a search. Raises ConfigError for an unknown name or option."""
+    names = plugins.names("method")
+    if search.name not in names:
+        way = did_you_mean(search.name, [*names, "exhaustive"])
         raise ConfigError([Problem("search.name", "is no search method", search.name, way)])
-    made: Method = plugins.load("method", search.name)(question, search.options)
-    return made
+    instance: Method = plugins.load("method", search.name)(question, search.options)
+    return instance
 
 
 def explore(question: Question, search: Search, *, first: Iterable[Assignment] = ()) -> Chosen:
@@ -81,13 +81,13 @@ def explore(question: Question, search: Search, *, first: Iterable[Assignment] =
     no outcome. Raises ConfigError for an unknown method or option.
     """
     asker, sieve = method(question, search), _Sieve(question)
-    begin, rest = iter(first), _shuffled(question)
+    first_points, random_points = iter(first), _shuffled_points(question)
     most = min(search.batch, math.ceil(question.trials / search.rounds))
     while (left := question.trials - len(sieve.known)) > 0:
         fresh, wanted = dict[str, Assignment](), min(most, left)
-        _take(sieve, begin, fresh, wanted)
+        _take(sieve, first_points, fresh, wanted)
         _ask(sieve, asker, fresh, wanted)
-        _take(sieve, rest, fresh, wanted)
+        _take(sieve, random_points, fresh, wanted)
         if not fresh:
             break
         points = list(fresh.values())
@@ -98,7 +98,7 @@ def explore(question: Question, search: Search, *, first: Iterable[Assignment] =
 
 
 class _Sieve:
-    """Tells points to evaluate from others. known: outcomes by name. illegal: names of points that break a rule.
+    """Filter of proposals: fresh, known or illegal. known: outcomes by name. illegal: names of illegal points.
 
     duplicates: proposals that were neither fresh nor illegal.
     """
@@ -112,23 +112,23 @@ class _Sieve:
     def sort(
         self, points: Sequence[Assignment], fresh: dict[str, Assignment]
     ) -> tuple[list[Assignment], list[Assignment]]:
-        """Put points that are to be evaluated, by name, to the fresh ones; those known before, and those illegal."""
-        known: list[Assignment] = []
+        """Add points to evaluate to `fresh`, by name; return the duplicates and the illegal points."""
+        duplicates: list[Assignment] = []
         unmet: dict[str, Assignment] = {}
         for point in points:
             name = self._question.identify(point)
             if any(name in names for names in (self.known, self.illegal, fresh, unmet)):
-                known.append(point)
+                duplicates.append(point)
             else:
                 unmet[name] = point
         legal = self._question.legal(list(unmet.values()))
         fresh |= {name: point for (name, point), fine in zip(unmet.items(), legal, strict=True) if fine}
         illegal = {name: point for (name, point), fine in zip(unmet.items(), legal, strict=True) if not fine}
         self.illegal.update(illegal)
-        return known, list(illegal.values())
+        return duplicates, list(illegal.values())
 
     def outcome(self, point: Assignment) -> Outcome:
-        """What is known of a point."""
+        """Return the outcome of a point, None if it has none."""
         return self.known.get(self._question.identify(point))
 
 
@@ -137,23 +137,23 @@ def _ask(sieve: _Sieve, asker: Method, fresh: dict[str, Assignment], wanted: int
     stale = 0
     while len(fresh) < wanted and stale < _ASKS_PER_POINT * wanted:
         points = asker.ask(wanted - len(fresh))
-        known, illegal = sieve.sort(points, fresh)
-        if known or illegal:
-            asker.tell([*known, *illegal], [*map(sieve.outcome, known), *[None] * len(illegal)])
-        sieve.duplicates += len(known)
-        stale += len(known) + len(illegal)
+        duplicates, illegal = sieve.sort(points, fresh)
+        if duplicates or illegal:
+            asker.tell([*duplicates, *illegal], [*map(sieve.outcome, duplicates), *[None] * len(illegal)])
+        sieve.duplicates += len(duplicates)
+        stale += len(duplicates) + len(illegal)
         if not points:
             break
 
 
 def _take(sieve: _Sieve, source: Iterator[Assignment], fresh: dict[str, Assignment], wanted: int) -> None:
     """Add points of a source until there are `wanted` fresh ones."""
-    while len(fresh) < wanted and (some := list(itertools.islice(source, wanted - len(fresh)))):
-        sieve.sort(some, fresh)
+    while len(fresh) < wanted and (points := list(itertools.islice(source, wanted - len(fresh)))):
+        sieve.sort(points, fresh)
 
 
-def _shuffled(question: Question) -> Iterator[Assignment]:
-    """Every point of a finite space, in seeded random order."""
+def _shuffled_points(question: Question) -> Iterator[Assignment]:
+    """Yield every point of a space in seeded random order; none if it has too many."""
     if question.space.size(_MOST_TO_LIST) is not None:
         points = list(question.space.points())
         random.Random(question.seed).shuffle(points)

@@ -1,7 +1,7 @@
-"""A space as rows of numbers: one gene per knob, whether it counts or not.
+"""Encoding of points as rows of numbers: one gene per knob, active or not.
 
-A finite knob's gene is the place of its value, an interval's is where it lies in it (0...1, logarithmic where the
-knob is); a gene of a knob that does not count is -1. Two rows that are equal are one point.
+The gene of a finite knob is the place of its value, that of an interval is the position in it (0...1, on a logarithmic
+scale where the knob is logarithmic); the gene of an inactive knob is -1. Equal rows are the same point.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ Rows = NDArray[np.float64]
 
 
 class Genes:
-    """How points of a space and rows of genes become one another.
+    """Conversion between points of a space and rows of genes.
 
-    sizes [K]: how many values a knob has, 0 for an interval. ordered [K]: whether neighbouring genes mean values that
-    are alike.
+    sizes [K]: number of values of a knob, 0 for an interval. ordered [K]: whether neighbouring genes mean similar
+    values.
     """
 
     def __init__(self, space: Space) -> None:
@@ -39,16 +39,16 @@ class Genes:
         self._counting: dict[tuple[float, ...], NDArray[np.bool_]] = {}
 
     def draw(self, count: int, random: np.random.Generator) -> Rows:
-        """Points drawn evenly from every knob by itself."""
+        """Draw points, uniform and independent in every knob."""
         return self.settle(np.full((count, len(self.knobs)), -1.0), random)
 
     def values(self, chosen: NDArray[np.intp], random: np.random.Generator) -> NDArray[np.float64]:
-        """An even draw for each of some genes, by their place among the knobs."""
+        """Draw a uniform value for each gene, given by its place among the knobs."""
         drawn, sizes = random.random(chosen.shape), self.sizes[chosen]
         return np.where(sizes > 0, np.floor(drawn * sizes), drawn)
 
     def settle(self, rows: Rows, random: np.random.Generator) -> Rows:
-        """The rows as points: what does not count is -1, what counts and has no value yet is drawn."""
+        """Make rows valid points: genes of inactive knobs become -1, missing genes of active knobs are drawn."""
         columns = np.broadcast_to(np.arange(len(self.knobs)), rows.shape)
         rows = np.where(rows < 0, self.values(columns, random), rows)
         kinds, where = np.unique(rows[:, self._deciding], axis=0, return_inverse=True)
@@ -64,20 +64,20 @@ class Genes:
         return self._counting[deciding]
 
     def points(self, rows: Rows) -> list[Assignment]:
-        """The points that rows stand for."""
+        """Decode rows to points."""
         return [
             {knob.path: _value(knob, gene) for knob, gene in zip(self.knobs, row, strict=True) if gene >= 0.0}
             for row in rows.tolist()
         ]
 
     def rows(self, points: Sequence[Mapping[str, Any]]) -> Rows:
-        """The rows of points, whose values must be values of the knobs, as written or as designs hold them."""
-        found = np.full((len(points), len(self.knobs)), -1.0)
+        """Encode points, whose values must be values of the knobs, as written or as designs hold them."""
+        rows = np.full((len(points), len(self.knobs)), -1.0)
         for row, point in enumerate(points):
             for column, knob in enumerate(self.knobs):
                 if knob.path in point:
-                    found[row, column] = self._gene(column, knob, point[knob.path])
-        return found
+                    rows[row, column] = self._gene(column, knob, point[knob.path])
+        return rows
 
     def _gene(self, column: int, knob: Knob, value: Any) -> float:
         if knob.values:
@@ -87,7 +87,7 @@ class Genes:
 
 
 def _name(value: Any) -> tuple[type, Any]:
-    """What tells values apart: 1 and True are equal to Python."""
+    """Key of a value that distinguishes 1 from True."""
     return bool if isinstance(value, bool) else object, value
 
 

@@ -1,4 +1,4 @@
-"""What a search is about: the space, what is wanted, and how a point is evaluated; and what a search method is."""
+"""Search problem (space, goals, limits, evaluation of points), and the interface of a search method."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dse.values import Frozen
 
 Goal = Literal["minimize", "maximize"]
 Outcome = Mapping[str, float] | None
-"""Metrics of a point, or None where it has none (failed, or not to be evaluated)."""
+"""Metrics of a point, or None if it has none (failed, or not evaluated)."""
 Evaluate = Callable[[Sequence[Assignment]], Sequence[Outcome]]
 Identify = Callable[[Assignment], str]
 Legal = Callable[[Sequence[Assignment]], Sequence[bool]]
@@ -24,7 +24,7 @@ _TINY = 1e-30
 
 
 class Limit(Frozen):
-    """What a metric may be for a point to count as feasible, in its unit: low...high, null for no bound."""
+    """Range of a metric within which a point is feasible, in its unit: low...high, null for no bound."""
 
     low: Number | None = None
     high: Number | None = None
@@ -38,13 +38,15 @@ class Limit(Frozen):
         return self
 
     def beyond(self, values: NDArray[np.float64]) -> dict[str, NDArray[np.float64]]:
-        """How far values [B] are beyond each bound, as a share of the bound (in its unit where that is about 0); not
-        above 0 where they are within."""
-        found = {}
+        """Excess of values [B] over each bound, as a share of the bound; at most 0 for values within it.
+
+        It is in the unit of the bound if that is about 0.
+        """
+        excess = {}
         for name, sign in (("low", -1.0), ("high", 1.0)):
             if (bound := getattr(self, name)) is not None:
-                found[name] = sign * (values - bound) / (abs(bound) if abs(bound) > _TINY else 1.0)
-        return found
+                excess[name] = sign * (values - bound) / (abs(bound) if abs(bound) > _TINY else 1.0)
+        return excess
 
 
 def _all_legal(points: Sequence[Assignment]) -> list[bool]:
@@ -53,10 +55,10 @@ def _all_legal(points: Sequence[Assignment]) -> list[bool]:
 
 @dataclass(frozen=True)
 class Question:
-    """What is searched: a space, the goals by metric, a seed, and how a point is evaluated and told apart.
+    """A search problem: a space, the goals by metric, a seed, and functions that evaluate and identify points.
 
-    trials: distinct points that may be evaluated. legal: which points break no rule, as far as that is known
-    beforehand; others are never evaluated. limits: by metric, beyond which a point does not count.
+    trials: budget of distinct points. legal: mask of the points that break no rule, as far as that is known
+    beforehand; others are never evaluated. limits: by metric, beyond which a point is infeasible.
     """
 
     space: Space
@@ -69,33 +71,33 @@ class Question:
     limits: Mapping[str, Limit] = field(default_factory=dict)
 
     def values(self, outcomes: Sequence[Mapping[str, float]]) -> NDArray[np.float64]:
-        """The objectives [B, objectives], such that smaller is better."""
+        """Objectives [B, objectives] of outcomes, signed such that smaller is better."""
         signs = [1.0 if goal == "minimize" else -1.0 for goal in self.goals.values()]
         rows = [[outcome[name] for name in self.goals] for outcome in outcomes]
         return np.array(rows, float).reshape(len(rows), len(signs)) * signs
 
     def constraints(self, outcome: Mapping[str, float]) -> dict[str, float]:
-        """How far an outcome is beyond each bound of the limits, by name; not above 0 where it is within."""
-        found: dict[str, float] = {}
+        """Excess of an outcome over each bound of the limits, by name; at most 0 within the bound."""
+        excess: dict[str, float] = {}
         for name, limit in self.limits.items():
             beyond = limit.beyond(np.array([outcome[name]]))
-            found |= {f"{name}.{bound}": float(values[0]) for bound, values in beyond.items()}
-        return found
+            excess |= {f"{name}.{bound}": float(values[0]) for bound, values in beyond.items()}
+        return excess
 
     def violation(self, outcome: Mapping[str, float]) -> float:
-        """How far an outcome is beyond the limits in all; 0 where it is feasible."""
+        """Total excess of an outcome over the limits; 0 if it is feasible."""
         return sum(max(0.0, value) for value in self.constraints(outcome).values())
 
 
 class Method(Protocol):
-    """A search method: it is asked for points and told of outcomes, a batch at a time. It depends on its seed alone."""
+    """A search method: it proposes points and learns outcomes, a batch at a time. It depends on its seed alone."""
 
     def ask(self, count: int) -> Sequence[Assignment]:
-        """Up to `count` proposals, which may be known already; none where it knows no more."""
+        """Propose up to `count` points, which may be known already; none if it has no more proposals."""
 
     def tell(self, points: Sequence[Assignment], outcomes: Sequence[Outcome]) -> None:
-        """Outcomes of points: of those it was asked for, as the same objects, and of others."""
+        """Learn the outcomes of points: of its proposals, as the same objects, and of others."""
 
 
 MakeMethod = Callable[[Question, Mapping[str, Any]], Method]
-"""Makes a method from its options. Raises ConfigError for an option that does not fit."""
+"""Factory of a method from its options. Raises ConfigError for an invalid option."""

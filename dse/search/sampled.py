@@ -1,4 +1,4 @@
-"""Samplers of Optuna, and of libraries with its interface, as search methods: a study in memory, asked and told."""
+"""Search methods from samplers of Optuna, and of libraries with its interface, on a study in memory."""
 
 from __future__ import annotations
 
@@ -13,34 +13,36 @@ from dse.search.question import MakeMethod, Method, Outcome, Question
 from dse.space import Assignment, Knob
 
 
-def sampler(name: str, *, library: str = "optuna", needs: str = "", whole: bool = False, **defaults: Any) -> MakeMethod:
-    """A search method from a sampler of Optuna, or of a library with its interface.
+def sampler(
+    name: str, *, library: str = "optuna", needs: str = "", all_knobs: bool = False, **defaults: Any
+) -> MakeMethod:
+    """Make a search method from a sampler of Optuna, or of a library with its interface.
 
-    defaults: options it is given unless the user says otherwise. needs: a module that it cannot do without. whole:
-    whether it must be told all knobs beforehand.
+    defaults: options, unless the user sets them. needs: a module that the sampler requires. all_knobs: declare all
+    knobs beforehand, active or not.
     """
 
     def method(question: Question, options: Mapping[str, Any]) -> Method:
-        found = make_sampler(lambda: _library(library, needs), options)
-        kind = getattr(found.samplers, name)
-        made = make_sampler(lambda: kind(seed=question.seed, **{**defaults, **options}), options)
-        return Sampled(found, question, made, whole=whole)
+        module = make_sampler(lambda: _library(library, needs), options)
+        kind = getattr(module.samplers, name)
+        instance = make_sampler(lambda: kind(seed=question.seed, **{**defaults, **options}), options)
+        return Sampled(module, question, instance, all_knobs=all_knobs)
 
     return method
 
 
 def _library(name: str, needs: str) -> Any:
-    found = importlib.import_module(name)
+    module = importlib.import_module(name)
     if needs and importlib.util.find_spec(needs) is None:
         raise ImportError(f"No module named {needs!r}", name=needs)
     if name == "optuna":
-        found.logging.set_verbosity(found.logging.WARNING)
-        warnings.filterwarnings("ignore", category=found.exceptions.ExperimentalWarning)
-    return found
+        module.logging.set_verbosity(module.logging.WARNING)
+        warnings.filterwarnings("ignore", category=module.exceptions.ExperimentalWarning)
+    return module
 
 
 def make_sampler(make: Callable[[], Any], options: Mapping[str, Any]) -> Any:
-    """What `make` makes with a user's options. Raises ConfigError where they do not fit, or the library is absent."""
+    """Call `make`, which uses a user's options. Raises ConfigError if they are invalid or the library is absent."""
     try:
         return make()
     except (TypeError, ValueError) as error:
@@ -51,35 +53,35 @@ def make_sampler(make: Callable[[], Any], options: Mapping[str, Any]) -> Any:
 
 
 class Sampled:
-    """A sampler and its study; ordered values are integers to it, by their place."""
+    """A sampler with its study; ordered values are passed to it as integers, their places."""
 
-    def __init__(self, library: Any, question: Question, sampler: Any, *, whole: bool) -> None:
+    def __init__(self, library: Any, question: Question, sampler: Any, *, all_knobs: bool) -> None:
         self._library, self._question = library, question
         self._study = library.create_study(directions=list(question.goals.values()), sampler=sampler)
         self._knobs = {knob.path: knob for knob in question.space.knobs}
-        self._flat = {path: self._distribution(knob) for path, knob in self._knobs.items()} if whole else None
+        self._flat = {path: self._distribution(knob) for path, knob in self._knobs.items()} if all_knobs else None
         self._open: dict[int, tuple[Assignment, Any]] = {}
 
     def ask(self, count: int) -> Sequence[Assignment]:
-        """As many proposals."""
+        """Propose `count` points."""
         return [self._one() for _ in range(count)]
 
     def _one(self) -> Assignment:
         trial = self._study.ask(self._flat) if self._flat else self._study.ask()
         point = self._question.space.walk(lambda knob: self._choose(trial, knob))
-        self._open[id(point)] = (point, trial)  # holds the point: its id stays its own
+        self._open[id(point)] = (point, trial)  # holds the point, so that its id is not reused
         return point
 
     def tell(self, points: Sequence[Assignment], outcomes: Sequence[Outcome]) -> None:
-        """Trials, or finished ones of points it did not ask for."""
+        """Finish the trials of proposals, and add finished trials for other points."""
         for point, outcome in zip(points, outcomes, strict=True):
             _, trial = self._open.pop(id(point), (None, None))
             if trial is not None:
-                self._told(trial, outcome)
+                self._report(trial, outcome)
             elif outcome is not None:
-                self._study.add_trial(self._finished(point, outcome))
+                self._study.add_trial(self._finished_trial(point, outcome))
 
-    def _told(self, trial: Any, outcome: Outcome) -> None:
+    def _report(self, trial: Any, outcome: Outcome) -> None:
         if outcome is None:
             self._study.tell(trial.number, state=self._library.trial.TrialState.FAIL)
             return
@@ -87,10 +89,10 @@ class Sampled:
             trial.set_constraint(name, beyond)
         self._study.tell(trial.number, [outcome[name] for name in self._question.goals])
 
-    def _finished(self, point: Assignment, outcome: Mapping[str, float]) -> Any:
+    def _finished_trial(self, point: Assignment, outcome: Mapping[str, float]) -> Any:
         beyond = self._question.constraints(outcome)
         return self._library.create_trial(
-            params={path: _encoded(self._knobs[path], value) for path, value in point.items()},
+            params={path: _encode(self._knobs[path], value) for path, value in point.items()},
             distributions={path: self._distribution(self._knobs[path]) for path in point},
             values=[outcome[name] for name in self._question.goals],
             system_attrs={f"constraints:{name}": value for name, value in beyond.items()},  # as set_constraint does
@@ -112,5 +114,5 @@ class Sampled:
         return trial.suggest_categorical(knob.path, knob.values)
 
 
-def _encoded(knob: Knob, value: Any) -> Any:
+def _encode(knob: Knob, value: Any) -> Any:
     return knob.values.index(value) if knob.values and knob.is_ordered else value

@@ -1,9 +1,9 @@
-"""What outcomes are likely where nothing was evaluated: Gaussian processes over the genes of a few hundred points.
+"""Surrogate model of outcomes: Gaussian processes over the genes of a few hundred points.
 
 The kernel of each number is exp(-sum_j r_j d_j) over the knobs j, where d_j is the difference of places over their
-range for ordered values, 1 for different unordered ones and for a knob that counts against one that does not, and 0 for
-equal ones: an Ornstein-Uhlenbeck process in every knob. The rates r_j say how much a knob matters; they are those of
-the largest marginal likelihood under a log-normal prior (Rasmussen and Williams 2006, ch. 2, 4 and 5).
+range for ordered values, 1 for different unordered values and between an active and an inactive knob, and 0 for equal
+ones: an Ornstein-Uhlenbeck process in every knob. The rates r_j say how much a knob matters; they maximize the
+posterior, the marginal likelihood times a log-normal prior (Rasmussen and Williams 2006, ch. 2, 4 and 5).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _Unlikely = Callable[[NDArray[np.float64]], tuple[float, NDArray[np.float64]]]
 
 _NOISE = 1e-3  # variance of an outcome around the process, as a share of all variance
 _PRIOR = np.log(0.5), 1.5  # of the logarithm of a rate: mean and standard deviation
-_STEPS = 12  # of the optimizer, each time that rates are tuned
+_STEPS = 12  # of the optimizer, each time it tunes the rates
 _LARGEST = 7.0  # of the logarithm of a rate, either way
 
 
@@ -35,13 +35,13 @@ def _libraries() -> ThreadpoolController:
 
 
 def _on_one_core() -> AbstractContextManager[Any]:
-    """Small matrices: more cores would slow it down, and round in another order."""
-    held: AbstractContextManager[Any] = _libraries().limit(limits=1, user_api="blas")
-    return held
+    """Limit BLAS to one core: on small matrices more cores are slower, and round in another order."""
+    limit: AbstractContextManager[Any] = _libraries().limit(limits=1, user_api="blas")
+    return limit
 
 
 class Surrogate:
-    """A model of M numbers per point, of points as rows of genes."""
+    """A model of M numbers per point. Points are rows of genes."""
 
     def __init__(self, genes: Genes) -> None:
         self._ordered = genes.ordered
@@ -49,7 +49,7 @@ class Surrogate:
         self._rates = np.empty((0, len(genes.knobs)))  # logarithms
 
     def fit(self, rows: Rows, values: NDArray[np.float64], *, tune: bool = True) -> None:
-        """Learn from points [B, genes] and their values [B, M], all finite. tune: whether to find rates anew."""
+        """Fit to points [B, genes] and their values [B, M], all finite. tune: whether to optimize the rates again."""
         self._known = rows
         self._mean, spread = values.mean(axis=0), values.std(axis=0)
         self._spread = np.where(spread > 0, spread, 1.0)
@@ -58,15 +58,15 @@ class Surrogate:
             apart = self._apart(rows, rows)
             if tune or not len(self._rates):
                 begin = self._rates if len(self._rates) else np.full((scaled.shape[1], rows.shape[1]), _PRIOR[0])
-                told = zip(begin, scaled.T, strict=True)
-                self._rates = np.array([_tuned(rates, apart, column) for rates, column in told])
+                columns = zip(begin, scaled.T, strict=True)
+                self._rates = np.array([_tune_rates(rates, apart, column) for rates, column in columns])
             covariances = [_covariance(rates, apart)[1] for rates in self._rates]
-            self._factors = [cho_factor(one, lower=True, check_finite=False) for one in covariances]
+            self._factors = [cho_factor(covariance, lower=True, check_finite=False) for covariance in covariances]
             solved = zip(self._factors, scaled.T, strict=True)
             self._weights = [cho_solve(factor, column, check_finite=False) for factor, column in solved]
 
     def predict(self, rows: Rows) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Expected values [B, M] of points [B, genes], and their standard deviations [B, M]."""
+        """Predict the expected values [B, M] of points [B, genes] and their standard deviations [B, M]."""
         expected, deviation = np.empty((2, len(rows), len(self._rates)))
         with _on_one_core():
             apart = self._apart(rows, self._known)
@@ -79,11 +79,11 @@ class Surrogate:
                 deviation[:, place] = np.sqrt(np.maximum(0.0, 1.0 - np.einsum("ij,ij->j", half, half)))
         return expected * self._spread + self._mean, deviation * self._spread
 
-    def _apart(self, one: Rows, other: Rows) -> NDArray[np.float64]:
-        """Distances [genes, B, C] of points by gene."""
-        distances = np.empty((one.shape[1], len(one), len(other)))
+    def _apart(self, first: Rows, second: Rows) -> NDArray[np.float64]:
+        """Distances [genes, B, C] between points, by gene."""
+        distances = np.empty((first.shape[1], len(first), len(second)))
         for gene, distance in enumerate(distances):
-            a, b = one[:, gene, None], other[:, gene]
+            a, b = first[:, gene, None], second[:, gene]
             if not self._ordered[gene]:
                 np.not_equal(a, b, out=distance)
                 continue
@@ -97,16 +97,18 @@ class Surrogate:
 def _covariance(
     rates: NDArray[np.float64], apart: NDArray[np.float64]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """The kernel [B, B], and with the noise."""
+    """Return the kernel [B, B], without and with the noise."""
     kernel = np.exp(-np.tensordot(np.exp(rates), apart, axes=1))
     return kernel, kernel + _NOISE * np.eye(len(kernel))
 
 
 def unlikely(apart: NDArray[np.float64], values: NDArray[np.float64]) -> _Unlikely:
-    """How unlikely values [B] are by logarithms of rates [genes], apart from a constant, and the slope of that: the
-    negative logarithm of the posterior, of points at distances `apart` [genes, B, B]."""
+    """Negative log posterior, up to a constant, of values [B] of points at distances `apart` [genes, B, B].
 
-    def found(rates: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
+    Returns a function of the logarithms of the rates [genes] that gives it and its gradient.
+    """
+
+    def negative_log_posterior(rates: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
         kernel, covariance = _covariance(rates, apart)
         factor = cho_factor(covariance, lower=True, check_finite=False)
         weights = cho_solve(factor, values, check_finite=False)
@@ -116,11 +118,13 @@ def unlikely(apart: NDArray[np.float64], values: NDArray[np.float64]) -> _Unlike
         slope = np.tensordot(apart, (inverse - np.outer(weights, weights)) * kernel, axes=2)
         return float(lost), -0.5 * np.exp(rates) * slope + off / _PRIOR[1]
 
-    return found
+    return negative_log_posterior
 
 
-def _tuned(begin: NDArray[np.float64], apart: NDArray[np.float64], values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Logarithms of the rates by which values [B] are least unlikely, near those to begin with."""
+def _tune_rates(
+    begin: NDArray[np.float64], apart: NDArray[np.float64], values: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Maximize the posterior of values [B] over the logarithms of the rates [genes], from those in `begin`."""
     bounds, options = [(-_LARGEST, _LARGEST)] * len(begin), {"maxiter": _STEPS}
-    found = minimize(unlikely(apart, values), begin, jac=True, method="L-BFGS-B", bounds=bounds, options=options)
-    return np.asarray(found.x)
+    optimum = minimize(unlikely(apart, values), begin, jac=True, method="L-BFGS-B", bounds=bounds, options=options)
+    return np.asarray(optimum.x)

@@ -284,7 +284,7 @@ class Store:
         return count + (done.rowcount if done else 0)
 
     def change(self, statement: Any) -> None:
-        """Execute a statement that changes one row. Raises StoreError, and changes nothing, if it matches more or none."""
+        """Execute a statement that changes one row. Raises StoreError, without a change, if it matches more or none."""
 
         def work(connection: Connection) -> None:
             if (count := connection.execute(statement).rowcount) != 1:

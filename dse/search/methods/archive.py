@@ -1,8 +1,8 @@
-"""Local search around the Pareto front found so far: a steady-state genetic algorithm that never asks twice.
+"""Local search around the Pareto front found so far: a steady-state genetic algorithm without repeated proposals.
 
 Parents are members of the front; a child takes genes of two of them and changes a few (a step to a neighbouring value
-or any value). The front is all that is remembered, so a proposal costs the same however many points are known. What is
-beyond a limit is remembered only where there is too little within, the least first (Deb 2000).
+or any value). Only the front is kept, so the cost of a proposal does not grow with the number of known points.
+Infeasible points are kept only while there are too few feasible ones, the least infeasible first (Deb 2000).
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from dse.space import Assignment
 from dse.units import Fraction, Integer
 from dse.values import Frozen
 
-_ROUNDS = 8  # in which children are made, before points are drawn evenly; and in which these are drawn
+_ROUNDS = 8  # of children, before uniform draws; and of uniform draws
 
 
 class Options(Frozen):
-    """initial: points drawn evenly before the first child. crossover: share of children that have two parents.
+    """initial: uniform draws before the first child. crossover: share of children with two parents.
 
     changes: mean number of genes that a child changes. steps: share of changes of an ordered knob that are steps.
-    fewest: points that are remembered at least, of the next fronts where the first is smaller.
+    fewest: least number of points to keep, of the next fronts if the first is smaller.
     """
 
     initial: Annotated[Integer, Field(ge=1, le=100_000)] = 64
@@ -40,7 +40,7 @@ class Options(Frozen):
 
 
 class Archive:
-    """The method. question: what is searched."""
+    """The search method."""
 
     def __init__(self, question: Question, options: Options) -> None:
         self._question, self._options = question, options
@@ -52,76 +52,76 @@ class Archive:
         self._beyond = np.empty(0)
 
     def ask(self, count: int) -> Sequence[Assignment]:
-        """Points it has not asked for and was not told of."""
+        """Propose points that are neither known nor proposed before."""
         first = min(count, max(0, self._options.initial - len(self._seen)))
-        fresh = [self._fresh(self._drawn, first)] if first else []
+        fresh = [self._fresh(self._draw, first)] if first else []
         if first < count and len(self._rows):
             fresh.append(self._fresh(self._children, count - first))
         missing = count - sum(map(len, fresh))
         if missing:
-            fresh.append(self._fresh(self._drawn, missing))
+            fresh.append(self._fresh(self._draw, missing))
         return self._genes.points(np.concatenate(fresh))
 
     def tell(self, points: Sequence[Assignment], outcomes: Sequence[Outcome]) -> None:
-        """Keep what belongs to the front."""
+        """Learn outcomes: keep the points of the front."""
         rows = self._genes.rows(points)
         self._seen.update(map(np.ndarray.tobytes, rows))
         ok = [place for place, outcome in enumerate(outcomes) if outcome is not None]
         if ok:
             self._learn(rows[ok], [outcome for outcome in outcomes if outcome is not None])
 
-    def _learn(self, rows: Rows, found: Sequence[Mapping[str, float]]) -> None:
-        """Take in points that have an outcome."""
+    def _learn(self, rows: Rows, outcomes: Sequence[Mapping[str, float]]) -> None:
+        """Add points with an outcome."""
         self._rows = np.concatenate([self._rows, rows])
-        self._values = np.concatenate([self._values, self._question.values(found)])
-        self._beyond = np.concatenate([self._beyond, [self._question.violation(outcome) for outcome in found]])
-        kept = self._kept()
-        self._rows, self._values, self._beyond = self._rows[kept], self._values[kept], self._beyond[kept]
+        self._values = np.concatenate([self._values, self._question.values(outcomes)])
+        self._beyond = np.concatenate([self._beyond, [self._question.violation(outcome) for outcome in outcomes]])
+        places = self._select_rows()
+        self._rows, self._values, self._beyond = self._rows[places], self._values[places], self._beyond[places]
 
-    def _kept(self) -> NDArray[np.intp]:
-        """Places of the front, and of the next ones until there are `fewest`; then of what is least beyond limits."""
+    def _select_rows(self) -> NDArray[np.intp]:
+        """Places of the front and of the next fronts until there are `fewest`; then of the least infeasible points."""
         left = np.flatnonzero(self._beyond == 0.0)
-        kept = left[:0]
-        while len(left) and len(kept) < self._options.fewest:
+        selected = left[:0]
+        while len(left) and len(selected) < self._options.fewest:
             front = moocore.is_nondominated(self._values[left])
-            kept, left = np.concatenate([kept, left[front]]), left[~front]
-        missing = max(0, self._options.fewest - len(kept))
+            selected, left = np.concatenate([selected, left[front]]), left[~front]
+        missing = max(0, self._options.fewest - len(selected))
         outside = np.flatnonzero(self._beyond > 0.0)
         nearest = outside[np.argsort(self._beyond[outside], kind="stable")][:missing]
-        return np.concatenate([kept, nearest])
+        return np.concatenate([selected, nearest])
 
-    def _fresh(self, made: Any, count: int) -> Rows:
-        """Up to `count` rows that nobody has seen, of those that `made(n)` makes."""
-        found: list[NDArray[np.float64]] = []
+    def _fresh(self, propose: Any, count: int) -> Rows:
+        """Return up to `count` rows not seen before, from proposals of `propose(n)`."""
+        rows: list[NDArray[np.float64]] = []
         for _ in range(_ROUNDS):
-            for row in made(2 * (count - len(found))):
+            for row in propose(2 * (count - len(rows))):
                 name = row.tobytes()
-                if name not in self._seen and len(found) < count:
+                if name not in self._seen and len(rows) < count:
                     self._seen.add(name)
-                    found.append(row)
-            if len(found) == count:
+                    rows.append(row)
+            if len(rows) == count:
                 break
-        return np.array(found).reshape(-1, len(self._genes.knobs))
+        return np.array(rows).reshape(-1, len(self._genes.knobs))
 
-    def _drawn(self, count: int) -> Rows:
+    def _draw(self, count: int) -> Rows:
         return self._genes.draw(count, self._random)
 
     def _children(self, count: int) -> Rows:
         random, options = self._random, self._options
         mother, father = (self._rows[random.integers(len(self._rows), size=count)] for _ in range(2))
-        taken = (random.random(mother.shape) < 0.5) & (random.random((count, 1)) < options.crossover)
-        child = np.where(taken & (mother >= 0) & (father >= 0), father, mother)
-        return self._genes.settle(np.where(self._changed(child), self._moved(child), child), random)
+        from_father = (random.random(mother.shape) < 0.5) & (random.random((count, 1)) < options.crossover)
+        child = np.where(from_father & (mother >= 0) & (father >= 0), father, mother)
+        return self._genes.settle(np.where(self._choose_genes(child), self._move_genes(child), child), random)
 
-    def _changed(self, child: Rows) -> NDArray[np.bool_]:
-        """Which genes change: of each child one at least, of those that count and have another value."""
+    def _choose_genes(self, child: Rows) -> NDArray[np.bool_]:
+        """Mask of the genes to change: at least one per child, of the active genes that have another value."""
         free = (child >= 0) & (self._genes.sizes != 1)
         order = np.where(free, self._random.random(child.shape), 2.0).argsort(axis=1).argsort(axis=1)
         wanted = self._random.geometric(1 / self._options.changes, size=(len(child), 1))
         return np.asarray(free & (order < wanted))
 
-    def _moved(self, child: Rows) -> Rows:
-        """Every gene with another value: a step away, or drawn anew."""
+    def _move_genes(self, child: Rows) -> Rows:
+        """Change every gene: by a step, or by a new draw."""
         random, sizes = self._random, self._genes.sizes
         size = random.geometric(0.5, size=child.shape) * np.where(random.random(child.shape) < 0.5, 1, -1)
         stepped = np.clip(child + size, 0, sizes - 1)
@@ -132,12 +132,12 @@ class Archive:
 
 
 def make(question: Question, options: Mapping[str, Any]) -> Archive:
-    """The method by its options. Raises ConfigError."""
+    """Make the method from its options. Raises ConfigError."""
     check = Problems()
-    found = check.model(Options, options, path="search.options")
+    settings = check.model(Options, options, path="search.options")
     check.done()
-    assert found is not None
-    return Archive(question, found)
+    assert settings is not None
+    return Archive(question, settings)
 
 
 METHOD = make

@@ -1,4 +1,4 @@
-"""The method that finds most with the fewest points on spaces that are known point by point: see docs/search.md."""
+"""The most efficient method in benchmarks on spaces known point by point: see docs/search.md."""
 
 from dse.search.methods.portfolio import make
 

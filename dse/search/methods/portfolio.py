@@ -1,8 +1,8 @@
-"""A portfolio of methods: all learn from every point, and each is asked for as many as its proposals have earned.
+"""A portfolio of methods: all learn from every point, and each proposes points in proportion to its past gains.
 
-A method earns the hypervolume that its points added to the front, per point; what was earned longer ago counts less
-(adaptive pursuit, Thierens 2005). The first points are a Latin hypercube. Dear
-methods are asked while few points are known, as a proposal of theirs costs the more, the more points there are.
+The gain of a method is the hypervolume that its points added to the front, per point; older gains count less (adaptive
+pursuit, Thierens 2005). The first points are a Latin hypercube. Expensive methods propose only while few points are
+known, because the cost of their proposals grows with the number of points.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from dse.space import Assignment
 from dse.units import Fraction, Integer
 from dse.values import Frozen
 
-_BEYOND = 0.1  # of the front's range, by which the reference point lies beyond it
+_BEYOND = 0.1  # distance of the reference point beyond the front, as a share of its range
 
 
 class Options(Frozen):
-    """initial: points spread evenly before any other. least: share of the points that a method proposes at least.
+    """initial: points of the Latin hypercube. least: least share of the points that a method proposes.
 
-    forget: share of what was earned that no longer counts a batch later. dear: known points up to which methods are
-    asked whose proposals get dearer with them.
+    forget: share of the gains that is forgotten per batch. dear: number of known points up to which expensive methods
+    propose.
     """
 
     initial: Annotated[Integer, Field(ge=1, le=100_000)] = 12
@@ -39,9 +39,7 @@ class Options(Frozen):
 
 
 class Portfolio:
-    """The method. question: what is searched. methods: `num_cheap` cheap ones, then dear ones; the first of them is
-    asked for the first points.
-    """
+    """The search method. methods: `num_cheap` cheap ones, then expensive ones; the first draws the initial points."""
 
     def __init__(self, question: Question, options: Options, methods: Sequence[Method], *, num_cheap: int) -> None:
         self._options, self._methods, self._cheap = options, methods, num_cheap
@@ -52,7 +50,7 @@ class Portfolio:
         self._front = _Front(question)
 
     def ask(self, count: int) -> Sequence[Assignment]:
-        """As many proposals, those of each method by its share."""
+        """Propose `count` points, those of each method by its share."""
         if self._front.num_known < self._options.initial:
             return self._methods[0].ask(count)
         self._due += count * self._shares()
@@ -60,15 +58,17 @@ class Portfolio:
         for _ in range(count):
             counts[int(np.argmax(self._due - counts))] += 1
         self._due -= counts
-        return [point for place, asked in enumerate(counts.tolist()) if asked for point in self._of(place, asked)]
+        return [point for place, num in enumerate(counts.tolist()) if num for point in self._of(place, num)]
 
     def _of(self, place: int, count: int) -> Sequence[Assignment]:
         points = self._methods[place].ask(count)
-        self._proposed |= {id(point): (point, place) for point in points}  # holds the point: its id stays its own
+        self._proposed |= {
+            id(point): (point, place) for point in points
+        }  # holds the point, so that its id is not reused
         return points
 
     def _shares(self) -> NDArray[np.float64]:
-        """Of each method, of the next points: all but the least shares of the others go to the one that earns most."""
+        """Share of each method in the next points: the best earner gets all but the least shares of the others."""
         num = len(self._methods) if self._front.num_known <= self._options.dear else self._cheap
         rates = self._earned[:num] / np.maximum(self._asked[:num], 1.0)
         shares = np.zeros(len(self._methods))
@@ -77,12 +77,12 @@ class Portfolio:
         return shares
 
     def tell(self, points: Sequence[Assignment], outcomes: Sequence[Outcome]) -> None:
-        """Every method learns of every point; who proposed it earns what it adds."""
+        """Tell every method every outcome, and credit the gain of a point to the method that proposed it."""
         for method in self._methods:
             method.tell(points, outcomes)
-        kept = 1.0 - self._options.forget if any(outcome is not None for outcome in outcomes) else 1.0
-        self._earned *= kept
-        self._asked *= kept
+        decay = 1.0 - self._options.forget if any(outcome is not None for outcome in outcomes) else 1.0
+        self._earned *= decay
+        self._asked *= decay
         for point, outcome in zip(points, outcomes, strict=True):
             gain = self._front.add(outcome)
             _, by = self._proposed.pop(id(point), (None, None))
@@ -92,7 +92,7 @@ class Portfolio:
 
 
 class _Front:
-    """The front of what is known and within the limits. num_known: points that have an outcome."""
+    """Front of the feasible points. num_known: points with an outcome."""
 
     def __init__(self, question: Question) -> None:
         self._question = question
@@ -100,38 +100,38 @@ class _Front:
         self.num_known = 0
 
     def add(self, outcome: Outcome) -> float:
-        """Take an outcome in: the hypervolume that it adds, over that of the box from the front's best to its worst and
-        a little beyond, as that is with it."""
+        """Add an outcome. Returns the hypervolume that it adds, as a share of the box from the best of the new front to
+        its worst and a little beyond."""
         if outcome is None:
             return 0.0
         self.num_known += 1
         if self._question.violation(outcome) > 0.0:
             return 0.0
         values = np.vstack([self._values, self._question.values([outcome])])
-        kept = moocore.is_nondominated(values)
-        if not kept[-1]:
+        on_front = moocore.is_nondominated(values)
+        if not on_front[-1]:
             return 0.0
-        before, self._values = self._values, values[kept]
+        before, self._values = self._values, values[on_front]
         low, high = values.min(axis=0), values.max(axis=0)
         scale = np.where(high > low, high - low, 1.0)
         beyond = np.full(len(low), 1.0 + _BEYOND)
-        held = [
+        volumes = [
             float(moocore.hypervolume((part - low) / scale, ref=beyond)) for part in (before, self._values) if len(part)
         ]
-        return (held[-1] - (held[0] if len(before) else 0.0)) / float(beyond.prod())
+        return (volumes[-1] - (volumes[0] if len(before) else 0.0)) / float(beyond.prod())
 
 
 def make(question: Question, options: Mapping[str, Any]) -> Portfolio:
-    """The method, of `screened` and the dear `tpe`, by its options. Raises ConfigError."""
+    """Make the method from its options: `screened`, and the expensive `tpe`. Raises ConfigError."""
     check = Problems()
-    found = check.model(Options, options, path="search.options")
+    settings = check.model(Options, options, path="search.options")
     check.done()
-    assert found is not None
+    assert settings is not None
     methods = [
-        screened.make(question, {"initial": found.initial}),
-        tpe.METHOD(question, {"n_startup_trials": found.initial}),
+        screened.make(question, {"initial": settings.initial}),
+        tpe.METHOD(question, {"n_startup_trials": settings.initial}),
     ]
-    return Portfolio(question, found, methods, num_cheap=1)
+    return Portfolio(question, settings, methods, num_cheap=1)
 
 
 METHOD = make

@@ -12,13 +12,13 @@ from dse.search.question import Outcome, Question
 from dse.search.sampled import make_sampler
 from dse.space import Assignment, Knob
 
-_NOTHING = 1e9  # violation of what has no outcome: more than any other
+_NOTHING = 1e9  # violation of a point without an outcome: larger than any other
 
 
 class Generations:
-    """pymoo asks for a generation at a time; of points that count the same, those that differ in idle genes are one.
+    """Adapter of pymoo, which proposes a generation at a time. Points that differ in inactive genes only are the same.
 
-    A generation ends when all of its points were told; points that pymoo did not ask for are nothing to it.
+    A generation ends when all of its outcomes are told; outcomes of points that pymoo did not propose are ignored.
     """
 
     def __init__(self, question: Question, algorithm: Any) -> None:
@@ -30,23 +30,23 @@ class Generations:
         self._told: dict[int, Outcome] = {}
 
     def ask(self, count: int) -> Sequence[Assignment]:
-        """Points of this generation that were not asked for yet; of the next one once it is told."""
+        """Propose the remaining points of this generation, or of the next once this one is told."""
         if not self._left and not self._open:
             self._next()
-        given, self._left = self._left[:count], self._left[count:]
-        self._open |= {id(point): place for place, point in given}
-        return [point for _, point in given]
+        batch, self._left = self._left[:count], self._left[count:]
+        self._open |= {id(point): place for place, point in batch}
+        return [point for _, point in batch]
 
     def _next(self) -> None:
         self._asked = self._algorithm.ask()
-        if self._asked is None or not len(self._asked):  # it finds no child that it does not know
+        if self._asked is None or not len(self._asked):  # it has no new child
             return
-        rows = np.array([[one.X[knob.path] for knob in self._genes.knobs] for one in self._asked], float)
+        rows = np.array([[individual.X[knob.path] for knob in self._genes.knobs] for individual in self._asked], float)
         points = self._genes.points(self._genes.settle(rows, self._random))
         self._left, self._told = list(enumerate(points)), {}
 
     def tell(self, points: Sequence[Assignment], outcomes: Sequence[Outcome]) -> None:
-        """Give pymoo its generation back once it is whole."""
+        """Tell pymoo its generation once it is complete."""
         for point, outcome in zip(points, outcomes, strict=True):
             place = self._open.pop(id(point), None)
             if place is not None:
@@ -70,7 +70,7 @@ class Generations:
 
 
 def make(question: Question, options: Mapping[str, Any]) -> Generations:
-    """The method by pymoo's options for `NSGA2`, `pop_size` among them. Raises ConfigError."""
+    """Make the method from pymoo's options for `NSGA2`, such as `pop_size`. Raises ConfigError."""
     return Generations(question, make_sampler(lambda: _algorithm(question, dict(options)), options))
 
 
@@ -81,14 +81,14 @@ def _algorithm(question: Question, options: dict[str, Any]) -> Any:
 
     same = MixedVariableDuplicateElimination()
     mating = MixedVariableMating(eliminate_duplicates=same)
-    given = {"sampling": MixedVariableSampling(), "mating": mating, "eliminate_duplicates": same, "pop_size": 50}
+    defaults = {"sampling": MixedVariableSampling(), "mating": mating, "eliminate_duplicates": same, "pop_size": 50}
     if unknown := [name for name in options if name != "pop_size"]:
         raise TypeError(f"NSGA2() got an unexpected keyword argument '{unknown[0]}'")
-    found = NSGA2(**given | options)
+    algorithm = NSGA2(**defaults | options)
     bounds = {knob.path: _variable(knob) for knob in question.space.order}
     problem = Problem(vars=bounds, n_obj=len(question.goals), n_ieq_constr=1)
-    found.setup(problem, seed=question.seed, termination=("n_gen", 10**9), verbose=False)
-    return found
+    algorithm.setup(problem, seed=question.seed, termination=("n_gen", 10**9), verbose=False)
+    return algorithm
 
 
 def _variable(knob: Knob) -> Any:

@@ -2,4 +2,4 @@
 
 from dse.search.sampled import sampler
 
-METHOD = sampler("QMCSampler", whole=True, scramble=True, warn_independent_sampling=False)
+METHOD = sampler("QMCSampler", all_knobs=True, scramble=True, warn_independent_sampling=False)

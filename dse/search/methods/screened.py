@@ -1,10 +1,10 @@
-"""Local search around the Pareto front whose children are screened: a Gaussian process says which are worth it.
+"""Local search around the Pareto front whose children are screened by a Gaussian process.
 
-Of many children, and some points drawn evenly, those are asked for whose draw from what the process expects of them
-(Thompson 1933) is furthest beyond the front: by the maximin improvement (Svenson and Santner 2016), which needs no
+Of many children and some uniform draws, the method proposes those whose sample from the posterior of the process
+(Thompson 1933) is furthest beyond the front, by the maximin improvement (Svenson and Santner 2016), which needs no
 reference point. Objectives of one sign are modelled in logarithms, and compared with the front as they are. The
-process learns from the best points and from an even sample of all, so a proposal costs the same however many points
-are known. The first points are a Latin hypercube.
+process learns from the best points and from a uniform sample of all, so the cost of a proposal does not grow with the
+number of known points. The first points are a Latin hypercube.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from dse.search.question import Question
 from dse.search.surrogate import Surrogate
 from dse.units import Fraction, Integer
 
-_FEWEST = 8  # points that the process learns from at least
-_GROWN = 1.1  # more points are known when the process's rates are tuned again
-_CELLS = 1 << 20  # points times members of the front that are compared at a time
+_FEWEST = 8  # least number of points for the process to learn from
+_GROWN = 1.1  # growth of the number of known points after which the process's rates are tuned again
+_CELLS = 1 << 20  # points times members of the front to compare at a time
 
 
 class Options(archive.Options):
-    """As of `archive`, and: pool: children that are screened for each batch. even: share of them drawn evenly.
+    """Options of `archive`, and: pool: children to screen for each batch. even: share of them that are uniform draws.
 
-    learned: points that the process learns from, half of them the best, half an even sample.
+    learned: points that the process learns from, half of them the best, half a uniform sample.
     """
 
     initial: Annotated[Integer, Field(ge=1, le=100_000)] = 12
@@ -44,7 +44,7 @@ class Options(archive.Options):
 
 
 class Screened(archive.Archive):
-    """The method. question: what is searched."""
+    """The search method."""
 
     def __init__(self, question: Question, options: Options) -> None:
         super().__init__(question, options)
@@ -55,61 +55,61 @@ class Screened(archive.Archive):
         self._front = np.empty((0, len(question.goals)))  # objectives of the best points within the limits
         self._num_learned = self._tuned = 0
 
-    def _learn(self, rows: Rows, found: Sequence[Mapping[str, float]]) -> None:
-        """Take in points that have an outcome."""
-        super()._learn(rows, found)
-        margins = [max(self._question.constraints(outcome).values(), default=-1.0) for outcome in found]
-        fresh = _Learned(rows, self._question.values(found), np.array(margins), self._random.random(len(rows)))
+    def _learn(self, rows: Rows, outcomes: Sequence[Mapping[str, float]]) -> None:
+        """Add points with an outcome."""
+        super()._learn(rows, outcomes)
+        margins = [max(self._question.constraints(outcome).values(), default=-1.0) for outcome in outcomes]
+        fresh = _Learned(rows, self._question.values(outcomes), np.array(margins), self._random.random(len(rows)))
         front = np.concatenate([self._front, fresh.values[fresh.margins <= 0.0]])
         self._front = front[moocore.is_nondominated(front)] if len(front) else front
         self._learned = self._learned.join(fresh).some(self._most.learned // 2)
         self._num_learned += len(rows)
 
-    def _drawn(self, count: int) -> Rows:
-        """The first points are spread evenly in every knob by itself."""
+    def _draw(self, count: int) -> Rows:
+        """Draw points, the first ones from the Latin hypercube."""
         first, self._first = self._first[:count], self._first[count:]
         sizes = self._genes.sizes
         spread = self._genes.settle(np.where(sizes > 0, np.floor(first * sizes), first), self._random)
-        return np.concatenate([spread, super()._drawn(count - len(spread))])
+        return np.concatenate([spread, super()._draw(count - len(spread))])
 
     def _children(self, count: int) -> Rows:
-        """The most promising of many children that nobody has seen."""
+        """Return the most promising of many unseen children."""
         if len(self._learned.rows) < _FEWEST:
             return super()._children(count)
-        many = max(self._most.pool, 2 * count)
-        drawn = round(self._most.even * many)
-        made = np.concatenate([super()._children(many - drawn), super()._drawn(drawn)])
-        fresh = {name: row for row in made if (name := row.tobytes()) not in self._seen}
-        pool = np.array(list(fresh.values())).reshape(-1, made.shape[1])
-        return pool[self._promising(pool, count)] if len(pool) else pool
+        num_candidates = max(self._most.pool, 2 * count)
+        num_drawn = round(self._most.even * num_candidates)
+        candidates = np.concatenate([super()._children(num_candidates - num_drawn), super()._draw(num_drawn)])
+        fresh = {name: row for row in candidates if (name := row.tobytes()) not in self._seen}
+        pool = np.array(list(fresh.values())).reshape(-1, candidates.shape[1])
+        return pool[self._choose_promising(pool, count)] if len(pool) else pool
 
-    def _promising(self, pool: Rows, count: int) -> list[int]:
-        """Places of the `count` points of the pool whose draws are furthest beyond the front and those before them."""
-        known, tune = self._learned, self._num_learned >= _GROWN * self._tuned
-        values, signs = _scaled(known.values)
+    def _choose_promising(self, pool: Rows, count: int) -> list[int]:
+        """Places of the `count` points of the pool whose samples are furthest beyond the front and earlier picks."""
+        learned, tune = self._learned, self._num_learned >= _GROWN * self._tuned
+        values, signs = _scale(learned.values)
         self._tuned = self._num_learned if tune else self._tuned
-        self._surrogate.fit(known.rows, np.column_stack([values, known.margins]), tune=tune)
+        self._surrogate.fit(learned.rows, np.column_stack([values, learned.margins]), tune=tune)
         mean, deviation = self._surrogate.predict(pool)
-        drawn = mean + deviation * self._random.standard_normal(mean.shape)
-        drawn[:, :-1] = np.where(signs != 0, signs * np.exp(signs * drawn[:, :-1]), drawn[:, :-1])
-        within = known.values[known.margins <= 0.0] if len(self._front) else known.values
-        front = self._front if len(self._front) else known.values[moocore.is_nondominated(known.values)]
+        draws = mean + deviation * self._random.standard_normal(mean.shape)
+        draws[:, :-1] = np.where(signs != 0, signs * np.exp(signs * draws[:, :-1]), draws[:, :-1])
+        within = learned.values[learned.margins <= 0.0] if len(self._front) else learned.values
+        front = self._front if len(self._front) else learned.values[moocore.is_nondominated(learned.values)]
         spread = np.where(np.ptp(front, axis=0) > 0, np.ptp(front, axis=0), np.ptp(within, axis=0))
-        drawn[:, :-1] /= np.where(spread > 0, spread, 1.0)
+        draws[:, :-1] /= np.where(spread > 0, spread, 1.0)
         front = front / np.where(spread > 0, spread, 1.0)
-        gains = _improvements(drawn[:, :-1], front)
-        beyond, chosen = np.maximum(0.0, drawn[:, -1]), list[int]()
+        gains = _improvements(draws[:, :-1], front)
+        beyond, chosen = np.maximum(0.0, draws[:, -1]), list[int]()
         for _ in range(min(count, len(pool))):
             chosen.append(int(np.lexsort((-gains, beyond))[0]))
-            gains = np.minimum(gains, (drawn[chosen[-1], :-1] - drawn[:, :-1]).max(axis=1))
+            gains = np.minimum(gains, (draws[chosen[-1], :-1] - draws[:, :-1]).max(axis=1))
             gains[chosen[-1]], beyond[chosen[-1]] = -np.inf, np.inf
         return chosen
 
 
 @dataclass(frozen=True)
 class _Learned:
-    """Points as rows [B, genes], objectives [B, M] of them, how far beyond their worst limit they are [B], and a lot
-    [B] drawn for each: those with the smallest lots are an even sample."""
+    """Training points: rows [B, genes], objectives [B, M], excess over the worst limit [B], and a random number [B] for
+    each; the points with the smallest numbers are a uniform sample."""
 
     rows: Rows
     values: NDArray[np.float64]
@@ -121,11 +121,11 @@ class _Learned:
         return cls(np.empty((0, genes)), np.empty((0, objectives)), np.empty(0), np.empty(0))
 
     def join(self, other: _Learned) -> _Learned:
-        """Both, one after the other."""
+        """Concatenate with other points."""
         return _Learned(*(np.concatenate(pair) for pair in zip(vars(self).values(), vars(other).values(), strict=True)))
 
     def some(self, half: int) -> _Learned:
-        """The best `half`, and `half` others that are an even sample."""
+        """Select the best `half`, and a uniform sample of `half` of the others."""
         rank = moocore.pareto_rank(self.values)
         best = np.lexsort((self.lots, rank, np.maximum(0.0, self.margins)))
         order = np.concatenate([best[:half], best[half:][np.argsort(self.lots[best[half:]], kind="stable")][:half]])
@@ -133,29 +133,32 @@ class _Learned:
 
 
 def _improvements(values: NDArray[np.float64], front: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Maximin improvements [B] of objectives [B, M] over a front [F, M]: over each member, where that is largest."""
+    """Maximin improvements [B] of objectives [B, M] over a front [F, M].
+
+    The improvement is the least over the members of the largest improvement in any objective.
+    """
     least = np.full(len(values), np.inf)
-    for some in np.array_split(front, -(-front.shape[0] * len(values) // _CELLS)):
-        over = some[:, :1] - values[:, 0]
+    for members in np.array_split(front, -(-front.shape[0] * len(values) // _CELLS)):
+        over = members[:, :1] - values[:, 0]
         for objective in range(1, values.shape[1]):
-            np.maximum(over, some[:, objective : objective + 1] - values[:, objective], out=over)
+            np.maximum(over, members[:, objective : objective + 1] - values[:, objective], out=over)
         least = np.minimum(least, over.min(axis=0))
     return least
 
 
-def _scaled(values: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Objectives [B, M], in logarithms where all have one sign: times and costs multiply. And these signs [M], or 0."""
+def _scale(values: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Scale objectives [B, M] to logarithms if all have one sign. Returns them with these signs [M], or 0."""
     signs = np.where((values > 0).all(axis=0), 1.0, np.where((values < 0).all(axis=0), -1.0, 0.0))
     return np.where(signs != 0, signs * np.log(np.where(signs != 0, np.abs(values), 1.0)), values), signs
 
 
 def make(question: Question, options: Mapping[str, Any]) -> Screened:
-    """The method by its options. Raises ConfigError."""
+    """Make the method from its options. Raises ConfigError."""
     check = Problems()
-    found = check.model(Options, options, path="search.options")
+    settings = check.model(Options, options, path="search.options")
     check.done()
-    assert found is not None
-    return Screened(question, found)
+    assert settings is not None
+    return Screened(question, settings)
 
 
 METHOD = make
