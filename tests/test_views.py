@@ -308,9 +308,9 @@ def test_optuna_shows_every_point_once(here: Path, storage: str) -> None:
     folder = finished(here / "outputs", odd_table())
     assert [show_in_optuna(folder, storage, ALL) for _ in range(2)] == [6, 0]
     names = ["sweep/2026-11-21_07-40-12/g1", "sweep/2026-11-21_07-40-12/g2"]
-    from dse.tracking.optuna_storage import _opened
+    from dse.tracking.optuna_storage import _open
 
-    first, second = (optuna.load_study(study_name=name, storage=_opened(storage)) for name in names)
+    first, second = (optuna.load_study(study_name=name, storage=_open(storage)) for name in names)
     assert first.metric_names == ["makespan_s", "energy_J"]
     assert [trial.values for trial in first.trials] == [[3e-3, 1.0], [2e-3, 2.0], [1e-3, 1.5]]
     assert first.trials[0].params == {"schedule.name": "serial", "mover": "cu", "chunks": 1, "share[0]": 0.1} | {

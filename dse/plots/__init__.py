@@ -1,6 +1,6 @@
-"""Figures: the only module that draws. Every function takes a table and returns a matplotlib figure.
+"""Figures: only this package draws. Every function takes a table and returns a matplotlib figure.
 
-Colours follow one order everywhere (colour-blind safe), markers repeat what colours say, and every axis has a unit.
+All figures use the same colour-blind safe colours in the same order, with a marker for each, and label axes with units.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure as Figure  # studies name it, and import no matplotlib
 
-_MOST_DRAWN = 5_000  # points that are drawn one by one in an SVG; more become an image in it
-_SMALLEST_ERROR = 1e-3  # that is given a scale of its own
+_MOST_DRAWN = 5_000  # vector points in an SVG; more are rasterized
+_SMALLEST_ERROR = 1e-3  # that an axis of errors scales to
 MARKERS = "osD^vPX*<>h8"
 
 
 @dataclass(frozen=True)
 class Axis:
-    """A column of the table and how it is shown: label and the factor from SI."""
+    """A column of the table, with the label and the factor from SI of its axis."""
 
     column: str
     label: str
@@ -35,7 +35,7 @@ class Axis:
 
 
 def save(figure: Figure, folder: Path, name: str) -> list[Path]:
-    """Write `<name>.png` and `<name>.svg`, the same bytes for the same figure; their paths."""
+    """Write `<name>.png` and `<name>.svg`, reproducible to the byte. Returns their paths."""
     import matplotlib.pyplot as plt
 
     paths = [path_inside(folder, f"{name}.{kind}") for kind in ("png", "svg")]
@@ -56,9 +56,9 @@ def discard(figure: Figure) -> list[Path]:
 
 
 def pareto(table: pd.DataFrame, x: Axis, *, y: Axis, size: Axis | None, by: str) -> Figure:
-    """Every point of every scenario, one panel each; members of the front stand out.
+    """Plot the points of every scenario, one panel each, with the front highlighted.
 
-    by: the column that colours and marks points; size: a third objective as area.
+    by: column for colour and marker; size: a third objective as area.
     """
     scenarios = list(table["scenario"].unique())
     colours = palette([str(name) for name in table[by].unique()])
@@ -78,7 +78,7 @@ def pareto(table: pd.DataFrame, x: Axis, *, y: Axis, size: Axis | None, by: str)
 
 
 def _scale(panel: Axes, values: pd.Series[Any]) -> None:
-    """A logarithmic y axis where values span a decade and none is negative."""
+    """Set a logarithmic y axis if values span a decade and none is negative."""
     positive = values[values > 0]
     if (values < 0).any() or positive.empty or positive.max() < 10 * positive.min():
         return
@@ -89,7 +89,7 @@ def _scale(panel: Axes, values: pd.Series[Any]) -> None:
 
 
 def _zero_and_decades(panel: Axes, smallest: float) -> None:
-    """A logarithmic axis that shows zero as well, a little above its lower end."""
+    """Set a logarithmic y axis that includes zero, a little above its lower end."""
     if smallest > 0:
         panel.set_yscale("symlog", linthresh=smallest / 2, linscale=0.8)
         panel.set_ylim(bottom=-smallest / 8)
@@ -122,7 +122,7 @@ def _scatter(
 
 
 def bars(table: pd.DataFrame, value: Axis, *, by: str, ideal: str, baseline: str) -> Figure:
-    """The best value of each group of `by` in each scenario, the ideal as a dash, the baseline as a line at 1."""
+    """Plot the best value of each group of `by` in each scenario, the ideal as a dash, the baseline as a line at 1."""
     best = table[table["status"] == "ok"].groupby(["scenario", by], sort=False)[value.column].max().unstack(sort=False)
     best = best.loc[list(table["scenario"].unique())]
     colours = palette([str(name) for name in best.columns])
@@ -143,7 +143,7 @@ def bars(table: pd.DataFrame, value: Axis, *, by: str, ideal: str, baseline: str
 
 
 def agreement(both: pd.DataFrame, axes: Sequence[Axis], *, by: str, names: tuple[str, str]) -> Figure:
-    """Two levels of a ladder, for each objective: finer against coarser, and below the error of the coarser one.
+    """Plot two levels of fidelity for each objective: finer against coarser, and below the error of the coarser one.
 
     both: a row for each point; columns of the finer level end in `.fine`, errors (shares) in `.error`. names: of the
     coarser and the finer level.
@@ -170,14 +170,14 @@ def agreement(both: pd.DataFrame, axes: Sequence[Axis], *, by: str, names: tuple
 
 
 def _one_against_other(panel: Axes, both: pd.DataFrame, axis: Axis, *, by: str, colours: Mapping[str, Any]) -> None:
-    """Points of both levels around the diagonal; on decades, where no value is zero or below."""
+    """Plot the points of both levels around the diagonal, on logarithmic axes without values of zero or below."""
     fine = f"{axis.column}.fine"
     shown = both[(both[axis.column] > 0) & (both[fine] > 0)]
-    rest = len(both) - len(shown)
+    num_left_out = len(both) - len(shown)
     for index, (name, colour) in enumerate(colours.items()):
-        own = shown[shown[by].astype(str) == name]
-        drawn = own["promoted"] == "sample"
-        for part, filled in ((own[drawn], False), (own[~drawn], True)):
+        group = shown[shown[by].astype(str) == name]
+        drawn = group["promoted"] == "sample"
+        for part, filled in ((group[drawn], False), (group[~drawn], True)):
             panel.scatter(
                 part[axis.column] * axis.factor,
                 part[fine] * axis.factor,
@@ -196,18 +196,18 @@ def _one_against_other(panel: Axes, both: pd.DataFrame, axis: Axis, *, by: str, 
         panel.plot(ends, ends, color="black", linewidth=0.8, zorder=0)
         panel.set_xscale("log")
         panel.set_yscale("log")
-    if rest:
-        panel.set_title(f"{rest} of {len(both)} points have a zero and are left out", fontsize=8, loc="left")
+    if num_left_out:
+        panel.set_title(f"{num_left_out} of {len(both)} points have a zero and are left out", fontsize=8, loc="left")
 
 
 def _error_strips(panel: Axes, both: pd.DataFrame, axis: Axis, *, by: str, colours: Mapping[str, Any]) -> None:
-    """The signed errors of each group, side by side, and their median."""
+    """Plot the signed errors of each group, side by side, and their median."""
     random = np.random.default_rng(0)
     for place, (name, colour) in enumerate(colours.items()):
-        own = both[both[by].astype(str) == name]
-        error = 100 * own[f"{axis.column}.error"]
-        heights = place + random.uniform(-0.28, 0.28, len(own))
-        drawn = (own["promoted"] == "sample").to_numpy()
+        group = both[both[by].astype(str) == name]
+        error = 100 * group[f"{axis.column}.error"]
+        heights = place + random.uniform(-0.28, 0.28, len(group))
+        drawn = (group["promoted"] == "sample").to_numpy()
         for chosen, face in ((drawn, "none"), (~drawn, [colour])):
             panel.scatter(error[chosen], heights[chosen], s=12, facecolors=face, edgecolors=[colour], linewidths=0.7)
         if error.notna().any():
@@ -221,7 +221,7 @@ def _error_strips(panel: Axes, both: pd.DataFrame, axis: Axis, *, by: str, colou
 
 
 def timeline(intervals: pd.DataFrame, title: str) -> Figure:
-    """When each lane was busy with what: one row per lane, colour by kind of task."""
+    """Gantt chart: one row per lane, a bar per task, colour by kind of task."""
     lanes = sorted(intervals["lane"].unique(), key=_lane_order)
     figure, panel = _figure(9.5, 1.5 + 0.3 * len(lanes))
     unit, label = (1e3, "ms") if intervals["finish_s"].max() >= 1e-3 else (1e6, "µs")
@@ -255,7 +255,7 @@ def _lane_order(lane: str) -> tuple[int, int, str]:
 
 
 def palette(names: Sequence[str]) -> dict[str, Any]:
-    """A colour for each name, in the order that colours have everywhere."""
+    """Assign a colour to each name, in the order common to all figures."""
     import seaborn as sns
 
     return dict(zip(names, sns.color_palette("colorblind", max(len(names), 1)), strict=True))
@@ -278,7 +278,7 @@ def _figure(width: float, height: float) -> tuple[Figure, Axes]:
 
 
 def panels_of(count: int, *, width: float, height: float) -> tuple[Figure, list[Axes]]:
-    """A figure of so many panels, at most four beside one another; width and height of one panel [inch]."""
+    """Make a figure of `count` panels, at most four in a row; width and height of one panel [inch]."""
     import matplotlib.pyplot as plt
 
     _theme()
@@ -293,7 +293,7 @@ def panels_of(count: int, *, width: float, height: float) -> tuple[Figure, list[
 
 
 def legend(figure: Figure, colours: Mapping[str, Any], *, title: str) -> None:
-    """What colours and markers mean, above a figure."""
+    """Add the legend of colours and markers above a figure."""
     from matplotlib.lines import Line2D
 
     handles = [
@@ -306,14 +306,14 @@ def legend(figure: Figure, colours: Mapping[str, Any], *, title: str) -> None:
 
 _BOOTSTRAPS = 1000
 _MOST_TICKS = 6
-_DECADES = 5  # of a logarithmic axis that shows what is missed: less is rounding
+_DECADES = 5  # of a logarithmic axis of misses; smaller values are rounding
 
 
 def progress(table: pd.DataFrame, x: Axis, *, y: Axis, by: str, of: str) -> Figure:
-    """Medians of y over the rows of each x, a line for each group of `by`, a panel for each scenario; the band is the
-    95 % bootstrap interval of the median. Where x differs from row to row, it is the median of each `share`.
+    """Plot medians of y over the rows of each x, a line for each group of `by`, a panel for each scenario; the band is
+    the 95 % bootstrap interval of the median. Where x differs from row to row, it is the median of each `share`.
 
-    of: what the rows of a group are, in words, such as `20 seeds`.
+    of: description of the rows of a group, such as `20 seeds`.
     """
     import seaborn as sns
 
@@ -324,15 +324,16 @@ def progress(table: pd.DataFrame, x: Axis, *, y: Axis, by: str, of: str) -> Figu
     shown = table.assign(x=typical, y=table[y.column] * y.factor)
     figure, panels = panels_of(len(scenarios), width=4.2, height=3.4)
     for panel, scenario in zip(panels, scenarios, strict=True):
-        own = {"data": shown[shown["scenario"] == scenario], "x": "x", "y": "y", "hue": by, "style": by}
+        mapping = {"data": shown[shown["scenario"] == scenario], "x": "x", "y": "y", "hue": by, "style": by}
         looks = {"palette": colours, "markers": marks, "dashes": False, "legend": False}
         band = {"estimator": "median", "errorbar": ("ci", 95), "n_boot": _BOOTSTRAPS, "seed": 0}
-        sns.lineplot(**own, **looks, **band, ax=panel)
+        sns.lineplot(**mapping, **looks, **band, ax=panel)
         panel.set_xscale("log")
-        if len(places := np.unique(own["data"]["x"])) <= _MOST_TICKS:
+        if len(places := np.unique(mapping["data"]["x"])) <= _MOST_TICKS:
             panel.set_xticks(places, [f"{place:g}" for place in places])
             panel.set_xticks([], minor=True)
-        smallest, largest = own["data"].loc[own["data"]["y"] > 0, "y"].min(), own["data"]["y"].max()
+        y_values = mapping["data"]["y"]
+        smallest, largest = y_values[y_values > 0].min(), y_values.max()
         _zero_and_decades(panel, max(float(smallest), 10.0**-_DECADES * float(largest)))
         panel.set_title(scenario, fontsize=10, fontweight="bold")
         panel.set(xlabel="", ylabel="")
@@ -343,10 +344,10 @@ def progress(table: pd.DataFrame, x: Axis, *, y: Axis, by: str, of: str) -> Figu
 
 
 def medians(table: pd.DataFrame, value: Axis, *, by: str, of: str, least: str) -> Figure:
-    """The median of a value for each group of `by`, a panel for each scenario, with its 95 % bootstrap interval.
+    """Plot the median of a value for each group of `by`, a panel for each scenario, with its 95 % bootstrap interval.
 
-    of: what the rows of a group are, in words, such as `20 seeds`. least: column of whether the value of a row is a
-    lower bound only; a median that is one is shown as `>`, and its bar is pale.
+    of: description of the rows of a group, such as `20 seeds`. least: column of flags, true if the value of a row is
+    only a lower bound; a median that is a lower bound is shown as `>`, with a pale bar.
     """
     import seaborn as sns
     from matplotlib.patches import Rectangle
@@ -355,12 +356,12 @@ def medians(table: pd.DataFrame, value: Axis, *, by: str, of: str, least: str) -
     colours = palette([str(name) for name in table[by].unique()])
     figure, panels = panels_of(len(scenarios), width=4.2, height=0.8 + 0.3 * len(colours))
     for index, (panel, scenario) in enumerate(zip(panels, scenarios, strict=True)):
-        own = table[table["scenario"] == scenario].assign(value=table[value.column] * value.factor)
+        rows = table[table["scenario"] == scenario].assign(value=table[value.column] * value.factor)
         band = {"estimator": "median", "errorbar": ("ci", 95), "n_boot": _BOOTSTRAPS, "seed": 0}
         looks = {"palette": colours, "hue": by, "legend": False, "order": list(colours)}
-        sns.barplot(own, x="value", y=by, **looks, **band, ax=panel)
+        sns.barplot(rows, x="value", y=by, **looks, **band, ax=panel)
         for place, name in enumerate(colours):
-            group = own[own[by] == name]
+            group = rows[rows[by] == name]
             is_bound = group[least].mean() >= 0.5
             label = f"{'> ' * bool(is_bound)}{group['value'].median():,.0f}"
             panel.text(1.01, place, label, transform=panel.get_yaxis_transform(), ha="left", va="center", fontsize=9)
@@ -376,17 +377,17 @@ def medians(table: pd.DataFrame, value: Axis, *, by: str, of: str, least: str) -
 
 
 def importance(rows: pd.DataFrame, knobs: Sequence[str], *, label: str, title: str) -> Figure:
-    """How much each knob matters: a panel for each objective, a bar for the mean over scenarios, a dot for each.
+    """Plot the importance of knobs: a panel for each objective, a bar for the mean over scenarios, a dot for each.
 
     rows: `objective`, `knob`, `scenario`, `share` in [0, 1], `mean`, `noise` (None: not known), `active` (share of the
-    points that have the knob; those of a knob that some lack are hatched). label: what a share is a share of.
+    points that have the knob; its bar is hatched if some lack it). label: meaning of a share.
     """
     objectives = list(rows["objective"].unique())
     figure, panels = panels_of(len(objectives), width=3.6, height=0.9 + 0.42 * len(knobs))
     for index, (panel, objective) in enumerate(zip(panels, objectives, strict=True)):
-        own = rows[rows["objective"] == objective]
+        objective_rows = rows[rows["objective"] == objective]
         for place, knob in enumerate(knobs):
-            _importance_bar(panel, own[own["knob"] == knob], place)
+            _importance_bar(panel, objective_rows[objective_rows["knob"] == knob], place)
         first = index % 4 == 0
         active = rows.groupby("knob")["active"].first()
         names = [knob if active[knob] == 1 else f"{knob}\n(in {100 * active[knob]:.0f} % of points)" for knob in knobs]
@@ -442,9 +443,9 @@ _ANYWHERE_COLOUR = "#949494"
 
 
 def regrets(rows: Sequence[Mapping[str, Any]], title: str) -> Figure:
-    """Mean (bar) and largest (diamond) regret of ways of picking, on a scale that is linear below 1 % and then decades.
+    """Plot mean (bar) and largest (diamond) regret of rules, on a scale that is linear below 1 % and then logarithmic.
 
-    rows: `rule`, `judged_on`, `mean_regret`, `max_regret`, `accuracy`, shares each, from above to below.
+    rows: `rule`, `judged_on`, `mean_regret`, `max_regret`, `accuracy` (shares), from top to bottom.
     """
     figure, panel = _figure(10.5, 1.6 + 0.36 * len(rows))
     seen = list(dict.fromkeys(row["judged_on"] for row in rows))
@@ -454,8 +455,8 @@ def regrets(rows: Sequence[Mapping[str, Any]], title: str) -> Figure:
         mean, most = 100 * row["mean_regret"], 100 * row["max_regret"]
         panel.barh(place, mean, 0.62, color=colour, alpha=0.85)
         panel.scatter(most, place, marker="D", s=26, color=colour, edgecolor="black", linewidths=0.6, zorder=3)
-        told = f"{mean:.2f} % mean, {most:.3g} % most, right in {100 * row['accuracy']:.0f} %"
-        panel.text(1.01, place, told, fontsize=8, va="center", transform=panel.get_yaxis_transform())
+        label = f"{mean:.2f} % mean, {most:.3g} % most, right in {100 * row['accuracy']:.0f} %"
+        panel.text(1.01, place, label, fontsize=8, va="center", transform=panel.get_yaxis_transform())
     names = [row["rule"] + f", {row['judged_on']}" * (row["judged_on"] != "all contexts") for row in rows]
     panel.set_yticks(range(len(rows)), names, fontsize=8)
     panel.set_ylim(len(rows) - 0.4, -0.6)
@@ -475,10 +476,10 @@ Curve = tuple[Any, Any]
 
 
 def hypervolumes(curves: Mapping[str, tuple[Curve, Curve]], names: tuple[str, str], methods: Sequence[str]) -> Figure:
-    """Hypervolume of two runs, A and B: over evaluated points, and at the end for each scenario.
+    """Plot the hypervolume of two runs, A and B: over evaluated points, and at the end for each scenario.
 
     curves: scenario -> of each run (points evaluated [steps], hypervolume [steps]), a share of the box in [0, 1]. The
-    thick line is the mean over scenarios, and ends where the first of them does.
+    thick line is the mean over scenarios, and ends with the shortest of them.
     """
     import matplotlib.pyplot as plt
 
@@ -486,17 +487,17 @@ def hypervolumes(curves: Mapping[str, tuple[Curve, Curve]], names: tuple[str, st
     size = (11.5, max(3.8, 1.4 + 0.2 * len(curves)))
     figure, (left, right) = plt.subplots(1, 2, figsize=size, width_ratios=(1.25, 1))
     for side, (name, method) in enumerate(zip(names, methods, strict=True)):
-        own = [both[side] for both in curves.values()]
-        for steps, reached in own:
+        run_curves = [both[side] for both in curves.values()]
+        for steps, reached in run_curves:
             left.step(steps, reached, where="post", color=_SIDES[side], linewidth=0.7, alpha=0.3)
-        steps = np.unique(np.concatenate([steps for steps, _ in own]))
-        steps = steps[steps <= min(steps_[-1] for steps_, _ in own)]
-        mean = np.mean([reached[np.searchsorted(at, steps, side="right") - 1] for at, reached in own], axis=0)
+        steps = np.unique(np.concatenate([steps for steps, _ in run_curves]))
+        steps = steps[steps <= min(steps_[-1] for steps_, _ in run_curves)]
+        mean = np.mean([reached[np.searchsorted(at, steps, side="right") - 1] for at, reached in run_curves], axis=0)
         label = f"{'AB'[side]}: {name} ({method})"
         left.step(
             steps, mean, where="post", color=_SIDES[side], linewidth=2.2, linestyle=("-", "--")[side], label=label
         )
-        ends = [reached[-1] for _, reached in own]
+        ends = [reached[-1] for _, reached in run_curves]
         right.scatter(ends, range(len(ends)), color=_SIDES[side], marker="os"[side], s=(52, 22)[side], zorder=3 + side)
     ends = [[both[side][1][-1] for side in (0, 1)] for both in curves.values()]
     right.hlines(
@@ -513,10 +514,10 @@ def hypervolumes(curves: Mapping[str, tuple[Curve, Curve]], names: tuple[str, st
 
 
 def attainment(rectangles: Any, names: tuple[str, str], objectives: Sequence[str]) -> Figure:
-    """Where one of two runs attains, in how many more scenarios than the other, what a point asks for.
+    """Plot the difference of the empirical attainment functions of two runs, over two scaled objectives.
 
     rectangles [R, 5]: x and y from, x and y to, in scaled objectives (0: best, 1: worst of both fronts), and the share
-    of scenarios, positive where it is A.
+    of scenarios in which only one run attains the rectangle, positive for A.
     """
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import LinearSegmentedColormap, Normalize
@@ -540,7 +541,7 @@ def attainment(rectangles: Any, names: tuple[str, str], objectives: Sequence[str
 
 
 def robustness(rows: Sequence[Mapping[str, Any]], title: str) -> Figure:
-    """How often each scenario's winner stays the best when constants vary (left), and what keeping it costs (right).
+    """Plot how often each scenario's winner stays best when constants vary (left) and the regret of keeping it (right).
 
     rows: `scenario`, `winner`, `winner_stays`, `option_stays`, `regret_mean`, `regret_p95`, `regret_worst`: shares.
     """
@@ -549,11 +550,11 @@ def robustness(rows: Sequence[Mapping[str, Any]], title: str) -> Figure:
     _theme()
     figure, (left, right) = plt.subplots(1, 2, figsize=(11.5, 1.7 + 0.32 * len(rows)), sharey=True)
     places = np.arange(len(rows))
-    told = (
+    layers = (
         ("option_stays", "#9fc6e0", "its option, other knobs tuned again"),
         ("winner_stays", "#0173b2", "the point"),
     )
-    for (name, colour, label), height in zip(told, (0.72, 0.36), strict=True):
+    for (name, colour, label), height in zip(layers, (0.72, 0.36), strict=True):
         left.barh(places, [100 * row[name] for row in rows], height, color=colour, label=label)
     marks = (("regret_mean", "o", "mean"), ("regret_p95", "|", "95th percentile"), ("regret_worst", "D", "worst"))
     right.hlines(places, 0, [100 * row["regret_worst"] for row in rows], color="#c9c9c9", linewidth=1.2)
@@ -576,7 +577,7 @@ def robustness(rows: Sequence[Mapping[str, Any]], title: str) -> Figure:
 
 
 def break_even(rows: Sequence[Mapping[str, Any]], widths: Mapping[str, float], title: str) -> Figure:
-    """Which option wins in each scenario over the values of each constant: a panel per constant, a colour per option.
+    """Plot the winning option of each scenario over each constant: a panel per constant, a colour per option.
 
     rows: `constant`, `scenario`, `option`, `low`, `high`, `nominal`. widths: relative half-width by constant, shaded.
     """
@@ -607,7 +608,7 @@ def break_even(rows: Sequence[Mapping[str, Any]], widths: Mapping[str, float], t
 
 
 def _hues(names: Sequence[str]) -> dict[str, Any]:
-    """A colour each, told apart by hue and, of many, by lightness, too."""
+    """Assign a colour to each name: ten hues, then the same hues less saturated."""
     import seaborn as sns
 
     _theme()

@@ -14,24 +14,24 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_FAR = 1.5  # the dotted lines beside the diagonal
+_FAR = 1.5  # factor of the dotted lines beside the diagonal
 
 
 def scatter(rows: pd.DataFrame, *, by: str, title: str) -> Figure:
-    """Predicted against measured time, a panel for each `kind`; on the diagonal they agree.
+    """Plot predicted against measured time, a panel for each `kind`, with the diagonal.
 
-    rows: `kind`, `measured_s`, `predicted_s`, `fitted` (whether constants were fitted on it: hollow) and the column
-    `by` that colours. Errors in the panels are over rows that were not fitted on.
+    rows: `kind`, `measured_s`, `predicted_s`, `fitted` (hollow marks: constants were fitted on the row) and the column
+    `by` for colour. Errors in the titles are over rows that no constant was fitted on.
     """
     kinds = list(rows["kind"].unique())
     colours = palette([str(name) for name in rows[by].unique()])
-    figure, held = panels_of(len(kinds), width=4.2, height=4.0)
-    for panel, kind in zip(held, kinds, strict=False):
-        own = rows[rows["kind"] == kind]
+    figure, panels = panels_of(len(kinds), width=4.2, height=4.0)
+    for panel, kind in zip(panels, kinds, strict=False):
+        kind_rows = rows[rows["kind"] == kind]
         for index, (name, colour) in enumerate(colours.items()):
-            mine = own[own[by].astype(str) == name]
+            group = kind_rows[kind_rows[by].astype(str) == name]
             looks: dict[str, Any] = {"marker": MARKERS[index % len(MARKERS)], "s": 13}
-            unseen, seen = mine[~mine["fitted"]], mine[mine["fitted"]]
+            unseen, seen = group[~group["fitted"]], group[group["fitted"]]
             panel.scatter(
                 unseen["measured_s"] * 1e3, unseen["predicted_s"] * 1e3, color=colour, alpha=0.5, lw=0, **looks
             )
@@ -43,8 +43,8 @@ def scatter(rows: pd.DataFrame, *, by: str, title: str) -> Figure:
                 lw=0.8,
                 **looks,
             )
-        _diagonal(panel, own)
-        panel.set_title(f"{kind}: {_said(own)}", fontsize=9.5, fontweight="bold")
+        _diagonal(panel, kind_rows)
+        panel.set_title(f"{kind}: {_error_text(kind_rows)}", fontsize=9.5, fontweight="bold")
     figure.supxlabel("measured [ms]", fontsize=10)
     figure.supylabel("predicted [ms]", fontsize=10)
     hollow = "; hollow: fitted on" if rows["fitted"].any() else ""
@@ -52,8 +52,8 @@ def scatter(rows: pd.DataFrame, *, by: str, title: str) -> Figure:
     return figure
 
 
-def _diagonal(panel: Axes, own: pd.DataFrame) -> None:
-    ends = np.array([own[["measured_s", "predicted_s"]].min().min(), own[["measured_s", "predicted_s"]].max().max()])
+def _diagonal(panel: Axes, rows: pd.DataFrame) -> None:
+    ends = np.array([rows[["measured_s", "predicted_s"]].min().min(), rows[["measured_s", "predicted_s"]].max().max()])
     ends = ends * 1e3 * [0.8, 1.25]
     panel.set(xscale="log", yscale="log", xlim=ends, ylim=ends)
     panel.plot(ends, ends, color="black", lw=0.8, zorder=0)
@@ -61,8 +61,8 @@ def _diagonal(panel: Axes, own: pd.DataFrame) -> None:
         panel.plot(ends, ends * factor, color="black", lw=0.7, ls=":", zorder=0)
 
 
-def _said(own: pd.DataFrame) -> str:
-    unseen = own[~own["fitted"]]
+def _error_text(rows: pd.DataFrame) -> str:
+    unseen = rows[~rows["fitted"]]
     if unseen.empty:
         return "all fitted on"
     error = (unseen["predicted_s"] / unseen["measured_s"] - 1).abs()
@@ -70,20 +70,20 @@ def _said(own: pd.DataFrame) -> str:
 
 
 def errors(rows: pd.DataFrame, models: Sequence[str]) -> Figure:
-    """Median error of each prediction for each device (bar), and its 90th percentile (tick); a panel for each `kind`.
+    """Plot the median error of each model for each device (bar) and its 90th percentile (tick); a panel per `kind`.
 
     rows: `kind`, `device`, `model`, `median`, `p90` (shares).
     """
     kinds, devices = list(rows["kind"].unique()), list(rows["device"].unique())
     colours = palette(list(models))
-    figure, held = panels_of(len(kinds), width=4.2, height=1.0 + 0.5 * len(devices))
-    for place, (panel, kind) in enumerate(zip(held, kinds, strict=False)):
-        own = rows[rows["kind"] == kind]
+    figure, panels = panels_of(len(kinds), width=4.2, height=1.0 + 0.5 * len(devices))
+    for place, (panel, kind) in enumerate(zip(panels, kinds, strict=False)):
+        kind_rows = rows[rows["kind"] == kind]
         for index, (model, colour) in enumerate(colours.items()):
-            mine = own[own["model"] == model].set_index("device").reindex(devices)
+            group = kind_rows[kind_rows["model"] == model].set_index("device").reindex(devices)
             heights = np.arange(len(devices)) + (index - (len(colours) - 1) / 2) * 0.26
-            panel.barh(heights, 100 * mine["median"], height=0.24, color=colour)
-            panel.plot(100 * mine["p90"], heights, ls="", marker="|", color="black", ms=7)
+            panel.barh(heights, 100 * group["median"], height=0.24, color=colour)
+            panel.plot(100 * group["p90"], heights, ls="", marker="|", color="black", ms=7)
         panel.set_yticks(range(len(devices)), devices if place % 4 == 0 else [""] * len(devices), fontsize=8)
         panel.set(xscale="log", xlim=(0.5, 1000.0))
         panel.invert_yaxis()
@@ -95,23 +95,23 @@ def errors(rows: pd.DataFrame, models: Sequence[str]) -> Figure:
 
 
 def bandwidths(rows: pd.DataFrame) -> Figure:
-    """Bus bandwidth of all-reduces over the payload, measured (marks) and predicted (lines); a panel for each `device`.
+    """Plot the bus bandwidth of all-reduces over payload, measured (marks) and predicted (lines); a panel per `device`.
 
     rows: `device`, `gpus`, `payload_bytes`, `measured_bytes_per_s`, `predicted_bytes_per_s`, `fitted`.
     """
     devices = list(rows["device"].unique())
     colours = palette([f"{number:.0f} GPUs" for number in sorted(rows["gpus"].unique())])
-    figure, held = panels_of(len(devices), width=3.6, height=3.2)
-    for panel, device in zip(held, devices, strict=False):
+    figure, panels = panels_of(len(devices), width=3.6, height=3.2)
+    for panel, device in zip(panels, devices, strict=False):
         for index, (name, colour) in enumerate(colours.items()):
-            own = rows[(rows["device"] == device) & (rows["gpus"] == float(name.split()[0]))].sort_values(
+            group = rows[(rows["device"] == device) & (rows["gpus"] == float(name.split()[0]))].sort_values(
                 "payload_bytes"
             )
             looks: dict[str, Any] = {"color": colour, "marker": MARKERS[index % len(MARKERS)], "ls": "", "ms": 5}
             for fitted, fill in ((False, "full"), (True, "none")):
-                part = own[own["fitted"] == fitted]
+                part = group[group["fitted"] == fitted]
                 panel.plot(part["payload_bytes"] / 1e6, part["measured_bytes_per_s"] / 1e9, fillstyle=fill, **looks)
-            panel.plot(own["payload_bytes"] / 1e6, own["predicted_bytes_per_s"] / 1e9, color=colour, lw=1.2)
+            panel.plot(group["payload_bytes"] / 1e6, group["predicted_bytes_per_s"] / 1e9, color=colour, lw=1.2)
         panel.set(xscale="log", ylim=(0, None))
         panel.set_title(device, fontsize=10, fontweight="bold")
     figure.supxlabel("payload [MB]", fontsize=10)

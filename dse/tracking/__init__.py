@@ -1,10 +1,9 @@
 """MLflow as a view of finished studies: one run per study run, one run per evaluated point.
 
-The results live in the folders of the study runs; everything here can be deleted and written again, as often as one
-likes: `sync` writes what is missing and nothing else. Every failure is a `TrackingError` that the caller may print and
-pass over.
+The results are in the folders of the study runs; all that MLflow holds can be deleted and written again at any time:
+`sync` writes what is missing and nothing else. Every failure is a `TrackingError` that the caller may print and ignore.
 
-Layout: experiment `dse/<study>` holds the study runs (tens of them: what people compare), experiment
+Layout: experiment `dse/<study>` holds the study runs (tens of them, for people to compare), experiment
 `dse/<study>/points` holds all points flat. Nesting thousands of points under their study in one experiment floods
 MLflow's list, which loads 100 runs at a time.
 """

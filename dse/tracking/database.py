@@ -1,7 +1,7 @@
-"""Where MLflow keeps its runs: an SQLite file, a PostgreSQL database or a server, opened so that nothing breaks.
+"""MLflow's tracking store: an SQLite file, a PostgreSQL database or a server, opened safely.
 
-A new SQLite database is built under a file lock, beside its final place, and moved there when complete: processes that
-build one at the same time, or a build cut short, leave a database that MLflow refuses ever after.
+A new SQLite database is built under a file lock, beside its final place, and moved there when complete, because MLflow
+refuses for good a database that several processes build at the same time, or whose build is interrupted.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from sqlalchemy import Engine
 
 # Telemetry is a thread that phones home, two lines per run on stdout drown ours, and no artifact of ours is a pickle.
-# With MLflow's 7 retries of 120 s an absent server holds a finished study up for minutes; so it is given up after 15 s,
-# one that accepts and never answers after a minute.
+# With MLflow's 7 retries of 120 s an absent server would hold a finished study up for minutes. With these settings the
+# wait ends after 15 s, and after a minute for a server that accepts connections and never answers.
 ENVIRONMENT: Final = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
@@ -38,7 +38,7 @@ ENVIRONMENT: Final = {
 
 _DAMAGE: Final = ("not a database", "malformed", "_alembic_tmp_", "is damaged")
 _POLL_S: Final = 0.2
-_LOCK: Final = 0x647365  # of PostgreSQL's advisory locks, which are numbers: "dse"
+_LOCK: Final = 0x647365  # number of PostgreSQL's advisory lock: "dse"
 
 
 class TrackingError(RuntimeError):
@@ -71,22 +71,22 @@ def resolve(uri: str) -> str:
 
 
 def open_store(uri: str) -> Store:
-    """Reach the tracking store, building what is missing of a database.
+    """Open the tracking store, and build a database that is missing.
 
     Raises:
-        DamagedError: the SQLite file is no database that MLflow can use.
+        DamagedError: the SQLite file is not a database that MLflow can use.
         TrackingError: the store cannot be reached, built or used by the installed MLflow.
     """
     where = resolve(uri)
     with explain_failures("open", where):
-        engine = _opened(where)
+        engine = _open_engine(where)
         return Store(where, mlflow().MlflowClient(where), engine)
 
 
 def repair(uri: str) -> Path | None:
-    """Move a damaged SQLite database aside, so that a new one is built; its new name, or None if it is sound.
+    """Move a damaged SQLite database aside, so that a new one is built. Returns its new name, None if it is sound.
 
-    Raises TrackingError for what is no SQLite file, and OSError.
+    Raises TrackingError for any other store, and OSError.
     """
     where = resolve(uri)
     file = sqlite_file(where)
@@ -97,7 +97,7 @@ def repair(uri: str) -> Path | None:
             return None
         aside = file.with_name(f"{file.name}.damaged-{datetime.now():%Y-%m-%d_%H-%M-%S}")
         file.replace(aside)
-        for suffix in ("-wal", "-shm", "-journal"):  # of the old file: the new one must not replay them
+        for suffix in ("-wal", "-shm", "-journal"):  # of the old file; the new one must not replay them
             with suppress(FileNotFoundError):
                 file.with_name(file.name + suffix).replace(aside.with_name(aside.name + suffix))
     return aside
@@ -109,7 +109,7 @@ def _is_sound(file: Path, uri: str) -> bool:
             if connection.execute("PRAGMA quick_check(1)").fetchone() != ("ok",):
                 return False
         open_store(uri)
-    except sqlite3.OperationalError as error:  # locked, or no right to read: not for us to move
+    except sqlite3.OperationalError as error:  # locked or not readable: no proof of damage
         raise TrackingError(f"MLflow's database {file} cannot be looked at ({error})") from error
     except (sqlite3.DatabaseError, DamagedError):
         return False
@@ -118,20 +118,20 @@ def _is_sound(file: Path, uri: str) -> bool:
 
 @contextmanager
 def write_lock(store: Store) -> Iterator[None]:
-    """Keep other writers of studies out of a database; they wait. A server has no such lock."""
+    """Hold the lock of writers of studies to a database; others wait. A server has no such lock."""
     file = sqlite_file(store.uri)
     if file is not None:
         with lock_file(file.with_name(f"{file.name}.sync")):
             yield
     elif store.engine is not None and store.engine.dialect.name == "postgresql":
-        with store.engine.connect() as connection, _advised(connection):
+        with store.engine.connect() as connection, _advisory_lock(connection):
             yield
     else:
         yield
 
 
 def mlflow() -> Any:
-    """Import MLflow on first use, with the environment it reads while it is imported."""
+    """Import MLflow on first use, with the environment that it reads at import."""
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     with warnings.catch_warnings():
@@ -146,13 +146,12 @@ def mlflow() -> Any:
 def explain_failures(task: str, uri: str) -> Iterator[None]:
     """Turn any failure inside into one TrackingError that names the task and the store.
 
-    Every exception, because a view must not stop a study: MLflow, alembic, SQLAlchemy, database drivers and HTTP
-    libraries raise types without a common base. MLflow's own log is muted meanwhile: it prints migrations and
-    tracebacks of what the error says in one sentence.
+    It catches every exception, because a view must not stop a study: MLflow, alembic, SQLAlchemy, database drivers and
+    HTTP libraries raise types without a common base. It mutes MLflow's log, which prints migrations and tracebacks.
     """
     loggers = [logging.getLogger("mlflow"), logging.getLogger("alembic")]
     try:
-        mlflow()  # sets the levels of its loggers, so before they are read
+        mlflow()  # before the levels of its loggers are read, because the import sets them
         levels = [logger.level for logger in loggers]
         for logger in loggers:
             logger.setLevel(logging.CRITICAL)
@@ -165,29 +164,29 @@ def explain_failures(task: str, uri: str) -> Iterator[None]:
         raise
     except Exception as error:
         first = (str(error).strip().splitlines() or [""])[0]
-        told = f"MLflow could not {task} {hidden(uri)} ({type(error).__name__}: {hidden(first)[:400]})"
+        message = f"MLflow could not {task} {hidden(uri)} ({type(error).__name__}: {hidden(first)[:400]})"
         damaged = sqlite_file(uri) is not None and any(sign in str(error) for sign in _DAMAGE)
-        raise (DamagedError if damaged else TrackingError)(told) from error
+        raise (DamagedError if damaged else TrackingError)(message) from error
 
 
 def sqlite_file(uri: str) -> Path | None:
-    """The file of an SQLite URI."""
+    """Return the file of an SQLite URI, None for any other URI."""
     match = re.fullmatch(r"sqlite(?:\+\w+)?:///([^?]+)(?:\?.*)?", uri)
     return None if match is None or match[1] == ":memory:" else Path(match[1])
 
 
 def is_sql(uri: str) -> bool:
-    """Whether a URI names a database whose tables can be written in bulk."""
+    """Return whether a URI names a database whose tables can be written in bulk."""
     return re.match(r"(sqlite|postgresql)(\+\w+)?:", uri) is not None
 
 
 def artifact_root(uri: str) -> str:
-    """The folder for artifacts, absolute: beside the SQLite file, else in this directory."""
+    """Return the absolute folder for artifacts: beside the SQLite file, else in this directory."""
     file = sqlite_file(uri)
     return (Path.cwd() if file is None else file.parent).joinpath("mlartifacts").as_uri()
 
 
-def _opened(uri: str) -> Engine | None:
+def _open_engine(uri: str) -> Engine | None:
     file = sqlite_file(uri)
     if file is not None:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -197,16 +196,16 @@ def _opened(uri: str) -> Engine | None:
             _check_sqlite(file)
             return _engine(uri)
     if is_sql(uri):
-        return _connected(uri)
+        return _connect(uri)
     mlflow().MlflowClient(uri).search_experiments(max_results=1)
     return None
 
 
 @contextmanager
-def _advised(connection: Any) -> Iterator[None]:
-    """Hold PostgreSQL's advisory lock of ours; the server drops it with the connection.
+def _advisory_lock(connection: Any) -> Iterator[None]:
+    """Hold an advisory lock of PostgreSQL; the server drops it with the connection.
 
-    It is asked for again and again: an answer that is long in coming would look like a server that gives none.
+    It polls, because a statement that waits for the lock would look like a server that does not answer.
     """
     while not connection.exec_driver_sql(f"SELECT pg_try_advisory_lock({_LOCK})").scalar():
         connection.commit()
@@ -230,10 +229,10 @@ def _build(file: Path) -> None:
 
 
 def _check_sqlite(file: Path) -> None:
-    """Fail at once on a file that is no database, and let readers work while a writer writes.
+    """Fail at once on a file that is not a database, and set write-ahead logging, so that readers do not wait.
 
-    MLflow itself would try ten times over 100 s. Write-ahead logging stays with the file; where the file system or
-    another process refuses it, writing is slower and nothing else changes. Raises sqlite3.Error.
+    MLflow itself would try ten times over 100 s. Write-ahead logging stays with the file. Without it, if the file
+    system or another process refuses it, writing is slower and nothing else changes. Raises sqlite3.Error.
     """
     with closing(sqlite3.connect(file, timeout=60)) as connection:
         tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master").fetchall()}
@@ -243,23 +242,26 @@ def _check_sqlite(file: Path) -> None:
             connection.execute("PRAGMA journal_mode=WAL").fetchone()
 
 
-def _connected(uri: str) -> Engine:
-    """Fail at once on a database server that does not answer (MLflow would try for 100 s); build under a lock."""
+def _connect(uri: str) -> Engine:
+    """Connect to a database server, and build its tables under a lock.
+
+    It fails at once if the server does not answer, where MLflow would try for 100 s.
+    """
     from sqlalchemy import Engine, create_engine
 
     from dse.store import postgres
 
-    postgres.watch(Engine)  # MLflow makes an engine of its own
+    postgres.watch(Engine)  # because MLflow makes its own engine
     engine = create_engine(uri)
     try:
-        with engine.connect() as connection, _advised(connection):
+        with engine.connect() as connection, _advisory_lock(connection):
             return _engine(uri)
     finally:
         engine.dispose()
 
 
 def _engine(uri: str) -> Engine:
-    """The engine of MLflow's own SQL store, which MLflow's client shares."""
+    """Return the engine of MLflow's SQL store, which MLflow's client shares."""
     from sqlalchemy import event
 
     engine: Engine = _sql_store(uri).engine

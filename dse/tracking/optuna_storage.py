@@ -1,7 +1,7 @@
-"""Optuna's storage as a view of finished study runs, for optuna-dashboard and whatever else reads it.
+"""Optuna's storage as a view of finished study runs, for optuna-dashboard and other readers.
 
 One Optuna study per scenario of a study run, `<study>/<time>/<scenario>`: the points are its trials, COMPLETE with the
-values of the objectives or FAIL with the reason. What is there already, by its key, is not written again.
+values of the objectives or FAIL with the reason. Trials present already, by their key, are not written again.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class StorageError(RuntimeError):
 
 
 @dataclass(frozen=True)
-class _Asked:
-    """What every trial of a study run shares: knob -> distribution, the objectives, and when it ended."""
+class _Shared:
+    """Properties that all trials of a study run share: distributions by knob, goals by objective, time of the end."""
 
     distributions: Mapping[str, Any]
     goals: Mapping[str, str]
@@ -38,31 +38,31 @@ class _Asked:
 
 
 def show(folder: Path, storage: str, rule: Rule, seen: Callable[[int], None] = lambda count: None) -> int:
-    """Write the points of a finished study run as trials that the storage lacks; how many.
+    """Write the points of a finished study run that the storage lacks, as trials, and return their number.
 
-    storage: an Optuna storage URL, or the path of a journal that ends in `.log`, by far the faster. seen: told of
+    storage: an Optuna storage URL, or the path of a journal that ends in `.log`, by far the faster. seen: callback of
     progress, in points. Raises StorageError.
     """
     try:
         import optuna
 
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        with warnings.catch_warnings(), _writing(storage):
+        with warnings.catch_warnings(), _write_lock(storage):
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            opened = _opened(storage)
+            opened = _open(storage)
             try:
-                return _written(Outputs(folder), opened, rule=rule, seen=seen)
+                return _write_trials(Outputs(folder), opened, rule=rule, seen=seen)
             finally:
                 _close(opened)
     except Exception as error:  # whatever the storage's libraries raise, a view must not stop a study
         first = (str(error).strip().splitlines() or [""])[0]
-        told = f"{type(error).__name__}: {first}"[:400]
-        raise StorageError(f"Optuna could not show {folder.name} in {hidden(storage)} ({hidden(told)})") from error
+        message = f"{type(error).__name__}: {first}"[:400]
+        raise StorageError(f"Optuna could not show {folder.name} in {hidden(storage)} ({hidden(message)})") from error
 
 
 @contextmanager
-def _writing(storage: str) -> Iterator[None]:
-    """Keep other writers of views out of a file; they wait. A server has no such lock."""
+def _write_lock(storage: str) -> Iterator[None]:
+    """Hold the lock of writers of views to a file; others wait. A server has no such lock."""
     match = re.fullmatch(r"(?:sqlite(?:\+\w+)?:///)?([^?:]+)(?:\?.*)?", storage)
     if match is None:
         yield
@@ -73,12 +73,12 @@ def _writing(storage: str) -> Iterator[None]:
         yield
 
 
-def _opened(storage: str) -> Any:
+def _open(storage: str) -> Any:
     from optuna.storages import JournalStorage, RDBStorage
     from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 
     if storage.endswith(".log"):
-        # Absolute, and with this lock: a relative path, or a process that dies holding the other, locks it for ever.
+        # Absolute and with this lock: a relative path, or a process that dies with the default lock, locks it for ever.
         path = Path(storage).resolve()
         _mend(path)
         return JournalStorage(JournalFileBackend(str(path), lock_obj=JournalFileOpenLock(str(path))))
@@ -93,13 +93,13 @@ def _opened(storage: str) -> Any:
 
 
 def _check_is_not_mlflows(storage: str) -> None:
-    """Both number the versions of their tables in a table of the same name: one database for both is the end of it."""
+    """Refuse MLflow's database: both keep schema versions in a table of the same name, and would corrupt each other."""
     from sqlalchemy import Engine, create_engine, inspect
 
     if storage.startswith("postgresql"):
         from dse.store import postgres
 
-        postgres.watch(Engine)  # Optuna makes an engine of its own
+        postgres.watch(Engine)  # because Optuna makes its own engine
     engine = create_engine(storage)
     try:
         if inspect(engine).has_table("latest_metrics"):
@@ -109,26 +109,26 @@ def _check_is_not_mlflows(storage: str) -> None:
 
 
 def _close(storage: Any) -> None:
-    """Give back the connections of a database."""
+    """Close the connections of a database."""
     if hasattr(storage, "engine"):
         storage.remove_session()
         storage.engine.dispose()
 
 
 def _mend(path: Path) -> None:
-    """Cut off a last line that was cut short: the next one would be joined to it, and nothing read ever after."""
+    """Remove an incomplete last line: the next one would be joined to it, and the journal would be unreadable."""
     if path.exists() and (text := path.read_bytes()) and not text.endswith(b"\n"):
         path.write_bytes(text[: text.rfind(b"\n") + 1])
 
 
 def _set_pragmas(connection: Any, _record: Any) -> None:
-    """Wait for other writers up to 60 s, and do not wait for the disk at every trial: it is a view."""
+    """Wait for other writers up to 60 s, and do not sync every trial to disk, as this is only a view."""
     connection.execute("PRAGMA busy_timeout=60000")
     connection.execute("PRAGMA journal_mode=WAL")
     connection.execute("PRAGMA synchronous=NORMAL")
 
 
-def _written(outputs: Outputs, storage: Any, *, rule: Rule, seen: Callable[[int], None]) -> int:
+def _write_trials(outputs: Outputs, storage: Any, *, rule: Rule, seen: Callable[[int], None]) -> int:
     summary = outputs.read_json("summary")
     parts = [part.to_pandas() for part in shown_rows(outputs.results, rule)]
     if not parts:
@@ -138,54 +138,54 @@ def _written(outputs: Outputs, storage: Any, *, rule: Rule, seen: Callable[[int]
     table = pd.concat(parts).sort_values(NUMBER)
     knobs = [path for path in summary["knobs"] if path in table]
     time = datetime.fromisoformat(outputs.read_json("provenance")["time"]).astimezone().replace(tzinfo=None)
-    asked = _Asked({path: _distribution(table[path]) for path in knobs}, summary["goals"], time)
+    shared = _Shared({path: _distribution(table[path]) for path in knobs}, summary["goals"], time)
     count = 0
     for scenario, rows in table.groupby("scenario", sort=False):
-        study = _study(storage, f"{summary['study']}/{outputs.folder.name}/{scenario}", asked)
+        study = _study(storage, f"{summary['study']}/{outputs.folder.name}/{scenario}", shared)
         there = {trial.user_attrs.get("key") for trial in study.get_trials(deepcopy=False)}
         fresh = [row for row in rows.to_dict("records") if row["key"] not in there]
         seen(len(rows) - len(fresh))
         for row in fresh:
-            study.add_trial(_trial(row, asked))
+            study.add_trial(_trial(row, shared))
             seen(1)
         count += len(fresh)
     return count
 
 
-def _study(storage: Any, name: str, asked: _Asked) -> Any:
+def _study(storage: Any, name: str, shared: _Shared) -> Any:
     import optuna
 
-    directions: list[Any] = list(asked.goals.values())
+    directions: list[Any] = list(shared.goals.values())
     study = optuna.create_study(storage=storage, study_name=name, directions=directions, load_if_exists=True)
     if study.metric_names is None:
-        study.set_metric_names(list(asked.goals))
+        study.set_metric_names(list(shared.goals))
     return study
 
 
-def _trial(row: Mapping[str, Any], asked: _Asked) -> Any:
-    """A row of the table as a finished trial; an inactive knob is no parameter of it."""
+def _trial(row: Mapping[str, Any], shared: _Shared) -> Any:
+    """Convert a row of the table to a finished trial, without parameters for inactive knobs."""
     from optuna.trial import FrozenTrial, TrialState
 
-    params = {path: _plain(row[path]) for path in asked.distributions if not _missing(row[path])}
+    params = {path: _plain(row[path]) for path in shared.distributions if not _is_missing(row[path])}
     ok = row["status"] == "ok"
     return FrozenTrial(
         number=-1,  # the storage counts
         trial_id=-1,
         state=TrialState.COMPLETE if ok else TrialState.FAIL,
         value=None,
-        values=[float(row[name]) for name in asked.goals] if ok else None,
-        datetime_start=asked.time,
-        datetime_complete=asked.time,
+        values=[float(row[name]) for name in shared.goals] if ok else None,
+        datetime_start=shared.time,
+        datetime_complete=shared.time,
         params=params,
-        distributions={path: asked.distributions[path] for path in params},
-        user_attrs={name: _plain(row[name]) for name in _ABOUT if not _missing(row[name])},
+        distributions={path: shared.distributions[path] for path in params},
+        user_attrs={name: _plain(row[name]) for name in _ABOUT if not _is_missing(row[name])},
         system_attrs={},
         intermediate_values={},
     )
 
 
 def _distribution(column: Any) -> Any:
-    """The values of a knob that were evaluated, as Optuna's distribution."""
+    """Build Optuna's distribution of the evaluated values of a knob."""
     from optuna import distributions
 
     values = [_plain(value) for value in column.dropna().unique()]
@@ -199,7 +199,7 @@ def _plain(value: Any) -> Any:
     return value.item() if hasattr(value, "item") else value
 
 
-def _missing(value: Any) -> bool:
+def _is_missing(value: Any) -> bool:
     import pandas as pd
 
     return value is pd.NA or value is None or (isinstance(value, float) and math.isnan(value))

@@ -1,4 +1,4 @@
-"""Points of a study in MLflow's words: what the run of a point holds."""
+"""Points of a study as runs of MLflow: names, params, metrics and tags."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAX_NAME: Final = 250
 MAX_PARAM: Final = 6000
 MAX_TAG: Final = 8000
 
-_MAX_POINT_NAME: Final = 100  # ours: a run name is read in one column of the runs table
+_MAX_POINT_NAME: Final = 100  # our own limit, as the runs table shows a run name in one column
 
 
 @dataclass(frozen=True)
@@ -34,35 +34,35 @@ class Point:
     tags: dict[str, str]
 
     def run_id(self, study_run: str) -> str:
-        """An id that the point has whenever it is written, so that the database itself refuses it twice.
+        """Compute the id of the point, the same at every writing, so that the database refuses a duplicate.
 
-        It begins with study and row: ids in the order of writing let the indexes grow at their ends.
+        It begins with study and row, because ids in the order of writing let the indexes grow at their ends.
         """
         hashed = hashlib.sha256(f"{study_run}\n{self.scenario}\n{self.key}".encode()).hexdigest()
         return f"{study_run[:8]}{self.row:08x}{hashed[:16]}"
 
 
 def points(table: Any, knobs: Sequence[str], metrics: Sequence[str], shared: Mapping[str, str]) -> Iterator[Point]:
-    """Rows as runs. shared: tags that all have. A missing knob is an inactive one: no param.
+    """Convert rows to runs. shared: tags of all runs. A missing knob is inactive and gives no param.
 
-    NaN and infinity are no metrics: MLflow stores infinity as 1.8e308 and draws NaN as a value.
+    NaN and infinity give no metric: MLflow stores infinity as 1.8e308 and draws NaN as a value.
     """
-    held = {name: table.column(name).to_pylist() for name in table.column_names}
-    chosen = {mlflow_name(path): held[path] for path in knobs if path in held}
-    measured = {mlflow_name(path): held[path] for path in metrics if path in held}
-    told = {tag: held[name] for name, tag in _TAGS.items()}
+    columns = {name: table.column(name).to_pylist() for name in table.column_names}
+    chosen = {mlflow_name(path): columns[path] for path in knobs if path in columns}
+    measured = {mlflow_name(path): columns[path] for path in metrics if path in columns}
+    tag_columns = {tag: columns[name] for name, tag in _TAGS.items()}
     for row in range(table.num_rows):
-        params = {name: text(value) for name, column in chosen.items() if not _missing(value := column[row])}
-        tags = {tag: value for tag, column in told.items() if (value := column[row])}
-        tags["dse.on_front"] = "true" if held["on_front"][row] else "false"
-        if held["baseline"][row] == held["key"][row]:
+        params = {name: text(value) for name, column in chosen.items() if not _is_missing(value := column[row])}
+        tags = {tag: value for tag, column in tag_columns.items() if (value := column[row])}
+        tags["dse.on_front"] = "true" if columns["on_front"][row] else "false"
+        if columns["baseline"][row] == columns["key"][row]:
             tags["dse.baseline"] = "true"
-        if "promoted" in held and held["promoted"][row]:
+        if "promoted" in columns and columns["promoted"][row]:
             tags["dse.promoted"] = "true"
         name = _point_name(tags, params)
-        numbers = {name: value for name, column in measured.items() if _finite(value := column[row])}
+        numbers = {name: value for name, column in measured.items() if _is_finite(value := column[row])}
         yield Point(
-            row=held[NUMBER][row],
+            row=columns[NUMBER][row],
             scenario=tags["dse.scenario"],
             key=tags["dse.point_key"],
             name=name,
@@ -86,28 +86,28 @@ def _point_name(tags: Mapping[str, str], params: Mapping[str, str]) -> str:
     """Name a point by its scenario, the start of its key and its active knobs."""
     words = [tags["dse.scenario"], tags["dse.point_key"][:6]]
     for knob, value in params.items():
-        is_fraction = re.fullmatch(r"-?\d+\.\d{4,}", value)  # the name wants no 16 digits
-        told = f"{float(value):.4g}" if is_fraction else value
+        is_fraction = re.fullmatch(r"-?\d+\.\d{4,}", value)  # too many digits for a name
+        label = f"{float(value):.4g}" if is_fraction else value
         last = knob.rpartition(".")[2]
-        words.append(told if last == "name" else f"{last}={told}")
+        words.append(label if last == "name" else f"{last}={label}")
     return truncate(" ".join(word for word in words if word), _MAX_POINT_NAME)
 
 
-def _missing(value: Any) -> bool:
+def _is_missing(value: Any) -> bool:
     return value is None or (isinstance(value, float) and math.isnan(value))
 
 
-def _finite(value: Any) -> bool:
+def _is_finite(value: Any) -> bool:
     return value is not None and math.isfinite(value)
 
 
 def text(value: Any) -> str:
-    """A value as text, floats with every digit they need."""
+    """Convert a value to text, floats with all digits."""
     return repr(value) if isinstance(value, float) else str(value)
 
 
 def mlflow_name(path: str) -> str:
-    """A name that MLflow takes: letters, digits, `_-./ :` and at most 250 characters."""
+    """Convert a path to a valid name of MLflow: letters, digits, `_-./ :`, at most 250 characters."""
     allowed = re.sub(r"[^/\w.\- :]", "_", path) or "_"
     if posixpath.normpath(allowed) != allowed or allowed.startswith(("/", ".")):
         allowed = allowed.replace("/", "_").lstrip(".") or "_"  # MLflow refuses paths like a/../b
@@ -115,8 +115,8 @@ def mlflow_name(path: str) -> str:
 
 
 def truncate(value: str, limit: int) -> str:
-    """Cut a text to `limit` characters that a database takes, and show that it was cut."""
+    """Truncate a text to `limit` characters, with an ellipsis, and replace characters that a database refuses."""
     if not value.isascii() or "\0" in value:
-        # PostgreSQL stores no NUL, and no database stores half a surrogate pair.
+        # PostgreSQL does not store NUL, and no database stores half a surrogate pair.
         value = value.replace("\0", "\ufffd").encode("utf-8", "replace").decode()
     return value if len(value) <= limit else value[: limit - 1] + "…"

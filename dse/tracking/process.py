@@ -1,7 +1,7 @@
-"""The background process that writes a finished study into MLflow: it imports MLflow, which takes seconds, meanwhile.
+"""Background process that writes a finished study into MLflow; it imports MLflow during the study, to save seconds.
 
-`python -m dse.tracking.process` is that process. It has a session of its own, so Ctrl-C is for the study to hear, and
-it ends when the study's process does, however that ends.
+`python -m dse.tracking.process` is that process. It has its own session, so that Ctrl-C reaches the study only, and it
+ends with the study's process, however that ends.
 """
 
 from __future__ import annotations
@@ -26,45 +26,45 @@ from dse.study.settings import Tracking
 from dse.tracking.study import StudyFolder
 from dse.tracking.views import News, Seen, show, total, warm, way_out
 
-_NICENESS = 10  # importing MLflow takes no time from the study while there is something to evaluate
+_NICENESS = 10  # so that importing MLflow does not slow down the evaluation
 
 
 class BackgroundTracking:
-    """The process that writes views, or nothing where no view is wanted."""
+    """Handle of the process that writes views; without a view there is no process, and it does nothing."""
 
     def __init__(self, child: subprocess.Popen[str] | None, wanted: Tracking) -> None:
         self._child, self._wanted = child, wanted
         self._folder: Path | None = None
 
     def begin(self, folder: Path) -> None:
-        """Have the points of a study run written: its table, summary, configuration and provenance are there."""
+        """Start to write the points of a study run, whose table, summary, configuration and provenance are complete."""
         if self._child is not None:
             self._folder = folder
             _send(self._child, json.dumps(str(folder)))
 
     def finish(self) -> None:
-        """Have the rest written, now that the folder is whole; show the progress, and print what is said."""
+        """Write the rest once the folder is complete, show the progress, and print the process's messages."""
         if self._child is None or self._folder is None:
             return
         _send(self._child, json.dumps("whole"))
-        for sentence, failed in _told(self._child, self._folder, self._wanted):
+        for sentence, failed in _collect_sentences(self._child, self._folder, self._wanted):
             print(sentence, file=sys.stderr if failed else sys.stdout)
 
 
 @contextmanager
 def background_tracking(wanted: Tracking) -> Iterator[BackgroundTracking]:
-    """While it lasts, a process stands ready to show a study."""
+    """Run a process that is ready to write a study into its views."""
     if wanted.uri is None and wanted.optuna is None:
         yield BackgroundTracking(None, wanted)
         return
-    found = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
+    paths = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
     child = subprocess.Popen(
         [sys.executable, "-P", "-W", "ignore", "-m", "dse.tracking.process"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
         start_new_session=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, found))},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
     )
     with child:
         try:
@@ -75,7 +75,7 @@ def background_tracking(wanted: Tracking) -> Iterator[BackgroundTracking]:
 
 
 def _end(child: subprocess.Popen[str]) -> None:
-    """Stop what still runs: it marks what it leaves half written, within ten seconds."""
+    """Stop the process, which has ten seconds to mark a half-written study run."""
     child.terminate()
     with suppress(OSError):
         child.stdin.close()  # type: ignore[union-attr]
@@ -85,9 +85,9 @@ def _end(child: subprocess.Popen[str]) -> None:
         child.kill()
 
 
-def _told(child: subprocess.Popen[str], folder: Path, wanted: Tracking) -> list[tuple[str, bool]]:
-    """What the process says until it ends, and whether that is about a failure."""
-    told: list[tuple[str, bool]] = []
+def _collect_sentences(child: subprocess.Popen[str], folder: Path, wanted: Tracking) -> list[tuple[str, bool]]:
+    """Collect the process's sentences until it ends, each with a flag that is true for a failure."""
+    sentences: list[tuple[str, bool]] = []
     messages = _messages(child)
     count = next(messages, {}).get("total", 0)
     with bar(f"{folder.parent.name}: tracking", count) as advance:
@@ -95,15 +95,15 @@ def _told(child: subprocess.Popen[str], folder: Path, wanted: Tracking) -> list[
             if "seen" in message:
                 advance(message["seen"])
             elif "told" in message:
-                told.append((message["told"], message["failed"]))
+                sentences.append((message["told"], message["failed"]))
     if child.wait() != 0:
         lost = f"tracking was passed over: the process that writes it ended with exit code {child.returncode}"
-        told.append((f"{lost}; {way_out(folder, wanted)}", True))
-    return told
+        sentences.append((f"{lost}; {way_out(folder, wanted)}", True))
+    return sentences
 
 
 def _send(child: subprocess.Popen[str], line: str) -> None:
-    with suppress(BrokenPipeError):  # it has ended; that is told where its words are waited for
+    with suppress(BrokenPipeError):  # it has ended, which `_collect_sentences` reports
         print(line, file=child.stdin, flush=True)
 
 
@@ -114,11 +114,11 @@ def _messages(child: subprocess.Popen[str]) -> Iterator[dict[str, Any]]:
 
 
 def _child() -> int:
-    """The process beside a study: settings, then a folder come in as lines of JSON; progress and sentences go out."""
+    """Run the background process: settings, then a folder come in as lines of JSON; progress and sentences go out."""
     out = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what a library prints is no message
+    os.dup2(2, 1)  # because prints of libraries are not messages
     lines: queue.SimpleQueue[str] = queue.SimpleQueue()
-    signal.signal(signal.SIGTERM, _told_to_end)
+    signal.signal(signal.SIGTERM, _terminate)
     threading.Thread(target=_listen, args=(lines,), daemon=True).start()
     wanted = Tracking.model_validate_json(lines.get())
     os.nice(_NICENESS)
@@ -130,41 +130,41 @@ def _child() -> int:
 
     say(total=total(StudyFolder(folder), wanted))
     with _rarely(lambda count: say(seen=count)) as seen:
-        news = News(seen, lambda told, failed: say(told=told, failed=failed), whole=lines.get)
+        news = News(seen, lambda sentence, failed: say(told=sentence, failed=failed), whole=lines.get)
         show(StudyFolder(folder), wanted, news)
-    atexit.register(gc.freeze)  # the study waits for the end: no second of looking for garbage
+    atexit.register(gc.freeze)  # no garbage collection at exit, as the study waits for it
     return 0
 
 
-def _told_to_end(number: int, _frame: object) -> None:
-    """End once, and in silence, however often it is told."""
+def _terminate(number: int, _frame: object) -> None:
+    """Exit silently on the first signal, and ignore further ones."""
     signal.signal(number, signal.SIG_IGN)
     sys.exit(128 + number)
 
 
 def _listen(lines: queue.SimpleQueue[str]) -> None:
-    """Pass lines on; when the other end closes, its process is dead or done with this one, which then ends, too."""
+    """Queue lines from stdin; at its end the study's process has died or is finished, so this one ends, too."""
     for line in sys.stdin:
         lines.put(line)
     os.kill(os.getpid(), signal.SIGTERM)
-    time.sleep(10)  # for a study run to be marked KILLED
+    time.sleep(10)  # time to mark the study run KILLED
     os._exit(1)
 
 
 @contextmanager
 def _rarely(seen: Seen) -> Iterator[Seen]:
-    """Pass counts on ten times a second at most."""
-    held, last = 0, time.monotonic()
+    """Accumulate counts, and pass them on at most ten times a second."""
+    pending, last = 0, time.monotonic()
 
     def count(more: int) -> None:
-        nonlocal held, last
-        held += more
+        nonlocal pending, last
+        pending += more
         if time.monotonic() - last > 0.1:
-            seen(held)
-            held, last = 0, time.monotonic()
+            seen(pending)
+            pending, last = 0, time.monotonic()
 
     yield count
-    seen(held)
+    seen(pending)
 
 
 if __name__ == "__main__":

@@ -44,7 +44,7 @@ def serve(uri: str, *, port: int = 5000) -> int:
 
 
 def _obstacle(uri: str, port: int) -> str | None:
-    """Say in one sentence why the UI cannot be served, if so."""
+    """Describe why the UI cannot be served; None if it can."""
     file = sqlite_file(uri)
     if file is not None and not file.is_file():
         return f"There is no tracking database at {file}: run a study with tracking first."
@@ -62,8 +62,8 @@ def _obstacle(uri: str, port: int) -> str | None:
 def _run_server(uri: str, port: int) -> int:
     """Run MLflow's server until it ends or this process is told to stop; leave none behind.
 
-    The server gets a process group of its own, so that only this process tells it to stop: from
-    a terminal its two processes would each get Ctrl-C, and then once more from each other.
+    The server gets its own process group, so that only this process stops it: from a terminal its
+    two processes would each get Ctrl-C, and then once more from each other.
     """
     command = [
         *(sys.executable, "-P", "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port)),
@@ -95,7 +95,7 @@ def _run_server(uri: str, port: int) -> int:
 
 @contextmanager
 def _interruptible() -> Iterator[Any]:
-    """Let SIGTERM and SIGHUP interrupt like Ctrl-C; yield what makes all three ignored."""
+    """Let SIGTERM and SIGHUP interrupt like Ctrl-C; yield a function that makes the process ignore all three."""
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
     def interrupt(number: int, frame: FrameType | None) -> None:
@@ -115,13 +115,13 @@ def _interruptible() -> Iterator[Any]:
 
 
 def _stop_group(server: subprocess.Popen[bytes]) -> None:
-    """End the server and what it started: ask, wait up to 10 s, then kill."""
+    """End the server and its child processes: terminate, wait up to 10 s, then kill."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         with suppress(ProcessLookupError):
             os.killpg(server.pid, number)
         deadline = time.monotonic() + 10
         while time.monotonic() < deadline:
-            server.poll()  # collects the leader, which otherwise stays in the group for ever
+            server.poll()  # reaps the leader, which otherwise stays in the group for ever
             try:
                 os.killpg(server.pid, 0)
             except ProcessLookupError:

@@ -1,4 +1,4 @@
-"""A finished run of a study in MLflow's words: what its folder says of it as a whole."""
+"""A finished study run as a run of MLflow: its params, tags, curves and note, read from its folder."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from dse.results.run_folder import Made, Outputs, Shape, Summary, results
 from dse.tracking.points import MAX_NAME, MAX_TAG, mlflow_name, text, truncate
 
 _FILES: Final = ("results.parquet", "summary.json", "provenance.json", "config.yaml", "claims.json")
-_NOT_ASKED: Final = ("tracking", "executor", "output_dir")  # parts of a configuration that change no result
+_NOT_ASKED: Final = ("tracking", "executor", "output_dir")  # parts of a configuration that do not affect results
 _STEPS: Final = 100  # of a curve
-_MOST_CURVES: Final = 64  # scenarios; a chart of more shows nothing
+_MOST_CURVES: Final = 64  # scenarios; a chart of more is unreadable
 
 
 class _Shown(Summary):
-    """What is shown of a `summary.json`."""
+    """Fields of a `summary.json` that are shown."""
 
     units: dict[str, str]
 
 
 class _Described(Made):
-    """What is shown of a `provenance.json`."""
+    """Fields of a `provenance.json` that are shown."""
 
     time: Annotated[str, AfterValidator(lambda text: datetime.fromisoformat(text) and text)]
     command: list[str]
@@ -52,7 +52,7 @@ class _Budget(Shape):
 
 
 class _Asked(Shape):
-    """What is shown of a `config.yaml`."""
+    """Fields of a `config.yaml` that are shown."""
 
     study: Shape
     search: _Named
@@ -75,19 +75,19 @@ class Curve:
 
 @dataclass(frozen=True)
 class StudyFolder:
-    """The folder of a finished study run, read when asked."""
+    """The folder of a finished study run, read on demand."""
 
     folder: Path
 
     @classmethod
     def all(cls, root: Path, study: str = "*") -> list[StudyFolder]:
-        """Every finished run of a study, or of all, below an output folder; the oldest first."""
+        """List the finished runs of a study, or of all, below an output folder, the oldest first."""
         folders = {path.parent.resolve() for path in root.glob(f"{study}/*/results.parquet")}
-        found = [cls(folder) for folder in sorted(folders)]
-        return [one for one in found if all(output_files.exists(one.folder / name) for name in _FILES)]
+        runs = [cls(folder) for folder in sorted(folders)]
+        return [run for run in runs if all(output_files.exists(run.folder / name) for name in _FILES)]
 
     def check(self) -> None:
-        """Look at its files. Raises ConfigError for one that does not hold what it should."""
+        """Validate its files. Raises ConfigError for an invalid one."""
         for name, tree in (("summary.json", self.summary), ("provenance.json", self.provenance)):
             output_files.read_as(_SHAPES[name], self.folder / name, tree)
         output_files.read_as(_Asked, self.folder / "config.yaml", self.config)
@@ -111,21 +111,21 @@ class StudyFolder:
 
     @cached_property
     def identity(self) -> str:
-        """What tells this run from every other, wherever its folder lies: a hash of its name and provenance."""
-        told = output_files.text(self.folder / "provenance.json").encode()
-        return hashlib.sha256(self.folder.name.encode() + b"\n" + told).hexdigest()[:32]
+        """Hash of name and provenance, which identifies this run wherever its folder lies."""
+        content = output_files.text(self.folder / "provenance.json").encode()
+        return hashlib.sha256(self.folder.name.encode() + b"\n" + content).hexdigest()[:32]
 
     @cached_property
     def summary(self) -> dict[str, Any]:
         """`summary.json`."""
-        found: dict[str, Any] = Outputs(self.folder).read_json("summary")
-        return found
+        tree: dict[str, Any] = Outputs(self.folder).read_json("summary")
+        return tree
 
     @cached_property
     def provenance(self) -> dict[str, Any]:
         """`provenance.json`."""
-        found: dict[str, Any] = Outputs(self.folder).read_json("provenance")
-        return found
+        tree: dict[str, Any] = Outputs(self.folder).read_json("provenance")
+        return tree
 
     @cached_property
     def config(self) -> dict[str, Any]:
@@ -135,12 +135,12 @@ class StudyFolder:
     @property
     def num_rows(self) -> int:
         """Points in the table."""
-        with output_files.table(self.results) as held:
-            return held.num_rows
+        with output_files.table(self.results) as table:
+            return table.num_rows
 
     @property
     def times_ms(self) -> tuple[int, int]:
-        """When the run began (its folder's name) and ended (its provenance), in MLflow's clock."""
+        """Start (from the folder's name) and end (from the provenance) of the run, in ms since the epoch."""
         end = datetime.fromisoformat(self.provenance["time"])
         start = end
         with suppress(ValueError):
@@ -148,24 +148,24 @@ class StudyFolder:
         return int(start.timestamp() * 1000), int(end.timestamp() * 1000)
 
     def params(self) -> dict[str, str]:
-        """How the study was made, to be compared with others: what differs shows as columns."""
-        asked = self.config
-        found = {
-            "search": asked["search"]["name"],
-            "simulator": asked["simulator"]["name"],
-            "budget.trials": asked["budget"]["trials"],
+        """Settings of the study, for comparison with others: MLflow shows differing params as columns."""
+        config = self.config
+        params = {
+            "search": config["search"]["name"],
+            "simulator": config["simulator"]["name"],
+            "budget.trials": config["budget"]["trials"],
             "seed": self.provenance["seed"],
             "python": self.provenance["python"],
             **{f"version.{name}": version for name, version in self.provenance["versions"].items()},
         }
-        return {name: text(value) for name, value in found.items()}
+        return {name: text(value) for name, value in params.items()}
 
     def tags(self) -> dict[str, str]:
         """Identity and provenance of the study."""
         git = self.provenance["git"]
-        asked = {name: part for name, part in self.config.items() if name not in _NOT_ASKED}
-        hashed = hashlib.sha256(json.dumps(asked, sort_keys=True, default=str).encode()).hexdigest()
-        found = {
+        config = {name: part for name, part in self.config.items() if name not in _NOT_ASKED}
+        hashed = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode()).hexdigest()
+        tags = {
             "dse.run": self.identity,
             "dse.study": self.study,
             "dse.backend": self.provenance["backend"],
@@ -181,7 +181,7 @@ class StudyFolder:
             "mlflow.source.git.commit": git["commit"] or "",
             "mlflow.note.content": self.note(),
         }
-        return {name: truncate(value, MAX_TAG) for name, value in found.items() if value}
+        return {name: truncate(value, MAX_TAG) for name, value in tags.items() if value}
 
     def run_name(self) -> str:
         """The study run's name in MLflow."""
@@ -193,9 +193,9 @@ class StudyFolder:
 
         goals = self.summary["goals"]
         first = next(iter(goals))
-        with results(self.results, goals) as held:  # winners are on the fronts
-            parts = [part.filter(part.column("on_front")) for part in held.groups()]
-            fronts = output_files.frame(self.results, pa.concat_tables([held.schema.empty_table(), *parts]))
+        with results(self.results, goals) as table:  # winners are on the fronts
+            parts = [part.filter(part.column("on_front")) for part in table.groups()]
+            fronts = output_files.frame(self.results, pa.concat_tables([table.schema.empty_table(), *parts]))
         title = _plain(self.config["study"].get("description", ""))
         lines = [f"**{title}**", "", f"| scenario | winner | {_plain(first)} |", "|---|---|---|"]
         for _, row in winners(fronts, goals).iterrows():
@@ -204,15 +204,15 @@ class StudyFolder:
         return "\n".join(lines)
 
     def curves(self) -> Iterator[Curve]:
-        """How the study went: counts of the whole, then failures and each scenario's best first objective so far.
+        """Yield total counts, then the running number of failures and each scenario's best first objective.
 
         A step is the number of points evaluated so far, of all scenarios or of that one.
         """
         import numpy as np
 
         goal, kind = next(iter(self.summary["goals"].items()))
-        with results(self.results, self.summary["goals"]) as held:
-            table = held.whole(["scenario", "status", "on_front", goal])
+        with results(self.results, self.summary["goals"]) as file:
+            table = file.whole(["scenario", "status", "on_front", goal])
         status = table.column("status").to_numpy()
         yield from self._counts(status, int(np.sum(table.column("on_front").to_numpy())))
         failed = np.cumsum((status == "failed") | (status == "invalid"))
@@ -222,9 +222,9 @@ class StudyFolder:
         better = np.minimum if kind == "minimize" else np.maximum
         names = list(dict.fromkeys(scenario.tolist()))
         for name in names if len(names) <= _MOST_CURVES else ():
-            own = better.accumulate(np.where(status == "ok", values, math.inf * _SIGN[kind])[scenario == name])
-            steps = [step for step in _steps(len(own)) if math.isfinite(own[step - 1])]
-            yield Curve(mlflow_name(f"best_{goal}/{name}"), steps, [float(own[step - 1]) for step in steps])
+            best = better.accumulate(np.where(status == "ok", values, math.inf * _SIGN[kind])[scenario == name])
+            steps = [step for step in _steps(len(best)) if math.isfinite(best[step - 1])]
+            yield Curve(mlflow_name(f"best_{goal}/{name}"), steps, [float(best[step - 1]) for step in steps])
 
     def _counts(self, status: Any, front_size: int) -> Iterator[Curve]:
         import numpy as np
@@ -233,7 +233,7 @@ class StudyFolder:
         numbers: Mapping[str, int] = {"num_points": len(status), "front_size": front_size}
         for name, count in {
             **numbers,
-            **{f"num_{one}": count for one, count in zip(names, counts, strict=True)},
+            **{f"num_{status_name}": count for status_name, count in zip(names, counts, strict=True)},
         }.items():
             yield Curve(name, [0], [float(count)])
 
@@ -241,14 +241,14 @@ class StudyFolder:
 _SIGN: Final = {"minimize": 1.0, "maximize": -1.0}
 
 
-def _plain(told: object) -> str:
-    """A text that Markdown shows as it is: no markup of HTML, no link, no picture, no column of its own."""
-    line = " ".join(str(told).split())
+def _plain(content: object) -> str:
+    """Escape a text for Markdown: no HTML, no link, no image, no table column."""
+    line = " ".join(str(content).split())
     return line.replace("&", "&amp;").replace("<", "&lt;").replace("](", "]\\(").replace("|", "\\|")
 
 
 def _steps(count: int) -> list[int]:
-    """Numbers from 1 to `count`, few and evenly spaced in their logarithm."""
+    """Return some numbers from 1 to `count`, evenly spaced in their logarithm."""
     import numpy as np
 
     return np.unique(np.geomspace(1, count, _STEPS).round().astype(int)).tolist() if count else []

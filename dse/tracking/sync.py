@@ -1,4 +1,4 @@
-"""Make MLflow hold a finished study run: write what is missing, complete what was cut short, leave what is whole."""
+"""Synchronization of a finished study run into MLflow: missing and incomplete runs are written, complete ones kept."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from dse.tracking.points import mlflow_name, points, truncate
 from dse.tracking.study import StudyFolder
 from dse.tracking.writer import Place, Written, write
 
-_AMOUNTS: Final = ("none", "selected", "all")  # of points; what is there is never taken away
+_AMOUNTS: Final = ("none", "selected", "all")  # of points, ascending; points are never removed
 
 
 @dataclass(frozen=True)
 class Tracked:
-    """What was done for a study run.
+    """Outcome of `sync` for a study run.
 
     Attributes:
         uri: the tracking store, absolute and without its password.
         run_id: the study run.
         num_points: point runs written now.
-        how: `bulk` or `client`; empty where everything was there.
+        how: `bulk` or `client`; empty if everything was present.
         reason: why not in bulk, where that was expected.
-        amount: which points are shown: `all`, `selected` or `none`.
+        amount: points that are shown: `all`, `selected` or `none`.
     """
 
     uri: str
@@ -49,15 +49,15 @@ def sync(
     rule: Rule,
     *,
     seen: Callable[[int], None] = lambda count: None,
-    whole: Callable[[], object] = lambda: None,
+    wait_for_files: Callable[[], object] = lambda: None,
 ) -> Tracked:
-    """Make MLflow hold the study run of a folder.
+    """Write the study run of a folder into MLflow, as far as it is missing there.
 
-    seen: told of progress, in points. whole: called once only files are to be written; it waits until the claims and
-    figures are there.
+    seen: callback of progress, in points. wait_for_files: called before the files are logged; it returns once the
+    claims and figures are written.
 
-    While that lasts the study run is RUNNING; it ends FINISHED only when everything is written, otherwise FAILED, or
-    KILLED when told to stop, and the next time is completed.
+    Meanwhile the study run is RUNNING; it ends FINISHED only when everything is written, otherwise FAILED, or KILLED
+    when told to stop, and the next call completes it.
 
     Raises:
         TrackingError: MLflow or its database failed, or somebody deleted the experiment there.
@@ -66,27 +66,30 @@ def sync(
     with explain_failures(f"show {folder.name} in", store.uri), write_lock(store):
         amount = rule.amount(study.num_rows)
         experiment = _experiment(store, f"dse/{study.study}")
-        found = _study_run(store, experiment, study.identity)
-        if found is not None and _is_whole(found, amount):
-            return Tracked(hidden(store.uri), found.info.run_id)
-        run_id = _begun(store, experiment, study, found)
-        with _ended(store.client, run_id, study.times_ms[1]):
+        run = _study_run(store, experiment, study.identity)
+        if run is not None and _is_whole(run, amount):
+            return Tracked(hidden(store.uri), run.info.run_id)
+        run_id = _start_run(store, experiment, study, run)
+        with _end_run(store.client, run_id, study.times_ms[1]):
             written = _points(store, study, run_id, rule=rule, seen=seen)
             _describe(store, run_id, study)
-            whole()
+            wait_for_files()
             _keep(store, run_id, study)
             store.client.set_tag(run_id, "dse.points", amount)
     return Tracked(hidden(store.uri), run_id, written.count, written.how, written.reason, amount)
 
 
 def reap(store: Store) -> int:
-    """Mark study runs of ours KILLED that a dead process left RUNNING; how many. Raises TrackingError."""
+    """Mark study runs KILLED that a dead process left RUNNING, and return their number. Raises TrackingError."""
     killed = 0
     with explain_failures("look for study runs of dead processes in", store.uri):
-        ours = [one.experiment_id for one in store.client.search_experiments(filter_string="name LIKE 'dse/%'")]
+        ours = [
+            experiment.experiment_id
+            for experiment in store.client.search_experiments(filter_string="name LIKE 'dse/%'")
+        ]
         running = "attributes.status = 'RUNNING' and tags.`dse.owner` LIKE '{%'"
         for run in store.client.search_runs(ours, running) if ours else ():
-            if (told := Owner.of(run.data.tags["dse.owner"])) is not None and told.gone:
+            if (owner := Owner.of(run.data.tags["dse.owner"])) is not None and owner.gone:
                 store.client.set_tag(run.info.run_id, "dse.killed", "the process that wrote it died; sync completes it")
                 store.client.set_terminated(run.info.run_id, "KILLED")
                 killed += 1
@@ -94,17 +97,17 @@ def reap(store: Store) -> int:
 
 
 def _experiment(store: Store, name: str) -> Any:
-    """The MLflow experiment of this name, created with an absolute artifact folder.
+    """Return the MLflow experiment of this name, created with an absolute artifact folder if absent.
 
-    Raises TrackingError where the experiment was deleted in MLflow, which keeps its name.
+    Raises TrackingError if the experiment was deleted in MLflow, which keeps its name.
     """
     from mlflow.exceptions import MlflowException
 
     client = store.client
     if client.get_experiment_by_name(name) is None:
         try:
-            # A server knows its own folder; a database would take the directory of whoever opens
-            # it next. The kind makes the UI open on the list of runs.
+            # A server knows its own folder; a database would take the working directory of the process
+            # that opens it next. The kind makes the UI open on the list of runs.
             client.create_experiment(
                 name,
                 artifact_location=artifact_root(store.uri) if is_sql(store.uri) else None,
@@ -122,42 +125,42 @@ def _experiment(store: Store, name: str) -> Any:
 
 
 def _study_run(store: Store, experiment: Any, identity: str) -> Any:
-    """The study run of a folder, deleted or not; None if there is none."""
+    """Find the study run of a folder, deleted or not; None if there is none."""
     from mlflow.entities import ViewType
 
     chosen = f"tags.`dse.run` = '{identity}'"
-    found = store.client.search_runs([experiment.experiment_id], chosen, run_view_type=ViewType.ALL, max_results=1)
-    return found[0] if found else None
+    runs = store.client.search_runs([experiment.experiment_id], chosen, run_view_type=ViewType.ALL, max_results=1)
+    return runs[0] if runs else None
 
 
 def _is_whole(run: Any, amount: str) -> bool:
-    """Whether a study run shows as much as asked for. One that somebody deleted in MLflow stays as it is."""
-    held = run.data.tags.get("dse.points", "")
-    whole = run.info.status == "FINISHED" and held in _AMOUNTS
-    return run.info.lifecycle_stage == "deleted" or (whole and _AMOUNTS.index(held) >= _AMOUNTS.index(amount))
+    """Return whether a study run shows as many points as requested. A deleted run counts, so that it stays deleted."""
+    shown = run.data.tags.get("dse.points", "")
+    is_finished = run.info.status == "FINISHED" and shown in _AMOUNTS
+    return run.info.lifecycle_stage == "deleted" or (is_finished and _AMOUNTS.index(shown) >= _AMOUNTS.index(amount))
 
 
-def _begun(store: Store, experiment: Any, study: StudyFolder, found: Any) -> str:
-    """The study run, RUNNING and ours."""
+def _start_run(store: Store, experiment: Any, study: StudyFolder, run: Any) -> str:
+    """Create or reopen the study run, RUNNING and owned by this process. Returns its id."""
     client = store.client
     mine = {"dse.owner": me().text}
-    if found is None:
+    if run is None:
         tags = {"dse.run": study.identity, "mlflow.user": _user(), **mine}
-        made = client.create_run(
+        created = client.create_run(
             experiment.experiment_id, start_time=study.times_ms[0], run_name=study.run_name(), tags=tags
         )
-        return str(made.info.run_id)
-    run_id = str(found.info.run_id)
+        return str(created.info.run_id)
+    run_id = str(run.info.run_id)
     for key, value in mine.items():
         client.set_tag(run_id, key, value)
-    if "dse.killed" in found.data.tags:
+    if "dse.killed" in run.data.tags:
         client.delete_tag(run_id, "dse.killed")
     client.update_run(run_id, status="RUNNING")
     return run_id
 
 
 def _describe(store: Store, run_id: str, study: StudyFolder) -> None:
-    """Log numbers, curves, params, tags and description of the study run. Twice is as good as once."""
+    """Log numbers, curves, params, tags and description of the study run. Idempotent."""
     from mlflow.entities import Metric, Param, RunTag
 
     time_ms = study.times_ms[1]
@@ -184,16 +187,16 @@ def _points(store: Store, study: StudyFolder, run_id: str, *, rule: Rule, seen: 
     """Write the points below their study run."""
     place = Place(store, _experiment(store, f"dse/{study.study}/points"), run_id, study.times_ms[1])
     # mlflow.parentRunId: the parent is in another experiment. MlflowClient.get_parent_run finds it there; the runs
-    # table of 3.17 fetches it by its id and then drops it as a stranger to the experiment, so the points stay flat.
+    # table of 3.17 fetches it by its id and then drops it as it is in another experiment, so the points stay flat.
     shared = {"mlflow.user": _user(), "mlflow.parentRunId": run_id}
     knobs, metrics = study.summary["knobs"], list(study.summary["units"])
-    found = (points(table, knobs, metrics, shared) for table in shown_rows(study.results, rule))
-    return write(place, chain.from_iterable(found), seen)
+    batches = (points(table, knobs, metrics, shared) for table in shown_rows(study.results, rule))
+    return write(place, chain.from_iterable(batches), seen)
 
 
 @contextmanager
-def _ended(client: Any, run_id: str, time_ms: int) -> Iterator[None]:
-    """End the study run whatever happens: FINISHED, FAILED, or KILLED when told to stop."""
+def _end_run(client: Any, run_id: str, time_ms: int) -> Iterator[None]:
+    """End the study run in any case: FINISHED, FAILED, or KILLED when told to stop."""
     try:
         yield
         client.set_terminated(run_id, "FINISHED", end_time=time_ms)
@@ -207,19 +210,19 @@ def _ended(client: Any, run_id: str, time_ms: int) -> Iterator[None]:
 def _files(folder: Path, database: Path | None) -> list[Path]:
     """List the files of a folder.
 
-    Symbolic links are left out: `latest` points back at the folder itself. So are MLflow's own files, if its database
-    lives in the folder: the artifacts would hold the artifacts.
+    Symbolic links are left out, as `latest` points back at the folder itself. So are MLflow's own files if its database
+    is in the folder, as the artifacts would contain themselves.
     """
-    found = []
+    files = []
     for parent, _, names in os.walk(folder):  # does not enter linked folders
         for file in (Path(parent, name) for name in names):
-            own = database is not None and (
+            is_mlflows = database is not None and (
                 file.is_relative_to(database.parent / "mlartifacts")
                 or (file.parent == database.parent and file.name.startswith(database.name))
             )
-            if file.is_file() and not file.is_symlink() and not own:
-                found.append(file)
-    return sorted(found)
+            if file.is_file() and not file.is_symlink() and not is_mlflows:
+                files.append(file)
+    return sorted(files)
 
 
 def _user() -> str:

@@ -1,7 +1,7 @@
-"""Views of finished study runs, MLflow and Optuna's storage: what shows them, and the commands `sync` and `ui`.
+"""Views of finished study runs in MLflow and in Optuna's storage, and the commands `sync` and `ui`.
 
-A view is written from the folder of a study run alone. Deleted, it is written again; a failure is told and passed
-over.
+A view is written from the folder of a study run alone, so a deleted view can be written again. A failure is reported
+and ignored.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ Seen = Callable[[int], None]
 
 @dataclass(frozen=True)
 class News:
-    """What is told of a view being written.
+    """Callbacks of writing a view.
 
-    seen: of progress, in points. tell: a sentence, and whether it is about a failure. whole: asked before files are
-    shown; it waits until they are all there.
+    seen: progress, in points. tell: a sentence, and whether it is about a failure. whole: called before files are
+    logged; it returns once all are written.
     """
 
     seen: Seen
@@ -45,31 +45,31 @@ _DEFAULT = "sqlite:///mlflow.db"
 
 
 def warm(wanted: Tracking) -> None:
-    """Import, open and tidy while there is time; what fails here fails again, and is told, when it is needed."""
+    """Import, open and tidy while there is time; a failure is ignored, as it recurs and is reported later."""
     if wanted.uri is not None:
         with suppress(TrackingError):
             reap(open_store(wanted.uri))
 
 
 def total(study: StudyFolder, wanted: Tracking) -> int:
-    """Points shown in all views."""
+    """Upper bound on the number of points to write, over all views."""
     return wanted.rule.bound(study.num_rows) * sum(place is not None for place in (wanted.uri, wanted.optuna))
 
 
 def show(study: StudyFolder, wanted: Tracking, news: News) -> Counter[str]:
-    """Show a study run where it is wanted; how many views were `written`, `up to date` or `failed`."""
-    found: Counter[str] = Counter()
+    """Write a study run into its views, and count the views that were `written`, `up to date` or `failed`."""
+    counts: Counter[str] = Counter()
     if wanted.uri is not None:
-        found[_show_in_mlflow(study, wanted, news)] += 1
+        counts[_show_in_mlflow(study, wanted, news)] += 1
     if wanted.optuna is not None:
-        found[_show_in_optuna(study, wanted, news)] += 1
-    return found
+        counts[_show_in_optuna(study, wanted, news)] += 1
+    return counts
 
 
 def _show_in_mlflow(study: StudyFolder, wanted: Tracking, news: News) -> str:
     try:
         store = open_store(wanted.uri or _DEFAULT)
-        done = write(study.folder, store, wanted.rule, seen=news.seen, whole=news.whole)
+        done = write(study.folder, store, wanted.rule, seen=news.seen, wait_for_files=news.whole)
     except TrackingError as error:
         extra = " repair=true" if isinstance(error, DamagedError) else ""
         news.tell(f"MLflow was passed over: {error}; {way_out(study.folder, wanted)}{extra}", True)
@@ -99,11 +99,13 @@ def _show_in_optuna(study: StudyFolder, wanted: Tracking, news: News) -> str:
 
 
 def way_out(folder: Path, wanted: Tracking) -> str:
-    """The command that shows a study run after all, where it was wanted."""
+    """Build the advice with the command that writes the views of a study run later."""
     root = folder.parent.parent
     where = "" if root.resolve() == Path("outputs").resolve() else f" output_dir={root}"
     views = {name: place for name, place in (("uri", wanted.uri), ("optuna", wanted.optuna)) if place is not None}
-    if not all(_is_below(place, Path.cwd()) for place in views.values()):  # a record of it is not followed by itself
+    if not all(
+        _is_below(place, Path.cwd()) for place in views.values()
+    ):  # because a recorded place elsewhere is not trusted
         where += "".join(f" {name}={hidden(place).replace(':***@', '@')}" for name, place in views.items())
     return f"catch up with: python -m dse sync study={folder.parent.name}{where}"
 
@@ -115,34 +117,36 @@ def sync(words: Sequence[str]) -> int:
     """`sync [study=<name>] [uri=...] [optuna=...] [output_dir=outputs] [points=auto|all|none] [repair=true]`
     `[config_dir=...]`.
 
-    Every finished run of one study, or of all, in the views its own configuration names, or in those given here. A
-    folder may be somebody else's: what it names counts where it is a file below the working folder, or what the present
-    configuration (config_dir: of the user's own) names as well. 0, or 4 if a view failed. Raises ConfigError.
+    Write every finished run of one study, or of all, into the views that its own configuration names, or into those
+    given here. A folder may be somebody else's, so a view that it names is written only if it is a file below the
+    working folder, or if the present configuration (config_dir: the user's own) names it, too. Returns 0, or 4 if a
+    view failed. Raises ConfigError.
     """
-    known = {"study": "*", "output_dir": "outputs", "repair": "false"}
-    given = pairs(words, known, optional=("uri", "optuna", "points", "config_dir"))
-    everyone = StudyFolder.all(Path(given["output_dir"]), given["study"])
-    studies = [one for one in everyone if _is_sound(one)]
+    defaults = {"study": "*", "output_dir": "outputs", "repair": "false"}
+    arguments = pairs(words, defaults, optional=("uri", "optuna", "points", "config_dir"))
+    everyone = StudyFolder.all(Path(arguments["output_dir"]), arguments["study"])
+    studies = [study for study in everyone if _is_sound(study)]
     if not studies:
         way = "run python -m dse study=<name> first"
-        raise ConfigError([Problem("study", f"has no finished run below {given['output_dir']}/", given["study"], way)])
-    wanted = [_wanted(study, given) for study in studies]
+        rule = f"has no finished run below {arguments['output_dir']}/"
+        raise ConfigError([Problem("study", rule, arguments["study"], way)])
+    wanted = [_views_of(study, arguments) for study in studies]
     uris = dict.fromkeys(views.uri for views in wanted if views.uri is not None)
-    if given["repair"] == "true":
+    if arguments["repair"] == "true":
         _repair(uris)
     for uri in uris:
         with suppress(TrackingError):  # told below, for the studies it holds
             reap(open_store(uri))
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     with bar("sync", sum(map(total, studies, wanted))) as advance:
         for study, views in zip(studies, wanted, strict=True):
-            found += show(study, views, News(advance, _print))
-    print(", ".join(f"{count} {what}" for what, count in sorted(found.items())))
-    return 4 if found["failed"] else 0
+            counts += show(study, views, News(advance, _print))
+    print(", ".join(f"{count} {what}" for what, count in sorted(counts.items())))
+    return 4 if counts["failed"] else 0
 
 
 def _is_sound(study: StudyFolder) -> bool:
-    """Whether the files of a study run can be shown; what is wrong with them is told."""
+    """Return whether the files of a study run are valid; print the first problem if not."""
     try:
         study.check()
     except ConfigError as error:
@@ -151,50 +155,50 @@ def _is_sound(study: StudyFolder) -> bool:
     return True
 
 
-def _wanted(study: StudyFolder, given: Mapping[str, str]) -> Tracking:
-    """The views of a study run: those given, else its own where they may be followed, else MLflow's usual place."""
-    own = {key: value for key, value in study.config["tracking"].items() if key in Tracking.model_fields}
-    if "uri" in given or "optuna" in given:
-        own |= {"uri": given.get("uri"), "optuna": given.get("optuna")}
+def _views_of(study: StudyFolder, arguments: Mapping[str, str]) -> Tracking:
+    """Settings of the views of a study run: those typed, else the recorded ones if trusted, else MLflow's default."""
+    recorded = {key: value for key, value in study.config["tracking"].items() if key in Tracking.model_fields}
+    if "uri" in arguments or "optuna" in arguments:
+        recorded |= {"uri": arguments.get("uri"), "optuna": arguments.get("optuna")}
     else:
-        own |= {name: _followed(study, name, own.get(name), given) for name in ("uri", "optuna")}
-        if own["uri"] is None and own["optuna"] is None:
-            own["uri"] = _DEFAULT
+        recorded |= {name: _trusted_place(study, name, recorded.get(name), arguments) for name in ("uri", "optuna")}
+        if recorded["uri"] is None and recorded["optuna"] is None:
+            recorded["uri"] = _DEFAULT
     check = Problems()
-    known = {"name": str(own.pop("name", "")), "description": str(own.pop("description", "")), **own}
-    known |= {key: given[key] for key in ("points",) if key in given}
-    found = check.model(Tracking, known, path="")
+    fields = {"name": str(recorded.pop("name", "")), "description": str(recorded.pop("description", "")), **recorded}
+    fields |= {key: arguments[key] for key in ("points",) if key in arguments}
+    tracking = check.model(Tracking, fields, path="")
     check.done()
-    return found  # type: ignore[return-value]
+    return tracking  # type: ignore[return-value]
 
 
-def _followed(study: StudyFolder, name: str, recorded: object, given: Mapping[str, str]) -> str | None:
-    """A recorded place of a view, if it may be written to. Raises ConfigError where only the recorded file names it."""
+def _trusted_place(study: StudyFolder, name: str, recorded: object, arguments: Mapping[str, str]) -> str | None:
+    """Return a recorded place of a view if it may be written to. Raises ConfigError if only the record names it."""
     if recorded is None:
         return None
     if isinstance(recorded, str) and _is_below(recorded, Path.cwd()):
         return recorded
-    for present in _configured(study, name, given):
+    for present in _configured_places(study, name, arguments):
         # Without the password that was not written down, PGPASSWORD or ~/.pgpass counts.
         if recorded in (present, hidden(present)):
             return present
-    where, told = study.folder / "config.yaml", hidden(str(recorded))
+    where, text = study.folder / "config.yaml", hidden(str(recorded))
     rule = "is neither a file below this folder nor what the present configuration names"
-    way = f"look at it, and if it is yours type {name}={told.replace(':***@', '@')}; else name a place of your own"
-    raise ConfigError([Problem(f"{where}: tracking.{name}", rule, told, way)])
+    way = f"look at it, and if it is yours type {name}={text.replace(':***@', '@')}; else name a place of your own"
+    raise ConfigError([Problem(f"{where}: tracking.{name}", rule, text, way)])
 
 
 def _is_below(place: str, here: Path) -> bool:
-    """Whether a URI (or the path of a journal) is a file below a folder, links followed."""
+    """Return whether a URI (or the path of a journal) is a file below a folder, after following links."""
     match = re.fullmatch(r"sqlite:///([^?%]+)|([^?%:]+\.log)", place)
     path = "" if match is None else match[1] or match[2]
     return not path.startswith((":", "file:")) and here.resolve() in Path(path).resolve().parents
 
 
-def _configured(study: StudyFolder, name: str, given: Mapping[str, str]) -> Iterator[str]:
-    """What the present configuration names for such a study: by itself, and with the option that was recorded."""
+def _configured_places(study: StudyFolder, name: str, arguments: Mapping[str, str]) -> Iterator[str]:
+    """Yield the places that the present configuration names for a study, by default and with the recorded option."""
     option = study.config["tracking"].get("name")
-    folder = Path(given["config_dir"]) if "config_dir" in given else None
+    folder = Path(arguments["config_dir"]) if "config_dir" in arguments else None
     for words in ([], [f"tracking={option}"] if re.fullmatch(r"[\w-]{1,80}", str(option)) else []):
         present = get_path(request([f"study={study.study}", *words], folder).tree, f"tracking.{name}")
         if isinstance(present, str):
@@ -211,13 +215,13 @@ def _repair(uris: Iterable[str]) -> None:
             _print(f"the damaged database is kept as {aside}" if aside else f"{hidden(uri)} is sound", False)
 
 
-def _print(told: str, failed: bool) -> None:
-    print(told, file=sys.stderr if failed else sys.stdout)
+def _print(sentence: str, failed: bool) -> None:
+    print(sentence, file=sys.stderr if failed else sys.stdout)
 
 
 def ui(words: Sequence[str]) -> int:
-    """`ui [uri=<tracking uri>] [port=5000]`: the MLflow UI on 127.0.0.1, one worker."""
-    given = pairs(words, {"uri": _DEFAULT, "port": "5000"})
-    if not given["port"].isdigit() or not 0 < int(given["port"]) < 65536:
-        raise ConfigError([Problem("port", "must be a number from 1 to 65535", given["port"])])
-    return serve(given["uri"], port=int(given["port"]))
+    """`ui [uri=<tracking uri>] [port=5000]`: serve the MLflow UI on 127.0.0.1, with one worker."""
+    arguments = pairs(words, {"uri": _DEFAULT, "port": "5000"})
+    if not arguments["port"].isdigit() or not 0 < int(arguments["port"]) < 65536:
+        raise ConfigError([Problem("port", "must be a number from 1 to 65535", arguments["port"])])
+    return serve(arguments["uri"], port=int(arguments["port"]))

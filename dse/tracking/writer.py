@@ -1,8 +1,8 @@
-"""Points as runs of MLflow, the fastest way that gives the runs MLflow itself would write.
+"""Writer of points as runs of MLflow, identical to those that MLflow itself would write.
 
 *Bulk*: through MLflow's own table classes (SQLite and PostgreSQL), well below 1 ms a run. *Client*: through
-`MlflowClient` (any URI), 10 to 100 ms a run, three calls each. Both give the same runs; the bulk way proves it on
-the first point before it goes on.
+`MlflowClient` (any URI), 10 to 100 ms a run, three calls each. Both give the same runs; the bulk writer verifies it
+on the first point before it goes on.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from sqlalchemy import Engine
 
 _RUNS_PER_TRANSACTION: Final = 2000
-_THREADS: Final = 4  # calls to a server on their way at once
+_THREADS: Final = 4  # concurrent calls to a server
 
-# The columns the bulk writer fills, per table class. Anything else in the database means an MLflow this writer was not
-# written for.
+# The columns that the bulk writer fills, per table class. Other columns in the database mean a version of MLflow that
+# this writer does not support.
 _METRIC: Final = ("key", "value", "timestamp", "step", "is_nan", "run_uuid")
 _LAYOUT: Final = {
     "SqlRun": (
@@ -42,7 +42,7 @@ _LAYOUT: Final = {
 
 @dataclass(frozen=True)
 class Place:
-    """Where points go: an experiment of a store, below a study run; time_ms is when they are said to have been made."""
+    """Destination of points: an experiment of a store, below a study run. time_ms: start and end of their runs."""
 
     store: Store
     experiment: Any
@@ -52,7 +52,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Written:
-    """How many points were written now, and how: `bulk`, or `client` for a reason."""
+    """Number of points written now, and the way: `bulk`, or `client` for a reason."""
 
     count: int
     how: str
@@ -60,9 +60,9 @@ class Written:
 
 
 def write(place: Place, points: Iterable[Point], seen: Callable[[int], None]) -> Written:
-    """Write the points that are not there yet. seen: told of every one, there before or written now."""
+    """Write the points that the store lacks. seen: called for every point, present before or written now."""
     there = _there(place)
-    counted = _missing(points, there, seen)
+    counted = _skip_written(points, there, seen)
     first = list(islice(counted, 1))
     engine = place.store.engine
     if engine is None:
@@ -83,7 +83,7 @@ def write(place: Place, points: Iterable[Point], seen: Callable[[int], None]) ->
 Identity = tuple[str, str]
 
 
-def _missing(points: Iterable[Point], there: dict[Identity, str], seen: Callable[[int], None]) -> Iterator[Point]:
+def _skip_written(points: Iterable[Point], there: dict[Identity, str], seen: Callable[[int], None]) -> Iterator[Point]:
     for point in points:
         if there.get((point.scenario, point.key)) == "":
             seen(1)
@@ -92,17 +92,17 @@ def _missing(points: Iterable[Point], there: dict[Identity, str], seen: Callable
 
 
 def _there(place: Place) -> dict[Identity, str]:
-    """Points of the study run that MLflow has, by scenario and key: '' if whole, else the run to be completed.
+    """Look up the points of the study run in MLflow, by scenario and key: '' if complete, else the run to complete.
 
-    What somebody deleted in MLflow stays deleted.
+    Points deleted in MLflow count, so that they stay deleted.
     """
     if place.store.engine is not None:
         return _there_by_sql(place, place.store.engine)
     from mlflow.entities import ViewType
 
-    found: dict[Identity, str] = {}
+    runs: dict[Identity, str] = {}
     token = None
-    while token is not None or not found:
+    while token is not None or not runs:
         page = place.store.client.search_runs(
             [place.experiment.experiment_id],
             f"tags.`mlflow.parentRunId` = '{place.study_run}'",
@@ -111,26 +111,26 @@ def _there(place: Place) -> dict[Identity, str]:
             page_token=token,
         )
         for run in page:
-            whole = run.info.status != "RUNNING"
-            found[run.data.tags["dse.scenario"], run.data.tags["dse.point_key"]] = "" if whole else run.info.run_id
+            is_complete = run.info.status != "RUNNING"
+            runs[run.data.tags["dse.scenario"], run.data.tags["dse.point_key"]] = "" if is_complete else run.info.run_id
         token = page.token
         if not token:
             break
-    return found
+    return runs
 
 
 def _there_by_sql(place: Place, engine: Engine) -> dict[Identity, str]:
-    """The same from the tables: a thousand runs take the client a second."""
+    """Look up the same in the tables, because the client takes a second for a thousand runs."""
     from sqlalchemy import select
 
     run, tag = _table("SqlRun"), _table("SqlTag")
-    own = select(tag.run_uuid).where(tag.key == "mlflow.parentRunId", tag.value == place.study_run)
+    run_ids = select(tag.run_uuid).where(tag.key == "mlflow.parentRunId", tag.value == place.study_run)
     with engine.connect() as connection:
-        status: dict[str, str] = _pairs(connection, select(run.run_uuid, run.status).where(run.run_uuid.in_(own)))
-        asked = select(tag.run_uuid, tag.value).where(tag.run_uuid.in_(own))
-        scenarios = _pairs(connection, asked.where(tag.key == "dse.scenario"))
-        keys = _pairs(connection, asked.where(tag.key == "dse.point_key"))
-    return {(scenarios[one], keys[one]): one if status[one] == "RUNNING" else "" for one in status}
+        status: dict[str, str] = _pairs(connection, select(run.run_uuid, run.status).where(run.run_uuid.in_(run_ids)))
+        tags = select(tag.run_uuid, tag.value).where(tag.run_uuid.in_(run_ids))
+        scenarios = _pairs(connection, tags.where(tag.key == "dse.scenario"))
+        keys = _pairs(connection, tags.where(tag.key == "dse.point_key"))
+    return {(scenarios[run_id], keys[run_id]): run_id if status[run_id] == "RUNNING" else "" for run_id in status}
 
 
 def _pairs(connection: Any, query: Any) -> dict[str, str]:
@@ -143,9 +143,9 @@ def _pairs(connection: Any, query: Any) -> dict[str, str]:
 def _by_client(
     place: Place, points: Iterable[Point], *, there: dict[Identity, str], seen: Callable[[int], None], reason: str = ""
 ) -> Written:
-    """Write points through the public API, some at a time where a server answers them."""
+    """Write points through the public API, several at a time to a server."""
 
-    def one(point: Point) -> None:
+    def write_point(point: Point) -> None:
         _write_one(place, point, there.get((point.scenario, point.key)))
 
     count = 0
@@ -153,7 +153,7 @@ def _by_client(
         waiting: deque[Future[None]] = deque()
         try:
             for point in points:
-                waiting.append(pool.submit(one, point))
+                waiting.append(pool.submit(write_point, point))
                 if len(waiting) >= 2 * _THREADS:
                     waiting.popleft().result()
                     seen(1)
@@ -168,7 +168,7 @@ def _by_client(
 
 
 def _write_one(place: Place, point: Point, begun: str | None) -> None:
-    """begun: the run of a point that was left half written."""
+    """Write a point. begun: its run if it was left half written."""
     from mlflow.entities import Metric, Param
 
     client, time_ms = place.store.client, place.time_ms
@@ -185,9 +185,9 @@ def _write_one(place: Place, point: Point, begun: str | None) -> None:
 
 
 def _in_bulk(place: Place, engine: Engine, points: list[Point]) -> list[str]:
-    """Insert points into MLflow's tables in one transaction; their run ids.
+    """Insert points into MLflow's tables in one transaction. Returns their run ids.
 
-    In the order of the ids, so that the indexes grow at few places.
+    They are inserted in the order of the ids, so that the indexes grow in few places.
     """
     named = sorted(((point.run_id(place.study_run), point) for point in points), key=itemgetter(0))
     with engine.begin() as connection:
@@ -198,7 +198,7 @@ def _in_bulk(place: Place, engine: Engine, points: list[Point]) -> list[str]:
 
 
 def _insert(connection: Any, name: str, values: list[tuple[Any, ...]]) -> None:
-    """Rows of a table class; straight to the driver, as SQLAlchemy's own way through a mapping per row costs more."""
+    """Insert rows of a table class directly by the driver, because SQLAlchemy's mapping per row costs more."""
     columns, table = ", ".join(_LAYOUT[name]), _table(name).__tablename__
     if connection.dialect.driver == "psycopg":
         with connection.connection.cursor() as cursor, cursor.copy(f"COPY {table} ({columns}) FROM STDIN") as copy:
@@ -211,7 +211,7 @@ def _insert(connection: Any, name: str, values: list[tuple[Any, ...]]) -> None:
 
 
 def _rows(place: Place, points: list[tuple[str, Point]]) -> dict[str, list[tuple[Any, ...]]]:
-    """The rows of the runs per table class, runs first as the others refer to them."""
+    """Build the rows of the runs per table class, runs first as the others refer to them."""
     now = place.time_ms
     metrics = [(key, value, now, 0, False, run) for run, point in points for key, value in point.metrics.items()]
     return {
@@ -224,7 +224,7 @@ def _rows(place: Place, points: list[tuple[str, Point]]) -> dict[str, list[tuple
 
 
 def _run_row(place: Place, run_id: str, point: Point) -> tuple[Any, ...]:
-    """The row that MlflowClient.create_run and set_terminated leave for such a run."""
+    """Build the row that MlflowClient.create_run and set_terminated would leave for such a run."""
     from mlflow.utils.uri import append_to_uri_path
 
     experiment = place.experiment
@@ -242,20 +242,20 @@ def _table(name: str) -> Any:
 
 
 def _layout_refusal(engine: Engine) -> str:
-    """In what the tables of this database differ from those the bulk writer fills, if at all."""
+    """Describe the first difference of the database's tables from `_LAYOUT`; empty if there is none."""
     from sqlalchemy import inspect
 
     inspector = inspect(engine)
-    for name, known in _LAYOUT.items():
+    for name, expected in _LAYOUT.items():
         table = _table(name).__tablename__
-        found = {column["name"] for column in inspector.get_columns(table)}
-        if found != set(known):
-            return f"table {table} differs in {', '.join(sorted(found ^ set(known)))}"
+        actual = {column["name"] for column in inspector.get_columns(table)}
+        if actual != set(expected):
+            return f"table {table} differs in {', '.join(sorted(actual ^ set(expected)))}"
     return ""
 
 
 def _probe_refusal(place: Place, engine: Engine, first: list[Point]) -> str:
-    """Write the first point in bulk; if it does not read back as meant, remove it and say so."""
+    """Write the first point in bulk; if it does not read back as intended, remove it and return the reason."""
     from mlflow.exceptions import MlflowException
     from sqlalchemy import delete
     from sqlalchemy.exc import SQLAlchemyError
@@ -268,7 +268,7 @@ def _probe_refusal(place: Place, engine: Engine, first: list[Point]) -> str:
         if all(_reads_back(place.store.client, run, point) for run, point in zip(ids, first, strict=True)):
             return ""
     except MlflowException:
-        pass  # a run that MLflow cannot read is not what was meant either
+        pass  # a run that MLflow cannot read is not as intended either
     with engine.begin() as connection:
         for name in reversed(_LAYOUT):
             table = _table(name)
@@ -277,7 +277,7 @@ def _probe_refusal(place: Place, engine: Engine, first: list[Point]) -> str:
 
 
 def _reads_back(client: Any, run_id: str, point: Point) -> bool:
-    """Whether MlflowClient sees exactly the run that was meant."""
+    """Return whether MlflowClient reads exactly the intended run."""
     run = client.get_run(run_id)
     history = [len(client.get_metric_history(run_id, key)) for key in point.metrics]
     return bool(
@@ -292,7 +292,7 @@ def _reads_back(client: Any, run_id: str, point: Point) -> bool:
 
 
 def _analyze(engine: Engine) -> None:
-    """Refresh the statistics: without, SQLite takes a hundred seconds to sort 50,000 runs by a metric."""
+    """Refresh the statistics, without which SQLite takes a hundred seconds to sort 50,000 runs by a metric."""
     if engine.dialect.name == "sqlite":
         with engine.begin() as connection:
             connection.exec_driver_sql("ANALYZE")
