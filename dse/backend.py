@@ -138,8 +138,8 @@ class Results:
 
     def __getitem__(self, index: int) -> Result:
         status = STATUSES[self.status[index]]
-        found = {name: float(column[index]) for name, column in self.metrics.items()} if status == "ok" else {}
-        return Result(status, found, self.texts[self.reason[index]], self.texts[self.engine[index]])
+        metrics = {name: float(column[index]) for name, column in self.metrics.items()} if status == "ok" else {}
+        return Result(status, metrics, self.texts[self.reason[index]], self.texts[self.engine[index]])
 
     @classmethod
     def of(cls, rows: Sequence[Result]) -> Self:

@@ -1,7 +1,7 @@
-"""What is wrong with an input, said so that it can be put right.
+"""Errors of an input, with the information needed to correct it.
 
-A `Problem` names the dotted path, the value, the rule it breaks and the way out; a `ConfigError` carries all of
-them at once, so that nobody mends a configuration one message at a time.
+A `Problem` names the dotted path, the value, the rule it breaks and the way out; a `ConfigError` carries all problems
+at once, so that a configuration can be corrected in one go.
 """
 
 from __future__ import annotations

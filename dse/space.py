@@ -417,17 +417,18 @@ class Space:
         kinds = {type(number) for number in numbers if number is not None}
         return numbers if len(kinds) <= 1 else [None] * len(numbers)
 
-    def meant(self, knob: Knob, held: Any, point: Assignment) -> Any:
-        """The value of a knob whose designs hold `held`, given those of the knobs before it; None where there is none.
+    def meant(self, knob: Knob, design_value: Any, point: Assignment) -> Any:
+        """Return the value of a knob whose designs hold `design_value`, None if it has no such value.
 
-        A value may be written otherwise than it is held: `2 TB/s` is held as 2e12.
+        point: values of the knobs before it. A written value may differ from that of a design: `2 TB/s` becomes 2e12.
         """
         if not knob.values:
-            return held if knob.low <= held <= knob.high else None
+            return design_value if knob.low <= design_value <= knob.high else None
         if self.is_option(knob.path):
-            return held if held in knob.values else None
+            return design_value if design_value in knob.values else None
         numbers = self._numbers(knob, {**point, knob.path: knob.values[0]})
-        return next((value for value, number in zip(knob.values, numbers, strict=True) if number == held), None)
+        pairs = zip(knob.values, numbers, strict=True)
+        return next((value for value, number in pairs if number == design_value), None)
 
     def _number(self, point: Assignment, path: str) -> Any:
         try:

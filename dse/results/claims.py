@@ -77,7 +77,7 @@ def _row(claim: Claim, finding: Finding) -> dict[str, Any]:
 
 
 def within(claim: Claim, finding: Finding) -> bool | None:
-    """Whether ours lies in the accepted band, both ends of it where ours is a range; None if there is none of ours."""
+    """Return whether our value is in the accepted band, with both ends if it is a range; None if we have none."""
     if finding.ours is None:
         return None
     if claim.tolerance is None or isinstance(finding.ours, bool):

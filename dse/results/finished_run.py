@@ -116,7 +116,7 @@ class Finished:
 
         explored: False for a baseline outside the space, which is evaluated to be compared with and was not searched.
         """
-        allowed = self._allowed
+        allowed = self._baseline_knobs
         wanted = dict.fromkeys([*columns, "key", "baseline", *allowed])
         with results(self.outputs.results, self.goals) as table:
             for part in table.groups(list(wanted)):
@@ -124,8 +124,8 @@ class Finished:
                 yield rows[list(columns)].assign(explored=_is_explored(rows, allowed))
 
     @cached_property
-    def _allowed(self) -> dict[str, Knob]:
-        """What a point may hold at the paths that a baseline changes: the knob, or the one value of the design."""
+    def _baseline_knobs(self) -> dict[str, Knob]:
+        """Knobs at the paths that a baseline changes: the searched knob, or one of only the design's value."""
         from dse.config.compose import searched_knobs
 
         config_dir = self.provenance.get("config_dir")

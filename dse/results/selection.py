@@ -110,10 +110,10 @@ def _ranks(part: Any, goals: Mapping[str, str], texts: list[str]) -> NDArray[np.
 
 @dataclass(frozen=True)
 class Rule:
-    """Which points are shown one by one.
+    """Selection of the points that are shown one by one.
 
-    `auto`: of a table of more than `whole_up_to` rows the fronts, what was promoted, baselines and a sample of the
-    points without result, `whole_up_to` altogether at most.
+    `auto`: all rows of a table of up to `whole_up_to`; of a larger one the fronts, promoted points, baselines and a
+    sample of the points without a result, at most `whole_up_to` in all.
     """
 
     points: Literal["auto", "all", "none"] = "auto"
