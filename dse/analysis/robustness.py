@@ -586,9 +586,8 @@ def _flips(findings: Found) -> list[str]:
             names = (
                 "all scenarios" if len(none) == len(findings.points.scenarios) else ", ".join(n.scenario for n in none)
             )
-            lines.append(
-                f"no flip between {path} = {quantity_text(stretch.low, path)} and {quantity_text(stretch.high, path)}: {names}"
-            )
+            low, high = quantity_text(stretch.low, path), quantity_text(stretch.high, path)
+            lines.append(f"no flip between {path} = {low} and {high}: {names}")
     return lines
 
 
