@@ -34,7 +34,7 @@ from studies.search_benchmark import STUDY
 _SHARES = (0.005, 0.01, 0.02)
 _AT = 0.02
 _TRIALS = (1_000, 10_000, 50_000)
-_OWN = ("auto", "rustuna_nsga2")
+_OWN = ("auto",)
 _BARE = {"optuna": (1_000, 10_000), "rustuna": _TRIALS}  # Optuna's NSGA-II takes a minute for the second
 _LARGE = [
     "study=ficco_sweep",

@@ -1,9 +1,9 @@
 """Plug-ins by name: own modules, what our packages declare, and entry points of other installed distributions.
 
-An engine, schedule, study or search method is a module of one package (`Kind.package`) that carries its kind's
-attribute. Backends, commands and titles of configuration groups are declared by the packages they belong to, in the
-mappings `BACKENDS`, `COMMANDS` and `GROUPS` of a package's `__init__`. Another distribution joins by an entry point in
-the group of the kind; nothing else has to be edited, and configuration never names a class or a path.
+An engine, schedule or study is a module of one package (`Kind.package`) that carries its kind's attribute. Backends,
+search methods, commands and titles of configuration groups are declared by the packages they belong to, in the mappings
+`BACKENDS`, `METHODS`, `COMMANDS` and `GROUPS` of a package's `__init__`. Another distribution joins by an entry point
+in the group of the kind; nothing else has to be edited, and configuration never names a class or a path.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ KINDS: Mapping[str, Kind] = {
     "backend": Kind("BACKEND", "dse.simulators"),
     "schedule": Kind("SCHEDULE", "dse.search_spaces", "search_spaces"),
     "study": Kind("STUDY", "dse.studies", "studies"),
-    "method": Kind("METHOD", "dse.search.methods", "dse.search.methods"),
+    "method": Kind("METHOD", "dse.search.methods"),
     "command": Kind("COMMAND", "dse.commands"),
 }
 

@@ -28,6 +28,13 @@ __all__ = ["Chosen", "Goal", "Limit", "Outcome", "Question", "Search", "explore"
 _MOST_TO_LIST = 1_000_000  # largest space that is listed to draw fresh points from
 _ASKS_PER_POINT = 20  # known or illegal proposals per fresh point before random points fill the batch
 GROUPS = {"search": "Searches"}
+METHODS = {
+    "auto": "dse.search.methods.portfolio:METHOD",
+    **{name: f"dse.search.methods.{name}:METHOD" for name in ("archive", "screened")},
+    **{
+        name: f"dse.search.methods.samplers:{name.upper()}" for name in ("gp", "nsga2", "nsga3", "qmc", "random", "tpe")
+    },
+}
 
 
 def _one_run(name: str) -> str:

@@ -1,1 +1,1 @@
-"""Search methods by name. A method is one module with `METHOD` (a `MakeMethod`), and one YAML in `conf/search`."""
+"""Search methods, declared by name in `dse.search.METHODS`; each has one YAML in `conf/search`."""

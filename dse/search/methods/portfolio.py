@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from dse.errors import Problems
-from dse.search.methods import screened, tpe
+from dse.search.methods import samplers, screened
 from dse.search.question import Method, Outcome, Question
 from dse.space import Assignment
 from dse.units import Fraction, Integer
@@ -129,7 +129,7 @@ def make(question: Question, options: Mapping[str, Any]) -> Portfolio:
     assert settings is not None
     methods = [
         screened.make(question, {"initial": settings.initial}),
-        tpe.METHOD(question, {"n_startup_trials": settings.initial}),
+        samplers.TPE(question, {"n_startup_trials": settings.initial}),
     ]
     return Portfolio(question, settings, methods, num_cheap=1)
 

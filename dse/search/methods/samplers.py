@@ -1,8 +1,7 @@
-"""Search methods from samplers of Optuna, and of libraries with its interface, on a study in memory."""
+"""Search methods from samplers of Optuna, on a study in memory."""
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -13,32 +12,30 @@ from dse.search.question import MakeMethod, Method, Outcome, Question
 from dse.space import Assignment, Knob
 
 
-def sampler(
-    name: str, *, library: str = "optuna", needs: str = "", all_knobs: bool = False, **defaults: Any
-) -> MakeMethod:
-    """Make a search method from a sampler of Optuna, or of a library with its interface.
+def sampler(name: str, *, needs: str = "", all_knobs: bool = False, **defaults: Any) -> MakeMethod:
+    """Make a search method from a sampler of Optuna.
 
     defaults: options, unless the user sets them. needs: a module that the sampler requires. all_knobs: declare all
     knobs beforehand, active or not.
     """
 
     def method(question: Question, options: Mapping[str, Any]) -> Method:
-        module = make_sampler(lambda: _library(library, needs), options)
-        kind = getattr(module.samplers, name)
+        library = make_sampler(lambda: _optuna(needs), options)
+        kind = getattr(library.samplers, name)
         instance = make_sampler(lambda: kind(seed=question.seed, **{**defaults, **options}), options)
-        return Sampled(module, question, instance, all_knobs=all_knobs)
+        return Sampled(library, question, instance, all_knobs=all_knobs)
 
     return method
 
 
-def _library(name: str, needs: str) -> Any:
-    module = importlib.import_module(name)
+def _optuna(needs: str) -> Any:
+    import optuna
+
     if needs and importlib.util.find_spec(needs) is None:
         raise ImportError(f"No module named {needs!r}", name=needs)
-    if name == "optuna":
-        module.logging.set_verbosity(module.logging.WARNING)
-        warnings.filterwarnings("ignore", category=module.exceptions.ExperimentalWarning)
-    return module
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
+    return optuna
 
 
 def make_sampler(make: Callable[[], Any], options: Mapping[str, Any]) -> Any:
@@ -116,3 +113,17 @@ class Sampled:
 
 def _encode(knob: Knob, value: Any) -> Any:
     return knob.values.index(value) if knob.values and knob.is_ordered else value
+
+
+TPE = sampler("TPESampler", multivariate=True, group=True, constant_liar=True)
+"""Tree-structured Parzen estimator (Bergstra et al. 2011), multivariate and grouped: better on several objectives."""
+GP = sampler("GPSampler", needs="torch")
+"""Gaussian process (needs torch): slow, for simulators that take far longer."""
+NSGA2 = sampler("NSGAIISampler")
+"""NSGA-II (Deb et al. 2002)."""
+NSGA3 = sampler("NSGAIIISampler")
+"""NSGA-III (Deb and Jain 2014), for three and more objectives."""
+QMC = sampler("QMCSampler", all_knobs=True, scramble=True, warn_independent_sampling=False)
+"""Quasi-Monte Carlo: Sobol points, evenly spread."""
+RANDOM = sampler("RandomSampler")
+"""Independent even draws."""

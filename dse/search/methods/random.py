@@ -1,5 +1,0 @@
-"""Independent even draws."""
-
-from dse.search.sampled import sampler
-
-METHOD = sampler("RandomSampler")

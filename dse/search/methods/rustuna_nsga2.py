@@ -1,5 +1,0 @@
-"""NSGA-II of rustuna, by Optuna's makers, in Rust."""
-
-from dse.search.sampled import sampler
-
-METHOD = sampler("NSGAIISampler", library="rustuna")
