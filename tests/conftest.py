@@ -173,19 +173,6 @@ def results(simulator: Backend, designs: Iterable[BaseModel]) -> list[Result]:
     return [found[0] for found in simulator.evaluate([Batch(one) for one in designs])]
 
 
-def assert_screened(simulator: Backend, batches: Sequence[Batch]) -> None:
-    """What a backend knows beforehand is what its rules say of each design alone, and what evaluating it gives."""
-    found, judged = simulator.screen(batches), simulator.evaluate(batches)
-    assert [one.size for one in found] == [batch.size for batch in batches]
-    for batch, known, results in zip(batches, found, judged, strict=True):
-        assert not known.metrics
-        for place, point in enumerate(batch.designs()):
-            reason = "; ".join(map(str, simulator.problems(point)))
-            assert known[place] == Result("infeasible" if reason else "ok", reason=reason)
-            assert known[place] == results[place] or not reason
-            assert results[place].status != "infeasible" or results[place].reason == reason
-
-
 def lower(point: Design) -> TaskGraph:
     """The task graph of a design."""
     return point.schedule.lower(point.system, point.workload)

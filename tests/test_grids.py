@@ -7,13 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import ENGINES, EXACT, FREE, SCHEDULES, assert_screened, backend, design, lower, mostly_nightly
+from conftest import ENGINES, EXACT, FREE, SCHEDULES, backend, design, lower, mostly_nightly
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from test_conformance import DISTINCT, magnitudes, points
 
 from dse.backend import Batch, Result
+from dse.testing import check_screening
 from simulators.overlap.backend import OverlapBackend
 from simulators.overlap.batch import grids
 from simulators.rules import Rule, problems, reasons
@@ -96,7 +97,7 @@ def test_a_grid_equals_its_designs_alone_to_the_bit(
 def test_what_is_known_before_a_run_is_what_the_run_says(engine: str, schedule: str, data: st.DataObject) -> None:
     """Of several grids in one call, some of one structure."""
     batch, other = data.draw(batches(schedule)), data.draw(batches(schedule, most=2))
-    assert_screened(backend(engine), [batch, other, Batch(batch.design), batch])
+    check_screening(backend(engine), [batch, other, Batch(batch.design), batch])
 
 
 def test_the_grids_above_hold_designs_of_all_kinds() -> None:
