@@ -67,33 +67,33 @@ class JitQ(Plain):
     )
 
     def claims(self) -> list[Claim]:
-        """What the paper and its authors published, as retyped beside this module."""
+        """Claims of the paper and its authors, as retyped beside this module."""
         return read(Path(__file__).with_suffix(".yaml"))
 
     def further(self, run: Finished) -> Mapping[str, Finding]:
         """Ours for every claim."""
-        table = _held(run.outputs.read_table("results"))
+        table = _searched_points(run.outputs.read_table("results"))
         rows = _as_configured(table, run)
         absent = Finding(None, "needs stored copies, and such that GPU and units make, on the configured hardware")
-        found = {claim.id: absent for claim in self.claims()} | _of_parts()
+        findings = {claim.id: absent for claim in self.claims()} | _of_parts()
         if set(rows.get(_WAY, ())) >= {"gpu", "pim"}:
             (published,) = (claim.value for claim in self.claims() if claim.id == "jitq.capacity_saved")
             assert not isinstance(published, tuple)
             around = {path: _as_configured(table, run, path) for path in (_ROWS, _BESIDE)}
-            found |= {**_lost(rows, around), **_saved(rows, published), **_fits(table)}
-        return found | _pace(run)
+            findings |= {**_lost(rows, around), **_capacity_saved(rows, published), **_fits(table)}
+        return findings | _pace(run)
 
     def figures(self, table: pd.DataFrame, timelines: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
         """Memory against time."""
-        ok = _held(table)
+        ok = _searched_points(table)
         if ok.empty:
             return
         by = ok[_WAY].astype(str) + ok[_SET].astype(str).radd(", ").where(ok[_WAY].astype(str) == "pim", "")
-        held, share = (
+        size, share = (
             Axis("bytes_per_parameter", "bytes per weight"),
             Axis("share_quantisation", "time for copies [%]", 100),
         )
-        yield "front", pareto(ok.assign(copies=by), held, y=share, size=None, by="copies")
+        yield "front", pareto(ok.assign(copies=by), size, y=share, size=None, by="copies")
 
     def extras(self, run: Finished) -> Iterator[tuple[str, Any]]:
         """Accountings of memory, shares that bursts cost, other memories, and turns of GPU and memory."""
@@ -105,7 +105,7 @@ class JitQ(Plain):
         shown = accounts.assign(panel="saved of the memory for weights [%]", copies=broken)
         saved = Axis("saved", "saved of the memory for weights [%]", _PERCENT)
         yield "capacity", tables.heat(shown, saved, x="copies", y="base", panel="panel")
-        table = _held(run.outputs.read_table("results"))
+        table = _searched_points(run.outputs.read_table("results"))
         if len(table):
             yield "contention", _contention(_as_configured(table, run))
             yield from _losses(table, run)
@@ -115,7 +115,7 @@ class JitQ(Plain):
             yield "turns", _turns(design)
 
 
-def _held(table: pd.DataFrame) -> pd.DataFrame:
+def _searched_points(table: pd.DataFrame) -> pd.DataFrame:
     """Points with a result, where all that claims and figures look at was searched."""
     ok = table[table["status"] == "ok"]
     return ok if set(ok) >= _NEEDED else ok.iloc[:0]
@@ -125,10 +125,11 @@ def _as_configured(table: pd.DataFrame, run: Finished, *searched: str) -> pd.Dat
     """Points on the hardware of the configuration, with its bursts and look-ahead, but for some knobs."""
     if table.empty:
         return table
-    asked = run.config
-    values = {path: asked["quantised"].get(path.partition(".")[2]) for path in (_AHEAD, _ROWS, _BESIDE)}
-    pim = asked["system"]["gpu"].get("pim") or {}
-    values |= {_KEPT: asked["quantised"].get("kept"), _UNITS: pim.get("units_per_bank"), _RATE: pim.get("command_rate")}
+    config = run.config
+    values = {path: config["quantised"].get(path.partition(".")[2]) for path in (_AHEAD, _ROWS, _BESIDE)}
+    pim = config["system"]["gpu"].get("pim") or {}
+    values |= {_UNITS: pim.get("units_per_bank"), _RATE: pim.get("command_rate")}
+    values[_KEPT] = config["quantised"].get("kept")
     if None in values.values():  # of a configuration in which no units make copies
         return table.iloc[:0]
     way = table[_WAY].astype(str)
@@ -136,8 +137,8 @@ def _as_configured(table: pd.DataFrame, run: Finished, *searched: str) -> pd.Dat
     for path, value in values.items():
         if path not in searched:
             free = way == "stored" if path == _KEPT else way != "pim"  # for whom it means nothing
-            held = table[path].astype(str) if isinstance(value, str) else table[path].astype(float)
-            fits &= free | (held == value)
+            column = table[path].astype(str) if isinstance(value, str) else table[path].astype(float)
+            fits &= free | (column == value)
     return table.loc[fits]
 
 
@@ -147,12 +148,12 @@ def _names(run: Finished) -> list[str]:
 
 def _designs(run: Finished) -> dict[str, Design]:
     """The configuration's design of each of its models, of which it breaks no rule."""
-    found = {}
+    designs = {}
     for name in _names(run):
         design = base(run, model=model_tree(name))
         if design is not None and not StepBackend().problems(design):
-            found[name] = design
-    return found
+            designs[name] = design
+    return designs
 
 
 # Claims
@@ -162,14 +163,14 @@ def _of_parts() -> dict[str, Finding]:
     """Gains of units in memory over its interface, and the time of a published example."""
     pims = {name: _pim(name) for name in _PARTS}
     gains = {name: float(pim.gain) for name, pim in pims.items()}
-    asked = facts("jitq")["streamed"]
-    streamed = pims[asked["pim"]]
-    amount = asked["rows"] * asked["columns"] * asked["element_bytes"]
+    example = facts("jitq")["streamed"]
+    streamed = pims[example["pim"]]
+    amount = example["rows"] * example["columns"] * example["element_bytes"]
     seconds = float(streamed.stream_s(streamed.per_unit(amount), 1.0))
-    told = ", ".join(f"{name} {gain:.2f}x" for name, gain in gains.items())
+    text = ", ".join(f"{name} {gain:.2f}x" for name, gain in gains.items())
     ends = (round(min(gains.values()), 2), round(max(gains.values()), 2))
     return {
-        "jitq.pim_gain": Finding(ends, f"{told}, rows being open; by construction: the parts' timing"),
+        "jitq.pim_gain": Finding(ends, f"{text}, rows being open; by construction: the parts' timing"),
         "jitq.samsung_pim_gain": Finding(
             round(gains["hbm2_pim"], 9), "from the timing of its simulator, by construction"
         ),
@@ -191,9 +192,9 @@ def _lost(rows: pd.DataFrame, around: Mapping[str, pd.DataFrame]) -> dict[str, F
     if pim.empty or gpu.empty:
         return {}
     worst = _PERCENT * pim.groupby(pim[_SET].astype(str))["throughput_lost"].max()
-    told = ", ".join(f"{name} instructions {value:.2f} %" for name, value in worst.items())
-    rest = "; ".join(f"by {path.partition('.')[2]} {_by(path, own)}" for path, own in around.items())
-    text = f"largest where an iteration fits: {told}; {rest} %"
+    by_set = ", ".join(f"{name} instructions {value:.2f} %" for name, value in worst.items())
+    other_values = "; ".join(f"by {path.partition('.')[2]} {_by(path, points)}" for path, points in around.items())
+    text = f"largest where an iteration fits: {by_set}; {other_values} %"
     at_ = ["scenario", _TP, _MICRO, _STORED]
     both = pim.join(gpu.set_index(at_)["throughput_lost"].rename("by_gpu"), on=at_).dropna(subset=["by_gpu"])
     dearer = both["by_gpu"] > both["throughput_lost"]
@@ -209,8 +210,8 @@ def _lost(rows: pd.DataFrame, around: Mapping[str, pd.DataFrame]) -> dict[str, F
 
 def _by(path: str, rows: pd.DataFrame) -> str:
     """The largest loss for each value of a knob."""
-    own = rows[(rows[_WAY] == "pim") & (rows["memory_share"] <= 1)]
-    worst = _PERCENT * own.groupby(path, observed=True)["throughput_lost"].max()
+    fitting = rows[(rows[_WAY] == "pim") & (rows["memory_share"] <= 1)]
+    worst = _PERCENT * fitting.groupby(path, observed=True)["throughput_lost"].max()
     return ", ".join(f"{value}: {lost:.1f}" for value, lost in worst.items())
 
 
@@ -218,34 +219,35 @@ def _span(values: pd.Series[Any]) -> str:
     return f"{_PERCENT * values.min():.2f} to {_PERCENT * values.max():.2f} %"
 
 
-def _saved(rows: pd.DataFrame, published: float) -> dict[str, Finding]:
+def _capacity_saved(rows: pd.DataFrame, published: float) -> dict[str, Finding]:
     """Memory saved by the accounting of the configured optimizer and copies, beside all others."""
     pim = rows[rows[_WAY] == "pim"]
     saved = _PERCENT * pim.groupby(pim[_STORED].astype(str))["capacity_saved"].max()
     every = [(f"{row['base']}, {row['copies']}", _PERCENT * float(row["saved"])) for row in _accounts()]
     near = "; ".join(name for name, value in every if round(value) == published)
     least, most = min(value for _, value in every), max(value for _, value in every)
-    told = ", ".join(f"{value:.1f} % of {_COPIES[str(name)]}" for name, value in saved.items())
+    text = ", ".join(f"{value:.1f} % of {_COPIES[str(name)]}" for name, value in saved.items())
     grid_ = f"{len(every)} accountings give {least:.0f} to {most:.0f} %, {published:g} %: {near}"
-    return {"jitq.capacity_saved": Finding(float(saved.max()), f"{told}; {grid_}", _ACCOUNT)}
+    return {"jitq.capacity_saved": Finding(float(saved.max()), f"{text}; {grid_}", _ACCOUNT)}
 
 
 def _fits(table: pd.DataFrame) -> dict[str, Finding]:
     """The lowest degree of TP at which an iteration fits, by what is stored otherwise."""
-    told, lower = list[str](), False
-    for stored, own in table[table["memory_share"] <= 1].groupby(table[_STORED].astype(str)):
-        ways = own.groupby(["scenario", own[_WAY].astype(str)], observed=True)[_TP].min().unstack().fillna(np.inf)
+    texts, lower = list[str](), False
+    for stored, fitting in table[table["memory_share"] <= 1].groupby(table[_STORED].astype(str)):
+        lowest = fitting.groupby(["scenario", fitting[_WAY].astype(str)], observed=True)[_TP].min()
+        ways = lowest.unstack().fillna(np.inf)
         if not {"stored", "pim"} <= set(ways):
             return {}
-        some = ways[ways["pim"] < ways["stored"]]
-        lower = lower or len(some) > 0
-        each = [f"{name} at TP {row['pim']:.0f}, not {_degree(row['stored'])}" for name, row in some.iterrows()]
-        more = _PERCENT * (1 / (1 - own["capacity_saved"].max()) - 1)
-        told.append(
-            f"beside {_COPIES[str(stored)]}: {', '.join(each) or 'none at a lower TP'}, {more:.0f} % more weights"
+        lower_tp = ways[ways["pim"] < ways["stored"]]
+        lower = lower or len(lower_tp) > 0
+        degrees = [f"{name} at TP {row['pim']:.0f}, not {_degree(row['stored'])}" for name, row in lower_tp.iterrows()]
+        more = _PERCENT * (1 / (1 - fitting["capacity_saved"].max()) - 1)
+        texts.append(
+            f"beside {_COPIES[str(stored)]}: {', '.join(degrees) or 'none at a lower TP'}, {more:.0f} % more weights"
         )
     cause = "degrees of the space are too few for what is saved to matter"
-    return {"jitq.bigger_or_lower_tp": Finding(lower, "; ".join(told), cause)}
+    return {"jitq.bigger_or_lower_tp": Finding(lower, "; ".join(texts), cause)}
 
 
 def _degree(value: float) -> str:
@@ -253,26 +255,27 @@ def _degree(value: float) -> str:
 
 
 def _pace(run: Finished) -> dict[str, Finding]:
-    """Whether the GPU waits for no copy but those of the first layer of a pass."""
-    designs = {name: one for name, one in _designs(run).items() if _by_pim(one)}
+    """Judge whether the GPU waits for copies of the first layer of a pass alone."""
+    designs = {name: design for name, design in _designs(run).items() if _by_pim(design)}
     if not designs:
         return {"jitq.keeps_pace": Finding(None, "needs units in memory that make copies")}
     behind, shares = list[str](), list[str]()
     for name, design in designs.items():
-        found = iteration(design)
-        waits = _late(schedule(tasks(found)))
+        step = iteration(design)
+        waits = _late(schedule(tasks(step)))
         behind += [f"{name} before {waits[0]}"] if waits else []
-        shares.append(f"{name} {_PERCENT * float(found.copies.busy_s / (found.slot_s - found.copies.slot_s)):.1f} %")
+        shares.append(f"{name} {_PERCENT * float(step.copies.busy_s / (step.slot_s - step.copies.slot_s)):.1f} %")
     text = f"units are busy for a share of a micro-batch: {', '.join(shares)}; copies of a pass begin with it"
-    told = f"{text}; the GPU waits: {', '.join(behind)}" if behind else text
-    return {"jitq.keeps_pace": Finding(not behind, told, "units are slower than the products that read their copies")}
+    text = f"{text}; the GPU waits: {', '.join(behind)}" if behind else text
+    return {"jitq.keeps_pace": Finding(not behind, text, "units are slower than the products that read their copies")}
 
 
 def _late(intervals: list[Interval]) -> list[str]:
     """Operators that wait for their copies and are not of the first layer of a pass."""
-    copies = sorted((one for one in intervals if one.lane == "memory"), key=lambda one: one.start_s)
-    first = {_is_backward(one.name): _layer(one.name) for one in reversed(copies)}
-    waits = [one.name.removesuffix(WAITING) for one in intervals if one.name.endswith(WAITING)]
+    in_memory = (interval for interval in intervals if interval.lane == "memory")
+    copies = sorted(in_memory, key=lambda interval: interval.start_s)
+    first = {_is_backward(interval.name): _layer(interval.name) for interval in reversed(copies)}
+    waits = [interval.name.removesuffix(WAITING) for interval in intervals if interval.name.endswith(WAITING)]
     return [name for name in waits if _layer(name) != first[_is_backward(name)]]
 
 
@@ -293,15 +296,15 @@ def _by_pim(design: Design) -> bool:
 
 def _accounts() -> list[dict[str, Any]]:
     """The share of memory for weights that copies take, by what else is stored and which copies there are."""
-    asked = facts("jitq")
+    accountings = facts("jitq")
     formats = {name: Format.model_validate(option_tree("format", name)) for name in ("mx9", "mx6")}
 
     def copies(tree: Mapping[str, Any]) -> dict[str, Any]:
-        return {way: {**one, "format": formats[one["format"]]} for way, one in tree.items()}
+        return {way: {**copy, "format": formats[copy["format"]]} for way, copy in tree.items()}
 
-    bases = {name: Base.model_validate(tree) for name, tree in asked["bases"].items()}
-    kept = {name: Copies.model_validate(copies(tree)) for name, tree in asked["copies"].items()}
-    return [{**row, "base": f"{row['base']}: {row['base_bytes']:g} B"} for row in grid(bases, kept)]
+    bases = {name: Base.model_validate(tree) for name, tree in accountings["bases"].items()}
+    sets = {name: Copies.model_validate(copies(tree)) for name, tree in accountings["copies"].items()}
+    return [{**row, "base": f"{row['base']}: {row['base_bytes']:g} B"} for row in grid(bases, sets)]
 
 
 def _losses(table: pd.DataFrame, run: Finished) -> Iterator[tuple[str, Figure]]:
@@ -310,7 +313,7 @@ def _losses(table: pd.DataFrame, run: Finished) -> Iterator[tuple[str, Figure]]:
     At the lowest degree of TP at which the model fits, with most micro-batches, all else as configured, and the least
     of what was searched beside.
     """
-    bursts, units = _fitting(table, run, _ROWS, _BESIDE), _fitting(table, run, _UNITS, _RATE, _ROWS)
+    bursts, units = _lowest_fitting(table, run, _ROWS, _BESIDE), _lowest_fitting(table, run, _UNITS, _RATE, _ROWS)
     lost = Axis("throughput_lost", "throughput lost [%]", _PERCENT)
     if len(bursts):
         where = bursts[_BESIDE].astype(str).map({"products": "beside products", "all": "beside anything"})
@@ -328,23 +331,23 @@ def _losses(table: pd.DataFrame, run: Finished) -> Iterator[tuple[str, Figure]]:
         yield "units", tables.heat(heat, least, x="units per bank", y="commands", panel="panel")
 
 
-def _fitting(table: pd.DataFrame, run: Finished, *searched: str) -> pd.DataFrame:
+def _lowest_fitting(table: pd.DataFrame, run: Finished, *searched: str) -> pd.DataFrame:
     """Points of units in memory as configured but for what was searched, each model at its lowest TP that fits."""
     rows = _as_configured(table, run, *searched)
-    own = rows[(rows[_WAY].astype(str) == "pim") & (rows["memory_share"] <= 1)]
-    own = own[(own[_STORED].astype(str) == "used") & (own[_MICRO] == own[_MICRO].max())]
-    lowest = own.groupby("scenario", sort=False)[_TP].transform("min")
-    few: pd.DataFrame = own[own[_TP] == lowest]
+    fitting = rows[(rows[_WAY].astype(str) == "pim") & (rows["memory_share"] <= 1)]
+    fitting = fitting[(fitting[_STORED].astype(str) == "used") & (fitting[_MICRO] == fitting[_MICRO].max())]
+    lowest = fitting.groupby("scenario", sort=False)[_TP].transform("min")
+    few: pd.DataFrame = fitting[fitting[_TP] == lowest]
     return few.assign(panel=few["scenario"].astype(str) + ", TP " + few[_TP].astype(int).astype(str))
 
 
 def _contention(rows: pd.DataFrame) -> pd.DataFrame:
     """mu: what the GPU loses to bursts, of the time of units in memory; and what it waits for."""
     pim = rows[rows[_WAY] == "pim"]
-    told = pim[["scenario", _SET, _TP, _MICRO, _STORED, "memory_share", "throughput_lost"]].copy()
+    columns = pim[["scenario", _SET, _TP, _MICRO, _STORED, "memory_share", "throughput_lost"]].copy()
     for name in ("slowed", "waited"):
-        told[f"{name}_share"] = pim[f"quantisation_{name}_s"] / pim["quantisation_s"]
-    return told.rename(columns={"slowed_share": "mu"})
+        columns[f"{name}_share"] = pim[f"quantisation_{name}_s"] / pim["quantisation_s"]
+    return columns.rename(columns={"slowed_share": "mu"})
 
 
 def _systems(run: Finished) -> pd.DataFrame:
@@ -352,29 +355,29 @@ def _systems(run: Finished) -> pd.DataFrame:
     import pandas as pd
 
     rows = []
-    for asked in facts("jitq")["systems"]:
-        part = option_tree("pim", asked["pim"])
-        system = option_tree("system", asked["system"])
+    for case in facts("jitq")["systems"]:
+        part = option_tree("pim", case["pim"])
+        system = option_tree("system", case["system"])
         system = {
             **system,
             "gpu": {**system["gpu"], **part["gpu"]},
             "sources": {**system["sources"], **part["sources"]},
         }
-        made = {way: _metrics(run, way, asked, system) for way in ("stored", "gpu", "pim")}
-        for way, found in made.items() if all(made.values()) else ():
-            lost, saved = (1 - found[name] / made["stored"][name] for name in ("tokens_per_s", "state_bytes"))
-            own = {"iteration_s": found["iteration_s"], "throughput_lost": lost, "capacity_saved": saved}
-            rows.append({**asked, "copies": way, **own})
+        by_way = {way: _metrics(run, way, case, system) for way in ("stored", "gpu", "pim")}
+        for way, metrics in by_way.items() if all(by_way.values()) else ():
+            lost, saved = (1 - metrics[name] / by_way["stored"][name] for name in ("tokens_per_s", "state_bytes"))
+            values = {"iteration_s": metrics["iteration_s"], "throughput_lost": lost, "capacity_saved": saved}
+            rows.append({**case, "copies": way, **values})
     return pd.DataFrame(rows)
 
 
-def _metrics(run: Finished, way: str, asked: Mapping[str, Any], system: Mapping[str, Any]) -> Mapping[str, float]:
+def _metrics(run: Finished, way: str, case: Mapping[str, Any], system: Mapping[str, Any]) -> Mapping[str, float]:
     """Metrics of the configured iteration in one server of another system, copies made another way; {} if none."""
     quantised = {**option_tree("quantised", way), "backward": run.config.get("quantised", {}).get("backward")}
-    design = base(run, model=model_tree(asked["model"]), system=system, quantised=quantised)
+    design = base(run, model=model_tree(case["model"]), system=system, quantised=quantised)
     if design is None:
         return {}
-    alone = at(design, {_TP: asked["tp"], "parallel.pp": 1, "parallel.dp": 1})
+    alone = at(design, {_TP: case["tp"], "parallel.pp": 1, "parallel.dp": 1})
     (result,) = StepBackend().evaluate([Batch(alone)])
     return result[0].metrics if result[0].status == "ok" else {}
 
@@ -384,9 +387,10 @@ def _turns(design: Design) -> Figure:
     import pandas as pd
 
     every = schedule(tasks(iteration(at(design, {_MICRO: 1}))))
-    after = [one.start_s for one in every if _layer(one.name) == f"layer {_LAYERS_SHOWN}"]
+    after = [interval.start_s for interval in every if _layer(interval.name) == f"layer {_LAYERS_SHOWN}"]
     until = min(after, default=every[-1].finish_s)
-    shown = [{**vars(one), "finish_s": min(one.finish_s, until)} for one in every if one.start_s < until]
+    begun = [interval for interval in every if interval.start_s < until]
+    shown = [{**vars(interval), "finish_s": min(interval.finish_s, until)} for interval in begun]
     return timeline(pd.DataFrame(shown), f"{design.model.name}: the first {_LAYERS_SHOWN} layers, forward")
 
 

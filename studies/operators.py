@@ -54,20 +54,20 @@ class Operators(Plain):
 
     def further(self, run: Finished) -> Mapping[str, Finding]:
         """Ours for every claim: of MI300X from its system file, of measured GEMMs from the tables of the run."""
-        return {**_mi300x(), **_measured_gemms(_predicted(run)["fitted"])}
+        return {**_mi300x(), **_measured_gemms(_predict_rows(run)["fitted"])}
 
     def extras(self, run: Finished) -> Iterator[tuple[str, Any]]:
         """`errors.json`, every row with what is predicted, and the figures."""
         from dse.plots import predictions
 
-        found = _predicted(run)
-        rows = _table(found["fitted"])
+        predicted = _predict_rows(run)
+        rows = _table(predicted["fitted"])
         yield "predictions", rows
-        yield "errors", _errors(found)
+        yield "errors", _errors(predicted)
         sets = rows["device"].where(rows["precision"] == "fp32", rows["device"] + " " + rows["precision"])
         figure = predictions.scatter(rows.assign(device=sets), by="device", title="device (fp32 unless said)")
         yield "predicted_against_measured", figure
-        reduced = _bandwidths(found["fitted"])
+        reduced = _bandwidths(predicted["fitted"])
         if len(reduced):
             yield "allreduce", predictions.bandwidths(reduced)
 
@@ -82,17 +82,17 @@ class Operators(Plain):
         yield "errors_by_model", predictions.errors(rows, MODELS)
 
 
-def _predicted(run: Finished) -> dict[str, dict[str, list[Predicted]]]:
+def _predict_rows(run: Finished) -> dict[str, dict[str, list[Predicted]]]:
     """Model -> device -> its measured rows, predicted."""
     folder = str(get_path(run.config, "study.data_dir") or conf_dir() / "data")
     devices = [device_of(tree_of(name), name) for name in run.config["devices"]]
-    known = tables(folder)
+    measured = tables(folder)
     return {
         model: {
             device.name: [
-                found
-                for rows in known
-                if rows.device == device.measured_as and (found := predicted_by(model, device, rows)) is not None
+                prediction
+                for rows in measured
+                if rows.device == device.measured_as and (prediction := predicted_by(model, device, rows)) is not None
             ]
             for device in devices
         }
@@ -100,65 +100,71 @@ def _predicted(run: Finished) -> dict[str, dict[str, list[Predicted]]]:
     }
 
 
-def _table(found: Mapping[str, Sequence[Predicted]]) -> pd.DataFrame:
+def _table(predicted: Mapping[str, Sequence[Predicted]]) -> pd.DataFrame:
     import pandas as pd
 
-    return pd.concat([table_of(own, name) for name, own in found.items() if own], ignore_index=True)
+    parts = [table_of(predictions, name) for name, predictions in predicted.items() if predictions]
+    return pd.concat(parts, ignore_index=True)
 
 
-def _errors(found: Mapping[str, Mapping[str, Sequence[Predicted]]]) -> dict[str, Any]:
+def _errors(predicted: Mapping[str, Mapping[str, Sequence[Predicted]]]) -> dict[str, Any]:
     """`errors.json`: the worst device by kind, and everything by device, precision, kind and model.
 
     The worst device is of those at fp32, at which all were measured; beside it the worst at any precision.
     """
     devices: dict[str, Any] = {}
-    held: list[tuple[str, str, Errors]] = []
-    for model, by_device in found.items():
-        for name, own in by_device.items():
-            for one in own:
-                errors, rows = one.errors, one.rows
+    checked: list[tuple[str, str, Errors]] = []
+    for model, by_device in predicted.items():
+        for name, predictions in by_device.items():
+            for prediction in predictions:
+                errors, rows = prediction.errors, prediction.rows
                 place = devices.setdefault(name, {}).setdefault(rows.precision, {}).setdefault(rows.kind, {})
                 place[model] = asdict(errors) if errors else None
-                held += [(rows.kind, rows.precision, errors)] if errors and model == "fitted" else []
-    large = {name: large_median(own) for name, own in found["fitted"].items()}
-    gemms = [errors.log_correlation for kind, _, errors in held if kind == "gemm"]
-    anywhere = told_errors([(kind, "", errors) for kind, _, errors in held])
+                checked += [(rows.kind, rows.precision, errors)] if errors and model == "fitted" else []
+    large = {name: large_median(predictions) for name, predictions in predicted["fitted"].items()}
+    gemms = [errors.log_correlation for kind, _, errors in checked if kind == "gemm"]
+    anywhere = told_errors([(kind, "", errors) for kind, _, errors in checked])
     return {
-        **{f"{name}_worst_device": value for name, value in told_errors(held).items()},
+        **{f"{name}_worst_device": value for name, value in told_errors(checked).items()},
         "gemm_log_correlation_worst_device": min(gemms, default=None),
         "allreduce_median_1mb": max((median for median in large.values() if median is not None), default=None),
         **{f"{name}_worst_precision": value for name, value in anywhere.items()},
         "allreduce_median_1mb_by_device": large,
-        "allreduce_by_payload": _by_payload(found["fitted"]),
+        "allreduce_by_payload": _by_payload(predicted["fitted"]),
         "devices": devices,
     }
 
 
-def _by_payload(found: Mapping[str, Sequence[Predicted]]) -> list[dict[str, Any]]:
+def _by_payload(predicted: Mapping[str, Sequence[Predicted]]) -> list[dict[str, Any]]:
     """Median and largest error of all-reduces of each payload, over devices and numbers of GPUs, not fitted on."""
-    rows = _bandwidths(found)
+    rows = _bandwidths(predicted)
     if rows.empty:
         return []
     rows = rows[~rows["fitted"]]
-    error = (rows["predicted_s"] / rows["measured_s"] - 1).abs().groupby(rows["payload_bytes"])
+    by_payload = (rows["predicted_s"] / rows["measured_s"] - 1).abs().groupby(rows["payload_bytes"])
     return [
-        {"payload_bytes": float(payload), "count": len(own), "median": float(own.median()), "max": float(own.max())}
-        for payload, own in error
+        {
+            "payload_bytes": float(payload),
+            "count": len(error),
+            "median": float(error.median()),
+            "max": float(error.max()),
+        }
+        for payload, error in by_payload
     ]
 
 
-def _bandwidths(found: Mapping[str, Sequence[Predicted]]) -> pd.DataFrame:
+def _bandwidths(predicted: Mapping[str, Sequence[Predicted]]) -> pd.DataFrame:
     """A row for each all-reduce: times, and bus bandwidths 2 (n - 1) / n S / t."""
     import pandas as pd
 
     parts = []
-    for name, own in found.items():
-        for one in own:
-            if one.rows.kind == "allreduce":
-                gpus, payload = one.rows.shape["gpus"], FLOAT_BYTES * one.rows.shape["floats"]
+    for name, predictions in predicted.items():
+        for prediction in predictions:
+            if prediction.rows.kind == "allreduce":
+                gpus, payload = prediction.rows.shape["gpus"], FLOAT_BYTES * prediction.rows.shape["floats"]
                 bus = 2 * (gpus - 1) / gpus * payload
-                columns = {"device": name, "gpus": gpus, "payload_bytes": payload, "fitted": one.fitted}
-                measured, ours = one.rows.seconds[:, 0], one.seconds[:, 0]
+                columns = {"device": name, "gpus": gpus, "payload_bytes": payload, "fitted": prediction.fitted}
+                measured, ours = prediction.rows.seconds[:, 0], prediction.seconds[:, 0]
                 times = {"measured_s": measured, "predicted_s": ours}
                 rates = {"measured_bytes_per_s": bus / measured, "predicted_bytes_per_s": bus / ours}
                 parts.append(pd.DataFrame({**columns, **times, **rates}))
@@ -166,39 +172,39 @@ def _bandwidths(found: Mapping[str, Sequence[Predicted]]) -> pd.DataFrame:
 
 
 def _mi300x() -> dict[str, Finding]:
-    """What the collectives' costs give for 8 x MI300X."""
+    """Judge the costs of collectives for 8 x MI300X."""
     system = system_of(tree_of(_OVERLAP_SYSTEM))
     gpu, node = system.gpu, system.node
     peers = node.num_gpus - 1
-    found: dict[str, Finding] = {}
+    findings: dict[str, Finding] = {}
     floor = gpu.cu_copy.setup_s * _LOW_LATENCY / 2  # two steps, each as late as the floor of short messages says
     group = Group(node.num_gpus, peers * node.link_bytes_per_s * gpu.cu_copy.link_efficiency, floor)
     for name, payload in _REDUCED.items():
         cost = collective_cost("all_reduce", "direct", payload, group)
         rests = {"1MB": "rests on the floor of short messages", "16GB": "rests on the rate at 16 GB"}.get(name, "")
         ours = float(cost.wire_bytes / cost.seconds / 1e9)
-        found[f"hardware.mi300x_allreduce_{name}"] = _fitted(ours, rests) if rests else Finding(ours)
+        findings[f"hardware.mi300x_allreduce_{name}"] = _fitted_finding(ours, rests) if rests else Finding(ours)
     cap = _conditions()["mi300x_all_gather_link_bytes_per_s"]
     capped = Group(node.num_gpus, peers * cap, 0.0)
-    told = f"a CU a channel, on links of {cap / 1e9:g} GB/s"
+    text = f"a CU a channel, on links of {cap / 1e9:g} GB/s"
     for channels in _CHANNELS:
         moved = capped.by_cus(channels, gpu.cu_copy.bytes_per_s_per_cu * cap / node.link_bytes_per_s)
         rate = float(np.asarray(moved.bytes_per_s)) / peers / 1e9
-        found[f"hardware.mi300x_ag_perlink_{channels}ch"] = Finding(rate, told, _OTHER_COLLECTIVE)
+        findings[f"hardware.mi300x_ag_perlink_{channels}ch"] = Finding(rate, text, _OTHER_COLLECTIVE)
     assert gpu.dma.phases is not None
     for name, size in _COPIES.items():
         shares = copy_phases(size, gpu.dma.phases, node.link_bytes_per_s).shares
         split = tuple(float(100 * share) for share in shares)
-        derived = _fitted(split, "the phases were derived from this row")
-        found[f"hardware.dma_phase_{name}"] = derived if name == "1KB" else Finding(split)
-    found["hardware.mi300x_link"] = _fitted(node.link_bytes_per_s / 1e9, _OWN_CONSTANT)
+        derived = _fitted_finding(split, "the phases were derived from this row")
+        findings[f"hardware.dma_phase_{name}"] = derived if name == "1KB" else Finding(split)
+    findings["hardware.mi300x_link"] = _fitted_finding(node.link_bytes_per_s / 1e9, _OWN_CONSTANT)
     sustained = gpu.num_cus * gpu.matrix_flop_per_s_per_cu / 1e12
-    told = f"{_OWN_CONSTANT}; {sustained:.3f} rounded as it was published"
-    found["hardware.mi300x_bf16_sustained"] = _fitted(float(round(sustained)), told)
-    return found
+    text = f"{_OWN_CONSTANT}; {sustained:.3f} rounded as it was published"
+    findings["hardware.mi300x_bf16_sustained"] = _fitted_finding(float(round(sustained)), text)
+    return findings
 
 
-def _fitted(ours: float | tuple[float, ...], why: str) -> Finding:
+def _fitted_finding(ours: float | tuple[float, ...], why: str) -> Finding:
     """A value that the published one, or a constant taken from it, went into."""
     return Finding(ours, f"{_FITTED}: {why}", basis="fitted")
 
@@ -208,19 +214,19 @@ def _conditions() -> dict[str, float]:
     return {row["name"]: float(row["value"]) for row in read_rows("conditions")}
 
 
-def _measured_gemms(found: Mapping[str, Sequence[Predicted]]) -> dict[str, Finding]:
-    """What measured GEMMs say of rates, of our errors, and of scaling from one point."""
+def _measured_gemms(predicted: Mapping[str, Sequence[Predicted]]) -> dict[str, Finding]:
+    """Judge rates of measured GEMMs, our errors, and scaling from one point."""
     gemms = {
-        one.rows.device: one
-        for own in found.values()
-        for one in own
-        if one.rows.kind == "gemm" and one.rows.precision == "fp32"
+        prediction.rows.device: prediction
+        for predictions in predicted.values()
+        for prediction in predictions
+        if prediction.rows.kind == "gemm" and prediction.rows.precision == "fp32"
     }
     return {
         "data.vegafe_gemm_large_rate": _large_rate(gemms.get("AMD_VegaFE")),
         "data.vegafe_gemm_model_mdape": _plain_error(gemms.get("AMD_VegaFE")),
-        "data.scaling_vegafe": _scaling(gemms.get("AMD_VegaFE")),
-        "data.scaling_p100": _scaling(gemms.get("NV_P100")),
+        "data.scaling_vegafe": _scaling_error(gemms.get("AMD_VegaFE")),
+        "data.scaling_p100": _scaling_error(gemms.get("NV_P100")),
     }
 
 
@@ -250,7 +256,7 @@ def _plain_error(gemms: Predicted | None) -> Finding:
     return Finding(100 * float(np.median(errors)), f"our model on {len(errors)} GEMMs not fitted on")
 
 
-def _scaling(gemms: Predicted | None) -> Finding:
+def _scaling_error(gemms: Predicted | None) -> Finding:
     """Mean error [%] of scaling measured times (3 H, N, H) with H^2 N from one of them, averaged over which."""
     if gemms is None:
         return _ABSENT
@@ -260,10 +266,10 @@ def _scaling(gemms: Predicted | None) -> Finding:
     if len(rate) < 8:
         return _ABSENT
     off = np.abs(rate[None, :] / rate[:, None] - 1)
-    each = 100 * off.sum(axis=1) / (len(rate) - 1)
-    spread = f"{each.min():.1f} to {each.max():.1f} %, by which of them is scaled from"
-    told = f"measured times alone, no model: {len(rate)} GEMMs; {spread}"
-    return Finding(float(each.mean()), told, cause="it is not said which point the published value is scaled from")
+    errors = 100 * off.sum(axis=1) / (len(rate) - 1)
+    spread = f"{errors.min():.1f} to {errors.max():.1f} %, by which of them is scaled from"
+    text = f"measured times alone, no model: {len(rate)} GEMMs; {spread}"
+    return Finding(float(errors.mean()), text, cause="it is not said which point the published value is scaled from")
 
 
 STUDY = Operators()

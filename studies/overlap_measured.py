@@ -1,4 +1,4 @@
-"""What a GEMM and a collective cost one another: the coefficients of contention, fitted to measured overlaps.
+"""Costs of a GEMM and a collective to one another: the coefficients of contention, fitted to measured overlaps.
 
 Shows the fit with its residuals, what it says of rows it was not fitted to, and predictions for other numbers of
 channels, GEMM sizes and collectives.
@@ -50,7 +50,7 @@ class OverlapMeasured(Plain):
     )
 
     def claims(self) -> list[Claim]:
-        """What the coefficients are held to, beside this module."""
+        """Claims that the coefficients are held against, beside this module."""
         return read(Path(__file__).with_suffix(".yaml"))
 
     def further(self, run: Finished) -> Mapping[str, Finding]:
@@ -58,19 +58,19 @@ class OverlapMeasured(Plain):
         system = system_of(run.config["system"])
         rows = _residuals(system)
         fit, swept = rows["basis"] == "fitted", _swept(rows)
-        found = {"overlap.bounds": _bounds(system, run.outputs.read_table("results"))}
+        findings = {"overlap.bounds": _bounds(system, run.outputs.read_table("results"))}
         for what in ("gemm", "wall"):
             error, left = 100 * rows[f"{what}_error"].abs(), 100 * rows[f"{what}_error_left_out"].abs()
-            others = error[~fit & ~swept]
+            other_sizes = error[~fit & ~swept]
             worst = _worst(rows[~fit & swept], what)
-            spread = f"{len(others)} rows, largest {others.max():.0f} %"
-            found |= {
+            spread = f"{len(other_sizes)} rows, largest {other_sizes.max():.0f} %"
+            findings |= {
                 f"overlap.{what}_fitted": Finding(float(error[fit].max()), _FITTED, basis="fitted"),
                 f"overlap.{what}_left_out": Finding(float(left[fit].max()), "each predicted by a fit to the others"),
                 f"overlap.{what}_other_channels": Finding(float(error[~fit & swept].max()), worst, cause=_STEP),
-                f"overlap.{what}_other_sizes": Finding(float(others.median()), spread, cause=_LATE),
+                f"overlap.{what}_other_sizes": Finding(float(other_sizes.median()), spread, cause=_LATE),
             }
-        return found
+        return findings
 
     def extras(self, run: Finished) -> Iterator[tuple[str, Any]]:
         """`residuals` and `coefficients`, and figures of both and of what is predicted."""
@@ -88,18 +88,19 @@ class OverlapMeasured(Plain):
                 for name in type(contention).model_fields
             },
         )
-        held = rows.loc[rows["basis"] == "fitted", "channels"]
-        channels = Axis("channels", f"RCCL channels (fitted to {held.min()} to {held.max()}; beyond: predicted)")
+        fitted_channels = rows.loc[rows["basis"] == "fitted", "channels"]
+        fitted = f"fitted to {fitted_channels.min()} to {fitted_channels.max()}; beyond: predicted"
+        channels = Axis("channels", f"RCCL channels ({fitted})")
         drawn = _long(rows[_swept(rows)])
         yield (
             "fit",
             tables.curves(drawn, channels, y=Axis("predicted_s", "time [ms]", 1e3), by="library", panel="what"),
         )
-        others = rows[rows["basis"] == "predicted"]
-        told = others.assign(
-            row=[f"{one.size}, {one.payload_mib:g} MiB, {one.channels} channels" for one in others.itertuples()],
+        predicted = rows[rows["basis"] == "predicted"]
+        named = predicted.assign(
+            row=[f"{row.size}, {row.payload_mib:g} MiB, {row.channels} channels" for row in predicted.itertuples()],
         )
-        long = [told.assign(what=what, error=100 * told[f"{what}_error"]) for what in ("gemm", "wall")]
+        long = [named.assign(what=what, error=100 * named[f"{what}_error"]) for what in ("gemm", "wall")]
         yield (
             "predicted_rows",
             tables.heat(
@@ -107,9 +108,9 @@ class OverlapMeasured(Plain):
             ),
         )
 
-    def figures(self, found: pd.DataFrame, timelines: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
+    def figures(self, table: pd.DataFrame, timelines: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
         """Slow-down of the GEMM and of the collective over channels, for each scenario: predictions."""
-        ok = found[(found["status"] == "ok") & (found["schedule.name"] != "serial")]
+        ok = table[(table["status"] == "ok") & (table["schedule.name"] != "serial")]
         if ok.empty:
             return
         ok = ok.assign(library=ok["system.gpu.gemm.assignment"].map(_LIBRARY))
@@ -132,11 +133,11 @@ def _residuals(system: System) -> pd.DataFrame:
 
 
 def _swept(rows: pd.DataFrame) -> Any:
-    """Which rows are of the GEMM and the payload that coefficients are fitted to, over all channels; a mask."""
+    """Mask of the rows of the GEMM and the payload that coefficients are fitted to, over all channels."""
     import pandas as pd
 
-    told = pd.MultiIndex.from_frame(rows[["size", "payload_mib"]])
-    return told.isin(told[rows["basis"] == "fitted"])
+    cases = pd.MultiIndex.from_frame(rows[["size", "payload_mib"]])
+    return cases.isin(cases[rows["basis"] == "fitted"])
 
 
 def _bounds(system: System, points: pd.DataFrame) -> Finding:
@@ -147,15 +148,15 @@ def _bounds(system: System, points: pd.DataFrame) -> Finding:
     if ok.empty:
         return Finding(None, "needs overlaps with collectives by kernels: schedule=c3_sp")
     size = ok["workload.operators.gather.rows"] * ok["workload.operators.gather.cols"] * ELEMENT_BYTES["bf16"]
-    asked = zip(ok[_CUS], ok[_PATTERN], strict=True)
-    by = [Movement("cu", cus or library_cus(system, pattern), pattern) for cus, pattern in asked]
-    moved = np.array([float(alone(system, payload, by=one)) for payload, one in zip(size, by, strict=True)])
+    kernels = zip(ok[_CUS], ok[_PATTERN], strict=True)
+    by = [Movement("cu", cus or library_cus(system, pattern), pattern) for cus, pattern in kernels]
+    moved = np.array([float(alone(system, payload, by=mode)) for payload, mode in zip(size, by, strict=True)])
     multiplied = (ok["gemm_s"] / ok["cil"]).to_numpy()
-    took = ok["makespan_s"].to_numpy()
-    low = float((took / np.maximum(moved, multiplied)).min())
-    high = float((took / (moved + multiplied + system.gpu.kernel_launch_s)).max())
-    told = f"{len(ok)} points: at least {low:.3f} times the longer, at most {high:.3f} times both"
-    return Finding(bool(low >= 1 - _EXACT and high <= 1 + _EXACT), told)
+    makespans = ok["makespan_s"].to_numpy()
+    low = float((makespans / np.maximum(moved, multiplied)).min())
+    high = float((makespans / (moved + multiplied + system.gpu.kernel_launch_s)).max())
+    text = f"{len(ok)} points: at least {low:.3f} times the longer, at most {high:.3f} times both"
+    return Finding(bool(low >= 1 - _EXACT and high <= 1 + _EXACT), text)
 
 
 def _worst(rows: pd.DataFrame, what: str) -> str:
@@ -167,9 +168,9 @@ def _long(rows: pd.DataFrame) -> pd.DataFrame:
     import pandas as pd
 
     parts = []
-    for what, told in (("gemm", "GEMM beside the collective"), ("wall", "until both have ended")):
+    for what, label in (("gemm", "GEMM beside the collective"), ("wall", "until both have ended")):
         names = {f"{what}_s": "predicted_s", f"{what}_measured_s": "measured"}
-        parts.append(rows.rename(columns=names).assign(what=told, library=rows["assignment"].map(_LIBRARY)))
+        parts.append(rows.rename(columns=names).assign(what=label, library=rows["assignment"].map(_LIBRARY)))
     return pd.concat(parts, ignore_index=True)
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Plain:
-    """What a study must have, and nothing in it: `study.module: plain`.
+    """A study without claims or figures of its own: `study.module: plain`.
 
     allows: changes that leave its claims testable. columns: paths of a design that claims and figures read; they are
     recorded whether or not `study.recorded` lists them.

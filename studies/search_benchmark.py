@@ -1,4 +1,4 @@
-"""Which search method gets how near to the true front with how many points, and how long it takes to choose them."""
+"""Search methods held against known fronts: how near they get with how many points, and what choosing them costs."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ def _progress(ok: pd.DataFrame) -> pd.DataFrame:
     for name in ok.columns:
         if at := _AT.fullmatch(name):
             columns = {metric: ok[f"{metric}_at_{at[1]}_pct"] for metric in ("hypervolume", "igd_plus", "overhead_s")}
-            kept = ok[["scenario", "run.method", "run.seed"]].assign(
+            part = ok[["scenario", "run.method", "run.seed"]].assign(
                 **columns, share=float(at[1].replace("p", ".")) / 100
             )
-            parts.append(kept.assign(missed=1.0 - kept["hypervolume"]).dropna())
+            parts.append(part.assign(missed=1.0 - part["hypervolume"]).dropna())
     return pd.concat(parts, ignore_index=True)
 
 

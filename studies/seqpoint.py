@@ -60,16 +60,16 @@ class SeqPoint(Plain):
     )
 
     def claims(self) -> list[Claim]:
-        """What the paper published, and what is recalled of it, as retyped beside this module."""
+        """Claims of the paper, and what is recalled of it, as retyped beside this module."""
         return read(Path(__file__).with_suffix(".yaml"))
 
     def findings(self, table: pd.DataFrame) -> Mapping[str, Finding]:
         """Ours for errors and what profiling saves."""
-        ok = _known(table)
-        found: dict[str, Finding] = {}
+        ok = _points_with_result(table)
+        findings: dict[str, Finding] = {}
         for network, scenario in _NETWORKS.items():
-            found |= _network(ok[(ok["scenario"] == scenario)], network)
-        return {**found, **_cuts(ok), "seqpoint.baselines_worse": _worse(ok)}
+            findings |= _network(ok[(ok["scenario"] == scenario)], network)
+        return {**findings, **_cuts(ok), "seqpoint.baselines_worse": _worse(ok)}
 
     def further(self, run: Finished) -> Mapping[str, Finding]:
         """Ours for what needs the iterations one by one."""
@@ -79,20 +79,22 @@ class SeqPoint(Plain):
             return {"seqpoint.spread": absent, "seqpoint.k_grows_on_demand": absent}
         spread = {network: float(np.ptp(np.log2(epochs[scenario].seconds))) for network, scenario in _NETWORKS.items()}
         times = {network: 2**doublings for network, doublings in spread.items()}
-        told = ", ".join(f"{network} {value:.1f}x" for network, value in times.items())
+        ratios = ", ".join(f"{network} {value:.1f}x" for network, value in times.items())
         grows = {scenario: [len(sample.places) for _, sample in _by_bound(epochs[scenario])] for scenario in epochs}
         bins = {scenario: [sample.bins for _, sample in _by_bound(epochs[scenario])] for scenario in epochs}
         ascending = all(bool((np.diff(counts) >= 0).all()) for counts in bins.values())
         text = "; ".join(f"{name}: {', '.join(map(str, counts))} points" for name, counts in grows.items())
         bounds = ", ".join(f"{100 * bound:g}" for bound in _BOUNDS)
         return {
-            "seqpoint.spread": Finding(bool(times["ds2"] > 2 and times["gnmt"] > 10), f"longest over shortest: {told}"),
+            "seqpoint.spread": Finding(
+                bool(times["ds2"] > 2 and times["gnmt"] > 10), f"longest over shortest: {ratios}"
+            ),
             "seqpoint.k_grows_on_demand": Finding(ascending, f"by construction; at errors of {bounds} %: {text}"),
         }
 
     def figures(self, table: pd.DataFrame, timelines: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
         """Errors of every choice on every setting, and what profiling saves."""
-        ok = _known(table)
+        ok = _points_with_result(table)
         if ok.empty:
             return
         rows = ok[ok[_METHOD] != "all"]
@@ -110,7 +112,7 @@ class SeqPoint(Plain):
             yield "points", {name: epoch.weighted_representatives() for name, epoch in epochs.items()}
             yield "representatives", _representatives(epochs)
             yield "bounds", _bounds(epochs)
-        measured = _measured(run)
+        measured = _recurrent_layers(run)
         if len(measured):
             yield "recurrent", measured
             device = run.config["system"]["name"]
@@ -121,7 +123,7 @@ class SeqPoint(Plain):
         yield "throughput_measured", throughput.figure(trained, "a token of GNMT")
 
 
-def _known(table: pd.DataFrame) -> pd.DataFrame:
+def _points_with_result(table: pd.DataFrame) -> pd.DataFrame:
     """Points with a result; where only one choice, or one setting, was asked for, that is what they have."""
     ok = table[table["status"] == "ok"]
     return ok if {_METHOD, _SETTING} <= set(ok) else ok.iloc[:0]
@@ -133,31 +135,32 @@ def _known(table: pd.DataFrame) -> pd.DataFrame:
 def _network(rows: pd.DataFrame, network: str) -> dict[str, Finding]:
     """Errors of SeqPoint's projection of one network, and what it saves when all points run at once."""
     names = (f"time_error_{network}", f"speedup_error_{network}", f"cut_{network}", f"parallel_reading_{network}")
-    own = rows[rows[_METHOD] == _OWN] if len(rows) else rows
-    others = own[own[_SETTING] != _PLAIN] if len(own) else own
-    if others.empty or len(own) == len(others):
+    seqpoint = rows[rows[_METHOD] == _OWN] if len(rows) else rows
+    other_settings = seqpoint[seqpoint[_SETTING] != _PLAIN] if len(seqpoint) else seqpoint
+    if other_settings.empty or len(seqpoint) == len(other_settings):
         return {f"seqpoint.{name}": Finding(None, f"needs SeqPoint on {_PLAIN} and other settings") for name in names}
-    plain = own[own[_SETTING] == _PLAIN].iloc[0]
-    time, speed = (_percent(own["projection_error"]), _percent(others["speedup_error"]))
-    points = f"{plain['profiled']:.0f} of {plain['iterations']:.0f} iterations, {len(own)} settings"
-    at_most = [f"{100 * float(column.max()):.3f} %" for column in (own["projection_error"], others["speedup_error"])]
+    plain = seqpoint[seqpoint[_SETTING] == _PLAIN].iloc[0]
+    time, speed = (_percent(seqpoint["projection_error"]), _percent(other_settings["speedup_error"]))
+    points = f"{plain['profiled']:.0f} of {plain['iterations']:.0f} iterations, {len(seqpoint)} settings"
+    errors = (seqpoint["projection_error"], other_settings["speedup_error"])
+    at_most = [f"{100 * float(error.max()):.3f} %" for error in errors]
     both = f"one after another {plain['cut_sequential']:.0f}x, as iterations {plain['iterations_cut']:.0f}x"
     reading = float(plain["iterations"] / plain["cut_parallel"])
-    told = f"{plain['iterations']:.0f} iterations over {plain['cut_parallel']:.0f}x; the longest of all is "
-    told += f"{plain['longest_over_mean']:.2f} times the mean"
-    found = (
+    text = f"{plain['iterations']:.0f} iterations over {plain['cut_parallel']:.0f}x; the longest of all is "
+    text += f"{plain['longest_over_mean']:.2f} times the mean"
+    findings = (
         Finding(time, f"at most {at_most[0]}; {points}; {_NOISE}"),
         Finding(speed, f"at most {at_most[1]}; {points}"),
         Finding(float(plain["cut_parallel"]), f"all points at once; {both}", _TAIL),
-        Finding(reading, told, _TAIL),
+        Finding(reading, text, _TAIL),
     )
-    return {f"seqpoint.{name}": one for name, one in zip(names, found, strict=True)}
+    return {f"seqpoint.{name}": finding for name, finding in zip(names, findings, strict=True)}
 
 
 def _percent(errors: pd.Series[Any]) -> float:
     """Geometric mean [%] of errors; the arithmetic one where an error is 0."""
-    kept = errors[errors > 0]
-    return 100 * float(np.exp(np.log(kept).mean())) if len(kept) == len(errors) else 100 * float(errors.mean())
+    positive = errors[errors > 0]
+    return 100 * float(np.exp(np.log(positive).mean())) if len(positive) == len(errors) else 100 * float(errors.mean())
 
 
 def _cuts(ok: pd.DataFrame) -> dict[str, Finding]:
@@ -165,22 +168,22 @@ def _cuts(ok: pd.DataFrame) -> dict[str, Finding]:
     if len(plain) < len(_NETWORKS):
         return {"seqpoint.cut_sequential": Finding(None, f"needs SeqPoint of both networks on {_PLAIN}")}
     cuts = plain["cut_sequential"]
-    told = ", ".join(f"{name} {cut:.0f}x" for name, cut in zip(plain["scenario"], cuts, strict=True))
-    return {"seqpoint.cut_sequential": Finding((float(cuts.min()), float(cuts.max())), told, _TAIL)}
+    text = ", ".join(f"{name} {cut:.0f}x" for name, cut in zip(plain["scenario"], cuts, strict=True))
+    return {"seqpoint.cut_sequential": Finding((float(cuts.min()), float(cuts.max())), text, _TAIL)}
 
 
 def _worse(ok: pd.DataFrame) -> Finding:
-    """Whether each simpler choice errs several times as much, on epochs in the order of their lengths or buckets."""
+    """Judge whether each simpler choice errs several times as much, on epochs ordered by length or bucket."""
     rows = ok[ok["scenario"].isin(_NETWORKS.values())]
-    errors = {key: _percent(own) for key, own in rows.groupby(["scenario", _METHOD])["projection_error"]}
+    errors = {key: _percent(group) for key, group in rows.groupby(["scenario", _METHOD])["projection_error"]}
     ratios: dict[str, float] = {}
     for scenario in _NETWORKS.values():
         for method in _SIMPLER:
             if (scenario, method) not in errors or (scenario, _OWN) not in errors:
                 return Finding(None, "needs all choices of both networks")
             ratios[f"{scenario.split()[0]} {method}"] = errors[scenario, method] / errors[scenario, _OWN]
-    told = ", ".join(f"{name} {ratio:.0f}x" for name, ratio in ratios.items())
-    return Finding(bool(min(ratios.values()) > _WORSE), f"times SeqPoint's error: {told}")
+    text = ", ".join(f"{name} {ratio:.0f}x" for name, ratio in ratios.items())
+    return Finding(bool(min(ratios.values()) > _WORSE), f"times SeqPoint's error: {text}")
 
 
 # Iterations one by one
@@ -193,15 +196,15 @@ class _Epoch:
         assert design.lengths is not None
         self.lengths = iteration_lengths(design.lengths, design.run.batch, design.run.seed)
         unique, place = np.unique(self.lengths, return_inverse=True)
-        one = design.model_copy(update={"lengths": None, "iterations": None, "setting": design.setting.plain})
-        found = metrics_of(put(one, "run.sequence_length", unique.astype(float)))["iteration_s"]
-        self.seconds = np.broadcast_to(found, unique.shape)[place]
-        asked = design.iterations
-        self.asked = asked if asked and asked.method == _OWN else Iterations(name=_OWN, method=_OWN)
+        single = design.model_copy(update={"lengths": None, "iterations": None, "setting": design.setting.plain})
+        seconds = metrics_of(put(single, "run.sequence_length", unique.astype(float)))["iteration_s"]
+        self.seconds = np.broadcast_to(seconds, unique.shape)[place]
+        iterations = design.iterations
+        self.asked = iterations if iterations and iterations.method == _OWN else Iterations(name=_OWN, method=_OWN)
 
     @property
     def sample(self) -> Sample:
-        """What stands for it."""
+        """Sample of iterations that represents the epoch."""
         return choose(self.asked, self.lengths, self.seconds)
 
     def weighted_representatives(self) -> list[dict[str, float]]:
@@ -226,14 +229,14 @@ def _epochs(run: Finished) -> dict[str, _Epoch]:
         designs = {name: backend.design(tree) for name, tree in backend.scenarios(sections).items()}
     except ConfigError:
         return {}
-    return {name: _Epoch(one) for name, one in designs.items() if one.lengths and not backend.problems(one)}
+    return {name: _Epoch(design) for name, design in designs.items() if design.lengths and not backend.problems(design)}
 
 
 def _by_bound(epoch: _Epoch) -> list[tuple[float, Sample]]:
     """Samples by the error that is allowed, from the largest."""
-    asked = epoch.asked
+    choice = epoch.asked
     return [
-        (bound, choose(asked.model_copy(update={"error": bound}), epoch.lengths, epoch.seconds)) for bound in _BOUNDS
+        (bound, choose(choice.model_copy(update={"error": bound}), epoch.lengths, epoch.seconds)) for bound in _BOUNDS
     ]
 
 
@@ -264,33 +267,33 @@ def _bounds(epochs: Mapping[str, _Epoch]) -> Figure:
     return tables.curves(pd.DataFrame(rows), x, y=y, by="scenario", panel="panel")
 
 
-def _measured(run: Finished) -> pd.DataFrame:
+def _recurrent_layers(run: Finished) -> pd.DataFrame:
     """Measured recurrent layers of the run's device, and ours: what iteration times rest on."""
     import pandas as pd
 
     device, parts = device_of(run.config["system"]), []
     for rows in measured_tables(str(conf_dir() / "data")):
-        found = predicted_by("fitted", device, rows) if rows.kind == "recurrent" else None
-        if found is not None and rows.device == device.measured_as:
+        prediction = predicted_by("fitted", device, rows) if rows.kind == "recurrent" else None
+        if prediction is not None and rows.device == device.measured_as:
             for index, name in enumerate(rows.passes):
-                told = {"measured_s": rows.seconds[:, index], "predicted_s": found.seconds[:, index], "pass": name}
-                parts.append(pd.DataFrame({**told, "layer": rows.names, "fitted": found.fitted}))
+                times = {"measured_s": rows.seconds[:, index], "predicted_s": prediction.seconds[:, index]}
+                parts.append(pd.DataFrame({**times, "pass": name, "layer": rows.names, "fitted": prediction.fitted}))
     return pd.concat(parts, ignore_index=True).dropna(subset=["measured_s"]) if parts else pd.DataFrame()
 
 
 def _throughput() -> pd.DataFrame:
     """Published throughput of training GNMT on one GPU, and ours, at one length: it hardly depends on that."""
-    told = facts("seqpoint")["throughput"]
-    names = {"setting": "full", "optimizer": told["optimizer"], "kernels": told["kernels"]}
+    published = facts("seqpoint")["throughput"]
+    names = {"setting": "full", "optimizer": published["optimizer"], "kernels": published["kernels"]}
     sections: dict[str, Any] = {group: option_tree(group, name) for group, name in names.items()}
-    sections["model"] = {**model_tree(told["model"]), "target_per_source": told["target_per_source"]}
-    length = told["sequence_length"]
+    sections["model"] = {**model_tree(published["model"]), "target_per_source": published["target_per_source"]}
+    length = published["sequence_length"]
 
     def ours(row: Mapping[str, str]) -> tuple[str, float, float]:
-        tokens = int(row["batch"]) * length * (1 + told["target_per_source"])
+        tokens = int(row["batch"]) * length * (1 + published["target_per_source"])
         run = {"batch": int(row["batch"]), "sequence_length": length}
-        found = metrics_of(throughput.design_of(row, sections, run))["iteration_s"]
-        return f"{length} tokens a sentence", float(row["tokens_per_s"]), tokens / float(found)
+        iteration_s = metrics_of(throughput.design_of(row, sections, run))["iteration_s"]
+        return f"{length} tokens a sentence", float(row["tokens_per_s"]), tokens / float(iteration_s)
 
     return throughput.table("gnmt_throughput", ours)
 

@@ -85,19 +85,20 @@ class T3(Plain):
     )
 
     def claims(self) -> list[Claim]:
-        """What the paper and public notes on it say, as retyped beside this module."""
+        """Claims of the paper and of public notes on it, as retyped beside this module."""
         return read(Path(__file__).with_suffix(".yaml"))
 
     def findings(self, table: pd.DataFrame) -> Mapping[str, Finding]:
         """Ours for what configurations reach, on the ring as T3's default reading has it."""
         context = Finding(None, _CONTEXT)
-        found = {f"t3.cais_over_{name}": context for name in ("t3_inf", "fused_inf", "t3_train", "fused_train")}
-        found |= {"t3.in_switch": context, "t3.ring_validation": Finding(None, "its measurements are not public")}
+        findings = {f"t3.cais_over_{name}": context for name in ("t3_inf", "fused_inf", "t3_train", "fused_train")}
+        findings |= {"t3.in_switch": context, "t3.ring_validation": Finding(None, "its measurements are not public")}
         speedups, saved, exposed = (_cases(table, column) for column in ("speedup", "hbm_bytes", "exposed_comm_s"))
         if set(CONFIGURATIONS.values()) - set(speedups) or speedups.isna().any(axis=None):
             absent = Finding(None, "needs points of all configurations, of both models with 8 and 16 GPUs")
-            return found | {f"t3.{name}": absent for name in _POINTS}
-        return found | {f"t3.{name}": one for name, one in _reached(speedups, saved, exposed).items()}
+            return findings | {f"t3.{name}": absent for name in _POINTS}
+        judged = _judge_configurations(speedups, saved, exposed)
+        return findings | {f"t3.{name}": finding for name, finding in judged.items()}
 
     def further(self, run: Finished) -> Mapping[str, Finding]:
         """Traffic by component, reads with and without bypass, resources, and shares of communication."""
@@ -106,20 +107,20 @@ class T3(Plain):
         entries = tracker.num_entries if tracker else None
         size = tracker.num_entries * tracker.bytes_per_entry / 1e3 if tracker else None
         ratio = _reads(system, shapes, bypass=False) / _reads(system, shapes, bypass=True)
-        own = ratio[[name.partition("-")[0] in _MAIN for name in shapes.workloads()]]
-        found = {
+        main_ratios = ratio[[name.partition("-")[0] in _MAIN for name in shapes.workloads()]]
+        findings = {
             "t3.rs_read_formula": Finding(_ratio_holds(parts, "RS reads", lambda n: (2 * n - 1) / (n - 2)), _COUNTED),
             "t3.write_formula": Finding(_ratio_holds(parts, "writes", lambda n: 2 * n / (2 * n - 2)), _COUNTED),
             "t3.ag_traffic_same": Finding(_same_gather(parts), _COUNTED),
-            "t3.gemm_read_ratio": Finding(_geomean(own) if len(own) else None, _CACHE),
+            "t3.gemm_read_ratio": Finding(_geomean(main_ratios) if len(main_ratios) else None, _CACHE),
             "t3.tracker_entries": Finding(None, f"an input of the model: {entries}"),
             "t3.tracker_bytes": Finding(None, f"an input of the model: {size} KB"),
         }
-        return found | _comm_shares(run.outputs.read_table("results"))
+        return findings | _comm_shares(run.outputs.read_table("results"))
 
     def figures(self, table: pd.DataFrame, timelines: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
         """Sub-layer speed-ups by configuration, of each reading of the links; tracking by its policy."""
-        ok = _named(table)
+        ok = _name_points(table)
         if ok.empty:
             return
         ok = ok.sort_values("configuration", key=lambda column: column.map(_rank), kind="stable")
@@ -136,7 +137,7 @@ class T3(Plain):
         swept = ok[(ok["schedule.reduction"] == "tracked") & (ok[_LINK] == ok[_LINK].max())]
         policies = list(zip(swept["schedule.arbitration"], swept["schedule.occupancy_threshold"], strict=True))
         first = [0.0 if name != "compute_first" else float(limit) for name, limit in policies]
-        swept = swept.assign(policy=[_policy(*one) for one in policies], first=first)
+        swept = swept.assign(policy=[_policy(*policy) for policy in policies], first=first)
         swept = swept.sort_values("first", kind="stable")
         best = swept.groupby(["of", "sub", "policy"], sort=False)["speedup"].max().reset_index()
         best = best.astype({"policy": object})  # columns as they come, not by the alphabet
@@ -156,7 +157,7 @@ class T3(Plain):
         stacked = [Axis(str(name), str(name), 1e-6) for name in kinds]
         if len(parts):
             yield "traffic", tables.stacks(parts, stacked, panel="of", bar="case", label="DRAM traffic of a GPU [MB]")
-        projected = pd.DataFrame(_projected(run.outputs.read_table("results")) if _is_all_reduce(shapes) else ())
+        projected = pd.DataFrame(_project_models(run.outputs.read_table("results")) if _is_all_reduce(shapes) else ())
         if len(projected):
             yield "projection", projected
             gain = Axis("model_speedup", "speed-up of models, projected [x]")
@@ -173,9 +174,9 @@ def _policy(arbitration: str, threshold: Any) -> str:
 
 
 def _is_all_reduce(shapes: ShapeList) -> bool:
-    """Whether whole all-reduces follow, as they do in a layer."""
+    """Tell whether whole all-reduces follow, as they do in a layer."""
     return shapes.pattern == "all_reduce" and all(
-        one.pattern in (None, "all_reduce") for one in (() if isinstance(shapes.shapes, str) else shapes.shapes)
+        shape.pattern in (None, "all_reduce") for shape in (() if isinstance(shapes.shapes, str) else shapes.shapes)
     )
 
 
@@ -187,7 +188,7 @@ def _geomean(values: Any) -> float:
     return float(np.exp(np.mean(np.log(np.asarray(values, float)))))
 
 
-def _named(table: pd.DataFrame) -> pd.DataFrame:
+def _name_points(table: pd.DataFrame) -> pd.DataFrame:
     """Rows with results, with `configuration`, `model`, `sub` and `of` (the model and its GPUs).
 
     T3-MCA picks a threshold for each kernel, the last of which is no limit: fair shares. Its rule is not published, so
@@ -202,21 +203,21 @@ def _named(table: pd.DataFrame) -> pd.DataFrame:
 
 def _cases(table: pd.DataFrame, column: str) -> pd.DataFrame:
     """A metric by scenario (of the 16 cases) and configuration, at the faster reading of the links, of the fastest."""
-    ok = _named(table)
+    ok = _name_points(table)
     ok = ok[ok["model"].isin(_MAIN)]
     ok = ok[ok[_LINK] == ok[_LINK].max()].sort_values("makespan_s", kind="stable")
-    found: pd.DataFrame = ok.groupby(["scenario", "configuration"])[column].first().unstack()
-    return found
+    cases: pd.DataFrame = ok.groupby(["scenario", "configuration"])[column].first().unstack()
+    return cases
 
 
-def _reached(speedups: pd.DataFrame, traffic_: pd.DataFrame, exposed: pd.DataFrame) -> dict[str, Finding]:
+def _judge_configurations(speedups: pd.DataFrame, traffic_: pd.DataFrame, exposed: pd.DataFrame) -> dict[str, Finding]:
     ideal, near, plain, mca = (speedups[CONFIGURATIONS[n]] for n in ("t3_ideal", "t3_ideal_nmc", "t3", "t3_mca"))
     saved = 100 * (1 - traffic_["T3"] / traffic_["sequential"])
     gap, sub = 100 * (ideal / plain - 1), speedups.index.str.split("-").str[-1]
     ordered, late = bool((mca <= near * (1 + 1e-9)).all()), plain / mca - 1
     helps = exposed["sequential"] / exposed["sequential + NMC"]
     degree = speedups.index.str.extract(r"tp(\d+)", expand=False).astype(int)
-    shrinks = [bool((one.diff().dropna() < 0).all()) for one in _by_degree(helps, degree)]
+    shrinks = [bool((series.diff().dropna() < 0).all()) for series in _by_degree(helps, degree)]
     return {
         "ideal_geomean": Finding(100 * (_geomean(ideal) - 1), f"{len(ideal)} cases"),
         "ideal_max": Finding(float(100 * (ideal.max() - 1)), f"best: {ideal.idxmax()}"),
@@ -245,10 +246,10 @@ def _spread(gap: pd.Series[Any]) -> tuple[float, str]:
 
 
 def _by_degree(helps: pd.Series[Any], degree: Any) -> list[pd.Series[Any]]:
-    """What NMC helps each sub-layer, by rising number of GPUs."""
+    """Gain of each sub-layer from NMC, by rising number of GPUs."""
     named = helps.index.str.replace(r"tp\d+-", "", regex=True)
     frame = helps.to_frame("helps").assign(degree=np.asarray(degree), name=named).sort_values("degree")
-    return [own["helps"] for _, own in frame.groupby("name") if len(own) > 1]
+    return [group["helps"] for _, group in frame.groupby("name") if len(group) > 1]
 
 
 def _graph_traffic(system: System, workload: Workload, reduction: str, near_memory: bool) -> dict[str, float]:
@@ -261,22 +262,20 @@ def _graph_traffic(system: System, workload: Workload, reduction: str, near_memo
 
 def _traffic(system: System, shapes: ShapeList) -> list[dict[str, Any]]:
     """Rows of DRAM traffic [bytes] of a GPU by component, sequential and of T3, of every sub-layer that can be run."""
-    found = []
+    rows = []
     for name, tree in shapes.workloads().items():
-        workload = _filled(tree, system)
+        workload = _fill_shards(tree, system)
         for label, reduction, near in (("sequential", "serial", False), ("T3", "tracked", True)):
             parts = _graph_traffic(system, workload, reduction, near)
             if parts:
                 shards = workload.overlap().gemm.shards
                 case = f"{name.split('-')[-1]}, {label}"
                 of = f"{name.split('-')[0]}, {shards} GPUs"
-                found.append(
-                    {"scenario": name, "case": case, "of": of, "configuration": label, "gpus": shards, **parts}
-                )
-    return found
+                rows.append({"scenario": name, "case": case, "of": of, "configuration": label, "gpus": shards, **parts})
+    return rows
 
 
-def _filled(tree: Mapping[str, Any], system: System) -> Workload:
+def _fill_shards(tree: Mapping[str, Any], system: System) -> Workload:
     gemm = tree["operators"]["gemm"]
     shards = gemm["shards"] or system.node.num_gpus
     operators = {**tree["operators"], "gemm": {**gemm, "shards": shards}}
@@ -284,50 +283,50 @@ def _filled(tree: Mapping[str, Any], system: System) -> Workload:
 
 
 def _ratio_holds(parts: list[dict[str, Any]], what: str, formula: Any) -> bool | None:
-    """Whether sequential / T3 is what a formula of N says, in every case, on a ring."""
+    """Tell whether sequential / T3 is the value of a formula of N in every case, on a ring."""
     names = ("GEMM writes", "RS writes") if what == "writes" else (what,)
-    totals = {(one["scenario"], one["configuration"]): sum(one[name] for name in names) for one in parts}
-    held = [
+    totals = {(row["scenario"], row["configuration"]): sum(row[name] for name in names) for row in parts}
+    holds = [
         np.isclose(
-            totals[one["scenario"], "sequential"] / totals[one["scenario"], "T3"], formula(one["gpus"]), rtol=1e-9
+            totals[row["scenario"], "sequential"] / totals[row["scenario"], "T3"], formula(row["gpus"]), rtol=1e-9
         )
-        for one in parts
-        if one["configuration"] == "T3" and (one["scenario"], "sequential") in totals
+        for row in parts
+        if row["configuration"] == "T3" and (row["scenario"], "sequential") in totals
     ]
-    return bool(all(held)) if held else None
+    return bool(all(holds)) if holds else None
 
 
 def _same_gather(parts: list[dict[str, Any]]) -> bool | None:
-    """Whether both configurations read and write N - 1 chunks in the all-gather."""
+    """Tell whether both configurations read and write N - 1 chunks in the all-gather."""
     chunks = {
-        one["scenario"]: one["GEMM writes"] / one["gpus"] for one in parts if one["configuration"] == "sequential"
+        row["scenario"]: row["GEMM writes"] / row["gpus"] for row in parts if row["configuration"] == "sequential"
     }
-    held = [
-        np.isclose(one[name], (one["gpus"] - 1) * chunks[one["scenario"]], rtol=1e-9)
-        for one in parts
+    holds = [
+        np.isclose(row[name], (row["gpus"] - 1) * chunks[row["scenario"]], rtol=1e-9)
+        for row in parts
         for name in ("AG reads", "AG writes")
-        if one["scenario"] in chunks
+        if row["scenario"] in chunks
     ]
-    return bool(all(held)) if held else None
+    return bool(all(holds)) if holds else None
 
 
 def _reads(system: System, shapes: ShapeList, *, bypass: bool) -> Any:
     """HBM reads [bytes] of each sub-layer's GEMM."""
-    found = []
+    reads = []
     for tree in shapes.workloads().values():
-        gemm = _filled(tree, system).overlap().gemm
+        gemm = _fill_shards(tree, system).overlap().gemm
         size = (gemm.m, gemm.local_n, gemm.local_k)
-        found.append(float(stage_gemm(system.gpu, size, element_bytes=gemm.element_bytes, bypass=bypass).read_bytes))
-    return np.array(found)
+        reads.append(float(stage_gemm(system.gpu, size, element_bytes=gemm.element_bytes, bypass=bypass).read_bytes))
+    return np.array(reads)
 
 
 def _layer_times(table: pd.DataFrame) -> pd.DataFrame:
     """By model with its GPUs (`of`) and sub-layer: GEMM time, and by configuration the sub-layer's makespan [s]."""
-    ok = _named(table)
+    ok = _name_points(table)
     ok = ok[ok[_LINK] == ok[_LINK].max()].sort_values("makespan_s", kind="stable")
     best = ok.groupby(["model", "of", "sub", "configuration"]).first().reset_index()
-    found: pd.DataFrame = best[["model", "of", "sub", "configuration", "makespan_s", "gemm_s", "exposed_comm_s"]]
-    return found
+    times: pd.DataFrame = best[["model", "of", "sub", "configuration", "makespan_s", "gemm_s", "exposed_comm_s"]]
+    return times
 
 
 def _attention_share() -> float:
@@ -342,24 +341,24 @@ def _layer(rows: pd.DataFrame, phase: str, faster: float) -> dict[str, float]:
     sub-layers are left out.
     """
     reduced, passes = _PASSES[phase]
-    own = rows[rows["configuration"] == "sequential"].set_index("sub")
-    gemms = float(own["gemm_s"].sum()) * passes
+    sequential = rows[rows["configuration"] == "sequential"].set_index("sub")
+    gemms = float(sequential["gemm_s"].sum()) * passes
     attention = gemms * _attention_share() / (1 - _attention_share())
-    moved = float(own.loc[list(reduced), "exposed_comm_s"].sum())
-    found = {"compute_s": gemms / faster + attention, "communication_s": moved}
+    moved = float(sequential.loc[list(reduced), "exposed_comm_s"].sum())
+    times = {"compute_s": gemms / faster + attention, "communication_s": moved}
     for name, other in rows.groupby("configuration"):
         if not set(reduced) <= set(other["sub"]):
             continue
         after = other.set_index("sub").loc[list(reduced), "makespan_s"]
-        found[str(name)] = float((own.loc[list(reduced), "makespan_s"] - after).sum())
-    return found
+        times[str(name)] = float((sequential.loc[list(reduced), "makespan_s"] - after).sum())
+    return times
 
 
 def _whole(rows: pd.DataFrame) -> bool:
     return set(rows.loc[rows["configuration"] == "sequential", "sub"]) >= {"op", "fc2", "fc1", "ip"}
 
 
-def _projected(table: pd.DataFrame) -> Iterator[dict[str, Any]]:
+def _project_models(table: pd.DataFrame) -> Iterator[dict[str, Any]]:
     """Projections of whole models: one share of sub-layers by phase, as Amdahl has it."""
     for of, rows in _layer_times(table).groupby("of"):
         if not _whole(rows):
@@ -370,13 +369,13 @@ def _projected(table: pd.DataFrame) -> Iterator[dict[str, Any]]:
             share = layer.pop("communication_s") / total
             for name, saved in layer.items():
                 if name != "sequential":
-                    told = {"of": of, "phase": phase, "configuration": name, "communication_share": share}
-                    yield {**told, "model_speedup": total / (total - saved)}
+                    labels = {"of": of, "phase": phase, "configuration": name, "communication_share": share}
+                    yield {**labels, "model_speedup": total / (total - saved)}
 
 
 def _comm_shares(table: pd.DataFrame) -> dict[str, Finding]:
     """The largest shares of communication in a layer."""
-    found, times = {}, _layer_times(table)
+    findings, times = {}, _layer_times(table)
     for claim, (models, phase, faster) in _SHARES.items():
         shares = {}
         for of, rows in times[times["model"].isin(models)].groupby("of"):
@@ -384,12 +383,12 @@ def _comm_shares(table: pd.DataFrame) -> dict[str, Finding]:
                 layer = _layer(rows, phase, faster)
                 shares[str(of)] = layer["communication_s"] / (layer["communication_s"] + layer["compute_s"])
         if not shares:
-            found[f"t3.{claim}"] = Finding(None, "needs all four sub-layers of a model")
+            findings[f"t3.{claim}"] = Finding(None, "needs all four sub-layers of a model")
             continue
         most = max(shares, key=lambda name: shares[name])
         cause = _ASSUMED if set(models) == set(_MAIN) else _UNKNOWN
-        found[f"t3.{claim}"] = Finding(100 * shares[most], f"{most}; {_READING}", cause)
-    return found
+        findings[f"t3.{claim}"] = Finding(100 * shares[most], f"{most}; {_READING}", cause)
+    return findings
 
 
 STUDY = T3()

@@ -1,4 +1,4 @@
-"""What T3's tracking would be worth on MI300X: predictions that nobody has published anything about."""
+"""Worth of T3's tracking on MI300X: predictions about which nothing is published."""
 
 from __future__ import annotations
 

@@ -30,25 +30,25 @@ def rows_of(name: str) -> Iterator[Mapping[str, str]]:
 def design_of(row: Mapping[str, str], sections: Mapping[str, Any], run: Mapping[str, Any]) -> Design:
     """The design of a row: its device and precision, the rest as given."""
     device = tree_of(_device(row["device"]))
-    own = {"system": device, "parallel": {}, "run": {**run, "precision": row["precision"]}}
-    return StepBackend().design({**sections, **own})
+    sections_of_row = {"system": device, "parallel": {}, "run": {**run, "precision": row["precision"]}}
+    return StepBackend().design({**sections, **sections_of_row})
 
 
-def _device(said: str) -> str:
+def _device(name: str) -> str:
     """The device file of a published row: its own, or that of all its kind."""
-    return said if said in list_options("system") else said.partition("_")[0]
+    return name if name in list_options("system") else name.partition("_")[0]
 
 
 def table(name: str, ours: Callable[[Mapping[str, str]], tuple[str, float, float]]) -> pd.DataFrame:
     """A row for each published one. ours: its kind, and measured and our rate [1/s]."""
     import pandas as pd
 
-    found = []
+    rows = []
     for row in rows_of(name):
-        kind, measured, own = ours(row)
-        told = {"device": f"{row['device']} {row['precision']}", "kind": kind, "batch": int(row["batch"])}
-        found.append({**told, "measured_per_s": measured, "ours_per_s": own, "source": row["source"]})
-    return pd.DataFrame(found)
+        kind, measured, ours_per_s = ours(row)
+        labels = {"device": f"{row['device']} {row['precision']}", "kind": kind, "batch": int(row["batch"])}
+        rows.append({**labels, "measured_per_s": measured, "ours_per_s": ours_per_s, "source": row["source"]})
+    return pd.DataFrame(rows)
 
 
 def figure(rows: pd.DataFrame, title: str) -> Figure:
