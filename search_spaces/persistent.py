@@ -20,9 +20,19 @@ from pydantic import Field
 
 from dse.units import Fraction, Integer
 from dse.values import Former, knob
-from simulators.costs.fabric import Leg, Way, capacities, fewest_cus, loads_of_nodes, messages_s, num_gpus, pace, phases
+from simulators.costs.fabric import (
+    Algorithm,
+    PhaseSegment,
+    capacities,
+    fewest_cus,
+    loads_of_nodes,
+    messages_s,
+    num_gpus,
+    pace,
+    phases,
+)
 from simulators.costs.memory_bound import KernelCost, kernel_cost
-from simulators.costs.transfer import Movement, accumulate_hbm_bytes, library_cus, setup
+from simulators.costs.transfer import TransferMode, accumulate_hbm_bytes, library_cus, setup
 from simulators.hardware.system import System
 from simulators.overlap.design import ScheduleKnobs
 from simulators.overlap.node import WholeNode, piece
@@ -39,7 +49,7 @@ class FusedKnobs(ScheduleKnobs):
     orders: ClassVar[tuple[str, ...]] = ("before", "after", "beside")
     family: Literal["fused"]
     kernel: Annotated[Literal["bulk", "fused"], knob(structural=True)]
-    collective: Annotated[Way, knob(structural=True)]
+    collective: Annotated[Algorithm, knob(structural=True)]
     copies: Annotated[bool, knob(structural=True)]
     pairs: Annotated[Literal["producer", "all"] | None, knob(structural=True, when=_FUSED)]
     num_chunks: Annotated[Integer | None, knob(structural=True, when=_FUSED, ge=1, le=1024), Former("slices")]
@@ -120,7 +130,7 @@ class _Move:
 
     name: str
     op: Collective
-    legs: Sequence[Sequence[Leg]]
+    legs: Sequence[Sequence[PhaseSegment]]
     gpus: int
 
     @property
@@ -406,7 +416,7 @@ class Lowering:
         own = library_cus(self._system, move.op.pattern)
         cus = np.minimum(own, self._system.gpu.num_cus)
         whole = _Slice(move.name, move.rows, cus, True, self._is_consumed(move.name))
-        how = Movement("cu", cus, move.op.pattern)
+        how = TransferMode("cu", cus, move.op.pattern)
         ends, moved = [], []
         for gpu, before in zip(self._gpus, packed, strict=True):
             after = [*before, *gpu.library]
@@ -510,7 +520,9 @@ class Lowering:
             ]
         return self._known_ways[key]
 
-    def _known_way(self, move: _Move, part: _Slice, legs: Sequence[Leg], leg: Leg, adds: bool) -> _Way:
+    def _known_way(
+        self, move: _Move, part: _Slice, legs: Sequence[PhaseSegment], leg: PhaseSegment, adds: bool
+    ) -> _Way:
         system, op, rates = self._system, move.op, capacities(self._system)
         rate = pace(system, leg, cus=system.gpu.num_cus, pattern=op.pattern)
         hbm = 2.0 if part.copied or not leg.inside else 0.0  # a NIC reads what it sends

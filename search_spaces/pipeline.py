@@ -19,9 +19,9 @@ from dse.units import Integer
 from dse.values import Former, knob
 from simulators.costs.gemm_waves import GemmCost, beside_cu_copies, gemm_cost
 from simulators.costs.transfer import (
-    Movement,
-    Mover,
+    CommEngine,
     Route,
+    TransferMode,
     accumulate_hbm_bytes,
     rate,
     routes,
@@ -54,7 +54,7 @@ class MoverKnobs(ScheduleKnobs):
 
     orders: ClassVar[tuple[str, ...]] = ("before", "after")
     ranks: ClassVar[tuple[str, ...]] = ("priority",)
-    comm_engine: Annotated[Mover, knob(structural=True), Former("mover")]
+    comm_engine: Annotated[CommEngine, knob(structural=True), Former("mover")]
     comm_cus: Annotated[Integer | None, knob(when={"comm_engine": "cu"}, ge=1, le=4096)]
     priority: Annotated[Priority, knob(structural=True, neutral="equal")] = "equal"
     near_memory: Annotated[bool, knob(structural=True)] = False
@@ -138,7 +138,7 @@ class Pipeline:
         overlap = workload.overlap()
         self.collective, self.op, self.order = overlap.collective, overlap.gemm, overlap.order
         pattern = self.collective.pattern
-        self.movement = Movement(knobs.comm_engine, self.comm_cus, pattern)
+        self.movement = TransferMode(knobs.comm_engine, self.comm_cus, pattern)
         self.routes = routes(system.node, pattern)
         self.element_bytes = self.collective.element_bytes
         self.graph = GraphBuilder()
@@ -207,11 +207,11 @@ class Pipeline:
         """
         before = self._kernel(label, after) if self.mover == "cu" else list(after)
         found: dict[int, int] = {}
-        for _, group in groupby(sorted(amounts, key=lambda item: item[0].turn), key=lambda item: item[0].turn):
+        for _, group in groupby(sorted(amounts, key=lambda item: item[0].step), key=lambda item: item[0].step):
             turn = list(group)
             tasks = self._turn(label, turn, before)
             found |= dict(zip((route.peer for route, _ in turn), tasks, strict=True))
-            before = tasks if any(route.turn for route, _ in amounts) else before
+            before = tasks if any(route.step for route, _ in amounts) else before
         self._last_step = list(found.values())
         return [found[route.peer] for route, _ in amounts]
 
@@ -247,7 +247,7 @@ class Pipeline:
         """
         if self.mover == "cu":
             return ()
-        return tuple(route.loads) if route.turn and self.system.gpu.dma.num_engines > 1 else (position,)
+        return tuple(route.loads) if route.step and self.system.gpu.dma.num_engines > 1 else (position,)
 
     def _transfer(
         self,
@@ -311,9 +311,9 @@ class Pipeline:
         return self.order == "before" or (self.order == "after" and self.adds)
 
     @property
-    def _free(self) -> Movement:
+    def _free(self) -> TransferMode:
         """The mover with all that it could use."""
-        return Movement(self.mover, self.system.gpu.num_cus, self.collective.pattern)
+        return TransferMode(self.mover, self.system.gpu.num_cus, self.collective.pattern)
 
     def _collective_s(self, amount: Any) -> Any:
         """Time [s] of bytes, in what a collective over all routes with all engines or CUs takes for each."""
@@ -322,9 +322,9 @@ class Pipeline:
     @cached_property
     def _per_byte(self) -> Any:
         parts: Any = 0.0
-        for _, group in groupby(self.routes, key=lambda route: route.turn):
+        for _, group in groupby(self.routes, key=lambda route: route.step):
             turn = list(group)
-            paces = [rate(self.system, route, turn, by=self._free, dealt="even").bytes_per_s for route in turn]
+            paces = [rate(self.system, route, turn, by=self._free, split="even").bytes_per_s for route in turn]
             parts = parts + np.maximum.reduce([1 / pace for pace in paces])
         return parts / len(self.routes)  # each route brings the same number of bytes
 

@@ -36,7 +36,7 @@ from dse.units import Integer, Number
 from dse.values import Former, knob
 from search_spaces.pipeline import node_rules
 from simulators.costs.gemm_stages import Staged, stage_gemm
-from simulators.costs.transfer import Movement, Route, links, rate, routes, setup
+from simulators.costs.transfer import Route, TransferMode, links, rate, routes, setup
 from simulators.hardware.system import System
 from simulators.overlap.design import ScheduleKnobs
 from simulators.rules import Rule
@@ -331,8 +331,8 @@ class _Line:
         return self._task(f"launch {label}", after, kind="launch", lane="launch", limiter="launch", delay=delay)
 
     @property
-    def _kernel(self) -> Movement:
-        return Movement("cu", self.system.gpu.num_cus, self.pattern)
+    def _kernel(self) -> TransferMode:
+        return TransferMode("cu", self.system.gpu.num_cus, self.pattern)
 
     @property
     def _hop(self) -> Route:

@@ -16,7 +16,7 @@ from dse.results.claims import Claim, Finding, read
 from dse.results.finished_run import Finished
 from simulators.costs.gemm_waves import gemm_cost
 from simulators.costs.power import collective_w
-from simulators.costs.transfer import Movement, alone, library_cus, saturating_cus
+from simulators.costs.transfer import TransferMode, alone, library_cus, saturating_cus
 from simulators.hardware.system import System, system_of
 from simulators.workloads.operators import ELEMENT_BYTES, Pattern, ShapeList
 from studies.plain import Plain
@@ -223,8 +223,8 @@ def _alone(system: System, pattern: Pattern, size: float) -> dict[str, float]:
     """Time [s] of a collective alone by RCCL-like kernels and by DMA engines."""
     cus = system.gpu.num_cus
     return {
-        "CU kernels": float(alone(system, size, by=Movement("cu", cus, pattern))),
-        "DMA engines": float(alone(system, size, by=Movement("dma", 0, pattern))),
+        "CU kernels": float(alone(system, size, by=TransferMode("cu", cus, pattern))),
+        "DMA engines": float(alone(system, size, by=TransferMode("dma", 0, pattern))),
     }
 
 
@@ -245,7 +245,7 @@ def _power(system: System) -> Finding:
     if system.gpu.power is None:
         return Finding(None, "the system has no gpu.power")
     kernels, engines = (
-        collective_w(system, Movement(mover, system.gpu.cu_copy.num_cus, "all_gather")) for mover in ("cu", "dma")
+        collective_w(system, TransferMode(mover, system.gpu.cu_copy.num_cus, "all_gather")) for mover in ("cu", "dma")
     )
     told = f"{kernels:.0f} W against {engines:.0f} W by an activity model whose constants are from memory: an estimate"
     return Finding(100 * (1 - engines / kernels), told)

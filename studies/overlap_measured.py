@@ -17,7 +17,7 @@ from dse.plots import Axis, tables
 from dse.results.claims import Claim, Finding, read
 from dse.results.finished_run import Finished
 from simulators.calibration.contention import Overlaps, fit_contention, table
-from simulators.costs.transfer import Movement, alone, library_cus
+from simulators.costs.transfer import TransferMode, alone, library_cus
 from simulators.hardware.system import System, system_of
 from simulators.workloads.operators import ELEMENT_BYTES
 from studies.plain import Plain
@@ -149,7 +149,7 @@ def _bounds(system: System, points: pd.DataFrame) -> Finding:
         return Finding(None, "needs overlaps with collectives by kernels: schedule=c3_sp")
     size = ok["workload.operators.gather.rows"] * ok["workload.operators.gather.cols"] * ELEMENT_BYTES["bf16"]
     kernels = zip(ok[_CUS], ok[_PATTERN], strict=True)
-    by = [Movement("cu", cus or library_cus(system, pattern), pattern) for cus, pattern in kernels]
+    by = [TransferMode("cu", cus or library_cus(system, pattern), pattern) for cus, pattern in kernels]
     moved = np.array([float(alone(system, payload, by=mode)) for payload, mode in zip(size, by, strict=True)])
     multiplied = (ok["gemm_s"] / ok["cil"]).to_numpy()
     makespans = ok["makespan_s"].to_numpy()

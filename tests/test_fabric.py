@@ -18,14 +18,14 @@ from dse.backend import Batch
 from dse.errors import ConfigError
 from dse.space import set_path
 from dse.values import leaves
-from simulators.costs.fabric import Leg, Way, capacities, dimensions, mean_hops, num_gpus, pace, phases
+from simulators.costs.fabric import Algorithm, PhaseSegment, capacities, dimensions, mean_hops, num_gpus, pace, phases
 from simulators.hardware.system import System
 from simulators.overlap.backend import OverlapBackend
 from simulators.overlap.design import Design
 from simulators.workloads.operators import Pattern
 
 PATTERNS: tuple[Pattern, ...] = ("all_to_all", "all_gather", "reduce_scatter", "all_reduce")
-WAYS: tuple[Way, ...] = ("direct", "hierarchical")
+WAYS: tuple[Algorithm, ...] = ("direct", "hierarchical")
 PLACEMENTS = ("gpu", "pcie_switch", "cpu")
 NETWORKS = ("rail", "fat_tree", "torus")
 FABRIC = "system.fabric"
@@ -58,7 +58,7 @@ def fabrics(draw: st.DrawFn, **fixed: Any) -> dict[str, Any]:
     return drawn | fixed
 
 
-def seconds(one: System, pattern: Pattern, way: Way, payload: float = 1e9) -> float:
+def seconds(one: System, pattern: Pattern, way: Algorithm, payload: float = 1e9) -> float:
     """A collective of so many bytes a GPU alone: phases one after another, legs of a phase at once."""
     remote = payload * (num_gpus(one) - 1) / num_gpus(one)
     total = 0.0
@@ -68,7 +68,7 @@ def seconds(one: System, pattern: Pattern, way: Way, payload: float = 1e9) -> fl
     return total
 
 
-def moved(one: System, pattern: Pattern, way: Way, *, inside: bool) -> float:
+def moved(one: System, pattern: Pattern, way: Algorithm, *, inside: bool) -> float:
     """Share of its tensor that a GPU sends inside its node, or over NICs."""
     legs = [leg for found in phases(one, pattern, way) for leg in found if leg.inside == inside]
     return sum(leg.share for leg in legs) * (num_gpus(one) - 1) / num_gpus(one)
@@ -99,7 +99,7 @@ def test_bytes_over_nics_are_the_payload_times_the_share_that_is_elsewhere(
 @every_way
 @every_pattern
 @given(gpus=st.sampled_from([1, 2, 4, 8]), topology=st.sampled_from(["mesh", "switch", "ring"]))
-def test_one_node_loads_no_nic(pattern: Pattern, way: Way, gpus: int, topology: str) -> None:
+def test_one_node_loads_no_nic(pattern: Pattern, way: Algorithm, gpus: int, topology: str) -> None:
     changes = {"fabric.num_nodes": 1, "node.num_gpus": gpus, "node.topology": topology}
     one = system(changes)
     used = {name for legs in phases(one, pattern, way) for leg in legs for name in leg.loads}
@@ -131,7 +131,7 @@ def test_direct_and_hierarchical_are_the_same_in_one_node_and_where_nodes_have_o
 @settings(max_examples=40)
 @given(data=st.data())
 def test_more_or_faster_nics_and_better_places_are_never_slower(
-    pattern: Pattern, way: Way, data: st.DataObject
+    pattern: Pattern, way: Algorithm, data: st.DataObject
 ) -> None:
     drawn = data.draw(fabrics())
     base = seconds(system(drawn), pattern, way)
@@ -173,7 +173,7 @@ def test_rails_spare_the_spine_where_a_collective_is_hierarchical(nics: int) -> 
     assert float(spines["direct"]) == pytest.approx(2.0 * 4 / nics * (rails - 1) / rails)
 
 
-def _away(one: System, way: Way) -> Leg:
+def _away(one: System, way: Algorithm) -> PhaseSegment:
     return next(leg for legs in phases(one, "all_to_all", way) for leg in legs if not leg.inside)
 
 

@@ -20,7 +20,7 @@ from dse.errors import ConfigError, Problems, did_you_mean
 from dse.units import Bytes, BytesPerSecond, FlopPerSecond, Fraction, Integer, Number, Seconds
 from dse.values import Frozen, leaves
 from simulators.costs.gemm_waves import GemmCost, gemm_cost
-from simulators.costs.transfer import Movement, Mover, Route, links, rate, routes
+from simulators.costs.transfer import CommEngine, Route, TransferMode, links, rate, routes
 from simulators.hardware.system import Gpu, Node, System
 from simulators.workloads.operators import Gemm, Pattern, Shape, ShapeList, Workload, read_shapes
 
@@ -142,15 +142,17 @@ NODES = st.builds(
 patterns = st.sampled_from(PATTERNS)
 
 
-def pace(system: System, route: Route, active: list[Route], *, mover: Mover, pattern: Pattern, cus: Any = 0) -> Any:
+def pace(
+    system: System, route: Route, active: list[Route], *, mover: CommEngine, pattern: Pattern, cus: Any = 0
+) -> Any:
     """Payload rate [bytes/s] of a route while others run."""
-    return rate(system, route, active, by=Movement(mover, cus, pattern)).bytes_per_s
+    return rate(system, route, active, by=TransferMode(mover, cus, pattern)).bytes_per_s
 
 
 def turns(system: System, pattern: Pattern) -> list[list[Route]]:
     """Routes that run at once: all of them, or those of one distance on a ring."""
     found = routes(system.node, pattern)
-    return [[route for route in found if route.turn == turn] for turn in sorted({r.turn for r in found})]
+    return [[route for route in found if route.step == step] for step in sorted({r.step for r in found})]
 
 
 def link_rates(system: System, active: list[Route], pattern: Pattern, cus: int) -> dict[str, float]:

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from dse.config.compose import conf_dir
 from dse.values import put
 from simulators.costs.gemm_waves import beside_cu_copies, gemm_cost
-from simulators.costs.transfer import Movement, routes, slowed_beside_gemm
+from simulators.costs.transfer import TransferMode, routes, slowed_beside_gemm
 from simulators.hardware.system import System
 
 Floats = NDArray[np.float64]
@@ -97,7 +97,7 @@ def shares(system: System, rows: Overlaps) -> tuple[Floats, Floats]:
             for cus in (gpu.num_cus, gpu.num_cus - channels)
         )
         gemm[row] = full / beside_cu_copies(gpu, granted, full)
-        comm[row] = slowed_beside_gemm(system, peers, by=Movement("cu", channels, "all_reduce"))
+        comm[row] = slowed_beside_gemm(system, peers, by=TransferMode("cu", channels, "all_reduce"))
     return gemm, comm
 
 

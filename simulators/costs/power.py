@@ -3,19 +3,19 @@
     P = P_idle + c (P_board - P_idle - e_hbm B_hbm) / C + e_hbm b_hbm + e_link b_link
 
 c of C CUs busy, b the bytes/s that go over HBM and links, B_hbm the rate of the HBM: with everything busy the board
-draws P_board. A CU that moves data is taken to draw what one that multiplies does (an upper bound). Its constants are
-from memory (`gpu.power` of the system), so what follows from it is an estimate.
+draws P_board. A CU that moves data is assumed to draw as much as one that multiplies (an upper bound). The constants
+(`gpu.power` of the system) are from memory, so the results are estimates.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from simulators.costs.transfer import Movement, rate, routes
+from simulators.costs.transfer import TransferMode, rate, routes
 from simulators.hardware.system import System
 
 
-def collective_w(system: System, by: Movement) -> float:
+def collective_w(system: System, by: TransferMode) -> float:
     """Power [W] of a GPU while it moves a large payload and does nothing else.
 
     Raises ValueError for a system without `gpu.power`.
@@ -23,9 +23,9 @@ def collective_w(system: System, by: Movement) -> float:
     power, gpu = system.gpu.power, system.gpu
     if power is None:
         raise ValueError("the system has no gpu.power")
-    found = routes(system.node, by.pattern)
-    active = [route for route in found if route.turn == found[0].turn]
+    peer_routes = routes(system.node, by.pattern)
+    active = [route for route in peer_routes if route.step == peer_routes[0].step]
     moved = sum(float(rate(system, route, active, by=by).bytes_per_s) for route in active)
     of_a_cu = (power.board_w - power.idle_w - power.hbm_j_per_byte * gpu.hbm_bytes_per_s) / gpu.num_cus
-    busy = float(np.asarray(by.cus)) if by.mover == "cu" else 0.0
+    busy = float(np.asarray(by.cus)) if by.engine == "cu" else 0.0
     return power.idle_w + busy * of_a_cu + 2 * moved * power.hbm_j_per_byte + moved * power.link_j_per_byte

@@ -1,7 +1,7 @@
 """Moving a tensor between the GPUs of a node: routes, and rates by CU kernels or DMA engines.
 
-The node is symmetric, so one representative GPU is simulated: what it receives, it also sends. A route says which
-of its incoming links a peer's data loads, and how often (transit on a ring), and in which order data arrives.
+The node is symmetric, so one representative GPU is simulated: what it receives, it also sends. A route names the
+incoming links that a peer's data loads, the bytes on each (transit on a ring), and the order in which data arrives.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from numpy.typing import ArrayLike, NDArray
 from simulators.hardware.system import Node, System
 from simulators.workloads.operators import Pattern
 
-Mover = Literal["cu", "dma"]
+CommEngine = Literal["cu", "dma"]
 
 
 @dataclass(frozen=True)
 class Route:
-    """How data of one peer arrives: link name -> bytes on that link per payload byte; routes of a later `turn` wait."""
+    """Path of one peer's data. loads: link -> bytes on it per payload byte. step: routes of a later one wait."""
 
     peer: int
     loads: Mapping[str, float]
-    turn: int
+    step: int
 
 
 @dataclass(frozen=True)
 class Rates:
-    """What a mover achieves for one route: payload rate [bytes/s] and what bounds it."""
+    """Payload rate [bytes/s] of an engine over one route, and the name of what bounds it."""
 
     bytes_per_s: NDArray[np.float64]
     limiter: str
@@ -61,37 +61,39 @@ def routes(node: Node, pattern: Pattern) -> list[Route]:
 
 
 def _ring_routes(num_gpus: int, pattern: Pattern) -> list[Route]:
-    found = []
+    by_distance = []
     for distance in range(1, num_gpus // 2 + 1):
         load = float(distance) if pattern == "all_to_all" else 1.0
         if 2 * distance == num_gpus:
             halves = {"link.cw": load / 2, "link.ccw": load / 2}
-            found.append(Route(distance, halves, distance))
+            by_distance.append(Route(distance, halves, distance))
         else:
-            found.append(Route(distance, {"link.cw": load}, distance))
-            found.append(Route(num_gpus - distance, {"link.ccw": load}, distance))
-    return found
+            by_distance.append(Route(distance, {"link.cw": load}, distance))
+            by_distance.append(Route(num_gpus - distance, {"link.ccw": load}, distance))
+    return by_distance
 
 
 @dataclass(frozen=True)
-class Movement:
-    """Who moves: DMA engines or kernels on `cus` CUs, for which collective."""
+class TransferMode:
+    """Transfers of a collective `pattern`, by DMA engines or by kernels on `cus` CUs."""
 
-    mover: Mover
+    engine: CommEngine
     cus: ArrayLike
     pattern: Pattern
 
 
-Dealt = Literal["whole", "even"]
+SplitPolicy = Literal["whole", "even"]
 
 
-def rate(system: System, route: Route, active: Sequence[Route], *, by: Movement, dealt: Dealt = "whole") -> Rates:
+def rate(
+    system: System, route: Route, active: Sequence[Route], *, by: TransferMode, split: SplitPolicy = "whole"
+) -> Rates:
     """Payload rate of `route` while the routes `active` (itself included) run at once.
 
     DMA: min(share of the link, engines). An engine serves one link (measured: engines have per-destination affinity),
-    so a copy is split over those of its link that other copies leave idle; as `whole` ones, or `even`ly, as if none had
-    to stay idle because copies outnumber what is left. CU kernels: c CUs that move r bytes/s each
-    fill the links in use, B in all, as `filled(c r / B)` says.
+    so a copy is split over the idle engines of its link: over `whole` engines, or `even`ly, as if copies could share
+    an engine. CU kernels: c CUs that move r bytes/s each reach `link_utilisation(c r / B)` of the links in use, which
+    have B in all.
     """
     capacity = links(system.node)
     shares = [
@@ -99,96 +101,94 @@ def rate(system: System, route: Route, active: Sequence[Route], *, by: Movement,
         for name, load in route.loads.items()
     ]
     link = np.asarray(np.min(np.broadcast_arrays(*shares), axis=0))
-    if by.mover == "dma":
+    if by.engine == "dma":
         dma = system.gpu.dma
         at_once = max(sum(name in other.loads for other in active) for name in route.loads) or 1
-        own = min(len(route.loads) * max(1, dma.num_engines // len(capacity)), dma.num_engines)
-        engine = np.asarray(dma.bytes_per_s) * max(1, own // at_once if dealt == "whole" else own / at_once)
+        engines = min(len(route.loads) * max(1, dma.num_engines // len(capacity)), dma.num_engines)
+        engine = np.asarray(dma.bytes_per_s) * max(1, engines // at_once if split == "whole" else engines / at_once)
         bound = "DMA engine" if np.all(engine < link) else "link"
         return Rates(np.minimum(link, engine), bound)
     full = _cu_fill(system, active, by)
     return Rates(link * system.gpu.cu_copy.link_efficiency * full, "link" if np.all(full > 0.95) else "copy CUs")
 
 
-def link_utilisation(asked: ArrayLike) -> NDArray[np.float64]:
-    """The share u of links that CUs fill who ask for x times their rate: u = x / sqrt(1 + x^2).
+def link_utilisation(demand: ArrayLike) -> NDArray[np.float64]:
+    """Share u of the links' rate that CUs reach, for a demand of x times that rate: u = x / sqrt(1 + x^2).
 
-    Times bound by issue and by links, added in quadrature (derived); within 2.3 % of RCCL's all-reduce on 2 to 32
-    channels, from whose first point the rate of a CU is taken (docs/models.md).
+    Issue-bound and link-bound times, added in quadrature (derived); within 2.3 % of RCCL's all-reduce on 2 to 32
+    channels, whose first point gives the rate of a CU (docs/models.md).
     """
-    wanted = np.asarray(asked, float)
-    return np.asarray(wanted / np.sqrt(1 + wanted * wanted))
+    ratio = np.asarray(demand, float)
+    return np.asarray(ratio / np.sqrt(1 + ratio * ratio))
 
 
 def accumulate_hbm_bytes(system: System, *, near_memory: bool) -> Any:
-    """What adding a byte to what is there takes of the HBM beyond writing it, in bytes: it is read, or units in memory
-    add it (`gpu.pim`).
-    """
+    """HBM traffic [bytes] to accumulate a byte, beyond its write: a read, or an update by units in memory."""
     gpu = system.gpu
     return gpu.pim.update(gpu.hbm_bytes_per_s) - 1.0 if near_memory and gpu.pim is not None else 1.0
 
 
-def setup(system: System, *, by: Movement) -> ArrayLike:
-    """What a collective (by DMA engines: each copy of it) takes before data moves [s].
+def setup(system: System, *, by: TransferMode) -> ArrayLike:
+    """Set-up time [s] of a collective (by DMA engines: of each of its copies) before data moves.
 
-    The floor of short messages that `cu_copy.setup_s` is was measured of an all-reduce, which has two steps; others
-    have one. An all-to-all is given two: it is made of sends and receives (derived).
+    `cu_copy.setup_s` is the floor of short messages, measured on an all-reduce, which has two steps; others have one.
+    An all-to-all counts as two steps: it consists of sends and receives (derived).
     """
-    if by.mover == "dma":
+    if by.engine == "dma":
         return system.gpu.dma.setup_s
     steps = 2 if by.pattern in {"all_reduce", "all_to_all"} else 1
     return np.asarray(system.gpu.cu_copy.setup_s) * steps / 2
 
 
-def alone(system: System, payload_bytes: ArrayLike, *, by: Movement) -> NDArray[np.float64]:
-    """Time [s] of a collective of so many bytes alone, launched as a library would.
+def alone(system: System, payload_bytes: ArrayLike, *, by: TransferMode) -> NDArray[np.float64]:
+    """Isolated time [s] of a collective of `payload_bytes`, launched as a library would.
 
-    Copies by DMA engines are launched one after another by the host, which waits for each: (n - 1) (control + schedule
-    + sync), and the latency of the copy, where the phases are known (DMA-Latte, arXiv:2511.06605: what schedules that
-    are launched before they are needed do not pay).
+    The host launches DMA copies one after another and waits for each: (n - 1) (control + schedule + sync), and the
+    latency of the copy, where the phases are known (DMA-Latte, arXiv:2511.06605; schedules that are launched ahead of
+    time do not pay this).
     """
-    found, node, phases = routes(system.node, by.pattern), system.node, system.gpu.dma.phases
+    peer_routes, node, phases = routes(system.node, by.pattern), system.node, system.gpu.dma.phases
     passes = 2 if by.pattern == "all_reduce" else 1
     seconds = np.zeros(())
-    for turn in sorted({route.turn for route in found}):
-        active = [route for route in found if route.turn == turn]
+    for step in sorted({route.step for route in peer_routes}):
+        active = [route for route in peer_routes if route.step == step]
         share = passes * np.asarray(payload_bytes) / node.num_gpus
         seconds = seconds + np.max([share / rate(system, route, active, by=by).bytes_per_s for route in active], axis=0)
     begin: Any = setup(system, by=by)
-    if by.mover == "dma" and phases is not None:
+    if by.engine == "dma" and phases is not None:
         begin = (node.num_gpus - 1) * (phases.control_s + phases.schedule_s + phases.sync_s) + phases.copy_s
     return np.asarray(begin + seconds, float)
 
 
 def library_cus(system: System, pattern: Pattern) -> NDArray[np.int_]:
-    """CUs that the kernel of a collective takes when it is left to itself; one workgroup on each."""
+    """CUs that a library's kernel takes for a collective, one workgroup on each."""
     copy = system.gpu.cu_copy
-    own = np.asarray(copy.num_cus) / (copy.all_to_all_factor if pattern == "all_to_all" else 1.0)
-    return np.asarray(np.rint(own).astype(int))
+    cus = np.asarray(copy.num_cus) / (copy.all_to_all_factor if pattern == "all_to_all" else 1.0)
+    return np.asarray(np.rint(cus).astype(int))
 
 
 def saturating_cus(system: System, pattern: Pattern, *, share: float) -> int:
-    """The fewest CUs whose kernels reach a share of the bandwidth that all CUs reach."""
+    """Least number of CUs whose kernels reach a share of the bandwidth that all CUs reach."""
     every = np.arange(1, system.gpu.num_cus + 1)
-    active = [route for route in routes(system.node, pattern) if not route.turn or route.turn == 1]
-    paces = rate(system, active[0], active, by=Movement("cu", every, pattern)).bytes_per_s
+    active = [route for route in routes(system.node, pattern) if not route.step or route.step == 1]
+    paces = rate(system, active[0], active, by=TransferMode("cu", every, pattern)).bytes_per_s
     return int(every[np.argmax(paces >= share * paces[-1])])
 
 
-def slowed_beside_gemm(system: System, active: Sequence[Route], *, by: Movement) -> NDArray[np.float64]:
+def slowed_beside_gemm(system: System, active: Sequence[Route], *, by: TransferMode) -> NDArray[np.float64]:
     """Factor (0, 1] on the rate of transfers while a GEMM runs.
 
     CUs: each takes `cu_copy_beside_gemm` times as long for a byte, so links that few CUs fill suffer and links that
     many fill hardly do. DMA engines: `dma_beside_gemm`.
     """
     contention = system.gpu.contention
-    if by.mover == "dma":
+    if by.engine == "dma":
         return np.asarray(1 / np.asarray(contention.dma_beside_gemm, float))
-    slow = Movement(by.mover, np.asarray(by.cus) / contention.cu_copy_beside_gemm, by.pattern)
+    slow = TransferMode(by.engine, np.asarray(by.cus) / contention.cu_copy_beside_gemm, by.pattern)
     return np.minimum(_cu_fill(system, active, slow) / _cu_fill(system, active, by), 1.0)  # 1 + 1 ulp is none
 
 
-def _cu_fill(system: System, active: Sequence[Route], by: Movement) -> NDArray[np.float64]:
+def _cu_fill(system: System, active: Sequence[Route], by: TransferMode) -> NDArray[np.float64]:
     copy = system.gpu.cu_copy
     used = {name for other in active for name in other.loads}
     capacity = links(system.node)
