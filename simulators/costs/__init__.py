@@ -1,1 +1,1 @@
-"""What an operator or a transfer takes, alone and beside others."""
+"""Costs of operators and transfers, isolated and under contention."""

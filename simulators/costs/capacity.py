@@ -1,12 +1,12 @@
 """Memory of parameters in training that low-precision copies would take, if they were stored.
 
-Weights are kept in one precision, and copies in others are made when a layer needs them: what is saved is
-c / (base + c) of the memory for parameters, with c the bytes of the copies and base those of all else, both per
-parameter. Copies of the layers in flight are there for a while and take n c / L of it back, n layers of L (derived).
+Weights are stored in one precision, and copies in others are made when a layer needs them. This saves c / (base + c)
+of the memory for parameters, with c the bytes of the copies and base those of all else, both per parameter. Copies of
+the layers in flight are stored for a while and take n c / L of it back, n layers of L (derived).
 
-What a copy is for depends on its direction: a product over the rows of a weight needs blocks along its columns, the
-product of the backward pass needs the other (`simulators/hardware/number_formats.py`). Which copies a training run
-would store, and what else it stores, is a choice: both are fields, and `grid` shows all of them.
+The direction of a copy decides its use: a product over the rows of a weight needs blocks along its columns, the
+product of the backward pass needs the other (`simulators/hardware/number_formats.py`). The copies that a training run
+would store, and its other stored values, are fields; `grid` combines them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _BITS = {"fp32": 32, "bf16": 16, "fp16": 16}
 
 
 class Base(Frozen):
-    """What is stored of a parameter whether or not its copies are, each in its precision; None where it is not."""
+    """Stored values of a parameter besides its copies, each with its precision; None for a value that is not stored."""
 
     weights: Annotated[Stored, knob(structural=True)]
     gradients: Annotated[Stored | None, knob(structural=True)] = None
@@ -36,7 +36,7 @@ class Base(Frozen):
 
     @property
     def bytes_per_parameter(self) -> float:
-        """Of all that is stored."""
+        """Bytes of all stored values."""
         return sum(_BITS[kind] for _, kind in self if kind is not None) / 8
 
 
@@ -55,24 +55,24 @@ class Copy(Frozen):
 
     @property
     def bytes_per_parameter(self) -> float:
-        """Of one or two copies."""
+        """Bytes of one or two copies."""
         return self.format.bytes_per_element * (self.rows + self.columns)
 
 
 class Copies(Frozen):
-    """Copies that are not stored. backward: None where the backward pass has what is there of the forward pass."""
+    """Copies that are not stored. backward: None where the backward pass reuses the copies of the forward pass."""
 
     forward: Copy
     backward: Copy | None = None
 
     @property
     def bytes_per_parameter(self) -> float:
-        """Of all copies."""
-        return sum(one.bytes_per_parameter for one in (self.forward, self.backward) if one is not None)
+        """Bytes of all copies."""
+        return sum(copy.bytes_per_parameter for copy in (self.forward, self.backward) if copy is not None)
 
 
 class Buffer(Frozen):
-    """Copies that are there at once: of `layers_in_flight` layers (current and next: 2) of `num_layers`."""
+    """Copies stored at once: of `layers_in_flight` layers (current and next: 2) of `num_layers`."""
 
     num_layers: Annotated[Integer, Field(ge=1, le=10**6)]
     layers_in_flight: Annotated[Number, Field(ge=0, le=10**6)]
@@ -88,7 +88,7 @@ class Buffer(Frozen):
 class Saving:
     """Bytes of a parameter, and the share of them that is saved; numbers or arrays of one shape.
 
-    base_bytes: what is stored anyway. copy_bytes: what is not. buffer_bytes: of copies that are there at once.
+    base_bytes: always stored. copy_bytes: not stored. buffer_bytes: of the copies that are stored at once.
     """
 
     base_bytes: Any
@@ -97,12 +97,12 @@ class Saving:
 
     @property
     def stored_bytes(self) -> Any:
-        """With copies stored."""
+        """Bytes with copies stored."""
         return np.add(self.base_bytes, self.copy_bytes)
 
     @property
     def needed_bytes(self) -> Any:
-        """With copies made when they are needed."""
+        """Bytes with copies made when they are needed."""
         return np.add(self.base_bytes, self.buffer_bytes)
 
     @property
@@ -112,7 +112,7 @@ class Saving:
 
 
 def capacity_saving(base: Base, copies: Copies, buffer: Buffer | None = None) -> Saving:
-    """What is saved of a parameter's bytes; without a buffer no copy takes any, as where layers are very many.
+    """Compute the saving in bytes of a parameter; without a buffer copies take no bytes (the limit of many layers).
 
     Numbers of the buffer and of formats may be arrays that broadcast.
     """

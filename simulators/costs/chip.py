@@ -1,4 +1,4 @@
-"""What a kernel runs on: the data sheet and the efficiency constants of a device, for the CUs that are granted."""
+"""Device as a kernel sees it: data sheet and efficiency constants, for the CUs that are granted."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ class Chip:
 
         efficiency: in place of the device's own. Raises ValueError where there are no constants or no peak rate.
         """
-        held = efficiency or {str(name): found for name, found in device.efficiency.items()}.get(precision)
+        constants = efficiency or {str(name): fitted for name, fitted in device.efficiency.items()}.get(precision)
         peak = device.gpu.peak(precision)
-        if held is None or peak is None:
+        if constants is None or peak is None:
             raise ValueError(f"{device.name} has no constants for {precision}: python -m dse calibrate fits them")
         return cls(
             num_cus=device.gpu.num_cus,
@@ -58,13 +58,13 @@ class Chip:
             hbm_bytes_per_s=device.gpu.hbm_bytes_per_s,
             element_bytes=ELEMENT_BYTES[precision],
             vector_flop_per_s=device.gpu.peak("fp32") if precision == "mixed" else None,
-            **{name: getattr(held, name) for name in Efficiency.model_fields},  # numbers, or arrays over a grid
+            **{name: getattr(constants, name) for name in Efficiency.model_fields},  # numbers, or arrays over a grid
         )
 
     def set_as(self, setting: Setting) -> Chip:
-        """The same with fewer CUs, another clock, a cache switched off, or faster altogether.
+        """Return a copy with fewer CUs, another clock, a cache switched off, or a higher rate altogether.
 
-        What follows the clock: arithmetic, the last-level cache (`feed` is per FLOP of peak), and latencies.
+        Arithmetic, the last-level cache (`feed` is per FLOP of peak) and latencies follow the clock.
         """
         rate = np.asarray(setting.clock) * np.asarray(setting.flop_vs_bw)
         vector = self.vector_flop_per_s
@@ -80,7 +80,7 @@ class Chip:
         )
 
     def work_of(self, *channels: ArrayLike) -> ArrayLike:
-        """How much longer arithmetic takes than at the peak, for channels that matrix units may not take."""
+        """Slowdown of arithmetic against the peak, for numbers of channels that matrix units may not support."""
         if self.vector_flop_per_s is None:
             return 1.0
         fit = np.logical_and.reduce([np.asarray(size) % _MATRIX_STEP == 0 for size in channels])
@@ -88,7 +88,7 @@ class Chip:
 
     @property
     def without_matrix_units(self) -> ArrayLike:
-        """How much longer arithmetic takes without them."""
+        """Slowdown of arithmetic without matrix units."""
         return 1.0 if self.vector_flop_per_s is None else np.asarray(self.flop_per_s) / self.vector_flop_per_s
 
     @property
@@ -123,5 +123,5 @@ class Cost:
 
     @classmethod
     def of(cls, flop: ArrayLike, traffic: ArrayLike, seconds: ArrayLike) -> Cost:
-        """Of three arrays that broadcast."""
-        return cls(*(np.asarray(found, float) for found in np.broadcast_arrays(flop, traffic, seconds)))
+        """Build from three arrays that broadcast."""
+        return cls(*(np.asarray(column, float) for column in np.broadcast_arrays(flop, traffic, seconds)))

@@ -41,11 +41,11 @@ _REDUCES = ("all_reduce", "reduce_scatter")
 
 @dataclass(frozen=True)
 class Group:
-    """GPUs of a collective and what they send over; numbers or arrays that broadcast.
+    """GPUs of a collective and their links; numbers or arrays that broadcast.
 
     bytes_per_s: rate at which one GPU sends over all links that it uses, in one direction. latency_s: of one step.
-    computes: whether what moves the data can add, as CUs can and DMA engines cannot. short_messages: whether it has a
-    protocol for these.
+    computes: whether the engine can add, as CUs can and DMA engines cannot. short_messages: whether it has a protocol
+    for short messages.
     """
 
     num_gpus: ArrayLike
@@ -55,8 +55,9 @@ class Group:
     short_messages: bool = True
 
     def by_cus(self, cus: ArrayLike, bytes_per_s_per_cu: ArrayLike) -> Group:
-        """The same, moved by kernels on so many CUs, r: what one CU moves alone
-        (`simulators.costs.transfer.filled`).
+        """Return the group with kernels on `cus` CUs as the engine (`simulators.costs.transfer.link_utilisation`).
+
+        bytes_per_s_per_cu: rate of one CU alone.
         """
         links = np.asarray(self.bytes_per_s, float)
         return replace(
@@ -64,7 +65,7 @@ class Group:
         )
 
     def by_dma(self, num_engines: ArrayLike, bytes_per_s: ArrayLike, setup_s: ArrayLike) -> Group:
-        """The same, moved by copy engines: at most their rate, and a set-up for every step."""
+        """Return the group with copy engines as the engine: at most their rate, and a set-up for every step."""
         rate = np.minimum(self.bytes_per_s, np.asarray(num_engines) * np.asarray(bytes_per_s))
         return replace(self, bytes_per_s=rate, latency_s=setup_s, computes=False, short_messages=False)
 
@@ -80,7 +81,7 @@ class CollectiveCost:
     seconds: Floats
 
     def then(self, other: CollectiveCost) -> CollectiveCost:
-        """This collective, and another after it."""
+        """Cost of this collective followed by another."""
         names = ("steps", "wire_bytes", "flop", "hbm_bytes", "seconds")
         return CollectiveCost(**{name: getattr(self, name) + getattr(other, name) for name in names})
 
@@ -95,25 +96,25 @@ def collective_cost(
 ) -> CollectiveCost:
     """Cost of one collective among equal GPUs.
 
-    HBM traffic: what is sent is read, what comes is written, and a reduction reads its own operand, too.
+    HBM traffic: bytes sent are read, bytes received are written, and a reduction reads its local operand, too.
     Raises ValueError for a reduction by engines that cannot add.
     """
     if pattern in _REDUCES and not group.computes:
         raise ValueError(f"{pattern} needs CUs: DMA engines move data and cannot add")
     n, payload = np.asarray(group.num_gpus, float), np.asarray(payload_bytes, float)
-    steps, sent = _moved(pattern, algorithm, n)
+    steps, sent = _traffic(pattern, algorithm, n)
     wire = sent * payload
     added = (n - 1) / n * payload if pattern in _REDUCES else 0 * wire
     wait, serial = steps * np.asarray(group.latency_s), wire / np.asarray(group.bytes_per_s)
     seconds = wait + serial
     if group.short_messages:
         seconds = np.minimum(seconds, _LOW_LATENCY[0] * wait + _LOW_LATENCY[1] * serial)
-    found = np.broadcast_arrays(steps + 0 * wire, wire, added / element_bytes, 2 * wire + added, seconds)
-    return CollectiveCost(*(np.asarray(column, float) for column in found))
+    columns = np.broadcast_arrays(steps + 0 * wire, wire, added / element_bytes, 2 * wire + added, seconds)
+    return CollectiveCost(*(np.asarray(column, float) for column in columns))
 
 
-def _moved(pattern: Pattern, algorithm: Algorithm, n: Floats) -> tuple[Floats, Floats]:
-    """(steps, bytes sent per payload byte) of the table above."""
+def _traffic(pattern: Pattern, algorithm: Algorithm, n: Floats) -> tuple[Floats, Floats]:
+    """Look up (steps, bytes sent per payload byte) in the table above."""
     once, rounds, several = (n - 1) / n, np.ceil(np.log2(n)), np.asarray(n > 1, float)
     if pattern == "all_reduce":
         return {"ring": 2 * (n - 1), "direct": 2 * several, "tree": 2 * rounds}[algorithm], 2 * once
@@ -127,9 +128,9 @@ def _moved(pattern: Pattern, algorithm: Algorithm, n: Floats) -> tuple[Floats, F
 
 
 def flat_ring(inside: Group, between: Group, gpus_per_node: ArrayLike) -> Group:
-    """One ring through all GPUs of `between.num_gpus` nodes: as fast as its slowest link, each step as late as it.
+    """One ring through all GPUs of `between.num_gpus` nodes, with the rate and latency of its slowest link.
 
-    Numbers of `inside` where there is one node.
+    Rate and latency are those of `inside` for one node.
     """
     nodes = np.asarray(between.num_gpus)
     several = nodes > 1
@@ -140,14 +141,14 @@ def flat_ring(inside: Group, between: Group, gpus_per_node: ArrayLike) -> Group:
 
 
 def server_ring(server: Server, gpus: ArrayLike, together: ArrayLike | None = None) -> Group:
-    """A ring of so many GPUs, `together` of them in each server (None: as many as it has).
+    """Ring of `gpus` GPUs, `together` of them in each server (None: all GPUs of a server).
 
-    The rate is NaN where it leaves the server and nobody says how fast the network is.
+    The rate is NaN for a ring that leaves the server if the network's rate is not given.
     """
-    held = np.asarray(server.num_gpus if together is None else together)
-    nodes = np.ceil(np.asarray(gpus, float) / held)
-    crowd = np.maximum(np.minimum(gpus, held) - 2.0, 0.0)
-    inside = Group(gpus, server.bytes_per_s / (1 + server.sharing * crowd), server.latency_s)
+    per_server = np.asarray(server.num_gpus if together is None else together)
+    nodes = np.ceil(np.asarray(gpus, float) / per_server)
+    sharers = np.maximum(np.minimum(gpus, per_server) - 2.0, 0.0)
+    inside = Group(gpus, server.bytes_per_s / (1 + server.sharing * sharers), server.latency_s)
     network = np.nan if server.network_bytes_per_s is None else server.network_bytes_per_s
     return flat_ring(inside, Group(nodes, network, server.latency_s), np.asarray(gpus) / nodes)
 
@@ -160,9 +161,10 @@ def hierarchical_cost(
     *,
     algorithm: Algorithm = "ring",
 ) -> CollectiveCost:
-    """A collective in two levels: g GPUs in each node (`inside`), every GPU with its peers of other nodes (`between`).
+    """Cost of a collective in two levels: g GPUs in each node (`inside`), every GPU with its peers in other nodes
+    (`between`).
 
-    all_reduce: reduce-scatter inside, all-reduce of 1/g between, all-gather inside; the others are its halves.
+    all_reduce: reduce-scatter inside, all-reduce of 1/g between, all-gather inside; the other patterns are its halves.
     """
     payload = np.asarray(payload_bytes, float)
     shard = payload / np.asarray(inside.num_gpus)
@@ -187,7 +189,7 @@ class CopyPhases:
 
     @property
     def seconds(self) -> Floats:
-        """All of it."""
+        """Total time [s]."""
         return self.control_s + self.schedule_s + self.copy_s + self.sync_s
 
     @property
@@ -198,7 +200,7 @@ class CopyPhases:
 
 
 def copy_phases(size_bytes: ArrayLike, times: CopyTimes, link_bytes_per_s: ArrayLike) -> CopyPhases:
-    """Phases of copies of some sizes: all but the copy itself take the same time whatever the size (derived)."""
+    """Phases of copies by size: all phases but the copy itself take the same time for all sizes (derived)."""
     size = np.asarray(size_bytes, float)
     copy = times.copy_s + size / np.asarray(link_bytes_per_s)
     fixed = (np.full(size.shape, value) for value in (times.control_s, times.schedule_s, times.sync_s))

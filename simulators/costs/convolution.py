@@ -1,5 +1,5 @@
-"""Convolutions alone: forward, backward-data and backward-filter pass by implicit GEMM, Winograd or FFT, the fastest
-taken.
+"""Isolated convolutions: forward, backward-data and backward-filter pass by the fastest of implicit GEMM, Winograd and
+FFT.
 
 n images of c channels, h x w, filters r x q with strides sv, sh, giving k channels of oh x ow; p = n oh ow; X, Y, W:
 bytes of input, output, filter; X' = X min(1, r / sv), the input rows that are touched. Products run on the tiles of
@@ -85,7 +85,7 @@ class Layer:
 
     @classmethod
     def of(cls, shape: Mapping[str, ArrayLike], element: ArrayLike) -> Layer:
-        """From columns n, c, h, w, k, r, s, pad_h, pad_w, stride_v, stride_h. Output sizes are rounded down."""
+        """Build from columns n, c, h, w, k, r, s, pad_h, pad_w, stride_v, stride_h. Output sizes are rounded down."""
         names = ("n", "c", "h", "w", "k", "r", "s", "pad_h", "pad_w", "stride_v", "stride_h")
         n, c, h, w, k, r, q, ph, pw, sv, sh = np.broadcast_arrays(*(np.asarray(shape[name], float) for name in names))
         oh, ow = (h + 2 * ph - r) // sv + 1, (w + 2 * pw - q) // sh + 1
@@ -93,32 +93,32 @@ class Layer:
 
     @property
     def pixels(self) -> Floats:
-        """p: output pixels of all images."""
+        """Number p of output pixels of all images."""
         return self.n * self.oh * self.ow
 
     @property
     def flop(self) -> Floats:
-        """2 p k c r q: of one pass, as a convolution is defined."""
+        """FLOP of one pass, 2 p k c r q, by the definition of a convolution."""
         return 2 * self.pixels * self.k * self.c * self.r * self.q
 
     @property
     def is_strided(self) -> NDArray[np.bool_]:
-        """Whether the filter skips pixels."""
+        """Mask of the convolutions whose filter skips pixels."""
         return np.asarray(self.stride[0] * self.stride[1] > 1)
 
     @property
     def input_bytes(self) -> Floats:
-        """X."""
+        """Size X of the input [bytes]."""
         return np.asarray(self.element * self.n * self.c * self.h * self.w)
 
     @property
     def output_bytes(self) -> Floats:
-        """Y."""
+        """Size Y of the output [bytes]."""
         return np.asarray(self.element * self.pixels * self.k)
 
     @property
     def filter_bytes(self) -> Floats:
-        """W."""
+        """Size W of the filter [bytes]."""
         return np.asarray(self.element * self.c * self.k * self.r * self.q)
 
 
@@ -153,16 +153,16 @@ def _implicit(chip: Chip, layer: Layer) -> Cost:
     scattered = col + x + np.where(layer.is_strided, x, 0.0)
     columns = _Product((p, depth, layer.k), (y, w, col), **options).seconds(chip) + 2 * launch
     columns = columns + _COL2IM * scattered / chip.bandwidth
-    whole = layer.n * np.ceil(layer.oh * layer.ow / _PIXELS) * _PIXELS
+    padded_pixels = layer.n * np.ceil(layer.oh * layer.ow / _PIXELS) * _PIXELS
     packed = (1 + _REPACK) * y, (1 + _REPACK) * touched
     options["work"] = _FILTER_FLOP * np.asarray(options["work"])
-    filters = _Product((layer.k, depth, whole), (*packed, w), feed=feed, **options)
+    filters = _Product((layer.k, depth, padded_pixels), (*packed, w), feed=feed, **options)
     moved = (touched + y + w, np.where(columns < direct, y + w + col + scattered, x + y + w), sum(packed) + w)
     return _passes(layer.flop, moved, (forward, np.minimum(direct, columns), filters.seconds(chip) + launch))
 
 
 def _winograd(chip: Chip, layer: Layer, size: int) -> Cost:
-    """F(size x size, 3 x 3)."""
+    """Winograd F(size x size, 3 x 3)."""
     x, y, w, g = layer.input_bytes, layer.output_bytes, layer.filter_bytes, float((size + 2) ** 2)
     tiles, fused = layer.n * np.ceil(layer.oh / size) * np.ceil(layer.ow / size), size == 2
     units = chip.without_matrix_units if fused else chip.work_of(layer.c, layer.k)
@@ -181,7 +181,7 @@ def _winograd(chip: Chip, layer: Layer, size: int) -> Cost:
         _Product((layer.k, layer.c, tiles), (again * b, again * a, f), work=work * _WINOGRAD_FILTER, **options),
     )
     serves = (layer.r == 3) & (layer.q == 3) & ~layer.is_strided
-    launched = [np.where(serves, one.seconds(chip) + kernels * _launch(chip), np.inf) for one in products]
+    launched = [np.where(serves, product.seconds(chip) + kernels * _launch(chip), np.inf) for product in products]
     return _passes(2 * g * tiles * layer.k * layer.c, moved, launched)
 
 
@@ -208,7 +208,7 @@ def _fft(chip: Chip, layer: Layer) -> Cost:
         _Product((layer.k, layer.c, 4 * layer.n), (y, x, w), **options),
     )
     serves = (np.maximum(layer.r, layer.q) >= 3) & ~layer.is_strided
-    launched = [np.where(serves, one.seconds(chip) + fixed, np.inf) for one in products]
+    launched = [np.where(serves, product.seconds(chip) + fixed, np.inf) for product in products]
     flop = transforms + 8 * frequencies * layer.n * layer.c * layer.k
     return _passes(flop, [streamed + x + y + w] * 3, launched)
 

@@ -80,5 +80,5 @@ def across(chip: Chip, k: ArrayLike, transposed_a: ArrayLike) -> Floats:
     stride = (np.asarray(chip.element_bytes) * np.asarray(k)).astype(np.int64)
     power = np.log2((stride & -stride).astype(float))
     doublings = np.maximum(0.0, power - _CAMPING_FREE_LOG2)
-    found: Floats = np.asarray(transposed_a) * np.asarray(chip.transposed) * (_STRIDE_BASE + doublings)
-    return found
+    overhead: Floats = np.asarray(transposed_a) * np.asarray(chip.transposed) * (_STRIDE_BASE + doublings)
+    return overhead

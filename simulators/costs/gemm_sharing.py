@@ -72,18 +72,18 @@ class Kernel:
         return np.asarray(np.maximum(self.seconds(gpu), self._of(degree) * busiest))
 
     def _of(self, value: ArrayLike) -> Floats:
-        """A number of the GPU or of the design, beside the tiles if there are several."""
+        """Shape a number of the GPU or of the design to broadcast with the tiles, if there are several."""
         return _column(value) if self.tiled else np.asarray(value, float)
 
     def at(self, places: NDArray[np.intp]) -> Kernel:
-        """One of the tiles of each GEMM, by its place [...], which broadcasts with the GEMMs."""
+        """Select a tile for each GEMM by its index [...], which broadcasts with the GEMMs."""
         shape = np.broadcast_shapes(places.shape, *(value.shape[:-1] for value in self._numbers.values()))
         where = np.broadcast_to(places, shape)[..., None]
-        found = {
+        picked = {
             name: np.take_along_axis(np.broadcast_to(value, (*shape, value.shape[-1])), where, axis=-1)[..., 0]
             for name, value in self._numbers.items()
         }
-        return Kernel(**found, tiled=False)
+        return Kernel(**picked, tiled=False)
 
     @property
     def _numbers(self) -> dict[str, Floats]:
@@ -104,7 +104,7 @@ def kernels(
     """
     if missing := lacks(gpu):
         raise ValueError(f"kernels that share a GPU need {', '.join(missing)}")
-    m, n, k, part, many = (np.asarray(value, float)[..., None] for value in (*shape, share, degree))
+    m, n, k, part, concurrency = (np.asarray(value, float)[..., None] for value in (*shape, share, degree))
     library, llc = gpu.gemm, gpu.llc
     assert llc is not None
     rows, cols, efficiency = np.array([(tile.rows, tile.cols, tile.efficiency) for tile in library.tiles]).T
@@ -113,20 +113,20 @@ def kernels(
     workgroups = np.ceil(m / rows) * np.ceil(n / cols)
     busiest = np.ceil(workgroups / cus)
     plain = 2 * rows * cols * k / (_column(gpu.matrix_flop_per_s_per_cu) * efficiency)
-    held = _column(llc.bytes) * part / many
+    cache_bytes = _column(llc.bytes) * part / concurrency
     operands = element_bytes * np.stack(np.broadcast_arrays(m * k, k * n, m * n))
     small = np.minimum(operands[0], operands[1])
-    kept = np.minimum(1.0, held / (small + 0.25 * operands[2]))
-    waves = np.ceil(workgroups * many / (cus * occupancy))
-    again = (waves - 1) * small * (1 - kept)
-    workgroups, each, alone, through, traffic = np.broadcast_arrays(
+    hit_rate = np.minimum(1.0, cache_bytes / (small + 0.25 * operands[2]))
+    waves = np.ceil(workgroups * concurrency / (cus * occupancy))
+    again = (waves - 1) * small * (1 - hit_rate)
+    workgroups, workgroup_s, alone, through, traffic = np.broadcast_arrays(
         workgroups,
-        plain / _reached(library, occupancy),
-        busiest * plain / _reached(library, np.minimum(occupancy, busiest)),
+        plain / _rate_share(library, occupancy),
+        busiest * plain / _rate_share(library, np.minimum(occupancy, busiest)),
         workgroups * k * (rows + cols) * element_bytes,
         operands.sum(axis=0) + again,
     )
-    return Kernel(workgroups, each, alone, through, traffic, rows, cols, occupancy)
+    return Kernel(workgroups, workgroup_s, alone, through, traffic, rows, cols, occupancy)
 
 
 def chosen(
@@ -137,7 +137,7 @@ def chosen(
     degree: ArrayLike = 1,
     choice: Choice = "isolated",
 ) -> Kernel:
-    """The kernel [...] of each GEMM that runs beside degree - 1 others.
+    """Choose the kernel [...] of each GEMM that runs beside degree - 1 others.
 
     choice: isolated, the library's; shared, the globally optimised one; best, the one of all that would be fastest
     beside others like itself.
@@ -150,10 +150,10 @@ def chosen(
     candidates = [_fastest(gpu, shape, element_bytes=element_bytes, share=share) for share in SHARES]
     places = np.stack(candidates, axis=-1)
     seconds = every.together(gpu, degree)
-    whole = np.broadcast_shapes(seconds.shape[:-1], places.shape[:-1])
-    places = np.broadcast_to(places, (*whole, places.shape[-1]))
-    took = np.take_along_axis(np.broadcast_to(seconds, (*whole, seconds.shape[-1])), places, axis=-1)
-    return every.at(np.take_along_axis(places, np.argmin(took, axis=-1)[..., None], axis=-1)[..., 0])
+    shape_of_gemms = np.broadcast_shapes(seconds.shape[:-1], places.shape[:-1])
+    places = np.broadcast_to(places, (*shape_of_gemms, places.shape[-1]))
+    candidate_s = np.take_along_axis(np.broadcast_to(seconds, (*shape_of_gemms, seconds.shape[-1])), places, axis=-1)
+    return every.at(np.take_along_axis(places, np.argmin(candidate_s, axis=-1)[..., None], axis=-1)[..., 0])
 
 
 def _fastest(
@@ -165,7 +165,7 @@ def _fastest(
 
 
 def lacks(gpu: Gpu) -> list[str]:
-    """What a GPU does not say that occupancy and sharing need."""
+    """List the keys that occupancy and sharing need and a GPU does not give."""
     library = gpu.gemm
     needed = {
         "gpu.llc.bytes_per_s": None if gpu.llc is None else gpu.llc.bytes_per_s,
@@ -184,8 +184,8 @@ def _occupancy(library: GemmLibrary, rows: Floats, cols: Floats, element_bytes: 
     return np.asarray(np.maximum(1.0, np.floor(np.minimum(registers, lds))))
 
 
-def _reached(library: GemmLibrary, occupancy: Floats) -> Floats:
-    """q(o)."""
+def _rate_share(library: GemmLibrary, occupancy: Floats) -> Floats:
+    """Share of the rate q(o)."""
     assert library.half_occupancy is not None
     return np.asarray(occupancy / (occupancy + _column(library.half_occupancy)))
 

@@ -59,50 +59,52 @@ def stage_gemm(gpu: Gpu, shape: tuple[ArrayLike, ArrayLike, ArrayLike], *, eleme
     wave = np.asarray(gpu.num_cus, float) * gpu.gemm.workgroups_per_cu
     outputs = element_bytes * m * n
     operands = (element_bytes * k * m, element_bytes * k * n)
-    orders = [_reads(gpu, operands, one, 0.0 if bypass else outputs) for one in _strips(cost, (m, n), wave)]
+    orders = [_reads(gpu, operands, traversal, 0.0 if bypass else outputs) for traversal in _strips(cost, (m, n), wave)]
     reads = np.asarray(np.minimum(*orders))
-    return Staged(cost.compute_s, reads, outputs, cost.flop, _elapsed(gpu, cost, (m, n), wave))
+    return Staged(cost.compute_s, reads, outputs, cost.flop, _completion_shares(gpu, cost, (m, n), wave))
 
 
-def _elapsed(gpu: Gpu, cost: GemmCost, sides: tuple[Floats, Floats], wave: Floats) -> Callable[[float], Floats]:
+def _completion_shares(
+    gpu: Gpu, cost: GemmCost, sides: tuple[Floats, Floats], wave: Floats
+) -> Callable[[float], Floats]:
     tiles = np.ceil(sides[0] / cost.rows) * np.ceil(sides[1] / cost.cols)
     if gpu.gemm.assignment == "dynamic":
         return lambda share: np.full(tiles.shape, float(share))
     cus = np.asarray(gpu.num_cus, float)
     rounds = np.ceil(tiles / cus)
 
-    def elapsed(share: float) -> Floats:
+    def completion_share(share: float) -> Floats:
         waves = np.ceil(np.round(share * tiles / wave, 9))  # a share that ends with a wave is not the next one's
         return np.asarray(np.ceil(np.minimum(waves * wave, tiles) / cus) / rounds)
 
-    return elapsed
+    return completion_share
 
 
 @dataclass(frozen=True)
-class _Order:
-    """One order of traversal. held: which operand's strips a wave holds; share of it; passes over the other one."""
+class _Traversal:
+    """Loop order. resident: operand (0: A, 1: B) whose strips a wave holds; share of it; passes over the other one."""
 
-    held: int
+    resident: int
     share: Floats
     passes: Floats
 
 
-def _strips(cost: GemmCost, sides: tuple[Floats, Floats], wave: Floats) -> list[_Order]:
-    """Along rows with columns streamed, and the other way round."""
+def _strips(cost: GemmCost, sides: tuple[Floats, Floats], wave: Floats) -> list[_Traversal]:
+    """Both traversals: along rows with columns streamed, and the other way round."""
     tiles = np.ceil(sides[0] / cost.rows), np.ceil(sides[1] / cost.cols)
-    found = []
-    for held, other in ((0, 1), (1, 0)):
-        high = np.clip(wave / tiles[other], 1, tiles[held])  # tiles that a wave covers of this side
-        found.append(_Order(held, high / tiles[held], np.ceil(np.round(tiles[held] / high, 9))))
-    return found
+    traversals = []
+    for resident, streamed in ((0, 1), (1, 0)):
+        high = np.clip(wave / tiles[streamed], 1, tiles[resident])  # tiles that a wave covers of this side
+        traversals.append(_Traversal(resident, high / tiles[resident], np.ceil(np.round(tiles[resident] / high, 9))))
+    return traversals
 
 
-def _reads(gpu: Gpu, operands: tuple[Floats, Floats], order: _Order, outputs: ArrayLike) -> Floats:
+def _reads(gpu: Gpu, operands: tuple[Floats, Floats], traversal: _Traversal, outputs: ArrayLike) -> Floats:
     """Bytes read from the HBM in one order. outputs: bytes that pass through the cache."""
     from scipy.special import gammaincc
 
-    llc, streamed = gpu.llc, operands[1 - order.held]
+    llc, streamed = gpu.llc, operands[1 - traversal.resident]
     assert llc is not None
-    through = streamed + order.share * operands[order.held] + np.asarray(outputs) / order.passes
-    kept = gammaincc(llc.ways, np.asarray(llc.ways) * through / llc.bytes)
-    return np.asarray(sum(operands) + (order.passes - 1) * streamed * (1 - kept))
+    through = streamed + traversal.share * operands[traversal.resident] + np.asarray(outputs) / traversal.passes
+    hit_rate = gammaincc(llc.ways, np.asarray(llc.ways) * through / llc.bytes)
+    return np.asarray(sum(operands) + (traversal.passes - 1) * streamed * (1 - hit_rate))

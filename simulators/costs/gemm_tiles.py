@@ -44,7 +44,7 @@ class Menu:
 
     @classmethod
     def of(cls, tiles: list[tuple[int, int]], splits: tuple[int, ...]) -> Menu:
-        """From numbers."""
+        """Build from tiles (rows, cols) and splits of k."""
         sides, places = np.unique(np.array(tiles), return_inverse=True)
         assert max(len(sides), len(splits)) <= _MOST
         return cls(sides.astype(float), places.reshape(-1, 2), np.array(splits, float))
@@ -52,7 +52,7 @@ class Menu:
 
 @dataclass(frozen=True)
 class Products:
-    """Products and what they run on; numbers or arrays that broadcast.
+    """Products and the device's rates; numbers or arrays that broadcast.
 
     most_splits: beyond it k is too short. few: whether only the kernels for few columns serve.
     """
@@ -79,39 +79,41 @@ class Products:
 
 
 def fastest(products: Products, menu: Menu, for_few: Menu | None = None) -> Floats:
-    """Seconds of the fastest kernel of a menu for each product, without its launch; for_few: that for few columns."""
+    """Time [s] of the fastest kernel of a menu for each product, without launch; for_few: menu for few columns."""
     columns = [np.asarray(column) for column in vars(products).values()]
     shape = np.broadcast_shapes(*(column.shape for column in columns))
     table = np.empty((len(columns), int(np.prod(shape, dtype=int))))
     for row, column in zip(table, columns, strict=True):
         row.reshape(shape)[...] = column
-    found = np.empty(table.shape[1])
-    _fastest(table, tuple((one.sides, one.tiles, one.splits) for one in (menu, for_few or menu)), found)
-    return found.reshape(shape)
+    seconds = np.empty(table.shape[1])
+    _fastest(
+        table, tuple((kernels.sides, kernels.tiles, kernels.splits) for kernels in (menu, for_few or menu)), seconds
+    )
+    return seconds.reshape(shape)
 
 
 @compile_lazily
-def _fastest(table: Any, menus: Any, found: Any) -> None:  # noqa: C901, PLR0912 (compiled as one)
+def _fastest(table: Any, menus: Any, seconds: Any) -> None:  # noqa: C901, PLR0912 (compiled as one)
     """`fastest` over the fields of `Products` as rows [19, B]: block by block, kernels outside, products inside."""
     part, place = np.empty((table.shape[0], _BLOCK)), np.empty(_BLOCK, np.int64)
     depth, up_m, up_n, first, second = np.empty((5, _MOST, _BLOCK))
-    groups, weight, read, written, again, chain, one, several = np.empty((8, _BLOCK))
+    groups, weight, read, written, again, chain, unsplit, split = np.empty((8, _BLOCK))
     m, n, k, read_a, read_b, out, cus, flop_s, operand_s, byte_s = part[:10]
     batch, across, extra, prologue, repeats, chain_s, split_s, most = part[10:18]
     for start in range(0, table.shape[1], _BLOCK):
-        for few in range(2):
+        for kind in range(2):
             size = 0
             for j in range(start, min(start + _BLOCK, table.shape[1])):
                 place[size] = j
-                size += (table[18, j] > 0) == (few > 0)
+                size += (table[18, j] > 0) == (kind > 0)
             if size == 0:
                 continue
             for row in range(18):
                 for i in range(size):
                     part[row, i] = table[row, place[i]]
-            sides, tiles, splits = menus[few]
+            sides, tiles, splits = menus[kind]
             for i in range(size):
-                one[i], several[i] = np.inf, np.inf
+                unsplit[i], split[i] = np.inf, np.inf
                 written[i], again[i], chain[i] = out[i] * byte_s[i], repeats[i] * repeats[i], chain_s[i] * chain_s[i]
             for z in range(splits.shape[0]):
                 for i in range(size):
@@ -132,18 +134,20 @@ def _fastest(table: Any, menus: Any, found: Any) -> None:  # noqa: C901, PLR0912
                     flop = 2.0 * rows * cols * flop_s[i]
                     feed = (rows * (1.0 + across[i]) + cols) * operand_s[i]
                     weight[i], read[i] = flop * flop + feed * feed, first[s, i] + second[r, i]
-                    held = np.ceil(groups[i] - _ROUNDING) * depth[0, i]
+                    steps = np.ceil(groups[i] - _ROUNDING) * depth[0, i]
                     moved = read[i] + written[i]
-                    total = again[i] * (held * held * weight[i] + moved * moved) + chain[i] * depth[0, i] * depth[0, i]
-                    one[i] = total if total < one[i] else one[i]
+                    total = (
+                        again[i] * (steps * steps * weight[i] + moved * moved) + chain[i] * depth[0, i] * depth[0, i]
+                    )
+                    unsplit[i] = total if total < unsplit[i] else unsplit[i]
                 for z in range(1, splits.shape[0]):
                     parts, passes = splits[z], 2.0 * splits[z] + 1.0
                     for i in range(size):
-                        held = np.ceil(groups[i] * parts - _ROUNDING) * depth[z, i]
+                        steps = np.ceil(groups[i] * parts - _ROUNDING) * depth[z, i]
                         moved = read[i] + written[i] * passes
                         waited = chain[i] * depth[z, i] * depth[z, i]
-                        total = again[i] * (held * held * weight[i] + moved * moved) + waited
+                        total = again[i] * (steps * steps * weight[i] + moved * moved) + waited
                         total = total if parts <= most[i] else np.inf
-                        several[i] = total if total < several[i] else several[i]
+                        split[i] = total if total < split[i] else split[i]
             for i in range(size):
-                found[place[i]] = min(np.sqrt(one[i]), np.sqrt(several[i]) + split_s[i])
+                seconds[place[i]] = min(np.sqrt(unsplit[i]), np.sqrt(split[i]) + split_s[i])

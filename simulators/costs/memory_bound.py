@@ -1,14 +1,13 @@
-"""What compute operators of a written-out workload cost on one GPU, and what a loss of occupancy does to them.
+"""Costs of the compute operators of a written-out workload on one GPU, and the effect of a loss of occupancy.
 
     GEMM        simulators/costs/gemm_waves.py                       MLP    its GEMMs, one after another, each a kernel
     embedding   T = bytes / (gather_efficiency B),   bytes = (P + 1) out, backward (2 P + 1) out
     GEMV        T = bytes / (stream_efficiency B)
     elementwise the same, every tensor read or written once
 
-B is the HBM rate, or less where fewer requests are under way than its latency asks for (Little's law): at an
-occupancy loss p, B = min(HBM rate, (1 - p) CUs in_flight_bytes_per_cu / memory_latency_s), and a CU has 1 - p of its
-matrix rate. So a kernel that is bound by compute takes 1 / (1 - p) times as long, and one that is bound by bandwidth
-hardly longer (derived).
+B is the HBM rate, or less if fewer requests are in flight than its latency needs (Little's law): at an occupancy loss
+p, B = min(HBM rate, (1 - p) CUs in_flight_bytes_per_cu / memory_latency_s), and a CU has 1 - p of its matrix rate. So a
+compute-bound kernel takes 1 / (1 - p) times as long, and a bandwidth-bound one hardly longer (derived).
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class KernelCost:
-    """Time alone [s] without launches, HBM traffic [bytes], FLOP; kernels that are launched for it."""
+    """Isolated time [s] without launches, HBM traffic [bytes], FLOP; number of kernel launches."""
 
     seconds: Floats
     hbm_bytes: Floats
@@ -36,8 +35,8 @@ class KernelCost:
 
 
 def kernel_cost(system: System, op: Compute, *, occupancy_loss: ArrayLike = 0.0) -> KernelCost:
-    """Cost of an operator on one GPU of a system that says what persistent kernels need. Numbers may be arrays."""
-    gpu = _derated(system, occupancy_loss)
+    """Cost of an operator on one GPU of a system with the section `persistent`. Numbers may be arrays."""
+    gpu = _derate(system, occupancy_loss)
     if isinstance(op, (Embedding, Gemv, Elementwise)):
         assert system.persistent is not None
         gathers = isinstance(op, Embedding)
@@ -45,15 +44,15 @@ def kernel_cost(system: System, op: Compute, *, occupancy_loss: ArrayLike = 0.0)
         top = np.asarray(system.gpu.hbm_bytes_per_s) * share
         seconds = op.bytes / np.minimum(top, gpu.hbm_bytes_per_s)
         return KernelCost(np.asarray(seconds), np.asarray(op.bytes, float), np.asarray(op.flop, float), 1.0)
-    many, shape = (
+    count, shape = (
         (1.0, (op.m, op.local_n, op.local_k)) if isinstance(op, Gemm) else (op.num_gemms, (op.rows,) + 2 * (op.width,))
     )
-    found = gemm_cost(gpu, shape, cus=gpu.num_cus, element_bytes=ELEMENT_BYTES[op.precision])
-    return KernelCost(many * found.seconds, many * found.hbm_bytes, many * found.flop, many)
+    cost = gemm_cost(gpu, shape, cus=gpu.num_cus, element_bytes=ELEMENT_BYTES[op.precision])
+    return KernelCost(count * cost.seconds, count * cost.hbm_bytes, count * cost.flop, count)
 
 
-def _derated(system: System, occupancy_loss: ArrayLike) -> Gpu:
-    """The GPU as a kernel of less occupancy finds it."""
+def _derate(system: System, occupancy_loss: ArrayLike) -> Gpu:
+    """Derate the GPU's matrix and HBM rates for a loss of occupancy."""
     gpu, persistent = system.gpu, system.persistent
     assert persistent is not None
     left = 1 - np.asarray(occupancy_loss, float)

@@ -1,16 +1,16 @@
-"""A GPU and units at its memory's banks, event by event, as they take turns with the memory's channels.
+"""A GPU and the units at its memory's banks, event by event, as they alternate on the memory's channels.
 
 The GPU runs operators one after another. Some read a copy that the units make, for a layer ahead of the one that runs
 (JIT-Q, arXiv:2311.05034). The units work in bursts, during which a share of the channels does not serve the GPU; after
-a burst the GPU has a window. What a kernel has fetched ahead of its use keeps it going through a burst (derived):
+a burst the GPU has a window. Data fetched ahead of its use keeps a kernel going through a burst (derived):
 
     computed x and fetched y of an operator of T seconds and b bytes:  x <= y <= min(1, x + staged / b)
     dy/dt <= supply / b      supply: the memory's rate, in a burst the share (1 - blocked) of it
     dx/dt = 1 / T while x < y, else min(1 / T, dy/dt)
 
-which is linear between events: a burst or a window ends, an operator ends, what is staged runs out or is full. So an
-operator alone takes T, if T >= b / rate. Units start on a copy once the GPU has come within `ahead` layers of it, and
-leave out windows while it waits for them.
+which is linear between events: a burst or a window ends, an operator ends, the staging buffer runs empty or full. So an
+isolated operator takes T, if T >= b / rate. Units start on a copy once the GPU is within `ahead` layers of it, and skip
+windows while the GPU waits for them.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ Ints = NDArray[np.int64]
 class Layers(NamedTuple):
     """Operators of kinds of layers, in the order of a pass; numbers are arrays over B designs.
 
-    first [S + 1]: where the operators of each kind of layer begin. passes [S]: which pass it belongs to. beside [P]:
+    first [S + 1]: index of the first operator of each kind of layer. passes [S]: pass that it belongs to. beside [P]:
     whether the units may begin a burst while an operator runs (while the GPU waits they always may). many [B, S]:
-    layers of that kind, one after another. seconds, bytes [B, P]: of an operator alone. staged [B, P]: of these bytes,
-    those that may be on the chip before they are computed on. copy_s, burst_s [B, P]: what the units need for the copy
-    that it reads, in bursts of that length at most.
+    number of layers of that kind, one after another. seconds, bytes [B, P]: of an isolated operator. staged [B, P]:
+    those of its bytes that may be on the chip before they are used. copy_s, burst_s [B, P]: time of the units for the
+    copy that it reads, and the longest burst.
     """
 
     first: Ints
@@ -60,16 +60,16 @@ class Memory:
     ahead: ArrayLike
 
     def table(self, designs: int) -> Floats:
-        """[B, 4]."""
+        """Columns of the fields [B, 4]."""
         numbers = (self.rate, self.blocked, self.window, self.ahead)
-        return np.stack([np.broadcast_to(np.asarray(one, float), designs) for one in numbers], axis=1)
+        return np.stack([np.broadcast_to(np.asarray(number, float), designs) for number in numbers], axis=1)
 
 
 @dataclass(frozen=True)
 class Turns:
-    """What came of B designs [s]: the end; the GPU waiting for copies; it slowed by bursts; units at work.
+    """Times [s] of B designs: makespan, GPU waiting for copies, GPU slowed by bursts, units busy.
 
-    NaN where a time is none.
+    NaN for a design that breaks a rule.
     """
 
     seconds: Floats
@@ -80,8 +80,8 @@ class Turns:
 
 @dataclass(frozen=True)
 class Events:
-    """Of one design, for each operator that ran, in order: when it was reached, began and ended [s], and when its copy
-    was begun and done (NaN where it needs none).
+    """Times [s] of one design, for each operator that ran, in order: when it was reached, began and ended, and when its
+    copy was begun and done (NaN for an operator without a copy).
     """
 
     reached: Floats
@@ -93,13 +93,13 @@ class Events:
 
 def turns(layers: Layers, memory: Memory) -> Turns:
     """Run B designs."""
-    found = np.empty((len(layers.many), 4))
-    _run(*layers, memory.table(len(layers.many)), found, np.empty((0, 5)))
-    return Turns(*found.T)
+    times = np.empty((len(layers.many), 4))
+    _run(*layers, memory.table(len(layers.many)), times, np.empty((0, 5)))
+    return Turns(*times.T)
 
 
 def events(layers: Layers, memory: Memory) -> Events:
-    """Run one design, and say when everything was."""
+    """Run one design and log its events."""
     log = np.full((int((np.diff(layers.first) * layers.many[0]).sum()), 5), np.nan)
     _run(*layers, memory.table(1), np.empty((1, 4)), log)
     return Events(*log.T)
@@ -110,40 +110,40 @@ def _run(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
     first: Ints,
     passes: Ints,
     beside: Ints,
-    many: Ints,
+    counts: Ints,
     seconds: Floats,
     moved: Floats,
     staged: Floats,
     copy_s: Floats,
     burst_s: Floats,
     table: Floats,
-    found: Floats,
+    times: Floats,
     log: Floats,
 ) -> None:
-    """Fill found [B, 4] with the fields of `Turns`; of one design, log [operators that ran, 5] with those of `Events`.
+    """Fill times [B, 4] with the fields of `Turns`; of one design, log [operators that ran, 5] with those of `Events`.
 
     The GPU is at operator `g` of the sequence, the units are at the copy for `c`.
     """
     kinds, longest = len(passes), 0
-    for design in range(len(many)):
+    for design in range(len(counts)):
         total = 0
         for kind in range(kinds):
-            total += many[design, kind] * (first[kind + 1] - first[kind])
+            total += counts[design, kind] * (first[kind + 1] - first[kind])
         longest = max(longest, total)
     place, layer, of_pass = np.empty(longest, np.int64), np.empty(longest, np.int64), np.empty(longest, np.int64)
-    for design in range(len(many)):
+    for design in range(len(counts)):
         rate, blocked, window, ahead = table[design, 0], table[design, 1], table[design, 2], table[design, 3]
         total = depth = 0
         for kind in range(kinds):
-            for _ in range(many[design, kind]):
-                for one in range(first[kind], first[kind + 1]):
-                    place[total], layer[total], of_pass[total] = one, depth, passes[kind]
+            for _ in range(counts[design, kind]):
+                for op in range(first[kind], first[kind + 1]):
+                    place[total], layer[total], of_pass[total] = op, depth, passes[kind]
                     total += 1
                 depth += 1
         sound = np.isfinite(rate) and np.isfinite(window)
-        for one in range(first[kinds]):
-            sound = sound and np.isfinite(seconds[design, one]) and np.isfinite(copy_s[design, one])
-            sound = sound and np.isfinite(moved[design, one]) and burst_s[design, one] > 0.0
+        for op in range(first[kinds]):
+            sound = sound and np.isfinite(seconds[design, op]) and np.isfinite(copy_s[design, op])
+            sound = sound and np.isfinite(moved[design, op]) and burst_s[design, op] > 0.0
         if not sound:  # of a design that breaks a rule
             total = 0
         now = waited = busy = alone = x = y = 0.0
@@ -221,6 +221,6 @@ def _run(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
                     if g < total:
                         log[g, 0] = now
         slowed = max(0.0, now - waited - alone)  # a rounding of these sums is no gain
-        found[design, 0], found[design, 1], found[design, 2], found[design, 3] = now, waited, slowed, busy
+        times[design, 0], times[design, 1], times[design, 2], times[design, 3] = now, waited, slowed, busy
         if not sound:
-            found[design] = np.nan
+            times[design] = np.nan
