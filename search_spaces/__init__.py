@@ -1,3 +1,3 @@
-"""What may be chosen: schedules (each declares its knobs and lowers to a task graph)."""
+"""Search spaces: schedules, each of which declares its knobs and lowers to a task graph."""
 
 GROUPS = {"schedule": "Schedules"}

@@ -7,8 +7,8 @@ local_shard_first  false: equal steps, nothing runs before the first chunks land
                    shard runs first (heterogeneous)
 compute            fused: the chunks of all peers of a step form one GEMM; unfused: one GEMM per arriving chunk
 
-Where the output is reduced instead, the same runs backwards: a chunk of each peer's rows (k: of their columns) is
-computed, then sent; the local shard, of which nothing is sent, is computed last where it would be first.
+A reduction of the output runs in reverse: a chunk of each peer's rows (k: of their columns) is computed, then sent; the
+local shard, which is not sent, is computed last instead of first.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from simulators.workloads.operators import Workload
 
 
 class Chunked(MoverKnobs):
-    """num_chunks: chunks per shard, so that one transfer is 1 / (num_gpus * num_chunks) of the tensor."""
+    """Knobs of the family. num_chunks: chunks per shard; one transfer is 1 / (num_gpus * num_chunks) of the tensor."""
 
     family: Literal["chunked"]
     chunk_dim: Annotated[Literal["m", "k"], knob(structural=True, neutral="m"), Former("shape", {"m": "1d", "k": "2d"})]
@@ -39,35 +39,35 @@ class Chunked(MoverKnobs):
     num_chunks: Annotated[Integer, knob(structural=True, ge=1, le=1024), Former("granularity")]
 
     def neutral(self) -> Mapping[str, Any]:
-        """The dimension along which a single chunk is cut changes nothing."""
+        """Neutral values; `chunk_dim` changes nothing for a single chunk."""
         shaped = {"chunk_dim"} if self.num_chunks > 1 else set()
         return {name: value for name, value in super().neutral().items() if name not in shaped}
 
     def rules(self, system: System, workload: Workload) -> Sequence[Rule]:
-        """A piece needs at least one row, or one column of what is moved."""
-        found = list(super().rules(system, workload))
-        if not any(rule.broken is True for rule in found):
+        """Require at least one row, or one column of the tensor, in each piece."""
+        rules = list(super().rules(system, workload))
+        if not any(rule.broken is True for rule in rules):
             moved = workload.overlap().collective
             by_rows = self.chunk_dim == "m"
             most = np.asarray(least_shard(system, moved.rows) if by_rows else moved.cols)
             rule = f"splits {{0}} {'rows of a shard' if by_rows else 'columns'} into more pieces"
             broken = (most > 0) & (self.num_chunks > most)
             way = "use at most {0}"
-            found.append(Rule("schedule.num_chunks", broken, rule, self.num_chunks, (most[()],), way))
-        return found
+            rules.append(Rule("schedule.num_chunks", broken, rule, self.num_chunks, (most[()],), way))
+        return rules
 
     def lower(self, system: System, workload: Workload) -> TaskGraph:
-        """`num_chunks` steps over all links, each followed by the GEMM chunks of what arrived, or after those of what
-        is to be sent.
+        """Lower to `num_chunks` steps over all links, each before the GEMM chunks that use its data, or after the GEMM
+        chunks that produce it.
         """
         line = Pipeline(system, workload, knobs=self, comm_cus=self.comm_cus)
         if line.order == "after":
-            self._reduced(line)
+            self._lower_reduction(line)
         else:
-            self._gathered(line)
+            self._lower_gather(line)
         return line.build()
 
-    def _gathered(self, line: Pipeline) -> None:
+    def _lower_gather(self, line: Pipeline) -> None:
         if self.local_shard_first:
             line.gemm("gemm local", (line.shard_rows(0), line.op.local_n, line.op.local_k))
         for index in range(self.num_chunks):
@@ -76,35 +76,35 @@ class Chunked(MoverKnobs):
                 "overlapped": index < self.num_chunks - 1,
                 "accumulate": self.chunk_dim == "k" and index > 0,
             }
-            own, label = [] if self.local_shard_first else [0], f"gemm {index}"
+            local, label = [] if self.local_shard_first else [0], f"gemm {index}"
             if self.compute == "fused":
-                peers = [*own, *(route.peer for route in line.routes)]
+                peers = [*local, *(route.peer for route in line.routes)]
                 self._gemm(line, label, peers, index, {"after": arrived, **how})
                 continue
-            for peer in own:
+            for peer in local:
                 self._gemm(line, f"{label} local", [peer], index, {"after": arrived, **how})
             for route, transfer in zip(line.routes, arrived, strict=True):
                 self._gemm(line, f"{label}.{route.peer}", [route.peer], index, {"after": [transfer], **how})
 
-    def _reduced(self, line: Pipeline) -> None:
-        """As gathered, backwards: what is sent is computed first, the local shard with each piece or in the end."""
+    def _lower_reduction(self, line: Pipeline) -> None:
+        """Lower a reduction: chunks to be sent are computed first, the local shard with each piece or at the end."""
         waiting: list[list[int]] = []
         for index in range(self.num_chunks):
             how, label = {"overlapped": index > 0}, f"gemm {index}"
-            own = [] if self.local_shard_first else [0]
+            local = [] if self.local_shard_first else [0]
             peers = [route.peer for route in line.routes]
             if self.compute == "fused":
-                made = [self._gemm(line, label, [*peers, *own], index, how)]
+                gemms = [self._gemm(line, label, [*peers, *local], index, how)]
             else:
-                made = [self._gemm(line, f"{label}.{peer}", [peer], index, how) for peer in [*peers, *own]]
+                gemms = [self._gemm(line, f"{label}.{peer}", [peer], index, how) for peer in [*peers, *local]]
             self._add(line, waiting, keep=1)
-            waiting.append(line.step(f"piece {index}", self._amounts(line, index), after=made[: len(peers)]))
+            waiting.append(line.step(f"piece {index}", self._amounts(line, index), after=gemms[: len(peers)]))
         if self.local_shard_first:
             line.gemm("gemm local", (line.shard_rows(0), line.op.local_n, line.op.local_k))
         self._add(line, waiting, keep=0)
 
     def _add(self, line: Pipeline, waiting: list[list[int]], keep: int) -> None:
-        """Add the pieces that DMA engines brought, but for the last ones, which are still on their way."""
+        """Add the pieces that DMA engines moved, except for the last `keep`, which are still in flight."""
         while line.adds and len(waiting) > keep:
             line.reduce("reduce", waiting.pop(0))
 
@@ -117,15 +117,15 @@ class Chunked(MoverKnobs):
                 for route in line.routes
             ]
         rows = [piece(line.shard_rows(route.peer), self.num_chunks, index) for route in line.routes]
-        return [(route, line.payload(many, cols)) for route, many in zip(line.routes, rows, strict=True)]
+        return [(route, line.payload(chunk_rows, cols)) for route, chunk_rows in zip(line.routes, rows, strict=True)]
 
     def _gemm(self, line: Pipeline, label: str, peers: list[int], index: int, how: dict[str, Any]) -> int:
-        """The GEMM on piece `index` of some GPUs' shards: rows of all columns; or, k, all rows of a slice of the depth
-        (of the columns, where the output is reduced).
+        """Add the GEMM on piece `index` of the peers' shards: rows of all columns; or, k, all rows of a slice of the
+        depth (of the columns for a reduction).
         """
         rows, cols, depth = [line.shard_rows(peer) for peer in peers], line.op.local_n, line.op.local_k
         if self.chunk_dim == "m":
-            rows = [piece(many, self.num_chunks, index) for many in rows]
+            rows = [piece(shard_rows, self.num_chunks, index) for shard_rows in rows]
         elif line.order == "after":
             cols = piece(cols, self.num_chunks, index)
         else:

@@ -1,11 +1,11 @@
 """A GEMM and a collective on two streams, neither waiting for the other (ConCCL, arXiv:2412.14335).
 
-launch_order  the kernel that is launched first. A GEMM that is holds the CUs until its first workgroups retire; a
-              collective that is has its CUs from the start (the paper's schedule priority).
+launch_order  the kernel that is launched first. A GEMM launched first holds the CUs until its first workgroups retire;
+              a collective launched first has its CUs from the start (the paper's schedule priority).
 partition     the collective's CUs are reserved by a mask: it has them from the start, and the GEMM never gets them (the
               paper's resource partitioning); with the collective launched first the GEMM is not masked, and gets them
               when the collective ends (both).
-withheld      CUs that a GEMM is not given beside DMA engines (the paper takes 8 from GEMMs that are bound by memory).
+withheld      CUs withheld from a GEMM beside DMA engines (the paper takes 8 from memory-bound GEMMs).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from simulators.workloads.operators import Workload
 
 
 class Concurrent(MoverKnobs):
-    """comm_cus: CUs of the collective's kernel; 0 for as many as the library takes (`gpu.cu_copy.num_cus`)."""
+    """Knobs of the family. comm_cus: CUs of the collective's kernel; 0: as the library (`gpu.cu_copy.num_cus`)."""
 
     orders: ClassVar[tuple[str, ...]] = ("beside",)
     family: Literal["concurrent"]
@@ -36,29 +36,29 @@ class Concurrent(MoverKnobs):
     withheld_cus: Annotated[Integer | None, knob(when={"comm_engine": "dma"}, ge=0, le=4096)] = 0
 
     def rules(self, system: System, workload: Workload) -> Sequence[Rule]:
-        """Someone must be left for the GEMM."""
-        found = list(super().rules(system, workload))
-        if any(rule.broken is True for rule in found):
-            return found
+        """Require that the collective leaves CUs for the GEMM."""
+        rules = list(super().rules(system, workload))
+        if any(rule.broken is True for rule in rules):
+            return rules
         rule, cus = "leaves no CU for compute (system.gpu.num_cus = {0})", system.gpu.num_cus
         if self.withheld_cus is not None:
             broken = np.asarray(self.withheld_cus) >= np.asarray(cus)
-            found.append(Rule("schedule.withheld_cus", broken, rule, self.withheld_cus, (cus,), "use fewer"))
-        if self.comm_cus is not None:  # what the library takes; a number that was asked for is judged above
-            own = self._cus(system, workload)
-            broken = (np.asarray(self.comm_cus) == 0) & (np.asarray(own) >= np.asarray(cus))
-            found.append(Rule("schedule.comm_cus", broken, rule, own, (cus,), "use fewer"))
-        return found
+            rules.append(Rule("schedule.withheld_cus", broken, rule, self.withheld_cus, (cus,), "use fewer"))
+        if self.comm_cus is not None:  # the library's number; a number given by the user is checked above
+            library = self._cus(system, workload)
+            broken = (np.asarray(self.comm_cus) == 0) & (np.asarray(library) >= np.asarray(cus))
+            rules.append(Rule("schedule.comm_cus", broken, rule, library, (cus,), "use fewer"))
+        return rules
 
     def _cus(self, system: System, workload: Workload) -> Any:
         """CUs of the collective's kernel."""
         if self.comm_cus is None:
             return None
-        own = library_cus(system, workload.overlap().collective.pattern)
-        return np.where(np.asarray(self.comm_cus) > 0, self.comm_cus, own)[()]
+        library = library_cus(system, workload.overlap().collective.pattern)
+        return np.where(np.asarray(self.comm_cus) > 0, self.comm_cus, library)[()]
 
     def lower(self, system: System, workload: Workload) -> TaskGraph:
-        """One collective over all links; one GEMM, in two parts where the collective waits for its first wave."""
+        """Lower to a collective over all links and a GEMM, in two parts if the collective waits for its first wave."""
         masked = bool(self.partition) and self.launch_order == "gemm_first"
         line = Pipeline(system, workload, knobs=self, comm_cus=self._cus(system, workload), masked=masked)
         size = (line.op.m, line.op.local_n, line.op.local_k)

@@ -1,18 +1,18 @@
 """Compute and the collective beside it in one persistent kernel, or bulk-synchronous (arXiv:2305.06942), on any DAG.
 
-kernel      bulk: each operator is a kernel, each collective a library's, launched when what it waits for is done; a
-            tensor that an all-to-all moves is packed before and unpacked after (`copies`). fused: a producer and its
-            collective (or a collective and its consumer) are one kernel that stays on the GPU and sends what it has
-            done chunk by chunk. Operators that no fused kernel is known of (an MLP) are as in bulk.
-pairs       which are fused: producers of what is sent only, or consumers of what arrives as well.
-num_chunks  in how many chunks outputs (or inputs) are sent; each holds a message for every peer.
-issue_order remote_first: what others wait for is computed, or sent, first; local_first: last.
-zero_copy   inside a node, results are stored where the peer wants them; else they are read again to be put.
+kernel      bulk: each operator is a kernel, each collective a library's, launched when its inputs are done; the tensor
+            of an all-to-all is packed before and unpacked after (`copies`). fused: a producer and its collective (or a
+            collective and its consumer) are one persistent kernel that sends its results chunk by chunk. Operators
+            without a fused kernel (an MLP) run as in bulk.
+pairs       fused pairs: producers and their collectives only, or collectives and their consumers as well.
+num_chunks  number of chunks in which outputs (or inputs) are sent; each holds a message for every peer.
+issue_order remote_first: results for other GPUs are computed, or sent, first; local_first: last.
+zero_copy   inside a node, results are stored directly at the peer; else they are read again to be put.
 occupancy_loss   of the fused kernel (simulators/costs/memory_bound.py).
 collective  direct or hierarchical (simulators/costs/fabric.py).
-near_memory what is reduced is added by units in memory as it comes (`gpu.pim`).
-elementwise who runs elementwise operators: a kernel of the gpu, or units in memory, beside whatever the GPU does; they
-            and the GPU take equal turns with the HBM while both want it.
+near_memory units in memory add the operands of a reduction as they arrive (`gpu.pim`).
+elementwise unit that runs elementwise operators: a kernel of the gpu, or units in memory, concurrent with the GPU; both
+            share the HBM equally while both need it.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ class Fused(FusedKnobs):
     """One persistent kernel for compute and collective, or both in bulk."""
 
     def rules(self, system: System, workload: Workload) -> Sequence[Rule]:
-        """The DAG must be one that can be run, on a system of which enough is known, with rows for every GPU."""
-        found = [*_system_rules(system), *_dag_rules(workload), *self._memory_rules(system, workload)]
-        if any(rule.broken is True for rule in found):
-            return found
-        return [*found, *_row_rules(system, workload), *self._chunk_rules(system, workload)]
+        """Require a DAG that can run, a system with all keys that it needs, and rows for every GPU."""
+        rules = [*_system_rules(system), *_dag_rules(workload), *self._memory_rules(system, workload)]
+        if any(rule.broken is True for rule in rules):
+            return rules
+        return [*rules, *_row_rules(system, workload), *self._chunk_rules(system, workload)]
 
     def _memory_rules(self, system: System, workload: Workload) -> Iterator[Rule]:
-        """Units in memory must be there where they are to add, or to run operators."""
+        """Require units in memory if they add, or run operators."""
         operators = workload.operators.values()
         adds = self.near_memory and any(isinstance(op, Collective) and op.reduces for op in operators)
         runs = self.elementwise == "pim" and any(isinstance(op, Elementwise) for op in operators)
@@ -52,7 +52,7 @@ class Fused(FusedKnobs):
 
     def _chunk_rules(self, system: System, workload: Workload) -> Iterator[Rule]:
         if self.num_chunks is None or num_gpus(system) == 1:
-            return  # who is alone sends nothing
+            return  # a single GPU sends nothing
         for name in partners(workload, str(self.pairs)):
             op = workload.operators[name]
             if isinstance(op, Collective):
@@ -62,7 +62,7 @@ class Fused(FusedKnobs):
                 yield Rule("schedule.num_chunks", few, rule, self.num_chunks, (name, sent[()]), "use fewer")
 
     def lower(self, system: System, workload: Workload) -> TaskGraph:
-        """One GPU, that stands for all of its node, of one node or of each."""
+        """Lower to one representative GPU, of one node or of each node."""
         return Lowering(system, workload, self).build()
 
 
@@ -72,9 +72,9 @@ def _system_rules(system: System) -> Iterator[Rule]:
         yield Rule("system.persistent", True, rule, way_out=way)
     if system.fabric is None:
         return
-    fabric, own, nics = system.fabric, system.node.num_gpus, system.fabric.nic.num_nics
-    if fabric.nic.placement == "gpu" and nics % own and fabric.network.topology != "torus":
-        rule = f"are on the dies of {own} GPUs, which have the same number each"
+    fabric, gpus, nics = system.fabric, system.node.num_gpus, system.fabric.nic.num_nics
+    if fabric.nic.placement == "gpu" and nics % gpus and fabric.network.topology != "torus":
+        rule = f"are on the dies of {gpus} GPUs, which have the same number each"
         yield Rule("system.fabric.nic.num_nics", True, rule, nics, way_out="use a multiple, or another placement")
     if fabric.simulated == "one":
         rule, way = "needs every node simulated", "set system.fabric.simulated=all"
@@ -82,7 +82,7 @@ def _system_rules(system: System) -> Iterator[Rule]:
 
 
 def _dag_rules(workload: Workload) -> Iterator[Rule]:
-    """Each operator waits for others, and none for itself; a collective has one producer and one consumer at most."""
+    """Require an acyclic graph of known operators; a collective has one producer and one consumer at most."""
     users = [before for op in workload.operators.values() for before in op.after]
     never = sorted(set(workload.operators) - set(issue_order(workload)))
     if never:

@@ -1,7 +1,7 @@
-"""What the overlap schedules share: transfers in steps, GEMM chunks in one in-order stream on each GPU.
+"""Common parts of overlap schedules: transfers in steps, GEMM chunks in one in-order stream on each GPU.
 
-Which GPUs are simulated is the system's to say (`simulators/overlap/node.py`): a schedule is written as one GPU sees
-it. Rows, columns and bytes may be arrays over designs, and over GPUs.
+A schedule is written from the view of one GPU; the system decides the GPUs that are simulated
+(`simulators/overlap/node.py`). Rows, columns and bytes may be arrays over designs, and over GPUs.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ class MoverKnobs(ScheduleKnobs):
     """Knobs of the engine that moves the data.
 
     comm_engine: `dma` engines, or kernels on `comm_cus` reserved `cu`s.
-    priority: whose memory requests go first; it matters where the HBM can be over-subscribed.
-    near_memory: units in memory (`gpu.pim`) add what arrives to what is there: kernels do not read what they add to,
-    and no kernel adds what DMA engines brought. Without a reduction it means nothing.
+    priority: owner of the memory requests that go first; it matters if the HBM can be over-subscribed.
+    near_memory: units in memory (`gpu.pim`) add incoming data to local data: kernels do not read the local operand, and
+    no kernel adds after DMA engines. No effect without a reduction.
     """
 
     orders: ClassVar[tuple[str, ...]] = ("before", "after")
@@ -60,26 +60,26 @@ class MoverKnobs(ScheduleKnobs):
     near_memory: Annotated[bool, knob(structural=True)] = False
 
     def rules(self, system: System, workload: Workload) -> Sequence[Rule]:
-        """The workload must be an overlap with rows for every GPU, and communication must leave CUs for compute."""
+        """Require an overlap with rows for every GPU, and CUs that communication leaves for compute."""
         if beyond := list(node_rules(system)):
             return beyond
         try:
             overlap = workload.overlap()
         except ConfigError as error:
             return [Rule.of(problem) for problem in error.problems]
-        found = [*_order_rules(self, overlap), *_shape_rules(system, overlap)]
+        rules = [*_order_rules(self, overlap), *_shape_rules(system, overlap)]
         used = self.near_memory and overlap.collective.reduces
-        found += memory_rules(system, "schedule.near_memory", used=used)
+        rules += memory_rules(system, "schedule.near_memory", used=used)
         if self.comm_cus is not None:
-            held, cus = self.comm_cus, system.gpu.num_cus
+            reserved, cus = self.comm_cus, system.gpu.num_cus
             rule = "leaves no CU for compute (system.gpu.num_cus = {0})"
-            broken = np.asarray(held) >= np.asarray(cus)
-            found.append(Rule("schedule.comm_cus", broken, rule, held, (cus,), "reserve fewer"))
-        return found
+            broken = np.asarray(reserved) >= np.asarray(cus)
+            rules.append(Rule("schedule.comm_cus", broken, rule, reserved, (cus,), "reserve fewer"))
+        return rules
 
 
 def node_rules(system: System) -> Iterator[Rule]:
-    """A node of several GPUs, by itself."""
+    """Require a single node of several GPUs."""
     if system.node.num_gpus < 2:
         yield Rule("system.node.num_gpus", True, "is a GPU that has no peers", 1, way_out="use two at least")
     if system.fabric is not None and system.fabric.num_nodes > 1:
@@ -88,7 +88,7 @@ def node_rules(system: System) -> Iterator[Rule]:
 
 
 def memory_rules(system: System, knob: str, *, used: bool) -> Iterator[Rule]:
-    """Units in memory must be there for a knob that has some use for them."""
+    """Require units in memory if a knob uses them."""
     if used and system.gpu.pim is None:
         yield Rule("system.gpu.pim", True, f"is needed by {knob}", None, way_out="choose one: pim=hbm3_strawman")
 
@@ -96,7 +96,8 @@ def memory_rules(system: System, knob: str, *, used: bool) -> Iterator[Rule]:
 def _order_rules(knobs: MoverKnobs, overlap: Overlap) -> Iterator[Rule]:
     moved, order = overlap.collective, overlap.order
     if order not in knobs.orders:
-        rule = f"is {_ORDERS[order]}; this schedule overlaps {' or '.join(_ORDERS[known] for known in knobs.orders)}"
+        supported = " or ".join(_ORDERS[name] for name in knobs.orders)
+        rule = f"is {_ORDERS[order]}; this schedule overlaps {supported}"
         yield Rule("workload.operators", True, rule, overlap.collective.pattern)
     elif (order == "before" and moved.reduces) or (order == "after" and moved.pattern != "reduce_scatter"):
         rule = f"cannot come {order} the GEMM it belongs to"
@@ -110,29 +111,29 @@ def _order_rules(knobs: MoverKnobs, overlap: Overlap) -> Iterator[Rule]:
 def _shape_rules(system: System, overlap: Overlap) -> Iterator[Rule]:
     gpus, rows, shards = system.node.num_gpus, overlap.collective.rows, overlap.gemm.shards
     bare = np.less(least_shard(system, rows), 1)
-    few = "gives some of the GPUs no row (system.node.num_gpus = {0})"
-    many = f"splits {overlap.gemm.split} over more GPUs than there are (system.node.num_gpus = {{0}})"
+    no_rows = "gives some of the GPUs no row (system.node.num_gpus = {0})"
+    excess = f"splits {overlap.gemm.split} over more GPUs than there are (system.node.num_gpus = {{0}})"
     path = "workload.operators"
-    yield Rule(f"{path}.gather.rows", bare, few, rows, (gpus,), "use more rows or fewer GPUs")
-    yield Rule(f"{path}.gemm.shards", np.greater(shards, gpus), many, shards, (gpus,), "leave it out for all of them")
+    yield Rule(f"{path}.gather.rows", bare, no_rows, rows, (gpus,), "use more rows or fewer GPUs")
+    yield Rule(f"{path}.gemm.shards", np.greater(shards, gpus), excess, shards, (gpus,), "leave it out for all of them")
 
 
 __all__ = ["MoverKnobs", "Pipeline", "memory_rules", "node_rules", "piece"]
 
 
 class Pipeline:
-    """Builds the graph of one collective overlapped with one GEMM.
+    """Builder of the graph of one collective overlapped with one GEMM.
 
-    comm_cus: CUs of the communication kernels (ignored for DMA). masked: these are taken from compute while a chunk
-    that is `overlapped` runs, whether or not data moves; otherwise only while it does. GEMM chunks run in order, one at
-    a time; transfers run in order on each engine, or kernel after kernel when CUs move them. A task that is handed out
-    stands for that of every GPU.
+    comm_cus: CUs of the communication kernels (ignored for DMA). masked: these CUs are taken from compute while an
+    `overlapped` chunk runs, whether or not data moves; otherwise only while data moves. GEMM chunks run in order, one
+    at a time; transfers run in order on each engine, or kernel after kernel if CUs move them. A returned task stands
+    for that of every GPU.
     """
 
     def __init__(
         self, system: System, workload: Workload, *, knobs: MoverKnobs, comm_cus: ArrayLike | None, masked: bool = True
     ) -> None:
-        self.system, self.mover, self._near = system, knobs.comm_engine, knobs.near_memory
+        self.system, self.comm_engine, self._near = system, knobs.comm_engine, knobs.near_memory
         self._adding = accumulate_hbm_bytes(system, near_memory=knobs.near_memory)
         self.comm_cus: ArrayLike = 0 if comm_cus is None or knobs.comm_engine == "dma" else comm_cus
         overlap = workload.overlap()
@@ -149,7 +150,7 @@ class Pipeline:
         self._copies: dict[tuple[int, ...], Mapping[str, Any]] = {}
         self._chunks: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
         self._slowed = {"gemm": _Factors("gemm"), "communication": _Factors("communication")}
-        self._each: dict[int, Mapping[int, int]] = {}
+        self._tasks_by_gpu: dict[int, Mapping[int, int]] = {}
         self._moved: dict[int, Any] = {}
         self._queued: dict[tuple[int, int | str], int] = {}
         self._arrived: dict[tuple[int, int], int] = {}
@@ -158,11 +159,11 @@ class Pipeline:
 
     @property
     def num_gpus(self) -> int:
-        """GPUs of the node."""
+        """Number of GPUs of the node."""
         return self.system.node.num_gpus
 
     def shard_rows(self, gpu: int) -> Any:
-        """Rows of the tensor that belong to the GPU `gpu` places before (0 is this one)."""
+        """Rows of the tensor in the shard of the GPU `gpu` places before (0 is this one)."""
         return self._machine.shard_rows(self.collective.rows, gpu)
 
     def payload(self, rows: ArrayLike, depth: ArrayLike) -> Any:
@@ -171,52 +172,52 @@ class Pipeline:
         return (2.0 if self.collective.pattern == "all_reduce" else 1.0) * self.element_bytes * blocks * depth
 
     def build(self) -> TaskGraph:
-        """The graph, with the laws by which GEMM chunks and transfers of a GPU slow one another."""
+        """Build the graph, with the contention laws between GEMM chunks and transfers of a GPU."""
         gemm, communication = self._slowed["gemm"], self._slowed["communication"]
         for gpu in self._machine.gpus:
-            for one, other in ((gemm, communication), (communication, gemm)):
-                for group, factor in one.items():
-                    for cause, _ in other.items():
-                        own = self._machine.own(factor, gpu)
-                        if np.any(np.asarray(own) < 1):
+            for slowed, active in ((gemm, communication), (communication, gemm)):
+                for group, factor in slowed.items():
+                    for cause, _ in active.items():
+                        gpu_factor = self._machine.for_gpu(factor, gpu)
+                        if np.any(np.asarray(gpu_factor) < 1):
                             pair = (self._machine.task_name(group, gpu), self._machine.task_name(cause, gpu))
-                            self.graph.slows(pair[0], while_active=pair[1], factor=own)
+                            self.graph.slows(pair[0], while_active=pair[1], factor=gpu_factor)
         return self.graph.build()
 
     def _on_each(self, add: Callable[[int], int]) -> int:
-        """Add a task of each GPU; the first one stands for all."""
+        """Add a task on each GPU; the first one stands for all."""
         tasks = {gpu: add(gpu) for gpu in self._machine.gpus}
         first = tasks[self._machine.gpus[0]]
-        self._each[first] = tasks
+        self._tasks_by_gpu[first] = tasks
         return first
 
     def _on(self, gpu: int, tasks: Sequence[int]) -> list[int]:
-        """A GPU's own among the tasks that these stand for."""
-        return [self._each[task][gpu] for task in tasks]
+        """Tasks of a GPU among those that the given tasks stand for."""
+        return [self._tasks_by_gpu[task][gpu] for task in tasks]
 
     def withhold(self, cus: ArrayLike) -> None:
-        """Give no GEMM these CUs, whether or not anything else wants them."""
+        """Withhold CUs from all GEMMs, whether or not communication uses them."""
         self._withheld = np.asarray(cus)
 
     # ---------------------------------------------------------------- communication
 
     def step(self, label: str, amounts: Sequence[tuple[Route, ArrayLike]], *, after: Sequence[int] = ()) -> list[int]:
-        """Move `bytes` over each route, once the tasks `after` are done; the transfers, in the order given.
+        """Move bytes over each route once the tasks `after` are done; return the transfers, in the order of `amounts`.
 
-        Routes of one turn run at once, turns (distances on a ring) one after another.
+        Routes with equal `Route.step` run at once, the steps (distances on a ring) one after another.
         """
-        before = self._kernel(label, after) if self.mover == "cu" else list(after)
-        found: dict[int, int] = {}
+        before = self._kernel(label, after) if self.comm_engine == "cu" else list(after)
+        transfers: dict[int, int] = {}
         for _, group in groupby(sorted(amounts, key=lambda item: item[0].step), key=lambda item: item[0].step):
-            turn = list(group)
-            tasks = self._turn(label, turn, before)
-            found |= dict(zip((route.peer for route, _ in turn), tasks, strict=True))
+            concurrent = list(group)
+            tasks = self._add_transfers(label, concurrent, before)
+            transfers |= dict(zip((route.peer for route, _ in concurrent), tasks, strict=True))
             before = tasks if any(route.step for route, _ in amounts) else before
-        self._last_step = list(found.values())
-        return [found[route.peer] for route, _ in amounts]
+        self._last_step = list(transfers.values())
+        return [transfers[route.peer] for route, _ in amounts]
 
     def _kernel(self, label: str, after: Sequence[int]) -> list[int]:
-        """The launch of a communication kernel: after the one before it, on the same stream."""
+        """Add the launch of a communication kernel, after the one before it on the same stream."""
         how: dict[str, Any] = {
             "delay": setup(self.system, by=self.movement),
             "lane": "communication",
@@ -229,23 +230,23 @@ class Pipeline:
 
         return [self._on_each(add)]
 
-    def _turn(self, label: str, turn: list[tuple[Route, ArrayLike]], before: list[int]) -> list[int]:
-        at_once = len(turn) if self.mover == "cu" else min(len(turn), self.system.gpu.dma.num_engines)
-        active = [route for route, _ in turn[:at_once]]
-        share = self._collective_s(sum(np.asarray(amount) for _, amount in turn)) / -(-len(turn) // at_once)
+    def _add_transfers(self, label: str, concurrent: list[tuple[Route, ArrayLike]], before: list[int]) -> list[int]:
+        at_once = len(concurrent) if self.comm_engine == "cu" else min(len(concurrent), self.system.gpu.dma.num_engines)
+        active = [route for route, _ in concurrent[:at_once]]
+        share = self._collective_s(sum(np.asarray(amount) for _, amount in concurrent)) / -(-len(concurrent) // at_once)
         tasks = []
-        for position, item in enumerate(turn):
+        for position, item in enumerate(concurrent):
             engines = self._engines_of(item[0], position % at_once)
             tasks.append(self._transfer(label, item, active=active, before=before, queue=(engines, share)))
-        for (route, _), task in zip(turn, tasks, strict=True):
-            self._arrived |= {(gpu, route.peer): own for gpu, own in self._each[task].items()}
+        for (route, _), task in zip(concurrent, tasks, strict=True):
+            self._arrived |= {(gpu, route.peer): gpu_task for gpu, gpu_task in self._tasks_by_gpu[task].items()}
         return tasks
 
     def _engines_of(self, route: Route, position: int) -> tuple[int | str, ...]:
-        """The DMA engines that a copy waits for. On a ring they are those of its links: a copy that comes over both has
-        both, so that no later one takes its link.
+        """DMA engines that a copy waits for. On a ring they are those of its links: a copy over both links has both, so
+        that no later copy takes its link.
         """
-        if self.mover == "cu":
+        if self.comm_engine == "cu":
             return ()
         return tuple(route.loads) if route.step and self.system.gpu.dma.num_engines > 1 else (position,)
 
@@ -258,17 +259,19 @@ class Pipeline:
         before: list[int],
         queue: tuple[tuple[int | str, ...], Any],
     ) -> int:
-        """A transfer over one route. queue: DMA engines (none: by a kernel), after the copies before it there, and its
-        time [s] were all links at work.
+        """Add a transfer over one route. queue: its DMA engines (none: a kernel), whose earlier copies it waits for,
+        and its time [s] if all links were busy.
         """
         (route, payload), (engines, share) = item, queue
         common = self._copy(route, active)
 
         def add(gpu: int) -> int:
             queued = [self._queued[gpu, engine] for engine in engines if (gpu, engine) in self._queued]
-            forwarded = [self._arrived[one] for one in self._machine.sources(route, gpu) if one in self._arrived]
-            amount = self._machine.own(payload, gpu)
-            found = self.graph.task(
+            forwarded = [
+                self._arrived[source] for source in self._machine.sources(route, gpu) if source in self._arrived
+            ]
+            amount = self._machine.for_gpu(payload, gpu)
+            transfer = self.graph.task(
                 self._machine.task_name(f"{label} from {route.peer}", gpu),
                 "transfer",
                 after=[*self._on(gpu, before), *queued, *forwarded],
@@ -277,71 +280,75 @@ class Pipeline:
                 staged_bytes=amount if self._stages else 0.0,
                 moved_bytes=amount,
                 alone_s=amount / common["free"],
-                wide_s=self._machine.own(share, gpu),
+                wide_s=self._machine.for_gpu(share, gpu),
                 ideal_s=self._collective_s(amount),
                 gpu=gpu,
                 group=self._machine.task_name(common["group"], gpu),
                 **{name: value for name, value in common.items() if name not in {"free", "group"}},
             )
-            self._moved[found] = amount
-            return found
+            self._moved[transfer] = amount
+            return transfer
 
         task = self._on_each(add)
-        self._queued |= {(gpu, engine): own for engine in engines for gpu, own in self._each[task].items()}
+        self._queued |= {
+            (gpu, engine): gpu_task for engine in engines for gpu, gpu_task in self._tasks_by_gpu[task].items()
+        }
         return task
 
     def _uses(self, route: Route, active: list[Route], gpu: int) -> dict[int, ArrayLike]:
-        """What a byte over a route to a GPU needs; to add one to another, that is read, too, or updated near memory."""
-        found = self._machine.uses(route, gpu)
-        if self.mover == "cu":
+        """Use of resources per byte over a route to a GPU, with the local operand of a reduction."""
+        uses = self._machine.uses(route, gpu)
+        if self.comm_engine == "cu":
             copy = self._copy(route, active)
-            found[self._machine.cu[gpu]] = copy["cus"] / copy["cap"]
+            uses[self._machine.cu[gpu]] = copy["cus"] / copy["cap"]
         if self.collective.reduces and not self.adds:
-            found[self._machine.hbm[gpu]] = np.add(found[self._machine.hbm[gpu]], self._adding)
-        return found
+            uses[self._machine.hbm[gpu]] = np.add(uses[self._machine.hbm[gpu]], self._adding)
+        return uses
 
     @property
     def adds(self) -> bool:
-        """Whether a kernel of its own adds what is reduced, as DMA engines cannot."""
-        return self.mover == "dma" and not self._near
+        """Flag: a separate kernel adds the operands of a reduction, as DMA engines cannot."""
+        return self.comm_engine == "dma" and not self._near
 
     @property
     def _stages(self) -> bool:
-        """Whether what arrives waits somewhere to be used: not what is added as it comes, or put where it stays."""
+        """Flag: incoming data is staged until it is used, not added on arrival or stored at its destination."""
         return self.order == "before" or (self.order == "after" and self.adds)
 
     @property
     def _free(self) -> TransferMode:
-        """The mover with all that it could use."""
-        return TransferMode(self.mover, self.system.gpu.num_cus, self.collective.pattern)
+        """Transfer mode of the engine with all CUs."""
+        return TransferMode(self.comm_engine, self.system.gpu.num_cus, self.collective.pattern)
 
     def _collective_s(self, amount: Any) -> Any:
-        """Time [s] of bytes, in what a collective over all routes with all engines or CUs takes for each."""
+        """Time [s] of `amount` bytes at the rate of a collective over all routes with all engines or CUs."""
         return amount * self._per_byte
 
     @cached_property
     def _per_byte(self) -> Any:
         parts: Any = 0.0
         for _, group in groupby(self.routes, key=lambda route: route.step):
-            turn = list(group)
-            paces = [rate(self.system, route, turn, by=self._free, split="even").bytes_per_s for route in turn]
+            concurrent = list(group)
+            paces = [
+                rate(self.system, route, concurrent, by=self._free, split="even").bytes_per_s for route in concurrent
+            ]
             parts = parts + np.maximum.reduce([1 / pace for pace in paces])
         return parts / len(self.routes)  # each route brings the same number of bytes
 
     def _copy(self, route: Route, active: list[Route]) -> Mapping[str, Any]:
-        """What transfers over a route have in common while the routes `active` run at once."""
+        """Common parameters of transfers over a route while the routes `active` run at once."""
         key = (route.peer, *(other.peer for other in active))
         if key in self._copies:
             return self._copies[key]
         pace = rate(self.system, route, active, by=self.movement)
-        own = len(route.loads) == 1 and "port" not in route.loads
+        exclusive_link = len(route.loads) == 1 and "port" not in route.loads
         beside = slowed_beside_gemm(self.system, active, by=self.movement)
         self._copies[key] = {
-            "delay": 0.0 if self.mover == "cu" else setup(self.system, by=self.movement),
+            "delay": 0.0 if self.comm_engine == "cu" else setup(self.system, by=self.movement),
             "cap": pace.bytes_per_s,
             "weight": 0.5,  # consumption-fair at HBM: equal HBM bytes/s at the bottleneck
             "priority": self._comm_class,
-            "lane": next(iter(route.loads)) if own else f"peer.{route.peer}",
+            "lane": next(iter(route.loads)) if exclusive_link else f"peer.{route.peer}",
             "limiter": pace.limiter,
             "cus": np.asarray(self.comm_cus) / len(active),
             "group": self._slowed["communication"].group(beside),
@@ -360,30 +367,30 @@ class Pipeline:
         overlapped: bool = True,
         accumulate: bool = False,
     ) -> int:
-        """A GEMM chunk of size (rows, columns, depth) that consumes the transfers `after`, next in the compute stream.
+        """Add a GEMM chunk of size (rows, columns, depth) that consumes the transfers `after`, next in the stream.
 
-        Data moved by a kernel counts as arrived when the kernel ends; a DMA copy signals for itself.
+        Data moved by a kernel counts as arrived when the kernel ends; each DMA copy signals its own arrival.
         overlapped: communication kernels are resident while it runs, so masked CUs are not granted to it.
         """
-        kernel_end = self._last_step if self.mover == "cu" and after and self.order == "before" else []
+        kernel_end = self._last_step if self.comm_engine == "cu" and after and self.order == "before" else []
         before = [*after, *kernel_end]
-        staged = [one for one in after if one in self._last_step]
+        staged = [transfer for transfer in after if transfer in self._last_step]
         return self._gemm(label, self._chunk(size, overlapped=overlapped, accumulate=accumulate), before, frees=staged)
 
     def gemm_in_parts(self, size: tuple[ArrayLike, ArrayLike, ArrayLike], between: Callable[[int], Any]) -> None:
-        """A GEMM beside a collective that `between` adds, given the task after which its first workgroups have retired.
+        """Add a GEMM beside a collective that `between` adds, given the task that retires the first workgroups.
 
-        That is a wave; or all of it, where workgroups persist.
+        This task is the first wave, or the entire GEMM if workgroups persist.
         """
         chunks = self._chunk(size, overlapped=True, accumulate=False)
         waves = chunks[self._machine.gpus[0]]["waves"]
         first = 1 / waves if self.system.gpu.gemm.assignment == "static" else np.ones_like(waves)
         between(self._gemm("gemm, first wave", self._part(chunks, first), []))
-        rest = [{**chunk, "delay": 0.0} for chunk in self._part(chunks, 1 - first)]  # launched with its first part
-        self._gemm("gemm", rest, [])
+        remaining = [{**chunk, "delay": 0.0} for chunk in self._part(chunks, 1 - first)]  # launched with its first part
+        self._gemm("gemm", remaining, [])
 
     def _part(self, chunks: Sequence[Mapping[str, Any]], share: Any) -> list[Mapping[str, Any]]:
-        """A share of GEMM chunks."""
+        """Scale GEMM chunks to a share of their work."""
         scaled = ("flop", "alone_s", "wide_s", "ideal_s")
         return [{**chunk, "work": share, **{name: share * chunk[name] for name in scaled}} for chunk in chunks]
 
@@ -393,10 +400,10 @@ class Pipeline:
         waits = [*before, *self._last_gemm]
 
         def add(gpu: int) -> int:
-            name, own = self._machine.task_name(label, gpu), self._on(gpu, waits)
-            known = {"work": 1.0, **{key: value for key, value in chunks[gpu].items() if key != "waves"}}
-            known["group"] = self._machine.task_name(known["group"], gpu)
-            task = self.graph.task(name, "gemm", after=own, lane="compute", gpu=gpu, **known)
+            name, gpu_waits = self._machine.task_name(label, gpu), self._on(gpu, waits)
+            options = {"work": 1.0, **{key: value for key, value in chunks[gpu].items() if key != "waves"}}
+            options["group"] = self._machine.task_name(options["group"], gpu)
+            task = self.graph.task(name, "gemm", after=gpu_waits, lane="compute", gpu=gpu, **options)
             self.graph.frees(task, self._on(gpu, frees))
             return task
 
@@ -404,7 +411,7 @@ class Pipeline:
         return self._last_gemm[0]
 
     def reduce(self, label: str, arrived: Sequence[int]) -> int:
-        """Add what DMA engines brought to the GPU's own part of C, next in the compute stream: they cannot."""
+        """Add a kernel that accumulates data moved by DMA engines into the local part of C, next in the stream."""
         hbm_rate, launch_s = self.system.gpu.hbm_bytes_per_s, self.system.gpu.kernel_launch_s
 
         def add(gpu: int) -> int:
@@ -415,7 +422,7 @@ class Pipeline:
                 self._machine.task_name(label, gpu),
                 "reduce",
                 after=tasks,
-                uses={hbm: 3.0},  # read what came and what is there, write the sum
+                uses={hbm: 3.0},  # read both operands, write the sum
                 work=amount,
                 delay=launch_s,
                 lane="compute",
@@ -433,7 +440,7 @@ class Pipeline:
     def _chunk(
         self, size: tuple[ArrayLike, ArrayLike, ArrayLike], *, overlapped: bool, accumulate: bool
     ) -> list[Mapping[str, Any]]:
-        """What GEMM chunks of one size have in common, for each GPU."""
+        """Parameters of GEMM chunks of one size, for each GPU."""
         key = (overlapped, accumulate, *(np.asarray(value).tobytes() for value in size))
         if key not in self._chunks:
             self._chunks[key] = self._costs(size, overlapped=overlapped, accumulate=accumulate)
@@ -449,29 +456,31 @@ class Pipeline:
         self, size: tuple[ArrayLike, ArrayLike, ArrayLike], *, overlapped: bool, accumulate: bool
     ) -> list[Mapping[str, Any]]:
         gpu = self.system.gpu
-        held = self._withheld if self.mover == "dma" else np.asarray(self.comm_cus)
+        reserved = self._withheld if self.comm_engine == "dma" else np.asarray(self.comm_cus)
         full = granted = self._cost(size, gpu.num_cus, accumulate=accumulate)
-        if overlapped and held.any():
-            granted = self._cost(size, gpu.num_cus - held, accumulate=accumulate)
-        masked = overlapped and (self._masked or self.mover == "dma")
-        cus, cost = (gpu.num_cus - held, granted) if masked else (gpu.num_cus, full)
+        if overlapped and reserved.any():
+            granted = self._cost(size, gpu.num_cus - reserved, accumulate=accumulate)
+        masked = overlapped and (self._masked or self.comm_engine == "dma")
+        cus, cost = (gpu.num_cus - reserved, granted) if masked else (gpu.num_cus, full)
         factor = np.ones(())  # nothing moves beside it
-        if overlapped and self.mover == "dma":
+        if overlapped and self.comm_engine == "dma":
             factor = np.asarray(1 / np.asarray(gpu.contention.dma_beside_gemm, float))
         elif overlapped:
             factor = np.minimum(cost.seconds / beside_cu_copies(gpu, granted.seconds, full.seconds), 1.0)
         share = cost.flop / self._whole.flop * self._whole.seconds
-        told: dict[str, Any] = {"alone_s": full.seconds, "wide_s": share, "ideal_s": share, "waves": cost.waves}
-        told |= {"group": self._slowed["gemm"].group(factor)}
-        return [self._task_of(cost, cus, told, one) for one in self._machine.gpus]
+        common: dict[str, Any] = {"alone_s": full.seconds, "wide_s": share, "ideal_s": share, "waves": cost.waves}
+        common |= {"group": self._slowed["gemm"].group(factor)}
+        return [self._task_of(cost, cus, common, gpu_index) for gpu_index in self._machine.gpus]
 
     @cached_property
     def _whole(self) -> GemmCost:
-        """The undivided GEMM on all CUs."""
+        """Cost of the undivided GEMM on all CUs."""
         return self._cost((self.op.m, self.op.local_n, self.op.local_k), self.system.gpu.num_cus)
 
-    def _task_of(self, cost: GemmCost, cus: ArrayLike, told: Mapping[str, Any], gpu: int) -> Mapping[str, Any]:
-        seconds, traffic, flop = (self._machine.own(part, gpu) for part in (cost.seconds, cost.hbm_bytes, cost.flop))
+    def _task_of(self, cost: GemmCost, cus: ArrayLike, common: Mapping[str, Any], gpu: int) -> Mapping[str, Any]:
+        seconds, traffic, flop = (
+            self._machine.for_gpu(part, gpu) for part in (cost.seconds, cost.hbm_bytes, cost.flop)
+        )
         memory_bound = bool(np.all(traffic / self.system.gpu.hbm_bytes_per_s > 0.5 * seconds))
         return {
             "uses": {self._machine.hbm[gpu]: traffic, self._machine.cu[gpu]: cus * seconds},
@@ -481,22 +490,22 @@ class Pipeline:
             "priority": self._compute_class,
             "limiter": "HBM" if memory_bound else "compute",
             "flop": flop,
-            **{name: self._machine.own(value, gpu) for name, value in told.items()},
+            **{name: self._machine.for_gpu(value, gpu) for name, value in common.items()},
         }
 
 
 class _Factors:
-    """Groups of tasks that a contention law slows alike, by the factor on their rates."""
+    """Groups of tasks with the same factor of a contention law on their rates."""
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._known: dict[tuple[Any, ...], tuple[str, Any]] = {}
+        self._groups: dict[tuple[Any, ...], tuple[str, Any]] = {}
 
     def group(self, factor: Any) -> str:
-        """The group of a factor (0, 1]."""
+        """Group of a factor (0, 1]."""
         key = (np.shape(factor), np.asarray(factor, float).tobytes())
-        return self._known.setdefault(key, (f"{self._name} {len(self._known)}", factor))[0]
+        return self._groups.setdefault(key, (f"{self._name} {len(self._groups)}", factor))[0]
 
     def items(self) -> list[tuple[str, Any]]:
-        """(group, factor) of all of them."""
-        return list(self._known.values())
+        """Pairs (group, factor) of all groups."""
+        return list(self._groups.values())

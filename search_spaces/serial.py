@@ -18,13 +18,13 @@ class Serial(MoverKnobs):
     comm_cus: None = None
 
     def lower(self, system: System, workload: Workload) -> TaskGraph:
-        """One transfer per peer over all links at once, then one GEMM on all CUs; a reduction the other way round."""
+        """Lower to one transfer per peer over all links at once, then one GEMM on all CUs; a reduction in reverse."""
         line = Pipeline(system, workload, knobs=self, comm_cus=system.gpu.num_cus)
         size = (line.op.m, line.op.local_n, line.op.local_k)
         amounts = [(route, line.payload(line.shard_rows(route.peer), line.collective.cols)) for route in line.routes]
         if line.order == "after":
-            made = line.gemm("gemm", size, overlapped=False)
-            arrived = line.step("reduce_scatter", amounts, after=[made])
+            produced = line.gemm("gemm", size, overlapped=False)
+            arrived = line.step("reduce_scatter", amounts, after=[produced])
             if line.adds:
                 line.reduce("reduce", arrived)
         else:

@@ -1,4 +1,4 @@
-"""Shard-level point-to-point overlap: whole shards, one peer at a time, while others are computed on.
+"""Shard-level point-to-point overlap: transfer whole shards, one peer at a time, while GEMMs use earlier ones.
 
 The granularity at which tensors are already sharded; on a full mesh each step uses one of the direct links and the
 others idle (FiCCO, arXiv:2512.10236, baseline).
@@ -15,12 +15,12 @@ from simulators.workloads.operators import Workload
 
 
 class ShardP2P(MoverKnobs):
-    """Local shard first, then peer after peer; of a reduction peer after peer, then the local shard."""
+    """Local shard first, then peer after peer; for a reduction peer after peer, then the local shard."""
 
     family: Literal["shard_p2p"]
 
     def lower(self, system: System, workload: Workload) -> TaskGraph:
-        """num_gpus - 1 steps of one transfer and one GEMM on its rows each."""
+        """Lower to num_gpus - 1 steps, each with one transfer and one GEMM on its rows."""
         line = Pipeline(system, workload, knobs=self, comm_cus=self.comm_cus)
         reduces = line.order == "after"
         if not reduces:
@@ -29,9 +29,9 @@ class ShardP2P(MoverKnobs):
         for index, route in enumerate(line.routes, 1):
             moved = [(route, line.payload(line.shard_rows(route.peer), line.collective.cols))]
             if reduces:
-                made = self._gemm(line, f"gemm {index}", route.peer, overlapped=index > 1)
+                produced = self._gemm(line, f"gemm {index}", route.peer, overlapped=index > 1)
                 self._add(line, waiting, keep=1)
-                waiting.append(line.step(f"shard {index}", moved, after=[made]))
+                waiting.append(line.step(f"shard {index}", moved, after=[produced]))
             else:
                 last = index == len(line.routes)
                 arrived = line.step(f"shard {index}", moved)
@@ -48,7 +48,7 @@ class ShardP2P(MoverKnobs):
         return line.gemm(label, size, after=after or [], overlapped=overlapped)
 
     def _add(self, line: Pipeline, waiting: list[list[int]], keep: int) -> None:
-        """Add the shards that DMA engines brought, but for the last ones, which are still on their way."""
+        """Add the shards that DMA engines moved, except for the last `keep`, which are still in flight."""
         while line.adds and len(waiting) > keep:
             line.reduce("reduce", waiting.pop(0))
 

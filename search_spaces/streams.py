@@ -1,13 +1,13 @@
-"""Independent GEMMs on streams of one GPU (GOLDYLOC, arXiv:2409.02227): so many at once, by kernels tuned for that.
+"""Independent GEMMs on streams of one GPU (GOLDYLOC, arXiv:2409.02227), with kernels tuned for their concurrency.
 
 num_streams  GEMMs that run at once (the paper's concurrency degree); the next one in the queue starts when one ends.
              1 is sequential.
-kernels      isolated: what a library picks for a GPU of its own (with several streams: default concurrency). shared:
-             globally optimised, picked for this number of streams from kernels tuned for a part of the GPU. best: the
+kernels      isolated: the library's choice for a GPU of its own (with several streams: default concurrency). shared:
+             globally optimised, chosen for this number of streams from kernels tuned for a part of the GPU. best: the
              best of all tiles for it.
 
-Workgroups of GEMMs that run at once share CUs, and the rates of the LLC and the HBM, by max-min fairness; what a kernel
-takes is in `simulators/costs/gemm_sharing.py`.
+Workgroups of GEMMs that run at once share CUs, and the rates of the LLC and the HBM, by max-min fairness;
+`simulators/costs/gemm_sharing.py` gives the cost of a kernel.
 """
 
 from __future__ import annotations
@@ -38,23 +38,23 @@ class Streams(ScheduleKnobs):
     num_streams: Annotated[Integer, knob(structural=True, ge=1, le=64), Former("degree")]
 
     def rules(self, system: System, workload: Workload) -> Sequence[Rule]:
-        """GEMMs that wait for nobody, on one GPU that says what sharing needs."""
-        found = [
+        """Require independent GEMMs and one GPU whose description has the keys that sharing needs."""
+        rules = [
             Rule(f"system.{path}", True, "is needed where kernels share a GPU", None, way_out="use system=mi100_1")
             for path in lacks(system.gpu)
         ]
         if system.node.num_gpus != 1 or system.fabric is not None:
             rule = "is more than the one GPU whose streams these are"
-            found.append(Rule("system.node.num_gpus", True, rule, system.node.num_gpus, way_out="use one"))
-        others = [name for name, op in workload.operators.items() if not isinstance(op, Gemm) or op.after]
-        if others:
+            rules.append(Rule("system.node.num_gpus", True, rule, system.node.num_gpus, way_out="use one"))
+        unsupported = [name for name, op in workload.operators.items() if not isinstance(op, Gemm) or op.after]
+        if unsupported:
             rule = "are no GEMMs that wait for nobody"
             way = "use a workload with `queues`, such as workload=goldyloc"
-            found.append(Rule(_PATH, True, rule, ", ".join(sorted(others)), way_out=way))
-        return found
+            rules.append(Rule(_PATH, True, rule, ", ".join(sorted(unsupported)), way_out=way))
+        return rules
 
     def lower(self, system: System, workload: Workload) -> TaskGraph:
-        """A task for each GEMM, in the order of the queue."""
+        """Lower to one task per GEMM, in the order of the queue."""
         gpu, graph = system.gpu, GraphBuilder()
         assert gpu.llc is not None and gpu.llc.bytes_per_s is not None
         shared = {
@@ -68,7 +68,7 @@ class Streams(ScheduleKnobs):
             assert isinstance(op, Gemm)
             shape, alone = (op.m, op.n, op.k), chosen(gpu, (op.m, op.n, op.k), element_bytes=op.element_bytes)
             kernel = chosen(gpu, shape, element_bytes=op.element_bytes, degree=at_once, choice=self.kernels)
-            amounts = {resource: _each(kernel, name) for resource, name in shared.items()}
+            amounts = {resource: _use_per_workgroup(kernel, name) for resource, name in shared.items()}
             seconds: Any = alone.seconds(gpu)
             times: dict[str, Any] = dict.fromkeys(("alone_s", "wide_s", "ideal_s"), seconds)
             graph.task(
@@ -87,8 +87,8 @@ class Streams(ScheduleKnobs):
         return graph.build()
 
 
-def _each(kernel: Kernel, name: str) -> Any:
-    """What one workgroup takes."""
+def _use_per_workgroup(kernel: Kernel, name: str) -> Any:
+    """Use of a resource by one workgroup."""
     amount = getattr(kernel, name)
     return np.asarray(amount if name == "each_s" else amount / kernel.workgroups)
 

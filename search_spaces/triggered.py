@@ -1,26 +1,26 @@
 """A GEMM whose output is reduced chunk by chunk while it runs, triggered by hardware (T3, arXiv:2401.16677).
 
 On a ring of the N GPUs that share the GEMM its output has N chunks, produced in ring order. The first is stored
-straight into the neighbour's memory as updates; of each following one a DMA command forwards the partial sum as soon as
-a tracker has counted the local and the incoming updates; the last stays. On a mesh or at a switch tiles of all chunks
-are produced in turn and stored straight into the memory of the GPU that keeps them. The all-gather of an all-reduce
-follows, serially, by a kernel.
+straight into the neighbour's memory as updates; a DMA command forwards the partial sum of each following chunk as soon
+as a tracker has counted the local and the incoming updates; the last stays. On a mesh or at a switch tiles of all
+chunks are produced in turn and stored straight into the memory of the GPU that keeps them. A kernel then runs the
+all-gather of an all-reduce, serially.
 
-reduction    serial: the GEMM, then a reduce-scatter by a kernel on all CUs. ideal: both at once, and nothing that they
-             share slows them. tracked: as above.
-near_memory  whether partial sums are added by PIM as they are stored, past the cache (`gpu.pim`); without it an update
-             reads, adds and writes (tracked: atomics; else: in the kernel).
-arbitration  what the memory controller does with requests of both. fcfs: one queue, first come, first served, so what a
-             stage reads waits behind the burst of updates that the stage before it has left in this GPU's memory (what
-             comes from others is paced by links, and shares). fair: each has its share.
+reduction    serial: the GEMM, then a reduce-scatter by a kernel on all CUs. ideal: both at once, without slowing each
+             other. tracked: as above.
+near_memory  PIM adds partial sums as they are stored, past the cache (`gpu.pim`); without it an update reads, adds and
+             writes (tracked: atomics; else: in the kernel).
+arbitration  policy of the memory controller for requests of both. fcfs: one queue, first come, first served, so the
+             reads of a stage wait behind the burst of updates that the stage before it has left in this GPU's memory
+             (links pace the updates of other GPUs, which share the HBM). fair: each has its share.
              compute_first: the GEMM's reads and stores go first; communication issues only while fewer than
              `occupancy_threshold` requests wait, and has no less than `guaranteed_share` of the HBM (T3's limit on
              starvation, as a share).
 
-A threshold of n requests lets communication use the share n / (1 + n) of what the GEMM leaves of the HBM: in a queue
-whose server is busy for a share r of the time, r / (1 - r) requests are waiting or served on average (M/M/1; derived).
-No limit is `fair`. Stages: `simulators/costs/gemm_stages.py`. HBM time and HBM traffic are two resources: an update
-near memory is one write, and takes the HBM for longer than a write does (`simulators/hardware/pim.py`).
+A threshold of n requests lets communication use the share n / (1 + n) of the HBM that the GEMM leaves: in a queue whose
+server is busy for a share r of the time, r / (1 - r) requests are waiting or served on average (M/M/1; derived). `fair`
+has no limit. Stages: `simulators/costs/gemm_stages.py`. HBM time and HBM traffic are two resources: an update near
+memory is one write, and takes the HBM for longer than a write does (`simulators/hardware/pim.py`).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _ACCOUNT = 1e30  # capacity of a resource on which bytes are only counted
 
 
 class Triggered(ScheduleKnobs):
-    """num_chunks: least number of parts into which the output is cut (at most one for each wave of the GEMM)."""
+    """Knobs of the family. num_chunks: least number of parts of the output (at most one for each wave of the GEMM)."""
 
     orders: ClassVar[tuple[str, ...]] = ("after",)
     family: Literal["triggered"]
@@ -62,7 +62,7 @@ class Triggered(ScheduleKnobs):
     num_chunks: Annotated[Integer, knob(structural=True, ge=1, le=1024), Former("stages")] = 32
 
     def rules(self, system: System, workload: Workload) -> Sequence[Rule]:
-        """The workload must be a GEMM and its reduction over all GPUs, and the GPU must have what is used of it."""
+        """Require a GEMM and its reduction over all GPUs, and the hardware that the knobs use."""
         if beyond := list(node_rules(system)):
             return beyond
         try:
@@ -88,9 +88,9 @@ class Triggered(ScheduleKnobs):
             yield Rule("system.gpu.tracker.num_entries", broken, rule, entries, (flying,), "use more entries")
 
     def lower(self, system: System, workload: Workload) -> TaskGraph:
-        """Stages of the GEMM, its stores, and the reduction of its chunks as `reduction` has it."""
+        """Lower to stages of the GEMM, its stores, and the reduction of its chunks according to `reduction`."""
         line = _Line(self, system, workload.overlap())
-        done = line.tracked() if self.reduction == "tracked" else line.apart()
+        done = line.reduce_tracked() if self.reduction == "tracked" else line.reduce_separately()
         if line.pattern == "all_reduce":
             line.gather(done)
         return line.graph.build()
@@ -108,7 +108,7 @@ def _workload_rules(system: System, overlap: Overlap) -> Iterator[Rule]:
 
 
 class _Line:
-    """Builds the graph of a GPU that stands for all."""
+    """Builder of the graph of one representative GPU."""
 
     def __init__(self, knobs: Triggered, system: System, overlap: Overlap) -> None:
         self.knobs, self.system, self.graph = knobs, system, GraphBuilder()
@@ -116,52 +116,50 @@ class _Line:
         self.gpus = gemm.shards
         self.pattern = overlap.collective.pattern
         shape = (gemm.m, gemm.local_n, gemm.local_k)
-        bypass = (
-            knobs.near_memory and knobs.reduction != "serial"
-        )  # updates; what is only stored goes through the cache
+        bypass = knobs.near_memory and knobs.reduction != "serial"  # updates; plain stores go through the cache
         self.staged: Staged = stage_gemm(system.gpu, shape, element_bytes=gemm.element_bytes, bypass=bypass)
         self.chunk: Any = self.staged.write_bytes / self.gpus
         self.pieces = -(-knobs.num_chunks // self.gpus)
         self.ring = system.node.topology == "ring"
-        rate_ = system.gpu.hbm_bytes_per_s
+        hbm_rate = system.gpu.hbm_bytes_per_s
         self.hbm = self.graph.resource("hbm", _ACCOUNT)
-        self.busy = self.graph.resource("hbm time", rate_)
-        self.own_busy = (
-            self.graph.resource("hbm time, communication", rate_) if knobs.reduction == "ideal" else self.busy
+        self.busy = self.graph.resource("hbm time", hbm_rate)
+        self.comm_busy = (
+            self.graph.resource("hbm time, communication", hbm_rate) if knobs.reduction == "ideal" else self.busy
         )
         self.links = {name: self.graph.resource(name, value) for name, value in links(system.node).items()}
-        self.queue = self.graph.resource("hbm queue", rate_ * self._gate) if self._first else None
+        self.queue = self.graph.resource("hbm queue", hbm_rate * self._gate) if self._compute_first else None
         self._stored: list[int] = []
         if knobs.reduction == "tracked" and self.ring:
             self._laws()
 
     def _laws(self) -> None:
-        """Beside what DMA commands forward both lose what the project's law of contention says (`gpu.contention`)."""
+        """Add the slowdowns between the GEMM and transfers by DMA commands (`gpu.contention`)."""
         factor = 1 / np.asarray(self.system.gpu.contention.dma_beside_gemm, float)
         self.graph.slows("gemm", while_active="communication", factor=factor)
         self.graph.slows("communication", while_active="gemm", factor=factor)
 
     @property
-    def _first(self) -> bool:
+    def _compute_first(self) -> bool:
         return self.knobs.arbitration == "compute_first"
 
     @cached_property
     def _gate(self) -> Any:
-        """Share of the HBM up to which communication may fill it."""
+        """Largest share of the HBM for communication."""
         most = np.asarray(self.knobs.occupancy_threshold, float)
         return most / (1 + most)
 
     @cached_property
     def _weight(self) -> Any:
-        """Of a flow of communication, by HBM time, beside a GEMM's reads that weigh 1."""
-        if not self._first:
+        """Weight of a flow of communication by HBM time; a GEMM's reads have weight 1."""
+        if not self._compute_first:
             return 1.0
         share = np.asarray(self.knobs.guaranteed_share, float)
         return share / (1 - share) / (1 if self.ring else self.gpus - 1)  # as many flows at once
 
     @cached_property
     def update(self) -> tuple[float, Any]:
-        """(traffic, time as bytes) at the HBM of a byte that is added to what is there."""
+        """HBM cost of an update per byte: (traffic, time as bytes)."""
         pim = self.system.gpu.pim
         if not self.knobs.near_memory or pim is None:
             return 2.0, 2.0
@@ -170,109 +168,113 @@ class _Line:
     # ---------------------------------------------------------------- compute
 
     def produce(self, leave: Callable[[int, int, int], int]) -> dict[int, list[int]]:
-        """The GEMM, piece after piece; for each chunk what takes its pieces away.
+        """Add the GEMM, piece after piece; return the tasks that move the pieces of each chunk.
 
-        leave: adds that task, given chunk, piece and the task that completes it. Chunk follows chunk around a ring;
-        on a mesh, where each has a link of its own, they take turns. Where requests are served as they come, the reads
-        of a piece wait for what the piece before it stores.
+        leave: adds such a task, given chunk, piece and the task that completes the piece. Chunk follows chunk around a
+        ring; on a mesh, where each has a link of its own, they alternate. First come, first served, the reads of a
+        piece wait for the stores of the piece before it.
         """
         parts = self.gpus * self.pieces
-        found: dict[int, list[int]] = {chunk: [] for chunk in range(self.gpus)}
+        departures: dict[int, list[int]] = {chunk: [] for chunk in range(self.gpus)}
         last: list[int] = []
         before: Any = 0.0
         for index in range(parts):
             until = self.staged.elapsed((index + 1) / parts)
-            made = self._piece(index, np.maximum(until - before, 0.0), last)
+            gemm = self._piece(index, np.maximum(until - before, 0.0), last)
             chunk = index // self.pieces if self.ring else index % self.gpus
-            before, left = until, leave(chunk, len(found[chunk]), made)
-            last = [made, left] if self.knobs.arbitration == "fcfs" and left in self._stored[-1:] else [made]
-            found[chunk].append(left)
-        return found
+            before, departure = until, leave(chunk, len(departures[chunk]), gemm)
+            last = [gemm, departure] if self.knobs.arbitration == "fcfs" and departure in self._stored[-1:] else [gemm]
+            departures[chunk].append(departure)
+        return departures
 
     def _piece(self, index: int, share: Any, after: list[int]) -> int:
-        """Reads that come first, then the multiplication with the reads beside it."""
+        """Add the serial reads of a piece, then its multiplication with the concurrent reads."""
         gpu, stage = self.system.gpu, self.staged
         first = np.asarray(gpu.gemm.serial_fraction) * share * stage.read_bytes
         beside = (1 - np.asarray(gpu.gemm.serial_fraction)) * stage.read_bytes
         hbm = gpu.hbm_bytes_per_s
         delay = gpu.kernel_launch_s if index == 0 else 0.0
-        told: dict[str, Any] = {"kind": "gemm", "lane": "compute", "group": "gemm"}
+        common: dict[str, Any] = {"kind": "gemm", "lane": "compute", "group": "gemm"}
         seconds = first / hbm
         fetched = self._task(
             f"fetch {index}", after, work=first, cap=hbm, uses=self._reads(1.0), delay=delay, limiter="HBM",
-            alone_s=seconds, wide_s=seconds, ideal_s=seconds, **told,
+            alone_s=seconds, wide_s=seconds, ideal_s=seconds, **common,
         )  # fmt: skip
-        # beside the multiplication: nothing, where a library hides no reads
+        # no reads beside the multiplication if the library hides none
         uses = {resource: beside * use for resource, use in self._reads(1.0).items()} if np.any(beside > 0) else {}
         seconds = share * np.maximum(stage.compute_s, beside / hbm)
         return self._task(
             f"gemm {index}", [fetched], work=share, cap=1 / stage.compute_s, uses=uses,
             weight=1 / np.maximum(beside, 1.0), limiter="compute", flop=share * stage.flop,
-            alone_s=seconds, wide_s=seconds, ideal_s=seconds, **told,
+            alone_s=seconds, wide_s=seconds, ideal_s=seconds, **common,
         )  # fmt: skip
 
     def _reads(self, amount: float) -> dict[int, Any]:
-        found: dict[int, Any] = {self.hbm: amount, self.busy: amount}
-        return found | ({self.queue: amount * self._gate} if self.queue is not None else {})
+        uses: dict[int, Any] = {self.hbm: amount, self.busy: amount}
+        return uses | ({self.queue: amount * self._gate} if self.queue is not None else {})
 
-    def _store(self, label: str, made: int, *, update: bool) -> int:
-        """Output of a piece into the GPU's own memory, after that of the piece before it."""
+    def _store(self, label: str, gemm: int, *, update: bool) -> int:
+        """Store the output of a piece in the GPU's own memory, after that of the piece before it."""
         (traffic, busy), amount = self.update if update else (1.0, 1.0), self.chunk / self.pieces
         seconds = amount * busy / self.system.gpu.hbm_bytes_per_s
-        told: dict[str, Any] = {"kind": "store", "lane": "stores", "limiter": "HBM", "weight": 1 / np.asarray(busy)}
+        options: dict[str, Any] = {"kind": "store", "lane": "stores", "limiter": "HBM", "weight": 1 / np.asarray(busy)}
         uses: dict[int, Any] = {self.hbm: traffic, self.busy: busy}
         uses |= {self.queue: busy * self._gate} if self.queue is not None else {}
-        after = [made, *self._stored[-1:]]
-        found = self._task(label, after, work=amount, uses=uses, alone_s=seconds, wide_s=seconds, **told)
-        self._stored.append(found)
-        return found
+        after = [gemm, *self._stored[-1:]]
+        store = self._task(label, after, work=amount, uses=uses, alone_s=seconds, wide_s=seconds, **options)
+        self._stored.append(store)
+        return store
 
     # ---------------------------------------------------------------- communication
 
-    def tracked(self) -> list[int]:
-        """Chunks leave as they are made; what must be over before an all-gather."""
-        own = range(1, self.gpus) if self.ring else (self.gpus - 1,)
+    def reduce_tracked(self) -> list[int]:
+        """Add a tracked reduction, whose chunks leave as they are made; return the tasks before an all-gather."""
+        stored_chunks = range(1, self.gpus) if self.ring else (self.gpus - 1,)
 
-        def leave(chunk: int, piece: int, made: int) -> int:
+        def leave(chunk: int, piece: int, gemm: int) -> int:
             label = f"store {chunk}.{piece}"
-            if chunk in own:
-                return self._store(label, made, update=True)
+            if chunk in stored_chunks:
+                return self._store(label, gemm, update=True)
             route = self._hop if self.ring else self._peers[chunk]
-            return self._send(label, route, self.chunk / self.pieces, after=[made])
+            return self._send(label, route, self.chunk / self.pieces, after=[gemm])
 
-        left = self.produce(leave)
+        departures = self.produce(leave)
         if not self.ring:
-            return [task for tasks in left.values() for task in tasks]
-        sent = left[0]
+            return [task for tasks in departures.values() for task in tasks]
+        sent = departures[0]
         for place in range(1, self.gpus - 1):
-            sent = [self._forward(f"forward {place}", after=[*left[place], *sent])]
-        return [*left[self.gpus - 1], *sent]
+            sent = [self._forward(f"forward {place}", after=[*departures[place], *sent])]
+        return [*departures[self.gpus - 1], *sent]
 
     def _send(self, label: str, route: Route, amount: Any, *, after: Sequence[int]) -> int:
-        """A GEMM's stores into a peer's memory, and by symmetry updates of this one's."""
-        told = {"own": self._updates(0.0), "pace": self._pace(route), "lane": "reduce_scatter"}
-        return self._transfer(label, route, amount, after=after, **told)
+        """Add a GEMM's stores into a peer's memory, and by symmetry updates of this GPU's memory."""
+        options = {"gpu_uses": self._updates(0.0), "pace": self._pace(route), "lane": "reduce_scatter"}
+        return self._transfer(label, route, amount, after=after, **options)
 
     def _forward(self, label: str, *, after: Sequence[int]) -> int:
-        """A DMA command reads a chunk and updates the neighbour's, by symmetry this GPU's."""
+        """Add a DMA command that reads a chunk and updates the neighbour's, by symmetry this GPU's."""
         dma = self.system.gpu.dma
         pace = np.minimum(self._pace(self._hop), dma.bytes_per_s)
-        told = {"own": self._updates(1.0), "pace": pace, "lane": "reduce_scatter", "setup_s": dma.setup_s}
-        return self._transfer(label, self._hop, self.chunk, after=after, **told)
+        options = {"gpu_uses": self._updates(1.0), "pace": pace, "lane": "reduce_scatter", "setup_s": dma.setup_s}
+        return self._transfer(label, self._hop, self.chunk, after=after, **options)
 
     def _updates(self, reads: float) -> dict[int, Any]:
-        """What a byte that updates a memory takes of a GPU's HBM, with so much of it read."""
+        """Use of a GPU's HBM per byte of updates, with `reads` bytes read."""
         traffic, busy = self.update
-        found: dict[int, Any] = {self.hbm: reads + traffic, self.busy: reads + busy}
-        return found | ({self.queue: reads + busy} if self.queue is not None else {})
+        uses: dict[int, Any] = {self.hbm: reads + traffic, self.busy: reads + busy}
+        return uses | ({self.queue: reads + busy} if self.queue is not None else {})
 
-    def apart(self) -> list[int]:
-        """The reduce-scatter after the GEMM, or beside it at no cost."""
+    def reduce_separately(self) -> list[int]:
+        """Add the reduce-scatter after the GEMM, or beside it at no cost; return the tasks before an all-gather."""
         near, ideal = self.knobs.near_memory, self.knobs.reduction == "ideal"
-        sent = range(1 if self.ring else self.gpus - 1) if self._straight else range(0)
+        streamed = range(1 if self.ring else self.gpus - 1) if self._updates_in_place else range(0)
 
-        def leave(chunk: int, piece: int, made: int) -> int:
-            return made if chunk in sent else self._store(f"store {chunk}.{piece}", made, update=self._straight)
+        def leave(chunk: int, piece: int, gemm: int) -> int:
+            return (
+                gemm
+                if chunk in streamed
+                else self._store(f"store {chunk}.{piece}", gemm, update=self._updates_in_place)
+            )
 
         stored = [task for tasks in self.produce(leave).values() for task in tasks]
         begun = [] if ideal else [self._launch("reduce_scatter", stored)]
@@ -280,51 +282,57 @@ class _Line:
         return [*stored, *(moved if near else [self._final(moved)])]
 
     @property
-    def _straight(self) -> bool:
-        """Whether what is made is added where it belongs at once: a chunk to be sent goes on as it is made."""
+    def _updates_in_place(self) -> bool:
+        """Flag: outputs are added at their destination at once, and a chunk to be sent leaves as it is made."""
         return self.knobs.near_memory and self.knobs.reduction == "ideal"
 
     def _ring_steps(self, after: list[int]) -> list[int]:
-        """N - 1 hops; from the second on what came is added to what is there, by the kernel or at the memory."""
+        """Add N - 1 hops; from the second on the kernel or the memory adds incoming data to the local data."""
         for hop in range(1, self.gpus):
-            reads = 2.0 if hop > 1 and not self.knobs.near_memory else 0.0 if hop == 1 and self._straight else 1.0
-            told: dict[str, Any] = {"own": self._moves(reads), "pace": self._pace(self._hop), "lane": "reduce_scatter"}
-            after = [self._transfer(f"reduce {hop}", self._hop, self.chunk, after=after, **told)]
+            reads = (
+                2.0 if hop > 1 and not self.knobs.near_memory else 0.0 if hop == 1 and self._updates_in_place else 1.0
+            )
+            options: dict[str, Any] = {
+                "gpu_uses": self._moves(reads),
+                "pace": self._pace(self._hop),
+                "lane": "reduce_scatter",
+            }
+            after = [self._transfer(f"reduce {hop}", self._hop, self.chunk, after=after, **options)]
         return after
 
     def _direct_steps(self, after: list[int]) -> list[int]:
-        found = self._peers
-        own = self._moves(0.0 if self._straight else 1.0)
-        told: dict[str, Any] = {"own": own, "pace": self._pace(found[0], found), "lane": "reduce_scatter"}
-        return [self._transfer(f"reduce {one.peer}", one, self.chunk, after=after, **told) for one in found]
+        peers = self._peers
+        uses = self._moves(0.0 if self._updates_in_place else 1.0)
+        options: dict[str, Any] = {"gpu_uses": uses, "pace": self._pace(peers[0], peers), "lane": "reduce_scatter"}
+        return [self._transfer(f"reduce {route.peer}", route, self.chunk, after=after, **options) for route in peers]
 
     def _moves(self, reads: float) -> dict[int, Any]:
-        """What a byte takes of a GPU that reads so much of it, and by symmetry stores what comes."""
+        """Use of a GPU's HBM per byte sent, with `reads` bytes read and, by symmetry, the incoming byte stored."""
         traffic, busy = self.update if self.knobs.near_memory else (1.0, 1.0)
-        return {self.hbm: reads + traffic, self.own_busy: reads + busy}
+        return {self.hbm: reads + traffic, self.comm_busy: reads + busy}
 
     def _final(self, after: list[int]) -> int:
-        """The kernel adds what has come, of the neighbour or of all peers, to its own chunk."""
+        """Add the kernel that sums the chunks of the neighbour or of all peers with the local chunk."""
         parts = 3.0 if self.ring else self.gpus + 1.0
         seconds = parts * self.chunk / self.system.gpu.hbm_bytes_per_s
-        uses = {self.hbm: parts, self.own_busy: parts}
+        uses = {self.hbm: parts, self.comm_busy: parts}
         return self._task(
             "final sum", after, kind="reduce", lane="reduce_scatter", limiter="HBM", work=self.chunk, uses=uses,
             alone_s=seconds, wide_s=seconds,
         )  # fmt: skip
 
     def gather(self, after: list[int]) -> None:
-        """The all-gather: N - 1 hops, or from all peers at once; each chunk is read and written once."""
-        after, own = [self._launch("all_gather", after)], {self.hbm: 2.0, self.busy: 2.0}
+        """Add the all-gather: N - 1 hops, or from all peers at once; each chunk is read and written once."""
+        after, uses = [self._launch("all_gather", after)], {self.hbm: 2.0, self.busy: 2.0}
         if self.ring:
-            told: dict[str, Any] = {"own": own, "pace": self._by_kernel([self._hop]), "lane": "all_gather"}
+            options: dict[str, Any] = {"gpu_uses": uses, "pace": self._by_kernel([self._hop]), "lane": "all_gather"}
             for hop in range(1, self.gpus):
-                after = [self._transfer(f"gather {hop}", self._hop, self.chunk, after=after, **told)]
+                after = [self._transfer(f"gather {hop}", self._hop, self.chunk, after=after, **options)]
             return
-        found = self._peers
-        told = {"own": own, "pace": self._by_kernel(found), "lane": "all_gather"}
-        for one in found:
-            self._transfer(f"gather {one.peer}", one, self.chunk, after=after, **told)
+        peers = self._peers
+        options = {"gpu_uses": uses, "pace": self._by_kernel(peers), "lane": "all_gather"}
+        for route in peers:
+            self._transfer(f"gather {route.peer}", route, self.chunk, after=after, **options)
 
     def _launch(self, label: str, after: list[int]) -> int:
         delay = setup(self.system, by=self._kernel)
@@ -336,67 +344,67 @@ class _Line:
 
     @property
     def _hop(self) -> Route:
-        """To the next GPU of the ring."""
+        """Route to the next GPU of the ring."""
         return Route(1, {"link.cw": 1.0}, 1)
 
     @property
     def _peers(self) -> list[Route]:
-        """To the other GPUs of a mesh or at a switch that share the GEMM."""
+        """Routes to the other GPUs of a mesh or at a switch that share the GEMM."""
         return routes(self.system.node, self.pattern)[: self.gpus - 1]
 
     def _by_kernel(self, active: Sequence[Route]) -> Any:
         return rate(self.system, active[0], active, by=self._kernel).bytes_per_s
 
     def _pace(self, route: Route, active: Sequence[Route] = ()) -> Any:
-        """Rate [bytes/s] of a reduction over a route: of links where hardware sends, else of a kernel."""
+        """Rate [bytes/s] of a reduction over a route: of the links for stores by hardware, else of a kernel."""
         if self.knobs.reduction == "tracked" or (self.knobs.reduction == "ideal" and self.knobs.near_memory):
             return np.asarray(np.min([np.asarray(links(self.system.node)[name]) for name in route.loads], axis=0))
         return self._by_kernel(active or [route])
 
     def _transfer(self, label: str, route: Route, amount: Any, *, after: Sequence[int], **how: Any) -> int:
-        """how: `own` (what a byte takes of the GPU), `pace` [bytes/s], `lane`, `setup_s` of a DMA command."""
-        own, pace, lane = how["own"], how["pace"], how["lane"]
-        uses = {**{self.links[name]: load for name, load in route.loads.items()}, **own}
-        held = next((use for resource, use in own.items() if resource in (self.busy, self.own_busy)), 1.0)
+        """Add a transfer. how: `gpu_uses` (per byte), `pace` [bytes/s], `lane`, `setup_s` of a DMA command."""
+        gpu_uses, pace, lane = how["gpu_uses"], how["pace"], how["lane"]
+        uses = {**{self.links[name]: load for name, load in route.loads.items()}, **gpu_uses}
+        busy = next((use for resource, use in gpu_uses.items() if resource in (self.busy, self.comm_busy)), 1.0)
         seconds, tracked = amount / pace, self.knobs.reduction == "tracked" and lane == "reduce_scatter"
-        told: dict[str, Any] = {"kind": "transfer", "lane": lane, "limiter": "link", "moved_bytes": amount}
-        told |= {"delay": self.system.node.hop_latency_s + np.asarray(how.get("setup_s", 0.0))}
-        told |= {"group": "communication" if "setup_s" in how else "", "weight": self._weight / np.asarray(held)}
-        told |= {"cus": 0.0 if tracked else self.system.gpu.num_cus, "ideal_s": amount / self._together}
-        return self._task(label, after, work=amount, cap=pace, uses=uses, alone_s=seconds, wide_s=seconds, **told)
+        options: dict[str, Any] = {"kind": "transfer", "lane": lane, "limiter": "link", "moved_bytes": amount}
+        options |= {"delay": self.system.node.hop_latency_s + np.asarray(how.get("setup_s", 0.0))}
+        options |= {"group": "communication" if "setup_s" in how else "", "weight": self._weight / np.asarray(busy)}
+        options |= {"cus": 0.0 if tracked else self.system.gpu.num_cus, "ideal_s": amount / self._links_rate}
+        return self._task(label, after, work=amount, cap=pace, uses=uses, alone_s=seconds, wide_s=seconds, **options)
 
     @cached_property
-    def _together(self) -> Any:
-        """Rate [bytes/s] of all links of a GPU that its chunks may take at once."""
+    def _links_rate(self) -> Any:
+        """Rate [bytes/s] of all links of a GPU that its chunks may use at once."""
         capacity = links(self.system.node)
         if self.ring or "port" in capacity:
             return np.asarray(capacity["link.cw" if self.ring else "port"])
         return (self.gpus - 1) * np.asarray(self.system.node.link_bytes_per_s)
 
-    def _task(self, name: str, after: Sequence[int], *, kind: str, **given: Any) -> int:
-        return self.graph.task(name, kind, after=after, **given)
+    def _task(self, name: str, after: Sequence[int], *, kind: str, **options: Any) -> int:
+        return self.graph.task(name, kind, after=after, **options)
 
 
 def traffic(graph: TaskGraph) -> dict[str, float]:
-    """Bytes at the HBM of a graph of this family, of one design, by component: reads and writes of the GEMM, of the
-    reduce-scatter and of the all-gather. Of a store or a transfer, what is not written is read.
+    """HBM traffic [bytes] of a graph of this family, of one design, by component: reads and writes of the GEMM, of the
+    reduce-scatter and of the all-gather. Bytes of a store or a transfer that are not written are read.
     """
-    found = dict.fromkeys(("GEMM reads", "GEMM writes", "RS reads", "RS writes", "AG reads", "AG writes"), 0.0)
+    components = dict.fromkeys(("GEMM reads", "GEMM writes", "RS reads", "RS writes", "AG reads", "AG writes"), 0.0)
     work, use, hbm = graph["work"][0], graph["use"][0], graph.resources.index("hbm")
     for task, resource, amount in zip(graph.use_task.tolist(), graph.use_resource.tolist(), use.tolist(), strict=True):
         if resource != hbm:
             continue
         moved, kind = float(work[task]), graph.kinds[task]
         if kind == "gemm":
-            found["GEMM reads"] += amount * moved
+            components["GEMM reads"] += amount * moved
         elif kind == "store":
-            found["GEMM writes"] += moved
-            found["GEMM reads"] += (amount - 1) * moved
+            components["GEMM writes"] += moved
+            components["GEMM reads"] += (amount - 1) * moved
         else:
             name = "AG" if graph.lanes[task] == "all_gather" else "RS"
-            found[f"{name} writes"] += moved
-            found[f"{name} reads"] += (amount - 1) * moved
-    return found
+            components[f"{name} writes"] += moved
+            components[f"{name} reads"] += (amount - 1) * moved
+    return components
 
 
 SCHEDULE = Triggered

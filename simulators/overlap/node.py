@@ -83,7 +83,7 @@ class Machine(Protocol):
     def shard_rows(self, rows: ArrayLike, peer: int) -> Any:
         """Rows of the GPU `peer` places before; where several GPUs are simulated, along a first axis."""
 
-    def own(self, value: Any, gpu: int) -> Any:
+    def for_gpu(self, value: Any, gpu: int) -> Any:
         """A GPU's own part of a number that may be along a first axis of GPUs."""
 
     def uses(self, route: Route, gpu: int) -> dict[int, ArrayLike]:
@@ -121,7 +121,7 @@ class _OneGpu:
     def shard_rows(self, rows: ArrayLike, peer: int) -> Any:
         return shard(self._system, rows, peer)
 
-    def own(self, value: Any, gpu: int) -> Any:
+    def for_gpu(self, value: Any, gpu: int) -> Any:
         return value
 
     def uses(self, route: Route, gpu: int) -> dict[int, ArrayLike]:
@@ -154,7 +154,7 @@ class _AllGpus:
         missing = self._rank + 1 - held.ndim
         return held.reshape(len(self.gpus), *(1,) * missing, *held.shape[1:])
 
-    def own(self, value: Any, gpu: int) -> Any:
+    def for_gpu(self, value: Any, gpu: int) -> Any:
         return value[gpu] if np.ndim(value) > self._rank else value
 
     def uses(self, route: Route, gpu: int) -> dict[int, ArrayLike]:
