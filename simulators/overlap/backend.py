@@ -29,18 +29,17 @@ from simulators.taskgraph.timeline import Engine, Refused, Timeline
 from simulators.workloads.operators import Workload, workloads_of
 
 _VERSION = "3"  # of the physics and the metrics; raise it with every change that alters a result
-_WHOLE_VERSION = "1"  # likewise, of what is peculiar to whole nodes
-_MOST_SEEN = 4096  # trees that are known by identity
-_MOST_CELLS = 1 << 20  # designs times tasks of whole nodes whose timelines are held at once: 8 MiB an array
+_WHOLE_VERSION = "1"  # likewise, of the parts that only whole nodes use
+_MOST_SEEN = 4096  # trees that are cached by identity
+_MOST_CELLS = 1 << 20  # designs times tasks of whole nodes whose timelines are in memory at once: 8 MiB an array
 
 
 class OverlapBackend(Backend):
-    """system x workload x schedule, run by one engine.
+    """Backend for system x workload x schedule, run by one engine.
 
-    engine: name of the engine that is asked first. fallback: engine for the designs that one refuses, or None to
-    report them as `unsupported`. gpus: whether `one` GPU is simulated that stands for all, or `all` of the node with
-    shards as uneven as `imbalance` says (see `simulators.overlap.node.WholeNode`); metrics are then those of the worst
-    GPU.
+    engine: name of the first engine. fallback: engine for the designs that the first refuses, or None to report them
+    as `unsupported`. gpus: simulate `one` representative GPU, or `all` of the node with shards as uneven as `imbalance`
+    (see `simulators.overlap.node.WholeNode`); metrics are then those of the worst GPU.
     """
 
     metrics = METRICS
@@ -48,19 +47,21 @@ class OverlapBackend(Backend):
     laws = LAWS
 
     def __init__(self, engine: str, fallback: str | None = None, *, gpus: str = "one", imbalance: float = 0.0) -> None:
-        self._imbalance = _checked_imbalance(gpus, imbalance)
+        self._imbalance = _check_imbalance(gpus, imbalance)
         self._engines: list[tuple[str, Engine]] = [
             (name, plugins.load("engine", name)) for name in (engine, fallback) if name
         ]
         self._parts: dict[tuple[str, str], BaseModel] = {}
-        self._seen_parts: dict[tuple[str, int], tuple[Any, BaseModel]] = {}  # by identity, which what is held keeps
-        self._filled: dict[tuple[int, str], tuple[Any, Any]] = {}
+        self._seen_parts: dict[tuple[str, int], tuple[Any, BaseModel]] = {}  # by identity; entries keep trees alive
+        self._sharded_workloads: dict[tuple[int, str], tuple[Any, Any]] = {}
         self.batch = self._engines[0][1].batch
-        whole = [] if self._imbalance is None else [f"node.{_WHOLE_VERSION}"]
-        self.version = "+".join([_VERSION, *(f"{name}.{found.version}" for name, found in self._engines), *whole])
+        node_version = [] if self._imbalance is None else [f"node.{_WHOLE_VERSION}"]
+        self.version = "+".join(
+            [_VERSION, *(f"{name}.{loaded.version}" for name, loaded in self._engines), *node_version]
+        )
 
     def sections(self, tree: Tree) -> None:
-        """`system`, `workload`, `schedule`, each a mapping; the schedule's family must exist."""
+        """Check that `system`, `workload` and `schedule` are mappings and that the schedule's family exists."""
         check = Problems()
         for name in set(tree) - set(Design.model_fields):
             check.add(name, "is not a known section", way_out=did_you_mean(name, Design.model_fields))
@@ -74,7 +75,7 @@ class OverlapBackend(Backend):
         _schedule_type(tree)
 
     def scenarios(self, tree: Tree) -> Mapping[str, Tree]:
-        """One scenario per shape, or per written-out workload, of the list."""
+        """Return one scenario per shape, or per written-out workload, of the list."""
         check = Problems()
         self._part(check, System, tree, "system")
         self._part(check, _schedule_type(tree), tree, "schedule")
@@ -86,16 +87,16 @@ class OverlapBackend(Backend):
     def design(self, tree: Tree) -> Design:
         """Validate all three parts; ConfigError carries the problems of all of them."""
         check = Problems()
-        tree = {**tree, "workload": self._sharded(tree)}
+        tree = {**tree, "workload": self._with_shards(tree)}
         kinds: dict[str, type[BaseModel]] = {"system": System, "workload": Workload, "schedule": _schedule_type(tree)}
         parts: dict[str, Any] = {name: self._part(check, kind, tree, name) for name, kind in kinds.items()}
         check.done()
         return Design.model_construct(**parts)
 
     def _part(self, check: Problems, kind: type[BaseModel], tree: Tree, section: str) -> BaseModel | None:
-        """One validated part; many designs share parts, and a part that held once is not validated again."""
-        if (known := self._seen_parts.get((section, id(tree[section])))) is not None:
-            return known[1]
+        """Validate a part; designs share parts, and a valid part is not validated again."""
+        if (cached := self._seen_parts.get((section, id(tree[section])))) is not None:
+            return cached[1]
         text = json.dumps(tree[section], sort_keys=True, default=str)
         if (section, text) not in self._parts:
             part = check.model(kind, tree[section], path=section)
@@ -107,23 +108,23 @@ class OverlapBackend(Backend):
         self._seen_parts[section, id(tree[section])] = tree[section], self._parts[section, text]
         return self._parts[section, text]
 
-    def _sharded(self, tree: Tree) -> Any:
-        """The workload with its shards filled in; the same object for the same workload and number of GPUs."""
-        given, count = tree["workload"], get_path(tree, "system.node.num_gpus")
-        if len(self._filled) > _MOST_SEEN:
-            self._filled.clear()
-        name = id(given), repr(count)
-        if name not in self._filled:
-            self._filled[name] = given, _sharded(tree)
-        return self._filled[name][1]
+    def _with_shards(self, tree: Tree) -> Any:
+        """Return the workload with its shards filled in, the same object for the same workload and number of GPUs."""
+        workload, count = tree["workload"], get_path(tree, "system.node.num_gpus")
+        if len(self._sharded_workloads) > _MOST_SEEN:
+            self._sharded_workloads.clear()
+        name = id(workload), repr(count)
+        if name not in self._sharded_workloads:
+            self._sharded_workloads[name] = workload, _fill_shards(tree)
+        return self._sharded_workloads[name][1]
 
     def problems(self, design: BaseModel) -> Sequence[Problem]:
-        """Rules between schedule, system and workload."""
+        """Check the rules between schedule, system and workload."""
         assert isinstance(design, Design)
-        return problems(design.schedule.rules(self._seen(design.system), design.workload))
+        return problems(design.schedule.rules(self._simulated_system(design.system), design.workload))
 
     def condition(self, path: str, tree: Tree) -> Mapping[str, Any] | None:
-        """What `path` depends on: a schedule's knobs declare it."""
+        """Condition of `path`, as a schedule's knobs declare it."""
         section, _, name = path.partition(".")
         if path.rpartition(".")[2] in LABELS:
             return None
@@ -135,11 +136,11 @@ class OverlapBackend(Backend):
         return {f"schedule.{key}": value for key, value in condition(kind, name).items()}
 
     def is_axis(self, path: str, design: BaseModel) -> bool:
-        """Numbers that do not change the structure."""
-        return any(found == path and not structural for found, _, structural in leaves(design))
+        """Return True for numbers that do not change the structure."""
+        return any(leaf_path == path and not structural for leaf_path, _, structural in leaves(design))
 
     def neutral(self, design: BaseModel) -> Mapping[str, Any]:
-        """Knobs of the schedule that may change nothing; those that have no meaning in this design are left out."""
+        """Neutral values of the schedule's knobs that may change nothing, without knobs that are inactive here."""
         assert isinstance(design, Design)
         if not isinstance(design.schedule, ScheduleKnobs):
             return {}
@@ -149,67 +150,69 @@ class OverlapBackend(Backend):
         }
 
     def idle(self, batch: Batch, path: str, value: Any) -> NDArray[np.bool_]:
-        """Where the task graph stays what it is, or its priorities have no effect; or the same rule is broken."""
+        """Mask of designs with the same task graph, with priorities of no effect, or with the same broken rule."""
         ((_, grid),) = grids([batch])
         other = replace(grid, design=put(grid.design, path, value))
-        mine, theirs = self._screened(grid), self._screened(other)
+        mine, theirs = self._screen_grid(grid), self._screen_grid(other)
         same: NDArray[np.bool_] = np.array(mine.texts)[mine.reason] == np.array(theirs.texts)[theirs.reason]
         legal = same & mine.ok
         if legal.any():
-            own, others = (one if legal.all() else one.take(legal) for one in (grid, other))
-            graph = self._lowered(own.design)
-            ranked = path.partition(".")[2] in getattr(own.design.schedule, "ranks", ())
-            neutral = without_priorities(graph) if ranked else self._lowered(others.design)
-            same[legal] = same_timeline(graph, neutral, own.shape)
+            legal_grid, other_grid = (grid, other) if legal.all() else (grid.take(legal), other.take(legal))
+            graph = self._lower(legal_grid.design)
+            ranked = path.partition(".")[2] in getattr(legal_grid.design.schedule, "ranks", ())
+            neutral = without_priorities(graph) if ranked else self._lower(other_grid.design)
+            same[legal] = same_timeline(graph, neutral, legal_grid.shape)
         return same
 
     def screen(self, batches: Sequence[Batch]) -> list[Results]:
-        """Look at the rules of all designs of one structure at once."""
-        return _together(batches, self._screened)
+        """Check the rules of all designs of one structure at once."""
+        return _results_by_batch(batches, self._screen_grid)
 
     def evaluate(self, batches: Sequence[Batch]) -> list[Results]:
         """Lower, run and measure all designs of one structure at once."""
-        return _together(batches, self._grid)
+        return _results_by_batch(batches, self._evaluate_grid)
 
-    def _screened(self, grid: Grid) -> Results:
-        """Which designs of a grid break a rule."""
-        rules = grid.design.schedule.rules(self._seen(grid.design.system), grid.design.workload)
+    def _screen_grid(self, grid: Grid) -> Results:
+        """Check the rules of a grid's designs, without metrics."""
+        rules = grid.design.schedule.rules(self._simulated_system(grid.design.system), grid.design.workload)
         reason, texts = reasons(rules, grid.shape)
         status = np.where(reason > 0, STATUSES.index("infeasible"), STATUSES.index("ok")).astype(np.uint8)
         return Results(status, {}, reason, np.zeros_like(reason), texts)
 
-    def _grid(self, grid: Grid) -> Results:
-        """Results of a grid; what breaks a rule is infeasible."""
-        known = self._screened(grid)
-        if known.ok.all():
+    def _evaluate_grid(self, grid: Grid) -> Results:
+        """Results of a grid; designs that break a rule are infeasible."""
+        screened = self._screen_grid(grid)
+        if screened.ok.all():
             return self._feasible(grid)
-        return _replaced(known, known.ok, self._feasible(grid.take(known.ok))) if known.ok.any() else known
+        if not screened.ok.any():
+            return screened
+        return _replace_results(screened, screened.ok, self._feasible(grid.take(screened.ok)))
 
     def _feasible(self, grid: Grid) -> Results:
-        """Results of designs that break no rule; those that do not differ in the graph share a run."""
-        graph = self._lowered(grid.design)
-        measured: _Measured = _measured_one if self._imbalance is None else _measured_all
-        if not _is_seen(graph, grid.design.system, whole=self._imbalance is not None):
+        """Results of designs that break no rule; designs with equal graphs share a run."""
+        graph = self._lower(grid.design)
+        measure_graph: _Measure = _measure_one if self._imbalance is None else _measure_all
+        if not _has_all_gpus(graph, grid.design.system, all_gpus=self._imbalance is not None):
             return Results.all_alike(Result("unsupported", reason=_ONE_ONLY), grid.size)
-        parts = [(places, _run(self._engines, alike, measured)) for places, alike in patterns(graph)]
-        found = Results.join([results for _, results in parts])
+        parts = [(places, _run(self._engines, alike, measure_graph)) for places, alike in patterns(graph)]
+        results = Results.join([run_results for _, run_results in parts])
         if len(parts) > 1:
-            found = found.take(np.argsort(np.concatenate([places for places, _ in parts])))
+            results = results.take(np.argsort(np.concatenate([places for places, _ in parts])))
         if graph.shape != grid.shape:
             places = np.arange(graph.num_designs).reshape(graph.shape)
-            found = found.take(np.broadcast_to(places, grid.shape).reshape(-1))
+            results = results.take(np.broadcast_to(places, grid.shape).reshape(-1))
         cost = np.broadcast_to(cost_proxy(grid.design.system), grid.shape).reshape(-1)
-        cost = cost if found.ok.all() else np.where(found.ok, cost, np.nan)
-        return replace(found, metrics={**found.metrics, "cost_proxy": cost})
+        cost = cost if results.ok.all() else np.where(results.ok, cost, np.nan)
+        return replace(results, metrics={**results.metrics, "cost_proxy": cost})
 
     def relate(self, point: Columns, baseline: Columns) -> Columns:
-        """Speed-up, ideal, fraction of ideal."""
+        """Compute speed-up, ideal speed-up and fraction of the ideal."""
         return relate(point, baseline)
 
     def replay(self, design: BaseModel) -> Replay:
-        """The full timeline of one design, by the first engine that runs it."""
+        """Full timeline of one design, by the first engine that runs it."""
         assert isinstance(design, Design)
-        graph = self._lowered(design)
+        graph = self._lower(design)
         quotient = reduce_graph(graph)
         for _, engine in self._engines:
             timeline = engine.run(quotient.graph)
@@ -217,12 +220,12 @@ class OverlapBackend(Backend):
                 return _last_gpu(quotient.whole(timeline, graph))
         raise ConfigError([Problem("simulator.engine", timeline.reason(0), way_out="use simulator=fluid")])
 
-    def _seen(self, system: System) -> System:
-        """The system as it is simulated: by one GPU, or whole."""
+    def _simulated_system(self, system: System) -> System:
+        """Return the system as it is simulated: by one GPU, or with all GPUs."""
         return system if self._imbalance is None else WholeNode.of(system, self._imbalance)
 
-    def _lowered(self, design: Design) -> TaskGraph:
-        return design.schedule.lower(self._seen(design.system), design.workload)
+    def _lower(self, design: Design) -> TaskGraph:
+        return design.schedule.lower(self._simulated_system(design.system), design.workload)
 
     def facts(self, design: BaseModel) -> Sequence[tuple[str, Any, str, str]]:
         """Constants of the system with their sources."""
@@ -230,18 +233,18 @@ class OverlapBackend(Backend):
         return list(design.system.facts())
 
 
-def _together(batches: Sequence[Batch], results: Callable[[Grid], Results]) -> list[Results]:
-    """Results of each batch, from those of the grids that hold them."""
-    found: dict[int, Results] = {}
+def _results_by_batch(batches: Sequence[Batch], results: Callable[[Grid], Results]) -> list[Results]:
+    """Compute the results of grids of batches, and split them by batch."""
+    by_batch: dict[int, Results] = {}
     for indices, grid in grids(batches):
-        own, each = results(grid), grid.size // len(indices)
+        grid_results, num_designs = results(grid), grid.size // len(indices)
         for place, index in enumerate(indices):
-            found[index] = own.take(slice(place * each, (place + 1) * each))
-    return [found[index] for index in range(len(batches))]
+            by_batch[index] = grid_results.take(slice(place * num_designs, (place + 1) * num_designs))
+    return [by_batch[index] for index in range(len(batches))]
 
 
-def _sharded(tree: Tree) -> Any:
-    """The workload, with n split over all GPUs of the node where a GEMM does not say over how many."""
+def _fill_shards(tree: Tree) -> Any:
+    """Return the workload with n split over all GPUs of the node for GEMMs without `shards`."""
     operators = get_path(tree, "workload.operators")
     if not isinstance(operators, Mapping):
         return tree["workload"]
@@ -253,12 +256,12 @@ def _sharded(tree: Tree) -> Any:
     return {**tree["workload"], "operators": filled}
 
 
-_Measured = Callable[[Engine, TaskGraph], tuple[dict[str, Floats], Refused | None]]
+_Measure = Callable[[Engine, TaskGraph], tuple[dict[str, Floats], Refused | None]]
 _ONE_ONLY = "this schedule lowers to one GPU only (simulator.gpus = all needs one that lowers by a Pipeline)"
 
 
-def _checked_imbalance(gpus: str, imbalance: object) -> float | None:
-    """The imbalance of a whole node; None where one GPU stands for all. Raises ConfigError."""
+def _check_imbalance(gpus: str, imbalance: object) -> float | None:
+    """Check and return the imbalance of a whole node; None for one representative GPU. Raises ConfigError."""
     check = Problems()
     number = isinstance(imbalance, (int, float)) and not isinstance(imbalance, bool)
     if gpus not in ("one", "all"):
@@ -272,13 +275,13 @@ def _checked_imbalance(gpus: str, imbalance: object) -> float | None:
     return float(str(imbalance)) if gpus == "all" else None
 
 
-def _is_seen(graph: TaskGraph, system: System, *, whole: bool) -> bool:
-    """Whether the GPUs that are to be simulated have tasks."""
-    return not whole or len(np.unique(graph.gpu)) == system.node.num_gpus
+def _has_all_gpus(graph: TaskGraph, system: System, *, all_gpus: bool) -> bool:
+    """Return True if all GPUs to be simulated have tasks."""
+    return not all_gpus or len(np.unique(graph.gpu)) == system.node.num_gpus
 
 
-def _measured_one(engine: Engine, graph: TaskGraph) -> tuple[dict[str, Floats], Refused | None]:
-    """Metrics of the one GPU that stands for all."""
+def _measure_one(engine: Engine, graph: TaskGraph) -> tuple[dict[str, Floats], Refused | None]:
+    """Metrics of one representative GPU."""
     small = reduce_graph(graph).graph
     totals = engine.totals(small)
     if totals.refused is not None and totals.refused.code.all():
@@ -286,64 +289,65 @@ def _measured_one(engine: Engine, graph: TaskGraph) -> tuple[dict[str, Floats], 
     return measure(small, totals), totals.refused
 
 
-def _measured_all(engine: Engine, graph: TaskGraph) -> tuple[dict[str, Floats], Refused | None]:
-    """Metrics of the worst GPU, so many designs at a time that their timelines fit into memory."""
+def _measure_all(engine: Engine, graph: TaskGraph) -> tuple[dict[str, Floats], Refused | None]:
+    """Metrics of the worst GPU, in blocks of designs whose timelines fit into memory."""
     quotient = reduce_graph(graph)
-    most = max(1, _MOST_CELLS // graph.num_tasks)
+    block_size = max(1, _MOST_CELLS // graph.num_tasks)
     metrics, refused = [], []
-    for start in range(0, graph.num_designs, most):
-        places = np.arange(start, min(start + most, graph.num_designs))
-        own = graph.take(places)
-        timeline = quotient.whole(engine.run(quotient.graph.take(places)), own)
-        metrics.append(measure_worst(own, timeline))
+    for start in range(0, graph.num_designs, block_size):
+        places = np.arange(start, min(start + block_size, graph.num_designs))
+        block = graph.take(places)
+        timeline = quotient.whole(engine.run(quotient.graph.take(places)), block)
+        metrics.append(measure_worst(block, timeline))
         refused.append(timeline.refused or Refused(np.zeros(len(places), np.int32)))
-    return {name: np.concatenate([one[name] for one in metrics]) for name in metrics[0]}, _joined(refused)
+    columns = {name: np.concatenate([block_metrics[name] for block_metrics in metrics]) for name in metrics[0]}
+    return columns, _join_refusals(refused)
 
 
-def _joined(parts: Sequence[Refused]) -> Refused:
-    """What was refused of all designs."""
+def _join_refusals(parts: Sequence[Refused]) -> Refused:
+    """Join the refusals of blocks of designs."""
     texts = list(dict.fromkeys(text for part in parts for text in part.texts))
     codes = [np.array([texts.index(text) for text in part.texts], np.int32)[part.code] for part in parts]
     return Refused(np.concatenate(codes), tuple(texts))
 
 
 def _last_gpu(timeline: Timeline) -> Replay:
-    """What the GPU that ends last does, and what limits the whole."""
+    """Timeline of the GPU that ends last, and the limits of the node."""
     graph = timeline.graph
     tasks = np.flatnonzero(graph.gpu == graph.gpu[int(np.argmax(timeline.finished[0]))])
-    own = Timeline(graph.part(tasks), timeline.issued[:, tasks], timeline.finished[:, tasks])
-    return Replay(tuple(own.intervals(0)), timeline.limits(0))
+    last = Timeline(graph.part(tasks), timeline.issued[:, tasks], timeline.finished[:, tasks])
+    return Replay(tuple(last.intervals(0)), timeline.limits(0))
 
 
-def _run(engines: Sequence[tuple[str, Engine]], graph: TaskGraph, measured: _Measured) -> Results:
-    """Results of a graph's designs by the first engine; what it refuses goes to the next one."""
-    (name, engine), *others = engines
-    metrics, refused = measured(engine, graph)
+def _run(engines: Sequence[tuple[str, Engine]], graph: TaskGraph, measure_graph: _Measure) -> Results:
+    """Results of a graph's designs by the first engine; designs that it refuses go to the next one."""
+    (name, engine), *fallbacks = engines
+    metrics, refused = measure_graph(engine, graph)
     refused = refused or Refused(np.zeros(graph.num_designs, np.int32))
     left, texts = refused.code > 0, (*refused.texts, name)
     status = np.where(left, STATUSES.index("unsupported"), STATUSES.index("ok")).astype(np.uint8)
     by = np.full(graph.num_designs, len(texts) - 1, np.int32)
-    found = Results(status, metrics, refused.code, by, texts)
+    results = Results(status, metrics, refused.code, by, texts)
     if not left.any():
-        return found
-    if others:
-        return _replaced(found, left, _run(others, graph.take(np.flatnonzero(left)), measured))
-    return replace(found, metrics={key: np.where(left, np.nan, column) for key, column in found.metrics.items()})
+        return results
+    if fallbacks:
+        return _replace_results(results, left, _run(fallbacks, graph.take(np.flatnonzero(left)), measure_graph))
+    return replace(results, metrics={key: np.where(left, np.nan, column) for key, column in results.metrics.items()})
 
 
-def _replaced(results: Results, where: NDArray[np.bool_], others: Results) -> Results:
-    """Results with those at some places replaced by others, in order."""
+def _replace_results(results: Results, where: NDArray[np.bool_], replacements: Results) -> Results:
+    """Replace the results at the mask `where` by others, in order."""
     places = np.arange(results.size)
-    places[where] = results.size + np.arange(others.size)
-    return Results.join([results, others]).take(places)
+    places[where] = results.size + np.arange(replacements.size)
+    return Results.join([results, replacements]).take(places)
 
 
 def _schedule_type(tree: Tree) -> type[Any]:
     family = tree["schedule"].get("family")
-    found: type[Schedule] = plugins.load("schedule", str(family))
-    return found
+    schedule: type[Schedule] = plugins.load("schedule", str(family))
+    return schedule
 
 
 def _is_pinned(kind: type[BaseModel], name: str) -> bool:
-    """A family may fix a shared knob to None: it has no such choice."""
+    """Return True if a family fixes a shared knob to None, so that it is not a choice."""
     return kind.model_fields[name].annotation is type(None)

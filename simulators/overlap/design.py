@@ -1,4 +1,4 @@
-"""A design: one point = system x workload x schedule, and what a schedule has to offer."""
+"""A design: one point = system x workload x schedule, and the interface of a schedule."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from simulators.workloads.operators import Workload
 class ScheduleKnobs(Frozen):
     """Base of a schedule's typed knobs. `name` is the configuration's name, `family` the module that lowers it.
 
-    A knob whose `when` does not hold means nothing there and becomes None, so that equal designs are equal.
-    ranks: knobs that choose the priority classes of tasks and nothing else; their neutral value has one class for all.
+    A knob whose `when` does not hold is inactive and becomes None, so that equivalent designs are equal.
+    ranks: knobs that only choose the priority classes of tasks; their neutral value has one class for all.
     """
 
     ranks: ClassVar[tuple[str, ...]] = ()
@@ -43,15 +43,13 @@ class ScheduleKnobs(Frozen):
         return self
 
     def neutral(self) -> Mapping[str, Any]:
-        """Knobs that may change nothing -> the value that then stands for all (see
-        `simulators/overlap/idle_knobs.py`).
-        """
+        """Map knobs that may change nothing to their representative value (see `simulators/overlap/idle_knobs.py`)."""
         return neutral_values(type(self))
 
 
 @runtime_checkable
 class Schedule(Protocol):
-    """A way to run a workload on a system: typed knobs, rules, and the lowering to a task graph.
+    """Schedule of a workload on a system: typed knobs, rules, and the lowering to a task graph.
 
     Numbers of `system`, `workload` and the schedule itself may be arrays over a grid of designs where they are not
     structural: write equations that broadcast, and one call serves the whole grid.
@@ -61,10 +59,10 @@ class Schedule(Protocol):
     family: str
 
     def rules(self, system: System, workload: Workload) -> Sequence[Rule]:
-        """Rules between schedule, system and workload, and where over the grid they are broken."""
+        """Rules between schedule, system and workload, with a mask over the grid of the designs that break them."""
 
     def lower(self, system: System, workload: Workload) -> TaskGraph:
-        """The task graph of one representative GPU."""
+        """Build the task graph of one representative GPU."""
 
 
 class Design(Frozen):

@@ -1,4 +1,4 @@
-"""Metrics, read off the timeline in one place."""
+"""Metrics of a timeline."""
 
 from __future__ import annotations
 
@@ -66,16 +66,16 @@ LAWS: Sequence[Law] = (
         equal=True,
     ),
 )
-"""What the metrics of every overlapped design obey. `ideal_s` may exceed the makespan where GEMMs run at once: it takes
-them one after the other."""
+"""Laws of the metrics of every overlapped design. `ideal_s` may exceed the makespan of concurrent GEMMs: it adds their
+times."""
 
 
 def measure(graph: TaskGraph, totals: Totals) -> dict[str, Floats]:
-    """Every metric of `METRICS` that a run decides, as an array [B]."""
-    return _measured(graph, totals) | losses(graph, totals.makespan_s)
+    """Compute the metrics of `METRICS` that depend on a run, as arrays [B]."""
+    return _run_metrics(graph, totals) | losses(graph, totals.makespan_s)
 
 
-def _measured(graph: TaskGraph, totals: Totals) -> dict[str, Floats]:
+def _run_metrics(graph: TaskGraph, totals: Totals) -> dict[str, Floats]:
     moving = np.concatenate([graph.of_kind("transfer"), graph.of_kind("launch")])
     spent = sum(totals.spent_s[kind] for kind in ("transfer", "launch") if kind in totals.spent_s)
     none, gemm_s = np.zeros_like(totals.makespan_s), totals.busy_s.get("gemm")
@@ -98,12 +98,12 @@ def _measured(graph: TaskGraph, totals: Totals) -> dict[str, Floats]:
 
 
 def _ratios(graph: TaskGraph, totals: Totals) -> dict[str, Floats]:
-    """DIL of the GEMM, CIL of GEMM and transfers; 1 where there is nothing."""
+    """DIL of the GEMM, CIL of GEMM and transfers; 1 without such tasks."""
     spent, alone = {}, {}
     for kind in ("gemm", "transfer"):
         tasks = graph.of_kind(kind)
-        each = graph.members[tasks]
-        alone[kind] = graph.total("alone_s", np.repeat(tasks, each))
+        multiplicity = graph.members[tasks]
+        alone[kind] = graph.total("alone_s", np.repeat(tasks, multiplicity))
         spent[kind] = totals.spent_s.get(kind, alone[kind]) - graph.total("delay", tasks)
     pairs = {
         "dil": (alone["gemm"], graph.total("ideal_s", graph.of_kind("gemm"))),
@@ -114,24 +114,24 @@ def _ratios(graph: TaskGraph, totals: Totals) -> dict[str, Floats]:
 
 
 def measure_worst(graph: TaskGraph, timeline: Timeline) -> dict[str, Floats]:
-    """The same where several GPUs are simulated: of each metric the largest that any of them has, as all are costs.
+    """Compute the metrics of several simulated GPUs: the largest value over all GPUs, as all metrics are costs.
 
-    A GPU's makespan is its own last finish, so the largest is the node's. Losses are the whole node's.
+    A GPU's makespan is its own last finish, so the largest is the node's. Losses are those of the whole node.
     """
-    each = [_measure_gpu(graph, timeline, gpu) for gpu in np.unique(graph.gpu).tolist()]
-    worst = {name: functools.reduce(np.maximum, [one[name] for one in each]) for name in each[0]}
+    gpu_metrics = [_measure_gpu(graph, timeline, gpu) for gpu in np.unique(graph.gpu).tolist()]
+    worst = {name: functools.reduce(np.maximum, [metrics[name] for metrics in gpu_metrics]) for name in gpu_metrics[0]}
     return worst | losses(graph, timeline.makespan)
 
 
 def _measure_gpu(graph: TaskGraph, timeline: Timeline, gpu: int) -> dict[str, Floats]:
     tasks = np.flatnonzero(graph.gpu == gpu)
-    own = graph.part(tasks)
-    totals = Timeline(own, timeline.issued[:, tasks], timeline.finished[:, tasks]).totals()
-    return {**_measured(own, totals), "hbm_bytes": _traffic(graph, f"hbm.{gpu}")}
+    subgraph = graph.part(tasks)
+    totals = Timeline(subgraph, timeline.issued[:, tasks], timeline.finished[:, tasks]).totals()
+    return {**_run_metrics(subgraph, totals), "hbm_bytes": _traffic(graph, f"hbm.{gpu}")}
 
 
 def _traffic(graph: TaskGraph, resource: str) -> Floats:
-    """[B]: units of a resource that all tasks use."""
+    """Units of a resource [B] that all tasks use."""
     index = graph.resources.index(resource) if resource in graph.resources else -1
     uses = np.flatnonzero(graph.use_resource == index)
     products = Counter(
@@ -142,10 +142,10 @@ def _traffic(graph: TaskGraph, resource: str) -> Floats:
 
 
 def relate(point: Columns, baseline: Columns) -> Columns:
-    """Metrics of `RELATIONS`: speed-up over the baseline, the ideal, the fraction of it.
+    """Compute the metrics of `RELATIONS`: speed-up over the baseline, ideal speed-up, fraction of the ideal.
 
-    S_ideal = (Tg + Tc) / max(Tg, Tc) with the baseline's GEMM and communication time; fraction = (S-1)/(S_ideal-1), of
-    a GPU alone, which has nothing to gain, S - 1.
+    S_ideal = (Tg + Tc) / max(Tg, Tc) with the baseline's GEMM and communication time; fraction = (S-1)/(S_ideal-1), or
+    S - 1 for a single GPU, which has nothing to overlap.
     """
     speedup = baseline["makespan_s"] / point["makespan_s"]
     ideal = (baseline["gemm_s"] + baseline["comm_s"]) / np.maximum(baseline["gemm_s"], baseline["comm_s"])
@@ -158,7 +158,7 @@ def relate(point: Columns, baseline: Columns) -> Columns:
 
 def cost_proxy(system: System) -> Floats:
     """Weighted mean of (quantity / its reference): 1 for the reference system. A proxy, not a price (derived)."""
-    value = {path: found for path, found, _ in leaves(system)}
+    value = {path: number for path, number, _ in leaves(system)}
     weights = system.cost_weights
     parts = [weights[path] * np.asarray(value[path]) / system.cost_reference[path] for path in weights]
     return np.asarray(sum(parts) / sum(weights.values()))

@@ -1,8 +1,8 @@
-"""Which GPUs of a node are simulated: one that stands for all of them, or every one with shards of its own.
+"""Simulated GPUs of a node: one that stands for all of them, or every GPU with its own shards.
 
-A schedule lowers through a `Machine` and does not know which. On the whole node each GPU has its own HBM, CUs and
-incoming links, a transfer reads the HBM of the GPU that sends and writes that of the one that receives, and loads the
-directed links (or the ports at both ends of a switch) that lie on its way.
+A schedule lowers through a `Machine`, independent of this choice. On the whole node each GPU has its own HBM, CUs and
+incoming links, a transfer reads the HBM of the sender and writes that of the receiver, and loads the directed links (or
+the ports at both ends of a switch) on its path.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from simulators.workloads.operators import Pattern
 
 
 class WholeNode(System):
-    """A system whose GPUs are all simulated.
+    """System whose GPUs are all simulated.
 
     imbalance: the largest share of the rows over the mean share, less one. Shares rise linearly from GPU to GPU, from
     1 - imbalance to 1 + imbalance of the mean, and are whole rows.
@@ -33,71 +33,71 @@ class WholeNode(System):
 
     @classmethod
     def of(cls, system: System, imbalance: float) -> WholeNode:
-        """The same system (numbers may be arrays over a grid), seen whole."""
+        """Build from a system, whose numbers may be arrays over a grid."""
         return cls.model_construct(**dict(system), imbalance=imbalance)
 
 
 def piece(total: ArrayLike, parts: int, index: int) -> Any:
     """Size of part `index` of `total` items split as evenly as whole numbers allow."""
-    whole: Any = total
-    return whole // parts + (index < whole % parts)
+    items: Any = total
+    return items // parts + (index < items % parts)
 
 
 def shard(system: System, rows: ArrayLike, gpu: int) -> Any:
-    """Rows that a GPU holds at the start, of `rows` in all."""
+    """Rows of a GPU at the start, of `rows` in all."""
     count = system.node.num_gpus
     even = piece(rows, count, gpu)
     if not isinstance(system, WholeNode) or not system.imbalance:
         return even
-    return even + _moved(system, rows, gpu + 1) - _moved(system, rows, gpu)
+    return even + _shard_offset(system, rows, gpu + 1) - _shard_offset(system, rows, gpu)
 
 
-def _moved(system: WholeNode, rows: ArrayLike, gpu: int) -> NDArray[np.int64]:
-    """By how many rows the GPUs before this one hold more than their even shares: the sum of a linear ramp."""
+def _shard_offset(system: WholeNode, rows: ArrayLike, gpu: int) -> NDArray[np.int64]:
+    """Rows of the GPUs before this one beyond their even shares: the sum of a linear ramp."""
     count = system.node.num_gpus
     shares = gpu * (gpu - count) / (count * (count - 1)) * system.imbalance
     return np.asarray(np.rint(np.asarray(rows) * shares), np.int64)
 
 
 def least_shard(system: System, rows: ArrayLike) -> Any:
-    """Rows of the GPU that holds the fewest."""
+    """Rows of the GPU with the smallest shard."""
     shards = [shard(system, rows, gpu) for gpu in range(system.node.num_gpus)]
     return np.min(np.stack(shards), axis=0)
 
 
 class Machine(Protocol):
-    """The GPUs that are simulated, and their resources."""
+    """Simulated GPUs and their resources."""
 
     @property
     def gpus(self) -> Sequence[int]:
-        """Their numbers."""
+        """Indices of the GPUs."""
 
     @property
     def hbm(self) -> Sequence[int]:
-        """The HBM of each."""
+        """Resource of each GPU's HBM."""
 
     @property
     def cu(self) -> Sequence[int]:
-        """The CUs of each."""
+        """Resource of each GPU's CUs."""
 
     def shard_rows(self, rows: ArrayLike, peer: int) -> Any:
-        """Rows of the GPU `peer` places before; where several GPUs are simulated, along a first axis."""
+        """Rows of the GPU `peer` places before; along a first axis if several GPUs are simulated."""
 
     def for_gpu(self, value: Any, gpu: int) -> Any:
-        """A GPU's own part of a number that may be along a first axis of GPUs."""
+        """Select a GPU's part of a number that may have a first axis of GPUs."""
 
     def uses(self, route: Route, gpu: int) -> dict[int, ArrayLike]:
-        """Links and HBM that a byte loads on its way to a GPU."""
+        """Loads of links and HBM per byte on its path to a GPU."""
 
     def sources(self, route: Route, gpu: int) -> list[tuple[int, int]]:
-        """(GPU, peer) of the transfers by which what comes over a route has got to who forwards it."""
+        """Transfers (GPU, peer) that bring a route's data to the neighbour that forwards it."""
 
     def task_name(self, label: str, gpu: int) -> str:
-        """A task's name."""
+        """Name of a task."""
 
 
 def machine(build: GraphBuilder, system: System, pattern: Pattern, numbers: Sequence[BaseModel]) -> Machine:
-    """The GPUs of a system as it is seen. numbers: models that hold all numbers of the design, some of them arrays."""
+    """Build the machine of a system. numbers: models with all numbers of the design, some of them arrays."""
     if isinstance(system, WholeNode):
         return _AllGpus(build, system, pattern, rank=max(map(_rank, numbers)))
     return _OneGpu(build, system)
@@ -108,7 +108,7 @@ def _rank(model: BaseModel) -> int:
 
 
 class _OneGpu:
-    """One GPU of a symmetric node: what it receives it also sends, and both ends' HBM traffic is its own."""
+    """One GPU of a symmetric node: it sends as much as it receives, so its HBM carries the traffic of both ends."""
 
     gpus: Sequence[int] = (0,)
 
@@ -125,8 +125,8 @@ class _OneGpu:
         return value
 
     def uses(self, route: Route, gpu: int) -> dict[int, ArrayLike]:
-        found: dict[int, ArrayLike] = {self._links[link]: load for link, load in route.loads.items()}
-        return found | {self.hbm[0]: 2.0}  # read at this end for a peer, written at this end from a peer
+        loads: dict[int, ArrayLike] = {self._links[link]: load for link, load in route.loads.items()}
+        return loads | {self.hbm[0]: 2.0}  # read at this end for a peer, written at this end from a peer
 
     def sources(self, route: Route, gpu: int) -> list[tuple[int, int]]:
         return []
@@ -136,7 +136,7 @@ class _OneGpu:
 
 
 class _AllGpus:
-    """All GPUs. rank: axes of the grid of designs; numbers that differ from GPU to GPU have one more, the first.
+    """All GPUs. rank: axes of the grid of designs; numbers that differ between GPUs have one more axis, the first.
 
     The GPU `peer` places before GPU g is g - peer: clockwise is towards larger numbers.
     """
@@ -150,34 +150,34 @@ class _AllGpus:
         self.cu = [build.resource(f"cu.{gpu}", system.gpu.num_cus) for gpu in self.gpus]
 
     def shard_rows(self, rows: ArrayLike, peer: int) -> Any:
-        held = np.stack([shard(self._system, rows, (gpu - peer) % len(self.gpus)) for gpu in self.gpus])
-        missing = self._rank + 1 - held.ndim
-        return held.reshape(len(self.gpus), *(1,) * missing, *held.shape[1:])
+        shards = np.stack([shard(self._system, rows, (gpu - peer) % len(self.gpus)) for gpu in self.gpus])
+        missing = self._rank + 1 - shards.ndim
+        return shards.reshape(len(self.gpus), *(1,) * missing, *shards.shape[1:])
 
     def for_gpu(self, value: Any, gpu: int) -> Any:
         return value[gpu] if np.ndim(value) > self._rank else value
 
     def uses(self, route: Route, gpu: int) -> dict[int, ArrayLike]:
-        found: dict[int, ArrayLike] = {self.hbm[gpu]: 1.0}
-        for link, share in self._ways(route).items():
-            for name in self._crossed(link, route, gpu):
-                found[self._link(name, link)] = share
+        loads: dict[int, ArrayLike] = {self.hbm[gpu]: 1.0}
+        for link, share in self._link_shares(route).items():
+            for name in self._crossed_links(link, route, gpu):
+                loads[self._link(name, link)] = share
             reader = self.hbm[self._sender(link, route, gpu)]
-            found[reader] = np.add(found.get(reader, 0.0), share)
-        return found
+            loads[reader] = np.add(loads.get(reader, 0.0), share)
+        return loads
 
-    def _ways(self, route: Route) -> dict[str, float]:
-        """The share of a route's bytes that goes over each of the links by which it arrives."""
+    def _link_shares(self, route: Route) -> dict[str, float]:
+        """Share of a route's bytes on each of its incoming links."""
         total = sum(route.loads.values())
         return {link: load / total for link, load in route.loads.items()}
 
     def _sender(self, link: str, route: Route, gpu: int) -> int:
-        """Who reads what a GPU writes: the neighbour that forwards it, or the GPU that had it at the start."""
+        """GPU that reads the data that a GPU writes: the neighbour that forwards it, or its first owner."""
         step = {"link.cw": -1, "link.ccw": 1}[link] if self._forwards else -route.peer
         return (gpu + step) % len(self.gpus)
 
-    def _crossed(self, link: str, route: Route, gpu: int) -> list[str]:
-        """Directed links, by the GPU at whose end they are counted, that a way crosses."""
+    def _crossed_links(self, link: str, route: Route, gpu: int) -> list[str]:
+        """Directed links on a path, named by the GPU at their receiving end."""
         count, topology = len(self.gpus), self._system.node.topology
         if topology == "mesh":
             return [f"link.{self._sender(link, route, gpu)}.{gpu}"]
@@ -189,7 +189,7 @@ class _AllGpus:
         return [f"{link}.{(gpu + back * hop) % count}" for hop in hops]
 
     def _link(self, name: str, kind: str) -> int:
-        """The resource of a directed link."""
+        """Resource of a directed link."""
         if name not in self._links:
             self._links[name] = self._build.resource(name, links(self._system.node)[kind])
         return self._links[name]
@@ -197,12 +197,12 @@ class _AllGpus:
     def sources(self, route: Route, gpu: int) -> list[tuple[int, int]]:
         if not self._forwards:
             return []
-        count, found = len(self.gpus), []
+        count, transfers = len(self.gpus), []
         for link in route.loads:
             nearer = route.peer - 1 if link == "link.cw" else route.peer + 1
             if nearer % count:
-                found.append((self._sender(link, route, gpu), nearer))
-        return found
+                transfers.append((self._sender(link, route, gpu), nearer))
+        return transfers
 
     def task_name(self, label: str, gpu: int) -> str:
         return f"GPU {gpu}: {label}"
