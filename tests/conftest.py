@@ -12,11 +12,13 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.internal.conjecture import providers
 from numba.core.event import install_timer
+from numpy.typing import ArrayLike
 from postgres import Server, programs, running
 from pydantic import BaseModel
 
@@ -88,6 +90,11 @@ def _trees(group: str) -> dict[str, Any]:
     return {path.stem: yaml.safe_load(path.read_text("utf-8")) for path in sorted((CONF / group).glob("*.yaml"))}
 
 
+def number(value: ArrayLike) -> float:
+    """The number of one design, of a type that may also hold those of many."""
+    return float(np.asarray(value))
+
+
 def shipped(group: str) -> dict[str, Any]:
     """The trees of a configuration group as written, by option name; yours to change."""
     return copy.deepcopy(_trees(group))
@@ -107,7 +114,7 @@ PATTERNS: tuple[Pattern, ...] = ("all_gather", "all_to_all")
 """Collectives that bring a GEMM its input."""
 AFTER: tuple[Pattern, ...] = ("reduce_scatter", "all_reduce")
 """Collectives that sum what GEMMs have summed in parts."""
-FREE = {f"system.gpu.contention.{name}": 1.0 for name in Contention.model_fields}
+FREE: dict[str, Any] = {f"system.gpu.contention.{name}": 1.0 for name in Contention.model_fields}
 """Overrides by which operators slow one another by nothing but the CUs, HBM and links they share."""
 
 

@@ -7,8 +7,9 @@ import signal
 import subprocess
 import sys
 import time
+from typing import Any, NoReturn
 
-CASE = {}
+CASE: dict[str, Any] = {}
 ANSWERS = {
     "not a number": '{"time_s": NaN}',
     "inf": '{"time_s": Infinity}',
@@ -39,68 +40,69 @@ ANSWERS = {
 }
 
 
-def spawn(script, **how):
+def spawn(script: str, **how: Any) -> subprocess.Popen[bytes]:
     """A child of this interpreter, with our own streams."""
     return subprocess.Popen([sys.executable, "-I", "-S", "-c", script], **how)
 
 
-def sleep():
+def sleep() -> None:
     open("sleeps", "w").close()
     time.sleep(600)
 
 
-def busy():
+def busy() -> NoReturn:
     while True:
         pass
 
 
-def stubborn():
+def stubborn() -> None:
     """Neither it nor its child minds being asked to end."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     spawn("import time; time.sleep(600)")
     sleep()
 
 
-def stopped():
+def stopped() -> None:
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
-def child():
+def child() -> None:
     """Its answer is there, but a child keeps the pipes open."""
     spawn("import time; time.sleep(600)")
     answer(3)
 
 
-def daemon():
+def daemon() -> None:
     """A child in a session of its own, whose parent is gone."""
     spawn("import os, time; os.fork() and os._exit(0); time.sleep(600)", start_new_session=True)
     time.sleep(0.2)
     answer(3)
 
 
-def memory():
+def memory() -> None:
     held = [bytearray(1 << 26) for _ in range(64)]
     answer(len(held))
 
 
-def supervisor():
+def supervisor() -> None:
     """Who watches over it is killed."""
     spawn("import time; time.sleep(600)")
     os.kill(os.getppid(), signal.SIGKILL)
     sleep()
 
 
-def unguarded():
+def unguarded() -> None:
     """Who watches over it is killed, the first time that its point comes."""
     try:
         open(os.path.join(CASE["folder"], f"met-{CASE['x']}"), "x").close()
     except FileExistsError:
-        return answer(3.0)
+        answer(3.0)
+        return
     os.kill(os.getppid(), signal.SIGKILL)
     sleep()
 
 
-def talk():
+def talk() -> NoReturn:
     """10 MB of complaints."""
     for _ in range(160):
         os.write(2, b"x" * 65535 + b"\n")
@@ -108,28 +110,28 @@ def talk():
     sys.exit(7)
 
 
-def flood():
+def flood() -> NoReturn:
     while True:
         os.write(1, b" " * 65536)
 
 
-def file():
+def file() -> None:
     with open("large", "wb") as out:
         signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
         out.write(b"x" * (1 << 22))
 
 
-def fifo():
+def fifo() -> None:
     os.mkfifo(sys.argv[2])
 
 
-def leak():
+def leak() -> NoReturn:
     """What it knows, and what it should not say."""
     print(f"licence {os.environ['LICENCE']}, api_key = hunter2, in {os.getcwd()}", "\x1b[31mred", file=sys.stderr)
     sys.exit(1)
 
 
-def told():
+def told() -> NoReturn:
     """What it was started with."""
     names = ("AS", "CPU", "FSIZE", "CORE")
     limits = {name: resource.getrlimit(getattr(resource, f"RLIMIT_{name}"))[0] for name in names}
@@ -145,7 +147,7 @@ def told():
     sys.exit(1)
 
 
-def answer(time_s):
+def answer(time_s: float) -> None:
     text = json.dumps({"time_s": time_s})
     if len(sys.argv) > 2:
         with open(sys.argv[2], "w") as out:
@@ -154,7 +156,7 @@ def answer(time_s):
         print(text)
 
 
-def main():
+def main() -> None:
     design = json.load(open(sys.argv[1]) if len(sys.argv) > 1 else sys.stdin)
     CASE.update(design["case"])
     fault = CASE["fault"]

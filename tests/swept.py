@@ -34,7 +34,7 @@ def grid(
                 {**state, "reason": "", "engine": "test", "baseline": "", "on_front": False, **point, **(found or {})}
             )
     table = pd.DataFrame(rows)
-    for path in table:
+    for path in table.columns.map(str):
         if (
             table[path].dtype == float
             and table[path].dropna().mod(1).eq(0).all()
@@ -47,7 +47,7 @@ def grid(
 def written(root: Path, table: pd.DataFrame, knobs: Sequence[str], **changed: Any) -> Path:
     """The folder of a finished run `toy/<time>` below `root`. changed: goals, recorded, hardware, time, config, made,
     methods, baseline."""
-    folder = root / "toy" / changed.get("time", "2026-11-21_07-40-12")
+    folder: Path = root / "toy" / changed.get("time", "2026-11-21_07-40-12")
     folder.mkdir(parents=True)
     goals = changed.get("goals", GOALS)
     table = table.reindex(columns=list(dict.fromkeys([*table, *goals])))

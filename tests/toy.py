@@ -20,7 +20,7 @@ import pytest
 from pydantic import BaseModel, Field, model_validator
 
 from dse import plugins
-from dse.backend import STATUSES, Batch, Columns, Interval, Metric, Replay, Result, Results, Tree
+from dse.backend import STATUSES, Backend, Batch, Columns, Interval, Metric, Replay, Result, Results, Tree
 from dse.config.compose import Request
 from dse.errors import ConfigError, Problem, Problems, did_you_mean
 from dse.evaluation.backend_spec import BackendSpec
@@ -121,7 +121,7 @@ def _broken(fault: str, metrics: dict[str, Any]) -> Result:
     return Result("ok", {name: value for name, value in found.items() if fault != f"no {name}"}, engine="toy")
 
 
-class Fixed:
+class Fixed(Backend):
     """faults: (x, what goes wrong with every thing of that x). batch: designs per call. loses: results go missing.
 
     evaluated: what it was asked about so far, in this process.
@@ -151,12 +151,12 @@ class Fixed:
     def design(self, tree: Tree) -> Toy:
         """The validated toy of one tree."""
         check = Problems()
-        parts = [
-            check.model(Thing, tree.get("thing"), path="thing"),
-            check.model(Tool, tree.get("tool"), path="tool"),
-        ]
+        thing = check.model(Thing, tree.get("thing"), path="thing")
+        tool = check.model(Tool, tree.get("tool"), path="tool")
         check.done()
-        return Toy.model_construct(thing=parts[0], tool=parts[1])
+        assert thing is not None
+        assert tool is not None
+        return Toy.model_construct(thing=thing, tool=tool)
 
     def problems(self, design: BaseModel) -> Sequence[Problem]:
         """A thing must be smaller than 900: beyond, it is infeasible."""
