@@ -448,14 +448,14 @@ def outcome(tree: dict[str, Any]) -> str:
 def test_any_value_replaced_by_a_wrong_one_is_refused_or_works(section: str) -> None:
     """Where nothing is slowed, so that the closed form has results when the engine behind it is taken away."""
     tree, start = shipped_study().tree, tuple(section.split("."))
-    for path, value in FREE.items():
-        tree = with_value(tree, path.split("."), value)
+    for name, value in FREE.items():
+        tree = with_value(tree, name.split("."), value)
     nodes = [path for path in paths(tree) if path[: len(start)] == start]
     assert nodes
-    wrong = {}
+    wrong: dict[str, str] = {}
     for path in nodes:
         name = ".".join(map(str, path))
-        wrong |= {f"{name} = {value!r}": outcome(with_value(tree, path, value)) for value in MUTANTS}
+        wrong |= {f"{name} = {mutant!r}": outcome(with_value(tree, path, mutant)) for mutant in MUTANTS}
         wrong[f"~{name}"] = outcome(without(tree, path))
     assert {mutation: how for mutation, how in wrong.items() if how} == {}
 
@@ -496,8 +496,8 @@ def named_once() -> Iterator[list[str]]:
         words = [f"{group}={one}" for group, one in zip(of_memory, options, strict=True) if one]
         yield ["study=cache_policies", "applications=null", *words]
     pairs = named_together(groups.pop("schedule"), groups.pop("workload"))
-    for pair, *options in zip_longest(pairs, *groups.values()):
-        words = [f"{group}={option}" for group, option in zip(groups, options, strict=True) if option]
+    for pair, *group_options in zip_longest(pairs, *groups.values()):
+        words = [f"{group}={option}" for group, option in zip(groups, group_options, strict=True) if option]
         yield list({word.partition("=")[0]: word for word in (*words, *(pair or pairs[0]))}.values())
 
 

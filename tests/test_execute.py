@@ -93,7 +93,7 @@ def test_a_wrong_metric_makes_the_result_invalid_and_is_named_with_its_value(
 
 def test_a_result_that_is_not_ok_passes_as_it_is() -> None:
     for status in ("infeasible", "unsupported", "failed", "invalid"):
-        refused = Result(status, {}, "because", "toy")  # type: ignore[arg-type]
+        refused = Result(status, {}, "because", "toy")
         assert judged(refused) == refused
 
 

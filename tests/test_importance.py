@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,12 @@ from dse.cli import main
 from dse.errors import ConfigError
 
 SCENARIOS: dict[str, Row] = {"small": {}, "large": {}}
-KNOBS = {"a.x": [1, 2, 4, 8], "a.noise": [1, 2, 3, 4], "a.kind": ["left", "right", "both"], "a.on": [False, True]}
+KNOBS: dict[str, Sequence[Any]] = {
+    "a.x": [1, 2, 4, 8],
+    "a.noise": [1, 2, 3, 4],
+    "a.kind": ["left", "right", "both"],
+    "a.on": [False, True],
+}
 ONE = {"time_s": "minimize"}
 
 
@@ -49,7 +55,7 @@ def test_a_category_is_seen_whatever_the_order_of_its_names(method: str) -> None
 
 
 def test_ped_anova_says_that_a_knob_is_noise() -> None:
-    many = {f"s{number}": {} for number in range(8)}
+    many: dict[str, Row] = {f"s{number}": {} for number in range(8)}
     table = grid(many, KNOBS, lambda _: {"time_s": 1.0})
     table["time_s"] = np.random.default_rng(1).random(len(table))
     found = assess(table, ONE, list(KNOBS), METHODS["ped_anova"], seed=1)
@@ -139,7 +145,7 @@ def test_scenarios_are_judged_by_themselves_whatever_their_scale() -> None:
 
 
 def test_what_cannot_be_judged_is_left_out_with_the_reason() -> None:
-    knobs = {**KNOBS, "a.fixed": [7]}
+    knobs: dict[str, Sequence[Any]] = {**KNOBS, "a.fixed": [7]}
     table = grid(SCENARIOS, knobs, lambda point: {"time_s": point["a.x"], "held_bytes": 1.0})
     tiny = grid(
         {"tiny": {}}, {"a.x": [1, 2], "a.noise": [1], "a.kind": ["left"], "a.on": [True]}, lambda _: {"time_s": 1.0}
@@ -154,7 +160,7 @@ def test_what_cannot_be_judged_is_left_out_with_the_reason() -> None:
 
 @pytest.mark.slow
 def test_of_a_long_table_the_same_sample_is_taken_every_time_and_it_is_said() -> None:
-    knobs = {**KNOBS, "a.y": list(range(12))}
+    knobs: dict[str, Sequence[Any]] = {**KNOBS, "a.y": list(range(12))}
     table = grid(SCENARIOS, knobs, lambda point: {"time_s": 10 - point["a.x"] + 0.01 * point["a.y"]})
     found, again = (assess(rows, ONE, list(knobs), METHODS["fanova"]) for rows in (table, table.iloc[::-1]))
     assert (found.looked_at, found.num_ok) == (2 * METHODS["fanova"].most, len(table))

@@ -5,11 +5,12 @@ from __future__ import annotations
 import importlib
 import importlib.util
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 import pytest
 from conftest import FAMILIES, design
+from pydantic import BaseModel
 
 import dse
 from dse.backend import Batch
@@ -101,10 +102,11 @@ def test_a_former_key_is_refused_with_its_present_name(words: list[str], told: s
 
 
 def test_every_renamed_field_of_a_schedule_has_a_name_of_its_own() -> None:
-    renamed: dict[str, Any] = {name: former_names(kind) for name, kind in FAMILIES.items()}
+    kinds: dict[str, type[BaseModel]] = FAMILIES
+    renamed = {name: former_names(kind) for name, kind in kinds.items()}
     assert {"comm_engine", "num_chunks", "chunk_dim", "local_shard_first"} <= set(renamed["chunked"])
     for name, formers in renamed.items():
-        taken = set(FAMILIES[name].model_fields) & {former.name for former in formers.values()}
+        taken = set(kinds[name].model_fields) & {former.name for former in formers.values()}
         assert not taken, f"{name}: {taken} would be two fields in content keys"
 
 

@@ -111,8 +111,8 @@ def test_a_study_that_is_repeated_evaluates_nothing_and_gives_the_same_bytes(sto
     assert table(tmp_path / "first") == table(tmp_path / "second")
     rows = store.database.read(lambda connection: connection.execute(select(studies.c.state)).scalars().all())
     assert rows == ["finished"]
-    for held in (leases, owners):
-        assert not store.database.read(lambda connection, held=held: connection.execute(select(held)).all())
+    assert not store.database.read(lambda connection: connection.execute(select(leases)).all())
+    assert not store.database.read(lambda connection: connection.execute(select(owners)).all())
 
 
 def test_points_that_another_study_had_evaluated_are_hits_and_recorded_as_such(store: Store, tmp_path: Path) -> None:
@@ -212,7 +212,10 @@ def test_a_finished_study_does_not_stand_in_the_way_of_another_command_and_an_un
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_units_numbers_labels_and_jobs_take_no_part_in_what_is_asked(jobs: int) -> None:
     plain = question(planned((Knob("thing.y", (1, 2)),)))
-    tree = {"executor": {"name": "other", "jobs": jobs}, "tracking": {"name": "none", "uri": None, "description": "x"}}
+    tree: dict[str, Any] = {
+        "executor": {"name": "other", "jobs": jobs},
+        "tracking": {"name": "none", "uri": None, "description": "x"},
+    }
     assert question(planned((Knob("thing.y", (1, 2)),), ["x"], **tree)) == plain
     assert question(planned((Knob("thing.y", (1, 3)),))) != plain
 
@@ -254,7 +257,12 @@ def test_a_design_that_ends_its_worker_is_one_failure_with_its_reason_and_no_oth
     fault: str, told: str, batch: int
 ) -> None:
     values = [1, 2, 3, 4, 5, 6]
-    limits = {"jobs": 2, "timeout_s": 1 if fault == "hang" else 30, "memory_bytes": 4e9, "max_retries": 1}
+    limits: dict[str, Any] = {
+        "jobs": 2,
+        "timeout_s": 1 if fault == "hang" else 30,
+        "memory_bytes": 4e9,
+        "max_retries": 1,
+    }
     spec = toy.spec((3, fault), batch=batch)
     batches = [toy.grid(values[:4]), toy.grid(values[4:])]
     found = [one[place] for one in toy.evaluate(spec, batches, **limits) for place in range(one.size)]

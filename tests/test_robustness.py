@@ -95,7 +95,9 @@ def test_winners_flip_where_the_formula_says(run: Path) -> None:
     assert first == pytest.approx(0.5, rel=1e-3)  # setup + 0.5 = 1 s
     large = flips(found, "large", "link.bytes_per_s")
     meeting = (0.1 + math.sqrt(0.01 + 4 * 8)) / 2  # b 1e-9 = 0.1 + 8 / (b 1e-9)
-    assert large[0] == (pytest.approx(meeting * 1e9, rel=1e-3), "detour")
+    ((threshold, winner), *_) = large
+    assert threshold == pytest.approx(meeting * 1e9, rel=1e-3)
+    assert winner == "detour"
     sentences = [one["sentence"] for one in found["break_even"]]
     assert "small: way.kind = dma wins below link.setup_s = 500 ms (now 100 ms), cu above" in sentences
 

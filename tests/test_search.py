@@ -487,7 +487,7 @@ def test_a_guided_search_finds_better_points_than_chance(method: str) -> None:
     def best(name: str) -> float:
         recorder = Recorder(space)
         explore(recorder.question(160, "time_s", seed=5), Search(name=name, batch=8))
-        return min(toy.formula(toy.Fixed().design(space.tree(point)))["time_s"] for point in recorder.points)
+        return min(float(toy.formula(toy.Fixed().design(space.tree(point)))["time_s"]) for point in recorder.points)
 
     assert best(method) < best("random")
 
@@ -519,7 +519,7 @@ def table_of(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
 
 def batch_of(table: pd.DataFrame) -> pa.RecordBatch:
     """The same as a batch of the table that is being written."""
-    coded = {"scenario": ["left", "right"], "status": list(STATUSES)}
+    coded: dict[str, list[str]] = {"scenario": ["left", "right"], "status": list(STATUSES)}
     columns = {
         name: pa.DictionaryArray.from_arrays(pa.array([names.index(text) for text in table[name]], pa.int32()), names)
         for name, names in coded.items()
@@ -566,7 +566,7 @@ def test_the_winner_is_the_first_best_row_by_the_objectives_in_their_order(
         ok = [i for i, row in enumerate(rows) if row["status"] == "ok" and row["scenario"] == scenario]
         expected += [min(ok, key=lambda index: signed(rows[index], goals))] if ok else []
     assert winners(table, goals)["key"].tolist() == expected
-    standings, last = Standings(goals, 2), {}
+    standings, last = Standings(goals, 2), dict[int, int]()
     for first in range(0, len(rows), 3):
         last |= {scenario: first + row for scenario, row in standings.take(batch_of(table).slice(first, 3))}
     assert sorted(last.values()) == sorted(expected)

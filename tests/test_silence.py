@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ import toy
 from folders import finished, odd_table
 from postgres import Server
 from proxy import Proxy, before
-from sqlalchemy import func, select, text
+from sqlalchemy import Connection, func, select, text
 from test_resume import planned
 from test_store import CONTEXT, fresh, keys_of, made, rows, url  # noqa: F401  (a fixture)
 
@@ -268,7 +269,7 @@ VIEW = ["ALTER TABLE results RENAME TO others", "CREATE VIEW results AS SELECT *
 
 def do(store: Store, statements: list[str]) -> None:
     for statement in statements:
-        store.database.write(lambda connection, one=statement: connection.execute(text(one)))
+        store.database.write(partial(Connection.execute, statement=text(statement)))
 
 
 @pytest.mark.slow

@@ -12,7 +12,9 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +22,7 @@ import toy
 from hypothesis import given
 from hypothesis import strategies as st
 from postgres import Server
-from sqlalchemy import func, select
+from sqlalchemy import Connection, Table, func, select
 
 from dse.backend import Batch, Result, Results
 from dse.cli import main
@@ -81,6 +83,10 @@ def fresh(xs: Sequence[int], found: Results | None = None, context: Context = CO
 def recorded(store: Store, what: Fresh, study: int = 1) -> int:
     context = store.number(CONTEXT)
     return store.database.write(lambda connection: store.add(connection, what, context=context, study=study))
+
+
+def stored_rows(store: Store, table: Table) -> list[Any]:
+    return store.database.read(lambda connection: list(connection.execute(select(table))))
 
 
 def rows(found: Results) -> list[str]:
@@ -214,7 +220,7 @@ def test_a_row_that_was_changed_anywhere_does_not_fit(column: int, place: int, b
     assert not fits(value)
 
 
-def _rows_in_memory() -> list[tuple[object, ...]]:
+def _rows_in_memory() -> list[tuple[Any, ...]]:
     store = new_store()
     recorded(store, fresh([1]))
     return store.database.read(lambda connection: [tuple(row) for row in connection.execute(select(results))])
@@ -225,11 +231,11 @@ def test_a_damaged_row_goes_into_quarantine_and_two_that_were_swapped_do_too(url
     recorded(store, fresh([1, 2, 3]))
     one, two, _ = key_bytes(keys_of([1, 2, 3]))
 
-    def swap(connection: object) -> None:
-        held = {row.key: row.metrics for row in connection.execute(select(results))}  # type: ignore[attr-defined]
+    def swap(connection: Connection) -> None:
+        held = {row.key: row.metrics for row in connection.execute(select(results))}
         for key, other in ((one, two), (two, one)):
             changed = results.update().where(results.c.key == key).values(metrics=held[other])
-            connection.execute(changed)  # type: ignore[attr-defined]
+            connection.execute(changed)
 
     store.database.write(swap)
     assert store.find(keys_of([1, 2, 3]), store.number(CONTEXT)).known.tolist() == [False, False, True]
@@ -312,7 +318,7 @@ def test_a_store_of_another_version_is_refused_and_left_as_it_is(url: str) -> No
 def test_a_store_from_before_tables_had_a_number_is_refused(url: str) -> None:
     store = Store(url)
     for change in ("DROP TABLE about", "ALTER TABLE studies DROP COLUMN before"):
-        store.database.write(lambda connection, change=change: connection.exec_driver_sql(change))
+        store.database.write(partial(Connection.exec_driver_sql, statement=change))
     for _ in range(2):
         with pytest.raises(StoreError, match=r"another version of dse \(0, not 1\)"):
             Store(url)
@@ -494,7 +500,7 @@ def test_nothing_is_left_of_leases_and_owners_once_all_have_left(url: str) -> No
     one.lease([keys_of(XS)])
     one.leave()
     for table in (leases, owners):
-        assert store.database.read(lambda connection, table=table: connection.execute(select(table)).all()) == []
+        assert stored_rows(store, table) == []
 
 
 @pytest.mark.slow

@@ -135,7 +135,7 @@ def test_the_table_holds_what_the_designs_hold_and_the_same_types_as_ever(tmp_pa
         thing = {
             **toy.PLAIN,
             "trim": trim[row["thing.name"]],
-            **{path[6:]: row[path] for path in row if path[:6] == "thing."},
+            **{path[6:]: row[path] for path in map(str, row) if path[:6] == "thing."},
         }
         tool = {"size": row["tool.size"], "weight": {"light": 0.5, "heavy": 4.0}[row["scenario"]]}
         assert toy.formula(toy.Fixed().design({"thing": thing, "tool": tool}))["time_s"] == row["time_s"]
