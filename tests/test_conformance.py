@@ -30,6 +30,7 @@ from conftest import (
     design,
     lower,
     mostly_nightly,
+    number,
     results,
     shipped,
 )
@@ -148,7 +149,12 @@ def requests_through_caches() -> tuple[Backend, list[Batch]]:
     """Sets of an L2 that is no power of two are none, nor is a row of DRAM of so few bytes."""
     small = {"run.requests": 1000, "run.repeats": 1}
     wrong = {"system.l2.bytes": 3 << 20, "system.dram.row_bytes": 1000}
-    changes = [{}, {"system.l2.bytes": 2 << 20}, wrong, {"system.mapping.channel_hash": "polynomial"}]
+    changes: list[dict[str, Any]] = [
+        {},
+        {"system.l2.bytes": 2 << 20},
+        wrong,
+        {"system.mapping.channel_hash": "polynomial"},
+    ]
     designs = [applications.design("fw_soft", "combined", {**small, **one}) for one in changes]
     return BACKENDS["memory"](), [Batch(one) for one in designs]
 
@@ -194,7 +200,7 @@ DEPTH = st.sampled_from([512, 8192]) | st.integers(16, 10000)
 
 
 @st.composite
-def points(draw: st.DrawFn, schedule: str, **fixed: Any) -> Point:
+def points(draw: st.DrawFn, /, schedule: str, **fixed: Any) -> Point:
     """Arguments of `design`: hardware, shape and the knobs that the schedule has."""
     num_cus = draw(st.integers(2, 400))
     overrides = {
@@ -433,7 +439,7 @@ def test_no_schedule_beats_the_hardware(engine: str, schedule: str, data: st.Dat
         found["comm_s"],
         found["flop"] / (gpu.num_cus * gpu.matrix_flop_per_s_per_cu),
         found["hbm_bytes"] / gpu.hbm_bytes_per_s,
-        found["moved_bytes"] / sum(links(point.system.node).values()),
+        found["moved_bytes"] / sum(map(number, links(point.system.node).values())),
     ]
     assert max(least) <= found["makespan_s"] * (1 + 1e-9)
     assert found["exposed_comm_s"] == pytest.approx(found["makespan_s"] - found["gemm_s"], abs=1e-12)
@@ -833,7 +839,8 @@ def test_a_replay_tells_what_the_metrics_say(engine: str, schedule: str, data: s
 @every_schedule
 def test_a_design_related_to_itself_gains_nothing(schedule: str) -> None:
     (result,) = results(backend("event"), [design(schedule)])
-    relations = backend("event").relate(result.metrics, result.metrics)
+    columns = {name: np.array([value]) for name, value in result.metrics.items()}
+    relations = {name: number(column[0]) for name, column in backend("event").relate(columns, columns).items()}
     assert set(relations) == set(RELATIONS)
     assert (relations["speedup"], relations["fraction_of_ideal"]) == (1, 0)
     assert 1 < relations["ideal_speedup"] <= 2

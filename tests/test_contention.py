@@ -15,6 +15,7 @@ import pytest
 from conftest import CONF, ENGINES, FAMILIES, FREE, SCHEDULES, backend, design, lower, mostly_nightly, results, shipped
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from pydantic import BaseModel
 from test_conformance import DISTINCT, magnitudes, points, run
 
 from dse.cli import main
@@ -127,7 +128,7 @@ def names(schema: Any) -> Iterator[str]:
 
 def test_nobody_can_say_how_much_of_an_operator_is_hidden() -> None:
     """How much overlaps follows from the hardware and the schedule: no number of a design gives it."""
-    kinds = [System, WholeNode, Workload, ShapeList, *FAMILIES.values()]
+    kinds: list[type[BaseModel]] = [System, WholeNode, Workload, ShapeList, *FAMILIES.values()]
     found = {name for kind in kinds for name in names(kind.model_json_schema())}
     assert {"comm_cus", "dma_beside_gemm", "link_bytes_per_s", "shapes", "num_chunks"} <= found
     forbidden = ("overlap", "ratio", "hidden", "hiding", "exposed", "concurrency")
@@ -193,7 +194,9 @@ def test_the_shares_of_a_schedule_are_those_of_the_fit(assignment: str, channels
     point = design("c3_sp", knobs, shape=(size, size, size), pattern="all_reduce")
     graph = lower(point)
     one = np.array([1.0])
-    row = Overlaps(np.array([size]), np.array([channels]), one, (assignment,), *[one] * 5, np.array([True]))
+    row = Overlaps(
+        np.array([size]), np.array([channels]), one, (assignment,), one, one, one, one, one, np.array([True])
+    )
     laws = zip(graph.slowed[:, 0], graph["factor"][0], strict=True)
     factor = {graph.groups[group].split()[0]: value for group, value in laws}
     expected = dict(zip(("gemm", "communication"), shares(point.system, row), strict=True))

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import ENGINES, backend, results, shipped
+from conftest import ENGINES, backend, number, results, shipped
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -43,7 +43,7 @@ def system(changes: dict[str, Any] | None = None) -> System:
 
 
 @st.composite
-def fabrics(draw: st.DrawFn, **fixed: Any) -> dict[str, Any]:
+def fabrics(draw: st.DrawFn, /, **fixed: Any) -> dict[str, Any]:
     """Nodes, GPUs, NICs and networks that fit together."""
     drawn = {
         "node.num_gpus": draw(st.sampled_from([1, 2, 4, 8])),
@@ -64,7 +64,7 @@ def seconds(one: System, pattern: Pattern, way: Algorithm, payload: float = 1e9)
     total = 0.0
     for legs in phases(one, pattern, way):
         wire = [remote * leg.share / float(pace(one, leg, cus=one.gpu.num_cus, pattern=pattern)) for leg in legs]
-        total += max(wire) + max(float(leg.latency_s) for leg in legs)
+        total += max(wire) + max(number(leg.latency_s) for leg in legs)
     return total
 
 
@@ -170,7 +170,7 @@ def test_rails_spare_the_spine_where_a_collective_is_hierarchical(nics: int) -> 
     spines = {way: _away(one, way).loads.get("spine", 0.0) for way in WAYS}
     rails = min(nics, 4)  # of four GPUs; a NIC carries 4 / nics of them, and the spine is oversubscribed 2:1
     assert spines["hierarchical"] == 0
-    assert float(spines["direct"]) == pytest.approx(2.0 * 4 / nics * (rails - 1) / rails)
+    assert number(spines["direct"]) == pytest.approx(2.0 * 4 / nics * (rails - 1) / rails)
 
 
 def _away(one: System, way: Algorithm) -> PhaseSegment:
@@ -206,7 +206,7 @@ def test_links_of_a_torus_carry_what_routes_of_an_all_to_all_put_on_them(nodes: 
     ports = one.fabric.nic.num_nics / 2 if one.fabric else 0  # of each dimension
     for axis in range(2):
         expected = crossed[axis] / (nodes - 1) / ports  # a byte to all others, each a share of it
-        assert float(leg.loads.get(f"torus.{axis}", 0.0)) == pytest.approx(expected)
+        assert number(leg.loads.get(f"torus.{axis}", 0.0)) == pytest.approx(expected)
 
 
 @given(nodes=st.integers(2, 400))
@@ -219,7 +219,7 @@ def test_links_of_a_torus_carry_what_rings_of_a_reduction_put_on_them(nodes: int
     ports = one.fabric.nic.num_nics / 2 if one.fabric else 0
     for axis in range(2):
         expected = around[axis] / ((nodes - 1) / nodes) / ports
-        assert float(leg.loads.get(f"torus.{axis}", 0.0)) == pytest.approx(expected)
+        assert number(leg.loads.get(f"torus.{axis}", 0.0)) == pytest.approx(expected)
 
 
 # Rules

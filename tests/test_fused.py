@@ -299,7 +299,7 @@ def dags(draw: st.DrawFn) -> dict[str, Any]:
         waits = draw(st.lists(st.sampled_from(computes), max_size=2, unique=True)) if computes else []
         taken = [one for one in free if draw(st.booleans())]
         free = [one for one in free if one not in taken]
-        sizes = {
+        sizes: dict[str, dict[str, Any]] = {
             "embedding": {"rows": rows, "dim": 64, "pooling": 20, "update": draw(st.booleans())},
             "gemm": {"m": rows, "n": 256, "k": 512, "precision": "fp16"},
             "gemv": {"n": rows, "k": 512},

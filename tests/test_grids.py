@@ -43,7 +43,7 @@ AXES: dict[str, st.SearchStrategy[Any]] = {
 
 
 @st.composite
-def batches(draw: st.DrawFn, schedule: str, most: int = 4, **fixed: Any) -> Batch:
+def batches(draw: st.DrawFn, /, schedule: str, most: int = 4, **fixed: Any) -> Batch:
     """A design and a grid of up to three of its numbers; some of the designs break rules."""
     point = design(schedule, **draw(points(schedule, **fixed)))
     legal = [path for path in AXES if path not in fixed and backend("event").is_axis(path, point)]

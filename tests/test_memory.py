@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from dse.backend import Batch
 from dse.errors import ConfigError
 from simulators.memory import engine
+from simulators.memory.kernels import Application
 from simulators.memory.measures import partition_camping, programs, simulate
 from simulators.memory.simulation import lines
 
@@ -136,6 +137,7 @@ def test_a_sample_of_a_kernel_tells_what_all_of_it_would_ask_for(application: st
     found = metrics(application, "uncached", {"run.repeats": 1})
     whole = 0.0
     given_, made = design(application, "uncached"), programs(design(application, "uncached"))
+    assert isinstance(given_.application, Application)
     for group, own in zip(given_.application.groups, made, strict=True):
         whole += group.repeat * sum(one.workgroups * lines(one, given_.system.line_bytes) for one in own)
     assert 0.88 * whole <= found["requests"] <= (2 if application == "fw_fc" else 1.06) * whole

@@ -13,6 +13,7 @@ from conftest import shipped
 from simulators.memory import engine
 from simulators.memory.convolutions import ALGORITHMS, DIRECTIONS, Layer, feed, kernels, unsupported_reason
 from simulators.memory.design import Design
+from simulators.memory.kernels import Application
 from simulators.memory.measures import programs
 from simulators.memory.program import Program
 
@@ -60,6 +61,7 @@ def work(kernel: object) -> float:
 def test_implicit_gemm_computes_what_a_convolution_is_up_to_its_tiles(direction: str, k: int, side: int) -> None:
     one = layer(k=k, c=32, n=8, h=side, w=side, direction=direction)
     design = design_of(one)
+    assert isinstance(design.application, Application)
     (kernel, *_), (program, *_) = design.application.groups[0].kernels, programs(design)[0]
     computed = flop(program) / work(kernel)
     assert 0.999 * one.flop <= computed <= 2.6 * one.flop
@@ -122,6 +124,7 @@ def test_winograd_multiplies_less_and_its_planes_have_as_many_tiles_as_the_outpu
     ratio = {}
     for name in ("winograd", "winograd_nonfused"):
         design = design_of(one.model_copy(update={"algorithm": name}))
+        assert isinstance(design.application, Application)
         pairs = zip(design.application.groups[0].kernels, programs(design)[0], strict=True)
         ratio[name] = sum(flop(program) / work(kernel) for kernel, program in pairs if work(kernel))
     assert ratio["winograd"] == pytest.approx(one.flop * 4 / 9)

@@ -439,7 +439,8 @@ def test_the_command_writes_statistics_tables_and_a_figure(
     said = capsys.readouterr().out
     assert "row_hit_rate" in said
     assert "busiest of 16 channels" in said
-    assert json.dumps(statistics_record(replay(Path("my.csv"), design(**{"system.gpu.num_cus": 64}))), allow_nan=False)
+    num_cus: dict[str, Any] = {"system.gpu.num_cus": 64}
+    assert json.dumps(statistics_record(replay(Path("my.csv"), design(**num_cus))), allow_nan=False)
 
 
 @pytest.mark.parametrize(

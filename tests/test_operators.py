@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from conftest import number
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -35,12 +36,12 @@ sizes = st.integers(1, 8192)
 
 def slow_gemm(chip: Chip, m: int, n: int, k: int, transposed: bool) -> float:
     """The equations of the module, one kernel after the other in plain Python."""
-    c, p = float(chip.cus), float(chip.flop_per_s) / float(chip.num_cus)
-    b, bandwidth = float(chip.element_bytes), float(chip.bandwidth)
+    c, p = number(chip.cus), number(chip.flop_per_s) / number(chip.num_cus)
+    b, bandwidth = number(chip.element_bytes), float(chip.bandwidth)
     stride, doublings = int(b * k), 0
     while stride % 2048 == 0:
         stride, doublings = stride // 2, doublings + 1
-    w = float(chip.transposed) * (0.3 + doublings) if transposed else 0.0
+    w = number(chip.transposed) * (0.3 + doublings) if transposed else 0.0
     least = np.inf
     for r in (128, 64, 32, 16):
         for s in (128, 64, 32, 16):
@@ -48,13 +49,13 @@ def slow_gemm(chip: Chip, m: int, n: int, k: int, transposed: bool) -> float:
                 continue
             for z in (1, 2, 4, 8):
                 q, depth = -(-(-(-m // r) * -(-n // s) * z) // c), -(-k // z)
-                flop = q * 2 * r * s * depth / (float(chip.compute) * p)
-                feed = q * b * depth * (r * (1 + w) + s) / (float(chip.feed) * p / 16)
+                flop = q * 2 * r * s * depth / (number(chip.compute) * p)
+                feed = q * b * depth * (r * (1 + w) + s) / (number(chip.feed) * p / 16)
                 a = m * k * max(1, n / 2 / min(n, s * c**0.5)) * (1 + w / 2)
                 other = n * k * max(1, m / 2 / min(m, r * c**0.5))
                 memory = b * (a + other + m * n * (2 * z + 1 if z > 1 else 1)) / bandwidth
                 least = min(least, (flop**2 + feed**2 + memory**2) ** 0.5)
-    return least * (float(chip.narrow) if min(m, n) <= 16 else 1.0) + float(chip.launch_s)
+    return least * (number(chip.narrow) if min(m, n) <= 16 else 1.0) + number(chip.launch_s)
 
 
 @given(sizes, sizes, sizes, st.booleans(), st.integers(1, 56))
@@ -216,12 +217,12 @@ def test_an_all_reduce_is_a_reduce_scatter_and_an_all_gather(group: Group, paylo
 
 @given(groups, st.floats(1.0, 1e10), st.sampled_from(["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]))
 def test_no_collective_beats_its_bytes(group: Group, payload: float, pattern: str) -> None:
-    n = int(group.num_gpus)  # type: ignore[call-overload]
+    n = int(number(group.num_gpus))
     least = (2 if pattern == "all_reduce" else 1) * (n - 1) / n * payload
     for algorithm in ("ring", "direct", "tree"):
         cost = collective_cost(pattern, algorithm, payload, group)  # type: ignore[arg-type]
         assert float(cost.wire_bytes) >= least * (1 - 1e-12)
-        assert float(cost.seconds) >= least / float(group.bytes_per_s) * (1 - 1e-12)  # type: ignore[arg-type]
+        assert float(cost.seconds) >= least / number(group.bytes_per_s) * (1 - 1e-12)
 
 
 @pytest.mark.parametrize("algorithm", ["ring", "direct", "tree"])

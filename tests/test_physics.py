@@ -11,7 +11,19 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from conftest import FAMILIES, OF_STREAMS, PATTERNS, SYSTEMS, backend, design, design_tree, lower, results, shipped
+from conftest import (
+    FAMILIES,
+    OF_STREAMS,
+    PATTERNS,
+    SYSTEMS,
+    backend,
+    design,
+    design_tree,
+    lower,
+    number,
+    results,
+    shipped,
+)
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
@@ -161,7 +173,7 @@ def link_rates(system: System, active: list[Route], pattern: Pattern, cus: int) 
     for route in active:
         paid = float(pace(system, route, active, mover="cu", pattern=pattern, cus=cus))
         for name, load in route.loads.items():
-            used[name] += load * paid
+            used[name] += number(load) * paid
     return used
 
 
@@ -180,7 +192,7 @@ def test_copy_kernels_never_exceed_a_link_nor_what_their_cus_can_issue(
     per_cu = copy.bytes_per_s_per_cu * (copy.all_to_all_factor if pattern == "all_to_all" else 1.0)
     for active in turns(system, pattern):
         used, capacity = link_rates(system, active, pattern, cus), links(system.node)
-        assert all(used[name] <= capacity[name] * copy.link_efficiency * (1 + 1e-12) for name in used)
+        assert all(used[name] <= number(capacity[name]) * copy.link_efficiency * (1 + 1e-12) for name in used)
         assert sum(used.values()) <= cus * per_cu * (1 + 1e-12)
 
 
@@ -198,7 +210,7 @@ def test_more_copy_cus_are_faster_until_the_links_are_full(
     used = link_rates(system, active, pattern, 100_000)
     loaded = {name for route in active for name in route.loads}
     for name in loaded:
-        assert used[name] == pytest.approx(links(system.node)[name] * system.gpu.cu_copy.link_efficiency)
+        assert used[name] == pytest.approx(number(links(system.node)[name]) * system.gpu.cu_copy.link_efficiency)
 
 
 @given(system=NODES, cus=CUS)
@@ -227,8 +239,8 @@ def test_a_dma_copy_exceeds_neither_its_engines_nor_its_links(
             found = float(pace(system, route, at_once, mover="dma", pattern=pattern))
             total += found
             for name, load in route.loads.items():
-                used[name] += load * found
-        assert all(used[name] <= links(system.node)[name] * (1 + 1e-12) for name in used)
+                used[name] += number(load) * found
+        assert all(used[name] <= number(links(system.node)[name]) * (1 + 1e-12) for name in used)
         assert total <= engines * system.gpu.dma.bytes_per_s * (1 + 1e-12)
 
 
@@ -271,7 +283,7 @@ def test_the_bytes_on_the_links_of_a_ring_are_those_of_its_messages(pattern: Pat
         carried = dict.fromkeys(links(node), 0.0)
         for route in routes(node, pattern):
             for name, load in route.loads.items():
-                carried[name] += load
+                carried[name] += number(load)
         distances = [min(peer, gpus - peer) for peer in range(1, gpus)]
         hops = sum(distances) if pattern == "all_to_all" else gpus - 1
         assert set(carried.values()) == {hops / 2}
@@ -282,7 +294,7 @@ def test_the_bytes_on_the_links_of_a_ring_are_those_of_its_messages(pattern: Pat
 
 def test_every_number_of_a_design_is_part_of_its_key() -> None:
     point = design("uniform_fused_1d", {"schedule.comm_engine": "cu"})
-    parts = {"system": point.system, "schedule": point.schedule}
+    parts: dict[str, Any] = {"system": point.system, "schedule": point.schedule}
     numbers = {
         f"{name}.{path}": value
         for name, part in parts.items()

@@ -212,7 +212,7 @@ def ran(tree: dict[str, Any]) -> dict[str, float]:
     return dict(result.metrics)
 
 
-REDUCED = {"pattern": "reduce_scatter", "shape": (8192, 8192, 4096)}
+REDUCED: dict[str, Any] = {"pattern": "reduce_scatter", "shape": (8192, 8192, 4096)}
 
 
 @pytest.mark.parametrize("schedule", ["serial", "uniform_fused_1d", "hetero_unfused_1d", "shard_p2p"])

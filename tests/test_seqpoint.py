@@ -44,7 +44,7 @@ def lengths(**changes: Any) -> Lengths:
 
 
 def method(name: str, **options: Any) -> Iterations:
-    return Iterations(name=name, method=name, **options)  # type: ignore[arg-type]
+    return Iterations(name=name, method=name, **options)
 
 
 # Lengths

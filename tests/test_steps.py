@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conftest import number
 from hypothesis import given
 from hypothesis import strategies as st
 from iterations import BACKEND, KERNELS, NETWORK, OPTIMIZERS, block, laid, made, metrics, runs, shapes, step
@@ -74,7 +75,7 @@ def test_one_token_after_others_works_as_its_weights_and_the_kept_keys_say(drawn
     found = made({**drawn, "run.mode": "decode"})
     h, c, b, t = (drawn[name] for name in ("model.hidden", "run.sequence_length", "run.batch", "parallel.tp"))
     assert laid(found, "layer") == pytest.approx((24 * b * h * h + 4 * b * c * h) / t, rel=1e-12)
-    assert float(block(found).kept) == pytest.approx(2 * 2 * b * c * h / t, rel=1e-12)
+    assert number(block(found).kept) == pytest.approx(2 * 2 * b * c * h / t, rel=1e-12)
 
 
 @pytest.mark.slow
@@ -106,14 +107,14 @@ def test_activations_take_the_bytes_of_the_published_formulas(drawn: dict[str, A
     kept = 34 / t + scores if split else 10 + 24 / t + scores
     if again == "all":
         kept = 2 / t if split else 2
-    assert float(block(found).kept) == pytest.approx(s * b * h * kept, rel=1e-12)
+    assert number(block(found).kept) == pytest.approx(s * b * h * kept, rel=1e-12)
 
 
 @pytest.mark.slow
 @given(shapes())
 def test_a_kernel_that_never_writes_scores_keeps_none(drawn: dict[str, Any]) -> None:
     flash, chosen = made(drawn, kernels="flash"), made({**drawn, "run.recompute": "attention"})
-    assert float(block(flash).kept) == float(block(chosen).kept)
+    assert number(block(flash).kept) == number(block(chosen).kept)
 
 
 # Published values
@@ -151,12 +152,12 @@ def test_a_public_model_has_the_parameters_that_are_published(name: str) -> None
 
 def test_models_whose_source_gives_a_number_have_about_as_many_parameters() -> None:
     """11 B is t5_11b's name; chinchilla_70b has no vocabulary in its source, and its relative positions 4 B weights."""
-    told = {name: one["parameters"] for name, one in public().items() if "parameters" in one}
-    assert len(told) >= 7
-    for name, number in told.items():
+    published = {name: one["parameters"] for name, one in public().items() if "parameters" in one}
+    assert len(published) >= 7
+    for name, parameters in published.items():
         found = made(model=model_tree(name))
         held = float(sum(np.asarray(one.count) * np.asarray(one.params) for one in found.blocks))
-        assert held == pytest.approx(number, rel=0.1 if name == "chinchilla_70b" else 0.04)
+        assert held == pytest.approx(parameters, rel=0.1 if name == "chinchilla_70b" else 0.04)
 
 
 @pytest.mark.slow
@@ -277,7 +278,7 @@ def test_the_kinds_of_a_layer_are_all_its_time(drawn: dict[str, Any], kernels: s
 def test_a_projection_to_hardware_that_computes_faster_is_exact(drawn: dict[str, Any], faster: float) -> None:
     drawn |= {"model.vocab": 0, "parallel.tp": 2}
     size = Size(drawn["model.hidden"], drawn["run.sequence_length"], drawn["run.batch"], 2)
-    ours = project_layer(Profile(size, by_kind(made(drawn)), int(size.tp)), size, faster)
+    ours = project_layer(Profile(size, by_kind(made(drawn)), int(number(size.tp))), size, faster)
     theirs = by_kind(made({**drawn, "setting.flop_vs_bw": faster}))
     assert {kind: float(value) for kind, value in ours.items()} == pytest.approx(theirs, rel=1e-12)
     assert float(serialized_share(ours)) == pytest.approx(float(serialized_share(theirs)), rel=1e-12)
@@ -287,7 +288,7 @@ def test_a_projection_to_hardware_that_computes_faster_is_exact(drawn: dict[str,
 def test_a_projection_to_the_size_of_its_profile_is_the_profile(h: int, s: int, b: int, t: int) -> None:
     seconds = {kind: np.asarray(float(place + 1)) for place, kind in enumerate(LAWS)}
     size = Size(h, s, b, t)
-    assert project_layer(Profile(size, seconds, int(size.tp)), size) == seconds
+    assert project_layer(Profile(size, seconds, int(number(size.tp))), size) == seconds
 
 
 GROWN = {"run.batch": 16, "run.sequence_length": 2048, "model.hidden": 8192, "parallel.tp": 4}
@@ -300,7 +301,7 @@ def test_large_operators_grow_as_their_laws_say(path: str, kind: str) -> None:
     long = {"run.sequence_length": 2048} if kind == "attention" else {}
     size, seconds = profile(long)
     to, theirs = profile({**long, path: GROWN[path] * (2 if path in long else 1)})
-    ours = project_layer(Profile(size, seconds, int(size.tp)), to)
+    ours = project_layer(Profile(size, seconds, int(number(size.tp))), to)
     slack = 0.08 if kind == "attention" else 0.03
     assert float(ours[kind]) == pytest.approx(float(theirs[kind]), rel=slack)
 

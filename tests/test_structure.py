@@ -284,13 +284,16 @@ def test_pruned_paths_keep_the_longest_whatever_the_durations(
     paths: list[list[int]], durations: list[list[float]]
 ) -> None:
     every, kept = np.array(paths), _prune_paths(np.array(paths))
+    assert kept is not None
     assert {tuple(path) for path in kept.tolist()} <= {tuple(path) for path in paths}
-    taken = np.array(durations).T
+    taken = np.array(durations).T.astype(float)
     np.testing.assert_allclose(longest(kept, taken), (every @ taken).max(axis=0), rtol=1e-12)
 
 
 def test_a_path_between_two_others_is_pruned() -> None:
-    assert _prune_paths(np.array([[4, 0], [2, 2], [0, 4], [1, 2], [3, 1]])).tolist() == [[0, 4], [4, 0]]
+    kept = _prune_paths(np.array([[4, 0], [2, 2], [0, 4], [1, 2], [3, 1]]))
+    assert kept is not None
+    assert kept.tolist() == [[0, 4], [4, 0]]
 
 
 def walks(graph: TaskGraph, took: Sequence[int]) -> NDArray[np.int64]:
@@ -444,8 +447,9 @@ def test_two_groups_may_slow_each_other(engine: str) -> None:
 @pytest.mark.parametrize("name", ["work", "delay", "weight", "cus", "staged_bytes", "moved_bytes", "flop"])
 def test_a_number_that_means_nothing_is_refused_by_task_and_name(name: str, wrong: Any) -> None:
     build = GraphBuilder()
-    build.task("innocent", "gemm", **{"work": 1.0, "cap": 1.0, "delay": np.ones(3)})
-    build.task("guilty", "gemm", **{"work": 1.0, "cap": 1.0, name: wrong})
+    build.task("innocent", "gemm", work=1.0, cap=1.0, delay=np.ones(3))
+    numbers: dict[str, Any] = {"work": 1.0, "cap": 1.0, name: wrong}
+    build.task("guilty", "gemm", **numbers)
     with pytest.raises(ValueError, match=f"^guilty: {name} must be"):
         build.build()
 

@@ -120,7 +120,11 @@ def test_without_contention_chunks_follow_the_recursion_of_the_paper(
     gpus: int, shape: tuple[int, int, int], link: float
 ) -> None:
     """f_0 = max(g/N, c/L) + l, f_s = max((s + 1) g/N, f_{s-1}) + c/L + l, T = max(g, f_{N-2}) (models.md, derived)."""
-    free = {"system__gpu__hbm_bytes_per_s": 1e16, "system__gpu__pim__stacks": 64, "schedule__stages": 1024}
+    free: dict[str, Any] = {
+        "system__gpu__hbm_bytes_per_s": 1e16,
+        "system__gpu__pim__stacks": 64,
+        "schedule__stages": 1024,
+    }
     free |= {"system__gpu__dma__bytes_per_s": 1e13}
     free |= {"system__gpu__pim__tccdl_s": 1e-12, "system__gpu__gemm__assignment": "dynamic"}
     one = point("t3_fair", gpus, shape, pattern="reduce_scatter", system__node__link_bytes_per_s=link, **free)
@@ -140,7 +144,7 @@ def test_without_contention_chunks_follow_the_recursion_of_the_paper(
 @settings(max_examples=25)
 @given(gpus=degrees, shape=sizes, schedule=st.sampled_from(TRACKED), topology=st.sampled_from(TOPOLOGIES))
 def test_no_policy_beats_the_ideal(gpus: int, shape: tuple[int, int, int], schedule: str, topology: str) -> None:
-    where = {"system__node__topology": topology}
+    where: dict[str, Any] = {"system__node__topology": topology}
     tracked, bound = (makespan(point(name, gpus, shape, **where)) for name in (schedule, "t3_ideal_nmc"))
     assert tracked >= bound * (1 - 1e-9)
 
@@ -189,7 +193,7 @@ def test_a_grid_of_hardware_is_its_designs_alone_to_the_bit(schedule: str) -> No
 @given(gpus=st.integers(4, 16), shape=st.tuples(*[st.integers(4096, 16384)] * 2, st.integers(8192, 32768)))
 def test_one_queue_delays_a_gemm_by_the_bursts_that_its_stages_leave(gpus: int, shape: tuple[int, int, int]) -> None:
     """By twice the time that it takes to store them at most, as what comes from others shares the memory."""
-    tiles = {"pattern": "reduce_scatter", "system__node__link_bytes_per_s": 1e13}
+    tiles: dict[str, Any] = {"pattern": "reduce_scatter", "system__node__link_bytes_per_s": 1e13}
     one_queue, fair = (results(backend("fluid"), [point(name, gpus, shape, **tiles)])[0] for name in ("t3", "t3_fair"))
     burst = 2 * shape[0] * shape[1] * (1 - 1 / gpus) * 2 / 0.9e12
     assert fair.metrics["gemm_s"] < one_queue.metrics["makespan_s"] <= fair.metrics["makespan_s"] + 2 * burst
@@ -220,13 +224,14 @@ def test_communication_has_the_share_of_the_memory_that_it_is_guaranteed(share: 
 )
 def test_what_forwards_a_chunk_is_as_fast_as_its_hardware(path: str, value: float) -> None:
     shape = (8192, 4256, 4256)  # of a GEMM that ends before its reduction
-    assert makespan(point("t3_fair", shape=shape, **{path: value})) > makespan(point("t3_fair", shape=shape)) * 1.05
+    slower: dict[str, Any] = {path: value}
+    assert makespan(point("t3_fair", shape=shape, **slower)) > makespan(point("t3_fair", shape=shape)) * 1.05
 
 
 def test_contention_slows_what_dma_commands_forward_and_no_store() -> None:
-    law = {"system__gpu__contention__dma_beside_gemm": 2.0}
+    law: dict[str, Any] = {"system__gpu__contention__dma_beside_gemm": 2.0}
     assert makespan(point("t3_fair", **law)) > makespan(point("t3_fair"))
-    mesh = {"system__node__topology": "mesh"}
+    mesh: dict[str, Any] = {"system__node__topology": "mesh"}
     assert makespan(point("t3_fair", **law, **mesh)) == makespan(point("t3_fair", **mesh))
 
 
