@@ -353,10 +353,8 @@ def run(kills: int, points: int) -> dict[str, Any]:
     number = max(1, -(-points // 8000))
     each = -(-kills // number)
     per_study = -(-points // number // _WIDTH) * _WIDTH
-    quotas = [
-        Quotas(*(round(share * each) for share in (0.4, 0.12, 0.08)), -(-each // 4), 1 + place, number)
-        for place in range(number)
-    ]
+    worker, main, joined = (round(share * each) for share in (0.4, 0.12, 0.08))
+    quotas = [Quotas(worker, main, joined, -(-each // 4), 1 + place, number) for place in range(number)]
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(_AT_ONCE) as pool:
         begun = [
             pool.submit(ordeal, quotas[place], Path(folder), number=place, points=per_study) for place in range(number)

@@ -139,7 +139,7 @@ def _proposing_ms(space: Space, method: str, trials: int) -> float:
     def evaluate(points: Sequence[Assignment]) -> list[Outcome]:
         nonlocal away
         came = time.perf_counter()
-        found = [dict(zip(_GOALS, row, strict=True)) for row in _landscape(genes, points).tolist()]
+        found: list[Outcome] = [dict(zip(_GOALS, row, strict=True)) for row in _landscape(genes, points).tolist()]
         away += time.perf_counter() - came
         return found
 

@@ -44,7 +44,7 @@ def with_present_names(old: pd.DataFrame, new: pd.DataFrame) -> pd.DataFrame:
     """The table of a commit before fields were renamed, with the names and the values that they have now."""
     for kind in ("backend", "schedule"):
         plugins.available(kind)
-    for column in [name for name in new if name not in old]:
+    for column in [str(name) for name in new if name not in old]:
         head, _, field = column.rpartition(".")
         for former in former_fields(field):
             path = f"{head}.{former.name}".lstrip(".")
@@ -59,7 +59,7 @@ def differences(before: Path, after: Path) -> list[str]:
     old, new = (pd.read_parquet(folder / "results.parquet") for folder in (before, after))
     old = with_present_names(old, new)
     if old.shape != new.shape or list(old) != list(new):
-        return [f"the table was {old.shape} and is {new.shape}, columns {sorted(set(old) ^ set(new))}"]
+        return [f"the table was {old.shape} and is {new.shape}, columns {sorted(map(str, set(old) ^ set(new)))}"]
     found = [f"column {name}" for name in old if not _same(old[name].to_numpy(), new[name].to_numpy())]
     old_claims, new_claims = (json.loads((folder / "claims.json").read_text("utf-8")) for folder in (before, after))
     return found + ["claims.json"] * (old_claims != new_claims)
