@@ -86,12 +86,7 @@ def _command(name: str) -> Command:
     if not plugins.target("command", name):
         raise ConfigError([Problem(name, "is no command", way_out=did_you_mean(name, plugins.names("command")))])
     command: Command = plugins.load("command", name)
-    declaration = plugins.declaration("COMMANDS", name)
-    if declaration is None or not declaration.reads_folders:
-        return command
-    from dse.results.output_files import working_on_folders
-
-    return working_on_folders(command)
+    return command
 
 
 def _needs_hydra(words: Sequence[str]) -> bool:

@@ -11,10 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel
 
-from dse.values import LABELS, former_leaf, former_leaves, former_names
-
-Keys = NDArray[np.uint64]
-"""Content keys: hashes of 128 bits as two unsigned numbers each, [B, 2]."""
+from dse.values import LABELS, Keys, former_leaf, former_leaves, former_names
 
 _HEX = np.frombuffer("".join(f"{byte:02x}" for byte in range(256)).encode(), np.uint16)
 

@@ -50,15 +50,11 @@ KINDS: Mapping[str, Kind] = {
 
 @dataclass(frozen=True)
 class Command:
-    """A command of the command line. target: `module:function`, of the words after it, which returns the exit code.
-
-    reads_folders: whether it reads output folders, whose files may be damaged: what nobody foresaw is then told.
-    """
+    """A command of the command line. target: `module:function`, of the words after it, which returns the exit code."""
 
     target: str
     usage: str
     description: str
-    reads_folders: bool = False
 
 
 def cached_until_refresh(function: Callable[[Key], Value]) -> Callable[[Key], Value]:

@@ -12,9 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dse.backend import Metric
 from dse.config.compose import Request
-from dse.errors import redact
 from dse.evaluation.signals import Interrupted, Stop, stoppable
 from dse.results import provenance, report
 from dse.results.agreement import compare as compare_levels
@@ -175,7 +173,7 @@ def _provenance(planned: Plan) -> dict[str, Any]:
 def _write_files(planned: Plan, findings: Findings, *, outputs: Outputs, record: Mapping[str, Any]) -> None:
     settings = planned.settings
     outputs.write_table("timelines", findings.timelines)
-    outputs.write_config(redact(planned.request.tree))
+    outputs.write_config(planned.request.tree)
     outputs.write_json(
         "summary",
         {
@@ -184,17 +182,13 @@ def _write_files(planned: Plan, findings: Findings, *, outputs: Outputs, record:
             "shown": list(settings.study.summary),
             "knobs": list(planned.knobs),
             "departures": planned.departures,
-            "units": {name: metric.unit for name, metric in _metrics(planned).items()},
+            "units": {name: metric.unit for name, metric in planned.metrics.items()},
             "limits": {name: dict(shares) for name, shares in findings.limits.items()},
             "num_outcomes": findings.num_outcomes,
             "searched": {name: vars(chosen) for name, chosen in findings.chosen.items()},
         },
     )
     outputs.write_json("provenance", {**record, "facts": _facts(planned)})
-
-
-def _metrics(planned: Plan) -> dict[str, Metric]:
-    return {**planned.backend.metrics, **planned.backend.relations}
 
 
 def _facts(planned: Plan) -> list[dict[str, Any]]:

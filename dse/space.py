@@ -28,10 +28,10 @@ from numpy.typing import NDArray
 from pydantic import BaseModel
 
 from dse.backend import Backend, Batch, Canonical, Results, Tree, along, pieces
-from dse.content_hash import Keys, content_keys, grid_content_keys
+from dse.content_hash import content_keys, grid_content_keys
 from dse.errors import ConfigError
 from dse.units import amount
-from dse.values import LABELS, put
+from dse.values import LABELS, Keys, put
 
 Assignment = dict[str, Any]
 

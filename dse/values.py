@@ -7,7 +7,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
+
+Keys = NDArray[np.uint64]
+"""Content keys of designs: hashes of 128 bits as two unsigned numbers each, [B, 2] (`dse.content_hash`)."""
 
 
 class Frozen(BaseModel):

@@ -172,7 +172,7 @@ def _alike(system: System, degree: int, shapes: Floats) -> Floats:
     operators = {f"g{index:02d}": gemm for index in range(_COPIES)}
     workload = Workload(name="drawn", operators={}).model_copy(update={"operators": operators})
     schedule = plugins.load("schedule", "streams")
-    knobs = schedule(name="drawn", family="streams", kernels="shared", degree=degree)
+    knobs = schedule(name="drawn", family="streams", kernels="shared", num_streams=degree)
     engine = plugins.load("engine", "fluid")
     return np.asarray(engine.totals(knobs.lower(system, workload)).makespan_s)
 

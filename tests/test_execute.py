@@ -18,12 +18,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dse.backend import STATUSES, Batch, Metric, Result, Results, Status, check_results
-from dse.content_hash import Keys
 from dse.errors import Broken, ConfigError
 from dse.evaluation import executor
 from dse.evaluation.backend_spec import BackendSpec, validate
 from dse.store.result_store import Fresh
 from dse.store.session import Forgetful
+from dse.values import Keys
 
 NUMBERS = st.one_of(st.floats(), st.integers(-(10**30), 10**30))
 

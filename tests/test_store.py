@@ -26,11 +26,12 @@ from sqlalchemy import Connection, Table, func, select
 
 from dse.backend import Batch, Result, Results
 from dse.cli import main
-from dse.content_hash import Keys, content_keys
+from dse.content_hash import content_keys
 from dse.store.database import StoreError
 from dse.store.owner import Owner, me
 from dse.store.result_store import Context, Fresh, Store, fits, key_bytes, leases, owners, quarantine, results
 from dse.store.session import Hold, StoreSession
+from dse.values import Keys
 
 
 @pytest.fixture(autouse=True)

@@ -69,7 +69,9 @@ def test_a_ring_reads_and_writes_what_the_accounting_of_chunks_says(
 ) -> None:
     """In chunks: writes 2N and 2N - 2, reads of the reduce-scatter 2N - 1 and N - 2, the all-gather N - 1 each."""
     chunk = 2 * shape[0] * shape[1] / gpus
-    parts = {name: traffic(lower(point(name, gpus, shape, schedule__stages=stages))) for name in (SEQUENTIAL, *TRACKED)}
+    parts = {
+        name: traffic(lower(point(name, gpus, shape, schedule__num_chunks=stages))) for name in (SEQUENTIAL, *TRACKED)
+    }
     for name, found in parts.items():
         tracks = name != SEQUENTIAL
         writes = found["GEMM writes"] + found["RS writes"]
@@ -123,7 +125,7 @@ def test_without_contention_chunks_follow_the_recursion_of_the_paper(
     free: dict[str, Any] = {
         "system__gpu__hbm_bytes_per_s": 1e16,
         "system__gpu__pim__stacks": 64,
-        "schedule__stages": 1024,
+        "schedule__num_chunks": 1024,
     }
     free |= {"system__gpu__dma__bytes_per_s": 1e13}
     free |= {"system__gpu__pim__tccdl_s": 1e-12, "system__gpu__gemm__assignment": "dynamic"}

@@ -8,24 +8,20 @@ COMMANDS = {
         "dse.analysis.compare:command",
         "compare <run> <run>",
         "two finished runs side by side: <study>, <study>/<time> or a folder",
-        reads_folders=True,
     ),
     "importance": Command(
         "dse.analysis.importance:command",
         "importance study=<name>",
         "which knobs matter, for each objective [method=ped_anova|fanova]",
-        reads_folders=True,
     ),
     "robustness": Command(
         "dse.analysis.robustness:command",
         "robustness study=<name>",
         "does the answer hold with other constants, where does the winner flip [vary=<path>=0.1]",
-        reads_folders=True,
     ),
     "rules": Command(
         "dse.analysis.rules:command",
         "rules study=<name>",
         "learn which option is best when, and judge it on what it has not seen",
-        reads_folders=True,
     ),
 }

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dse.errors import ConfigError, Problem, pairs
-from dse.results import provenance, report
+from dse.results import output_files, provenance, report
 from dse.results.finished_run import Finished, read
 from dse.results.output_files import plain_folder
 from dse.results.pareto import minimized
@@ -287,6 +287,7 @@ def attainment_difference(pairs_: Sequence[Pair], why_not: dict[str, str]) -> Fl
 # ---------------------------------------------------------------- the command
 
 
+@output_files.working_on_folders
 def command(words: Sequence[str]) -> int:
     """`compare A B [output_dir=outputs]`: two finished runs side by side, each a folder, <study> or <study>/<time>.
 

@@ -25,9 +25,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dse.errors import ConfigError, Problem, did_you_mean, pairs
-from dse.files import atomic_replacement
 from dse.progress import bar
-from dse.results import report
+from dse.results import output_files, report
 from dse.results.finished_run import Finished, read
 from dse.results.pareto import minimized
 
@@ -371,6 +370,7 @@ def _interactions(measures: Mapping[tuple[str, str], _Measured]) -> dict[str, fl
 # ---------------------------------------------------------------- the command
 
 
+@output_files.working_on_folders
 def command(words: Sequence[str]) -> int:
     """`importance study=<name> [method=ped_anova|fanova] [output_dir=outputs]`. Raises ConfigError."""
     options = pairs(words, {"study": "", "method": "ped_anova", "output_dir": "outputs"})
@@ -457,7 +457,6 @@ def _write(run: Finished, assessment: Assessment, notes: Sequence[str]) -> None:
 
     from dse import plots
 
-    path = run.folder / "importance.json"
     records = run.outputs.read_json("importance") if run.outputs.has("importance") else {}
     rows = [{**importance.row(), "shares": dict(importance.shares)} for importance in assessment.found]
     record = {
@@ -470,8 +469,7 @@ def _write(run: Finished, assessment: Assessment, notes: Sequence[str]) -> None:
     records = {name: entry for name, entry in {**records, assessment.method.name: record}.items() if name in METHODS}
     run.outputs.write_json("importance", records)
     flat = [{"method": name, **row} for name, entry in records.items() for row in entry["importance"]]
-    with atomic_replacement(path.with_suffix(".csv")) as fresh:
-        pd.DataFrame(flat).drop(columns="shares").to_csv(fresh, index=False)
+    run.outputs.write_text("importance.csv", pd.DataFrame(flat).drop(columns="shares").to_csv(index=False))
     bars = pd.DataFrame(
         [
             {**importance.row(), "scenario": name, "share": share}

@@ -33,9 +33,8 @@ from dse.analysis.perturbation import (
     together,
 )
 from dse.errors import ConfigError, Problem, pairs
-from dse.files import atomic_replacement
 from dse.progress import bar
-from dse.results import report
+from dse.results import output_files, report
 from dse.results.finished_run import Finished
 from dse.study.plan_again import Present, plan_again
 from dse.units import quantity_text
@@ -519,6 +518,7 @@ def _check_shares(request: Asked, nominal: Floats) -> None:
         raise ConfigError([Problem("objective", "is not above 0 throughout", name, "take another objective=")])
 
 
+@output_files.working_on_folders
 def command(words: Sequence[str]) -> int:
     """`robustness study=<name> [vary=<path>=<share>,...] [choose=...] [objective=...] [samples=64] [seed=0] [range=8]`
 
@@ -619,8 +619,7 @@ def _write(findings: Found) -> None:
         for place, part in enumerate(flip.stretches)
     ]
     for name, records in (("robustness", rows), ("break_even", flips)):
-        with atomic_replacement(findings.asked.run.folder / f"{name}.csv") as fresh:
-            pd.DataFrame(records).to_csv(fresh, index=False)
+        outputs.write_text(f"{name}.csv", pd.DataFrame(records).to_csv(index=False))
     title = f"{findings.asked.run.name}: {next(iter(findings.asked.goals))}"
     plots.save(plots.robustness(rows, title), outputs.figures, "robustness")
     widths = {constant.path: constant.half_width for constant in findings.constants}

@@ -21,9 +21,8 @@ from dse.analysis.contexts import Cases, Floats, Question, cases, plain
 from dse.analysis.decision_tree import Leaf, Option, Tree
 from dse.analysis.tree_learning import Size, learn
 from dse.errors import ConfigError, Problem, pairs
-from dse.files import atomic_replacement
 from dse.progress import bar
-from dse.results import report
+from dse.results import output_files, report
 from dse.results.finished_run import Finished
 
 if TYPE_CHECKING:
@@ -218,6 +217,7 @@ _OPTIONAL = ("objective", "choose", "judge", "leaves")
 _LIMITS = {"depth": (1, 10), "leaves": (2, 1000)}
 
 
+@output_files.working_on_folders
 def command(words: Sequence[str]) -> int:
     """`rules study=<name> [judge=<name>,...] [depth=3] [leaves=<number>] [objective=<metric>] [choose=<knob>,...]`.
 
@@ -347,8 +347,7 @@ def _write(run: Finished, question: Question, tree: Tree, *, scores: Sequence[Sc
         "rules.py": tree.python("\n".join([head + ".", "", *fared[:3], ""])),
     }
     for name, text in texts.items():
-        with atomic_replacement(run.folder / name) as fresh:
-            fresh.write_text(text, encoding="utf-8")
+        run.outputs.write_text(name, text)
     rows = [score.row() for score in scores]
     summary = {"study": run.name, "objective": question.objective, "goal": question.goal}
     run.outputs.write_json("rules", {**summary, "tree": tree.json(), "scores": rows, "notes": list(notes)})

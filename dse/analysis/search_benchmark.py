@@ -19,7 +19,6 @@ from pydantic import BaseModel, Field
 
 from dse import plugins
 from dse.backend import Backend, Batch, Metric, Result, Results, Tree
-from dse.config import compose
 from dse.content_hash import keys_to_hex
 from dse.errors import ConfigError, Problem, Problems, did_you_mean
 from dse.evaluation.calls import call
@@ -27,7 +26,8 @@ from dse.search import Outcome, Question, Search, explore
 from dse.search.genes import Genes
 from dse.space import Assignment, get_path
 from dse.study.baselines import places
-from dse.study.plan import Plan, plan
+from dse.study.plan import Plan
+from dse.study.plan_again import plan_words
 from dse.units import Integer
 from dse.values import Frozen
 
@@ -115,7 +115,7 @@ class Known:
 @plugins.cached_until_refresh
 def evaluated_points(command: tuple[str, ...]) -> Known:
     """Evaluate every point of a landscape. Raises ConfigError unless the space is finite and has one scenario."""
-    planned = plan(compose.request(["store=none", "tracking=none", "fidelity=none", "search=exhaustive", *command]))
+    planned = plan_words(["store=none", "tracking=none", "fidelity=none", "search=exhaustive", *command])
     if len(planned.spaces) != 1:
         rule = f"has {len(planned.spaces)} scenarios: {', '.join(planned.spaces)}"
         raise ConfigError([Problem("landscape.command", rule, way_out="choose one, such as workload.only=[g4]")])

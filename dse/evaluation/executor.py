@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from pydantic import AfterValidator, Field
 
 from dse.backend import STATUSES, Batch, Result, Results
-from dse.content_hash import Keys
 from dse.errors import Broken
 from dse.evaluation.backend_spec import BackendSpec
 from dse.evaluation.calls import Patience, broken_error, call, difference, halve, serve
@@ -25,7 +24,7 @@ from dse.space import Block, Evaluated
 from dse.store.result_store import Fresh, key_bytes
 from dse.store.session import Forgetful, Session
 from dse.units import Bytes, Fraction, Integer, Seconds
-from dse.values import Frozen
+from dse.values import Frozen, Keys
 
 POOL_PAYS_S = 2.0  # work done here before worker processes are started: starting them costs about as much
 _CALLS_PER_JOB = 16  # in one round: few are held, and waiting for the last of a round costs little

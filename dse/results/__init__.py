@@ -7,6 +7,5 @@ COMMANDS = {
         "dse.results.report:redraw",
         "report study=<name>",
         "redraw figures and claims of the newest run from what is stored",
-        reads_folders=True,
     ),
 }

@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import model_validator
+from pydantic import StrictBool, StrictFloat, StrictInt, model_validator
 
 from dse.errors import Problems
-from dse.units import Integer, Number
 from dse.values import Frozen, Provenance
 
 
@@ -25,10 +24,10 @@ class Claim(Frozen):
     id: str
     statement: str
     metric: str
-    value: bool | Integer | Number | tuple[Number, ...]
+    value: StrictBool | StrictInt | StrictFloat | tuple[StrictFloat, ...]
     unit: str
     kind: Literal["exact", "band", "qualitative", "max", "mean", "geomean", "at_most"]
-    tolerance: tuple[Number, Number] | None
+    tolerance: tuple[StrictFloat, StrictFloat] | None
     provenance: Provenance
     source: str
 

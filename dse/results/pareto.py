@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dse.backend import STATUSES
-from dse.content_hash import Keys
+from dse.values import Keys
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dse import plugins
+from dse.backend import Interval, Replay
 from dse.errors import pairs
-from dse.results import provenance
+from dse.results import output_files, provenance
 from dse.results.agreement import errors, match_levels
 from dse.results.claims import Finding, judge
 from dse.results.finished_run import Finished
@@ -266,6 +268,44 @@ def _value(value: Any, unit: str) -> str:
     return f"{value:.4g} {unit}" if unit not in ("bool",) else f"{value:.4g}"
 
 
+def write_timeline(outputs: Outputs, row: Any, replay: Replay, *, knobs: Iterable[str]) -> list[Path]:
+    """Write the timeline of a replayed row as picture and as trace (`chrome://tracing`, Perfetto); their paths."""
+    import pandas as pd
+
+    from dse import plots
+
+    name = f"timeline_{row['scenario']}_{str(row['key'])[:8]}"
+    title = f"{row['scenario']}: {knobs_text(row, list(knobs))}"
+    figure = plots.timeline(pd.DataFrame([vars(interval) for interval in replay.intervals]), title)
+    trace = outputs.write_text(f"figures/{name}.json", json.dumps(_trace(replay.intervals, replay.limits)))
+    return [*plots.save(figure, outputs.figures, name), trace]
+
+
+def _trace(intervals: Iterable[Interval], limits: Mapping[str, float]) -> dict[str, Any]:
+    """Return intervals in Chrome's trace event format: complete events in microseconds, a thread for each lane."""
+    spans = list(intervals)
+    lanes = {lane: number for number, lane in enumerate(dict.fromkeys(span.lane for span in spans), start=1)}
+    names = [
+        {"name": "thread_name", "ph": "M", "pid": 1, "tid": number, "args": {"name": lane}}
+        for lane, number in lanes.items()
+    ]
+    events = [
+        {
+            "name": span.name,
+            "cat": span.kind,
+            "ph": "X",
+            "pid": 1,
+            "tid": lanes[span.lane],
+            "ts": span.start_s * 1e6,
+            "dur": (span.finish_s - span.start_s) * 1e6,
+            "args": {"moved_bytes": span.moved_bytes, "flop": span.flop},
+        }
+        for span in spans
+    ]
+    return {"traceEvents": [*names, *events], "displayTimeUnit": "ns", "otherData": {"limited by": dict(limits)}}
+
+
+@output_files.working_on_folders
 def redraw(words: Sequence[str]) -> int:
     """`report study=<name> [output_dir=<folder>]`: figures, claims and summary again, nothing is evaluated."""
     options = pairs(words, {"study": "", "output_dir": "outputs"})

@@ -15,7 +15,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
 
 from dse.backend import STATUSES
-from dse.errors import ConfigError, Problem, did_you_mean
+from dse.errors import ConfigError, Problem, did_you_mean, redact
 from dse.files import atomic_replacement, path_inside
 from dse.results import output_files
 
@@ -176,11 +176,17 @@ class Outputs:
         tree = output_files.read_json(path)
         return output_files.read_as(_SHAPES[name], path, tree) if name in _SHAPES else tree
 
-    def write_config(self, tree: Mapping[str, Any]) -> None:
-        """`config.yaml`, the composed configuration."""
-        text = yaml.safe_dump(dict(tree), sort_keys=False, allow_unicode=True)
-        with atomic_replacement(self.folder / "config.yaml") as fresh:
+    def write_text(self, name: str, text: str) -> Path:
+        """Write a file of text in the folder, or in `figures/`; its path."""
+        inner, _, last = name.rpartition("/")
+        path = path_inside(self.figures if inner == "figures" else self.folder, last)
+        with atomic_replacement(path) as fresh:
             fresh.write_text(text, encoding="utf-8")
+        return path
+
+    def write_config(self, tree: Mapping[str, Any]) -> None:
+        """`config.yaml`, the composed configuration without its secrets."""
+        self.write_text("config.yaml", yaml.safe_dump(dict(redact(tree)), sort_keys=False, allow_unicode=True))
 
     def read_config(self) -> dict[str, Any]:
         """The composed configuration. Raises ConfigError where it is damaged."""

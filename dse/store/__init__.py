@@ -3,8 +3,6 @@
 from dse.plugins import Command
 
 COMMANDS = {
-    "check": Command(
-        "dse.store.check:check", "check", "look at every recorded result: is it as it was written?", reads_folders=True
-    ),
+    "check": Command("dse.store.check:check", "check", "look at every recorded result: is it as it was written?"),
 }
 GROUPS = {"store": "Stores"}

@@ -36,9 +36,9 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DBAPIError
 
 from dse.backend import STATUSES, Result, Results, Status
-from dse.content_hash import Keys
 from dse.errors import hidden
 from dse.store.database import PATIENCE_S, Blob, Database, StoreError, check_plain, reader
+from dse.values import Keys
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection

@@ -20,11 +20,12 @@ from numpy.typing import NDArray
 from sqlalchemy import delete, func, insert, select, update
 
 from dse.backend import Results
-from dse.content_hash import Keys, grid_content_keys
+from dse.content_hash import grid_content_keys
 from dse.results.pareto import Seen
 from dse.store.database import StoreError
 from dse.store.owner import Owner, me
 from dse.store.result_store import Context, Found, Fresh, Store, chunks, key_bytes, leases, owners
+from dse.values import Keys
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection

@@ -12,7 +12,6 @@ COMMANDS = {
         "dse.study.replay:timeline",
         "timeline study=<name> key=...",
         "run one stored point again: its timeline as a picture and as a trace",
-        reads_folders=True,
     ),
 }
 GROUPS = {"study": "Studies", "simulator": "Simulators", "fidelity": "Ladders of models"}

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dse import plugins
-from dse.backend import Backend, Canonical, Tree
+from dse.backend import Backend, Canonical, Metric, Tree
 from dse.config.compose import Request
 from dse.errors import ConfigError, Problems, did_you_mean
 from dse.evaluation.backend_spec import BackendSpec, validate
@@ -41,6 +41,11 @@ class Plan:
     def backend(self) -> Backend:
         """The backend that evaluates designs."""
         return self.spec.make()
+
+    @property
+    def metrics(self) -> dict[str, Metric]:
+        """Metrics of the backend, those relative to a baseline included."""
+        return {**self.backend.metrics, **self.backend.relations}
 
     @property
     def context(self) -> Context:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from dse.config.compose import request
 from dse.errors import ConfigError, Problem
 from dse.results.finished_run import Finished
 from dse.results.output_files import file_error
+from dse.space import get_path
 from dse.study.plan import Plan, plan
 
 
@@ -33,6 +35,16 @@ class Present:
             way = "quote it as a shell takes it"
             raise ConfigError([Problem("command", f"cannot be split: {error}", options["command"], way)]) from None
         return cls(Path(options["config_dir"]) if "config_dir" in options else None, words)
+
+
+def plan_words(words: Sequence[str]) -> Plan:
+    """Plan the study of a command line. Raises ConfigError."""
+    return plan(request(words))
+
+
+def present_value(words: Sequence[str], folder: Path | None, path: str) -> Any:
+    """The value at a dotted path of the configuration that a command line means now; None where there is none."""
+    return get_path(request(words, folder).tree, path)
 
 
 def plan_again(run: Finished, present: Present) -> Plan:

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from dse import plots
-from dse.backend import Interval, Replay
 from dse.content_hash import content_key as identity
 from dse.errors import ConfigError, Problem, pairs
-from dse.files import atomic_replacement
-from dse.results import report
+from dse.results import output_files, report
 from dse.results.finished_run import Finished
 from dse.results.output_files import frame
-from dse.results.report import knobs_text
 from dse.results.run_folder import Outputs, results
 from dse.study.plan import Plan
 from dse.study.plan_again import Present, plan_again
@@ -32,7 +27,7 @@ def replay_point(outputs: Outputs, start: str, present: Present) -> list[Path]:
     replay = planned.backend.replay(_design(planned, row))
     if not replay.intervals:
         raise ConfigError([Problem("simulator", "tells its metrics only, not when it did what", planned.spec.name)])
-    return _write_timeline(outputs, row, replay, knobs=planned.knobs)
+    return report.write_timeline(outputs, row, replay, knobs=planned.knobs)
 
 
 def _row(outputs: Outputs, start: str) -> Any:
@@ -67,42 +62,7 @@ def _plain(value: Any) -> Any:
     return value.item() if hasattr(value, "item") else value
 
 
-def _write_timeline(outputs: Outputs, row: Any, replay: Replay, *, knobs: Iterable[str]) -> list[Path]:
-    import pandas as pd
-
-    name = f"timeline_{row['scenario']}_{str(row['key'])[:8]}"
-    title = f"{row['scenario']}: {knobs_text(row, list(knobs))}"
-    figure = plots.timeline(pd.DataFrame([vars(interval) for interval in replay.intervals]), title)
-    trace = outputs.figures / f"{name}.json"
-    with atomic_replacement(trace) as fresh:
-        fresh.write_text(json.dumps(_trace(replay.intervals, replay.limits)), encoding="utf-8")
-    return [*plots.save(figure, outputs.figures, name), trace]
-
-
-def _trace(intervals: Iterable[Interval], limits: Mapping[str, float]) -> dict[str, Any]:
-    """Return intervals in Chrome's trace event format: complete events in microseconds, a thread for each lane."""
-    spans = list(intervals)
-    lanes = {lane: number for number, lane in enumerate(dict.fromkeys(span.lane for span in spans), start=1)}
-    names = [
-        {"name": "thread_name", "ph": "M", "pid": 1, "tid": number, "args": {"name": lane}}
-        for lane, number in lanes.items()
-    ]
-    events = [
-        {
-            "name": span.name,
-            "cat": span.kind,
-            "ph": "X",
-            "pid": 1,
-            "tid": lanes[span.lane],
-            "ts": span.start_s * 1e6,
-            "dur": (span.finish_s - span.start_s) * 1e6,
-            "args": {"moved_bytes": span.moved_bytes, "flop": span.flop},
-        }
-        for span in spans
-    ]
-    return {"traceEvents": [*names, *events], "displayTimeUnit": "ns", "otherData": {"limited by": dict(limits)}}
-
-
+@output_files.working_on_folders
 def timeline(words: Sequence[str]) -> int:
     """`timeline study=<name> key=<its first letters> [config_dir=...] [command=...] [output_dir=...]`: one point."""
     options = pairs(words, {"study": "", "key": "", "output_dir": "outputs"}, optional=("config_dir", "command"))

@@ -15,8 +15,7 @@ COMMANDS = {
         "dse.tracking.views:sync",
         "sync [study=<name>] [uri=...]",
         "write into MLflow (or optuna=<storage>) what it lacks of the finished runs",
-        reads_folders=True,
     ),
-    "ui": Command("dse.tracking.views:ui", "ui [port=5000]", "serve the MLflow UI on 127.0.0.1", reads_folders=True),
+    "ui": Command("dse.tracking.views:ui", "ui [port=5000]", "serve the MLflow UI on 127.0.0.1"),
 }
 GROUPS = {"tracking": "Tracking"}

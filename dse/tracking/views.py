@@ -14,10 +14,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from dse.config.compose import request
 from dse.errors import ConfigError, Problem, Problems, hidden, pairs
 from dse.progress import bar
-from dse.space import get_path
+from dse.results import output_files
+from dse.study.plan_again import present_value
 from dse.study.settings import Tracking
 from dse.tracking.database import DamagedError, TrackingError, open_store, repair
 from dse.tracking.server import serve
@@ -113,6 +113,7 @@ def way_out(folder: Path, wanted: Tracking) -> str:
 # ---------------------------------------------------------------- commands
 
 
+@output_files.working_on_folders
 def sync(words: Sequence[str]) -> int:
     """`sync [study=<name>] [uri=...] [optuna=...] [output_dir=outputs] [points=auto|all|none] [repair=true]`
     `[config_dir=...]`.
@@ -200,7 +201,7 @@ def _configured_places(study: StudyFolder, name: str, arguments: Mapping[str, st
     option = study.config["tracking"].get("name")
     folder = Path(arguments["config_dir"]) if "config_dir" in arguments else None
     for words in ([], [f"tracking={option}"] if re.fullmatch(r"[\w-]{1,80}", str(option)) else []):
-        present = get_path(request([f"study={study.study}", *words], folder).tree, f"tracking.{name}")
+        present = present_value([f"study={study.study}", *words], folder, f"tracking.{name}")
         if isinstance(present, str):
             yield present
 
@@ -219,6 +220,7 @@ def _print(sentence: str, failed: bool) -> None:
     print(sentence, file=sys.stderr if failed else sys.stdout)
 
 
+@output_files.working_on_folders
 def ui(words: Sequence[str]) -> int:
     """`ui [uri=<tracking uri>] [port=5000]`: serve the MLflow UI on 127.0.0.1, with one worker."""
     arguments = pairs(words, {"uri": _DEFAULT, "port": "5000"})
