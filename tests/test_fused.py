@@ -449,7 +449,7 @@ def test_a_narrowed_study_says_what_it_cannot_test(tmp_path: Path, monkeypatch: 
         "space.schedule.issue_order=remote_first",
         "workload.only=[emb-p30-b512,gemv-7b_out]",
     ]
-    assert main(["study=fused_ops", *FEW, *NARROW, *words]) == 0
+    assert main(["study=fused_ops", "figures=none", *FEW, *NARROW, *words]) == 0
     rows = json.loads((run_folder(tmp_path, "fused_ops") / "claims.json").read_text("utf-8"))
     assert {row["within"] for row in rows} == {None}
 

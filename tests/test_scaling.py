@@ -99,7 +99,7 @@ def test_a_model_of_ones_own_is_a_file(tmp_path: Path) -> None:
     mine = {"name": "mine", "layers": 2, "hidden": 512, "heads": 8, "ffn": 1024, "gated": True, "vocab": 1000}
     path = tmp_path / "mine.yaml"
     path.write_text(yaml.safe_dump(mine), encoding="utf-8")
-    folder = run(tmp_path, "bert", f"models=[{path}]", "run.batch=2")
+    folder = run(tmp_path, "bert", f"models=[{path}]", "run.batch=2", "figures=none")
     table = pd.read_parquet(folder / "results.parquet")
     assert set(table["scenario"]) == {"mine"}
     assert {row["within"] for row in claims(folder).values()} == {None}
@@ -107,7 +107,7 @@ def test_a_model_of_ones_own_is_a_file(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_tp_that_memory_forces_grows_with_the_model(tmp_path: Path) -> None:
-    rows = json.loads((run(tmp_path, "comp_vs_comm") / "models.json").read_text("utf-8"))
+    rows = json.loads((run(tmp_path, "comp_vs_comm", "figures=none") / "models.json").read_text("utf-8"))
     now = {row["model"]: row for row in rows if row["flop_vs_bw"] == 1}
     order = ["bert_large", "megatron_8.3b", "t_nlg_17b", "gpt3_175b"]
     degrees = [now[name]["tp"] for name in order]
@@ -120,7 +120,7 @@ def test_the_tp_that_memory_forces_grows_with_the_model(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_representatives_stand_for_every_iteration_of_an_epoch(tmp_path: Path) -> None:
-    words = ["models=[{model: gnmt, lengths: iwslt15}]", "iterations=seqpoint", "setting=full"]
+    words = ["models=[{model: gnmt, lengths: iwslt15}]", "iterations=seqpoint", "setting=full", "figures=none"]
     folder = run(tmp_path, "seqpoint", *words)
     (points,) = json.loads((folder / "points.json").read_text("utf-8")).values()
     table = pd.read_parquet(folder / "results.parquet")
@@ -132,7 +132,7 @@ def test_representatives_stand_for_every_iteration_of_an_epoch(tmp_path: Path) -
 
 @pytest.mark.slow
 def test_an_epoch_whose_iterations_are_all_simulated_is_projected_as_it_is(tmp_path: Path) -> None:
-    words = ["models=[{model: gnmt, lengths: iwslt15}]", "iterations=all"]
+    words = ["models=[{model: gnmt, lengths: iwslt15}]", "iterations=all", "figures=none"]
     table = pd.read_parquet(run(tmp_path, "seqpoint", *words) / "results.parquet")
     assert table["projection_error"].max() < 1e-12
     assert table["speedup_error"].max() < 1e-12
@@ -154,7 +154,7 @@ def test_generations_and_throughput_say_where_they_are_from() -> None:
 
 @pytest.mark.slow
 def test_training_of_gnmt_takes_about_as_long_as_measured(tmp_path: Path) -> None:
-    words = ["models=[{model: gnmt, lengths: iwslt15}]", "iterations=seqpoint", "setting=full"]
+    words = ["models=[{model: gnmt, lengths: iwslt15}]", "iterations=seqpoint", "setting=full", "figures=none"]
     rows = pd.read_parquet(run(tmp_path, "seqpoint", *words) / "throughput.parquet")
     assert len(rows) == 5
     assert ((rows["ours_per_s"] / rows["measured_per_s"] - 1).abs() < 0.25).all()

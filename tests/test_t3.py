@@ -346,7 +346,7 @@ def test_a_narrowed_study_is_told_without_claims(
     words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    rows = json.loads((ran("t3", *words) / "claims.json").read_text("utf-8"))
+    rows = json.loads((ran("t3", "figures=none", *words) / "claims.json").read_text("utf-8"))
     assert {row["within"] for row in rows} == {None}
 
 

@@ -43,6 +43,7 @@ def save(figure: Figure, folder: Path, name: str) -> list[Path]:
         metadata = {"Date": None} if path.suffix == ".svg" else {"Software": None}
         with atomic_replacement(path) as fresh:
             figure.savefig(fresh, dpi=140, metadata=metadata, format=path.suffix[1:])
+        figure.set_layout_engine("none")  # the layout is solved once for both
     plt.close(figure)
     return paths
 
