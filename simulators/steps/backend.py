@@ -48,12 +48,12 @@ def iteration(design: Design) -> Iteration:
     chip = Chip.of(design.system, design.run.precision).set_as(design.setting)
     platform = Platform(chip, groups(design.system.server, design.parallel), design.kernels.batched)
     run, blocks = design.run, _blocks(design)
-    quantising = _quantising(design)
+    quantising = _weight_copies(design)
     return Iteration(blocks, design.model.hidden, platform, run, design.parallel, design.optimizer, quantising)
 
 
-def _quantising(design: Design) -> Quantising | None:
-    """What makes copies of weights, where there are any; of designs that break no rule."""
+def _weight_copies(design: Design) -> Quantising | None:
+    """Maker of copies of weights, where there are any; of designs that break no rule."""
     gpu, staged = design.system.gpu, design.system.gpu.staged_bytes
     if design.quantised is None or design.format is None:
         return None
@@ -74,29 +74,29 @@ def metrics_of(design: Design) -> dict[str, Floats]:
     """Every metric of a design whose numbers may be arrays that broadcast; of an epoch, where it has lengths."""
     if design.lengths is not None:
         return _of_epoch(design)
-    found = _of_iteration(design)
-    return {**found, **alone(found)}
+    metrics = _of_iteration(design)
+    return {**metrics, **alone(metrics)}
 
 
 def _of_iteration(design: Design) -> dict[str, Floats]:
     room = design.system.gpu.hbm_bytes
-    found = measure(iteration(design), np.inf if room is None else room)
-    return {name: np.asarray(value, float) for name, value in found.items()}
+    metrics = measure(iteration(design), np.inf if room is None else room)
+    return {name: np.asarray(value, float) for name, value in metrics.items()}
 
 
 def _of_epoch(design: Design) -> dict[str, Floats]:
-    """Of the mean iteration of an epoch. Those that stand for it are chosen on the GPU with nothing changed."""
+    """Metrics of the mean iteration of an epoch. Its sample is chosen on the GPU with nothing changed."""
     assert design.lengths is not None
     epoch = Epoch.of(iteration_lengths(design.lengths, design.run.batch, design.run.seed))
     lengths = epoch.unique.astype(float)
-    found = _of_iteration(put(design, _LENGTH, lengths))
-    asked = design.iterations or Iterations(name="all", method="all")
+    metrics = _of_iteration(put(design, _LENGTH, lengths))
+    choice = design.iterations or Iterations(name="all", method="all")
     plain = design.setting.plain
-    base = found if plain == design.setting else _of_iteration(put(put(design, "setting", plain), _LENGTH, lengths))
+    base = metrics if plain == design.setting else _of_iteration(put(put(design, "setting", plain), _LENGTH, lengths))
     times = np.broadcast_to(base["iteration_s"], lengths.shape)[epoch.place]
-    sample = choose(asked, epoch.lengths, times)
-    seconds = np.broadcast_to(found["iteration_s"], lengths.shape)
-    return {**epoch.mean(found, METRICS, sample), **epoch.judge(seconds, sample)}
+    sample = choose(choice, epoch.lengths, times)
+    seconds = np.broadcast_to(metrics["iteration_s"], lengths.shape)
+    return {**epoch.mean(metrics, METRICS, sample), **epoch.judge(seconds, sample)}
 
 
 _LENGTH = "run.sequence_length"
@@ -117,10 +117,10 @@ class StepBackend(Backend):
     }
 
     def sections(self, tree: Tree) -> None:
-        """Those of `Design`, and perhaps `models`: names of models, a scenario each."""
-        check, known = Problems(), (*Design.model_fields, "models")
-        for name in set(tree) - set(known):
-            check.add(name, "is not a known section", way_out=did_you_mean(name, known))
+        """Check the sections: `Design`'s, and perhaps `models`: names of models, a scenario each."""
+        check, sections = Problems(), (*Design.model_fields, "models")
+        for name in set(tree) - set(sections):
+            check.add(name, "is not a known section", way_out=did_you_mean(name, sections))
         for name in Design.model_fields:
             if not isinstance(tree.get(name), Mapping) and (name not in OPTIONAL or tree.get(name) is not None):
                 check.add(name, "is no section of keys", value=tree.get(name), way_out=f"choose one: {name}=<option>")
@@ -139,27 +139,27 @@ class StepBackend(Backend):
         listed = tree.get("models") or []
         if not listed:
             return {str(tree["model"].get("name", "model")): base}
-        check, found = Problems(), dict[str, Tree]()
-        for said in listed:
+        check, trees = Problems(), dict[str, Tree]()
+        for entry in listed:
             try:
-                own = _scenario(said)
+                parts = _scenario(entry)
             except ConfigError as error:
                 check.found.extend(error.problems)
                 continue
-            name = " ".join(str(part.get("name", said)) for part in own.values())
-            if name in found:
-                check.add("models", "names a model twice", value=said, way_out="list it once")
-            found[name] = {**base, **own}
+            name = " ".join(str(part.get("name", entry)) for part in parts.values())
+            if name in trees:
+                check.add("models", "names a model twice", value=entry, way_out="list it once")
+            trees[name] = {**base, **parts}
         check.done()
-        return found
+        return trees
 
     def design(self, tree: Tree) -> Design:
         """A validated design. Raises ConfigError with every problem."""
         check = Problems()
-        found = check.model(Design, own_sections(tree), path="")
+        design = check.model(Design, own_sections(tree), path="")
         check.done()
-        assert found is not None
-        return found
+        assert design is not None
+        return design
 
     def problems(self, design: BaseModel) -> Sequence[Problem]:
         """Rules between parts that this design breaks."""
@@ -171,8 +171,8 @@ class StepBackend(Backend):
         section, _, name = path.partition(".")
         if path.rpartition(".")[2] in LABELS or section not in Design.model_fields:
             return None
-        known = _fields(tree, section)
-        if name not in known and get_path(tree, path) is None:
+        fields = _fields(tree, section)
+        if name not in fields and get_path(tree, path) is None:
             return None
         if path == _LENGTH and isinstance(tree.get("lengths"), Mapping):
             return {"lengths.name": NONE}
@@ -183,32 +183,30 @@ class StepBackend(Backend):
     def is_axis(self, path: str, design: BaseModel) -> bool:
         """Numbers that do not change which operators there are, where a design is of one length."""
         assert isinstance(design, Design)
-        return design.lengths is None and any(
-            found == path and not structural for found, _, structural in leaves(design)
-        )
+        return design.lengths is None and any(leaf == path and not structural for leaf, _, structural in leaves(design))
 
     def screen(self, batches: Sequence[Batch]) -> list[Results]:
         """Look at the rules of a whole grid at once."""
-        return [_screened(batch, _gridded(batch)) for batch in batches]
+        return [_screen_batch(batch, _array_design(batch)) for batch in batches]
 
     def evaluate(self, batches: Sequence[Batch]) -> list[Results]:
         """All designs of a grid at once."""
-        return [_evaluated(batch) for batch in batches]
+        return [_evaluate_batch(batch) for batch in batches]
 
     def relate(self, point: Columns, baseline: Columns) -> Columns:
         """Speed-up, by what is projected of both, and how far it is off."""
-        told, true = (baseline[name] / point[name] for name in ("projected_s", "epoch_s"))
-        told = told * point["iterations"] / baseline["iterations"]
+        projected, true = (baseline[name] / point[name] for name in ("projected_s", "epoch_s"))
+        projected = projected * point["iterations"] / baseline["iterations"]
         true = true * point["iterations"] / baseline["iterations"]
         lost, saved = (1 - point[name] / baseline[name] for name in ("tokens_per_s", "state_bytes"))
-        found = {"speedup": told, "speedup_error": np.abs(told / true - 1)}
-        return {**found, "throughput_lost": lost, "capacity_saved": saved}
+        relations = {"speedup": projected, "speedup_error": np.abs(projected / true - 1)}
+        return {**relations, "throughput_lost": lost, "capacity_saved": saved}
 
     def replay(self, design: BaseModel) -> Replay:
         """Every operator of an iteration, and the share of its time that each kind has."""
         assert isinstance(design, Design)
-        found = metrics_of(design)
-        limits = {name: float(found[f"share_{name}"]) for name in SHARES}
+        metrics = metrics_of(design)
+        limits = {name: float(metrics[f"share_{name}"]) for name in SHARES}
         ordered = dict(sorted(limits.items(), key=lambda item: -item[1]))
         return Replay(tuple(schedule(tasks(iteration(design)))), {k: v for k, v in ordered.items() if v > 0})
 
@@ -222,19 +220,21 @@ class StepBackend(Backend):
         return [*design.system.facts_below("system"), *below]
 
 
-def _is_scenario(said: object) -> bool:
-    """Whether an entry of `models` names a model, and perhaps lengths."""
-    if isinstance(said, Mapping):
-        return "model" in said and set(said) <= {"model", "lengths"} and all(isinstance(n, str) for n in said.values())
-    return isinstance(said, str)
+def _is_scenario(entry: object) -> bool:
+    """Tell whether an entry of `models` names a model, and perhaps lengths."""
+    if isinstance(entry, Mapping):
+        return (
+            "model" in entry and set(entry) <= {"model", "lengths"} and all(isinstance(n, str) for n in entry.values())
+        )
+    return isinstance(entry, str)
 
 
-def _scenario(said: str | Mapping[str, str]) -> dict[str, Tree]:
+def _scenario(entry: str | Mapping[str, str]) -> dict[str, Tree]:
     """Sections of an entry of `models`. Raises ConfigError."""
-    if isinstance(said, str):
-        return {"model": model_tree(said)}
-    found: dict[str, Tree] = {"model": model_tree(said["model"])}
-    return found | ({"lengths": option_tree("lengths", said["lengths"])} if "lengths" in said else {})
+    if isinstance(entry, str):
+        return {"model": model_tree(entry)}
+    sections: dict[str, Tree] = {"model": model_tree(entry["model"])}
+    return sections | ({"lengths": option_tree("lengths", entry["lengths"])} if "lengths" in entry else {})
 
 
 def _fields(tree: Tree, section: str) -> set[str]:
@@ -249,7 +249,7 @@ def _fields(tree: Tree, section: str) -> set[str]:
     return set(kind.model_fields)
 
 
-def _gridded(batch: Batch) -> Design:
+def _array_design(batch: Batch) -> Design:
     """The design of a batch with its axes as arrays [size]."""
     design = batch.design
     for path in batch.axes:
@@ -258,21 +258,23 @@ def _gridded(batch: Batch) -> Design:
     return design
 
 
-def _screened(batch: Batch, design: Design) -> Results:
-    """Which designs break a rule, and which."""
+def _screen_batch(batch: Batch, design: Design) -> Results:
+    """Results of the designs that break a rule, with the rule; the others are ok, without metrics."""
     reason, texts = reasons(list(rules(design)), (batch.size,))
     status = np.where(reason > 0, STATUSES.index("infeasible"), STATUSES.index("ok")).astype(np.uint8)
     return Results(status, {}, reason, np.zeros_like(reason), texts)
 
 
-def _evaluated(batch: Batch) -> Results:
-    design = _gridded(batch)
-    known = _screened(batch, design)
-    if not known.ok.any():
-        return known
+def _evaluate_batch(batch: Batch) -> Results:
+    design = _array_design(batch)
+    screened = _screen_batch(batch, design)
+    if not screened.ok.any():
+        return screened
     with np.errstate(all="ignore"):  # of those that break a rule
-        found = metrics_of(design)
-    columns = {name: np.where(known.ok, np.broadcast_to(value, batch.size), np.nan) for name, value in found.items()}
-    texts = (*known.texts, "operators")
-    engine = np.where(known.ok, len(texts) - 1, 0).astype(np.int32)
-    return replace(known, metrics=columns, engine=engine, texts=texts)
+        metrics = metrics_of(design)
+    columns = {
+        name: np.where(screened.ok, np.broadcast_to(value, batch.size), np.nan) for name, value in metrics.items()
+    }
+    texts = (*screened.texts, "operators")
+    engine = np.where(screened.ok, len(texts) - 1, 0).astype(np.int32)
+    return replace(screened, metrics=columns, engine=engine, texts=texts)

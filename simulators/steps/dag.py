@@ -42,13 +42,13 @@ class Task:
     earliest: float = 0.0
 
 
-def tasks(found: Iteration) -> tuple[Task, ...]:
+def tasks(iteration: Iteration) -> tuple[Task, ...]:
     """All tasks of an iteration whose numbers are single ones, in an order that respects `after`."""
-    return tuple(_Writer(found).write())
+    return tuple(_Writer(iteration).write())
 
 
 def schedule(every: Sequence[Task]) -> list[Interval]:
-    """When each task runs: once those before it have ended and its lane is free, lanes in the order of the tasks."""
+    """Schedule tasks: each runs once those before it have ended and its lane is free, in the order of the tasks."""
     finish: dict[str, float] = {}
     free: dict[str, float] = {}
     intervals = []
@@ -64,79 +64,79 @@ def schedule(every: Sequence[Task]) -> list[Interval]:
 class _Writer:
     """Writes the tasks down; `last` is the one that the chain of compute has come to."""
 
-    def __init__(self, found: Iteration) -> None:
-        self._found, self._last = found, ""
+    def __init__(self, iteration: Iteration) -> None:
+        self._iteration, self._last = iteration, ""
         self._buckets: list[str] = []
-        self._turns, self._kernels = _beside(found), _before(found)
+        self._turns, self._kernels = _beside(iteration), _before(iteration)
         self._anchors: list[tuple[str, float]] = []  # tasks after which the clock of `_turns` showed so much
 
     def write(self) -> Iterator[Task]:
-        found = self._found
-        before = float((found.micro_batches - 1) * found.slot_s + found.bubble_s)
+        iteration = self._iteration
+        before = float((iteration.micro_batches - 1) * iteration.slot_s + iteration.bubble_s)
         if before > 0:
-            yield self._chained(Task("earlier micro-batches, and waiting", _LANES[None], "launch", before, ()))
-        if found.message_s > 0:
+            yield self._append(Task("earlier micro-batches, and waiting", _LANES[None], "launch", before, ()))
+        if iteration.message_s > 0:
             yield self._message("activations in")
-        for block, index in self._instances(found.blocks):
+        for block, index in self._instances(iteration.blocks):
             yield from self._pass(block, index, forward=True)
-        if not found.is_training:
+        if not iteration.is_training:
             return
-        if found.message_s > 0:
+        if iteration.message_s > 0:
             yield self._message("gradients in")
-        for block, index in reversed(list(self._instances(found.blocks))):
+        for block, index in reversed(list(self._instances(iteration.blocks))):
             yield from self._pass(block, index, forward=False)
             yield from self._bucket(block, index)
-        yield from self._updated(found)
+        yield from self._update_weights(iteration)
 
-    def _updated(self, found: Iteration) -> Iterator[Task]:
-        update, copies = found.update, found.copies
+    def _update_weights(self, iteration: Iteration) -> Iterator[Task]:
+        update, copies = iteration.update, iteration.copies
         waits = tuple(self._buckets[-1:])
-        yield self._chained(
+        yield self._append(
             Task("update", _LANES[None], "gemm", float(update.seconds), waits, float(update.flop), float(update.bytes))
         )
         if copies.update_s > 0:
             moved = float(copies.hbm_bytes[1])
-            yield self._chained(
-                Task("copies of weights", _LANES[None], "gemm", float(copies.update_s), (), bytes=moved)
-            )
-        if found.gathered_s > 0:
-            yield self._chained(Task("all-gather weights", _LANES["dp"], "transfer", float(found.gathered_s), ()))
+            yield self._append(Task("copies of weights", _LANES[None], "gemm", float(copies.update_s), (), bytes=moved))
+        if iteration.gathered_s > 0:
+            yield self._append(Task("all-gather weights", _LANES["dp"], "transfer", float(iteration.gathered_s), ()))
 
     def _instances(self, blocks: Sequence[Block]) -> Iterator[tuple[Block, int]]:
         for block in blocks:
-            for index in range(round(float(self._found.counts[block.name]))):
+            for index in range(round(float(self._iteration.counts[block.name]))):
                 yield block, index
 
     def _pass(self, block: Block, index: int, *, forward: bool) -> Iterator[Task]:
-        for part in self._found.parts:
+        for part in self._iteration.parts:
             if part.block is not block or part.forward != forward:
                 continue
             task, turn = self._task(part, f"{block.name} {index}"), next(self._turns, None)
             kernel = self._kernels.get((block.name, part.op.name))
-            if kernel is not None and index >= self._kept(block):
+            if kernel is not None and index >= self._stored_blocks(block):
                 spent = float(kernel.seconds), (), 0.0, float(kernel.bytes)
-                yield self._chained(Task(f"{task.name}, its copy", _LANES[None], "copy", *spent))
+                yield self._append(Task(f"{task.name}, its copy", _LANES[None], "copy", *spent))
             if turn is not None:
                 yield from self._aside(task.name, turn, forward=forward)
                 task = replace(task, seconds=turn.ended - turn.began)
             if part.over is None or float(part.spent.seconds) > 0:
-                yield self._chained(task)
+                yield self._append(task)
 
-    def _kept(self, block: Block) -> float:
-        """How many of equal blocks have copies that are stored: the first ones."""
-        quantising = self._found.weight_copies
-        return 0.0 if quantising is None else float(quantising.stored_blocks(np.rint(self._found.counts[block.name])))
+    def _stored_blocks(self, block: Block) -> float:
+        """Number of equal blocks whose copies are stored: the first ones."""
+        quantising = self._iteration.weight_copies
+        return (
+            0.0 if quantising is None else float(quantising.stored_blocks(np.rint(self._iteration.counts[block.name])))
+        )
 
     def _aside(self, name: str, turn: Turn, *, forward: bool) -> Iterator[Task]:
         """The copy that an operator reads, in memory, and how long the GPU waits for it."""
         if len(self._anchors) < (1 if forward else 2):
             self._anchors.append((self._last, turn.reached))
         if turn.done > turn.copied:
-            before, clock = next(one for one in reversed(self._anchors) if one[1] <= turn.copied)
+            before, clock = next(anchor for anchor in reversed(self._anchors) if anchor[1] <= turn.copied)
             lasts, after = turn.done - turn.copied, (before,) if before else ()
             yield Task(f"{name}, its copy", _MEMORY, "copy", lasts, after, earliest=turn.copied - clock)
         if turn.began > turn.reached:
-            yield self._chained(Task(f"{name}{WAITING}", _LANES[None], "waiting", turn.began - turn.reached, ()))
+            yield self._append(Task(f"{name}{WAITING}", _LANES[None], "waiting", turn.began - turn.reached, ()))
 
     def _task(self, part: Part, where: str) -> Task:
         seconds, count = float(part.spent.seconds), float(part.op.count)  # type: ignore[arg-type]
@@ -146,16 +146,16 @@ class _Writer:
 
     def _bucket(self, block: Block, index: int) -> Iterator[Task]:
         """The reduction of a block's gradients; nothing of the backward pass waits for it."""
-        (bucket,) = (one for one in self._found.buckets if one.block is block)
+        (bucket,) = (reduction for reduction in self._iteration.buckets if reduction.block is block)
         if bucket.seconds > 0:
-            name, moved = f"{block.name} {index}: gradients", float(self._found.weight_bytes(block))
+            name, moved = f"{block.name} {index}: gradients", float(self._iteration.weight_bytes(block))
             self._buckets.append(name)
             yield Task(name, _LANES["dp"], "transfer", float(bucket.seconds), (self._last,), bytes=moved)
 
     def _message(self, name: str) -> Task:
-        return self._chained(Task(name, _LANES["pp"], "transfer", float(self._found.message_s), ()))
+        return self._append(Task(name, _LANES["pp"], "transfer", float(self._iteration.message_s), ()))
 
-    def _chained(self, task: Task) -> Task:
+    def _append(self, task: Task) -> Task:
         """The same, after what the chain has come to; it goes on from there."""
         after = (*task.after, *((self._last,) if self._last else ()))
         self._last = task.name
@@ -163,7 +163,7 @@ class _Writer:
 
 
 class Turn(NamedTuple):
-    """When an operator was reached, began and ended, and its copy was begun and done (NaN where it reads none) [s]."""
+    """Times at which an operator was reached, began and ended, and its copy was begun and done (else NaN) [s]."""
 
     reached: float
     began: float
@@ -172,17 +172,17 @@ class Turn(NamedTuple):
     done: float
 
 
-def _beside(found: Iteration) -> Iterator[Turn]:
-    """Of each operator of a micro-batch in its order, where copies are made in memory."""
-    if found.weight_copies is None or found.weight_copies.quantised.made_by != "pim":
+def _beside(iteration: Iteration) -> Iterator[Turn]:
+    """Times of each operator of a micro-batch in its order, where copies are made in memory."""
+    if iteration.weight_copies is None or iteration.weight_copies.quantised.made_by != "pim":
         return
-    events = timeline(found)
+    events = timeline(iteration)
     for row in zip(*(getattr(events, name) for name in Turn._fields), strict=True):
         yield Turn(*map(float, row))
 
 
-def _before(found: Iteration) -> dict[tuple[str, str], Spent]:
+def _before(iteration: Iteration) -> dict[tuple[str, str], Spent]:
     """The kernel before each product that reads a copy, by block and name, where the GPU makes them."""
-    if found.weight_copies is None or found.weight_copies.quantised.made_by != "gpu":
+    if iteration.weight_copies is None or iteration.weight_copies.quantised.made_by != "gpu":
         return {}
-    return {(part.block.name, part.op.name): one for part, one in kernels(found)}
+    return {(part.block.name, part.op.name): cost for part, cost in kernels(iteration)}

@@ -1,4 +1,4 @@
-"""What a design of an iteration is: its sections, and the rules between them."""
+"""Design of an iteration: its sections, and the rules between them."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ NONE = "none"
 def own_sections(tree: Tree) -> dict[str, Any]:
     """The sections of a design, without those that mean nothing there.
 
-    Which iterations of an epoch are simulated does without lengths, formats without copies, commands where no units in
-    memory make them, and such units themselves, too.
+    Without lengths the sampling of an epoch is dropped; without copies, their formats; where no units in memory make
+    them, their commands and the units themselves.
     """
     absent = set[str]()
     if _chosen(tree, "lengths") == NONE:
@@ -62,11 +62,11 @@ def own_sections(tree: Tree) -> dict[str, Any]:
     in_memory = not absent.issuperset(OF_COPIES) and tree["quantised"].get("made_by") == "pim"
     if not in_memory:
         absent.add("instructions")
-    found = {name: tree[name] for name in Design.model_fields if name in tree and name not in absent}
-    gpu = found.get("system", {}).get("gpu")
+    sections = {name: tree[name] for name in Design.model_fields if name in tree and name not in absent}
+    gpu = sections.get("system", {}).get("gpu")
     if not in_memory and isinstance(gpu, Mapping) and gpu.get("pim") is not None:
-        found["system"] = _without_pim(found["system"])
-    return found
+        sections["system"] = _without_pim(sections["system"])
+    return sections
 
 
 def _chosen(tree: Tree, section: str) -> Any:
@@ -78,12 +78,12 @@ def _without_pim(system: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def rules(design: Design) -> Iterator[Rule]:
-    """What does not fit together, and where over a grid."""
+    """Rules between sections, each with where over a grid it is broken."""
     system, run, parallel = design.system, design.run, design.parallel
     if run.precision not in dict(system.efficiency):
         rule = f"has no constants for {run.precision}"
-        known = f"run.precision is one of {', '.join(system.efficiency)}"
-        yield Rule("system.efficiency", True, rule, way_out=f"{known}; or python -m dse calibrate")
+        precisions = f"run.precision is one of {', '.join(system.efficiency)}"
+        yield Rule("system.efficiency", True, rule, way_out=f"{precisions}; or python -m dse calibrate")
     optimizer = design.optimizer
     for path, numbers in (("traffic_bytes", optimizer.traffic_bytes), ("state_bytes", optimizer.state_bytes)):
         if run.precision not in dict(numbers):
@@ -95,30 +95,30 @@ def rules(design: Design) -> Iterator[Rule]:
     if cus is not None:
         few = "is more than the GPU has (system.gpu.num_cus = {0})"
         yield Rule("setting.num_cus", np.asarray(cus) > all_cus, few, cus, (all_cus,), "use fewer")
-    yield from _spread(design)
-    yield from _sampled(design)
-    yield from _quantised(design)
-    yield from _run(design.model, run)
+    yield from _server_rules(design)
+    yield from _epoch_rules(design)
+    yield from _copy_rules(design)
+    yield from _mode_rules(design.model, run)
     if isinstance(design.model, Transformer):
-        yield from _heads(design.model)
-        yield from _divided(design.model, parallel)
+        yield from _head_rules(design.model)
+        yield from _division_rules(design.model, parallel)
         return
     for path, degree in (("parallel.tp", parallel.tp), ("parallel.pp", parallel.pp)):
-        told = "splits a model that is no transformer, which is not modelled"
-        yield Rule(path, np.asarray(degree) > 1, told, degree, way_out=f"set {path}=1")
+        rule = "splits a model that is no transformer, which is not modelled"
+        yield Rule(path, np.asarray(degree) > 1, rule, degree, way_out=f"set {path}=1")
 
 
-def _quantised(design: Design) -> Iterator[Rule]:
+def _copy_rules(design: Design) -> Iterator[Rule]:
     """Copies are of weights of transformers, in a format, and units in memory must be there to make them."""
-    said, gpu = design.quantised, design.system.gpu
-    if said is None:
+    copies, gpu = design.quantised, design.system.gpu
+    if copies is None:
         return
     if not isinstance(design.model, Transformer):
-        told = "of a model that is no transformer is not modelled"
-        yield Rule("quantised.made_by", True, told, said.made_by, way_out="set quantised=none")
+        rule = "of a model that is no transformer is not modelled"
+        yield Rule("quantised.made_by", True, rule, copies.made_by, way_out="set quantised=none")
     if design.format is None:
         yield Rule("format", True, "is missing: copies have a format", None, way_out="choose one: format=mx9")
-    if said.made_by == "pim":
+    if copies.made_by == "pim":
         ways = {"instructions": "instructions=plain", "system.gpu.pim": "pim=hbm3_strawman"}
         for path, value in (("instructions", design.instructions), ("system.gpu.pim", gpu.pim)):
             if value is None:
@@ -128,28 +128,30 @@ def _quantised(design: Design) -> Iterator[Rule]:
             yield Rule("system.gpu.staged_bytes", True, "is needed by quantised=pim", None, way_out=way)
 
 
-def _run(model: Any, run: Run) -> Iterator[Rule]:
+def _mode_rules(model: Any, run: Run) -> Iterator[Rule]:
     """Modes and recomputation that a model has no operators for."""
     if not isinstance(model, Transformer):
         if run.mode == "decode":
-            told = "is of transformers: a recurrent model has no keys and values"
-            yield Rule("run.mode", True, told, run.mode, way_out="set prefill, the forward pass")
+            rule = "is of transformers: a recurrent model has no keys and values"
+            yield Rule("run.mode", True, rule, run.mode, way_out="set prefill, the forward pass")
         if run.recompute != "none":
-            told = "is not modelled of a recurrent model"
-            yield Rule("run.recompute", True, told, run.recompute, way_out="set none")
+            rule = "is not modelled of a recurrent model"
+            yield Rule("run.recompute", True, rule, run.recompute, way_out="set none")
     elif run.mode == "decode" and model.decoder_layers:
-        told = "of an encoder and a decoder is not modelled: the encoder would run for every token"
-        yield Rule("run.mode", True, told, run.mode, way_out="set prefill, or take a decoder alone")
+        rule = "of an encoder and a decoder is not modelled: the encoder would run for every token"
+        yield Rule("run.mode", True, rule, run.mode, way_out="set prefill, or take a decoder alone")
 
 
-def _divided(model: Transformer, parallel: Parallel) -> Iterator[Rule]:
+def _division_rules(model: Transformer, parallel: Parallel) -> Iterator[Rule]:
     """tp splits heads and feed-forward layers, or copies keys; pp splits layers, those of a decoder, too."""
-    tp, pp, heads, kv = (np.asarray(one) for one in (parallel.tp, parallel.pp, model.num_heads, model.num_kv_heads))
+    tp, pp, heads, kv = (
+        np.asarray(number) for number in (parallel.tp, parallel.pp, model.num_heads, model.num_kv_heads)
+    )
     way, ffn = "take a divisor", np.asarray(model.width_of_ffn)
     yield Rule("parallel.tp", heads % tp != 0, "does not divide the heads (model has {0})", parallel.tp, (heads,), way)
     uneven = (heads % tp == 0) & (kv % tp != 0) & (tp % kv != 0)
-    told = "neither divides the heads of keys ({0}) nor is a multiple of them"
-    yield Rule("parallel.tp", uneven, told, parallel.tp, (kv,), "take one that does")
+    rule = "neither divides the heads of keys ({0}) nor is a multiple of them"
+    yield Rule("parallel.tp", uneven, rule, parallel.tp, (kv,), "take one that does")
     yield Rule("parallel.tp", ffn % tp != 0, "does not divide model.ffn ({0})", parallel.tp, (ffn,), way)
     for layers in (np.asarray(model.layers), np.asarray(model.decoder_layers)):
         yield Rule(
@@ -157,37 +159,37 @@ def _divided(model: Transformer, parallel: Parallel) -> Iterator[Rule]:
         )
 
 
-def _heads(model: Transformer) -> Iterator[Rule]:
+def _head_rules(model: Transformer) -> Iterator[Rule]:
     """Heads are whole numbers of columns, and of queries for each key."""
     if model.heads is None:
         width = np.asarray(64 if model.head_dim is None else model.head_dim)
-        told, way = "is no multiple of the width of a head ({0})", "give model.heads, or another width"
-        yield Rule("model.hidden", np.asarray(model.hidden) % width != 0, told, model.hidden, (width,), way)
+        rule, way = "is no multiple of the width of a head ({0})", "give model.heads, or another width"
+        yield Rule("model.hidden", np.asarray(model.hidden) % width != 0, rule, model.hidden, (width,), way)
     if model.heads is not None and model.head_dim is None:
         uneven = np.asarray(model.hidden) % np.asarray(model.heads) != 0
-        told, way = "does not divide the width (model.hidden = {0})", "take a divisor, or give model.head_dim"
-        yield Rule("model.heads", uneven, told, model.heads, (model.hidden,), way)
+        rule, way = "does not divide the width (model.hidden = {0})", "take a divisor, or give model.head_dim"
+        yield Rule("model.heads", uneven, rule, model.heads, (model.hidden,), way)
     if model.kv_heads is not None:
         heads = np.asarray(model.num_heads)
-        told, uneven = "does not divide the heads (model has {0})", heads % np.asarray(model.kv_heads) != 0
-        yield Rule("model.kv_heads", uneven, told, model.kv_heads, (heads,), "take a divisor")
+        rule, uneven = "does not divide the heads (model has {0})", heads % np.asarray(model.kv_heads) != 0
+        yield Rule("model.kv_heads", uneven, rule, model.kv_heads, (heads,), "take a divisor")
 
 
-def _spread(design: Design) -> Iterator[Rule]:
+def _server_rules(design: Design) -> Iterator[Rule]:
     """Several GPUs need a server, and those beyond it a network."""
     server, parallel = design.system.server, design.parallel
     gpus = np.asarray(parallel.tp) * np.asarray(parallel.pp) * np.asarray(parallel.dp)
     way = "give it with its source"
     if server is None:
-        told = "is missing: tp x pp x dp is {0} GPUs"
-        yield Rule("system.server", gpus > 1, told, given=(gpus,), way_out=way)
+        rule = "is missing: tp x pp x dp is {0} GPUs"
+        yield Rule("system.server", gpus > 1, rule, given=(gpus,), way_out=way)
     elif server.network_bytes_per_s is None:
-        told = "is missing: tp x pp x dp is {0} GPUs, a server has {1}"
+        rule = "is missing: tp x pp x dp is {0} GPUs, a server has {1}"
         beyond = leaves_server(server, parallel)
-        yield Rule("system.server.network_bytes_per_s", beyond, told, given=(gpus, server.num_gpus), way_out=way)
+        yield Rule("system.server.network_bytes_per_s", beyond, rule, given=(gpus, server.num_gpus), way_out=way)
 
 
-def _sampled(design: Design) -> Iterator[Rule]:
+def _epoch_rules(design: Design) -> Iterator[Rule]:
     """An epoch must have iterations, and as many as are wanted of it."""
     if design.lengths is None:
         return
@@ -196,10 +198,10 @@ def _sampled(design: Design) -> Iterator[Rule]:
     except ConfigError as error:
         yield from map(Rule.of, error.problems)
         return
-    for path, many in (("parallel.dp", design.parallel.dp), ("run.micro_batches", design.run.micro_batches)):
-        told = "is more than one, and an epoch of sequences of all lengths is of one batch an iteration"
-        yield Rule(path, np.asarray(many) > 1, told, many, way_out=f"set {path}=1")
-    asked = design.iterations
-    if asked is not None and asked.method == "prior" and asked.warm_up + asked.window > size:
-        told = "ends beyond the {0} iterations of an epoch, after a warm-up of {1}"
-        yield Rule("iterations.window", True, told, asked.window, (size, asked.warm_up), "choose fewer")
+    for path, degree in (("parallel.dp", design.parallel.dp), ("run.micro_batches", design.run.micro_batches)):
+        rule = "is more than one, and an epoch of sequences of all lengths is of one batch an iteration"
+        yield Rule(path, np.asarray(degree) > 1, rule, degree, way_out=f"set {path}=1")
+    choice = design.iterations
+    if choice is not None and choice.method == "prior" and choice.warm_up + choice.window > size:
+        rule = "ends beyond the {0} iterations of an epoch, after a warm-up of {1}"
+        yield Rule("iterations.window", True, rule, choice.window, (size, choice.warm_up), "choose fewer")

@@ -53,24 +53,24 @@ class Epoch:
         share = weights / weights.sum()
         every = {name: np.broadcast_to(value, len(self.unique)) for name, value in metrics.items()}
         by_time = share * every["iteration_s"] / (share @ every["iteration_s"])
-        found = {}
+        means = {}
         for name, values in every.items():
             if name in _LARGEST:
-                found[name] = values.max()
+                means[name] = values.max()
             elif units[name].unit in _SUMMED or name == "num_kernels":
-                found[name] = share @ values
+                means[name] = share @ values
             else:
-                found[name] = by_time @ values
-        return {name: np.asarray(value, float) for name, value in found.items()}
+                means[name] = by_time @ values
+        return {name: np.asarray(value, float) for name, value in means.items()}
 
     def judge(self, seconds: Floats, sample: Sample) -> dict[str, Floats]:
-        """How far the sample is off, and what it saves. seconds: of an iteration of each unique length [U]."""
+        """Error of the sample, and what it saves. seconds: of an iteration of each unique length [U]."""
         times = seconds[self.place]
-        total, told = times.sum(), project_epoch(sample, times)
-        found = {
+        total, projected = times.sum(), project_epoch(sample, times)
+        metrics = {
             "epoch_s": total,
-            "projected_s": told,
-            "projection_error": np.abs(told / total - 1),
+            "projected_s": projected,
+            "projection_error": np.abs(projected / total - 1),
             "iterations": len(times),
             "profiled": len(sample.places),
             "iterations_cut": iterations_cut(sample),
@@ -78,11 +78,11 @@ class Epoch:
             "cut_parallel": cut_parallel(sample, times),
             "longest_over_mean": times.max() / times.mean(),
         }
-        return {name: np.asarray(value, float) for name, value in found.items()}
+        return {name: np.asarray(value, float) for name, value in metrics.items()}
 
 
 def alone(metrics: Mapping[str, Floats]) -> dict[str, Floats]:
     """The same of a single iteration, which is its own epoch."""
     seconds = metrics["iteration_s"]
-    one = np.ones_like(seconds)
-    return {**dict.fromkeys(METRICS, one), "epoch_s": seconds, "projected_s": seconds, "projection_error": 0 * one}
+    ones = np.ones_like(seconds)
+    return {**dict.fromkeys(METRICS, ones), "epoch_s": seconds, "projected_s": seconds, "projection_error": 0 * ones}

@@ -47,22 +47,22 @@ def seqpoint(words: Sequence[str]) -> int:
     from dse.results import report
 
     defaults = {name: str(Iterations.model_fields[name].default) for name in ("k0", "error")}
-    given = pairs(words, {"data": "", **defaults}, optional=["out"])
+    options = pairs(words, {"data": "", **defaults}, optional=["out"])
     check = Problems()
-    asked = {name: int(given[name]) if given[name].isdecimal() else _number(given[name]) for name in defaults}
-    iterations = check.model(Iterations, {"name": "seqpoint", "method": "seqpoint", **asked}, path="")
+    choice = {name: int(options[name]) if options[name].isdecimal() else _number(options[name]) for name in defaults}
+    iterations = check.model(Iterations, {"name": "seqpoint", "method": "seqpoint", **choice}, path="")
     check.done()
     assert iterations is not None
-    log = read(Path(given["data"]))
+    log = read(Path(options["data"]))
     sample = choose(iterations, log[_LENGTH], log[_SECONDS])
     console = report.console()
     for part in (_points(log, sample), _configurations(log, sample)):
         console.print(part)
-    for text in _said(iterations, log, sample):
+    for text in _summary_lines(iterations, log, sample):
         console.print(text, soft_wrap=True)
-    if "out" in given:
-        _write(Path(given["out"]), Path(given["data"]), list(_rows(log, sample)))
-        console.print(f"written to {given['out']}", soft_wrap=True)
+    if "out" in options:
+        _write(Path(options["out"]), Path(options["data"]), list(_rows(log, sample)))
+        console.print(f"written to {options['out']}", soft_wrap=True)
     return 0
 
 
@@ -77,7 +77,7 @@ def read(path: Path) -> dict[str, Floats]:
         raise ConfigError([Problem(f"{path.name}, line {reader.line_num}", f"is no CSV: {error}")]) from None
     if not rows:
         raise ConfigError([Problem(path.name, "holds no iterations")])
-    problems = [one for line, cells in rows for one in _wrong(f"{path.name}, line {line}", columns, cells)]
+    problems = [problem for line, cells in rows for problem in _wrong(f"{path.name}, line {line}", columns, cells)]
     if problems:
         more = [Problem(path.name, f"has {len(problems) - _SHOWN} more problems")] if len(problems) > _SHOWN else []
         raise ConfigError([*problems[:_SHOWN], *more])
@@ -85,21 +85,21 @@ def read(path: Path) -> dict[str, Floats]:
 
 
 def _columns(path: Path, names: Sequence[str]) -> dict[str, int]:
-    """Where the columns stand that are read."""
+    """Places of the columns that are read."""
     check, where = Problems(), f"{path.name}, line 1"
     for name in (_LENGTH, _SECONDS):
         if name not in names:
             near = "separate columns by commas" if len(names) == 1 and ";" in names[0] else did_you_mean(name, names)
             check.add(where, f"has no column {name}", way_out=near)
-    found = [name for name in names if name in (_LENGTH, _SECONDS) or name.startswith(f"{_SECONDS}_")]
-    for name in dict.fromkeys(name for name in found if found.count(name) > 1):
+    columns = [name for name in names if name in (_LENGTH, _SECONDS) or name.startswith(f"{_SECONDS}_")]
+    for name in dict.fromkeys(name for name in columns if columns.count(name) > 1):
         check.add(where, "names a column twice", value=name)
     check.done()
-    return {name: names.index(name) for name in found}
+    return {name: names.index(name) for name in columns}
 
 
 def _wrong(where: str, columns: Mapping[str, int], cells: Sequence[str]) -> Iterator[Problem]:
-    """What is wrong with the cells of a line."""
+    """Problems of the cells of a line."""
     for name, place in columns.items():
         if place >= len(cells):
             yield Problem(f"{where}, {name}", "is missing", way_out=f"the line has {len(cells)} cells")
@@ -143,16 +143,16 @@ def _configurations(log: Mapping[str, Floats], sample: Sample) -> Table:
     names = [name for name in log if name != _LENGTH]
     names.sort(key=lambda name: name != _SECONDS)
     times = np.array([log[name] for name in names])
-    true, told = times.sum(-1), project_epoch(sample, times)
+    true, projected = times.sum(-1), project_epoch(sample, times)
     table = Table("configuration", "epoch s", "projected s", "error %", "speed-up", "projected", "error %")
-    for name, one, other in zip(names, true, told, strict=True):
-        speedup, guess = true[0] / one, told[0] / other
-        cells = (one, other, 100 * (other / one - 1), speedup, guess, 100 * (guess / speedup - 1))
+    for name, measured, other in zip(names, true, projected, strict=True):
+        speedup, guess = true[0] / measured, projected[0] / other
+        cells = (measured, other, 100 * (other / measured - 1), speedup, guess, 100 * (guess / speedup - 1))
         table.add_row(name, *(f"{cell:.5g}" for cell in cells))
     return table
 
 
-def _said(iterations: Iterations, log: Mapping[str, Floats], sample: Sample) -> Iterator[str]:
+def _summary_lines(iterations: Iterations, log: Mapping[str, Floats], sample: Sample) -> Iterator[str]:
     seconds, every = log[_SECONDS], len(np.unique(log[_LENGTH]))
     yield f"{len(sample.places)} of {len(seconds)} iterations, of {every} lengths; error {100 * sample.error:+.3g} %"
     if abs(sample.error) > iterations.error:

@@ -1,4 +1,4 @@
-"""Which GPUs exchange with one another, and over what: groups of tp, dp and pp on servers and the network.
+"""Groups of GPUs that exchange with one another, of tp, dp and pp, on servers and the network.
 
 GPUs are numbered so that a tp group is of neighbours, dp groups of GPUs tp apart, and stages of a pipeline tp x dp
 apart (Megatron-LM's order). A ring within a server has its links; one that leaves it is as slow as the network, and a
@@ -24,7 +24,7 @@ def groups(server: Server | None, parallel: Parallel) -> Mapping[Axis, Group]:
     """The group that a GPU exchanges with along each axis; without a server, a GPU that is alone."""
     if server is None:
         return {"tp": _NOBODY, "pp": _NOBODY, "dp": _NOBODY}
-    tp, dp, pp = (np.asarray(one, float) for one in (parallel.tp, parallel.dp, parallel.pp))
+    tp, dp, pp = (np.asarray(degree, float) for degree in (parallel.tp, parallel.dp, parallel.pp))
     together = np.maximum(1.0, server.num_gpus // tp)  # GPUs of a dp group in one server
     stages = np.where(leaves_server(server, parallel), 1.0, 2.0)  # of neighbours in a pipeline, one in each server
     return {
@@ -35,5 +35,5 @@ def groups(server: Server | None, parallel: Parallel) -> Mapping[Axis, Group]:
 
 
 def leaves_server(server: Server, parallel: Parallel) -> Any:
-    """Whether some group spans servers."""
+    """Tell whether some group spans servers."""
     return np.asarray(parallel.tp) * np.asarray(parallel.dp) * np.asarray(parallel.pp) > server.num_gpus

@@ -76,7 +76,7 @@ class Iteration:
 
     @property
     def is_training(self) -> bool:
-        """Whether weights are updated."""
+        """True if weights are updated."""
         return self.run.mode == "training"
 
     @property
@@ -88,33 +88,33 @@ class Iteration:
     def parts(self) -> tuple[Part, ...]:
         """Operators of the busiest stage, in order."""
         ops = [(op, block) for block in self.blocks for op in block.ops]
-        found = operator_costs([op for op, _ in ops], self.platform)
-        each: dict[str, Any] = {}
-        for (op, block), one in zip(ops, found, strict=True):
-            each[block.name] = each.get(block.name, 0.0) + one.seconds * np.asarray(op.count)
-        shares = self._shares(each)
+        costs = operator_costs([op for op, _ in ops], self.platform)
+        block_seconds: dict[str, Any] = {}
+        for (op, block), cost in zip(ops, costs, strict=True):
+            block_seconds[block.name] = block_seconds.get(block.name, 0.0) + cost.seconds * np.asarray(op.count)
+        shares = self._shares(block_seconds)
         return tuple(
-            Part(op, block, one, np.asarray(op.count, float) * np.asarray(block.count, float) * shares[block.name])
-            for (op, block), one in zip(ops, found, strict=True)
+            Part(op, block, cost, np.asarray(op.count, float) * np.asarray(block.count, float) * shares[block.name])
+            for (op, block), cost in zip(ops, costs, strict=True)
         )
 
     def _shares(self, seconds: Mapping[str, Floats]) -> dict[str, Floats]:
-        """How many of each block's `count` the busiest stage has."""
+        """Share of each block's `count` that the busiest stage has."""
         pp = np.asarray(self.parallel.pp, float)
-        found = {block.name: 1 / pp for block in self.blocks}
+        shares = {block.name: 1 / pp for block in self.blocks}
         first, last = (seconds.get(name, np.zeros(())) for name in ENDS)
         longer = {"embedding": first > last, "output": first <= last}
-        return found | {name: np.where(pp > 1, longer[name], 1.0) for name in ENDS if name in found}
+        return shares | {name: np.where(pp > 1, longer[name], 1.0) for name in ENDS if name in shares}
 
     @cached_property
     def counts(self) -> dict[str, Floats]:
-        """How often each block comes in the busiest stage."""
+        """Number of times that each block comes in the busiest stage."""
         return {part.block.name: part.times / np.asarray(part.op.count) for part in self.parts}
 
     def of_blocks(self, attribute: str) -> Floats:
         """Sum of a number of the blocks over those of the stage."""
-        found = (np.asarray(getattr(block, attribute)) * self.counts[block.name] for block in self.blocks)
-        return np.asarray(sum(found), float)
+        terms = (np.asarray(getattr(block, attribute)) * self.counts[block.name] for block in self.blocks)
+        return np.asarray(sum(terms), float)
 
     def sum(self, parts: Iterable[Part]) -> Floats:
         """Time of some parts in a pass over one micro-batch."""
@@ -132,9 +132,9 @@ class Iteration:
 
     @cached_property
     def message_s(self) -> Floats:
-        """Of one micro-batch's activations to the next stage."""
+        """Time of one micro-batch's activations to the next stage."""
         tokens = np.asarray(self.run.batch, float) * (1 if self.run.mode == "decode" else self.run.sequence_length)
-        return self._exchanged("pp", self.run.element_bytes * tokens * np.asarray(self.width, float))
+        return self._exchange_s("pp", self.run.element_bytes * tokens * np.asarray(self.width, float))
 
     @cached_property
     def buckets(self) -> tuple[Bucket, ...]:
@@ -145,34 +145,34 @@ class Iteration:
 
     def _bucket(self, block: Block) -> Bucket:
         count = self.counts[block.name]
-        own = self.sum(part for part in self.parts if part.block is block and not part.forward)
-        ready = np.divide(own, count, out=np.zeros(np.broadcast(own, count).shape), where=count > 0)
+        block_seconds = self.sum(part for part in self.parts if part.block is block and not part.forward)
+        ready = np.divide(block_seconds, count, out=np.zeros(np.broadcast(block_seconds, count).shape), where=count > 0)
         pattern = "all_reduce" if self.parallel.zero == 0 else "reduce_scatter"
-        return Bucket(block, count, self._exchanged("dp", self.weight_bytes(block), pattern), ready)
+        return Bucket(block, count, self._exchange_s("dp", self.weight_bytes(block), pattern), ready)
 
     def weight_bytes(self, block: Block) -> Floats:
         """Bytes of the weights of one block, and of their gradients."""
         return np.asarray(self.run.element_bytes * np.asarray(block.params, float))
 
-    def _exchanged(self, over: Axis, payload: Any, pattern: Any = "broadcast") -> Floats:
+    def _exchange_s(self, over: Axis, payload: Any, pattern: Any = "broadcast") -> Floats:
         return collective(Exchange(pattern, payload, over), self.platform.groups[over]).seconds
 
     @cached_property
     def dp_s(self) -> Floats:
         """All reductions of gradients."""
-        return np.asarray(sum((one.count * one.seconds for one in self.buckets), np.zeros(())))
+        return np.asarray(sum((bucket.count * bucket.seconds for bucket in self.buckets), np.zeros(())))
 
     @cached_property
     def exposed_s(self) -> Floats:
-        """What of them ends after the backward pass."""
+        """Time of reductions that end after the backward pass."""
         ready: Any = np.zeros(())
         left, ends = self.dp_s, [np.zeros(())]
-        for one in self.buckets:
-            some = one.count > 0
-            ends.append(np.where(some, ready + one.ready + left, 0.0))
-            ready = ready + one.count * one.ready
-            left = left - one.count * one.seconds
-            ends.append(np.where(some, ready + left + one.seconds, 0.0))
+        for bucket in self.buckets:
+            present = bucket.count > 0
+            ends.append(np.where(present, ready + bucket.ready + left, 0.0))
+            ready = ready + bucket.count * bucket.ready
+            left = left - bucket.count * bucket.seconds
+            ends.append(np.where(present, ready + left + bucket.seconds, 0.0))
         return np.asarray(np.maximum(np.maximum.reduce(np.broadcast_arrays(*ends)) - ready, 0.0))
 
     @cached_property
@@ -183,8 +183,8 @@ class Iteration:
         moved = params * dict(optimizer.traffic_bytes)[self.run.precision] if self.is_training else np.zeros(())
         kernels = self.of_blocks("tensors") * optimizer.kernels_per_tensor
         work = Stream(moved / optimizer.near_memory, optimizer.flop * params / optimizer.near_memory, kernels)
-        (found,) = operator_costs([Op("update", "optimizer", "optimizer", work)], self.platform)
-        seconds = found.seconds if self.is_training else np.zeros(())
+        (cost,) = operator_costs([Op("update", "optimizer", "optimizer", work)], self.platform)
+        seconds = cost.seconds if self.is_training else np.zeros(())
         return Spent(optimizer.flop * params, np.asarray(moved, float), 0 * params, seconds)
 
     @cached_property
@@ -192,11 +192,11 @@ class Iteration:
         """The weights that each GPU has updated, to all of dp, where the optimizer's state is split."""
         if not (self.is_training and self.parallel.zero):
             return np.zeros(())
-        return self._exchanged("dp", self.run.element_bytes * self.of_blocks("params"), "all_gather")
+        return self._exchange_s("dp", self.run.element_bytes * self.of_blocks("params"), "all_gather")
 
     @cached_property
     def copies(self) -> Made:
-        """What low-precision copies of weights add."""
+        """Costs that low-precision copies of weights add."""
         return copy_costs(self)
 
     @cached_property
@@ -207,7 +207,7 @@ class Iteration:
 
     @cached_property
     def bubble_s(self) -> Floats:
-        """What a stage waits for others."""
+        """Time that a stage waits for others."""
         return np.asarray((np.asarray(self.parallel.pp, float) - 1) * self.slot_s)
 
     @cached_property

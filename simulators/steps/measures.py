@@ -1,4 +1,4 @@
-"""What is read off an iteration: times, shares by kind of operator, communication against compute, memory."""
+"""Metrics of an iteration: times, shares by kind of operator, communication against compute, memory."""
 
 from __future__ import annotations
 
@@ -61,40 +61,40 @@ LAWS: Sequence[Law] = (
 """What the metrics of every iteration obey."""
 
 
-def measure(found: Iteration, hbm_bytes: ArrayLike) -> dict[str, Any]:
+def measure(iteration: Iteration, hbm_bytes: ArrayLike) -> dict[str, Any]:
     """Every metric of `METRICS`; arrays that broadcast over designs."""
-    compute = [part for part in found.parts if part.over is None]
-    tp = found.sum(part for part in found.parts if part.over == "tp")
-    m = found.micro_batches
-    forward = m * found.sum(part for part in compute if part.forward)
-    backward = found.sum(part for part in compute if not part.forward)
-    messages = 2 if found.is_training else 1
-    serialized = m * (tp + messages * found.message_s)
-    exposed, total, copies = found.exposed_s + found.gathered_s, found.seconds, found.copies
-    busy = forward + m * backward + found.update.seconds
+    compute = [part for part in iteration.parts if part.over is None]
+    tp = iteration.sum(part for part in iteration.parts if part.over == "tp")
+    m = iteration.micro_batches
+    forward = m * iteration.sum(part for part in compute if part.forward)
+    backward = iteration.sum(part for part in compute if not part.forward)
+    messages = 2 if iteration.is_training else 1
+    serialized = m * (tp + messages * iteration.message_s)
+    exposed, total, copies = iteration.exposed_s + iteration.gathered_s, iteration.seconds, iteration.copies
+    busy = forward + m * backward + iteration.update.seconds
     return {
         "iteration_s": total,
-        "tokens_per_s": _tokens(found) / total,
+        "tokens_per_s": _tokens(iteration) / total,
         "forward_s": forward,
         "backward_s": m * backward,
-        "optimizer_s": found.update.seconds,
+        "optimizer_s": iteration.update.seconds,
         "serialized_s": serialized,
-        "dp_s": found.dp_s,
+        "dp_s": iteration.dp_s,
         "exposed_dp_s": exposed,
-        "bubble_s": found.bubble_s,
+        "bubble_s": iteration.bubble_s,
         "quantisation_s": m * copies.busy_s + copies.update_s,
         "quantisation_waited_s": m * copies.waited_s + copies.update_s,
         "quantisation_slowed_s": m * copies.slowed_s,
         "serialized_share": serialized / (busy + serialized),
         "comm_share": (serialized + exposed) / total,
-        "dp_over_backward": np.divide(found.dp_s, backward) if found.is_training else np.zeros(()),
-        **_intensities(found),
-        **_work(found, compute, busy),
-        **_memory(found, hbm_bytes),
-        **{f"share_{kind}": m * found.sum(_of(compute, kind)) / total for kind in KINDS if kind != "optimizer"},
-        "share_optimizer": found.update.seconds / total,
+        "dp_over_backward": np.divide(iteration.dp_s, backward) if iteration.is_training else np.zeros(()),
+        **_intensities(iteration),
+        **_work(iteration, compute, busy),
+        **_memory(iteration, hbm_bytes),
+        **{f"share_{kind}": m * iteration.sum(_of(compute, kind)) / total for kind in KINDS if kind != "optimizer"},
+        "share_optimizer": iteration.update.seconds / total,
         "share_communication": (serialized + exposed) / total,
-        "share_bubble": found.bubble_s / total,
+        "share_bubble": iteration.bubble_s / total,
         "share_quantisation": (m * copies.slot_s + copies.update_s) / total,
     }
 
@@ -103,23 +103,25 @@ def _of(parts: Iterable[Part], kind: str) -> list[Part]:
     return [part for part in parts if part.op.kind == kind]
 
 
-def _tokens(found: Iteration) -> Floats:
-    each = 1 if found.run.mode == "decode" else found.run.sequence_length
-    return np.asarray(found.micro_batches * found.run.batch * np.asarray(each) * np.asarray(found.parallel.dp), float)
+def _tokens(iteration: Iteration) -> Floats:
+    length = 1 if iteration.run.mode == "decode" else iteration.run.sequence_length
+    return np.asarray(
+        iteration.micro_batches * iteration.run.batch * np.asarray(length) * np.asarray(iteration.parallel.dp), float
+    )
 
 
-def _intensities(found: Iteration) -> dict[str, Any]:
+def _intensities(iteration: Iteration) -> dict[str, Any]:
     """FLOP over bytes of what can hide communication, of the layers between the ends; nothing that is recomputed."""
-    inner = [part for part in found.parts if part.block.name not in ENDS and part.op.phase != "recompute"]
+    inner = [part for part in iteration.parts if part.block.name not in ENDS and part.op.phase != "recompute"]
     gemms = [part for part in inner if part.over is None and part.op.kind in _GEMMS]
     weights = [part for part in gemms if isinstance(part.op.work, Product) and part.op.weight]
-    moved = _summed(part.times * _payload(part.op) for part in inner)
-    gradients = _summed(part.times * _gradient(part.op) for part in weights) * found.run.element_bytes
+    moved = _sum(part.times * _payload(part.op) for part in inner)
+    gradients = _sum(part.times * _gradient(part.op) for part in weights) * iteration.run.element_bytes
     return {"edge": _over(_flop(gemms), moved), "slack": _over(_flop(weights), gradients)}
 
 
 def _flop(parts: Iterable[Part]) -> Any:
-    return _summed(part.times * part.spent.flop for part in parts)
+    return _sum(part.times * part.spent.flop for part in parts)
 
 
 def _gradient(op: Op) -> Any:
@@ -135,26 +137,26 @@ def _payload(op: Op) -> Any:
     return np.asarray(op.work.payload_bytes, float) * (1.0 if op.work.pattern == "all_reduce" else 0.5)
 
 
-def _summed(values: Iterable[Any]) -> Any:
+def _sum(values: Iterable[Any]) -> Any:
     return sum(values, np.zeros(()))
 
 
-def _over(one: Any, other: Any) -> Any:
+def _over(dividend: Any, divisor: Any) -> Any:
     """A quotient; 0 where there is nothing to divide by."""
-    one, other = np.broadcast_arrays(np.asarray(one, float), np.asarray(other, float))
-    return np.divide(one, other, out=np.zeros(one.shape), where=other > 0)
+    dividend, divisor = np.broadcast_arrays(np.asarray(dividend, float), np.asarray(divisor, float))
+    return np.divide(dividend, divisor, out=np.zeros(dividend.shape), where=divisor > 0)
 
 
-def _work(found: Iteration, compute: list[Part], busy: Any) -> dict[str, Any]:
+def _work(iteration: Iteration, compute: list[Part], busy: Any) -> dict[str, Any]:
     """FLOP, traffic and kernels of an iteration, and the share of its time that memory bounds."""
-    chip, m, update = found.platform.chip, found.micro_batches, found.update
+    chip, m, update = iteration.platform.chip, iteration.micro_batches, iteration.update
     balance = chip.rate * np.asarray(chip.cus) / chip.drawable_bytes_per_s
-    low = _summed(part.seconds * (part.spent.flop < balance * part.spent.bytes) for part in compute)
-    alone = np.asarray(found.parallel.tp) == 1
-    kernels = _summed(part.times * _kernels(part.op) * ~(alone & (part.over is not None)) for part in found.parts)
-    launched = found.of_blocks("tensors") * found.optimizer.kernels_per_tensor if found.is_training else 0.0
-    copies = found.copies
-    moved = m * _summed(part.times * part.spent.bytes for part in compute) + update.bytes
+    low = _sum(part.seconds * (part.spent.flop < balance * part.spent.bytes) for part in compute)
+    alone = np.asarray(iteration.parallel.tp) == 1
+    kernels = _sum(part.times * _kernels(part.op) * ~(alone & (part.over is not None)) for part in iteration.parts)
+    launched = iteration.of_blocks("tensors") * iteration.optimizer.kernels_per_tensor if iteration.is_training else 0.0
+    copies = iteration.copies
+    moved = m * _sum(part.times * part.spent.bytes for part in compute) + update.bytes
     return {
         "flop": m * _flop(compute) + update.flop,
         "hbm_bytes": moved + m * copies.hbm_bytes[0] + copies.hbm_bytes[1],
@@ -167,45 +169,47 @@ def _kernels(op: Op) -> Any:
     return np.asarray(op.work.kernels, float) if isinstance(op.work, Stream) else 1.0
 
 
-def _held(found: Iteration, amount: Callable[[Block], Any], shares: Mapping[str, Any]) -> Any:
+def _stage_sum(iteration: Iteration, amount: Callable[[Block], Any], shares: Mapping[str, Any]) -> Any:
     """Sum of a number of the blocks, of each the share that a stage has."""
-    each = ((block, np.asarray(amount(block), float)) for block in found.blocks)
-    return _summed(value * np.asarray(block.count, float) * shares[block.name] for block, value in each)
+    amounts = ((block, np.asarray(amount(block), float)) for block in iteration.blocks)
+    return _sum(value * np.asarray(block.count, float) * shares[block.name] for block, value in amounts)
 
 
-def _memory(found: Iteration, hbm_bytes: ArrayLike) -> dict[str, Any]:
+def _memory(iteration: Iteration, hbm_bytes: ArrayLike) -> dict[str, Any]:
     """Bytes on the GPU that holds most: of the first stage, with as many micro-batches in flight as there are stages,
     or of the last one, with one. Inference keeps keys and values of all micro-batches.
     """
-    b, pp = found.run.element_bytes, np.asarray(found.parallel.pp, float)
-    each: Any = b
-    flight = ends = found.micro_batches
-    if found.is_training:
-        split = np.asarray(found.parallel.dp, float) if found.parallel.zero else 1.0
-        each = 2 * b + dict(found.optimizer.state_bytes)[found.run.precision] / split
-        flight, ends = np.minimum(found.micro_batches, pp), np.ones(())
-    first, last = ({block.name: 1 / pp for block in found.blocks} for _ in range(2))
-    for name, held, absent in zip(ENDS, (first, last), (last, first), strict=True):
-        if name in held:
-            held[name], absent[name] = np.ones(()), np.where(pp > 1, 0.0, 1.0)
-    flying = flying_bytes(found)
+    b, pp = iteration.run.element_bytes, np.asarray(iteration.parallel.pp, float)
+    bytes_per_weight: Any = b
+    flight = ends = iteration.micro_batches
+    if iteration.is_training:
+        split = np.asarray(iteration.parallel.dp, float) if iteration.parallel.zero else 1.0
+        bytes_per_weight = 2 * b + dict(iteration.optimizer.state_bytes)[iteration.run.precision] / split
+        flight, ends = np.minimum(iteration.micro_batches, pp), np.ones(())
+    first, last = ({block.name: 1 / pp for block in iteration.blocks} for _ in range(2))
+    for name, shares, absent in zip(ENDS, (first, last), (last, first), strict=True):
+        if name in shares:
+            shares[name], absent[name] = np.ones(()), np.where(pp > 1, 0.0, 1.0)
+    flying = flying_bytes(iteration)
     stages = [
         (
-            each * _held(found, lambda block: block.params, counts),
-            _held(found, lambda block: copy_bytes(found, block), counts) + flying,
-            alive * _held(found, lambda block: block.kept, counts),
+            bytes_per_weight * _stage_sum(iteration, lambda block: block.params, counts),
+            _stage_sum(iteration, lambda block: copy_bytes(iteration, block), counts) + flying,
+            alive * _stage_sum(iteration, lambda block: block.kept, counts),
         )
         for counts, alive in ((first, flight), (last, ends))
     ]
     later = sum(stages[1]) > sum(stages[0])
-    own, copies, kept = (np.where(later, of_last, of_first) for of_first, of_last in zip(*stages, strict=True))
-    state = own + copies
-    params = np.where(later, *(_held(found, lambda block: block.params, counts) for counts in (last, first)))
+    weights, copies, activations = (
+        np.where(later, of_last, of_first) for of_first, of_last in zip(*stages, strict=True)
+    )
+    state = weights + copies
+    params = np.where(later, *(_stage_sum(iteration, lambda block: block.params, counts) for counts in (last, first)))
     return {
-        "memory_bytes": state + kept,
+        "memory_bytes": state + activations,
         "state_bytes": state,
         "copy_bytes": copies,
         "bytes_per_parameter": state / params,
-        "activation_bytes": kept,
-        "memory_share": (state + kept) / np.asarray(hbm_bytes, float),
+        "activation_bytes": activations,
+        "memory_share": (state + activations) / np.asarray(hbm_bytes, float),
     }

@@ -140,7 +140,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Platform:
-    """What operators run on: a GPU, the groups of GPUs that it exchanges with, and how batched GEMMs do."""
+    """Platform of operators: a GPU, the groups of GPUs that it exchanges with, and how batched GEMMs do."""
 
     chip: Chip
     groups: Mapping[Axis, Group] = field(default_factory=dict)
@@ -158,24 +158,24 @@ class Spent:
 
 
 def operator_costs(ops: Sequence[Op], platform: Platform) -> list[Spent]:
-    """What each operator takes, once (`count` and the block's are not in it); all GEMMs in one call."""
+    """Cost of each operator, once (`count` and the block's are not in it); all GEMMs in one call."""
     products = _products([op.work for op in ops if isinstance(op.work, Product)], platform)
-    made, seen = iter(products), dict[tuple[int, ...], Cost]()
-    return [next(made) if isinstance(op.work, Product) else _other(op.work, platform, seen) for op in ops]
+    product_costs, seen = iter(products), dict[tuple[int, ...], Cost]()
+    return [next(product_costs) if isinstance(op.work, Product) else _other(op.work, platform, seen) for op in ops]
 
 
 def _products(works: Sequence[Product], platform: Platform) -> list[Spent]:
     """Costs of products, all in one call."""
     if not works:
         return []
-    names = [one.name for one in fields(Product)]
+    names = [field.name for field in fields(Product)]
     columns = [[np.asarray(getattr(work, name), float) for work in works] for name in names]
     chip = [np.shape(value) for value in vars(platform.chip).values() if value is not None]
     shape = np.broadcast_shapes(*(value.shape for column in columns for value in column), *chip)
     m, n, k, batch, across = (np.stack([np.broadcast_to(value, shape) for value in column]) for column in columns)
     cost = gemm(platform.chip, (m, n, k), transposed_a=across, batch=batch)
     seconds = _of_batched(cost, (m, n, k), platform=platform, batch=batch) if platform.batched else cost.seconds
-    return [Spent(*found) for found in zip(cost.flop, cost.bytes, 0 * cost.flop, seconds, strict=True)]
+    return [Spent(*row) for row in zip(cost.flop, cost.bytes, 0 * cost.flop, seconds, strict=True)]
 
 
 def _of_batched(cost: Cost, sizes: tuple[Floats, Floats, Floats], *, platform: Platform, batch: Floats) -> Floats:
@@ -190,7 +190,7 @@ def _of_batched(cost: Cost, sizes: tuple[Floats, Floats, Floats], *, platform: P
 
 
 def _other(work: Work, platform: Platform, seen: dict[tuple[int, ...], Cost]) -> Spent:
-    """What anything but a product takes. seen: all passes of layers of which one was asked before."""
+    """Cost of anything but a product. seen: costs of all passes of layers of which one was asked before."""
     if isinstance(work, Exchange):
         moved = collective(work, platform.groups[work.over])
         return Spent(moved.flop, moved.hbm_bytes, moved.wire_bytes, moved.seconds)
@@ -238,7 +238,7 @@ class Part:
 
     @property
     def forward(self) -> bool:
-        """Whether it is of the forward pass."""
+        """True for an operator of the forward pass."""
         return self.op.phase == "forward"
 
     @property

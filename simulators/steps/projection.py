@@ -41,7 +41,7 @@ LAWS: Mapping[str, tuple[int, int, int, int]] = {
 
 @dataclass(frozen=True)
 class Size:
-    """What is projected from or to: width, sequence length, batch and tp; numbers, or arrays that broadcast."""
+    """Sizes that are projected from or to: width, sequence length, batch and tp; numbers, or arrays that broadcast."""
 
     hidden: ArrayLike
     sequence_length: ArrayLike
@@ -52,7 +52,7 @@ class Size:
     def columns(self) -> tuple[Floats, ...]:
         """H, L, B, t."""
         every = (self.hidden, self.sequence_length, self.batch, self.tp)
-        return tuple(np.asarray(one, float) for one in every)
+        return tuple(np.asarray(number, float) for number in every)
 
 
 @dataclass(frozen=True)
@@ -67,17 +67,20 @@ class Profile:
     ring: int
 
 
-def by_kind(found: Iteration) -> dict[str, Floats]:
+def by_kind(iteration: Iteration) -> dict[str, Floats]:
     """Seconds of one layer by kind of operator, collectives of tp and the update among them."""
-    layers = [part for part in found.parts if part.block.name not in ENDS]
-    count = np.asarray(sum(found.counts[block.name] for block in found.blocks if block.name not in ENDS), float)
+    layers = [part for part in iteration.parts if part.block.name not in ENDS]
+    count = np.asarray(sum(iteration.counts[block.name] for block in iteration.blocks if block.name not in ENDS), float)
     seconds = {
-        kind: found.sum(part for part in layers if part.over is None and part.op.kind == kind) / count for kind in LAWS
+        kind: iteration.sum(part for part in layers if part.over is None and part.op.kind == kind) / count
+        for kind in LAWS
     }
-    seconds[COMMUNICATION] = found.sum(part for part in layers if part.over == "tp") / count
-    params = found.of_blocks("params")
-    own = sum(np.asarray(block.params) * found.counts[block.name] for block in found.blocks if block.name not in ENDS)
-    seconds["optimizer"] = found.update.seconds * np.asarray(own) / np.asarray(params) / count
+    seconds[COMMUNICATION] = iteration.sum(part for part in layers if part.over == "tp") / count
+    params = iteration.of_blocks("params")
+    layer_params = sum(
+        np.asarray(block.params) * iteration.counts[block.name] for block in iteration.blocks if block.name not in ENDS
+    )
+    seconds["optimizer"] = iteration.update.seconds * np.asarray(layer_params) / np.asarray(params) / count
     return seconds
 
 
@@ -85,15 +88,15 @@ def project_layer(profile: Profile, to: Size, flop_vs_bw: ArrayLike = 1.0) -> di
     """Seconds of each kind of operator of one layer at other sizes, on GPUs that compute faster by `flop_vs_bw`."""
     ratios = [new / old for new, old in zip(to.columns, profile.size.columns, strict=True)]
     squares = [ratio * ratio for ratio in ratios]
-    found = {}
+    seconds = {}
     for kind, law in LAWS.items():
         factor: Floats = np.asarray(1.0)
         for ratio, square, power in zip(ratios, squares, law, strict=True):
             factor = factor * (1.0 if power == 0 else ratio if power == 1 else square if power == 2 else 1 / ratio)
-        found[kind] = profile.seconds[kind] * factor / (1.0 if kind == COMMUNICATION else np.asarray(flop_vs_bw))
+        seconds[kind] = profile.seconds[kind] * factor / (1.0 if kind == COMMUNICATION else np.asarray(flop_vs_bw))
     new, old = to.columns[3], profile.ring
-    found[COMMUNICATION] = found[COMMUNICATION] * ((new - 1) / new) / ((old - 1) / old)
-    return found
+    seconds[COMMUNICATION] = seconds[COMMUNICATION] * ((new - 1) / new) / ((old - 1) / old)
+    return seconds
 
 
 def serialized_share(seconds: Mapping[str, Floats]) -> Floats:

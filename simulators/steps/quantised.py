@@ -51,7 +51,7 @@ OF_PIM = (*_NEEDED, "over", "beside", "forward_blocks")
 
 
 class Quantised(Sourced):
-    """Which copies there are, and who makes them when.
+    """Copies of weights: which there are, and who makes them when.
 
     backward: format of the backward pass where it differs. stored: the copies that are used, or all directions of both
     formats. kept: share of layers whose copies are stored, of those that are made just in time. forward_blocks: where
@@ -86,7 +86,7 @@ class Quantised(Sourced):
 
 @dataclass(frozen=True)
 class Quantising:
-    """What copies are made of and by: who, the format of the forward pass, and what units in memory are.
+    """Maker of copies: who makes them, the format of the forward pass, and the units in memory.
 
     staged_bytes: what tiles of products hold of inputs that they have not yet multiplied.
     """
@@ -110,27 +110,27 @@ class Quantising:
         return self.backward if op.phase == "backward" else self.format
 
     def stored_blocks(self, count: Any) -> Any:
-        """Of so many equal blocks those whose copies are stored."""
+        """Number of blocks, of `count` equal ones, whose copies are stored."""
         share = 1.0 if self.quantised.made_by == "update" else self.quantised.kept
         return np.rint(np.asarray(share, float) * count)
 
     @property
     def stored_bytes(self) -> Any:
-        """Of all copies of a weight that are stored where all are."""
+        """Bytes of all copies of a weight where all are stored."""
         forward, backward = self.format.bytes_per_element, self.backward.bytes_per_element
         if self.quantised.stored == "used":
             return forward + (backward if self.training else 0.0)
         return (forward + backward) * (1 if self.quantised.backward is None else 2)
 
     def direction(self, op: Op) -> Direction:
-        """Where blocks of its copy lie in memory."""
+        """Direction in which blocks of its copy lie in memory."""
         forward = self.quantised.forward_blocks
         return _OTHER[forward] if op.phase == "backward" else forward
 
 
 @dataclass(frozen=True)
 class Made:
-    """What copies cost [s]: more in a micro-batch and in an iteration; of the former waited for, and slowed by bursts.
+    """Costs of copies [s]: more in a micro-batch and in an iteration; of the former waited for, and slowed by bursts.
 
     busy_s: units or kernels at work, in a micro-batch. hbm_bytes, kernels: of the GPU, in a micro-batch and in an
     iteration.
@@ -180,7 +180,7 @@ class Stage(Protocol):
 
     @property
     def is_training(self) -> bool:
-        """Whether weights are updated."""
+        """True if weights are updated."""
 
     @property
     def parts(self) -> tuple[Part, ...]:
@@ -188,7 +188,7 @@ class Stage(Protocol):
 
     @property
     def counts(self) -> Mapping[str, Floats]:
-        """How often each block comes in the stage."""
+        """Number of times that each block comes in the stage."""
 
     def of_blocks(self, attribute: str) -> Floats:
         """Sum of a number of the blocks over those of the stage."""
@@ -197,7 +197,7 @@ class Stage(Protocol):
 def weights(block: Block) -> Any:
     """Weights of a block that have copies."""
     reads = (op for op in block.of("forward") if isinstance(op.work, Product) and op.kind != "attention")
-    return _summed(elements(op) for op in reads)
+    return _sum(elements(op) for op in reads)
 
 
 def copy_bytes(iteration: Stage, block: Block) -> Any:
@@ -216,17 +216,17 @@ def _kept_share(iteration: Stage, block: Block) -> Any:
 
 
 def flying_bytes(iteration: Stage) -> Any:
-    """Copies that are there at once, made just in time: of the largest product, or of as many layers as are in flight.
+    """Bytes of copies made just in time that exist at once: of the largest product, or of all layers in flight.
 
-    Of a layer that computes again there are copies of both passes.
+    A layer that computes again has copies of both passes.
     """
     quantising = iteration.weight_copies
     if quantising is None or quantising.quantised.made_by == "update":
         return np.zeros(())
     largest: Any = np.zeros(())
     for block in iteration.blocks:
-        some = iteration.counts[block.name] * (1 - _kept_share(iteration, block)) > 0
-        largest = np.maximum(largest, np.where(some, _of_layer(quantising, block), 0.0))
+        read = iteration.counts[block.name] * (1 - _kept_share(iteration, block)) > 0
+        largest = np.maximum(largest, np.where(read, _of_layer(quantising, block), 0.0))
     ahead = quantising.quantised.look_ahead
     return largest * (1 + np.asarray(0 if ahead is None else ahead))
 
@@ -234,10 +234,10 @@ def flying_bytes(iteration: Stage) -> Any:
 def _of_layer(quantising: Quantising, block: Block) -> Any:
     """Copies of a block that one pass has at once: its largest one where the GPU makes them."""
     passes = [block.of("forward"), block.of("recompute", "backward")]
-    each = [[_copy_bytes(quantising, op) for op in ops] for ops in passes]
+    sizes = [[_copy_bytes(quantising, op) for op in ops] for ops in passes]
     if quantising.quantised.made_by == "gpu":
-        return functools.reduce(np.maximum, (one for some in each for one in some), np.zeros(()))
-    return np.maximum(*(_summed(some) for some in each))
+        return functools.reduce(np.maximum, (size for pass_sizes in sizes for size in pass_sizes), np.zeros(()))
+    return np.maximum(*(_sum(pass_sizes) for pass_sizes in sizes))
 
 
 def _copy_bytes(quantising: Quantising, op: Op) -> Any:
@@ -247,10 +247,10 @@ def _copy_bytes(quantising: Quantising, op: Op) -> Any:
 
 
 def copy_costs(iteration: Stage) -> Made:
-    """What copies add to an iteration."""
+    """Costs that copies add to an iteration."""
     if iteration.weight_copies is None:
         return Made()
-    stored = _stored(iteration)
+    stored = _update_costs(iteration)
     if iteration.weight_copies.quantised.made_by == "update":
         return stored
     just_in_time = _by_gpu(iteration) if iteration.weight_copies.quantised.made_by == "gpu" else _by_pim(iteration)
@@ -262,44 +262,44 @@ def copy_costs(iteration: Stage) -> Made:
     )
 
 
-def _stored(iteration: Stage) -> Made:
-    """What is written with the update, or after it; nothing where weights stay as they are."""
+def _update_costs(iteration: Stage) -> Made:
+    """Costs of copies written with the update, or after it; nothing where weights stay as they are."""
     if not iteration.is_training:
         return Made()
-    each = [copy_bytes(iteration, block) * iteration.counts[block.name] for block in iteration.blocks]
+    written = [copy_bytes(iteration, block) * iteration.counts[block.name] for block in iteration.blocks]
     read = [weights(block) * _kept_share(iteration, block) * iteration.counts[block.name] for block in iteration.blocks]
     apart = 1.0 if iteration.parallel.zero else 0.0
-    moved = _summed(each) + apart * iteration.run.element_bytes * _summed(read)
+    moved = _sum(written) + apart * iteration.run.element_bytes * _sum(read)
     launched = apart * iteration.of_blocks("tensors") * iteration.optimizer.kernels_per_tensor * (moved > 0)
-    (one,) = operator_costs(
+    (cost,) = operator_costs(
         [Op("copies", "optimizer", "optimizer", Stream(moved, kernels=launched))], iteration.platform
     )
-    return Made(update_s=one.seconds, hbm_bytes=(0.0, moved), kernels=(0.0, launched))
+    return Made(update_s=cost.seconds, hbm_bytes=(0.0, moved), kernels=(0.0, launched))
 
 
 def _by_gpu(iteration: Stage) -> Made:
     """A kernel before each product, in line with it."""
-    every = [(part.times * (1 - _kept_share(iteration, part.block)), one) for part, one in kernels(iteration)]
-    seconds, moved = (_summed(times * getattr(one, name) for times, one in every) for name in ("seconds", "bytes"))
-    many = _summed(times for times, _ in every)
-    return Made(slot_s=seconds, waited_s=seconds, busy_s=seconds, hbm_bytes=(moved, 0.0), kernels=(many, 0.0))
+    every = [(part.times * (1 - _kept_share(iteration, part.block)), cost) for part, cost in kernels(iteration)]
+    seconds, moved = (_sum(times * getattr(cost, name) for times, cost in every) for name in ("seconds", "bytes"))
+    launches = _sum(times for times, _ in every)
+    return Made(slot_s=seconds, waited_s=seconds, busy_s=seconds, hbm_bytes=(moved, 0.0), kernels=(launches, 0.0))
 
 
 def kernels(iteration: Stage) -> list[tuple[Part, Spent]]:
-    """Products that read a copy, and what the kernel takes that makes it, each time."""
+    """Products that read a copy, each with the cost of the kernel that makes it, each time."""
     quantising = iteration.weight_copies
     assert quantising is not None
     ops, parts = [], []
     for part in iteration.parts:
         if (format := quantising.read(part.op)) is not None:
-            many = elements(part.op) / np.asarray(part.op.count, float)
-            work = Stream(many * (iteration.run.element_bytes + format.bytes_per_element))
+            num_elements = elements(part.op) / np.asarray(part.op.count, float)
+            work = Stream(num_elements * (iteration.run.element_bytes + format.bytes_per_element))
             ops.append(Op("copy", part.op.kind, part.op.phase, work))
             parts.append(part)
     return list(zip(parts, operator_costs(ops, iteration.platform), strict=True))
 
 
-def _summed(values: Iterable[Any]) -> Any:
+def _sum(values: Iterable[Any]) -> Any:
     return sum(values, np.zeros(()))
 
 
@@ -314,7 +314,7 @@ def _by_pim(iteration: Stage) -> Made:
 
 
 def timeline(iteration: Stage) -> Events:
-    """What happens in one micro-batch of a design whose numbers are single ones."""
+    """Events of one micro-batch of a design whose numbers are single ones."""
     from simulators.costs.pim_bursts import events
 
     return events(*_run(iteration, ()))
@@ -340,7 +340,7 @@ def _numbers(iteration: Stage) -> Iterator[Any]:
     for _, _, parts in _passes(iteration):
         for part in parts:
             yield from (part.spent.seconds, part.spent.bytes, part.times)
-            yield from (_staged(iteration, part.op), *_copied(iteration, part.op))
+            yield from (_staged_bytes(iteration, part.op), *_copy_times(iteration, part.op))
 
 
 def _kept_of(iteration: Stage) -> Any:
@@ -353,13 +353,15 @@ def _memory(iteration: Stage) -> Memory:
 
     quantising = iteration.weight_copies
     assert quantising is not None
-    said = quantising.quantised
-    blocked, window, ahead = (np.asarray(one, float) for one in (said.blocked, said.window, said.look_ahead))
+    copies = quantising.quantised
+    blocked, window, ahead = (
+        np.asarray(number, float) for number in (copies.blocked, copies.window, copies.look_ahead)
+    )
     return Memory(iteration.platform.chip.drawable_bytes_per_s, blocked, window, ahead)
 
 
 def _run(iteration: Stage, shape: tuple[int, ...]) -> tuple[Layers, Memory]:
-    """What `simulators.costs.pim_bursts` runs, over B designs of this shape."""
+    """Layers and memory that `simulators.costs.pim_bursts` runs, over B designs of this shape."""
     from simulators.costs.pim_bursts import Layers
 
     passes, quantising = _passes(iteration), iteration.weight_copies
@@ -372,10 +374,10 @@ def _run(iteration: Stage, shape: tuple[int, ...]) -> tuple[Layers, Memory]:
         return np.stack(flat, axis=1)
 
     def count(made_: bool, block: Block) -> Any:
-        whole = np.rint(iteration.counts[block.name])
-        return whole - quantising.stored_blocks(whole) if made_ else quantising.stored_blocks(whole)
+        num_blocks = np.rint(iteration.counts[block.name])
+        return num_blocks - quantising.stored_blocks(num_blocks) if made_ else quantising.stored_blocks(num_blocks)
 
-    copies = [_copied(iteration, part.op) if made_ else (0.0, 1.0) for part, made_ in every]
+    copies = [_copy_times(iteration, part.op) if made_ else (0.0, 1.0) for part, made_ in every]
     over = quantising.quantised.over == "micro_batch"
     layers = Layers(
         np.cumsum([0, *(len(parts) for _, _, parts in passes)]),
@@ -384,16 +386,16 @@ def _run(iteration: Stage, shape: tuple[int, ...]) -> tuple[Layers, Memory]:
         table(count(made_, parts[0].block) for _, made_, parts in passes).astype(np.int64),
         table(part.spent.seconds * np.asarray(part.op.count, float) for part, _ in every),
         table(part.spent.bytes * np.asarray(part.op.count, float) for part, _ in every),
-        table(_staged(iteration, part.op) for part, _ in every),
-        *(table(one[place] for one in copies) for place in (0, 1)),
+        table(_staged_bytes(iteration, part.op) for part, _ in every),
+        *(table(copy[place] for copy in copies) for place in (0, 1)),
     )
     memory = _memory(iteration)
-    flat = (np.broadcast_to(np.asarray(one, float), shape).reshape(designs) for one in vars(memory).values())
+    flat = (np.broadcast_to(np.asarray(copy, float), shape).reshape(designs) for copy in vars(memory).values())
     return layers, type(memory)(*flat)
 
 
-def _staged(iteration: Stage, op: Op) -> Any:
-    """Distinct bytes that tiles of a product hold and have not yet multiplied; of all else none."""
+def _staged_bytes(iteration: Stage, op: Op) -> Any:
+    """Distinct bytes of operands staged by resident tiles of a product; 0 for other operators."""
     assert iteration.weight_copies is not None
     if not isinstance(op.work, Product):
         return 0.0
@@ -402,7 +404,7 @@ def _staged(iteration: Stage, op: Op) -> Any:
     return np.asarray(iteration.weight_copies.staged_bytes, float) * share
 
 
-def _copied(iteration: Stage, op: Op) -> tuple[Any, Any]:
+def _copy_times(iteration: Stage, op: Op) -> tuple[Any, Any]:
     """(time of the copy that an operator reads, length of a burst) [s], of units of the channels that are blocked."""
     quantising = iteration.weight_copies
     assert quantising is not None
@@ -410,10 +412,10 @@ def _copied(iteration: Stage, op: Op) -> tuple[Any, Any]:
     pim, instructions = quantising.pim, quantising.instructions
     if format is None or pim is None or instructions is None:
         return 0.0, 1.0
-    said, source = quantising.quantised, iteration.run.element_bytes
+    copies, source = quantising.quantised, iteration.run.element_bytes
     commands = commands_per_word(instructions, pim, format, quantising.direction(op), source)
     words = pim.per_unit(elements(op) * source)
     rows = np.maximum(1.0, words / pim.words_per_row)
-    bursts = np.ceil(rows / np.asarray(said.burst_rows, float))
-    whole = pim.copy_s(words, commands, written=format.bytes_per_element / source) + bursts * pim.switch_s
-    return whole / np.asarray(said.blocked, float), whole / bursts
+    bursts = np.ceil(rows / np.asarray(copies.burst_rows, float))
+    seconds = pim.copy_s(words, commands, written=format.bytes_per_element / source) + bursts * pim.switch_s
+    return seconds / np.asarray(copies.blocked, float), seconds / bursts

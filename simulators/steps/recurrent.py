@@ -122,7 +122,7 @@ class _Layer:
         """The product of its input, and the steps."""
         batch, steps = self.columns
         size = (self.gates * self.hidden, self.inputs, np.asarray(batch) * steps)
-        passes = [Recurrence(self.gates, self.hidden, batch, steps, one) for one in range(3)]
+        passes = [Recurrence(self.gates, self.hidden, batch, steps, place) for place in range(3)]
         state = (
             (Op("steps", "recurrent", "forward", passes[0], self.directions),),
             (
@@ -158,8 +158,8 @@ class _Sentences:
 
     @classmethod
     def of(cls, model: Translation, run: Run) -> _Sentences:
-        """Those of an iteration; whole tokens, one at least."""
-        hidden, batch, source = (np.asarray(one, float) for one in (model.hidden, run.batch, run.sequence_length))
+        """Sizes of an iteration; whole tokens, one at least."""
+        hidden, batch, source = (np.asarray(number, float) for number in (model.hidden, run.batch, run.sequence_length))
         target = np.maximum(1.0, np.round(source * np.asarray(model.target_per_source)))
         return cls(hidden, batch, source, target, run.element_bytes)
 
@@ -168,7 +168,7 @@ class _Sentences:
         return _Layer(GATES["lstm"], inputs * self.hidden, self.hidden, (self.batch, steps))
 
     def bytes(self, steps: Floats) -> Floats:
-        """Of the states of all steps."""
+        """Bytes of the states of all steps."""
         return np.asarray(self.element_bytes * self.batch * steps * self.hidden)
 
     def stream(self, name: str, kind: Kind, steps: Floats, passes: Passes) -> Part:
@@ -180,24 +180,27 @@ def _convolutions(model: Speech, run: Run) -> tuple[list[Block], Floats, Floats]
     """A block for each convolution; the width of what they give for each step, and the number of its steps."""
     blocks, channels = [], np.asarray(1.0)
     height, width = np.asarray(model.bins, float), np.asarray(run.sequence_length, float)
-    made = run.element_bytes * np.asarray(run.batch) * height * width
-    for place, one in enumerate(model.filters):
+    output = run.element_bytes * np.asarray(run.batch) * height * width
+    for place, filter_ in enumerate(model.filters):
         names = ("n", "c", "h", "w", "k", "r", "s", "pad_h", "pad_w", "stride_v", "stride_h")
-        sizes = (run.batch, channels, height, width, one.channels, *one.size, *one.pad, *one.stride)
-        size = np.asarray(one.size[0]) * one.size[1] * channels * one.channels
+        sizes = (run.batch, channels, height, width, filter_.channels, *filter_.size, *filter_.pad, *filter_.stride)
+        size = np.asarray(filter_.size[0]) * filter_.size[1] * channels * filter_.channels
         height, width = (
-            np.maximum(1.0, (side + 2 * np.asarray(one.pad[axis]) - one.size[axis]) // np.asarray(one.stride[axis]) + 1)
+            np.maximum(
+                1.0,
+                (side + 2 * np.asarray(filter_.pad[axis]) - filter_.size[axis]) // np.asarray(filter_.stride[axis]) + 1,
+            )
             for axis, side in enumerate((height, width))
         )
-        channels = np.asarray(one.channels, float)
-        read = made
-        made = run.element_bytes * np.asarray(run.batch) * channels * height * width
+        channels = np.asarray(filter_.channels, float)
+        read = output
+        output = run.element_bytes * np.asarray(run.batch) * channels * height * width
         parts = [
             _filters(dict(zip(names, sizes, strict=True)), first=place == 0),
-            _stream("batch norm", "norm", made, _BATCH_NORM),
-            _stream("clip", "activation", made, _CLIP),
+            _stream("batch norm", "norm", output, _BATCH_NORM),
+            _stream("clip", "activation", output, _CLIP),
         ]
-        blocks.append(_block(f"convolution {place + 1}", parts, (size + 3 * channels, 4), read + made))
+        blocks.append(_block(f"convolution {place + 1}", parts, (size + 3 * channels, 4), read + output))
     return blocks, channels * height, width
 
 
@@ -261,12 +264,12 @@ def _attention(sizes: _Sentences) -> Block:
 
 def _queries(sizes: _Sentences) -> Part:
     """The product of the query, step by step; the gradient of its weights over all steps at once."""
-    one = Product(sizes.hidden, sizes.batch, sizes.hidden)
+    step = Product(sizes.hidden, sizes.batch, sizes.hidden)
     every = Product(sizes.hidden, sizes.hidden, sizes.batch * sizes.target)
     return (
-        (Op("query", "attention", "forward", replace(one, transposed=True), sizes.target),),
+        (Op("query", "attention", "forward", replace(step, transposed=True), sizes.target),),
         (
-            Op("query, data", "attention", "backward", one, sizes.target),
+            Op("query, data", "attention", "backward", step, sizes.target),
             Op("query, weights", "attention", "backward", every, weight=True),
         ),
     )
@@ -274,11 +277,11 @@ def _queries(sizes: _Sentences) -> Part:
 
 def _context(sizes: _Sentences) -> Part:
     """The sum of what the encoder gave, by the scores; gradients of both."""
-    found = Product(sizes.hidden, 1, sizes.source, sizes.batch)
+    product = Product(sizes.hidden, 1, sizes.source, sizes.batch)
     scores = Product(sizes.source, 1, sizes.hidden, sizes.batch, transposed=True)
     values = Product(sizes.hidden, sizes.source, 1, sizes.batch)
     return (
-        (Op("context", "attention", "forward", found, sizes.target),),
+        (Op("context", "attention", "forward", product, sizes.target),),
         (
             Op("context, scores", "attention", "backward", scores, sizes.target),
             Op("context, values", "attention", "backward", values, sizes.target),
@@ -320,22 +323,24 @@ def _stream(name: str, kind: Kind, tensor_bytes: ArrayLike, passes: Passes, coun
     return (Op(name, kind, "forward", forward, count),), ((back,) if passes.backward else ())
 
 
-def _block(name: str, parts: Sequence[Part], weights: Weights, kept: ArrayLike = 0.0, count: ArrayLike = 1.0) -> Block:
-    """Parts in the order of the forward pass, then of the backward pass. kept: bytes."""
+def _block(
+    name: str, parts: Sequence[Part], weights: Weights, kept_bytes: ArrayLike = 0.0, count: ArrayLike = 1.0
+) -> Block:
+    """Parts in the order of the forward pass, then of the backward pass."""
     forward = [op for part in parts for op in part[0]]
     backward = [op for part in reversed(parts) for op in part[1]]
-    return Block(name, (*forward, *backward), count, *weights, kept)
+    return Block(name, (*forward, *backward), count, *weights, kept_bytes)
 
 
 def _of_mode(blocks: Sequence[Block], run: Run) -> tuple[Block, ...]:
-    """What the run's mode needs of each block."""
+    """Parts of each block that the run's mode needs."""
     if run.mode == "training":
         return tuple(blocks)
     return tuple(replace(block, ops=block.of("forward"), kept=0.0) for block in blocks)
 
 
-def _sum(one: Weights, other: Weights) -> Weights:
-    return np.asarray(one[0]) + np.asarray(other[0]), np.asarray(one[1]) + np.asarray(other[1])
+def _sum(first: Weights, second: Weights) -> Weights:
+    return np.asarray(first[0]) + np.asarray(second[0]), np.asarray(first[1]) + np.asarray(second[1])
 
 
 def _seconds(layers: ArrayLike) -> ArrayLike:

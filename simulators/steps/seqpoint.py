@@ -1,4 +1,4 @@
-"""Which iterations of an epoch over variable sequence lengths stand for all of them: SeqPoint, and simpler choices.
+"""Samples of an epoch over variable sequence lengths: SeqPoint, and simpler choices of iterations.
 
 SeqPoint (arXiv:2007.10459) takes one epoch's sequence lengths and iteration times t on one configuration:
 
@@ -33,7 +33,7 @@ Count = Annotated[Integer, Field(ge=1, le=2**31)]
 
 
 class Iterations(Frozen):
-    """Which iterations of an epoch are run, and how many each stands for.
+    """Choice of the iterations of an epoch that are run, and how many each stands for.
 
     method: all; seqpoint; frequent (one of the most frequent length), median (of the median length), worst (of the
     length that projects worst); prior: `window` consecutive iterations after `warm_up`. Of seqpoint: k0 bins at first,
@@ -81,12 +81,12 @@ def choose(iterations: Iterations, lengths: ArrayLike, seconds: ArrayLike) -> Sa
     if iterations.method == "seqpoint":
         return _seqpoint(iterations, epoch)
     if iterations.method == "frequent":
-        one = _mode(epoch.counts)
+        index = _mode(epoch.counts)
     elif iterations.method == "median":
-        one = np.searchsorted(np.cumsum(epoch.counts), (size + 1) // 2)
+        index = np.searchsorted(np.cumsum(epoch.counts), (size + 1) // 2)
     else:
-        one = np.argmax(np.abs(epoch.seconds[epoch.places] * size - epoch.seconds.sum()))
-    return epoch.sample(epoch.places[[one]], np.array([float(size)]))
+        index = np.argmax(np.abs(epoch.seconds[epoch.places] * size - epoch.seconds.sum()))
+    return epoch.sample(epoch.places[[index]], np.array([float(size)]))
 
 
 def _mode(counts: Integers) -> np.intp:
@@ -102,19 +102,19 @@ def project_epoch(sample: Sample, seconds: ArrayLike) -> Floats:
 
 
 def cut_sequential(sample: Sample, seconds: ArrayLike) -> Floats:
-    """How many times as long the epoch takes as its sample, one iteration after another; [...] of [..., N]."""
+    """Time of the epoch over that of its sample, one iteration after another; [...] of [..., N]."""
     times = np.asarray(seconds, float)
     return np.asarray(times.sum(-1) / times[..., sample.places].sum(-1))
 
 
 def cut_parallel(sample: Sample, seconds: ArrayLike) -> Floats:
-    """How many times as long the epoch takes as the longest iteration of its sample; [...] of [..., N]."""
+    """Time of the epoch over that of the longest iteration of its sample; [...] of [..., N]."""
     times = np.asarray(seconds, float)
     return np.asarray(times.sum(-1) / times[..., sample.places].max(-1))
 
 
 def iterations_cut(sample: Sample) -> float:
-    """How many times as many iterations the epoch has as its sample."""
+    """Iterations of the epoch over those of its sample."""
     return float(sample.weights.sum() / len(sample.places))
 
 
@@ -152,17 +152,17 @@ class _Epoch:
         with np.errstate(invalid="ignore"):
             means = np.bincount(bin_, self.counts * self.means, bins) / weights
         nearest = np.lexsort((np.abs(self.means - means[bin_]), bin_))
-        held, first = np.unique(bin_[nearest], return_index=True)
-        return self.sample(self.places[nearest[first]], weights[held], bins)
+        used_bins, first = np.unique(bin_[nearest], return_index=True)
+        return self.sample(self.places[nearest[first]], weights[used_bins], bins)
 
 
 def _seqpoint(iterations: Iterations, epoch: _Epoch) -> Sample:
     every = len(epoch.lengths)
     if every > iterations.few:
         for bins in range(iterations.k0, every):
-            found = epoch.bin_representatives(bins)
-            if abs(found.error) <= iterations.error:
-                return found
+            sample = epoch.bin_representatives(bins)
+            if abs(sample.error) <= iterations.error:
+                return sample
     return epoch.sample(epoch.places, epoch.counts.astype(float))
 
 

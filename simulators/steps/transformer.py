@@ -113,14 +113,14 @@ class _Sizes:
 def transformer_blocks(model: Transformer, run: Run, parallel: Parallel, kernels: Kernels) -> tuple[Block, ...]:
     """Embedding, layers, layers of a decoder beside an encoder, and output, in the order of the forward pass."""
     sizes = _Sizes(model, run, parallel, kernels)
-    own = (*_attention(sizes), *_feed_forward(sizes))
-    layers = Block("layer", _passes(sizes, own), model.layers, *_weights(sizes), _kept(sizes))
+    layer_ops = (*_attention(sizes), *_feed_forward(sizes))
+    layers = Block("layer", _passes(sizes, layer_ops), model.layers, *_weights(sizes), _kept_bytes(sizes))
     blocks = [layers]
     if model.decoder_layers:
         ops = _passes(sizes, (*_attention(sizes), *_attention(sizes, "cross "), *_feed_forward(sizes)))
         params, tensors = _weights(sizes, attentions=2)
-        kept = _kept(sizes, attentions=2)
-        blocks.append(Block("decoder layer", ops, model.decoder_layers, params, tensors, kept))
+        kept_bytes = _kept_bytes(sizes, attentions=2)
+        blocks.append(Block("decoder layer", ops, model.decoder_layers, params, tensors, kept_bytes))
     return (_embedding(sizes), *blocks, _output(sizes)) if model.vocab else tuple(blocks)
 
 
@@ -128,11 +128,11 @@ def _attention(sizes: _Sizes, prefix: str = "") -> Iterator[Op]:
     """One attention with the norm before it, forward."""
     own, heads, kv = sizes, sizes.heads, sizes.kv_heads
     yield _stream(sizes, f"{prefix}norm", "norm", sizes.kernels.norm)
-    yield from _gathered(sizes, f"{prefix}attention")
+    yield from _gather_tokens(sizes, f"{prefix}attention")
     yield Op(f"{prefix}qkv", "linear", "forward", _product((heads + 2 * kv) * own.head, own.tokens, own.hidden))
     yield from _core(sizes, prefix)
     yield Op(f"{prefix}projection", "linear", "forward", _product(own.hidden, own.tokens, heads * own.head))
-    yield from _summed(sizes, f"{prefix}attention")
+    yield from _reduce_partial_sums(sizes, f"{prefix}attention")
 
 
 def _core(sizes: _Sizes, prefix: str) -> Iterator[Op]:
@@ -151,12 +151,12 @@ def _core(sizes: _Sizes, prefix: str) -> Iterator[Op]:
 def _feed_forward(sizes: _Sizes) -> Iterator[Op]:
     """FC 1, activation and FC 2 with the norm before them, forward."""
     yield _stream(sizes, "norm ffn", "norm", sizes.kernels.norm)
-    yield from _gathered(sizes, "ffn")
+    yield from _gather_tokens(sizes, "ffn")
     wide = sizes.ffn * (2 if sizes.model.gated else 1)
     yield Op("fc1", "fc", "forward", _product(wide, sizes.tokens, sizes.hidden))
     yield _stream(sizes, "activation", "activation", sizes.kernels.activation)
     yield Op("fc2", "fc", "forward", _product(sizes.hidden, sizes.tokens, sizes.ffn))
-    yield from _summed(sizes, "ffn")
+    yield from _reduce_partial_sums(sizes, "ffn")
 
 
 def _elements(sizes: _Sizes, kind: Kind) -> Floats:
@@ -176,13 +176,13 @@ def _product(m: Floats, n: Floats, k: Floats) -> Product:
     return Product(m, n, k, transposed=True)
 
 
-def _gathered(sizes: _Sizes, name: str) -> Iterator[Op]:
-    """What brings the tokens together that sequence parallelism keeps apart."""
+def _gather_tokens(sizes: _Sizes, name: str) -> Iterator[Op]:
+    """All-gather of the tokens that sequence parallelism keeps apart."""
     if sizes.parallel.sequence_parallel:
         yield Op(f"all-gather {name}", "linear", "forward", Exchange("all_gather", sizes.activations))
 
 
-def _summed(sizes: _Sizes, name: str) -> Iterator[Op]:
+def _reduce_partial_sums(sizes: _Sizes, name: str) -> Iterator[Op]:
     """The sum over GPUs that each hold a part of the inner dimension."""
     pattern: Pattern = "reduce_scatter" if sizes.parallel.sequence_parallel else "all_reduce"
     kind: Kind = "fc" if name == "ffn" else "linear"
@@ -201,27 +201,27 @@ def _passes(sizes: _Sizes, forward: tuple[Op, ...]) -> tuple[Op, ...]:
     again = [op for op in forward if what == "all" or (what == "attention" and op.kind in core)]
     again = [] if sizes.kernels.flash_share_of_peak is not None and what == "attention" else again
     recomputed = tuple(replace(op, phase="recompute", name=f"{op.name} again") for op in again)
-    backward = (made for op in reversed(forward) for made in _backward(sizes, op))
+    backward = (gradient for op in reversed(forward) for gradient in _backward(sizes, op))
     return (*forward, *recomputed, *backward)
 
 
 def _backward(sizes: _Sizes, op: Op) -> Iterator[Op]:
-    """What the backward pass does for one forward operator."""
-    made = replace(op, phase="backward")
+    """Operators of the backward pass for one forward operator."""
+    gradient = replace(op, phase="backward")
     work = op.work
     if isinstance(work, Product) and op.kind == "attention":
         m, n, k = work.m, work.n, work.k
-        yield replace(made, name=f"{op.name} dA", work=Product(k, m, n, work.batch))
-        yield replace(made, name=f"{op.name} dB", work=Product(k, n, m, work.batch))
+        yield replace(gradient, name=f"{op.name} dA", work=Product(k, m, n, work.batch))
+        yield replace(gradient, name=f"{op.name} dB", work=Product(k, n, m, work.batch))
     elif isinstance(work, Product):
-        yield replace(made, name=f"{op.name} dX", work=Product(work.k, work.n, work.m))
+        yield replace(gradient, name=f"{op.name} dX", work=Product(work.k, work.n, work.m))
         if op.name in ("qkv", "cross qkv", "fc1"):
             yield from _conjugate(sizes, op)
-        yield replace(made, name=f"{op.name} dW", work=Product(work.k, work.m, work.n), weight=True)
+        yield replace(gradient, name=f"{op.name} dW", work=Product(work.k, work.m, work.n), weight=True)
     elif isinstance(work, Stream):
-        yield replace(made, name=f"{op.name} backward", work=_streamed_back(sizes, op))
+        yield replace(gradient, name=f"{op.name} backward", work=_streamed_back(sizes, op))
     elif isinstance(work, Exchange) and work.pattern == "reduce_scatter":
-        yield replace(made, name=f"{op.name} backward", work=Exchange("all_gather", work.payload_bytes))
+        yield replace(gradient, name=f"{op.name} backward", work=Exchange("all_gather", work.payload_bytes))
 
 
 def _conjugate(sizes: _Sizes, op: Op) -> Iterator[Op]:
@@ -258,19 +258,19 @@ def _weights(sizes: _Sizes, attentions: int = 1) -> tuple[Any, Any]:
     return wide + attentions * both + vectors, tensors
 
 
-def _kept(sizes: _Sizes, attentions: int = 1) -> Any:
+def _kept_bytes(sizes: _Sizes, attentions: int = 1) -> Any:
     """Bytes that a layer keeps for its backward pass; of inference its keys and values."""
     b, tokens = sizes.element, sizes.tokens
     if sizes.run.mode != "training":
         return attentions * 2 * b * sizes.sequences * sizes.keys * sizes.kv_heads * sizes.head
     if sizes.run.recompute == "all":
         return b * sizes.own
-    whole = (attentions + 1) * (2 * b + 1) * sizes.own
+    unsplit = (attentions + 1) * (2 * b + 1) * sizes.own
     split = attentions * (2 * sizes.heads + 2 * sizes.kv_heads) * sizes.head
     split = b * tokens * (split + sizes.ffn * (3 if sizes.model.gated else 2))
     if sizes.run.recompute == "attention" or sizes.kernels.flash_share_of_peak is not None:
-        return whole + split
-    return whole + split + attentions * (2 * b + 1) * sizes.scores
+        return unsplit + split
+    return unsplit + split + attentions * (2 * b + 1) * sizes.scores
 
 
 # The ends
@@ -291,8 +291,8 @@ def _embedding(sizes: _Sizes) -> Block:
         scattered = Stream(3 * sizes.activations + dense, kernels=2.0)
         ops.append(Op("scatter", "embedding", "backward", scattered, weight=True))
     params = (sizes.vocab + np.asarray(sizes.model.positions)) * sizes.hidden + 2 * sizes.hidden
-    kept = (2 * sizes.element + 1) * sizes.own if sizes.run.mode == "training" else 0.0
-    return Block("embedding", tuple(ops), 1.0, params, 4, kept)
+    kept_bytes = (2 * sizes.element + 1) * sizes.own if sizes.run.mode == "training" else 0.0
+    return Block("embedding", tuple(ops), 1.0, params, 4, kept_bytes)
 
 
 def _output(sizes: _Sizes) -> Block:
@@ -312,9 +312,9 @@ def _output(sizes: _Sizes) -> Block:
         norm = Stream(sizes.kernels.norm.backward * sizes.element * sizes.own)
         ops.append(Op("final norm backward", "output", "backward", norm))
     copied = np.asarray(sizes.parallel.pp) > 1  # the last stage does not hold the first one's embedding
-    own = np.where(copied, 1.0, 0.0 if sizes.model.tied else 1.0) * sizes.vocab * sizes.hidden
-    kept = (4 + sizes.element) * sizes.vocab * wanted + 2 * sizes.activations if training else 0.0
-    return Block("output", tuple(ops), 1.0, own + 2 * sizes.hidden, np.where(own > 0, 3.0, 2.0), kept)
+    embedding = np.where(copied, 1.0, 0.0 if sizes.model.tied else 1.0) * sizes.vocab * sizes.hidden
+    kept_bytes = (4 + sizes.element) * sizes.vocab * wanted + 2 * sizes.activations if training else 0.0
+    return Block("output", tuple(ops), 1.0, embedding + 2 * sizes.hidden, np.where(embedding > 0, 3.0, 2.0), kept_bytes)
 
 
 def _both(sizes: _Sizes, name: str, kind: Kind, phase: Phase = "forward") -> list[Op]:
