@@ -75,18 +75,18 @@ def files(path: Path) -> list[Path]:
     if not path.name.startswith("kernelslist"):
         return [path]
     with open_text(path) as text:
-        names = [(line, said.strip()) for line, said in enumerate(text, 1) if said.startswith("kernel")]
-    check, found = Problems(), [path.parent / name for _, name in names]
-    for (line, name), one in list(zip(names, found, strict=True)):
-        if not one.is_file():
+        names = [(line, text_line.strip()) for line, text_line in enumerate(text, 1) if text_line.startswith("kernel")]
+    check, paths = Problems(), [path.parent / name for _, name in names]
+    for (line, name), kernel in list(zip(names, paths, strict=True)):
+        if not kernel.is_file():
             check.add(f"{path.name}, line {line}", "names a kernel that is not there", value=name)
-        elif ".traceg" not in one.name:
+        elif ".traceg" not in kernel.name:
             check.add(f"{path.name}, line {line}", "names a trace by time", value=name, way_out=_UNGROUPED)
     if not names:
         check.add(path.name, "lists no kernels", way_out="a line names a file, such as kernel-1.traceg")
     check.found = check.found[:MOST_TOLD]
     check.done()
-    return found
+    return paths
 
 
 class Kernel:
@@ -106,20 +106,20 @@ class Kernel:
         Warps take turns by instruction. Raises ConfigError after many problems; others are noted.
         """
         with open_text(self._path) as text:
-            for self._line, said in enumerate(text, 1):
-                words = said.split()
+            for self._line, text_line in enumerate(text, 1):
+                words = text_line.split()
                 if words[:1] == ["#END_TB"]:
                     self._end_warp()
                     self._open = False
                     yield self._block()
                 elif words:
-                    self._take(words, said)
+                    self._take(words, text_line)
         if self._open:
             self._wrong("ends inside a thread block")
 
-    def _take(self, words: Sequence[str], said: str) -> None:
-        if said.startswith("-"):
-            name, _, value = said[1:].partition("=")
+    def _take(self, words: Sequence[str], text_line: str) -> None:
+        if text_line.startswith("-"):
+            name, _, value = text_line[1:].partition("=")
             self._header[name.strip()] = value.strip()
             self.name = self._header.get("kernel name", self.name)
         elif words[0] == "#BEGIN_TB":
@@ -152,7 +152,7 @@ class Kernel:
     def _instruction(self, words: Sequence[str]) -> None:
         self._step += 1
         try:
-            at = self._leading + 3 + int(words[self._leading + 2])
+            at = self._leading_columns + 3 + int(words[self._leading_columns + 2])
             family, width = _opcode(words[at])
             at += 2 + int(words[at + 1])
             if words[at] == "0":
@@ -160,7 +160,7 @@ class Kernel:
             if family not in _STORES:
                 self.skipped[family] += 1
                 return
-            pc, mask = (int(word, 16) for word in words[self._leading : self._leading + 2])
+            pc, mask = (int(word, 16) for word in words[self._leading_columns : self._leading_columns + 2])
             places = _addresses(int(words[at + 1]), words[at + 2 :], mask)
             self._access(family, pc, (places, width))
         except IndexError:
@@ -183,7 +183,7 @@ class Kernel:
             self._rows += [(self._step, self._warp, line * size, pc, store) for line in lines]
 
     def _is_global(self, place: int) -> bool:
-        """Whether a generic address is neither shared nor local; without bases this cannot be told, and it is not."""
+        """Tell whether a generic address is neither shared nor local; False without bases, as it cannot be told."""
         bases = [int(self._header.get(name, "0"), 16) for name in ("shmem base_addr", "local mem base_addr")]
         return 0 not in bases and not min(bases) <= place < max(bases) + _WINDOW
 
@@ -192,7 +192,7 @@ class Kernel:
         return rows[np.lexsort((rows[:, 1], rows[:, 0]))][:, 2:]
 
     @functools.cached_property
-    def _leading(self) -> int:
+    def _leading_columns(self) -> int:
         """Columns before the PC."""
         version = self._header.get("accelsim tracer version", "")
         grouped = not version.isdecimal() or int(version) >= _GROUPED_FROM
@@ -205,15 +205,15 @@ class Kernel:
 
 
 @functools.cache
-def _opcode(said: str) -> tuple[str, int]:
-    """What an opcode does, and bytes of a lane."""
-    family, *others = said.split(".")
-    bits = [int(found[1]) for one in others if (found := re.fullmatch(r"[US]?(\d+)", one))]
+def _opcode(opcode: str) -> tuple[str, int]:
+    """Family of an opcode, and bytes of a lane."""
+    family, *suffixes = opcode.split(".")
+    bits = [int(match[1]) for suffix in suffixes if (match := re.fullmatch(r"[US]?(\d+)", suffix))]
     return family, max(1, bits[0] // 8) if bits else _DEFAULT_WIDTH
 
 
 def _addresses(mode: int, words: Sequence[str], mask: int) -> list[int]:
-    """Of the active lanes. Raises ValueError or IndexError."""
+    """Addresses of the active lanes. Raises ValueError or IndexError."""
     lanes = mask.bit_count()
     if not 0 <= mode <= 2:
         raise ValueError(f"address mode {mode} is not 0 (list), 1 (stride) or 2 (differences)")
@@ -224,14 +224,14 @@ def _addresses(mode: int, words: Sequence[str], mask: int) -> list[int]:
         if run & (run + 1):
             raise ValueError("a stride needs active lanes beside one another")
         base, stride = int(words[0], 16), int(words[1])
-        found = [base + lane * stride for lane in range(lanes)]
+        addresses = [base + lane * stride for lane in range(lanes)]
     else:
         if len(words) < lanes:
             raise ValueError(f"{len(words)} addresses for {lanes} active lanes")
         if mode == 0:
-            found = [int(word, 16) for word in words[:lanes]]
+            addresses = [int(word, 16) for word in words[:lanes]]
         else:
-            found = list(accumulate((int(word) for word in words[1:lanes]), initial=int(words[0], 16)))
-    if min(found) < 0 or max(found) >= MOST_ADDRESS:
+            addresses = list(accumulate((int(word) for word in words[1:lanes]), initial=int(words[0], 16)))
+    if min(addresses) < 0 or max(addresses) >= MOST_ADDRESS:
         raise ValueError("an address is not from 0 to 2^62")
-    return found
+    return addresses

@@ -40,14 +40,14 @@ class MemoryBackend(Backend):
     }
 
     def sections(self, tree: Tree) -> None:
-        """Those of `Design`, and perhaps lists: `applications`, names of options, a scenario each; `measured`, memory
-        systems of devices, each of whose measured convolutions is one (of the tables in `data_dir`).
+        """Check the sections: `Design`'s, and perhaps lists: `applications`, names of options, a scenario each; `measured`,
+        memory systems of devices, each of whose measured convolutions is one (of the tables in `data_dir`).
         """
-        check, known = Problems(), (*SECTIONS, *_LISTS, "data_dir")
-        for name in set(tree) - set(known):
-            check.add(name, "is not a known section", way_out=did_you_mean(name, known))
+        check, sections = Problems(), (*SECTIONS, *_LISTS, "data_dir")
+        for name in set(tree) - set(sections):
+            check.add(name, "is not a known section", way_out=did_you_mean(name, sections))
         for name in SECTIONS:
-            listed = name == "application" and any(tree.get(each) for each in _LISTS)
+            listed = name == "application" and any(tree.get(key) for key in _LISTS)
             if not isinstance(tree.get(name), Mapping) and not listed:
                 check.add(name, "is no section of keys", value=tree.get(name), way_out=f"choose one: {name}=<option>")
         system = tree.get("system")
@@ -57,7 +57,7 @@ class MemoryBackend(Backend):
         for name, way in _LISTS.items():
             names = tree.get(name) or []
             listed = isinstance(names, Sequence) and not isinstance(names, str)
-            if not (listed and all(isinstance(one, str) for one in names)):
+            if not (listed and all(isinstance(entry, str) for entry in names)):
                 check.add(name, "must be a list of names", value=names, way_out=way)
         check.done()
 
@@ -69,25 +69,25 @@ class MemoryBackend(Backend):
         names, devices = (tree.get(name) or [] for name in _LISTS)
         if not names and not devices:
             return {str(tree["application"].get("name", "application")): base}
-        check, found = Problems(), dict[str, Tree]()
+        check, trees = Problems(), dict[str, Tree]()
         _heard(check, tree.get("application"))
-        for said in names:
-            own = option_tree("application", said)
-            name = str(own.get("name", said))
-            if name in found:
-                check.add("applications", "names an application twice", value=said, way_out="list it once")
-            found[name] = {**base, "application": own}
+        for option in names:
+            layer = option_tree("application", option)
+            name = str(layer.get("name", option))
+            if name in trees:
+                check.add("applications", "names an application twice", value=option, way_out="list it once")
+            trees[name] = {**base, "application": layer}
         check.done()
         convolutions = scenarios(devices, tree.get("data_dir")) if devices else {}
-        return {**found, **{name: {**base, **own} for name, own in convolutions.items()}}
+        return {**trees, **{name: {**base, **layer} for name, layer in convolutions.items()}}
 
     def design(self, tree: Tree) -> Design:
         """A validated design. Raises ConfigError with every problem."""
         check = Problems()
-        found = check.model(Design, tree, path="")
+        design = check.model(Design, tree, path="")
         check.done()
-        assert found is not None
-        return found
+        assert design is not None
+        return design
 
     def problems(self, design: BaseModel) -> Sequence[Problem]:
         """Sizes that do not fit together."""
@@ -96,9 +96,9 @@ class MemoryBackend(Backend):
 
     def condition(self, path: str, tree: Tree) -> Mapping[str, Any] | None:
         """Every value of a design may be searched."""
-        known = path.partition(".")[0] in SECTIONS and path.rpartition(".")[2] not in LABELS
-        known = known and get_path(tree, path) is not None
-        return {} if known else None
+        searchable = path.partition(".")[0] in SECTIONS and path.rpartition(".")[2] not in LABELS
+        searchable = searchable and get_path(tree, path) is not None
+        return {} if searchable else None
 
     def evaluate(self, batches: Sequence[Batch]) -> list[Results]:
         """Simulate each design that breaks no rule."""
@@ -124,14 +124,14 @@ class MemoryBackend(Backend):
     def replay(self, design: BaseModel) -> Replay:
         """Every kernel, and what bounds them."""
         assert isinstance(design, Design)
-        now, found, line = 0.0, list[Interval](), design.system.line_bytes
+        now, intervals, line = 0.0, list[Interval](), design.system.line_bytes
         for place, (cost, times) in enumerate(simulate(design).costs):
             begin, now = now, now + design.system.gpu.launch_s
-            found += [Interval("kernels", f"launch {place}", "launch", begin, now)] if now > begin else []
+            intervals += [Interval("kernels", f"launch {place}", "launch", begin, now)] if now > begin else []
             begin, now = now, now + cost.seconds * times
             moved = float(cost.totals[READS] + cost.totals[WRITES]) * line * times
-            found.append(Interval("kernels", f"{cost.name} {place}", "gemm", begin, now, moved))
-        return Replay(tuple(found), {})
+            intervals.append(Interval("kernels", f"{cost.name} {place}", "gemm", begin, now, moved))
+        return Replay(tuple(intervals), {})
 
     def facts(self, design: BaseModel) -> Sequence[tuple[str, Any, str, str]]:
         """Constants of the memory system with their sources."""

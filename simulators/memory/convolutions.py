@@ -107,12 +107,12 @@ class Layer(Frozen):
 
     @property
     def is_strided(self) -> bool:
-        """Whether the filter skips pixels."""
+        """True if the filter skips pixels."""
         return self.stride_v * self.stride_h > 1
 
     @property
     def pointwise(self) -> bool:
-        """Whether columns are the images themselves."""
+        """True if columns are the images themselves."""
         return self.r * self.s == 1 and not self.is_strided and not self.pad_h + self.pad_w
 
     @property
@@ -154,56 +154,58 @@ def kernels(layer: Layer, cus: int) -> Application:
     reason = unsupported_reason(layer)
     if reason:
         raise ValueError(reason)
-    tensors, made = _WRITERS[layer.algorithm](layer, cus)
+    tensors, layer_kernels = _WRITERS[layer.algorithm](layer, cus)
     return Application(
         name=layer.name,
         description=layer.description,
         note=layer.note,
         precision=layer.precision,
         tensors=tensors,
-        groups=(Group(kernels=tuple(made)),),
+        groups=(Group(kernels=tuple(layer_kernels)),),
     )
 
 
 def layers(application: Application) -> Iterator[Layer]:
     """The convolutions of an application, by its algorithm."""
-    for one in (kernel for group in application.groups for kernel in group.kernels if isinstance(kernel, Convolution)):
-        yield _layer(one, application)
+    for kernel in (
+        kernel for group in application.groups for kernel in group.kernels if isinstance(kernel, Convolution)
+    ):
+        yield _layer(kernel, application)
 
 
-def _layer(one: Convolution, application: Application) -> Layer:
+def _layer(kernel: Convolution, application: Application) -> Layer:
     assert application.algorithm is not None
-    (n, c, h, w), (k, _, r, s) = application.tensors[one.x], application.tensors[one.w]
-    sizes = {"n": n, "c": c, "h": h, "w": w, "k": k, "r": r, "s": s, "pad_h": one.pad[0], "pad_w": one.pad[1]}
-    strides = {"stride_v": one.stride[0], "stride_h": one.stride[1]}
-    return Layer(name=one.y, algorithm=application.algorithm, **sizes, **strides)
+    (n, c, h, w), (k, _, r, s) = application.tensors[kernel.x], application.tensors[kernel.w]
+    sizes = {"n": n, "c": c, "h": h, "w": w, "k": k, "r": r, "s": s, "pad_h": kernel.pad[0], "pad_w": kernel.pad[1]}
+    strides = {"stride_v": kernel.stride[0], "stride_h": kernel.stride[1]}
+    return Layer(name=kernel.y, algorithm=application.algorithm, **sizes, **strides)
 
 
 def written_out(application: Application, cus: int) -> Application:
     """An application with the kernels of its convolutions. Raises ValueError where one is unsupported."""
     tensors, groups, count = dict(application.tensors), list[Group](), 0
     for group in application.groups:
-        made = list[Kernel]()
+        group_kernels = list[Kernel]()
         for kernel in group.kernels:
             if isinstance(kernel, Convolution):
-                own = kernels(_layer(kernel, application), cus)
+                layer = kernels(_layer(kernel, application), cus)
                 count += 1
                 names = {"x": kernel.x, "w": kernel.w, "y": kernel.y}
-                names |= {name: f"{name} of convolution {count}" for name in own.tensors if name not in names}
-                tensors |= {names[name]: sizes for name, sizes in own.tensors.items()}
-                made += [_renamed(one, names) for one in own.groups[0].kernels]
+                names |= {name: f"{name} of convolution {count}" for name in layer.tensors if name not in names}
+                tensors |= {names[name]: sizes for name, sizes in layer.tensors.items()}
+                group_kernels += [_rename_tensors(part, names) for part in layer.groups[0].kernels]
             else:
-                made.append(kernel)
-        groups.append(group.model_copy(update={"kernels": tuple(made)}))
+                group_kernels.append(kernel)
+        groups.append(group.model_copy(update={"kernels": tuple(group_kernels)}))
     return application.model_copy(update={"algorithm": None, "tensors": tensors, "groups": tuple(groups)})
 
 
-def _renamed(kernel: Kernel, names: Mapping[str, str]) -> Kernel:
+def _rename_tensors(kernel: Kernel, names: Mapping[str, str]) -> Kernel:
     """The same on tensors of other names."""
-    one = {name: names[getattr(kernel, name)] for name in ("x", "w", "y", "a", "b", "c") if hasattr(kernel, name)}
+    single = {name: names[getattr(kernel, name)] for name in ("x", "w", "y", "a", "b", "c") if hasattr(kernel, name)}
     lists = {name: getattr(kernel, name) for name in ("reads", "writes") if hasattr(kernel, name)}
-    several = {name: tuple(names[each] for each in every) for name, every in lists.items()}
-    return kernel.model_copy(update={**one, **several})
+    several = {name: tuple(names[tensor] for tensor in every) for name, every in lists.items()}
+    return kernel.model_copy(update={**single, **several})
 
 
 def feed(rows: float, cols: float) -> float:
@@ -221,11 +223,11 @@ def _chosen(groups: Callable[[int, int], int], cus: int, tiles: Iterable[tuple[i
 
 
 def _loop(tile: tuple[int, int], depth: float, wide: int = 1) -> dict[str, Any]:
-    """What a tile's inner loop over so many steps takes, and how many workgroups a CU holds."""
+    """Fields of a tile's inner loop over `depth` steps: its work, and the workgroups that a CU holds."""
     sums = tile[0] * tile[1] * wide / 256
-    held = max(1, int(_REGISTERS / (sums + _OTHER_REGISTERS)))
+    workgroups = max(1, int(_REGISTERS / (sums + _OTHER_REGISTERS)))
     work = feed(wide * tile[0], wide * tile[1]) * (1 + _PROLOGUE / depth)
-    return {"tile": tile, "held": held, "work": work}
+    return {"tile": tile, "held": workgroups, "work": work}
 
 
 def _images(layer: Layer) -> Tensors:
@@ -243,12 +245,12 @@ def _pass(layer: Layer, cus: int) -> Made:
         return _gradient(layer, shape, _images(layer), ("x", layer.c), cus)
     geometry: dict[str, Any] = {"stride": (layer.stride_v, layer.stride_h), "pad": (layer.pad_h, layer.pad_w)}
     if layer.direction == "forward":
-        one = _implicit(("x", "w", "y"), (layer.k, layer.n * layer.oh * layer.ow, layer.c), layer.taps, cus)
+        fields = _implicit(("x", "w", "y"), (layer.k, layer.n * layer.oh * layer.ow, layer.c), layer.taps, cus)
     else:
-        one = _implicit(("y", "w", "x"), (layer.c, layer.n * layer.h * layer.w, layer.k), layer.taps, cus)
+        fields = _implicit(("y", "w", "x"), (layer.c, layer.n * layer.h * layer.w, layer.k), layer.taps, cus)
         pads = (max(layer.r - 1 - layer.pad_h, 0), max(layer.s - 1 - layer.pad_w, 0))
         geometry = {**geometry, "pad": pads, "backward": layer.is_strided}
-    return _images(layer), [ImplicitGemm(**one, **geometry)]
+    return _images(layer), [ImplicitGemm(**fields, **geometry)]
 
 
 def _implicit(names: tuple[str, str, str], sizes: tuple[int, int, int], taps: tuple[int, int], cus: int) -> Any:
@@ -286,11 +288,11 @@ def _gradient(
     loop["work"] *= _GRADIENT if direct else 1.0
     fields: dict[str, Any] = {**geometry, **loop, "parts": parts, "multiplies": float(area)}
     into = "parts" if several > 1 else "w"
-    made: list[Kernel] = [FilterGradient(kind="filter_gradient", x=name, y="y", w=into, **fields)]
+    gradient_kernels: list[Kernel] = [FilterGradient(kind="filter_gradient", x=name, y="y", w=into, **fields)]
     if several > 1:
         tensors = {**tensors, "parts": (several, *tensors["w"])}
-        made.append(Reduction(kind="reduction", reads=("parts",), writes=("w",), parts=several))
-    return tensors, made
+        gradient_kernels.append(Reduction(kind="reduction", reads=("parts",), writes=("w",), parts=several))
+    return tensors, gradient_kernels
 
 
 def _parts(groups: int, shape: tuple[int, int, int, int], cus: int) -> tuple[int, tuple[int, int]]:
@@ -299,13 +301,13 @@ def _parts(groups: int, shape: tuple[int, int, int, int], cus: int) -> tuple[int
     """
     n, _, high, wide = shape
     chunks = math.ceil(high / pixel_tile((1, high, wide), CHUNK)[1])
-    most, found = max(1, _FILL * cus // groups), list[tuple[int, int, tuple[int, int]]]()
+    most, choices = max(1, _FILL * cus // groups), list[tuple[int, int, tuple[int, int]]]()
     for images in {math.ceil(n / turns) for turns in range(1, n + 1)}:
         for rows in {math.ceil(chunks / turns) for turns in range(1, chunks + 1)}:
             if images * rows <= most:
                 turns = math.ceil(n / images) * math.ceil(chunks / rows)
-                found.append((math.ceil(groups * images * rows / cus) * turns, images * rows, (images, rows)))
-    least, _, parts = min(found)
+                choices.append((math.ceil(groups * images * rows / cus) * turns, images * rows, (images, rows)))
+    least, _, parts = min(choices)
     return least, parts
 
 
@@ -326,23 +328,23 @@ def _explicit(layer: Layer, cus: int) -> Made:
         product = ImplicitGemm(**_implicit(("y", "w", "columns"), (depth, pixels, layer.k), (1, 1), cus))
         return tensors, [product, Columns(kind="columns", reads=("columns",), writes=("x",), backward=True, **geometry)]
     shape = (layer.n, layer.k, layer.oh, layer.ow)
-    tensors, made = _gradient(layer, shape, tensors, ("columns", depth), cus)
-    return tensors, [unroll, *made]
+    tensors, gradient_kernels = _gradient(layer, shape, tensors, ("columns", depth), cus)
+    return tensors, [unroll, *gradient_kernels]
 
 
-def _fused(layer: Layer, cus: int) -> Made:
+def _winograd_fused(layer: Layer, cus: int) -> Made:
     """F(2x2, 3x3) in one kernel: 16 multiplications for the 36 of four pixels; ragged tiles are computed whole."""
-    tensors, made = _pass(layer, cus)
-    (one,) = made
-    assert isinstance(one, ImplicitGemm)
-    n, filters, high, wide = tensors[one.y]
-    channels = tensors[one.x][1]
+    tensors, pass_kernels = _pass(layer, cus)
+    (kernel,) = pass_kernels
+    assert isinstance(kernel, ImplicitGemm)
+    n, filters, high, wide = tensors[kernel.y]
+    channels = tensors[kernel.x][1]
     tiles = math.ceil(high / 2) * math.ceil(wide / 2)
     tile = _chosen(lambda a, b: math.ceil(filters / a) * math.ceil(4 * n * tiles / b), cus, _FUSED_TILES)
     work = _FUSED * (1 + _PROLOGUE / (9 * channels))
     multiplies = 16.0 * tiles / (high * wide)
     changed = {"tile": tile, "held": 2, "work": work, "multiplies": multiplies, "rows": 2}
-    return tensors, [one.model_copy(update=changed)]
+    return tensors, [kernel.model_copy(update=changed)]
 
 
 class _Points(Frozen):
@@ -364,13 +366,13 @@ def _planes(layer: Layer, by: _Points, cus: int) -> Made:
     planes: Tensors = {"px": (c, t), "pw": (c, k), "py": (k, t)}
     tensors = {**_images(layer), **{name: (by.points, *two, *pair) for name, two in planes.items()}}
     a, b, into, sizes, transposed = _PRODUCTS[layer.direction]
-    m, n, depth = ({"c": c, "k": k, "t": t}[one] for one in sizes)
+    m, n, depth = ({"c": c, "k": k, "t": t}[size] for size in sizes)
     wide = 2 if by.complex else 1
     menu = _COMPLEX_TILES if by.complex else _TILES
     tile = _chosen(lambda high, low: by.points * math.ceil(m / high) * math.ceil(n / low), cus, menu, wide)
     full = math.ceil(m / tile[0]) * tile[0] * math.ceil(n / tile[1]) * tile[1]
     loop = _loop(tile, depth, wide)
-    loop["work"] *= full / _clipped(m, n, tile)
+    loop["work"] *= full / _clipped_elements(m, n, tile)
     product = MatrixProduct(
         kind="gemm", a=a, b=b, c=into, m=m, n=n, k=depth, batch=by.points, complex=by.complex, runs=8,
         **transposed, **loop,
@@ -378,7 +380,7 @@ def _planes(layer: Layer, by: _Points, cus: int) -> Made:
     return tensors, [_transform(by, a), _transform(by, b), product, _transform(by, into, backward=True)]
 
 
-def _clipped(m: int, n: int, tile: tuple[int, int]) -> int:
+def _clipped_elements(m: int, n: int, tile: tuple[int, int]) -> int:
     """Elements that the trace of a product computes, whose tiles are no larger than the product."""
     high, wide = min(tile[0], m), min(tile[1], n)
     return math.ceil(m / high) * high * math.ceil(n / wide) * wide
@@ -404,7 +406,7 @@ def _transform(by: _Points, planes: str, *, backward: bool = False) -> Transform
     )  # fmt: skip
 
 
-def _nonfused(layer: Layer, cus: int) -> Made:
+def _winograd_nonfused(layer: Layer, cus: int) -> Made:
     tiles = math.ceil(layer.oh / 4), math.ceil(layer.ow / 4)
     by = _Points(points=36, tiles=tiles, tile=(4, 4), reach=(6, 6), flop=4.0 * 36, together=64, complex=False)
     return _planes(layer, by, cus)
@@ -415,7 +417,7 @@ def _fft(layer: Layer, cus: int) -> Made:
     height, width = layer.h + 2 * layer.pad_h, layer.w + 2 * layer.pad_w
     side, tiles, tile = 32, (1, 1), (height, width)
     if layer.algorithm == "fft":
-        side = next(one for one in _FFT_SIDES if one >= max(height, width))
+        side = next(length for length in _FFT_SIDES if length >= max(height, width))
     else:
         tile = 33 - layer.r, 33 - layer.s
         tiles = math.ceil(layer.oh / tile[0]), math.ceil(layer.ow / tile[1])
@@ -433,6 +435,6 @@ _WRITERS: Mapping[str, Callable[[Layer, int], Made]] = {
     "implicit_gemm": _pass,
     "fft": _fft,
     "fft_tiling": _fft,
-    "winograd": _fused,
-    "winograd_nonfused": _nonfused,
+    "winograd": _winograd_fused,
+    "winograd_nonfused": _winograd_nonfused,
 }

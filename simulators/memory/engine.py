@@ -164,19 +164,19 @@ class Machine(NamedTuple):
 
 @inline_always
 def _find(w: Ways, tags: int, ways: int, tag: int) -> int:
-    """Which way holds a tag, or -1."""
-    found, first = 0, np.uint64(tags)
+    """Way that holds a tag, or -1."""
+    match, first = 0, np.uint64(tags)
     for way in range(ways):
-        found |= way + 1 if w[first + np.uint64(way)] == tag else 0
-    return found - 1
+        match |= way + 1 if w[first + np.uint64(way)] == tag else 0
+    return match - 1
 
 
 @inline_always
 def _victim(w: Ways, used: int, pend: int, ways: int, tick: int) -> int:
     """The way used longest ago of those that are not under way, or -1."""
-    best, one, other = _NEVER, np.uint64(used), np.uint64(pend)
+    best, first_used, first_pending = _NEVER, np.uint64(used), np.uint64(pend)
     for way in range(ways):
-        key = w[one + np.uint64(way)] if w[other + np.uint64(way)] <= tick else _NEVER
+        key = w[first_used + np.uint64(way)] if w[first_pending + np.uint64(way)] <= tick else _NEVER
         best = min(best, key)
     return best & 31 if best < _NEVER else -1
 
@@ -191,13 +191,13 @@ def _soonest(w: Ways, pend: int, ways: int) -> int:
 
 @inline_always
 def _fold(high: int, m: Ints, o: Machine) -> int:
-    """What the channel is turned by, for the part of an address above it: linear over its bits."""
-    one = m[o.fold + (high & 255)] ^ m[o.fold + 256 + (high >> 8 & 255)]
-    return one ^ m[o.fold + 512 + (high >> 16 & 255)] ^ m[o.fold + 768 + (high >> 24 & 255)]
+    """Turn of the channel for the part of an address above it: linear over its bits."""
+    turn = m[o.fold + (high & 255)] ^ m[o.fold + 256 + (high >> 8 & 255)]
+    return turn ^ m[o.fold + 512 + (high >> 16 & 255)] ^ m[o.fold + 768 + (high >> 24 & 255)]
 
 
 @inline_always
-def _placed(line: int, m: Ints, o: Machine) -> tuple[int, int]:
+def _place_line(line: int, m: Ints, o: Machine) -> tuple[int, int]:
     """The channel of a line, and its number there."""
     chunk = line >> o.chunk_shift
     if o.channel_shift >= 0:
@@ -235,31 +235,31 @@ def _until(tick: int, t: Floats, o: Machine) -> float:
 
 
 @inline_never
-def _widened(m: Ints, t: Floats, o: Machine) -> None:
-    """Bins of time twice as wide, for a run that does not fit into them."""
+def _widen_bins(m: Ints, t: Floats, o: Machine) -> None:
+    """Make bins of time twice as wide, for a run that does not fit into them."""
     t[o.width] *= 2.0
     for channel in range(o.channels):
         t[o.bin_from + channel] = -1e300  # to be found again
     for first, lanes in ((o.bins_dram, o.channels), (o.bins_cu, o.cus)):
-        for one in range(BINS):
+        for place in range(BINS):
             for lane in range(lanes):
-                two = first + 2 * one * lanes + lane
-                m[first + one * lanes + lane] = m[two] + m[two + lanes] if one < BINS // 2 else 0
-    for one in range(BINS):
+                two = first + 2 * place * lanes + lane
+                m[first + place * lanes + lane] = m[two] + m[two + lanes] if place < BINS // 2 else 0
+    for place in range(BINS):
         for lane in range(o.cus):
-            two = o.busy + 2 * one * o.cus + lane
-            t[o.busy + one * o.cus + lane] = t[two] + t[two + o.cus] if one < BINS // 2 else 0.0
+            two = o.busy + 2 * place * o.cus + lane
+            t[o.busy + place * o.cus + lane] = t[two] + t[two + o.cus] if place < BINS // 2 else 0.0
 
 
 @inline_always
 def _bin(when: float, m: Ints, t: Floats, o: Machine) -> int:
     while when >= BINS * t[o.width]:
-        _widened(m, t, o)
+        _widen_bins(m, t, o)
     return int(when / t[o.width])
 
 
 @inline_always
-def _moved(channel: int, when: float, m: Ints, t: Floats, o: Machine) -> None:
+def _count_move(channel: int, when: float, m: Ints, t: Floats, o: Machine) -> None:
     """Count a line that DRAM moves, in its bin of time."""
     if not t[o.bin_from + channel] <= when < t[o.bin_from + channel] + t[o.width]:
         place = _bin(when, m, t, o)
@@ -268,17 +268,17 @@ def _moved(channel: int, when: float, m: Ints, t: Floats, o: Machine) -> None:
 
 
 @inline_always
-def _opened(channel: int, local: int, now: float, w: Ways, m: Ints, t: Floats, o: Machine) -> int:
+def _activation(channel: int, local: int, now: float, w: Ways, m: Ints, t: Floats, o: Machine) -> int:
     """The activation that serves a request which is there from `now`: one that is made, or a new one."""
     block = local >> o.row_shift
     row = block >> o.bank_shift
     bank = block & ((1 << o.bank_shift) - 1)
     if o.bank_xor:
         bank ^= row & ((1 << o.bank_shift) - 1)
-    one = (channel << o.bank_shift) + bank
+    flat_bank = (channel << o.bank_shift) + bank
     if o.per_set:
-        m[o.by_bank + 2 * one] += 1
-    first, newest = one * HELD_ROWS, m[o.bank_newest + one]
+        m[o.by_bank + 2 * flat_bank] += 1
+    first, newest = flat_bank * HELD_ROWS, m[o.bank_newest + flat_bank]
     if w[o.bank_row + first + newest] == row:
         m[o.total + ROW_HITS] += 1
         m[o.by_channel + channel * 4 + 2] += 1
@@ -293,43 +293,43 @@ def _opened(channel: int, local: int, now: float, w: Ways, m: Ints, t: Floats, o
             m[o.by_channel + channel * 4 + 2] += 1
             return first + earlier
         after = earlier
-    begin = max(now, t[o.bank_last + one] + o.trp, t[o.bank_act + first + newest] + o.trc)
+    begin = max(now, t[o.bank_last + flat_bank] + o.trp, t[o.bank_act + first + newest] + o.trc)
     begin = max(begin, t[o.gate + channel])
     t[o.gate + channel] = max(t[o.gate + channel], now) + o.trrd
     newest = (newest + 1) & (HELD_ROWS - 1)
-    m[o.bank_newest + one] = newest
+    m[o.bank_newest + flat_bank] = newest
     w[o.bank_row + first + newest] = row
     t[o.bank_act + first + newest] = begin
-    t[o.bank_last + one] = begin + o.tras
+    t[o.bank_last + flat_bank] = begin + o.tras
     m[o.total + ACTIVATIONS] += 1
     m[o.by_channel + channel * 4 + 3] += 1
     if o.per_set:
-        m[o.by_bank + 2 * one + 1] += 1
+        m[o.by_bank + 2 * flat_bank + 1] += 1
     return first + newest
 
 
 @inline_always
 def _free_bus(channel: int, now: float, w: Ways, m: Ints, t: Floats, o: Machine) -> float:
-    """From when the channel's bus is free, after refreshes that are due."""
+    """Time from which the channel's bus is free, after refreshes that are due."""
     bus = max(t[o.bus + channel], now)
     if bus >= t[o.refresh + channel]:
         due = int((bus - t[o.refresh + channel]) / o.trefi) + 1
         t[o.refresh + channel] += due * o.trefi
         bus += o.trfc
         first = (channel << o.bank_shift) * HELD_ROWS
-        for one in range(first, first + (HELD_ROWS << o.bank_shift)):
-            w[o.bank_row + one] = -1
+        for held_row in range(first, first + (HELD_ROWS << o.bank_shift)):
+            w[o.bank_row + held_row] = -1
     return bus
 
 
 @inline_always
 def _read(channel: int, local: int, now: float, w: Ways, m: Ints, t: Floats, o: Machine) -> float:
-    """When a line of DRAM is there."""
+    """Time at which a line of DRAM arrives."""
     place = channel * o.queue + (m[o.entered + channel] & (o.queue - 1))
     m[o.entered + channel] += 1
     enters = max(now, t[o.entry + place])
     bus = _free_bus(channel, enters, w, m, t, o)
-    which = _opened(channel, local, enters, w, m, t, o)
+    which = _activation(channel, local, enters, w, m, t, o)
     begin = max(bus, max(t[o.bank_act + which] + o.trcd, enters) + o.tcl)
     t[o.bus + channel] = bus + o.burst
     t[o.entry + place] = begin
@@ -337,22 +337,22 @@ def _read(channel: int, local: int, now: float, w: Ways, m: Ints, t: Floats, o: 
     t[o.bank_last + bank] = max(t[o.bank_last + bank], begin - o.tcl + o.burst)
     m[o.total + READS] += 1
     m[o.by_channel + channel * 4] += 1
-    _moved(channel, begin, m, t, o)
+    _count_move(channel, begin, m, t, o)
     return begin + o.burst
 
 
 @inline_never
-def _drained(channel: int, now: float, w: Ways, m: Ints, t: Floats, o: Machine) -> None:
-    """Write what the channel's buffer holds."""
+def _drain_buffer(channel: int, now: float, w: Ways, m: Ints, t: Floats, o: Machine) -> None:
+    """Write the lines in the channel's buffer."""
     bus = _free_bus(channel, max(now, t[o.written + channel]), w, m, t, o) + o.to_write
     t[o.accepts + channel] = t[o.written + channel] = bus
-    for one in range(m[o.stored_count + channel]):
-        which = _opened(channel, m[o.stored + channel * o.buffer + one], bus, w, m, t, o)
+    for slot in range(m[o.stored_count + channel]):
+        which = _activation(channel, m[o.stored + channel * o.buffer + slot], bus, w, m, t, o)
         begin = max(bus, t[o.bank_act + which] + o.trcd)
         bank = which // HELD_ROWS
         t[o.bank_last + bank] = max(t[o.bank_last + bank], begin + o.burst + o.twr)
         t[o.written + channel] = max(t[o.written + channel], begin + o.burst)
-        _moved(channel, begin, m, t, o)
+        _count_move(channel, begin, m, t, o)
         bus += o.burst
     m[o.total + TURNS] += 1
     t[o.bus + channel] = bus + o.to_read
@@ -361,19 +361,19 @@ def _drained(channel: int, now: float, w: Ways, m: Ints, t: Floats, o: Machine) 
 
 @inline_always
 def _write(channel: int, local: int, now: float, w: Ways, m: Ints, t: Floats, o: Machine) -> float:
-    """When the buffer of a channel takes a line."""
+    """Time at which the buffer of a channel takes a line."""
     taken = max(now, t[o.accepts + channel])
     m[o.stored + channel * o.buffer + m[o.stored_count + channel]] = local
     m[o.stored_count + channel] += 1
     m[o.total + WRITES] += 1
     m[o.by_channel + channel * 4 + 1] += 1
     if m[o.stored_count + channel] == o.buffer:
-        _drained(channel, taken, w, m, t, o)
+        _drain_buffer(channel, taken, w, m, t, o)
     return taken
 
 
 @inline_never
-def _rinsed(entry: int, now: float, w: Ways, m: Ints, t: Floats, o: Machine) -> None:
+def _rinse_row(entry: int, now: float, w: Ways, m: Ints, t: Floats, o: Machine) -> None:
     """Write back every dirty line of a row of DRAM."""
     key, dirty = m[o.row_key + entry], m[o.row_dirty + entry]
     channel, block = key % o.channels, key // o.channels
@@ -391,31 +391,31 @@ def _rinsed(entry: int, now: float, w: Ways, m: Ints, t: Floats, o: Machine) -> 
 
 
 @inline_always
-def _soiled(channel: int, local: int, now: float, w: Ways, m: Ints, t: Floats, o: Machine) -> None:
+def _mark_dirty(channel: int, local: int, now: float, w: Ways, m: Ints, t: Floats, o: Machine) -> None:
     """Note a dirty line in the index of rows; a row whose entry is taken from it is rinsed."""
     key = (local >> o.row_shift) * o.channels + channel
     entry = key & (o.rows - 1)
     if m[o.row_key + entry] != key:
         if m[o.row_dirty + entry] != 0:
-            _rinsed(entry, now, w, m, t, o)
+            _rinse_row(entry, now, w, m, t, o)
         m[o.row_key + entry] = key
     m[o.row_dirty + entry] |= 1 << (local & ((1 << o.row_shift) - 1))
 
 
 @inline_always
-def _cleaned(way: int, channel: int, which: int, now: float, w: Ways, m: Ints, t: Floats, o: Machine) -> None:
+def _clean_line(way: int, channel: int, which: int, now: float, w: Ways, m: Ints, t: Floats, o: Machine) -> None:
     """Write back a dirty line; with rinsing, all of its row."""
     local = _local_of(w[o.two_tag + way], which, o)
     if o.rinse:
-        _rinsed(((local >> o.row_shift) * o.channels + channel) & (o.rows - 1), now, w, m, t, o)
+        _rinse_row(((local >> o.row_shift) * o.channels + channel) & (o.rows - 1), now, w, m, t, o)
     else:
         w[o.two_mark + way] ^= DIRTY
         _write(channel, local, now, w, m, t, o)
 
 
 @inline_always
-def _evicted(way: int, channel: int, which: int, now: float, w: Ways, m: Ints, t: Floats, o: Machine) -> None:
-    """Make room: what the predictor learns of a line that nobody used, and its write-back."""
+def _evict_line(way: int, channel: int, which: int, now: float, w: Ways, m: Ints, t: Floats, o: Machine) -> None:
+    """Make room: teach the predictor about a line that nobody used, and write it back."""
     if w[o.two_tag + way] >= 0:
         mark = w[o.two_mark + way]
         if not mark & REUSED:
@@ -424,7 +424,7 @@ def _evicted(way: int, channel: int, which: int, now: float, w: Ways, m: Ints, t
                 m[o.weight + (mark >> 3)] = max(m[o.weight + (mark >> 3)] - 1, 0)
         if mark & DIRTY:
             m[o.total + EVICTED] += 1
-            _cleaned(way, channel, which, now, w, m, t, o)
+            _clean_line(way, channel, which, now, w, m, t, o)
 
 
 @inline_always
@@ -432,20 +432,20 @@ def _late(line: int, w: Ways, o: Machine) -> int:
     """The entry of a line among those under way that L2 does not keep: its own, or that which is there first."""
     turned = (line ^ (line >> LATE_SHIFT) * 0x9E37) & ((1 << LATE_SHIFT) - 1)
     first = o.late + 2 * LATE_WAYS * turned
-    found = first
+    entry = first
     for way in range(1, LATE_WAYS):
-        if w[first + way + LATE_WAYS] < w[found + LATE_WAYS]:
-            found = first + way
+        if w[first + way + LATE_WAYS] < w[entry + LATE_WAYS]:
+            entry = first + way
     for way in range(LATE_WAYS):
         if w[first + way] == line >> LATE_SHIFT:
-            found = first + way
-    return found
+            entry = first + way
+    return entry
 
 
 @inline_always
 def _second(line: int, pc: int, store: int, arrives: float, w: Ways, m: Ints, t: Floats, o: Machine) -> float:
-    """When L2, or DRAM behind it, has a line, or has taken it."""
-    channel, local = _placed(line, m, o)
+    """Time at which L2, or DRAM behind it, has a line, or has taken it."""
+    channel, local = _place_line(line, m, o)
     at = max(arrives, t[o.port + channel])
     t[o.port + channel] = at + o.lookup
     keeps = o.writes if store else o.reads
@@ -478,7 +478,7 @@ def _second(line: int, pc: int, store: int, arrives: float, w: Ways, m: Ints, t:
         if not w[o.two_mark + way] & DIRTY:
             w[o.two_mark + way] |= DIRTY
             if o.rinse:
-                _soiled(channel, local, at, w, m, t, o)
+                _mark_dirty(channel, local, at, w, m, t, o)
         return at
     if o.reads and o.per_set:
         m[o.by_set + 3 * ((channel << o.l2_shift) + which) + 1] += 1
@@ -509,7 +509,7 @@ def _second(line: int, pc: int, store: int, arrives: float, w: Ways, m: Ints, t:
             return _until(w[late + LATE_WAYS], t, o)
     else:
         way += first
-        _evicted(way, channel, which, at, w, m, t, o)
+        _evict_line(way, channel, which, at, w, m, t, o)
         t[o.port + channel] += o.fill
     done = at
     if not store:
@@ -523,14 +523,14 @@ def _second(line: int, pc: int, store: int, arrives: float, w: Ways, m: Ints, t:
         if store and o.predict and which & (o.sampled - 1) == 0:
             m[o.weight + pc] = max(m[o.weight + pc] - 1, 0)
         if store and o.rinse:
-            _soiled(channel, local, at, w, m, t, o)
+            _mark_dirty(channel, local, at, w, m, t, o)
     else:
         w[late], w[late + LATE_WAYS] = line >> LATE_SHIFT, _tick(done, t, o) + 1
     return done
 
 
 @inline_always
-def _sifted(m: Ints, t: Floats, o: Machine) -> None:
+def _sift_root(m: Ints, t: Floats, o: Machine) -> None:
     """Let the CU at the root of the heap sink to its place; ties go to the lower number."""
     key, who, place = t[o.key], m[o.order], 0
     while True:
@@ -538,8 +538,8 @@ def _sifted(m: Ints, t: Floats, o: Machine) -> None:
         if child >= o.cus:
             break
         if child + 1 < o.cus:
-            one, other = t[o.key + child], t[o.key + child + 1]
-            child += other < one or (other == one and m[o.order + child + 1] < m[o.order + child])
+            left_key, right_key = t[o.key + child], t[o.key + child + 1]
+            child += right_key < left_key or (right_key == left_key and m[o.order + child + 1] < m[o.order + child])
         if not (t[o.key + child] < key or (t[o.key + child] == key and m[o.order + child] < who)):
             break
         t[o.key + place], m[o.order + place] = t[o.key + child], m[o.order + child]
@@ -554,49 +554,49 @@ def _next_of(cu: int, m: Ints, t: Floats, o: Machine) -> None:
     for other in range(cu * o.held + 1, (cu + 1) * o.held):
         least = min(least, t[o.ready + other])
     t[o.key] = max(least, t[o.issue + cu])
-    _sifted(m, t, o)
+    _sift_root(m, t, o)
 
 
 @inline_always
-def _given(one: int, group: int, extent: Ints, m: Ints, o: Machine) -> None:
+def _assign_workgroup(slot: int, group: int, extent: Ints, m: Ints, o: Machine) -> None:
     """Give a workgroup to a place on a CU: its coordinates, the last of which runs fastest."""
-    rest = group
+    quotient = group
     for axis in range(3, -1, -1):
-        m[o.grid + 4 * one + axis] = rest % extent[axis]
-        rest //= extent[axis]
-    m[o.place + one] = 0
-    m[o.row_at + one], m[o.line_at + one] = 0, -1
+        m[o.grid + 4 * slot + axis] = quotient % extent[axis]
+        quotient //= extent[axis]
+    m[o.place + slot] = 0
+    m[o.row_at + slot], m[o.line_at + slot] = 0, -1
 
 
 @inline_never
-def _begun(start: float, groups: int, extent: Ints, w: Ways, m: Ints, t: Floats, o: Machine) -> int:
-    """Empty L1s, all that was under way arrived, and a workgroup in every place; how many were given out."""
+def _begin_kernel(start: float, groups: int, extent: Ints, w: Ways, m: Ints, t: Floats, o: Machine) -> int:
+    """Empty L1s, settle everything in flight, and fill every slot with a workgroup; return the number of workgroups."""
     t[o.start] = start
-    for one in range((o.cus << o.l1_shift) * o.l1_ways):
-        w[o.one_tag + one], w[o.one_pend + one] = -1, 0
-    for one in range((o.channels << o.l2_shift) * o.l2_ways):
-        w[o.two_pend + one] = 0
-    for one in range(2 * PENDING):
-        w[o.late + one] = -1
-    for one in range(o.cus * o.in_flight):
-        w[o.ring + one] = 0
-    given = 0
+    for index in range((o.cus << o.l1_shift) * o.l1_ways):
+        w[o.one_tag + index], w[o.one_pend + index] = -1, 0
+    for index in range((o.channels << o.l2_shift) * o.l2_ways):
+        w[o.two_pend + index] = 0
+    for index in range(2 * PENDING):
+        w[o.late + index] = -1
+    for index in range(o.cus * o.in_flight):
+        w[o.ring + index] = 0
+    next_group = 0
     for place in range(o.held):
         for cu in range(o.cus):
-            one = cu * o.held + place
-            t[o.ready + one] = np.inf
-            if given < groups:
-                _given(one, given, extent, m, o)
-                t[o.ready + one] = t[o.done + one] = t[o.fence + one] = start
-                given += 1
+            index = cu * o.held + place
+            t[o.ready + index] = np.inf
+            if next_group < groups:
+                _assign_workgroup(index, next_group, extent, m, o)
+                t[o.ready + index] = t[o.done + index] = t[o.fence + index] = start
+                next_group += 1
     for cu in range(o.cus):
         t[o.issue + cu] = t[o.alu + cu] = start
         t[o.key + cu], m[o.order + cu] = t[o.ready + cu * o.held], cu
-    return given
+    return next_group
 
 
 @inline_never
-def _ended(end: float, w: Ways, m: Ints, t: Floats, o: Machine) -> float:
+def _end_kernel(end: float, w: Ways, m: Ints, t: Floats, o: Machine) -> float:
     """Write back what is dirty, and empty the buffers."""
     if o.writes:
         for channel in range(o.channels):
@@ -604,10 +604,10 @@ def _ended(end: float, w: Ways, m: Ints, t: Floats, o: Machine) -> float:
                 first = ((channel << o.l2_shift) + which) * o.l2_ways
                 for way in range(first, first + o.l2_ways):
                     if w[o.two_mark + way] & DIRTY:
-                        _cleaned(way, channel, which, end, w, m, t, o)
+                        _clean_line(way, channel, which, end, w, m, t, o)
     for channel in range(o.channels):
         if m[o.stored_count + channel] > 0:
-            _drained(channel, end, w, m, t, o)
+            _drain_buffer(channel, end, w, m, t, o)
     for channel in range(o.channels):
         end = max(end, t[o.bus + channel], t[o.written + channel])
     return end
@@ -636,42 +636,42 @@ def run(
     so many workgroups had been given out.
     """
     groups, passed, end = marks[-1], 0, start
-    given = _begun(start, groups, extent, w, m, t, o)
+    next_group = _begin_kernel(start, groups, extent, w, m, t, o)
     while t[o.key] < np.inf:
-        while passed < len(marks) and given >= marks[passed]:
+        while passed < len(marks) and next_group >= marks[passed]:
             seen[passed, TOTALS] = t[o.key]
-            for one in range(TOTALS):
-                seen[passed, one] = m[o.total + one]
+            for resident in range(TOTALS):
+                seen[passed, resident] = m[o.total + resident]
             passed += 1
         cu = m[o.order]
-        one = cu * o.held
+        resident = cu * o.held
         for other in range(cu * o.held + 1, (cu + 1) * o.held):
-            if t[o.ready + other] < t[o.ready + one]:
-                one = other
-        now, at = t[o.key], m[o.place + one]
+            if t[o.ready + other] < t[o.ready + resident]:
+                resident = other
+        now, at = t[o.key], m[o.place + resident]
         op = code[at, OP]
         if op == LISTED:  # not before its time, nor before what others ask for until then
-            mine = begins[cu] + m[o.counter + 4 * one + 3]
+            mine = begins[cu] + m[o.counter + 4 * resident + 3]
             if mine < begins[cu + 1] and start + listed[mine, 4] > now:
-                t[o.ready + one] = t[o.key] = start + listed[mine, 4]
-                _sifted(m, t, o)
+                t[o.ready + resident] = t[o.key] = start + listed[mine, 4]
+                _sift_root(m, t, o)
                 continue
         if op == LOAD or op == STORE or op == LISTED:
             base, pc, size, rows, store = code[at, BASE], code[at, PC], code[at, BYTES], code[at, ROWS], op == STORE
             low, high, scatter = code[at, LOW], code[at, HIGH], code[at, SCATTER]
             if op == LISTED:
-                mine = begins[cu] + m[o.counter + 4 * one + 3]
+                mine = begins[cu] + m[o.counter + 4 * resident + 3]
                 if mine < begins[cu + 1]:
                     base, size, pc, store = listed[mine, 0], listed[mine, 1], listed[mine, 2], listed[mine, 3] > 0
                 else:
                     rows = 0
             else:
                 for axis in range(4):
-                    base += m[o.grid + 4 * one + axis] * code[at, GRID + axis]
-                    base += m[o.counter + 4 * one + axis] * code[at, LOOPS + axis]
-            asked, done, before = now, t[o.done + one], m[o.total + REQUESTS]
-            others = min(t[o.key + 1], t[o.key + 2]) + SLACK * o.cycle  # may not see what is made after this
-            row, line, paused = m[o.row_at + one], m[o.line_at + one], False
+                    base += m[o.grid + 4 * resident + axis] * code[at, GRID + axis]
+                    base += m[o.counter + 4 * resident + axis] * code[at, LOOPS + axis]
+            requested, done, before = now, t[o.done + resident], m[o.total + REQUESTS]
+            horizon = min(t[o.key + 1], t[o.key + 2]) + SLACK * o.cycle  # may not see what is made after this
+            row, line, paused = m[o.row_at + resident], m[o.line_at + resident], False
             while row < rows and not paused:
                 begin = base + row * code[at, STEP]
                 if scatter > 0:
@@ -685,7 +685,7 @@ def run(
                     stop = min(stop, begin + code[at, PITCH] - (begin - low) % code[at, PITCH])
                 line = max(line, max(begin, low) >> o.line_shift)
                 while line <= (stop - 1) >> o.line_shift:
-                    if now > others:
+                    if now > horizon:
                         paused = True
                         break
                     way, first = -1, 0
@@ -736,48 +736,50 @@ def run(
                     line += 1
                 if not paused:
                     row, line = row + 1, -1
-            m[o.bins_cu + _bin(asked, m, t, o) * o.cus + cu] += m[o.total + REQUESTS] - before
-            t[o.issue + cu] = t[o.ready + one] = now
-            t[o.done + one] = done
-            m[o.row_at + one], m[o.line_at + one] = (row, line) if paused else (0, -1)
+            m[o.bins_cu + _bin(requested, m, t, o) * o.cus + cu] += m[o.total + REQUESTS] - before
+            t[o.issue + cu] = t[o.ready + resident] = now
+            t[o.done + resident] = done
+            m[o.row_at + resident], m[o.line_at + resident] = (row, line) if paused else (0, -1)
             if paused:
                 _next_of(cu, m, t, o)
                 continue
         elif op == COMPUTE:
             t[o.alu + cu] = max(t[o.alu + cu], now) + work[at]
-            t[o.ready + one] = t[o.alu + cu]
+            t[o.ready + resident] = t[o.alu + cu]
             t[o.busy + _bin(now, m, t, o) * o.cus + cu] += work[at]
         at += 1
         while True:  # what takes no time
             op = code[at, OP]
             if op == LOOP:
-                level = o.counter + 4 * one + code[at, LEVEL]
+                level = o.counter + 4 * resident + code[at, LEVEL]
                 times = code[at, TIMES] if code[at, TIMES] > 0 else begins[cu + 1] - begins[cu]
                 m[level] += 1
                 at = code[at, TARGET] if m[level] < times else at + 1
                 if m[level] >= times:
                     m[level] = 0
             elif op == WAIT or op == FENCE:
-                t[o.ready + one] = max(t[o.ready + one], t[o.done + one] if op == WAIT else t[o.fence + one])
-                t[o.fence + one] = t[o.done + one]
+                t[o.ready + resident] = max(
+                    t[o.ready + resident], t[o.done + resident] if op == WAIT else t[o.fence + resident]
+                )
+                t[o.fence + resident] = t[o.done + resident]
                 at += 1
             elif op == END:
-                end = max(end, t[o.ready + one], t[o.done + one])
-                if given < groups:
-                    _given(one, given, extent, m, o)
-                    given += 1
+                end = max(end, t[o.ready + resident], t[o.done + resident])
+                if next_group < groups:
+                    _assign_workgroup(resident, next_group, extent, m, o)
+                    next_group += 1
                     at = 0
-                    t[o.done + one] = t[o.fence + one] = t[o.ready + one]
+                    t[o.done + resident] = t[o.fence + resident] = t[o.ready + resident]
                 else:
-                    t[o.ready + one] = np.inf
+                    t[o.ready + resident] = np.inf
                 break
             else:
                 break
-        m[o.place + one] = at
+        m[o.place + resident] = at
         _next_of(cu, m, t, o)
-    end = _ended(end, w, m, t, o)
+    end = _end_kernel(end, w, m, t, o)
     for last in range(passed, len(marks)):
         seen[last, TOTALS] = end
-        for one in range(TOTALS):
-            seen[last, one] = m[o.total + one]
+        for resident in range(TOTALS):
+            seen[last, resident] = m[o.total + resident]
     return end

@@ -259,24 +259,26 @@ class Application(Frozen):
     @field_validator("groups")
     @classmethod
     def _knows_its_tensors(cls, groups: tuple[Group, ...], info: object) -> tuple[Group, ...]:
-        known = getattr(info, "data", {}).get("tensors", {})
-        absent = {name for group in groups for kernel in group.kernels for name in touched_tensors(kernel)} - set(known)
-        if known and absent:
+        listed = getattr(info, "data", {}).get("tensors", {})
+        absent = {name for group in groups for kernel in group.kernels for name in touched_tensors(kernel)} - set(
+            listed
+        )
+        if listed and absent:
             raise ValueError(f"touch {', '.join(sorted(absent))}, which tensors does not list")
         return groups
 
     @model_validator(mode="after")
     def _says_how_its_convolutions_run(self) -> Self:
-        made = [one for group in self.groups for one in group.kernels if isinstance(one, Convolution)]
-        if bool(made) != (self.algorithm is not None):
+        convolutions = [kernel for group in self.groups for kernel in group.kernels if isinstance(kernel, Convolution)]
+        if bool(convolutions) != (self.algorithm is not None):
             raise ValueError("algorithm belongs to kernels of kind convolution, and they need it")
-        for one in made:
-            _fits(one, *(self.tensors[name] for name in (one.x, one.w, one.y)))
+        for kernel in convolutions:
+            _fits(kernel, *(self.tensors[name] for name in (kernel.x, kernel.w, kernel.y)))
         return self
 
 
 def _fits(layer: Convolution, x: tuple[int, ...], w: tuple[int, ...], y: tuple[int, ...]) -> None:
-    """Raises ValueError where the sizes of a layer's tensors are none of a convolution."""
+    """Raise ValueError where the sizes of a layer's tensors are not those of a convolution."""
     if {len(x), len(w), len(y)} != {4}:
         raise ValueError(f"convolution of {layer.x}: x [n, c, h, w], w [k, c, r, s], y [n, k, oh, ow] have four sizes")
     if max(*x, *w[:2]) > _MOST_SIDE or max(w[2:]) > _MOST_TAPS:
@@ -284,9 +286,9 @@ def _fits(layer: Convolution, x: tuple[int, ...], w: tuple[int, ...], y: tuple[i
     if w[1] != x[1]:
         raise ValueError(f"convolution of {layer.x}: {layer.w} has {w[1]} channels, {layer.x} has {x[1]}")
     sides = zip(x[2:], w[2:], layer.pad, layer.stride, strict=True)
-    made = (x[0], w[0], *((side + 2 * pad - tap) // stride + 1 for side, tap, pad, stride in sides))
-    if made != tuple(y):
-        raise ValueError(f"convolution of {layer.x} makes {list(made)}, and {layer.y} is {list(y)}")
+    sizes = (x[0], w[0], *((side + 2 * pad - tap) // stride + 1 for side, tap, pad, stride in sides))
+    if sizes != tuple(y):
+        raise ValueError(f"convolution of {layer.x} makes {list(sizes)}, and {layer.y} is {list(y)}")
 
 
 def touched_tensors(kernel: Kernel) -> Iterator[str]:

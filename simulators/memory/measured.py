@@ -33,53 +33,53 @@ class Measured:
     fitted: frozenset[str]
 
     def scenario(self, row: int) -> str:
-        """What a row is called."""
+        """Name of a row."""
         return f"{self.system} {self.rows.precision} {self.rows.names[row]}"
 
     def application(self, row: int) -> Tree:
         """The layer of a row, as a section of a design."""
         fields = {name: int(values[row]) for name, values in self.rows.shape.items()}
         fixed = {"direction": "forward", "algorithm": "implicit_gemm", "precision": self.rows.precision}
-        known = {name: value for name, value in fields.items() if name in Layer.model_fields}
-        return {"name": self.rows.names[row], **fixed, **known}
+        sizes = {name: value for name, value in fields.items() if name in Layer.model_fields}
+        return {"name": self.rows.names[row], **fixed, **sizes}
 
 
 def load_measured_systems(systems: Sequence[str], folder: str | None) -> Iterator[Measured]:
-    """What tables of a folder (None: the shipped ones) hold of memory systems, by name or path. Raises ConfigError."""
-    known, check, seen = tables(folder or str(conf_dir() / "data")), Problems(), set[str]()
-    for said in systems:
-        tree = tree_of(said)
-        system = check.model(MemorySystem, tree, path=f"measured: {said}")
+    """Measured convolutions of memory systems (names, paths) in a folder (None: ours). Raises ConfigError."""
+    measured_tables, check, seen = tables(folder or str(conf_dir() / "data")), Problems(), set[str]()
+    for name in systems:
+        tree = tree_of(name)
+        system = check.model(MemorySystem, tree, path=f"measured: {name}")
         if system is None:
             continue
         if system.name in seen:
-            check.add("measured", "names a system twice", value=said, way_out="list it once")
+            check.add("measured", "names a system twice", value=name, way_out="list it once")
         seen.add(system.name)
         if not system.device:
             way = "say in its file which system is the same GPU, such as device: p100"
-            check.add("measured", "names no device that was measured", value=said, way_out=way)
+            check.add("measured", "names no device that was measured", value=name, way_out=way)
             continue
         device = device_of(tree_of(system.device), system.device)
         precisions = sorted(set(dict(system.gpu.flop_per_s)) & set(ELEMENT_BYTES))
-        every = [rows for rows in known if (rows.device, rows.kind) == (device.measured_as, "conv")]
-        own = [rows for rows in every if rows.precision in precisions]
-        if not own:
+        every = [rows for rows in measured_tables if (rows.device, rows.kind) == (device.measured_as, "conv")]
+        usable = [rows for rows in every if rows.precision in precisions]
+        if not usable:
             there = f", but in {', '.join(rows.precision for rows in every)}" if every else ""
             rule = f"is measured as {device.measured_as}, of which no convolution is in {', '.join(precisions)}{there}"
-            check.add("measured", rule, value=said, way_out="study.data_dir=<folder of a table that has some>")
-        for rows in own:
+            check.add("measured", rule, value=name, way_out="study.data_dir=<folder of a table that has some>")
+        for rows in usable:
             fitted = frozenset(device.fitted_on.get(rows.precision, {}).get("conv", ()))
-            one = Measured(system.name, tree, rows, fitted)
+            measured = Measured(system.name, tree, rows, fitted)
             for row, line in enumerate(rows.lines):
-                check.model(Layer, one.application(row), path=f"{rows.device} {rows.precision}, line {line}")
-            yield one
+                check.model(Layer, measured.application(row), path=f"{rows.device} {rows.precision}, line {line}")
+            yield measured
     check.done()
 
 
 def scenarios(systems: Sequence[str], folder: str | None) -> dict[str, dict[str, Any]]:
     """Scenario -> its sections `system` and `application`. Raises ConfigError."""
-    found = dict[str, dict[str, Any]]()
-    for one in load_measured_systems(systems, folder):
-        for row in range(one.rows.size):
-            found[one.scenario(row)] = {"system": one.tree, "application": one.application(row)}
-    return found
+    sections = dict[str, dict[str, Any]]()
+    for measured in load_measured_systems(systems, folder):
+        for row in range(measured.rows.size):
+            sections[measured.scenario(row)] = {"system": measured.tree, "application": measured.application(row)}
+    return sections

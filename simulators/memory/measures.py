@@ -1,4 +1,4 @@
-"""What is measured of an application's kernels, once they have run."""
+"""Metrics of an application's kernels, once they have run."""
 
 from __future__ import annotations
 
@@ -46,26 +46,26 @@ def programs(design: Design) -> list[list[Program]]:
     for name, sizes in application.tensors.items():
         regions[name] = Region(end, sizes, ELEMENT_BYTES[application.precision])
         end = -(-regions[name].end // page) * page
-    pc, found = 0, list[list[Program]]()
+    pc, programs_by_group = 0, list[list[Program]]()
     for group in application.groups:
-        found.append([])
+        programs_by_group.append([])
         for kernel in group.kernels:
-            found[-1].append(program(kernel, regions, pc))
+            programs_by_group[-1].append(program(kernel, regions, pc))
             pc += len(list(touched_tensors(kernel)))
-    return found
+    return programs_by_group
 
 
 def simulate(design: Design, *, per_set: bool = False) -> Simulated:
     """Run a design that breaks no rule. Raises OverflowError where a kernel runs longer than the clock can tell."""
-    made, gpu, run = programs(design), design.system.gpu, design.run
-    held = min(gpu.waves, max(one.held for group in made for one in group))
-    machine, costs = Simulation(design.system, design.policy, held=held, per_set=per_set), list[tuple[Cost, int]]()
+    group_programs, gpu, run = programs(design), design.system.gpu, design.run
+    places = min(gpu.waves, max(kernel.held for group in group_programs for kernel in group))
+    machine, costs = Simulation(design.system, design.policy, held=places, per_set=per_set), list[tuple[Cost, int]]()
     rate = dict(gpu.flop_per_s)[design.application.precision]
-    for group, own in zip(build_kernels(design).groups, made, strict=True):
+    for group, kernels in zip(build_kernels(design).groups, group_programs, strict=True):
         turns = min(group.repeat, run.repeats)
         for turn in range(turns):
             alike = 1 + (group.repeat - turns if turn == turns - 1 else 0)
-            costs += [(machine.launch(one, rate, run.requests, run.most), alike) for one in own]
+            costs += [(machine.launch(kernel, rate, run.requests, run.most), alike) for kernel in kernels]
     return Simulated(machine, tuple(costs))
 
 
@@ -108,14 +108,14 @@ METRICS: Mapping[str, Metric] = {
 }
 
 
-def measure(design: Design, found: Simulated) -> dict[str, float]:
+def measure(design: Design, simulated: Simulated) -> dict[str, float]:
     """Every metric of a design that was simulated."""
-    system, total, stalled = design.system, found.total("totals"), found.total("stalled")
-    launches, kernels_s = sum(times for _, times in found.costs), found.sum_cost("seconds")
+    system, total, stalled = design.system, simulated.total("totals"), simulated.total("stalled")
+    launches, kernels_s = sum(times for _, times in simulated.costs), simulated.sum_cost("seconds")
     launch_s, cus = launches * system.gpu.launch_s, system.gpu.num_cus
     at_l1, at_l2 = total[e.L1_HITS] + total[e.L1_MERGED], total[e.L2_HITS] + total[e.L2_MERGED]
     moved = (total[e.READS] + total[e.WRITES]) * system.line_bytes
-    activity = found.machine.activity()
+    activity = simulated.machine.activity()
     blocked = stalled[e.L1_STALLED] / cus + stalled[e.L2_STALLED] / system.dram.channels
     return {
         "time_s": kernels_s + launch_s,
@@ -135,10 +135,10 @@ def measure(design: Design, found: Simulated) -> dict[str, float]:
         "rinsed": total[e.RINSED],
         "camping": partition_camping(activity.channels),
         "phases": float(len(phases(activity, system))),
-        "compute_share": found.sum_cost("busy_s") / (cus * kernels_s),
+        "compute_share": simulated.sum_cost("busy_s") / (cus * kernels_s),
         "launch_share": launch_s / (kernels_s + launch_s),
         "kernels": float(launches),
-        "simulated": found.sum_cost("share") / launches,
+        "simulated": simulated.sum_cost("share") / launches,
     }
 
 
@@ -151,7 +151,7 @@ def partition_camping(lines: NDArray[np.int64]) -> float:
     if not total:
         return 1.0
     before = np.concatenate([[0], np.cumsum(lines.sum(axis=1))[:-1]])
-    whole = max(1, int(total // (_ENOUGH * channels)))
-    part = np.minimum(before * whole // total, whole - 1)
+    num_parts = max(1, int(total // (_ENOUGH * channels)))
+    part = np.minimum(before * num_parts // total, num_parts - 1)
     joined = np.add.reduceat(lines, np.flatnonzero(np.diff(part, prepend=-1)), axis=0)
     return float(joined.max(axis=1).sum() * channels / total)

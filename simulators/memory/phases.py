@@ -41,7 +41,7 @@ class Phase:
 
 
 def lanes(activity: Activity, system: MemorySystem) -> tuple[Floats, Floats, Floats]:
-    """What each lane does over what it could do: requests of each CU in a cycle [bins, CUs], its time computing
+    """Utilisation of each lane: requests of each CU in a cycle [bins, CUs], its time computing
     [bins, CUs], each channel's bandwidth [bins, channels].
     """
     scale = system.gpu.cycle_s / activity.seconds
@@ -51,7 +51,7 @@ def lanes(activity: Activity, system: MemorySystem) -> tuple[Floats, Floats, Flo
 
 def shares(activity: Activity, system: MemorySystem) -> Floats:
     """Means over lanes [bins, 3], as of `Phase`."""
-    return np.stack([one.mean(axis=1) for one in lanes(activity, system)], axis=1)
+    return np.stack([lane.mean(axis=1) for lane in lanes(activity, system)], axis=1)
 
 
 def phases(activity: Activity, system: MemorySystem) -> list[Phase]:
@@ -63,7 +63,7 @@ def phases(activity: Activity, system: MemorySystem) -> list[Phase]:
 
 
 def cuts(series: Floats) -> list[int]:
-    """Where the stretches of series [B, F] end, B last."""
+    """Ends of the stretches of series [B, F], B last."""
     bins, count = series.shape
     noise = np.sqrt((np.diff(series, axis=0) ** 2).mean(axis=0) / 2) if bins > 1 else np.zeros(count)
     scaled = series / np.maximum(noise, _LEAST_NOISE)
@@ -78,8 +78,8 @@ def cuts(series: Floats) -> list[int]:
         cost = best[: len(first)] + inside + penalty
         last[end] = int(np.argmin(cost))
         best[end] = cost[last[end]]
-    found, end = list[int](), bins
+    ends, end = list[int](), bins
     while end > 0:
-        found.append(end)
+        ends.append(end)
         end = int(last[end])
-    return found[::-1]
+    return ends[::-1]

@@ -1,4 +1,4 @@
-"""Which requests the caches keep: the policies of "Optimizing GPU Cache Policies for MI Workloads" (arXiv:1910.00134).
+"""Cache policies: which requests are kept, as in "Optimizing GPU Cache Policies for MI Workloads" (arXiv:1910.00134).
 
 loads, stores   whether L1 and L2 keep what is loaded, and L2 what is stored until it is evicted or the kernel ends;
                 else a load is merged with others that are under way, and a store is written through
@@ -39,7 +39,7 @@ class Predictor(Frozen):
 
 
 class Policy(Frozen):
-    """Which requests L1 and L2 keep."""
+    """Requests that L1 and L2 keep."""
 
     name: str
     description: str = ""

@@ -26,7 +26,7 @@ class Region:
 
     @property
     def elements(self) -> int:
-        """How many."""
+        """Number of elements."""
         return math.prod(self.sizes)
 
     @property
@@ -37,7 +37,7 @@ class Region:
 
 @dataclass(frozen=True)
 class Touch:
-    """What a load or store touches of a region: `rows` runs of `bytes`, `step` bytes apart.
+    """Bytes of a region that a load or store touches: `rows` runs of `bytes`, `step` bytes apart.
 
     pitch: of rows that no run crosses (0: none). offset: of the first, from the region's begin. grid, loops: bytes for
     each step of a coordinate or a counter, as many as there are. scatter: each run is drawn from the whole region by a
@@ -68,7 +68,7 @@ class Program:
 
     @property
     def workgroups(self) -> int:
-        """Of the whole grid."""
+        """Number of workgroups of the whole grid."""
         return math.prod(self.extent)
 
 
@@ -83,14 +83,14 @@ class Writer:
 
     def load(self, *touched: Touch) -> Writer:
         """Loads, one instruction each."""
-        for one in touched:
-            self._touch(ops.LOAD, one)
+        for touch in touched:
+            self._touch(ops.LOAD, touch)
         return self
 
     def store(self, *touched: Touch) -> Writer:
         """Stores, one instruction each."""
-        for one in touched:
-            self._touch(ops.STORE, one)
+        for touch in touched:
+            self._touch(ops.STORE, touch)
         return self
 
     def compute(self, flop: float) -> Writer:
@@ -121,20 +121,20 @@ class Writer:
         """The program on a grid."""
         assert not self.open, "a loop is open"
         self._add([ops.END])
-        sizes = (*(1 for _ in range(4 - len(extent))), *(max(1, one) for one in extent))
+        sizes = (*(1 for _ in range(4 - len(extent))), *(max(1, size) for size in extent))
         a, b, c, d = sizes
         return Program(name, np.array(self.rows, np.int64), np.array(self.flop), (a, b, c, d), waves, held)
 
-    def _touch(self, op: int, one: Touch) -> None:
-        region, row = one.region, [0] * ops.FIELDS
-        row[ops.OP], row[ops.PC], row[ops.BASE] = op, self.pc, region.base + one.offset
-        row[ops.ROWS], row[ops.STEP], row[ops.BYTES] = one.rows, one.step, one.bytes
+    def _touch(self, op: int, touch: Touch) -> None:
+        region, row = touch.region, [0] * ops.FIELDS
+        row[ops.OP], row[ops.PC], row[ops.BASE] = op, self.pc, region.base + touch.offset
+        row[ops.ROWS], row[ops.STEP], row[ops.BYTES] = touch.rows, touch.step, touch.bytes
         row[ops.LOW], row[ops.HIGH] = region.base, region.end
-        row[ops.PITCH] = one.pitch
-        row[ops.SCATTER] = region.elements * region.element // one.bytes if one.scatter else 0
-        first = ops.GRID + 4 - len(one.grid)
-        row[first : ops.GRID + 4] = one.grid
-        row[ops.LOOPS : ops.LOOPS + len(one.loops)] = one.loops
+        row[ops.PITCH] = touch.pitch
+        row[ops.SCATTER] = region.elements * region.element // touch.bytes if touch.scatter else 0
+        first = ops.GRID + 4 - len(touch.grid)
+        row[first : ops.GRID + 4] = touch.grid
+        row[ops.LOOPS : ops.LOOPS + len(touch.loops)] = touch.loops
         self.pc += 1
         self._add(row)
 

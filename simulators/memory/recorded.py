@@ -92,37 +92,39 @@ def replay_recording(recording: Recording, machine: Simulation, folder: Path | N
     Raises OverflowError where a part takes longer than the engine's clock can tell.
     """
     machine.introduce(enumerate(recording.stores.tolist()))
-    first, began, found = 0, machine.now, []
+    first, began, costs = 0, machine.now, []
     for name, end in recording.parts:
-        own = recording.rows[first:end]
+        part = recording.rows[first:end]
         with tempfile.TemporaryFile(dir=folder) as file:
             room = (
-                np.memmap(file, np.int64, "w+", shape=(len(own), 5)).view(np.ndarray)
-                if len(own)
+                np.memmap(file, np.int64, "w+", shape=(len(part), 5)).view(np.ndarray)
+                if len(part)
                 else np.zeros((0, 5), np.int64)
             )
-            begins = _laid_out(own, room, machine.system.gpu.num_cus, machine.now - began)
-            found.append(machine.replay(name, room, begins))
+            begins = _laid_out(part, room, machine.system.gpu.num_cus, machine.now - began)
+            costs.append(machine.replay(name, room, begins))
             del room
         first = end
-    return found
+    return costs
 
 
 def _laid_out(rows: Ints, room: Ints, cus: int, elapsed: float) -> Ints:
-    """Write rows [R, 6] by CU, as the engine takes them, into room [R, 5]; where CUs begin [CUs + 1]."""
+    """Write rows [R, 6] by CU, as the engine takes them, into room [R, 5]; return where CUs begin [CUs + 1]."""
     chunks = range(0, len(rows), _CHUNK)
-    counts = sum((np.bincount(rows[one : one + _CHUNK, CU], minlength=cus) for one in chunks), np.zeros(cus, np.int64))
+    counts = sum(
+        (np.bincount(rows[begin : begin + _CHUNK, CU], minlength=cus) for begin in chunks), np.zeros(cus, np.int64)
+    )
     begins = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
     after = begins[:-1].copy()
-    for one in chunks:
-        own = rows[one : one + _CHUNK]
-        own = own[np.argsort(own[:, CU], kind="stable")]
-        many = np.bincount(own[:, CU], minlength=cus)
-        rank = np.arange(len(own)) - np.repeat(np.cumsum(many) - many, many)
-        place = after[own[:, CU]] + rank
-        room[place] = own[:, (ADDRESS, BYTES, PC, STORE, TIME)]
-        room[place, 4] = np.maximum(own[:, TIME] - int(elapsed), 0)
-        after += many
+    for begin in chunks:
+        chunk = rows[begin : begin + _CHUNK]
+        chunk = chunk[np.argsort(chunk[:, CU], kind="stable")]
+        counts_of_cus = np.bincount(chunk[:, CU], minlength=cus)
+        rank = np.arange(len(chunk)) - np.repeat(np.cumsum(counts_of_cus) - counts_of_cus, counts_of_cus)
+        place = after[chunk[:, CU]] + rank
+        room[place] = chunk[:, (ADDRESS, BYTES, PC, STORE, TIME)]
+        room[place, 4] = np.maximum(chunk[:, TIME] - int(elapsed), 0)
+        after += counts_of_cus
     return begins
 
 
@@ -174,16 +176,18 @@ class _Spool:
         span = reach(system)
         base = 0 if self.most[ADDRESS] + _MOST_BYTES < span else int(self.least[ADDRESS]) >> _KEPT_BITS << _KEPT_BITS
         if self.count and self.most[ADDRESS] + _MOST_BYTES - base >= span:
-            told = f"addresses from {self.least[ADDRESS]:#x} to {self.most[ADDRESS]:#x} span more than {span >> 30} GiB"
-            check.add(name, told, way_out="that is what 32 bits of a tag hold; move regions closer to one another")
+            text = f"addresses from {self.least[ADDRESS]:#x} to {self.most[ADDRESS]:#x} span more than {span >> 30} GiB"
+            check.add(name, text, way_out="that is what 32 bits of a tag hold; move regions closer to one another")
         check.done()
         self.file.flush()
         rows = np.memmap(self.file, np.int64, "r+", shape=(self.count, 6))
-        for one in range(0, self.count, _CHUNK):
-            rows[one : one + _CHUNK, ADDRESS] -= base
-            rows[one : one + _CHUNK, TIME] -= self.least[TIME]
+        for begin in range(0, self.count, _CHUNK):
+            rows[begin : begin + _CHUNK, ADDRESS] -= base
+            rows[begin : begin + _CHUNK, TIME] -= self.least[TIME]
         stores = np.array([store for _, _, store in self.numbers], bool)
-        return Recording(rows.view(np.ndarray), tuple(_cut(self.ends, at_once)), base, stores, dict(self.skipped))
+        return Recording(
+            rows.view(np.ndarray), tuple(_split_parts(self.ends, at_once)), base, stores, dict(self.skipped)
+        )
 
 
 def reach(system: MemorySystem) -> int:
@@ -194,12 +198,12 @@ def reach(system: MemorySystem) -> int:
     return system.line_bytes * sets << 31
 
 
-def _cut(ends: Sequence[tuple[str, int]], at_once: int) -> Iterator[tuple[str, int]]:
+def _split_parts(ends: Sequence[tuple[str, int]], at_once: int) -> Iterator[tuple[str, int]]:
     """Parts of at most so many rows."""
     first = 0
     for name, end in ends:
         inner = range(first + at_once, end, at_once) if at_once else ()
-        yield from ((name, one) for one in inner)
+        yield from ((name, inner_end) for inner_end in inner)
         yield name, end
         first = end
 
@@ -217,8 +221,8 @@ def _kind(path: Path) -> str:
 
 def _spool_kernels(spool: _Spool, path: Path, system: MemorySystem, check: Problems) -> None:
     """Thread blocks of Accel-Sim, the n-th on CU n modulo CUs."""
-    for one in accelsim.files(path):
-        kernel = accelsim.Kernel(one, system.line_bytes, check)
+    for file in accelsim.files(path):
+        kernel = accelsim.Kernel(file, system.line_bytes, check)
         for number, block in enumerate(kernel.blocks()):
             rows = np.zeros((len(block), 6), np.int64)
             rows[:, (ADDRESS, PC, STORE)] = block
@@ -236,17 +240,17 @@ def _spool_table(spool: _Spool, path: Path, cus: int, check: Problems) -> None:
 
 def _rows(lines: Sequence[str], columns: Mapping[str, Cells], cus: int, check: Problems) -> Ints:
     """Rows [N, 6] of a chunk; cells that are wrong are noted and 0."""
-    found = np.zeros((len(lines), len(COLUMNS)), np.int64)
-    found[:, BYTES] = 1
+    rows = np.zeros((len(lines), len(COLUMNS)), np.int64)
+    rows[:, BYTES] = 1
     for name, (values, missing) in columns.items():
         numbers, right = _times(values) if name == "time_ns" else _integers(values, _WORDS if name == "store" else {})
         low, high = _range(name, cus)
         right &= (numbers >= low) & (numbers <= high) & ~missing
-        found[:, COLUMNS.index(name)] = np.where(right, numbers, low)
+        rows[:, COLUMNS.index(name)] = np.where(right, numbers, low)
         for place in np.flatnonzero(~right)[: accelsim.MOST_TOLD]:
             rule, value = ("is missing", None) if missing[place] else (_rule(name, cus), _plain(values[place]))
             _note(check, f"{lines[place]}, {name}", rule, value=value, way_out=_way_out(name, value))
-    return found
+    return rows
 
 
 def _note(check: Problems, where: str, rule: str, *, value: object = None, way_out: str = "") -> None:
@@ -283,7 +287,7 @@ def _plain(value: Any) -> object:
 
 
 def _integers(values: NDArray[Any], words: Mapping[str, int]) -> tuple[Ints, NDArray[np.bool_]]:
-    """Whole numbers [N], and which of the values are such."""
+    """(whole numbers [N], marks [N] of the values that are such)."""
     kind = values.dtype.kind
     if kind in "bi":
         return values.astype(np.int64), np.ones(len(values), bool)
@@ -292,8 +296,10 @@ def _integers(values: NDArray[Any], words: Mapping[str, int]) -> tuple[Ints, NDA
         return np.where(right, values, 0).astype(np.int64), right
     with suppress(ValueError, OverflowError):
         return values.astype(np.int64), np.ones(len(values), bool)
-    found = [_integer(str(value).strip().lower(), words) for value in values.tolist()]
-    return np.array([one or 0 for one in found], np.int64), np.array([one is not None for one in found])
+    integers = [_integer(str(value).strip().lower(), words) for value in values.tolist()]
+    return np.array([integer or 0 for integer in integers], np.int64), np.array(
+        [integer is not None for integer in integers]
+    )
 
 
 def _integer(text: str, words: Mapping[str, int]) -> int | None:
@@ -304,13 +310,13 @@ def _integer(text: str, words: Mapping[str, int]) -> int | None:
 
 
 def _times(values: NDArray[Any]) -> tuple[Ints, NDArray[np.bool_]]:
-    """Whole ns [N], rounded down, and which of the values are such times."""
+    """(whole ns [N], rounded down; marks [N] of the values that are such times)."""
     try:
-        told = values.astype(np.float64)
+        times = values.astype(np.float64)
     except ValueError:
-        told = np.array([_number(str(value)) for value in values.tolist()])
-    right = (told >= 0) & (told <= _MOST_NS)
-    return np.where(right, told, 0).astype(np.int64), right
+        times = np.array([_number(str(value)) for value in values.tolist()])
+    right = (times >= 0) & (times <= _MOST_NS)
+    return np.where(right, times, 0).astype(np.int64), right
 
 
 def _number(text: str) -> float:
@@ -319,8 +325,8 @@ def _number(text: str) -> float:
     return float("nan")
 
 
-def _named(names: Sequence[str], where: str) -> None:
-    """Raise ConfigError where columns are unknown, absent or there twice."""
+def _check_names(names: Sequence[str], where: str) -> None:
+    """Refuse columns that are unknown, absent or named twice. Raises ConfigError."""
     check = Problems()
     for name in dict.fromkeys(names):
         if name not in COLUMNS:
@@ -342,16 +348,16 @@ def _csv(path: Path, check: Problems) -> Iterator[Chunk]:
         reader = csv.reader(text, strict=True)
         try:
             names = [name.strip() for name in next(reader, [])]
-            _named(names, f"{path.name}, line 1")
+            _check_names(names, f"{path.name}, line 1")
             lines = ((reader.line_num, cells) for cells in reader if any(map(str.strip, cells)))
             while chunk := list(islice(lines, _CHUNK)):
                 for line, cells in chunk:
                     if len(cells) != len(names):
                         _note(check, f"{path.name}, line {line}", f"has {len(cells)} cells, not {len(names)}")
-                whole = [(line, cells) for line, cells in chunk if len(cells) == len(names)]
-                columns = [np.array(column) for column in zip(*(cells for _, cells in whole), strict=True)]
-                told = {name: (column, column == "") for name, column in zip(names, columns, strict=False)}
-                yield [f"{path.name}, line {line}" for line, _ in whole], told
+                complete = [(line, cells) for line, cells in chunk if len(cells) == len(names)]
+                columns = [np.array(column) for column in zip(*(cells for _, cells in complete), strict=True)]
+                cells_by_name = {name: (column, column == "") for name, column in zip(names, columns, strict=False)}
+                yield [f"{path.name}, line {line}" for line, _ in complete], cells_by_name
         except csv.Error as error:
             raise ConfigError([Problem(f"{path.name}, line {reader.line_num}", f"is no CSV: {error}")]) from None
 
@@ -376,11 +382,13 @@ def _parquet(path: Path, check: Problems) -> Iterator[Chunk]:
 
     try:
         with open_plain_file(path, "data", most=accelsim.MOST_BYTES) as binary, pq.ParquetFile(binary) as file:
-            _named(file.schema_arrow.names, path.name)
+            _check_names(file.schema_arrow.names, path.name)
             first = 1
             for batch in file.iter_batches(batch_size=_CHUNK):
-                told = {name: _cells(batch.column(name), f"{path.name}, {name}") for name in batch.schema.names}
-                yield _Numbered(path.name, first, batch.num_rows), told
+                cells_by_name = {
+                    name: _cells(batch.column(name), f"{path.name}, {name}") for name in batch.schema.names
+                }
+                yield _Numbered(path.name, first, batch.num_rows), cells_by_name
                 first += batch.num_rows
     except pa.ArrowInvalid as error:
         raise ConfigError([Problem(path.name, f"is no Parquet: {str(error).splitlines()[0]}")]) from None
@@ -396,8 +404,8 @@ def _cells(column: Any, where: str) -> Cells:
     missing: NDArray[np.bool_] = column.is_null().to_numpy(zero_copy_only=False)
     if kinds.is_null(column.type):
         return np.zeros(len(column), np.int64), missing
-    known = (kinds.is_integer, kinds.is_floating, kinds.is_boolean, kinds.is_string, kinds.is_large_string)
-    if not any(is_kind(column.type) for is_kind in known):
+    accepted = (kinds.is_integer, kinds.is_floating, kinds.is_boolean, kinds.is_string, kinds.is_large_string)
+    if not any(is_kind(column.type) for is_kind in accepted):
         raise ConfigError([Problem(where, f"holds {column.type}", way_out="write integers")])
     fill = pa.scalar("" if kinds.is_string(column.type) or kinds.is_large_string(column.type) else 0).cast(column.type)
     return column.fill_null(fill).to_numpy(zero_copy_only=False), missing

@@ -32,7 +32,7 @@ _LEAST_TURNS = 4
 
 @dataclass(frozen=True)
 class Cost:
-    """What a kernel took. totals [TOTALS]: by `simulators.memory.engine`; stalled [3]: at L1, at L2, in flight [s].
+    """Cost of a kernel. totals [TOTALS]: by `simulators.memory.engine`; stalled [3]: at L1, at L2, in flight [s].
 
     seconds: of the whole kernel, without its launch. busy_s: of arithmetic, of all CUs together. share: simulated.
     """
@@ -45,14 +45,14 @@ class Cost:
     stalled: Floats
 
     def times(self, turns: float) -> Cost:
-        """Of so many times the work, told as a smaller share."""
+        """Cost of `turns` times the work, as a smaller simulated share."""
         scaled = {name: getattr(self, name) * turns for name in ("seconds", "busy_s", "totals", "stalled")}
         return replace(self, share=self.share / turns, **scaled) if turns > 1 else self
 
 
 @dataclass(frozen=True)
 class Activity:
-    """What was where and when, in bins of `seconds`: lines that channels moved [bins, channels], lines that CUs asked
+    """Activity over time, in bins of `seconds`: lines that channels moved [bins, channels], lines that CUs asked
     for [bins, CUs], and the share of a bin that CUs computed [bins, CUs].
     """
 
@@ -108,24 +108,24 @@ class Simulation:
         Raises OverflowError where these take longer than the engine's clock can tell.
         """
         gpu = self.system.gpu
-        held = max(1, min(program.held, gpu.waves // program.waves, self._sizes["ready"] // gpu.num_cus))
+        workgroups = max(1, min(program.held, gpu.waves // program.waves, self._sizes["ready"] // gpu.num_cus))
         least = _FILLS * self._sizes["two_tag"]  # or filling L2 would count as what goes on
-        enough = max(4.0 * held * gpu.num_cus, max(requests, least) / lines(program, self.system.line_bytes))
+        enough = max(4.0 * workgroups * gpu.num_cus, max(requests, least) / lines(program, self.system.line_bytes))
         most = math.ceil(min(program.workgroups, enough))
         marks = [most] if most == program.workgroups else [most // 2, most]
-        program, turns = _cut(program, max(longest, least) / (most * lines(program, self.system.line_bytes)))
+        program, turns = _shorten_loops(program, max(longest, least) / (most * lines(program, self.system.line_bytes)))
         touching = program.code[np.isin(program.code[:, engine.OP], (engine.LOAD, engine.STORE))]
         self.introduce((int(row[engine.PC]), bool(row[engine.OP] == engine.STORE)) for row in touching)
         work = program.flop * (gpu.num_cus / flop_per_s * _NS)
-        return self._run(program, work, _NOTHING, np.array(marks, np.int64), held).times(turns)
+        return self._run(program, work, _NOTHING, np.array(marks, np.int64), workgroups).times(turns)
 
     def introduce(self, instructions: Iterable[tuple[int, bool]]) -> None:
         """Give the predictor's counters of those that are new their first values: pc, and whether it stores."""
-        one = self.policy.predictor
-        if one is not None:
+        predictor = self.policy.predictor
+        if predictor is not None:
             new = {pc: store for pc, store in instructions if pc not in self._known}
             self._known.update(new)
-            self.part("weight")[list(new)] = [one.stores if store else one.loads for store in new.values()]
+            self.part("weight")[list(new)] = [predictor.stores if store else predictor.loads for store in new.values()]
 
     def replay(self, name: str, listed: NDArray[np.int64], begins: NDArray[np.int64]) -> Cost:
         """Make the requests listed [R, 5] of each CU, begins [CUs + 1], in order (as `engine.run` takes them)."""
@@ -137,30 +137,30 @@ class Simulation:
         program = Program(name, code, np.zeros(3), (1, 1, 1, cus), 1, 1)
         return self._run(program, np.zeros(3), (listed, begins), np.array([cus]), 1)
 
-    def _run(self, program: Program, work: Floats, listed: _Listed, marks: NDArray[np.int64], held: int) -> Cost:
+    def _run(self, program: Program, work: Floats, listed: _Listed, marks: NDArray[np.int64], workgroups: int) -> Cost:
         self._renumber()
         seen = np.zeros((len(marks), engine.TOTALS + 1))
         total, stalled, busy = (self.part(name) for name in ("total", "spent", "busy"))
         before = total.astype(float), stalled.copy(), busy.sum()
         begins = listed[1] if listed[1].size else np.zeros(self.system.gpu.num_cus + 1, np.int64)
         arguments = (program.code, work, np.array(program.extent), listed[0], begins, marks, seen, self.now)
-        end = engine.run(*arguments, self.w, self.m, self.t, self.o._replace(held=held))
+        end = engine.run(*arguments, self.w, self.m, self.t, self.o._replace(held=workgroups))
         if end - self.now > _LONGEST_NS:
-            told = (end - self.now) / _NS
-            raise OverflowError(f"{program.name} runs for {told:g} s at once; simulate fewer requests")
+            seconds = (end - self.now) / _NS
+            raise OverflowError(f"{program.name} runs for {seconds:g} s at once; simulate fewer requests")
         if self.part("total")[engine.STAMP] >= _MOST_STAMPS:
             raise OverflowError(f"{program.name} makes too many requests at once: lower run.requests, or held")
-        took, made, share = end - self.now, total - before[0], marks[-1] / program.workgroups
+        elapsed, totals, share = end - self.now, total - before[0], marks[-1] / program.workgroups
         if len(marks) > 1:
             slope = seen[1] - seen[0]
-            rest = made[engine.REQUESTS] * (1 / share - 1) / max(slope[engine.REQUESTS], 1.0)
-            took, made = took + rest * slope[engine.TOTALS], made + rest * slope[: engine.TOTALS]
+            missing = totals[engine.REQUESTS] * (1 / share - 1) / max(slope[engine.REQUESTS], 1.0)
+            elapsed, totals = elapsed + missing * slope[engine.TOTALS], totals + missing * slope[: engine.TOTALS]
         self.now = end
         waited, computed = (stalled - before[1]) / share / _NS, (busy.sum() - before[2]) / share / _NS
-        return Cost(program.name, took / _NS, computed, share, made, waited)
+        return Cost(program.name, elapsed / _NS, computed, share, totals, waited)
 
     def activity(self) -> Activity:
-        """What was where and when, up to now."""
+        """Activity of channels and CUs over time, up to now."""
         width, cus = float(self.part("width")[0]), self.system.gpu.num_cus
         bins = max(1, math.ceil(self.now / width))
         channels, requests, busy = (self.part(name) for name in ("bins_dram", "bins_cu", "busy"))
@@ -188,7 +188,7 @@ _Listed = tuple[NDArray[np.int64], NDArray[np.int64]]
 _NOTHING = np.zeros((0, 5), np.int64), np.zeros(0, np.int64)
 
 
-def _cut(program: Program, share: float) -> tuple[Program, float]:
+def _shorten_loops(program: Program, share: float) -> tuple[Program, float]:
     """The program with about a share of the turns of its first nest of loops, the outer cut first, and how many times
     these turns it has.
     """
@@ -197,22 +197,22 @@ def _cut(program: Program, share: float) -> tuple[Program, float]:
     code, cut = program.code.copy(), 1.0
     for place in reversed(loops[: loops.index(last) + 1] if share < 1 and loops else []):
         turns = int(code[place, engine.TIMES])
-        code[place, engine.TIMES] = kept = min(turns, max(_LEAST_TURNS, math.ceil(turns * share * cut)))
-        cut *= turns / kept
+        code[place, engine.TIMES] = fewer = min(turns, max(_LEAST_TURNS, math.ceil(turns * share * cut)))
+        cut *= turns / fewer
     return replace(program, code=code), cut
 
 
 def lines(program: Program, line_bytes: int) -> float:
     """Lines that a workgroup asks for, where every run of bytes begins with a line."""
-    found = 0.0
+    num_lines = 0.0
     for place, row in enumerate(program.code):
         if row[engine.OP] in (engine.LOAD, engine.STORE):
             loops = [
-                one for one in program.code[place:] if one[engine.OP] == engine.LOOP and one[engine.TARGET] <= place
+                loop for loop in program.code[place:] if loop[engine.OP] == engine.LOOP and loop[engine.TARGET] <= place
             ]
-            times = math.prod(int(one[engine.TIMES]) for one in loops)
-            found += times * int(row[engine.ROWS]) * -(-int(row[engine.BYTES]) // line_bytes)
-    return max(found, 1.0)
+            times = math.prod(int(loop[engine.TIMES]) for loop in loops)
+            num_lines += times * int(row[engine.ROWS]) * -(-int(row[engine.BYTES]) // line_bytes)
+    return max(num_lines, 1.0)
 
 
 def _numbers(system: MemorySystem, policy: Policy) -> dict[str, Any]:
@@ -222,13 +222,13 @@ def _numbers(system: MemorySystem, policy: Policy) -> dict[str, Any]:
 
 def _times(system: MemorySystem) -> dict[str, float]:
     gpu, l1, l2, dram = system.gpu, system.l1, system.l2, system.dram
-    found = {
+    times = {
         name: getattr(dram, f"{name}_s") for name in ("trcd", "trp", "tras", "tcl", "trrd", "twr", "trefi", "trfc")
     }
-    found |= {"trc": dram.tras_s + dram.trp_s, "to_write": dram.to_write_s, "to_read": dram.to_read_s}
-    found |= {"cycle": gpu.cycle_s, "l1_hit": l1.hit_s, "hop": l2.hop_s, "l2_hit": l2.hit_s, "far": dram.hop_s}
+    times |= {"trc": dram.tras_s + dram.trp_s, "to_write": dram.to_write_s, "to_read": dram.to_read_s}
+    times |= {"cycle": gpu.cycle_s, "l1_hit": l1.hit_s, "hop": l2.hop_s, "l2_hit": l2.hit_s, "far": dram.hop_s}
     burst = system.line_bytes * dram.channels / dram.bytes_per_s
-    return found | {"lookup": l2.lookup_s, "fill": l2.fill_s, "burst": burst}
+    return times | {"lookup": l2.lookup_s, "fill": l2.fill_s, "burst": burst}
 
 
 def _shapes(system: MemorySystem) -> dict[str, int]:
@@ -240,16 +240,23 @@ def _shapes(system: MemorySystem) -> dict[str, int]:
     shifts |= {"bank_shift": _log2(dram.banks), "channel_shift": _log2(channels) if power else -1}
     counts = {"cus": gpu.num_cus, "in_flight": gpu.in_flight, "channels": channels, "queue": dram.queue}
     counts |= {"line_shift": _log2(line), "buffer": dram.write_buffer, "bank_xor": mapping.bank_xor}
-    found = {**caches, **shifts, **counts, "hashed": mapping.channel_hash != "none"}
-    return {name: int(value) for name, value in found.items()}
+    shapes = {**caches, **shifts, **counts, "hashed": mapping.channel_hash != "none"}
+    return {name: int(value) for name, value in shapes.items()}
 
 
 def _choices(policy: Policy) -> dict[str, int]:
-    one = policy.predictor
-    said = {"reads": policy.loads, "writes": policy.stores, "bypass": policy.allocation_bypass, "rinse": policy.rinse}
-    learnt = {"sampled": one.sampled_sets, "reward": one.reward, "most": one.most} if one else {}
-    found = {"sampled": 1, "reward": 0, "most": 0, **said, **learnt, "predict": one is not None}
-    return {name: int(value) for name, value in found.items()}
+    predictor = policy.predictor
+    switches = {
+        "reads": policy.loads,
+        "writes": policy.stores,
+        "bypass": policy.allocation_bypass,
+        "rinse": policy.rinse,
+    }
+    learnt = (
+        {"sampled": predictor.sampled_sets, "reward": predictor.reward, "most": predictor.most} if predictor else {}
+    )
+    choices = {"sampled": 1, "reward": 0, "most": 0, **switches, **learnt, "predict": predictor is not None}
+    return {name: int(value) for name, value in choices.items()}
 
 
 def _log2(number: float) -> int:
@@ -270,10 +277,10 @@ _NAMES: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 
 
-def _sizes(system: MemorySystem, held: int) -> dict[str, dict[str, int]]:
+def _sizes(system: MemorySystem, workgroups: int) -> dict[str, dict[str, int]]:
     """Entries of each part of the state, by the array it is in."""
     gpu, dram = system.gpu, system.dram
-    cus, channels, places = gpu.num_cus, dram.channels, gpu.num_cus * held
+    cus, channels, places = gpu.num_cus, dram.channels, gpu.num_cus * workgroups
     first, second = cus * int(system.l1_sets) * system.l1.ways, channels * int(system.l2_sets) * system.l2.ways
     banks = channels * dram.banks
     several = {
@@ -287,7 +294,7 @@ def _sizes(system: MemorySystem, held: int) -> dict[str, dict[str, int]]:
         "bins_cu": engine.BINS * cus, "busy": engine.BINS * cus, "counter": 4 * places, "grid": 4 * places,
         "width": 1, "start": 1,
     }  # fmt: skip
-    each = dict.fromkeys(("place", "row_at", "line_at", "ready", "done", "fence"), places)
-    each |= dict.fromkeys(("order", "head", "issue", "alu"), cus) | {"key": cus + 2}
-    known = {**dict.fromkeys((name for names in _NAMES.values() for name in names), channels), **each, **several}
-    return {kind: {name: known[name] for name in names} for kind, names in _NAMES.items()}
+    of_places = dict.fromkeys(("place", "row_at", "line_at", "ready", "done", "fence"), places)
+    of_places |= dict.fromkeys(("order", "head", "issue", "alu"), cus) | {"key": cus + 2}
+    sizes = {**dict.fromkeys((name for names in _NAMES.values() for name in names), channels), **of_places, **several}
+    return {kind: {name: sizes[name] for name in names} for kind, names in _NAMES.items()}

@@ -1,4 +1,4 @@
-"""What a memory trace of one's own finds in a memory system, set by set and channel by channel.
+"""Statistics of a memory trace of one's own in a memory system, set by set and channel by channel.
 
     python -m dse trace data=<file> [system=gem5_gcn3] [policy=combined] [out=<folder>] [rows=<n>] [system.<path>=...]
 
@@ -75,27 +75,27 @@ class Replayed:
     @property
     def statistics(self) -> dict[str, float]:
         """Metrics of the memory backend that say something of a trace."""
-        found = measure(self.design, self.found)
-        return {name: float(value) for name, value in found.items() if name not in _UNSAID}
+        metrics = measure(self.design, self.found)
+        return {name: float(value) for name, value in metrics.items() if name not in _UNSAID}
 
 
 def trace(words: Sequence[str]) -> int:
     """`trace data=<file> [...]`: replay a memory trace, and write what sets and channels of the memory system saw."""
     from dse.results import report
 
-    given, trees = _asked(words)
+    options, trees = _parse_words(words)
     design = design_of(trees["system"], trees["policy"])
-    at_once = _count(given.get("rows", "0"))
-    data = Path(given["data"])
-    outputs = Outputs(Path(given.get("out", f"outputs/trace/{data.name.partition('.')[0]}")))
+    at_once = _count(options.get("rows", "0"))
+    data = Path(options["data"])
+    outputs = Outputs(Path(options.get("out", f"outputs/trace/{data.name.partition('.')[0]}")))
     try:
         outputs.folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError([Problem("out", f"cannot be made ({error.strerror})", str(outputs.folder))]) from None
     recording = read(data, design.system, design.policy, at_once=at_once, folder=outputs.folder)
     done = run(recording, design, outputs.folder)
-    made = provenance.record(["trace", *words], None, backend=f"memory {MemoryBackend.version}", seed=0)
-    outputs.write_json("statistics", {"data": data.name, **statistics_record(done), "made": made})
+    record = provenance.record(["trace", *words], None, backend=f"memory {MemoryBackend.version}", seed=0)
+    outputs.write_json("statistics", {"data": data.name, **statistics_record(done), "made": record})
     _write(done, outputs)
     console = report.console()
     for table in (_table(done.statistics, data.name), _channels_shown(done), _sets_shown(done)):
@@ -132,11 +132,11 @@ def design_of(system: Mapping[str, Any], policy: Mapping[str, Any]) -> Design:
 
 
 def statistics_record(done: Replayed) -> dict[str, Any]:
-    """What `statistics.json` says beside the provenance."""
+    """Record of `statistics.json` beside the provenance."""
     recording, system, costs = done.recording, done.design.system, done.found.costs
     facts = {
-        path: {"value": one, "provenance": kind, "source": said}
-        for path, one, kind, said in system.facts_below("system")
+        path: {"value": value, "provenance": kind, "source": source}
+        for path, value, kind, source in system.facts_below("system")
     }
     return {
         "system": system.name,
@@ -159,8 +159,8 @@ def sets(machine: Simulation) -> pd.DataFrame:
 
     slices = machine.system.dram.channels
     counts = machine.part("by_set").reshape(-1, 3)
-    own = len(counts) // slices
-    places = {"slice": np.repeat(np.arange(slices), own), "set": np.tile(np.arange(own), slices)}
+    num_sets = len(counts) // slices
+    places = {"slice": np.repeat(np.arange(slices), num_sets), "set": np.tile(np.arange(num_sets), slices)}
     return pd.DataFrame(places | dict(zip(("lookups", "misses", "stalls"), counts.T, strict=True)))
 
 
@@ -177,8 +177,8 @@ def banks(machine: Simulation) -> pd.DataFrame:
     """A row for every bank of DRAM: channel, bank, accesses, row_hits."""
     import pandas as pd
 
-    counts, many = machine.part("by_bank").reshape(-1, 2), machine.system.dram.banks
-    places = {"channel": np.arange(len(counts)) // many, "bank": np.arange(len(counts)) % many}
+    counts, num_banks = machine.part("by_bank").reshape(-1, 2), machine.system.dram.banks
+    places = {"channel": np.arange(len(counts)) // num_banks, "bank": np.arange(len(counts)) % num_banks}
     return pd.DataFrame({**places, "accesses": counts[:, 0], "row_hits": counts[:, 0] - counts[:, 1]})
 
 
@@ -186,43 +186,43 @@ def activity(machine: Simulation) -> pd.DataFrame:
     """A row for every bin of time and channel: second (of the bin's begin), channel, lines that it moved."""
     import pandas as pd
 
-    found = machine.activity()
-    bins, many = found.channels.shape
-    seconds = np.repeat(np.arange(bins) * found.seconds, many)
+    measured = machine.activity()
+    bins, num_channels = measured.channels.shape
+    seconds = np.repeat(np.arange(bins) * measured.seconds, num_channels)
     return pd.DataFrame(
-        {"second": seconds, "channel": np.tile(np.arange(many), bins), "lines": found.channels.reshape(-1)}
+        {"second": seconds, "channel": np.tile(np.arange(num_channels), bins), "lines": measured.channels.reshape(-1)}
     )
 
 
-def _asked(words: Sequence[str]) -> tuple[dict[str, str], dict[str, dict[str, Any]]]:
-    """What a command line says, and the trees of the system and the policy."""
-    own = [
+def _parse_words(words: Sequence[str]) -> tuple[dict[str, str], dict[str, dict[str, Any]]]:
+    """(options of a command line, trees of the system and the policy)."""
+    overrides = [
         word
         for word in words
         if word.partition("=")[0].partition(".")[0] in _SECTIONS and "." in word.partition("=")[0]
     ]
-    rest = [word for word in words if word not in own]
-    given = pairs(rest, {"data": "", "system": "gem5_gcn3", "policy": "combined"}, optional=["out", "rows"])
-    trees = {name: option_tree(name, given[name]) for name in _SECTIONS}
+    options_typed = [word for word in words if word not in overrides]
+    options = pairs(options_typed, {"data": "", "system": "gem5_gcn3", "policy": "combined"}, optional=["out", "rows"])
+    trees = {name: option_tree(name, options[name]) for name in _SECTIONS}
     check = Problems()
     if "dram" not in trees["system"]:
         way = "memory systems have l1, l2, dram and mapping, such as system=gem5_gcn3"
-        check.add("system", "is no memory system", value=given["system"], way_out=way)
+        check.add("system", "is no memory system", value=options["system"], way_out=way)
     check.done()
-    for word in own:
+    for word in overrides:
         path, _, value = word.partition("=")
         try:
             set_path(trees, path, yaml.safe_load(value))
         except (KeyError, yaml.YAMLError):
             check.add(path, "is no path of a value", value=value, way_out="write system.l2.bytes=8388608")
     check.done()
-    return given, trees
+    return options, trees
 
 
-def _count(said: str) -> int:
-    if not said.isdecimal():
-        raise ConfigError([Problem("rows", "must be a whole number", said, "rows=16000000")])
-    return int(said)
+def _count(text: str) -> int:
+    if not text.isdecimal():
+        raise ConfigError([Problem("rows", "must be a whole number", text, "rows=16000000")])
+    return int(text)
 
 
 def _write(done: Replayed, outputs: Outputs) -> None:
@@ -237,11 +237,11 @@ def _write(done: Replayed, outputs: Outputs) -> None:
         {"system": machine.system.model_dump(mode="json"), "policy": machine.policy.model_dump(mode="json")}
     )
     axis = plots.Axis("gb_per_s", "GB/s of a channel")
-    figure = tables.heat(_drawn(machine), axis, x="time [us]", y="channel", panel="panel")
+    figure = tables.heat(_coarse_bins(machine), axis, x="time [us]", y="channel", panel="panel")
     plots.save(figure, outputs.figures, "activity")
 
 
-def _drawn(machine: Simulation) -> pd.DataFrame:
+def _coarse_bins(machine: Simulation) -> pd.DataFrame:
     """Bins of time put together until they are few: `time [us]`, channel, gb_per_s."""
     table, width = activity(machine), machine.activity().seconds
     times = -(-len(table) // machine.system.dram.channels // _DRAWN) or 1
@@ -252,28 +252,28 @@ def _drawn(machine: Simulation) -> pd.DataFrame:
     return rows.assign(panel=f"{machine.system.name}, {machine.policy.name}: by channel")
 
 
-def _table(found: Mapping[str, float], name: str) -> Table:
+def _table(values: Mapping[str, float], name: str) -> Table:
     from rich.table import Table
 
     table = Table("statistic", "value", title=name)
-    for one, value in found.items():
-        table.add_row(one, f"{value:.6g}")
+    for statistic, value in values.items():
+        table.add_row(statistic, f"{value:.6g}")
     return table
 
 
 def _channels_shown(done: Replayed) -> Table:
     """The channels that moved most."""
-    found = channels(done.machine)
-    order = (found["reads"] + found["writes"]).sort_values(ascending=False, kind="stable").index
-    return _first(found.loc[order], f"busiest of {len(found)} channels")
+    table = channels(done.machine)
+    order = (table["reads"] + table["writes"]).sort_values(ascending=False, kind="stable").index
+    return _first(table.loc[order], f"busiest of {len(table)} channels")
 
 
 def _sets_shown(done: Replayed) -> Table:
     """The sets that missed most."""
-    found = sets(done.machine)
+    table = sets(done.machine)
     return _first(
-        found.sort_values(["misses", "lookups"], ascending=False, kind="stable"),
-        f"most misses of {len(found)} sets of L2",
+        table.sort_values(["misses", "lookups"], ascending=False, kind="stable"),
+        f"most misses of {len(table)} sets of L2",
     )
 
 

@@ -1,4 +1,4 @@
-"""How each class of kernels touches memory: workgroups of 256 threads in waves of 64, and tiles where products are.
+"""Memory accesses of each class of kernels: workgroups of 256 threads in waves of 64, and tiles where products are.
 
 elementwise   16 bytes of a thread of each tensor, one load after another, then the stores
 window        four rows of 64 outputs: each row of the window in turn; backward: the rows that hold the tile, once
@@ -62,8 +62,8 @@ def _elementwise(kernel: Elementwise, regions: Regions, pc: int) -> Program:
     size = _THREADS * _VECTOR_BYTES
     reads, writes = ([Touch(regions[name], size, grid=(size,)) for name in of] for of in (kernel.reads, kernel.writes))
     first = regions[(kernel.reads + kernel.writes)[0]]
-    made = Writer(pc).load(*reads).wait().compute(kernel.flop * size / first.element).store(*writes)
-    return made.program("elementwise", (_over(first.end - first.base, size),))
+    writer = Writer(pc).load(*reads).wait().compute(kernel.flop * size / first.element).store(*writes)
+    return writer.program("elementwise", (_over(first.end - first.base, size),))
 
 
 @program.register
@@ -72,36 +72,40 @@ def _window(kernel: Window, regions: Regions, pc: int) -> Program:
     out = regions[kernel.writes[0]]
     n, c, height, width = out.sizes
     element, lanes = out.element, min(_WAVE, width)
-    made = Writer(pc)
-    (_found if kernel.backward else _gathered)(made, kernel, [regions[name] for name in kernel.reads], lanes)
-    made.wait().compute(float(kernel.rows * kernel.cols * lanes * _WINDOW_ROWS))
+    writer = Writer(pc)
+    (_load_covering_rows if kernel.backward else _load_windows)(
+        writer, kernel, [regions[name] for name in kernel.reads], lanes
+    )
+    writer.wait().compute(float(kernel.rows * kernel.cols * lanes * _WINDOW_ROWS))
     row = width * element
     steps = (height * row, _WINDOW_ROWS * row, lanes * element)
     run = lanes * element
-    made.store(*(Touch(regions[one], run, _WINDOW_ROWS, row, _pitch(row, run), grid=steps) for one in kernel.writes))
-    return made.program("window", (n * c, _over(height, _WINDOW_ROWS), _over(width, lanes)))
+    writer.store(
+        *(Touch(regions[name], run, _WINDOW_ROWS, row, _pitch(row, run), grid=steps) for name in kernel.writes)
+    )
+    return writer.program("window", (n * c, _over(height, _WINDOW_ROWS), _over(width, lanes)))
 
 
-def _gathered(made: Writer, kernel: Window, sources: list[Region], lanes: int) -> None:
+def _load_windows(writer: Writer, kernel: Window, sources: list[Region], lanes: int) -> None:
     """Loads of a window: of each of a tile's rows, the window's rows in turn."""
-    made.repeat(kernel.rows)
+    writer.repeat(kernel.rows)
     for region in sources:
         rows, cols = region.sizes[2:]
         row, wide = cols * region.element, ((lanes - 1) * kernel.stride + kernel.cols) * region.element
         down = kernel.stride * row
         steps = (rows * row, _WINDOW_ROWS * down, lanes * kernel.stride * region.element)
-        made.load(Touch(region, wide, _WINDOW_ROWS, down, grid=steps, loops=(row,)))
-    made.close()
+        writer.load(Touch(region, wide, _WINDOW_ROWS, down, grid=steps, loops=(row,)))
+    writer.close()
 
 
-def _found(made: Writer, kernel: Window, sources: list[Region], lanes: int) -> None:
+def _load_covering_rows(writer: Writer, kernel: Window, sources: list[Region], lanes: int) -> None:
     """Loads of a window's backward pass: the rows whose windows hold a tile, once."""
     high = _over(_WINDOW_ROWS, kernel.stride) + _over(kernel.rows, kernel.stride) - 1
     for region in sources:
         rows, cols = region.sizes[2:]
         row, wide = cols * region.element, _over(lanes + kernel.cols, kernel.stride) * region.element
         steps = (rows * row, _over(_WINDOW_ROWS, kernel.stride) * row, lanes // kernel.stride * region.element)
-        made.load(Touch(region, wide, high, row, grid=steps))
+        writer.load(Touch(region, wide, high, row, grid=steps))
 
 
 @program.register
@@ -113,9 +117,9 @@ def _channels(kernel: Channels, regions: Regions, pc: int) -> Program:
         name: Touch(regions[name], size, grid=(channels * plane, size), loops=(plane,))
         for name in (*kernel.reads, *kernel.writes)
     }
-    made = Writer(pc).repeat(channels).load(*(touched[name] for name in kernel.reads)).wait()
-    made.compute(kernel.flop * _PIXELS).store(*(touched[name] for name in kernel.writes)).close()
-    return made.program("channels", (n, _over(height * width, _PIXELS)))
+    writer = Writer(pc).repeat(channels).load(*(touched[name] for name in kernel.reads)).wait()
+    writer.compute(kernel.flop * _PIXELS).store(*(touched[name] for name in kernel.writes)).close()
+    return writer.program("channels", (n, _over(height * width, _PIXELS)))
 
 
 @program.register
@@ -130,16 +134,16 @@ def _passes(kernel: Passes, regions: Regions, pc: int) -> Program:
     else:
         extent, steps, grid, loops = (parts,), rows, (size,), (0, row)
 
-    def touched(names: tuple[str, ...], *, last: bool) -> list[Touch]:
+    def touches(names: tuple[str, ...], *, last: bool) -> list[Touch]:
         return [Touch(regions[name], size, grid=grid, loops=loops[1:] if last else loops) for name in names]
 
-    made, flop = Writer(pc), kernel.flop * size / element
+    writer, flop = Writer(pc), kernel.flop * size / element
     if kernel.passes > 1:
-        made.repeat(kernel.passes - 1).repeat(steps).load(*touched(kernel.reads, last=False)).compute(flop).close()
-        made.wait().close()
-    made.repeat(steps).load(*touched(kernel.reads, last=True)).fence().compute(flop)
-    made.store(*touched(kernel.writes, last=True)).close()
-    return made.program("passes", extent)
+        writer.repeat(kernel.passes - 1).repeat(steps).load(*touches(kernel.reads, last=False)).compute(flop).close()
+        writer.wait().close()
+    writer.repeat(steps).load(*touches(kernel.reads, last=True)).fence().compute(flop)
+    writer.store(*touches(kernel.writes, last=True)).close()
+    return writer.program("passes", extent)
 
 
 @program.register
@@ -151,17 +155,17 @@ def _gemm(kernel: MatrixProduct, regions: Regions, pc: int) -> Program:
     high, wide = min(kernel.tile[0], m), min(kernel.tile[1], n)
     left = _operand(a, (m, k, element), (high, depth), across=kernel.transposed_a)
     top = _operand(b, (n, k, element), (wide, depth), across=not kernel.transposed_b)
-    whole, row = (m * k * element, n * k * element, m * n * element), n * element
-    made = Writer(pc).repeat(_over(k, depth))
-    for operand in (replace(left, grid=(whole[0], 0, *left.grid)), replace(top, grid=(whole[1], *top.grid, 0))):
+    sizes, row = (m * k * element, n * k * element, m * n * element), n * element
+    writer = Writer(pc).repeat(_over(k, depth))
+    for operand in (replace(left, grid=(sizes[0], 0, *left.grid)), replace(top, grid=(sizes[1], *top.grid, 0))):
         few = _even(operand.rows, kernel.runs)
-        each = replace(operand, rows=few, loops=(*operand.loops, few * operand.step))
-        made.repeat(_over(operand.rows, few)).load(each).close() if few < operand.rows else made.load(operand)
-    made.fence().compute(flop * high * wide * depth).close()
-    made.store(
-        Touch(c, wide * element, high, row, _pitch(row, wide * element), grid=(whole[2], wide * element, high * row))
+        part = replace(operand, rows=few, loops=(*operand.loops, few * operand.step))
+        writer.repeat(_over(operand.rows, few)).load(part).close() if few < operand.rows else writer.load(operand)
+    writer.fence().compute(flop * high * wide * depth).close()
+    writer.store(
+        Touch(c, wide * element, high, row, _pitch(row, wide * element), grid=(sizes[2], wide * element, high * row))
     )
-    return made.program("gemm", (kernel.batch, _over(n, wide), _over(m, high)), held=kernel.held)
+    return writer.program("gemm", (kernel.batch, _over(n, wide), _over(m, high)), held=kernel.held)
 
 
 def _operand(region: Region, sizes: tuple[int, int, int], tile: tuple[int, int], *, across: bool) -> Touch:
@@ -203,29 +207,30 @@ def _implicit(kernel: ImplicitGemm, regions: Regions, pc: int) -> Program:
     n, filters, high, wide = y.sizes
     channels, element, (r, s) = x.sizes[1], x.element, kernel.taps
     tile = images, rows, cols = pixel_tile((n, high, wide), kernel.tile[1], kernel.rows)
-    own, depth = _even(filters, kernel.tile[0]), _even(channels, max(1, _DEPTH // s))
+    tile_filters, depth = _even(filters, kernel.tile[0]), _even(channels, max(1, _DEPTH // s))
     blocks = _over(channels, depth)
-    one = s * filters * element
+    tap_row = s * filters * element
     into = Touch(
-        w, own * element, s, filters * element, _pitch(filters * element, own * element), grid=(own * element,),
-        loops=(depth * r * one, one, r * one),
+        w, tile_filters * element, s, filters * element, _pitch(filters * element, tile_filters * element),
+        grid=(tile_filters * element,),
+        loops=(depth * r * tap_row, tap_row, r * tap_row),
     )  # fmt: skip
-    made = Writer(pc).repeat(blocks).repeat(r).repeat(depth)
-    made.load(into, _pixels(kernel, x, tile, depth)).close()
+    writer = Writer(pc).repeat(blocks).repeat(r).repeat(depth)
+    writer.load(into, _pixels(kernel, x, tile, depth)).close()
     flop = 2.0 * kernel.tile[0] * images * rows * cols * channels * kernel.multiplies * kernel.work
-    made.fence().compute(flop / (blocks * r)).close().close()
+    writer.fence().compute(flop / (blocks * r)).close().close()
     plane, line = high * wide * element, wide * element
-    spread = (images * filters * plane, rows * line, cols * element, own * plane)
+    spread = (images * filters * plane, rows * line, cols * element, tile_filters * plane)
     size, runs, step = (rows * line, images, filters * plane) if cols == wide else (cols * element, rows, line)
     pitch = plane if cols == wide else _pitch(line, size)
     out = Touch(y, size, runs, step, pitch, grid=spread, loops=(plane,))
-    made.repeat(own).store(out).close()
-    extent = (_over(n, images), _over(high, rows), _over(wide, cols), _over(filters, own))
-    return made.program("implicit_gemm", extent, held=kernel.held)
+    writer.repeat(tile_filters).store(out).close()
+    extent = (_over(n, images), _over(high, rows), _over(wide, cols), _over(filters, tile_filters))
+    return writer.program("implicit_gemm", extent, held=kernel.held)
 
 
 def _pixels(kernel: ImplicitGemm, x: Region, tile: tuple[int, int, int], depth: int) -> Touch:
-    """What a tile of output pixels reads of a channel for a row of taps: one run of an image, or one of each row."""
+    """Bytes of a channel that a tile of output pixels reads for a row of taps: a run of an image, or of each row."""
     images, rows, cols = tile
     channels, height, width = x.sizes[1:]
     element, (sv, sh) = x.element, kernel.stride
@@ -245,9 +250,9 @@ def _pixels(kernel: ImplicitGemm, x: Region, tile: tuple[int, int, int], depth: 
 
 
 def column_tile(channels: int, taps: int, columns: int) -> tuple[int, int]:
-    """Channels of a tile of so many columns (c r s), and how many tiles there are."""
-    own = _even(channels, columns // taps)
-    return own, _over(channels, own)
+    """(channels of a tile of so many columns (c r s), number of tiles)."""
+    tile_channels = _even(channels, columns // taps)
+    return tile_channels, _over(channels, tile_channels)
 
 
 @program.register
@@ -257,29 +262,37 @@ def _filters(kernel: FilterGradient, regions: Regions, pc: int) -> Program:
     n, filters, high, wide = y.sizes
     channels, element, taps = x.sizes[1], x.element, kernel.taps[0] * kernel.taps[1]
     _, rows, cols = pixel_tile((1, high, wide), CHUNK)
-    own, (some, tiles) = _even(filters, kernel.tile[0]), column_tile(channels, taps, kernel.tile[1])
+    tile_filters, (tile_channels, tiles) = _even(filters, kernel.tile[0]), column_tile(channels, taps, kernel.tile[1])
     turns = (_over(n, kernel.parts[0]), _over(_over(high, rows), kernel.parts[1]), _over(wide, cols))
     plane, line = high * wide * element, wide * element
     chunk, images = rows * line, turns[0] * filters * plane
-    few = _even(own, _FEW)
+    few = _even(tile_filters, _FEW)
     of_y = Touch(
-        y, rows * cols * element, few, plane, grid=(images, turns[1] * chunk, 0, own * plane),
+        y, rows * cols * element, few, plane, grid=(images, turns[1] * chunk, 0, tile_filters * plane),
         loops=(filters * plane, chunk, cols * element, few * plane),
     )  # fmt: skip
-    made = Writer(pc).repeat(turns[0]).repeat(turns[1]).repeat(turns[2]).repeat(_over(own, few)).load(of_y).close()
-    made.repeat(some).load(_around(kernel, x, (rows, cols), (turns[0], turns[1], some))).close()
+    writer = (
+        Writer(pc)
+        .repeat(turns[0])
+        .repeat(turns[1])
+        .repeat(turns[2])
+        .repeat(_over(tile_filters, few))
+        .load(of_y)
+        .close()
+    )
+    writer.repeat(tile_channels).load(_around(kernel, x, (rows, cols), (turns[0], turns[1], tile_channels))).close()
     charged = _over(channels * taps, kernel.tile[1]) * kernel.tile[1] / tiles
     flop = 2.0 * kernel.tile[0] * charged * rows * cols * kernel.multiplies / taps * kernel.work
-    made.fence().compute(flop).close().close().close()
+    writer.fence().compute(flop).close().close().close()
     of_filter, of_all = channels * taps * element, filters * channels * taps * element
-    spread = (kernel.parts[1] * of_all, of_all, some * taps * element, own * of_filter)
-    size = some * taps * element
-    made.store(Touch(w, size, own, of_filter, _pitch(of_filter, size), grid=spread))
-    return made.program("filter_gradient", (*kernel.parts, tiles, _over(filters, own)), held=kernel.held)
+    spread = (kernel.parts[1] * of_all, of_all, tile_channels * taps * element, tile_filters * of_filter)
+    size = tile_channels * taps * element
+    writer.store(Touch(w, size, tile_filters, of_filter, _pitch(of_filter, size), grid=spread))
+    return writer.program("filter_gradient", (*kernel.parts, tiles, _over(filters, tile_filters)), held=kernel.held)
 
 
 def _around(kernel: FilterGradient, x: Region, chunk: tuple[int, int], turns: tuple[int, int, int]) -> Touch:
-    """What a channel's windows around a chunk of pixels read. turns: images, chunks of rows, channels of a part."""
+    """Bytes of a channel's windows around a chunk of pixels. turns: images, chunks of rows, channels of a part."""
     rows, cols = chunk
     channels, height, width = x.sizes[1:]
     element, (sv, sh), (r, s) = x.element, kernel.stride, kernel.taps
@@ -314,12 +327,12 @@ def _columns(kernel: Columns, regions: Regions, pc: int) -> Program:
         image, (cols * sh + more[1]) * element, rows * sv + more[0], row, offset=-ahead,
         grid=(height * row, rows * sv * row, cols * sh * element),
     )  # fmt: skip
-    made = Writer(pc)
+    writer = Writer(pc)
     if kernel.backward:
-        made.repeat(r * s).load(of_tap).close().wait().compute(float(r * s * rows * cols)).store(window)
+        writer.repeat(r * s).load(of_tap).close().wait().compute(float(r * s * rows * cols)).store(window)
     else:
-        made.load(window).wait().repeat(r * s).store(of_tap).close()
-    return made.program("columns", (n * channels, _over(high, rows), _over(wide, cols)))
+        writer.load(window).wait().repeat(r * s).store(of_tap).close()
+    return writer.program("columns", (n * channels, _over(high, rows), _over(wide, cols)))
 
 
 @program.register
@@ -332,9 +345,9 @@ def _transform(kernel: Transform, regions: Regions, pc: int) -> Program:
     images, rows, cols = pixel_tile((n, high, wide), kernel.together)
     row, plane = width * element, height * width * element
     of_point = planes.element * (2 if kernel.complex else 1)
-    across, whole = n * high * wide * of_point, (rows - 1) * kernel.tile[0] + kernel.reach[0]
-    size, down = (min(whole, height) * row, plane) if cols == wide else (cols * kernel.tile[1] * element, row)
-    runs = images if cols == wide else whole
+    across, reach_rows = n * high * wide * of_point, (rows - 1) * kernel.tile[0] + kernel.reach[0]
+    size, down = (min(reach_rows, height) * row, plane) if cols == wide else (cols * kernel.tile[1] * element, row)
+    runs = images if cols == wide else reach_rows
     grid = (plane, images * channels * plane, rows * kernel.tile[0] * row, cols * kernel.tile[1] * element)
     of_image = Touch(image, size, runs, channels * plane if cols == wide else down, grid=grid)
     tiles = (across, images * high * wide * of_point, rows * wide * of_point, cols * of_point)
@@ -342,40 +355,40 @@ def _transform(kernel: Transform, regions: Regions, pc: int) -> Program:
         planes, images * rows * cols * of_point, _FEW_POINTS, channels * across, grid=tiles,
         loops=(_FEW_POINTS * channels * across,),
     )  # fmt: skip
-    made, flop, turns = Writer(pc), kernel.flop * images * rows * cols, _over(points, _FEW_POINTS)
+    writer, flop, turns = Writer(pc), kernel.flop * images * rows * cols, _over(points, _FEW_POINTS)
     if kernel.backward:
-        made.repeat(turns).load(of_planes).close().wait().compute(flop).store(of_image)
+        writer.repeat(turns).load(of_planes).close().wait().compute(flop).store(of_image)
     else:
-        made.load(of_image).wait().compute(flop).repeat(turns).store(of_planes).close()
-    return made.program("transform", (channels, _over(n, images), _over(high, rows), _over(wide, cols)))
+        writer.load(of_image).wait().compute(flop).repeat(turns).store(of_planes).close()
+    return writer.program("transform", (channels, _over(n, images), _over(high, rows), _over(wide, cols)))
 
 
 @program.register
 def _reduction(kernel: Reduction, regions: Regions, pc: int) -> Program:
     source, target = regions[kernel.reads[0]], regions[kernel.writes[0]]
-    size, whole = _THREADS * _VECTOR_BYTES, target.end - target.base
-    into = Touch(source, size, grid=(size,), loops=(whole,))
-    made = Writer(pc).repeat(kernel.parts).load(into).close().wait().compute(kernel.parts * size / target.element)
-    return made.store(Touch(target, size, grid=(size,))).program("reduction", (_over(whole, size),))
+    size, total_bytes = _THREADS * _VECTOR_BYTES, target.end - target.base
+    into = Touch(source, size, grid=(size,), loops=(total_bytes,))
+    writer = Writer(pc).repeat(kernel.parts).load(into).close().wait().compute(kernel.parts * size / target.element)
+    return writer.store(Touch(target, size, grid=(size,))).program("reduction", (_over(total_bytes, size),))
 
 
 @program.register
-def _strided(kernel: Strided, regions: Regions, pc: int) -> Program:
+def _transpose(kernel: Strided, regions: Regions, pc: int) -> Program:
     source, target = regions[kernel.reads[0]], regions[kernel.writes[0]]
     *batch, rows, cols = source.sizes
-    many, element, tile = (batch[0] if batch else 1), source.element, kernel.tile
+    num_matrices, element, tile = (batch[0] if batch else 1), source.element, kernel.tile
     lanes = min(_WAVE, rows)
     plane = rows * cols * element
     into = Touch(source, tile * element, lanes, cols * element, grid=(plane, lanes * cols * element, tile * element))
     out = Touch(target, lanes * element, tile, rows * element, grid=(plane, lanes * element, tile * rows * element))
-    made = Writer(pc).load(into).wait().store(out)
-    return made.program("strided", (many, _over(rows, lanes), _over(cols, tile)), waves=1)
+    writer = Writer(pc).load(into).wait().store(out)
+    return writer.program("strided", (num_matrices, _over(rows, lanes), _over(cols, tile)), waves=1)
 
 
 @program.register
-def _scattered(kernel: Scattered, regions: Regions, pc: int) -> Program:
+def _random_rows(kernel: Scattered, regions: Regions, pc: int) -> Program:
     source, target = regions[kernel.reads[0]], regions[kernel.writes[0]]
     into = Touch(source, kernel.run, _WAVE, kernel.run, grid=(_WAVE * kernel.run,), scatter=True)
     out = Touch(target, _WAVE * kernel.run, grid=(_WAVE * kernel.run,))
-    made = Writer(pc).load(into).wait().store(out)
-    return made.program("scattered", (_over(kernel.count, _WAVE),), waves=1)
+    writer = Writer(pc).load(into).wait().store(out)
+    return writer.program("scattered", (_over(kernel.count, _WAVE),), waves=1)
