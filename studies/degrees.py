@@ -1,7 +1,7 @@
-"""How many queued GEMMs to run at once: a logistic regression over what is queued, and how well it does.
+"""Degree of concurrency of queued GEMMs: a logistic regression over features of the queue, and its regret.
 
 For a queue with features x and a degree d it gives the probability that d is within `_NEAR` of the best degree's time;
-the degree with the largest one is taken. It is learned on queues of drawn shapes, and judged on others.
+the most probable degree is chosen. It is trained on queues of random shapes, and tested on others.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class Queue:
     element_bytes: int
 
     def features(self, gpu: Gpu) -> Floats:
-        """What is known of it before anything runs: sizes, waves, occupancy, intensity, footprint; means of logarithms
-        over the queue, and how many there are.
+        """Features known before anything runs: sizes, waves, occupancy, intensity, footprint; means of logarithms
+        over the queue, and log2 of its length.
         """
         m, n, k = self.shapes.T
         kernel = chosen(gpu, (m, n, k), element_bytes=self.element_bytes)
@@ -45,14 +45,14 @@ class Queue:
 
 @dataclass(frozen=True)
 class Predictor:
-    """A model that has been learned, and the degrees [D] it chooses from."""
+    """Trained model, and the degrees [D] it chooses from."""
 
     model: Any
     degrees: Floats
 
     @classmethod
     def learn(cls, features: Floats, seconds: Floats, degrees: Sequence[float]) -> Predictor:
-        """From features [Q, F] of queues and their times [Q, D] at each degree."""
+        """Fit to features [Q, F] of queues and their times [Q, D] at each degree."""
         from sklearn.linear_model import LogisticRegression
         from sklearn.pipeline import make_pipeline
         from sklearn.preprocessing import PolynomialFeatures, StandardScaler
@@ -64,27 +64,27 @@ class Predictor:
         return cls(model, degree)
 
     def choose(self, features: Floats) -> NDArray[np.intp]:
-        """Place of the degree [Q] for queues of features [Q, F]."""
+        """Return the index [Q] of the degree for queues of features [Q, F]."""
         near = self.model.predict_proba(_pairs(features, self.degrees))[:, 1]
         return np.asarray(np.argmax(near.reshape(len(features), -1), axis=1))
 
 
 def _pairs(features: Floats, degrees: Floats) -> Floats:
-    """Each queue with each degree, [Q D, F + 1]."""
+    """Features of each queue with each degree, [Q D, F + 1]."""
     queues = np.repeat(features, len(degrees), axis=0)
     return np.column_stack([queues, np.tile(np.log2(degrees), len(features))])
 
 
 def score_choices(seconds: Floats, sequential: Floats, places: NDArray[np.intp]) -> Mapping[str, float]:
-    """How choices [Q] do: shares within 5 % of the oracle, of exact ones, mean and largest regret, worst against
+    """Scores of choices [Q]: shares within 5 % of the oracle and exact, mean and largest regret, worst ratio to
     sequential; seconds [Q, D], sequential [Q].
     """
-    took, best = seconds[np.arange(len(places)), places], seconds.min(axis=1)
-    regret = took / best - 1
+    chosen_s, best_s = seconds[np.arange(len(places)), places], seconds.min(axis=1)
+    regret = chosen_s / best_s - 1
     return {
         "within_5_percent": float((regret <= 0.05).mean()),
         "exact": float((regret <= 1e-12).mean()),
         "mean_regret": float(regret.mean()),
         "largest_regret": float(regret.max()),
-        "worst_against_sequential": float((took / sequential).max()),
+        "worst_against_sequential": float((chosen_s / sequential).max()),
     }

@@ -1,6 +1,6 @@
 """DLRM training on many nodes (arXiv:2305.06942): iteration time by number of nodes, NIC placement and schedule.
 
-It checks no claims: those of the published 128 nodes are judged by `study=fused_ops`, and told here beside ours.
+No claims are checked here: `study=fused_ops` judges those about 128 nodes. They are written beside the predictions.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _PUBLISHED_AT = ("fused_ops.dlrm128_v1", "fused_ops.dlrm128_v2")
 
 
 class ScaleOut(Plain):
-    """Figures of what was swept: nodes, or NICs."""
+    """Figures of sweeps over nodes or NICs."""
 
     columns = (
         "schedule.name",
@@ -37,12 +37,12 @@ class ScaleOut(Plain):
     )
 
     def figures(self, table: pd.DataFrame, timelines: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
-        """Time and reduction over nodes; time over NICs, and against hardware cost. Each where it was swept."""
+        """Time and reduction over nodes; time over NICs, and against hardware cost; each if it was swept."""
         rows = _rows(table)
         time, less = Axis("makespan_s", "iteration [ms]", 1e3), Axis("reduction", "time removed [%]")
         if _NODES in rows and rows[_NODES].nunique() > 1:
             nodes = Axis(_NODES, "nodes")
-            by_place = rows.assign(panel=rows["scenario"] + _placed(rows))
+            by_place = rows.assign(panel=rows["scenario"] + _nic_label(rows))
             yield "iteration", tables.curves(by_place, nodes, y=time, by="series", panel="panel")
             fused = by_place[by_place["series"] != "bulk"]
             if len(fused):
@@ -60,40 +60,40 @@ class ScaleOut(Plain):
             yield "cost", _front(table)
 
     def extras(self, run: Finished) -> Iterator[tuple[str, Any]]:
-        """Ours at 128 nodes beside what was published of each version."""
+        """Predictions at 128 nodes beside the published value of each version."""
         rows = _rows(run.outputs.read_table("results"))
         if _NODES not in rows or not (rows[_NODES] == 128).any() or _PLACEMENT not in rows:
             return
-        own = rows[(rows[_NODES] == 128) & (rows[_PLACEMENT] == run.config["system"]["fabric"]["nic"]["placement"])]
+        points = rows[(rows[_NODES] == 128) & (rows[_PLACEMENT] == run.config["system"]["fabric"]["nic"]["placement"])]
         claims = {claim.id: claim for claim in FUSED_OPS.claims()}
-        found = {}
+        comparison = {}
         for name, pairs in zip(_PUBLISHED_AT, _SERIES.values(), strict=True):
-            values = own[own["series"] == pairs].set_index("scenario")["reduction"]
+            values = points[points["series"] == pairs].set_index("scenario")["reduction"]
             if len(values):
-                told = {"published": claims[name].value, "provenance": claims[name].provenance}
-                found[name] = {**told, "ours": float(values.mean()), "by_tables": values.round(2).to_dict()}
-        yield "published_points", found
+                source = {"published": claims[name].value, "provenance": claims[name].provenance}
+                comparison[name] = {**source, "ours": float(values.mean()), "by_tables": values.round(2).to_dict()}
+        yield "published_points", comparison
 
 
 def _rows(table: pd.DataFrame) -> pd.DataFrame:
-    """Points that were run, with `series` and `reduction` [%]."""
+    """Points with a result, with `series` and `reduction` [%]."""
     ok = table[table["status"] == "ok"]
     series = ok["schedule.pairs"].map(_SERIES).fillna("bulk")
     return ok.assign(series=series, reduction=100 * (1 - 1 / ok["speedup"]))
 
 
-def _placed(rows: pd.DataFrame) -> Any:
+def _nic_label(rows: pd.DataFrame) -> Any:
     return ", NIC: " + rows[_PLACEMENT] if _PLACEMENT in rows else ""
 
 
 def _front(table: pd.DataFrame) -> Figure:
-    """Iteration time against hardware cost, coloured by where NICs are and what runs."""
+    """Iteration time against hardware cost, coloured by schedule and placement of NICs."""
     from dse.plots import pareto
 
-    kept = table[table["status"] == "ok"]
+    ok = table[table["status"] == "ok"]
     short = {"bulk_sync": "bulk", "fused_kernels": "fused", "pcie_switch": "switch"}
-    what = kept["schedule.name"].replace(short)
-    mixed = kept.assign(what=what + "/" + kept[_PLACEMENT].replace(short) if _PLACEMENT in kept else what)
+    what = ok["schedule.name"].replace(short)
+    mixed = ok.assign(what=what + "/" + ok[_PLACEMENT].replace(short) if _PLACEMENT in ok else what)
     cost, time = Axis("cost_proxy", "hardware cost [relative]"), Axis("makespan_s", "iteration [ms]", 1e3)
     return pareto(mixed, time, y=cost, size=None, by="what")
 

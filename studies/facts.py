@@ -1,4 +1,4 @@
-"""What studies read from `conf/data`: facts, each with its source beside it."""
+"""Facts that studies read from `conf/data`, each with its source beside it."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from dse.config.compose import conf_dir
 
 @cache
 def facts(name: str) -> Mapping[str, Any]:
-    """What `conf/data/<name>.yaml` holds."""
-    found: Mapping[str, Any] = yaml.safe_load((conf_dir() / "data" / f"{name}.yaml").read_text(encoding="utf-8"))
-    return found
+    """Return the content of `conf/data/<name>.yaml`."""
+    content: Mapping[str, Any] = yaml.safe_load((conf_dir() / "data" / f"{name}.yaml").read_text(encoding="utf-8"))
+    return content
 
 
 @cache

@@ -1,4 +1,4 @@
-"""The iteration that a run's configuration is about, and others like it."""
+"""Iteration that a run's configuration describes, and variants of it."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from simulators.steps.design import OF_LENGTHS, Design
 
 
 def base(run: Finished, **sections: Any) -> Design | None:
-    """The design of a run's configuration, of one length, some sections replaced; None where they make none."""
+    """Design of a run's configuration at a single sequence length, some sections replaced; None if it is invalid."""
     tree = {**run.config, **sections}
-    held = {name: tree[name] for name in Design.model_fields if name in tree and name not in OF_LENGTHS}
+    fields = {name: tree[name] for name in Design.model_fields if name in tree and name not in OF_LENGTHS}
     try:
-        return StepBackend().design(held)
+        return StepBackend().design(fields)
     except ConfigError:
         return None
 
 
 def at(design: Design, values: Mapping[str, Any]) -> Design:
-    """A design with numbers, or arrays, put in by dotted path."""
+    """Return a design with numbers, or arrays, set by dotted path."""
     for path, value in values.items():
         design = put(design, path, value)
     return design
