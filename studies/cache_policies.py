@@ -1,7 +1,7 @@
 """GPU cache policies for machine learning (arXiv:1910.00134): seventeen applications under six policies.
 
-A point is an application under a policy; what is gained and moved is against the same application uncached. Static
-policies keep the same kinds of requests of every kernel; the others, stacked on CacheRW, decide by what they see.
+A point is an application under a policy; speed-up and traffic are relative to the same application uncached. Static
+policies cache the same kinds of requests in every kernel; the others, stacked on CacheRW, adapt to what they observe.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _STATIC = ("uncached", "cache_r", "cache_rw")
 _ALL = (*_STATIC, "cache_rw_ab", "cache_rw_ab_cr", "combined")
 _TITLES = ("Uncached", "CacheR", "CacheRW", "+ AB", "+ CR", "+ PCby")
 _INSENSITIVE, _REUSE, _THROUGHPUT = "memory-insensitive", "reuse-sensitive", "throughput-sensitive"
-_NOTICED = 1.05  # times as long that count as a difference
-_BUSY = 0.6  # of the peak bandwidth, from which on memory bounds
-_CLOSE = 1.03  # that match
+_NOTICED = 1.05  # ratio of times from which on they differ
+_BUSY = 0.6  # share of the peak bandwidth from which on an application is memory-bound
+_CLOSE = 1.03  # ratio of times up to which they match
 _PERCENT = 100.0
 _PREDICTOR = "parameters of the predictor are not published; ours were chosen on these applications (docs/memory.md)"
 
@@ -38,19 +38,19 @@ class CachePolicies(Plain):
     columns = ("policy.name",)
 
     def claims(self) -> list[Claim]:
-        """What the paper's abstract says, and recollections of it, as retyped beside this module."""
+        """Claims of the paper's abstract, and recalled ones, retyped beside this module."""
         return read(Path(__file__).with_suffix(".yaml"))
 
     def findings(self, table: pd.DataFrame) -> Mapping[str, Finding]:
-        """Ours for every claim."""
-        held = _by_policy(table)
-        if held.empty:
+        """Findings of every claim."""
+        metrics = _by_policy(table)
+        if metrics.empty:
             return {claim.id: Finding(None, "needs all six policies on one memory system") for claim in self.claims()}
-        return {**_winners(held), **_matched(held), **_mechanisms(held)}
+        return {**_winners(metrics), **_combined_gap(metrics), **_mechanisms(metrics)}
 
     def figures(self, table: pd.DataFrame, timelines: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
         """Times, traffic and row hits of every application under every policy."""
-        ok = _held(table)
+        ok = _policy_points(table)
         if ok.empty:
             return
         if {_L2, _BANDWIDTH} <= set(ok):
@@ -72,98 +72,108 @@ class CachePolicies(Plain):
             yield name, tables.heat(rows, axis, x="policy", y="application", panel="all")
 
     def extras(self, run: Finished) -> Iterator[tuple[str, Any]]:
-        """The category of each application, and what put it there."""
-        held = _by_policy(run.outputs.read_table("results"))
-        if not held.empty:
-            yield "categories", _categories(held)
+        """Category of each application, with the ratios that decide it."""
+        metrics = _by_policy(run.outputs.read_table("results"))
+        if not metrics.empty:
+            yield "categories", _categories(metrics)
 
 
 def _place(policy: str) -> int:
-    """Policies of one's own come after the paper's."""
+    """Rank of a policy in figures; policies that are not the paper's come last."""
     return _ALL.index(policy) if policy in _ALL else len(_ALL)
 
 
-def _held(table: pd.DataFrame) -> pd.DataFrame:
-    """Points with a result, where policies were searched."""
+def _policy_points(table: pd.DataFrame) -> pd.DataFrame:
+    """Points with a result; none if policies were not searched."""
     ok = table[table["status"] == "ok"]
     return ok if {_POLICY, "speedup", "traffic"} <= set(ok) else ok.iloc[:0]
 
 
 def _by_policy(table: pd.DataFrame) -> pd.DataFrame:
     """Metrics [application] by (metric, policy), of applications that ran under all six on one memory system."""
-    ok = _held(table)
+    ok = _policy_points(table)
     names = ["time_s", "dram_bytes", "bandwidth_share", "row_hit_rate", "stalls", "useless", "bypassed"]
     if ok.empty or ok.duplicated(["scenario", _POLICY]).any():
         return ok.iloc[:0]
     rows = ok.assign(policy=ok[_POLICY].astype(str), scenario=ok["scenario"].astype(str))
-    held = rows.pivot_table(index="scenario", columns="policy", values=names, sort=False)
-    return held.dropna() if set(_ALL) <= set(rows["policy"]) else ok.iloc[:0]
+    metrics = rows.pivot_table(index="scenario", columns="policy", values=names, sort=False)
+    return metrics.dropna() if set(_ALL) <= set(rows["policy"]) else ok.iloc[:0]
 
 
-def _metric(held: pd.DataFrame, name: str, policies: tuple[str, ...] = _ALL) -> pd.DataFrame:
+def _metric(metrics: pd.DataFrame, name: str, policies: tuple[str, ...] = _ALL) -> pd.DataFrame:
     """One metric, a column for each policy."""
     import pandas as pd
 
-    return pd.DataFrame(held[name])[list(policies)]
+    return pd.DataFrame(metrics[name])[list(policies)]
 
 
-def _categories(held: pd.DataFrame) -> pd.DataFrame:
-    """By static policies alone. Insensitive: all within 5 %, and memory is not what bounds. Reuse-sensitive: one that
-    caches is faster by more. Throughput-sensitive: memory bounds and caching gains nothing, or costs.
+def _categories(metrics: pd.DataFrame) -> pd.DataFrame:
+    """Categories by static policies alone. Insensitive: all within 5 %, and not memory-bound. Reuse-sensitive: one
+    that caches is faster by more. Throughput-sensitive: memory-bound, and caching gains nothing or costs time.
     """
     import pandas as pd
 
-    static = _metric(held, "time_s", _STATIC)
+    static = _metric(metrics, "time_s", _STATIC)
     best, least = static.idxmin(axis=1), static.min(axis=1)
     spread, gain = static.max(axis=1) / least, static["uncached"] / least
     costs = static[["cache_r", "cache_rw"]].min(axis=1) / static["uncached"]
-    busy = _metric(held, "bandwidth_share", _STATIC).min(axis=1)
-    found = pd.Series(_THROUGHPUT, static.index)
-    found[(spread < _NOTICED) & (busy < _BUSY)] = _INSENSITIVE
-    found[gain >= _NOTICED] = _REUSE
-    columns = {"category": found, "best_static": best, "uncached_over_best": gain, "cached_over_uncached": costs}
-    combined = _metric(held, "time_s")["combined"] / least
+    busy = _metric(metrics, "bandwidth_share", _STATIC).min(axis=1)
+    category = pd.Series(_THROUGHPUT, static.index)
+    category[(spread < _NOTICED) & (busy < _BUSY)] = _INSENSITIVE
+    category[gain >= _NOTICED] = _REUSE
+    columns = {"category": category, "best_static": best, "uncached_over_best": gain, "cached_over_uncached": costs}
+    combined = _metric(metrics, "time_s")["combined"] / least
     return pd.DataFrame({**columns, "bandwidth_share": busy, "combined_over_best": combined}).reset_index()
 
 
-def _winners(held: pd.DataFrame) -> dict[str, Finding]:
-    """Whether some static policy is never far behind the best, categories, and how many applications there are."""
-    found = _categories(held)
-    static = _metric(held, "time_s", _STATIC)
+def _winners(metrics: pd.DataFrame) -> dict[str, Finding]:
+    """Findings on the best static policies, the categories and the number of applications."""
+    categories = _categories(metrics)
+    static = _metric(metrics, "time_s", _STATIC)
     worst = static.div(static.min(axis=1), axis=0)
-    told = "; ".join(f"{name} is up to {worst[name].max():.2f}x as long ({worst[name].idxmax()})" for name in _STATIC)
-    counts = found["best_static"].value_counts()
+    slowdowns = "; ".join(
+        f"{name} is up to {worst[name].max():.2f}x as long ({worst[name].idxmax()})" for name in _STATIC
+    )
+    counts = categories["best_static"].value_counts()
     wins = ", ".join(f"{name} {count}" for name, count in counts.items())
-    each = "; ".join(f"{name}: {', '.join(own['scenario'])}" for name, own in found.groupby("category", sort=False))
-    every = set(found["category"]) == {_INSENSITIVE, _REUSE, _THROUGHPUT}
-    far = {name: worst.index[worst[name] > _NOTICED].tolist() for name in ("cache_r", "cache_rw")}
-    rests = "; ".join(f"{name} is more than 5 % behind in {', '.join(own) or 'none'}" for name, own in far.items())
+    members = "; ".join(
+        f"{name}: {', '.join(group['scenario'])}" for name, group in categories.groupby("category", sort=False)
+    )
+    all_present = set(categories["category"]) == {_INSENSITIVE, _REUSE, _THROUGHPUT}
+    laggards = {name: worst.index[worst[name] > _NOTICED].tolist() for name in ("cache_r", "cache_rw")}
+    shortfalls = "; ".join(
+        f"{name} is more than 5 % behind in {', '.join(behind) or 'none'}" for name, behind in laggards.items()
+    )
     beaten, cause = bool((worst.max() > _NOTICED).all()), "one static policy is within 5 % of the best everywhere"
     return {
-        "cache_policies.no_single_static": Finding(beaten, f"{told}; wins: {wins}; {rests}", cause),
-        "cache_policies.three_categories": Finding(every, each, "a category has no member"),
-        "cache_policies.app_count": Finding(float(len(held)), "layers and kernels of DNNMark, rocBLAS and DeepBench"),
+        "cache_policies.no_single_static": Finding(beaten, f"{slowdowns}; wins: {wins}; {shortfalls}", cause),
+        "cache_policies.three_categories": Finding(all_present, members, "a category has no member"),
+        "cache_policies.app_count": Finding(
+            float(len(metrics)), "layers and kernels of DNNMark, rocBLAS and DeepBench"
+        ),
     }
 
 
-def _matched(held: pd.DataFrame) -> dict[str, Finding]:
-    """How far the combined policy is behind the best static one."""
-    times = _metric(held, "time_s")
+def _combined_gap(metrics: pd.DataFrame) -> dict[str, Finding]:
+    """Findings on the gap between the combined policy and the best static one."""
+    times = _metric(metrics, "time_s")
     gap = times["combined"] / times[list(_STATIC)].min(axis=1)
     ahead = gap[gap < 1 / _NOTICED]
     behind = max(0.0, _PERCENT * (float(gap.max()) - 1))
     best = f"ahead by 5 % or more in {len(ahead)} (down to {gap.min():.2f}x the time: {gap.idxmin()})"
-    told = f"at most {_PERCENT * (gap.max() - 1):.1f} % behind ({gap.idxmax()}), {best}; {_PREDICTOR}"
+    text = f"at most {_PERCENT * (gap.max() - 1):.1f} % behind ({gap.idxmax()}), {best}; {_PREDICTOR}"
     return {
-        "cache_policies.matches_best": Finding(bool((gap <= _CLOSE).all()), told, "see the gap", "fitted"),
-        "cache_policies.matches_best_band": Finding(behind, told, "see the gap", "fitted"),
+        "cache_policies.matches_best": Finding(bool((gap <= _CLOSE).all()), text, "see the gap", "fitted"),
+        "cache_policies.matches_best_band": Finding(behind, text, "see the gap", "fitted"),
     }
 
 
-def _mechanisms(held: pd.DataFrame) -> dict[str, Finding]:
-    """What caching, allocation bypass, rinsing and the predictor do to traffic, stalls, row hits and allocations."""
-    reuse = _categories(held).set_index("scenario")["category"] == _REUSE
-    moved, stalls, hits, useless = (_metric(held, name) for name in ("dram_bytes", "stalls", "row_hit_rate", "useless"))
+def _mechanisms(metrics: pd.DataFrame) -> dict[str, Finding]:
+    """Effects of caching, allocation bypass, rinsing and the predictor on traffic, stalls, row hits and allocations."""
+    reuse = _categories(metrics).set_index("scenario")["category"] == _REUSE
+    moved, stalls, hits, useless = (
+        _metric(metrics, name) for name in ("dram_bytes", "stalls", "row_hit_rate", "useless")
+    )
     fewer = moved["cache_r"] / moved["uncached"]
     least = moved["cache_rw"] / moved["cache_r"]
     cuts = bool((fewer[reuse] < 1).all() and (least[reuse] <= 1.001).all() and (least < 1).any())
@@ -173,24 +183,24 @@ def _mechanisms(held: pd.DataFrame) -> dict[str, Finding]:
     saved = useless["combined"].sum() / max(useless["cache_rw_ab_cr"].sum(), 1.0)
     bypass = f"stalls {stalls['cache_rw'].sum():.3g} to {stalls['cache_rw_ab'].sum():.3g}"
     rinse = f"row hits by {rinsed.min():+.1f} to {rinsed.max():+.1f} points, mean {rinsed.mean():+.1f}"
-    told = f"AB: {bypass}; CR: {rinse}; PCby: lines evicted unused {saved:.2f}x"
+    text = f"AB: {bypass}; CR: {rinse}; PCby: lines evicted unused {saved:.2f}x"
     does = stalls["cache_rw_ab"].sum() == 0 and rinsed.mean() > 0 and saved < 1
     return {
         "cache_policies.cacher_cuts_traffic": Finding(
             cuts, more, "lines that are stored take the place of lines that would be loaded again"
         ),
-        "cache_policies.ab_cr_pcby": Finding(bool(does), told, "see the numbers"),
+        "cache_policies.ab_cr_pcby": Finding(bool(does), text, "see the numbers"),
     }
 
 
 def _best(ok: pd.DataFrame) -> Figure:
-    """Over the size of L2 and the bandwidth of DRAM: what the best static policy takes over the combined one."""
+    """Time of the best static policy over that of the combined one, by size of L2 and bandwidth of DRAM."""
     rows = ok.assign(policy=ok[_POLICY].astype(str), scenario=ok["scenario"].astype(str))
     rows["L2 [MB]"], rows["DRAM [GB/s]"] = rows[_L2].astype(float) / 2**20, rows[_BANDWIDTH].astype(float) / 1e9
     keys = ["scenario", "L2 [MB]", "DRAM [GB/s]"]
     times = rows.pivot_table(index=keys, columns="policy", values="time_s", sort=False)
-    known = [name for name in _STATIC if name in times]
-    gain = (times[known].min(axis=1) / times["combined"]).rename("gain").reset_index()
+    static = [name for name in _STATIC if name in times]
+    gain = (times[static].min(axis=1) / times["combined"]).rename("gain").reset_index()
     axis = Axis("gain", "time of the best static policy over that of the combined one")
     return tables.heat(gain, axis, x="L2 [MB]", y="DRAM [GB/s]", panel="scenario")
 

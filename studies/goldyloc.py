@@ -1,8 +1,8 @@
-"""GOLDYLOC (arXiv:2409.02227): independent GEMMs at once on one GPU, by kernels tuned for sharing it.
+"""GOLDYLOC (arXiv:2409.02227): concurrent independent GEMMs on one GPU, by kernels tuned for sharing it.
 
-Sequential is degree 1 by the library's kernels, default concurrency all that is queued at once by the same, GOLDYLOC
-globally optimised kernels at the degree that a predictor picks from what is queued, which has seen other shapes only.
-The oracle knows the best degree. Averages over queues are geometric.
+Sequential is degree 1 with the library's kernels. Default concurrency runs the whole queue at once with the same
+kernels. GOLDYLOC runs globally optimised kernels at the degree that a predictor, trained on other shapes, picks from
+the queue. The oracle knows the best degree. Averages over queues are geometric.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 
 _KERNELS, _DEGREE = "schedule.kernels", "schedule.num_streams"
 _COPIES = 16
-_LEARNED = 160  # queues of drawn shapes
-_SIZES = ((32, 2048), (256, 8192), (256, 8192))  # of m, n and k that are drawn, evenly in their logarithms
+_LEARNED = 160  # queues of random shapes
+_SIZES = ((32, 2048), (256, 8192), (256, 8192))  # ranges of random m, n and k, uniform in their logarithms
 _SEED = 0
-_WHOLE = 32.0  # sizes are multiples of
+_WHOLE = 32.0  # sizes are multiples of it
 _ELEMENT = 2
 _ENOUGH = 0.7
 _UNKNOWN = "which GEMMs the paper ran is unknown; ours are illustrative"
@@ -50,16 +50,16 @@ class Goldyloc(Plain):
     )
 
     def claims(self) -> list[Claim]:
-        """What the paper published, as retyped beside this module."""
+        """Published claims of the paper, retyped beside this module."""
         return read(Path(__file__).with_suffix(".yaml"))
 
     def further(self, run: Finished) -> Mapping[str, Finding]:
-        """Ours for every claim: of GOLDYLOC as its predictor chooses."""
-        found = _found(run)
-        if found is None:
+        """Findings of every claim, with GOLDYLOC at the degrees that its predictor picks."""
+        queue_run = _load_run(run)
+        if queue_run is None:
             absent = Finding(None, "needs isolated, shared and best kernels at degrees from 1 to 16")
             return dict.fromkeys((claim.id for claim in self.claims()), absent)
-        return {**_speedups(found), **_kernels(found, run)}
+        return {**_speedups(queue_run), **_kernels(queue_run, run)}
 
     def figures(self, table: pd.DataFrame, timelines: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
         """Speed-ups over sequential by degree, and of every queue."""
@@ -77,20 +77,20 @@ class Goldyloc(Plain):
             "degrees",
             tables.curves(pd.concat(rows), Axis(_DEGREE, "GEMMs at once"), y=speedup, by=_KERNELS, panel="panel"),
         )
-        few = ok[ok[_DEGREE].isin([2, 4, 8, 16])].assign(panel=lambda one: one[_KERNELS].astype(str))
+        few = ok[ok[_DEGREE].isin([2, 4, 8, 16])].assign(panel=lambda frame: frame[_KERNELS].astype(str))
         if len(few):
             yield "queues", tables.heat(few, speedup, x=_DEGREE, y="scenario", panel="panel")
 
     def extras(self, run: Finished) -> Iterator[tuple[str, Any]]:
-        """What the predictor chooses for each queue, and how well."""
-        found = _found(run)
-        if found is not None:
-            yield "predictor", {**found.judged, "learned_on": _LEARNED, "judged_on": len(found.names)}
-            yield "choices", found.choices
+        """Picks of the predictor for each queue, and their scores."""
+        queue_run = _load_run(run)
+        if queue_run is not None:
+            yield "predictor", {**queue_run.judged, "learned_on": _LEARNED, "judged_on": len(queue_run.names)}
+            yield "choices", queue_run.choices
 
 
 class _Run:
-    """Times [Q, D] of a run's queues by kernels, and what a predictor picks that has not seen them."""
+    """Times [Q, D] of a run's queues by kernels, and the picks of a predictor that was not trained on them."""
 
     def __init__(self, seconds: Mapping[str, pd.DataFrame], gpu_queues: tuple[System, Mapping[str, Queue]]) -> None:
         self.system, queues = gpu_queues
@@ -99,14 +99,14 @@ class _Run:
         self.seconds = {name: rows.to_numpy(float) for name, rows in seconds.items()}
         self.sequential = self.seconds["isolated"][:, self.degrees.index(1)]
         self.default = self.seconds["isolated"][:, -1]
-        predictor = _learned(self.system, self.degrees)
+        predictor = _train_predictor(self.system, self.degrees)
         features = np.stack([queues[name].features(self.system.gpu) for name in self.names])
         self.places = predictor.choose(features)
         self.judged = score_choices(self.seconds["shared"], self.sequential, self.places)
 
     @classmethod
     def of(cls, run: Finished) -> _Run | None:
-        """None where a degree or a choice of kernels is absent, or the system is no single GPU."""
+        """From a finished run; None where a degree or a choice of kernels is absent, or the system is not one GPU."""
         table = run.outputs.read_table("results")
         ok = table[table["status"] == "ok"]
         if not {_KERNELS, _DEGREE} <= set(ok):
@@ -115,20 +115,20 @@ class _Run:
         names = [str(name) for name in pivot.columns.get_level_values(0).unique()]
         if set(names) != {"isolated", "shared", "best"} or pivot.isna().any(axis=None):
             return None
-        found = {name: pivot.loc[:, [name]].droplevel(0, axis=1) for name in names}
-        if not {1, _COPIES} <= set(found["shared"].columns):
+        seconds = {name: pivot.loc[:, [name]].droplevel(0, axis=1) for name in names}
+        if not {1, _COPIES} <= set(seconds["shared"].columns):
             return None
         system = System.model_validate(run.config["system"])
-        return cls(found, (system, _queues(run.config["workload"])))
+        return cls(seconds, (system, _queues(run.config["workload"])))
 
     @property
     def goldyloc(self) -> Floats:
-        """Times [Q] at the degree that is picked."""
+        """Times [Q] at the picked degrees."""
         return np.asarray(self.seconds["shared"][np.arange(len(self.places)), self.places])
 
     @property
     def choices(self) -> pd.DataFrame:
-        """A row for each queue."""
+        """Table of picked and best degrees, a row for each queue."""
         import pandas as pd
 
         best = self.seconds["shared"].argmin(axis=1)
@@ -140,34 +140,34 @@ class _Run:
 
 
 @lru_cache(maxsize=1)
-def _found(run: Finished) -> _Run | None:
-    """What a run says, for all who ask one after another."""
+def _load_run(run: Finished) -> _Run | None:
+    """Cached `_Run.of` of the latest run."""
     return _Run.of(run)
 
 
 def _queues(tree: Mapping[str, Any]) -> dict[str, Queue]:
     """Queues of a workload by name."""
-    found = {}
-    for name, one in workloads_of(Problems(), tree).items():
-        gemms = [Gemm.model_validate(op) for op in one["operators"].values()]
+    queues = {}
+    for name, workload in workloads_of(Problems(), tree).items():
+        gemms = [Gemm.model_validate(op) for op in workload["operators"].values()]
         shapes = np.array([(op.m, op.n, op.k) for op in gemms], float)
-        found[name] = Queue(shapes, gemms[0].element_bytes)
-    return found
+        queues[name] = Queue(shapes, gemms[0].element_bytes)
+    return queues
 
 
-def _learned(system: System, degrees: list[int]) -> Predictor:
-    """A predictor learned on queues of drawn shapes, run by the same engine."""
+def _train_predictor(system: System, degrees: list[int]) -> Predictor:
+    """Train a predictor on queues of random shapes, simulated by the same engine."""
     random = np.random.default_rng(_SEED)
     low, high = np.log2(np.array(_SIZES, float)).T
-    drawn = 2 ** random.uniform(low, high, (_LEARNED, 3))
-    shapes = np.maximum(_WHOLE, np.round(drawn / _WHOLE) * _WHOLE)
+    sizes = 2 ** random.uniform(low, high, (_LEARNED, 3))
+    shapes = np.maximum(_WHOLE, np.round(sizes / _WHOLE) * _WHOLE)
     seconds = [_alike(system, degree, shapes) for degree in degrees]
     features = [Queue(np.repeat(shape[None], _COPIES, axis=0), _ELEMENT).features(system.gpu) for shape in shapes]
     return Predictor.learn(np.stack(features), np.stack(seconds, axis=1), degrees)
 
 
 def _alike(system: System, degree: int, shapes: Floats) -> Floats:
-    """Times [Q] of queues of equal GEMMs [Q, 3] by globally optimised kernels: one structure, and one run."""
+    """Times [Q] of queues of equal GEMMs [Q, 3] by globally optimised kernels, as one batch."""
     gemm = Gemm(m=1, n=1, k=1, precision="fp16").model_copy(update=dict(zip("mnk", shapes.T, strict=True)))
     operators = {f"g{index:02d}": gemm for index in range(_COPIES)}
     workload = Workload(name="drawn", operators={}).model_copy(update={"operators": operators})
@@ -187,16 +187,16 @@ def _mean(ratio: Floats) -> float:
 def _speedups(run: _Run) -> dict[str, Finding]:
     over, beside = run.sequential / run.goldyloc, run.default / run.goldyloc
     default = run.sequential / run.default
-    told = f"at the degree that is picked, {len(run.names)} queues"
+    note = f"at the degree that is picked, {len(run.names)} queues"
     losing = [name for name, ratio in zip(run.names, default, strict=True) if ratio < 1]
     worst = run.judged["worst_against_sequential"]
     text = f"all {run.degrees[-1]} at once: {len(losing)} of {len(run.names)} queues lose, {_least(run, default)}"
     return {
-        "goldyloc.vs_sequential": Finding(100 * (_mean(over) - 1), told, _UNKNOWN),
+        "goldyloc.vs_sequential": Finding(100 * (_mean(over) - 1), note, _UNKNOWN),
         "goldyloc.vs_sequential_max": Finding(float(over.max()), _most(run, over), _UNKNOWN),
-        "goldyloc.vs_default": Finding(100 * (_mean(beside) - 1), told, _UNKNOWN),
+        "goldyloc.vs_default": Finding(100 * (_mean(beside) - 1), note, _UNKNOWN),
         "goldyloc.vs_default_max": Finding(float(beside.max()), _most(run, beside), _UNKNOWN),
-        "goldyloc.default_vs_sequential": Finding(100 * (_mean(default) - 1), f"all at once; {told}", _UNKNOWN),
+        "goldyloc.default_vs_sequential": Finding(100 * (_mean(default) - 1), f"all at once; {note}", _UNKNOWN),
         "goldyloc.default_can_lose": Finding(bool(losing and _mean(default) > 1), text),
         "goldyloc.never_worse": Finding(bool(worst <= 1.05), f"at most {worst:.3f} of the sequential time"),
     }
@@ -211,7 +211,7 @@ def _least(run: _Run, ratio: Floats) -> str:
 
 
 def _kernels(run: _Run, finished: Finished) -> dict[str, Finding]:
-    """Whether other kernels are best at once, and whether those tuned for a half and a quarter are enough."""
+    """Findings on kernels: the best ones differ under concurrency; those tuned for a half and a quarter suffice."""
     gpu, names = run.system.gpu, []
     for name, queue in _queues(finished.config["workload"]).items():
         m, n, k = queue.shapes[0]
@@ -224,11 +224,11 @@ def _kernels(run: _Run, finished: Finished) -> dict[str, Finding]:
     for degree in (2, 4, 8, 16):
         if degree in run.degrees:
             place = run.degrees.index(degree)
-            default, shared, best = (run.seconds[one][:, place] for one in ("isolated", "shared", "best"))
+            default, shared, best = (run.seconds[kind][:, place] for kind in ("isolated", "shared", "best"))
             gains[degree] = np.log(_mean(default / shared)) / np.log(_mean(default / best))
-    told = ", ".join(f"{100 * gain:.0f} % at {degree}" for degree, gain in gains.items())
+    shares = ", ".join(f"{100 * gain:.0f} % at {degree}" for degree, gain in gains.items())
     cause = "small GEMMs want tiles under concurrency that are too large for a quarter of this GPU, too"
-    enough = f"of the gain that the best of all tiles gives (a yes needs {100 * _ENOUGH:.0f} %): {told}"
+    enough = f"of the gain that the best of all tiles gives (a yes needs {100 * _ENOUGH:.0f} %): {shares}"
     first = f"the first GEMM of {len(names)} of {len(run.names)} queues has a faster tile at {_COPIES} at once"
     return {
         "goldyloc.isolated_not_concurrent": Finding(bool(names), first),
