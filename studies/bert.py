@@ -1,7 +1,8 @@
-"""Demystifying BERT (arXiv:2104.08335): which operators take the time of pre-training, and what changes their shares.
+"""Demystifying BERT (arXiv:2104.08335): time shares of operators in pre-training, and what changes them.
 
-Phase 1 is of 128 tokens, phase 2 of 512. Of GEMMs, linear are the projections of attention, fc the feed-forward layers,
-attention the batched products; output and embedding are the ends of the model, the output's GEMM among them.
+Sequences have 128 tokens in phase 1 and 512 in phase 2. Of the GEMMs, linear are the projections of attention, fc the
+feed-forward layers, attention the batched products. Embedding and output are the ends of the model; the GEMM of the
+output counts as output.
 """
 
 from __future__ import annotations
@@ -65,19 +66,19 @@ class Bert(Plain):
     )
 
     def claims(self) -> list[Claim]:
-        """What the paper published, and what is recalled of it, as retyped beside this module."""
+        """Published and recalled claims of the paper, retyped beside this module."""
         return read(Path(__file__).with_suffix(".yaml"))
 
     def findings(self, table: pd.DataFrame) -> Mapping[str, Finding]:
-        """Ours for shares of the table's configurations."""
+        """Findings on shares in the table's configurations."""
         every = _configurations(table)
         if set(_LABELLED) - set(every.get("called", ())):
             return {claim.id: Finding(None, f"needs {', '.join(_LABELLED)}") for claim in self.claims()}
         rows = every[every["called"].isin(_LABELLED)]
-        return {**_ordered(rows), **_shares(rows), **_precision(every), **_optimizer(every)}
+        return {**_largest_class(rows), **_shares(rows), **_precision(every), **_optimizer(every)}
 
     def further(self, run: Finished) -> Mapping[str, Finding]:
-        """Ours for what changes one thing at a time."""
+        """Findings on changes of one thing at a time."""
         design = _base(run)
         if design is None:
             names = ("softmax_sl2", "intensity_spread", "h_direction", "dp_tp_direction", "nmc_bound", "nmc_lamb")
@@ -109,14 +110,14 @@ class Bert(Plain):
         yield "what_changes", _changes_figure(changes)
         near = _bounds(run.outputs.read_table("results"), design)
         yield "near_memory", near
-        measured = _measured(design)
+        measured = _throughput(design)
         yield "throughput", measured
         if len(measured):
             yield "throughput_measured", throughput.figure(measured, "a sequence of BERT-Large")
 
 
 def _configurations(table: pd.DataFrame) -> pd.DataFrame:
-    """Points with a result, called as the paper calls them (Ph1-B32-FP32), in the order of phase, batch, precision."""
+    """Points with a result, `called` as in the paper (Ph1-B32-FP32), in the order of phase, batch and precision."""
     ok = table[table["status"] == "ok"]
     if not {*_POINT, "run.mode"} <= set(ok):
         return ok.iloc[:0]
@@ -124,92 +125,92 @@ def _configurations(table: pd.DataFrame) -> pd.DataFrame:
     phase = ok[_LENGTH].map({128: "Ph1", 512: "Ph2"}).fillna("SL" + ok[_LENGTH].astype(int).astype(str))
     precision = ok[_PRECISION].astype(str).map({"fp32": "FP32", "mixed": "FP16"}).fillna(ok[_PRECISION].astype(str))
     called = phase + "-B" + ok[_BATCH].astype(int).astype(str) + "-" + precision
-    gemm, others = (sum(ok[f"share_{kind}"] for kind in kinds) for kinds in (_GEMMS, _MEMORY))
-    rows = ok.assign(called=called, gemm=gemm, memory_bound=others)
+    gemm, memory = (sum(ok[f"share_{kind}"] for kind in kinds) for kinds in (_GEMMS, _MEMORY))
+    rows = ok.assign(called=called, gemm=gemm, memory_bound=memory)
     return rows.sort_values(["scenario", _LENGTH, _BATCH, _PRECISION])
 
 
-def _told(values: pd.Series[Any], names: pd.Series[Any]) -> str:
+def _percentages(values: pd.Series[Any], names: pd.Series[Any]) -> str:
     return ", ".join(f"{name} {100 * value:.0f} %" for name, value in zip(names, values, strict=True))
 
 
 # Claims from the table
 
 
-def _ordered(rows: pd.DataFrame) -> dict[str, Finding]:
-    """Which class is the largest, and which comes next."""
-    others = [f"share_{name}" for name in _LABELS if name not in _GEMMS]
-    first = bool((rows["gemm"] > rows[others].max(axis=1)).all())
-    rest = rows["memory_bound"]
-    found = {
-        "bert.gemm_first": Finding(first, _told(rows["gemm"], rows["called"])),
+def _largest_class(rows: pd.DataFrame) -> dict[str, Finding]:
+    """Findings on the largest class of operators, and on the next one."""
+    columns = [f"share_{name}" for name in _LABELS if name not in _GEMMS]
+    first = bool((rows["gemm"] > rows[columns].max(axis=1)).all())
+    memory_bound = rows["memory_bound"]
+    findings = {
+        "bert.gemm_first": Finding(first, _percentages(rows["gemm"], rows["called"])),
         "bert.memory_bound_prominent": Finding(
-            bool((rest > _PROMINENT).all()),
+            bool((memory_bound > _PROMINENT).all()),
             f"element-wise operators, embedding and optimizer (a yes needs {100 * _PROMINENT:g} % in all): "
-            f"{_told(rest, rows['called'])}",
+            f"{_percentages(memory_bound, rows['called'])}",
         ),
     }
     few = rows[(rows[_BATCH] == 4) | (rows[_PRECISION] == "mixed")]
-    next_ = few[others].idxmax(axis=1).map({f"share_{name}": label for name, label in _LABELS.items()})
-    told = ", ".join(f"{name} {what}" for name, what in zip(few["called"], next_, strict=True))
+    next_ = few[columns].idxmax(axis=1).map({f"share_{name}": label for name, label in _LABELS.items()})
+    text = ", ".join(f"{name} {what}" for name, what in zip(few["called"], next_, strict=True))
     cause = "a GeLU by its formula takes a dozen passes here; at many tokens these weigh more than the update"
-    return {**found, "bert.lamb_next": Finding(bool((next_ == _LABELS["optimizer"]).all()), told, cause)}
+    return {**findings, "bert.lamb_next": Finding(bool((next_ == _LABELS["optimizer"]).all()), text, cause)}
 
 
 def _shares(rows: pd.DataFrame) -> dict[str, Finding]:
-    """Recalled shares: of FP32 as a range over configurations, of mixed precision at phase 1 with 32 sequences."""
-    found = {}
+    """Findings on recalled shares: FP32 as a range over configurations, mixed precision in phase 1 with batch 32."""
+    findings = {}
     values = {"lin_fc": rows["share_linear"] + rows["share_fc"], "attn_gemm": rows["share_attention"]}
     for name, share in values.items():
         for precision, end in (("fp32", "fp32"), ("mixed", "mp")):
-            own = rows[_PRECISION] == precision
-            one = own & (rows[_LENGTH] == 128) & (rows[_BATCH] == 32)
-            told = _told(share[own], rows["called"][own])
-            if name == "lin_fc" and precision == "fp32" and own.any():
-                ours: Any = (100 * float(share[own].min()), 100 * float(share[own].max()))
+            at_precision = rows[_PRECISION] == precision
+            at_32 = at_precision & (rows[_LENGTH] == 128) & (rows[_BATCH] == 32)
+            text = _percentages(share[at_precision], rows["called"][at_precision])
+            if name == "lin_fc" and precision == "fp32" and at_precision.any():
+                ours: Any = (100 * float(share[at_precision].min()), 100 * float(share[at_precision].max()))
             else:
-                ours = 100 * float(share[one].iloc[0]) if one.any() else None
-            told = told if ours is not None else "needs 32 sequences of 128 tokens at this precision"
-            found[f"bert.{name}_{end}"] = Finding(ours, told, _NO_COUNT)
+                ours = 100 * float(share[at_32].iloc[0]) if at_32.any() else None
+            text = text if ours is not None else "needs 32 sequences of 128 tokens at this precision"
+            findings[f"bert.{name}_{end}"] = Finding(ours, text, _NO_COUNT)
     ends = rows["share_embedding"] + rows["share_output"]
     spread = (100 * float(ends.min()), 100 * float(ends.max()))
-    found["bert.embed_output"] = Finding(spread, _told(ends, rows["called"]), _NO_COUNT)
-    return found
+    findings["bert.embed_output"] = Finding(spread, _percentages(ends, rows["called"]), _NO_COUNT)
+    return findings
 
 
 def _precision(rows: pd.DataFrame) -> dict[str, Finding]:
-    """What mixed precision does to shares, all else equal."""
+    """Effect of mixed precision on shares, all else equal."""
     both = rows.assign(rest=rows["memory_bound"]).pivot_table(
         index=["scenario", _LENGTH, _BATCH], columns=_PRECISION, values=["rest", "share_optimizer"], observed=True
     )
     if not {("rest", "fp32"), ("rest", "mixed")} <= set(both):
         return {"bert.mp_raises_nongemm": Finding(None, "needs both precisions")}
     more = [both[(name, "mixed")] > both[(name, "fp32")] for name in ("rest", "share_optimizer")]
-    told = ", ".join(
+    text = ", ".join(
         f"{100 * row[('rest', 'fp32')]:.0f} to {100 * row[('rest', 'mixed')]:.0f} %" for _, row in both.iterrows()
     )
     return {
         "bert.mp_raises_nongemm": Finding(
-            bool(all(one.all() for one in more)), f"element-wise operators, embedding and optimizer: {told}"
+            bool(all(higher.all() for higher in more)), f"element-wise operators, embedding and optimizer: {text}"
         )
     }
 
 
 def _optimizer(rows: pd.DataFrame) -> dict[str, Finding]:
-    """Whether the update takes as long whatever the tokens."""
+    """Time of the update, which must not depend on the number of tokens."""
     spread = rows.groupby(["scenario", _PRECISION], observed=True)["optimizer_s"].agg(["min", "max"])
-    told = ", ".join(f"{1e3 * one:.2f} ms" for one in spread["max"])
+    text = ", ".join(f"{1e3 * seconds:.2f} ms" for seconds in spread["max"])
     if not ((rows[_LENGTH].nunique() > 1) or (rows[_BATCH].nunique() > 1)):
         return {"bert.lamb_constant": Finding(None, "needs several batches or lengths")}
-    told += "; by construction: it depends on weights alone"
-    return {"bert.lamb_constant": Finding(bool((spread["max"] <= spread["min"] * (1 + 1e-12)).all()), told)}
+    text += "; by construction: it depends on weights alone"
+    return {"bert.lamb_constant": Finding(bool((spread["max"] <= spread["min"] * (1 + 1e-12)).all()), text)}
 
 
 # Claims that change one thing at a time
 
 
 def _base(run: Finished) -> Design | None:
-    """The design of the run's configuration: phase 1, 32 sequences at FP32, unless it says otherwise."""
+    """Design of the run's configuration (by default phase 1, batch 32, FP32); None unless it trains a transformer."""
     design = base(run)
     if design is None or StepBackend().problems(design):
         return None
@@ -217,41 +218,41 @@ def _base(run: Finished) -> Design | None:
 
 
 def _growth(design: Design) -> dict[str, Finding]:
-    """How softmax grows with the length, and how much more FLOP for each byte FC layers have than attention."""
+    """Growth of softmax with the length, and FLOP per byte of FC layers over that of attention."""
     lengths = np.array([512.0, 1024.0])
-    found = metrics_of(at(design, {_LENGTH: lengths}))
-    seconds = found["share_softmax"] * found["iteration_s"]
+    metrics = metrics_of(at(design, {_LENGTH: lengths}))
+    seconds = metrics["share_softmax"] * metrics["iteration_s"]
     exponent = float(np.log2(seconds[1] / seconds[0]))
     rows = [row for row in _operators(design) if row["phase"] == "forward"]
     least = min(row["intensity"] for row in rows if row["kind"] == "fc" and row["gemm"])
     most = max(row["intensity"] for row in rows if row["kind"] == "attention")
-    told = f"exponent {exponent:.3f} from 512 to 1,024 tokens"
+    text = f"exponent {exponent:.3f} from 512 to 1,024 tokens"
     ratio = f"{least:.0f} FLOP/B of FC against at most {most:.1f}, at {design.run.sequence_length} tokens"
     return {
-        "bert.softmax_sl2": Finding(bool(abs(exponent - 2) < 0.1), told),
+        "bert.softmax_sl2": Finding(bool(abs(exponent - 2) < 0.1), text),
         "bert.intensity_spread": Finding(float(least / most), ratio),
     }
 
 
-def _gemm(found: Mapping[str, Any]) -> Any:
-    return sum(found[f"share_{kind}"] for kind in _GEMMS)
+def _gemm(metrics: Mapping[str, Any]) -> Any:
+    return sum(metrics[f"share_{kind}"] for kind in _GEMMS)
 
 
 def _directions(design: Design) -> dict[str, Finding]:
-    """Which way shares go with width, tokens, dp and tp."""
-    asked = facts("bert")
+    """Direction in which shares move with width, tokens, dp and tp."""
+    sweep = facts("bert")
     head = {"model.heads": None, "model.ffn": None, "model.head_dim": 64}
-    wide = metrics_of(at(design, {**head, "model.hidden": np.array(asked["hidden"], float)}))
-    long = metrics_of(at(design, {_BATCH: np.array(asked["batch"], float)}))
+    wide = metrics_of(at(design, {**head, "model.hidden": np.array(sweep["hidden"], float)}))
+    long = metrics_of(at(design, {_BATCH: np.array(sweep["batch"], float)}))
     up = {"GEMMs": np.diff(_gemm(wide)), "LAMB": np.diff(wide["share_optimizer"])}
     fewer = bool((np.diff(long["share_optimizer"]) < 0).all())
-    told = f"H {asked['hidden'][0]} to {asked['hidden'][-1]}: GEMMs {_ends(_gemm(wide))}, LAMB "
-    told += f"{_ends(wide['share_optimizer'])}; B {asked['batch'][0]} to {asked['batch'][-1]}: LAMB "
-    told += _ends(long["share_optimizer"])
+    text = f"H {sweep['hidden'][0]} to {sweep['hidden'][-1]}: GEMMs {_ends(_gemm(wide))}, LAMB "
+    text += f"{_ends(wide['share_optimizer'])}; B {sweep['batch'][0]} to {sweep['batch'][-1]}: LAMB "
+    text += _ends(long["share_optimizer"])
     cause = (
         "the share of GEMMs falls where the update grows as fast as they do, and they run at a better rate when wide"
     )
-    grows = all(bool((one > 0).all()) for one in up.values())
+    grows = all(bool((steps > 0).all()) for steps in up.values())
     alone, apart = (metrics_of(at(design, {"parallel.dp": dp})) for dp in (1, 8))
     split = metrics_of(at(design, {"parallel.tp": 8}))
     ratio = float(alone["optimizer_s"] / split["optimizer_s"])
@@ -260,7 +261,7 @@ def _directions(design: Design) -> dict[str, Finding]:
     eight += f"{1e3 * float(split['serialized_s']):.1f} ms of all-reduces"
     slow = "launches of the update, one after another for each tensor, are not split"
     return {
-        "bert.h_direction": Finding(grows and fewer, told, cause),
+        "bert.h_direction": Finding(grows and fewer, text, cause),
         "bert.dp_tp_direction": Finding(adds and ratio > 7, f"{eight}; a yes needs 7 times", slow),
     }
 
@@ -270,17 +271,21 @@ def _ends(values: Any) -> str:
 
 
 def _near_memory(design: Design) -> dict[str, Finding]:
-    """An update by units at the banks: its own speed-up, and the iteration's against its bound."""
+    """Update by units at the banks: its own speed-up, and the iteration's against its bound."""
     near = facts("bert")["near_memory"]
     before, after = (metrics_of(at(design, {"optimizer.near_memory": times})) for times in (1.0, near))
-    own = float(before["optimizer_s"] / after["optimizer_s"])
-    whole = float(before["iteration_s"] / after["iteration_s"])
+    update_speedup = float(before["optimizer_s"] / after["optimizer_s"])
+    speedup = float(before["iteration_s"] / after["iteration_s"])
     bound = 1 / (1 - float(before["memory_bound_share"]))
-    told = f"{whole:.3f}x, bounded by {bound:.2f}x: {100 * float(before['memory_bound_share']):.0f} % are memory-bound"
-    told += "; by construction, as only the update gains"
+    text = (
+        f"{speedup:.3f}x, bounded by {bound:.2f}x: {100 * float(before['memory_bound_share']):.0f} % are memory-bound"
+    )
+    text += "; by construction, as only the update gains"
     return {
-        "bert.nmc_bound": Finding(bool(whole <= bound), told),
-        "bert.nmc_lamb": Finding(own, f"the {near:g} times the bandwidth put in, less launches: by construction"),
+        "bert.nmc_bound": Finding(bool(speedup <= bound), text),
+        "bert.nmc_lamb": Finding(
+            update_speedup, f"the {near:g} times the bandwidth put in, less launches: by construction"
+        ),
     }
 
 
@@ -288,7 +293,7 @@ def _near_memory(design: Design) -> dict[str, Finding]:
 
 
 def _operators(design: Design) -> list[dict[str, Any]]:
-    """Every operator that computes: work, time, intensity, rate and how often it runs."""
+    """Work, time, intensity, rate and number of runs of every operator that computes."""
     rows = []
     for part in iteration(design).parts:
         flop, moved, seconds = (float(getattr(part.spent, name)) for name in ("flop", "bytes", "seconds"))
@@ -308,10 +313,10 @@ def _roofline(rows: Sequence[Mapping[str, Any]], design: Design) -> Figure:
     table = table.assign(kind=table["kind"].map(_LABELS).fillna(table["kind"]))
     peak = design.system.gpu.peak(design.run.precision)
     assert peak is not None
-    told = f"GEMMs of an iteration on {design.system.name}: {design.run.batch} sequences of "
-    told += f"{design.run.sequence_length}, {design.run.precision}"
+    title = f"GEMMs of an iteration on {design.system.name}: {design.run.batch} sequences of "
+    title += f"{design.run.sequence_length}, {design.run.precision}"
     size = Axis("total_s", "time in an iteration")
-    return tables.roofline(table, (peak, design.system.gpu.hbm_bytes_per_s), by="kind", size=size, title=told)
+    return tables.roofline(table, (peak, design.system.gpu.hbm_bytes_per_s), by="kind", size=size, title=title)
 
 
 def _changes(design: Design) -> pd.DataFrame:
@@ -331,8 +336,8 @@ def _changes(design: Design) -> pd.DataFrame:
     for name, (path, also) in changed.items():
         for precision in ("fp32", "mixed"):
             values = np.array(facts("bert")[name], float)
-            found = metrics_of(at(design, {**also, _PRECISION: precision, path: values}))
-            columns = {key: np.broadcast_to(value, values.shape) for key, value in found.items()}
+            metrics = metrics_of(at(design, {**also, _PRECISION: precision, path: values}))
+            columns = {key: np.broadcast_to(value, values.shape) for key, value in metrics.items()}
             parts.append(pd.DataFrame({"changed": name, "value": values, "precision": precision, **columns}))
     return pd.concat(parts, ignore_index=True)
 
@@ -347,32 +352,32 @@ def _changes_figure(changes: pd.DataFrame) -> Figure:
 
 def _bounds(table: pd.DataFrame, design: Design) -> list[dict[str, Any]]:
     """Speed-up of an iteration by a near-memory update, and Amdahl's bounds, of every configuration."""
-    found = []
+    rows = []
     for _, row in _configurations(table).iterrows():
         point = {_LENGTH: int(row[_LENGTH]), _BATCH: int(row[_BATCH]), _PRECISION: str(row[_PRECISION])}
         near = metrics_of(at(design, {**point, "optimizer.near_memory": facts("bert")["near_memory"]}))
-        own = metrics_of(at(design, point))
-        told: dict[str, Any] = {
+        plain = metrics_of(at(design, point))
+        bounds: dict[str, Any] = {
             "configuration": row["called"],
-            "speedup": float(own["iteration_s"] / near["iteration_s"]),
+            "speedup": float(plain["iteration_s"] / near["iteration_s"]),
         }
-        told |= {"bound_of_optimizer": 1 / (1 - float(own["share_optimizer"]))}
-        found.append({**told, "bound_of_memory_bound": 1 / (1 - float(own["memory_bound_share"]))})
-    return found
+        bounds |= {"bound_of_optimizer": 1 / (1 - float(plain["share_optimizer"]))}
+        rows.append({**bounds, "bound_of_memory_bound": 1 / (1 - float(plain["memory_bound_share"]))})
+    return rows
 
 
-def _measured(design: Design) -> pd.DataFrame:
-    """Published throughput of BERT-Large on one GPU whose device file there is, and ours."""
+def _throughput(design: Design) -> pd.DataFrame:
+    """Published and predicted throughput of BERT-Large on one GPU that has a device file."""
     sections = design.model_dump(exclude_none=True)
 
-    def ours(row: Mapping[str, str]) -> tuple[str, float, float]:
+    def rates(row: Mapping[str, str]) -> tuple[str, float, float]:
         steps, batch = int(row["accumulation"] or 1), int(row["batch"])
         run = {"batch": batch, "sequence_length": int(row["sequence_length"]), "micro_batches": steps}
-        found = metrics_of(throughput.design_of(row, sections, run))["iteration_s"]
+        seconds = metrics_of(throughput.design_of(row, sections, run))["iteration_s"]
         kind = _YEARS.get(row["source"].rpartition(" ")[2], row["source"])
-        return kind, float(row["sequences_per_s"]), steps * batch / float(found)
+        return kind, float(row["sequences_per_s"]), steps * batch / float(seconds)
 
-    return throughput.table("bert_throughput", ours)
+    return throughput.table("bert_throughput", rates)
 
 
 STUDY = Bert()

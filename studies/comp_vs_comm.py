@@ -1,6 +1,6 @@
 """Tale of Two Cs (arXiv:2302.02825): communication against compute as models and hardware grow, and their projection.
 
-Serialized communication is that of tp, which compute waits for; overlapped that of dp, beside the backward pass.
+Serialized communication is that of tp, which compute waits for; overlapped is that of dp, during the backward pass.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _EXPOSED = 5.0  # per cent of an iteration
 _TIMES = (1.0, 2.0, 4.0)
 _BATCHES = (4, 8, 32)  # of the profiled baseline, beside its own
 _ASSUMED = "TP 256 at most, rings of any size at the bandwidth of a node (by assumption)"
-_ATTENTION = "its batched ones alone"  # part of GEMM's, and told beside it
+_ATTENTION = "its batched ones alone"  # part of GEMM, reported beside it
 _GROUPS = {
     "GEMM": ("linear", "fc", "attention"),
     _ATTENTION: ("attention",),
@@ -46,7 +46,7 @@ _GROUPS = {
 
 
 class CompVsComm(Plain):
-    """Claims, shares, the TP that memory forces, and how far a projection is off."""
+    """Claims, shares, the TP that memory forces, and errors of projections."""
 
     columns = (
         "model.hidden",
@@ -60,41 +60,43 @@ class CompVsComm(Plain):
     )
 
     def claims(self) -> list[Claim]:
-        """What the paper published, and what is recalled of it, as retyped beside this module."""
+        """Published and recalled claims of the paper, retyped beside this module."""
         return read(Path(__file__).with_suffix(".yaml"))
 
     def findings(self, table: pd.DataFrame) -> Mapping[str, Finding]:
-        """Ours for shares and trends, from the table."""
-        ok = _known(table)
+        """Findings on shares and trends, from the table."""
+        ok = _training_points(table)
         if ok.empty:
             return {}
         names = {1: "band_1x", 2: "band_2x", 4: "band_4x"}
-        found = {f"comp_vs_comm.{name}": _band(ok, faster) for faster, name in names.items()}
-        found["comp_vs_comm.comm_share_future"] = found["comp_vs_comm.band_4x"]
-        found["comp_vs_comm.trend_tp_h"] = _trend(ok)
-        return found | _overlapped(ok) | _case(ok)
+        findings = {f"comp_vs_comm.{name}": _band(ok, faster) for faster, name in names.items()}
+        findings["comp_vs_comm.comm_share_future"] = findings["comp_vs_comm.band_4x"]
+        findings["comp_vs_comm.trend_tp_h"] = _trend(ok)
+        return findings | _dp_overlap(ok) | _case(ok)
 
     def further(self, run: Finished) -> Mapping[str, Finding]:
-        """Ours for exact counts, the projection, and slower links between servers."""
+        """Findings on exact counts, the projection, and slower links between servers."""
         design = _base(run)
         if design is None:
             absent = Finding(None, "needs a transformer of any width: model=transformer")
             names = ("edge", "slack", "projection_error", "profiling_ratio", "internode_exposes_dp")
             return {f"comp_vs_comm.{name}": absent for name in names}
-        table = _known(run.outputs.read_table("results"))
+        table = _training_points(run.outputs.read_table("results"))
         return {**_counts(table, design), **_projection(table, design), **_internode(table, design)}
 
     def figures(self, table: pd.DataFrame, timelines: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
-        """Shares over TP by width, and what hides the reduction of gradients over tokens."""
-        ok = _known(table)
+        """Shares over TP by width, and the reduction of gradients against the backward pass over tokens."""
+        ok = _training_points(table)
         if ok.empty:
             return
-        own = ok[(ok[_BATCH] == ok[_BATCH].min()) & (ok[_LENGTH] == _middle(ok[_LENGTH]))]
-        own = own.assign(hidden=own[_WIDTH].map(_thousands), panel="flop-vs-bw " + own[_FASTER].map("{:g}x".format))
-        own = own.sort_values([_FASTER, _WIDTH])
+        points = ok[(ok[_BATCH] == ok[_BATCH].min()) & (ok[_LENGTH] == _middle(ok[_LENGTH]))]
+        points = points.assign(
+            hidden=points[_WIDTH].map(_thousands), panel="flop-vs-bw " + points[_FASTER].map("{:g}x".format)
+        )
+        points = points.sort_values([_FASTER, _WIDTH])
         share = Axis("serialized_share", "serialized communication [%]", 100.0)
-        if own[_TP].nunique() > 1:
-            yield "serialized", tables.curves(own, Axis(_TP, "TP"), y=share, by="hidden", panel="panel")
+        if points[_TP].nunique() > 1:
+            yield "serialized", tables.curves(points, Axis(_TP, "TP"), y=share, by="hidden", panel="panel")
         rows = ok[ok[_TP] == ok[_TP].min()]
         rows = rows.assign(tokens=rows[_LENGTH] * rows[_BATCH], hidden=rows[_WIDTH].map(_thousands))
         rows = rows.assign(panel="flop-vs-bw " + rows[_FASTER].map("{:g}x".format)).sort_values([_FASTER, _WIDTH])
@@ -111,15 +113,15 @@ class CompVsComm(Plain):
         models = _models(design)
         yield "models", models
         yield "models_share", _models_figure(models, design)
-        errors = _errors(_known(run.outputs.read_table("results")), design)
+        errors = _errors(_training_points(run.outputs.read_table("results")), design)
         if len(errors):
             yield "projection", errors
             yield "projection_error", _errors_figure(errors)
         yield "generations", _generations_figure()
 
 
-def _known(table: pd.DataFrame) -> pd.DataFrame:
-    """Points of training with a result that have all axes of the study; none where the model has no width."""
+def _training_points(table: pd.DataFrame) -> pd.DataFrame:
+    """Training points with a result and all axes of the study; none where the model has no width."""
     ok = table[table["status"] == "ok"]
     fine = {*_AXES, _MODE} <= set(ok) and not ok[_WIDTH].isna().any()
     return ok[ok[_MODE] == "training"] if fine else ok.iloc[:0]
@@ -140,15 +142,15 @@ def _middle(values: pd.Series[Any]) -> Any:
 def _future(ok: pd.DataFrame, faster: float) -> pd.DataFrame:
     """Points of future models, each at the least TP whose memory suffices, or the largest there is."""
     future = facts("comp_vs_comm")["future"]
-    own = ok[ok[_WIDTH].isin(future["hidden"]) & ok[_LENGTH].isin(future["sequence_length"])]
-    own = own[(own[_BATCH] == future["batch"]) & (own[_FASTER] == faster)]
-    kept = []
-    for _, rows in own.groupby([_WIDTH, _LENGTH], sort=False):
+    points = ok[ok[_WIDTH].isin(future["hidden"]) & ok[_LENGTH].isin(future["sequence_length"])]
+    points = points[(points[_BATCH] == future["batch"]) & (points[_FASTER] == faster)]
+    selected = []
+    for _, rows in points.groupby([_WIDTH, _LENGTH], sort=False):
         fits = rows[rows["memory_share"] <= 1]
-        kept.append((fits if len(fits) else rows).sort_values(_TP).iloc[[0 if len(fits) else -1]])
+        selected.append((fits if len(fits) else rows).sort_values(_TP).iloc[[0 if len(fits) else -1]])
     import pandas as pd
 
-    return pd.DataFrame(pd.concat(kept)) if kept else own
+    return pd.DataFrame(pd.concat(selected)) if selected else points
 
 
 def _band(ok: pd.DataFrame, faster: float) -> Finding:
@@ -157,17 +159,17 @@ def _band(ok: pd.DataFrame, faster: float) -> Finding:
         return Finding(None, f"needs future widths at flop-vs-bw {faster}x up to TP {_MOST_TP}")
     shares = 100 * rows["serialized_share"]
     fits = (rows["memory_share"] <= 1).groupby(rows[_WIDTH]).all()
-    told = ", ".join(
-        f"{_thousands(width)}{'' if fits[width] else ' (too few)'} {own.min():.0f} to {own.max():.0f} %"
-        for width, own in shares.groupby(rows[_WIDTH])
+    text = ", ".join(
+        f"{_thousands(width)}{'' if fits[width] else ' (too few)'} {group.min():.0f} to {group.max():.0f} %"
+        for width, group in shares.groupby(rows[_WIDTH])
     )
     cause = "GEMMs of MI210 were not measured, and the paper's TP for each width is unknown; " + _ASSUMED
-    told = f"at the TP that memory forces, {_MOST_TP} at most: {told}; with kernels=fused some eight points more"
-    return Finding((float(shares.min()), float(shares.max())), told, cause)
+    text = f"at the TP that memory forces, {_MOST_TP} at most: {text}; with kernels=fused some eight points more"
+    return Finding((float(shares.min()), float(shares.max())), text, cause)
 
 
 def _trend(ok: pd.DataFrame) -> Finding:
-    """Whether the share rises with TP and falls with H, all else equal."""
+    """Trend of the share: it must rise with TP and fall with H, all else equal."""
     shares = ok.pivot_table(index=[_LENGTH, _BATCH, _FASTER, _WIDTH], columns=_TP, values="serialized_share")
     by_tp = np.diff(shares.sort_index(axis=1).to_numpy(float), axis=1)
     turned = ok.pivot_table(index=[_LENGTH, _BATCH, _FASTER, _TP], columns=_WIDTH, values="serialized_share")
@@ -176,22 +178,22 @@ def _trend(ok: pd.DataFrame) -> Finding:
     if not len(up) or not len(down):
         return Finding(None, "needs points of several TP and widths")
     wrong = int((up <= 0).sum()), int((down >= 0).sum())
-    told = f"rises in all but {wrong[0]} of {len(up)} steps of TP, falls in all but {wrong[1]} of {len(down)} of H"
+    text = f"rises in all but {wrong[0]} of {len(up)} steps of TP, falls in all but {wrong[1]} of {len(down)} of H"
     cause = "where GEMMs are so small that waves and launches, not FLOP, decide"
-    return Finding(wrong == (0, 0), told, cause)
+    return Finding(wrong == (0, 0), text, cause)
 
 
-def _overlapped(ok: pd.DataFrame) -> dict[str, Finding]:
+def _dp_overlap(ok: pd.DataFrame) -> dict[str, Finding]:
     """The reduction of gradients against the backward pass that should hide it."""
     tokens, share = ok[_LENGTH] * ok[_BATCH], 100 * ok["dp_over_backward"]
-    least = {faster: float(own.max()) for faster, own in share[tokens == tokens.min()].groupby(ok[_FASTER])}
+    least = {faster: float(group.max()) for faster, group in share[tokens == tokens.min()].groupby(ok[_FASTER])}
     now = share[ok[_FASTER] == 1]
-    told = ", ".join(f"{faster:g}x {most:.0f} %" for faster, most in least.items())
+    text = ", ".join(f"{faster:g}x {most:.0f} %" for faster, most in least.items())
     later = [most for faster, most in least.items() if faster >= 2]
     absent = Finding(None, "needs points at flop-vs-bw 1x and beyond")
     if now.empty or not later:
         return dict.fromkeys(("comp_vs_comm.overlap_exceeds", "comp_vs_comm.overlap_range_1x"), absent)
-    exceeds = Finding(bool(min(later) > 100), f"at most, at SL x B = {tokens.min():g}: {told}")
+    exceeds = Finding(bool(min(later) > 100), f"at most, at SL x B = {tokens.min():g}: {text}")
     cause = "the paper's lengths, batches and links of dp are unknown; ours are as fast as those of tp"
     spread = Finding((float(now.min()), float(now.max())), f"over {len(now)} points", cause)
     return {"comp_vs_comm.overlap_exceeds": exceeds, "comp_vs_comm.overlap_range_1x": spread}
@@ -216,7 +218,7 @@ def _case(ok: pd.DataFrame) -> dict[str, Finding]:
 
 
 def _base(run: Finished) -> Design | None:
-    """The design of the run's configuration; None where its model is not of any width."""
+    """Design of the run's configuration; None unless it trains a transformer of any width."""
     design = base(run)
     wide = design is not None and getattr(design.model, "heads", 1) is None
     return design if design is not None and wide and design.run.mode == "training" else None
@@ -227,21 +229,21 @@ def _counts(table: pd.DataFrame, design: Design) -> dict[str, Finding]:
     b, h = design.run.element_bytes, table[_WIDTH]
     edge = 3 * (24 * h + 4 * table[_LENGTH]) / (4 * b * table[_TP])
     slack = 2 * table[_LENGTH] * table[_BATCH] / b
-    found = {}
-    for name, formula, told in (
+    findings = {}
+    for name, formula, label in (
         ("edge", edge, "3 (24 H + 4 SL) / (4 b TP) of the counter, of the order (H + SL) / TP; by construction"),
         ("slack", slack, "2 SL B / b of the counter; by construction"),
     ):
         off = float((table[name] / formula - 1).abs().max()) if len(table) else np.nan
-        text = f"{told}; off by {off:.1e} at most in {len(table)} points"
+        text = f"{label}; off by {off:.1e} at most in {len(table)} points"
         plain = getattr(design.model, "ffn", 1) is None and not getattr(design.model, "gated", True)
-        plain = plain and design.kernels.flash_share_of_peak is None  # which computes scores again
-        found[f"comp_vs_comm.{name}"] = Finding(bool(off < _EXACT) if len(table) and plain else None, text)
-    return found
+        plain = plain and design.kernels.flash_share_of_peak is None  # flash attention recomputes scores
+        findings[f"comp_vs_comm.{name}"] = Finding(bool(off < _EXACT) if len(table) and plain else None, text)
+    return findings
 
 
 def _profile(design: Design, baseline: Mapping[str, Any]) -> Profile:
-    """One layer on one GPU as it is, and its collectives on a small ring."""
+    """Profile of one layer on one GPU, and of its collectives on a small ring."""
     size = Size(baseline["hidden"], baseline["sequence_length"], baseline["batch"], 1)
     sizes = {_WIDTH: size.hidden, _LENGTH: size.sequence_length, _BATCH: size.batch, _FASTER: 1.0, "parallel.dp": 1}
     alone, ring = (by_kind(iteration(at(design, {**sizes, _TP: tp}))) for tp in (1, baseline["ring"]))
@@ -252,8 +254,8 @@ def _against(table: pd.DataFrame, design: Design, baseline: Mapping[str, Any]) -
     """Mean error [%] of the projected time of each group of operators over the points of a table."""
     sizes = _sizes(table)
     ours = by_kind(iteration(at(design, {**sizes, "parallel.dp": 1})))
-    told = Size(*(sizes[path] for path in _AXES[:4]))
-    theirs = project_layer(_profile(design, baseline), told, sizes[_FASTER])
+    size = Size(*(sizes[path] for path in _AXES[:4]))
+    theirs = project_layer(_profile(design, baseline), size, sizes[_FASTER])
     return {
         name: 100 * float(np.mean(np.abs(sum(theirs[kind] for kind in kinds) / sum(ours[kind] for kind in kinds) - 1)))
         for name, kinds in _GROUPS.items()
@@ -261,41 +263,46 @@ def _against(table: pd.DataFrame, design: Design, baseline: Mapping[str, Any]) -
 
 
 def _projection(table: pd.DataFrame, design: Design) -> dict[str, Finding]:
-    """Errors of the projection from the baseline, and what profiling it saves."""
+    """Errors of the projection from the baseline, and the profiling time it saves."""
     if table.empty:
         absent = Finding(None, "needs points of the study's own space")
         return {"comp_vs_comm.projection_error": absent, "comp_vs_comm.profiling_ratio": absent}
     baseline = facts("comp_vs_comm")["baseline"]
     errors = _against(table, design, baseline)
-    told = ", ".join(f"{name} {error:.1f} %" for name, error in errors.items())
-    text = f"mean error from H {baseline['hidden']}, SL {baseline['sequence_length']}, B {baseline['batch']}: {told}"
-    others = {batch: _worst(_against(table, design, {**baseline, "batch": batch})) for batch in _BATCHES}
-    text += "; the worst " + ", ".join(f"{worst:.0f} % from B {batch}" for batch, worst in others.items())
+    by_group = ", ".join(f"{name} {error:.1f} %" for name, error in errors.items())
+    text = (
+        f"mean error from H {baseline['hidden']}, SL {baseline['sequence_length']}, B {baseline['batch']}: {by_group}"
+    )
+    by_batch = {batch: _worst(_against(table, design, {**baseline, "batch": batch})) for batch in _BATCHES}
+    text += "; the worst " + ", ".join(f"{worst:.0f} % from B {batch}" for batch, worst in by_batch.items())
     text += ": which batch the paper profiles is unknown, ours is by choice"
     cause = "small operators of the baseline do not fill the GPU, and wait for launches and latencies"
     worst = Finding(_worst(errors), text, cause)
-    return {"comp_vs_comm.projection_error": worst, "comp_vs_comm.profiling_ratio": _saved(table, design, baseline)}
+    return {
+        "comp_vs_comm.projection_error": worst,
+        "comp_vs_comm.profiling_ratio": _profiling_ratio(table, design, baseline),
+    }
 
 
 def _worst(errors: Mapping[str, float]) -> float:
     return max(error for name, error in errors.items() if name != _ATTENTION)
 
 
-def _saved(table: pd.DataFrame, design: Design, baseline: Mapping[str, Any]) -> Finding:
-    """Time of an iteration of every point, as deep as public models so wide, over that of what is profiled."""
+def _profiling_ratio(table: pd.DataFrame, design: Design, baseline: Mapping[str, Any]) -> Finding:
+    """Time of an iteration of all points, as deep as public models of their width, over the time profiled."""
     size = {_WIDTH: baseline["hidden"], _LENGTH: baseline["sequence_length"], _BATCH: baseline["batch"]}
     layers = int(model_tree("bert_large")["layers"])
-    one = at(design, {**size, _TP: 1, _FASTER: 1.0, "parallel.dp": 1, "model.layers": layers})
-    profiled = float(metrics_of(one)["iteration_s"])
+    model_baseline = at(design, {**size, _TP: 1, _FASTER: 1.0, "parallel.dp": 1, "model.layers": layers})
+    profiled = float(metrics_of(model_baseline)["iteration_s"])
     now = table[table[_FASTER] == 1].drop_duplicates([_WIDTH, _LENGTH, _BATCH, _TP])
     deep = np.array([_depth(width) for width in now[_WIDTH]]) / float(np.asarray(_layers(design)))
-    every = float((now["iteration_s"] * deep).sum())
+    total_s = float((now["iteration_s"] * deep).sum())
     first = now.drop_duplicates(_WIDTH)
     region = float((first["backward_s"] + first["dp_s"]).sum() / float(np.asarray(_layers(design))))
-    told = f"{len(now)} configurations, {every:.3g} s for an iteration of each; a baseline of {profiled:.3g} s; "
-    told += f"a layer's backward pass with its reduction, for each of {len(first)} widths, {region:.3g} s"
+    text = f"{len(now)} configurations, {total_s:.3g} s for an iteration of each; a baseline of {profiled:.3g} s; "
+    text += f"a layer's backward pass with its reduction, for each of {len(first)} widths, {region:.3g} s"
     cause = "how many configurations the paper counts, how deep and at which TP, is unknown"
-    return Finding(every / (profiled + region), told, cause)
+    return Finding(total_s / (profiled + region), text, cause)
 
 
 def _layers(design: Design) -> Any:
@@ -303,13 +310,13 @@ def _layers(design: Design) -> Any:
 
 
 def _depth(width: float) -> int:
-    """Layers of the public model that is nearest in width."""
+    """Number of layers of the public model nearest in width."""
     trees = [model_tree(name) for name in facts("comp_vs_comm")["models"]]
     return int(min(trees, key=lambda tree: abs(np.log(tree["hidden"] / width)))["layers"])
 
 
 def _internode(table: pd.DataFrame, design: Design) -> dict[str, Finding]:
-    """Whether slower links between servers expose reductions that links inside hide."""
+    """Reductions of dp that slower links between servers expose, and links inside hide."""
     server, slower = design.system.server, float(facts("comp_vs_comm")["network_slower"])
     now = table[table[_FASTER] == table[_FASTER].min()]
     if server is None or server.network_bytes_per_s is None or now.empty:
@@ -317,13 +324,13 @@ def _internode(table: pd.DataFrame, design: Design) -> dict[str, Finding]:
     apart = {**_sizes(now), "system.server.num_gpus": now[_TP].to_numpy(float)}  # tp inside a server, dp between them
     exposed = []
     for rate in (server.bytes_per_s, server.bytes_per_s / slower):
-        found = metrics_of(at(design, {**apart, "system.server.network_bytes_per_s": rate}))
-        exposed.append(100 * float(np.mean(found["exposed_dp_s"] / found["iteration_s"])))
-    told = (
+        metrics = metrics_of(at(design, {**apart, "system.server.network_bytes_per_s": rate}))
+        exposed.append(100 * float(np.mean(metrics["exposed_dp_s"] / metrics["iteration_s"])))
+    text = (
         f"exposed of an iteration, mean of {len(now)} points: {exposed[0]:.1f} % over links as inside, {exposed[1]:.1f}"
     )
-    told += f" % over 1/{slower:g} (a yes needs {_EXPOSED:g} %, from less)"
-    return {"comp_vs_comm.internode_exposes_dp": Finding(bool(exposed[1] >= _EXPOSED > exposed[0]), told)}
+    text += f" % over 1/{slower:g} (a yes needs {_EXPOSED:g} %, from less)"
+    return {"comp_vs_comm.internode_exposes_dp": Finding(bool(exposed[1] >= _EXPOSED > exposed[0]), text)}
 
 
 def _sizes(table: pd.DataFrame) -> dict[str, Any]:
@@ -334,22 +341,27 @@ def _sizes(table: pd.DataFrame) -> dict[str, Any]:
 
 
 def _models(design: Design) -> list[dict[str, Any]]:
-    """Public models on the design's GPU, at the least TP that divides their heads and whose memory suffices."""
-    known = {name: public().get(name, {}) for name in facts("comp_vs_comm")["models"]}
+    """Shares of public models on the design's GPU, at the least TP that divides their heads and fits into memory."""
+    published = {name: public().get(name, {}) for name in facts("comp_vs_comm")["models"]}
     rows = []
-    for name in sorted(known, key=lambda one: known[one].get("year", 9999)):
-        tree, length = model_tree(name), int(known[name].get("sequence_length", 2048))
-        whole = {**design.model_dump(exclude_none=True), "model": tree}
-        found = at(StepBackend().design(whole), {_LENGTH: length, _BATCH: 1, "parallel.dp": 1})
-        degrees = _degrees(found)
-        metrics = metrics_of(at(found, {_TP: degrees}))
+    for name in sorted(published, key=lambda model: published[model].get("year", 9999)):
+        tree, length = model_tree(name), int(published[name].get("sequence_length", 2048))
+        sections = {**design.model_dump(exclude_none=True), "model": tree}
+        public_design = at(StepBackend().design(sections), {_LENGTH: length, _BATCH: 1, "parallel.dp": 1})
+        degrees = _degrees(public_design)
+        metrics = metrics_of(at(public_design, {_TP: degrees}))
         fits = np.flatnonzero(metrics["memory_share"] <= 1)
         place = int(fits[0]) if len(fits) else len(degrees) - 1
-        told = {"model": name, "year": known[name].get("year"), "hidden": tree["hidden"], "sequence_length": length}
-        told |= {"tp": int(degrees[place]), "fits": bool(len(fits))}
-        shares = metrics_of(at(found, {_TP: degrees[place], _FASTER: np.array(_TIMES)}))["serialized_share"]
+        labels = {
+            "model": name,
+            "year": published[name].get("year"),
+            "hidden": tree["hidden"],
+            "sequence_length": length,
+        }
+        labels |= {"tp": int(degrees[place]), "fits": bool(len(fits))}
+        shares = metrics_of(at(public_design, {_TP: degrees[place], _FASTER: np.array(_TIMES)}))["serialized_share"]
         both = zip(_TIMES, shares.tolist(), strict=True)
-        rows += [{**told, "flop_vs_bw": times, "serialized_share": share} for times, share in both]
+        rows += [{**labels, "flop_vs_bw": times, "serialized_share": share} for times, share in both]
     return rows
 
 
@@ -357,8 +369,8 @@ def _degrees(design: Design) -> Any:
     """Degrees of tensor parallelism that divide the heads and feed-forward layers of a model."""
     heads, ffn = (int(np.asarray(getattr(design.model, name))) for name in ("num_heads", "width_of_ffn"))
     keys = int(np.asarray(getattr(design.model, "num_kv_heads", heads)))
-    fits = (one for one in range(1, heads + 1) if heads % one == ffn % one == 0)
-    return np.array([float(one) for one in fits if keys % one == 0 or one % keys == 0])
+    fits = (degree for degree in range(1, heads + 1) if heads % degree == ffn % degree == 0)
+    return np.array([float(degree) for degree in fits if keys % degree == 0 or degree % keys == 0])
 
 
 def _models_figure(rows: Sequence[Mapping[str, Any]], design: Design) -> Figure:
@@ -399,11 +411,11 @@ def _generations_figure() -> Figure:
 
     every = pd.DataFrame(list(read_rows("generations")))
     parts = []
-    for vendor, own in every.sort_values("year").groupby("vendor", sort=False):
+    for vendor, devices in every.sort_values("year").groupby("vendor", sort=False):
         for column, name in (("flop_per_s", "16-bit FLOP/s"), ("link_bytes_per_s", "links"), ("hbm_bytes", "memory")):
-            values = own[column].astype(float)
-            grown = pd.DataFrame({"year": own["year"].astype(int), "grown": values / values.iloc[0]})
-            parts.append(grown.assign(what=name, panel=f"{vendor}, against {own['device'].iloc[0]}"))
+            values = devices[column].astype(float)
+            grown = pd.DataFrame({"year": devices["year"].astype(int), "grown": values / values.iloc[0]})
+            parts.append(grown.assign(what=name, panel=f"{vendor}, against {devices['device'].iloc[0]}"))
     y = Axis("grown", "times as much")
     return tables.curves(pd.concat(parts), Axis("year", "year"), y=y, by="what", panel="panel")
 
