@@ -1,6 +1,7 @@
 """ConCCL (arXiv:2412.14335): a GEMM and a collective at once, launched, partitioned, or moved by DMA engines.
 
-Asks how much of the ideal each way reaches, where DMA engines begin to win, and which rule a runtime could follow.
+Evaluates the share of the ideal gain that each strategy reaches, the payload from which DMA engines win, and rules
+that a runtime could follow.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ STRATEGIES = {
     "DMA": "conccl",
     "DMA, CUs withheld": "conccl_rp",
 }
-"""What the paper calls a strategy -> the schedule."""
+"""Strategy in the paper's words -> schedule."""
 _BY_CUS = ("schedule priority", "resource partitioning", "both")
 _BY_DMA = ("DMA", "DMA, CUs withheld")
 _PARTITIONED = ("resource partitioning", "both")
@@ -44,8 +45,8 @@ _COMPARING = (
 )
 """Claims that need points of all strategies."""
 _OF_IDEAL = "fraction_of_ideal"
-_EQUAL = 1.15  # of two times: one that is longer by more is G-long or C-long (secondary: public notes on ConCCL)
-_FULL = 0.85  # of the bandwidth: from there on it is called saturated (secondary: a public wiki that quotes ConCCL)
+_EQUAL = 1.15  # ratio of the two times beyond which a scenario is G-long or C-long (secondary: public notes on ConCCL)
+_FULL = 0.85  # share of the bandwidth from which it counts as saturated (secondary: a public wiki that quotes ConCCL)
 _PATTERNS: tuple[Pattern, ...] = ("all_gather", "all_to_all")
 _SMALL, _LARGE = 1024.0, 16 * 2.0**30
 _SIZES = tuple(2.0**power for power in range(10, 35))
@@ -71,12 +72,12 @@ class ConCCL(Plain):
     allows = ("space.system.gpu.contention",)
 
     def claims(self) -> list[Claim]:
-        """What the paper and its relatives published, as retyped beside this module."""
+        """Published claims of the paper and its relatives, retyped beside this module."""
         return read(Path(__file__).with_suffix(".yaml"))
 
     def findings(self, table: pd.DataFrame) -> Mapping[str, Finding]:
-        """Ours for what strategies reach."""
-        reached, speedups = _reached(table, _OF_IDEAL), _reached(table, "speedup")
+        """Findings on the gains of strategies."""
+        reached, speedups = _best_by_scenario(table, _OF_IDEAL), _best_by_scenario(table, "speedup")
         if missing := [schedule for name, schedule in STRATEGIES.items() if name not in reached]:
             absent = Finding(None, f"needs points of all strategies, and has none of {', '.join(missing)}")
             return {f"conccl.{name}": absent for name in _COMPARING}
@@ -84,7 +85,7 @@ class ConCCL(Plain):
         classes = ideal.groupby(_classes(table)).mean()
         order = [reached["base"], _best(reached, _BY_CUS), reached["DMA"], reached["DMA, CUs withheld"]]
         means = [float(column.mean()) for column in order]
-        told = " < ".join(f"{100 * mean:.1f} %" for mean in means)
+        text = " < ".join(f"{100 * mean:.1f} %" for mean in means)
         return {
             "conccl.base": Finding(100 * means[0], f"{_MIX}; {_SEEN}"),
             "conccl.base_speedup": Finding(float(speedups["base"].mean()), f"{_MIX}; {_SEEN}"),
@@ -94,7 +95,7 @@ class ConCCL(Plain):
             "conccl.mean_ideal": Finding(float(ideal.mean()), _MIX),
             "conccl.strategy_order": Finding(
                 means == sorted(means) and len(set(means)) == len(means),
-                f"{told}, in the order of the claim",
+                f"{text}, in the order of the claim",
                 "no relief of the caches is modelled when a GEMM runs on fewer CUs, so withholding CUs never gains",
             ),
             "conccl.gc_equal_best": Finding(
@@ -104,7 +105,7 @@ class ConCCL(Plain):
         }
 
     def further(self, run: Finished) -> Mapping[str, Finding]:
-        """Ours for collectives alone, of the run's system."""
+        """Findings on collectives alone, on the run's system."""
         system = system_of(run.config["system"])
         per_cu = f"RCCL's measured rate of a CU ({system.gpu.cu_copy.bytes_per_s_per_cu / 1e9:g} GB/s)"
         two_tables = f"two sources contradict one another: {per_cu} fills links later than this says"
@@ -112,12 +113,12 @@ class ConCCL(Plain):
         large = max(1 / _ratio(system, name, _LARGE) for name in _PATTERNS)
         saturates = {name: saturating_cus(system, name, share=_FULL) for name in _PATTERNS}
         launched = f"launches of copies one after another, by measured phases, against the floor of RCCL; {_SEEN}"
-        crossing = _crossing(system, "all_gather")
+        crossover = _crossover(system, "all_gather")
         trend = small["all_gather"] > 1 > _ratio(system, "all_gather", _LARGE)
         return {
             "conccl.ag_saturation_cus": Finding(saturates["all_gather"], cause=two_tables),
             "conccl.a2a_saturation_cus": Finding(saturates["all_to_all"], cause=two_tables),
-            "conccl.dma_size_trend": Finding(trend, f"all-gathers cross at {crossing / 2**20:.0f} MiB"),
+            "conccl.dma_size_trend": Finding(trend, f"all-gathers cross at {crossover / 2**20:.0f} MiB"),
             "conccl.dma_small_ag": Finding(small["all_gather"], launched),
             "conccl.dma_small_a2a": Finding(small["all_to_all"], launched),
             "conccl.dma_large": Finding(100 * (large - 1), f"at {_LARGE / 2**30:.0f} GiB"),
@@ -125,11 +126,11 @@ class ConCCL(Plain):
         }
 
     def figures(self, table: pd.DataFrame, timelines: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
-        """Fraction of ideal by strategy and class, by scenario, over reserved CUs, and where the time goes.
+        """Fraction of ideal by strategy and class, by scenario, over reserved CUs, and losses of time.
 
-        Each where there are rows to draw.
+        Figures without rows are left out.
         """
-        ok = _named(table)
+        ok = _strategy_rows(table)
         if ok.empty:
             return
         speedup = Axis("speedup", "speed-up over serial [x]")
@@ -141,15 +142,15 @@ class ConCCL(Plain):
         yield "strategies", tables.bars(drawn, speedup, x="mix", by="strategy", panel="gemm")
         best = ok.loc[ok.groupby(["scenario", "strategy"], sort=False)["makespan_s"].idxmin()]
         best = best.sort_values(["strategy", "class"], key=lambda column: column.map(_rank), kind="stable")
-        told = Axis(_OF_IDEAL, "fraction of the ideal gain")
+        fraction = Axis(_OF_IDEAL, "fraction of the ideal gain")
         mean = best.groupby(["class", "pattern", "strategy"], sort=False)[_OF_IDEAL].mean().reset_index()
-        yield "fraction_of_ideal", tables.heat(mean, told, x="class", y="strategy", panel="pattern")
+        yield "fraction_of_ideal", tables.heat(mean, fraction, x="class", y="strategy", panel="pattern")
         swept = ok[(ok["strategy"].isin(_PARTITIONED)) & (ok["schedule.comm_cus"] > 0)]
         cus = Axis("schedule.comm_cus", "CUs of the collective")
         over = swept.groupby(["class", "pattern", "strategy", cus.column])[_OF_IDEAL].mean().reset_index()
         over = over.assign(panel=over["strategy"] + ", " + over["pattern"])
         if len(over):
-            yield "cu_sweep", tables.curves(over, cus, y=told, by="class", panel="panel")
+            yield "cu_sweep", tables.curves(over, cus, y=fraction, by="class", panel="panel")
         lost = best.groupby(["class", "strategy"], sort=False)[[*_LOSSES, "ideal_s"]].sum().reset_index()
         lost = lost.assign(**{name: lost[name] / lost["ideal_s"] for name in _LOSSES})
         parts = [Axis(name, name.removesuffix("_s"), 100.0) for name in _LOSSES]
@@ -169,7 +170,7 @@ class ConCCL(Plain):
         yield "message_sizes", swept
         size, moved = Axis("payload_bytes", "payload [MiB]", 2.0**-20), Axis("bytes_per_s", "received [GB/s]", 1e-9)
         yield "message_sizes", tables.curves(swept, size, y=moved, by="mover", panel="pattern")
-        ok = _named(run.outputs.read_table("results"))
+        ok = _strategy_rows(run.outputs.read_table("results"))
         if len(ok):
             precision = ShapeList.model_validate(run.config["workload"]).precision
             yield "runtime_rules", _runtime_rules(ok, _grids(system, ok, ELEMENT_BYTES[precision]))
@@ -185,10 +186,10 @@ def _rank(name: str) -> int:
 _LOSSES = ("contention_s", "starvation_s", "launch_s", "dependency_s")
 
 
-def _named(table: pd.DataFrame) -> pd.DataFrame:
+def _strategy_rows(table: pd.DataFrame) -> pd.DataFrame:
     """Rows of strategies as the paper defines them, with `strategy`, `pattern` and `class`.
 
-    Without a partition a kernel has the CUs that its library takes; in a partition it has those of the sweep.
+    Without a partition a collective has the CUs of its library; in a partition it has those of the sweep.
     """
     names = {schedule: name for name, schedule in STRATEGIES.items()}
     ok = table[(table["status"] == "ok") & table["schedule.name"].isin(names)]
@@ -204,19 +205,21 @@ def _named(table: pd.DataFrame) -> pd.DataFrame:
 def _classes(table: pd.DataFrame) -> pd.Series[Any]:
     """Class of each scenario, by the times of its baseline."""
     serial = table[(table["status"] == "ok") & (table["schedule.name"] == "serial")].groupby("scenario").first()
-    ratio = serial["gemm_s"] / serial["comm_s"]
-    return ratio.map(lambda one: "G-long" if one > _EQUAL else "C-long" if one < 1 / _EQUAL else "GC-equal")
+    ratios = serial["gemm_s"] / serial["comm_s"]
+    return ratios.map(lambda ratio: "G-long" if ratio > _EQUAL else "C-long" if ratio < 1 / _EQUAL else "GC-equal")
 
 
-def _reached(table: pd.DataFrame, column: str) -> dict[str, pd.Series[Any]]:
-    """The best of each strategy by scenario."""
-    return {str(name): own.groupby("scenario")[column].max() for name, own in _named(table).groupby("strategy")}
+def _best_by_scenario(table: pd.DataFrame, column: str) -> dict[str, pd.Series[Any]]:
+    """Largest value of each strategy by scenario."""
+    return {
+        str(name): group.groupby("scenario")[column].max() for name, group in _strategy_rows(table).groupby("strategy")
+    }
 
 
-def _best(found: Mapping[str, pd.Series[Any]], names: tuple[str, ...]) -> pd.Series[Any]:
+def _best(by_strategy: Mapping[str, pd.Series[Any]], names: tuple[str, ...]) -> pd.Series[Any]:
     import pandas as pd
 
-    return pd.concat([found[name] for name in names], axis=1).max(axis=1)
+    return pd.concat([by_strategy[name] for name in names], axis=1).max(axis=1)
 
 
 def _alone(system: System, pattern: Pattern, size: float) -> dict[str, float]:
@@ -229,13 +232,13 @@ def _alone(system: System, pattern: Pattern, size: float) -> dict[str, float]:
 
 
 def _ratio(system: System, pattern: Pattern, size: float) -> float:
-    """How many times as long DMA engines take."""
-    found = _alone(system, pattern, size)
-    return found["DMA engines"] / found["CU kernels"]
+    """Time by DMA engines over time by CU kernels."""
+    seconds = _alone(system, pattern, size)
+    return seconds["DMA engines"] / seconds["CU kernels"]
 
 
-def _crossing(system: System, pattern: Pattern) -> float:
-    """The payload [bytes] from which DMA engines are faster; infinite where they never are."""
+def _crossover(system: System, pattern: Pattern) -> float:
+    """Payload [bytes] from which DMA engines are faster; infinite where they never are."""
     sizes = np.geomspace(_SIZES[0], _SIZES[-1], 2000)
     faster = np.array([_ratio(system, pattern, float(size)) < 1 for size in sizes])
     return float(sizes[np.argmax(faster)]) if faster.any() else float("inf")
@@ -247,35 +250,38 @@ def _power(system: System) -> Finding:
     kernels, engines = (
         collective_w(system, TransferMode(mover, system.gpu.cu_copy.num_cus, "all_gather")) for mover in ("cu", "dma")
     )
-    told = f"{kernels:.0f} W against {engines:.0f} W by an activity model whose constants are from memory: an estimate"
-    return Finding(100 * (1 - engines / kernels), told)
+    text = f"{kernels:.0f} W against {engines:.0f} W by an activity model whose constants are from memory: an estimate"
+    return Finding(100 * (1 - engines / kernels), text)
 
 
 def _runtime_rules(ok: pd.DataFrame, grids: pd.DataFrame) -> dict[str, Any]:
-    """What a runtime could follow, judged on the scenarios: how often it takes the best of its choices, and what the
-    others cost: relative makespan over the best. collective_first: share of scenarios whose collective has fewer
-    workgroups than the GEMM. A rule is judged where all its choices have results, the others are left out.
+    """Rules that a runtime could follow, scored on the scenarios: accuracy, and regret as relative makespan over the
+    best choice. collective_first: share of scenarios whose collective has fewer workgroups than the GEMM. Scenarios
+    in which a choice of a rule has no result are left out.
     """
     flat = ok.groupby(["scenario", "strategy"])["makespan_s"].min().unstack()
-    found: dict[str, Any] = {}
+    rules: dict[str, Any] = {}
     if {"base", "schedule priority"} <= set(flat):
         launched = flat[["base", "schedule priority"]].dropna()
         smaller = (grids["collective"] < grids["gemm"]).loc[launched.index]
         first = smaller.map({True: "schedule priority", False: "base"})
-        found["launch the smaller grid first"] = {**_judged(launched, first), "collective_first": float(smaller.mean())}
+        rules["launch the smaller grid first"] = {
+            **_score_picks(launched, first),
+            "collective_first": float(smaller.mean()),
+        }
     parted = ok[ok["strategy"] == "resource partitioning"]
-    own = parted.pivot_table(index="scenario", columns="schedule.comm_cus", values="makespan_s")
-    own, lookup = own.dropna(), {}
-    if len(own.columns) > 1:
-        each = ok.groupby("scenario").first().loc[own.index]
-        classes = each["class"] + ", " + each["pattern"]
-        mean = own.div(own.min(axis=1), axis=0).groupby(classes).mean()
+    by_cus = parted.pivot_table(index="scenario", columns="schedule.comm_cus", values="makespan_s")
+    by_cus, lookup = by_cus.dropna(), {}
+    if len(by_cus.columns) > 1:
+        scenarios = ok.groupby("scenario").first().loc[by_cus.index]
+        classes = scenarios["class"] + ", " + scenarios["pattern"]
+        mean = by_cus.div(by_cus.min(axis=1), axis=0).groupby(classes).mean()
         lookup = mean.idxmin(axis=1).astype(int).to_dict()
-        found["reserve CUs by a table of class and collective"] = _judged(own, classes.map(lookup))
+        rules["reserve CUs by a table of class and collective"] = _score_picks(by_cus, classes.map(lookup))
     if "DMA" in flat and len(flat.columns) > 1:
         engines = flat[flat["DMA"].notna()]
-        found["DMA engines for all"] = _judged(engines, dict.fromkeys(engines.index, "DMA"))
-    return {"rules": found, "reserved_cus": lookup}
+        rules["DMA engines for all"] = _score_picks(engines, dict.fromkeys(engines.index, "DMA"))
+    return {"rules": rules, "reserved_cus": lookup}
 
 
 def _grids(system: System, ok: pd.DataFrame, element_bytes: int) -> pd.DataFrame:
@@ -283,16 +289,16 @@ def _grids(system: System, ok: pd.DataFrame, element_bytes: int) -> pd.DataFrame
 
     The GEMM has this GPU's columns, FLOP / (2 m k).
     """
-    each = ok.groupby("scenario").first()
-    m, k = (each[f"workload.operators.gemm.{name}"].to_numpy(float) for name in ("m", "k"))
-    n = np.rint(each["flop"].to_numpy(float) / (2 * m * k))
+    scenarios = ok.groupby("scenario").first()
+    m, k = (scenarios[f"workload.operators.gemm.{name}"].to_numpy(float) for name in ("m", "k"))
+    n = np.rint(scenarios["flop"].to_numpy(float) / (2 * m * k))
     cost = gemm_cost(system.gpu, (m, n, k), cus=system.gpu.num_cus, element_bytes=element_bytes)
-    moved = [int(library_cus(system, pattern)) for pattern in each["pattern"]]
-    return each.assign(gemm=cost.workgroups, collective=moved)[["gemm", "collective"]]
+    moved = [int(library_cus(system, pattern)) for pattern in scenarios["pattern"]]
+    return scenarios.assign(gemm=cost.workgroups, collective=moved)[["gemm", "collective"]]
 
 
-def _judged(times: pd.DataFrame, picks: Mapping[str, Any] | pd.Series[Any]) -> dict[str, float]:
-    """accuracy: share of scenarios within 2 % of the best; mean and worst regret. picks: scenario -> column."""
+def _score_picks(times: pd.DataFrame, picks: Mapping[str, Any] | pd.Series[Any]) -> dict[str, float]:
+    """Accuracy (share of scenarios within 2 % of the best), mean and worst regret. picks: scenario -> column."""
     regret = np.array([times.loc[row, picks[row]] / times.loc[row].min() - 1 for row in times.index])
     return {
         "accuracy": float((regret <= 0.02).mean()),

@@ -1,6 +1,6 @@
 """FiCCO (arXiv:2512.10236): finer-grain overlap of an all-gather with the GEMM that consumes it, by DMA engines.
 
-Asks which schedule wins for each GEMM, checks the paper's published aggregates, and draws the front, the speed-ups
+Finds the schedule that wins for each GEMM, checks the paper's published aggregates, and draws the front, the speed-ups
 and the winners' timelines.
 """
 
@@ -48,10 +48,10 @@ _MORE_SCHEDULES = "likely: the whole space holds more schedules than the paper's
 
 
 def _by_hand(inputs: Mapping[str, NDArray[Any]]) -> Mapping[str, Sequence[Any]]:
-    """2D where A is deeper than high, else 1D; the local shard first; one GEMM a step (derived, as the paper reads)."""
+    """Choose 2D where A is deeper than high, else 1D; local shard first; one GEMM a step (derived from the paper)."""
     deep = inputs[_M] < inputs[_K]
-    found = {"name": "chunked", "local_shard_first": True, "compute": "fused", "num_chunks": 8, "comm_engine": "dma"}
-    fixed = {f"schedule.{name}": [value] * len(deep) for name, value in found.items()}
+    knobs = {"name": "chunked", "local_shard_first": True, "compute": "fused", "num_chunks": 8, "comm_engine": "dma"}
+    fixed = {f"schedule.{name}": [value] * len(deep) for name, value in knobs.items()}
     return {**fixed, "schedule.chunk_dim": np.where(deep, "k", "m").tolist()}
 
 
@@ -82,16 +82,16 @@ class Ficco(Plain):
         Feature((_N,), (_SHARDS,)),  # columns of a GPU
         Feature((_K, _SHARDS), (_N,)),  # depth over columns, of B on a GPU
     )
-    """What a person would look at: sizes and rates that mean something together (derived)."""
+    """Products of sizes and rates with a physical meaning, as a person would compare them (derived)."""
     hand_rules: ClassVar[Mapping[str, Hand]] = {"by hand: 2d where m < k": _by_hand}
 
     def claims(self) -> list[Claim]:
-        """What the paper published, as retyped beside this module."""
+        """Published claims of the paper, retyped beside this module."""
         return read(Path(__file__).with_suffix(".yaml"))
 
     def findings(self, table: pd.DataFrame) -> Mapping[str, Finding]:
-        """Ours for every claim that a table of points can test."""
-        everywhere = _named(table[table["status"] == "ok"])
+        """Findings of every claim that a table of points can test."""
+        everywhere = _name_kinds(table[table["status"] == "ok"])
         ok = everywhere[everywhere["system.node.topology"] == "mesh"]
         chunked = ok[ok["schedule.name"].isin(_KINDS)]
         return {
@@ -108,28 +108,28 @@ class Ficco(Plain):
         }
 
     def further(self, run: Finished) -> Mapping[str, Finding]:
-        """Accuracy of the rule by hand: how often it picks the best kind of schedule, each kind with its best knobs."""
+        """Accuracy of the rule by hand: share of picks of the best kind of schedule, each kind with its best knobs."""
         choose = ",".join(path for path in _CHOSEN if path in run.knobs)
         absent = Finding(None, "needs all kinds of schedules, searched in several scenarios: study=ficco")
         try:
-            found = cases(run, Question.of(run, "makespan_s", choose), to_learn=False)
+            contexts = cases(run, Question.of(run, "makespan_s", choose), to_learn=False)
         except ConfigError:
             return {"ficco.heuristic_accuracy": absent}
-        scores = list(by_hand(found, self.hand_rules, run.name))
-        if not scores or sum(option[0] == "chunked" for option in found.options) < len(_KINDS):
+        scores = list(by_hand(contexts, self.hand_rules, run.name))
+        if not scores or sum(option[0] == "chunked" for option in contexts.options) < len(_KINDS):
             return {"ficco.heuristic_accuracy": absent}
         (score,) = scores
         near = f"within 2 % of the best it is {100 * score.near:.0f} %"
         cause = f"the rule by hand is ours, the paper's is not published; {near}"
-        told = f"{score.name}, in {len(score.regrets)} contexts, each kind with its best chunks, engine and CUs"
-        return {"ficco.heuristic_accuracy": Finding(100 * score.accuracy, told, cause)}
+        text = f"{score.name}, in {len(score.regrets)} contexts, each kind with its best chunks, engine and CUs"
+        return {"ficco.heuristic_accuracy": Finding(100 * score.accuracy, text, cause)}
 
     def figures(self, table: pd.DataFrame, timelines: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
-        """(name, figure): Pareto fronts, speed-ups, DIL and CIL, losses, CUs, winners' timelines; of 16 scenarios.
+        """Yield (name, figure): Pareto fronts, speed-ups, DIL and CIL, losses, CUs, timelines of winners; 16 scenarios.
 
-        Of several topologies all but the timelines show the first, as each has a baseline of its own.
+        All but the timelines show the first topology alone, as each topology has a baseline of its own.
         """
-        everywhere = _named(table[table["scenario"].isin(table["scenario"].unique()[:_MOST_SHOWN])])
+        everywhere = _name_kinds(table[table["scenario"].isin(table["scenario"].unique()[:_MOST_SHOWN])])
         topologies = everywhere["system.node.topology"].unique()
         table = everywhere[everywhere["system.node.topology"] == topologies[0]]
         ok = table[table["status"] == "ok"]
@@ -143,8 +143,8 @@ class Ficco(Plain):
             makespan = Axis("makespan_s", "makespan [ms]", 1e3)
             yield "cost", plots.pareto(table, cost, y=makespan, size=taken, by=by)
         else:
-            held = Axis("peak_staging_bytes", "peak staging bytes")
-            yield "pareto", plots.pareto(table, speedup, y=taken, size=held, by=by)
+            staging = Axis("peak_staging_bytes", "peak staging bytes")
+            yield "pareto", plots.pareto(table, speedup, y=taken, size=staging, by=by)
         yield "speedup", plots.bars(table, speedup, by=by, ideal="ideal_speedup", baseline="serial, moved by CUs")
         if ok["schedule.name"].isin(_KINDS).any():
             yield from _inefficiencies(ok)
@@ -156,15 +156,15 @@ class Ficco(Plain):
             yield f"timeline_{scenario}", plots.timeline(group, title)
 
 
-def _named(table: pd.DataFrame) -> pd.DataFrame:
-    """Points of the whole space under the name of what they are: `hetero_fused_1d` for what starts so, ..."""
-    whole = table["schedule.name"] == "chunked"
-    if not whole.any():
+def _name_kinds(table: pd.DataFrame) -> pd.DataFrame:
+    """Name each point of the whole space by its kind of schedule, such as `hetero_fused_1d`."""
+    chunked = table["schedule.name"] == "chunked"
+    if not chunked.any():
         return table
     start = table["schedule.local_shard_first"].map({True: "hetero", False: "uniform"}).astype(str)
     dimension = table["schedule.chunk_dim"].map({"m": "1d", "k": "2d"}).astype(str)
     named = start + "_" + table["schedule.compute"].astype(str) + "_" + dimension
-    return table.assign(**{"schedule.name": table["schedule.name"].where(~whole, named)})
+    return table.assign(**{"schedule.name": table["schedule.name"].where(~chunked, named)})
 
 
 def _inefficiencies(ok: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
@@ -195,8 +195,8 @@ def _by_engines(dma: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
     dil[pieces] = dil[pieces].astype(int)
     yield "dil", tables.heat(dil, Axis("dil", "DIL of the GEMM [x]"), x=pieces, y="scenario", panel=name)
     least = dma.loc[dma.groupby(["scenario", name], sort=False)["makespan_s"].idxmin()]
-    least = least.assign(**{f"{one}_s": least[f"{one}_s"] / least["ideal_s"] for one in _CAUSES})
-    parts = [Axis(f"{one}_s", one, 100.0) for one in _CAUSES]
+    least = least.assign(**{f"{loss}_s": least[f"{loss}_s"] / least["ideal_s"] for loss in _CAUSES})
+    parts = [Axis(f"{loss}_s", loss, 100.0) for loss in _CAUSES]
     label = "loss of the best of each schedule, moved by DMA engines [% of the ideal time]"
     yield "signatures", tables.stacks(least, parts, panel="scenario", bar=name, label=label)
 
@@ -208,7 +208,7 @@ def _best(chunked: pd.DataFrame) -> Finding:
 
 
 def _chunk_fraction(chunked: pd.DataFrame) -> Finding:
-    """A shard is 1/n of the tensor and is split into as many pieces as there are GPUs: 1 / n^2 per transfer."""
+    """Fraction of the tensor per transfer: a shard of 1/n is split into as many pieces as there are GPUs, 1 / n^2."""
     named = chunked[chunked["schedule.num_chunks"] == chunked["system.node.num_gpus"]]
     if named.empty:
         return Finding(None, "no schedule with as many pieces as GPUs was evaluated")
@@ -235,8 +235,8 @@ def _dil_grows(chunked: pd.DataFrame) -> Finding:
     loss = dma.groupby("schedule.name")["dil"].mean()
     if not {"uniform_fused_1d", "hetero_unfused_1d"} <= set(loss.index):
         return Finding(None, "needs 8 chunks moved by DMA, fused and unfused")
-    eight, many = float(loss["uniform_fused_1d"]), float(loss["hetero_unfused_1d"])
-    return Finding(many > eight, f"mean GEMM time against undivided: 8-way {eight:.3f}x, 57-way {many:.3f}x")
+    fused, unfused = float(loss["uniform_fused_1d"]), float(loss["hetero_unfused_1d"])
+    return Finding(unfused > fused, f"mean GEMM time against undivided: 8-way {fused:.3f}x, 57-way {unfused:.3f}x")
 
 
 def _dil_axis(chunked: pd.DataFrame) -> Finding:
@@ -268,8 +268,8 @@ def _limiters(chunked: pd.DataFrame) -> Finding:
     if dma.empty:
         return Finding(None, "needs 8 chunks moved by DMA")
     share = {name: float((dma[f"{name}_s"] / dma["ideal_s"]).mean()) for name in _CAUSES}
-    told = ", ".join(f"{name} {value:.1%}" for name, value in sorted(share.items(), key=lambda item: -item[1]))
-    return Finding(min(share["decomposition"], share["contention"]) > share["launch"], f"of the ideal time: {told}")
+    text = ", ".join(f"{name} {value:.1%}" for name, value in sorted(share.items(), key=lambda item: -item[1]))
+    return Finding(min(share["decomposition"], share["contention"]) > share["launch"], f"of the ideal time: {text}")
 
 
 def _launch_share(chunked: pd.DataFrame) -> Finding:

@@ -1,7 +1,7 @@
 """Fused computation-collective operators (arXiv:2305.06942): embedding, GEMV, GEMM in one kernel with their collective.
 
-Everything here is a reduction of time, 1 - T_fused / T_bulk in per cent, never a speed-up; the paper's two versions are
-two configurations and never one series: in v1 only producers are fused (`schedule.pairs=producer`), in v2 all pairs.
+All results are reductions of time, 1 - T_fused / T_bulk in per cent, never speed-ups. The paper's two versions are two
+configurations and never one series: in v1 only producers are fused (`schedule.pairs=producer`), in v2 all pairs.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _FREE = (
     *("system.fabric.nic.latency_s", "system.fabric.nic.hop_s", "system.fabric.nic.message_s"),
     *("system.fabric.network.hop_s", "schedule.occupancy_loss"),
 )
-"""What is there beside compute and bytes on wires."""
+"""Overheads beside compute and bytes on wires."""
 _SAME = "an embedding alone is the same in both versions here"
 _WINDOWS = 40
 _RATES = tuple(2.0**power for power in range(-3, 4))
@@ -73,40 +73,45 @@ class FusedOps(Plain):
     )
 
     def claims(self) -> list[Claim]:
-        """What the paper published, as retyped beside this module."""
+        """Published claims of the paper, retyped beside this module."""
         return read(Path(__file__).with_suffix(".yaml"))
 
     def findings(self, table: pd.DataFrame) -> Mapping[str, Finding]:
-        """Ours for reductions, of the configuration that is declared in `conf/schedule/fused_kernels.yaml`."""
+        """Findings on reductions, in the configuration declared in `conf/schedule/fused_kernels.yaml`."""
         rows = _reductions(table)
-        v1, v2 = (_declared(rows[rows["schedule.pairs"] == pairs]) for pairs in ("producer", "all"))
-        found: dict[str, Finding] = {}
-        for name, (own, operator, where, told) in {
+        v1, v2 = (_declared_rows(rows[rows["schedule.pairs"] == pairs]) for pairs in ("producer", "all"))
+        findings: dict[str, Finding] = {}
+        for name, (rows_of_version, operator, where, note) in {
             "emb_inter": (v2, "emb", _NODES, "the same in v1 and v2"),
             "emb_intra_v1": (v1, "emb", _NODE, f"v1; {_SAME}"),
             "emb_intra_v2": (v2, "emb", _NODE, f"v2; {_SAME}"),
             "gemv_ar": (v2, "gemv", _NODE, "v2; GEMV sizes of the paper are unknown"),
             "gemm_a2a": (v2, "moe", _NODE, "v2; expert shapes of the paper are unknown"),
         }.items():
-            values = _of(own, operator, where)
+            values = _of(rows_of_version, operator, where)
             head, _, version = name.rpartition("_v") if "_v" in name else (name, "", "")
             end = f"_v{version}" if version else ""
             for kind in ("mean", "max"):
-                found[f"fused_ops.{head}_{kind}{end}"] = _told(values, kind, told, _CAUSES[operator])
-        found |= {
-            f"fused_ops.dlrm128_{name}": _dlrm(_of(own, "dlrm", _DLRM), name) for name, own in (("v1", v1), ("v2", v2))
+                findings[f"fused_ops.{head}_{kind}{end}"] = _reduction_finding(values, kind, note, _CAUSES[operator])
+        findings |= {
+            f"fused_ops.dlrm128_{name}": _dlrm(_of(rows_of_version, "dlrm", _DLRM), name)
+            for name, rows_of_version in (("v1", v1), ("v2", v2))
         }
-        known = {claim.id for claim in self.claims()}
-        return {name: one for name, one in found.items() if name in known} | _yes_or_no(v2) | _remote_first(rows)
+        claimed = {claim.id for claim in self.claims()}
+        return (
+            {name: finding for name, finding in findings.items() if name in claimed}
+            | _yes_or_no(v2)
+            | _remote_first(rows)
+        )
 
     def further(self, run: Finished) -> Mapping[str, Finding]:
-        """Ours for what needs designs beyond the table: bounds, what is eliminated, demand on links."""
+        """Findings that need designs beyond the table: bounds, eliminated overheads, demand on links."""
         trees = _scenarios(run)
         best, most = _bound(trees)
-        name, share = _eliminated(trees)
+        name, share = _eliminated_share(trees)
         demand = {key: _peaks(*_demands(tree)) for key, tree in trees[_NODES].items() if key.startswith("emb")}
         lower = [key for key, (bulk, fused) in demand.items() if fused < 0.999 * bulk]
-        told = (
+        text = (
             f"demand over windows of 1/{_WINDOWS} of the baseline's time falls in {len(lower)} of {len(demand)} cases"
         )
         higher = [key for key, (bulk, fused) in demand.items() if fused > bulk * (1 + 1e-6)]
@@ -122,25 +127,27 @@ class FusedOps(Plain):
             ),
             "fused_ops.peak_link_demand": Finding(
                 falls,
-                f"{told} and rises in {len(higher)}",
+                f"{text} and rises in {len(higher)}",
                 "where a wire is busy all the time of both, demand is its rate; a yes needs a fall in most",
             ),
             "fused_ops.occupancy_cost": Finding(None, f"an input of the model (schedule.occupancy_loss): {loss} %"),
         }
 
     def figures(self, table: pd.DataFrame, timelines: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
-        """Reductions over the ratio of compute to communication; over slices, order and occupancy."""
+        """Reductions over the ratio of compute to communication; over chunks, order and occupancy."""
         rows = _reductions(table)
         if rows.empty:
             return
         less, where = Axis("reduction", "time removed [%]"), rows["place"]
-        own = _declared(rows[rows["schedule.pairs"] == "all"], nearest=True)
-        if len(own):
+        declared = _declared_rows(rows[rows["schedule.pairs"] == "all"], nearest=True)
+        if len(declared):
             ratio = Axis("ratio", "compute / communication time of the baseline")
-            alike = own["scenario"].str.replace(r"^(emb|moe)(.*)-[bt]\d+$", r"\1\2", regex=True)  # but for batch
-            mean = own.groupby(["place", "operator", alike], sort=False)[["ratio", "reduction"]].mean().reset_index()
+            alike = declared["scenario"].str.replace(r"^(emb|moe)(.*)-[bt]\d+$", r"\1\2", regex=True)  # but for batch
+            mean = (
+                declared.groupby(["place", "operator", alike], sort=False)[["ratio", "reduction"]].mean().reset_index()
+            )
             yield "reduction", tables.curves(mean, ratio, y=less, by="operator", panel="place")
-            tall = own.assign(bar=own["scenario"].str.partition("-")[2])
+            tall = declared.assign(bar=declared["scenario"].str.partition("-")[2])
             yield "reductions", tables.heat(tall, less, x="place", y="bar", panel="operator")
         mixed = rows.assign(panel=rows["operator"] + ", " + where, issue_order=rows["schedule.issue_order"])
         chunks, loss = (
@@ -148,24 +155,24 @@ class FusedOps(Plain):
             Axis("schedule.occupancy_loss", "occupancy lost [%]", 100.0),
         )
         for name, axis, by in (("num_chunks", chunks, "issue_order"), ("occupancy", loss, "operator")):
-            kept = _declared(
+            swept = _declared_rows(
                 mixed[mixed["schedule.pairs"] == "all"],
                 but=(name, "issue_order") if name == "num_chunks" else ("occupancy_loss",),
                 nearest=True,
             )
-            if kept[axis.column].nunique() > 1:
+            if swept[axis.column].nunique() > 1:
                 panel = "panel" if name == "num_chunks" else "place"
-                mean = kept.groupby([panel, by, axis.column], sort=False)["reduction"].mean().reset_index()
+                mean = swept.groupby([panel, by, axis.column], sort=False)["reduction"].mean().reset_index()
                 yield name, tables.curves(mean, axis, y=less, by=by, panel=panel)
 
     def extras(self, run: Finished) -> Iterator[tuple[str, Any]]:
-        """Demand on a NIC over time, and mean reductions: those of GEMV and GEMM are predictions nobody published."""
+        """Demand on a NIC over time, and mean reductions: those of GEMV and GEMM have no published values."""
         import pandas as pd
 
         rows = _reductions(run.outputs.read_table("results"))
-        kept = _declared(rows, nearest=True) if len(rows) else rows
-        if len(kept):
-            groups = kept.groupby(["operator", "place", "schedule.pairs"], sort=False)["reduction"]
+        declared = _declared_rows(rows, nearest=True) if len(rows) else rows
+        if len(declared):
+            groups = declared.groupby(["operator", "place", "schedule.pairs"], sort=False)["reduction"]
             mean = groups.agg(["mean", "max", "min"]).round(3).reset_index()
             yield "reductions", mean.rename(columns={"schedule.pairs": "pairs"}).to_dict("records")
         shipped = run.config["system"] == _option("system", _NODE)
@@ -173,8 +180,8 @@ class FusedOps(Plain):
         for name, tree in (_scenarios(run)[_NODES] if shipped else {}).items():  # of systems as they are shipped
             if name.startswith("emb") and name.endswith("b2048"):
                 parts += [
-                    one.assign(panel=name, kernel=kernel)
-                    for kernel, one in zip(("bulk", "fused"), _demands(tree), strict=True)
+                    windows.assign(panel=name, kernel=kernel)
+                    for kernel, windows in zip(("bulk", "fused"), _demands(tree), strict=True)
                 ]
         if parts:
             demand = pd.concat(parts, ignore_index=True)
@@ -183,8 +190,8 @@ class FusedOps(Plain):
 
 
 def _reductions(table: pd.DataFrame) -> pd.DataFrame:
-    """Fused points, with `reduction` [%], `operator` (a workload that is none of the study's is called by its name),
-    `place`, and `ratio` of compute to communication in bulk.
+    """Fused points, with `reduction` [%], `operator` (other workloads than the study's keep their names), `place`, and
+    `ratio` of compute to communication in bulk.
     """
     if "system.name" not in table:
         table = table.assign(**{"system.name": "the system"})
@@ -199,9 +206,9 @@ def _reductions(table: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-def _declared(rows: pd.DataFrame, but: tuple[str, ...] = (), *, nearest: bool = False) -> pd.DataFrame:
-    """Rows of the declared configuration, some of its knobs left open. nearest: or what is nearest to it of a number,
-    and first of names, in a space without it.
+def _declared_rows(rows: pd.DataFrame, but: tuple[str, ...] = (), *, nearest: bool = False) -> pd.DataFrame:
+    """Rows of the declared configuration, with the knobs of `but` left open. nearest: where a declared value was not
+    searched, take the nearest number, or the first name.
     """
     declared = _option("schedule", "fused_kernels")
     for name in _KNOBS:
@@ -216,49 +223,49 @@ def _declared(rows: pd.DataFrame, but: tuple[str, ...] = (), *, nearest: bool = 
 
 def _of(rows: pd.DataFrame, operator: str, where: str) -> pd.Series[Any]:
     """Reductions [%] by scenario."""
-    kept = rows[(rows["operator"] == _OPERATORS[operator]) & (rows["place"] == _PLACES[where])]
-    return kept.groupby("scenario")["reduction"].first()
+    selected = rows[(rows["operator"] == _OPERATORS[operator]) & (rows["place"] == _PLACES[where])]
+    return selected.groupby("scenario")["reduction"].first()
 
 
-def _told(values: pd.Series[Any], kind: str, told: str, cause: str) -> Finding:
+def _reduction_finding(values: pd.Series[Any], kind: str, note: str, cause: str) -> Finding:
     if values.empty:
         return Finding(None, "needs points of the declared configuration on this system")
-    reach = f"{told}; from {values.min():.1f} % ({values.idxmin()}) to {values.max():.1f} % ({values.idxmax()})"
+    reach = f"{note}; from {values.min():.1f} % ({values.idxmin()}) to {values.max():.1f} % ({values.idxmax()})"
     return Finding(float(values.mean() if kind == "mean" else values.max()), reach, cause)
 
 
 def _dlrm(values: pd.Series[Any], version: str) -> Finding:
-    """Of a training iteration on 128 nodes."""
+    """Finding on a training iteration on 128 nodes."""
     if values.empty:
         return Finding(None, "needs points of DLRM on 128 nodes")
     which = "producers only" if version == "v1" else "producers and consumers"
-    each = ", ".join(f"{name} {value:.1f} %" for name, value in values.items())
-    told = f"{version}: {which} fused, by declaration; {each}"
+    by_tables = ", ".join(f"{name} {value:.1f} %" for name, value in values.items())
+    text = f"{version}: {which} fused, by declaration; {by_tables}"
     cause = "batch, tables, MLP split and what was fused are unknown; our all-to-alls seem to weigh more than theirs"
-    return Finding(float(values.mean()), told, cause)
+    return Finding(float(values.mean()), text, cause)
 
 
-def _yes_or_no(own: pd.DataFrame) -> dict[str, Finding]:
-    """Whether all win, and whether embeddings gain more between nodes."""
+def _yes_or_no(rows: pd.DataFrame) -> dict[str, Finding]:
+    """Findings: all operators win, and embeddings gain more between nodes."""
     cases = (("emb", _NODE), ("emb", _NODES), ("gemv", _NODE), ("moe", _NODE))
-    means = {f"{_OPERATORS[name]}, {_PLACES[where]}": _of(own, name, where).mean() for name, where in cases}
+    means = {f"{_OPERATORS[name]}, {_PLACES[where]}": _of(rows, name, where).mean() for name, where in cases}
     if any(np.isnan(mean) for mean in means.values()):
         absent = Finding(None, "needs points of all operators in the declared configuration")
         return {"fused_ops.all_win": absent, "fused_ops.inter_gt_intra": absent}
-    told, losing = (
+    text, losing = (
         ", ".join(f"{name} {mean:.1f} %" for name, mean in means.items()),
-        own[own["reduction"] < 0]["scenario"],
+        rows[rows["reduction"] < 0]["scenario"],
     )
-    some = f"; single shapes lose, {', '.join(sorted(set(losing)))}" if len(losing) else ""
+    exceptions = f"; single shapes lose, {', '.join(sorted(set(losing)))}" if len(losing) else ""
     inside, between, *_ = means.values()
     return {
-        "fused_ops.all_win": Finding(bool(min(means.values()) > 0), told + some),
+        "fused_ops.all_win": Finding(bool(min(means.values()) > 0), text + exceptions),
         "fused_ops.inter_gt_intra": Finding(bool(between > inside), f"{between:.1f} % against {inside:.1f} %"),
     }
 
 
 def _remote_first(rows: pd.DataFrame) -> dict[str, Finding]:
-    """Points that differ in nothing but the order: single operators, and iterations, where others compete."""
+    """Gain by remote_first, over points that differ in the order alone: single operators, and DLRM iterations."""
     alike = [
         "scenario",
         "system.name",
@@ -269,17 +276,17 @@ def _remote_first(rows: pd.DataFrame) -> dict[str, Finding]:
     if not {"remote_first", "local_first"} <= set(pairs):
         return {"fused_ops.remote_first": Finding(None, "needs points of both orders")}
     gain = 100 * (1 - pairs["remote_first"] / pairs["local_first"])
-    whole = gain.index.get_level_values("scenario").str.startswith("dlrm")
-    single, others = gain[~whole], gain[whole]
-    told = f"{len(single)} pairs of single operators, faster by up to {single.max():.1f} %; skew is not simulated"
-    told += f"; a DLRM iteration from {others.min():.2f} % to {others.max():.1f} %" if len(others) else ""
-    return {"fused_ops.remote_first": Finding(bool(gain.min() >= -1e-7), told, f"slower by up to {-gain.min():.2f} %")}
+    is_iteration = gain.index.get_level_values("scenario").str.startswith("dlrm")
+    single, iterations = gain[~is_iteration], gain[is_iteration]
+    text = f"{len(single)} pairs of single operators, faster by up to {single.max():.1f} %; skew is not simulated"
+    text += f"; a DLRM iteration from {iterations.min():.2f} % to {iterations.max():.1f} %" if len(iterations) else ""
+    return {"fused_ops.remote_first": Finding(bool(gain.min() >= -1e-7), text, f"slower by up to {-gain.min():.2f} %")}
 
 
 @cache
 def _option(group: str, name: str) -> dict[str, Any]:
-    found: dict[str, Any] = yaml.safe_load((conf_dir() / group / f"{name}.yaml").read_text(encoding="utf-8"))
-    return found
+    tree: dict[str, Any] = yaml.safe_load((conf_dir() / group / f"{name}.yaml").read_text(encoding="utf-8"))
+    return tree
 
 
 _Trees = dict[str, dict[str, Any]]
@@ -299,33 +306,35 @@ def _scenarios(run: Finished) -> dict[str, _Trees]:
     }
 
 
-def _changed(tree: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """A tree with values set where it has the path."""
-    found: dict[str, Any] = yaml.safe_load(yaml.safe_dump(dict(tree)))
+def _with_changes(tree: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Copy of a tree with values set at the paths that it has."""
+    changed: dict[str, Any] = yaml.safe_load(yaml.safe_dump(dict(tree)))
     for path, value in changes.items():
-        if path.split(".")[1] in found[path.split(".")[0]]:
-            set_path(found, path, value)
-    return found
+        if path.split(".")[1] in changed[path.split(".")[0]]:
+            set_path(changed, path, value)
+    return changed
 
 
 def _seconds(tree: Mapping[str, Any], kernel: str, changes: Mapping[str, Any] | None = None) -> float:
-    """Makespan of a design as it is changed; NaN where it breaks a rule."""
+    """Makespan [s] of a changed design; NaN where it breaks a rule."""
     backend = OverlapBackend("fluid")
-    design = backend.design(_changed(tree, {**(changes or {}), "schedule.kernel": kernel}))
+    design = backend.design(_with_changes(tree, {**(changes or {}), "schedule.kernel": kernel}))
     (results,) = backend.evaluate([Batch(design)])
     return float(results[0].metrics["makespan_s"]) if results[0].status == "ok" else float("nan")
 
 
 def _bound(trees: Mapping[str, _Trees]) -> tuple[str, float]:
-    """(where, the largest reduction [%]) of overlap alone, over operators and rates of wires from 1/8 to 8 times."""
-    found = {}
-    for where, own in trees.items():
+    """Return (case, largest reduction [%]) by overlap alone, over operators and rates of wires from 1/8 to 8 times."""
+    reductions = {}
+    for where, designs in trees.items():
         wire = "system.node.link_bytes_per_s" if where == _NODE else "system.fabric.nic.bytes_per_s"
-        for name, tree in own.items():
+        for name, tree in designs.items():
             for rate in _RATES if not name.startswith("dlrm") else ():
                 system = tree["system"]
-                told = system["node"]["link_bytes_per_s"] if where == _NODE else system["fabric"]["nic"]["bytes_per_s"]
-                number, unit = str(told).split()
+                bandwidth = (
+                    system["node"]["link_bytes_per_s"] if where == _NODE else system["fabric"]["nic"]["bytes_per_s"]
+                )
+                number, unit = str(bandwidth).split()
                 changes: dict[str, Any] = {**dict.fromkeys(_FREE, 0.0), wire: f"{float(number) * rate} {unit}"}
                 changes |= {
                     "schedule.copies": False,
@@ -333,36 +342,36 @@ def _bound(trees: Mapping[str, _Trees]) -> tuple[str, float]:
                     "system.gpu.cu_copy.bytes_per_s_per_cu": 1e15,
                 }
                 bulk, fused = (_seconds(tree, kernel, changes) for kernel in ("bulk", "fused"))
-                found[f"{name}, {_PLACES[where]}, {rate:g} x the rate"] = 100 * (1 - fused / bulk)
-    best = max(found, key=lambda key: found[key])
-    return best, found[best]
+                reductions[f"{name}, {_PLACES[where]}, {rate:g} x the rate"] = 100 * (1 - fused / bulk)
+    best = max(reductions, key=lambda key: reductions[key])
+    return best, reductions[best]
 
 
-def _eliminated(trees: Mapping[str, _Trees]) -> tuple[str, float]:
-    """(scenario, share [%] of the baseline's time that is neither compute nor bytes on wires) where most is gained."""
-    own = {name: tree for name, tree in trees[_NODES].items() if name.startswith("emb")}
-    gains = {name: 1 - _seconds(tree, "fused") / _seconds(tree, "bulk") for name, tree in own.items()}
+def _eliminated_share(trees: Mapping[str, _Trees]) -> tuple[str, float]:
+    """Return (scenario of the largest gain, share [%] of its baseline that is neither compute nor transfer)."""
+    embeddings = {name: tree for name, tree in trees[_NODES].items() if name.startswith("emb")}
+    gains = {name: 1 - _seconds(tree, "fused") / _seconds(tree, "bulk") for name, tree in embeddings.items()}
     best = max(gains, key=lambda name: gains[name])
-    bare = _seconds(own[best], "bulk", {**dict.fromkeys(_FREE, 0.0), "schedule.copies": False})
-    return best, 100 * (1 - bare / _seconds(own[best], "bulk"))
+    bare = _seconds(embeddings[best], "bulk", {**dict.fromkeys(_FREE, 0.0), "schedule.copies": False})
+    return best, 100 * (1 - bare / _seconds(embeddings[best], "bulk"))
 
 
 def _demands(tree: Mapping[str, Any]) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Demand [bytes/s] over windows of the baseline's time, by their beginnings: bulk, fused."""
+    """Demand [bytes/s] of bulk and fused over windows of the baseline's time, by their start."""
     import pandas as pd
 
-    backend, engine, found = OverlapBackend("fluid"), plugins.load("engine", "fluid"), []
+    backend, engine, demands = OverlapBackend("fluid"), plugins.load("engine", "fluid"), []
     window = _seconds(tree, "bulk") / _WINDOWS
     for kernel in ("bulk", "fused"):
-        design = backend.design(_changed(tree, {"schedule.kernel": kernel}))
+        design = backend.design(_with_changes(tree, {"schedule.kernel": kernel}))
         graph = design.schedule.lower(design.system, design.workload)
         timeline, begins, moved = engine.run(graph), np.arange(_WINDOWS) * window, np.zeros(_WINDOWS)
         for task in graph.of_kind("transfer"):
             start, finish = timeline.issued[0, task] + graph["delay"][0, task], timeline.finished[0, task]
             shared = np.minimum(finish, begins + window) - np.maximum(start, begins)
             moved += graph["moved_bytes"][0, task] * np.maximum(shared, 0.0) / (finish - start)
-        found.append(pd.DataFrame({"time_s": begins, "bytes_per_s": moved / window}))
-    return found[0], found[1]
+        demands.append(pd.DataFrame({"time_s": begins, "bytes_per_s": moved / window}))
+    return demands[0], demands[1]
 
 
 def _peaks(bulk: pd.DataFrame, fused: pd.DataFrame) -> tuple[float, float]:
