@@ -40,8 +40,8 @@ class MemoryBackend(Backend):
     }
 
     def sections(self, tree: Tree) -> None:
-        """Check the sections: `Design`'s, and perhaps lists: `applications`, names of options, each a scenario; `measured`,
-        memory systems of devices, each of whose measured convolutions is one (of the tables in `data_dir`).
+        """Check the sections: `Design`'s, and perhaps lists: `applications`, names of options, each one a scenario;
+        `measured`, memory systems of devices, each of whose measured convolutions is one (of the tables in `data_dir`).
         """
         check, sections = Problems(), (*SECTIONS, *_LISTS, "data_dir")
         for name in set(tree) - set(sections):
