@@ -1,7 +1,7 @@
 """Detailed simulation of cuDNN's kernels (arXiv:1811.08933): LeNet and convolutions by algorithm and direction.
 
-What each SM and each channel of DRAM does over time, phases, partition camping, and times against DeepBench's of real
-GPUs (`studies.convolutions`). These comparisons are this project's; the paper compares LeNet on a GPU of which there
+Activity of each SM and each DRAM channel over time, phases, partition camping, and times against DeepBench's on real
+GPUs (`studies.convolutions`). These comparisons are this project's; the paper compares LeNet on a GPU for which there
 are no measurements here.
 """
 
@@ -40,10 +40,10 @@ if TYPE_CHECKING:
     from dse.plots import Figure
 
 _DIRECTION, _ALGORITHM, _HASH = "application.direction", "application.algorithm", "system.mapping.channel_hash"
-_WHOLE = {"run.requests": 16_000_000, "run.most": 60_000_000}  # all that a kernel may take
+_WHOLE = {"run.requests": 16_000_000, "run.most": 60_000_000}  # so many that kernels run to their end where possible
 _LENET = "lenet"
-_CALLS = 3  # of which something can be said
-_DIFFERS = 0.1  # of what the machine could do, from which on phases differ
+_CALLS = 3  # fewest calls that a claim is judged on
+_DIFFERS = 0.1  # difference of shares of the peak from which on phases differ
 _PERCENT = 100.0
 _NO_REFERENCE = "no public measurement of LeNet on this GPU: there is no reference here"
 
@@ -59,16 +59,21 @@ class Gpgpusim(Plain):
     allows = ("study.data_dir", "measured", "applications")
 
     def claims(self) -> list[Claim]:
-        """What both abstracts say, and recollection, as retyped beside this module."""
+        """Claims of both abstracts, and recalled ones, retyped beside this module."""
         return read(Path(__file__).with_suffix(".yaml"))
 
     def further(self, run: Finished) -> Mapping[str, Finding]:
-        """Ours for every claim."""
+        """Findings of every claim."""
         rows = _rows(run)
-        return {**_lenet(run), **_correlation(_against(run, rows)), **_phased(_shown(run)), **_camping(run, rows)}
+        return {
+            **_lenet(run),
+            **_correlation(_against(run, rows)),
+            **_phase_finding(_application_runs(run)),
+            **_camping_findings(run, rows),
+        }
 
     def figures(self, table: pd.DataFrame, timelines: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
-        """The most that each algorithm camps, by direction and hash."""
+        """Largest camping of each algorithm, by direction and hash."""
         ok = table[table["status"] == "ok"]
         if not {_DIRECTION, _ALGORITHM, _HASH} <= set(ok):
             return
@@ -81,7 +86,7 @@ class Gpgpusim(Plain):
             yield "camping", tables.heat(most, axis, x="hash", y="algorithm", panel="direction")
 
     def extras(self, run: Finished) -> Iterator[tuple[str, Any]]:
-        """Predictions and errors, kernels, phases, and who did what when."""
+        """Predictions and errors, kernels, phases, and activity over time."""
         from dse.plots import predictions
 
         rows = _rows(run)
@@ -89,20 +94,20 @@ class Gpgpusim(Plain):
         if len(beside):
             yield "predictions", beside
             yield "errors", errors(beside)
-            own = beside[beside["hash"] == beside["hash"].iloc[0]].assign(kind=lambda held: held["system"])
+            first_hash = beside[beside["hash"] == beside["hash"].iloc[0]].assign(kind=lambda frame: frame["system"])
             title = "fastest algorithm (simulated); on layers that constants were not fitted on"
-            yield "predicted_against_measured", predictions.scatter(own, by="algorithm", title=title)
-        shown = _shown(run)
-        if shown:
-            yield "kernels", _kernels(shown)
-            yield "phases", [_stretches(one) for one in shown]
-        for scenario in dict.fromkeys(one.scenario for one in shown):
-            yield from _activity([one for one in shown if one.scenario == scenario])
-        yield from _camped(run, rows)
+            yield "predicted_against_measured", predictions.scatter(first_hash, by="algorithm", title=title)
+        app_runs = _application_runs(run)
+        if app_runs:
+            yield "kernels", _kernels(app_runs)
+            yield "phases", [_stretches(app_run) for app_run in app_runs]
+        for scenario in dict.fromkeys(app_run.scenario for app_run in app_runs):
+            yield from _activity([app_run for app_run in app_runs if app_run.scenario == scenario])
+        yield from _camping_extras(run, rows)
 
 
 def _rows(run: Finished) -> pd.DataFrame:
-    """Points with a result; directions and algorithms of what has none are ''."""
+    """Points with a result; direction, algorithm and hash are '' where an application has none."""
     table = run.outputs.read_table("results")
     ok = table[table["status"] == "ok"].copy()
     for name, path in (("direction", _DIRECTION), ("algorithm", _ALGORITHM), ("hash", _HASH)):
@@ -111,12 +116,12 @@ def _rows(run: Finished) -> pd.DataFrame:
 
 
 def _against(run: Finished, rows: pd.DataFrame) -> pd.DataFrame:
-    """Measured convolutions of the run's devices beside its own."""
-    return against(*_measured(run), rows)
+    """Measured convolutions of the run's devices beside simulated ones."""
+    return against(*_measured_sources(run), rows)
 
 
-def _measured(run: Finished) -> tuple[Sequence[str], str | None]:
-    """Memory systems of which measured convolutions are scenarios, and the folder of tables."""
+def _measured_sources(run: Finished) -> tuple[Sequence[str], str | None]:
+    """Memory systems whose measured convolutions are scenarios, and the folder of tables."""
     return run.config.get("measured") or [], get_path(run.config, "study.data_dir")
 
 
@@ -124,33 +129,33 @@ def _measured(run: Finished) -> tuple[Sequence[str], str | None]:
 
 
 def _correlation(beside: pd.DataFrame) -> dict[str, Finding]:
-    """How per-kernel times correlate, told of the reference that there is."""
-    told = "needs the paper's kernels on its GPU, of which there are no times"
+    """Correlation of per-kernel times: not testable; its text has the errors against the reference that there is."""
+    text = "needs the paper's kernels on its GPU, for which there are no times"
     if len(beside):
-        each = {
-            f"{system}{'' if hashed == 'none' else f' ({hashed})'}": one["all"]
+        by_system = {
+            f"{system}{'' if hashed == 'none' else f' ({hashed})'}": by_group["all"]
             for system, by in errors(beside).items()
-            for hashed, one in by.items()
-            if one["all"]
+            for hashed, by_group in by.items()
+            if by_group["all"]
         }
-        numbers = ", ".join(f"{name} {_told(one)}" for name, one in each.items())
+        numbers = ", ".join(f"{name} {_error_text(error)}" for name, error in by_system.items())
         reference = "median error and correlation of logarithms against measured convolutions, not the paper's"
-        told = f"{told}; {reference}: {numbers}"
-    return {"gpgpusim.kernel_corr": Finding(None, told)}
+        text = f"{text}; {reference}: {numbers}"
+    return {"gpgpusim.kernel_corr": Finding(None, text)}
 
 
-def _told(one: Mapping[str, float]) -> str:
-    """Errors in words; of three times and more, with their correlation."""
-    median = f"{_PERCENT * one['median']:.0f} %"
-    return f"{median} and {one['log_correlation']:.2f}" if one["count"] > 2 else median
+def _error_text(error: Mapping[str, float]) -> str:
+    """Median error as text, with the correlation if there are more than two times."""
+    median = f"{_PERCENT * error['median']:.0f} %"
+    return f"{median} and {error['log_correlation']:.2f}" if error["count"] > 2 else median
 
 
-# What is simulated once more, to be looked at
+# Applications that are simulated once more, for figures
 
 
 @dataclass(frozen=True)
-class _Shown:
-    """One run of an application: by which algorithm, its metrics, and when who did what."""
+class _ApplicationRun:
+    """Simulated run of an application by one algorithm: metrics, activity and phases."""
 
     scenario: str
     algorithm: str
@@ -161,74 +166,74 @@ class _Shown:
 
     @property
     def file_label(self) -> dict[str, Any]:
-        """What it is called in files."""
+        """Labels of the run in files."""
         return {"scenario": self.scenario, "algorithm": self.algorithm}
 
     @property
     def lanes(self) -> tuple[Any, Any, Any]:
-        """Shares by SM and channel, as of `simulators.memory.phases`."""
+        """Shares by SM and channel, see `simulators.memory.phases`."""
         return lanes(self.simulated.machine.activity(), self.design.system)
 
 
 @lru_cache(maxsize=1)
 def _trees(run: Finished) -> Mapping[str, Mapping[str, Any]]:
-    """The sections of every scenario."""
-    known = {name: run.config[name] for name in (*SECTIONS, "applications", "measured") if name in run.config}
-    return MemoryBackend().scenarios({**known, "data_dir": get_path(run.config, "study.data_dir")})
+    """Sections of every scenario."""
+    sections = {name: run.config[name] for name in (*SECTIONS, "applications", "measured") if name in run.config}
+    return MemoryBackend().scenarios({**sections, "data_dir": get_path(run.config, "study.data_dir")})
 
 
 def _design(run: Finished, scenario: str, changes: Mapping[str, Any]) -> Design | None:
-    """The design of a scenario with knobs as they were in a point; None where it breaks a rule."""
-    backend, found = MemoryBackend(), copy.deepcopy(dict(_trees(run)[scenario]))
+    """Design of a scenario with the knobs of a point; None where it breaks a rule."""
+    backend, tree = MemoryBackend(), copy.deepcopy(dict(_trees(run)[scenario]))
     for path, value in changes.items():
         section, _, field = path.partition(".")
         if field == "name":
-            found[section] = option_tree(section, str(value))
-        elif get_path(found, path) is not None:
-            set_path(found, path, value.item() if isinstance(value, np.generic) else value)
-    design = backend.design(found)
+            tree[section] = option_tree(section, str(value))
+        elif get_path(tree, path) is not None:
+            set_path(tree, path, value.item() if isinstance(value, np.generic) else value)
+    design = backend.design(tree)
     return None if backend.problems(design) else design
 
 
-def _simulated(run: Finished, scenario: str, changes: Mapping[str, Any]) -> _Shown | None:
+def _simulate_application(run: Finished, scenario: str, changes: Mapping[str, Any]) -> _ApplicationRun | None:
     design = _design(run, scenario, changes)
     if design is None:
         return None
-    found, algorithm = simulate(design), getattr(design.application, "algorithm", None) or ""
-    own = tuple(phases(found.machine.activity(), design.system))
-    return _Shown(scenario, algorithm, design, found, measure(design, found), own)
+    simulated, algorithm = simulate(design), getattr(design.application, "algorithm", None) or ""
+    run_phases = tuple(phases(simulated.machine.activity(), design.system))
+    return _ApplicationRun(scenario, algorithm, design, simulated, measure(design, simulated), run_phases)
 
 
 @lru_cache(maxsize=1)
-def _shown(run: Finished) -> tuple[_Shown, ...]:
-    """What is no measured layer, as its file says, by each algorithm that was searched; simulated as far as may be."""
-    rows, layers = _rows(run), scenarios(*_measured(run))
+def _application_runs(run: Finished) -> tuple[_ApplicationRun, ...]:
+    """Simulate scenarios that are not measured layers, by each algorithm searched, as completely as possible."""
+    rows, layers = _rows(run), scenarios(*_measured_sources(run))
     points = rows[~rows["scenario"].isin(list(layers))]
     pairs = dict.fromkeys(zip(points["scenario"].astype(str), points["algorithm"], strict=True))
-    found = list[_Shown]()
-    with bar("simulating applications whole, for figures", len(pairs), "runs") as advance:
+    app_runs = list[_ApplicationRun]()
+    with bar("simulating whole applications for figures", len(pairs), "runs") as advance:
         for scenario, algorithm in pairs:
-            one = _simulated(run, scenario, {**_WHOLE, _ALGORITHM: algorithm})
-            found += [one] if one is not None else []
+            app_run = _simulate_application(run, scenario, {**_WHOLE, _ALGORITHM: algorithm})
+            app_runs += [app_run] if app_run is not None else []
             advance(1)
-    return tuple(found)
+    return tuple(app_runs)
 
 
-def _stretches(one: _Shown) -> dict[str, Any]:
-    """Phases of a run, what of it was simulated, and its time with launches."""
-    told = {name: one.metrics[name] for name in ("simulated", "time_s")}
-    return {**one.file_label, **told, "phases": [asdict(phase) for phase in one.phases]}
+def _stretches(app_run: _ApplicationRun) -> dict[str, Any]:
+    """Phases of a run, the share simulated, and its time with launches."""
+    metrics = {name: app_run.metrics[name] for name in ("simulated", "time_s")}
+    return {**app_run.file_label, **metrics, "phases": [asdict(phase) for phase in app_run.phases]}
 
 
-def _kernels(shown: tuple[_Shown, ...]) -> pd.DataFrame:
-    """`kernels`: each kernel of each run, with its time without the launch, and the launch's."""
+def _kernels(app_runs: tuple[_ApplicationRun, ...]) -> pd.DataFrame:
+    """Table `kernels`: each kernel of each run, with its time without the launch, and that of the launch."""
     import pandas as pd
 
     rows = []
-    for one in shown:
-        system = one.design.system
-        for place, (cost, times) in enumerate(one.simulated.costs):
-            moved = _moved(one, cost)
+    for app_run in app_runs:
+        system = app_run.design.system
+        for place, (cost, times) in enumerate(app_run.simulated.costs):
+            moved = _dram_bytes(app_run, cost)
             times_s = {"seconds": cost.seconds, "launch_s": system.gpu.launch_s, "launches": times}
             shares = {
                 "compute_share": min(1.0, cost.busy_s / (system.gpu.num_cus * cost.seconds)),
@@ -236,125 +241,125 @@ def _kernels(shown: tuple[_Shown, ...]) -> pd.DataFrame:
                 "simulated": cost.share,
             }
             rows.append(
-                {**one.file_label, "place": place, "kernel": cost.name, **times_s, "dram_bytes": moved, **shares}
+                {**app_run.file_label, "place": place, "kernel": cost.name, **times_s, "dram_bytes": moved, **shares}
             )
     return pd.DataFrame(rows)
 
 
-def _activity(shown: list[_Shown]) -> Iterator[tuple[str, Figure]]:
-    """Heat maps of one application: its SMs and channels; of several algorithms a figure each."""
-    first = shown[0]
+def _activity(app_runs: list[_ApplicationRun]) -> Iterator[tuple[str, Figure]]:
+    """Heat maps of SMs and channels for one application, with a panel for each algorithm."""
+    first = app_runs[0]
     label = "share of what it could do; dotted: phases"
     if first.scenario == _LENET:
-        shown = [first]
+        app_runs = [first]
         names = "SMs: lines asked for", "SMs: computing", "channels of DRAM"
         named = dict(zip(names, first.lanes, strict=True))
         yield _LENET, _raster(named, dict.fromkeys(named, first), lane="SM, or channel of DRAM", label=label)
         return
-    by = {one.algorithm: one for one in shown}
-    sms, channels = ({name: one.lanes[place] for name, one in by.items()} for place in (1, 2))
+    by = {app_run.algorithm: app_run for app_run in app_runs}
+    sms, channels = ({name: app_run.lanes[place] for name, app_run in by.items()} for place in (1, 2))
     yield f"{first.scenario}_sms", _raster(sms, by, lane="SM", label=f"computing, {label}")
     yield f"{first.scenario}_channels", _raster(channels, by, lane="channel of DRAM", label=f"bandwidth, {label}")
 
 
-def _raster(panels: Mapping[str, Any], by: Mapping[str, _Shown], *, lane: str, label: str) -> Figure:
+def _raster(panels: Mapping[str, Any], by: Mapping[str, _ApplicationRun], *, lane: str, label: str) -> Figure:
     seconds = {name: by[name].simulated.machine.activity().seconds for name in panels}
     marks = {name: [phase.end_s for phase in by[name].phases[:-1]] for name in panels}
     return tables.raster(panels, seconds, lane=lane, label=label, marks=marks)
 
 
 def _lenet(run: Finished) -> dict[str, Finding]:
-    """Launches' share of LeNet's time, and what cannot be said of its time."""
+    """Share of launches in LeNet's time; its time itself has no reference."""
     absent = {name: Finding(None, _NO_REFERENCE) for name in ("gpgpusim.lenet_v1", "gpgpusim.lenet_ispass")}
-    one = next((one for one in _shown(run) if one.scenario == _LENET), None)
-    if one is None:
+    app_run = next((app_run for app_run in _application_runs(run) if app_run.scenario == _LENET), None)
+    if app_run is None:
         return {**absent, "gpgpusim.floors": Finding(None, f"needs applications=[{_LENET}]")}
-    share, time_s, gpu = one.metrics["launch_share"], one.metrics["time_s"], one.design.system.gpu
-    whole = sum(_roof(one, cost) * times for cost, times in one.simulated.costs)
-    launched = f"{one.metrics['kernels']:.0f} launches of {gpu.launch_s * 1e6:.1f} us, by {one.algorithm}"
-    told = f"{launched}; with all that is above the roofline {_PERCENT * (1 - whole / time_s):.0f} %"
-    return {**absent, "gpgpusim.floors": Finding(_PERCENT * share, told, "kernels are longer than their launches")}
+    share, time_s, gpu = app_run.metrics["launch_share"], app_run.metrics["time_s"], app_run.design.system.gpu
+    roofline_s = sum(_roof(app_run, cost) * times for cost, times in app_run.simulated.costs)
+    launched = f"{app_run.metrics['kernels']:.0f} launches of {gpu.launch_s * 1e6:.1f} us, by {app_run.algorithm}"
+    text = f"{launched}; with all that is above the roofline {_PERCENT * (1 - roofline_s / time_s):.0f} %"
+    return {**absent, "gpgpusim.floors": Finding(_PERCENT * share, text, "kernels are longer than their launches")}
 
 
-def _roof(one: _Shown, cost: Cost) -> float:
-    """Time of a kernel [s] were arithmetic or DRAM the only limit."""
-    system = one.design.system
-    return max(cost.busy_s / system.gpu.num_cus, _moved(one, cost) / system.dram.bytes_per_s)
+def _roof(app_run: _ApplicationRun, cost: Cost) -> float:
+    """Roofline time of a kernel [s]: arithmetic or DRAM traffic alone."""
+    system = app_run.design.system
+    return max(cost.busy_s / system.gpu.num_cus, _dram_bytes(app_run, cost) / system.dram.bytes_per_s)
 
 
-def _moved(one: _Shown, cost: Cost) -> float:
+def _dram_bytes(app_run: _ApplicationRun, cost: Cost) -> float:
     """Bytes that DRAM reads and writes for a kernel."""
-    return float(cost.totals[READS] + cost.totals[WRITES]) * one.design.system.line_bytes
+    return float(cost.totals[READS] + cost.totals[WRITES]) * app_run.design.system.line_bytes
 
 
-def _phased(shown: tuple[_Shown, ...]) -> dict[str, Finding]:
-    """Whether convolutions have two phases that differ both in what SMs do and in what DRAM does."""
-    calls = [one for one in shown if isinstance(one.design.application, Layer)]
+def _phase_finding(app_runs: tuple[_ApplicationRun, ...]) -> dict[str, Finding]:
+    """Phases of convolutions: most must have two that differ both in SM and in DRAM activity."""
+    calls = [app_run for app_run in app_runs if isinstance(app_run.design.application, Layer)]
     if len(calls) < _CALLS:
         return {"gpgpusim.phases": Finding(None, f"needs {_CALLS} convolutions, such as conv_3x3 by all algorithms")}
-    several = [one for one in calls if _differ(one.phases)]
-    each = ", ".join(f"{one.scenario} by {one.algorithm} {len(one.phases)}" for one in calls)
+    several = [app_run for app_run in calls if _differ(app_run.phases)]
+    counts = ", ".join(f"{app_run.scenario} by {app_run.algorithm} {len(app_run.phases)}" for app_run in calls)
     points = f"{_PERCENT * _DIFFERS:.0f} points"
-    told = f"{len(several)} of {len(calls)} calls have two that differ by {points} in SMs and in DRAM; phases: {each}"
+    text = f"{len(several)} of {len(calls)} calls have two that differ by {points} in SMs and in DRAM; phases: {counts}"
     most = 2 * len(several) > len(calls)
-    return {"gpgpusim.phases": Finding(most, told, "most calls are alike from beginning to end")}
+    return {"gpgpusim.phases": Finding(most, text, "most calls are alike from beginning to end")}
 
 
-def _differ(found: tuple[Phase, ...]) -> bool:
-    pairs = ((one, other) for one in found for other in found)
+def _differ(run_phases: tuple[Phase, ...]) -> bool:
+    pairs = ((phase, other) for phase in run_phases for other in run_phases)
     return any(
-        max(abs(one.requests - other.requests), abs(one.computing - other.computing)) > _DIFFERS
-        and abs(one.bandwidth - other.bandwidth) > _DIFFERS
-        for one, other in pairs
+        max(abs(phase.requests - other.requests), abs(phase.computing - other.computing)) > _DIFFERS
+        and abs(phase.bandwidth - other.bandwidth) > _DIFFERS
+        for phase, other in pairs
     )
 
 
 # Camping
 
 
-def _hashed(run: Finished, rows: pd.DataFrame) -> pd.DataFrame:
-    """`camping`: a row for each point with a hash, its camping and time beside those without (`plain`, `plain_s`)."""
-    keys = ["scenario", "direction", "algorithm", *_others(run)]
+def _camping_by_hash(run: Finished, rows: pd.DataFrame) -> pd.DataFrame:
+    """Table `camping`: camping and time of each point with a hash, and those without (`plain`, `plain_s`)."""
+    keys = ["scenario", "direction", "algorithm", *_other_knobs(run)]
     ours = rows[[*keys, "hash", "camping", "time_s"]].astype({"scenario": str})
     plain = ours[ours["hash"] == "none"].drop(columns="hash").rename(columns={"camping": "plain", "time_s": "plain_s"})
     return ours[ours["hash"] != "none"].merge(plain, on=keys).reset_index(drop=True)
 
 
-def _others(run: Finished) -> list[str]:
-    """What was searched beside direction, algorithm and hash."""
+def _other_knobs(run: Finished) -> list[str]:
+    """Knobs searched beside direction, algorithm and hash."""
     return [path for path in run.knobs if path not in (_DIRECTION, _ALGORITHM, _HASH)]
 
 
-def _camping(run: Finished, rows: pd.DataFrame) -> dict[str, Finding]:
-    """The most that a convolution camps without a hash, and how much those that do camp with one."""
+def _camping_findings(run: Finished, rows: pd.DataFrame) -> dict[str, Finding]:
+    """Largest camping of convolutions without a hash, and camping of the same ones with a hash."""
     names = ("gpgpusim.camping", "gpgpusim.camping_no_hash", "gpgpusim.camping_hash")
-    held = _hashed(run, rows)
-    if held.empty or not run.config.get("measured"):
+    points = _camping_by_hash(run, rows)
+    if points.empty or not run.config.get("measured"):
         absent = f"needs {_HASH} searched (none, and a hash) and measured convolutions, such as measured=[mem_p100]"
         return dict.fromkeys(names, Finding(None, absent))
     least, even = _bound(names[1], 0), _bound(names[2], 1)
-    worst, camps = held.sort_values("plain").iloc[-1], held[held["plain"] > least]
-    told = f"{_place(worst)}; {len(camps)} of {len(held)} camp by more than {least:g}"
+    worst, camps = points.sort_values("plain").iloc[-1], points[points["plain"] > least]
+    text = f"{_place(worst)}; {len(camps)} of {len(points)} camp by more than {least:g}"
     cause = "no stride of these layers meets few channels"
-    found = {
-        names[0]: Finding(not camps.empty, told, cause),
-        names[1]: Finding(float(worst["plain"]), told, cause),
+    findings = {
+        names[0]: Finding(not camps.empty, text, cause),
+        names[1]: Finding(float(worst["plain"]), text, cause),
     }
     if camps.empty:
-        return {**found, names[2]: Finding(None, "nothing camps without a hash")}
+        return {**findings, names[2]: Finding(None, "nothing camps without a hash")}
     gain, left = camps["plain_s"] / camps["time_s"], camps.sort_values("camping").iloc[-1]
-    within, hashes = int((camps["camping"] <= even).sum()), ", ".join(sorted(set(held["hash"])))
-    told = (
+    within, hashes = int((camps["camping"] <= even).sum()), ", ".join(sorted(set(points["hash"])))
+    text = (
         f"{_place(left)}; by {hashes} {within} of the {len(camps)} that camp without are at most {even:g}; they run "
-        f"{gain.min():.2f} to {gain.max():.2f}x as fast; of all {len(held)}, up to {held['camping'].max():.2f}"
+        f"{gain.min():.2f} to {gain.max():.2f}x as fast; of all {len(points)}, up to {points['camping'].max():.2f}"
     )
     cause = "the hash does not spread the strides of this call"
-    return {**found, names[2]: Finding(float(left["camping"]), told, cause)}
+    return {**findings, names[2]: Finding(float(left["camping"]), text, cause)}
 
 
-def _bound(claim: str, end: int) -> float:
-    """An end of a claim's tolerance: from where on a call camps, and up to where channels are used evenly."""
-    tolerance = next(one.tolerance for one in STUDY.claims() if one.id == claim)
+def _bound(claim_id: str, end: int) -> float:
+    """End of a claim's tolerance: the least that counts as camping, or the most that counts as even use of channels."""
+    tolerance = next(claim.tolerance for claim in STUDY.claims() if claim.id == claim_id)
     assert tolerance is not None
     return float(tolerance[end])
 
@@ -363,22 +368,22 @@ def _place(point: pd.Series[Any]) -> str:
     return " ".join(filter(None, [f"{point['scenario']},", point["direction"], f"by {point['algorithm']}"]))
 
 
-def _camped(run: Finished, rows: pd.DataFrame) -> Iterator[tuple[str, Any]]:
+def _camping_extras(run: Finished, rows: pd.DataFrame) -> Iterator[tuple[str, Any]]:
     """Camping of every point by hash, and the channels of the one that camps most."""
-    held = _hashed(run, rows)
-    if held.empty:
+    points = _camping_by_hash(run, rows)
+    if points.empty:
         return
-    yield "camping", held
-    worst = held.sort_values("plain").iloc[-1]
-    others = {path: worst[path] for path in _others(run)}
-    knobs = {_DIRECTION: worst["direction"], _ALGORITHM: worst["algorithm"], **others}
-    by = dict[str, _Shown]()
-    for hashed in ("none", *dict.fromkeys(held["hash"])):
-        one = _simulated(run, str(worst["scenario"]), {**knobs, _HASH: hashed})
-        if one is not None:
-            factor = f"channel_hash {hashed}: {one.metrics['camping']:.2f}x"
-            by["\n".join([*textwrap.wrap(_place(worst), 44), factor])] = one
-    panels, label = {name: one.lanes[2] for name, one in by.items()}, "share of its bandwidth; dotted: phases"
+    yield "camping", points
+    worst = points.sort_values("plain").iloc[-1]
+    other_knobs = {path: worst[path] for path in _other_knobs(run)}
+    knobs = {_DIRECTION: worst["direction"], _ALGORITHM: worst["algorithm"], **other_knobs}
+    by = dict[str, _ApplicationRun]()
+    for hashed in ("none", *dict.fromkeys(points["hash"])):
+        app_run = _simulate_application(run, str(worst["scenario"]), {**knobs, _HASH: hashed})
+        if app_run is not None:
+            factor = f"channel_hash {hashed}: {app_run.metrics['camping']:.2f}x"
+            by["\n".join([*textwrap.wrap(_place(worst), 44), factor])] = app_run
+    panels, label = {name: app_run.lanes[2] for name, app_run in by.items()}, "share of its bandwidth; dotted: phases"
     yield "camping_channels", _raster(panels, by, lane="channel of DRAM", label=label)
 
 
