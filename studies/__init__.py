@@ -1,1 +1,1 @@
-"""The questions: one module per paper, with its claims in YAML beside it."""
+"""Studies: one module per paper, with its claims in YAML beside it."""

@@ -50,11 +50,13 @@ _YEARS = {"155578a": "software of 2019", "a74236a": "software of 2020", "729963d
 """Commits of the published tables."""
 _LABELLED = ("Ph1-B32-FP32", "Ph1-B4-FP32", "Ph2-B4-FP32", "Ph1-B32-FP16", "Ph2-B4-FP16")
 """Configurations that the paper has labels for."""
-_NO_COUNT = "recalled shares are of another software: what is fused in it, and whether output is of masked tokens alone"
+_NO_COUNT = (
+    "recalled shares are of other software; what it fuses, and if its output is of masked tokens alone, is unknown"
+)
 
 
 class Bert(Plain):
-    """Claims, breakdowns, the roofline, what changes shares, and measured throughput."""
+    """Claims, breakdowns, the roofline, changes of shares, and measured throughput."""
 
     columns = (
         "parallel.dp",
@@ -98,7 +100,7 @@ class Bert(Plain):
         yield "times", tables.stacks(times, parts, panel="panel", bar="called", label="time of an iteration [ms]")
 
     def extras(self, run: Finished) -> Iterator[tuple[str, Any]]:
-        """The roofline, one thing changed at a time, the bound of near-memory updates, and measured throughput."""
+        """The roofline, shares as one thing changes, the bound of near-memory updates, and measured throughput."""
         design = _base(run)
         if design is None:
             return

@@ -43,8 +43,8 @@ _GEMM = "workload.operators.gemm"
 _M, _N, _K, _SHARDS = (f"{_GEMM}.{name}" for name in ("m", "n", "k", "shards"))
 _CUS, _LINK = "system.gpu.num_cus", "system.node.link_bytes_per_s"
 _CAUSES = ("contention", "decomposition", "starvation", "launch", "dependency")
-_FAST_GEMM = "likely: GEMMs run at the highest sustained rate measured, so communication weighs more than theirs"
-_MORE_SCHEDULES = "likely: the whole space holds more schedules than the paper's; and fast GEMMs"
+_FAST_GEMM = "likely: GEMMs run at the highest sustained rate measured, so communication weighs more than in the paper"
+_MORE_SCHEDULES = "likely: the whole space holds more schedules than the paper's, and GEMMs are fast"
 
 
 def _by_hand(inputs: Mapping[str, NDArray[Any]]) -> Mapping[str, Sequence[Any]]:

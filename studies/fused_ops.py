@@ -35,7 +35,7 @@ _OPERATORS = {"emb": "embedding + all-to-all", "gemv": "GEMV + all-reduce", "moe
 _KNOBS = ("num_chunks", "issue_order", "zero_copy", "occupancy_loss")
 _CAUSES = {
     "emb": "the paper's sweep is unknown; ours has pooling 10, 30 and 70 in equal parts, and where both sides of the "
-    "overlap are as long, or tensors small, more is removed",
+    "overlap take equally long, or tensors are small, more is removed",
     "gemv": "our small GEMVs take less than the launch and the floor of the library that fusing removes; the paper's "
     "sizes are unknown",
     "moe": "narrow experts send more for each FLOP, and wide ones lose to the occupancy of the fused kernel; the "

@@ -1,9 +1,8 @@
 """JIT-Q (arXiv:2311.05034): low-precision copies of weights that are made in memory just before they are needed.
 
 A point is an iteration of a model whose copies are stored, or made just in time by the GPU or by units at the banks of
-its memory. What is saved and lost is against the same iteration with stored copies. Of the time of units in memory, mu
-is the share that the GPU loses to their bursts: it comes from events (`simulators/costs/pim_bursts.py`), and from no
-fit.
+its memory. Savings and losses are relative to the same iteration with stored copies. mu is the share of the time of
+units in memory that the GPU loses to their bursts; it is simulated (`simulators/costs/pim_bursts.py`), not fitted.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ _SLOWED = (
 
 
 class JitQ(Plain):
-    """Claims, what knobs change, accountings of memory, and how GPU and memory take turns."""
+    """Claims, effects of knobs, accountings of memory, and turns of GPU and memory."""
 
     columns = (
         "instructions.name",
@@ -71,10 +70,12 @@ class JitQ(Plain):
         return read(Path(__file__).with_suffix(".yaml"))
 
     def further(self, run: Finished) -> Mapping[str, Finding]:
-        """Ours for every claim."""
+        """Findings of every claim."""
         table = _searched_points(run.outputs.read_table("results"))
         rows = _as_configured(table, run)
-        absent = Finding(None, "needs stored copies, and such that GPU and units make, on the configured hardware")
+        absent = Finding(
+            None, "needs copies that are stored, made by the GPU and made by units, on the configured hardware"
+        )
         findings = {claim.id: absent for claim in self.claims()} | _of_parts()
         if set(rows.get(_WAY, ())) >= {"gpu", "pim"}:
             (published,) = (claim.value for claim in self.claims() if claim.id == "jitq.capacity_saved")
@@ -84,7 +85,7 @@ class JitQ(Plain):
         return findings | _pace(run)
 
     def figures(self, table: pd.DataFrame, timelines: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
-        """Memory against time."""
+        """Front of memory against time."""
         ok = _searched_points(table)
         if ok.empty:
             return
@@ -116,13 +117,13 @@ class JitQ(Plain):
 
 
 def _searched_points(table: pd.DataFrame) -> pd.DataFrame:
-    """Points with a result, where all that claims and figures look at was searched."""
+    """Points with a result; none unless all knobs that claims and figures read are columns."""
     ok = table[table["status"] == "ok"]
     return ok if set(ok) >= _NEEDED else ok.iloc[:0]
 
 
 def _as_configured(table: pd.DataFrame, run: Finished, *searched: str) -> pd.DataFrame:
-    """Points on the hardware of the configuration, with its bursts and look-ahead, but for some knobs."""
+    """Points with the configured hardware, bursts and look-ahead; knobs in `searched` are free."""
     if table.empty:
         return table
     config = run.config
@@ -130,13 +131,13 @@ def _as_configured(table: pd.DataFrame, run: Finished, *searched: str) -> pd.Dat
     pim = config["system"]["gpu"].get("pim") or {}
     values |= {_UNITS: pim.get("units_per_bank"), _RATE: pim.get("command_rate")}
     values[_KEPT] = config["quantised"].get("kept")
-    if None in values.values():  # of a configuration in which no units make copies
+    if None in values.values():  # the configuration has no units that make copies
         return table.iloc[:0]
     way = table[_WAY].astype(str)
     fits = way.notna()
     for path, value in values.items():
         if path not in searched:
-            free = way == "stored" if path == _KEPT else way != "pim"  # for whom it means nothing
+            free = way == "stored" if path == _KEPT else way != "pim"  # rows to which the knob does not apply
             column = table[path].astype(str) if isinstance(value, str) else table[path].astype(float)
             fits &= free | (column == value)
     return table.loc[fits]
@@ -147,7 +148,7 @@ def _names(run: Finished) -> list[str]:
 
 
 def _designs(run: Finished) -> dict[str, Design]:
-    """The configuration's design of each of its models, of which it breaks no rule."""
+    """Designs of the configuration's models that break no rule, by model."""
     designs = {}
     for name in _names(run):
         design = base(run, model=model_tree(name))
@@ -160,7 +161,7 @@ def _designs(run: Finished) -> dict[str, Design]:
 
 
 def _of_parts() -> dict[str, Finding]:
-    """Gains of units in memory over its interface, and the time of a published example."""
+    """Findings on gains of units in memory over its interface, and the time of a published example."""
     pims = {name: _pim(name) for name in _PARTS}
     gains = {name: float(pim.gain) for name, pim in pims.items()}
     example = facts("jitq")["streamed"]
@@ -183,9 +184,9 @@ def _pim(name: str) -> Pim:
 
 
 def _lost(rows: pd.DataFrame, around: Mapping[str, pd.DataFrame]) -> dict[str, Finding]:
-    """Throughput lost on the configured hardware, by units in memory and by the GPU's own kernels, where all fits.
+    """Throughput lost on the configured hardware, by units in memory and by the GPU's own kernels, where memory fits.
 
-    around: the same with one knob as it was searched.
+    around: knob -> points with that knob free.
     """
     rows = rows[rows["memory_share"] <= 1]
     pim, gpu = rows[rows[_WAY] == "pim"], rows[rows[_WAY] == "gpu"]
@@ -209,7 +210,7 @@ def _lost(rows: pd.DataFrame, around: Mapping[str, pd.DataFrame]) -> dict[str, F
 
 
 def _by(path: str, rows: pd.DataFrame) -> str:
-    """The largest loss for each value of a knob."""
+    """Largest loss for each value of a knob."""
     fitting = rows[(rows[_WAY] == "pim") & (rows["memory_share"] <= 1)]
     worst = _PERCENT * fitting.groupby(path, observed=True)["throughput_lost"].max()
     return ", ".join(f"{value}: {lost:.1f}" for value, lost in worst.items())
@@ -220,7 +221,7 @@ def _span(values: pd.Series[Any]) -> str:
 
 
 def _capacity_saved(rows: pd.DataFrame, published: float) -> dict[str, Finding]:
-    """Memory saved by the accounting of the configured optimizer and copies, beside all others."""
+    """Memory saved by the accounting of the configured optimizer and copies, beside all other accountings."""
     pim = rows[rows[_WAY] == "pim"]
     saved = _PERCENT * pim.groupby(pim[_STORED].astype(str))["capacity_saved"].max()
     every = [(f"{row['base']}, {row['copies']}", _PERCENT * float(row["saved"])) for row in _accounts()]
@@ -232,7 +233,7 @@ def _capacity_saved(rows: pd.DataFrame, published: float) -> dict[str, Finding]:
 
 
 def _fits(table: pd.DataFrame) -> dict[str, Finding]:
-    """The lowest degree of TP at which an iteration fits, by what is stored otherwise."""
+    """Lowest degree of TP at which an iteration fits, against the one with stored copies."""
     texts, lower = list[str](), False
     for stored, fitting in table[table["memory_share"] <= 1].groupby(table[_STORED].astype(str)):
         lowest = fitting.groupby(["scenario", fitting[_WAY].astype(str)], observed=True)[_TP].min()
@@ -271,7 +272,7 @@ def _pace(run: Finished) -> dict[str, Finding]:
 
 
 def _late(intervals: list[Interval]) -> list[str]:
-    """Operators that wait for their copies and are not of the first layer of a pass."""
+    """Operators that wait for their copies, beyond the first layer of a pass."""
     in_memory = (interval for interval in intervals if interval.lane == "memory")
     copies = sorted(in_memory, key=lambda interval: interval.start_s)
     first = {_is_backward(interval.name): _layer(interval.name) for interval in reversed(copies)}
@@ -295,7 +296,7 @@ def _by_pim(design: Design) -> bool:
 
 
 def _accounts() -> list[dict[str, Any]]:
-    """The share of memory for weights that copies take, by what else is stored and which copies there are."""
+    """Shares of the memory for weights that copies take, by what else is stored and by which copies there are."""
     accountings = facts("jitq")
     formats = {name: Format.model_validate(option_tree("format", name)) for name in ("mx9", "mx6")}
 
@@ -308,10 +309,10 @@ def _accounts() -> list[dict[str, Any]]:
 
 
 def _losses(table: pd.DataFrame, run: Finished) -> Iterator[tuple[str, Figure]]:
-    """Throughput lost where an iteration fits into memory: by bursts, instructions and what they are beside; by units.
+    """Throughput lost where an iteration fits into memory: by bursts, instructions and operators beside; by units.
 
-    At the lowest degree of TP at which the model fits, with most micro-batches, all else as configured, and the least
-    of what was searched beside.
+    Each model has its lowest TP that fits and the most micro-batches, all else as configured; of further knobs that
+    were searched, the least loss counts.
     """
     bursts, units = _lowest_fitting(table, run, _ROWS, _BESIDE), _lowest_fitting(table, run, _UNITS, _RATE, _ROWS)
     lost = Axis("throughput_lost", "throughput lost [%]", _PERCENT)
@@ -332,7 +333,7 @@ def _losses(table: pd.DataFrame, run: Finished) -> Iterator[tuple[str, Figure]]:
 
 
 def _lowest_fitting(table: pd.DataFrame, run: Finished, *searched: str) -> pd.DataFrame:
-    """Points of units in memory as configured but for what was searched, each model at its lowest TP that fits."""
+    """Points of units in memory as configured, knobs in `searched` free, each model at its lowest TP that fits."""
     rows = _as_configured(table, run, *searched)
     fitting = rows[(rows[_WAY].astype(str) == "pim") & (rows["memory_share"] <= 1)]
     fitting = fitting[(fitting[_STORED].astype(str) == "used") & (fitting[_MICRO] == fitting[_MICRO].max())]
@@ -342,7 +343,7 @@ def _lowest_fitting(table: pd.DataFrame, run: Finished, *searched: str) -> pd.Da
 
 
 def _contention(rows: pd.DataFrame) -> pd.DataFrame:
-    """mu: what the GPU loses to bursts, of the time of units in memory; and what it waits for."""
+    """Shares of the time of units in memory: mu, which the GPU loses to bursts, and the share that it waits."""
     pim = rows[rows[_WAY] == "pim"]
     columns = pim[["scenario", _SET, _TP, _MICRO, _STORED, "memory_share", "throughput_lost"]].copy()
     for name in ("slowed", "waited"):
@@ -351,7 +352,7 @@ def _contention(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _systems(run: Finished) -> pd.DataFrame:
-    """An iteration on each memory that computes, on a device that it may belong to: copies stored, by GPU, by units."""
+    """Iterations with each memory that computes, on a device that may have it: copies stored, by GPU, by units."""
     import pandas as pd
 
     rows = []
@@ -372,7 +373,7 @@ def _systems(run: Finished) -> pd.DataFrame:
 
 
 def _metrics(run: Finished, way: str, case: Mapping[str, Any], system: Mapping[str, Any]) -> Mapping[str, float]:
-    """Metrics of the configured iteration in one server of another system, copies made another way; {} if none."""
+    """Metrics of the configured iteration in one server of another system, copies made another way; {} if invalid."""
     quantised = {**option_tree("quantised", way), "backward": run.config.get("quantised", {}).get("backward")}
     design = base(run, model=model_tree(case["model"]), system=system, quantised=quantised)
     if design is None:
@@ -383,7 +384,7 @@ def _metrics(run: Finished, way: str, case: Mapping[str, Any], system: Mapping[s
 
 
 def _turns(design: Design) -> Figure:
-    """The first layers of an iteration: what the GPU runs, and what is copied in its memory meanwhile."""
+    """Timeline of the first layers of an iteration: operators of the GPU, and copies in its memory meanwhile."""
     import pandas as pd
 
     every = schedule(tasks(iteration(at(design, {_MICRO: 1}))))

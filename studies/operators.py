@@ -1,4 +1,4 @@
-"""Operator costs against measured GPUs: how far off, beside simpler predictions, and what is claimed of hardware."""
+"""Operator costs against measured GPUs: errors beside those of simpler models, and claims about hardware."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
     from dse.plots import Figure
 
 _OVERLAP_SYSTEM = "mi300x_8"  # whose collectives and copies the hardware claims are about
-_LOW_LATENCY = 4.0  # the protocol for short messages has so many times less of it (`simulators.costs.collective`)
+_LOW_LATENCY = 4.0  # factor by which the protocol for short messages lowers latency (`simulators.costs.collective`)
 _CHANNELS = (4, 8, 16, 32, 64)
 _COPIES = {"1KB": 2**10, "64KB": 2**16, "1MB": 2**20, "16MB": 2**24}
 _REDUCED = {"1MB": 1e6, "16MB": 16e6, "256MB": 256e6, "16GB": 16e9}
 _FITTED = "fitted, no prediction"
 _OWN_CONSTANT = "the constant itself, in the system's file"
-_OTHER_COLLECTIVE = "the rate of a CU was measured of an all-reduce on two channels, elsewhere (ROCm/tritonBLAS)"
+_OTHER_COLLECTIVE = "the rate of a CU was measured on an all-reduce with two channels, elsewhere (ROCm/tritonBLAS)"
 
 
 class Operators(Plain):
@@ -49,15 +49,15 @@ class Operators(Plain):
     allows = ("devices", "study.data_dir")
 
     def claims(self) -> list[Claim]:
-        """Measured values of hardware, as retyped beside this module."""
+        """Claims about measured values of hardware, retyped beside this module."""
         return read(Path(__file__).with_suffix(".yaml"))
 
     def further(self, run: Finished) -> Mapping[str, Finding]:
-        """Ours for every claim: of MI300X from its system file, of measured GEMMs from the tables of the run."""
+        """Findings of every claim: on MI300X from its system file, on measured GEMMs from the tables of the run."""
         return {**_mi300x(), **_measured_gemms(_predict_rows(run)["fitted"])}
 
     def extras(self, run: Finished) -> Iterator[tuple[str, Any]]:
-        """`errors.json`, every row with what is predicted, and the figures."""
+        """`errors.json`, every row with its predictions, and the figures."""
         from dse.plots import predictions
 
         predicted = _predict_rows(run)
@@ -83,7 +83,7 @@ class Operators(Plain):
 
 
 def _predict_rows(run: Finished) -> dict[str, dict[str, list[Predicted]]]:
-    """Model -> device -> its measured rows, predicted."""
+    """Predictions of the measured rows: model -> device -> rows."""
     folder = str(get_path(run.config, "study.data_dir") or conf_dir() / "data")
     devices = [device_of(tree_of(name), name) for name in run.config["devices"]]
     measured = tables(folder)
@@ -108,9 +108,9 @@ def _table(predicted: Mapping[str, Sequence[Predicted]]) -> pd.DataFrame:
 
 
 def _errors(predicted: Mapping[str, Mapping[str, Sequence[Predicted]]]) -> dict[str, Any]:
-    """`errors.json`: the worst device by kind, and everything by device, precision, kind and model.
+    """Content of `errors.json`: the worst device by kind, and errors by device, precision, kind and model.
 
-    The worst device is of those at fp32, at which all were measured; beside it the worst at any precision.
+    The worst device is taken at fp32, at which all were measured; the worst at any precision is written beside it.
     """
     devices: dict[str, Any] = {}
     checked: list[tuple[str, str, Errors]] = []
@@ -136,7 +136,7 @@ def _errors(predicted: Mapping[str, Mapping[str, Sequence[Predicted]]]) -> dict[
 
 
 def _by_payload(predicted: Mapping[str, Sequence[Predicted]]) -> list[dict[str, Any]]:
-    """Median and largest error of all-reduces of each payload, over devices and numbers of GPUs, not fitted on."""
+    """Median and largest error of all-reduces by payload, over devices and numbers of GPUs that were not fitted on."""
     rows = _bandwidths(predicted)
     if rows.empty:
         return []
@@ -154,7 +154,7 @@ def _by_payload(predicted: Mapping[str, Sequence[Predicted]]) -> list[dict[str, 
 
 
 def _bandwidths(predicted: Mapping[str, Sequence[Predicted]]) -> pd.DataFrame:
-    """A row for each all-reduce: times, and bus bandwidths 2 (n - 1) / n S / t."""
+    """Table of all-reduces, a row each: times, and bus bandwidths 2 (n - 1) / n S / t."""
     import pandas as pd
 
     parts = []
@@ -177,7 +177,7 @@ def _mi300x() -> dict[str, Finding]:
     gpu, node = system.gpu, system.node
     peers = node.num_gpus - 1
     findings: dict[str, Finding] = {}
-    floor = gpu.cu_copy.setup_s * _LOW_LATENCY / 2  # two steps, each as late as the floor of short messages says
+    floor = gpu.cu_copy.setup_s * _LOW_LATENCY / 2  # two steps, each with the latency floor of short messages
     group = Group(node.num_gpus, peers * node.link_bytes_per_s * gpu.cu_copy.link_efficiency, floor)
     for name, payload in _REDUCED.items():
         cost = collective_cost("all_reduce", "direct", payload, group)
@@ -205,12 +205,12 @@ def _mi300x() -> dict[str, Finding]:
 
 
 def _fitted_finding(ours: float | tuple[float, ...], why: str) -> Finding:
-    """A value that the published one, or a constant taken from it, went into."""
+    """Finding that is no prediction: the published value, or a constant taken from it, is an input."""
     return Finding(ours, f"{_FITTED}: {why}", basis="fitted")
 
 
 def _conditions() -> dict[str, float]:
-    """Under which measurements were made that are claims."""
+    """Conditions of the measurements that are claims, by name."""
     return {row["name"]: float(row["value"]) for row in read_rows("conditions")}
 
 
@@ -231,7 +231,7 @@ def _measured_gemms(predicted: Mapping[str, Sequence[Predicted]]) -> dict[str, F
 
 
 _ABSENT = Finding(None, "the tables hold too few such rows: study.data_dir=<folder of the full tables>")
-_FEW = 30  # rows, on which a claim about a whole table is not judged
+_FEW = 30  # rows; with fewer, a claim about a whole table is not judged
 _LARGE_N, _WIDE_N = 1000, 24_000
 
 
@@ -257,7 +257,7 @@ def _plain_error(gemms: Predicted | None) -> Finding:
 
 
 def _scaling_error(gemms: Predicted | None) -> Finding:
-    """Mean error [%] of scaling measured times (3 H, N, H) with H^2 N from one of them, averaged over which."""
+    """Mean error [%] of scaling measured times (3 H, N, H) with H^2 N from one of them, averaged over its choice."""
     if gemms is None:
         return _ABSENT
     shape = gemms.rows.shape
@@ -267,9 +267,11 @@ def _scaling_error(gemms: Predicted | None) -> Finding:
         return _ABSENT
     off = np.abs(rate[None, :] / rate[:, None] - 1)
     errors = 100 * off.sum(axis=1) / (len(rate) - 1)
-    spread = f"{errors.min():.1f} to {errors.max():.1f} %, by which of them is scaled from"
+    spread = f"{errors.min():.1f} to {errors.max():.1f} %, depending on the point scaled from"
     text = f"measured times alone, no model: {len(rate)} GEMMs; {spread}"
-    return Finding(float(errors.mean()), text, cause="it is not said which point the published value is scaled from")
+    return Finding(
+        float(errors.mean()), text, cause="the source does not say from which point the published value is scaled"
+    )
 
 
 STUDY = Operators()

@@ -32,7 +32,7 @@ _PATTERN = "workload.operators.gather.pattern"
 _CUS = "schedule.comm_cus"
 _EXACT = 1e-6
 _FITTED = "fitted, no prediction"
-_STEP = "from 48 channels on hipBLASLt takes another wave, and a coefficient that holds for all channel counts does not"
+_STEP = "from 48 channels on hipBLASLt takes another wave, which no coefficient for all channel counts captures"
 _LATE = "small GEMMs end before the collective has started on all GPUs, which is not modelled"
 
 
@@ -54,7 +54,7 @@ class OverlapMeasured(Plain):
         return read(Path(__file__).with_suffix(".yaml"))
 
     def further(self, run: Finished) -> Mapping[str, Finding]:
-        """Errors of the coefficients that the run's system has."""
+        """Findings on errors of the coefficients of the run's system."""
         system = system_of(run.config["system"])
         rows = _residuals(system)
         fit, swept = rows["basis"] == "fitted", _swept(rows)
@@ -73,7 +73,7 @@ class OverlapMeasured(Plain):
         return findings
 
     def extras(self, run: Finished) -> Iterator[tuple[str, Any]]:
-        """`residuals` and `coefficients`, and figures of both and of what is predicted."""
+        """`residuals` and `coefficients`, and figures of both and of the predictions."""
         import pandas as pd
 
         system = system_of(run.config["system"])
@@ -109,7 +109,7 @@ class OverlapMeasured(Plain):
         )
 
     def figures(self, table: pd.DataFrame, timelines: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
-        """Slow-down of the GEMM and of the collective over channels, for each scenario: predictions."""
+        """Predicted slow-down of the GEMM and speed-up over channels, for each scenario."""
         ok = table[(table["status"] == "ok") & (table["schedule.name"] != "serial")]
         if ok.empty:
             return
@@ -141,8 +141,8 @@ def _swept(rows: pd.DataFrame) -> Any:
 
 
 def _bounds(system: System, points: pd.DataFrame) -> Finding:
-    """Over all points by kernels, with the collective alone as its own kernel moves it: not faster than the longer of
-    the two, and not slower than both and the launch of the GEMM.
+    """Bounds of all overlaps with collectives by kernels: not faster than the longer of the two alone, and not slower
+    than both in sequence with the launch of the GEMM.
     """
     ok = points[(points["status"] == "ok") & (points["schedule.name"] != "serial") & points[_CUS].notna()]
     if ok.empty:

@@ -1,4 +1,4 @@
-"""A study of one's own: it checks no published claims, and leaves it to dse to draw its Pareto fronts."""
+"""Base class of studies: no published claims, and Pareto fronts as dse draws them."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ class Plain:
     columns: tuple[str, ...] = ()
 
     def claims(self) -> list[Claim]:
-        """None."""
+        """Published claims; none by default."""
         return []
 
     def findings(self, table: pd.DataFrame) -> Mapping[str, Finding]:
-        """None."""
+        """Findings by claim, from the table of results; none by default."""
         return {}
 
     def further(self, run: Finished) -> Mapping[str, Finding]:
-        """Ours for claims that need more than the table: the run in its folder."""
+        """Findings by claim that need more than the table: the run in its folder."""
         return {}
 
     def extras(self, run: Finished) -> Iterator[tuple[str, Any]]:
-        """(name, what is written beside the table): a JSON value, a DataFrame or a figure."""
+        """Yield (name, content to write beside the table): a JSON value, a DataFrame or a figure."""
         return iter(())
 
     def figures(self, table: pd.DataFrame, timelines: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
-        """None."""
+        """Yield (name, figure); none by default."""
         return iter(())
 
 

@@ -19,7 +19,7 @@ _AT = re.compile(r"hypervolume_at_(\w+)_pct")
 
 
 class SearchBenchmark(Plain):
-    """The figures; there is nothing published to compare with."""
+    """Figures alone: there is nothing published to compare with."""
 
     columns = (
         "run.method",
@@ -43,7 +43,7 @@ class SearchBenchmark(Plain):
 
 
 def _progress(ok: pd.DataFrame) -> pd.DataFrame:
-    """A row for each search and each share of the points at which its progress was read off."""
+    """Progress of searches: a row for each search and each share of the points at which it was recorded."""
     import pandas as pd
 
     parts = []

@@ -1,8 +1,8 @@
-"""SeqPoint (arXiv:2007.10459): a few iterations that stand for an epoch, against simpler choices, on other settings.
+"""SeqPoint (arXiv:2007.10459): representative iterations of an epoch, against simpler choices, on other settings.
 
-Representatives are chosen on the GPU as it is; what they project is judged on every setting against the whole epoch.
-Errors of a network are geometric means over the settings. Two ways of counting what profiling saves: representatives
-one after another (`cut_sequential`), or all at once (`cut_parallel`), which the paper's figures seem to be.
+Representatives are chosen on the GPU as it is; their projections are judged on every setting against the full epoch.
+Errors of a network are geometric means over the settings. Profiling time saved is counted with representatives one
+after another (`cut_sequential`), or all at once (`cut_parallel`), which seems to be the paper's way.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _TAIL = "lengths are drawn from percentiles, and of IWSLT'15 the tail of long se
 
 
 class SeqPoint(Plain):
-    """Claims, errors by choice and setting, what profiling saves, and measured times of recurrent layers."""
+    """Claims, errors by choice and setting, profiling time saved, and measured times of recurrent layers."""
 
     columns = (
         "iterations.name",
@@ -64,7 +64,7 @@ class SeqPoint(Plain):
         return read(Path(__file__).with_suffix(".yaml"))
 
     def findings(self, table: pd.DataFrame) -> Mapping[str, Finding]:
-        """Ours for errors and what profiling saves."""
+        """Findings on errors and profiling time saved."""
         ok = _points_with_result(table)
         findings: dict[str, Finding] = {}
         for network, scenario in _NETWORKS.items():
@@ -72,7 +72,7 @@ class SeqPoint(Plain):
         return {**findings, **_cuts(ok), "seqpoint.baselines_worse": _worse(ok)}
 
     def further(self, run: Finished) -> Mapping[str, Finding]:
-        """Ours for what needs the iterations one by one."""
+        """Findings that need the single iterations."""
         epochs = _epochs(run)
         if set(_NETWORKS.values()) - set(epochs):
             absent = Finding(None, f"needs {' and '.join(_NETWORKS.values())}")
@@ -93,7 +93,7 @@ class SeqPoint(Plain):
         }
 
     def figures(self, table: pd.DataFrame, timelines: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
-        """Errors of every choice on every setting, and what profiling saves."""
+        """Errors of every choice on every setting, of times and of speed-ups."""
         ok = _points_with_result(table)
         if ok.empty:
             return
@@ -106,7 +106,7 @@ class SeqPoint(Plain):
             yield "speedup_errors", tables.heat(panel, error, x=_SETTING, y=_METHOD, panel="panel")
 
     def extras(self, run: Finished) -> Iterator[tuple[str, Any]]:
-        """Iteration times with their representatives, the error that may be against points, what was measured."""
+        """Iteration times with their representatives, points against the allowed error, and measured times."""
         epochs = _epochs(run)
         if epochs:
             yield "points", {name: epoch.weighted_representatives() for name, epoch in epochs.items()}
@@ -133,7 +133,7 @@ def _points_with_result(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _network(rows: pd.DataFrame, network: str) -> dict[str, Finding]:
-    """Errors of SeqPoint's projection of one network, and what it saves when all points run at once."""
+    """Errors of SeqPoint's projection of one network, and profiling time saved with all points at once."""
     names = (f"time_error_{network}", f"speedup_error_{network}", f"cut_{network}", f"parallel_reading_{network}")
     seqpoint = rows[rows[_METHOD] == _OWN] if len(rows) else rows
     other_settings = seqpoint[seqpoint[_SETTING] != _PLAIN] if len(seqpoint) else seqpoint
@@ -222,7 +222,7 @@ class _Epoch:
 
 @lru_cache(maxsize=1)
 def _epochs(run: Finished) -> dict[str, _Epoch]:
-    """Scenarios of the run that are of epochs."""
+    """Epochs of the run by scenario; none where it has single iterations."""
     backend, config = StepBackend(), run.config
     sections = {name: config[name] for name in (*Design.model_fields, "models") if name in config}
     try:
@@ -233,7 +233,7 @@ def _epochs(run: Finished) -> dict[str, _Epoch]:
 
 
 def _by_bound(epoch: _Epoch) -> list[tuple[float, Sample]]:
-    """Samples by the error that is allowed, from the largest."""
+    """Samples by allowed error, from the largest."""
     choice = epoch.asked
     return [
         (bound, choose(choice.model_copy(update={"error": bound}), epoch.lengths, epoch.seconds)) for bound in _BOUNDS
@@ -255,7 +255,7 @@ def _representatives(epochs: Mapping[str, _Epoch]) -> Figure:
 
 
 def _bounds(epochs: Mapping[str, _Epoch]) -> Figure:
-    """Points that are taken against the error that is allowed."""
+    """Number of points against the allowed error."""
     import pandas as pd
 
     rows = [
@@ -268,7 +268,7 @@ def _bounds(epochs: Mapping[str, _Epoch]) -> Figure:
 
 
 def _recurrent_layers(run: Finished) -> pd.DataFrame:
-    """Measured recurrent layers of the run's device, and ours: what iteration times rest on."""
+    """Measured and predicted recurrent layers of the run's device, on which iteration times rest."""
     import pandas as pd
 
     device, parts = device_of(run.config["system"]), []
@@ -282,7 +282,7 @@ def _recurrent_layers(run: Finished) -> pd.DataFrame:
 
 
 def _throughput() -> pd.DataFrame:
-    """Published throughput of training GNMT on one GPU, and ours, at one length: it hardly depends on that."""
+    """Published and predicted throughput of training GNMT on one GPU, at one length, on which it hardly depends."""
     published = facts("seqpoint")["throughput"]
     names = {"setting": "full", "optimizer": published["optimizer"], "kernels": published["kernels"]}
     sections: dict[str, Any] = {group: option_tree(group, name) for group, name in names.items()}

@@ -1,7 +1,7 @@
 """T3 (arXiv:2401.16677): hardware that tracks a GEMM's output and triggers its reduction, on T3's simulated GPU.
 
-Asks what tracking hides of an all-reduce, what arbitration at the memory controller adds, and what adding near memory
-saves of DRAM traffic. Sub-layers are what is simulated; what whole models gain is projected from them, and shown apart.
+Evaluates the part of an all-reduce that tracking hides, the effect of arbitration at the memory controller, and the
+DRAM traffic that adding near memory saves. Sub-layers are simulated; gains of models are projections, shown apart.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ CONFIGURATIONS = {
     "t3_fair": "T3-MCA",
     "t3_mca": "T3-MCA",
 }
-"""Schedules and what they are called here. NMC: partial sums added near memory. MCA: arbitration at its controller."""
+"""Schedule -> its name here. NMC: partial sums added near memory. MCA: arbitration at its controller."""
 _MAIN = ("megagpt2", "tnlg")
 _LINK, _SHARDS = "system.node.link_bytes_per_s", "workload.operators.gemm.shards"
-_SAVED = "likely: token counts are recollection; which operands the cache keeps turns on them"
+_SAVED = "likely: token counts are recalled, and decide which operands the cache keeps"
 _POINTS = (
     *("ideal_geomean", "ideal_max", "mca_geomean", "mca_max", "mca_gap_to_ideal", "order", "traffic_geomean"),
     *("traffic_max", "fc_gap", "op_gap", "serial_ag_bound", "nmc_adds", "nmc_shrinks_with_tp"),
@@ -56,15 +56,17 @@ _SHARES = {
 """Claim -> models, phase, how many times as fast GEMMs are."""
 _PASSES = {"training": (("op", "fc2", "fc1", "ip"), 3.0), "prompt": (("op", "fc2"), 1.0)}
 """Phase -> sub-layers with an all-reduce, and passes over the four GEMMs (forward, input and weight gradients)."""
-_BEST = "T3's rule that picks is not published: the best choice of each case, which bounds it from above"
-_BURSTS = "bursts of a stage's own updates are what one queue delays it by; what comes from others is paced by links"
+_BEST = "T3's rule of choice is not published: this is the best choice of each case, an upper bound"
+_BURSTS = "one queue delays a stage by bursts of its own updates alone; updates from other GPUs are paced by links"
 _BYPASS = "updates that bypass the cache shorten the GEMM's reads, too, and that counts here"
 _COUNTED = "an identity of the accounting, counted on the graphs of all sub-layers"
 _CACHE = "no number is fitted, but the cache model was chosen among four having seen this (docs/models.md)"
 _CONTEXT = "about another design, which is not modelled"
 _UNKNOWN = "likely: the largest is one of the futuristic models on 64 GPUs, whose sizes are not published"
-_READING = "attention's 40 to 45 % of run time read as 42.5 % of compute time, on which this rests (conf/data/t3.yaml)"
-_ASSUMED = "likely: token counts are recollection, attention's share is assumed"
+_READING = (
+    "attention's 40 to 45 % of run time is read as 42.5 % of compute time, on which this rests (conf/data/t3.yaml)"
+)
+_ASSUMED = "likely: token counts are recalled, attention's share is assumed"
 
 
 class T3(Plain):
@@ -89,7 +91,7 @@ class T3(Plain):
         return read(Path(__file__).with_suffix(".yaml"))
 
     def findings(self, table: pd.DataFrame) -> Mapping[str, Finding]:
-        """Ours for what configurations reach, on the ring as T3's default reading has it."""
+        """Findings on the gains of configurations, on the ring as T3's default reading has it."""
         context = Finding(None, _CONTEXT)
         findings = {f"t3.cais_over_{name}": context for name in ("t3_inf", "fused_inf", "t3_train", "fused_train")}
         findings |= {"t3.in_switch": context, "t3.ring_validation": Finding(None, "its measurements are not public")}
@@ -119,7 +121,7 @@ class T3(Plain):
         return findings | _comm_shares(run.outputs.read_table("results"))
 
     def figures(self, table: pd.DataFrame, timelines: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
-        """Sub-layer speed-ups by configuration, of each reading of the links; tracking by its policy."""
+        """Sub-layer speed-ups by configuration, for each reading of the links; tracking by policy."""
         ok = _name_points(table)
         if ok.empty:
             return
@@ -140,7 +142,7 @@ class T3(Plain):
         swept = swept.assign(policy=[_policy(*policy) for policy in policies], first=first)
         swept = swept.sort_values("first", kind="stable")
         best = swept.groupby(["of", "sub", "policy"], sort=False)["speedup"].max().reset_index()
-        best = best.astype({"policy": object})  # columns as they come, not by the alphabet
+        best = best.astype({"policy": object})  # columns in order of appearance, not alphabetic
         if best["policy"].nunique() > 1:
             yield "arbitration", tables.heat(best, speedup, x="policy", y="sub", panel="of")
 
@@ -169,7 +171,7 @@ class T3(Plain):
 
 
 def _policy(arbitration: str, threshold: Any) -> str:
-    """A policy as it is shown; of the GEMM first with the threshold."""
+    """Label of a policy; with the threshold where the GEMM goes first."""
     return _POLICIES[arbitration] + (f", {threshold:.0f}" if arbitration == "compute_first" else "")
 
 
@@ -191,8 +193,8 @@ def _geomean(values: Any) -> float:
 def _name_points(table: pd.DataFrame) -> pd.DataFrame:
     """Rows with results, with `configuration`, `model`, `sub` and `of` (the model and its GPUs).
 
-    T3-MCA picks a threshold for each kernel, the last of which is no limit: fair shares. Its rule is not published, so
-    the best counts.
+    T3-MCA picks a threshold for each kernel, or no limit, which is fair shares. Its rule is not published, so the best
+    counts.
     """
     ok = table[(table["status"] == "ok") & table["schedule.name"].isin(CONFIGURATIONS)]
     ok = ok.assign(configuration=ok["schedule.name"].map(CONFIGURATIONS))
@@ -202,7 +204,7 @@ def _name_points(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _cases(table: pd.DataFrame, column: str) -> pd.DataFrame:
-    """A metric by scenario (of the 16 cases) and configuration, at the faster reading of the links, of the fastest."""
+    """Metric of the fastest point by scenario (of 16 cases) and configuration, at the faster reading of the links."""
     ok = _name_points(table)
     ok = ok[ok["model"].isin(_MAIN)]
     ok = ok[ok[_LINK] == ok[_LINK].max()].sort_values("makespan_s", kind="stable")
@@ -321,7 +323,7 @@ def _reads(system: System, shapes: ShapeList, *, bypass: bool) -> Any:
 
 
 def _layer_times(table: pd.DataFrame) -> pd.DataFrame:
-    """By model with its GPUs (`of`) and sub-layer: GEMM time, and by configuration the sub-layer's makespan [s]."""
+    """Times [s] by model with its GPUs (`of`), sub-layer and configuration: makespan, GEMM, exposed communication."""
     ok = _name_points(table)
     ok = ok[ok[_LINK] == ok[_LINK].max()].sort_values("makespan_s", kind="stable")
     best = ok.groupby(["model", "of", "sub", "configuration"]).first().reset_index()
@@ -334,11 +336,10 @@ def _attention_share() -> float:
 
 
 def _layer(rows: pd.DataFrame, phase: str, faster: float) -> dict[str, float]:
-    """A layer of one model: compute and communication [s], and what each configuration saves of it [s].
+    """Times of a layer of one model: compute and communication [s], and time saved by each configuration [s].
 
-    compute = passes x the four GEMMs / (1 - attention's share); GEMMs that no all-reduce follows take the time of the
-    ones of equal FLOP that one follows. faster: how many times as fast GEMMs are. Configurations without all of the
-    sub-layers are left out.
+    compute = passes x the four GEMMs / (1 - attention's share); GEMMs without an all-reduce take the time of those of
+    equal FLOP with one. faster: speed-up of GEMMs. Configurations that lack a sub-layer are left out.
     """
     reduced, passes = _PASSES[phase]
     sequential = rows[rows["configuration"] == "sequential"].set_index("sub")
@@ -359,7 +360,7 @@ def _whole(rows: pd.DataFrame) -> bool:
 
 
 def _project_models(table: pd.DataFrame) -> Iterator[dict[str, Any]]:
-    """Projections of whole models: one share of sub-layers by phase, as Amdahl has it."""
+    """Projections of models by Amdahl's law: one share of sub-layers by phase."""
     for of, rows in _layer_times(table).groupby("of"):
         if not _whole(rows):
             continue
@@ -374,7 +375,7 @@ def _project_models(table: pd.DataFrame) -> Iterator[dict[str, Any]]:
 
 
 def _comm_shares(table: pd.DataFrame) -> dict[str, Finding]:
-    """The largest shares of communication in a layer."""
+    """Findings on the largest shares of communication in a layer."""
     findings, times = {}, _layer_times(table)
     for claim, (models, phase, faster) in _SHARES.items():
         shares = {}

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class T3OnMI300X(Plain):
-    """The figures and tables of `study=t3`, and no claims: those are about the GPU that T3 simulates."""
+    """Figures and tables of `study=t3`, without its claims, which are about the GPU that T3 simulates."""
 
     columns = (
         "schedule.name",
@@ -29,11 +29,11 @@ class T3OnMI300X(Plain):
     )
 
     def figures(self, table: pd.DataFrame, timelines: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
-        """As `study=t3`."""
+        """Figures of `study=t3`."""
         return T3.figures(table, timelines)
 
     def extras(self, run: Finished) -> Iterator[tuple[str, Any]]:
-        """As `study=t3`."""
+        """Tables and figures of `study=t3`."""
         return T3.extras(run)
 
 

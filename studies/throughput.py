@@ -1,4 +1,4 @@
-"""Published throughput of training on one GPU, and ours: seconds for a sequence or a token."""
+"""Published and predicted throughput of training on one GPU: seconds for a sequence or a token."""
 
 from __future__ import annotations
 
@@ -21,26 +21,29 @@ _PRECISIONS = ("fp32", "mixed")
 
 
 def rows_of(name: str) -> Iterator[Mapping[str, str]]:
-    """Rows of `conf/data/<name>.csv` of one GPU, at a precision that is modelled, of sequences that are padded."""
+    """Yield rows of `conf/data/<name>.csv` of one GPU, at a modelled precision, with padded sequences."""
     for row in read_rows(name):
         if row["gpus"] == "1" and row["precision"] in _PRECISIONS and row.get("padded", "true") == "true":
             yield row
 
 
 def design_of(row: Mapping[str, str], sections: Mapping[str, Any], run: Mapping[str, Any]) -> Design:
-    """The design of a row: its device and precision, the rest as given."""
+    """Design of a row: its device and precision, the other sections as given."""
     device = tree_of(_device(row["device"]))
     sections_of_row = {"system": device, "parallel": {}, "run": {**run, "precision": row["precision"]}}
     return StepBackend().design({**sections, **sections_of_row})
 
 
 def _device(name: str) -> str:
-    """The device file of a published row: its own, or that of all its kind."""
+    """Name of the device file of a published device: its own, or that of its family."""
     return name if name in list_options("system") else name.partition("_")[0]
 
 
 def table(name: str, ours: Callable[[Mapping[str, str]], tuple[str, float, float]]) -> pd.DataFrame:
-    """A row for each published one. ours: its kind, and measured and our rate [1/s]."""
+    """Table of measured and predicted rates, a row for each published row.
+
+    ours: row -> (kind, measured rate, predicted rate) [1/s].
+    """
     import pandas as pd
 
     rows = []
@@ -52,6 +55,6 @@ def table(name: str, ours: Callable[[Mapping[str, str]], tuple[str, float, float
 
 
 def figure(rows: pd.DataFrame, title: str) -> Figure:
-    """Seconds for one, measured and ours, a panel for each kind."""
+    """Seconds of one sequence or token, measured and predicted, a panel for each kind."""
     seconds = {"measured_s": 1 / rows["measured_per_s"], "predicted_s": 1 / rows["ours_per_s"]}
     return predictions.scatter(rows.assign(**seconds, fitted=False), by="device", title=title)
