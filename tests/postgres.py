@@ -50,7 +50,7 @@ class Server:
     def _control(self, action: str, *words: str) -> None:
         log = ("-l", str(self.folder / "server.log"))  # or it would hold the pipe on which its output is waited for
         options = () if action == "stop" else (*log, "-o", self._options)
-        self._run("pg_ctl", "-D", str(self.folder), "-w", action, *words, *options)
+        self._run("pg_ctl", "-D", str(self.folder), "-w", "-t", "180", action, *words, *options)
 
     def on_socket(self, url: str) -> str:
         """The URL of one of its databases by way of its Unix socket."""
