@@ -208,7 +208,7 @@ def _is_number(value: object) -> bool:
 
 @dataclass(frozen=True)
 class Interval:
-    """One task of a replayed design: the lane it is drawn on, its kind, when it ran [s] and what it moved."""
+    """One task of a replayed design: its lane, kind, time [s], bytes moved and FLOP; delay_s: setup at its start."""
 
     lane: str
     name: str
@@ -217,6 +217,7 @@ class Interval:
     finish_s: float
     moved_bytes: float = 0.0
     flop: float = 0.0
+    delay_s: float = 0.0
 
 
 @dataclass(frozen=True)

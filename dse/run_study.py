@@ -24,7 +24,7 @@ from dse.store.result_store import Store
 from dse.study import resume
 from dse.study.fidelity import Climb, climb, texts_of
 from dse.study.plan import Plan, plan
-from dse.study.run import Findings, Support
+from dse.study.run import Findings, Support, replay_points
 from dse.study.run import run as search
 from dse.tracking.process import BackgroundTracking, background_tracking
 
@@ -133,6 +133,8 @@ def search_with_probes(planned: Plan, outputs: Outputs, support: Support) -> Fin
     findings = search(planned, outputs.results, support)
     for name, probe in planned.probes.items():
         search(probe, outputs.probe(name), support)
+        if planned.settings.study.probes[name].timelines:
+            outputs.write_table(f"probe_{name}_timelines", replay_points(probe))
     return findings
 
 

@@ -14,14 +14,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import yaml
 
-from dse import plugins
-from dse.backend import Batch
 from dse.config.compose import conf_dir
 from dse.plots import Axis, tables
 from dse.results.claims import Claim, Finding, read
 from dse.results.finished_run import Finished
-from dse.space import set_path
-from simulators.overlap.backend import OverlapBackend
 from studies.plain import Plain
 
 if TYPE_CHECKING:
@@ -41,20 +37,13 @@ _CAUSES = {
     "moe": "narrow experts send more for each FLOP, and wide ones lose to the occupancy of the fused kernel; the "
     "paper's shapes are unknown",
 }
-_FREE = (
-    *(
-        "system.gpu.kernel_launch_s",
-        "system.gpu.cu_copy.setup_s",
-        "system.persistent.post_s",
-        "system.persistent.poll_s",
-    ),
-    *("system.fabric.nic.latency_s", "system.fabric.nic.hop_s", "system.fabric.nic.message_s"),
-    *("system.fabric.network.hop_s", "schedule.occupancy_loss"),
-)
-"""Overheads beside compute and bytes on wires."""
+_WIRES = {
+    "bound_in_node": ("system.node.link_bytes_per_s", 80e9),
+    "bound_between_nodes": ("system.fabric.nic.bytes_per_s", 20e9),
+}
+"""Probe -> path of the wire that it varies, and its declared rate [bytes/s]."""
 _SAME = "an embedding alone is the same in both versions here"
 _WINDOWS = 40
-_RATES = tuple(2.0**power for power in range(-3, 4))
 
 
 class FusedOps(Plain):
@@ -106,10 +95,9 @@ class FusedOps(Plain):
 
     def further(self, run: Finished) -> Mapping[str, Finding]:
         """Findings that need designs beyond the table: bounds, eliminated overheads, demand on links."""
-        trees = _scenarios(run)
-        best, most = _bound(trees)
-        name, share = _eliminated_share(trees)
-        demand = {key: _peaks(*_demands(tree)) for key, tree in trees[_NODES].items() if key.startswith("emb")}
+        best, most = _bound(run)
+        name, share = _eliminated_share(run)
+        demand = {scenario: _peaks(bulk, fused) for scenario, bulk, fused in _demands(run)}
         lower = [key for key, (bulk, fused) in demand.items() if fused < 0.999 * bulk]
         text = (
             f"demand over windows of 1/{_WINDOWS} of the baseline's time falls in {len(lower)} of {len(demand)} cases"
@@ -175,14 +163,12 @@ class FusedOps(Plain):
             groups = declared.groupby(["operator", "place", "schedule.pairs"], sort=False)["reduction"]
             mean = groups.agg(["mean", "max", "min"]).round(3).reset_index()
             yield "reductions", mean.rename(columns={"schedule.pairs": "pairs"}).to_dict("records")
-        shipped = run.config["system"] == _option("system", _NODE)
-        parts = []
-        for name, tree in (_scenarios(run)[_NODES] if shipped else {}).items():  # of systems as they are shipped
-            if name.startswith("emb") and name.endswith("b2048"):
-                parts += [
-                    windows.assign(panel=name, kernel=kernel)
-                    for kernel, windows in zip(("bulk", "fused"), _demands(tree), strict=True)
-                ]
+        parts = [
+            windows.assign(panel=scenario, kernel=kernel)
+            for scenario, *demands in (_demands(run) if len(run.probe("embeddings")) else ())
+            for kernel, windows in zip(("bulk", "fused"), demands, strict=True)
+            if scenario.endswith("b2048")
+        ]
         if parts:
             demand = pd.concat(parts, ignore_index=True)
             time, rate = Axis("time_s", "time [us]", 1e6), Axis("bytes_per_s", "demand on the NIC [GB/s]", 1e-9)
@@ -289,89 +275,49 @@ def _option(group: str, name: str) -> dict[str, Any]:
     return tree
 
 
-_Trees = dict[str, dict[str, Any]]
-
-
-def _scenarios(run: Finished) -> dict[str, _Trees]:
-    """Design trees of the declared configuration, by system and scenario."""
-    backend, schedule = OverlapBackend("fluid"), _option("schedule", "fused_kernels")
-    return {
-        name: {
-            key: dict(tree)
-            for key, tree in backend.scenarios(
-                {"system": _option("system", name), "schedule": schedule, "workload": run.config["workload"]}
-            ).items()
-        }
-        for name in (_NODE, _NODES)
-    }
-
-
-def _with_changes(tree: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Copy of a tree with values set at the paths that it has."""
-    changed: dict[str, Any] = yaml.safe_load(yaml.safe_dump(dict(tree)))
-    for path, value in changes.items():
-        if path.split(".")[1] in changed[path.split(".")[0]]:
-            set_path(changed, path, value)
-    return changed
-
-
-def _seconds(tree: Mapping[str, Any], kernel: str, changes: Mapping[str, Any] | None = None) -> float:
-    """Makespan [s] of a changed design; NaN where it breaks a rule."""
-    backend = OverlapBackend("fluid")
-    design = backend.design(_with_changes(tree, {**(changes or {}), "schedule.kernel": kernel}))
-    (results,) = backend.evaluate([Batch(design)])
-    return float(results[0].metrics["makespan_s"]) if results[0].status == "ok" else float("nan")
-
-
-def _bound(trees: Mapping[str, _Trees]) -> tuple[str, float]:
+def _bound(run: Finished) -> tuple[str, float]:
     """Return (case, largest reduction [%]) by overlap alone, over operators and rates of wires from 1/8 to 8 times."""
-    reductions = {}
-    for where, designs in trees.items():
-        wire = "system.node.link_bytes_per_s" if where == _NODE else "system.fabric.nic.bytes_per_s"
-        for name, tree in designs.items():
-            for rate in _RATES if not name.startswith("dlrm") else ():
-                system = tree["system"]
-                bandwidth = (
-                    system["node"]["link_bytes_per_s"] if where == _NODE else system["fabric"]["nic"]["bytes_per_s"]
-                )
-                number, unit = str(bandwidth).split()
-                changes: dict[str, Any] = {**dict.fromkeys(_FREE, 0.0), wire: f"{float(number) * rate} {unit}"}
-                changes |= {
-                    "schedule.copies": False,
-                    "schedule.zero_copy": False,
-                    "system.gpu.cu_copy.bytes_per_s_per_cu": 1e15,
-                }
-                bulk, fused = (_seconds(tree, kernel, changes) for kernel in ("bulk", "fused"))
-                reductions[f"{name}, {_PLACES[where]}, {rate:g} x the rate"] = 100 * (1 - fused / bulk)
-    best = max(reductions, key=lambda key: reductions[key])
-    return best, reductions[best]
-
-
-def _eliminated_share(trees: Mapping[str, _Trees]) -> tuple[str, float]:
-    """Return (scenario of the largest gain, share [%] of its baseline that is neither compute nor transfer)."""
-    embeddings = {name: tree for name, tree in trees[_NODES].items() if name.startswith("emb")}
-    gains = {name: 1 - _seconds(tree, "fused") / _seconds(tree, "bulk") for name, tree in embeddings.items()}
-    best = max(gains, key=lambda name: gains[name])
-    bare = _seconds(embeddings[best], "bulk", {**dict.fromkeys(_FREE, 0.0), "schedule.copies": False})
-    return best, 100 * (1 - bare / _seconds(embeddings[best], "bulk"))
-
-
-def _demands(tree: Mapping[str, Any]) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Demand [bytes/s] of bulk and fused over windows of the baseline's time, by their start."""
     import pandas as pd
 
-    backend, engine, demands = OverlapBackend("fluid"), plugins.load("engine", "fluid"), []
-    window = _seconds(tree, "bulk") / _WINDOWS
-    for kernel in ("bulk", "fused"):
-        design = backend.design(_with_changes(tree, {"schedule.kernel": kernel}))
-        graph = design.schedule.lower(design.system, design.workload)
-        timeline, begins, moved = engine.run(graph), np.arange(_WINDOWS) * window, np.zeros(_WINDOWS)
-        for task in graph.of_kind("transfer"):
-            start, finish = timeline.issued[0, task] + graph["delay"][0, task], timeline.finished[0, task]
-            shared = np.minimum(finish, begins + window) - np.maximum(start, begins)
-            moved += graph["moved_bytes"][0, task] * np.maximum(shared, 0.0) / (finish - start)
-        demands.append(pd.DataFrame({"time_s": begins, "bytes_per_s": moved / window}))
-    return demands[0], demands[1]
+    parts = []
+    for name, (path, declared) in _WIRES.items():
+        points = run.probe(name)
+        seconds = points.pivot_table(
+            index=["scenario", "system.name", path], columns="schedule.kernel", values="makespan_s", sort=False
+        )
+        cases = seconds.reset_index().assign(reduction=(100 * (1 - seconds["fused"] / seconds["bulk"])).to_numpy())
+        parts.append(cases.assign(rate=cases[path] / declared))
+    cases = pd.concat(parts, ignore_index=True)
+    (best,) = cases.nlargest(1, "reduction").to_dict("records")
+    return f"{best['scenario']}, {_PLACES[best['system.name']]}, {best['rate']:g} x the rate", best["reduction"]
+
+
+def _eliminated_share(run: Finished) -> tuple[str, float]:
+    """Return (scenario of the largest gain, share [%] of its baseline that is neither compute nor transfer)."""
+    seconds = run.probe("embeddings").pivot(index="scenario", columns="schedule.kernel", values="makespan_s")
+    best = str((1 - seconds["fused"] / seconds["bulk"]).idxmax())
+    bare = run.probe("bare").set_index("scenario")["makespan_s"]
+    return best, 100 * float((1 - bare / seconds["bulk"])[best])
+
+
+def _demands(run: Finished) -> Iterator[tuple[str, pd.DataFrame, pd.DataFrame]]:
+    """Yield of each embedding its demand [bytes/s], bulk and fused, over windows of the baseline's time."""
+    import pandas as pd
+
+    points, tasks = run.probe("embeddings"), run.probe_timelines("embeddings")
+    for scenario, rows in points.groupby("scenario", sort=False):
+        designs = {str(row["schedule.kernel"]): row for row in rows.to_dict("records")}
+        window = designs["bulk"]["makespan_s"] / _WINDOWS
+        begins, demands = np.arange(_WINDOWS) * window, []
+        for kernel in ("bulk", "fused"):
+            transfers = tasks[(tasks["key"] == designs[kernel]["key"]) & (tasks["kind"] == "transfer")]
+            moved = np.zeros(_WINDOWS)
+            for task in transfers[transfers["scenario"] == scenario].to_dict("records"):
+                start, finish = task["start_s"] + task["delay_s"], task["finish_s"]
+                shared = np.minimum(finish, begins + window) - np.maximum(start, begins)
+                moved += task["moved_bytes"] * np.maximum(shared, 0.0) / (finish - start)
+            demands.append(pd.DataFrame({"time_s": begins, "bytes_per_s": moved / window}))
+        yield str(scenario), demands[0], demands[1]
 
 
 def _peaks(bulk: pd.DataFrame, fused: pd.DataFrame) -> tuple[float, float]:

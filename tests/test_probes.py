@@ -119,3 +119,12 @@ def test_a_probe_that_is_no_point_is_refused(probe: dict[str, Any], told: str) -
 def test_probes_are_counted_among_the_points() -> None:
     grid = {"points": {"thing.x": [100, 200, 300]}}
     assert planned({"far": grid}).num_points == planned({}).num_points + 2 * 3
+
+
+def test_points_of_a_probe_may_be_replayed(tmp_path: Path) -> None:
+    outputs = run(planned({"far": {"points": {"thing.x": [100, 200]}, "timelines": True}}), tmp_path / "out")
+    finished = Finished(outputs.folder)
+    tasks, rows = finished.probe_timelines("far"), finished.probe("far")
+    assert set(tasks["key"]) == set(rows[rows["thing.x"] > 0]["key"])
+    assert tasks.groupby("key")["finish_s"].max().gt(0).all()
+    assert finished.probe_timelines("near").empty

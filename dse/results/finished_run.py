@@ -60,12 +60,18 @@ class Finished:
 
     def probe(self, name: str) -> pd.DataFrame:
         """Rows of a probe that have a result; none where the probe did not fit what was typed."""
+        table = self._probe_table(f"probe_{name}")
+        return table[table["status"] == "ok"].reset_index(drop=True) if len(table) else table
+
+    def probe_timelines(self, name: str) -> pd.DataFrame:
+        """Tasks of the replayed points of a probe, by scenario and key; none where the probe did not fit."""
+        return self._probe_table(f"probe_{name}_timelines")
+
+    def _probe_table(self, name: str) -> pd.DataFrame:
         import pandas as pd
 
-        if not output_files.exists(self.outputs.probe(name)):
-            return pd.DataFrame({"scenario": [], "status": []})
-        table = self.outputs.read_table(f"probe_{name}")
-        return table[table["status"] == "ok"].reset_index(drop=True)
+        there = output_files.exists(self.folder / f"{name}.parquet")
+        return self.outputs.read_table(name) if there else pd.DataFrame()
 
     @cached_property
     def summary(self) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from pydantic import BaseModel
 
-from dse.backend import Canonical, Result, Results
+from dse.backend import Canonical, Replay, Result, Results
 from dse.content_hash import keys_to_hex
 from dse.evaluation.executor import Evaluator
 from dse.progress import bar
@@ -225,6 +225,20 @@ class _Scenario:
 
 def _name(point: Evaluated) -> str:
     return str(keys_to_hex(point.keys)[0].decode())
+
+
+def replay_points(plan: Plan) -> pd.DataFrame:
+    """Run every point of a plan that breaks no rule again in full: a row for each task, with scenario and key."""
+    import pandas as pd
+
+    rows: list[dict[str, Any]] = []
+    for scenario, space in plan.spaces.items():
+        for block in space.blocks(ROWS_PER_GROUP):
+            batch, keys = block.batch, keys_to_hex(block.keys(*plan.context.words))
+            for key, design in zip(keys, batch.designs(), strict=True) if batch else ():
+                replay = Replay((), {}) if plan.backend.problems(design) else plan.backend.replay(design)
+                rows += [{"scenario": scenario, "key": key.decode(), **vars(task)} for task in replay.intervals]
+    return pd.DataFrame(rows)
 
 
 def _replay_winners(

@@ -42,10 +42,12 @@ class Probe(Frozen):
     """Points beside the space of a study that its claims or figures need: a grid around the base design.
 
     points: dotted path -> value, or list of values. scenarios: glob patterns of the scenarios it is evaluated in.
+    timelines: whether its points are replayed as winners are.
     """
 
     points: Annotated[Mapping[str, Scalar | tuple[Scalar, ...]], Field(min_length=1)]
     scenarios: tuple[str, ...] = ("*",)
+    timelines: bool = False
 
     def values(self) -> dict[str, tuple[Scalar, ...]]:
         """Path -> its values; a single value is a list of one."""

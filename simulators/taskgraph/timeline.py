@@ -91,12 +91,12 @@ class Timeline:
     def intervals(self, design: int) -> Iterator[Interval]:
         """Yield the tasks of one design that take time, in order of issue."""
         graph = self.graph
-        moved, flop = graph["moved_bytes"][design], graph["flop"][design]
+        moved, flop, delay = (graph[name][design] for name in ("moved_bytes", "flop", "delay"))
         for task in np.argsort(self.issued[design], kind="stable"):
             start, finish = float(self.issued[design, task]), float(self.finished[design, task])
             if finish > start:
                 named = (graph.lanes[task], graph.tasks[task], graph.kinds[task])
-                yield Interval(*named, start, finish, float(moved[task]), float(flop[task]))
+                yield Interval(*named, start, finish, float(moved[task]), float(flop[task]), float(delay[task]))
 
     def critical_path(self, design: int) -> list[int]:
         """Tasks from the first to the last finish, each issued when the one before it (a predecessor) finished."""
