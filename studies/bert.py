@@ -20,8 +20,7 @@ from simulators.steps.backend import StepBackend, iteration, metrics_of
 from simulators.steps.design import Design
 from simulators.steps.operators import Product
 from studies import throughput
-from studies.facts import facts
-from studies.iterations import at, base
+from studies.iterations import base
 from studies.plain import Plain
 
 if TYPE_CHECKING:
@@ -45,6 +44,16 @@ _LABELS = {
 }
 _LENGTH, _BATCH, _PRECISION = "run.sequence_length", "run.batch", "run.precision"
 _POINT = (_LENGTH, _BATCH, _PRECISION)
+_CHANGES = {
+    "hidden": "model.hidden",
+    "sequence_length": _LENGTH,
+    "batch": _BATCH,
+    "tp": "parallel.tp",
+    "dp": "parallel.dp",
+    "micro_batches": "run.micro_batches",
+}
+"""Probe that changes one thing -> path of that thing."""
+_NEAR = "optimizer.near_memory"
 _PROMINENT = 0.2
 _YEARS = {"155578a": "software of 2019", "a74236a": "software of 2020", "729963d": "software of 2021"}
 """Commits of the published tables."""
@@ -85,7 +94,7 @@ class Bert(Plain):
         if design is None:
             names = ("softmax_sl2", "intensity_spread", "h_direction", "dp_tp_direction", "nmc_bound", "nmc_lamb")
             return {f"bert.{name}": Finding(None, "needs a transformer that is trained") for name in names}
-        return {**_growth(design), **_directions(design), **_near_memory(design)}
+        return {**_growth(run, design), **_directions(run), **_near_memory(run)}
 
     def figures(self, table: pd.DataFrame, timelines: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
         """Shares of the iteration, and times, by configuration."""
@@ -107,11 +116,11 @@ class Bert(Plain):
         operators = _operators(design)
         yield "operators", operators
         yield "roofline", _roofline(operators, design)
-        changes = _changes(design)
-        yield "changes", changes
-        yield "what_changes", _changes_figure(changes)
-        near = _bounds(run.outputs.read_table("results"), design)
-        yield "near_memory", near
+        changes = _changes(run)
+        if len(changes):
+            yield "changes", changes
+            yield "what_changes", _changes_figure(changes)
+        yield "near_memory", _bounds(run)
         measured = _throughput(design)
         yield "throughput", measured
         if len(measured):
@@ -120,7 +129,7 @@ class Bert(Plain):
 
 def _configurations(table: pd.DataFrame) -> pd.DataFrame:
     """Points with a result, `called` as in the paper (Ph1-B32-FP32), in the order of phase, batch and precision."""
-    ok = table[table["status"] == "ok"]
+    ok = table[table["status"] == "ok"] if len(table) else table
     if not {*_POINT, "run.mode"} <= set(ok):
         return ok.iloc[:0]
     ok = ok[ok["run.mode"] == "training"]
@@ -219,63 +228,79 @@ def _base(run: Finished) -> Design | None:
     return design if design.run.mode == "training" and design.model.kind == "transformer" else None
 
 
-def _growth(design: Design) -> dict[str, Finding]:
+def _probe_rows(run: Finished, name: str) -> pd.DataFrame:
+    """Rows of a probe at the precision of the configuration, by the value that the probe changes."""
+    rows = run.probe(name)
+    if rows.empty:
+        return rows
+    path = _CHANGES.get(name, _NEAR)
+    same = rows[rows[_PRECISION].astype(str) == run.config["run"]["precision"]].drop_duplicates(path)
+    by_value: pd.DataFrame = same.set_index(path).sort_index()
+    return by_value
+
+
+def _growth(run: Finished, design: Design) -> dict[str, Finding]:
     """Growth of softmax with the length, and FLOP per byte of FC layers over that of attention."""
-    lengths = np.array([512.0, 1024.0])
-    metrics = metrics_of(at(design, {_LENGTH: lengths}))
-    seconds = metrics["share_softmax"] * metrics["iteration_s"]
-    exponent = float(np.log2(seconds[1] / seconds[0]))
+    metrics = _probe_rows(run, "sequence_length")
+    seconds = metrics["share_softmax"] * metrics["iteration_s"] if len(metrics) else metrics
+    growth = Finding(None, "needs iterations of 512 and 1,024 tokens")
+    if {512, 1024} <= set(metrics.index):
+        exponent = float(np.log2(seconds[1024] / seconds[512]))
+        growth = Finding(bool(abs(exponent - 2) < 0.1), f"exponent {exponent:.3f} from 512 to 1,024 tokens")
     rows = [row for row in _operators(design) if row["phase"] == "forward"]
     least = min(row["intensity"] for row in rows if row["kind"] == "fc" and row["gemm"])
     most = max(row["intensity"] for row in rows if row["kind"] == "attention")
-    text = f"exponent {exponent:.3f} from 512 to 1,024 tokens"
     ratio = f"{least:.0f} FLOP/B of FC against at most {most:.1f}, at {design.run.sequence_length} tokens"
-    return {
-        "bert.softmax_sl2": Finding(bool(abs(exponent - 2) < 0.1), text),
-        "bert.intensity_spread": Finding(float(least / most), ratio),
-    }
+    return {"bert.softmax_sl2": growth, "bert.intensity_spread": Finding(float(least / most), ratio)}
 
 
-def _gemm(metrics: Mapping[str, Any]) -> Any:
-    return sum(metrics[f"share_{kind}"] for kind in _GEMMS)
+def _gemm(metrics: pd.DataFrame) -> pd.Series[Any]:
+    return metrics[[f"share_{kind}" for kind in _GEMMS]].sum(axis=1)
 
 
-def _directions(design: Design) -> dict[str, Finding]:
+def _directions(run: Finished) -> dict[str, Finding]:
     """Direction in which shares move with width, tokens, dp and tp."""
-    sweep = facts("bert")
-    head = {"model.heads": None, "model.ffn": None, "model.head_dim": 64}
-    wide = metrics_of(at(design, {**head, "model.hidden": np.array(sweep["hidden"], float)}))
-    long = metrics_of(at(design, {_BATCH: np.array(sweep["batch"], float)}))
-    up = {"GEMMs": np.diff(_gemm(wide)), "LAMB": np.diff(wide["share_optimizer"])}
-    fewer = bool((np.diff(long["share_optimizer"]) < 0).all())
-    text = f"H {sweep['hidden'][0]} to {sweep['hidden'][-1]}: GEMMs {_ends(_gemm(wide))}, LAMB "
-    text += f"{_ends(wide['share_optimizer'])}; B {sweep['batch'][0]} to {sweep['batch'][-1]}: LAMB "
-    text += _ends(long["share_optimizer"])
-    cause = (
-        "the share of GEMMs falls where the update grows as fast as they do, and they run at a better rate when wide"
-    )
-    grows = all(bool((steps > 0).all()) for steps in up.values())
-    alone, apart = (metrics_of(at(design, {"parallel.dp": dp})) for dp in (1, 8))
-    split = metrics_of(at(design, {"parallel.tp": 8}))
+    wide, long, dp, tp = (_probe_rows(run, name) for name in ("hidden", "batch", "dp", "tp"))
+    h_direction = Finding(None, "needs several widths and batches")
+    if len(wide) > 1 and len(long) > 1:
+        up = {"GEMMs": np.diff(_gemm(wide)), "LAMB": np.diff(wide["share_optimizer"])}
+        fewer = bool((np.diff(long["share_optimizer"]) < 0).all())
+        text = f"H {wide.index[0]:g} to {wide.index[-1]:g}: GEMMs {_ends(_gemm(wide))}, LAMB "
+        text += f"{_ends(wide['share_optimizer'])}; B {long.index[0]:g} to {long.index[-1]:g}: LAMB "
+        text += _ends(long["share_optimizer"])
+        cause = (
+            "the share of GEMMs falls where the update grows as fast as they do, and they run at a better rate when "
+            "wide"
+        )
+        grows = all(bool((steps > 0).all()) for steps in up.values())
+        h_direction = Finding(grows and fewer, text, cause)
+    dp_tp_direction = Finding(None, "needs iterations on one GPU and on eight")
+    if {1, 8} <= set(dp.index) and 8 in tp.index:
+        dp_tp_direction = _parallel_direction(dp, tp)
+    return {"bert.h_direction": h_direction, "bert.dp_tp_direction": dp_tp_direction}
+
+
+def _parallel_direction(dp: pd.DataFrame, tp: pd.DataFrame) -> Finding:
+    """What eight GPUs change: replicas add reductions, slices of a layer add all-reduces and split the update."""
+    (alone, apart), (split,) = dp.loc[[1, 8]].to_dict("records"), tp.loc[[8]].to_dict("records")
     ratio = float(alone["optimizer_s"] / split["optimizer_s"])
     adds = bool(apart["dp_s"] > 0 and split["serialized_s"] > 0 and alone["dp_s"] == alone["serialized_s"] == 0)
     eight = f"dp 8: {1e3 * float(apart['dp_s']):.1f} ms of reductions; tp 8: LAMB {ratio:.2f} times as fast, "
     eight += f"{1e3 * float(split['serialized_s']):.1f} ms of all-reduces"
     slow = "launches of the update, one after another for each tensor, are not split"
-    return {
-        "bert.h_direction": Finding(grows and fewer, text, cause),
-        "bert.dp_tp_direction": Finding(adds and ratio > 7, f"{eight}; a yes needs 7 times", slow),
-    }
+    return Finding(adds and ratio > 7, f"{eight}; a yes needs 7 times", slow)
 
 
-def _ends(values: Any) -> str:
-    return f"{100 * float(values[0]):.0f} to {100 * float(values[-1]):.0f} %"
+def _ends(values: pd.Series[Any]) -> str:
+    return f"{100 * float(values.iloc[0]):.0f} to {100 * float(values.iloc[-1]):.0f} %"
 
 
-def _near_memory(design: Design) -> dict[str, Finding]:
+def _near_memory(run: Finished) -> dict[str, Finding]:
     """Update by units at the banks: its own speed-up, and the iteration's against its bound."""
-    near = facts("bert")["near_memory"]
-    before, after = (metrics_of(at(design, {"optimizer.near_memory": times})) for times in (1.0, near))
+    rows = _probe_rows(run, "near_memory")
+    if len(rows) < 2:
+        return dict.fromkeys(("bert.nmc_bound", "bert.nmc_lamb"), Finding(None, "needs an update with and without"))
+    before, after = rows.iloc[0], rows.iloc[-1]
     update_speedup = float(before["optimizer_s"] / after["optimizer_s"])
     speedup = float(before["iteration_s"] / after["iteration_s"])
     bound = 1 / (1 - float(before["memory_bound_share"]))
@@ -286,7 +311,7 @@ def _near_memory(design: Design) -> dict[str, Finding]:
     return {
         "bert.nmc_bound": Finding(bool(speedup <= bound), text),
         "bert.nmc_lamb": Finding(
-            update_speedup, f"the {near:g} times the bandwidth put in, less launches: by construction"
+            update_speedup, f"the {rows.index[-1]:g} times the bandwidth put in, less launches: by construction"
         ),
     }
 
@@ -321,27 +346,20 @@ def _roofline(rows: Sequence[Mapping[str, Any]], design: Design) -> Figure:
     return tables.roofline(table, (peak, design.system.gpu.hbm_bytes_per_s), by="kind", size=size, title=title)
 
 
-def _changes(design: Design) -> pd.DataFrame:
+def _changes(run: Finished) -> pd.DataFrame:
     """Shares of an iteration as one thing changes: width, length, batch, tp, dp, micro-batches."""
     import pandas as pd
 
-    head = {"model.heads": None, "model.ffn": None, "model.head_dim": 64}
-    changed: dict[str, tuple[str, Mapping[str, Any]]] = {
-        "hidden": ("model.hidden", head),
-        "sequence_length": (_LENGTH, {}),
-        "batch": (_BATCH, {}),
-        "tp": ("parallel.tp", {}),
-        "dp": ("parallel.dp", {}),
-        "micro_batches": ("run.micro_batches", {}),
-    }
     parts = []
-    for name, (path, also) in changed.items():
-        for precision in ("fp32", "mixed"):
-            values = np.array(facts("bert")[name], float)
-            metrics = metrics_of(at(design, {**also, _PRECISION: precision, path: values}))
-            columns = {key: np.broadcast_to(value, values.shape) for key, value in metrics.items()}
-            parts.append(pd.DataFrame({"changed": name, "value": values, "precision": precision, **columns}))
-    return pd.concat(parts, ignore_index=True)
+    for name, path in _CHANGES.items():
+        rows = run.probe(name)
+        if len(rows):
+            metrics = rows[[column for column in run.columns if column in StepBackend().metrics]]
+            changed = metrics.assign(
+                changed=name, value=rows[path].astype(float), precision=rows[_PRECISION].astype(str)
+            )
+            parts.append(changed.sort_values(["precision", "value"]))
+    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
 
 
 def _changes_figure(changes: pd.DataFrame) -> Figure:
@@ -352,20 +370,20 @@ def _changes_figure(changes: pd.DataFrame) -> Figure:
     return tables.stacks(rows, parts, panel="panel", bar="bar", label="share of an iteration [%]")
 
 
-def _bounds(table: pd.DataFrame, design: Design) -> list[dict[str, Any]]:
+def _bounds(run: Finished) -> list[dict[str, Any]]:
     """Speed-up of an iteration by a near-memory update, and Amdahl's bounds, of every configuration."""
-    rows = []
-    for _, row in _configurations(table).iterrows():
-        point = {_LENGTH: int(row[_LENGTH]), _BATCH: int(row[_BATCH]), _PRECISION: str(row[_PRECISION])}
-        near = metrics_of(at(design, {**point, "optimizer.near_memory": facts("bert")["near_memory"]}))
-        plain = metrics_of(at(design, point))
-        bounds: dict[str, Any] = {
-            "configuration": row["called"],
-            "speedup": float(plain["iteration_s"] / near["iteration_s"]),
-        }
-        bounds |= {"bound_of_optimizer": 1 / (1 - float(plain["share_optimizer"]))}
-        rows.append({**bounds, "bound_of_memory_bound": 1 / (1 - float(plain["memory_bound_share"]))})
-    return rows
+    bounds = []
+    for name, rows in _configurations(run.probe("near_memory_by_configuration")).groupby("called", sort=False):
+        plain, near = (rows.sort_values(_NEAR).iloc[place] for place in (0, -1))
+        bounds.append(
+            {
+                "configuration": name,
+                "speedup": float(plain["iteration_s"] / near["iteration_s"]),
+                "bound_of_optimizer": 1 / (1 - float(plain["share_optimizer"])),
+                "bound_of_memory_bound": 1 / (1 - float(plain["memory_bound_share"])),
+            }
+        )
+    return bounds
 
 
 def _throughput(design: Design) -> pd.DataFrame:
