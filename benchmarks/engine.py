@@ -24,7 +24,7 @@ import yaml
 from benchmarks.graphs import HBM_OF_COPY, HBM_OF_GEMM, LINKS, pipeline
 from benchmarks.hand_loop import hand_loop
 from benchmarks.peers import run_flows, simgrid_python
-from dse.config.compose import conf_dir
+from dse.config.options import conf_dir
 from dse.evaluation.backend_spec import BackendSpec
 from dse.evaluation.calls import call
 from dse.space import Knob, Space

@@ -314,7 +314,8 @@ def prepare(made: Path) -> None:
 def _prepared(made: Path) -> int:
     from dse.analysis.compare import flat
     from dse.cli import main
-    from dse.config.compose import conf_dir, request
+    from dse.config.compose import request
+    from dse.config.options import conf_dir
 
     words = [_STUDY, "schedule=serial", "workload.only=[g1,g4]", "tracking=none", "fidelity=none", "executor.jobs=1"]
     if code := main(words):

@@ -174,6 +174,26 @@ def root_modules(package: str) -> list[str]:
     return sorted(path.stem for path in (ROOT / package).glob("*.py") if path.stem != "__init__")
 
 
+def class_homonyms() -> dict[str, list[str]]:
+    """Backend -> names of classes that two of the modules which it imports define; plug-ins of its own count."""
+    from dse import plugins
+
+    trees = {name: tree for package in ("simulators", "search_spaces") for name, tree in modules(package).items()}
+    graph, own = imports(trees), {"overlap": ("search_spaces.", "simulators.engines.")}
+    homonyms = {}
+    for backend, target in plugins.declarations("BACKENDS").items():
+        closure, stack = set[str](), [target.partition(":")[0]]
+        stack += [name for name in trees if name.startswith(own.get(backend, "-"))]
+        while stack:
+            name = stack.pop()
+            if name in graph and name not in closure:
+                closure.add(name)
+                stack += graph[name]
+        classes = Counter(node.name for name in closure for node in trees[name].body if isinstance(node, ast.ClassDef))
+        homonyms[backend] = sorted(name for name, times in classes.items() if times > 1)
+    return homonyms
+
+
 def backend_members() -> int:
     """Members that a backend must have: those of the protocol `dse.backend.Simulator`."""
     tree = modules("dse")["dse.backend"]
@@ -199,6 +219,7 @@ def measure() -> dict[str, float]:
         **language(trees),
         "files_over_500": len(long_files()),
         "functions_over_60": len(long_functions()),
+        "class_homonyms": sum(map(len, class_homonyms().values())),
         "backend_members": backend_members(),
         "modules_imported_by_compare": modules_imported_by_compare(),
     }

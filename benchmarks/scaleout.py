@@ -19,7 +19,7 @@ import yaml
 
 from benchmarks.timing import best
 from dse.backend import Batch
-from dse.config.compose import conf_dir
+from dse.config.options import conf_dir
 from dse.space import set_path
 from simulators.overlap.backend import OverlapBackend
 from simulators.overlap.design import Design

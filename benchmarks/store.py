@@ -22,7 +22,8 @@ import numpy as np
 from benchmarks import recorded, tracking
 from benchmarks.recorded import ROOT
 from dse.backend import Results
-from dse.store.result_store import Context, Fresh, Store
+from dse.store.result_rows import Fresh
+from dse.store.result_store import Context, Store
 from dse.store.session import Hold, StoreSession
 
 _RECORDED = ("kills", "missing", "wrong", "repeated_fraction")

@@ -15,7 +15,7 @@ import numpy as np
 import yaml
 
 from benchmarks.timing import best
-from dse.config.compose import conf_dir
+from dse.config.options import conf_dir
 from simulators.costs.gemm_sharing import chosen
 from simulators.hardware.system import system_of
 

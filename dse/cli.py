@@ -15,17 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from dse import plugins
-from dse.config.compose import (
-    OWN_FLAGS,
-    check_expansion,
-    check_foreign,
-    conf_dir,
-    list_options,
-    overrides,
-    own_folder,
-    request,
-    told_by_hydra,
-)
+from dse.config.compose import OWN_FLAGS, check_expansion, check_foreign, overrides, own_folder, request, told_by_hydra
+from dse.config.options import conf_dir, list_options
 from dse.errors import Broken, ConfigError, Problem, Problems, did_you_mean
 
 OK, REFUSED, FAILED_POINTS, ENVIRONMENT, INTERRUPTED = 0, 2, 3, 4, 130

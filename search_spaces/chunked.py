@@ -20,7 +20,8 @@ import numpy as np
 
 from dse.units import Integer
 from dse.values import Former, knob
-from search_spaces.pipeline import MoverKnobs, Pipeline, piece
+from search_spaces.comm_knobs import CommEngineKnobs
+from search_spaces.pipeline import Pipeline, piece
 from simulators.costs.transfer import Route
 from simulators.hardware.system import System
 from simulators.overlap.node import least_shard
@@ -29,7 +30,7 @@ from simulators.taskgraph.graph import TaskGraph
 from simulators.workloads.operators import Workload
 
 
-class Chunked(MoverKnobs):
+class Chunked(CommEngineKnobs):
     """Knobs of the family. num_chunks: chunks per shard; one transfer is 1 / (num_gpus * num_chunks) of the tensor."""
 
     family: Literal["chunked"]

@@ -17,7 +17,8 @@ import numpy as np
 
 from dse.units import Integer
 from dse.values import Former, knob
-from search_spaces.pipeline import MoverKnobs, Pipeline
+from search_spaces.comm_knobs import CommEngineKnobs
+from search_spaces.pipeline import Pipeline
 from simulators.costs.transfer import library_cus
 from simulators.hardware.system import System
 from simulators.rules import Rule
@@ -25,7 +26,7 @@ from simulators.taskgraph.graph import TaskGraph
 from simulators.workloads.operators import Workload
 
 
-class Concurrent(MoverKnobs):
+class Concurrent(CommEngineKnobs):
     """Knobs of the family. comm_cus: CUs of the collective's kernel; 0: as the library (`gpu.cu_copy.num_cus`)."""
 
     orders: ClassVar[tuple[str, ...]] = ("beside",)

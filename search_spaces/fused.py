@@ -21,8 +21,9 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from search_spaces.persistent import FusedKnobs, Lowering, issue_order, partners, remote_chunks
-from search_spaces.pipeline import memory_rules
+from search_spaces.comm_knobs import memory_rules
+from search_spaces.fused_knobs import FusedKnobs, issue_order, partners, remote_chunks
+from search_spaces.persistent import Lowering
 from simulators.costs.fabric import num_gpus
 from simulators.hardware.system import System
 from simulators.rules import Rule

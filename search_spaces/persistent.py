@@ -10,96 +10,26 @@ before it on the same wire, a flag. The unit of work is the second of isolated t
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any
 
 import numpy as np
-from pydantic import Field
 
-from dse.units import Fraction, Integer
-from dse.values import Former, knob
+from search_spaces.fused_knobs import FusedKnobs, issue_order, partners, remote_chunks
+from search_spaces.segment_costs import Move, SegmentCost, SegmentCosts, as_scalar
 from simulators.costs.fabric import (
-    Algorithm,
-    PhaseSegment,
     capacities,
-    fewest_cus,
     loads_of_nodes,
-    messages_s,
     num_gpus,
-    pace,
     phases,
 )
 from simulators.costs.memory_bound import KernelCost, kernel_cost
-from simulators.costs.transfer import TransferMode, accumulate_hbm_bytes, library_cus, setup
+from simulators.costs.transfer import TransferMode, library_cus, setup
 from simulators.hardware.system import System
-from simulators.overlap.design import ScheduleKnobs
 from simulators.overlap.node import WholeNode, piece
 from simulators.taskgraph.graph import GraphBuilder, TaskGraph
-from simulators.workloads.operators import Collective, Elementwise, Embedding, Gemm, Gemv, Mlp, Operator, Workload
-
-_FUSABLE = (Embedding, Gemm, Gemv)
-_FUSED = {"kernel": "fused"}
-
-
-class FusedKnobs(ScheduleKnobs):
-    """Knobs of `search_spaces/fused.py`; those of fused kernels have no effect in bulk."""
-
-    orders: ClassVar[tuple[str, ...]] = ("before", "after", "beside")
-    family: Literal["fused"]
-    kernel: Annotated[Literal["bulk", "fused"], knob(structural=True)]
-    collective: Annotated[Algorithm, knob(structural=True)]
-    copies: Annotated[bool, knob(structural=True)]
-    pairs: Annotated[Literal["producer", "all"] | None, knob(structural=True, when=_FUSED)]
-    num_chunks: Annotated[Integer | None, knob(structural=True, when=_FUSED, ge=1, le=1024), Former("slices")]
-    issue_order: Annotated[
-        Literal["remote_first", "local_first"] | None, knob(structural=True, when=_FUSED), Former("order")
-    ]
-    zero_copy: Annotated[bool | None, knob(structural=True, when=_FUSED)]
-    occupancy_loss: Annotated[Annotated[Fraction, Field(lt=1)] | None, knob(when=_FUSED)]
-    near_memory: Annotated[bool, knob(structural=True)] = False
-    elementwise: Annotated[Literal["gpu", "pim"], knob(structural=True)] = "gpu"
-
-
-def remote_chunks(num_chunks: int, gpus: int) -> int:
-    """Number of chunks that go to other GPUs; one in `gpus` stays."""
-    return max(1, -(-num_chunks * (gpus - 1) // gpus))
-
-
-def issue_order(workload: Workload) -> list[str]:
-    """Operators in issue order, independent of the order in which they are written.
-
-    Among ready operators, collectives come first, then inputs of collectives, then the others, each by name. Operators
-    in a cycle, or with an unknown input, are left out.
-    """
-    operators, issued = workload.operators, list[str]()
-    sent = {before for op in operators.values() if isinstance(op, Collective) for before in op.after}
-    ranks = {
-        name: (0 if isinstance(op, Collective) else 1 if name in sent else 2, name) for name, op in operators.items()
-    }
-    while ready := [name for name, op in operators.items() if name not in issued and set(op.after) <= set(issued)]:
-        issued.append(min(ready, key=lambda name: ranks[name]))
-    return issued
-
-
-def partners(workload: Workload, pairs: str) -> dict[str, str]:
-    """Map each collective to the operator that shares its kernel: its producer, or (pairs = all) its consumer.
-
-    An operator shares its kernel with one collective: the first that it produces for, else the first that it consumes.
-    """
-    operators, shared = workload.operators, dict[str, str]()
-    moves = [name for name in issue_order(workload) if isinstance(operators[name], Collective)]
-    producers = {name: operators[name].after for name in moves}
-    consumers = {name: [key for key, op in operators.items() if name in op.after] for name in moves}
-    for neighbours in (producers, consumers) if pairs == "all" else (producers,):
-        for name in moves:
-            candidates = [
-                key for key in neighbours[name] if isinstance(operators[key], _FUSABLE) and key not in shared.values()
-            ]
-            if name not in shared and candidates:
-                shared[name] = candidates[0]
-    return shared
+from simulators.workloads.operators import Collective, Elementwise, Mlp, Operator, Workload
 
 
 @dataclass
@@ -124,25 +54,6 @@ class _Gpu:
     def metric_name(self, amount: Any) -> Any:
         """Amount that metrics count: zero for all GPUs but the first."""
         return 0.0 if self.place else amount
-
-
-@dataclass(frozen=True)
-class _Move:
-    """Collective of a workload with its segments of each phase and the number of GPUs of all nodes."""
-
-    name: str
-    op: Collective
-    segments: Sequence[Sequence[PhaseSegment]]
-    gpus: int
-
-    @property
-    def rows(self) -> Any:
-        """Rows that go to other GPUs."""
-        return self.op.rows - -(-self.op.rows // self.gpus)
-
-    def load(self, gpu: _Gpu) -> Any:
-        """Load of a GPU over the mean: uneven tables or experts send unevenly, reductions send evenly."""
-        return gpu.load if self.op.pattern == "all_to_all" else 1.0
 
 
 @dataclass(frozen=True)
@@ -182,25 +93,6 @@ class _Kernel:
     limiter: str
 
 
-@dataclass(frozen=True)
-class _SegmentCost:
-    """Common parameters of the transfers of a segment. row_bytes: of a row that is sent; rate [bytes/s]: isolated.
-
-    ideal_s_per_byte: on the wire that all collectives together keep busy longest; 0 for a segment that avoids it.
-    """
-
-    row_bytes: Any
-    rate: Any
-    loads: Mapping[str, Any]
-    hbm_bytes_per_s: Any
-    cap: Any
-    weight: Any
-    cus: Any
-    delay: Any
-    inside: bool
-    ideal_s_per_byte: Any
-
-
 _Tasks = list[list[int]]  # by simulated GPU
 
 
@@ -217,13 +109,15 @@ class Lowering:
         self._wires: dict[tuple[Any, ...], int] = {}
         self._costs: dict[tuple[str, bool], KernelCost] = {}
         self._kernels: dict[str, _Kernel] = {}
-        self._segment_cost_cache: dict[tuple[Any, ...], list[_SegmentCost]] = {}
         self._flags: dict[tuple[str, int], Any] = {}
         self._moves = {
-            name: _Move(name, op, phases(system, op.pattern, knobs.collective), num_gpus(system))
+            name: Move(name, op, phases(system, op.pattern, knobs.collective), num_gpus(system))
             for name, op in workload.operators.items()
             if isinstance(op, Collective)
         }
+        self._segment_costs = SegmentCosts(
+            system, tuple(self._moves.values()), self._gpus[0].load, near_memory=knobs.near_memory
+        )
         fused = partners(workload, str(knobs.pairs)) if knobs.kernel == "fused" else {}
         self._partner = {name: op for name, op in fused.items() if self._moves[name].segments}
         self._move_of = {op: name for name, op in self._partner.items()}
@@ -253,7 +147,7 @@ class Lowering:
 
     # ---------------------------------------------------------------- operators
 
-    def _collective(self, move: _Move) -> None:
+    def _collective(self, move: Move) -> None:
         """Add a collective of a library; that of a fused pair belongs to its kernel."""
         if not move.segments:  # a single GPU
             self._arrived[move.name] = self._before(move.op)
@@ -274,7 +168,7 @@ class Lowering:
         ]
         self._free_staged(name, staged)
 
-    def _producer(self, name: str, move: _Move) -> None:
+    def _producer(self, name: str, move: Move) -> None:
         """Add the slices for other GPUs, each sent when it is done, and the local part."""
         op = self._workload.operators[name]
         self._unpack(op)
@@ -300,7 +194,7 @@ class Lowering:
         self._arrived[move.name] = self._meet(move.name, _join_slices(flags))
         self._staged[move.name] = _join_slices(moved)
 
-    def _consumer(self, name: str, move: _Move) -> None:
+    def _consumer(self, name: str, move: Move) -> None:
         """Add the local part, and the slices of incoming data, each on its arrival; sends come before or after it."""
         other_inputs = _without(self._workload.operators[name], move.name)
         self._unpack(other_inputs)
@@ -322,7 +216,7 @@ class Lowering:
         self._arrived[name] = [list(gpu.stream) for gpu in self._gpus]
         self._arrived[move.name] = self._arrived[name]
 
-    def _parts(self, name: str, move: _Move) -> tuple[list[_Part], _Part]:
+    def _parts(self, name: str, move: Move) -> tuple[list[_Part], _Part]:
         """Parts of an operator: (slices to or from other GPUs, local part)."""
         count, cost = self._num_slices, self._cost(name, fused=True)
         rows: Any = move.op.rows
@@ -365,9 +259,7 @@ class Lowering:
                 limiter=kernel.limiter,
                 group=gpu.task_name("compute"),
                 flop=gpu.metric_name(part.flop * load),
-                alone_s=unfused_s
-                if gpu.place
-                else work,  # of a peer: losses count decomposition on the busiest GPU only
+                alone_s=unfused_s if gpu.place else work,  # losses count decomposition on the busiest GPU only
                 wide_s=unfused_s,
                 ideal_s=gpu.metric_name(unfused_s),
             )
@@ -403,18 +295,18 @@ class Lowering:
             cost, unfused, gpu = self._cost(name, fused=name in self._move_of), self._cost(name), self._system.gpu
             self._kernels[name] = _Kernel(
                 scales=not isinstance(self._workload.operators[name], Mlp),
-                seconds=_plain(cost.seconds),
-                whole_s=_plain(unfused.seconds),
-                hbm_bytes_per_s=_plain(cost.hbm_bytes / cost.seconds),
-                weight=_plain(cost.seconds / cost.hbm_bytes),
-                launch_s=_plain(cost.num_kernels * np.asarray(gpu.kernel_launch_s)),
+                seconds=as_scalar(cost.seconds),
+                whole_s=as_scalar(unfused.seconds),
+                hbm_bytes_per_s=as_scalar(cost.hbm_bytes / cost.seconds),
+                weight=as_scalar(cost.seconds / cost.hbm_bytes),
+                launch_s=as_scalar(cost.num_kernels * np.asarray(gpu.kernel_launch_s)),
                 limiter="HBM" if np.all(cost.hbm_bytes / gpu.hbm_bytes_per_s > 0.5 * cost.seconds) else "compute",
             )
         return self._kernels[name]
 
     # ---------------------------------------------------------------- communication
 
-    def _library(self, move: _Move) -> None:
+    def _library(self, move: Move) -> None:
         """Pack, launch and move a collective phase by phase, in order with the library's other collectives."""
         packed = self._add_copy(move, "pack", self._before(move.op))
         library = library_cus(self._system, move.op.pattern)
@@ -435,7 +327,7 @@ class Lowering:
         if not self._is_consumed(move.name):  # else who consumes it unpacks it
             self._arrived[move.name] = self._add_copy(move, "unpack", self._arrived[move.name])
 
-    def _send_all(self, move: _Move, begun: _Tasks) -> list[tuple[_Tasks, _Tasks]]:
+    def _send_all(self, move: Move, begun: _Tasks) -> list[tuple[_Tasks, _Tasks]]:
         """Send all slices from all GPUs; return (flags, transfers) of each slice."""
         slices = []
         for index in range(self._num_slices):
@@ -443,7 +335,7 @@ class Lowering:
             slices.append(([[flag] for flag, _ in sends], [sent for _, sent in sends]))
         return slices
 
-    def _send(self, gpu: _Gpu, move: _Move, index: int, *, after: Sequence[int]) -> tuple[int, list[int]]:
+    def _send(self, gpu: _Gpu, move: Move, index: int, *, after: Sequence[int]) -> tuple[int, list[int]]:
         """Send a slice from a fused kernel; return (flag that signals its arrival, its last transfers)."""
         stored = bool(self._knobs.zero_copy) and self._partner[move.name] in move.op.after
         label = f"{move.name} {index}"
@@ -458,17 +350,17 @@ class Lowering:
             sent = [flag]
         return flag, moved
 
-    def _flag_s(self, move: _Move, phase: int) -> Any:
+    def _flag_s(self, move: Move, phase: int) -> Any:
         """Delay from the last byte of a phase until its consumer continues."""
         if (move.name, phase) not in self._flags:
             latency = np.maximum.reduce(np.broadcast_arrays(*(segment.latency_s for segment in move.segments[phase])))
-            self._flags[move.name, phase] = _plain(latency + np.asarray(self._persistent.poll_s))
+            self._flags[move.name, phase] = as_scalar(latency + np.asarray(self._persistent.poll_s))
         return self._flags[move.name, phase]
 
-    def _phase(self, gpu: _Gpu, move: _Move, part: _Slice, phase: int, *, after: Sequence[int]) -> list[int]:
+    def _phase(self, gpu: _Gpu, move: Move, part: _Slice, phase: int, *, after: Sequence[int]) -> list[int]:
         """Add the segments of a phase at once, each after the transfer before it on the same wire."""
-        transfers, rows = [], move.load(gpu) * part.rows
-        segments = self._segment_costs(move, part, phase)
+        transfers, rows = [], move.load(gpu.load) * part.rows
+        segments = self._segment_costs.of_phase(move, phase, cus=part.cus, copied=part.copied)
         last = phase == len(move.segments) - 1
         for place, segment in enumerate(segments):
             wire, amount = (gpu.place, move.name, phase, place), rows * segment.row_bytes
@@ -482,7 +374,7 @@ class Lowering:
             transfers.append(self._wires[wire])
         return transfers
 
-    def _transfer_options(self, gpu: _Gpu, segment: _SegmentCost, amount: Any) -> dict[str, Any]:
+    def _transfer_options(self, gpu: _Gpu, segment: SegmentCost, amount: Any) -> dict[str, Any]:
         """Options of a transfer's task: resources and isolated time."""
         uses = {gpu.wires[name]: load for name, load in segment.loads.items()}
         uses |= {gpu.hbm: segment.hbm_bytes_per_s} if segment.hbm_bytes_per_s is not None else {}
@@ -503,67 +395,17 @@ class Lowering:
             "ideal_s": gpu.metric_name(amount * segment.ideal_s_per_byte),
         }
 
-    @functools.cached_property
-    def _busiest(self) -> Mapping[str, Any]:
-        """Map each wire or switch to 1 if all collectives together keep it busy longest, else to 0."""
-        rates, totals = capacities(self._system), dict[str, Any]()
-        for move in self._moves.values():
-            sent = move.load(self._gpus[0]) * np.asarray(move.rows) * move.op.element_bytes * move.op.cols
-            for segment in (segment for segments in move.segments for segment in segments):
-                for name, load in segment.loads.items():
-                    totals[name] = totals.get(name, 0.0) + sent * segment.share * np.asarray(load) / rates[name]
-        most = np.argmax(np.stack(np.broadcast_arrays(*totals.values())), axis=0)
-        return {name: (most == place).astype(float) for place, name in enumerate(totals)}
-
-    def _segment_costs(self, move: _Move, part: _Slice, phase: int) -> list[_SegmentCost]:
-        """Common parameters of the transfers of each segment of a phase."""
-        key = (move.name, phase, part.cus is None)
-        if key not in self._segment_cost_cache:
-            halves = 2 if move.op.pattern == "all_reduce" else 1  # of which the first adds
-            adds = move.op.reduces and phase < len(move.segments) // halves
-            self._segment_cost_cache[key] = [
-                self._segment_cost(move, part, move.segments[phase], segment, adds) for segment in move.segments[phase]
-            ]
-        return self._segment_cost_cache[key]
-
-    def _segment_cost(
-        self, move: _Move, part: _Slice, concurrent: Sequence[PhaseSegment], segment: PhaseSegment, adds: bool
-    ) -> _SegmentCost:
-        system, op, rates = self._system, move.op, capacities(self._system)
-        rate = pace(system, segment, cus=system.gpu.num_cus, pattern=op.pattern)
-        hbm = 2.0 if part.copied or not segment.inside else 0.0  # a NIC reads what it sends
-        hbm = hbm + (accumulate_hbm_bytes(system, near_memory=self._knobs.near_memory) if adds else 0.0)
-        cap, cus, delay = np.asarray(1.0), None, messages_s(system, segment)
-        if part.cus is not None:
-            used_cus = fewest_cus(system, segment, cus=part.cus, pattern=op.pattern)
-            cap = pace(system, segment, cus=used_cus, pattern=op.pattern) / rate
-            cus, delay = _plain(used_cus / len(concurrent)), delay + segment.latency_s
-        return _SegmentCost(
-            row_bytes=_plain(np.asarray(op.element_bytes * op.cols) * segment.share),
-            rate=_plain(rate),
-            loads={name: _plain(np.asarray(load) * rate) for name, load in segment.loads.items()},
-            hbm_bytes_per_s=_plain(np.maximum(hbm, 1e-9) * rate) if np.any(hbm > 0) else None,
-            cap=_plain(cap),
-            weight=_plain(1 / (np.maximum(hbm, 1.0) * rate)),
-            cus=cus,
-            delay=_plain(delay),
-            inside=segment.inside,
-            ideal_s_per_byte=_plain(
-                sum(self._busiest[name] * np.asarray(load) / rates[name] for name, load in segment.loads.items())
-            ),
-        )
-
     def _launch(self, gpu: _Gpu, label: str, delay: Any, *, after: Sequence[int]) -> int:
         how: dict[str, Any] = {"delay": delay, "lane": "communication", "limiter": "launch"}
         return self._graph.task(gpu.task_name(label), gpu.kind("launch"), after=after, **how)
 
-    def _add_copy(self, move: _Move, label: str, waits: _Tasks) -> _Tasks:
+    def _add_copy(self, move: Move, label: str, waits: _Tasks) -> _Tasks:
         """Add a kernel that reads and writes the whole tensor, next in the stream, if `copies` are modelled."""
         if not self._knobs.copies or move.op.pattern != "all_to_all" or not move.segments:
             return waits
         hbm = np.asarray(self._system.gpu.hbm_bytes_per_s)
         for gpu, before in zip(self._gpus, waits, strict=True):
-            amount = move.load(gpu) * move.op.payload_bytes
+            amount = move.load(gpu.load) * move.op.payload_bytes
             rate = self._persistent.stream_efficiency * hbm / 2
             gpu.stream = [
                 self._graph.task(
@@ -650,11 +492,6 @@ class Lowering:
 def _without(op: Operator, name: str) -> Operator:
     """Copy of an operator without the input `name`."""
     return op.model_copy(update={"after": tuple(before for before in op.after if before != name)})
-
-
-def _plain(value: Any) -> Any:
-    """Convert a scalar to float: fast to compute with, and comparable."""
-    return value if np.ndim(value) else float(value)
 
 
 def _join_slices(slices: Sequence[_Tasks]) -> _Tasks:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from search_spaces.pipeline import MoverKnobs, Pipeline
+from search_spaces.comm_knobs import CommEngineKnobs
+from search_spaces.pipeline import Pipeline
 from simulators.hardware.system import System
 from simulators.taskgraph.graph import TaskGraph
 from simulators.workloads.operators import Workload
 
 
-class Serial(MoverKnobs):
+class Serial(CommEngineKnobs):
     """The baseline: all communication exposed, no decomposition."""
 
     orders: ClassVar[tuple[str, ...]] = ("before", "after", "beside")

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from typing import Literal
 
-from search_spaces.pipeline import MoverKnobs, Pipeline
+from search_spaces.comm_knobs import CommEngineKnobs
+from search_spaces.pipeline import Pipeline
 from simulators.hardware.system import System
 from simulators.taskgraph.graph import TaskGraph
 from simulators.workloads.operators import Workload
 
 
-class ShardP2P(MoverKnobs):
+class ShardP2P(CommEngineKnobs):
     """Local shard first, then peer after peer; for a reduction peer after peer, then the local shard."""
 
     family: Literal["shard_p2p"]

@@ -34,7 +34,7 @@ import numpy as np
 from dse.errors import ConfigError
 from dse.units import Integer, Number
 from dse.values import Former, knob
-from search_spaces.pipeline import node_rules
+from search_spaces.comm_knobs import node_rules
 from simulators.costs.gemm_stages import Staged, stage_gemm
 from simulators.costs.transfer import Route, TransferMode, links, rate, routes, setup
 from simulators.hardware.system import System

@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from dse.config.compose import conf_dir
+from dse.config.options import conf_dir
 
 
 @cache

@@ -23,13 +23,13 @@ from dse.results.claims import Claim, Finding, read
 from dse.results.finished_run import Finished
 from dse.space import get_path, set_path
 from simulators.memory.backend import MemoryBackend
-from simulators.memory.convolutions import Layer
+from simulators.memory.convolutions import ConvolutionPass
 from simulators.memory.design import SECTIONS, Design
 from simulators.memory.engine import READS, WRITES
 from simulators.memory.measured import scenarios
 from simulators.memory.measures import Simulated, measure, simulate
 from simulators.memory.phases import Phase, lanes, phases
-from simulators.memory.simulation import Cost
+from simulators.memory.simulation import SimulatedCost
 from simulators.workloads.model_zoo import option_tree
 from studies.convolutions import against, errors
 from studies.plain import Plain
@@ -281,20 +281,20 @@ def _lenet(run: Finished) -> dict[str, Finding]:
     return {**absent, "gpgpusim.floors": Finding(_PERCENT * share, text, "kernels are longer than their launches")}
 
 
-def _roof(app_run: _ApplicationRun, cost: Cost) -> float:
+def _roof(app_run: _ApplicationRun, cost: SimulatedCost) -> float:
     """Roofline time of a kernel [s]: arithmetic or DRAM traffic alone."""
     system = app_run.design.system
     return max(cost.busy_s / system.gpu.num_cus, _dram_bytes(app_run, cost) / system.dram.bytes_per_s)
 
 
-def _dram_bytes(app_run: _ApplicationRun, cost: Cost) -> float:
+def _dram_bytes(app_run: _ApplicationRun, cost: SimulatedCost) -> float:
     """Bytes that DRAM reads and writes for a kernel."""
     return float(cost.totals[READS] + cost.totals[WRITES]) * app_run.design.system.line_bytes
 
 
 def _phase_finding(app_runs: tuple[_ApplicationRun, ...]) -> dict[str, Finding]:
     """Phases of convolutions: most must have two that differ both in SM and in DRAM activity."""
-    calls = [app_run for app_run in app_runs if isinstance(app_run.design.application, Layer)]
+    calls = [app_run for app_run in app_runs if isinstance(app_run.design.application, ConvolutionPass)]
     if len(calls) < _CALLS:
         return {"gpgpusim.phases": Finding(None, f"needs {_CALLS} convolutions, such as conv_3x3 by all algorithms")}
     several = [app_run for app_run in calls if _differ(app_run.phases)]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dse.config.compose import conf_dir
+from dse.config.options import conf_dir
 from dse.results.claims import Claim, Finding, read
 from dse.results.finished_run import Finished
 from dse.space import get_path

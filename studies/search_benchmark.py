@@ -6,8 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from dse import plots
-from dse.plots import Axis
+from dse.plots import Axis, comparisons
 from studies.plain import Plain
 
 if TYPE_CHECKING:
@@ -33,13 +32,13 @@ class SearchBenchmark(Plain):
         points = Axis("share", "points evaluated [% of the distinct outcomes]", 100.0)
         time = Axis("overhead_s", "time of the search method itself [s]")
         missed = Axis("missed", "hypervolume missed [% of the true front's]", 100.0)
-        yield "hypervolume", plots.progress(progress, points, y=missed, **how)
-        yield "hypervolume_time", plots.progress(progress, time, y=missed, **how)
+        yield "hypervolume", comparisons.progress(progress, points, y=missed, **how)
+        yield "hypervolume_time", comparisons.progress(progress, time, y=missed, **how)
         distance = Axis("igd_plus", "IGD+ [ranges of the true front]")
-        yield "igd_plus", plots.progress(progress, points, y=distance, **how)
+        yield "igd_plus", comparisons.progress(progress, points, y=distance, **how)
         unreached = ok.assign(unreached=ok["missed_hypervolume"] > 0.05)
         needed = Axis("points_to_95", "points to 95 % of the hypervolume")
-        yield "points_to_95", plots.medians(unreached, needed, **how, least="unreached")
+        yield "points_to_95", comparisons.medians(unreached, needed, **how, least="unreached")
 
 
 def _progress(ok: pd.DataFrame) -> pd.DataFrame:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dse.config.compose import conf_dir
+from dse.config.options import conf_dir
 from dse.errors import ConfigError
 from dse.plots import Axis, predictions, tables
 from dse.results.claims import Claim, Finding, read

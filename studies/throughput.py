@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from dse.config.compose import list_options
+from dse.config.options import list_options
 from dse.plots import predictions
 from simulators.hardware.device import tree_of
 from simulators.steps.backend import StepBackend

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from simulators.hardware.memory_system import Dram, MemorySystem
 from simulators.memory import engine
 from simulators.memory.policy import Policy
-from simulators.memory.simulation import Cost, Simulation
+from simulators.memory.simulation import SimulatedCost, Simulation
 
 POLICIES = {name: Policy.model_validate(tree) for name, tree in shipped("policy").items()}
 LINE = 64
@@ -71,7 +71,7 @@ def machine(of: MemorySystem, policy: str | Policy = "cache_r", **how: Any) -> S
     return Simulation(of, POLICIES[policy] if isinstance(policy, str) else policy, **{"held": 1, **how})
 
 
-def replay(on: Simulation, *traces: Iterable[Request]) -> Cost:
+def replay(on: Simulation, *traces: Iterable[Request]) -> SimulatedCost:
     """Make the requests of each CU; those of whom there is no trace make none."""
     own = [list(trace) for trace in traces]
     rows = [(one.line * LINE, LINE, one.pc, int(one.store), one.at) for trace in own for one in trace]
@@ -91,7 +91,7 @@ def loads(lines: Iterable[int]) -> list[Request]:
     return [Request(int(line)) for line in lines]
 
 
-def counts(cost: Cost) -> dict[str, int]:
+def counts(cost: SimulatedCost) -> dict[str, int]:
     """Totals by name."""
     return {name: int(cost.totals[place]) for name, place in COUNTS.items()}
 

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from dse.cli import main
-from dse.config.compose import conf_dir
+from dse.config.options import conf_dir
 from dse.errors import ConfigError
 from simulators.calibration.calibrate import calibrate_rows
 from simulators.calibration.fit import MOST, PRIORS, medoids

@@ -18,7 +18,8 @@ from dse.cli import main
 from dse.content_hash import content_key
 from dse.errors import ConfigError
 from dse.space import Knob
-from dse.study.dry_run import Outlook, Tally, general, outlook
+from dse.study.census import Tally, general
+from dse.study.dry_run import Outlook, outlook
 from dse.study.timing import Pace, spread
 from dse.units import duration_text, quantity_text
 

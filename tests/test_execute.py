@@ -21,7 +21,7 @@ from dse.backend import STATUSES, Batch, Metric, Result, Results, Status, check_
 from dse.errors import Broken, ConfigError
 from dse.evaluation import executor
 from dse.evaluation.backend_spec import BackendSpec, validate
-from dse.store.result_store import Fresh
+from dse.store.result_rows import Fresh
 from dse.store.session import Forgetful
 from dse.values import Keys
 

@@ -18,7 +18,7 @@ from test_conformance import magnitudes
 
 from dse.cli import main
 from dse.space import set_path
-from search_spaces.persistent import issue_order, partners, remote_chunks
+from search_spaces.fused_knobs import issue_order, partners, remote_chunks
 from simulators.costs.fabric import phases
 from simulators.costs.memory_bound import kernel_cost
 from simulators.hardware.system import System

@@ -18,7 +18,7 @@ from conftest import shipped
 
 from dse.cli import main
 from dse.errors import ConfigError
-from simulators.memory.convolutions import Layer, kernels, layers, written_out
+from simulators.memory.convolutions import ConvolutionPass, kernels, layers, written_out
 from simulators.memory.kernels import Application
 from simulators.memory.measured import load_measured_systems, scenarios
 from simulators.memory.measures import partition_camping, simulate
@@ -60,7 +60,7 @@ def test_a_layer_in_a_network_is_the_layer_alone(algorithm: str) -> None:
     """The same kernels on tensors of other names, and so the same time where nothing comes before it."""
     one = network(algorithm=algorithm)
     one["groups"] = [{"kernels": one["groups"][0]["kernels"][:1]}]
-    alone = Layer(name="y", n=2, c=3, h=16, w=16, k=8, r=3, s=3, pad_h=1, pad_w=1, algorithm=algorithm)
+    alone = ConvolutionPass(name="y", n=2, c=3, h=16, w=16, k=8, r=3, s=3, pad_h=1, pad_w=1, algorithm=algorithm)
     inside, outside = written_out(Application.model_validate(one), CUS), kernels(alone, CUS)
     pairs = zip(inside.groups[0].kernels, outside.groups[0].kernels, strict=True)
     names = {"x", "w", "y", "a", "b", "c", "reads", "writes"}
@@ -186,7 +186,7 @@ def test_every_measured_convolution_is_a_scenario() -> None:
     assert len(found) == one.rows.size == len(set(one.rows.names))
     for row in range(one.rows.size):
         tree = found[one.scenario(row)]
-        layer = Layer.model_validate(tree["application"])
+        layer = ConvolutionPass.model_validate(tree["application"])
         assert f"{layer.w}x{layer.h}x{layer.c} n{layer.n} k{layer.k} {layer.r}x{layer.s}" in one.scenario(row)
         rest = {"policy": shipped("policy")["cache_rw"], "run": {"requests": 1000, "repeats": 1}}
         assert BACKEND.problems(BACKEND.design({**tree, **rest})) == []

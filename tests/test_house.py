@@ -35,6 +35,15 @@ def test_a_backend_must_have_four_members() -> None:
     assert house.backend_members() == 4
 
 
+def test_a_class_name_means_one_thing_in_a_backend() -> None:
+    assert set(house.class_homonyms()) >= {"overlap", "step", "memory", "measured", "external"}
+    assert not any(house.class_homonyms().values())
+
+
+def test_long_files_hold_compiled_kernels() -> None:
+    assert house.long_files() == ["simulators/engines/fluid.py", "simulators/memory/engine.py"]
+
+
 def test_long_functions_are_compiled_kernels() -> None:
     assert set(house.long_functions()) == KERNELS
 

@@ -16,7 +16,7 @@ from conftest import CONF, DEVICES, MEMORIES, REPOSITORY, SYSTEMS, design, shipp
 from conftest import backend as overlap
 
 from dse import plugins
-from dse.config.compose import list_options
+from dse.config.options import list_options
 from dse.config.yaml_checks import accidents, unreadable
 from simulators.hardware.device import Device
 from simulators.hardware.memory_system import MemorySystem

@@ -11,7 +11,7 @@ from applications import BACKEND, metrics
 from conftest import shipped
 
 from simulators.memory import engine
-from simulators.memory.convolutions import ALGORITHMS, DIRECTIONS, Layer, feed, kernels, unsupported_reason
+from simulators.memory.convolutions import ALGORITHMS, DIRECTIONS, ConvolutionPass, feed, kernels, unsupported_reason
 from simulators.memory.design import Design
 from simulators.memory.kernels import Application
 from simulators.memory.measures import programs
@@ -23,18 +23,20 @@ RUN = {"run.requests": 300_000, "run.most": 4_000_000}
 DEVICES = tuple(name for name, tree in shipped("system").items() if "dram" in tree and tree.get("device"))
 
 
-def layer(**fields: Any) -> Layer:
+def layer(**fields: Any) -> ConvolutionPass:
     """A small layer, with fields changed."""
-    return Layer(**{"name": "layer", **SMALL, **fields})
+    return ConvolutionPass(**{"name": "layer", **SMALL, **fields})
 
 
-def design_of(one: Layer, system: str = "gem5_gcn3") -> Design:
+def design_of(one: ConvolutionPass, system: str = "gem5_gcn3") -> Design:
     """The design that runs a layer alone."""
     tree = {"application": kernels(one, CUS).model_dump(), "policy": shipped("policy")["cache_rw"]}
     return BACKEND.design({**tree, "system": shipped("system")[system], "run": {"requests": 300_000, "repeats": 1}})
 
 
-def found(one: Layer, overrides: Mapping[str, Any] | None = None, *, system: str = "gem5_gcn3") -> dict[str, float]:
+def found(
+    one: ConvolutionPass, overrides: Mapping[str, Any] | None = None, *, system: str = "gem5_gcn3"
+) -> dict[str, float]:
     """Metrics of a layer under cache_rw."""
     return metrics(kernels(one, CUS).model_dump(), "cache_rw", {**RUN, **(overrides or {})}, system=system)
 

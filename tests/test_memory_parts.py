@@ -36,7 +36,7 @@ from memory import (
 
 from simulators.hardware import memory_system as machines
 from simulators.hardware.memory_system import Folds, MemorySystem
-from simulators.memory.kernels import Elementwise
+from simulators.memory.kernels import ElementwiseKernel
 from simulators.memory.policy import Policy
 from simulators.memory.program import Program, Region, Touch, Writer
 from simulators.memory.traces import program
@@ -625,7 +625,7 @@ def copied(policy: str, sets: int, requests: float) -> tuple[float, float, dict[
     )
     on = machine(of, fitting(policy, of), held=10)
     tensors = {name: Region(place << 25, (1 << 22,), 4) for place, name in enumerate("ab")}
-    kernel = program(Elementwise(kind="elementwise", reads=("a",), writes=("b",)), tensors, 0)
+    kernel = program(ElementwiseKernel(kind="elementwise", reads=("a",), writes=("b",)), tensors, 0)
     cost = on.launch(kernel, 1e13, requests)
     return cost.seconds, cost.share, counts(cost)
 

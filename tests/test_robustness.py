@@ -18,7 +18,8 @@ from toy import distribution
 from dse import plugins
 from dse.analysis import robustness
 from dse.analysis.perturbation import Constant
-from dse.analysis.robustness import Breaks, Stretch, draw_factors, on_front, regret, reversal_share, uncertain_constants
+from dse.analysis.robustness import Breaks, Stretch, reversal_share, uncertain_constants
+from dse.analysis.standings import draw_factors, on_front, regret
 from dse.cli import main
 from dse.errors import ConfigError
 

@@ -29,7 +29,8 @@ from dse.cli import main
 from dse.content_hash import content_keys
 from dse.store.database import StoreError
 from dse.store.owner import Owner, me
-from dse.store.result_store import Context, Fresh, Store, fits, key_bytes, leases, owners, quarantine, results
+from dse.store.result_rows import Fresh, fits, key_bytes
+from dse.store.result_store import Context, Store, leases, owners, quarantine, results
 from dse.store.session import Hold, StoreSession
 from dse.values import Keys
 

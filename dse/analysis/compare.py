@@ -313,6 +313,7 @@ def command(words: Sequence[str]) -> int:
 
 def _write(comparison: Compared, root: Path) -> Path:
     from dse import plots
+    from dse.plots import comparisons
 
     name = "--".join(name.replace("/", "_") for name in comparison.names)
     root.mkdir(parents=True, exist_ok=True)
@@ -321,10 +322,14 @@ def _write(comparison: Compared, root: Path) -> Path:
     for stale in (*folder.glob("*.png"), *folder.glob("*.svg")):
         stale.unlink()
     if comparison.rows:
-        plots.save(plots.hypervolumes(comparison.curves, comparison.names, _methods(comparison)), folder, "hypervolume")
+        plots.save(
+            comparisons.hypervolumes(comparison.curves, comparison.names, _methods(comparison)), folder, "hypervolume"
+        )
     if comparison.attainment is not None:
         plots.save(
-            plots.attainment(comparison.attainment, comparison.names, list(comparison.goals)), folder, "attainment"
+            comparisons.attainment(comparison.attainment, comparison.names, list(comparison.goals)),
+            folder,
+            "attainment",
         )
     return folder
 

@@ -456,6 +456,7 @@ def _write(run: Finished, assessment: Assessment, notes: Sequence[str]) -> None:
     import pandas as pd
 
     from dse import plots
+    from dse.plots import comparisons
 
     records = run.outputs.read_json("importance") if run.outputs.has("importance") else {}
     rows = [{**importance.row(), "shares": dict(importance.shares)} for importance in assessment.found]
@@ -478,5 +479,5 @@ def _write(run: Finished, assessment: Assessment, notes: Sequence[str]) -> None:
         ]
     )
     title = f"{run.name}: importance by {assessment.method.title}"
-    figure = plots.importance(bars, assessment.knobs, label=assessment.method.told, title=title)
+    figure = comparisons.importance(bars, assessment.knobs, label=assessment.method.told, title=title)
     plots.save(figure, run.outputs.figures, f"importance_{assessment.method.name}")

@@ -338,6 +338,7 @@ def _scores_shown(scores: Sequence[Score]) -> list[Score]:
 
 def _write(run: Finished, question: Question, tree: Tree, *, scores: Sequence[Score], notes: Sequence[str]) -> None:
     from dse import plots
+    from dse.plots import comparisons
 
     head = f"Best {question.objective} of {run.name}: picks {', '.join(question.choose)}"
     fared = [score.text for score in _scores_shown(scores)]
@@ -351,7 +352,7 @@ def _write(run: Finished, question: Question, tree: Tree, *, scores: Sequence[Sc
     rows = [score.row() for score in scores]
     summary = {"study": run.name, "objective": question.objective, "goal": question.goal}
     run.outputs.write_json("rules", {**summary, "tree": tree.json(), "scores": rows, "notes": list(notes)})
-    figure = plots.regrets(
+    figure = comparisons.regrets(
         [score.row() for score in _scores_shown(scores)], f"{run.name}: regret of rules for {question.objective}"
     )
     plots.save(figure, run.outputs.figures, "rules")

@@ -1,17 +1,14 @@
 """Configuration through Hydra: groups, overrides and sweep grammar in, plain trees out.
 
-Everything wrong with the command line and the files is gathered, so that it can be told at once. The only module,
-with the command line, that knows Hydra.
+Everything wrong with the command line and the files is gathered, so that it can be told at once. Only this module,
+`sweeps` and the command line know Hydra.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fnmatch
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +17,10 @@ import yaml
 from dse import plugins
 from dse.config import expansion
 from dse.config.expansion import interpolates, limit_cpu_time
-from dse.config.yaml_checks import accidents, calls_code, is_hydras, load_yaml, looked_at, unreadable
+from dse.config.options import conf_dir
+from dse.config.sweeps import FEWER_VALUES, MOST_VALUES, range_size, sweep_knob, too_many
+from dse.config.yaml_checks import accidents, calls_code, is_hydras, looked_at
 from dse.errors import ConfigError, Problem, did_you_mean
-from dse.files import read_text
 from dse.space import Knob, get_path, set_path
 
 
@@ -45,38 +43,6 @@ class Request:
     levels: Mapping[str, dict[str, Any]] = field(default_factory=dict)
 
 
-def conf_dir() -> Path:
-    """The shipped configuration: `conf/` of a clone, `dse/conf/` of an installed wheel."""
-    package = Path(__file__).resolve().parents[1]
-    clone = package.parent / "conf"
-    return clone if (clone / "config.yaml").is_file() else package / "conf"
-
-
-def list_options(group: str, folders: Sequence[Path] = ()) -> dict[str, str]:
-    """Options of a group with their descriptions."""
-    files = {path.stem: path for folder in (conf_dir(), *folders) for path in sorted((folder / group).glob("*.yaml"))}
-    return {name: _description(path) for name, path in sorted(files.items())}
-
-
-def _description(path: Path) -> str:
-    if unreadable(path):
-        return "(cannot be read)"
-    tree = load_yaml(path)
-    study = tree.get("study", tree) if isinstance(tree, dict) else {}
-    description = study.get("description", "") if isinstance(study, dict) else ""
-    return str(description or _comment(path))
-
-
-def _comment(path: Path) -> str:
-    """The comment that a file begins with, below its directives: of an option of another section."""
-    lines = (line for line in read_text(path, str(path)).splitlines() if not line.startswith("# @"))
-    first = next(lines, "")
-    return first.removeprefix("# ") if first.startswith("# ") else ""
-
-
-MOST_VALUES = 1_000_000
-"""Of a knob; they are counted before they are made."""
-_FEWER = "take a larger step, or fewer values"
 OWN_FLAGS = ("--config-dir", "-cd")
 """Flags before a folder of the user's own configuration."""
 
@@ -280,11 +246,13 @@ def _check_jobs(composer: _Composer, lines: Sequence[_Line]) -> None:
     for line in lines:
         if isinstance(line.value, RangeSweep) and not line.key.startswith("space."):
             try:
-                jobs *= _range_size(line.value)
+                jobs *= range_size(line.value)
             except ValueError as error:
                 composer.note(line.key, str(error), line.text.partition("=")[2], "take a larger step, or fewer values")
     if jobs > MOST_VALUES:
-        composer.note("--multirun", f"would be {jobs} studies, and at most {MOST_VALUES} are made", way_out=_FEWER)
+        composer.note(
+            "--multirun", f"would be {jobs} studies, and at most {MOST_VALUES} are made", way_out=FEWER_VALUES
+        )
 
 
 def _readable(composer: _Composer) -> bool:
@@ -466,7 +434,7 @@ def _knobs(composer: _Composer, tree: Mapping[str, Any], groups: Mapping[str, li
         if knob is not None and not knob.values and isinstance(get_path(tree, path), int) and knob.whole:
             low, high = int(knob.low), int(knob.high)
             if high - low >= MOST_VALUES:
-                composer.note(f"space.{path}", _too_many(high - low + 1), value, _FEWER)
+                composer.note(f"space.{path}", too_many(high - low + 1), value, FEWER_VALUES)
                 continue
             knob = Knob(path, tuple(range(low, high + 1)))
         if knob is not None:
@@ -479,7 +447,7 @@ def _knob(composer: _Composer, path: str, leaf: Any, groups: Mapping[str, list[s
 
     try:
         value = OverridesParser.create().parse_override(f"k={leaf}").value() if isinstance(leaf, str) else leaf
-        knob = _domain(path, value, groups)
+        knob = sweep_knob(path, value, groups)
     except (HydraException, ValueError, OverflowError) as error:
         reason = str(error).splitlines()[0]
         composer.note(
@@ -499,57 +467,6 @@ def _knob(composer: _Composer, path: str, leaf: Any, groups: Mapping[str, list[s
                 did_you_mean(str(wrong), groups[section]),
             )
     return knob
-
-
-def _domain(path: str, value: Any, groups: Mapping[str, list[str]]) -> Knob:
-    from hydra.core.override_parser.types import ChoiceSweep, Glob, IntervalSweep, RangeSweep
-
-    if isinstance(value, IntervalSweep):
-        return _interval(path, value.start, value.end, log="log" in value.tags)
-    if isinstance(value, RangeSweep):
-        _range_size(value)
-        values = tuple(value.range())
-    elif isinstance(value, Glob):
-        names = groups.get(path.partition(".")[0], [])
-        values = tuple(name for name in names if _matches(name, value.include) and not _matches(name, value.exclude))
-    else:
-        values = tuple(value.list if isinstance(value, ChoiceSweep) else value if isinstance(value, list) else [value])
-    if not values:
-        raise ValueError("it holds no value (the end of a range is left out)")
-    if any(isinstance(item, list | dict) for item in values):
-        raise ValueError("a value is a number, a text or null, not a list or a mapping")
-    return Knob(path, tuple(dict.fromkeys(getattr(item, "text", item) for item in values)))
-
-
-def _range_size(sweep: Any) -> int:
-    """Number of values of a range, counted without making them. Raises ValueError where they are too many."""
-    start, stop, step = (Decimal(end) for end in (sweep.start, sweep.stop, sweep.step))
-    if not (start.is_finite() and stop.is_finite() and step.is_finite() and step):
-        raise ValueError("a range has finite ends and a step other than 0")
-    count = max(Decimal(0), (stop - start) / step)
-    if count > MOST_VALUES:
-        raise ValueError(_too_many(count))
-    return math.ceil(count)
-
-
-def _too_many(count: int | Decimal) -> str:
-    return f"it holds {Decimal(count):.4g} values, and a knob has at most {MOST_VALUES:,}"
-
-
-def _interval(path: str, low: Any, high: Any, *, log: bool) -> Knob:
-    if not low < high:
-        raise ValueError(f"its low end {low} is not below its high end {high}")
-    if log and low <= 0:
-        raise ValueError("a logarithmic interval starts above 0")
-    if isinstance(low, int) and isinstance(high, int):  # int(interval(a,b))
-        if high - low >= MOST_VALUES:
-            raise ValueError(_too_many(high - low + 1))
-        return Knob(path, tuple(range(low, high + 1)))
-    return Knob(path, low=float(low), high=float(high), log=log)
-
-
-def _matches(name: str, patterns: Sequence[str]) -> bool:
-    return any(fnmatch.fnmatch(name, pattern) for pattern in patterns)
 
 
 def _options(

@@ -21,7 +21,7 @@ from dse.evaluation.calls import Patience, broken_error, call, difference, halve
 from dse.evaluation.signals import Interrupted
 from dse.evaluation.workers import Lost, Pool
 from dse.space import Block, Evaluated
-from dse.store.result_store import Fresh, key_bytes
+from dse.store.result_rows import Fresh, key_bytes
 from dse.store.session import Forgetful, Session
 from dse.units import Bytes, Fraction, Integer, Seconds
 from dse.values import Frozen, Keys

@@ -8,7 +8,6 @@ Other tables hold the studies that requested the results, and the leases of poin
 from __future__ import annotations
 
 import functools
-import hashlib
 import itertools
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -38,6 +37,16 @@ from sqlalchemy.exc import DBAPIError
 from dse.backend import STATUSES, Result, Results, Status
 from dse.errors import hidden
 from dse.store.database import PATIENCE_S, Blob, Database, StoreError, check_plain, reader
+from dse.store.result_rows import (
+    BULK_INSERT,
+    BULK_SIZE,
+    Fresh,
+    as_bytes,
+    group_alike,
+    is_intact,
+    key_bytes,
+    results_of_rows,
+)
 from dse.values import Keys
 
 if TYPE_CHECKING:
@@ -141,21 +150,6 @@ class Found:
     study: NDArray[np.int64]
 
 
-@dataclass(frozen=True)
-class Fresh:
-    """Results to record: keys [B, 2], their results [B], and the text [B] of each point."""
-
-    keys: Keys
-    results: Results
-    points: Sequence[str]
-
-    @classmethod
-    def join(cls, parts: Sequence[Fresh]) -> Fresh:
-        """Concatenate parts."""
-        keys, joined = np.concatenate([part.keys for part in parts]), Results.join([part.results for part in parts])
-        return cls(keys, joined, list(itertools.chain.from_iterable(part.points for part in parts)))
-
-
 class Store:
     """The tables of results in a database. Raises dse.store.database.StoreError if it cannot be used."""
 
@@ -243,7 +237,7 @@ class Store:
         place = {row[0]: index for index, row in enumerate(rows)}
         where = np.array([place.get(name, -1) for name in names], np.intp)
         study = np.array([row[2] for row in rows], np.int64)
-        return Found(where >= 0, _columns(rows, made_in.metrics).take(where), study[where])
+        return Found(where >= 0, results_of_rows(rows, made_in.metrics).take(where), study[where])
 
     def _rows(self, names: Sequence[bytes]) -> list[Any]:
         query = select(results).where(results.c.key.in_(names))
@@ -254,16 +248,16 @@ class Store:
 
         Those are read again first, as a row that changed on its way here may be intact in the database.
         """
-        damaged = [row for row in rows if not _is_intact(row, context)]
+        damaged = [row for row in rows if not is_intact(row, context)]
         if not damaged:
             return list(rows)
         names = [row[0] for row in damaged]
 
         def work(connection: Connection) -> list[Any]:
             again = list(connection.execute(select(results).where(results.c.key.in_(names))))
-            bad = [row for row in again if not _is_intact(row, context)]
+            bad = [row for row in again if not is_intact(row, context)]
             if bad:
-                records = [{"key": _as_bytes(row[0]), "held": ascii(tuple(row))} for row in bad]
+                records = [{"key": as_bytes(row[0]), "held": ascii(tuple(row))} for row in bad]
                 connection.execute(insert(quarantine), records)
                 connection.execute(delete(results).where(results.c.key.in_([row[0] for row in bad])))
             return [row for row in again if row not in bad]
@@ -275,9 +269,9 @@ class Store:
         made_in = self.context(context)
         assert made_in is not None
         count, rows = 0, list[tuple[Any, ...]]()
-        for group in _alike(fresh, made_in.metrics, context, study):
-            if group.size >= _POURED and self.database.dialect.name == "sqlite":
-                count += connection.exec_driver_sql(_POUR, group.bulk_insert()).rowcount
+        for group in group_alike(fresh, made_in.metrics, context, study):
+            if group.size >= BULK_SIZE and self.database.dialect.name == "sqlite":
+                count += connection.exec_driver_sql(BULK_INSERT, group.bulk_insert()).rowcount
             else:
                 rows += group.rows()
         done = connection.exec_driver_sql(self._insert, rows) if rows else None
@@ -382,130 +376,7 @@ def _signs(goals: Mapping[str, str]) -> NDArray[np.float64]:
     return np.array([1.0 if goal == "minimize" else -1.0 for goal in goals.values()])
 
 
-def key_bytes(keys: Keys) -> list[bytes]:
-    """Convert content hashes [B, 2] to B byte strings of 16 bytes."""
-    data = keys.astype(">u8").tobytes()
-    return [data[start : start + 16] for start in range(0, len(data), 16)]
-
-
-def fits(row: Sequence[Any]) -> bool:
-    """Return whether a row of `results`, as read, fits its checksum."""
-    try:
-        return bool(checksum(row[:-1]) == row[-1])
-    except (AttributeError, TypeError, UnicodeError):  # a value of another kind
-        return False
-
-
-def _is_intact(row: Sequence[Any], context: int | None) -> bool:
-    return fits(row) and context in (None, row[1])
-
-
-def checksum(row: Sequence[Any]) -> bytes:
-    """Checksum of 64 bits (BLAKE2b) over all other columns of a row. Raises TypeError for a value of another kind."""
-    key, context, study, status, engine, reason, point, metrics = row
-    return _sum(key + _head(context, study, status, engine, reason) + point.encode() + b"\x1f" + metrics)
-
-
-def _head(context: int, study: int, status: int, engine: str, reason: str) -> bytes:
-    return (f"{context}|{study}|{status}\x1f" + engine + "\x1f" + reason + "\x1f").encode()
-
-
-def _sum(text: bytes) -> bytes:
-    return hashlib.blake2b(text, digest_size=8).digest()
-
-
-@dataclass(frozen=True)
-class _Alike:
-    """Rows that differ in key, point, metrics and checksum only. shared: context, study, status, engine, reason."""
-
-    shared: tuple[int, int, int, str, str]
-    keys: Sequence[bytes]
-    points: Sequence[str]
-    metrics: bytes
-
-    @property
-    def size(self) -> int:
-        return len(self.keys)
-
-    @functools.cached_property
-    def width(self) -> int:
-        """Bytes of the metrics of a row."""
-        return len(self.metrics) // self.size
-
-    def rows(self) -> Iterator[tuple[Any, ...]]:
-        """Yield rows of the table."""
-        places = range(0, self.width * self.size, self.width) if self.width else itertools.repeat(0)
-        for key, point, start in zip(self.keys, self.points, places, strict=False):
-            metrics = self.metrics[start : start + self.width]
-            yield key, *self.shared, point, metrics, checksum((key, *self.shared, point, metrics))
-
-    def bulk_insert(self) -> dict[str, Any]:
-        """Build the parameters of `_POUR`: columns, which the database splits, in half the time of separate rows."""
-        context, study, status, engine, reason = self.shared
-        head, texts, width = _head(*self.shared), [point.encode() for point in self.points], self.width
-        ends = range(width, width * self.size + 1, width) if width else itertools.repeat(0)
-        parts = zip(self.keys, texts, ends, strict=False)
-        checksums = [_sum(key + head + text + b"\x1f" + self.metrics[end - width : end]) for key, text, end in parts]
-        longest = max(map(len, texts))
-        return {
-            **{"size": self.size, "context": context, "study": study, "status": status, "engine": engine},
-            **{"reason": reason, "keys": b"".join(self.keys), "metrics": self.metrics, "width": self.width},
-            "points": b"".join([text.ljust(longest) for text in texts]),
-            "longest": longest,
-            "checksums": b"".join(checksums),
-        }
-
-
-_POURED = 512  # rows from which on `_POUR` pays
-_POUR = """
-INSERT OR IGNORE INTO results (key, context, study, status, engine, reason, point, metrics, checksum)
-WITH RECURSIVE place(i) AS (SELECT 0 UNION ALL SELECT i + 1 FROM place WHERE i + 1 < :size)
-SELECT substr(:keys, 1 + 16 * i, 16), :context, :study, :status, :engine, :reason,
-       rtrim(CAST(substr(:points, 1 + :longest * i, :longest) AS TEXT)),
-       coalesce(substr(:metrics, 1 + :width * i, :width), x''), substr(:checksums, 1 + 8 * i, 8)
-FROM place
-"""
-
-
-def _alike(fresh: Fresh, names: Sequence[str], context: int, study: int) -> Iterator[_Alike]:
-    """Group rows, each group in the order of the keys, because neighbours lie on the same page."""
-    evaluated = fresh.results
-    size, ok = len(evaluated.texts), STATUSES.index("ok")
-    kinds = (evaluated.status.astype(np.int64) * size + evaluated.engine) * size + evaluated.reason
-    order = np.argsort(fresh.keys[:, 0])
-    for kind in np.unique(kinds).tolist():
-        places = order[kinds[order] == kind]
-        status, engine, reason = kind // size**2, kind // size % size, kind % size
-        columns = [evaluated.column(name)[places] for name in names] if status == ok else []
-        metrics = np.stack(columns, axis=1).astype("<f8").tobytes() if columns else b""
-        shared = (context, study, status, _sanitize(evaluated.texts[engine]), _sanitize(evaluated.texts[reason]))
-        points = [fresh.points[place] for place in places.tolist()]
-        yield _Alike(shared, key_bytes(fresh.keys[places]), points, metrics)
-
-
-def _sanitize(text: str) -> str:
-    """Replace characters of a text that some database refuses."""
-    return text.replace("\0", "\ufffd").encode("utf-8", "replace").decode()
-
-
-def _columns(rows: Sequence[Any], names: Sequence[str]) -> Results:
-    """Convert rows of the table, all of one context, to results."""
-    texts = {"": 0}
-    status = np.array([row[3] for row in rows], np.uint8)
-    engine = np.array([texts.setdefault(row[4], len(texts)) for row in rows], np.int32)
-    reason = np.array([texts.setdefault(row[5], len(texts)) for row in rows], np.int32)
-    numbers = np.full((len(rows), len(names)), np.nan)
-    if names:
-        data = b"".join(row[7] for row in rows)
-        numbers[status == STATUSES.index("ok")] = np.frombuffer(data, "<f8").reshape(-1, len(names))
-    return Results(status, {name: numbers[:, place] for place, name in enumerate(names)}, reason, engine, tuple(texts))
-
-
 def chunks(names: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
     """Split names into parts for one statement each."""
     for start in range(0, len(names), _CHUNK):
         yield names[start : start + _CHUNK]
-
-
-def _as_bytes(value: Any) -> bytes:
-    return value if isinstance(value, bytes) else str(value).encode("utf-8", "replace")

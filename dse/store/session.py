@@ -24,7 +24,8 @@ from dse.content_hash import grid_content_keys
 from dse.results.pareto import Seen
 from dse.store.database import StoreError
 from dse.store.owner import Owner, me
-from dse.store.result_store import Context, Found, Fresh, Store, chunks, key_bytes, leases, owners
+from dse.store.result_rows import Fresh, key_bytes
+from dse.store.result_store import Context, Found, Store, chunks, leases, owners
 from dse.values import Keys
 
 if TYPE_CHECKING:

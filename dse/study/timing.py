@@ -20,7 +20,8 @@ from dse.backend import Result, Results
 from dse.evaluation.calls import call
 from dse.evaluation.executor import POOL_PAYS_S, Executor
 from dse.space import Block, Evaluated
-from dse.store.result_store import Fresh, Store
+from dse.store.result_rows import Fresh
+from dse.store.result_store import Store
 from dse.study.baselines import Baselines
 from dse.study.plan import Plan
 from dse.study.table import Layout, Rows, Sheet

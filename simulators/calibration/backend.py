@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from dse import plugins
 from dse.backend import Backend, Batch, Metric, Result, Results, Tree
-from dse.config.compose import conf_dir
+from dse.config.options import conf_dir
 from dse.errors import Problems, did_you_mean
 from dse.space import get_path
 from dse.values import Frozen
@@ -40,7 +40,7 @@ class Table(Frozen):
     note: str
 
 
-class Design(Frozen):
+class MeasuredDesign(Frozen):
     """A device, rows measured on it, and the model that predicts them."""
 
     system: Device
@@ -54,7 +54,7 @@ def tables(folder: str) -> tuple[Rows, ...]:
     return tuple(read_folder(Path(folder)))
 
 
-def predict_rows(design: Design) -> Predicted | None:
+def predict_rows(design: MeasuredDesign) -> Predicted | None:
     """Predict the rows of a design; None if the device has no constants for them."""
     return predicted_by(design.predict.model, design.system, _rows(design.table))
 
@@ -135,10 +135,10 @@ class MeasuredBackend(Backend):
             rule = f"is missing: a table has all-reduces of {most} GPUs, the server has {server.num_gpus}"
             check.add(f"{name}: server.network_bytes_per_s", rule, way_out="calibrate it with such rows, or give it")
 
-    def design(self, tree: Tree) -> Design:
+    def design(self, tree: Tree) -> MeasuredDesign:
         """Validate a design. Raises ConfigError with every problem."""
         check = Problems()
-        design = check.model(Design, tree, path="")
+        design = check.model(MeasuredDesign, tree, path="")
         check.done()
         assert design is not None
         return design
@@ -152,7 +152,7 @@ class MeasuredBackend(Backend):
         return [Results.of([self._evaluate_design(design) for design in batch.designs()]) for batch in batches]
 
     def _evaluate_design(self, design: BaseModel) -> Result:
-        assert isinstance(design, Design)
+        assert isinstance(design, MeasuredDesign)
         predicted = predict_rows(design)
         errors = predicted.errors if predicted else None
         if predicted is None or errors is None:
@@ -170,7 +170,7 @@ class MeasuredBackend(Backend):
 
     def facts(self, design: BaseModel) -> Sequence[tuple[str, Any, str, str]]:
         """Constants of the device with their sources."""
-        assert isinstance(design, Design)
+        assert isinstance(design, MeasuredDesign)
         return list(design.system.facts())
 
 

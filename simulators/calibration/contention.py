@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dse.config.compose import conf_dir
+from dse.config.options import conf_dir
 from dse.values import put
 from simulators.costs.gemm_waves import beside_cu_copies, gemm_cost
 from simulators.costs.transfer import TransferMode, routes, slowed_beside_gemm

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dse.config.compose import conf_dir
+from dse.config.options import conf_dir
 from dse.errors import ConfigError, Problem, did_you_mean
 from dse.files import open_plain_file, read_text
 from simulators.hardware.device import ELEMENT_BYTES

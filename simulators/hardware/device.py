@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from dse.config.compose import conf_dir
+from dse.config.options import conf_dir
 from dse.config.yaml_checks import load_yaml, unreadable
 from dse.errors import ConfigError, Problem, Problems, did_you_mean
 from dse.units import Bytes, BytesPerSecond, FlopPerSecond, Integer, Number, Seconds
@@ -47,7 +47,7 @@ class Efficiency(Frozen):
     latency_s: Duration
 
 
-class Gpu(Grown):
+class DeviceGpu(Grown):
     """Numbers of the data sheet. flop_per_s: peak by precision; fp16_storage computes in fp32.
 
     staged_bytes: inputs not yet multiplied that tiles of products hold on the chip; None if no model needs it. pim:
@@ -116,7 +116,7 @@ class Device(Sourced):
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,80}$")]
     description: str = ""
     measured_as: str = ""
-    gpu: Gpu
+    gpu: DeviceGpu
     server: Server | None = None
     efficiency: Mapping[Precision, Efficiency] = Field(default_factory=dict)
     fitted_on: Mapping[str, Mapping[str, tuple[str, ...]]] = Field(default_factory=dict)

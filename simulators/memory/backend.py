@@ -13,7 +13,7 @@ import numpy as np
 from pydantic import BaseModel
 
 from dse.backend import Backend, Batch, Columns, Interval, Metric, Replay, Result, Results, Tree
-from dse.config.compose import list_options
+from dse.config.options import list_options
 from dse.errors import Problem, Problems, did_you_mean
 from dse.space import get_path
 from dse.values import LABELS

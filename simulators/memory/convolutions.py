@@ -35,9 +35,9 @@ from simulators.memory.kernels import (
     Columns,
     Convolution,
     FilterGradient,
-    Group,
     ImplicitGemm,
     Kernel,
+    KernelGroup,
     MatrixProduct,
     Pad,
     Reduction,
@@ -69,7 +69,7 @@ Tensors = dict[str, tuple[int, ...]]
 Made = tuple[Tensors, list[Kernel]]
 
 
-class Layer(Frozen):
+class ConvolutionPass(Frozen):
     """One pass of a convolution by one algorithm. Images [n, c, h, w], filters [k, c, r, s]."""
 
     name: str
@@ -121,7 +121,7 @@ class Layer(Frozen):
         return 2.0 * self.n * self.oh * self.ow * self.k * self.c * self.r * self.s
 
 
-def unsupported_reason(layer: Layer) -> str:
+def unsupported_reason(layer: ConvolutionPass) -> str:
     """Why an algorithm does not serve a shape; '' where it does."""
     name = layer.algorithm
     if min(layer.h + 2 * layer.pad_h - layer.r, layer.w + 2 * layer.pad_w - layer.s) < 0:
@@ -133,14 +133,14 @@ def unsupported_reason(layer: Layer) -> str:
     return _no_winograd(layer) if name.startswith("winograd") else _no_fft(layer)
 
 
-def _no_winograd(layer: Layer) -> str:
+def _no_winograd(layer: ConvolutionPass) -> str:
     if layer.taps != (3, 3):
         return f"{layer.algorithm} is for filters of 3 x 3, not {layer.r} x {layer.s}"
     fused = layer.algorithm == "winograd" and layer.direction == "backward_filter"
     return "winograd has no filter pass" if fused else ""
 
 
-def _no_fft(layer: Layer) -> str:
+def _no_fft(layer: ConvolutionPass) -> str:
     if max(layer.taps) < 3:
         return f"{layer.algorithm} is for filters of 3 and more on a side"
     if layer.algorithm == "fft_tiling":
@@ -149,7 +149,7 @@ def _no_fft(layer: Layer) -> str:
     return f"padded images have {side} pixels on a side, and the largest transform {most}" if side > most else ""
 
 
-def kernels(layer: Layer, cus: int) -> Application:
+def kernels(layer: ConvolutionPass, cus: int) -> Application:
     """The kernels of a layer, with tiles for a device of so many CUs. Raises ValueError where it is unsupported."""
     reason = unsupported_reason(layer)
     if reason:
@@ -161,11 +161,11 @@ def kernels(layer: Layer, cus: int) -> Application:
         note=layer.note,
         precision=layer.precision,
         tensors=tensors,
-        groups=(Group(kernels=tuple(layer_kernels)),),
+        groups=(KernelGroup(kernels=tuple(layer_kernels)),),
     )
 
 
-def layers(application: Application) -> Iterator[Layer]:
+def layers(application: Application) -> Iterator[ConvolutionPass]:
     """The convolutions of an application, by its algorithm."""
     for kernel in (
         kernel for group in application.groups for kernel in group.kernels if isinstance(kernel, Convolution)
@@ -173,17 +173,17 @@ def layers(application: Application) -> Iterator[Layer]:
         yield _layer(kernel, application)
 
 
-def _layer(kernel: Convolution, application: Application) -> Layer:
+def _layer(kernel: Convolution, application: Application) -> ConvolutionPass:
     assert application.algorithm is not None
     (n, c, h, w), (k, _, r, s) = application.tensors[kernel.x], application.tensors[kernel.w]
     sizes = {"n": n, "c": c, "h": h, "w": w, "k": k, "r": r, "s": s, "pad_h": kernel.pad[0], "pad_w": kernel.pad[1]}
     strides = {"stride_v": kernel.stride[0], "stride_h": kernel.stride[1]}
-    return Layer(name=kernel.y, algorithm=application.algorithm, **sizes, **strides)
+    return ConvolutionPass(name=kernel.y, algorithm=application.algorithm, **sizes, **strides)
 
 
 def written_out(application: Application, cus: int) -> Application:
     """An application with the kernels of its convolutions. Raises ValueError where one is unsupported."""
-    tensors, groups, count = dict(application.tensors), list[Group](), 0
+    tensors, groups, count = dict(application.tensors), list[KernelGroup](), 0
     for group in application.groups:
         group_kernels = list[Kernel]()
         for kernel in group.kernels:
@@ -230,7 +230,7 @@ def _loop(tile: tuple[int, int], depth: float, wide: int = 1) -> dict[str, Any]:
     return {"tile": tile, "held": workgroups, "work": work}
 
 
-def _images(layer: Layer) -> Tensors:
+def _images(layer: ConvolutionPass) -> Tensors:
     return {
         "x": (layer.n, layer.c, layer.h, layer.w),
         "w": (layer.k, layer.c, layer.r, layer.s),
@@ -238,7 +238,7 @@ def _images(layer: Layer) -> Tensors:
     }
 
 
-def _pass(layer: Layer, cus: int) -> Made:
+def _pass(layer: ConvolutionPass, cus: int) -> Made:
     """Implicit GEMM in any direction."""
     if layer.direction == "backward_filter":
         shape = (layer.n, layer.k, layer.oh, layer.ow)
@@ -264,7 +264,7 @@ def _implicit(names: tuple[str, str, str], sizes: tuple[int, int, int], taps: tu
 
 
 def _gradient(
-    layer: Layer, shape: tuple[int, int, int, int], tensors: Tensors, images: tuple[str, int], cus: int
+    layer: ConvolutionPass, shape: tuple[int, int, int, int], tensors: Tensors, images: tuple[str, int], cus: int
 ) -> Made:
     """The filters' gradient from y and x, or from y and columns. shape: of y; images: the other's name and channels."""
     name, channels = images
@@ -311,7 +311,7 @@ def _parts(groups: int, shape: tuple[int, int, int, int], cus: int) -> tuple[int
     return least, parts
 
 
-def _explicit(layer: Layer, cus: int) -> Made:
+def _explicit(layer: ConvolutionPass, cus: int) -> Made:
     """Columns in memory: products are convolutions of 1 x 1 on them."""
     if layer.pointwise:
         return _pass(layer, cus)
@@ -332,7 +332,7 @@ def _explicit(layer: Layer, cus: int) -> Made:
     return tensors, [unroll, *gradient_kernels]
 
 
-def _winograd_fused(layer: Layer, cus: int) -> Made:
+def _winograd_fused(layer: ConvolutionPass, cus: int) -> Made:
     """F(2x2, 3x3) in one kernel: 16 multiplications for the 36 of four pixels; ragged tiles are computed whole."""
     tensors, pass_kernels = _pass(layer, cus)
     (kernel,) = pass_kernels
@@ -359,7 +359,7 @@ class _Points(Frozen):
     complex: bool
 
 
-def _planes(layer: Layer, by: _Points, cus: int) -> Made:
+def _planes(layer: ConvolutionPass, by: _Points, cus: int) -> Made:
     """Two operands transformed, products of planes of points, and the third transformed back."""
     t = layer.n * by.tiles[0] * by.tiles[1]
     c, k, pair = layer.c, layer.k, (2,) if by.complex else ()
@@ -406,13 +406,13 @@ def _transform(by: _Points, planes: str, *, backward: bool = False) -> Transform
     )  # fmt: skip
 
 
-def _winograd_nonfused(layer: Layer, cus: int) -> Made:
+def _winograd_nonfused(layer: ConvolutionPass, cus: int) -> Made:
     tiles = math.ceil(layer.oh / 4), math.ceil(layer.ow / 4)
     by = _Points(points=36, tiles=tiles, tile=(4, 4), reach=(6, 6), flop=4.0 * 36, together=64, complex=False)
     return _planes(layer, by, cus)
 
 
-def _fft(layer: Layer, cus: int) -> Made:
+def _fft(layer: ConvolutionPass, cus: int) -> Made:
     """The whole image in one tile (`fft`), or tiles of 32 x 32."""
     height, width = layer.h + 2 * layer.pad_h, layer.w + 2 * layer.pad_w
     side, tiles, tile = 32, (1, 1), (height, width)
@@ -430,7 +430,7 @@ def _fft(layer: Layer, cus: int) -> Made:
     return _planes(layer, by, cus)
 
 
-_WRITERS: Mapping[str, Callable[[Layer, int], Made]] = {
+_WRITERS: Mapping[str, Callable[[ConvolutionPass, int], Made]] = {
     "gemm": _explicit,
     "implicit_gemm": _pass,
     "fft": _fft,

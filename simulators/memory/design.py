@@ -12,7 +12,7 @@ from dse.space import get_path
 from dse.units import Integer
 from dse.values import Frozen
 from simulators.hardware.memory_system import MemorySystem, whole_power
-from simulators.memory.convolutions import Layer, kernels, layers, unsupported_reason, written_out
+from simulators.memory.convolutions import ConvolutionPass, kernels, layers, unsupported_reason, written_out
 from simulators.memory.engine import PCS
 from simulators.memory.kernels import ELEMENT_BYTES, Application, touched_tensors
 from simulators.memory.policy import Policy
@@ -21,7 +21,7 @@ from simulators.rules import Rule
 _MOST_BYTES = 2**40  # what tags of 32 bits can tell apart
 
 
-class Run(Frozen):
+class Extent(Frozen):
     """Extent of the simulation: requests of a kernel, from which on its other workgroups are taken to go on alike, and
     repetitions of a group of kernels, whose others are taken to be like the last. most: requests of a kernel beyond
     which the outermost loop of its workgroups is cut short, and the rest of it taken to go on alike.
@@ -38,7 +38,9 @@ def _sort(application: Any) -> str:
     return "kernels" if keys & {"tensors", "groups"} else "layer"
 
 
-Work = Annotated[Annotated[Application, Tag("kernels")] | Annotated[Layer, Tag("layer")], Discriminator(_sort)]
+Work = Annotated[
+    Annotated[Application, Tag("kernels")] | Annotated[ConvolutionPass, Tag("layer")], Discriminator(_sort)
+]
 
 
 class Design(Frozen):
@@ -47,7 +49,7 @@ class Design(Frozen):
     system: MemorySystem
     application: Work
     policy: Policy
-    run: Run
+    run: Extent
 
 
 SECTIONS = tuple(Design.model_fields)
@@ -56,7 +58,7 @@ SECTIONS = tuple(Design.model_fields)
 def build_kernels(design: Design) -> Application:
     """The kernels of a design's application. Raises ValueError of a layer that its algorithm does not serve."""
     application, cus = design.application, design.system.gpu.num_cus
-    return kernels(application, cus) if isinstance(application, Layer) else written_out(application, cus)
+    return kernels(application, cus) if isinstance(application, ConvolutionPass) else written_out(application, cus)
 
 
 def rules(design: Design) -> Iterator[Rule]:
@@ -88,7 +90,7 @@ def rules(design: Design) -> Iterator[Rule]:
 def _of_application(design: Design) -> Iterator[Rule]:
     """Rules on layers that an algorithm does not serve, and on what the machine cannot run."""
     layer_or_kernels = design.application
-    for layer in [layer_or_kernels] if isinstance(layer_or_kernels, Layer) else layers(layer_or_kernels):
+    for layer in [layer_or_kernels] if isinstance(layer_or_kernels, ConvolutionPass) else layers(layer_or_kernels):
         reason = unsupported_reason(layer)
         if reason:
             way = "take implicit_gemm, which serves every shape"

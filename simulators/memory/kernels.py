@@ -27,7 +27,7 @@ Tap = Annotated[Integer, Field(ge=1, le=_MOST_TAPS)]
 Pad = Annotated[Integer, Field(ge=0, le=_MOST_TAPS)]
 
 
-class Elementwise(Frozen):
+class ElementwiseKernel(Frozen):
     """Every element of `writes` from those at the same place of `reads`; flop: for each."""
 
     kind: Literal["elementwise"]
@@ -60,7 +60,7 @@ class Channels(Frozen):
     flop: Annotated[Number, Field(ge=0, le=1e4)] = 1.0
 
 
-class Passes(Frozen):
+class ReductionPasses(Frozen):
     """Several passes over a matrix [rows, cols], by its rows or columns: sums first, and the result last.
 
     passes: how often `reads` are read in all. along: what a workgroup keeps, and what it goes along.
@@ -218,10 +218,10 @@ class Scattered(Frozen):
 
 
 Kernel = Annotated[
-    Elementwise
+    ElementwiseKernel
     | Window
     | Channels
-    | Passes
+    | ReductionPasses
     | MatrixProduct
     | Convolution
     | ImplicitGemm
@@ -235,7 +235,7 @@ Kernel = Annotated[
 ]
 
 
-class Group(Frozen):
+class KernelGroup(Frozen):
     """Kernels that are launched one after another, `repeat` times over."""
 
     kernels: tuple[Kernel, ...] = Field(min_length=1)
@@ -254,11 +254,11 @@ class Application(Frozen):
     precision: Literal["fp32", "fp64", "fp16"]
     algorithm: Algorithm | None = None
     tensors: Mapping[str, tuple[Size, ...]] = Field(min_length=1)
-    groups: tuple[Group, ...] = Field(min_length=1)
+    groups: tuple[KernelGroup, ...] = Field(min_length=1)
 
     @field_validator("groups")
     @classmethod
-    def _knows_its_tensors(cls, groups: tuple[Group, ...], info: object) -> tuple[Group, ...]:
+    def _knows_its_tensors(cls, groups: tuple[KernelGroup, ...], info: object) -> tuple[KernelGroup, ...]:
         listed = getattr(info, "data", {}).get("tensors", {})
         absent = {name for group in groups for kernel in group.kernels for name in touched_tensors(kernel)} - set(
             listed

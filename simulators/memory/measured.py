@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from dse.backend import Tree
-from dse.config.compose import conf_dir
+from dse.config.options import conf_dir
 from dse.errors import Problems
 from simulators.calibration.backend import tables
 from simulators.calibration.measurements import Rows
 from simulators.hardware.device import device_of, tree_of
 from simulators.hardware.memory_system import MemorySystem
-from simulators.memory.convolutions import Layer
+from simulators.memory.convolutions import ConvolutionPass
 from simulators.memory.kernels import ELEMENT_BYTES
 
 PASSES: Mapping[str, str] = {"forward": "fwd", "backward_data": "bwd_data", "backward_filter": "bwd_filter"}
@@ -40,7 +40,7 @@ class Measured:
         """The layer of a row, as a section of a design."""
         fields = {name: int(values[row]) for name, values in self.rows.shape.items()}
         fixed = {"direction": "forward", "algorithm": "implicit_gemm", "precision": self.rows.precision}
-        sizes = {name: value for name, value in fields.items() if name in Layer.model_fields}
+        sizes = {name: value for name, value in fields.items() if name in ConvolutionPass.model_fields}
         return {"name": self.rows.names[row], **fixed, **sizes}
 
 
@@ -71,7 +71,9 @@ def load_measured_systems(systems: Sequence[str], folder: str | None) -> Iterato
             fitted = frozenset(device.fitted_on.get(rows.precision, {}).get("conv", ()))
             measured = Measured(system.name, tree, rows, fitted)
             for row, line in enumerate(rows.lines):
-                check.model(Layer, measured.application(row), path=f"{rows.device} {rows.precision}, line {line}")
+                check.model(
+                    ConvolutionPass, measured.application(row), path=f"{rows.device} {rows.precision}, line {line}"
+                )
             yield measured
     check.done()
 

@@ -15,7 +15,7 @@ from simulators.memory.design import Design, build_kernels
 from simulators.memory.kernels import ELEMENT_BYTES, touched_tensors
 from simulators.memory.phases import phases
 from simulators.memory.program import Program, Region
-from simulators.memory.simulation import Cost, Simulation
+from simulators.memory.simulation import SimulatedCost, Simulation
 from simulators.memory.traces import program
 
 Floats = NDArray[np.float64]
@@ -28,7 +28,7 @@ class Simulated:
     """The machine as an application left it, and the cost of each kernel with how many launches it stands for."""
 
     machine: Simulation
-    costs: tuple[tuple[Cost, int], ...]
+    costs: tuple[tuple[SimulatedCost, int], ...]
 
     def total(self, name: str) -> Floats:
         """One array of the costs, over all launches."""
@@ -59,7 +59,10 @@ def simulate(design: Design, *, per_set: bool = False) -> Simulated:
     """Run a design that breaks no rule. Raises OverflowError where a kernel runs longer than the clock can tell."""
     group_programs, gpu, run = programs(design), design.system.gpu, design.run
     places = min(gpu.waves, max(kernel.held for group in group_programs for kernel in group))
-    machine, costs = Simulation(design.system, design.policy, held=places, per_set=per_set), list[tuple[Cost, int]]()
+    machine, costs = (
+        Simulation(design.system, design.policy, held=places, per_set=per_set),
+        list[tuple[SimulatedCost, int]](),
+    )
     rate = dict(gpu.flop_per_s)[design.application.precision]
     for group, kernels in zip(build_kernels(design).groups, group_programs, strict=True):
         turns = min(group.repeat, run.repeats)

@@ -37,7 +37,7 @@ from simulators.hardware.memory_system import MemorySystem
 from simulators.memory import accelsim
 from simulators.memory.engine import PCS
 from simulators.memory.policy import Policy
-from simulators.memory.simulation import Cost, Simulation
+from simulators.memory.simulation import SimulatedCost, Simulation
 
 Ints = NDArray[np.int64]
 Cells = tuple[NDArray[Any], NDArray[np.bool_]]
@@ -86,7 +86,7 @@ def read(
         return spool.finish(path.name, system, policy, at_once)
 
 
-def replay_recording(recording: Recording, machine: Simulation, folder: Path | None = None) -> list[Cost]:
+def replay_recording(recording: Recording, machine: Simulation, folder: Path | None = None) -> list[SimulatedCost]:
     """Replay a recording on a machine, part by part; L1s are empty, and no line of L2 is dirty, where a part begins.
 
     Raises OverflowError where a part takes longer than the engine's clock can tell.

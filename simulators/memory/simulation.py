@@ -31,7 +31,7 @@ _LEAST_TURNS = 4
 
 
 @dataclass(frozen=True)
-class Cost:
+class SimulatedCost:
     """Cost of a kernel. totals [TOTALS]: by `simulators.memory.engine`; stalled [3]: at L1, at L2, in flight [s].
 
     seconds: of the whole kernel, without its launch. busy_s: of arithmetic, of all CUs together. share: simulated.
@@ -44,7 +44,7 @@ class Cost:
     totals: Floats
     stalled: Floats
 
-    def times(self, turns: float) -> Cost:
+    def times(self, turns: float) -> SimulatedCost:
         """Cost of `turns` times the work, as a smaller simulated share."""
         scaled = {name: getattr(self, name) * turns for name in ("seconds", "busy_s", "totals", "stalled")}
         return replace(self, share=self.share / turns, **scaled) if turns > 1 else self
@@ -101,7 +101,7 @@ class Simulation:
 
     def launch(
         self, program: Program, flop_per_s: float, requests: float = math.inf, longest: float = math.inf
-    ) -> Cost:
+    ) -> SimulatedCost:
         """Run a kernel after the last one, its first workgroups alone where all would make more than so many requests,
         and of their outermost loop the first turns alone where these would make more than `longest`.
 
@@ -127,7 +127,7 @@ class Simulation:
             self._known.update(new)
             self.part("weight")[list(new)] = [predictor.stores if store else predictor.loads for store in new.values()]
 
-    def replay(self, name: str, listed: NDArray[np.int64], begins: NDArray[np.int64]) -> Cost:
+    def replay(self, name: str, listed: NDArray[np.int64], begins: NDArray[np.int64]) -> SimulatedCost:
         """Make the requests listed [R, 5] of each CU, begins [CUs + 1], in order (as `engine.run` takes them)."""
         code = np.zeros((3, engine.FIELDS), np.int64)
         code[0, engine.OP], code[0, engine.ROWS], code[0, engine.HIGH] = engine.LISTED, 1, np.iinfo(np.int64).max
@@ -137,7 +137,9 @@ class Simulation:
         program = Program(name, code, np.zeros(3), (1, 1, 1, cus), 1, 1)
         return self._run(program, np.zeros(3), (listed, begins), np.array([cus]), 1)
 
-    def _run(self, program: Program, work: Floats, listed: _Listed, marks: NDArray[np.int64], workgroups: int) -> Cost:
+    def _run(
+        self, program: Program, work: Floats, listed: _Listed, marks: NDArray[np.int64], workgroups: int
+    ) -> SimulatedCost:
         self._renumber()
         seen = np.zeros((len(marks), engine.TOTALS + 1))
         total, stalled, busy = (self.part(name) for name in ("total", "spent", "busy"))
@@ -157,7 +159,7 @@ class Simulation:
             elapsed, totals = elapsed + missing * slope[engine.TOTALS], totals + missing * slope[: engine.TOTALS]
         self.now = end
         waited, computed = (stalled - before[1]) / share / _NS, (busy.sum() - before[2]) / share / _NS
-        return Cost(program.name, elapsed / _NS, computed, share, totals, waited)
+        return SimulatedCost(program.name, elapsed / _NS, computed, share, totals, waited)
 
     def activity(self) -> Activity:
         """Activity of channels and CUs over time, up to now."""

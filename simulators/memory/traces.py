@@ -23,13 +23,13 @@ from dataclasses import replace
 from simulators.memory.kernels import (
     Channels,
     Columns,
-    Elementwise,
+    ElementwiseKernel,
     FilterGradient,
     ImplicitGemm,
     Kernel,
     MatrixProduct,
-    Passes,
     Reduction,
+    ReductionPasses,
     Scattered,
     Strided,
     Transform,
@@ -58,7 +58,7 @@ def _over(size: int, part: int) -> int:
 
 
 @program.register
-def _elementwise(kernel: Elementwise, regions: Regions, pc: int) -> Program:
+def _elementwise(kernel: ElementwiseKernel, regions: Regions, pc: int) -> Program:
     size = _THREADS * _VECTOR_BYTES
     reads, writes = ([Touch(regions[name], size, grid=(size,)) for name in of] for of in (kernel.reads, kernel.writes))
     first = regions[(kernel.reads + kernel.writes)[0]]
@@ -123,7 +123,7 @@ def _channels(kernel: Channels, regions: Regions, pc: int) -> Program:
 
 
 @program.register
-def _passes(kernel: Passes, regions: Regions, pc: int) -> Program:
+def _passes(kernel: ReductionPasses, regions: Regions, pc: int) -> Program:
     first = regions[kernel.reads[0]]
     rows, cols = first.sizes[0], first.elements // first.sizes[0]
     element, row = first.element, cols * first.element

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dse import plugins
-from dse.config.compose import conf_dir, list_options
+from dse.config.options import conf_dir, list_options
 from dse.config.yaml_checks import load_yaml, unreadable
 from dse.errors import ConfigError, Problem, did_you_mean
 from simulators.workloads.model import Transformer

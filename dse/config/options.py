@@ -1,0 +1,38 @@
+"""Options of configuration groups, shipped and the user's own, with their descriptions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from dse.config.yaml_checks import load_yaml, unreadable
+from dse.files import read_text
+
+
+def conf_dir() -> Path:
+    """The shipped configuration: `conf/` of a clone, `dse/conf/` of an installed wheel."""
+    package = Path(__file__).resolve().parents[1]
+    clone = package.parent / "conf"
+    return clone if (clone / "config.yaml").is_file() else package / "conf"
+
+
+def list_options(group: str, folders: Sequence[Path] = ()) -> dict[str, str]:
+    """Options of a group with their descriptions."""
+    files = {path.stem: path for folder in (conf_dir(), *folders) for path in sorted((folder / group).glob("*.yaml"))}
+    return {name: _description(path) for name, path in sorted(files.items())}
+
+
+def _description(path: Path) -> str:
+    if unreadable(path):
+        return "(cannot be read)"
+    tree = load_yaml(path)
+    study = tree.get("study", tree) if isinstance(tree, dict) else {}
+    description = study.get("description", "") if isinstance(study, dict) else ""
+    return str(description or _comment(path))
+
+
+def _comment(path: Path) -> str:
+    """The comment that a file begins with, below its directives: of an option of another section."""
+    lines = (line for line in read_text(path, str(path)).splitlines() if not line.startswith("# @"))
+    first = next(lines, "")
+    return first.removeprefix("# ") if first.startswith("# ") else ""

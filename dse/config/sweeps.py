@@ -1,0 +1,68 @@
+"""Sweeps of Hydra's grammar as knobs: choices, ranges and intervals."""
+
+from __future__ import annotations
+
+import fnmatch
+import math
+from collections.abc import Mapping, Sequence
+from decimal import Decimal
+from typing import Any
+
+from dse.space import Knob
+
+MOST_VALUES = 1_000_000
+"""Of a knob; they are counted before they are made."""
+FEWER_VALUES = "take a larger step, or fewer values"
+
+
+def sweep_knob(path: str, value: Any, groups: Mapping[str, list[str]]) -> Knob:
+    """A sweep as typed, as the knob at a path. Raises ValueError for one without values, or with too many."""
+    from hydra.core.override_parser.types import ChoiceSweep, Glob, IntervalSweep, RangeSweep
+
+    if isinstance(value, IntervalSweep):
+        return _interval(path, value.start, value.end, log="log" in value.tags)
+    if isinstance(value, RangeSweep):
+        range_size(value)
+        values = tuple(value.range())
+    elif isinstance(value, Glob):
+        names = groups.get(path.partition(".")[0], [])
+        values = tuple(name for name in names if _matches(name, value.include) and not _matches(name, value.exclude))
+    else:
+        values = tuple(value.list if isinstance(value, ChoiceSweep) else value if isinstance(value, list) else [value])
+    if not values:
+        raise ValueError("it holds no value (the end of a range is left out)")
+    if any(isinstance(item, list | dict) for item in values):
+        raise ValueError("a value is a number, a text or null, not a list or a mapping")
+    return Knob(path, tuple(dict.fromkeys(getattr(item, "text", item) for item in values)))
+
+
+def range_size(sweep: Any) -> int:
+    """Number of values of a range, counted without making them. Raises ValueError where they are too many."""
+    start, stop, step = (Decimal(end) for end in (sweep.start, sweep.stop, sweep.step))
+    if not (start.is_finite() and stop.is_finite() and step.is_finite() and step):
+        raise ValueError("a range has finite ends and a step other than 0")
+    count = max(Decimal(0), (stop - start) / step)
+    if count > MOST_VALUES:
+        raise ValueError(too_many(count))
+    return math.ceil(count)
+
+
+def too_many(count: int | Decimal) -> str:
+    """The message on a knob of too many values."""
+    return f"it holds {Decimal(count):.4g} values, and a knob has at most {MOST_VALUES:,}"
+
+
+def _interval(path: str, low: Any, high: Any, *, log: bool) -> Knob:
+    if not low < high:
+        raise ValueError(f"its low end {low} is not below its high end {high}")
+    if log and low <= 0:
+        raise ValueError("a logarithmic interval starts above 0")
+    if isinstance(low, int) and isinstance(high, int):  # int(interval(a,b))
+        if high - low >= MOST_VALUES:
+            raise ValueError(too_many(high - low + 1))
+        return Knob(path, tuple(range(low, high + 1)))
+    return Knob(path, low=float(low), high=float(high), log=log)
+
+
+def _matches(name: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatch.fnmatch(name, pattern) for pattern in patterns)

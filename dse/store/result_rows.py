@@ -1,0 +1,157 @@
+"""Rows of results in the store: their bytes, checksums and columns, and the bulk insert of rows that are alike."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dse.backend import STATUSES, Results
+from dse.values import Keys
+
+
+@dataclass(frozen=True)
+class Fresh:
+    """Results to record: keys [B, 2], their results [B], and the text [B] of each point."""
+
+    keys: Keys
+    results: Results
+    points: Sequence[str]
+
+    @classmethod
+    def join(cls, parts: Sequence[Fresh]) -> Fresh:
+        """Concatenate parts."""
+        keys, joined = np.concatenate([part.keys for part in parts]), Results.join([part.results for part in parts])
+        return cls(keys, joined, list(itertools.chain.from_iterable(part.points for part in parts)))
+
+
+def key_bytes(keys: Keys) -> list[bytes]:
+    """Convert content hashes [B, 2] to B byte strings of 16 bytes."""
+    data = keys.astype(">u8").tobytes()
+    return [data[start : start + 16] for start in range(0, len(data), 16)]
+
+
+def fits(row: Sequence[Any]) -> bool:
+    """Return whether a row of `results`, as read, fits its checksum."""
+    try:
+        return bool(checksum(row[:-1]) == row[-1])
+    except (AttributeError, TypeError, UnicodeError):  # a value of another kind
+        return False
+
+
+def is_intact(row: Sequence[Any], context: int | None) -> bool:
+    """Return whether a row fits its checksum and belongs to a context, if one is given."""
+    return fits(row) and context in (None, row[1])
+
+
+def checksum(row: Sequence[Any]) -> bytes:
+    """Checksum of 64 bits (BLAKE2b) over all other columns of a row. Raises TypeError for a value of another kind."""
+    key, context, study, status, engine, reason, point, metrics = row
+    return _sum(key + _head(context, study, status, engine, reason) + point.encode() + b"\x1f" + metrics)
+
+
+def _head(context: int, study: int, status: int, engine: str, reason: str) -> bytes:
+    return (f"{context}|{study}|{status}\x1f" + engine + "\x1f" + reason + "\x1f").encode()
+
+
+def _sum(text: bytes) -> bytes:
+    return hashlib.blake2b(text, digest_size=8).digest()
+
+
+@dataclass(frozen=True)
+class AlikeRows:
+    """Rows that differ in key, point, metrics and checksum only. shared: context, study, status, engine, reason."""
+
+    shared: tuple[int, int, int, str, str]
+    keys: Sequence[bytes]
+    points: Sequence[str]
+    metrics: bytes
+
+    @property
+    def size(self) -> int:
+        """Number of rows."""
+        return len(self.keys)
+
+    @functools.cached_property
+    def width(self) -> int:
+        """Bytes of the metrics of a row."""
+        return len(self.metrics) // self.size
+
+    def rows(self) -> Iterator[tuple[Any, ...]]:
+        """Yield rows of the table."""
+        places = range(0, self.width * self.size, self.width) if self.width else itertools.repeat(0)
+        for key, point, start in zip(self.keys, self.points, places, strict=False):
+            metrics = self.metrics[start : start + self.width]
+            yield key, *self.shared, point, metrics, checksum((key, *self.shared, point, metrics))
+
+    def bulk_insert(self) -> dict[str, Any]:
+        """Build the parameters of `BULK_INSERT`: columns, which the database splits into rows."""
+        context, study, status, engine, reason = self.shared
+        head, texts, width = _head(*self.shared), [point.encode() for point in self.points], self.width
+        ends = range(width, width * self.size + 1, width) if width else itertools.repeat(0)
+        parts = zip(self.keys, texts, ends, strict=False)
+        checksums = [_sum(key + head + text + b"\x1f" + self.metrics[end - width : end]) for key, text, end in parts]
+        longest = max(map(len, texts))
+        return {
+            **{"size": self.size, "context": context, "study": study, "status": status, "engine": engine},
+            **{"reason": reason, "keys": b"".join(self.keys), "metrics": self.metrics, "width": self.width},
+            "points": b"".join([text.ljust(longest) for text in texts]),
+            "longest": longest,
+            "checksums": b"".join(checksums),
+        }
+
+
+BULK_SIZE = 512
+"""Rows from which on `BULK_INSERT` is faster than one statement for each."""
+BULK_INSERT = """
+INSERT OR IGNORE INTO results (key, context, study, status, engine, reason, point, metrics, checksum)
+WITH RECURSIVE place(i) AS (SELECT 0 UNION ALL SELECT i + 1 FROM place WHERE i + 1 < :size)
+SELECT substr(:keys, 1 + 16 * i, 16), :context, :study, :status, :engine, :reason,
+       rtrim(CAST(substr(:points, 1 + :longest * i, :longest) AS TEXT)),
+       coalesce(substr(:metrics, 1 + :width * i, :width), x''), substr(:checksums, 1 + 8 * i, 8)
+FROM place
+"""
+
+
+def group_alike(fresh: Fresh, names: Sequence[str], context: int, study: int) -> Iterator[AlikeRows]:
+    """Group rows, each group in the order of the keys, because neighbours lie on the same page."""
+    evaluated = fresh.results
+    size, ok = len(evaluated.texts), STATUSES.index("ok")
+    kinds = (evaluated.status.astype(np.int64) * size + evaluated.engine) * size + evaluated.reason
+    order = np.argsort(fresh.keys[:, 0])
+    for kind in np.unique(kinds).tolist():
+        places = order[kinds[order] == kind]
+        status, engine, reason = kind // size**2, kind // size % size, kind % size
+        columns = [evaluated.column(name)[places] for name in names] if status == ok else []
+        metrics = np.stack(columns, axis=1).astype("<f8").tobytes() if columns else b""
+        shared = (context, study, status, _sanitize(evaluated.texts[engine]), _sanitize(evaluated.texts[reason]))
+        points = [fresh.points[place] for place in places.tolist()]
+        yield AlikeRows(shared, key_bytes(fresh.keys[places]), points, metrics)
+
+
+def _sanitize(text: str) -> str:
+    """Replace characters of a text that some database refuses."""
+    return text.replace("\0", "\ufffd").encode("utf-8", "replace").decode()
+
+
+def results_of_rows(rows: Sequence[Any], names: Sequence[str]) -> Results:
+    """Convert rows of the table, all of one context, to results."""
+    texts = {"": 0}
+    status = np.array([row[3] for row in rows], np.uint8)
+    engine = np.array([texts.setdefault(row[4], len(texts)) for row in rows], np.int32)
+    reason = np.array([texts.setdefault(row[5], len(texts)) for row in rows], np.int32)
+    numbers = np.full((len(rows), len(names)), np.nan)
+    if names:
+        data = b"".join(row[7] for row in rows)
+        numbers[status == STATUSES.index("ok")] = np.frombuffer(data, "<f8").reshape(-1, len(names))
+    return Results(status, {name: numbers[:, place] for place, name in enumerate(names)}, reason, engine, tuple(texts))
+
+
+def as_bytes(value: Any) -> bytes:
+    """A key as bytes, whatever a damaged table holds."""
+    return value if isinstance(value, bytes) else str(value).encode("utf-8", "replace")

@@ -1,0 +1,100 @@
+"""Knobs of schedules whose transfers are moved by a choice of engines, and the rules that several schedules share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Annotated, ClassVar, Literal
+
+import numpy as np
+
+from dse.errors import ConfigError
+from dse.units import Integer
+from dse.values import Former, knob
+from simulators.costs.transfer import CommEngine
+from simulators.hardware.system import System
+from simulators.overlap.design import ScheduleKnobs
+from simulators.overlap.node import least_shard
+from simulators.rules import Rule
+from simulators.workloads.operators import Overlap, Workload
+
+Priority = Literal["equal", "communication", "compute"]
+_ORDERS = {
+    "before": "a collective and then the GEMM that consumes it",
+    "after": "a GEMM and then the collective that reduces it",
+    "beside": "a collective beside a GEMM that has nothing to do with it",
+}
+
+
+class CommEngineKnobs(ScheduleKnobs):
+    """Knobs of the engine that moves the data.
+
+    comm_engine: `dma` engines, or kernels on `comm_cus` reserved `cu`s.
+    priority: owner of the memory requests that go first; it matters if the HBM can be over-subscribed.
+    near_memory: units in memory (`gpu.pim`) add incoming data to local data: kernels do not read the local operand, and
+    no kernel adds after DMA engines. No effect without a reduction.
+    """
+
+    orders: ClassVar[tuple[str, ...]] = ("before", "after")
+    ranks: ClassVar[tuple[str, ...]] = ("priority",)
+    comm_engine: Annotated[CommEngine, knob(structural=True), Former("mover")]
+    comm_cus: Annotated[Integer | None, knob(when={"comm_engine": "cu"}, ge=1, le=4096)]
+    priority: Annotated[Priority, knob(structural=True, neutral="equal")] = "equal"
+    near_memory: Annotated[bool, knob(structural=True)] = False
+
+    def rules(self, system: System, workload: Workload) -> Sequence[Rule]:
+        """Require an overlap with rows for every GPU, and CUs that communication leaves for compute."""
+        if beyond := list(node_rules(system)):
+            return beyond
+        try:
+            overlap = workload.overlap()
+        except ConfigError as error:
+            return [Rule.of(problem) for problem in error.problems]
+        rules = [*_order_rules(self, overlap), *_shape_rules(system, overlap)]
+        used = self.near_memory and overlap.collective.reduces
+        rules += memory_rules(system, "schedule.near_memory", used=used)
+        if self.comm_cus is not None:
+            reserved, cus = self.comm_cus, system.gpu.num_cus
+            rule = "leaves no CU for compute (system.gpu.num_cus = {0})"
+            broken = np.asarray(reserved) >= np.asarray(cus)
+            rules.append(Rule("schedule.comm_cus", broken, rule, reserved, (cus,), "reserve fewer"))
+        return rules
+
+
+def node_rules(system: System) -> Iterator[Rule]:
+    """Require a single node of several GPUs."""
+    if system.node.num_gpus < 2:
+        yield Rule("system.node.num_gpus", True, "is a GPU that has no peers", 1, way_out="use two at least")
+    if system.fabric is not None and system.fabric.num_nodes > 1:
+        rule, way = "is more than one node, and this schedule knows only one", "use a schedule of the family fused"
+        yield Rule("system.fabric.num_nodes", True, rule, system.fabric.num_nodes, way_out=way)
+
+
+def memory_rules(system: System, knob: str, *, used: bool) -> Iterator[Rule]:
+    """Require units in memory if a knob uses them."""
+    if used and system.gpu.pim is None:
+        yield Rule("system.gpu.pim", True, f"is needed by {knob}", None, way_out="choose one: pim=hbm3_strawman")
+
+
+def _order_rules(knobs: CommEngineKnobs, overlap: Overlap) -> Iterator[Rule]:
+    moved, order = overlap.collective, overlap.order
+    if order not in knobs.orders:
+        supported = " or ".join(_ORDERS[name] for name in knobs.orders)
+        rule = f"is {_ORDERS[order]}; this schedule overlaps {supported}"
+        yield Rule("workload.operators", True, rule, overlap.collective.pattern)
+    elif (order == "before" and moved.reduces) or (order == "after" and moved.pattern != "reduce_scatter"):
+        rule = f"cannot come {order} the GEMM it belongs to"
+        way = "all_gather and all_to_all come before, reduce_scatter after; the others only beside"
+        yield Rule("workload.operators.gather.pattern", True, rule, moved.pattern, way_out=way)
+    elif knobs.comm_engine == "dma" and moved.reduces and order == "beside" and not knobs.near_memory:
+        way = "schedule.comm_engine=cu, or schedule.near_memory=true"
+        yield Rule("schedule.comm_engine", True, f"cannot add, as {moved.pattern} must", "dma", way_out=way)
+
+
+def _shape_rules(system: System, overlap: Overlap) -> Iterator[Rule]:
+    gpus, rows, shards = system.node.num_gpus, overlap.collective.rows, overlap.gemm.shards
+    bare = np.less(least_shard(system, rows), 1)
+    no_rows = "gives some of the GPUs no row (system.node.num_gpus = {0})"
+    excess = f"splits {overlap.gemm.split} over more GPUs than there are (system.node.num_gpus = {{0}})"
+    path = "workload.operators"
+    yield Rule(f"{path}.gather.rows", bare, no_rows, rows, (gpus,), "use more rows or fewer GPUs")
+    yield Rule(f"{path}.gemm.shards", np.greater(shards, gpus), excess, shards, (gpus,), "leave it out for all of them")
