@@ -35,7 +35,7 @@ from simulators.workloads.operators import Pattern
 REPOSITORY = Path(__file__).parents[1]
 CONF = REPOSITORY / "conf"
 
-# A loaded machine is slow, not wrong: no deadline. CI draws the same examples in every run.
+# A loaded machine is slow, not wrong: no deadline. CI draws the same few examples in every run.
 # Explaining a failure would run a simulation thousands of times more.
 settings.register_profile(
     "local",
@@ -43,7 +43,7 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
     phases=[phase for phase in Phase if phase is not Phase.explain],
 )
-settings.register_profile("ci", parent=settings.get_profile("local"), derandomize=True)
+settings.register_profile("ci", parent=settings.get_profile("local"), derandomize=True, max_examples=30)
 settings.load_profile("ci" if os.environ.get("CI") else "local")
 if os.environ.get("CI"):
     # Constants of the modules that are loaded would be drawn too, and a worker loads others in every run.

@@ -31,7 +31,7 @@ FLAGSHIP = ["study=ficco_sweep", "workload.only=[g4]", "space.schedule.num_chunk
             ["study=t3", "study.recorded=[]"],
             ["study=overlap_measured", "study.recorded=[]"],
         ],
-        every=3,
+        every=5,
     ),
     ids=lambda words: " ".join(words[0:1] + words[-1:]),
 )
@@ -46,7 +46,7 @@ def test_a_study_is_drawn_and_judged_whatever_is_recorded_or_searched(
 
 
 @pytest.mark.parametrize(
-    "study", mostly_nightly(sorted(path.stem for path in Path("conf/study").glob("*.yaml")), every=3)
+    "study", mostly_nightly(sorted(path.stem for path in Path("conf/study").glob("*.yaml")), every=5)
 )
 def test_the_columns_that_a_study_needs_are_recorded_or_searched(study: str) -> None:
     module = planned(f"study={study}").settings.study.module

@@ -532,7 +532,7 @@ def assert_agreement(graph: TaskGraph, pair: tuple[str, str]) -> None:
 
 @pytest.mark.slow
 @every_bound
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(graph=graphs() | pipelines())
 def test_contention_only_slows(engine: str, graph: TaskGraph) -> None:
     """Without it no task ends later, and the same where the closed form says that there is none; totals likewise."""
@@ -663,7 +663,7 @@ def test_a_random_graph_is_repeated_to_the_bit(engine: str, graph: TaskGraph) ->
 
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", sorted(set(EXACT) - {"event"}))
-@settings(max_examples=700)
+@settings(max_examples=200)
 @given(graph=graphs())
 def test_every_engine_agrees_with_the_reference_on_random_graphs(engine: str, graph: TaskGraph) -> None:
     assert_agreement(graph, ("event", engine))
@@ -671,7 +671,7 @@ def test_every_engine_agrees_with_the_reference_on_random_graphs(engine: str, gr
 
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", sorted(set(EXACT) - {"event"}))
-@settings(max_examples=500)
+@settings(max_examples=150)
 @given(graph=pipelines())
 def test_every_engine_agrees_with_the_reference_on_pipelines(engine: str, graph: TaskGraph) -> None:
     """Graphs of streams and chains, where closed forms are found: not many are refused."""
@@ -694,7 +694,7 @@ def test_totals_are_those_of_the_timelines(engine: str, graph: TaskGraph) -> Non
 
 @pytest.mark.slow
 @every_engine
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(grid=grids(), data=st.data())
 def test_a_random_grid_equals_its_designs_to_the_bit(engine: str, grid: Plan, data: st.DataObject) -> None:
     """In any order, and as graphs that were built alone, where equal numbers are one column from the start."""

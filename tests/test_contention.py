@@ -280,7 +280,7 @@ NARROWED: dict[str, tuple[list[str], set[str], set[str]]] = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("narrowed", mostly_nightly(list(NARROWED), every=3))
+@pytest.mark.parametrize("narrowed", mostly_nightly(list(NARROWED), every=6))
 def test_conccl_draws_and_judges_what_a_narrowed_space_has(
     narrowed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

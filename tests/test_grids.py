@@ -66,7 +66,7 @@ def test_the_axes_below_are_axes_of_some_schedule() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("names", "schedule"),
-    mostly_nightly(list(itertools.product(SIMULATORS, DISTINCT)), every=3),
+    mostly_nightly(list(itertools.product(SIMULATORS, DISTINCT)), every=7),
     ids=lambda one: one if isinstance(one, str) else "-".join(filter(None, one)),
 )
 @settings(max_examples=6)

@@ -158,7 +158,7 @@ def _axes_at(space: Space, found: Plan, path: str, chance: random.Random) -> lis
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("study", mostly_nightly(STUDIES, every=2))
+@pytest.mark.parametrize("study", mostly_nightly(STUDIES, every=4))
 def test_no_knob_of_a_shipped_study_changes_nothing_wherever_it_is_varied(study: str) -> None:
     found, chance = planned(f"study={study}", *NARROWED.get(study, [])), random.Random(0)
     varied: dict[str, list[tuple[int, int]]] = defaultdict(list)

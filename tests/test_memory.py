@@ -34,7 +34,7 @@ def only(kernel: dict[str, Any], tensors: dict[str, list[int]], precision: str =
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("policy", mostly_nightly(POLICIES, every=3))
+@pytest.mark.parametrize("policy", mostly_nightly(POLICIES, every=6))
 def test_streaming_moves_each_byte_once_and_no_faster_than_dram_can(policy: str) -> None:
     found = metrics(STREAM, policy, {"run.requests": 1_000_000})
     assert found["dram_bytes"] == 8 << 20

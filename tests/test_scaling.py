@@ -86,7 +86,7 @@ NARROW: list[tuple[str, list[str]]] = [
 def test_another_space_model_or_system_is_told_without_claims_that_need_the_papers(
     study: str, words: list[str], tmp_path: Path
 ) -> None:
-    folder = run(tmp_path, study, *words)
+    folder = run(tmp_path, study, *words, "figures=none")
     rows = claims(folder)
     assert all(row["reason"] for row in rows.values() if row["within"] is not True)
     table = pd.read_parquet(folder / "results.parquet")
