@@ -17,6 +17,8 @@ from pydantic import BaseModel, ValidationError
 from dse.values import renamed_to
 
 Model = TypeVar("Model", bound=BaseModel)
+MOST_SHOWN = 20
+"""Problems of one file that are reported one by one."""
 
 
 @dataclass(frozen=True)
@@ -72,8 +74,11 @@ class Problems:
             self.found.extend(_translate(error, kind, path))
             return None
 
-    def done(self) -> None:
-        """Raise `ConfigError` if anything was noted."""
+    def done(self, file: str = "") -> None:
+        """Raise `ConfigError` if anything was noted; of the many problems of a file, its first ones."""
+        more = len(self.found) - MOST_SHOWN
+        if file and more > 0:
+            self.found[MOST_SHOWN:] = [Problem(file, f"has {more} more problems")]
         if self.found:
             raise ConfigError(self.found)
 

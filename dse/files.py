@@ -6,15 +6,17 @@ checked first.
 
 from __future__ import annotations
 
+import csv
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from io import BufferedReader
+from dataclasses import dataclass
+from io import BufferedReader, StringIO
 from pathlib import Path
 from typing import IO
 
-from dse.errors import ConfigError, Problem
+from dse.errors import ConfigError, Problem, Problems, did_you_mean
 
 MOST_BYTES = 1 << 26
 """Of a file that is read into memory."""
@@ -29,6 +31,7 @@ _KINDS = {
 }
 _PLAIN = "name a plain file"
 _READ_BYTES = 1 << 20
+_HEAD_BYTES = 1 << 16
 
 
 def irregular(path: Path, most: int = MOST_BYTES) -> str:
@@ -98,6 +101,65 @@ def lines(file: IO[str], where: str) -> Iterator[str]:
             rule = f"is longer than {MOST_LINE} characters"
             raise ConfigError([Problem(f"{where}, line {number}", rule, way_out="write one request per line")])
         yield line
+
+
+@dataclass(frozen=True)
+class CsvTable:
+    """A CSV with a header. columns: their names; header: its line; rows: (line, stripped cells by column) in order.
+
+    A cell that a line does not have is "". Blank rows, and lines that begin with #, are left out.
+    """
+
+    columns: tuple[str, ...]
+    header: int
+    rows: tuple[tuple[int, dict[str, str]], ...]
+
+
+def read_csv(
+    path: Path, where: str = "data", *, needed: Sequence[str] = (), most: int = MOST_BYTES, way_out: str = _PLAIN
+) -> CsvTable:
+    """Read a CSV that has the columns `needed`. Raises ConfigError that names the file and lines."""
+    text = StringIO(read_text(path, where, most=most, way_out=way_out), newline="")
+    numbered = [(number, line) for number, line in enumerate(text, 1) if not line.startswith("#")]
+    reader, check = csv.reader((line for _, line in numbered), strict=True), Problems()
+    numbers = [1, *(number for number, _ in numbered)]  # of the lines that the reader counts
+    try:
+        columns = [name.strip() for name in next(reader, [])]
+        header = numbers[reader.line_num]
+        check_columns(check, columns, needed, f"{path.name}, line {header}")
+        check.done()
+        rows = list[tuple[int, dict[str, str]]]()
+        for cells in reader:
+            line, stripped = numbers[reader.line_num], [cell.strip() for cell in cells]
+            if len(cells) > len(columns):
+                check.add(f"{path.name}, line {line}", f"has {len(cells)} cells for {len(columns)} columns")
+            elif any(stripped):
+                padded = [*stripped, *[""] * (len(columns) - len(cells))]
+                rows.append((line, dict(zip(columns, padded, strict=True))))
+    except csv.Error as error:
+        raise ConfigError([Problem(f"{path.name}, line {numbers[reader.line_num]}", f"is no CSV: {error}")]) from None
+    check.done(path.name)
+    return CsvTable(tuple(columns), header, tuple(rows))
+
+
+def csv_columns(path: Path, where: str) -> tuple[str, ...]:
+    """Columns of a file that may be a CSV, from its first bytes. Raises ConfigError for a file that cannot be read."""
+    with open_plain_file(path, where) as file:
+        head = file.read(_HEAD_BYTES).decode("utf-8-sig", errors="replace").splitlines()
+    try:
+        return tuple(name.strip() for name in next(csv.reader(line for line in head if not line.startswith("#")), []))
+    except csv.Error:
+        return ()
+
+
+def check_columns(check: Problems, columns: Sequence[str], needed: Sequence[str], where: str) -> None:
+    """Note columns that a table needs and does not have, and those that it names twice."""
+    for name in (name for name in needed if name not in columns):
+        near = did_you_mean(name, columns) if columns else ""
+        near = "separate columns by commas" if len(columns) == 1 and ";" in columns[0] else near
+        check.add(where, f"has no column {name}", way_out=near)
+    for name in dict.fromkeys(name for name in columns if columns.count(name) > 1):
+        check.add(where, "names a column twice", value=name, way_out="remove one of them")
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Mapping
 from functools import cache
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import yaml
 
 from dse.config.options import conf_dir
+from dse.files import read_csv
 
 
 @cache
@@ -22,5 +22,4 @@ def facts(name: str) -> Mapping[str, Any]:
 @cache
 def read_rows(name: str) -> tuple[Mapping[str, str], ...]:
     """Rows of `conf/data/<name>.csv`, below its comments."""
-    with (conf_dir() / "data" / f"{name}.csv").open(encoding="utf-8") as text:
-        return tuple(csv.DictReader(line for line in text if not line.startswith("#")))
+    return tuple(cells for _, cells in read_csv(conf_dir() / "data" / f"{name}.csv").rows)

@@ -329,22 +329,22 @@ def test_a_schedule_of_an_unknown_family_is_refused(family: str | None, tmp_path
 @pytest.mark.parametrize(
     ("text", "part"),
     [
-        ("", "no row"),
+        ("", "has no column name"),
         ("name,m,n,k\n", "no row"),
-        ("name,m,n,k\na,0,8,8\n", "x.csv:2.m = "),
-        ("name,m,n,k\na,8,8,8\nb,8,-8,8\n", "x.csv:3.n = "),
-        ("name,m,n,k\na,1.5,8,8\n", "x.csv:2.m = "),
-        ("name,m,n,k\na,010,8,8\n", "x.csv:2.m = '010'"),
-        ("name,m,n,k\na,4:1,8,8\n", "x.csv:2.m = '4:1'"),
-        ("name,m,n,k\na,²,8,8\n", "x.csv:2.m = '²'"),
-        ("name,m,n,k\na,99999999999999999999,8,8\n", "x.csv:2.m = 99999999999999999999"),
-        ("name,m,n\na,8,8\n", "x.csv:2.k: is missing"),
-        ("m,n,k\n8,8,8\n", "x.csv:2.name: is missing"),
-        ("name;m;n;k\na;8;8;8\n", "name;m;n;k"),
-        ("name,m,n,k,colour\na,8,8,8,red\n", "x.csv:2.colour: is not a known key"),
-        ("name,m,n,k\na,8,8,8,8\n", "x.csv:2"),
-        ("name,m,n,k\na/b,8,8,8\n", "x.csv:2.name = 'a/b'"),
-        ("name,m,n,k,pattern\na,8,8,8,all_to_none\n", "x.csv:2.pattern = 'all_to_none'"),
+        ("name,m,n,k\na,0,8,8\n", "x.csv, line 2.m = "),
+        ("name,m,n,k\na,8,8,8\nb,8,-8,8\n", "x.csv, line 3.n = "),
+        ("name,m,n,k\na,1.5,8,8\n", "x.csv, line 2.m = "),
+        ("name,m,n,k\na,010,8,8\n", "x.csv, line 2.m = '010'"),
+        ("name,m,n,k\na,4:1,8,8\n", "x.csv, line 2.m = '4:1'"),
+        ("name,m,n,k\na,²,8,8\n", "x.csv, line 2.m = '²'"),
+        ("name,m,n,k\na,99999999999999999999,8,8\n", "x.csv, line 2.m = 99999999999999999999"),
+        ("name,m,n\na,8,8\n", "x.csv, line 1: has no column k"),
+        ("m,n,k\n8,8,8\n", "x.csv, line 1: has no column name"),
+        ("name;m;n;k\na;8;8;8\n", "separate columns by commas"),
+        ("name,m,n,k,colour\na,8,8,8,red\n", "x.csv, line 2.colour: is not a known key"),
+        ("name,m,n,k\na,8,8,8,8\n", "x.csv, line 2: has 5 cells for 4 columns"),
+        ("name,m,n,k\na/b,8,8,8\n", "x.csv, line 2.name = 'a/b'"),
+        ("name,m,n,k,pattern\na,8,8,8,all_to_none\n", "x.csv, line 2.pattern = 'all_to_none'"),
         ("name,m,n,k,note\na,8,8,8," + "x" * 140_000, "x.csv"),
     ],
     ids=lambda value: value[:40],
@@ -359,7 +359,7 @@ def test_a_bad_table_of_shapes_is_refused_by_file_and_row(text: str, part: str) 
 @pytest.mark.slow
 def test_a_bad_table_of_shapes_is_refused_on_the_command_line(refused: Said) -> None:
     Path("x.csv").write_text("name,m,n,k\na,8,8,8\na,8,0,8\n", encoding="utf-8")
-    assert "x.csv:3.n" in refused(S, "workload.shapes=x.csv")
+    assert "x.csv, line 3.n" in refused(S, "workload.shapes=x.csv")
     Path("x.csv").write_text("name,m,n,k\na,8,8,8\na,8,8,8\n", encoding="utf-8")
     assert "names a shape twice" in refused(S, "workload.shapes=x.csv")
     Path("x.csv").write_bytes(b"\xff\xfe")

@@ -11,7 +11,6 @@ g and c are those of the schedules: `simulators.costs.gemm_waves.beside_cu_copie
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dse.config.options import conf_dir
+from dse.files import read_csv
 from dse.values import put
 from simulators.costs.gemm_waves import beside_cu_copies, gemm_cost
 from simulators.costs.transfer import TransferMode, routes, slowed_beside_gemm
@@ -54,13 +54,11 @@ class Overlaps:
 
     @classmethod
     def read(cls, path: Path = _TABLE) -> Overlaps:
-        """Read a CSV; lines that begin with # are comments. Raises KeyError or ValueError for an invalid table."""
-        with path.open(encoding="utf-8") as file:
-            rows = list(csv.DictReader(line for line in file if not line.startswith("#")))
-        times = {
-            name: np.array([float(row[f"{name}_ms"]) / 1e3 for row in rows])
-            for name in ("gemm_alone", "comm_alone", "gemm", "comm", "wall")
-        }
+        """Read a CSV; lines that begin with # are comments. Raises ConfigError or ValueError for an invalid table."""
+        times_ms = ("gemm_alone_ms", "comm_alone_ms", "gemm_ms", "comm_ms", "wall_ms")
+        needed = ("size", "channels", "payload_mib", "assignment", "use", *times_ms)
+        rows = [cells for _, cells in read_csv(path, needed=needed).rows]
+        times = {name.removesuffix("_ms"): np.array([float(row[name]) / 1e3 for row in rows]) for name in times_ms}
         return cls(
             size=np.array([int(row["size"]) for row in rows]),
             channels=np.array([int(row["channels"]) for row in rows]),

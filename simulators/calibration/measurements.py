@@ -6,14 +6,11 @@ problems of a table are reported at once, by line and column.
 
 from __future__ import annotations
 
-import csv
-import itertools
 import math
 import re
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -23,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dse.config.options import conf_dir
-from dse.errors import ConfigError, Problem, did_you_mean
-from dse.files import open_plain_file, read_text
+from dse.errors import ConfigError, Problem, Problems, did_you_mean
+from dse.files import csv_columns, read_csv
 from simulators.hardware.device import ELEMENT_BYTES
 
 Floats = NDArray[np.float64]
@@ -66,7 +63,6 @@ FLOAT_BYTES = 4
 """Bytes of the elements in which the size of an all-reduce is counted."""
 _LEAST = {"pad_h": 0, "pad_w": 0, "gpus": 2}
 _MOST = 2**40
-_SHOWN = 20  # problems that are reported one by one
 _NOT_MEASURED = re.compile(r"|N/?A\*?|-", re.IGNORECASE)
 
 
@@ -117,9 +113,7 @@ def read(path: Path) -> list[Rows]:
     """Read the rows of a CSV, by device, precision and kind. Raises ConfigError, naming lines and columns."""
     table = _Table(path)
     groups = defaultdict[tuple[str, str, str], list[_Row]](list)
-    lines = list(table.lines())
-    table.count([cells for _, cells in lines])
-    for line, cells in lines:
+    for line, cells in table.rows:
         row = table.row(line, cells)
         if row is not None:
             groups[row.device, row.precision, row.kind].append(row)
@@ -139,7 +133,9 @@ def read_folder(folder: Path) -> list[Rows]:
     """Read the rows of all tables below a folder; a CSV without a column `op` is skipped. Raises ConfigError."""
     if not folder.is_dir():
         raise ConfigError([Problem("study.data_dir", "is no folder", str(folder), "name one that holds CSV tables")])
-    files = [file for file in sorted(folder.rglob("*.csv")) if file.is_file() and "op" in _head(file)]
+    files = [
+        file for file in sorted(folder.rglob("*.csv")) if file.is_file() and "op" in csv_columns(file, "study.data_dir")
+    ]
     if not files:
         rule = "holds no CSV table of measured operators (with the columns device, precision, op)"
         raise ConfigError([Problem("study.data_dir", rule, str(folder))])
@@ -164,19 +160,6 @@ def _concatenate(parts: Sequence[Rows]) -> Rows:
     )
 
 
-def _head(file: Path) -> list[str]:
-    with open_plain_file(file, "study.data_dir") as binary:
-        lines = binary.read(1 << 16).decode("utf-8-sig", errors="replace").splitlines()
-    with suppress(csv.Error):
-        return [name.strip() for name in next(csv.reader(lines[len(_comments(lines)) :]), [])]
-    return []
-
-
-def _comments(lines: Sequence[str]) -> list[str]:
-    """Comment lines above a table."""
-    return list(itertools.takewhile(lambda line: line.startswith("#"), lines))
-
-
 @dataclass(frozen=True)
 class _Row:
     device: str
@@ -194,60 +177,34 @@ class _Table:
     """A file being read. filled: number of convolutions whose filter was filled in from DeepBench's list."""
 
     def __init__(self, path: Path) -> None:
-        self._path, self.problems, self.filled = path, list[Problem](), 0
+        self._path, self._check, self.filled = path, Problems(), 0
         self._seen, self._held = Counter[tuple[str, ...]](), Counter[tuple[str, ...]]()
-        lines = read_text(path, "data", way_out="name a CSV of measured operators").splitlines()
-        self._above = len(_comments(lines))
-        self._reader = csv.reader(lines[self._above :], strict=True)
-        try:
-            self.columns = [name.strip() for name in next(self._reader, [])]
-        except csv.Error as error:
-            raise ConfigError([Problem("data", f"is no CSV: {error}", str(path))]) from None
-        self._check_columns()
+        self._csv = read_csv(path, needed=("precision", "op"), way_out="name a CSV of measured operators")
+        for name in self._csv.columns:
+            if name not in _COLUMNS and re.fullmatch(r"(fwd|bwd_data|bwd_filter|total|mean)_\w+", name):
+                self.note(f"line {self._csv.header}", "times are in ms", name, did_you_mean(name, _COLUMNS))
+        self.done()
+        self._held.update(_convolution(cells) for _, cells in self.rows if cells["op"] == "conv")
+
+    @property
+    def rows(self) -> Sequence[tuple[int, Mapping[str, str]]]:
+        """(line, cell by column) of every row."""
+        return self._csv.rows
+
+    @property
+    def problems(self) -> Sequence[Problem]:
+        """Problems so far."""
+        problems: list[Problem] = self._check.found
+        return problems
 
     def note(self, where: str, rule: str, value: object = None, way_out: str = "") -> None:
         """Note a problem of this file."""
         place = f"{self._path.name}, {where}" if where else self._path.name
-        self.problems.append(Problem(place, rule, value, way_out))
+        self._check.add(place, rule, value=value, way_out=way_out)
 
     def done(self) -> None:
         """Raise ConfigError with the first problems, if there are any."""
-        more = len(self.problems) - _SHOWN
-        if more > 0:
-            self.problems[_SHOWN:] = [Problem(self._path.name, f"has {more} more problems of this sort")]
-        if self.problems:
-            raise ConfigError(self.problems)
-
-    def _check_columns(self) -> None:
-        for name in ("precision", "op"):
-            if name not in self.columns:
-                near = did_you_mean(name, self.columns) if self.columns else ""
-                near = "separate columns by commas" if len(self.columns) == 1 and ";" in self.columns[0] else near
-                self.note(f"line {self._above + 1}", f"has no column {name}", way_out=near)
-        for name in self.columns:
-            if self.columns.count(name) > 1:
-                self.note(f"line {self._above + 1}", "names a column twice", name)
-            if name not in _COLUMNS and re.fullmatch(r"(fwd|bwd_data|bwd_filter|total|mean)_\w+", name):
-                self.note(f"line {self._above + 1}", "times are in ms", name, did_you_mean(name, _COLUMNS))
-        self.done()
-
-    def lines(self) -> Iterator[tuple[int, dict[str, str]]]:
-        """Yield (line, cell by column) of every row that is not blank."""
-        try:
-            for cells in self._reader:
-                line = self._above + self._reader.line_num
-                if any(cell.strip() for cell in cells):
-                    if len(cells) > len(self.columns):
-                        self.note(f"line {line}", f"has {len(cells)} cells for {len(self.columns)} columns")
-                        continue
-                    padded = [cell.strip() for cell in cells] + [""] * (len(self.columns) - len(cells))
-                    yield line, dict(zip(self.columns, padded, strict=True))
-        except csv.Error as error:
-            self.note(f"line {self._above + self._reader.line_num}", f"is no CSV: {error}")
-
-    def count(self, rows: Sequence[Mapping[str, str]]) -> None:
-        """Count the rows of each convolution without its filter."""
-        self._held.update(_convolution(cells) for cells in rows if cells["op"] == "conv")
+        self._check.done(self._path.name)
 
     def row(self, line: int, cells: Mapping[str, str]) -> _Row | None:
         """Parse one row; None if it has problems, which are noted."""
@@ -266,10 +223,10 @@ class _Table:
         times = tuple(self._time(line, name, cells) for name in _TIMES[kind])
         if len(self.problems) > before:
             return None
-        if not set(_TIMES[kind]) & set(self.columns):
-            odd = [column for column in self.columns if column not in _COLUMNS]
+        if not set(_TIMES[kind]) & set(self._csv.columns):
+            odd = [column for column in self._csv.columns if column not in _COLUMNS]
             way = f"unknown are {', '.join(odd)}" if odd else ""
-            where, names = f"line {self._above + 1}", " or ".join(_TIMES[kind])
+            where, names = f"line {self._csv.header}", " or ".join(_TIMES[kind])
             self.note(where, f"has no column {names}, which {op} rows need", way_out=way)
             return None
         if all(math.isnan(time) for time in times):
@@ -294,7 +251,7 @@ class _Table:
     def _size(self, line: int, name: str, cells: Mapping[str, str]) -> float:
         where, text = f"line {line}, {name}", cells.get(name)
         if text is None:
-            self.note(f"line {self._above + 1}", f"has no column {name}, which {cells['op']} rows need")
+            self.note(f"line {self._csv.header}", f"has no column {name}, which {cells['op']} rows need")
             return math.nan
         if name in ("ta", "tb"):
             if text not in ("N", "T"):
@@ -354,9 +311,8 @@ def _convolution(cells: Mapping[str, str]) -> tuple[str, ...]:
 def _deepbench() -> Mapping[tuple[str, ...], Sequence[tuple[float, ...]]]:
     """Filters and strides of DeepBench's convolutions in its order, by the key of `_convolution`."""
     filters = defaultdict[tuple[str, ...], list[tuple[float, ...]]](list)
-    with (conf_dir() / "data" / "deepbench_convolutions.csv").open(encoding="utf-8") as text:
-        for row in csv.DictReader(line for line in text if not line.startswith("#")):
-            filters[_convolution(row)].append(tuple(float(row[name]) for name in _FILTER))
+    for _, row in read_csv(conf_dir() / "data" / "deepbench_convolutions.csv").rows:
+        filters[_convolution(row)].append(tuple(float(row[name]) for name in _FILTER))
     return filters
 
 

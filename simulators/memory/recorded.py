@@ -32,7 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dse.errors import ConfigError, Problem, Problems, did_you_mean
-from dse.files import open_plain_file
+from dse.files import check_columns, open_plain_file
 from simulators.hardware.memory_system import MemorySystem
 from simulators.memory import accelsim
 from simulators.memory.engine import PCS
@@ -331,11 +331,7 @@ def _check_names(names: Sequence[str], where: str) -> None:
     for name in dict.fromkeys(names):
         if name not in COLUMNS:
             check.add(where, "is no column of a trace", value=name, way_out=did_you_mean(name, COLUMNS))
-        elif names.count(name) > 1:
-            check.add(where, "names a column twice", value=name)
-    if "address" not in names:
-        near = "separate columns by commas" if len(names) == 1 and ";" in names[0] else did_you_mean("address", names)
-        check.add(where, "has no column address", way_out=near)
+    check_columns(check, names, ("address",), where)
     check.done()
 
 

@@ -10,7 +10,6 @@ column.
 from __future__ import annotations
 
 import csv
-import io
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -20,8 +19,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from dse.errors import ConfigError, Problem, Problems, did_you_mean, pairs
-from dse.files import atomic_replacement, read_text
+from dse.errors import ConfigError, Problem, Problems, pairs
+from dse.files import atomic_replacement, read_csv
 from simulators.steps.seqpoint import (
     Iterations,
     Sample,
@@ -39,7 +38,6 @@ Floats = NDArray[np.float64]
 
 _LENGTH, _SECONDS = "sequence_length", "seconds"
 _MOST_LENGTH = 2**31
-_SHOWN = 20  # problems that are told one by one
 
 
 def seqpoint(words: Sequence[str]) -> int:
@@ -68,49 +66,26 @@ def seqpoint(words: Sequence[str]) -> int:
 
 def read(path: Path) -> dict[str, Floats]:
     """Columns [N] of an epoch's log: sequence_length, seconds [s], and seconds_<name>. Raises ConfigError."""
-    table = read_text(path, "data", way_out="name a CSV of the iterations of an epoch")
-    reader = csv.reader(io.StringIO(table, newline=""), strict=True)
-    try:
-        columns = _columns(path, [name.strip() for name in next(reader, [])])
-        rows = [(reader.line_num, cells) for cells in reader if any(cell.strip() for cell in cells)]
-    except csv.Error as error:
-        raise ConfigError([Problem(f"{path.name}, line {reader.line_num}", f"is no CSV: {error}")]) from None
-    if not rows:
+    table = read_csv(path, needed=(_LENGTH, _SECONDS), way_out="name a CSV of the iterations of an epoch")
+    if not table.rows:
         raise ConfigError([Problem(path.name, "holds no iterations")])
-    problems = [problem for line, cells in rows for problem in _wrong(f"{path.name}, line {line}", columns, cells)]
-    if problems:
-        more = [Problem(path.name, f"has {len(problems) - _SHOWN} more problems")] if len(problems) > _SHOWN else []
-        raise ConfigError([*problems[:_SHOWN], *more])
-    return {name: np.array([float(cells[place]) for _, cells in rows]) for name, place in columns.items()}
+    names = [name for name in table.columns if name in (_LENGTH, _SECONDS) or name.startswith(f"{_SECONDS}_")]
+    check = Problems()
+    for line, cells in table.rows:
+        check.found += [problem for name in names for problem in _wrong(f"{path.name}, line {line}", name, cells[name])]
+    check.done(path.name)
+    return {name: np.array([float(cells[name]) for _, cells in table.rows]) for name in names}
 
 
-def _columns(path: Path, names: Sequence[str]) -> dict[str, int]:
-    """Places of the columns that are read."""
-    check, where = Problems(), f"{path.name}, line 1"
-    for name in (_LENGTH, _SECONDS):
-        if name not in names:
-            near = "separate columns by commas" if len(names) == 1 and ";" in names[0] else did_you_mean(name, names)
-            check.add(where, f"has no column {name}", way_out=near)
-    columns = [name for name in names if name in (_LENGTH, _SECONDS) or name.startswith(f"{_SECONDS}_")]
-    for name in dict.fromkeys(name for name in columns if columns.count(name) > 1):
-        check.add(where, "names a column twice", value=name)
-    check.done()
-    return {name: names.index(name) for name in columns}
-
-
-def _wrong(where: str, columns: Mapping[str, int], cells: Sequence[str]) -> Iterator[Problem]:
-    """Problems of the cells of a line."""
-    for name, place in columns.items():
-        if place >= len(cells):
-            yield Problem(f"{where}, {name}", "is missing", way_out=f"the line has {len(cells)} cells")
-            continue
-        value = _number(cells[place])
-        if not isinstance(value, float) or not math.isfinite(value):
-            yield Problem(f"{where}, {name}", "is no number", cells[place])
-        elif name == _LENGTH and not (value.is_integer() and 1 <= value <= _MOST_LENGTH):
-            yield Problem(f"{where}, {name}", "must be a whole number from 1", cells[place])
-        elif value <= 0:
-            yield Problem(f"{where}, {name}", "must be a positive time in seconds", cells[place])
+def _wrong(where: str, name: str, cell: str) -> Iterator[Problem]:
+    """Yield the problem of a cell, if it has one."""
+    value = _number(cell)
+    if not isinstance(value, float) or not math.isfinite(value):
+        yield Problem(f"{where}, {name}", "is no number" if cell else "is missing", cell or None)
+    elif name == _LENGTH and not (value.is_integer() and 1 <= value <= _MOST_LENGTH):
+        yield Problem(f"{where}, {name}", "must be a whole number from 1", cell)
+    elif value <= 0:
+        yield Problem(f"{where}, {name}", "must be a positive time in seconds", cell)
 
 
 def _number(text: str) -> float | str:

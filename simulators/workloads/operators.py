@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from dse.errors import ConfigError, Problem, Problems, did_you_mean
-from dse.files import read_text
+from dse.files import read_csv
 from dse.units import Bytes, Integer, Number
 from dse.values import Frozen, knob
 
@@ -442,34 +441,27 @@ def workloads_of(check: Problems, tree: Mapping[str, Any]) -> dict[str, dict[str
         return {}
 
 
+_WAY_OUT = "name a CSV of GEMM shapes"
+
+
 def read_shapes(path: Path) -> tuple[Shape, ...]:
     """GEMM shapes of a CSV file (columns name,m,n,k[,shards,pattern,payload_bytes,load,note]).
 
     Raises ConfigError naming file, row and column of everything wrong.
     """
     check = Problems()
-    table = read_text(path, "workload.shapes", most=_MOST_BYTES, way_out="name a CSV of GEMM shapes")
-    reader = csv.DictReader(table.splitlines())
-    try:
-        rows = [(reader.line_num, row) for row in reader]
-    except csv.Error as error:
-        raise ConfigError([Problem(f"{path}:{reader.line_num}", f"is not CSV: {error}")]) from error
-    if not rows:
+    table = read_csv(path, "workload.shapes", needed=("name", "m", "n", "k"), most=_MOST_BYTES, way_out=_WAY_OUT)
+    if not table.rows:
         raise ConfigError([Problem("workload.shapes", "holds no row below a header", value=str(path))])
-    header = list(reader.fieldnames or ())
-    for name in {name for name in header if header.count(name) > 1}:
-        check.add(f"{path}:1", "names a column twice", value=name, way_out="remove one of them")
-    shapes = [check.model(Shape, _cells(row), path=f"{path}:{line}") for line, row in rows]
-    check.done()
+    shapes = [check.model(Shape, _cells(cells), path=f"{path.name}, line {line}") for line, cells in table.rows]
+    check.done(path.name)
     return tuple(shape for shape in shapes if shape is not None)
 
 
-def _cells(row: Mapping[str | None, str | None]) -> dict[str, Any]:
+def _cells(cells: Mapping[str, str]) -> dict[str, Any]:
     """Convert CSV cells: a blank is absent, digits are integers, a load may have decimals, any other cell is text."""
-    cells = {str(key or "surplus cell").strip(): (value or "") for key, value in row.items() if value}
-    trimmed = {key: (value if isinstance(value, str) else ",".join(value)).strip() for key, value in cells.items()}
     texts = ("name", "pattern", "note", "payload_bytes")
-    read: dict[str, Any] = {key: value for key, value in trimmed.items() if value}
+    read: dict[str, Any] = {key: value for key, value in cells.items() if value}
     integers = {key: int(value) for key, value in read.items() if key not in texts and _INTEGER.fullmatch(value)}
     decimal = {key: float(value) for key, value in read.items() if key == "load" and _DECIMAL.fullmatch(value)}
     return {**read, **integers, **decimal}
