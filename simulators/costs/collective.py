@@ -64,11 +64,6 @@ class Group:
             self, bytes_per_s=links * link_utilisation(np.asarray(cus) * np.asarray(bytes_per_s_per_cu) / links)
         )
 
-    def by_dma(self, num_engines: ArrayLike, bytes_per_s: ArrayLike, setup_s: ArrayLike) -> Group:
-        """Return the group with copy engines as the engine: at most their rate, and a set-up for every step."""
-        rate = np.minimum(self.bytes_per_s, np.asarray(num_engines) * np.asarray(bytes_per_s))
-        return replace(self, bytes_per_s=rate, latency_s=setup_s, computes=False, short_messages=False)
-
 
 @dataclass(frozen=True)
 class CollectiveCost:
@@ -151,31 +146,6 @@ def server_ring(server: Server, gpus: ArrayLike, together: ArrayLike | None = No
     inside = Group(gpus, server.bytes_per_s / (1 + server.sharing * sharers), server.latency_s)
     network = np.nan if server.network_bytes_per_s is None else server.network_bytes_per_s
     return flat_ring(inside, Group(nodes, network, server.latency_s), np.asarray(gpus) / nodes)
-
-
-def hierarchical_cost(
-    pattern: Literal["all_reduce", "all_gather", "reduce_scatter"],
-    payload_bytes: ArrayLike,
-    inside: Group,
-    between: Group,
-    *,
-    algorithm: Algorithm = "ring",
-) -> CollectiveCost:
-    """Cost of a collective in two levels: g GPUs in each node (`inside`), every GPU with its peers in other nodes
-    (`between`).
-
-    all_reduce: reduce-scatter inside, all-reduce of 1/g between, all-gather inside; the other patterns are its halves.
-    """
-    payload = np.asarray(payload_bytes, float)
-    shard = payload / np.asarray(inside.num_gpus)
-    if pattern == "all_gather":
-        outer = collective_cost("all_gather", algorithm, shard, between)
-        return outer.then(collective_cost("all_gather", algorithm, payload, inside))
-    first = collective_cost("reduce_scatter", algorithm, payload, inside)
-    if pattern == "reduce_scatter":
-        return first.then(collective_cost("reduce_scatter", algorithm, shard, between))
-    middle = collective_cost("all_reduce", algorithm, shard, between)
-    return first.then(middle).then(collective_cost("all_gather", algorithm, payload, inside))
 
 
 @dataclass(frozen=True)
