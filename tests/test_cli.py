@@ -125,6 +125,7 @@ def test_a_study_writes_a_table_with_a_row_per_point(study: tuple[Path, str]) ->
     assert table.loc[table["key"] == table["baseline"], "speedup"].eq(1.0).all()
 
 
+@pytest.mark.slow
 def test_a_study_writes_its_claims_one_row_each_with_the_reason_where_none_can_be_tested(
     study: tuple[Path, str],
 ) -> None:
@@ -142,6 +143,7 @@ def test_a_study_writes_its_claims_one_row_each_with_the_reason_where_none_can_b
         assert "system.gpu.kernel_launch_s" in row["reason"]
 
 
+@pytest.mark.slow
 def test_claims_are_judged_by_their_tolerance_alone(study: tuple[Path, str]) -> None:
     table = dse.load("ficco_sweep", study[0] / "outputs")
     rows = judge(STUDY.claims(), STUDY.findings(table))
@@ -171,6 +173,7 @@ def test_a_bound_is_shown_as_one_and_ends_the_tolerance() -> None:
 FIGURES = {"pareto", "speedup", "dil", "cil", "signatures", "cu_sweep", "timeline_g4"}
 
 
+@pytest.mark.slow
 def test_a_study_draws_every_figure_twice_as_pixels_and_as_vectors(study: tuple[Path, str]) -> None:
     figures = latest(study[0]) / "figures"
     assert {path.name for path in figures.iterdir()} == {
@@ -181,6 +184,7 @@ def test_a_study_draws_every_figure_twice_as_pixels_and_as_vectors(study: tuple[
         assert "</svg>" in (figures / f"{name}.svg").read_text("utf-8")
 
 
+@pytest.mark.slow
 def test_a_study_writes_the_source_of_every_constant_it_rests_on(study: tuple[Path, str]) -> None:
     made = json.loads((latest(study[0]) / "provenance.json").read_text("utf-8"))
     facts = {fact["path"]: fact for fact in made["facts"]}
@@ -196,11 +200,13 @@ def test_a_study_writes_the_source_of_every_constant_it_rests_on(study: tuple[Pa
     assert made["command"][:3] == ["python", "-m", "dse"]
 
 
+@pytest.mark.slow
 def test_a_study_writes_the_configuration_that_repeats_it(study: tuple[Path, str]) -> None:
     tree = yaml.safe_load((latest(study[0]) / "config.yaml").read_text("utf-8"))
     assert tree == small_plan().request.tree
 
 
+@pytest.mark.slow
 def test_a_study_tells_who_won_and_where_everything_is(study: tuple[Path, str]) -> None:
     folder, told = study
     (run,) = [path for path in (folder / "outputs" / "ficco_sweep").iterdir() if not path.is_symlink()]
@@ -246,6 +252,7 @@ def test_any_point_can_be_run_again_in_full(study: tuple[Path, str], tmp_path: P
         assert trace.with_suffix(".png").is_file()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("key", "why"), [("", "several"), ("no-such-key", "is no point")])
 def test_a_key_that_is_not_one_points_is_refused(
     key: str, why: str, study: tuple[Path, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -329,6 +336,7 @@ def test_of_a_very_long_table_figures_show_a_selection_and_it_is_said(
     assert {path.stem for path in (latest(elsewhere) / "figures").iterdir()} == FIGURES
 
 
+@pytest.mark.slow
 def test_claims_are_judged_on_complete_tables_only(study: tuple[Path, str], tmp_path: Path) -> None:
     shutil.copytree(latest(study[0]).resolve(), tmp_path / "run")
     outputs = Outputs(tmp_path / "run")
@@ -444,6 +452,7 @@ def test_a_wrong_command_is_refused_with_the_way_out(
     assert not list(elsewhere.iterdir())
 
 
+@pytest.mark.slow
 def test_a_study_without_results_is_refused_with_the_nearest_one_that_has_some(
     study: tuple[Path, str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -514,6 +514,7 @@ def test_one_piece_moved_by_dma_is_the_serial_schedule(engine: str, schedule: st
     assert whole.makespan[0] == pytest.approx(serial.makespan[0], rel=1e-12)
 
 
+@pytest.mark.slow
 @every_pair
 @every_schedule
 @settings(max_examples=20)
@@ -623,6 +624,7 @@ def _slowdown(graph: TaskGraph, active: NDArray[np.intp]) -> Floats:
     )
 
 
+@pytest.mark.slow
 @every_exact_engine
 @every_schedule
 @settings(max_examples=10)

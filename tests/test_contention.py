@@ -79,6 +79,7 @@ def test_an_even_collective_is_never_faster_on_some_of_its_links(
     assert found["starvation_s"] >= -1e-9 * found["makespan_s"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", [name for name in DISTINCT if name in SCHEDULES])
 @settings(max_examples=10)
 @given(data=st.data(), reduces=st.booleans())

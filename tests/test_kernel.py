@@ -128,6 +128,7 @@ def nested(graph: Blocks, depth: int) -> list[str]:
     return [text for label, (text, _) in left.items() if label in reached(left, label)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kernel", "depth"), [("_run", 2), ("_longest", 1), ("_stage", 1)])
 def test_no_reference_is_counted_in_a_loop_of_a_kernel(kernel: str, depth: int, fresh: Fresh) -> None:
     """Arguments and local arrays are counted at entry and exit, or design by design, and never event by event.

@@ -77,6 +77,7 @@ def test_uneven_shards_are_whole_rows_that_add_up_and_rise_to_the_largest_share(
 # Against the GPU that stands for all
 
 
+@pytest.mark.slow
 @every_topology
 @every_schedule
 @settings(max_examples=8)

@@ -84,6 +84,7 @@ def test_a_former_name_is_told_only_where_the_new_one_is_possible() -> None:
 SWEEP = "study=ficco_sweep"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "told"),
     [
