@@ -61,7 +61,7 @@ def differences(before: Path, after: Path) -> list[str]:
     old = with_present_names(old, new)
     if old.shape != new.shape or list(old) != list(new):
         return [f"the table was {old.shape} and is {new.shape}, columns {sorted(map(str, set(old) ^ set(new)))}"]
-    found = [f"column {name}" for name in old if not _same(old[name].to_numpy(), new[name].to_numpy())]
+    found = [f"column {name}" for name in old if not _same(old[name], new[name])]
     old_claims, new_claims = (_claims(folder) for folder in (before, after))
     return found + ["claims.json"] * (old_claims != new_claims)
 
@@ -72,10 +72,11 @@ def _claims(folder: Path) -> list[dict[str, Any]]:
     return [{name: value for name, value in row.items() if name != "reason"} for row in rows]
 
 
-def _same(old: np.ndarray, new: np.ndarray) -> bool:
-    if old.dtype.kind == "f":
-        return bool(np.array_equal(old, new, equal_nan=True))
-    return bool(((old == new) | (pd.isna(old) & pd.isna(new))).all())
+def _same(old: pd.Series[Any], new: pd.Series[Any]) -> bool:
+    missing = old.isna().to_numpy()
+    if not np.array_equal(missing, new.isna().to_numpy()):
+        return False
+    return bool(np.array_equal(old.to_numpy()[~missing], new.to_numpy()[~missing]))
 
 
 def compare(commit: str, names: Sequence[str]) -> dict[str, list[str]]:
