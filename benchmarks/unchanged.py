@@ -33,9 +33,9 @@ def studies() -> list[str]:
     return [path.stem for path in sorted((ROOT / "conf" / "study").glob("*.yaml")) if path.stem not in LONG]
 
 
-def run(tree: Path, study: str, folder: Path) -> str:
+def run(tree: Path, study: str, folder: Path, *words: str) -> str:
     """Run a study with the code below `tree`, writing below `folder`; why it failed, or ""."""
-    command = [sys.executable, "-m", "dse", f"study={study}", f"output_dir={folder}", *QUIET]
+    command = [sys.executable, "-m", "dse", f"study={study}", f"output_dir={folder}", *QUIET, *words]
     environment = {**os.environ, "PYTHONPATH": str(tree)}
     done = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, check=False)
     return done.stderr.strip()[-500:] if done.returncode else ""

@@ -211,6 +211,8 @@ def _print_summary(
     console = report.console()
     console.print(report.summary(outputs, shown.table))
     console.print(report.claims_table(list(rows)))
+    if count := report.claims_count(rows):
+        console.print(count)
     for part in report.levels(outputs):
         console.print(part)
     console.print(_describe_points(planned, findings))

@@ -91,7 +91,7 @@ class ConCCL(Plain):
             "conccl.base_speedup": Finding(float(speedups["base"].mean()), f"{_MIX}; {_SEEN}"),
             "conccl.best_dual": Finding(100 * means[1], f"{_MIX}; {_SEEN}"),
             "conccl.best_dma": Finding(100 * float(_best(reached, _BY_DMA).mean()), _FITTED, basis="fitted"),
-            "conccl.max_speedup": Finding(float(_best(speedups, _BY_DMA).max()), _MIX),
+            "conccl.max_speedup": Finding(float(_best(speedups, _BY_DMA).max()), _FITTED, basis="fitted"),
             "conccl.mean_ideal": Finding(float(ideal.mean()), _MIX),
             "conccl.strategy_order": Finding(
                 means == sorted(means) and len(set(means)) == len(means),

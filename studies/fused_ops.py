@@ -118,7 +118,9 @@ class FusedOps(Plain):
                 f"{text} and rises in {len(higher)}",
                 "where a wire is busy all the time of both, demand is its rate; a yes needs a fall in most",
             ),
-            "fused_ops.occupancy_cost": Finding(None, f"an input of the model (schedule.occupancy_loss): {loss} %"),
+            "fused_ops.occupancy_cost": Finding(
+                None, f"schedule.occupancy_loss, an input of the model: {loss} %", basis="input"
+            ),
         }
 
     def figures(self, table: pd.DataFrame, timelines: pd.DataFrame) -> Iterator[tuple[str, Figure]]:

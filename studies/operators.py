@@ -33,7 +33,7 @@ _LOW_LATENCY = 4.0  # factor by which the protocol for short messages lowers lat
 _CHANNELS = (4, 8, 16, 32, 64)
 _COPIES = {"1KB": 2**10, "64KB": 2**16, "1MB": 2**20, "16MB": 2**24}
 _REDUCED = {"1MB": 1e6, "16MB": 16e6, "256MB": 256e6, "16GB": 16e9}
-_FITTED = "fitted, no prediction"
+_INPUT = "an input, no prediction"
 _OWN_CONSTANT = "the constant itself, in the system's file"
 _OTHER_COLLECTIVE = "the rate of a CU was measured on an all-reduce with two channels, elsewhere (ROCm/tritonBLAS)"
 
@@ -183,7 +183,7 @@ def _mi300x() -> dict[str, Finding]:
         cost = collective_cost("all_reduce", "direct", payload, group)
         rests = {"1MB": "rests on the floor of short messages", "16GB": "rests on the rate at 16 GB"}.get(name, "")
         ours = float(cost.wire_bytes / cost.seconds / 1e9)
-        findings[f"hardware.mi300x_allreduce_{name}"] = _fitted_finding(ours, rests) if rests else Finding(ours)
+        findings[f"hardware.mi300x_allreduce_{name}"] = _input_finding(ours, rests) if rests else Finding(ours)
     cap = _conditions()["mi300x_all_gather_link_bytes_per_s"]
     capped = Group(node.num_gpus, peers * cap, 0.0)
     text = f"a CU a channel, on links of {cap / 1e9:g} GB/s"
@@ -195,18 +195,18 @@ def _mi300x() -> dict[str, Finding]:
     for name, size in _COPIES.items():
         shares = copy_phases(size, gpu.dma.phases, node.link_bytes_per_s).shares
         split = tuple(float(100 * share) for share in shares)
-        derived = _fitted_finding(split, "the phases were derived from this row")
+        derived = _input_finding(split, "the phases were derived from this row")
         findings[f"hardware.dma_phase_{name}"] = derived if name == "1KB" else Finding(split)
-    findings["hardware.mi300x_link"] = _fitted_finding(node.link_bytes_per_s / 1e9, _OWN_CONSTANT)
+    findings["hardware.mi300x_link"] = _input_finding(node.link_bytes_per_s / 1e9, _OWN_CONSTANT)
     sustained = gpu.num_cus * gpu.matrix_flop_per_s_per_cu / 1e12
     text = f"{_OWN_CONSTANT}; {sustained:.3f} rounded as it was published"
-    findings["hardware.mi300x_bf16_sustained"] = _fitted_finding(float(round(sustained)), text)
+    findings["hardware.mi300x_bf16_sustained"] = _input_finding(float(round(sustained)), text)
     return findings
 
 
-def _fitted_finding(ours: float | tuple[float, ...], why: str) -> Finding:
+def _input_finding(ours: float | tuple[float, ...], why: str) -> Finding:
     """Finding that is no prediction: the published value, or a constant taken from it, is an input."""
-    return Finding(ours, f"{_FITTED}: {why}", basis="fitted")
+    return Finding(ours, f"{_INPUT}: {why}", basis="input")
 
 
 def _conditions() -> dict[str, float]:

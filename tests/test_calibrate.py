@@ -331,7 +331,7 @@ def test_the_shipped_tables_are_predicted_and_the_claims_of_hardware_are_judged(
     assert {name for name, row in hardware.items() if row["within"]} == WITHIN | TAKEN
     assert [name for name, row in hardware.items() if row["within"] is False] == [MISSED]
     assert "measured on an all-reduce" in hardware[MISSED]["reason"]
-    assert {name for name, row in hardware.items() if row["basis"] == "fitted"} == TAKEN
+    assert {name for name, row in hardware.items() if row["basis"] == "input"} == TAKEN
     assert "calibrated" in shown
     assert {path.stem for path in (folder / "figures").glob("*.png")} == {
         "predicted_against_measured",

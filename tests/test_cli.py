@@ -136,7 +136,7 @@ def test_a_study_writes_its_claims_one_row_each_with_the_reason_where_none_can_b
         assert {"id", "published", "ours", "tolerance", "within", "provenance", "basis", "reason"} <= set(row)
         assert (row["published"], row["tolerance"]) == (claim["value"], claim["tolerance"])
         assert row["provenance"] == claim["provenance"]
-        assert row["basis"] in ("predicted", "fitted")
+        assert row["basis"] in ("predicted", "fitted", "by construction", "input")
         assert row["within"] is None, "one shape and a changed constant cannot test the claims"
         assert row["ours"] is None
         assert "workload.only" in row["reason"]
@@ -168,6 +168,22 @@ def test_a_bound_is_shown_as_one_and_ends_the_tolerance() -> None:
     for tolerance in (None, (0, 4)):
         with pytest.raises(ValueError, match="at_most needs a tolerance that ends at its value"):
             Claim(**about, kind="at_most", value=3, tolerance=tolerance)
+
+
+def test_only_predictions_are_counted_as_tests_of_the_model() -> None:
+    about = {"statement": "", "metric": "error", "unit": "%", "provenance": "derived", "source": ""}
+    names = ("right", "wrong", "fitted", "put_in", "certain", "untested")
+    claims = [Claim(id=f"x.{name}", kind="exact", value=1, tolerance=(0, 2), **about) for name in names]
+    findings = {
+        "x.right": Finding(1.0),
+        "x.wrong": Finding(3.0),
+        "x.fitted": Finding(1.0, basis="fitted"),
+        "x.put_in": Finding(1.0, basis="input"),
+        "x.certain": Finding(1.0, basis="by construction"),
+    }
+    told = report.claims_count(judge(claims, findings))
+    assert told == ("1 of 2 predicted claims are within, 1 fitted, 1 put in, 1 true by construction, 1 were not tested")
+    assert report.claims_count(judge(claims, {}, departure="another machine")) == ""
 
 
 FIGURES = {"pareto", "speedup", "dil", "cil", "signatures", "cu_sweep", "timeline_g4"}

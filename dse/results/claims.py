@@ -38,14 +38,19 @@ class Claim(Frozen):
         return self
 
 
+Basis = Literal["predicted", "fitted", "by construction", "input"]
+"""What a finding rests on. predicted: no number was adjusted to it; fitted: constants were; by construction: the model
+cannot say otherwise; input: the published value, or a constant taken from it, is put in. Predictions alone test it."""
+
+
 @dataclass(frozen=True)
 class Finding:
-    """Our value for a claim (None: cannot be tested) with a remark, the cause if it is a miss, fitted or predicted."""
+    """Our value for a claim (None: cannot be tested) with a remark, the cause if it is a miss, and its basis."""
 
     ours: float | bool | tuple[float, ...] | None
     remark: str = ""
     cause: str = ""
-    basis: Literal["predicted", "fitted"] = "predicted"
+    basis: Basis = "predicted"
 
 
 def read(path: Path) -> list[Claim]:

@@ -231,6 +231,9 @@ def _limit(limits: Mapping[str, float]) -> str:
     return ", ".join(shares[:2])
 
 
+_BASES = {"fitted": "fitted", "by construction": "true by construction", "input": "put in"}
+
+
 def claims_table(rows: list[dict[str, Any]]) -> Table | str:
     """Theirs beside ours, a miss said to be a miss with its cause; one line where none can be tested."""
     from rich.table import Table
@@ -240,12 +243,13 @@ def claims_table(rows: list[dict[str, Any]]) -> Table | str:
     if len({row["reason"] for row in rows}) == 1:
         return f"published claims were not tested: {rows[0]['reason']}"
 
-    shown = Table(title="Published claims, and ours (predicted, where not said to be fitted)")
+    shown = Table(title="Published claims, and ours")
     for name, justify in (
         ("claim", "left"),
         ("published", "right"),
         ("ours", "right"),
         ("verdict", "left"),
+        ("basis", "left"),
         ("why", "left"),
     ):
         shown.add_column(name, justify=justify, overflow="fold")  # type: ignore[arg-type]
@@ -254,8 +258,20 @@ def claims_table(rows: list[dict[str, Any]]) -> Table | str:
         bound = "≤ " if row["kind"] == "at_most" else ""
         bounded = f"{bound}{_value(row['published'], row['unit'])}"
         published = bounded if row["provenance"] != "memory" else "unverified"
-        shown.add_row(row["id"], published, _value(row["ours"], row["unit"]), verdict, row["reason"])
+        basis = row["basis"] if row["within"] is not None else ""
+        shown.add_row(row["id"], published, _value(row["ours"], row["unit"]), verdict, basis, row["reason"])
     return shown
+
+
+def claims_count(rows: Sequence[Mapping[str, Any]]) -> str:
+    """One line: how many predictions are within, and how many claims test nothing; "" where none was tested."""
+    tested = [row for row in rows if row["within"] is not None]
+    predicted = [row for row in tested if row["basis"] == "predicted"]
+    text = f"{sum(row['within'] for row in predicted)} of {len(predicted)} predicted claims are within"
+    for basis in dict.fromkeys(row["basis"] for row in tested if row["basis"] != "predicted"):
+        text += f", {sum(row['basis'] == basis for row in tested)} {_BASES[basis]}"
+    untested = f", {len(rows) - len(tested)} were not tested" if len(rows) > len(tested) else ""
+    return f"{text}{untested}" if tested else ""
 
 
 def _value(value: Any, unit: str) -> str:
@@ -317,6 +333,8 @@ def redraw(words: Sequence[str]) -> int:
     terminal = console()
     terminal.print(summary(outputs, shown.table))
     terminal.print(claims_table(rows))
+    if count := claims_count(rows):
+        terminal.print(count)
     for part in levels(outputs):
         terminal.print(part)
     terminal.print(provenance.describe(outputs.read_json("provenance")))

@@ -1,0 +1,121 @@
+"""Published claims of all studies, judged again: how many predictions are within, and every miss with its cause.
+
+`python -m benchmarks.claims [<study> ...]` runs each study that has claims, without a store, and prints a table;
+`--record` writes it to docs/claims.md. Only predicted claims test a model: those that a constant was fitted to, that
+are put in, or that cannot come out otherwise are counted apart.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.recorded import ROOT
+from benchmarks.unchanged import run
+
+RECORD = ROOT / "docs" / "claims.md"
+STUDIES = {
+    "ficco_sweep": "FiCCO",
+    "conccl": "ConCCL",
+    "t3": "T3",
+    "fused_ops": "fused computation-collective operators",
+    "goldyloc": "GOLDYLOC",
+    "jitq": "JIT-Q",
+    "comp_vs_comm": "Tale of Two Cs",
+    "bert": "Demystifying BERT",
+    "seqpoint": "SeqPoint",
+    "gpgpusim": "GPGPU-Sim with cuDNN",
+    "cache_policies": "GPU cache policies",
+    "operators": "published values of hardware",
+    "overlap_measured": "measured overlaps",
+}
+"""Study -> what its claims are of."""
+_BASES = ("fitted", "input", "by construction")
+
+_HEAD = """# Claims
+
+Published values beside ours, judged by their tolerances; written by `python -m benchmarks.claims --record`. Only
+predicted claims test a model. Fitted: a constant was fitted to them. Input: the published value, or a constant taken
+from it, is put in. By construction: the model cannot say otherwise.
+"""
+
+Rows = Sequence[Mapping[str, Any]]
+
+
+def judged(study: str) -> Rows:
+    """Claims of a study, run anew. Raises RuntimeError where it fails."""
+    with tempfile.TemporaryDirectory() as folder:
+        failure = run(ROOT, study, Path(folder), "figures=none")
+        if failure:
+            raise RuntimeError(f"study={study}: {failure}")
+        rows: Rows = json.loads((Path(folder) / study / "latest" / "claims.json").read_text("utf-8"))
+        return rows
+
+
+def count(rows: Rows) -> dict[str, int]:
+    """Numbers of claims: predicted ones within and missed, those on another basis, those that were not tested."""
+    tested = [row for row in rows if row["within"] is not None]
+    bases = Counter(row["basis"] for row in tested)
+    within = sum(row["within"] for row in tested if row["basis"] == "predicted")
+    counts = {"within": within, "missed": bases["predicted"] - within, **{basis: bases[basis] for basis in _BASES}}
+    return {**counts, "not tested": len(rows) - len(tested)}
+
+
+def table(claims: Mapping[str, Rows]) -> Iterator[str]:
+    """Lines of Markdown: a row for each study and their sum."""
+    counts = {study: count(rows) for study, rows in claims.items()}
+    columns = ["predicted, within", "predicted, missed", *_BASES, "not tested"]
+    yield f"| claims of | study | {' | '.join(columns)} |"
+    yield f"|---|---|{'--:|' * len(columns)}"
+    for study, numbers in counts.items():
+        yield f"| {STUDIES.get(study, study)} | `{study}` | {' | '.join(map(str, numbers.values()))} |"
+    total = [sum(numbers[name] for numbers in counts.values()) for name in next(iter(counts.values()))]
+    yield f"| all | | {' | '.join(map(str, total))} |"
+
+
+def misses(claims: Mapping[str, Rows]) -> Iterator[str]:
+    """Lines of Markdown: each claim that is missed, with what was published, what is ours, and the cause."""
+    yield "| claim | published | ours | basis | why |"
+    yield "|---|--:|--:|---|---|"
+    for row in (row for rows in claims.values() for row in rows if row["within"] is False):
+        unit = "" if row["unit"] == "bool" else f" {row['unit']}"
+        published = "unverified" if row["provenance"] == "memory" else f"{_text(row['published'])}{unit}"
+        why = row["reason"].replace("|", "/")
+        yield f"| `{row['id']}` | {published} | {_text(row['ours'])}{unit} | {row['basis']} | {why} |"
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return " to ".join(f"{number:.3g}" for number in value) if isinstance(value, list) else f"{value:.3g}"
+
+
+def report(claims: Mapping[str, Rows]) -> str:
+    """The page."""
+    return "\n".join([_HEAD, *table(claims), "", "## Missed", "", *misses(claims), ""])
+
+
+def main() -> int:
+    """Judge and print, or record."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.claims", description=__doc__.splitlines()[0])
+    parser.add_argument("studies", nargs="*", help="studies to judge; all that have claims by default")
+    parser.add_argument("--record", action="store_true", help=f"write {RECORD.relative_to(ROOT)}")
+    words = parser.parse_args()
+    claims = dict[str, Rows]()
+    for study in words.studies or STUDIES:
+        claims[study] = judged(study)
+        print(f"{study}: {count(claims[study])}", file=sys.stderr, flush=True)
+    print(report(claims))
+    if words.record:
+        RECORD.write_text(report(claims), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
