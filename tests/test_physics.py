@@ -32,7 +32,7 @@ from dse.errors import ConfigError, Problems, did_you_mean
 from dse.units import Bytes, BytesPerSecond, FlopPerSecond, Fraction, Integer, Number, Seconds
 from dse.values import Frozen, leaves
 from simulators.costs.gemm_waves import GemmCost, gemm_cost
-from simulators.costs.transfer import CommEngine, Route, TransferMode, links, rate, routes
+from simulators.costs.transfer import CommEngine, Route, TransferMode, alone, links, rate, routes
 from simulators.hardware.system import Gpu, Node, System
 from simulators.workloads.operators import Gemm, Pattern, Shape, ShapeList, Workload, read_shapes
 
@@ -242,6 +242,21 @@ def test_a_dma_copy_exceeds_neither_its_engines_nor_its_links(
                 used[name] += number(load) * found
         assert all(used[name] <= number(links(system.node)[name]) * (1 + 1e-12) for name in used)
         assert total <= engines * system.gpu.dma.bytes_per_s * (1 + 1e-12)
+
+
+@given(system=NODES, pattern=patterns, payload=st.floats(2.0**20, 2.0**34))
+def test_dma_copies_queue_for_their_engines(system: System, pattern: Pattern, payload: float) -> None:
+    """Engines move all bytes that a GPU receives, each at its rate; more of them are never slower."""
+    by, passes = TransferMode("dma", 0, pattern), 2 if pattern == "all_reduce" else 1
+    received = passes * payload * (system.node.num_gpus - 1) / system.node.num_gpus
+    times = []
+    for engines in (1, 2, 4, 7, 14):
+        with_engines = mi300x(
+            node__num_gpus=system.node.num_gpus, node__topology=system.node.topology, gpu__dma__num_engines=engines
+        )
+        times.append(float(alone(with_engines, payload, by=by)))
+        assert times[-1] >= received / (engines * with_engines.gpu.dma.bytes_per_s) * (1 - 1e-12)
+    assert times == sorted(times, reverse=True)
 
 
 def shard_times(gpus: int, topology: str, pattern: str) -> float:

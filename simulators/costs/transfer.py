@@ -145,15 +145,19 @@ def alone(system: System, payload_bytes: ArrayLike, *, by: TransferMode) -> NDAr
 
     The host launches DMA copies one after another and waits for each: (n - 1) (control + schedule + sync), and the
     latency of the copy, where the phases are known (DMA-Latte, arXiv:2511.06605; schedules that are launched ahead of
-    time do not pay this).
+    time do not pay this). An engine moves one copy at a time: where there are fewer engines than peers, copies queue.
     """
     peer_routes, node, phases = routes(system.node, by.pattern), system.node, system.gpu.dma.phases
     passes = 2 if by.pattern == "all_reduce" else 1
     seconds = np.zeros(())
     for step in sorted({route.step for route in peer_routes}):
-        active = [route for route in peer_routes if route.step == step]
+        copies = [route for route in peer_routes if route.step == step]
         share = passes * np.asarray(payload_bytes) / node.num_gpus
-        seconds = seconds + np.max([share / rate(system, route, active, by=by).bytes_per_s for route in active], axis=0)
+        at_once = min(len(copies), system.gpu.dma.num_engines) if by.engine == "dma" else len(copies)
+        for start in range(0, len(copies), at_once):
+            active = copies[start : start + at_once]
+            times = [share / rate(system, route, active, by=by).bytes_per_s for route in active]
+            seconds = seconds + np.max(times, axis=0)
     begin: Any = setup(system, by=by)
     if by.engine == "dma" and phases is not None:
         begin = (node.num_gpus - 1) * (phases.control_s + phases.schedule_s + phases.sync_s) + phases.copy_s
