@@ -16,7 +16,7 @@ from dse.cli import main
 from dse.config.options import conf_dir
 from dse.errors import ConfigError
 from simulators.calibration.calibrate import calibrate_rows
-from simulators.calibration.fit import MOST, PRIORS, medoids
+from simulators.calibration.fit import LIBRARY_GEMMS, LIBRARY_PRIORS, MOST, PRIORS, TYPICAL, medoids
 from simulators.calibration.measurements import Rows, read, read_folder
 from simulators.calibration.rows import on_device
 from simulators.hardware.device import Efficiency, device_of, tree_of
@@ -207,7 +207,7 @@ def test_all_reduces_that_are_faster_than_any_link_are_in_seconds(
         ({"gpu": {**DEVICE["gpu"], "flop_per_s": {"fp32": 14.9}}}, "system.gpu.flop_per_s"),
         ({"node": {"num_gpus": 8}}, "is a system for schedules"),
         (
-            {"efficiency": {"mixed": dict.fromkeys(Efficiency.model_fields, 1.0)}},
+            {"efficiency": {"mixed": dict.fromkeys(PRIORS, 1.0)}},
             "has constants for mixed, whose peak rate gpu.flop_per_s does not give",
         ),
     ],
@@ -278,9 +278,11 @@ def test_a_system_is_found_by_name_or_path_and_says_what_it_lacks(tmp_path: Path
         device_of({**DEVICE, "sources": {}})
 
 
-def test_every_device_has_six_constants_and_no_more() -> None:
-    assert list(PRIORS) == list(Efficiency.model_fields)
-    assert len(PRIORS) <= 6
+def test_every_device_has_few_constants() -> None:
+    assert [name for name, value in TYPICAL if value is not None] == list(PRIORS)
+    assert {*PRIORS, *LIBRARY_PRIORS, "largest_tile"} == set(Efficiency.model_fields)
+    assert (len(PRIORS), len(LIBRARY_PRIORS)) == (6, 9)
+    assert LIBRARY_GEMMS <= 24
     assert MOST["gemm"] <= 20
     assert all(count <= 6 for kind, count in MOST.items() if kind != "gemm")
 

@@ -19,9 +19,10 @@ import numpy as np
 import yaml
 
 from dse.errors import ConfigError, Problem, Problems, pairs
-from dse.files import atomic_replacement, read_bytes
+from dse.files import atomic_replacement, csv_columns, read_bytes
 from dse.results.run_folder import Outputs
-from simulators.calibration.fit import FEWEST, PRIORS, TYPICAL, Fitted, fit
+from simulators.calibration.fit import FEWEST, LIBRARY_PRIORS, PRIORS, TYPICAL, Fitted, fit
+from simulators.calibration.layouts import layout_of, read_gemms
 from simulators.calibration.measurements import FLOAT_BYTES, Rows, read
 from simulators.calibration.predictions import MODELS, Errors, Predicted, predicted_by, roofline
 from simulators.calibration.rows import on_device
@@ -37,6 +38,7 @@ _TOO_SLOW = 200.0  # times the roofline, in the median; reported when microsecon
 _TOO_FAST_LINK = 2e12  # bytes/s of a GPU in an all-reduce, faster than any existing link
 _POOR_MEDIAN, _POOR_CORRELATION = 0.25, 0.95  # bounds beyond which a fit is reported as poor
 _AT_BOUND = 0.02  # of the logarithm
+_NOTE = "on rows not fitted on"
 _FEW = 5  # times up to which a correlation is not meaningful
 LARGE_BYTES = 1e6
 """Payload of an all-reduce from which its bandwidth matters more than its latency."""
@@ -67,7 +69,8 @@ def calibrate(words: Sequence[str]) -> int:
         raise ConfigError(
             [Problem("out", "would write over the system that is calibrated", options["out"], "name another")]
         )
-    done = calibrate_rows(tree, read(file), file)
+    rows = read_gemms(file) if layout_of(csv_columns(file, "data")) else read(file)
+    done = calibrate_rows(tree, rows, file)
     try:
         outputs.folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -107,7 +110,8 @@ def calibrate_rows(tree: Mapping[str, Any], rows: Sequence[Rows], file: Path) ->
         f"{predicted.rows.precision} {predicted.rows.kind}": _round_errors(errors["fitted"])
         for predicted, errors in done.held_out()
     }
-    return replace(done, tree={**new_tree, "note": {"on rows not fitted on": note}})
+    earlier = (tree.get("note") or {}).get(_NOTE, {}) if isinstance(tree.get("note"), dict) else {}
+    return replace(done, tree={**new_tree, "note": {_NOTE: {**earlier, **note}}})
 
 
 def _rows_of_device(device: Device, rows: Sequence[Rows], file: Path) -> tuple[str, list[Rows]]:
@@ -187,7 +191,8 @@ def _constants(fitted: Fitted, file: Path) -> dict[str, Any]:
         counts = {kind: len(names) for kind, names in fitted.fitted_on[precision].items() if kind != "allreduce"}
         basis = ", ".join(f"{count} {kind} rows" for kind, count in counts.items())
         tree.setdefault("efficiency", {})[precision] = {
-            name: float(f"{value:.5g}") for name, value in constants.model_dump().items()
+            name: value if isinstance(value, int) else float(f"{value:.5g}")
+            for name, value in constants.model_dump(exclude_none=True).items()
         }
         source = f"dse calibrate on {basis} of {file.name} (sha256 {content}...)"
         tree["sources"][f"efficiency.{precision}"] = {"provenance": "calibrated", "source": source}
@@ -226,8 +231,9 @@ def poor(done: Calibration) -> Iterator[str]:
 def at_bounds(done: Calibration) -> Iterator[str]:
     """Yield a sentence for each constant that the fit pushed to a bound of its range."""
     for precision, constants in done.device.efficiency.items():
-        for name, value in constants.model_dump().items():
-            ends = (PRIORS[name].low, PRIORS[name].high)
+        priors = PRIORS if constants.largest_tile is None else LIBRARY_PRIORS
+        for name, prior in priors.items():
+            value, ends = getattr(constants, name), (prior.low, prior.high)
             if min(abs(np.log(value / end)) for end in ends) < _AT_BOUND:
                 yield f"{precision}: {name} = {value:g} is at the end of its range ({ends[0]:g} to {ends[1]:g})"
 

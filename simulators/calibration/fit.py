@@ -37,6 +37,8 @@ _SCALE: Mapping[str, float] = {
 }  # of the logarithm: the loss is linear beyond
 _LAYOUT = 2.0  # distance of two layouts, in doublings of a size
 _FAR = {"n": 1024.0, "k": 16384.0}  # sizes of a GEMM beyond which time is proportional to FLOP
+_FAR_TODAY = {"m": 16384.0, "n": 4096.0, "k": 16384.0}
+_WHOLE = 64  # sizes that are no multiple of it are left to kernels of their own
 _STARTS = 3
 _CALLS = 60
 
@@ -66,6 +68,26 @@ PRIORS: Mapping[str, Prior] = {
 """Priors of the constants of a device; the last constant is for recurrent layers."""
 TYPICAL = Efficiency(**{name: prior.middle for name, prior in PRIORS.items()})
 """Constants of a device without measurements."""
+LIBRARY_PRIORS: Mapping[str, Prior] = {
+    "launch_s": Prior(2.5e-6, 0.5, 0.5e-6, 50e-6),
+    "compute": Prior(1.15, 0.25, 0.3, 3.0),
+    "feed": Prior(0.35, 0.5, 0.02, 10.0),
+    "narrow": Prior(1.1, 0.2, 0.5, 4.0),
+    "prologue": Prior(120.0, 0.7, 1.0, 5000.0),
+    "hbm_share": Prior(0.93, 0.06, 0.5, 1.1),
+    "reread": Prior(0.4, 0.8, 0.02, 4.0),
+    "split_s": Prior(2e-6, 0.6, 0.1e-6, 50e-6),
+    "sustained": Prior(0.8, 0.5, 0.1, 1.2),
+}
+"""Priors of the constants of GEMMs by a library with tiles of 256 (`simulators.costs.gemm`)."""
+TYPICAL_LIBRARY = TYPICAL.model_copy(
+    update={"largest_tile": 256, **{name: prior.middle for name, prior in LIBRARY_PRIORS.items()}}
+)
+"""Constants of such a library on a GPU without measurements."""
+LIBRARY_PRECISIONS = ("fp16", "bf16", "fp8")
+"""Precisions whose tables are of libraries of today; those of DeepBench (fp32, fp16_storage, mixed) are of 2017."""
+LIBRARY_GEMMS = 24
+"""Largest number of GEMMs that the constants of such a library are fitted on."""
 _SERVER: Mapping[str, Prior] = {
     "latency_s": Prior(10e-6, 1.0, 0.1e-6, 1e-3),
     "bytes_per_s": Prior(1e10, 2.0, 1e8, 1e13),
@@ -86,11 +108,15 @@ class Fitted:
 def fit(device: Device, rows: Sequence[Rows], *, num_gpus: int = 8) -> Fitted:
     """Fit the constants of a device to some of its measured rows. num_gpus: GPUs of a server."""
     chosen = {(group.precision, group.kind): _select_rows(group, num_gpus) for group in rows}
+    library = {precision for precision, kind in chosen if kind == "gemm" and precision in LIBRARY_PRECISIONS}
     names: dict[str, dict[str, tuple[str, ...]]] = {}
     for (precision, kind), (kernel_rows, _) in chosen.items():
         names.setdefault(precision, {})[kind] = kernel_rows.names
     efficiency = {}
     for precision in dict.fromkeys(precision for precision, kind in chosen if kind == "gemm"):
+        if precision in library:
+            efficiency[precision] = _fit_library(device, chosen[precision, "gemm"])
+            continue
         products = [chosen[precision, kind] for kind in ("gemm", "conv") if (precision, kind) in chosen]
         constants = _fit_kernels(device, products, {})
         if (precision, "recurrent") in chosen:
@@ -109,6 +135,15 @@ def _fit_kernels(device: Device, chosen: Sequence[Chosen], constants: Mapping[st
         return on_device(device, TYPICAL.model_copy(update={**constants, **values}), rows).seconds
 
     return {**constants, **_least(free, predict, chosen)}
+
+
+def _fit_library(device: Device, chosen: Chosen) -> Efficiency:
+    """Fit the constants of a library of today to GEMMs."""
+
+    def predict(values: Mapping[str, float], rows: Rows) -> Floats:
+        return on_device(device, TYPICAL_LIBRARY.model_copy(update=dict(values)), rows).seconds
+
+    return TYPICAL_LIBRARY.model_copy(update=_least(LIBRARY_PRIORS, predict, [chosen]))
 
 
 def _fit_server(num_gpus: int, chosen: Chosen) -> Server:
@@ -161,7 +196,14 @@ def _select_rows(rows: Rows, num_gpus: int) -> Chosen:
         ends = rows.kind == "allreduce"
         places = _ends(rows.shape["floats"], rows.shape["gpus"], num_gpus) if ends else _spread(rows.shape)
         return rows.take(places), np.ones(len(places))
-    places, weights = medoids(_features(rows), MOST[rows.kind])
+    if rows.precision not in LIBRARY_PRECISIONS:
+        places, weights = medoids(_features(rows), MOST[rows.kind])
+        return rows.take(places), weights
+    whole = np.flatnonzero((rows.shape["m"] % _WHOLE == 0) & (rows.shape["k"] % _WHOLE == 0))
+    if len(whole) < LIBRARY_GEMMS:
+        whole = np.arange(rows.size)
+    places, weights = medoids(_features(rows.take(whole)), LIBRARY_GEMMS)
+    places = whole[places]
     return rows.take(places), weights
 
 
@@ -187,7 +229,8 @@ def _features(rows: Rows) -> Floats:
     """Shapes as points [R, features]: of GEMMs in doublings, of recurrent layers scaled to the range of the table."""
     shape = rows.shape
     if rows.kind == "gemm":
-        sizes = [np.log2(np.minimum(shape[name], _FAR.get(name, np.inf))) for name in ("m", "n", "k")]
+        far = _FAR_TODAY if rows.precision in LIBRARY_PRECISIONS else _FAR
+        sizes = [np.log2(np.minimum(shape[name], far.get(name, np.inf))) for name in ("m", "n", "k")]
         return np.column_stack([*sizes, _LAYOUT * shape["ta"], _LAYOUT * shape["tb"]])
     points = np.column_stack([np.log2(shape[name]) for name in ("gates", "hidden", "n", "t")])
     scaled: Floats = (points - points.min(axis=0)) / np.maximum(np.ptp(points, axis=0), 1e-12)

@@ -12,7 +12,7 @@ from simulators.hardware.device import ELEMENT_BYTES, Device, Efficiency, Settin
 Floats = NDArray[np.float64]
 
 _HBM_SHARE = 0.85
-"""Of the data sheet's HBM bandwidth that kernels of the library reach; for all devices, chosen on DeepBench."""
+"""Of the data sheet's HBM bandwidth that kernels of the library reach where it was not fitted; chosen on DeepBench."""
 _MATRIX_STEP = 8
 _HBM_DRAW = 3.0
 """Times its even share of the bandwidth that a CU can draw: under a third of the CUs do not fill HBM (assumption)."""
@@ -38,6 +38,12 @@ class Chip:
     narrow: ArrayLike
     latency_s: ArrayLike
     vector_flop_per_s: ArrayLike | None = None
+    largest_tile: int = 128
+    prologue: ArrayLike = 0.0
+    hbm_share: ArrayLike = _HBM_SHARE
+    reread: ArrayLike = 0.5
+    split_s: ArrayLike = 0.0
+    sustained: ArrayLike = np.inf
 
     @classmethod
     def of(
@@ -57,8 +63,12 @@ class Chip:
             flop_per_s=peak,
             hbm_bytes_per_s=device.gpu.hbm_bytes_per_s,
             element_bytes=ELEMENT_BYTES[precision],
-            vector_flop_per_s=device.gpu.peak("fp32") if precision == "mixed" else None,
-            **{name: getattr(constants, name) for name in Efficiency.model_fields},  # numbers, or arrays over a grid
+            vector_flop_per_s=device.gpu.peak("fp32") if precision in ("mixed", "fp16", "bf16") else None,
+            **{
+                name: value  # a number, or an array over a grid
+                for name in Efficiency.model_fields
+                if (value := getattr(constants, name)) is not None
+            },
         )
 
     def set_as(self, setting: Setting) -> Chip:
@@ -104,7 +114,7 @@ class Chip:
     @property
     def bandwidth(self) -> Floats:
         """HBM bandwidth that the library's kernels reach on the granted CUs [bytes/s]."""
-        return _HBM_SHARE * self.drawable_bytes_per_s
+        return np.asarray(self.hbm_share, float) * self.drawable_bytes_per_s
 
     @property
     def drawable_bytes_per_s(self) -> Floats:

@@ -21,22 +21,29 @@ from simulators.hardware.pim import Pim
 from simulators.hardware.sourced import Sourced
 from simulators.hardware.system import Grown
 
-Precision = Literal["fp32", "fp16_storage", "mixed"]
-ELEMENT_BYTES: Mapping[str, int] = {"fp32": 4, "fp16_storage": 2, "mixed": 2}
-_ARITHMETIC: Mapping[str, Precision] = {"fp16_storage": "fp32"}  # 16-bit data, 32-bit arithmetic
+Precision = Literal["fp32", "fp16_storage", "mixed", "fp16", "bf16", "fp8"]
+ELEMENT_BYTES: Mapping[str, int] = {"fp32": 4, "fp16_storage": 2, "mixed": 2, "fp16": 2, "bf16": 2, "fp8": 1}
+_ARITHMETIC: Mapping[str, Precision] = {"fp16_storage": "fp32", "fp16": "mixed", "bf16": "mixed"}
+"""Precision -> that whose peak rate counts: 16-bit data may be computed in 32 bits, and matrix units take both."""
 
 Bandwidth = Annotated[BytesPerSecond, Field(ge=1e6)]  # 64 would be a forgotten unit
 Factor = Annotated[Number, Field(gt=0, le=1e3)]
 Duration = Annotated[Seconds, Field(gt=0)]
 
 
-class Efficiency(Frozen):
-    """Six fitted constants of a device at one precision, absent from data sheets (equations in `simulators.operators`).
+class Efficiency(Grown):
+    """Fitted constants of a device at one precision, absent from data sheets (equations in `simulators.costs.gemm`).
 
     launch_s: fixed time of a call. compute: share of the peak rate that inner loops reach (above 1 if the clock is
     above the data sheet's). feed: bytes from the last-level cache to a CU per 16 FLOP of peak. transposed: extra cost
     of reading a transposed A. narrow: slowdown of the library's kernels for at most 16 columns. latency_s: latency per
     element of K of a chain of dependent loads.
+
+    Of libraries with tiles of 256 (`largest_tile`; 128 otherwise), which split K finely: prologue: elements of K that
+    take as long as a workgroup needs to begin and to end. hbm_share: share of the HBM bandwidth of the data sheet that
+    is reached. reread: share of the operands that each super-tile of a wave reads again. split_s: time to add the parts
+    of a split K. sustained: share of the peak rate that power and clock allow for long. narrow: slowdown of a product
+    with a vector against its traffic.
     """
 
     launch_s: Duration
@@ -45,6 +52,12 @@ class Efficiency(Frozen):
     transposed: Factor
     narrow: Factor
     latency_s: Duration
+    largest_tile: Literal[128, 256] | None = None
+    prologue: Annotated[Number, Field(ge=0, le=1e5)] | None = None
+    hbm_share: Annotated[Number, Field(gt=0, le=1.2)] | None = None
+    reread: Annotated[Number, Field(gt=0, le=10)] | None = None
+    split_s: Annotated[Seconds, Field(ge=0)] | None = None
+    sustained: Factor | None = None
 
 
 class DeviceGpu(Grown):

@@ -85,10 +85,10 @@ def rules(design: Design) -> Iterator[Rule]:
         precisions = f"run.precision is one of {', '.join(system.efficiency)}"
         yield Rule("system.efficiency", True, rule, way_out=f"{precisions}; or python -m dse calibrate")
     optimizer = design.optimizer
-    for path, numbers in (("traffic_bytes", optimizer.traffic_bytes), ("state_bytes", optimizer.state_bytes)):
-        if run.precision not in dict(numbers):
-            way = f"give it with its source, or take one of {', '.join(numbers)} as run.precision"
-            yield Rule(f"optimizer.{path}", True, f"says nothing of {run.precision}", way_out=way)
+    if run.mode == "training" and optimizer.bytes_at(run.precision) is None:
+        way = f"give it with its source, or take one of {', '.join(optimizer.state_bytes)} as run.precision"
+        rule = f"says nothing of {run.precision} in traffic_bytes and state_bytes"
+        yield Rule("optimizer", True, rule, way_out=way)
     if run.mode != "training" and parallel.zero:
         yield Rule("parallel.zero", True, "splits the state of an optimizer, and inference has none", way_out="set 0")
     cus, all_cus = design.setting.num_cus, system.gpu.num_cus

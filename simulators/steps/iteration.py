@@ -180,7 +180,8 @@ class Iteration:
         """The optimizer's update, of the weights of this GPU or of its share of them."""
         split = np.asarray(self.parallel.dp, float) if self.parallel.zero else 1.0
         params, optimizer = self.of_blocks("params") / split, self.optimizer
-        moved = params * dict(optimizer.traffic_bytes)[self.run.precision] if self.is_training else np.zeros(())
+        by_weight = optimizer.bytes_at(self.run.precision)
+        moved = params * by_weight[0] if self.is_training and by_weight else np.zeros(())
         kernels = self.of_blocks("tensors") * optimizer.kernels_per_tensor
         work = Stream(moved / optimizer.near_memory, optimizer.flop * params / optimizer.near_memory, kernels)
         (cost,) = operator_costs([Op("update", "optimizer", "optimizer", work)], self.platform)

@@ -184,7 +184,9 @@ def _memory(iteration: Iteration, hbm_bytes: ArrayLike) -> dict[str, Any]:
     flight = ends = iteration.micro_batches
     if iteration.is_training:
         split = np.asarray(iteration.parallel.dp, float) if iteration.parallel.zero else 1.0
-        bytes_per_weight = 2 * b + dict(iteration.optimizer.state_bytes)[iteration.run.precision] / split
+        by_weight = iteration.optimizer.bytes_at(iteration.run.precision)
+        assert by_weight is not None
+        bytes_per_weight = 2 * b + by_weight[1] / split
         flight, ends = np.minimum(iteration.micro_batches, pp), np.ones(())
     first, last = ({block.name: 1 / pp for block in iteration.blocks} for _ in range(2))
     for name, shares, absent in zip(ENDS, (first, last), (last, first), strict=True):

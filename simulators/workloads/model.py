@@ -163,6 +163,8 @@ class Parallel(Frozen):
 
 
 ByPrecision = Mapping[Precision, Annotated[Number, Field(ge=0, le=1e3)]]
+_TRAINED_AS: Mapping[str, str] = {"bf16": "mixed", "fp16": "mixed"}
+"""Precision -> that whose update it has: weights of 16 bits are kept in 32 bits as well."""
 
 
 class Optimizer(Sourced):
@@ -179,6 +181,15 @@ class Optimizer(Sourced):
     flop: Annotated[Number, Field(ge=0, le=1e3)]
     kernels_per_tensor: Annotated[Number, Field(ge=0, le=1e3)]
     near_memory: Annotated[Number, Field(ge=1, le=1e3)] = 1.0
+
+    def bytes_at(self, precision: str) -> tuple[Any, Any] | None:
+        """(traffic_bytes, state_bytes) at a precision; None where one of them is not given."""
+        found = [
+            {str(name): value for name, value in numbers.items()}.get(each)
+            for numbers in (self.traffic_bytes, self.state_bytes)
+            for each in [precision if precision in dict(numbers) else _TRAINED_AS.get(precision, precision)]
+        ]
+        return None if None in found else (found[0], found[1])
 
 
 class Passes(Frozen):

@@ -1,0 +1,110 @@
+"""Predictions held against measured tables of GEMMs of today's GPUs, on rows that no constant was fitted on.
+
+`python -m benchmarks.validity --data DIR [--json]` reads every CSV below a folder that has one of the layouts of
+`simulators.calibration.layouts`, and predicts it with the constants of conf/system as they are: nothing is fitted. A
+row is printed for each file, device and precision; errors are relative, with the median's sign beside it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dse.config.options import list_options
+from dse.errors import ConfigError, Problem
+from dse.files import csv_columns
+from simulators.calibration.layouts import layout_of, read_gemms
+from simulators.calibration.measurements import Rows
+from simulators.calibration.predictions import Errors, predicted_by
+from simulators.hardware.device import Device, device_of, tree_of
+
+LARGE_TOKENS = 1024
+
+
+def device_named(name: str) -> Device | None:
+    """The shipped device that a table calls `name` (h100_sxm and H100 are h100); None if there is none."""
+    system = name.lower().removesuffix("_sxm")
+    return device_of(tree_of(system)) if system in list_options("system") else None
+
+
+def judged(rows: Rows, device: Device) -> dict[str, Any] | None:
+    """Errors on the rows not fitted on: median, p90, signed median, median of large ones; None without constants."""
+    predicted = predicted_by("fitted", device, rows)
+    if predicted is None:
+        return None
+    unseen = ~predicted.fitted
+    ours, measured = predicted.seconds[unseen, 0], rows.seconds[unseen, 0]
+    large = rows.shape["n"][unseen] >= LARGE_TOKENS
+    every, big = Errors.of(ours, measured), Errors.of(ours[large], measured[large])
+    if every is None:
+        return None
+    return {
+        "device": device.name,
+        "precision": rows.precision,
+        "rows": every.count,
+        "median": every.median,
+        "p90": every.p90,
+        "signed_median": float(np.median(ours / measured - 1)),
+        "large_median": big.median if big else None,
+    }
+
+
+def tables(folder: Path) -> Iterator[dict[str, Any]]:
+    """Yield the errors of each table below a folder, by device and precision. Raises ConfigError if there is none."""
+    found = False
+    for file in sorted(folder.rglob("*.csv")):
+        if layout_of(csv_columns(file, "--data")) is None:
+            continue
+        for rows in read_gemms(file):
+            device = device_named(rows.device)
+            errors = None if device is None else judged(rows, device)
+            if errors is None:
+                print(f"{file.name}: no constants for {rows.device} at {rows.precision}", file=sys.stderr)
+                continue
+            found = True
+            yield {"file": str(file.relative_to(folder)), **errors}
+    if not found:
+        rule = "holds no table of GEMMs of a device that has constants"
+        raise ConfigError([Problem("--data", rule, str(folder), "name the folder of the measured tables")])
+
+
+def summary(rows: list[dict[str, Any]]) -> dict[str, float]:
+    """The worst errors over files, devices and precisions."""
+    large = [row["large_median"] for row in rows if row["large_median"] is not None]
+    return {
+        "gemm_median_worst": max(row["median"] for row in rows),
+        "gemm_p90_worst": max(row["p90"] for row in rows),
+        "gemm_large_median_worst": max(large, default=float("nan")),
+    }
+
+
+def main(words: list[str] | None = None) -> int:
+    """Print a row for each table, then the worst of them."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.validity", description=__doc__.splitlines()[0])
+    parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="folder of measured tables")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    typed = parser.parse_args(words)
+    try:
+        rows = list(tables(typed.data))
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return 2
+    if typed.json:
+        print(json.dumps({**summary(rows), "tables": rows}, indent=2))
+        return 0
+    for row in rows:
+        cells = f"{100 * row['median']:5.1f} % {100 * row['p90']:5.1f} % {100 * row['signed_median']:+5.1f} %"
+        print(f"{row['file']:<36}{row['device']:<8}{row['precision']:<6}{row['rows']:>6} rows  {cells}")
+    for name, value in summary(rows).items():
+        print(f"{name:<28}{value:.4f}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

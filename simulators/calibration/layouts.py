@@ -1,0 +1,118 @@
+"""Tables of GEMMs in the layouts of other projects, as rows of measured operators.
+
+A layout is told by its columns. A linear layer of `tokens` rows, X[tokens, in] W[out, in]^T, is the column-major GEMM
+m = out, n = tokens, k = in. Rows without a time are skipped and counted.
+
+- tuned kernels of ROCm/aiter: device, precision, tokens, out_features, in_features, us
+- profiles of ai-dynamo/aiconfigurator: device, gemm_dtype, m (tokens), n (out), k (in), latency [ms]
+- profiles of microsoft/vidur, at fp16: device, op, tokens, out_features, in_features, median_ms; of operations that
+  are no GEMM, which have no features, none
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from dse.errors import Problems
+from dse.files import CsvTable, read_csv
+from simulators.calibration.measurements import Rows
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Columns of a layout: of the sizes (m, n, k), of the time and its unit [s], of the precision or its name."""
+
+    sizes: tuple[str, str, str]
+    time: str
+    unit_s: float
+    precision: str
+    marks: tuple[str, ...]
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Columns by which the layout is told."""
+        return (*self.sizes, self.time, *self.marks)
+
+
+_PRECISIONS = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "fp8": "fp8", "bf16": "bf16", "fp16": "fp16"}
+_FEATURES = ("out_features", "tokens", "in_features")
+LAYOUTS = (
+    Layout(_FEATURES, "us", 1e-6, "precision", ("device", "precision")),
+    Layout(("n", "m", "k"), "latency", 1e-3, "gemm_dtype", ("device", "gemm_dtype")),
+    Layout(_FEATURES, "median_ms", 1e-3, "fp16", ("device", "op")),
+)
+_MOST_SIZE = 2**40
+
+
+def layout_of(columns: tuple[str, ...]) -> Layout | None:
+    """The layout of a table of GEMMs with these columns; None if it is none of those known here."""
+    return next((layout for layout in LAYOUTS if set(layout.columns) <= set(columns)), None)
+
+
+def read_gemms(path: Path) -> list[Rows]:
+    """Rows of GEMMs of a table, by device and precision. Raises ConfigError for a table that is none of `LAYOUTS`."""
+    table, check = read_csv(path, way_out="name a CSV of measured GEMMs"), Problems()
+    layout = layout_of(table.columns)
+    if layout is None:
+        known = "; ".join(", ".join(each.columns) for each in LAYOUTS)
+        check.add(path.name, "has no columns of a known layout", way_out=f"known are {known}")
+        check.done()
+    assert layout is not None
+    groups = _groups(table, layout, check, path.name)
+    check.done(path.name)
+    if not groups:
+        check.add(path.name, "holds no GEMMs")
+        check.done()
+    return [_rows(*key, cells) for key, cells in groups.items()]
+
+
+_Cells = list[tuple[int, float, float, float, float]]
+
+
+def _groups(table: CsvTable, layout: Layout, check: Problems, name: str) -> Mapping[tuple[str, str], _Cells]:
+    """(device, precision) -> (line, m, n, k, seconds) of each row with a shape and a time."""
+    groups, without_time = defaultdict[tuple[str, str], _Cells](list), 0
+    for line, cells in table.rows:
+        if not all(cells[size] for size in layout.sizes):
+            continue  # no GEMM
+        written = cells.get(layout.precision, layout.precision)
+        precision = _PRECISIONS.get(written)
+        if precision is None:
+            check.add(f"{name}, line {line}, {layout.precision}", "is unknown", value=written)
+            continue
+        if not cells[layout.time]:
+            without_time += 1
+            continue
+        sizes = [_number(cells[size]) for size in layout.sizes]
+        for size, value in zip(layout.sizes, sizes, strict=True):
+            if not (value.is_integer() and 1 <= value <= _MOST_SIZE):
+                check.add(f"{name}, line {line}, {size}", "must be a whole number from 1", value=cells[size])
+        time = _number(cells[layout.time])
+        if not (math.isfinite(time) and time > 0):
+            check.add(f"{name}, line {line}, {layout.time}", "must be a positive time", value=cells[layout.time])
+        groups[cells["device"], precision].append((line, *sizes, time * layout.unit_s))  # type: ignore[arg-type]
+    if without_time:
+        print(f"{name}: {without_time} rows without a time are skipped", file=sys.stderr)
+    return groups
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
+
+
+def _rows(device: str, precision: str, cells: _Cells) -> Rows:
+    lines, m, n, k, seconds = np.array(cells, float).T
+    shape = {"m": m, "n": n, "k": k, "ta": np.zeros(len(m)), "tb": np.zeros(len(m))}
+    names = tuple(f"{row[1]:.0f}x{row[2]:.0f}x{row[3]:.0f}" for row in cells)
+    places = tuple(lines.astype(int).tolist())
+    return Rows(device, precision, "gemm", shape, seconds[:, None], names, places, ("",) * len(names))

@@ -1,0 +1,185 @@
+"""GEMMs by libraries of today: the equation, the layouts of other projects' tables, the fit, and the held-out rows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from conftest import CONF
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks import validity
+from dse.cli import main
+from dse.errors import ConfigError
+from simulators.calibration.fit import LIBRARY_GEMMS, TYPICAL_LIBRARY
+from simulators.calibration.layouts import read_gemms
+from simulators.costs.chip import Chip
+from simulators.costs.gemm import gemm
+from simulators.hardware.device import Efficiency, device_of, tree_of
+
+H100 = device_of(tree_of("h100"))
+CALIBRATED = {"a100": ("fp16", "bf16"), "h100": ("fp16", "bf16"), "mi300x": ("fp8",), "mi355x": ("bf16",)}
+
+
+def chip(precision: str = "bf16", **constants: Any) -> Chip:
+    return Chip.of(H100, precision, efficiency=TYPICAL_LIBRARY.model_copy(update=constants))
+
+
+def seconds(chip: Chip, m: Any, n: Any, k: Any) -> Any:
+    return gemm(chip, (m, n, k)).seconds
+
+
+# The equation
+
+SIZES = st.integers(1, 20_000)
+
+
+@given(m=SIZES, n=SIZES, k=SIZES)
+def test_a_gemm_takes_at_least_its_launch_its_traffic_and_its_flop_at_the_sustained_rate(
+    m: int, n: int, k: int
+) -> None:
+    device = chip()
+    alone = float(seconds(device, m, n, k)) - TYPICAL_LIBRARY.launch_s
+    flop, traffic = 2.0 * m * n * k, 2.0 * (m * k + n * k + m * n)
+    peak, bandwidth = H100.gpu.peak("bf16"), H100.gpu.hbm_bytes_per_s
+    assert peak is not None and TYPICAL_LIBRARY.sustained is not None and TYPICAL_LIBRARY.hbm_share is not None
+    if min(m, n) > 1:
+        assert alone >= flop / (TYPICAL_LIBRARY.sustained * peak) * (1 - 1e-9)
+        assert alone >= traffic / (TYPICAL_LIBRARY.hbm_share * bandwidth) * (1 - 1e-9)
+    else:  # a vector may be multiplied as it streams
+        assert alone >= traffic / (1.001 * bandwidth * 1.1)
+
+
+@given(m=SIZES, n=SIZES, k=SIZES, times=st.sampled_from([2, 4, 8]))
+def test_a_larger_product_is_never_much_faster(m: int, n: int, k: int, times: int) -> None:
+    """Parts of a split K may end where a longer K is split more finely: by no more than the time to add them."""
+    one, more = (float(seconds(chip(), m, n, depth)) for depth in (k, times * k))
+    assert more >= one - 3e-6
+    assert float(seconds(chip(), times * m, n, k)) >= float(seconds(chip(), m, n, k)) * (1 - 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("constant", "factor"),
+    [("sustained", 0.5), ("hbm_share", 0.5), ("compute", 0.5), ("feed", 0.5), ("prologue", 4.0), ("launch_s", 4.0)],
+)
+def test_every_constant_slows_some_product(constant: str, factor: float) -> None:
+    sizes = (np.array([64, 4096, 8192, 28672.0]), np.array([16, 1, 4096, 64.0]), np.array([512, 8192, 8192, 8192.0]))
+    worse = chip(**{constant: factor * getattr(TYPICAL_LIBRARY, constant)})
+    plain, slow = seconds(chip(), *sizes), seconds(worse, *sizes)
+    assert (slow >= plain * (1 - 1e-12)).all()
+    assert (slow > 1.01 * plain).any()
+
+
+def test_eight_bits_move_half_of_sixteen() -> None:
+    gpu = device_of(tree_of("mi300x"))
+    costs = [gemm(Chip.of(gpu, name, efficiency=TYPICAL_LIBRARY), (8192, 1, 8192)) for name in ("fp8", "bf16")]
+    assert float(costs[0].bytes) == float(costs[1].bytes) / 2
+    assert float(costs[0].flop) == float(costs[1].flop)
+
+
+# Tables of other projects
+
+AITER = "device,precision,table,tokens,out_features,in_features,us\nMI300X,fp8,t,16,5120,8704,28.8\n"
+PROFILE = "# measured\ndevice,gemm_dtype,m,n,k,latency\nh100_sxm,bfloat16,16,5120,8704,0.0288\n"
+LAYERS = (
+    "device,model,op,tokens,tp,out_features,in_features,median_ms,min_ms\n"
+    "H100,x,add,16,1,,,0.002,0.002\nH100,x,mlp_up_proj,16,1,5120,8704,0.0288,0.02\nH100,x,mlp_up_proj,8,1,5120,8704,,\n"
+)
+
+
+@pytest.mark.parametrize(("text", "precision"), [(AITER, "fp8"), (PROFILE, "bf16"), (LAYERS, "fp16")])
+def test_every_layout_gives_the_same_rows(
+    text: str, precision: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "table.csv"
+    path.write_text(text, encoding="utf-8")
+    (rows,) = read_gemms(path)
+    assert rows.precision == precision
+    assert {name: values.tolist() for name, values in rows.shape.items()} == {
+        **{"m": [5120.0], "n": [16.0], "k": [8704.0]},
+        **{"ta": [0.0], "tb": [0.0]},
+    }
+    assert rows.seconds.tolist() == [[pytest.approx(28.8e-6)]]
+    assert ("1 rows without a time are skipped" in capsys.readouterr().err) == (text == LAYERS)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda text: text.replace("fp8", "int3"), "table.csv, line 2, precision = 'int3': is unknown"),
+        (lambda text: text.replace("28.8", "-1"), "table.csv, line 2, us = '-1': must be a positive time"),
+        (lambda text: text.replace("5120", "51.5"), "table.csv, line 2, out_features = '51.5': must be a whole number"),
+        (lambda text: text.replace(",us", ",ms"), "table.csv: has no columns of a known layout"),
+        (lambda text: text.splitlines()[0] + "\n", "table.csv: holds no GEMMs"),
+    ],
+)
+def test_a_bad_table_is_refused_by_file_line_and_column(
+    change: Callable[[str], str], told: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "table.csv"
+    path.write_text(change(AITER), encoding="utf-8")
+    with pytest.raises(ConfigError) as error:
+        read_gemms(path)
+    assert told in str(error.value)
+
+
+# The fit
+
+
+@pytest.mark.slow
+def test_constants_come_back_from_times_that_they_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    true = TYPICAL_LIBRARY.model_copy(update={"launch_s": 4e-6, "sustained": 0.6, "hbm_share": 0.88, "compute": 1.0})
+    random = np.random.default_rng(5)
+    m, n, k = 2.0 ** random.integers(8, 15, 300), 2.0 ** random.integers(0, 13, 300), 2.0 ** random.integers(8, 14, 300)
+    times = 1e6 * seconds(Chip.of(H100, "bf16", efficiency=true), m, n, k)
+    lines = [f"H100,bf16,t,{b:.0f},{a:.0f},{c:.0f},{t:.9g}" for a, b, c, t in zip(m, n, k, times, strict=True)]
+    table = tmp_path / "made.csv"
+    table.write_text("\n".join([AITER.splitlines()[0], *lines]), encoding="utf-8")
+    assert main(["calibrate", "system=h100", f"data={table}", f"out={tmp_path / 'out'}"]) == 0
+    tree = yaml.safe_load((tmp_path / "out" / "h100.yaml").read_text("utf-8"))
+    fitted = Efficiency.model_validate(tree["efficiency"]["bf16"])
+    assert fitted.launch_s == pytest.approx(4e-6, rel=0.1)
+    assert fitted.sustained == pytest.approx(0.6, rel=0.1)
+    assert tree["note"]["on rows not fitted on"]["bf16 gemm"]["median"] < 0.02
+    assert set(tree["note"]["on rows not fitted on"]) == {"fp16 gemm", "bf16 gemm"}  # of earlier tables, too
+    assert len(tree["fitted_on"]["bf16"]["gemm"]) <= LIBRARY_GEMMS
+    assert "made.csv" in tree["sources"]["efficiency.bf16"]["source"]
+
+
+@pytest.mark.parametrize("name", CALIBRATED)
+def test_shipped_constants_are_called_calibrated_and_say_what_they_were_fitted_on(name: str) -> None:
+    tree = yaml.safe_load((CONF / "system" / f"{name}.yaml").read_text("utf-8"))
+    for precision in CALIBRATED[name]:
+        assert tree["efficiency"][precision]["largest_tile"] == 256
+        assert tree["sources"][f"efficiency.{precision}"]["provenance"] == "calibrated"
+        assert 0 < len(tree["fitted_on"][precision]["gemm"]) <= LIBRARY_GEMMS
+        assert {"median", "p90"} <= set(tree["note"]["on rows not fitted on"][f"{precision} gemm"])
+
+
+# Held-out rows
+
+
+@pytest.mark.slow
+def test_shipped_constants_predict_the_rows_that_they_were_not_fitted_on(
+    shared: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert validity.main(["--data", str(shared("data/README.md").parent), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    by_device = {(row["device"], row["precision"]): row for row in found["tables"]}
+    assert set(by_device) == {(name, precision) for name, each in CALIBRATED.items() for precision in each}
+    for (name, precision), row in by_device.items():
+        noted = yaml.safe_load((CONF / "system" / f"{name}.yaml").read_text("utf-8"))["note"]["on rows not fitted on"]
+        assert row["median"] == pytest.approx(noted[f"{precision} gemm"]["median"], rel=1e-3)
+        assert row["p90"] == pytest.approx(noted[f"{precision} gemm"]["p90"], rel=1e-3)
+    assert found["gemm_median_worst"] == max(row["median"] for row in by_device.values())
+
+
+def test_a_folder_without_tables_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert validity.main(["--data", str(tmp_path)]) == 2
+    assert "--data" in capsys.readouterr().err
