@@ -1,4 +1,4 @@
-"""Predictions held against measured tables of GEMMs of today's GPUs, on rows that no constant was fitted on.
+"""Predictions held against measured tables of operators of today's GPUs, on rows that no constant was fitted on.
 
 `python -m benchmarks.validity --data DIR [--json]` reads every CSV below a folder that has one of the layouts of
 `simulators.calibration.layouts`, and predicts it with the constants of conf/system as they are: nothing is fitted. A
@@ -19,7 +19,7 @@ import numpy as np
 from dse.config.options import list_options
 from dse.errors import ConfigError, Problem
 from dse.files import csv_columns
-from simulators.calibration.layouts import layout_of, read_gemms
+from simulators.calibration.layouts import layout_of, read_gemms, read_streams
 from simulators.calibration.measurements import Rows
 from simulators.calibration.predictions import Errors, predicted_by
 from simulators.hardware.device import Device, device_of, tree_of
@@ -40,13 +40,14 @@ def judged(rows: Rows, device: Device) -> dict[str, Any] | None:
         return None
     unseen = ~predicted.fitted
     ours, measured = predicted.seconds[unseen, 0], rows.seconds[unseen, 0]
-    large = rows.shape["n"][unseen] >= LARGE_TOKENS
+    large = rows.shape["n"][unseen] >= LARGE_TOKENS if rows.kind == "gemm" else np.zeros(len(ours), bool)
     every, big = Errors.of(ours, measured), Errors.of(ours[large], measured[large])
     if every is None:
         return None
     return {
         "device": device.name,
         "precision": rows.precision,
+        "kind": rows.kind,
         "rows": every.count,
         "median": every.median,
         "p90": every.p90,
@@ -61,11 +62,12 @@ def tables(folder: Path) -> Iterator[dict[str, Any]]:
     for file in sorted(folder.rglob("*.csv")):
         if layout_of(csv_columns(file, "--data")) is None:
             continue
-        for rows in read_gemms(file):
+        for rows in [*read_gemms(file), *read_streams(file)]:
             device = device_named(rows.device)
             errors = None if device is None else judged(rows, device)
             if errors is None:
-                print(f"{file.name}: no constants for {rows.device} at {rows.precision}", file=sys.stderr)
+                told = f"{file.name}: no constants for {rows.kind} of {rows.device} at {rows.precision}"
+                print(told, file=sys.stderr)
                 continue
             found = True
             yield {"file": str(file.relative_to(folder)), **errors}
@@ -76,12 +78,15 @@ def tables(folder: Path) -> Iterator[dict[str, Any]]:
 
 def summary(rows: list[dict[str, Any]]) -> dict[str, float]:
     """The worst errors over files, devices and precisions."""
-    large = [row["large_median"] for row in rows if row["large_median"] is not None]
-    return {
-        "gemm_median_worst": max(row["median"] for row in rows),
-        "gemm_p90_worst": max(row["p90"] for row in rows),
-        "gemm_large_median_worst": max(large, default=float("nan")),
+    gemms, others = ([row for row in rows if (row["kind"] == "gemm") == wanted] for wanted in (True, False))
+    large = [row["large_median"] for row in gemms if row["large_median"] is not None]
+    worst = {
+        "gemm_median_worst": [row["median"] for row in gemms],
+        "gemm_p90_worst": [row["p90"] for row in gemms],
+        "gemm_large_median_worst": large,
+        "elementwise_median_worst": [row["median"] for row in others],
     }
+    return {name: max(values) for name, values in worst.items() if values}
 
 
 def main(words: list[str] | None = None) -> int:
@@ -100,7 +105,9 @@ def main(words: list[str] | None = None) -> int:
         return 0
     for row in rows:
         cells = f"{100 * row['median']:5.1f} % {100 * row['p90']:5.1f} % {100 * row['signed_median']:+5.1f} %"
-        print(f"{row['file']:<36}{row['device']:<8}{row['precision']:<6}{row['rows']:>6} rows  {cells}")
+        print(
+            f"{row['file']:<36}{row['device']:<8}{row['precision']:<6}{row['kind']:<11}{row['rows']:>6} rows  {cells}"
+        )
     for name, value in summary(rows).items():
         print(f"{name:<28}{value:.4f}")
     return 0

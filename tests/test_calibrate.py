@@ -90,7 +90,7 @@ def test_constants_come_back_from_times_that_they_made(tmp_path: Path, device: P
     data = measured_by_the_model(tmp_path / "times.csv", noise=0.01, lines=lines)
     assert main(["calibrate", f"system={device}", f"data={data}", f"out={tmp_path / 'out'}"]) == 0
     made = yaml.safe_load((tmp_path / "out" / "own.yaml").read_text())
-    for name, value in TRUE.model_dump().items():
+    for name, value in TRUE.model_dump(exclude_none=True).items():
         assert made["efficiency"]["fp32"][name] == pytest.approx(value, rel=0.15), name
     errors = json.loads((tmp_path / "out" / "errors.json").read_text())
     assert errors["gemm_median"] < 0.02
@@ -280,11 +280,11 @@ def test_a_system_is_found_by_name_or_path_and_says_what_it_lacks(tmp_path: Path
 
 def test_every_device_has_few_constants() -> None:
     assert [name for name, value in TYPICAL if value is not None] == list(PRIORS)
-    assert {*PRIORS, *LIBRARY_PRIORS, "largest_tile"} == set(Efficiency.model_fields)
+    assert {*PRIORS, *LIBRARY_PRIORS, "largest_tile", "streaming"} == set(Efficiency.model_fields)
     assert (len(PRIORS), len(LIBRARY_PRIORS)) == (6, 9)
     assert LIBRARY_GEMMS <= 24
     assert MOST["gemm"] <= 20
-    assert all(count <= 6 for kind, count in MOST.items() if kind != "gemm")
+    assert all(count <= 12 for kind, count in MOST.items() if kind != "gemm")
 
 
 def test_rows_to_fit_on_are_chosen_by_shape_alone(tmp_path: Path) -> None:

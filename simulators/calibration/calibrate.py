@@ -22,8 +22,8 @@ from dse.errors import ConfigError, Problem, Problems, pairs
 from dse.files import atomic_replacement, csv_columns, read_bytes
 from dse.results.run_folder import Outputs
 from simulators.calibration.fit import FEWEST, LIBRARY_PRIORS, PRIORS, TYPICAL, Fitted, fit
-from simulators.calibration.layouts import layout_of, read_gemms
-from simulators.calibration.measurements import FLOAT_BYTES, Rows, read
+from simulators.calibration.layouts import layout_of, read_gemms, read_streams
+from simulators.calibration.measurements import FLOAT_BYTES, STREAM_KINDS, Rows, read
 from simulators.calibration.predictions import MODELS, Errors, Predicted, predicted_by, roofline
 from simulators.calibration.rows import on_device
 from simulators.hardware.device import Device, device_of, tree_of
@@ -69,7 +69,8 @@ def calibrate(words: Sequence[str]) -> int:
         raise ConfigError(
             [Problem("out", "would write over the system that is calibrated", options["out"], "name another")]
         )
-    rows = read_gemms(file) if layout_of(csv_columns(file, "data")) else read(file)
+    other = layout_of(csv_columns(file, "data")) is not None
+    rows = [*read_gemms(file), *read_streams(file)] if other else read(file)
     done = calibrate_rows(tree, rows, file)
     try:
         outputs.folder.mkdir(parents=True, exist_ok=True)
@@ -157,6 +158,8 @@ def _check(device: Device, rows: Sequence[Rows], file: Path) -> None:
 
 def _check_times(check: Problems, device: Device, rows: Rows, file: Path) -> None:
     """Note times that are faster than the device can be, or absurdly slow, as being in another unit."""
+    if rows.kind in STREAM_KINDS:
+        return
     work = on_device(device, TYPICAL, rows)
     least = roofline(device, rows, work.flop, traffic=work.bytes)
     peak = device.gpu.peak(rows.precision)
@@ -190,10 +193,7 @@ def _constants(fitted: Fitted, file: Path) -> dict[str, Any]:
     for precision, constants in fitted.efficiency.items():
         counts = {kind: len(names) for kind, names in fitted.fitted_on[precision].items() if kind != "allreduce"}
         basis = ", ".join(f"{count} {kind} rows" for kind, count in counts.items())
-        tree.setdefault("efficiency", {})[precision] = {
-            name: value if isinstance(value, int) else float(f"{value:.5g}")
-            for name, value in constants.model_dump(exclude_none=True).items()
-        }
+        tree.setdefault("efficiency", {})[precision] = _rounded(constants.model_dump(exclude_none=True))
         source = f"dse calibrate on {basis} of {file.name} (sha256 {content}...)"
         tree["sources"][f"efficiency.{precision}"] = {"provenance": "calibrated", "source": source}
     if fitted.server is not None:
@@ -207,6 +207,18 @@ def _constants(fitted: Fitted, file: Path) -> dict[str, Any]:
         precision: {kind: list(names) for kind, names in kinds.items()} for precision, kinds in fitted.fitted_on.items()
     }
     return tree
+
+
+def _rounded(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Constants with five digits, by name, those of operators below theirs."""
+    return {
+        str(name): _rounded(value)
+        if isinstance(value, Mapping)
+        else value
+        if isinstance(value, int)
+        else float(f"{value:.5g}")
+        for name, value in values.items()
+    }
 
 
 def _round_errors(errors: Errors | None) -> dict[str, float] | str:

@@ -17,16 +17,17 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from simulators.calibration.measurements import Rows
+from simulators.calibration.measurements import STREAM_KINDS, Rows
 from simulators.calibration.rows import allreduce, on_device
 from simulators.costs.convolution import Layer
-from simulators.hardware.device import Device, Efficiency, Server
+from simulators.costs.streaming import streamed
+from simulators.hardware.device import Device, Efficiency, Server, Streaming
 
 Floats = NDArray[np.float64]
 
-MOST: Mapping[str, int] = {"gemm": 20, "conv": 6, "recurrent": 6, "allreduce": 6}
+MOST: Mapping[str, int] = {"gemm": 20, "conv": 6, "recurrent": 6, "allreduce": 6, **dict.fromkeys(STREAM_KINDS, 12)}
 """Largest number of rows of a kind that are fitted on."""
-FEWEST: Mapping[str, int] = {"gemm": 8, "conv": 1, "recurrent": 3, "allreduce": 3}
+FEWEST: Mapping[str, int] = {"gemm": 8, "conv": 1, "recurrent": 3, "allreduce": 3, **dict.fromkeys(STREAM_KINDS, 3)}
 """Smallest number of rows of a kind in a table that has any."""
 
 _SCALE: Mapping[str, float] = {
@@ -34,6 +35,7 @@ _SCALE: Mapping[str, float] = {
     "conv": 0.25,
     "recurrent": 0.1,
     "allreduce": 0.03,
+    **dict.fromkeys(STREAM_KINDS, 0.05),
 }  # of the logarithm: the loss is linear beyond
 _LAYOUT = 2.0  # distance of two layouts, in doublings of a size
 _FAR = {"n": 1024.0, "k": 16384.0}  # sizes of a GEMM beyond which time is proportional to FLOP
@@ -84,6 +86,12 @@ TYPICAL_LIBRARY = TYPICAL.model_copy(
     update={"largest_tile": 256, **{name: prior.middle for name, prior in LIBRARY_PRIORS.items()}}
 )
 """Constants of such a library on a GPU without measurements."""
+STREAM_PRIORS: Mapping[str, Prior] = {
+    "launch_s": Prior(4e-6, 0.7, 0.5e-6, 50e-6),
+    "hbm_share": Prior(0.6, 0.5, 0.05, 2.0),
+}
+"""Priors of the constants of an operator that memory bounds."""
+TYPICAL_STREAMING = Streaming(**{name: prior.middle for name, prior in STREAM_PRIORS.items()})
 LIBRARY_PRECISIONS = ("fp16", "bf16", "fp8")
 """Precisions whose tables are of libraries of today; those of DeepBench (fp32, fp16_storage, mixed) are of 2017."""
 LIBRARY_GEMMS = 24
@@ -115,7 +123,13 @@ def fit(device: Device, rows: Sequence[Rows], *, num_gpus: int = 8) -> Fitted:
     efficiency = {}
     for precision in dict.fromkeys(precision for precision, kind in chosen if kind == "gemm"):
         if precision in library:
-            efficiency[precision] = _fit_library(device, chosen[precision, "gemm"])
+            constants_of_gemms = _fit_library(device, chosen[precision, "gemm"])
+            streaming = {
+                kind: _fit_stream(device, chosen[precision, kind])
+                for kind in STREAM_KINDS
+                if (precision, kind) in chosen
+            }
+            efficiency[precision] = constants_of_gemms.model_copy(update={"streaming": streaming or None})
             continue
         products = [chosen[precision, kind] for kind in ("gemm", "conv") if (precision, kind) in chosen]
         constants = _fit_kernels(device, products, {})
@@ -144,6 +158,16 @@ def _fit_library(device: Device, chosen: Chosen) -> Efficiency:
         return on_device(device, TYPICAL_LIBRARY.model_copy(update=dict(values)), rows).seconds
 
     return TYPICAL_LIBRARY.model_copy(update=_least(LIBRARY_PRIORS, predict, [chosen]))
+
+
+def _fit_stream(device: Device, chosen: Chosen) -> Streaming:
+    """Fit the two constants of an operator that memory bounds."""
+
+    def predict(values: Mapping[str, float], rows: Rows) -> Floats:
+        constants = TYPICAL_STREAMING.model_copy(update=dict(values))
+        return streamed(constants, device.gpu.hbm_bytes_per_s, rows.shape["bytes"]).seconds[:, None]
+
+    return TYPICAL_STREAMING.model_copy(update=_least(STREAM_PRIORS, predict, [chosen]))
 
 
 def _fit_server(num_gpus: int, chosen: Chosen) -> Server:
@@ -196,6 +220,9 @@ def _select_rows(rows: Rows, num_gpus: int) -> Chosen:
         ends = rows.kind == "allreduce"
         places = _ends(rows.shape["floats"], rows.shape["gpus"], num_gpus) if ends else _spread(rows.shape)
         return rows.take(places), np.ones(len(places))
+    if rows.kind in STREAM_KINDS:
+        places, weights = medoids(np.log2(rows.shape["bytes"])[:, None], MOST[rows.kind])
+        return rows.take(places), weights
     if rows.precision not in LIBRARY_PRECISIONS:
         places, weights = medoids(_features(rows), MOST[rows.kind])
         return rows.take(places), weights

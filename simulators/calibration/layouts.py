@@ -1,12 +1,13 @@
-"""Tables of GEMMs in the layouts of other projects, as rows of measured operators.
+"""Tables in the layouts of other projects, as rows of measured operators: GEMMs, and what memory bounds.
 
 A layout is told by its columns. A linear layer of `tokens` rows, X[tokens, in] W[out, in]^T, is the column-major GEMM
 m = out, n = tokens, k = in. Rows without a time are skipped and counted.
 
 - tuned kernels of ROCm/aiter: device, precision, tokens, out_features, in_features, us
 - profiles of ai-dynamo/aiconfigurator: device, gemm_dtype, m (tokens), n (out), k (in), latency [ms]
-- profiles of microsoft/vidur, at fp16: device, op, tokens, out_features, in_features, median_ms; of operations that
-  are no GEMM, which have no features, none
+- profiles of microsoft/vidur, at fp16: device, op, tokens, out_features, in_features, median_ms; those of operations
+  that are no GEMM (norms, activation, residual add, rotary) with the tensors of 16 bits that they move at least, from
+  hidden, heads, kv_heads, ffn, gated and tp
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import numpy as np
 from dse.errors import Problems
 from dse.files import CsvTable, read_csv
 from simulators.calibration.measurements import Rows
+from simulators.hardware.device import StreamKind
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,56 @@ def read_gemms(path: Path) -> list[Rows]:
         check.add(path.name, "holds no GEMMs")
         check.done()
     return [_rows(*key, cells) for key, cells in groups.items()]
+
+
+def read_streams(path: Path) -> list[Rows]:
+    """Rows of the operators of a table that memory bounds, by device and kind; [] for a table without any.
+
+    Raises ConfigError.
+    """
+    table, check = read_csv(path, way_out="name a CSV of measured operators"), Problems()
+    if not {"op", "hidden", "heads", "kv_heads", "ffn", "gated", "tp", "tokens", "median_ms"} <= set(table.columns):
+        return []
+    groups = defaultdict[tuple[str, str], list[tuple[int, str, float, float]]](list)
+    for line, cells in table.rows:
+        kind = _STREAMS.get(cells["op"])
+        if kind is None or not cells["median_ms"]:
+            continue
+        sizes = {name: _number(cells[name]) for name in ("tokens", "hidden", "heads", "kv_heads", "ffn", "tp")}
+        time = _number(cells["median_ms"])
+        for name, value in {**sizes, "median_ms": time}.items():
+            if not (math.isfinite(value) and value > 0):
+                check.add(f"{path.name}, line {line}, {name}", "must be a positive number", value=cells[name])
+        if all(math.isfinite(value) and value > 0 for value in sizes.values()):
+            width = _stream_width(kind, sizes, gated=cells["gated"] == "True")
+            name = f"{sizes['tokens']:.0f}x{width:.0f}"
+            groups[cells["device"], kind].append((line, name, 2 * sizes["tokens"] * width, time * 1e-3))
+    check.done(path.name)
+    return [_stream_rows(*key, cells) for key, cells in groups.items()]
+
+
+_STREAMS: Mapping[str, StreamKind] = {
+    "input_layernorm": "norm",
+    "post_attention_layernorm": "norm",
+    "mlp_act": "activation",
+    "add": "add",
+    "attn_rope": "rotary",
+}
+
+
+def _stream_width(kind: str, sizes: Mapping[str, float], *, gated: bool) -> float:
+    """Elements that are read and written for a token."""
+    if kind == "rotary":  # queries and keys
+        return 2 * (sizes["heads"] + sizes["kv_heads"]) / sizes["tp"] * sizes["hidden"] / sizes["heads"]
+    if kind == "activation":
+        return (3 if gated else 2) * sizes["ffn"] / sizes["tp"]
+    return (3 if kind == "add" else 2) * sizes["hidden"]
+
+
+def _stream_rows(device: str, kind: str, cells: list[tuple[int, str, float, float]]) -> Rows:
+    lines, names, moved, seconds = zip(*cells, strict=True)
+    shape = {"bytes": np.array(moved, float)}
+    return Rows(device, "fp16", kind, shape, np.array(seconds, float)[:, None], names, lines, ("",) * len(names))
 
 
 _Cells = list[tuple[int, float, float, float, float]]

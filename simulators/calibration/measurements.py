@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from dse.config.options import conf_dir
 from dse.errors import ConfigError, Problem, Problems, did_you_mean
 from dse.files import csv_columns, read_csv
-from simulators.hardware.device import ELEMENT_BYTES
+from simulators.hardware.device import ELEMENT_BYTES, StreamKind
 
 Floats = NDArray[np.float64]
 
@@ -50,6 +50,8 @@ _TIMES: Mapping[str, tuple[str, ...]] = {
     "recurrent": _PASSES,
     "allreduce": ("mean_ms",),
 }
+STREAM_KINDS: tuple[StreamKind, ...] = get_args(StreamKind)
+"""Kinds of rows of operators that memory bounds; their shape is `bytes`, which are moved at least."""
 _COLUMNS = {"device", "precision", "op", "algo", "total_ms"} | {
     name for names in (*_SHAPES.values(), *_TIMES.values()) for name in names
 }
@@ -92,7 +94,7 @@ class Rows:
     @property
     def passes(self) -> tuple[str, ...]:
         """Names of the columns of `seconds`."""
-        return tuple(name.removesuffix("_ms") for name in _TIMES[self.kind])
+        return tuple(name.removesuffix("_ms") for name in _TIMES.get(self.kind, _PASSES[:1]))
 
     def take(self, places: NDArray[Any]) -> Rows:
         """Select some of the rows, by index or mask."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from simulators.calibration.measurements import Rows
+from simulators.calibration.measurements import STREAM_KINDS, Rows
 from simulators.calibration.rows import cost_of
 from simulators.hardware.device import Device
 
@@ -16,7 +16,7 @@ Floats = NDArray[np.float64]
 
 MODELS = ("fitted", "roofline", "nearest")
 """Models of times. fitted: the operator costs with the device's constants. roofline: peak rate and HBM bandwidth of its
-data sheet. nearest: the measured row of the nearest shape, scaled by FLOP."""
+data sheet. nearest: the measured row of the nearest shape, scaled by FLOP (by bytes where those bound it)."""
 _FAR = 1.5  # a prediction is far off beyond this factor
 
 
@@ -95,7 +95,7 @@ def predicted_by(model: str, device: Device, rows: Rows) -> Predicted | None:
     if model == "roofline":
         seconds = roofline(device, rows, cost.flop, traffic=cost.bytes)
     elif model == "nearest":
-        seconds = nearest(rows, cost.flop)
+        seconds = nearest(rows, cost.bytes if rows.kind in STREAM_KINDS else cost.flop)
     names = set(device.fitted_on.get(rows.precision, {}).get(rows.kind, ()))
     return Predicted(rows, cost.flop, cost.bytes, seconds, np.array([name in names for name in rows.names]))
 
@@ -105,6 +105,8 @@ def roofline(device: Device, rows: Rows, flop: Floats, *, traffic: Floats) -> Fl
     if rows.kind == "allreduce":
         assert device.server is not None
         return np.asarray(traffic / device.server.bytes_per_s)
+    if rows.kind in STREAM_KINDS:
+        return np.asarray(traffic / device.gpu.hbm_bytes_per_s)
     peak = device.gpu.peak(rows.precision)
     assert peak is not None
     return np.maximum(flop / peak, traffic / device.gpu.hbm_bytes_per_s)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from simulators.calibration.measurements import FLOAT_BYTES, Rows
+from simulators.calibration.measurements import FLOAT_BYTES, STREAM_KINDS, Rows
 from simulators.costs.chip import Chip, Cost
 from simulators.costs.collective import collective_cost, server_ring
 from simulators.costs.convolution import convolution
 from simulators.costs.gemm import gemm
 from simulators.costs.recurrent import recurrent
+from simulators.costs.streaming import streamed
 from simulators.hardware.device import Device, Efficiency, Server
 
 
@@ -16,11 +17,16 @@ def cost_of(device: Device, rows: Rows) -> Cost | None:
     if rows.kind == "allreduce":
         return None if device.server is None else allreduce(device.server, rows)
     constants = {str(name): efficiency for name, efficiency in device.efficiency.items()}.get(rows.precision)
-    return None if constants is None else on_device(device, constants, rows)
+    without = constants is None or (rows.kind in STREAM_KINDS and rows.kind not in dict(constants.streaming or {}))
+    return None if constants is None or without else on_device(device, constants, rows)
 
 
 def on_device(device: Device, constants: Efficiency, rows: Rows) -> Cost:
     """Costs [R, passes] of rows of a kernel, with any constants."""
+    if rows.kind in STREAM_KINDS:
+        fitted = {str(kind): stream for kind, stream in (constants.streaming or {}).items()}[rows.kind]
+        cost = streamed(fitted, device.gpu.hbm_bytes_per_s, rows.shape["bytes"])
+        return Cost.of(cost.flop[:, None], cost.bytes[:, None], cost.seconds[:, None])
     chip, shape = Chip.of(device, rows.precision, efficiency=constants), rows.shape
     if rows.kind == "gemm":
         cost = gemm(chip, (shape["m"], shape["n"], shape["k"]), transposed_a=shape["ta"])

@@ -67,7 +67,7 @@ class Chip:
             **{
                 name: value  # a number, or an array over a grid
                 for name in Efficiency.model_fields
-                if (value := getattr(constants, name)) is not None
+                if name != "streaming" and (value := getattr(constants, name)) is not None
             },
         )
 

@@ -4,7 +4,9 @@
 
 W: HBM bandwidth of the data sheet, f = 0.75: what streams of a few tensors reach (assumption, after Demystifying BERT's
 operator counts; public copies reach 0.73 to 0.89), P: peak rate of the granted CUs. A lookup reads whole sectors: a row
-of d elements costs ceil(b d / 32) 32 bytes.
+of d elements costs ceil(b d / 32) 32 bytes. Where constants of an operator were fitted (`streamed`),
+
+    T = sqrt(launch^2 + (bytes / (f W))^2)
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from simulators.costs.chip import Chip, Cost
+from simulators.hardware.device import Streaming
 
 Floats = NDArray[np.float64]
 
@@ -40,6 +43,15 @@ def embedding(chip: Chip, bags: ArrayLike, dim: ArrayLike, *, pooled: ArrayLike 
     row = np.ceil(np.asarray(chip.element_bytes) * dim / _SECTOR_BYTES) * _SECTOR_BYTES
     traffic = bags * (pooled * (row + _INDEX_BYTES) + np.asarray(chip.element_bytes) * dim)
     return _cost(chip, bags * dim * (pooled - 1), traffic)
+
+
+def streamed(constants: Streaming, hbm_bytes_per_s: ArrayLike, traffic: ArrayLike) -> Cost:
+    """An operator whose constants were fitted, that moves `traffic` bytes: its least time and that of its bytes, added
+    in quadrature.
+    """
+    moved = np.asarray(traffic, float)
+    seconds = np.hypot(constants.launch_s, moved / (constants.hbm_share * np.asarray(hbm_bytes_per_s, float)))
+    return Cost.of(0.0, moved, seconds)
 
 
 def streaming_cost(chip: Chip, traffic: ArrayLike, *, flop: ArrayLike = 0.0, kernels: ArrayLike = 1) -> Cost:

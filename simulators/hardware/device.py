@@ -31,6 +31,19 @@ Factor = Annotated[Number, Field(gt=0, le=1e3)]
 Duration = Annotated[Seconds, Field(gt=0)]
 
 
+StreamKind = Literal["norm", "activation", "add", "rotary"]
+"""Operators of a transformer's layer that memory bounds."""
+
+
+class Streaming(Frozen):
+    """Fitted constants of an operator that memory bounds: its least time, and the share of the HBM bandwidth that it
+    reaches.
+    """
+
+    launch_s: Duration
+    hbm_share: Factor
+
+
 class Efficiency(Grown):
     """Fitted constants of a device at one precision, absent from data sheets (equations in `simulators.costs.gemm`).
 
@@ -43,7 +56,7 @@ class Efficiency(Grown):
     take as long as a workgroup needs to begin and to end. hbm_share: share of the HBM bandwidth of the data sheet that
     is reached. reread: share of the operands that each super-tile of a wave reads again. split_s: time to add the parts
     of a split K. sustained: share of the peak rate that power and clock allow for long. narrow: slowdown of a product
-    with a vector against its traffic.
+    with a vector against its traffic. streaming: by operator that memory bounds.
     """
 
     launch_s: Duration
@@ -58,6 +71,7 @@ class Efficiency(Grown):
     reread: Annotated[Number, Field(gt=0, le=10)] | None = None
     split_s: Annotated[Seconds, Field(ge=0)] | None = None
     sustained: Factor | None = None
+    streaming: Mapping[StreamKind, Streaming] | None = None
 
 
 class DeviceGpu(Grown):

@@ -184,12 +184,11 @@ class Optimizer(Sourced):
 
     def bytes_at(self, precision: str) -> tuple[Any, Any] | None:
         """(traffic_bytes, state_bytes) at a precision; None where one of them is not given."""
-        found = [
-            {str(name): value for name, value in numbers.items()}.get(each)
-            for numbers in (self.traffic_bytes, self.state_bytes)
-            for each in [precision if precision in dict(numbers) else _TRAINED_AS.get(precision, precision)]
-        ]
-        return None if None in found else (found[0], found[1])
+        traffic, state = (
+            {str(name): value for name, value in numbers.items()} for numbers in (self.traffic_bytes, self.state_bytes)
+        )
+        name = precision if precision in traffic else _TRAINED_AS.get(precision, precision)
+        return (traffic[name], state[name]) if name in traffic and name in state else None
 
 
 class Passes(Frozen):
