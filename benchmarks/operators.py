@@ -19,7 +19,8 @@ from simulators.costs.convolution import convolution
 from simulators.costs.gemm import gemm
 from simulators.costs.recurrent import recurrent
 from simulators.costs.streaming import elementwise, embedding
-from simulators.hardware.device import device_of, tree_of
+from simulators.hardware.device import device_of
+from simulators.hardware.machine import tree_of
 
 _COUNT = 200_000
 _REPEATS = 5

@@ -17,6 +17,7 @@ import yaml
 from benchmarks.timing import best
 from dse.config.options import conf_dir
 from simulators.costs.gemm_sharing import chosen
+from simulators.hardware.machine import tree_of
 from simulators.hardware.system import system_of
 
 _DEGREES = np.arange(1, 17)
@@ -25,7 +26,7 @@ _DEGREES = np.arange(1, 17)
 def figures() -> dict[str, float]:
     """Seconds by name."""
     folder = conf_dir()
-    gpu = system_of(yaml.safe_load((folder / "system" / "mi100_1.yaml").read_text(encoding="utf-8"))).gpu
+    gpu = system_of(tree_of("mi100")).gpu
     queues = yaml.safe_load((folder / "workload" / "goldyloc.yaml").read_text(encoding="utf-8"))["queues"]
     shapes = np.array(sorted({(one["m"], one["n"], one["k"]) for queue in queues for one in queue["gemms"]}), float)
     m, n, k = (column[:, None] for column in shapes.T)

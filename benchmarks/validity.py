@@ -22,14 +22,15 @@ from dse.files import csv_columns
 from simulators.calibration.layouts import layout_of, read_gemms, read_streams
 from simulators.calibration.measurements import Rows
 from simulators.calibration.predictions import Errors, predicted_by
-from simulators.hardware.device import Device, device_of, tree_of
+from simulators.hardware.device import Device, device_of
+from simulators.hardware.machine import tree_of
 
 LARGE_TOKENS = 1024
 
 
 def device_named(name: str) -> Device | None:
-    """The shipped device that a table calls `name` (h100_sxm and H100 are h100); None if there is none."""
-    system = name.lower().removesuffix("_sxm")
+    """The shipped node of eight whose GPU a table calls `name` (h100_sxm and H100 are h100); None if there is none."""
+    system = f"{name.lower().removesuffix('_sxm')}_8"
     return device_of(tree_of(system)) if system in list_options("system") else None
 
 

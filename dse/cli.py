@@ -15,7 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from dse import plugins
-from dse.config.compose import OWN_FLAGS, check_expansion, check_foreign, overrides, own_folder, request, told_by_hydra
+from dse.config.compose import check_expansion, check_foreign, request, told_by_hydra
+from dse.config.flags import OWN_FLAGS, overrides, own_folder
 from dse.config.options import conf_dir, list_options
 from dse.errors import Broken, ConfigError, Problem, Problems, did_you_mean
 

@@ -162,7 +162,7 @@ def _translate(error: ValidationError, kind: type[BaseModel], path: str) -> Iter
             fields = list(owner.model_fields) if owner else []
             yield Problem(dotted, "is not a known key", way_out=did_you_mean(keys[-1], fields))
         elif item["type"] == "missing":
-            yield Problem(dotted, "is missing", way_out="give it a value")
+            yield Problem(dotted, "is missing", way_out=getattr(owner, "missing_way_out", "give it a value"))
         else:
             value = item["input"] if _is_leaf(item["input"]) else None
             way = f"write [{value}]" if item["type"] == "tuple_type" and value is not None else ""

@@ -233,13 +233,17 @@ def _print_summary(
 
 
 def _rests_on(facts: Sequence[Mapping[str, Any]]) -> str:
-    """Counts of constants by provenance; those from memory by name, as they are nobody's published values."""
+    """Counts of constants by provenance; those from memory or assumed by name, as nobody published them."""
     counts = Counter(fact["provenance"] for fact in facts)
     shares = ", ".join(f"{count} {name}" for name, count in counts.most_common())
     if not facts:
         return "rests on no constants"
-    memory = ", ".join(fact["path"] for fact in facts if fact["provenance"] == "memory")
-    return f"rests on {len(facts)} constants: {shares}" + (f" (from memory, unverified: {memory})" if memory else "")
+    texts = [
+        f"{text}: {', '.join(paths)}"
+        for kind, text in (("memory", "from memory, unverified"), ("assumed", "assumed, not measured on this hardware"))
+        if (paths := [fact["path"] for fact in facts if fact["provenance"] == kind])
+    ]
+    return f"rests on {len(facts)} constants: {shares}" + (f" ({'; '.join(texts)})" if texts else "")
 
 
 def _describe_points(planned: Plan, findings: Findings) -> str:

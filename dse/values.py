@@ -96,11 +96,12 @@ def condition(kind: type[BaseModel], name: str) -> Mapping[str, str]:
     return {str(key): str(value) for key, value in needed.items()} if isinstance(needed, dict) else {}
 
 
-Provenance = Literal["measured", "vendor", "abstract", "secondary", "memory", "derived", "calibrated"]
+Provenance = Literal["measured", "vendor", "abstract", "secondary", "memory", "derived", "calibrated", "assumed"]
 
 
 class Source(Frozen):
-    """The origin of a number. `memory` is unverified recollection and never shown as published."""
+    """The origin of a number. `memory` is unverified recollection and never shown as published; `assumed` is taken
+    over from other hardware, or chosen."""
 
     provenance: Provenance
     source: str = Field(min_length=3)

@@ -68,9 +68,9 @@ class Fused(FusedKnobs):
 
 
 def _system_rules(system: System) -> Iterator[Rule]:
-    if system.persistent is None:
+    if system.gpu.persistent is None:
         rule, way = "is absent, and says what kernels need that communicate by themselves", "use system=mi210_4"
-        yield Rule("system.persistent", True, rule, way_out=way)
+        yield Rule("system.gpu.persistent", True, rule, way_out=way)
     if system.fabric is None:
         return
     fabric, gpus, nics = system.fabric, system.node.num_gpus, system.fabric.nic.num_nics

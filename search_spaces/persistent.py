@@ -100,8 +100,8 @@ class Lowering:
     """Builder of the graph of one design."""
 
     def __init__(self, system: System, workload: Workload, knobs: FusedKnobs) -> None:
-        assert system.persistent is not None
-        self._system, self._workload, self._knobs, self._persistent = system, workload, knobs, system.persistent
+        assert system.gpu.persistent is not None
+        self._system, self._workload, self._knobs, self._persistent = system, workload, knobs, system.gpu.persistent
         self._graph = GraphBuilder()
         self._gpus = [self._gpu(place, load) for place, load in enumerate(loads_of_nodes(system))]
         self._arrived: dict[str, _Tasks] = {}  # after which an operator is done

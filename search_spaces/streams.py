@@ -40,7 +40,7 @@ class Streams(ScheduleKnobs):
     def rules(self, system: System, workload: Workload) -> Sequence[Rule]:
         """Require independent GEMMs and one GPU whose description has the keys that sharing needs."""
         rules = [
-            Rule(f"system.{path}", True, "is needed where kernels share a GPU", None, way_out="use system=mi100_1")
+            Rule(f"system.{path}", True, "is needed where kernels share a GPU", None, way_out="use system=mi100")
             for path in lacks(system.gpu)
         ]
         if system.node.num_gpus != 1 or system.fabric is not None:

@@ -344,7 +344,7 @@ def _roofline(rows: Sequence[Mapping[str, Any]], design: Design) -> Figure:
     title = f"GEMMs of an iteration on {design.system.name}: {design.run.batch} sequences of "
     title += f"{design.run.sequence_length}, {design.run.precision}"
     size = Axis("total_s", "time in an iteration")
-    return tables.roofline(table, (peak, design.system.gpu.hbm_bytes_per_s), by="kind", size=size, title=title)
+    return tables.roofline(table, (peak, design.system.gpu.peak_hbm_bytes_per_s), by="kind", size=size, title=title)
 
 
 def _changes(run: Finished) -> pd.DataFrame:

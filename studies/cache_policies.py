@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from dse.plots import Figure
 
-_POLICY, _L2, _BANDWIDTH = "policy.name", "system.l2.bytes", "system.dram.bytes_per_s"
+_POLICY, _L2, _BANDWIDTH = "policy.name", "system.gpu.l2.bytes", "system.gpu.dram.bytes_per_s"
 _STATIC = ("uncached", "cache_r", "cache_rw")
 _ALL = (*_STATIC, "cache_rw_ab", "cache_rw_ab_cr", "combined")
 _TITLES = ("Uncached", "CacheR", "CacheRW", "+ AB", "+ CR", "+ PCby")

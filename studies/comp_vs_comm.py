@@ -320,14 +320,14 @@ def _depth(width: float) -> int:
 
 def _internode(table: pd.DataFrame, design: Design) -> dict[str, Finding]:
     """Reductions of dp that slower links between servers expose, and links inside hide."""
-    server, slower = design.system.server, float(facts("comp_vs_comm")["network_slower"])
+    node, slower = design.system.node, float(facts("comp_vs_comm")["network_slower"])
     now = table[table[_FASTER] == table[_FASTER].min()]
-    if server is None or server.network_bytes_per_s is None or now.empty:
+    if node is None or node.library is None or node.library.network_bytes_per_s is None or now.empty:
         return {"comp_vs_comm.internode_exposes_dp": Finding(None, "needs points, and a network between servers")}
-    apart = {**_sizes(now), "system.server.num_gpus": now[_TP].to_numpy(float)}  # tp inside a server, dp between them
+    apart = {**_sizes(now), "system.node.num_gpus": now[_TP].to_numpy(float)}  # tp inside a node, dp between them
     exposed = []
-    for rate in (server.bytes_per_s, server.bytes_per_s / slower):
-        metrics = metrics_of(at(design, {**apart, "system.server.network_bytes_per_s": rate}))
+    for rate in (node.library.bytes_per_s, node.library.bytes_per_s / slower):
+        metrics = metrics_of(at(design, {**apart, "system.node.library.network_bytes_per_s": rate}))
         exposed.append(100 * float(np.mean(metrics["exposed_dp_s"] / metrics["iteration_s"])))
     text = (
         f"exposed of an iteration, mean of {len(now)} points: {exposed[0]:.1f} % over links as inside, {exposed[1]:.1f}"

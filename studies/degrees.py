@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulators.costs.gemm_sharing import chosen
-from simulators.hardware.system import Gpu
+from simulators.hardware.system import ScheduleGpu
 
 Floats = NDArray[np.float64]
 
@@ -28,7 +28,7 @@ class Queue:
     shapes: Floats
     element_bytes: int
 
-    def features(self, gpu: Gpu) -> Floats:
+    def features(self, gpu: ScheduleGpu) -> Floats:
         """Features known before anything runs: sizes, waves, occupancy, intensity, footprint; means of logarithms
         over the queue, and log2 of its length.
         """

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from dse.plots import Figure
 
-_DIRECTION, _ALGORITHM, _HASH = "application.direction", "application.algorithm", "system.mapping.channel_hash"
+_DIRECTION, _ALGORITHM, _HASH = "application.direction", "application.algorithm", "system.gpu.mapping.channel_hash"
 _WHOLE = {"run.requests": 16_000_000, "run.most": 60_000_000}  # so many that kernels run to their end where possible
 _LENET = "lenet"
 _CALLS = 3  # fewest calls that a claim is judged on
@@ -54,7 +54,7 @@ class Gpgpusim(Plain):
     columns = (
         "application.algorithm",
         "application.direction",
-        "system.mapping.channel_hash",
+        "system.gpu.mapping.channel_hash",
     )
     allows = ("study.data_dir", "measured", "applications")
 
@@ -237,7 +237,7 @@ def _kernels(app_runs: tuple[_ApplicationRun, ...]) -> pd.DataFrame:
             times_s = {"seconds": cost.seconds, "launch_s": system.gpu.launch_s, "launches": times}
             shares = {
                 "compute_share": min(1.0, cost.busy_s / (system.gpu.num_cus * cost.seconds)),
-                "bandwidth_share": moved / (cost.seconds * system.dram.bytes_per_s),
+                "bandwidth_share": moved / (cost.seconds * system.gpu.dram.bytes_per_s),
                 "simulated": cost.share,
             }
             rows.append(
@@ -284,12 +284,12 @@ def _lenet(run: Finished) -> dict[str, Finding]:
 def _roof(app_run: _ApplicationRun, cost: SimulatedCost) -> float:
     """Roofline time of a kernel [s]: arithmetic or DRAM traffic alone."""
     system = app_run.design.system
-    return max(cost.busy_s / system.gpu.num_cus, _dram_bytes(app_run, cost) / system.dram.bytes_per_s)
+    return max(cost.busy_s / system.gpu.num_cus, _dram_bytes(app_run, cost) / system.gpu.dram.bytes_per_s)
 
 
 def _dram_bytes(app_run: _ApplicationRun, cost: SimulatedCost) -> float:
     """Bytes that DRAM reads and writes for a kernel."""
-    return float(cost.totals[READS] + cost.totals[WRITES]) * app_run.design.system.line_bytes
+    return float(cost.totals[READS] + cost.totals[WRITES]) * app_run.design.system.gpu.line_bytes
 
 
 def _phase_finding(app_runs: tuple[_ApplicationRun, ...]) -> dict[str, Finding]:
@@ -335,7 +335,7 @@ def _camping_findings(run: Finished, rows: pd.DataFrame) -> dict[str, Finding]:
     names = ("gpgpusim.camping", "gpgpusim.camping_no_hash", "gpgpusim.camping_hash")
     points = _camping_by_hash(run, rows)
     if points.empty or not run.config.get("measured"):
-        absent = f"needs {_HASH} searched (none, and a hash) and measured convolutions, such as measured=[mem_p100]"
+        absent = f"needs {_HASH} searched (none, and a hash) and measured convolutions, such as measured=[p100]"
         return dict.fromkeys(names, Finding(None, absent))
     least, even = _bound(names[1], 0), _bound(names[2], 1)
     worst, camps = points.sort_values("plain").iloc[-1], points[points["plain"] > least]

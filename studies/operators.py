@@ -18,7 +18,8 @@ from simulators.calibration.calibrate import large_median, table_of, told_errors
 from simulators.calibration.measurements import FLOAT_BYTES
 from simulators.calibration.predictions import MODELS, Errors, Predicted, predicted_by
 from simulators.costs.collective import Group, collective_cost, copy_phases
-from simulators.hardware.device import device_of, tree_of
+from simulators.hardware.device import device_of
+from simulators.hardware.machine import tree_of
 from simulators.hardware.system import system_of
 from studies.facts import read_rows
 from studies.plain import Plain
@@ -92,7 +93,8 @@ def _predict_rows(run: Finished) -> dict[str, dict[str, list[Predicted]]]:
             device.name: [
                 prediction
                 for rows in measured
-                if rows.device == device.measured_as and (prediction := predicted_by(model, device, rows)) is not None
+                if rows.device == device.gpu.measured_as
+                and (prediction := predicted_by(model, device, rows)) is not None
             ]
             for device in devices
         }

@@ -276,7 +276,7 @@ def _recurrent_layers(run: Finished) -> pd.DataFrame:
     device, parts = device_of(run.config["system"]), []
     for rows in measured_tables(str(conf_dir() / "data")):
         prediction = predicted_by("fitted", device, rows) if rows.kind == "recurrent" else None
-        if prediction is not None and rows.device == device.measured_as:
+        if prediction is not None and rows.device == device.gpu.measured_as:
             for index, name in enumerate(rows.passes):
                 times = {"measured_s": rows.seconds[:, index], "predicted_s": prediction.seconds[:, index]}
                 parts.append(pd.DataFrame({**times, "pass": name, "layer": rows.names, "fitted": prediction.fitted}))

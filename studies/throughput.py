@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from dse.config.options import list_options
 from dse.plots import predictions
-from simulators.hardware.device import tree_of
+from simulators.hardware.machine import tree_of
 from simulators.steps.backend import StepBackend
 from simulators.steps.design import Design
 from studies.facts import read_rows

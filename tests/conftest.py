@@ -25,7 +25,8 @@ from pydantic import BaseModel
 from dse.backend import Backend, Batch, Result
 from dse.plugins import available
 from dse.space import set_path
-from simulators.hardware.system import Contention
+from simulators.hardware.machine import tree_of
+from simulators.hardware.parts import Contention
 from simulators.overlap.backend import OverlapBackend
 from simulators.overlap.design import Design
 from simulators.taskgraph.graph import TaskGraph
@@ -87,7 +88,11 @@ def mostly_nightly(cases: Sequence[Any], *, every: int) -> list[Any]:
 
 @functools.cache
 def _trees(group: str) -> dict[str, Any]:
-    return {path.stem: yaml.safe_load(path.read_text("utf-8")) for path in sorted((CONF / group).glob("*.yaml"))}
+    files = sorted((CONF / group).glob("*.yaml"))
+    return {
+        file.stem: tree_of(file.stem) if group == "system" else yaml.safe_load(file.read_text("utf-8"))
+        for file in files
+    }
 
 
 def number(value: ArrayLike) -> float:
@@ -96,8 +101,23 @@ def number(value: ArrayLike) -> float:
 
 
 def shipped(group: str) -> dict[str, Any]:
-    """The trees of a configuration group as written, by option name; yours to change."""
+    """The trees of a configuration group, by option name, systems composed of their parts; yours to change."""
     return copy.deepcopy(_trees(group))
+
+
+def sources_of(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Dotted path -> source, of a system and of its parts; a change of an entry is one of the tree."""
+    parts = {f"{part}.{path}": source for part in ("gpu", "node", "fabric")
+             for path, source in ((tree.get(part) or {}).get("sources") or {}).items()}  # fmt: skip
+    return {**parts, **tree.get("sources", {})}
+
+
+def without_source(tree: dict[str, Any], path: str) -> dict[str, Any]:
+    """A tree of a system in which neither it nor a part names the source of a path."""
+    part, _, below = path.partition(".")
+    for sources, name in ((tree.get("sources") or {}, path), ((tree.get(part) or {}).get("sources", {}), below)):
+        sources.pop(name, None)
+    return tree
 
 
 ENGINES: dict[str, Engine] = available("engine")
@@ -107,9 +127,9 @@ OF_STREAMS = ("streams",)  # families of GEMMs that share one GPU, and exchange 
 OF_ONE_GPU = ("fused",)  # families that need a system that says what persistent kernels take
 SCHEDULES = tuple(name for name, tree in _trees("schedule").items() if "comm_engine" in tree)
 """Those that kernels or DMA engines move; the others have tests of their own."""
-DEVICES = tuple(name for name, tree in _trees("system").items() if "measured_as" in tree)  # of single operators
-MEMORIES = tuple(name for name, tree in _trees("system").items() if "dram" in tree)  # of the request-by-request backend
-SYSTEMS = tuple(name for name in _trees("system") if name not in (*DEVICES, *MEMORIES))
+DEVICES = tuple(name for name, tree in _trees("system").items() if "efficiency" in tree["gpu"])  # of single operators
+MEMORIES = tuple(name for name, tree in _trees("system").items() if "dram" in tree["gpu"])  # of the memory backend
+SYSTEMS = tuple(name for name, tree in _trees("system").items() if "gemm" in tree["gpu"] and "cost_weights" in tree)
 PATTERNS: tuple[Pattern, ...] = ("all_gather", "all_to_all")
 """Collectives that bring a GEMM its input."""
 AFTER: tuple[Pattern, ...] = ("reduce_scatter", "all_reduce")
@@ -150,7 +170,7 @@ def design_tree(
     one: dict[str, Any] = {"name": "x", "m": m, "n": n, "k": k}
     orders = FAMILIES[knobs["family"]].orders
     if knobs["family"] in OF_STREAMS:
-        system = shipped("system")["mi100_1"]
+        system = shipped("system")["mi100"]
     elif orders == ("beside",):
         one |= {"payload_bytes": max(1 << 16, 2 * m * k)}
     elif orders == ("after",):

@@ -21,13 +21,10 @@ from simulators.steps.operators import Block
 
 BACKEND: StepBackend = available("backend")["step"]()
 NETWORK = {
-    "system.server.network_bytes_per_s": 25e9,
-    "system.sources": {
-        **shipped("system")["a100"]["sources"],
-        "server.network_bytes_per_s": {"provenance": "derived", "source": "made up"},
-    },
+    "system.node.library.network_bytes_per_s": 25e9,
+    "system.sources": {"node.library.network_bytes_per_s": {"provenance": "derived", "source": "made up"}},
 }
-"""What a server lacks whose groups are to leave it; of `system=a100`."""
+"""What a node lacks whose groups are to leave it; of `system=a100_8`."""
 BERT = shipped("model")["bert_large"]
 SHAPES = {"model.heads": 16, "model.ffn": None, "model.head_dim": None, "model.kv_heads": None}
 
@@ -35,7 +32,7 @@ SHAPES = {"model.heads": 16, "model.ffn": None, "model.head_dim": None, "model.k
 def tree(
     overrides: Mapping[str, Any] | None = None,
     *,
-    system: str = "a100",
+    system: str = "a100_8",
     kernels: str = "fused",
     optimizer: str = "adam",
     model: Mapping[str, Any] | None = None,
@@ -138,7 +135,7 @@ def runs(draw: st.DrawFn) -> dict[str, Any]:
         "parallel.dp": draw(st.sampled_from([1, 2, 8, 64])),
         "parallel.zero": draw(st.integers(0, 1)),
         "parallel.sequence_parallel": draw(st.booleans()),
-        "system.server.bytes_per_s": draw(st.sampled_from([1e9, 200e9, 1e13])),
+        "system.node.library.bytes_per_s": draw(st.sampled_from([1e9, 200e9, 1e13])),
     }
 
 

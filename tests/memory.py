@@ -14,7 +14,8 @@ import numpy as np
 from conftest import merged, shipped
 from numpy.typing import NDArray
 
-from simulators.hardware.memory_system import Dram, MemorySystem
+from simulators.hardware.memory_system import MemorySystem
+from simulators.hardware.parts import Dram
 from simulators.memory import engine
 from simulators.memory.policy import Policy
 from simulators.memory.simulation import SimulatedCost, Simulation
@@ -45,13 +46,14 @@ def system(*, first: tuple[int, int] = (4, 2), second: tuple[int, int] = (64, 4)
     first, second: sets and ways of an L1, and of a slice of L2.
     """
     tree = shipped("system")["gem5_gcn3"]
-    merged(tree, {"gpu": {"num_cus": 1, "in_flight": 1}, "dram": {"channels": 1}, "mapping": {"bank_xor": False}})
-    merged(tree, sections)
-    channels = tree["dram"]["channels"]
+    gpu = tree["gpu"]
+    merged(gpu, {"num_cus": 1, "in_flight": 1, "dram": {"channels": 1}, "mapping": {"bank_xor": False}})
+    merged(gpu, {**sections.pop("gpu", {}), **sections})
+    channels = gpu["dram"]["channels"]
     if "bytes_per_s" not in sections.get("dram", {}):
-        tree["dram"]["bytes_per_s"] = 32e9 * channels
-    tree["l1"] |= {"bytes": first[0] * first[1] * LINE, "ways": first[1]}
-    tree["l2"] |= {"bytes": second[0] * second[1] * LINE * channels, "ways": second[1]}
+        gpu["dram"]["bytes_per_s"] = 32e9 * channels
+    gpu["l1"] |= {"bytes": first[0] * first[1] * LINE, "ways": first[1]}
+    gpu["l2"] |= {"bytes": second[0] * second[1] * LINE * channels, "ways": second[1]}
     return MemorySystem.model_validate(tree)
 
 
@@ -117,7 +119,7 @@ IRREDUCIBLE = [0b11, 0b111, 0b1011, 0b10011, 0b100101, 0b1000011, 0b10000011]
 
 def placed(line: int, of: MemorySystem) -> tuple[int, int]:
     """The channel of a line, and its number there."""
-    channels, lines, hashed = of.dram.channels, of.mapping.interleave_bytes // LINE, of.mapping.channel_hash
+    channels, lines, hashed = of.gpu.dram.channels, of.gpu.mapping.interleave_bytes // LINE, of.gpu.mapping.channel_hash
     chunk, within = divmod(line, lines)
     high, channel = divmod(chunk, channels)
     bits, turn, rest = max(1, (channels - 1).bit_length()), 0, high
@@ -162,7 +164,7 @@ class Lru:
 
 def lru_counts(requests: Sequence[Request], of: MemorySystem, *, keeps_stores: bool) -> dict[str, int]:
     """What one CU and L2 do with requests that come one by one, until the last dirty line is written back."""
-    first, second, dirty, used = Lru(of.l1.ways), Lru(of.l2.ways), set[int](), set[int]()
+    first, second, dirty, used = Lru(of.gpu.l1.ways), Lru(of.gpu.l2.ways), set[int](), set[int]()
     found = dict.fromkeys(("L1_HITS", "L2_HITS", "L2_MISSES", "READS", "WRITES", "EVICTED", "USELESS"), 0)
     for line, store, *_ in requests:
         if not store and first.used(line % int(of.l1_sets), line):
@@ -171,7 +173,7 @@ def lru_counts(requests: Sequence[Request], of: MemorySystem, *, keeps_stores: b
         if not store:
             first.kept(line % int(of.l1_sets), line)
         channel, local = placed(line, of)
-        where = channel, set_of(local, int(of.l2_sets), of.l2.set_index)
+        where = channel, set_of(local, int(of.l2_sets), of.gpu.l2.set_index)
         hit = second.used(where, line)
         found["L2_HITS"] += hit
         if hit:
@@ -304,6 +306,6 @@ class Controller:
 
 def controlled(lines: Sequence[int], of: MemorySystem) -> Reads:
     """What a controller of one channel does with lines."""
-    found = Controller(of.dram, [Bank() for _ in range(of.dram.banks)])
+    found = Controller(of.gpu.dram, [Bank() for _ in range(of.gpu.dram.banks)])
     found.read(lines)
     return Reads(found.bus, found.hits)

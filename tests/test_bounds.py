@@ -147,7 +147,7 @@ def test_every_command_that_reads_a_named_file_refuses_what_is_none(
     for words in (
         [*S, f"workload.shapes={path}"],
         ["seqpoint", f"data={path}"],
-        ["calibrate", "system=v100", f"data={path}", "out=fitted"],
+        ["calibrate", "system=v100_8", f"data={path}", "out=fitted"],
         ["trace", "data=odd.traceg.gz"],
         ["trace", "data=odd.parquet"],
     ):

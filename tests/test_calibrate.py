@@ -19,12 +19,18 @@ from simulators.calibration.calibrate import calibrate_rows
 from simulators.calibration.fit import LIBRARY_GEMMS, LIBRARY_PRIORS, MOST, PRIORS, TYPICAL, medoids
 from simulators.calibration.measurements import Rows, read, read_folder
 from simulators.calibration.rows import on_device
-from simulators.hardware.device import Efficiency, device_of, tree_of
+from simulators.hardware.device import device_of
+from simulators.hardware.machine import tree_of
+from simulators.hardware.parts import Efficiency
 
 DEVICE: dict[str, Any] = {
     "name": "own",
-    "measured_as": "OWN",
-    "gpu": {"num_cus": 40, "hbm_bytes_per_s": "600 GB/s", "flop_per_s": {"fp32": "9 TFLOP/s"}},
+    "gpu": {
+        "measured_as": "OWN",
+        "num_cus": 40,
+        "peak_hbm_bytes_per_s": "600 GB/s",
+        "peak_flop_per_s": {"fp32": "9 TFLOP/s"},
+    },
     "sources": {"gpu": {"provenance": "derived", "source": "made up for a test"}},
 }
 TRUE = Efficiency(launch_s=9e-6, compute=0.8, feed=1.1, transposed=0.2, narrow=2.2, latency_s=8e-8)
@@ -91,14 +97,14 @@ def test_constants_come_back_from_times_that_they_made(tmp_path: Path, device: P
     assert main(["calibrate", f"system={device}", f"data={data}", f"out={tmp_path / 'out'}"]) == 0
     made = yaml.safe_load((tmp_path / "out" / "own.yaml").read_text())
     for name, value in TRUE.model_dump(exclude_none=True).items():
-        assert made["efficiency"]["fp32"][name] == pytest.approx(value, rel=0.15), name
+        assert made["gpu"]["efficiency"]["fp32"][name] == pytest.approx(value, rel=0.15), name
     errors = json.loads((tmp_path / "out" / "errors.json").read_text())
     assert errors["gemm_median"] < 0.02
     assert errors["recurrent_median"] < 0.02
     assert errors["conv_median"] is None
     assert errors["poor"] == []
-    assert made["sources"]["efficiency.fp32"]["provenance"] == "calibrated"
-    fitted = made["fitted_on"]["fp32"]
+    assert made["gpu"]["sources"]["efficiency.fp32"]["provenance"] == "calibrated"
+    fitted = made["gpu"]["fitted_on"]["fp32"]
     assert {kind: len(names) <= MOST[kind] for kind, names in fitted.items()} == {"gemm": True, "recurrent": True}
     with (tmp_path / "out" / "residuals.csv").open() as text:
         rows = list(csv.DictReader(text))
@@ -156,7 +162,7 @@ GOOD = [f"OWN,fp32,gemm,{64 * n},512,512,N,N,0.5" for n in range(1, 9)]
         ([*GOOD, "OWN,fp32,conv,,4,32,,,1,33,44,5"], ["line 10, r", "is empty", "DeepBench's list"]),
         ([*GOOD, "OWN,fp32,conv,,4,32,,,1,33,4,5,7,3,1,1,1,1"], ["line 10, r = '7'", "larger than the padded image"]),
         (GOOD[:3], ["too few rows to fit on: 3 GEMMs at fp32"]),
-        ([*GOOD, "OWN,mixed,gemm,64,512,512,N,N,1"], ["system.gpu.flop_per_s.mixed", "is missing"]),
+        ([*GOOD, "OWN,mixed,gemm,64,512,512,N,N,1"], ["system.gpu.peak_flop_per_s.mixed", "is missing"]),
         ([*GOOD, "OWN,fp32,gemm,4096,4096,4096,N,N,0.0155"], ["line 10, fwd_ms", "is it in seconds?"]),
         ([line.replace(",0.5", ",500") for line in GOOD], ["times of gemm at fp32 take", "are they in microseconds?"]),
         ([*GOOD, "OWN,fp16_storage,allreduce"], ["line 10, precision", "all-reduces are counted in floats"]),
@@ -204,11 +210,11 @@ def test_all_reduces_that_are_faster_than_any_link_are_in_seconds(
         ({"name": "../out"}, "system.name"),
         ({"sources": ["a"]}, "system.sources"),
         ({"sources": {1: {"provenance": "vendor", "source": "abc"}}}, "system.sources"),
-        ({"gpu": {**DEVICE["gpu"], "flop_per_s": {"fp32": 14.9}}}, "system.gpu.flop_per_s"),
-        ({"node": {"num_gpus": 8}}, "is a system for schedules"),
+        ({"gpu": {**DEVICE["gpu"], "peak_flop_per_s": {"fp32": 14.9}}}, "system.gpu.peak_flop_per_s"),
+        ({"node": {"gpus": 8}}, "system.node.gpus"),
         (
-            {"efficiency": {"mixed": dict.fromkeys(PRIORS, 1.0)}},
-            "has constants for mixed, whose peak rate gpu.flop_per_s does not give",
+            {"gpu": {**DEVICE["gpu"], "efficiency": {"mixed": dict.fromkeys(PRIORS, 1.0)}}},
+            "has constants for mixed, whose rate peak_flop_per_s does not give",
         ),
     ],
 )
@@ -246,7 +252,7 @@ def test_a_table_may_come_in_several_files_and_a_device_once(
     words = ["study=operators", "tracking=none", "store=none", f"study.data_dir={elsewhere}"]
     assert main([*words, "devices=[p100,mine.yaml]"]) == 2
     assert "are both called p100" in capsys.readouterr().err
-    (elsewhere / "bare.yaml").write_text(yaml.safe_dump({**DEVICE, "measured_as": "NV_P100"}))
+    (elsewhere / "bare.yaml").write_text(yaml.safe_dump({**DEVICE, "gpu": {**DEVICE["gpu"], "measured_as": "NV_P100"}}))
     assert main([*words, "devices=[bare.yaml]"]) == 2
     assert "has no constants for any row" in capsys.readouterr().err
 
@@ -267,7 +273,7 @@ def test_what_is_no_table_is_refused(text: str, tmp_path: Path) -> None:
 
 
 def test_a_system_is_found_by_name_or_path_and_says_what_it_lacks(tmp_path: Path) -> None:
-    assert tree_of("p100")["measured_as"] == "NV_P100"
+    assert tree_of("p100")["gpu"]["measured_as"] == "NV_P100"
     with pytest.raises(ConfigError, match="did you mean `p100`"):
         tree_of("p10")
     bad = {**DEVICE, "gpu": {**DEVICE["gpu"], "num_cu": 3}, "sources": {}}
@@ -354,13 +360,13 @@ def test_the_constants_that_are_shipped_are_those_of_the_full_tables(
 ) -> None:
     """And the rest of these tables is predicted as `docs/operators.md` says."""
     tree = tree_of(device)
-    file = shared(f"data/deepbench/{tree['measured_as']}.csv")
+    file = shared(f"data/deepbench/{tree['gpu']['measured_as']}.csv")
     done = calibrate_rows(tree, read(file), file)
-    for precision, constants in tree["efficiency"].items():
-        assert dict(done.tree["efficiency"][precision]) == pytest.approx(constants, rel=0.01)
-    assert done.tree["fitted_on"] == {
+    for precision, constants in tree["gpu"]["efficiency"].items():
+        assert dict(done.tree["gpu"]["efficiency"][precision]) == pytest.approx(constants, rel=0.01)
+    assert done.tree["gpu"]["fitted_on"] == {
         precision: {kind: list(names) for kind, names in kinds.items()}
-        for precision, kinds in tree["fitted_on"].items()
+        for precision, kinds in tree["gpu"]["fitted_on"].items()
     }
     for own, errors in done.held_out():
         found, (median, p90) = errors["fitted"], BARS[own.rows.kind]
@@ -373,7 +379,7 @@ def test_the_constants_that_are_shipped_are_those_of_the_full_tables(
 
 def test_the_shipped_tables_are_rows_of_the_full_ones(shared: Callable[[str], Path]) -> None:
     for device in ("vega_fe", "gtx_1080_ti", "m40", "p100"):
-        label = tree_of(device)["measured_as"]
+        label = tree_of(device)["gpu"]["measured_as"]
         small, full = (
             [row for one in read(path) for row in rounded(one)]
             for path in (conf_dir() / "data" / f"{label}.csv", shared(f"data/deepbench/{label}.csv"))

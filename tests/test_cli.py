@@ -448,7 +448,7 @@ def until(holds: Callable[[], bool], *, seconds: float) -> bool:
     ("words", "parts"),
     [
         (["reprot", "study=ficco_sweep"], ["reprot", "did you mean `report`?"]),
-        (["serve"], ["serve", "report, robustness, rules, seqpoint, sync, timeline, trace, ui"]),
+        (["serve"], ["serve", "report, robustness, rules, seqpoint, sync, systems, timeline, trace, ui"]),
         (["report"], ["study", "is missing"]),
         (["report", "study=ficco_sweep"], ["study = 'ficco_sweep'", "python -m dse study=ficco_sweep"]),
         (["report", "stduy=x"], ["stduy=x", "did you mean `study`?"]),

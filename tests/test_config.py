@@ -491,7 +491,7 @@ def named_once() -> Iterator[list[str]]:
     yield from ([f"study={name}"] for name in groups.pop("study"))
     of_studies = ("landscape", "measured", "memory", "step")
     groups["simulator"] = [name for name in groups["simulator"] if name not in of_studies]
-    groups["system"] = [name for name in SYSTEMS if "persistent" not in shipped("system")[name] and name != "mi100_1"]
+    groups["system"] = [name for name in SYSTEMS if "persistent" not in shipped("system")[name] and name != "mi100"]
     groups_of_steps = ("model", "setting", "optimizer", "kernels", "lengths", "iterations")
     of_steps = {name: list(shipped(name)) for name in groups_of_steps} | {"system": DEVICES}
     for options in zip_longest(*of_steps.values()):
@@ -518,7 +518,7 @@ def named_together(schedules: Sequence[str], workloads: Sequence[str]) -> list[l
     able = itertools.cycle(f"system={name}" for name in SYSTEMS if "persistent" in shipped("system")[name])
     words = [[*pair, system] for pair, system in zip(pairs, able, strict=False)]
     streams = [f"schedule={name}" for name in schedules if families[name] == "streams"]
-    words += [[schedule, f"workload={name}", "system=mi100_1"] for schedule in streams for name in queued]
+    words += [[schedule, f"workload={name}", "system=mi100"] for schedule in streams for name in queued]
     schedules = [name for name in schedules if f"schedule={name}" not in (*fused, *streams)]
     by_kind: dict[str, tuple[list[str], list[str]]] = {}
     for name in schedules:

@@ -148,12 +148,12 @@ def iterations_of_models() -> tuple[Backend, list[Batch]]:
 def requests_through_caches() -> tuple[Backend, list[Batch]]:
     """Sets of an L2 that is no power of two are none, nor is a row of DRAM of so few bytes."""
     small = {"run.requests": 1000, "run.repeats": 1}
-    wrong = {"system.l2.bytes": 3 << 20, "system.dram.row_bytes": 1000}
+    wrong = {"system.gpu.l2.bytes": 3 << 20, "system.gpu.dram.row_bytes": 1000}
     changes: list[dict[str, Any]] = [
         {},
-        {"system.l2.bytes": 2 << 20},
+        {"system.gpu.l2.bytes": 2 << 20},
         wrong,
-        {"system.mapping.channel_hash": "polynomial"},
+        {"system.gpu.mapping.channel_hash": "polynomial"},
     ]
     designs = [applications.design("fw_soft", "combined", {**small, **one}) for one in changes]
     return BACKENDS["memory"](), [Batch(one) for one in designs]

@@ -12,7 +12,20 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from conftest import CONF, ENGINES, FAMILIES, FREE, SCHEDULES, backend, design, lower, mostly_nightly, results, shipped
+from conftest import (
+    CONF,
+    ENGINES,
+    FAMILIES,
+    FREE,
+    SCHEDULES,
+    backend,
+    design,
+    lower,
+    mostly_nightly,
+    results,
+    shipped,
+    sources_of,
+)
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
@@ -21,7 +34,8 @@ from test_conformance import DISTINCT, magnitudes, points, run
 from dse.cli import main
 from simulators.calibration.contention import Overlaps, errors, fit_contention, shares, together, without_one
 from simulators.costs.gemm_waves import gemm_cost
-from simulators.hardware.system import Contention, System
+from simulators.hardware.parts import Contention
+from simulators.hardware.system import System
 from simulators.overlap.node import WholeNode
 from simulators.taskgraph.losses import LOSSES
 from simulators.workloads.operators import ShapeList, Workload
@@ -115,7 +129,7 @@ def test_each_coefficient_of_contention_changes_some_makespan(name: str) -> None
 
 def test_contention_has_at_most_six_coefficients_each_with_a_source() -> None:
     assert len(Contention.model_fields) <= 6
-    sourced = shipped("system")["mi300x_8"]["sources"]
+    sourced = sources_of(shipped("system")["mi300x_8"])
     assert {f"gpu.contention.{name}" for name in Contention.model_fields} <= set(sourced)
 
 

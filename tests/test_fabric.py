@@ -273,7 +273,7 @@ def test_fused_kernels_need_a_system_that_says_what_they_take() -> None:
     tree["workload"] = {**shipped("workload")["fused_ops"], "only": ["emb-p30-b512"]}
     (found,) = backend("fluid").scenarios(tree).values()
     (problem,) = backend("fluid").problems(backend("fluid").design(found))
-    assert (problem.path, bool(problem.way_out)) == ("system.persistent", True)
+    assert (problem.path, bool(problem.way_out)) == ("system.gpu.persistent", True)
 
 
 def test_names_in_a_list_of_written_out_workloads_are_checked() -> None:
@@ -288,8 +288,8 @@ def test_what_a_system_has_not_is_no_part_of_its_identity() -> None:
     """So that results of systems without a fabric keep the keys that they had before there were any."""
     alone = {path for path, _, _ in leaves(System.model_validate(shipped("system")["mi300x_8"]))}
     many = {path for path, _, _ in leaves(system())}
-    assert not [path for path in alone if path.startswith(("fabric", "persistent"))]
-    assert {"fabric.nic.placement", "fabric.network.topology", "persistent.post_s"} <= many
+    assert not [path for path in alone if path.startswith(("fabric", "gpu.persistent"))]
+    assert {"fabric.nic.placement", "fabric.network.topology", "gpu.persistent.post_s"} <= many
 
 
 # Whole fabrics
@@ -345,8 +345,8 @@ AXES = {
     "system.fabric.nic.host_bytes_per_s": [1e10, 2e11],
     "system.fabric.network.hop_s": [0.0, 1e-6],
     "system.fabric.network.oversubscription": [1.0, 3.0],
-    "system.persistent.post_s": [0.0, 1e-5],
-    "system.persistent.in_flight_bytes_per_cu": [1e3, 1e5],
+    "system.gpu.persistent.post_s": [0.0, 1e-5],
+    "system.gpu.persistent.in_flight_bytes_per_cu": [1e3, 1e5],
     "workload.operators.emb.pooling": [3, 70],
     "workload.operators.a2a.rows": [512, 700, 1024],
     "schedule.occupancy_loss": [0.0, 0.3],

@@ -31,8 +31,8 @@ FREE = {
     "system.gpu.kernel_launch_s": 0.0,
     "system.gpu.cu_copy.setup_s": 0.0,
     "system.gpu.cu_copy.bytes_per_s_per_cu": 1e15,  # a library's kernel fills its links as one of all CUs does
-    "system.persistent.post_s": 0.0,
-    "system.persistent.poll_s": 0.0,
+    "system.gpu.persistent.post_s": 0.0,
+    "system.gpu.persistent.poll_s": 0.0,
     "schedule.copies": False,
     "schedule.zero_copy": False,  # which saves reading and writing what is sent
     "schedule.occupancy_loss": 0.0,
@@ -176,10 +176,10 @@ def test_a_fused_pair_takes_what_the_recursion_says(
 ) -> None:
     """Two nodes of one GPU: half of the slices are remote. Memory is plenty, so nothing competes."""
     changes = {**FREE, **FREE_FABRIC, "system.fabric.network.hop_s": "2 us", "system.gpu.hbm_bytes_per_s": 1e14}
-    changes |= {"system.persistent.in_flight_bytes_per_cu": 1e7, "schedule.num_chunks": slices}
-    changes |= {"system.persistent.post_s": post, "system.persistent.poll_s": poll}
+    changes |= {"system.gpu.persistent.in_flight_bytes_per_cu": 1e7, "schedule.num_chunks": slices}
+    changes |= {"system.gpu.persistent.post_s": post, "system.gpu.persistent.poll_s": poll}
     changes |= {"schedule.issue_order": "remote_first" if first else "local_first"}
-    changes |= {"system.persistent.gather_efficiency": 0.011}
+    changes |= {"system.gpu.persistent.gather_efficiency": 0.011}
     design = point("mi210_2x1", dag("embedding", rows=6400, width=92, depth=depth), changes)
     op: Any = design.workload.operators["op"]
     compute = float(kernel_cost(design.system, op).seconds)
@@ -224,7 +224,7 @@ def test_communication_shares_of_embeddings_are_those_of_the_minimal_model(depth
 def test_a_loss_of_occupancy_slows_compute_and_not_what_memory_bounds(loss: float) -> None:
     """Up to where too few requests are under way: 1 - p of them at least what the latency asks for."""
     system = System.model_validate(shipped("system")["mi210_4"])
-    assert system.persistent is not None
+    assert system.gpu.persistent is not None
     gemm = {"kind": "gemm", "m": 8192, "n": 8192, "k": 8192, "precision": "fp16"}
     tree = {"op": gemm, **{"emb": {"kind": "embedding", "rows": 4096, "dim": 128, "pooling": 50}}}
     operators: Mapping[str, Any] = Workload.model_validate({"name": "x", "operators": tree}).operators
@@ -233,9 +233,12 @@ def test_a_loss_of_occupancy_slows_compute_and_not_what_memory_bounds(loss: floa
         for name, op in operators.items()
     }
     assert slow["op"] == pytest.approx(1 / (1 - loss), rel=0.1)
-    asked = system.gpu.hbm_bytes_per_s * system.persistent.gather_efficiency
+    asked = system.gpu.hbm_bytes_per_s * system.gpu.persistent.gather_efficiency
     fed = (
-        (1 - loss) * system.gpu.num_cus * system.persistent.in_flight_bytes_per_cu / system.persistent.memory_latency_s
+        (1 - loss)
+        * system.gpu.num_cus
+        * system.gpu.persistent.in_flight_bytes_per_cu
+        / system.gpu.persistent.memory_latency_s
     )
     assert slow["emb"] == pytest.approx(max(1.0, asked / fed))
 

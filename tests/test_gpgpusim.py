@@ -66,7 +66,7 @@ def test_a_layer_in_a_network_is_the_layer_alone(algorithm: str) -> None:
     names = {"x", "w", "y", "a", "b", "c", "reads", "writes"}
     assert all(ours.model_dump(exclude=names) == theirs.model_dump(exclude=names) for ours, theirs in pairs)
     sizes = sorted(math.prod(size) for size in outside.tensors.values())
-    both = [metrics(tree, "cache_rw", system="mem_gtx_1080_ti") for tree in (one, outside.model_dump())]
+    both = [metrics(tree, "cache_rw", system="gtx_1080_ti") for tree in (one, outside.model_dump())]
     assert sorted(math.prod(inside.tensors[name]) for name in inside.tensors if name not in ("v", "z")) == sizes
     assert both[0]["requests"] == both[1]["requests"]
     assert both[0]["time_s"] == pytest.approx(both[1]["time_s"], rel=0.02)
@@ -150,7 +150,7 @@ def test_no_other_partition_costs_less() -> None:
 
 
 def test_phases_of_a_run_follow_one_another_and_their_means_are_those_of_the_run() -> None:
-    one = design("conv_3x3", "cache_rw", {"application.algorithm": "winograd_nonfused"}, system="mem_gtx_1050")
+    one = design("conv_3x3", "cache_rw", {"application.algorithm": "winograd_nonfused"}, system="gtx_1050")
     activity = simulate(one).machine.activity()
     found = phases(activity, one.system)
     assert len(found) >= 3
@@ -166,14 +166,14 @@ def test_phases_of_a_run_follow_one_another_and_their_means_are_those_of_the_run
 
 @pytest.mark.slow
 def test_shares_add_up_to_what_was_asked_computed_and_moved() -> None:
-    one = design("conv_5x5", "cache_rw", {"application.algorithm": "gemm"}, system="mem_gtx_1080_ti")
+    one = design("conv_5x5", "cache_rw", {"application.algorithm": "gemm"}, system="gtx_1080_ti")
     found = simulate(one)
     activity, gpu = found.machine.activity(), one.system.gpu
     seconds = activity.seconds * len(activity.channels)
     asked, computing, bandwidth = shares(activity, one.system).mean(axis=0)
     whole = [cost for cost, _ in found.costs]
     assert asked * seconds / gpu.cycle_s * gpu.num_cus == pytest.approx(activity.requests.sum())
-    assert bandwidth * seconds * one.system.dram.bytes_per_s == pytest.approx(activity.channels.sum() * 64)
+    assert bandwidth * seconds * one.system.gpu.dram.bytes_per_s == pytest.approx(activity.channels.sum() * 64)
     assert computing * seconds * gpu.num_cus == pytest.approx(sum(cost.busy_s * cost.share for cost in whole), rel=0.01)
 
 
@@ -181,8 +181,8 @@ def test_shares_add_up_to_what_was_asked_computed_and_moved() -> None:
 
 
 def test_every_measured_convolution_is_a_scenario() -> None:
-    (one,) = load_measured_systems(["mem_p100"], None)
-    found = scenarios(["mem_p100"], None)
+    (one,) = load_measured_systems(["p100"], None)
+    found = scenarios(["p100"], None)
     assert len(found) == one.rows.size == len(set(one.rows.names))
     for row in range(one.rows.size):
         tree = found[one.scenario(row)]
@@ -190,17 +190,17 @@ def test_every_measured_convolution_is_a_scenario() -> None:
         assert f"{layer.w}x{layer.h}x{layer.c} n{layer.n} k{layer.k} {layer.r}x{layer.s}" in one.scenario(row)
         rest = {"policy": shipped("policy")["cache_rw"], "run": {"requests": 1000, "repeats": 1}}
         assert BACKEND.problems(BACKEND.design({**tree, **rest})) == []
-    assert one.fitted == set(shipped("system")["p100"]["fitted_on"]["fp32"]["conv"])
+    assert one.fitted == set(shipped("system")["p100"]["gpu"]["fitted_on"]["fp32"]["conv"])
     assert 0 < len(one.fitted & set(one.rows.names)) < one.rows.size
 
 
 @pytest.mark.parametrize(
     ("names", "told"),
     [
-        (["gem5_gcn3"], "names no device that was measured"),
-        (["mem_p100", "mem_p100"], "names a system twice"),
-        (["mem_p1000"], "mem_p100"),
-        (["p100"], "measured: p100"),
+        (["gem5_gcn3"], r"system.gpu.peak_flop_per_s|peak_flop_per_s: is missing"),
+        (["p100", "p100"], "names a system twice"),
+        (["p1000"], "did you mean `p100`"),
+        (["mi100"], "measured: mi100.gpu.dram: is missing"),
     ],
 )
 def test_systems_of_which_nothing_was_measured_are_refused(names: list[str], told: str) -> None:
@@ -209,10 +209,10 @@ def test_systems_of_which_nothing_was_measured_are_refused(names: list[str], tol
 
 
 def test_a_value_of_an_application_that_no_scenario_has_is_refused() -> None:
-    tree = {"system": shipped("system")["mem_gtx_1050"], "policy": shipped("policy")["cache_rw"], "run": {}}
+    tree = {"system": shipped("system")["gtx_1050"], "policy": shipped("policy")["cache_rw"], "run": {}}
     base = {**tree, "application": {**shipped("application")["conv_3x3"], "algorithm": "fft"}}
     assert list(BACKEND.scenarios(base)) == ["conv_3x3"]
-    for lists in ({"applications": ["lenet"]}, {"measured": ["mem_p100"]}):
+    for lists in ({"applications": ["lenet"]}, {"measured": ["p100"]}):
         with pytest.raises(ConfigError, match=r"application.algorithm = 'fft'.*space.application.algorithm"):
             BACKEND.scenarios({**base, **lists})
         unchanged = {**base, **lists, "application": shipped("application")["conv_3x3"]}
@@ -221,27 +221,27 @@ def test_a_value_of_an_application_that_no_scenario_has_is_refused() -> None:
 
 def points(*given: tuple[str, str, str, float]) -> pd.DataFrame:
     """Rows of one scenario: direction, algorithm, hash, time."""
-    (one,) = load_measured_systems(["mem_p100"], None)
+    (one,) = load_measured_systems(["p100"], None)
     table = pd.DataFrame(given, columns=["direction", "algorithm", "hash", "time_s"])
     return table.assign(scenario=one.scenario(0))
 
 
 def test_a_layer_takes_what_its_fastest_algorithm_takes() -> None:
-    (one,) = load_measured_systems(["mem_p100"], None)
+    (one,) = load_measured_systems(["p100"], None)
     seconds = one.rows.seconds[0]
     rows = points(
         ("forward", "gemm", "none", 1.5 * seconds[0]), ("forward", "implicit_gemm", "none", 2 * seconds[0]),
         ("backward_data", "gemm", "none", 4 * seconds[1]), ("backward_data", "fft", "none", 3 * seconds[1]),
         ("forward", "fft", "xor", seconds[0]),
     )  # fmt: skip
-    found = against(["mem_p100"], None, rows).set_index(["direction", "hash"])
+    found = against(["p100"], None, rows).set_index(["direction", "hash"])
     ratio = found["predicted_s"] / found["measured_s"]
     assert ratio["forward", "none"] == pytest.approx(1.5)
     assert ratio["backward_data", "none"] == pytest.approx(3)
     assert ratio["forward", "xor"] == pytest.approx(1)
     assert found["fitted"].all()
-    assert errors(found.reset_index())["mem_p100"]["none"]["all"] is None
-    told = errors(found.reset_index().assign(fitted=False))["mem_p100"]
+    assert errors(found.reset_index())["p100"]["none"]["all"] is None
+    told = errors(found.reset_index().assign(fitted=False))["p100"]
     assert told["none"]["all"]["count"] == 2
     assert told["none"]["all"]["median"] == pytest.approx((0.5 + 2) / 2)
     assert told["none"]["by_direction"]["forward"]["bias"] == pytest.approx(1.5)
@@ -268,7 +268,7 @@ def test_rows_that_no_layer_can_be_are_refused_by_line(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
         (tmp_path / name / "mine.csv").write_text(text, encoding="utf-8")
         with pytest.raises(ConfigError, match=told):
-            scenarios(["mem_p100"], str(tmp_path / name))
+            scenarios(["p100"], str(tmp_path / name))
 
 
 # The study
@@ -281,7 +281,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "tables").mkdir()
     (folder / "tables" / "mine.csv").write_text(TABLE, encoding="utf-8")
     (folder / "mine.yaml").write_text(yaml.safe_dump(network()), encoding="utf-8")
-    few = ["measured=[mem_p100]", f"applications=[lenet,conv_3x3,{folder}/mine.yaml]"]
+    few = ["measured=[p100]", f"applications=[lenet,conv_3x3,{folder}/mine.yaml]"]
     few.append(f"study.data_dir={folder / 'tables'}")
     fast = ["tracking=none", "store=none", "run.requests=100000", "run.most=1000000"]
     assert main(["study=gpgpusim", *few, *fast, f"output_dir={folder}"]) == 0
@@ -301,7 +301,7 @@ def test_the_study_judges_its_claims_and_says_what_has_no_reference(run: Path) -
 
 @pytest.mark.slow
 def test_the_study_tells_errors_kernels_phases_and_camping(run: Path) -> None:
-    told = json.loads((run / "errors.json").read_text("utf-8"))["mem_p100"]
+    told = json.loads((run / "errors.json").read_text("utf-8"))["p100"]
     table = pd.read_parquet(run / "predictions.parquet")
     assert set(told) == {"none", "xor"}
     assert told["none"]["all"]["count"] == 3
@@ -311,7 +311,7 @@ def test_the_study_tells_errors_kernels_phases_and_camping(run: Path) -> None:
     every = pd.read_parquet(run / "kernels.parquet")
     lenet = every[(every["scenario"] == "lenet") & (every["algorithm"] == "implicit_gemm")]
     results = pd.read_parquet(run / "results.parquet")
-    plain = (results["scenario"] == "lenet") & (results["system.mapping.channel_hash"] == "none")
+    plain = (results["scenario"] == "lenet") & (results["system.gpu.mapping.channel_hash"] == "none")
     ok = results[plain & (results["status"] == "ok")]
     whole = float(((lenet["seconds"] + lenet["launch_s"]) * lenet["launches"]).sum())
     assert whole == pytest.approx(float(ok[ok["application.algorithm"] == "implicit_gemm"]["time_s"].iloc[0]))
@@ -345,13 +345,13 @@ def test_directions_are_no_knob_of_lenet(run: Path) -> None:
 @pytest.mark.slow
 def test_points_that_differ_in_another_knob_are_not_compared(tmp_path: Path) -> None:
     (tmp_path / "mine.csv").write_text(TABLE, encoding="utf-8")
-    few = ["measured=[mem_p100]", "applications=[]", f"study.data_dir={tmp_path}"]
+    few = ["measured=[p100]", "applications=[]", f"study.data_dir={tmp_path}"]
     more = ["+space.policy.name=choice(uncached,cache_rw)", "space.application.direction=choice(forward)"]
     fast = ["tracking=none", "store=none", "run.requests=20000", "run.most=200000", f"output_dir={tmp_path}"]
     assert main(["study=gpgpusim", *few, *more, *fast]) == 0
     run = tmp_path / "gpgpusim" / "latest"
     results, held = pd.read_parquet(run / "results.parquet"), pd.read_parquet(run / "camping.parquet")
-    plain = results[(results["status"] == "ok") & (results["system.mapping.channel_hash"] == "none")]
+    plain = results[(results["status"] == "ok") & (results["system.gpu.mapping.channel_hash"] == "none")]
     assert len(held) == len(plain) == 12
     keys = ["application.algorithm", "policy.name"]
     pairs = held.merge(plain, left_on=["algorithm", "policy.name"], right_on=keys)

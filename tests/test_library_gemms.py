@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from conftest import CONF
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -23,10 +22,12 @@ from simulators.calibration.measurements import STREAM_KINDS
 from simulators.costs.chip import Chip
 from simulators.costs.gemm import gemm
 from simulators.costs.streaming import streamed
-from simulators.hardware.device import Efficiency, Streaming, device_of, tree_of
+from simulators.hardware.device import device_of
+from simulators.hardware.machine import tree_of
+from simulators.hardware.parts import Efficiency, Streaming
 
-H100 = device_of(tree_of("h100"))
-CALIBRATED = {"a100": ("fp16", "bf16"), "h100": ("fp16", "bf16"), "mi300x": ("fp8",), "mi355x": ("bf16",)}
+H100 = device_of(tree_of("h100_8"))
+CALIBRATED = {"a100_8": ("fp16", "bf16"), "h100_8": ("fp16", "bf16"), "mi300x_8": ("fp8",), "mi355x_8": ("bf16",)}
 
 
 def chip(precision: str = "bf16", **constants: Any) -> Chip:
@@ -49,7 +50,7 @@ def test_a_gemm_takes_at_least_its_launch_its_traffic_and_its_flop_at_the_sustai
     device = chip()
     alone = float(seconds(device, m, n, k)) - TYPICAL_LIBRARY.launch_s
     flop, traffic = 2.0 * m * n * k, 2.0 * (m * k + n * k + m * n)
-    peak, bandwidth = H100.gpu.peak("bf16"), H100.gpu.hbm_bytes_per_s
+    peak, bandwidth = H100.gpu.peak("bf16"), H100.gpu.peak_hbm_bytes_per_s
     assert peak is not None and TYPICAL_LIBRARY.sustained is not None and TYPICAL_LIBRARY.hbm_share is not None
     if min(m, n) > 1:
         assert alone >= flop / (TYPICAL_LIBRARY.sustained * peak) * (1 - 1e-9)
@@ -79,7 +80,7 @@ def test_every_constant_slows_some_product(constant: str, factor: float) -> None
 
 
 def test_eight_bits_move_half_of_sixteen() -> None:
-    gpu = device_of(tree_of("mi300x"))
+    gpu = device_of(tree_of("mi300x_8"))
     costs = [gemm(Chip.of(gpu, name, efficiency=TYPICAL_LIBRARY), (8192, 1, 8192)) for name in ("fp8", "bf16")]
     assert float(costs[0].bytes) == float(costs[1].bytes) / 2
     assert float(costs[0].flop) == float(costs[1].flop)
@@ -175,25 +176,25 @@ def test_constants_come_back_from_times_that_they_made(tmp_path: Path, capsys: p
     lines = [f"H100,bf16,t,{b:.0f},{a:.0f},{c:.0f},{t:.9g}" for a, b, c, t in zip(m, n, k, times, strict=True)]
     table = tmp_path / "made.csv"
     table.write_text("\n".join([AITER.splitlines()[0], *lines]), encoding="utf-8")
-    assert main(["calibrate", "system=h100", f"data={table}", f"out={tmp_path / 'out'}"]) == 0
-    tree = yaml.safe_load((tmp_path / "out" / "h100.yaml").read_text("utf-8"))
-    fitted = Efficiency.model_validate(tree["efficiency"]["bf16"])
+    assert main(["calibrate", "system=h100_8", f"data={table}", f"out={tmp_path / 'out'}"]) == 0
+    tree = yaml.safe_load((tmp_path / "out" / "h100_8.yaml").read_text("utf-8"))
+    fitted = Efficiency.model_validate(tree["gpu"]["efficiency"]["bf16"])
     assert fitted.launch_s == pytest.approx(4e-6, rel=0.1)
     assert fitted.sustained == pytest.approx(0.6, rel=0.1)
-    assert tree["note"]["on rows not fitted on"]["bf16 gemm"]["median"] < 0.02
-    assert {"fp16 gemm", "bf16 gemm"} <= set(tree["note"]["on rows not fitted on"])  # of earlier tables, too
-    assert len(tree["fitted_on"]["bf16"]["gemm"]) <= LIBRARY_GEMMS
-    assert "made.csv" in tree["sources"]["efficiency.bf16"]["source"]
+    assert tree["gpu"]["note"]["on rows not fitted on"]["bf16 gemm"]["median"] < 0.02
+    assert {"fp16 gemm", "bf16 gemm"} <= set(tree["gpu"]["note"]["on rows not fitted on"])  # of earlier tables, too
+    assert len(tree["gpu"]["fitted_on"]["bf16"]["gemm"]) <= LIBRARY_GEMMS
+    assert "made.csv" in tree["gpu"]["sources"]["efficiency.bf16"]["source"]
 
 
 @pytest.mark.parametrize("name", CALIBRATED)
 def test_shipped_constants_are_called_calibrated_and_say_what_they_were_fitted_on(name: str) -> None:
-    tree = yaml.safe_load((CONF / "system" / f"{name}.yaml").read_text("utf-8"))
+    tree = tree_of(name)
     for precision in CALIBRATED[name]:
-        assert tree["efficiency"][precision]["largest_tile"] == 256
-        assert tree["sources"][f"efficiency.{precision}"]["provenance"] == "calibrated"
-        assert 0 < len(tree["fitted_on"][precision]["gemm"]) <= LIBRARY_GEMMS
-        assert {"median", "p90"} <= set(tree["note"]["on rows not fitted on"][f"{precision} gemm"])
+        assert tree["gpu"]["efficiency"][precision]["largest_tile"] == 256
+        assert tree["gpu"]["sources"][f"efficiency.{precision}"]["provenance"] == "calibrated"
+        assert 0 < len(tree["gpu"]["fitted_on"][precision]["gemm"]) <= LIBRARY_GEMMS
+        assert {"median", "p90"} <= set(tree["gpu"]["note"]["on rows not fitted on"][f"{precision} gemm"])
 
 
 # Held-out rows
@@ -208,12 +209,12 @@ def test_shipped_constants_predict_the_rows_that_they_were_not_fitted_on(
     by_device = {(row["device"], row["precision"]): row for row in found["tables"] if row["kind"] == "gemm"}
     assert set(by_device) == {(name, precision) for name, each in CALIBRATED.items() for precision in each}
     for (name, precision), row in by_device.items():
-        noted = yaml.safe_load((CONF / "system" / f"{name}.yaml").read_text("utf-8"))["note"]["on rows not fitted on"]
+        noted = tree_of(name)["gpu"]["note"]["on rows not fitted on"]
         assert row["median"] == pytest.approx(noted[f"{precision} gemm"]["median"], rel=1e-3)
         assert row["p90"] == pytest.approx(noted[f"{precision} gemm"]["p90"], rel=1e-3)
     assert found["gemm_median_worst"] == max(row["median"] for row in by_device.values())
     streams = {(row["device"], row["kind"]): row["median"] for row in found["tables"] if row["kind"] != "gemm"}
-    assert set(streams) == {(device, kind) for device in ("a100", "h100") for kind in STREAM_KINDS}
+    assert set(streams) == {(device, kind) for device in ("a100_8", "h100_8") for kind in STREAM_KINDS}
     assert found["elementwise_median_worst"] == max(streams.values()) < 0.15
 
 

@@ -83,7 +83,7 @@ def test_a_strided_kernel_camps_on_one_channel_unless_addresses_are_hashed() -> 
         {"kind": "strided", "reads": ["x"], "writes": ["y"], "tile": 16}, {"x": [1024, 65536], "y": [65536, 1024]}
     )
     found = {
-        name: metrics(columns, "uncached", {"system.mapping.channel_hash": name})["camping"]
+        name: metrics(columns, "uncached", {"system.gpu.mapping.channel_hash": name})["camping"]
         for name in ("none", "xor", "polynomial")
     }
     assert found["none"] > 2
@@ -123,7 +123,7 @@ def test_a_product_touches_all_of_its_operands_and_writes_its_result_once(
         "transposed_b": not across,
     }
     sizes = {"a": [batch, m, k], "b": [batch, k, n], "c": [batch, m, n]}
-    found = simulate(design(only(kernel, sizes), "cache_rw", {"system.l2.bytes": 1 << 24}))
+    found = simulate(design(only(kernel, sizes), "cache_rw", {"system.gpu.l2.bytes": 1 << 24}))
     moved = found.total("totals")
     touched = sum(-(-int(np.prod(size)) * 4 // 64) for size in sizes.values())
     assert moved[engine.READS] + moved[engine.WRITES] == touched
@@ -139,7 +139,7 @@ def test_a_sample_of_a_kernel_tells_what_all_of_it_would_ask_for(application: st
     given_, made = design(application, "uncached"), programs(design(application, "uncached"))
     assert isinstance(given_.application, Application)
     for group, own in zip(given_.application.groups, made, strict=True):
-        whole += group.repeat * sum(one.workgroups * lines(one, given_.system.line_bytes) for one in own)
+        whole += group.repeat * sum(one.workgroups * lines(one, given_.system.gpu.line_bytes) for one in own)
     assert 0.88 * whole <= found["requests"] <= (2 if application == "fw_fc" else 1.06) * whole
 
 
@@ -175,11 +175,15 @@ def test_launches_take_their_time() -> None:
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"system.l2.bytes": 3 << 20}, "system.l2.bytes"),
-        ({"system.l1.bytes": 3000}, "system.l1.bytes"),
-        ({"system.dram.banks": 12}, "system.dram.banks"),
+        ({"system.gpu.l2.bytes": 3 << 20}, "system.gpu.l2.bytes"),
+        ({"system.gpu.l1.bytes": 3000}, "system.gpu.l1.bytes"),
+        ({"system.gpu.dram.banks": 12}, "system.gpu.dram.banks"),
         (
-            {"system.mapping.channel_hash": "polynomial", "system.dram.channels": 1, "system.l2.bytes": 1 << 18},
+            {
+                "system.gpu.mapping.channel_hash": "polynomial",
+                "system.gpu.dram.channels": 1,
+                "system.gpu.l2.bytes": 1 << 18,
+            },
             "channel_hash",
         ),
         ({"policy.predictor.sampled_sets": 512}, "sampled_sets"),
@@ -196,8 +200,8 @@ def test_a_design_that_cannot_be_built_is_infeasible_and_says_why(changes: dict[
     ("changes", "told"),
     [
         ({"application.groups": [{"kernels": [{"kind": "elementwise", "reads": ["z"], "writes": ["y"]}]}]}, "touch z"),
-        ({"system.line_bytes": 48}, "power of two"),
-        ({"system.dram.bytes_per_s": "512 GHz"}, "wrong dimension"),
+        ({"system.gpu.line_bytes": 48}, "power of two"),
+        ({"system.gpu.dram.bytes_per_s": "512 GHz"}, "wrong dimension"),
         ({"policy.loads": "maybe"}, "policy.loads"),
     ],
 )
@@ -208,11 +212,16 @@ def test_a_configuration_that_means_nothing_is_refused(changes: dict[str, Any], 
 
 
 def test_sections_of_other_backends_are_refused_with_the_way_out() -> None:
-    wrong = {**tree("fw_soft"), "system": shipped("system")["mi100"], "applications": "fw_soft", "schedule": {}}
+    wrong = {**tree("fw_soft"), "applications": "fw_soft", "schedule": {}}
     with pytest.raises(ConfigError) as error:
         BACKEND.sections(wrong)
-    for told in ("gem5_gcn3", "applications=[fw_act,sgemm]", "schedule"):
+    for told in ("applications=[fw_act,sgemm]", "schedule"):
         assert told in str(error.value)
+
+
+def test_a_machine_without_caches_is_refused_by_the_parts_that_it_lacks() -> None:
+    with pytest.raises(ConfigError, match=r"system.gpu.dram: is missing .*dse systems"):
+        design("fw_soft", "combined", system="mi100")
 
 
 def test_a_replayed_design_shows_its_kernels_one_after_another() -> None:

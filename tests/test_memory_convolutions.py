@@ -177,7 +177,7 @@ def test_planes_of_a_power_of_two_camp_on_few_channels_unless_addresses_are_hash
     """Planes of 1024 tiles (Winograd), or of 16 x 64 images (FFT), are whole multiples of 32 channels x 256 bytes."""
     one = layer(n=16, c=64, k=64, h=32, w=32, algorithm=algorithm, direction=direction)
     got = {
-        name: found(one, {"system.mapping.channel_hash": name}, system="mem_p100")
+        name: found(one, {"system.gpu.mapping.channel_hash": name}, system="p100")
         for name in ("none", "xor", "polynomial")
     }
     assert got["none"]["camping"] > 2

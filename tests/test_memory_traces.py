@@ -36,7 +36,7 @@ def design(policy: str = "cache_rw", **changes: Any) -> Design:
     """A small machine of two CUs."""
     trees = {"system": shipped("system")["gem5_gcn3"], "policy": shipped("policy")[policy]}
     sampled = {"policy.predictor.sampled_sets": 4} if policy == "combined" else {}
-    for path, value in {"system.gpu.num_cus": 2, "system.l2.bytes": 1 << 18, **sampled, **changes}.items():
+    for path, value in {"system.gpu.num_cus": 2, "system.gpu.l2.bytes": 1 << 18, **sampled, **changes}.items():
         set_path(trees, path, value)
     return design_of(trees["system"], trees["policy"])
 
@@ -424,13 +424,13 @@ def test_the_command_writes_statistics_tables_and_a_figure(
     monkeypatch.chdir(tmp_path)
     rows = [{"address": hex(256 * place), "cu": place % 64, "store": place % 4 == 3} for place in range(2000)]
     pd.DataFrame(rows).to_csv("my.csv", index=False)
-    assert main(["trace", "data=my.csv", "system.l2.bytes=8388608"]) == 0
+    assert main(["trace", "data=my.csv", "system.gpu.l2.bytes=8388608"]) == 0
     outputs = Outputs(Path("outputs/trace/my"))
     found = outputs.read_json("statistics")
     assert found["totals"]["requests"] == found["statistics"]["requests"] == found["rows"] == 2000
     assert found["system"] == "gem5_gcn3"
-    assert found["constants"]["system.l2.bytes"]["value"] == 8388608
-    assert found["made"]["command"][3:] == ["trace", "data=my.csv", "system.l2.bytes=8388608"]
+    assert found["constants"]["system.gpu.l2.bytes"]["value"] == 8388608
+    assert found["made"]["command"][3:] == ["trace", "data=my.csv", "system.gpu.l2.bytes=8388608"]
     assert len(outputs.read_table("sets")) == 8192
     assert outputs.read_table("channels")[["reads", "writes"]].sum().to_list() == [1500, 500]
     assert outputs.read_table("activity")["lines"].sum() == 2000
@@ -449,10 +449,10 @@ def test_the_command_writes_statistics_tables_and_a_figure(
         ([], ["data", "is missing"]),
         (["data=none.csv"], ["is no file"]),
         (["data=my.csv", "sytem=x"], ["did you mean `system`?"]),
-        (["data=my.csv", "system=mi100"], ["is no memory system"]),
-        (["data=my.csv", "system.l2.byte=1"], ["system.l2.byte: is not a known key", "did you mean `bytes`?"]),
+        (["data=my.csv", "system=mi100"], ["system.gpu.dram: is missing"]),
+        (["data=my.csv", "system.gpu.l2.byte=1"], ["system.gpu.l2.byte: is not a known key", "did you mean `bytes`?"]),
         (["data=my.csv", "system.nothing.byte=1"], ["system.nothing.byte = '1': is no path of a value"]),
-        (["data=my.csv", "system.l2.bytes=5000"], ["no whole power of two"]),
+        (["data=my.csv", "system.gpu.l2.bytes=5000"], ["no whole power of two"]),
         (["data=my.csv", "rows=x"], ["rows = 'x'"]),
         (["data=my.csv", "out=my.csv"], ["cannot be made"]),
         (["data=my.csv"], ["my.csv, line 2, address = 'x'"]),

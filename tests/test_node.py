@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from dse.errors import ConfigError
 from search_spaces.serial import Serial
-from simulators.hardware.system import Contention
+from simulators.hardware.parts import Contention
 from simulators.overlap.backend import OverlapBackend
 from simulators.overlap.design import Design
 from simulators.overlap.node import WholeNode, least_shard, piece, shard

@@ -16,7 +16,7 @@ from simulators.costs.convolution import ALGORITHMS, algorithms, convolution
 from simulators.costs.gemm import gemm
 from simulators.costs.recurrent import persistent, recurrent
 from simulators.costs.streaming import elementwise, embedding, reduction
-from simulators.hardware.system import CopyTimes
+from simulators.hardware.parts import CopyTimes
 
 CHIP = Chip(
     num_cus=56,

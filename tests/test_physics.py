@@ -23,6 +23,8 @@ from conftest import (
     number,
     results,
     shipped,
+    sources_of,
+    without_source,
 )
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
@@ -33,7 +35,8 @@ from dse.units import Bytes, BytesPerSecond, FlopPerSecond, Fraction, Integer, N
 from dse.values import Frozen, leaves
 from simulators.costs.gemm_waves import GemmCost, gemm_cost
 from simulators.costs.transfer import CommEngine, Route, TransferMode, alone, links, rate, routes
-from simulators.hardware.system import Gpu, Node, System
+from simulators.hardware.machine import Hardware
+from simulators.hardware.system import LinkedNode, ScheduleGpu, System
 from simulators.workloads.operators import Gemm, Pattern, Shape, ShapeList, Workload, read_shapes
 
 TOPOLOGIES = ("mesh", "switch", "ring")
@@ -51,11 +54,11 @@ def mi300x(**changes: Any) -> System:
 MI300X = mi300x()
 
 
-def cost(shape: tuple[Any, Any, Any], cus: Any = 304, gpu: Gpu = MI300X.gpu, **how: Any) -> GemmCost:
+def cost(shape: tuple[Any, Any, Any], cus: Any = 304, gpu: ScheduleGpu = MI300X.gpu, **how: Any) -> GemmCost:
     return gemm_cost(gpu, shape, cus=cus, element_bytes=2, **how)
 
 
-def one_tile(**changes: Any) -> Gpu:
+def one_tile(**changes: Any) -> ScheduleGpu:
     """A GPU whose library has a single 256 x 256 tile."""
     tile = {"rows": 256, "cols": 256, "efficiency": 1.0}
     return mi300x(gpu__gemm__tiles=[tile], **changes).gpu
@@ -294,7 +297,7 @@ def test_collectives_take_the_time_that_their_topology_allows(gpus: int, pattern
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_the_bytes_on_the_links_of_a_ring_are_those_of_its_messages(pattern: Pattern) -> None:
     for gpus in range(2, 10):
-        node = Node(num_gpus=gpus, topology="ring", link_bytes_per_s=1e9)
+        node = LinkedNode(num_gpus=gpus, topology="ring", link_bytes_per_s=1e9)
         carried = dict.fromkeys(links(node), 0.0)
         for route in routes(node, pattern):
             for name, load in route.loads.items():
@@ -757,7 +760,8 @@ def test_a_shape_overrides_the_defaults_of_its_list() -> None:
 def numbers_of(tree: Any, path: str = "") -> list[str]:
     """Dotted paths of all numbers and quantities of a system as written; a list of tiles is one fact."""
     if isinstance(tree, dict):
-        kept = {name: value for name, value in tree.items() if name not in ("name", "description", "sources")}
+        unread = ("name", "description", "sources", "note", "fitted_on")
+        kept = {name: value for name, value in tree.items() if name not in unread}
         return [found for name, value in kept.items() for found in numbers_of(value, f"{path}.{name}")]
     return [path.lstrip(".")] if isinstance(tree, (int, float, list)) or str(tree)[:1].isdigit() else []
 
@@ -765,7 +769,7 @@ def numbers_of(tree: Any, path: str = "") -> list[str]:
 @pytest.mark.parametrize("name", SYSTEMS)
 def test_every_number_of_a_system_names_its_source(name: str) -> None:
     tree = shipped("system")[name]
-    facts = {path: (provenance, source) for path, _, provenance, source in System.model_validate(tree).facts()}
+    facts = {path: (provenance, source) for path, _, provenance, source in Hardware.model_validate(tree).facts()}
     written = numbers_of(tree)
     assert len(written) > 10
     assert set(facts) == {f"system.{path}" for path in written}
@@ -774,20 +778,21 @@ def test_every_number_of_a_system_names_its_source(name: str) -> None:
 
 @pytest.mark.parametrize("name", SYSTEMS)
 def test_a_number_without_a_source_is_refused_by_path(name: str) -> None:
-    for path in shipped("system")[name]["sources"]:
-        tree = shipped("system")[name]
-        del tree["sources"][path]
+    paths = set(sources_of(shipped("system")[name]))
+    for path in paths - {
+        path for path in paths if {path.rsplit(".", place)[0] for place in (1, 2, 3)} & (paths - {path})
+    }:
+        tree = without_source(shipped("system")[name], path)
         with pytest.raises(ValueError, match=f"no entry in `sources` for {path}"):
-            System.model_validate(tree)
+            Hardware.model_validate(tree)
 
 
 @pytest.mark.parametrize("name", SYSTEMS)
 def test_recollections_are_listed_as_recollections(name: str) -> None:
     """A number from memory stays one all the way to the report."""
     tree = shipped("system")[name]
-    marked = {path for path, source in tree["sources"].items() if source["provenance"] == "memory"}
-    point = backend("event").design({**design_tree("serial"), "system": tree})
-    facts = {path: provenance for path, _, provenance, _ in backend("event").facts(point)}
+    marked = {path for path, source in sources_of(tree).items() if source["provenance"] == "memory"}
+    facts = {path: provenance for path, _, provenance, _ in Hardware.model_validate(tree).facts()}
     recalled = {path.removeprefix("system.") for path, provenance in facts.items() if provenance == "memory"}
     assert recalled == {
         path.removeprefix("system.")
@@ -799,8 +804,8 @@ def test_recollections_are_listed_as_recollections(name: str) -> None:
 
 def test_an_unknown_kind_of_source_is_refused() -> None:
     tree = shipped("system")["mi300x_8"]
-    tree["sources"]["gpu.num_cus"]["provenance"] = "guessed"
-    with pytest.raises(ValueError, match=r"sources.*gpu\.num_cus.*provenance"):
+    tree["gpu"]["sources"]["num_cus"]["provenance"] = "guessed"
+    with pytest.raises(ValueError, match=r"sources.*num_cus.*provenance"):
         System.model_validate(tree)
 
 

@@ -189,7 +189,7 @@ def test_a_part_that_cannot_be_is_refused(change: dict[str, Any], part: str) -> 
 
 def test_a_number_of_a_memory_without_a_source_is_refused() -> None:
     tree = shipped("system")["t3_ring"]
-    del tree["sources"]["gpu.pim.stacks"]
+    del tree["gpu"]["sources"]["pim.stacks"]
     with pytest.raises(ValidationError, match=r"no entry in `sources` for gpu.pim.stacks"):
         System.model_validate(tree)
 

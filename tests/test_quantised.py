@@ -40,8 +40,7 @@ def copies(way: str, *, format: str = "mx9", instructions: str = "plain", **own:
         "system.gpu.pim": part["gpu"]["pim"],
         "system.gpu.staged_bytes": 7e6,
     }
-    sources = {**tree()["system"]["sources"], **part["sources"], "gpu.staged_bytes": STAGED}
-    sources["server.network_bytes_per_s"] = STAGED
+    sources = {**part["sources"], "gpu.staged_bytes": STAGED, "node.library.network_bytes_per_s": STAGED}
     return {**found, "system.sources": sources}
 
 
@@ -336,7 +335,7 @@ def test_a_pipeline_leaves_out_systems_that_have_none(tmp_path: Path) -> None:
 
 def test_degrees_that_leave_a_server_without_a_network_are_infeasible_and_the_others_are_not() -> None:
     own = {name: value for name, value in copies("pim").items() if name != "system.sources"}
-    sources = {**tree()["system"]["sources"], **shipped("pim")["hbm3_strawman"]["sources"], "gpu.staged_bytes": STAGED}
+    sources = {**shipped("pim")["hbm3_strawman"]["sources"], "gpu.staged_bytes": STAGED}
     found = gridded(step({**own, "system.sources": sources}), {"parallel.tp": [1, 8, 16]})
     assert [found[place].status for place in range(3)] == ["ok", "ok", "infeasible"]
 

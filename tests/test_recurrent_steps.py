@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from simulators.calibration.measurements import read
 from simulators.costs.chip import Chip
-from simulators.hardware.device import Setting, device_of, tree_of
+from simulators.hardware.device import Setting, device_of
+from simulators.hardware.machine import tree_of
 from simulators.steps.operators import Block, Op, Platform, Recurrence, Spent, operator_costs
 from simulators.steps.recurrent import speech_blocks, translation_blocks
 from simulators.steps.seqpoint import Iterations, choose, cut_parallel, cut_sequential, project_epoch

@@ -64,7 +64,7 @@ NARROW: list[tuple[str, list[str]]] = [
     ("bert", ["run.batch=8"]),
     ("bert", ["space.run.precision=mixed", "run.precision=mixed"]),
     ("bert", ["search=random", "budget.trials=3"]),
-    ("bert", ["models=[llama3_8b]", "system=h100", "parallel.tp=8", "kernels=flash"]),
+    ("bert", ["models=[llama3_8b]", "system=h100_8", "parallel.tp=8", "kernels=flash"]),
     ("bert", ["model=gnmt"]),
     ("bert", ["lengths=iwslt15", "iterations=seqpoint", "space.run.batch=choice(4,8)"]),
     ("bert", ["run.mode=decode", "kernels=flash"]),
@@ -75,7 +75,7 @@ NARROW: list[tuple[str, list[str]]] = [
     ("seqpoint", ["iterations=seqpoint", "setting=full"]),
     ("seqpoint", ["search=random", "budget.trials=3"]),
     ("seqpoint", ["models=[]", "model=bert_large", "lengths=iwslt15", "space.setting.name=choice(full,cus_16)"]),
-    ("seqpoint", ["models=[]", "model=gnmt", "lengths=iwslt15", "system=v100", "setting=full"]),
+    ("seqpoint", ["models=[]", "model=gnmt", "lengths=iwslt15", "system=v100_8", "setting=full"]),
 ]
 
 

@@ -18,11 +18,11 @@ from benchmarks import tuning
 from dse.backend import Batch
 from dse.cli import main
 from simulators.costs.gemm_sharing import SHARES, Choice, chosen, kernels, lacks
-from simulators.hardware.system import Gpu, system_of
+from simulators.hardware.system import ScheduleGpu, system_of
 from simulators.overlap.backend import OverlapBackend
 from studies.degrees import Predictor, score_choices
 
-GPU: Gpu = system_of(shipped("system")["mi100_1"]).gpu
+GPU: ScheduleGpu = system_of(shipped("system")["mi100"]).gpu
 BACKEND = OverlapBackend("fluid")
 SIZES = st.integers(1, 64).map(lambda size: 64 * size)
 DEGREES = st.integers(1, 16)
@@ -32,7 +32,7 @@ def makespan(shapes: list[tuple[int, int, int]], kernels_: Choice, degree: int, 
     """Time of a queue."""
     gemms = [{"m": m, "n": n, "k": k} for m, n, k in shapes]
     tree = {
-        "system": {**shipped("system")["mi100_1"], **knobs},
+        "system": {**shipped("system")["mi100"], **knobs},
         "workload": {"name": "mine", "queues": [{"name": "mine", "gemms": gemms}]},
         "schedule": {**shipped("schedule")["go_kernels"], "kernels": kernels_, "num_streams": degree},
     }
@@ -102,14 +102,14 @@ def test_all_at_once_loses_where_waves_read_again_what_the_cache_does_not_hold()
     large = [(2048, 4096, 1024)] * 16
     sequential, default = makespan(large, "isolated", 1), makespan(large, "isolated", 16)
     assert default > 1.5 * sequential
-    cache = {**shipped("system")["mi100_1"]["gpu"]["llc"], "bytes": 1e9}
-    gpu = {**shipped("system")["mi100_1"]["gpu"], "llc": cache}
+    cache = {**shipped("system")["mi100"]["gpu"]["llc"], "bytes": 1e9}
+    gpu = {**shipped("system")["mi100"]["gpu"], "llc": cache}
     assert makespan(large, "isolated", 16, gpu=gpu) < sequential
 
 
 def test_a_grid_of_hardware_and_shapes_is_as_its_designs_one_by_one() -> None:
     tree = {
-        "system": shipped("system")["mi100_1"],
+        "system": shipped("system")["mi100"],
         "workload": {
             "name": "mine",
             "queues": [{"name": "mine", "gemms": [{"m": 256, "n": 512, "k": 512, "copies": 4}]}],

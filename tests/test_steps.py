@@ -223,9 +223,9 @@ def test_what_is_exposed_is_what_a_queue_of_reductions_leaves(drawn: dict[str, A
 @given(runs())
 def test_reductions_hide_behind_a_backward_pass_only_while_it_lasts(drawn: dict[str, Any]) -> None:
     drawn |= {"parallel.dp": 8, "parallel.tp": 1}
-    whole = made({**drawn, "setting.flop_vs_bw": 1e3, "system.server.bytes_per_s": 1e6})
+    whole = made({**drawn, "setting.flop_vs_bw": 1e3, "system.node.library.bytes_per_s": 1e6})
     assert float(whole.exposed_s) == pytest.approx(float(whole.dp_s), rel=1e-2)
-    fast = made({**drawn, "system.server.bytes_per_s": 1e15, "system.server.latency_s": 1e-12})
+    fast = made({**drawn, "system.node.library.bytes_per_s": 1e15, "system.node.library.latency_s": 1e-12})
     last = float(fast.buckets[-1].seconds)
     assert float(fast.exposed_s) == pytest.approx(last, rel=1e-9)
 

@@ -21,6 +21,7 @@ from dse.config.options import conf_dir
 from dse.config.sweeps import FEWER_VALUES, MOST_VALUES, range_size, sweep_knob, too_many
 from dse.config.yaml_checks import accidents, calls_code, is_hydras, looked_at
 from dse.errors import ConfigError, Problem, did_you_mean
+from dse.files import read_text
 from dse.space import Knob, get_path, set_path
 
 
@@ -41,35 +42,6 @@ class Request:
     problems: tuple[Problem, ...] = ()
     folder: Path | None = None
     levels: Mapping[str, dict[str, Any]] = field(default_factory=dict)
-
-
-OWN_FLAGS = ("--config-dir", "-cd")
-"""Flags before a folder of the user's own configuration."""
-
-
-def own_folder(words: Sequence[str]) -> Path | None:
-    """The folder that a command line names. Raises ConfigError where the flag names none."""
-    for index, word in enumerate(words):
-        name, equals, value = word.partition("=")
-        if name in OWN_FLAGS:
-            folder = value or (words[index + 1] if index + 1 < len(words) and not equals else "")
-            if not folder:
-                raise ConfigError([Problem(name, "names no folder", way_out=f"write {name}=<folder>")])
-            return Path(folder)
-    return None
-
-
-def overrides(words: Sequence[str]) -> list[str]:
-    """The words of a command line that are no flags."""
-    typed, skip = [], False
-    for word in words:
-        if skip:
-            skip = False
-        elif word in OWN_FLAGS:
-            skip = True
-        elif not word.startswith("-"):
-            typed.append(word)
-    return typed
 
 
 @dataclass
@@ -102,6 +74,12 @@ class _Composer:
             for path in folder.glob("*/*.yaml"):
                 options_of.setdefault(path.parent.name, set()).add(path.stem)
         return {group: sorted(options) for group, options in options_of.items()}
+
+    def override_key(self, group: str) -> str:
+        """How Hydra calls the choice of a group: with its section where that lies inside another option's."""
+        files = [path for folder in self.folders for path in sorted((folder / group).glob("*.yaml"))]
+        header = read_text(files[0], str(files[0])).partition("\n")[0].partition("# @package ")[2] if files else ""
+        return f"{group}@{header}" if "." in header else group
 
     def lines(self, texts: Sequence[str]) -> list[_Line]:
         """Overrides that can be parsed; `<group>.name=x` is the same as `<group>=x`."""
@@ -270,12 +248,13 @@ def _request(composer: _Composer, texts: Sequence[str]) -> Request:
     chosen = [line for line in lines if line.key in groups and line.kind == "change" and isinstance(line.value, str)]
     good = [line for line in chosen if _option_exists(composer, line, groups) and _is_only(composer, line, chosen)]
     _accidents(composer, good)
-    picks = [f"{line.key}={line.value}" for line in good]
+    picks = [f"{composer.override_key(line.key)}={line.value}" for line in good]
     tree = composer.compose(picks)
     if not tree:
         return Request({}, {}, (), tuple(texts), problems=tuple(composer.problems), folder=composer.folder)
     for line in good:
         _check_name(composer, tree, line.key, str(line.value))
+        _add_to_name(composer, tree, line)
     values = [line for line in lines if line not in chosen]
     _apply(composer, tree, values)
     tree = composer.resolve(tree) if any("${" in text for text in texts) else tree
@@ -357,6 +336,13 @@ def _check_name(composer: _Composer, tree: Mapping[str, Any], group: str, option
     name = get_path(tree, f"{group}.name")
     if name not in (None, option):
         composer.note(f"{group}.name", f"is not the name of its file, {option}.yaml", name, f"write name: {option}")
+
+
+def _add_to_name(composer: _Composer, tree: dict[str, Any], line: _Line) -> None:
+    """Say in the name of an option that a part of it was chosen otherwise: it is no longer what its file describes."""
+    section = composer.override_key(line.key).partition("@")[2].partition(".")[0]
+    if section and isinstance(tree.get(section), dict):
+        tree[section]["name"] = f"{tree[section].get('name', '')} {line.key}={line.value}".lstrip()
 
 
 def _accidents(composer: _Composer, chosen: Sequence[_Line]) -> None:

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dse.config.compose import OWN_FLAGS, Request, overrides, own_folder, request
+from dse.config.compose import Request, request
+from dse.config.flags import OWN_FLAGS, overrides, own_folder
 from dse.errors import ConfigError, Problem, did_you_mean
 from dse.evaluation.executor import POOL_PAYS_S
 from dse.progress import bar

@@ -19,6 +19,7 @@ from dse.space import Knob, Space, get_path
 from dse.store.result_store import Context
 from dse.study.levels import OWN, Level, levels, plain_design, problems_of_level
 from dse.study.settings import SECTIONS, Budget, Settings, Study
+from dse.values import LABELS
 
 
 @dataclass(frozen=True)
@@ -107,6 +108,7 @@ def plan(request: Request) -> Plan:
     if study is not None:
         _check_study(check, study, space)
     spaces = _spaces(check, space, spec.make())
+    _check_typed(check, request, spaces)
     if settings is not None and not check.found:
         _check_search(check, settings, spaces)
     ladder = _ladder(check, settings, request, spec=spec)
@@ -207,6 +209,28 @@ def _spaces(check: Problems, space: Space, backend: Backend) -> dict[str, Space]
     return {name: replace(space, base=base) for name, base in bases.items()}
 
 
+def _check_typed(check: Problems, request: Request, spaces: Mapping[str, Space]) -> None:
+    """Check that values typed for a section that scenarios leave as it is are read by the backend."""
+    for text in request.overrides:
+        path, equals, _ = text.lstrip("+").partition("=")
+        section = path.partition(".")[0]
+        if not equals or path == section or path.rpartition(".")[2] in LABELS:
+            continue
+        alike = [space for space in spaces.values() if space.base.get(section) == request.tree.get(section)]
+        value = get_path(request.tree, path)
+        if len(alike) < max(1, len(spaces)) or section in alike[0].options or isinstance(value, Mapping | None):
+            continue
+        if all(space.backend.condition(path, space.base) is None for space in alike):
+            siblings = [name for name in _siblings(alike[0].base, path) if _counts(alike[0], path, name)]
+            rule = f"is not read by simulator={get_path(request.tree, 'simulator.name')}"
+            check.add(path, rule, value=value, way_out=did_you_mean(path.rpartition(".")[2], siblings))
+
+
+def _counts(space: Space, path: str, name: str) -> bool:
+    """Return whether a sibling of a path is read."""
+    return space.backend.condition(f"{path.rpartition('.')[0]}.{name}", space.base) is not None
+
+
 def _fitting_knobs(request: Request, design: Tree, backend: Backend) -> tuple[Knob, ...]:
     """Return the knobs without those of the study's space that mean nothing under the typed option of their group."""
     typed = {text.lstrip("+").partition("=")[0].removeprefix("space.") for text in request.overrides}
@@ -296,7 +320,12 @@ def _check_knobs(check: Problems, space: Space, section: str = "space") -> None:
             continue
         fitting = [(option, needed) for option in options if (needed := _condition(space, knob, option)) is not None]
         if not fitting:
-            siblings = [name for option in options for name in _siblings(space.tree(option), knob.path)]
+            siblings = [
+                name
+                for option in options
+                for name in _siblings(space.tree(option), knob.path)
+                if _counts(space, knob.path, name)
+            ]
             suggestion = did_you_mean(knob.path.rpartition(".")[2], dict.fromkeys(siblings))
             check.add(f"{section}.{knob.path}", "is no knob of any design here", way_out=suggestion)
             continue

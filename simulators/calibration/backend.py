@@ -18,7 +18,8 @@ from dse.values import Frozen
 from simulators.calibration.measurements import Rows, read_folder
 from simulators.calibration.predictions import Predicted, predicted_by
 from simulators.calibration.rows import cost_of
-from simulators.hardware.device import Device, device_of, tree_of
+from simulators.hardware.device import Device, device_of
+from simulators.hardware.machine import tree_of
 
 _VERSION = "1"
 _SECTIONS = ("devices", "predict", "data_dir")
@@ -102,12 +103,11 @@ class MeasuredBackend(Backend):
             device = device_of(system, name)
             if seen.setdefault(device.name, name) != name:
                 check.add("devices", f"and {seen[device.name]} are both called {device.name}", value=name)
-            device_rows = [rows for rows in measured if rows.device == device.measured_as]
+            device_rows = [rows for rows in measured if rows.device == device.gpu.measured_as]
             if not device_rows:
                 there = ", ".join(sorted({rows.device for rows in measured}))
-                rule = (
-                    f"is measured as {device.measured_as or 'nothing'}, of which {folder} has no rows (but of {there})"
-                )
+                label = device.gpu.measured_as or "nothing"
+                rule = f"is measured as {label}, of which {folder} has no rows (but of {there})"
                 check.add("devices", rule, value=name, way_out="add study.data_dir=<folder of its table>")
             before = len(trees)
             for rows in device_rows:
@@ -126,14 +126,18 @@ class MeasuredBackend(Backend):
         return trees
 
     def _check_reach(self, check: Problems, device: Device, rows: Rows, name: str) -> None:
-        """Note a problem if a ring leaves the server and the rate of the network is missing."""
-        server = device.server
-        if rows.kind != "allreduce" or server is None or server.network_bytes_per_s is not None:
+        """Note a problem if a ring leaves the node and the rate of the network is missing."""
+        node = device.node
+        if rows.kind != "allreduce" or node is None or node.library is None:
+            return
+        if node.library.network_bytes_per_s is not None:
             return
         most = int(rows.shape["gpus"].max())
-        if most > server.num_gpus:
-            rule = f"is missing: a table has all-reduces of {most} GPUs, the server has {server.num_gpus}"
-            check.add(f"{name}: server.network_bytes_per_s", rule, way_out="calibrate it with such rows, or give it")
+        if most > node.num_gpus:
+            rule = f"is missing: a table has all-reduces of {most} GPUs, the node has {node.num_gpus}"
+            check.add(
+                f"{name}: node.library.network_bytes_per_s", rule, way_out="calibrate it with such rows, or give it"
+            )
 
     def design(self, tree: Tree) -> MeasuredDesign:
         """Validate a design. Raises ConfigError with every problem."""

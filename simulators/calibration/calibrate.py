@@ -26,7 +26,8 @@ from simulators.calibration.layouts import layout_of, read_gemms, read_streams
 from simulators.calibration.measurements import FLOAT_BYTES, STREAM_KINDS, Rows, read
 from simulators.calibration.predictions import MODELS, Errors, Predicted, predicted_by, roofline
 from simulators.calibration.rows import on_device
-from simulators.hardware.device import Device, device_of, tree_of
+from simulators.hardware.device import Device, device_of
+from simulators.hardware.machine import merged, tree_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -91,16 +92,14 @@ def calibrate(words: Sequence[str]) -> int:
 def calibrate_rows(tree: Mapping[str, Any], rows: Sequence[Rows], file: Path) -> Calibration:
     """Fit a device on some rows of one file and test it on the others. Raises ConfigError.
 
-    The constants of a precision without rows in the file stay, and so does the server without all-reduces.
+    The constants of a precision without rows in the file stay, and so does the node without all-reduces.
     """
     device = device_of(tree)
     label, device_rows = _rows_of_device(device, rows, file)
     _check(device, device_rows, file)
-    num_gpus = 8 if device.server is None else device.server.num_gpus
+    num_gpus = 8 if device.node is None else device.node.num_gpus
     constants = _constants(fit(device, device_rows, num_gpus=num_gpus), file)
-    new_tree = {**tree, "measured_as": label, **{key: value for key, value in constants.items() if key == "server"}}
-    for name in ("efficiency", "fitted_on", "sources"):
-        new_tree[name] = {**dict(tree.get(name) or {}), **constants.get(name, {})}
+    new_tree = merged(tree, {**constants, "gpu": {**constants["gpu"], "measured_as": label}})
     fitted_device = device_of(new_tree)
     predictions = {
         model: [predicted for group in device_rows if (predicted := predicted_by(model, fitted_device, group))]
@@ -111,19 +110,23 @@ def calibrate_rows(tree: Mapping[str, Any], rows: Sequence[Rows], file: Path) ->
         f"{predicted.rows.precision} {predicted.rows.kind}": _round_errors(errors["fitted"])
         for predicted, errors in done.held_out()
     }
-    earlier = (tree.get("note") or {}).get(_NOTE, {}) if isinstance(tree.get("note"), dict) else {}
-    return replace(done, tree={**new_tree, "note": {_NOTE: {**earlier, **note}}})
+    earlier = tree["gpu"].get("note")
+    text = {} if isinstance(earlier, dict) or not earlier else {"before": earlier}
+    return replace(done, tree=merged(new_tree, {"gpu": {"note": {**text, _NOTE: note}}}))
 
 
 def _rows_of_device(device: Device, rows: Sequence[Rows], file: Path) -> tuple[str, list[Rows]]:
     """Name and rows of a device in a table; the name is the device's `measured_as`, or the only one in the table."""
     names = sorted({group.device for group in rows})
-    label = device.measured_as if device.measured_as in names else names[0]
-    if len(names) > 1 and label != device.measured_as:
-        rule = f"is called {device.measured_as} in tables, and {file.name} has rows of {', '.join(names)}"
-        raise ConfigError([Problem("system.measured_as", rule, way_out="name the one that is meant")])
-    if device.measured_as not in ("", label):
-        print(f"{file.name} has rows of {label}; {device.name} says measured_as: {device.measured_as}", file=sys.stderr)
+    label = device.gpu.measured_as if device.gpu.measured_as in names else names[0]
+    if len(names) > 1 and label != device.gpu.measured_as:
+        rule = f"is called {device.gpu.measured_as} in tables, and {file.name} has rows of {', '.join(names)}"
+        raise ConfigError([Problem("system.gpu.measured_as", rule, way_out="name the one that is meant")])
+    if device.gpu.measured_as not in ("", label):
+        print(
+            f"{file.name} has rows of {label}; {device.name} says gpu.measured_as: {device.gpu.measured_as}",
+            file=sys.stderr,
+        )
     if len(names) > 1:
         print(f"{file.name}: rows of {label} are taken, those of {len(names) - 1} others are not", file=sys.stderr)
     return label, [group for group in rows if group.device == label]
@@ -135,7 +138,7 @@ def _check(device: Device, rows: Sequence[Rows], file: Path) -> None:
     for precision in dict.fromkeys(group.precision for group in rows if group.kind != "allreduce"):
         if device.gpu.peak(precision) is None:
             rule = f"is missing: {file.name} has rows of this precision"
-            check.add(f"system.gpu.flop_per_s.{precision}", rule, way_out="give the peak rate of the data sheet")
+            check.add(f"system.gpu.peak_flop_per_s.{precision}", rule, way_out="give the peak rate of the data sheet")
     check.done()
     counts = {(group.precision, group.kind): group.size for group in rows}
     for precision in dict.fromkeys(precision for precision, kind in counts if kind != "allreduce"):
@@ -187,23 +190,23 @@ def _check_rates(check: Problems, rows: Rows, file: Path) -> None:
 
 
 def _constants(fitted: Fitted, file: Path) -> dict[str, Any]:
-    """Entries of a device file for fitted constants and their sources."""
+    """Entries of a machine's tree for fitted constants and their sources."""
     content = hashlib.sha256(read_bytes(file, "data")).hexdigest()[:16]
-    tree: dict[str, Any] = {"sources": {}}
+    tree: dict[str, Any] = {"gpu": {"sources": {}}}
+    gpu = tree["gpu"]
     for precision, constants in fitted.efficiency.items():
         counts = {kind: len(names) for kind, names in fitted.fitted_on[precision].items() if kind != "allreduce"}
         basis = ", ".join(f"{count} {kind} rows" for kind, count in counts.items())
-        tree.setdefault("efficiency", {})[precision] = _rounded(constants.model_dump(exclude_none=True))
+        gpu.setdefault("efficiency", {})[precision] = _rounded(constants.model_dump(exclude_none=True))
         source = f"dse calibrate on {basis} of {file.name} (sha256 {content}...)"
-        tree["sources"][f"efficiency.{precision}"] = {"provenance": "calibrated", "source": source}
-    if fitted.server is not None:
-        tree["server"] = {
-            name: value if isinstance(value, int) else float(f"{value:.5g}")
-            for name, value in fitted.server.model_dump(exclude_none=True).items()
-        }
+        gpu["sources"][f"efficiency.{precision}"] = {"provenance": "calibrated", "source": source}
+    if fitted.library is not None:
         source = f"dse calibrate on all-reduce rows of {file.name} (sha256 {content}...)"
-        tree["sources"]["server"] = {"provenance": "calibrated", "source": source}
-    tree["fitted_on"] = {
+        tree["node"] = {
+            "library": _rounded(fitted.library.model_dump(exclude_none=True)),
+            "sources": {"library": {"provenance": "calibrated", "source": source}},
+        }
+    gpu["fitted_on"] = {
         precision: {kind: list(names) for kind, names in kinds.items()} for precision, kinds in fitted.fitted_on.items()
     }
     return tree
@@ -242,7 +245,7 @@ def poor(done: Calibration) -> Iterator[str]:
 
 def at_bounds(done: Calibration) -> Iterator[str]:
     """Yield a sentence for each constant that the fit pushed to a bound of its range."""
-    for precision, constants in done.device.efficiency.items():
+    for precision, constants in done.device.gpu.efficiency.items():
         priors = PRIORS if constants.largest_tile is None else LIBRARY_PRIORS
         for name, prior in priors.items():
             value, ends = getattr(constants, name), (prior.low, prior.high)

@@ -21,7 +21,9 @@ from simulators.calibration.measurements import STREAM_KINDS, Rows
 from simulators.calibration.rows import allreduce, on_device
 from simulators.costs.convolution import Layer
 from simulators.costs.streaming import streamed
-from simulators.hardware.device import Device, Efficiency, Server, Streaming
+from simulators.hardware.device import Device, LibraryNode
+from simulators.hardware.network import CollectiveLibrary
+from simulators.hardware.parts import Efficiency, Streaming
 
 Floats = NDArray[np.float64]
 
@@ -96,7 +98,7 @@ LIBRARY_PRECISIONS = ("fp16", "bf16", "fp8")
 """Precisions whose tables are of libraries of today; those of DeepBench (fp32, fp16_storage, mixed) are of 2017."""
 LIBRARY_GEMMS = 24
 """Largest number of GEMMs that the constants of such a library are fitted on."""
-_SERVER: Mapping[str, Prior] = {
+_RING: Mapping[str, Prior] = {
     "latency_s": Prior(10e-6, 1.0, 0.1e-6, 1e-3),
     "bytes_per_s": Prior(1e10, 2.0, 1e8, 1e13),
     "sharing": Prior(0.03, 1.5, 1e-4, 1.0),
@@ -106,15 +108,15 @@ _SERVER: Mapping[str, Prior] = {
 
 @dataclass(frozen=True)
 class Fitted:
-    """Constants by precision, server (None: no rows), and names of the rows fitted on: precision -> kind -> names."""
+    """Constants by precision, library (None: no rows), and names of the rows fitted on: precision -> kind -> names."""
 
     efficiency: Mapping[str, Efficiency]
-    server: Server | None
+    library: CollectiveLibrary | None
     fitted_on: Mapping[str, Mapping[str, tuple[str, ...]]]
 
 
 def fit(device: Device, rows: Sequence[Rows], *, num_gpus: int = 8) -> Fitted:
-    """Fit the constants of a device to some of its measured rows. num_gpus: GPUs of a server."""
+    """Fit the constants of a device to some of its measured rows. num_gpus: GPUs of a node."""
     chosen = {(group.precision, group.kind): _select_rows(group, num_gpus) for group in rows}
     library = {precision for precision, kind in chosen if kind == "gemm" and precision in LIBRARY_PRECISIONS}
     names: dict[str, dict[str, tuple[str, ...]]] = {}
@@ -137,8 +139,8 @@ def fit(device: Device, rows: Sequence[Rows], *, num_gpus: int = 8) -> Fitted:
             constants = _fit_kernels(device, [chosen[precision, "recurrent"]], constants)
         efficiency[precision] = TYPICAL.model_copy(update=constants)
     allreduces = [selection for (_, kind), selection in chosen.items() if kind == "allreduce"]
-    server = _fit_server(num_gpus, allreduces[0]) if allreduces else None
-    return Fitted(efficiency, server, names)
+    ring = _fit_ring(num_gpus, allreduces[0]) if allreduces else None
+    return Fitted(efficiency, ring, names)
 
 
 def _fit_kernels(device: Device, chosen: Sequence[Chosen], constants: Mapping[str, float]) -> dict[str, float]:
@@ -165,19 +167,20 @@ def _fit_stream(device: Device, chosen: Chosen) -> Streaming:
 
     def predict(values: Mapping[str, float], rows: Rows) -> Floats:
         constants = TYPICAL_STREAMING.model_copy(update=dict(values))
-        return streamed(constants, device.gpu.hbm_bytes_per_s, rows.shape["bytes"]).seconds[:, None]
+        return streamed(constants, device.gpu.peak_hbm_bytes_per_s, rows.shape["bytes"]).seconds[:, None]
 
     return TYPICAL_STREAMING.model_copy(update=_least(STREAM_PRIORS, predict, [chosen]))
 
 
-def _fit_server(num_gpus: int, chosen: Chosen) -> Server:
-    """Fit latency, bandwidth, sharing, and, if rings leave the server, the bandwidth of the network."""
+def _fit_ring(num_gpus: int, chosen: Chosen) -> CollectiveLibrary:
+    """Fit latency, bandwidth, sharing, and, if rings leave the node, the bandwidth of the network."""
     beyond = bool((chosen[0].shape["gpus"] > num_gpus).any())
-    free = {name: prior for name, prior in _SERVER.items() if beyond or not name.startswith("network")}
-    guess = Server(num_gpus=num_gpus, bytes_per_s=1e9, latency_s=1e-6)
+    free = {name: prior for name, prior in _RING.items() if beyond or not name.startswith("network")}
+    guess = CollectiveLibrary(bytes_per_s=1e9, latency_s=1e-6)
 
     def predict(values: Mapping[str, float], rows: Rows) -> Floats:
-        return allreduce(guess.model_copy(update=dict(values)), rows).seconds
+        node = LibraryNode(num_gpus=num_gpus, library=guess.model_copy(update=dict(values)))
+        return allreduce(node, rows).seconds
 
     return guess.model_copy(update=_least(free, predict, [chosen]))
 

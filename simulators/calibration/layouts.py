@@ -24,7 +24,7 @@ import numpy as np
 from dse.errors import Problems
 from dse.files import CsvTable, read_csv
 from simulators.calibration.measurements import Rows
-from simulators.hardware.device import StreamKind
+from simulators.hardware.parts import StreamKind
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from dse.config.options import conf_dir
 from dse.errors import ConfigError, Problem, Problems, did_you_mean
 from dse.files import csv_columns, read_csv
-from simulators.hardware.device import ELEMENT_BYTES, StreamKind
+from simulators.hardware.parts import ELEMENT_BYTES, StreamKind
 
 Floats = NDArray[np.float64]
 

@@ -96,20 +96,20 @@ def predicted_by(model: str, device: Device, rows: Rows) -> Predicted | None:
         seconds = roofline(device, rows, cost.flop, traffic=cost.bytes)
     elif model == "nearest":
         seconds = nearest(rows, cost.bytes if rows.kind in STREAM_KINDS else cost.flop)
-    names = set(device.fitted_on.get(rows.precision, {}).get(rows.kind, ()))
+    names = set(device.gpu.fitted_on.get(rows.precision, {}).get(rows.kind, ()))
     return Predicted(rows, cost.flop, cost.bytes, seconds, np.array([name in names for name in rows.names]))
 
 
 def roofline(device: Device, rows: Rows, flop: Floats, *, traffic: Floats) -> Floats:
-    """Times [R, passes] at the peak rate or the bandwidth of the data sheet; of an all-reduce at its server's rate."""
+    """Times [R, passes] at the peak rate or the bandwidth of the data sheet; of an all-reduce at its node's rate."""
     if rows.kind == "allreduce":
-        assert device.server is not None
-        return np.asarray(traffic / device.server.bytes_per_s)
+        assert device.node is not None and device.node.library is not None
+        return np.asarray(traffic / device.node.library.bytes_per_s)
     if rows.kind in STREAM_KINDS:
-        return np.asarray(traffic / device.gpu.hbm_bytes_per_s)
+        return np.asarray(traffic / device.gpu.peak_hbm_bytes_per_s)
     peak = device.gpu.peak(rows.precision)
     assert peak is not None
-    return np.maximum(flop / peak, traffic / device.gpu.hbm_bytes_per_s)
+    return np.maximum(flop / peak, traffic / device.gpu.peak_hbm_bytes_per_s)
 
 
 def nearest(rows: Rows, flop: Floats) -> Floats:

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from simulators.calibration.measurements import FLOAT_BYTES, STREAM_KINDS, Rows
 from simulators.costs.chip import Chip, Cost
-from simulators.costs.collective import collective_cost, server_ring
+from simulators.costs.collective import collective_cost, node_ring
 from simulators.costs.convolution import convolution
 from simulators.costs.gemm import gemm
 from simulators.costs.recurrent import recurrent
 from simulators.costs.streaming import streamed
-from simulators.hardware.device import Device, Efficiency, Server
+from simulators.hardware.device import Device, LibraryNode
+from simulators.hardware.parts import Efficiency
 
 
 def cost_of(device: Device, rows: Rows) -> Cost | None:
     """Costs [R, passes] of measured rows; None if the device has no constants for them."""
     if rows.kind == "allreduce":
-        return None if device.server is None else allreduce(device.server, rows)
-    constants = {str(name): efficiency for name, efficiency in device.efficiency.items()}.get(rows.precision)
+        return None if device.node is None or device.node.library is None else allreduce(device.node, rows)
+    constants = device.gpu.constants(rows.precision)
     without = constants is None or (rows.kind in STREAM_KINDS and rows.kind not in dict(constants.streaming or {}))
     return None if constants is None or without else on_device(device, constants, rows)
 
@@ -25,7 +26,7 @@ def on_device(device: Device, constants: Efficiency, rows: Rows) -> Cost:
     """Costs [R, passes] of rows of a kernel, with any constants."""
     if rows.kind in STREAM_KINDS:
         fitted = {str(kind): stream for kind, stream in (constants.streaming or {}).items()}[rows.kind]
-        cost = streamed(fitted, device.gpu.hbm_bytes_per_s, rows.shape["bytes"])
+        cost = streamed(fitted, device.gpu.peak_hbm_bytes_per_s, rows.shape["bytes"])
         return Cost.of(cost.flop[:, None], cost.bytes[:, None], cost.seconds[:, None])
     chip, shape = Chip.of(device, rows.precision, efficiency=constants), rows.shape
     if rows.kind == "gemm":
@@ -36,8 +37,8 @@ def on_device(device: Device, constants: Efficiency, rows: Rows) -> Cost:
     return convolution(chip, shape)
 
 
-def allreduce(server: Server, rows: Rows) -> Cost:
-    """Costs [R, 1] of rings over the GPUs of a server, or of several servers if needed; bytes are those sent."""
+def allreduce(node: LibraryNode, rows: Rows) -> Cost:
+    """Costs [R, 1] of rings over the GPUs of a node, or of several nodes if needed; bytes are those sent."""
     gpus, payload = rows.shape["gpus"], FLOAT_BYTES * rows.shape["floats"]
-    cost = collective_cost("all_reduce", "ring", payload, server_ring(server, gpus))
+    cost = collective_cost("all_reduce", "ring", payload, node_ring(node, gpus))
     return Cost.of(cost.flop[:, None], cost.wire_bytes[:, None], cost.seconds[:, None])

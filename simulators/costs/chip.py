@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from simulators.hardware.device import ELEMENT_BYTES, Device, Efficiency, Setting
+from simulators.hardware.device import Device, Setting
+from simulators.hardware.parts import ELEMENT_BYTES, Efficiency
 
 Floats = NDArray[np.float64]
 
@@ -53,7 +54,7 @@ class Chip:
 
         efficiency: in place of the device's own. Raises ValueError where there are no constants or no peak rate.
         """
-        constants = efficiency or {str(name): fitted for name, fitted in device.efficiency.items()}.get(precision)
+        constants = efficiency or device.gpu.constants(precision)
         peak = device.gpu.peak(precision)
         if constants is None or peak is None:
             raise ValueError(f"{device.name} has no constants for {precision}: python -m dse calibrate fits them")
@@ -61,7 +62,7 @@ class Chip:
             num_cus=device.gpu.num_cus,
             cus=device.gpu.num_cus if cus is None else cus,
             flop_per_s=peak,
-            hbm_bytes_per_s=device.gpu.hbm_bytes_per_s,
+            hbm_bytes_per_s=device.gpu.peak_hbm_bytes_per_s,
             element_bytes=ELEMENT_BYTES[precision],
             vector_flop_per_s=device.gpu.peak("fp32") if precision in ("mixed", "fp16", "bf16") else None,
             **{

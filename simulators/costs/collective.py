@@ -28,8 +28,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from simulators.costs.transfer import link_utilisation
-from simulators.hardware.device import Server
-from simulators.hardware.system import CopyTimes
+from simulators.hardware.device import LibraryNode
+from simulators.hardware.parts import CopyTimes
 
 Floats = NDArray[np.float64]
 Pattern = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast"]
@@ -135,17 +135,21 @@ def flat_ring(inside: Group, between: Group, gpus_per_node: ArrayLike) -> Group:
     return Group(nodes * np.asarray(gpus_per_node), rate, late, **able)
 
 
-def server_ring(server: Server, gpus: ArrayLike, together: ArrayLike | None = None) -> Group:
-    """Ring of `gpus` GPUs, `together` of them in each server (None: all GPUs of a server).
+def node_ring(node: LibraryNode, gpus: ArrayLike, together: ArrayLike | None = None) -> Group:
+    """Ring of `gpus` GPUs, `together` of them in each node (None: all GPUs of a node).
 
-    The rate is NaN for a ring that leaves the server if the network's rate is not given.
+    The rate is NaN for a ring that leaves the node if the network's rate is not given. Raises ValueError if nothing is
+    known of the node's library.
     """
-    per_server = np.asarray(server.num_gpus if together is None else together)
-    nodes = np.ceil(np.asarray(gpus, float) / per_server)
-    sharers = np.maximum(np.minimum(gpus, per_server) - 2.0, 0.0)
-    inside = Group(gpus, server.bytes_per_s / (1 + server.sharing * sharers), server.latency_s)
-    network = np.nan if server.network_bytes_per_s is None else server.network_bytes_per_s
-    return flat_ring(inside, Group(nodes, network, server.latency_s), np.asarray(gpus) / nodes)
+    library = node.library
+    if library is None:
+        raise ValueError("node.library is missing: rates of collectives")
+    per_node = np.asarray(node.num_gpus if together is None else together)
+    nodes = np.ceil(np.asarray(gpus, float) / per_node)
+    sharers = np.maximum(np.minimum(gpus, per_node) - 2.0, 0.0)
+    inside = Group(gpus, library.bytes_per_s / (1 + library.sharing * sharers), library.latency_s)
+    network = np.nan if library.network_bytes_per_s is None else library.network_bytes_per_s
+    return flat_ring(inside, Group(nodes, network, library.latency_s), np.asarray(gpus) / nodes)
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from simulators.hardware.system import GemmLibrary, Gpu
+from simulators.hardware.parts import GemmLibrary
+from simulators.hardware.system import ScheduleGpu
 
 Floats = NDArray[np.float64]
 
@@ -57,13 +58,13 @@ class Kernel:
     occupancy: Floats
     tiled: bool = True
 
-    def seconds(self, gpu: Gpu) -> Floats:
+    def seconds(self, gpu: ScheduleGpu) -> Floats:
         """Time alone [s], without launch."""
         assert gpu.llc is not None and gpu.llc.bytes_per_s is not None
         llc, hbm = self.llc_bytes / self._of(gpu.llc.bytes_per_s), self.hbm_bytes / self._of(gpu.hbm_bytes_per_s)
         return np.asarray(np.maximum(np.maximum(self.alone_s, llc), hbm))
 
-    def together(self, gpu: Gpu, degree: ArrayLike) -> Floats:
+    def together(self, gpu: ScheduleGpu, degree: ArrayLike) -> Floats:
         """Time [s] of `degree` of them at once, each with its share of the cache already."""
         assert gpu.llc is not None and gpu.llc.bytes_per_s is not None
         compute = self.workgroups * self.each_s / self._of(gpu.num_cus)
@@ -91,7 +92,7 @@ class Kernel:
 
 
 def kernels(
-    gpu: Gpu,
+    gpu: ScheduleGpu,
     shape: tuple[ArrayLike, ArrayLike, ArrayLike],
     *,
     element_bytes: int,
@@ -130,7 +131,7 @@ def kernels(
 
 
 def chosen(
-    gpu: Gpu,
+    gpu: ScheduleGpu,
     shape: tuple[ArrayLike, ArrayLike, ArrayLike],
     *,
     element_bytes: int,
@@ -157,14 +158,14 @@ def chosen(
 
 
 def _fastest(
-    gpu: Gpu, shape: tuple[ArrayLike, ArrayLike, ArrayLike], *, element_bytes: int, share: float
+    gpu: ScheduleGpu, shape: tuple[ArrayLike, ArrayLike, ArrayLike], *, element_bytes: int, share: float
 ) -> NDArray[np.intp]:
     """Place of the kernel that is fastest alone on a share of the GPU."""
     seconds = kernels(gpu, shape, element_bytes=element_bytes, share=share).seconds(gpu)
     return np.asarray(np.argmin(seconds, axis=-1))
 
 
-def lacks(gpu: Gpu) -> list[str]:
+def lacks(gpu: ScheduleGpu) -> list[str]:
     """List the keys that occupancy and sharing need and a GPU does not give."""
     library = gpu.gemm
     needed = {

@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from simulators.costs.gemm_waves import GemmCost, gemm_cost
-from simulators.hardware.system import Gpu
+from simulators.hardware.system import ScheduleGpu
 
 Floats = NDArray[np.float64]
 
@@ -47,7 +47,9 @@ class Staged:
     elapsed: Callable[[float], Floats]
 
 
-def stage_gemm(gpu: Gpu, shape: tuple[ArrayLike, ArrayLike, ArrayLike], *, element_bytes: int, bypass: bool) -> Staged:
+def stage_gemm(
+    gpu: ScheduleGpu, shape: tuple[ArrayLike, ArrayLike, ArrayLike], *, element_bytes: int, bypass: bool
+) -> Staged:
     """C[m, n] = A[m, k] B[k, n]. shape: (m, n, k). bypass: whether outputs pass by the cache.
 
     Raises ValueError for a GPU without `llc` or `gemm.workgroups_per_cu`.
@@ -65,7 +67,7 @@ def stage_gemm(gpu: Gpu, shape: tuple[ArrayLike, ArrayLike, ArrayLike], *, eleme
 
 
 def _completion_shares(
-    gpu: Gpu, cost: GemmCost, sides: tuple[Floats, Floats], wave: Floats
+    gpu: ScheduleGpu, cost: GemmCost, sides: tuple[Floats, Floats], wave: Floats
 ) -> Callable[[float], Floats]:
     tiles = np.ceil(sides[0] / cost.rows) * np.ceil(sides[1] / cost.cols)
     if gpu.gemm.assignment == "dynamic":
@@ -99,7 +101,7 @@ def _strips(cost: GemmCost, sides: tuple[Floats, Floats], wave: Floats) -> list[
     return traversals
 
 
-def _reads(gpu: Gpu, operands: tuple[Floats, Floats], traversal: _Traversal, outputs: ArrayLike) -> Floats:
+def _reads(gpu: ScheduleGpu, operands: tuple[Floats, Floats], traversal: _Traversal, outputs: ArrayLike) -> Floats:
     """Bytes read from the HBM in one order. outputs: bytes that pass through the cache."""
     from scipy.special import gammaincc
 

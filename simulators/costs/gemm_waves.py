@@ -20,7 +20,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from simulators.hardware.system import GemmLibrary, Gpu
+from simulators.hardware.parts import GemmLibrary
+from simulators.hardware.system import ScheduleGpu
 
 Floats = NDArray[np.float64]
 
@@ -44,7 +45,7 @@ class GemmCost:
 
 
 def gemm_cost(
-    gpu: Gpu,
+    gpu: ScheduleGpu,
     shape: tuple[ArrayLike, ArrayLike, ArrayLike],
     *,
     cus: ArrayLike,
@@ -83,7 +84,7 @@ def _waves(library: GemmLibrary, tiles: Floats, cus: Floats) -> Floats:
     return np.ceil(waves) if library.assignment == "static" else np.maximum(waves, 1.0)
 
 
-def beside_cu_copies(gpu: Gpu, granted: Floats, full: Floats) -> Floats:
+def beside_cu_copies(gpu: ScheduleGpu, granted: Floats, full: Floats) -> Floats:
     """Time [s] of a GEMM while kernels move data.
 
     granted, full: its time alone on the CUs that these leave, and on all CUs [s]. Static tiles: the last wave hides

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from simulators.costs.gemm_waves import gemm_cost
-from simulators.hardware.system import Gpu, System
+from simulators.hardware.system import ScheduleGpu, System
 from simulators.workloads.operators import ELEMENT_BYTES, Compute, Elementwise, Embedding, Gemm, Gemv
 
 Floats = NDArray[np.float64]
@@ -38,9 +38,9 @@ def kernel_cost(system: System, op: Compute, *, occupancy_loss: ArrayLike = 0.0)
     """Cost of an operator on one GPU of a system with the section `persistent`. Numbers may be arrays."""
     gpu = _derate(system, occupancy_loss)
     if isinstance(op, (Embedding, Gemv, Elementwise)):
-        assert system.persistent is not None
+        assert system.gpu.persistent is not None
         gathers = isinstance(op, Embedding)
-        share = system.persistent.gather_efficiency if gathers else system.persistent.stream_efficiency
+        share = system.gpu.persistent.gather_efficiency if gathers else system.gpu.persistent.stream_efficiency
         top = np.asarray(system.gpu.hbm_bytes_per_s) * share
         seconds = op.bytes / np.minimum(top, gpu.hbm_bytes_per_s)
         return KernelCost(np.asarray(seconds), np.asarray(op.bytes, float), np.asarray(op.flop, float), 1.0)
@@ -51,9 +51,9 @@ def kernel_cost(system: System, op: Compute, *, occupancy_loss: ArrayLike = 0.0)
     return KernelCost(count * cost.seconds, count * cost.hbm_bytes, count * cost.flop, count)
 
 
-def _derate(system: System, occupancy_loss: ArrayLike) -> Gpu:
+def _derate(system: System, occupancy_loss: ArrayLike) -> ScheduleGpu:
     """Derate the GPU's matrix and HBM rates for a loss of occupancy."""
-    gpu, persistent = system.gpu, system.persistent
+    gpu, persistent = system.gpu, system.gpu.persistent
     assert persistent is not None
     left = 1 - np.asarray(occupancy_loss, float)
     fed = left * gpu.num_cus * persistent.in_flight_bytes_per_cu / persistent.memory_latency_s

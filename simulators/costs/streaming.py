@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from simulators.costs.chip import Chip, Cost
-from simulators.hardware.device import Streaming
+from simulators.hardware.parts import Streaming
 
 Floats = NDArray[np.float64]
 

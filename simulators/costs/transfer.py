@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from simulators.hardware.system import Node, System
+from simulators.hardware.system import LinkedNode, System
 from simulators.workloads.operators import Pattern
 
 CommEngine = Literal["cu", "dma"]
@@ -36,7 +36,7 @@ class Rates:
     limiter: str
 
 
-def links(node: Node) -> dict[str, ArrayLike]:
+def links(node: LinkedNode) -> dict[str, ArrayLike]:
     """Incoming links of a GPU and their rates [bytes/s]."""
     rate = node.link_bytes_per_s
     if node.topology == "switch":
@@ -46,7 +46,7 @@ def links(node: Node) -> dict[str, ArrayLike]:
     return {f"link.{peer}": rate for peer in range(1, node.num_gpus)}
 
 
-def routes(node: Node, pattern: Pattern) -> list[Route]:
+def routes(node: LinkedNode, pattern: Pattern) -> list[Route]:
     """One route per peer, in order of arrival.
 
     Mesh: a link of its own. Switch: all share the GPU's port. Ring: data goes the shorter way round; an all-gather

@@ -5,22 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from pydantic import BaseModel, model_validator
+from pydantic import BaseModel, Field, model_validator
 
 from dse.values import Frozen, Source, leaves
 
 
-class Sourced(Frozen):
-    """A value with `sources`: dotted path -> source of the constants at and below it."""
+class WithSources(Frozen):
+    """A part with `sources`: dotted path -> source of the constants at and below it; the whole may name others."""
 
-    sources: Mapping[str, Source]
-
-    @model_validator(mode="after")
-    def _every_number_has_a_source(self) -> Sourced:
-        bare = [path for path, value, _ in leaves(self) if is_fact(value) and not self.source(path)]
-        if bare:
-            raise ValueError(f"no entry in `sources` for {', '.join(bare)}; every constant names where it is from")
-        return self
+    sources: Mapping[str, Source] = Field(default_factory=dict)
 
     def source(self, path: str) -> Source | None:
         """Source of the constant at `path`: the entry of the path or of the nearest enclosing path.
@@ -33,7 +26,7 @@ class Sourced(Frozen):
             if path in self.sources:
                 return self.sources[path]
             path = path.rpartition(".")[0]
-        return part.source(subpath) if isinstance(part, Sourced) else None
+        return part.source(subpath) if isinstance(part, WithSources) else None
 
     def facts_below(self, name: str) -> Iterator[tuple[str, Any, str, str]]:
         """Yield (`<name>.<dotted path>`, value, provenance, source) of every constant."""
@@ -41,6 +34,17 @@ class Sourced(Frozen):
             source = self.source(path)
             if source and is_fact(value):
                 yield f"{name}.{path}", _plain(value), source.provenance, source.source
+
+
+class Sourced(WithSources):
+    """A value in which every constant has a source, its own or that of a part."""
+
+    @model_validator(mode="after")
+    def _every_number_has_a_source(self) -> Sourced:
+        bare = [path for path, value, _ in leaves(self) if is_fact(value) and not self.source(path)]
+        if bare:
+            raise ValueError(f"no entry in `sources` for {', '.join(bare)}; every constant names where it is from")
+        return self
 
 
 def is_fact(value: object) -> bool:

@@ -17,6 +17,8 @@ from dse.config.options import list_options
 from dse.errors import Problem, Problems, did_you_mean
 from dse.space import get_path
 from dse.values import LABELS
+from simulators.hardware.machine import reads
+from simulators.hardware.memory_system import MemorySystem
 from simulators.memory.design import SECTIONS, Design, rules
 from simulators.memory.engine import READS, WRITES
 from simulators.memory.measured import scenarios
@@ -25,7 +27,7 @@ from simulators.rules import problems
 from simulators.workloads.model_zoo import option_tree
 
 _VERSION = "1"
-_LISTS = {"applications": "applications=[fw_act,sgemm]", "measured": "measured=[mem_p100]"}
+_LISTS = {"applications": "applications=[fw_act,sgemm]", "measured": "measured=[p100]"}
 
 
 class MemoryBackend(Backend):
@@ -50,10 +52,6 @@ class MemoryBackend(Backend):
             listed = name == "application" and any(tree.get(key) for key in _LISTS)
             if not isinstance(tree.get(name), Mapping) and not listed:
                 check.add(name, "is no section of keys", value=tree.get(name), way_out=f"choose one: {name}=<option>")
-        system = tree.get("system")
-        if isinstance(system, Mapping) and "dram" not in system:
-            way = "memory systems have l1, l2, dram and mapping, such as system=gem5_gcn3"
-            check.add("system", "is no memory system", value=system.get("name"), way_out=way)
         for name, way in _LISTS.items():
             names = tree.get(name) or []
             listed = isinstance(names, Sequence) and not isinstance(names, str)
@@ -97,6 +95,8 @@ class MemoryBackend(Backend):
     def condition(self, path: str, tree: Tree) -> Mapping[str, Any] | None:
         """Every value of a design may be searched."""
         searchable = path.partition(".")[0] in SECTIONS and path.rpartition(".")[2] not in LABELS
+        section, _, name = path.partition(".")
+        searchable = searchable and (section != "system" or reads(MemorySystem, name))
         searchable = searchable and get_path(tree, path) is not None
         return {} if searchable else None
 
@@ -124,7 +124,7 @@ class MemoryBackend(Backend):
     def replay(self, design: BaseModel) -> Replay:
         """Every kernel, and what bounds them."""
         assert isinstance(design, Design)
-        now, intervals, line = 0.0, list[Interval](), design.system.line_bytes
+        now, intervals, line = 0.0, list[Interval](), design.system.gpu.line_bytes
         for place, (cost, times) in enumerate(simulate(design).costs):
             begin, now = now, now + design.system.gpu.launch_s
             intervals += [Interval("kernels", f"launch {place}", "launch", begin, now)] if now > begin else []

@@ -63,22 +63,25 @@ def build_kernels(design: Design) -> Application:
 
 def rules(design: Design) -> Iterator[Rule]:
     """Sizes that have to be powers of two or fit into one another."""
-    system, channels = design.system, design.system.dram.channels
-    line, chunk, row = system.line_bytes, system.mapping.interleave_bytes, system.dram.row_bytes
-    for path, sets in (("system.l1.bytes", system.l1_sets), ("system.l2.bytes", system.l2_sets)):
-        where = "" if path == "system.l1.bytes" else " x system.dram.channels"
+    system, channels = design.system, design.system.gpu.dram.channels
+    line, chunk, row = system.gpu.line_bytes, system.gpu.mapping.interleave_bytes, system.gpu.dram.row_bytes
+    for path, sets in (("system.gpu.l1.bytes", system.l1_sets), ("system.gpu.l2.bytes", system.l2_sets)):
+        where = "" if path == "system.gpu.l1.bytes" else " x system.gpu.dram.channels"
         text = f"makes {{0}} sets of ways x lines{where}, no whole power of two"
         yield Rule(path, not whole_power(sets), text, get_path(design.model_dump(), path), (sets,), "take another size")
-    for path, size in (("system.mapping.interleave_bytes", chunk), ("system.dram.row_bytes", row)):
+    for path, size in (("system.gpu.mapping.interleave_bytes", chunk), ("system.gpu.dram.row_bytes", row)):
         text = "is not a power of two, or less than a line ({0})"
         yield Rule(path, not whole_power(size / line), text, size, (line,), "take another size")
     text = "holds more than 62 lines of {0}"
-    yield Rule("system.dram.row_bytes", row / line > 62, text, row, (line,), "take shorter rows, or longer lines")
-    for path, count in (("system.dram.banks", system.dram.banks), ("system.dram.queue", system.dram.queue)):
+    yield Rule("system.gpu.dram.row_bytes", row / line > 62, text, row, (line,), "take shorter rows, or longer lines")
+    for path, count in (
+        ("system.gpu.dram.banks", system.gpu.dram.banks),
+        ("system.gpu.dram.queue", system.gpu.dram.queue),
+    ):
         yield Rule(path, not whole_power(count), "is not a power of two", count, way_out="take 16, 32 or 64")
-    odd = system.mapping.channel_hash == "polynomial" and not (whole_power(channels) and 2 <= channels <= 128)
-    text = "needs 2, 4, ... 128 channels (system.dram.channels = {0})"
-    yield Rule("system.mapping.channel_hash", odd, text, "polynomial", (channels,), "take xor")
+    odd = system.gpu.mapping.channel_hash == "polynomial" and not (whole_power(channels) and 2 <= channels <= 128)
+    text = "needs 2, 4, ... 128 channels (system.gpu.dram.channels = {0})"
+    yield Rule("system.gpu.mapping.channel_hash", odd, text, "polynomial", (channels,), "take xor")
     predictor = design.policy.predictor
     if predictor is not None:
         sampled, text = predictor.sampled_sets, "is not a power of two, or more than the sets of a slice of L2 ({0})"

@@ -11,7 +11,8 @@ from dse.config.options import conf_dir
 from dse.errors import Problems
 from simulators.calibration.backend import tables
 from simulators.calibration.measurements import Rows
-from simulators.hardware.device import device_of, tree_of
+from simulators.hardware.device import Device
+from simulators.hardware.machine import tree_of
 from simulators.hardware.memory_system import MemorySystem
 from simulators.memory.convolutions import ConvolutionPass
 from simulators.memory.kernels import ELEMENT_BYTES
@@ -55,20 +56,20 @@ def load_measured_systems(systems: Sequence[str], folder: str | None) -> Iterato
         if system.name in seen:
             check.add("measured", "names a system twice", value=name, way_out="list it once")
         seen.add(system.name)
-        if not system.device:
-            way = "say in its file which system is the same GPU, such as device: p100"
-            check.add("measured", "names no device that was measured", value=name, way_out=way)
+        device = check.model(Device, tree, path=f"measured: {name}")
+        if device is None:
             continue
-        device = device_of(tree_of(system.device), system.device)
         precisions = sorted(set(dict(system.gpu.flop_per_s)) & set(ELEMENT_BYTES))
-        every = [rows for rows in measured_tables if (rows.device, rows.kind) == (device.measured_as, "conv")]
+        every = [rows for rows in measured_tables if (rows.device, rows.kind) == (device.gpu.measured_as, "conv")]
         usable = [rows for rows in every if rows.precision in precisions]
         if not usable:
             there = f", but in {', '.join(rows.precision for rows in every)}" if every else ""
-            rule = f"is measured as {device.measured_as}, of which no convolution is in {', '.join(precisions)}{there}"
+            rule = (
+                f"is measured as {device.gpu.measured_as}, of which no convolution is in {', '.join(precisions)}{there}"
+            )
             check.add("measured", rule, value=name, way_out="study.data_dir=<folder of a table that has some>")
         for rows in usable:
-            fitted = frozenset(device.fitted_on.get(rows.precision, {}).get("conv", ()))
+            fitted = frozenset(device.gpu.fitted_on.get(rows.precision, {}).get("conv", ()))
             measured = Measured(system.name, tree, rows, fitted)
             for row, line in enumerate(rows.lines):
                 check.model(

@@ -41,7 +41,7 @@ class Simulated:
 
 def programs(design: Design) -> list[list[Program]]:
     """The program of every kernel, by group; tensors lie one after another, from page to page."""
-    application, page = build_kernels(design), design.system.page_bytes
+    application, page = build_kernels(design), design.system.gpu.page_bytes
     regions, end = dict[str, Region](), 0
     for name, sizes in application.tensors.items():
         regions[name] = Region(end, sizes, ELEMENT_BYTES[application.precision])
@@ -117,16 +117,16 @@ def measure(design: Design, simulated: Simulated) -> dict[str, float]:
     launches, kernels_s = sum(times for _, times in simulated.costs), simulated.sum_cost("seconds")
     launch_s, cus = launches * system.gpu.launch_s, system.gpu.num_cus
     at_l1, at_l2 = total[e.L1_HITS] + total[e.L1_MERGED], total[e.L2_HITS] + total[e.L2_MERGED]
-    moved = (total[e.READS] + total[e.WRITES]) * system.line_bytes
+    moved = (total[e.READS] + total[e.WRITES]) * system.gpu.line_bytes
     activity = simulated.machine.activity()
-    blocked = stalled[e.L1_STALLED] / cus + stalled[e.L2_STALLED] / system.dram.channels
+    blocked = stalled[e.L1_STALLED] / cus + stalled[e.L2_STALLED] / system.gpu.dram.channels
     return {
         "time_s": kernels_s + launch_s,
         "dram_bytes": moved,
-        "dram_read_bytes": total[e.READS] * system.line_bytes,
-        "dram_write_bytes": total[e.WRITES] * system.line_bytes,
+        "dram_read_bytes": total[e.READS] * system.gpu.line_bytes,
+        "dram_write_bytes": total[e.WRITES] * system.gpu.line_bytes,
         "row_hit_rate": total[e.ROW_HITS] / max(total[e.ROW_HITS] + total[e.ACTIVATIONS], 1.0),
-        "bandwidth_share": moved / (kernels_s * system.dram.bytes_per_s),
+        "bandwidth_share": moved / (kernels_s * system.gpu.dram.bytes_per_s),
         "l1_hit_rate": at_l1 / total[e.REQUESTS],
         "l2_hit_rate": at_l2 / max(total[e.REQUESTS] - at_l1, 1.0),
         "requests": total[e.REQUESTS],

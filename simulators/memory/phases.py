@@ -45,7 +45,7 @@ def lanes(activity: Activity, system: MemorySystem) -> tuple[Floats, Floats, Flo
     [bins, CUs], each channel's bandwidth [bins, channels].
     """
     scale = system.gpu.cycle_s / activity.seconds
-    most = activity.seconds * system.dram.bytes_per_s / (system.dram.channels * system.line_bytes)
+    most = activity.seconds * system.gpu.dram.bytes_per_s / (system.gpu.dram.channels * system.gpu.line_bytes)
     return np.asarray(activity.requests * scale), activity.computing, np.asarray(activity.channels / most)
 
 

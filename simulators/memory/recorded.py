@@ -192,10 +192,10 @@ class _Spool:
 
 def reach(system: MemorySystem) -> int:
     """Bytes of addresses that tags of 31 bits tell apart in L1, L2 and rows of DRAM."""
-    dram = system.dram
-    rows = dram.row_bytes // system.line_bytes * dram.banks * dram.channels
+    dram = system.gpu.dram
+    rows = dram.row_bytes // system.gpu.line_bytes * dram.banks * dram.channels
     sets = min(int(system.l1_sets), int(system.l2_sets) * dram.channels, rows)
-    return system.line_bytes * sets << 31
+    return system.gpu.line_bytes * sets << 31
 
 
 def _split_parts(ends: Sequence[tuple[str, int]], at_once: int) -> Iterator[tuple[str, int]]:
@@ -222,11 +222,11 @@ def _kind(path: Path) -> str:
 def _spool_kernels(spool: _Spool, path: Path, system: MemorySystem, check: Problems) -> None:
     """Thread blocks of Accel-Sim, the n-th on CU n modulo CUs."""
     for file in accelsim.files(path):
-        kernel = accelsim.Kernel(file, system.line_bytes, check)
+        kernel = accelsim.Kernel(file, system.gpu.line_bytes, check)
         for number, block in enumerate(kernel.blocks()):
             rows = np.zeros((len(block), 6), np.int64)
             rows[:, (ADDRESS, PC, STORE)] = block
-            rows[:, BYTES], rows[:, CU] = system.line_bytes, number % system.gpu.num_cus
+            rows[:, BYTES], rows[:, CU] = system.gpu.line_bytes, number % system.gpu.num_cus
             spool.add(rows, kernel.name)
         spool.ends.append((kernel.name, spool.count))
         spool.skipped += kernel.skipped

@@ -97,7 +97,7 @@ class Simulation:
         self.part("key")[:] = np.inf
         self.part("refresh")[:] = self.o.trefi
         self.part("width")[:] = _BIN_NS
-        self.part("fold")[:] = Folds.of(system.mapping.channel_hash, system.dram.channels).table
+        self.part("fold")[:] = Folds.of(system.gpu.mapping.channel_hash, system.gpu.dram.channels).table
 
     def launch(
         self, program: Program, flop_per_s: float, requests: float = math.inf, longest: float = math.inf
@@ -110,10 +110,12 @@ class Simulation:
         gpu = self.system.gpu
         workgroups = max(1, min(program.held, gpu.waves // program.waves, self._sizes["ready"] // gpu.num_cus))
         least = _FILLS * self._sizes["two_tag"]  # or filling L2 would count as what goes on
-        enough = max(4.0 * workgroups * gpu.num_cus, max(requests, least) / lines(program, self.system.line_bytes))
+        enough = max(4.0 * workgroups * gpu.num_cus, max(requests, least) / lines(program, self.system.gpu.line_bytes))
         most = math.ceil(min(program.workgroups, enough))
         marks = [most] if most == program.workgroups else [most // 2, most]
-        program, turns = _shorten_loops(program, max(longest, least) / (most * lines(program, self.system.line_bytes)))
+        program, turns = _shorten_loops(
+            program, max(longest, least) / (most * lines(program, self.system.gpu.line_bytes))
+        )
         touching = program.code[np.isin(program.code[:, engine.OP], (engine.LOAD, engine.STORE))]
         self.introduce((int(row[engine.PC]), bool(row[engine.OP] == engine.STORE)) for row in touching)
         work = program.flop * (gpu.num_cus / flop_per_s * _NS)
@@ -223,20 +225,24 @@ def _numbers(system: MemorySystem, policy: Policy) -> dict[str, Any]:
 
 
 def _times(system: MemorySystem) -> dict[str, float]:
-    gpu, l1, l2, dram = system.gpu, system.l1, system.l2, system.dram
+    gpu, l1, l2, dram = system.gpu, system.gpu.l1, system.gpu.l2, system.gpu.dram
     times = {
         name: getattr(dram, f"{name}_s") for name in ("trcd", "trp", "tras", "tcl", "trrd", "twr", "trefi", "trfc")
     }
     times |= {"trc": dram.tras_s + dram.trp_s, "to_write": dram.to_write_s, "to_read": dram.to_read_s}
     times |= {"cycle": gpu.cycle_s, "l1_hit": l1.hit_s, "hop": l2.hop_s, "l2_hit": l2.hit_s, "far": dram.hop_s}
-    burst = system.line_bytes * dram.channels / dram.bytes_per_s
+    burst = system.gpu.line_bytes * dram.channels / dram.bytes_per_s
     return times | {"lookup": l2.lookup_s, "fill": l2.fill_s, "burst": burst}
 
 
 def _shapes(system: MemorySystem) -> dict[str, int]:
-    gpu, dram, mapping, line = system.gpu, system.dram, system.mapping, system.line_bytes
-    caches = {"l1_ways": system.l1.ways, "l1_shift": _log2(system.l1_sets), "l2_xor": system.l2.set_index == "xor"}
-    caches |= {"l2_ways": system.l2.ways, "l2_shift": _log2(system.l2_sets), "rows": _ROWS}
+    gpu, dram, mapping, line = system.gpu, system.gpu.dram, system.gpu.mapping, system.gpu.line_bytes
+    caches = {
+        "l1_ways": system.gpu.l1.ways,
+        "l1_shift": _log2(system.l1_sets),
+        "l2_xor": system.gpu.l2.set_index == "xor",
+    }
+    caches |= {"l2_ways": system.gpu.l2.ways, "l2_shift": _log2(system.l2_sets), "rows": _ROWS}
     power, channels = whole_power(dram.channels), dram.channels
     shifts = {"chunk_shift": _log2(mapping.interleave_bytes / line), "row_shift": _log2(dram.row_bytes / line)}
     shifts |= {"bank_shift": _log2(dram.banks), "channel_shift": _log2(channels) if power else -1}
@@ -281,9 +287,9 @@ _NAMES: dict[str, tuple[str, ...]] = {
 
 def _sizes(system: MemorySystem, workgroups: int) -> dict[str, dict[str, int]]:
     """Entries of each part of the state, by the array it is in."""
-    gpu, dram = system.gpu, system.dram
+    gpu, dram = system.gpu, system.gpu.dram
     cus, channels, places = gpu.num_cus, dram.channels, gpu.num_cus * workgroups
-    first, second = cus * int(system.l1_sets) * system.l1.ways, channels * int(system.l2_sets) * system.l2.ways
+    first, second = cus * int(system.l1_sets) * system.gpu.l1.ways, channels * int(system.l2_sets) * system.gpu.l2.ways
     banks = channels * dram.banks
     several = {
         "one_tag": first, "one_used": first, "one_pend": first, "two_tag": second, "two_used": second,

@@ -27,6 +27,7 @@ from dse.errors import ConfigError, Problem, Problems, pairs
 from dse.results import provenance
 from dse.results.run_folder import Outputs
 from dse.space import set_path
+from simulators.hardware.machine import tree_of
 from simulators.memory import engine
 from simulators.memory.backend import MemoryBackend
 from simulators.memory.design import Design
@@ -157,7 +158,7 @@ def sets(machine: Simulation) -> pd.DataFrame:
     """A row for every set of L2: slice, set, lookups, misses, stalls."""
     import pandas as pd
 
-    slices = machine.system.dram.channels
+    slices = machine.system.gpu.dram.channels
     counts = machine.part("by_set").reshape(-1, 3)
     num_sets = len(counts) // slices
     places = {"slice": np.repeat(np.arange(slices), num_sets), "set": np.tile(np.arange(num_sets), slices)}
@@ -177,7 +178,7 @@ def banks(machine: Simulation) -> pd.DataFrame:
     """A row for every bank of DRAM: channel, bank, accesses, row_hits."""
     import pandas as pd
 
-    counts, num_banks = machine.part("by_bank").reshape(-1, 2), machine.system.dram.banks
+    counts, num_banks = machine.part("by_bank").reshape(-1, 2), machine.system.gpu.dram.banks
     places = {"channel": np.arange(len(counts)) // num_banks, "bank": np.arange(len(counts)) % num_banks}
     return pd.DataFrame({**places, "accesses": counts[:, 0], "row_hits": counts[:, 0] - counts[:, 1]})
 
@@ -203,18 +204,14 @@ def _parse_words(words: Sequence[str]) -> tuple[dict[str, str], dict[str, dict[s
     ]
     options_typed = [word for word in words if word not in overrides]
     options = pairs(options_typed, {"data": "", "system": "gem5_gcn3", "policy": "combined"}, optional=["out", "rows"])
-    trees = {name: option_tree(name, options[name]) for name in _SECTIONS}
+    trees = {"system": tree_of(options["system"]), "policy": option_tree("policy", options["policy"])}
     check = Problems()
-    if "dram" not in trees["system"]:
-        way = "memory systems have l1, l2, dram and mapping, such as system=gem5_gcn3"
-        check.add("system", "is no memory system", value=options["system"], way_out=way)
-    check.done()
     for word in overrides:
         path, _, value = word.partition("=")
         try:
             set_path(trees, path, yaml.safe_load(value))
         except (KeyError, yaml.YAMLError):
-            check.add(path, "is no path of a value", value=value, way_out="write system.l2.bytes=8388608")
+            check.add(path, "is no path of a value", value=value, way_out="write system.gpu.l2.bytes=8388608")
     check.done()
     return options, trees
 
@@ -244,11 +241,11 @@ def _write(done: Replayed, outputs: Outputs) -> None:
 def _coarse_bins(machine: Simulation) -> pd.DataFrame:
     """Bins of time put together until they are few: `time [us]`, channel, gb_per_s."""
     table, width = activity(machine), machine.activity().seconds
-    times = -(-len(table) // machine.system.dram.channels // _DRAWN) or 1
+    times = -(-len(table) // machine.system.gpu.dram.channels // _DRAWN) or 1
     table["time [us]"] = (table["second"] / (times * width) + 1e-9).astype(int) * times * width * 1e6
     rows = table.groupby(["time [us]", "channel"])[["lines"]].sum().reset_index()
     rows["time [us]"] = rows["time [us]"].round(3)
-    rows["gb_per_s"] = rows["lines"] * machine.system.line_bytes / (times * width) / 1e9
+    rows["gb_per_s"] = rows["lines"] * machine.system.gpu.line_bytes / (times * width) / 1e9
     return rows.assign(panel=f"{machine.system.name}, {machine.policy.name}: by channel")
 
 

@@ -16,6 +16,7 @@ from dse.backend import STATUSES, Backend, Batch, Columns, Replay, Result, Resul
 from dse.errors import ConfigError, Problem, Problems, did_you_mean
 from dse.space import get_path
 from dse.values import LABELS, condition, leaves, put
+from simulators.hardware.machine import reads
 from simulators.hardware.system import System
 from simulators.overlap.batch import Grid, grids
 from simulators.overlap.design import Design, Schedule, ScheduleKnobs
@@ -68,9 +69,6 @@ class OverlapBackend(Backend):
         for name in Design.model_fields:
             if not isinstance(tree.get(name), Mapping):
                 check.add(name, "is no section of keys", value=tree.get(name), way_out=f"choose one: {name}=<option>")
-            elif name == "system" and "measured_as" in tree[name]:
-                way = "systems for schedules have copy engines and links, such as system=mi300x_8"
-                check.add(name, "is a device for study=operators", value=tree[name].get("name"), way_out=way)
         check.done()
         _schedule_type(tree)
 
@@ -129,7 +127,8 @@ class OverlapBackend(Backend):
         if path.rpartition(".")[2] in LABELS:
             return None
         if section != "schedule":
-            return {} if get_path(tree, path) is not None else None
+            unread = section == "system" and not reads(System, name)
+            return None if unread or get_path(tree, path) is None else {}
         kind = _schedule_type(tree)
         if name not in kind.model_fields or _is_pinned(kind, name):
             return None

@@ -20,6 +20,8 @@ from dse.errors import ConfigError, Problem, Problems, did_you_mean
 from dse.space import get_path
 from dse.values import LABELS, leaves, put
 from simulators.costs.chip import Chip
+from simulators.hardware.device import Device
+from simulators.hardware.machine import reads
 from simulators.hardware.number_formats import Format
 from simulators.hardware.pim import InstructionSet
 from simulators.rules import problems, reasons
@@ -46,7 +48,7 @@ Floats = NDArray[np.float64]
 def iteration(design: Design) -> Iteration:
     """The iteration of a design at one sequence length; its numbers may be arrays."""
     chip = Chip.of(design.system, design.run.precision).set_as(design.setting)
-    platform = Platform(chip, groups(design.system.server, design.parallel), design.kernels.batched)
+    platform = Platform(chip, groups(design.system.node, design.parallel), design.kernels.batched)
     run, blocks = design.run, _blocks(design)
     quantising = _weight_copies(design)
     return Iteration(blocks, design.model.hidden, platform, run, design.parallel, design.optimizer, quantising)
@@ -128,9 +130,6 @@ class StepBackend(Backend):
         if not isinstance(listed, Sequence) or isinstance(listed, str) or not all(map(_is_scenario, listed)):
             way = "models=[gpt3_175b,llama3_8b], or models=[{model: gnmt, lengths: iwslt15}]"
             check.add("models", "must list models, with lengths where they are of an epoch", value=listed, way_out=way)
-        if isinstance(tree.get("system"), Mapping) and "measured_as" not in tree["system"]:
-            way = "devices say gpu.flop_per_s by precision and have constants, such as system=mi210"
-            check.add("system", "is a system for schedules", value=tree["system"].get("name"), way_out=way)
         check.done()
 
     def scenarios(self, tree: Tree) -> Mapping[str, Tree]:
@@ -170,6 +169,8 @@ class StepBackend(Backend):
         """Every value of a design may be searched."""
         section, _, name = path.partition(".")
         if path.rpartition(".")[2] in LABELS or section not in Design.model_fields:
+            return None
+        if section == "system" and not reads(Device, name):
             return None
         fields = _fields(tree, section)
         if name not in fields and get_path(tree, path) is None:

@@ -11,10 +11,10 @@ from dse.backend import Tree
 from dse.errors import ConfigError
 from simulators.hardware.device import Device, Setting
 from simulators.hardware.number_formats import Format
+from simulators.hardware.parts import Grown
 from simulators.hardware.pim import InstructionSet
-from simulators.hardware.system import Grown
 from simulators.rules import Rule
-from simulators.steps.groups import leaves_server
+from simulators.steps.groups import leaves_node
 from simulators.steps.quantised import Quantised
 from simulators.steps.seqpoint import Iterations
 from simulators.workloads.model import Kernels, Model, Optimizer, Parallel, Run, Transformer
@@ -80,10 +80,10 @@ def _without_pim(system: Mapping[str, Any]) -> dict[str, Any]:
 def rules(design: Design) -> Iterator[Rule]:
     """Rules between sections, each with where over a grid it is broken."""
     system, run, parallel = design.system, design.run, design.parallel
-    if run.precision not in dict(system.efficiency):
+    if run.precision not in dict(system.gpu.efficiency):
         rule = f"has no constants for {run.precision}"
-        precisions = f"run.precision is one of {', '.join(system.efficiency)}"
-        yield Rule("system.efficiency", True, rule, way_out=f"{precisions}; or python -m dse calibrate")
+        precisions = f"run.precision is one of {', '.join(system.gpu.efficiency)}"
+        yield Rule("system.gpu.efficiency", True, rule, way_out=f"{precisions}; or python -m dse calibrate")
     optimizer = design.optimizer
     if run.mode == "training" and optimizer.bytes_at(run.precision) is None:
         way = f"give it with its source, or take one of {', '.join(optimizer.state_bytes)} as run.precision"
@@ -95,7 +95,7 @@ def rules(design: Design) -> Iterator[Rule]:
     if cus is not None:
         few = "is more than the GPU has (system.gpu.num_cus = {0})"
         yield Rule("setting.num_cus", np.asarray(cus) > all_cus, few, cus, (all_cus,), "use fewer")
-    yield from _server_rules(design)
+    yield from _node_rules(design)
     yield from _epoch_rules(design)
     yield from _copy_rules(design)
     yield from _mode_rules(design.model, run)
@@ -175,18 +175,18 @@ def _head_rules(model: Transformer) -> Iterator[Rule]:
         yield Rule("model.kv_heads", uneven, rule, model.kv_heads, (heads,), "take a divisor")
 
 
-def _server_rules(design: Design) -> Iterator[Rule]:
-    """Several GPUs need a server, and those beyond it a network."""
-    server, parallel = design.system.server, design.parallel
+def _node_rules(design: Design) -> Iterator[Rule]:
+    """Several GPUs need a library of collectives, and those beyond a node a network."""
+    node, parallel = design.system.node, design.parallel
     gpus = np.asarray(parallel.tp) * np.asarray(parallel.pp) * np.asarray(parallel.dp)
     way = "give it with its source"
-    if server is None:
+    if node is None or node.library is None:
         rule = "is missing: tp x pp x dp is {0} GPUs"
-        yield Rule("system.server", gpus > 1, rule, given=(gpus,), way_out=way)
-    elif server.network_bytes_per_s is None:
-        rule = "is missing: tp x pp x dp is {0} GPUs, a server has {1}"
-        beyond = leaves_server(server, parallel)
-        yield Rule("system.server.network_bytes_per_s", beyond, rule, given=(gpus, server.num_gpus), way_out=way)
+        yield Rule("system.node.library", gpus > 1, rule, given=(gpus,), way_out=way)
+    elif node.library.network_bytes_per_s is None:
+        rule = "is missing: tp x pp x dp is {0} GPUs, a node has {1}"
+        beyond = leaves_node(node, parallel)
+        yield Rule("system.node.library.network_bytes_per_s", beyond, rule, given=(gpus, node.num_gpus), way_out=way)
 
 
 def _epoch_rules(design: Design) -> Iterator[Rule]:

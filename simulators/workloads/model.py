@@ -16,7 +16,7 @@ from pydantic import Field
 
 from dse.units import Integer, Number
 from dse.values import Frozen, knob
-from simulators.hardware.device import Precision
+from simulators.hardware.parts import Precision
 from simulators.hardware.sourced import Sourced
 
 Size = Annotated[Integer, Field(ge=1, le=2**31)]

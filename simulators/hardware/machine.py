@@ -1,0 +1,232 @@
+"""One machine: a GPU with its parts, the node that it stands in, and the fabric between nodes.
+
+A machine (`conf/system/<name>.yaml`) is composed of a GPU (`conf/gpu`), a node (`conf/node`) and a fabric
+(`conf/fabric`). Every backend reads the same description, and of it the parts that its view declares.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, get_args
+
+from pydantic import BaseModel, Field, ValidationInfo, field_validator, model_validator
+
+from dse.config.options import conf_dir
+from dse.config.yaml_checks import load_yaml, unreadable
+from dse.errors import ConfigError, Problem, did_you_mean
+from dse.units import Bytes, FlopPerSecond, Integer, Number, Seconds
+from dse.values import LABELS, Frozen, leaves
+from simulators.hardware.network import Fabric, Node
+from simulators.hardware.parts import (
+    L1,
+    L2,
+    AddressMapping,
+    Bandwidth,
+    Cache,
+    Contention,
+    Count,
+    CuCopy,
+    Dma,
+    Dram,
+    Efficiency,
+    GemmLibrary,
+    Grown,
+    Persistent,
+    Power,
+    Precision,
+    ShortTime,
+    Tracker,
+)
+from simulators.hardware.pim import Pim
+from simulators.hardware.sourced import Sourced, WithSources, is_fact
+
+Rates = Mapping[str, Annotated[FlopPerSecond, Field(ge=1e9)]]
+
+
+class Gpu(WithSources, Grown):
+    """One GPU. A part of None is one that it lacks, or of which nothing is known.
+
+    Data sheet: num_cus, peak_flop_per_s (by precision, all CUs, dense), peak_hbm_bytes_per_s, hbm_bytes.
+
+    Sustained, as kernels reach it: matrix_flop_per_s_per_cu (of one CU while all CUs are busy), flop_per_s (of all CUs,
+    by the precision of an application that is simulated request by request), hbm_bytes_per_s; kernel_launch_s.
+
+    Fitted: efficiency (constants of kernels by precision), fitted_on (precision -> kind -> names of rows), note (errors
+    on other rows), measured_as (name of the GPU in measured tables).
+
+    Kernels and engines: gemm, cu_copy, dma, contention, persistent, power. Memory: llc (the last-level cache, before
+    the HBM), pim, tracker, staged_bytes (inputs not yet multiplied that tiles of products hold on the chip).
+
+    Request by request: cycle_s (cycle of a CU, which issues one line in each), waves (capacity of a CU), in_flight
+    (outstanding lines of a CU), launch_s (time from one kernel to the next), l1, l2, dram, mapping, line_bytes,
+    page_bytes (alignment of tensors).
+    """
+
+    name: str = ""
+    description: str = ""
+    num_cus: Annotated[Integer, Field(ge=1, le=4096)]
+    peak_flop_per_s: Mapping[Precision, Annotated[FlopPerSecond, Field(ge=1e9)]] | None = None
+    peak_hbm_bytes_per_s: Bandwidth | None = None
+    hbm_bytes: Bytes | None = None
+    matrix_flop_per_s_per_cu: FlopPerSecond | None = None
+    flop_per_s: Rates | None = None
+    hbm_bytes_per_s: Bandwidth | None = None
+    kernel_launch_s: Seconds | None = None
+    measured_as: str | None = None
+    efficiency: Mapping[Precision, Efficiency] | None = None
+    fitted_on: Mapping[str, Mapping[str, tuple[str, ...]]] | None = None
+    note: Any = None
+    gemm: GemmLibrary | None = None
+    cu_copy: CuCopy | None = None
+    dma: Dma | None = None
+    contention: Contention | None = None
+    persistent: Persistent | None = None
+    power: Power | None = None
+    llc: Cache | None = None
+    pim: Pim | None = None
+    tracker: Tracker | None = None
+    staged_bytes: Bytes | None = None
+    cycle_s: Annotated[ShortTime, Field(gt=0)] | None = None
+    waves: Annotated[Integer, Field(ge=1, le=64)] | None = None
+    in_flight: Count | None = None
+    launch_s: ShortTime | None = None
+    l1: L1 | None = None
+    l2: L2 | None = None
+    dram: Dram | None = None
+    mapping: AddressMapping | None = None
+    line_bytes: Annotated[Integer, Field(ge=32, le=256)] | None = None
+    page_bytes: Annotated[Integer, Field(ge=256, le=2**30)] | None = None
+
+
+class Hardware(Sourced, Grown):
+    """A GPU, its node and the fabric.
+
+    cost_weights (dotted path -> weight) and cost_reference define the cost proxy. node: None for a GPU alone. fabric:
+    None for a single node.
+    """
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.= -]{1,200}$")]
+    description: str = ""
+    gpu: Gpu
+    node: Node | None = None
+    fabric: Fabric | None = None
+    cost_weights: Mapping[str, Annotated[Number, Field(ge=0, le=1e6)]] | None = None
+    cost_reference: Mapping[str, Annotated[Number, Field(gt=0, le=1e20)]] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _leave_out_empty_parts(cls, tree: Any) -> Any:
+        """`node: {}` and `fabric: {}`, as the options `none` say, are no parts."""
+        if not isinstance(tree, Mapping):
+            return tree
+        return {key: value for key, value in tree.items() if key not in ("node", "fabric") or value != {}}
+
+    @field_validator("cost_weights")
+    @classmethod
+    def _weighs_own_numbers(
+        cls, weights: Mapping[str, float] | None, info: ValidationInfo
+    ) -> Mapping[str, float] | None:
+        parts = {name: info.data[name] for name in ("gpu", "node", "fabric") if info.data.get(name)}
+        numbers = {
+            f"{name}.{path}" for name, part in parts.items() for path, value, _ in leaves(part) if is_fact(value)
+        }
+        unknown = [path for path in weights or () if {"gpu", "node"} <= set(parts) and path not in numbers]
+        if unknown:
+            raise ValueError(f"names {', '.join(unknown)}, no number of a system")
+        if weights is not None and not sum(weights.values()) > 0:
+            raise ValueError("must not all be zero: the cost proxy is their weighted mean")
+        return weights
+
+    @field_validator("cost_reference")
+    @classmethod
+    def _has_what_is_weighed(
+        cls, reference: Mapping[str, float] | None, info: ValidationInfo
+    ) -> Mapping[str, float] | None:
+        absent = set(info.data.get("cost_weights") or ()) - set(reference or ())
+        if absent:
+            raise ValueError(f"has no value for {', '.join(sorted(absent))}, which cost_weights names")
+        return reference
+
+    def facts(self) -> Iterator[tuple[str, Any, str, str]]:
+        """Yield (dotted path, value, provenance, source) of every constant."""
+        return self.facts_below("system")
+
+
+class View(Frozen):
+    """Mixin of a model that reads some fields of its base: those that its own class declares, and labels.
+
+    What else the base knows is dropped before validation, so that a design says nothing of what its backend does not
+    read; a key that the base does not know is refused.
+    """
+
+    missing_way_out: ClassVar[str] = "`python -m dse systems` shows which machines have it; or give it with its source"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _keep_own_fields(cls, tree: Any) -> Any:
+        if not isinstance(tree, Mapping):
+            return tree
+        own = own_fields(cls)
+        return {
+            key: value for key, value in tree.items() if (key in own or key not in cls.model_fields) and value != {}
+        }
+
+
+def own_fields(kind: type[BaseModel]) -> frozenset[str]:
+    """Fields that a view reads, and its labels."""
+    own = {name for base in kind.__mro__ if issubclass(base, View) for name in vars(base).get("__annotations__", {})}
+    return frozenset(own | LABELS)
+
+
+def reads(kind: type[BaseModel], path: str) -> bool:
+    """Return whether a view reads the field at a dotted path."""
+    name, _, below = path.partition(".")
+    if issubclass(kind, View) and name not in own_fields(kind):
+        return False
+    field = kind.model_fields.get(name)
+    parts = _models_in(field.annotation) if field else []
+    return not below or not parts or any(reads(part, below) for part in parts)
+
+
+def _models_in(annotation: Any) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [model for part in get_args(annotation) for model in _models_in(part)]
+
+
+def tree_of(name: str) -> dict[str, Any]:
+    """Composed tree of a machine, by the name of a shipped system or by path. Raises ConfigError."""
+    shipped = conf_dir() / "system" / f"{name}.yaml"
+    path = shipped if "/" not in name and shipped.is_file() else Path(name)
+    if not path.is_file():
+        options = [file.stem for file in (conf_dir() / "system").glob("*.yaml")]
+        rule = "is neither a shipped system nor a YAML file"
+        raise ConfigError([Problem("system", rule, name, did_you_mean(name, options))])
+    return _composed(path)
+
+
+def _composed(path: Path) -> dict[str, Any]:
+    """A file's tree over those of the groups that its `defaults` name; its own values count."""
+    problems = unreadable(path)
+    if problems:
+        raise ConfigError(problems)
+    tree = load_yaml(path)
+    if not isinstance(tree, dict):
+        raise ConfigError([Problem("system", "holds no keys", str(path))])
+    composed: dict[str, Any] = {}
+    for entry in tree.pop("defaults", []):
+        for group, option in entry.items() if isinstance(entry, Mapping) else ():
+            section = str(group).strip("/")
+            file = conf_dir() / section / f"{option}.yaml"
+            if not file.is_file():
+                way = did_you_mean(str(option), [path.stem for path in file.parent.glob("*.yaml")])
+                raise ConfigError([Problem(f"{path.name}: defaults", f"names no option of {section}", option, way)])
+            composed[section] = load_yaml(file)
+    return merged(composed, tree)
+
+
+def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """One tree with the values of another put over it."""
+    both = {key: value for key, value in below.items() if isinstance(value, dict) and isinstance(above.get(key), dict)}
+    return {**below, **above, **{key: merged(value, above[key]) for key, value in both.items()}}

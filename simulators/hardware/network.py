@@ -1,0 +1,99 @@
+"""GPUs together: the node and its links, what its library of collectives reaches, and the fabric between nodes.
+
+Numbers live in `conf/node/*.yaml` and `conf/fabric/*.yaml`, each with its source. Field names carry SI units.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from dse.units import Integer, Number, Seconds
+from dse.values import Frozen, knob
+from simulators.hardware.parts import Bandwidth, Duration, Grown
+from simulators.hardware.sourced import WithSources
+
+Topology = Literal["mesh", "switch", "ring"]
+Placement = Literal["cpu", "pcie_switch", "gpu"]
+
+
+class CollectiveLibrary(Grown):
+    """Rates that a library of collectives reaches on a node, as its rings use the links.
+
+    bytes_per_s: rate of a GPU in a ring of two; each further GPU lengthens the time of a byte by the share `sharing`,
+    because paths through switches and sockets are shared. latency_s: latency of a step. network_bytes_per_s: rate of a
+    GPU once a ring leaves the node; None if it was not measured.
+    """
+
+    bytes_per_s: Bandwidth
+    latency_s: Duration
+    sharing: Annotated[Number, Field(ge=0, le=1)] = 0.0
+    network_bytes_per_s: Bandwidth | None = None
+
+
+class Node(WithSources, Grown):
+    """GPUs that reach each other directly (`mesh`), through a `switch`, or around a bidirectional `ring`.
+
+    link_bytes_per_s: achievable payload rate of one link in one direction. A GPU has num_gpus - 1 links on a
+    mesh, one port of as many links' bandwidth at a switch, and two links on a ring; a single GPU has none.
+    hop_latency_s: time until the first byte arrives, where schedules send without a copy's set-up. library: of
+    collectives; None if nothing is known of it.
+    """
+
+    name: str = ""
+    description: str = ""
+    num_gpus: Annotated[Integer, knob(structural=True, ge=1, le=1024)]
+    topology: Annotated[Topology | None, knob(structural=True)] = None
+    link_bytes_per_s: Bandwidth | None = None
+    hop_latency_s: Seconds | None = None
+    library: CollectiveLibrary | None = None
+
+
+class Nic(Frozen):
+    """Network interfaces of a node.
+
+    bytes_per_s: rate of one NIC in one direction. latency_s: latency of a message between two NICs, without switches.
+    message_s: time that a message occupies a NIC, whatever its size. placement: behind the `cpu` (data goes through
+    host memory), on a `pcie_switch` with the GPUs, or on the die of the `gpu`. pcie_bytes_per_s: rate of the PCIe link
+    of a GPU or of a NIC. host_bytes_per_s: rate of a node's host memory. hop_s: latency of a PCIe switch or bridge.
+    """
+
+    num_nics: Annotated[Integer, knob(structural=True, ge=1, le=64)]
+    bytes_per_s: Bandwidth
+    latency_s: Seconds
+    message_s: Seconds
+    placement: Annotated[Placement, knob(structural=True)]
+    pcie_bytes_per_s: Bandwidth
+    host_bytes_per_s: Bandwidth
+    hop_s: Seconds
+
+
+class Network(Frozen):
+    """The network between the nodes.
+
+    `rail`: one switch for the first NIC of all nodes, one for the second, ..., and a spine. `fat_tree`: leaf switches
+    of `leaf_nodes` nodes, and a spine. `torus`: two-dimensional, as square as possible, with the ports of a node's NICs
+    spread evenly over its directions. oversubscription: of the spines. hop_s: latency of a switch or forwarding node.
+    """
+
+    topology: Annotated[Literal["rail", "fat_tree", "torus"], knob(structural=True)]
+    leaf_nodes: Annotated[Integer, knob(structural=True, ge=1, le=4096)]
+    oversubscription: Annotated[Number, Field(ge=1, le=64)]
+    hop_s: Seconds
+
+
+class Fabric(WithSources):
+    """Nodes as in `system.node`, and the network between them (equations in `simulators/costs/fabric.py`).
+
+    simulated: one node that stands for all, or every node with its own load. imbalance: the largest load of a node over
+    the mean, minus one; loads rise linearly from node to node (as in `simulators/overlap/node.py`).
+    """
+
+    name: str = ""
+    description: str = ""
+    num_nodes: Annotated[Integer, knob(structural=True, ge=1, le=4096)]
+    nic: Nic
+    network: Network
+    simulated: Annotated[Literal["one", "all"], knob(structural=True)]
+    imbalance: Annotated[Number, Field(ge=0, lt=1)]

@@ -1,0 +1,257 @@
+"""Parts of a GPU: kernels of its libraries, engines that copy, caches, DRAM, counters; and constants fitted to them.
+
+Field names carry SI units. Numbers live in `conf/gpu/*.yaml`, each with its source.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from dse.units import Bytes, BytesPerSecond, Fraction, Integer, Number, Seconds
+from dse.values import Frozen, knob
+
+Precision = Literal["fp32", "fp16_storage", "mixed", "fp16", "bf16", "fp8"]
+ELEMENT_BYTES: Mapping[str, int] = {"fp32": 4, "fp16_storage": 2, "mixed": 2, "fp16": 2, "bf16": 2, "fp8": 1}
+
+Bandwidth = Annotated[BytesPerSecond, Field(ge=1e6)]  # 64 would be a forgotten unit
+Factor = Annotated[Number, Field(gt=0, le=1e3)]
+Duration = Annotated[Seconds, Field(gt=0)]
+ShortTime = Annotated[Seconds, Field(le=1e-3)]
+Count = Annotated[Integer, Field(ge=1, le=4096)]
+Hash = Literal["none", "xor", "polynomial"]
+
+StreamKind = Literal["norm", "activation", "add", "rotary"]
+"""Operators of a transformer's layer that memory bounds."""
+
+
+class Grown(Frozen):
+    """A part of a system with fields added later; a field of None is left out, so that old designs keep their keys."""
+
+    def __iter__(self) -> Generator[tuple[str, Any], None, None]:
+        """Iterate over the fields that are not None."""
+        yield from ((name, value) for name, value in super().__iter__() if value is not None)
+
+
+class Tile(Frozen):
+    """A GEMM macro-tile of the library: output rows x columns, and its rate relative to the best tile."""
+
+    rows: Annotated[Integer, Field(ge=8, le=1024)]
+    cols: Annotated[Integer, Field(ge=8, le=1024)]
+    efficiency: Annotated[Number, Field(gt=0, le=1)]
+
+
+class GemmLibrary(Grown):
+    """Costs of a GEMM kernel beside its FLOP (equations in `simulators/costs/gemm_waves.py`).
+
+    assignment: the hardware assigns workgroups in waves (`static`), or resident workgroups take tiles as they become
+    free (`dynamic`: persistent, work-stealing). workgroups_per_cu: resident workgroups of a CU, where stages are
+    simulated (`simulators/costs/gemm_stages.py`). Where kernels share a GPU (`simulators/costs/gemm_sharing.py`), this
+    number follows from the register_bytes and lds_bytes of a CU and the needs of a tile, with tile_depth of k in the
+    LDS at once. half_occupancy: workgroups on a CU that reach half of its rate.
+    """
+
+    assignment: Annotated[Literal["static", "dynamic"], knob(structural=True)] = "static"
+    workgroups_per_cu: Annotated[Integer, Field(ge=1, le=64)] | None = None
+    register_bytes: Annotated[Bytes, Field(ge=1024)] | None = None
+    lds_bytes: Annotated[Bytes, Field(ge=1024)] | None = None
+    tile_depth: Annotated[Integer, Field(ge=1, le=1024)] | None = None
+    half_occupancy: Annotated[Number, Field(gt=0, le=64)] | None = None
+    tiles: tuple[Tile, ...] = Field(min_length=1)
+    prologue_s: Seconds
+    cache_miss: Fraction
+    serial_fraction: Fraction
+
+
+class CuCopy(Frozen):
+    """Data movement by kernels that run on CUs.
+
+    num_cus: CUs that a collective takes by default (twice as many if `all_to_all_factor` is 1/2).
+    """
+
+    num_cus: Annotated[Integer, Field(ge=1, le=4096)]
+    bytes_per_s_per_cu: Bandwidth
+    all_to_all_factor: Annotated[Number, Field(gt=0, le=1)]
+    link_efficiency: Annotated[Number, Field(gt=0, le=1)]
+    setup_s: Seconds
+
+
+class CopyTimes(Frozen):
+    """Fixed times of the phases of one copy by a DMA engine; copy_s is the latency of the copy itself."""
+
+    control_s: Seconds
+    schedule_s: Seconds
+    copy_s: Seconds
+    sync_s: Seconds
+
+
+class Dma(Frozen):
+    """Data movement by copy engines; each (source, destination) copy runs on one engine.
+
+    setup_s: set-up time in schedules. phases: times of the phases of a single copy, if measured.
+    """
+
+    num_engines: Annotated[Integer, knob(structural=True, ge=1, le=256)]
+    bytes_per_s: Bandwidth
+    setup_s: Seconds
+    phases: CopyTimes | None = None
+
+
+Slowdown = Annotated[Number, Field(ge=1, le=16)]
+
+
+class Contention(Frozen):
+    """Slowdowns of operators that run side by side, beyond their sharing of CUs, HBM bandwidth and links.
+
+    static_gemm_beside_cus, dynamic_gemm_beside_cus: of a GEMM, by the assignment of its tiles, while kernels move data.
+    cu_copy_beside_gemm: of a CU's byte of a transfer, while a GEMM runs. dma_beside_gemm: of both a transfer by DMA
+    engines and the GEMM beside it. These four are the only calibrated constants of contention (docs/models.md).
+    """
+
+    static_gemm_beside_cus: Slowdown
+    dynamic_gemm_beside_cus: Slowdown
+    cu_copy_beside_gemm: Slowdown
+    dma_beside_gemm: Slowdown
+
+
+class Power(Frozen):
+    """Activity model of `simulators/costs/power.py`: board power at full load, idle power [W], energy of a byte [J]."""
+
+    board_w: Annotated[Number, Field(gt=0)]
+    idle_w: Annotated[Number, Field(gt=0)]
+    hbm_j_per_byte: Annotated[Number, Field(ge=0)]
+    link_j_per_byte: Annotated[Number, Field(ge=0)]
+
+
+class Cache(Grown):
+    """A set-associative cache of `ways` lines a set with LRU replacement. bytes_per_s: total rate into the CUs."""
+
+    bytes: Annotated[Bytes, Field(ge=1024)]
+    ways: Annotated[Integer, Field(ge=1, le=1024)]
+    bytes_per_s: Bandwidth | None = None
+
+
+class Tracker(Frozen):
+    """Counters at the memory controller (T3, arXiv:2401.16677), one entry for each workgroup in flight.
+
+    A counter triggers a DMA command once all updates of its workgroup's tile have arrived.
+    """
+
+    num_entries: Annotated[Integer, Field(ge=1, le=2**20)]
+    bytes_per_entry: Annotated[Integer, Field(ge=1, le=2**16)]
+
+
+class Persistent(Frozen):
+    """Constants of persistent kernels that communicate by themselves, and of streaming kernels.
+
+    post_s: time of a put by one thread, from the end of a slice to the network. poll_s: time from a flag's arrival
+    until the waiting thread continues. gather_efficiency, stream_efficiency: share of the HBM rate that random rows and
+    long rows reach. in_flight_bytes_per_cu: outstanding requests at the occupancy of a kernel that does not
+    communicate. memory_latency_s: latency of a request.
+    """
+
+    post_s: Seconds
+    poll_s: Seconds
+    gather_efficiency: Annotated[Fraction, Field(gt=0)]
+    stream_efficiency: Annotated[Fraction, Field(gt=0)]
+    in_flight_bytes_per_cu: Annotated[Bytes, Field(gt=0)]
+    memory_latency_s: Annotated[Seconds, Field(gt=0)]
+
+
+class Streaming(Frozen):
+    """Fitted constants of an operator that memory bounds: its least time, and the share of the HBM bandwidth that it
+    reaches.
+    """
+
+    launch_s: Duration
+    hbm_share: Factor
+
+
+class Efficiency(Grown):
+    """Fitted constants of a device at one precision, absent from data sheets (equations in `simulators.costs.gemm`).
+
+    launch_s: fixed time of a call. compute: share of the peak rate that inner loops reach (above 1 if the clock is
+    above the data sheet's). feed: bytes from the last-level cache to a CU per 16 FLOP of peak. transposed: extra cost
+    of reading a transposed A. narrow: slowdown of the library's kernels for at most 16 columns. latency_s: latency per
+    element of K of a chain of dependent loads.
+
+    Of libraries with tiles of 256 (`largest_tile`; 128 otherwise), which split K finely: prologue: elements of K that
+    take as long as a workgroup needs to begin and to end. hbm_share: share of the HBM bandwidth of the data sheet that
+    is reached. reread: share of the operands that each super-tile of a wave reads again. split_s: time to add the parts
+    of a split K. sustained: share of the peak rate that power and clock allow for long. narrow: slowdown of a product
+    with a vector against its traffic. streaming: by operator that memory bounds.
+    """
+
+    launch_s: Duration
+    compute: Factor
+    feed: Factor
+    transposed: Factor
+    narrow: Factor
+    latency_s: Duration
+    largest_tile: Literal[128, 256] | None = None
+    prologue: Annotated[Number, Field(ge=0, le=1e5)] | None = None
+    hbm_share: Annotated[Number, Field(gt=0, le=1.2)] | None = None
+    reread: Annotated[Number, Field(gt=0, le=10)] | None = None
+    split_s: Annotated[Seconds, Field(ge=0)] | None = None
+    sustained: Factor | None = None
+    streaming: Mapping[StreamKind, Streaming] | None = None
+
+
+class L1(Frozen):
+    """The cache of a CU. hit_s: latency of a hit."""
+
+    bytes: Annotated[Bytes, Field(ge=64)]
+    ways: Annotated[Integer, Field(ge=1, le=32)]
+    hit_s: ShortTime
+
+
+class L2(Frozen):
+    """The shared cache, in slices of equal size at the channels.
+
+    hop_s: time from a CU to a slice. hit_s: from there until the line leaves. lookup_s, fill_s: time that a request, or
+    an arriving line, occupies a slice. set_index: `xor` permutes the sets by the address bits above them.
+    """
+
+    bytes: Annotated[Bytes, Field(ge=4096)]
+    ways: Annotated[Integer, Field(ge=1, le=32)]
+    hop_s: ShortTime
+    hit_s: ShortTime
+    lookup_s: ShortTime
+    fill_s: ShortTime
+    set_index: Literal["linear", "xor"] = "linear"
+
+
+class Dram(Frozen):
+    """Channels of DRAM, their banks and their controllers.
+
+    hop_s: time from L2 to a controller. queue: requests that a controller schedules among. write_buffer: lines that it
+    writes in one burst. to_write_s, to_read_s: bus turnaround times.
+    """
+
+    channels: Annotated[Integer, Field(ge=1, le=128)]
+    banks: Annotated[Integer, Field(ge=1, le=64)]
+    row_bytes: Annotated[Integer, Field(ge=256, le=4096)]
+    bytes_per_s: Annotated[BytesPerSecond, Field(ge=1e9)]
+    hop_s: ShortTime
+    queue: Annotated[Integer, Field(ge=1, le=1024)]
+    write_buffer: Annotated[Integer, Field(ge=1, le=1024)]
+    trcd_s: ShortTime
+    trp_s: ShortTime
+    tras_s: ShortTime
+    tcl_s: ShortTime
+    trrd_s: ShortTime
+    twr_s: ShortTime
+    to_write_s: ShortTime
+    to_read_s: ShortTime
+    trefi_s: Annotated[ShortTime, Field(gt=0)]
+    trfc_s: ShortTime
+
+
+class AddressMapping(Frozen):
+    """Mapping from addresses to channels and banks: see the module docstring."""
+
+    interleave_bytes: Annotated[Integer, Field(ge=64, le=65536)]
+    channel_hash: Hash
+    bank_xor: bool

@@ -1,0 +1,113 @@
+"""Command `systems`: every machine, which backends it serves, and how its constants are known.
+
+python -m dse systems [<name or YAML path>]
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel
+
+from dse.config.options import list_options
+from dse.errors import ConfigError, Problem, Problems
+from simulators.hardware.device import Device
+from simulators.hardware.machine import Hardware, tree_of
+from simulators.hardware.memory_system import MemorySystem
+from simulators.hardware.system import System
+
+VIEWS: Mapping[str, type[BaseModel]] = {"schedules": System, "iterations": Device, "requests": MemorySystem}
+"""What is simulated -> the view of a machine that its backend reads."""
+_KNOWN = ("measured", "calibrated", "vendor", "abstract", "secondary", "derived", "memory", "assumed")
+
+
+@dataclass(frozen=True)
+class Served:
+    """A machine by what it serves. missing: view -> dotted paths that it lacks; precisions: with fitted constants.
+
+    constants: dotted path -> (value, provenance, source).
+    """
+
+    name: str
+    description: str
+    missing: Mapping[str, tuple[str, ...]]
+    precisions: Mapping[str, bool]
+    constants: Mapping[str, tuple[Any, str, str]]
+
+    @property
+    def provenance(self) -> Mapping[str, int]:
+        """Number of constants by provenance."""
+        counts = Counter(kind for _, kind, _ in self.constants.values())
+        return {kind: counts[kind] for kind in _KNOWN if counts[kind]}
+
+
+def served_by(name: str) -> Served:
+    """Look at a machine, by the name of a shipped system or by path. Raises ConfigError."""
+    tree, check = tree_of(name), Problems()
+    machine = check.model(Hardware, tree, path="system")
+    check.done()
+    assert machine is not None
+    missing = {view: tuple(_missing(kind, tree)) for view, kind in VIEWS.items()}
+    constants = {path.partition(".")[2]: (value, kind, source) for path, value, kind, source in machine.facts()}
+    fitted = {
+        str(precision): constants[f"gpu.efficiency.{precision}.compute"][1] == "calibrated"
+        for precision in machine.gpu.efficiency or ()
+    }
+    return Served(machine.name, machine.description, missing, fitted, constants)
+
+
+def _missing(kind: type[BaseModel], tree: Mapping[str, Any]) -> Iterator[str]:
+    check = Problems()
+    check.model(kind, tree, path="")
+    yield from (problem.path for problem in check.found)
+
+
+def systems(words: Sequence[str]) -> int:
+    """Command `systems [<name or YAML path>]`: a line for every machine, or every constant of one."""
+    from dse.results import report
+
+    if len(words) > 1 or any(word.startswith("-") for word in words):
+        way = "write systems, or systems h100_8"
+        raise ConfigError([Problem(" ".join(words), "is more than one system", way_out=way)])
+    console = report.console()
+    if words:
+        console.print(_constants(served_by(words[0])))
+        return 0
+    console.print(_table([served_by(name) for name in list_options("system")]))
+    console.print(
+        "iterations: precisions with constants, in parentheses where they are those of another GPU. constants: by how"
+        " they are known; `systems <name>` lists them with their sources, and what a backend misses"
+    )
+    return 0
+
+
+def _table(machines: Sequence[Served]) -> Any:
+    from rich.table import Table
+
+    shown = Table("system", "schedules", "iterations", "requests", "constants", title="Machines and what they serve")
+    for one in machines:
+        precisions = " ".join(name if own else f"({name})" for name, own in one.precisions.items())
+        served = {
+            "schedules": "yes",
+            "iterations": precisions or "no constants",
+            "requests": "yes",
+        }
+        cells = [text if not one.missing[view] else "–" for view, text in served.items()]
+        shown.add_row(one.name, *cells, ", ".join(f"{count} {kind}" for kind, count in one.provenance.items()))
+    return shown
+
+
+def _constants(one: Served) -> Any:
+    from rich.table import Table
+
+    shown = Table("constant", "value", "known", "source", title=f"{one.name}: {one.description}")
+    for path, (value, kind, source) in one.constants.items():
+        shown.add_row(path, f"{value:g}" if isinstance(value, float) else str(value)[:60], kind, source)
+    for view, paths in one.missing.items():
+        if paths:
+            shown.add_section()
+            shown.add_row(f"for {view}", "is missing:", "", ", ".join(paths))
+    return shown
