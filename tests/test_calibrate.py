@@ -162,7 +162,7 @@ GOOD = [f"OWN,fp32,gemm,{64 * n},512,512,N,N,0.5" for n in range(1, 9)]
         ([*GOOD, "OWN,fp32,conv,,4,32,,,1,33,44,5"], ["line 10, r", "is empty", "DeepBench's list"]),
         ([*GOOD, "OWN,fp32,conv,,4,32,,,1,33,4,5,7,3,1,1,1,1"], ["line 10, r = '7'", "larger than the padded image"]),
         (GOOD[:3], ["too few rows to fit on: 3 GEMMs at fp32"]),
-        ([*GOOD, "OWN,mixed,gemm,64,512,512,N,N,1"], ["system.gpu.peak_flop_per_s.mixed", "is missing"]),
+        ([*GOOD, "OWN,mixed,gemm,64,512,512,N,N,1"], ["system.gpu.peak_flop_per_s.fp16", "is missing"]),
         ([*GOOD, "OWN,fp32,gemm,4096,4096,4096,N,N,0.0155"], ["line 10, fwd_ms", "is it in seconds?"]),
         ([line.replace(",0.5", ",500") for line in GOOD], ["times of gemm at fp32 take", "are they in microseconds?"]),
         ([*GOOD, "OWN,fp16_storage,allreduce"], ["line 10, precision", "all-reduces are counted in floats"]),

@@ -26,7 +26,7 @@ from simulators.calibration.layouts import layout_of, read_gemms, read_streams
 from simulators.calibration.measurements import FLOAT_BYTES, STREAM_KINDS, Rows, read
 from simulators.calibration.predictions import MODELS, Errors, Predicted, predicted_by, roofline
 from simulators.calibration.rows import on_device
-from simulators.hardware.device import Device, device_of
+from simulators.hardware.device import Device, device_of, peak_format
 from simulators.hardware.machine import merged, tree_of
 
 if TYPE_CHECKING:
@@ -138,7 +138,11 @@ def _check(device: Device, rows: Sequence[Rows], file: Path) -> None:
     for precision in dict.fromkeys(group.precision for group in rows if group.kind != "allreduce"):
         if device.gpu.peak(precision) is None:
             rule = f"is missing: {file.name} has rows of this precision"
-            check.add(f"system.gpu.peak_flop_per_s.{precision}", rule, way_out="give the peak rate of the data sheet")
+            check.add(
+                f"system.gpu.peak_flop_per_s.{peak_format(precision)}",
+                rule,
+                way_out="give the peak rate of the data sheet",
+            )
     check.done()
     counts = {(group.precision, group.kind): group.size for group in rows}
     for precision in dict.fromkeys(precision for precision, kind in counts if kind != "allreduce"):

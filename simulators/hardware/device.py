@@ -15,23 +15,28 @@ from dse.units import Bytes, FlopPerSecond, Integer, Number
 from dse.values import knob
 from simulators.hardware.machine import Gpu, Hardware, View
 from simulators.hardware.network import CollectiveLibrary, Node
-from simulators.hardware.parts import Bandwidth, Efficiency, Precision
+from simulators.hardware.parts import Bandwidth, Efficiency, PeakFormat, Precision
 from simulators.hardware.pim import Pim
 from simulators.hardware.sourced import Sourced
 
-_ARITHMETIC: Mapping[str, Precision] = {"fp16_storage": "fp32", "fp16": "mixed", "bf16": "mixed"}
-"""Precision -> that whose peak rate counts: 16-bit data may be computed in 32 bits, and matrix units take both."""
+_FORMAT: Mapping[str, PeakFormat] = {"fp16_storage": "fp32", "mixed": "fp16"}
+"""Precision -> format whose peak rate counts, where the names differ: 16-bit data may be computed in 32 bits."""
+
+
+def peak_format(precision: str) -> str:
+    """Format of inputs whose peak rate counts at a precision."""
+    return _FORMAT.get(precision, precision)
 
 
 class DeviceGpu(View, Gpu):
-    """One GPU as its data sheet and fitted constants describe it. peak_flop_per_s: fp16_storage computes in fp32."""
+    """One GPU as its data sheet and fitted constants describe it. `fp16_storage` computes in fp32."""
 
     num_cus: Annotated[Integer, Field(ge=1, le=4096)]
     peak_hbm_bytes_per_s: Bandwidth
     hbm_bytes: Bytes | None = None
     staged_bytes: Bytes | None = None
     pim: Pim | None = None
-    peak_flop_per_s: Mapping[Precision, Annotated[FlopPerSecond, Field(ge=1e9)]] = Field(min_length=1)
+    peak_flop_per_s: Mapping[PeakFormat, Annotated[FlopPerSecond, Field(ge=1e9)]] = Field(min_length=1)
     measured_as: str = ""
     efficiency: Mapping[Precision, Efficiency] = Field(default_factory=dict)
     fitted_on: Mapping[str, Mapping[str, tuple[str, ...]]] = Field(default_factory=dict)
@@ -40,15 +45,14 @@ class DeviceGpu(View, Gpu):
     @classmethod
     def _has_the_peaks(cls, efficiency: Mapping[str, Efficiency], info: ValidationInfo) -> Mapping[str, Efficiency]:
         peaks = info.data.get("peak_flop_per_s")
-        absent = [name for name in efficiency if peaks is not None and _ARITHMETIC.get(name, name) not in peaks]
+        absent = [name for name in efficiency if peaks is not None and peak_format(name) not in peaks]
         if absent:
             raise ValueError(f"has constants for {', '.join(absent)}, whose rate peak_flop_per_s does not give")
         return efficiency
 
     def peak(self, precision: str) -> float | None:
         """Peak rate [FLOP/s] at a precision; None if the data sheet does not give it."""
-        name = _ARITHMETIC.get(precision, precision)
-        return {str(key): rate for key, rate in self.peak_flop_per_s.items()}.get(name)
+        return {str(key): rate for key, rate in self.peak_flop_per_s.items()}.get(peak_format(precision))
 
     def constants(self, precision: str) -> Efficiency | None:
         """Fitted constants at a precision; None if there are none."""

@@ -32,6 +32,7 @@ from simulators.hardware.parts import (
     Efficiency,
     GemmLibrary,
     Grown,
+    PeakFormat,
     Persistent,
     Power,
     Precision,
@@ -47,7 +48,7 @@ Rates = Mapping[str, Annotated[FlopPerSecond, Field(ge=1e9)]]
 class Gpu(WithSources, Grown):
     """One GPU. A part of None is one that it lacks, or of which nothing is known.
 
-    Data sheet: num_cus, peak_flop_per_s (by precision, all CUs, dense), peak_hbm_bytes_per_s, hbm_bytes.
+    Data sheet: num_cus, peak_flop_per_s (by the format of inputs, all CUs, dense), peak_hbm_bytes_per_s, hbm_bytes.
 
     Sustained, as kernels reach it: matrix_flop_per_s_per_cu (of one CU while all CUs are busy), flop_per_s (of all CUs,
     by the precision of an application that is simulated request by request), hbm_bytes_per_s; kernel_launch_s.
@@ -66,7 +67,7 @@ class Gpu(WithSources, Grown):
     name: str = ""
     description: str = ""
     num_cus: Annotated[Integer, Field(ge=1, le=4096)]
-    peak_flop_per_s: Mapping[Precision, Annotated[FlopPerSecond, Field(ge=1e9)]] | None = None
+    peak_flop_per_s: Mapping[PeakFormat, Annotated[FlopPerSecond, Field(ge=1e9)]] | None = None
     peak_hbm_bytes_per_s: Bandwidth | None = None
     hbm_bytes: Bytes | None = None
     matrix_flop_per_s_per_cu: FlopPerSecond | None = None

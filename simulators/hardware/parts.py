@@ -14,6 +14,8 @@ from dse.units import Bytes, BytesPerSecond, Fraction, Integer, Number, Seconds
 from dse.values import Frozen, knob
 
 Precision = Literal["fp32", "fp16_storage", "mixed", "fp16", "bf16", "fp8"]
+PeakFormat = Literal["fp32", "tf32", "fp16", "bf16", "fp8", "fp4"]
+"""Formats of inputs of which data sheets give the peak rate."""
 ELEMENT_BYTES: Mapping[str, int] = {"fp32": 4, "fp16_storage": 2, "mixed": 2, "fp16": 2, "bf16": 2, "fp8": 1}
 
 Bandwidth = Annotated[BytesPerSecond, Field(ge=1e6)]  # 64 would be a forgotten unit
