@@ -1,8 +1,9 @@
 """Predictions held against measured tables of operators of today's GPUs, on rows that no constant was fitted on.
 
-`python -m benchmarks.validity --data DIR [--json]` reads every CSV below a folder that has one of the layouts of
+`python -m benchmarks.validity [--data DIR] [--json]` reads every CSV below a folder that has one of the layouts of
 `simulators.calibration.layouts`, and predicts it with the constants of conf/system as they are: nothing is fitted. A
-row is printed for each file, device and precision; errors are relative, with the median's sign beside it.
+row is printed for each file, device and precision; errors are relative, with the median's sign beside it. With or
+without a folder: the errors of GEMM, collective and wall time on the shipped overlaps that nothing is fitted to.
 """
 
 from __future__ import annotations
@@ -19,11 +20,13 @@ import numpy as np
 from dse.config.options import list_options
 from dse.errors import ConfigError, Problem
 from dse.files import csv_columns
+from simulators.calibration.contention import Overlaps, median_errors
 from simulators.calibration.layouts import layout_of, read_gemms, read_streams
 from simulators.calibration.measurements import Rows
 from simulators.calibration.predictions import Errors, predicted_by
 from simulators.hardware.device import Device, device_of
 from simulators.hardware.machine import tree_of
+from simulators.hardware.system import system_of
 
 LARGE_TOKENS = 1024
 
@@ -90,26 +93,32 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, float]:
     return {name: max(values) for name, values in worst.items() if values}
 
 
+def overlaps() -> dict[str, float]:
+    """Median errors on the shipped overlaps of a GEMM and a collective that nothing is fitted to."""
+    medians = median_errors(system_of(tree_of("mi300x_8")), Overlaps.read())
+    return {f"overlap_{name}_median": error for name, error in medians.items()}
+
+
 def main(words: list[str] | None = None) -> int:
     """Print a row for each table, then the worst of them."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.validity", description=__doc__.splitlines()[0])
-    parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="folder of measured tables")
+    parser.add_argument("--data", type=Path, metavar="DIR", help="folder of measured tables of operators")
     parser.add_argument("--json", action="store_true", help="print JSON")
     typed = parser.parse_args(words)
     try:
-        rows = list(tables(typed.data))
+        rows = list(tables(typed.data)) if typed.data else []
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 2
     if typed.json:
-        print(json.dumps({**summary(rows), "tables": rows}, indent=2))
+        print(json.dumps({**summary(rows), **overlaps(), "tables": rows}, indent=2))
         return 0
     for row in rows:
         cells = f"{100 * row['median']:5.1f} % {100 * row['p90']:5.1f} % {100 * row['signed_median']:+5.1f} %"
         print(
             f"{row['file']:<36}{row['device']:<8}{row['precision']:<6}{row['kind']:<11}{row['rows']:>6} rows  {cells}"
         )
-    for name, value in summary(rows).items():
+    for name, value in (summary(rows) | overlaps()).items():
         print(f"{name:<28}{value:.4f}")
     return 0
 

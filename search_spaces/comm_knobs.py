@@ -6,11 +6,12 @@ from collections.abc import Iterator, Sequence
 from typing import Annotated, ClassVar, Literal
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from dse.errors import ConfigError
 from dse.units import Integer
 from dse.values import Former, knob
-from simulators.costs.transfer import CommEngine
+from simulators.costs.transfer import CommEngine, library_cus
 from simulators.hardware.system import System
 from simulators.overlap.design import ScheduleKnobs
 from simulators.overlap.node import least_shard
@@ -42,7 +43,7 @@ class CommEngineKnobs(ScheduleKnobs):
     near_memory: Annotated[bool, knob(structural=True)] = False
 
     def rules(self, system: System, workload: Workload) -> Sequence[Rule]:
-        """Require an overlap with rows for every GPU, and CUs that communication leaves for compute."""
+        """Require an overlap with rows for every GPU, and CUs that communication uses and leaves for compute."""
         if beyond := list(node_rules(system)):
             return beyond
         try:
@@ -53,11 +54,21 @@ class CommEngineKnobs(ScheduleKnobs):
         used = self.near_memory and overlap.collective.reduces
         rules += memory_rules(system, "schedule.near_memory", used=used)
         if self.comm_cus is not None:
-            reserved, cus = self.comm_cus, system.gpu.num_cus
-            rule = "leaves no CU for compute (system.gpu.num_cus = {0})"
-            broken = np.asarray(reserved) >= np.asarray(cus)
-            rules.append(Rule("schedule.comm_cus", broken, rule, reserved, (cus,), "reserve fewer"))
+            rules += _cu_rules(system, self.comm_cus, library_cus(system, overlap.collective.pattern))
         return rules
+
+
+def _cu_rules(system: System, reserved: ArrayLike, library: ArrayLike) -> Iterator[Rule]:
+    """Require CUs for compute, and no more CUs for communication than its kernel has workgroups for."""
+    path, cus = "schedule.comm_cus", system.gpu.num_cus
+    none_left = np.asarray(reserved) >= np.asarray(cus)
+    rule = "leaves no CU for compute (system.gpu.num_cus = {0})"
+    yield Rule(path, none_left, rule, reserved, (cus,), "reserve fewer")
+    idle = (
+        "is more than the workgroups of the collective's kernel ({0}, by system.gpu.cu_copy.num_cus): some would idle"
+    )
+    broken = (np.asarray(reserved) > library) & ~none_left
+    yield Rule(path, broken, idle, reserved, (np.asarray(library)[()],), "use at most {0}")
 
 
 def node_rules(system: System) -> Iterator[Rule]:

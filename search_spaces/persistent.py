@@ -463,9 +463,7 @@ class Lowering:
         """Add the slowdowns between a library's kernels and concurrent compute, as measured on the GPU."""
         gpu = self._system.gpu
         contention = gpu.contention
-        dynamic = gpu.gemm.assignment == "dynamic"
-        compute = contention.dynamic_gemm_beside_cus if dynamic else contention.static_gemm_beside_cus
-        factors = {"compute": compute, "library": contention.cu_copy_beside_gemm}
+        factors = {"compute": contention.gemm_beside_cus, "library": contention.cu_copy_beside_gemm}
         if not self._may_overlap():
             return
         for simulated in self._gpus:

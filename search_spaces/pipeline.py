@@ -8,18 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from itertools import groupby
+from itertools import groupby, product
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+from dse.values import put
 from search_spaces.comm_knobs import CommEngineKnobs
-from simulators.costs.gemm_waves import GemmCost, beside_cu_copies, gemm_cost
+from simulators.costs.gemm_waves import GemmCost, beside_cu_copies, gemm_cost_beside
 from simulators.costs.transfer import (
     Route,
     TransferMode,
     accumulate_hbm_bytes,
+    late_start_s,
     rate,
     routes,
     setup,
@@ -31,6 +33,8 @@ from simulators.taskgraph.graph import GraphBuilder, TaskGraph
 from simulators.workloads.operators import Workload
 
 __all__ = ["Pipeline", "piece"]
+_WAIT = "waiting"
+_NO_WAIT_S = 1e-12  # length of a kernel's wait while no GEMM runs: as good as nothing, and work that engines can run
 
 
 class Pipeline:
@@ -67,7 +71,8 @@ class Pipeline:
         self._comm_class, self._compute_class = first, second
         self._copies: dict[tuple[int, ...], Mapping[str, Any]] = {}
         self._chunks: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
-        self._slowed = {"gemm": _Factors("gemm"), "communication": _Factors("communication")}
+        self._gemms, self._transfers = _Groups("gemm"), _Groups("communication")
+        self._waits = self.comm_engine == "cu" and bool(np.any(np.asarray(system.gpu.contention.late_start) > 0))
         self._tasks_by_gpu: dict[int, Mapping[int, int]] = {}
         self._moved: dict[int, Any] = {}
         self._queued: dict[tuple[int, int | str], int] = {}
@@ -91,16 +96,22 @@ class Pipeline:
 
     def build(self) -> TaskGraph:
         """Build the graph, with the contention laws between GEMM chunks and transfers of a GPU."""
-        gemm, communication = self._slowed["gemm"], self._slowed["communication"]
+        gemms, transfers = self._gemms.items(), self._transfers.items()
         for gpu in self._machine.gpus:
-            for slowed, active in ((gemm, communication), (communication, gemm)):
-                for group, factor in slowed.items():
-                    for cause, _ in active.items():
-                        gpu_factor = self._machine.for_gpu(factor, gpu)
-                        if np.any(np.asarray(gpu_factor) < 1):
-                            pair = (self._machine.task_name(group, gpu), self._machine.task_name(cause, gpu))
-                            self.graph.slows(pair[0], while_active=pair[1], factor=gpu_factor)
+            for (gemm, (factor, _)), (moved, share) in product(gemms, transfers):
+                self._slow(gpu, gemm, moved, factor)
+                self._slow(gpu, moved, gemm, share)
+            for gemm, (factor, late_s) in gemms if self._waits else ():
+                self._slow(gpu, gemm, _WAIT, factor)
+                self._slow(gpu, _WAIT, gemm, 1 / np.maximum(late_s / _NO_WAIT_S, 1.0))
         return self.graph.build()
+
+    def _slow(self, gpu: int, group: str, cause: str, factor: Any) -> None:
+        """Add a contention law between groups of tasks of a GPU, unless its factor is 1."""
+        gpu_factor = self._machine.for_gpu(factor, gpu)
+        if np.any(np.asarray(gpu_factor) < 1):
+            slowed, active = (self._machine.task_name(name, gpu) for name in (group, cause))
+            self.graph.slows(slowed, while_active=active, factor=gpu_factor)
 
     def _on_each(self, add: Callable[[int], int]) -> int:
         """Add a task on each GPU; the first one stands for all."""
@@ -146,7 +157,24 @@ class Pipeline:
             name, before = self._machine.task_name(f"launch {label}", gpu), self._on(gpu, [*self._last_step, *after])
             return self.graph.task(name, "launch", after=before, gpu=gpu, **how)
 
-        return [self._on_each(add)]
+        launched = [self._on_each(add)]
+        return [self._wait(label, launched)] if self._waits else launched
+
+    def _wait(self, label: str, launched: Sequence[int]) -> int:
+        """Add the wait of a kernel that holds its CUs and moves nothing yet: no time, but while a GEMM runs."""
+
+        def add(gpu: int) -> int:
+            name, group = (self._machine.task_name(text, gpu) for text in (f"wait {label}", _WAIT))
+            how: dict[str, Any] = {
+                "work": 1.0,
+                "cap": 1 / _NO_WAIT_S,
+                "cus": self.comm_cus,
+                "lane": "communication",
+                "group": group,
+            }
+            return self.graph.task(name, "launch", after=self._on(gpu, launched), gpu=gpu, **how)
+
+        return self._on_each(add)
 
     def _add_transfers(self, label: str, concurrent: list[tuple[Route, ArrayLike]], before: list[int]) -> list[int]:
         at_once = len(concurrent) if self.comm_engine == "cu" else min(len(concurrent), self.system.gpu.dma.num_engines)
@@ -269,7 +297,7 @@ class Pipeline:
             "lane": next(iter(route.loads)) if exclusive_link else f"peer.{route.peer}",
             "limiter": pace.limiter,
             "cus": np.asarray(self.comm_cus) / len(active),
-            "group": self._slowed["communication"].group(beside),
+            "group": self._transfers.group(beside),
             "free": rate(self.system, route, active, by=self._free).bytes_per_s,
         }
         return self._copies[key]
@@ -298,13 +326,17 @@ class Pipeline:
     def gemm_in_parts(self, size: tuple[ArrayLike, ArrayLike, ArrayLike], between: Callable[[int], Any]) -> None:
         """Add a GEMM beside a collective that `between` adds, given the task that retires the first workgroups.
 
-        This task is the first wave, or the entire GEMM if workgroups persist.
+        This task is the first wave, or the entire GEMM if workgroups persist. A late start counts from the start of the
+        GEMM, so that the first wave is a part of it.
         """
         chunks = self._chunk(size, overlapped=True, accumulate=False)
         waves = chunks[self._machine.gpus[0]]["waves"]
         first = 1 / waves if self.system.gpu.gemm.assignment == "static" else np.ones_like(waves)
         between(self._gemm("gemm, first wave", self._part(chunks, first), []))
-        remaining = [{**chunk, "delay": 0.0} for chunk in self._part(chunks, 1 - first)]  # launched with its first part
+        remaining = [
+            {**part, "delay": 0.0, "law": _later(chunk, first)}  # launched with its first part
+            for chunk, part in zip(chunks, self._part(chunks, 1 - first), strict=True)
+        ]
         self._gemm("gemm", remaining, [])
 
     def _part(self, chunks: Sequence[Mapping[str, Any]], share: Any) -> list[Mapping[str, Any]]:
@@ -319,9 +351,9 @@ class Pipeline:
 
         def add(gpu: int) -> int:
             name, gpu_waits = self._machine.task_name(label, gpu), self._on(gpu, waits)
-            options = {"work": 1.0, **{key: value for key, value in chunks[gpu].items() if key != "waves"}}
-            options["group"] = self._machine.task_name(options["group"], gpu)
-            task = self.graph.task(name, "gemm", after=gpu_waits, lane="compute", gpu=gpu, **options)
+            options = {"work": 1.0, **{key: value for key, value in chunks[gpu].items() if key not in {"waves", "law"}}}
+            group = self._machine.task_name(self._gemms.group(*chunks[gpu]["law"]), gpu)
+            task = self.graph.task(name, "gemm", after=gpu_waits, lane="compute", gpu=gpu, group=group, **options)
             self.graph.frees(task, self._on(gpu, frees))
             return task
 
@@ -364,20 +396,24 @@ class Pipeline:
             self._chunks[key] = self._costs(size, overlapped=overlapped, accumulate=accumulate)
         return self._chunks[key]
 
-    def _cost(self, shape: tuple[ArrayLike, ...], cus: ArrayLike, *, accumulate: bool = False) -> GemmCost:
+    def _cost(self, shape: tuple[ArrayLike, ...], taken: ArrayLike, *, accumulate: bool = False) -> GemmCost:
+        """Cost of a GEMM chunk while so many CUs are taken: held by kernels, or withheld beside DMA engines.
+
+        Beside DMA engines no other kernel is dispatched, so that the GEMM's workgroups go to any free CU.
+        """
         m, n, k = shape
-        return gemm_cost(
-            self.system.gpu, (m, n, k), cus=cus, element_bytes=self.op.element_bytes, accumulate=accumulate
-        )
+        gpu = self.system.gpu if self.comm_engine == "cu" else put(self.system.gpu, "shader_engines", None)
+        how: dict[str, Any] = {"element_bytes": self.op.element_bytes, "accumulate": accumulate}
+        return gemm_cost_beside(gpu, (m, n, k), taken=taken, **how)
 
     def _costs(
         self, size: tuple[ArrayLike, ArrayLike, ArrayLike], *, overlapped: bool, accumulate: bool
     ) -> list[Mapping[str, Any]]:
         gpu = self.system.gpu
         reserved = self._withheld if self.comm_engine == "dma" else np.asarray(self.comm_cus)
-        full = granted = self._cost(size, gpu.num_cus, accumulate=accumulate)
+        full = granted = self._cost(size, 0, accumulate=accumulate)
         if overlapped and reserved.any():
-            granted = self._cost(size, gpu.num_cus - reserved, accumulate=accumulate)
+            granted = self._cost(size, reserved, accumulate=accumulate)
         masked = overlapped and (self._masked or self.comm_engine == "dma")
         cus, cost = (gpu.num_cus - reserved, granted) if masked else (gpu.num_cus, full)
         factor = np.ones(())  # nothing moves beside it
@@ -387,13 +423,14 @@ class Pipeline:
             factor = np.minimum(cost.seconds / beside_cu_copies(gpu, granted.seconds, full.seconds), 1.0)
         share = cost.flop / self._whole.flop * self._whole.seconds
         common: dict[str, Any] = {"alone_s": full.seconds, "wide_s": share, "ideal_s": share, "waves": cost.waves}
-        common |= {"group": self._slowed["gemm"].group(factor)}
+        late_s = late_start_s(gpu, full.seconds, by=self.comm_engine) if overlapped else np.zeros(())
+        common |= {"law": (factor, late_s)}
         return [self._task_of(cost, cus, common, gpu_index) for gpu_index in self._machine.gpus]
 
     @cached_property
     def _whole(self) -> GemmCost:
         """Cost of the undivided GEMM on all CUs."""
-        return self._cost((self.op.m, self.op.local_n, self.op.local_k), self.system.gpu.num_cus)
+        return self._cost((self.op.m, self.op.local_n, self.op.local_k), 0)
 
     def _task_of(self, cost: GemmCost, cus: ArrayLike, common: Mapping[str, Any], gpu: int) -> Mapping[str, Any]:
         seconds, traffic, flop = (
@@ -408,22 +445,30 @@ class Pipeline:
             "priority": self._compute_class,
             "limiter": "HBM" if memory_bound else "compute",
             "flop": flop,
-            **{name: self._machine.for_gpu(value, gpu) for name, value in common.items()},
+            "law": common["law"],
+            **{name: self._machine.for_gpu(value, gpu) for name, value in common.items() if name != "law"},
         }
 
 
-class _Factors:
-    """Groups of tasks with the same factor of a contention law on their rates."""
+def _later(chunk: Mapping[str, Any], first: Any) -> tuple[Any, Any]:
+    """Law of what is left of a GEMM chunk after a share `first`, which kernels beside it have waited for already."""
+    factor, late_s = chunk["law"]
+    return factor, np.maximum(late_s - first * chunk["alone_s"], 0.0)
+
+
+class _Groups:
+    """Groups of tasks with the same numbers of a contention law."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._groups: dict[tuple[Any, ...], tuple[str, Any]] = {}
 
-    def group(self, factor: Any) -> str:
-        """Group of a factor (0, 1]."""
-        key = (np.shape(factor), np.asarray(factor, float).tobytes())
-        return self._groups.setdefault(key, (f"{self._name} {len(self._groups)}", factor))[0]
+    def group(self, *numbers: Any) -> str:
+        """Group of the numbers of a law."""
+        key = tuple((np.shape(number), np.asarray(number, float).tobytes()) for number in numbers)
+        law = numbers if len(numbers) > 1 else numbers[0]
+        return self._groups.setdefault(key, (f"{self._name} {len(self._groups)}", law))[0]
 
     def items(self) -> list[tuple[str, Any]]:
-        """Pairs (group, factor) of all groups."""
+        """Pairs (group, its number or numbers) of all groups."""
         return list(self._groups.values())

@@ -6,6 +6,7 @@ import csv
 import json
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +33,24 @@ from pydantic import BaseModel
 from test_conformance import DISTINCT, magnitudes, points, run
 
 from dse.cli import main
-from simulators.calibration.contention import Overlaps, errors, fit_contention, shares, together, without_one
-from simulators.costs.gemm_waves import gemm_cost
-from simulators.hardware.parts import Contention
-from simulators.hardware.system import System
+from simulators.calibration.contention import (
+    TIMES,
+    Overlaps,
+    errors,
+    fit_contention,
+    median_errors,
+    predict_overlaps,
+    put_all,
+    shares,
+    together,
+    without_one,
+)
+from simulators.costs.gemm_waves import beside_cu_copies, fewest_free_cus, gemm_cost, gemm_cost_beside
+from simulators.costs.transfer import channel_cus, late_start_s
+from simulators.hardware.parts import Contention, ShaderEngines
+from simulators.hardware.system import ScheduleGpu, System
 from simulators.overlap.node import WholeNode
+from simulators.taskgraph.graph import TaskGraph
 from simulators.taskgraph.losses import LOSSES
 from simulators.workloads.operators import ShapeList, Workload
 from studies.conccl import STUDY
@@ -127,8 +141,8 @@ def test_each_coefficient_of_contention_changes_some_makespan(name: str) -> None
     assert makespans({f"system.gpu.contention.{name}": 4.0}) != makespans({})
 
 
-def test_contention_has_at_most_six_coefficients_each_with_a_source() -> None:
-    assert len(Contention.model_fields) <= 6
+def test_contention_has_at_most_four_coefficients_each_with_a_source() -> None:
+    assert len(Contention.model_fields) <= 4
     sourced = sources_of(shipped("system")["mi300x_8"])
     assert {f"gpu.contention.{name}" for name in Contention.model_fields} <= set(sourced)
 
@@ -150,6 +164,101 @@ def test_nobody_can_say_how_much_of_an_operator_is_hidden() -> None:
     assert [name for name in found if set(name.lower().split("_")) & set(forbidden)] == []
 
 
+# Waves beside other kernels
+
+EIGHT_DIES = ShaderEngines(num_dies=8, engines_per_die=4)
+
+
+@pytest.mark.parametrize(
+    ("channels", "free"), [(0, 9), (2, 9), (8, 9), (16, 8), (32, 8), (40, 8), (48, 7), (56, 7), (64, 7), (280, 0)]
+)
+def test_the_engine_with_the_fewest_free_cus_by_hand(channels: int, free: int) -> None:
+    """Engines of a die have 10, 9, 10 and 9 CUs; 16 channels are the first to take one of an engine of 9."""
+    assert fewest_free_cus(EIGHT_DIES, 304, channels) == free
+
+
+@pytest.mark.parametrize(
+    ("size", "tile", "channels", "waves", "beside"),
+    [
+        (8192, (256, 224), 56, 4, 6),
+        (8192, (256, 224), 32, 4, 5),
+        (8192, (256, 224), 2, 4, 5),
+        (12288, (512, 128), 56, 8, 11),
+        (12288, (512, 128), 32, 8, 9),
+        (16384, (512, 160), 56, 11, 15),
+        (4096, (256, 224), 56, 1, 2),
+    ],
+)
+def test_waves_of_each_engine_by_hand(size: int, tile: tuple[int, int], channels: int, waves: int, beside: int) -> None:
+    """8192: 37 tiles an engine, on 8 free CUs 5 waves, on 7 free CUs 6; alone ceil(1184 / 304) = 4."""
+    gpu, shape = library_of(*tile), (size, size, size)
+    assert gemm_cost(gpu, shape, cus=304, element_bytes=2).waves == waves
+    assert gemm_cost_beside(gpu, shape, taken=channels, element_bytes=2).waves == beside
+
+
+def library_of(rows: int, cols: int) -> ScheduleGpu:
+    """MI300X with a library of one macro-tile."""
+    tiles = [{"rows": rows, "cols": cols, "efficiency": 1.0}]
+    return design("serial", {"system.gpu.gemm.tiles": tiles}).system.gpu
+
+
+EXTENT, TAKEN = st.integers(1, 20000), st.integers(0, 302)
+
+
+@given(shape=st.tuples(EXTENT, EXTENT, EXTENT), taken=TAKEN, more=st.integers(0, 302))
+def test_a_static_gemm_is_never_faster_beside_more_cus_of_others(
+    shape: tuple[int, int, int], taken: int, more: int
+) -> None:
+    gpu = design("serial").system.gpu
+    few, many = (
+        gemm_cost_beside(gpu, shape, taken=held, element_bytes=2)
+        for held in (taken, min(taken + more, gpu.num_cus - 1))
+    )
+    assert many.seconds >= few.seconds * (1 - 1e-12)
+    assert (many.rows, many.cols) == (few.rows, few.cols)
+
+
+@pytest.mark.parametrize("channels", [2, 8, 32, 56])
+def test_a_dynamic_gemm_loses_what_it_lacks_and_the_same_interference(channels: int) -> None:
+    system = design("serial", {"system.gpu.gemm.assignment": "dynamic"}).system
+    full, granted = (
+        gemm_cost_beside(system.gpu, (8192, 8192, 8192), taken=taken, element_bytes=2).seconds
+        for taken in (0, channels)
+    )
+    slower = beside_cu_copies(system.gpu, granted, full) / full
+    assert slower == pytest.approx(system.gpu.contention.gemm_beside_cus * 304 / (304 - channels), rel=0.01)
+
+
+@pytest.mark.parametrize(("schedule", "waves"), [("conccl_rp", 4), ("c3_rp", 5)])
+def test_withheld_cus_cost_a_wave_only_where_another_kernel_is_dispatched(schedule: str, waves: int) -> None:
+    """1,184 tiles are 4 waves of 296 CUs, and of 9 CUs of an engine 5."""
+    knobs: dict[str, Any] = {"workload.operators.gemm.shards": 1, "system.gpu.gemm.serial_fraction": 0.0}
+    knobs |= {"schedule.withheld_cus": 8} if schedule == "conccl_rp" else {"schedule.comm_cus": 8}
+    graph = lower(design(schedule, knobs, shape=(8192, 8192, 8192)))
+    (gemm,) = graph.of_kind("gemm") if schedule == "conccl_rp" else graph.of_kind("gemm")[:1]
+    assert 1 / graph["cap"][0, gemm] == pytest.approx(waves / 4 * graph["alone_s"][0, gemm], rel=1e-9)
+
+
+@pytest.mark.parametrize(("pattern", "most"), [("all_reduce", 56), ("all_to_all", 112)])
+@pytest.mark.parametrize("schedule", ["c3_sp", "c3_rp"])
+def test_more_cus_than_a_kernel_has_workgroups_for_are_told(schedule: str, pattern: str, most: int) -> None:
+    for cus in (most, most + 1):
+        point = design(schedule, {"schedule.comm_cus": cus}, pattern=pattern)
+        texts = [str(problem) for problem in backend("event").problems(point)]
+        assert len(texts) == (cus > most)
+        assert all(
+            f"({most}, by system.gpu.cu_copy.num_cus)" in text and f"use at most {most}" in text for text in texts
+        )
+
+
+def test_a_channel_of_an_all_to_all_takes_two_cus() -> None:
+    system = design("serial").system
+    assert channel_cus(system, 28, "all_to_all") == 2 * channel_cus(system, 28, "all_reduce") == 56
+    rows = [replace(row(8192, 28, "static"), pattern=(pattern,)) for pattern in ("all_gather", "all_to_all")]
+    ring, pairs = (float(shares(system, one)[0][0]) for one in rows)
+    assert (ring, pairs) == pytest.approx((4 / 5, 4 / 6), rel=0.01)
+
+
 # GEMM and collective at once
 
 
@@ -161,7 +270,7 @@ def test_two_operators_at_once_take_the_longer_ones_time_at_least_and_both_ones_
     gemm_s: float, comm_s: float, gemm: float, comm: float
 ) -> None:
     """At most where their shares add up to 1: otherwise one after the other would be faster."""
-    wall = max(map(float, together(*map(np.asarray, (gemm_s, comm_s, gemm, comm)))))
+    wall = max(map(float, together(*map(np.asarray, (gemm_s, comm_s, gemm, comm)), late_s=np.asarray(0.0))))
     assert wall >= max(gemm_s, comm_s) * (1 - 1e-12)
     if gemm + comm >= 1:
         assert wall <= (gemm_s + comm_s) * (1 + 1e-12)
@@ -169,10 +278,23 @@ def test_two_operators_at_once_take_the_longer_ones_time_at_least_and_both_ones_
         assert wall >= (gemm_s + comm_s) * (1 - 1e-12)
 
 
+@given(gemm_s=SECONDS, gemm=SHARES, comm_s=SECONDS, more=magnitudes(1, 100), share=st.floats(0, 2))
+def test_a_late_start_does_not_depend_on_the_payload_and_ends_with_the_gemm(
+    gemm_s: float, gemm: float, comm_s: float, more: float, share: float
+) -> None:
+    """Beside a GEMM that does not slow what moves, a collective ends as much later whatever it moves."""
+    late_s = np.asarray(share * gemm_s)
+    later = [
+        float(together(*map(np.asarray, (gemm_s, moved_s, gemm, 1.0)), late_s=late_s)[1]) - moved_s
+        for moved_s in (comm_s, comm_s * more)
+    ]
+    assert later == pytest.approx([min(share * gemm_s, gemm_s / gemm)] * 2, rel=1e-6, abs=1e-12)
+
+
 @pytest.mark.parametrize("engine", ["event", "fluid"])
 @pytest.mark.parametrize("assignment", ["static", "dynamic"])
 @settings(max_examples=25)
-@given(size=st.sampled_from([2048, 4096, 8192]), mib=st.integers(1, 1024), channels=st.integers(1, 64))
+@given(size=st.sampled_from([2048, 4096, 8192]), mib=st.integers(1, 1024), channels=st.integers(1, 56))
 def test_a_schedule_overlaps_as_the_formula_that_was_held_against_measurements(
     engine: str, assignment: str, size: int, mib: int, channels: int
 ) -> None:
@@ -186,36 +308,45 @@ def test_a_schedule_overlaps_as_the_formula_that_was_held_against_measurements(
     graph = lower(point)
     timeline = ENGINES[engine].run(graph)
     (gemm,), moved = graph.of_kind("gemm"), graph.of_kind("transfer")
-    factor = {graph.kinds[tasks[0]]: 1.0 for tasks in (graph.of_kind("gemm"), moved)}
-    for (slowed, _), value in zip(graph.slowed, graph["factor"][0], strict=True):
-        factor[graph.kinds[int(np.flatnonzero(graph.group == slowed)[0])]] = value
+    factor = factors(graph)
     times = graph["work"][0] / graph["cap"][0]
-    arguments = times[gemm], times[moved].max(), factor["gemm"], factor["transfer"]
-    ends = together(*map(np.asarray, arguments))
+    arguments = times[gemm], times[moved].max(), factor["gemm"], factor["communication"]
+    ends = together(*map(np.asarray, arguments), late_s=late_start_s(point.system.gpu, times[gemm], by="cu"))
     found = timeline.finished[0, gemm], timeline.finished[0, moved].max()
-    if factor["gemm"] * 304 + factor["transfer"] * channels <= 304:
+    if factor["gemm"] * 304 + factor["communication"] * channels <= 304:
         assert found == pytest.approx(tuple(map(float, ends)), rel=1e-6)
     else:
         assert max(found) >= float(max(ends)) * (1 - 1e-9)
 
 
+def factors(graph: TaskGraph) -> dict[str, float]:
+    """Factors of the laws of a graph, by the first word of the group that is slowed; 1 without a law."""
+    laws = zip(graph.slowed[:, 0], graph["factor"][0], strict=True)
+    return {"gemm": 1.0, "communication": 1.0} | {graph.groups[group].split()[0]: value for group, value in laws}
+
+
 @pytest.mark.parametrize("assignment", ["static", "dynamic"])
 @settings(max_examples=25)
-@given(channels=st.integers(1, 64), size=st.sampled_from([2048, 4096, 8192]), mib=st.integers(1, 512))
+@given(channels=st.integers(1, 56), size=st.sampled_from([2048, 4096, 8192]), mib=st.integers(1, 512))
 def test_the_shares_of_a_schedule_are_those_of_the_fit(assignment: str, channels: int, size: int, mib: int) -> None:
     knobs = {**AT_ONCE, "schedule.comm_cus": channels, "system.gpu.gemm.assignment": assignment}
     knobs |= {"system.node.num_gpus": 2, "workload.operators.gather.rows": 1024 * mib}
     knobs |= {"workload.operators.gemm.shards": 1}
     point = design("c3_sp", knobs, shape=(size, size, size), pattern="all_reduce")
     graph = lower(point)
-    one = np.array([1.0])
-    row = Overlaps(
-        np.array([size]), np.array([channels]), one, (assignment,), one, one, one, one, one, np.array([True])
-    )
-    laws = zip(graph.slowed[:, 0], graph["factor"][0], strict=True)
-    factor = {graph.groups[group].split()[0]: value for group, value in laws}
-    expected = dict(zip(("gemm", "communication"), shares(point.system, row), strict=True))
+    expected = dict(zip(("gemm", "communication"), shares(point.system, row(size, channels, assignment)), strict=True))
+    factor = factors(graph)
+    late_s = late_start_s(point.system.gpu, graph["alone_s"][0, graph.of_kind("gemm")], by="cu")
+    waiting = graph["work"] / graph["cap"] / factor.pop("waiting")
     assert factor == {name: pytest.approx(float(value[0]), rel=1e-12) for name, value in expected.items()}
+    assert waiting[0, graph.tasks.index("wait all_reduce")] == pytest.approx(late_s, rel=1e-9)
+
+
+def row(size: int, channels: int, assignment: str) -> Overlaps:
+    """An overlap with an all-reduce whose times are not known."""
+    s = np.array([1.0])
+    sizes = np.array([size]), np.array([channels])
+    return Overlaps(*sizes, s, (assignment,), ("all_reduce",), s, s, s, s, s, np.array([True]))
 
 
 @settings(max_examples=25)
@@ -228,10 +359,12 @@ def test_a_gemm_that_is_not_masked_is_no_faster_than_on_the_cus_that_are_left(
     graph, (gpu, op) = lower(point), (point.system.gpu, point.workload.overlap().gemm)
     turns = point.system.node.num_gpus // 2 if point.system.node.topology == "ring" else 1
     held = float(graph["cus"][0, graph.of_kind("transfer")].sum()) / turns
-    left = gemm_cost(gpu, (op.m, op.local_n, op.local_k), cus=gpu.num_cus - round(held), element_bytes=2)
+    shape = op.m, op.local_n, op.local_k
+    left = gemm_cost_beside(gpu, shape, taken=round(held), element_bytes=2)
     (gemm,) = graph.of_kind("gemm")
-    laws = zip(graph.slowed[:, 0], graph["factor"][0], strict=True)
-    factor = math.prod(value for group, value in laws if group == graph.group[gemm])
+    moving = {graph.group[transfer] for transfer in graph.of_kind("transfer")}
+    laws = zip(graph.slowed, graph["factor"][0], strict=True)
+    factor = math.prod(value for (group, by), value in laws if group == graph.group[gemm] and by in moving)
     assert graph["cap"][0, gemm] * factor <= 1 / float(left.seconds) * (1 + 1e-9)
 
 
@@ -243,7 +376,11 @@ def test_a_collective_launched_second_waits_for_the_first_wave(shape: tuple[int,
     whole = gemm_cost(gpu, (op.m, op.local_n, op.local_k), cus=gpu.num_cus, element_bytes=2)
     assert whole.waves > 1
     retired = gpu.kernel_launch_s + float(whole.seconds / whole.waves)
-    assert timeline.issued[0, graph.of_kind("launch")] == pytest.approx([retired], rel=1e-9)
+    assert timeline.issued[0, graph.of_kind("launch")[:1]] == pytest.approx([retired], rel=1e-9)
+    late = gpu.kernel_launch_s + float(late_start_s(gpu, whole.seconds, by="cu"))
+    (waited,) = timeline.finished[0, graph.of_kind("launch")[1:]]
+    setup_s = gpu.cu_copy.setup_s / 2
+    assert max(late, retired) <= waited <= max(late, retired) + setup_s * (1 + 1e-9)
 
 
 def test_a_collective_launched_second_waits_for_all_of_a_gemm_that_persists() -> None:
@@ -280,7 +417,7 @@ FIRST, RESERVED, BY_DMA = (
     "reserve CUs by a table of class and collective",
     "DMA engines for all",
 )
-FEW = "space.schedule.comm_cus=choice(0,8,64)"
+FEW = "space.schedule.comm_cus=choice(0,8,48)"
 COMPARED = {"strategies", "fraction_of_ideal", "losses"}
 NARROWED: dict[str, tuple[list[str], set[str], set[str]]] = {
     "nothing": ([FEW], {*COMPARED, "cu_sweep"}, {FIRST, RESERVED, BY_DMA}),
@@ -348,14 +485,36 @@ def test_the_shipped_coefficients_are_those_that_the_fit_finds(measured: Overlap
         assert getattr(system.gpu.contention, name) == pytest.approx(value, abs=2e-3)
 
 
+def test_at_most_twelve_rows_are_fitted(measured: Overlaps) -> None:
+    assert 0 < len(measured) <= 12
+
+
+def test_the_fit_recovers_the_coefficients_of_synthetic_rows() -> None:
+    system, rows = design("serial").system, Overlaps.read()
+    truth = {"gemm_beside_cus": 1.06, "late_start": 0.3, "cu_copy_beside_gemm": 1.8}
+    times = predict_overlaps(put_all(system, truth), rows)
+    synthetic = replace(rows, gemm=times["gemm"], comm=times["comm"])
+    assert fit_contention(system, synthetic.where(rows.fitted)) == pytest.approx(truth, abs=2e-3)
+
+
+def test_rows_that_nothing_is_fitted_to_are_within_reach() -> None:
+    system, rows = design("serial").system, Overlaps.read()
+    medians = median_errors(system, rows)
+    assert medians["gemm"] <= 0.04
+    assert medians["comm"] <= 0.08
+    assert medians["wall"] <= 0.04
+    sweep = (rows.size == 8192) & (rows.payload_bytes == 512 * 2**20)
+    assert max(np.abs(error[sweep]).max() for error in errors(system, rows).values()) <= 0.1
+
+
 @pytest.mark.slow
-def test_the_fit_is_within_three_percent_and_within_six_of_channels_it_has_not_seen(measured: Overlaps) -> None:
-    system = design("serial").system
-    assert max(np.abs(error).max() for error in errors(system, measured)) <= 0.03
-    assert max(np.abs(error).max() for error in without_one(system, measured)) <= 0.06
+def test_no_channel_count_is_off_by_more_than_a_tenth_when_it_is_left_out(measured: Overlaps) -> None:
+    """Over the sweep of channels. Without the rows of 56 channels late start and rate cannot be told apart."""
+    left_out = without_one(design("serial").system, measured)
+    assert all(np.abs(left_out[name][measured.size == 8192]).max() <= 0.1 for name in TIMES)
 
 
-def test_the_rows_that_are_fitted_are_the_published_ones(shared: Callable[[str], Path]) -> None:
+def test_the_rows_of_the_sweep_are_the_published_ones(shared: Callable[[str], Path]) -> None:
     def table(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(line for line in path.read_text("utf-8").splitlines() if line[0] != "#"))
 
@@ -370,7 +529,10 @@ def test_the_rows_that_are_fitted_are_the_published_ones(shared: Callable[[str],
         for row in published
         for assignment, own in kinds.items()
     ]
-    rows = [row for row in table(CONF / "data/overlap/mi300x_gemm_allreduce.csv") if row["use"] == "fit"]
+    most = max(int(row["channels"]) for row in published)
+    shipped_rows = table(CONF / "data/overlap/mi300x_gemm_allreduce.csv")
+    swept = [row for row in shipped_rows if (row["size"], row["payload_mib"]) == ("8192", "512")]
+    rows = [row for row in swept if int(row["channels"]) <= most]
     columns = ("size", "channels", "comm_alone_ms", "gemm_alone_ms", "gemm_ms", "comm_ms", "wall_ms")
     found = [(*(float(row[name]) for name in columns), row["assignment"]) for row in rows]
     assert len(found) == 2 * len(published) > 0

@@ -36,7 +36,7 @@ AXES: dict[str, st.SearchStrategy[Any]] = {
     "system.gpu.dma.setup_s": st.just(0.0) | magnitudes(1e-7, 1e-4),
     "system.node.link_bytes_per_s": magnitudes(5e9, 5e11),
     **dict.fromkeys(FREE, st.floats(1, 4)),
-    "schedule.comm_cus": st.integers(1, 400),
+    "schedule.comm_cus": st.integers(1, 56) | st.integers(1, 400),
     "schedule.withheld_cus": st.integers(0, 400),
     "workload.operators.gather.rows": st.integers(1, 40) | st.integers(256, 20000),
 }
@@ -103,7 +103,7 @@ def test_what_is_known_before_a_run_is_what_the_run_says(engine: str, schedule: 
 def test_the_grids_above_hold_designs_of_all_kinds() -> None:
     """Measured ones, infeasible ones and refused ones in one grid, or the property above would say little."""
     axes = {
-        "schedule.comm_cus": np.array([8, 304, 64]),
+        "schedule.comm_cus": np.array([8, 304, 48]),
         "system.gpu.hbm_bytes_per_s": np.array([4e12, 1e11]),
         "workload.operators.gather.rows": np.array([4096, 7]),
     }

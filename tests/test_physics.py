@@ -584,6 +584,7 @@ def test_one_problem_noted_twice_is_said_once() -> None:
     [
         ({"comm_cus": 304}, "schedule.comm_cus"),
         ({"comm_cus": 4096}, "schedule.comm_cus"),
+        ({"comm_cus": 57}, "schedule.comm_cus"),
         ({"num_chunks": 513, "comm_cus": 8}, "schedule.num_chunks"),
         ({"num_chunks": 1024, "chunk_dim": "k", "comm_cus": 8}, "schedule.num_chunks"),
     ],
@@ -596,7 +597,7 @@ def test_rules_between_parts_are_told_with_a_way_out(changes: dict[str, Any], pa
 
 
 def test_rules_between_parts_hold_up_to_their_bounds() -> None:
-    for knobs in ({"comm_engine": "cu", "comm_cus": 303, "num_chunks": 512}, {"chunk_dim": "k", "num_chunks": 512}):
+    for knobs in ({"comm_engine": "cu", "comm_cus": 56, "num_chunks": 512}, {"chunk_dim": "k", "num_chunks": 512}):
         point = design("uniform_fused_1d", {f"schedule.{k}": v for k, v in knobs.items()}, shape=(4096, 4096, 512))
         assert list(backend("event").problems(point)) == []
 

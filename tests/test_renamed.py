@@ -20,13 +20,13 @@ from dse.errors import ConfigError, did_you_mean
 from dse.study.plan import plan
 from dse.values import Former, Frozen, former_leaf, former_names, knob
 
-BEFORE = {  # content keys of shipped schedules, computed by the commit before any field was renamed
-    "uniform_fused_2d": "524bf5b841840d81f0b8f0fc767ce4a7",
-    "hetero_unfused_1d": "7ee3703f67d016e5b200ac9d8c3e5c13",
-    "c3_sp": "206d2d6f34d5fa64ecb6e0f0ec77f0fb",
-    "t3_mca": "b1e9675344fd750f603e04824a76ab2d",
-    "go_kernels": "16dc61812952e5b1eea3b8831bd15dd9",
-    "fused_kernels": "62d47c472d52b4f0e318ec74708ad486",  # since `persistent` is a part of the GPU
+BEFORE = {  # content keys of shipped schedules under their former names, with today's laws of contention
+    "uniform_fused_2d": "ddcad66a3f47e9ecf74d42990cc4fb88",
+    "hetero_unfused_1d": "0a6250f16593f350b894fe3a228672f4",
+    "c3_sp": "abec0e213299d6cff34b328d82c007dc",
+    "t3_mca": "3d68480542c1517a66d2561ee0bec20e",
+    "go_kernels": "dd7e04fc804cac919dc614f0c7b83e07",
+    "fused_kernels": "29761fc2844c7bd0923b48e21c71b4b4",
 }
 
 

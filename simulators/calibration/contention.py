@@ -1,12 +1,13 @@
 """Contention compared with measured overlaps: times of two operators that run at once, and the fit of the coefficients.
 
-A GEMM (alone G seconds) and a collective (alone C) that start together progress at the shares g and c of their rates
-alone until one ends; the other then continues alone:
+A GEMM (alone G seconds) and a collective (alone C) start together. The collective holds its CUs from the start and
+moves data W seconds later, or when the GEMM ends. The GEMM has the share g of its rate alone as long as the collective
+is there, and the collective the share c of its own as long as the GEMM is:
 
-    t = min(G / g, C / c);   the first ends at t, the other at t + its remaining time alone
+    w = min(W, G / g);   t = min((G - g w) / g, C / c);   the first ends at w + t, the other w + t + its time left alone
 
-g and c are those of the schedules: `simulators.costs.gemm_waves.beside_cu_copies` and
-`simulators.costs.transfer.slowed_beside_gemm`.
+W, g and c are those of the schedules: `simulators.costs.transfer.late_start_s`,
+`simulators.costs.gemm_waves.beside_cu_copies` and `simulators.costs.transfer.slowed_beside_gemm`.
 """
 
 from __future__ import annotations
@@ -22,29 +23,32 @@ from numpy.typing import NDArray
 from dse.config.options import conf_dir
 from dse.files import read_csv
 from dse.values import put
-from simulators.costs.gemm_waves import beside_cu_copies, gemm_cost
-from simulators.costs.transfer import TransferMode, routes, slowed_beside_gemm
+from simulators.costs.gemm_waves import beside_cu_copies, gemm_cost_beside
+from simulators.costs.transfer import TransferMode, channel_cus, late_start_s, routes, slowed_beside_gemm
 from simulators.hardware.system import System
+from simulators.workloads.operators import Pattern
 
 Floats = NDArray[np.float64]
-COEFFICIENTS = {"static": "static_gemm_beside_cus", "dynamic": "dynamic_gemm_beside_cus"}
-"""Assignment of a GEMM's tiles -> the coefficient that its rows determine."""
-_COMM = "cu_copy_beside_gemm"
+TIMES = ("gemm", "comm", "wall")
+"""Times of an overlap: end of the GEMM, end of the collective, end of both."""
+_BOUNDS = {"gemm_beside_cus": (1.0, 4.0), "late_start": (0.0, 2.0), "cu_copy_beside_gemm": (1.0, 8.0)}
+_START = {"gemm_beside_cus": 1.1, "late_start": 0.3, "cu_copy_beside_gemm": 1.5}
 _TABLE = conf_dir() / "data" / "overlap" / "mi300x_gemm_allreduce.csv"
 
 
 @dataclass(frozen=True)
 class Overlaps:
-    """N measured overlaps of a square GEMM with an all-reduce that was launched first; times in s.
+    """N measured overlaps of a square GEMM with a collective that was launched first; times in s.
 
-    size, channels, payload_bytes [N]; assignment [N]: static or dynamic; gemm_alone, comm_alone, gemm, comm, wall [N];
-    fitted [N]: True for rows that coefficients may be fitted to.
+    size, channels, payload_bytes [N]; assignment [N]: static or dynamic; pattern [N]: of the collective; gemm_alone,
+    comm_alone, gemm, comm, wall [N]; fitted [N]: True for rows that coefficients may be fitted to.
     """
 
     size: NDArray[np.int64]
     channels: NDArray[np.int64]
     payload_bytes: Floats
     assignment: tuple[str, ...]
+    pattern: tuple[Pattern, ...]
     gemm_alone: Floats
     comm_alone: Floats
     gemm: Floats
@@ -54,16 +58,21 @@ class Overlaps:
 
     @classmethod
     def read(cls, path: Path = _TABLE) -> Overlaps:
-        """Read a CSV; lines that begin with # are comments. Raises ConfigError or ValueError for an invalid table."""
+        """Read a CSV; lines that begin with # are comments, and without a column `pattern` all are all-reduces.
+
+        Raises ConfigError or ValueError for an invalid table.
+        """
         times_ms = ("gemm_alone_ms", "comm_alone_ms", "gemm_ms", "comm_ms", "wall_ms")
         needed = ("size", "channels", "payload_mib", "assignment", "use", *times_ms)
         rows = [cells for _, cells in read_csv(path, needed=needed).rows]
         times = {name.removesuffix("_ms"): np.array([float(row[name]) / 1e3 for row in rows]) for name in times_ms}
+        patterns: list[Any] = [row.get("pattern", "all_reduce") for row in rows]
         return cls(
             size=np.array([int(row["size"]) for row in rows]),
             channels=np.array([int(row["channels"]) for row in rows]),
             payload_bytes=np.array([float(row["payload_mib"]) * 2**20 for row in rows]),
             assignment=tuple(row["assignment"] for row in rows),
+            pattern=tuple(patterns),
             fitted=np.array([row["use"] == "fit" for row in rows]),
             **times,
         )
@@ -74,71 +83,89 @@ class Overlaps:
     def where(self, keep: NDArray[np.bool_]) -> Overlaps:
         """Select some of the rows."""
         places = np.flatnonzero(keep)
-        columns = {name: value[places] for name, value in vars(self).items() if isinstance(value, np.ndarray)}
-        return Overlaps(assignment=tuple(self.assignment[place] for place in places), **columns)
+        arrays = {name: value[places] for name, value in vars(self).items() if isinstance(value, np.ndarray)}
+        assignment, pattern = (tuple(self.assignment[i] for i in places), tuple(self.pattern[i] for i in places))
+        return Overlaps(assignment=assignment, pattern=pattern, **arrays)
 
 
-def together(gemm_s: Floats, comm_s: Floats, gemm_share: Floats, comm_share: Floats) -> tuple[Floats, Floats]:
-    """End times [s] of a GEMM and a collective that start at once, at their shares of the rate until one ends."""
-    first = np.minimum(gemm_s / gemm_share, comm_s / comm_share)
-    return first + gemm_s - first * gemm_share, first + comm_s - first * comm_share
+def together(
+    gemm_s: Floats, comm_s: Floats, gemm_share: Floats, comm_share: Floats, *, late_s: Floats
+) -> tuple[Floats, Floats]:
+    """End times [s] of a GEMM and a collective that start at once, at their shares of the rate until one ends.
+
+    late_s: time from the start until the collective moves data, unless the GEMM ends before.
+    """
+    waited = np.minimum(late_s, gemm_s / gemm_share)
+    remaining = np.maximum(gemm_s - waited * gemm_share, 0.0)
+    both = np.minimum(remaining / gemm_share, comm_s / comm_share)
+    return waited + both + remaining - both * gemm_share, waited + both + comm_s - both * comm_share
 
 
 def shares(system: System, rows: Overlaps) -> tuple[Floats, Floats]:
     """Shares [N] of their rates alone that the GEMM and the collective have beside one another."""
     gemm, comm = np.empty(len(rows)), np.empty(len(rows))
-    peers = routes(system.node, "all_reduce")
-    for row, (size, channels, assignment) in enumerate(zip(rows.size, rows.channels, rows.assignment, strict=True)):
-        gpu = put(system, "gpu.gemm.assignment", assignment).gpu
+    cases = zip(rows.size, rows.channels, rows.assignment, rows.pattern, strict=True)
+    for row, (size, channels, assignment, pattern) in enumerate(cases):
+        gpu, cus = put(system, "gpu.gemm.assignment", assignment).gpu, channel_cus(system, channels, pattern)
         full, granted = (
-            gemm_cost(gpu, (size, size, size), cus=cus, element_bytes=2).seconds
-            for cus in (gpu.num_cus, gpu.num_cus - channels)
+            gemm_cost_beside(gpu, (size, size, size), taken=taken, element_bytes=2).seconds for taken in (0, cus)
         )
         gemm[row] = full / beside_cu_copies(gpu, granted, full)
-        comm[row] = slowed_beside_gemm(system, peers, by=TransferMode("cu", channels, "all_reduce"))
+        peers = routes(system.node, pattern)
+        comm[row] = slowed_beside_gemm(system, peers, by=TransferMode("cu", cus, pattern))
     return gemm, comm
 
 
-def predict_overlaps(system: System, rows: Overlaps) -> tuple[Floats, Floats]:
-    """Predict the GEMM and wall times [s] of overlaps [N] from the times measured alone."""
-    gemm, comm = together(rows.gemm_alone, rows.comm_alone, *shares(system, rows))
-    return gemm, np.maximum(gemm, comm)
+def predict_overlaps(system: System, rows: Overlaps) -> Mapping[str, Floats]:
+    """Predict the times `TIMES` [s] of overlaps [N] from the times measured alone."""
+    late_s = late_start_s(system.gpu, rows.gemm_alone, by="cu")
+    gemm, comm = together(rows.gemm_alone, rows.comm_alone, *shares(system, rows), late_s=late_s)
+    return {"gemm": gemm, "comm": comm, "wall": np.maximum(gemm, comm)}
 
 
-def errors(system: System, rows: Overlaps) -> tuple[Floats, Floats]:
-    """Relative errors [N] of GEMM and wall time."""
-    gemm, wall = predict_overlaps(system, rows)
-    return gemm / rows.gemm - 1, wall / rows.wall - 1
+def errors(system: System, rows: Overlaps) -> Mapping[str, Floats]:
+    """Relative errors [N] of the times `TIMES`."""
+    return {name: seconds / getattr(rows, name) - 1 for name, seconds in predict_overlaps(system, rows).items()}
+
+
+def median_errors(system: System, rows: Overlaps) -> Mapping[str, float]:
+    """Median of the absolute errors of the times `TIMES` over the rows that nothing is fitted to."""
+    unseen = errors(system, rows.where(~rows.fitted))
+    return {name: float(np.median(np.abs(error))) for name, error in unseen.items()}
 
 
 def fit_contention(system: System, rows: Overlaps) -> dict[str, float]:
-    """Fit the coefficients of contention by the smallest largest error on the rows, rounded to three decimals.
+    """Fit the coefficients of contention by least squares of relative errors on the rows, rounded to three decimals.
 
-    Each GEMM coefficient is fitted to the GEMM times of its rows, that of the copies to the wall times of all rows.
+    The loss of the GEMM is fitted to the GEMM times of dynamic assignment, as waves hide it where assignment is static;
+    late start and loss of the collective to the times of the collective, with the former put in.
     """
-    from scipy.optimize import minimize_scalar
-
-    def worst(name: str, selected: Overlaps, which: int) -> float:
-        def error(value: float) -> float:
-            return float(np.abs(errors(put(system, f"gpu.contention.{name}", value), selected)[which]).max())
-
-        return round(float(minimize_scalar(error, bounds=(1.0, 8.0), method="bounded", options={"xatol": 1e-5}).x), 3)
-
-    coefficients: dict[str, float] = {}
-    for assignment, name in COEFFICIENTS.items():
-        coefficients[name] = worst(name, rows.where(np.array(rows.assignment) == assignment), 0)
-        system = put(system, f"gpu.contention.{name}", coefficients[name])
-    return coefficients | {_COMM: worst(_COMM, rows, 1)}
+    dynamic = rows.where(np.array(rows.assignment) == "dynamic")
+    coefficients = _least_squares(system, dynamic, ("gemm_beside_cus",), "gemm")
+    system = put_all(system, coefficients)
+    return coefficients | _least_squares(system, rows, ("late_start", "cu_copy_beside_gemm"), "comm")
 
 
-def without_one(system: System, rows: Overlaps) -> tuple[Floats, Floats]:
-    """Errors [N] of GEMM and wall time, with each channel count predicted by a fit to the others."""
-    gemm, wall = np.empty(len(rows)), np.empty(len(rows))
+def _least_squares(system: System, rows: Overlaps, names: Sequence[str], which: str) -> dict[str, float]:
+    from scipy.optimize import least_squares
+
+    def residuals(values: Floats) -> Floats:
+        return errors(put_all(system, dict(zip(names, values.tolist(), strict=True))), rows)[which]
+
+    bounds = tuple(zip(*(_BOUNDS[name] for name in names), strict=True))
+    fit = least_squares(residuals, [_START[name] for name in names], bounds=bounds, xtol=1e-9, diff_step=1e-4)
+    return {name: round(float(value), 3) for name, value in zip(names, fit.x, strict=True)}
+
+
+def without_one(system: System, rows: Overlaps) -> Mapping[str, Floats]:
+    """Errors [N] of the times `TIMES`, with each channel count predicted by a fit to the others."""
+    left_out = {name: np.empty(len(rows)) for name in TIMES}
     for channels in np.unique(rows.channels):
         out = rows.channels == channels
         refitted = put_all(system, fit_contention(system, rows.where(~out)))
-        gemm[out], wall[out] = errors(refitted, rows.where(out))
-    return gemm, wall
+        for name, error in errors(refitted, rows.where(out)).items():
+            left_out[name][out] = error
+    return left_out
 
 
 def put_all(system: System, coefficients: Mapping[str, float]) -> System:
@@ -150,24 +177,22 @@ def put_all(system: System, coefficients: Mapping[str, float]) -> System:
 
 def table(system: System, rows: Overlaps) -> Sequence[Mapping[str, Any]]:
     """Table of `study=overlap_measured`: a row for each measured overlap, with left-out errors of the fitted ones."""
-    gemm, wall = predict_overlaps(system, rows)
-    left_out = zip(*without_one(system, rows.where(rows.fitted)), strict=True)
-    out = dict(zip(np.flatnonzero(rows.fitted), left_out, strict=True))
-    return [
-        {
-            "size": int(rows.size[row]),
-            "payload_mib": float(rows.payload_bytes[row] / 2**20),
-            "channels": int(rows.channels[row]),
-            "assignment": rows.assignment[row],
-            "basis": "fitted" if rows.fitted[row] else "predicted",
-            "gemm_measured_s": rows.gemm[row],
-            "gemm_s": gemm[row],
-            "gemm_error": gemm[row] / rows.gemm[row] - 1,
-            "gemm_error_left_out": out[row][0] if row in out else None,
-            "wall_measured_s": rows.wall[row],
-            "wall_s": wall[row],
-            "wall_error": wall[row] / rows.wall[row] - 1,
-            "wall_error_left_out": out[row][1] if row in out else None,
-        }
-        for row in range(len(rows))
-    ]
+    predicted, error = predict_overlaps(system, rows), errors(system, rows)
+    fitted, left_out = np.flatnonzero(rows.fitted), without_one(system, rows.where(rows.fitted))
+    lines: list[dict[str, Any]] = []
+    for row in range(len(rows)):
+        lines.append(
+            {
+                "size": int(rows.size[row]),
+                "payload_mib": float(rows.payload_bytes[row] / 2**20),
+                "channels": int(rows.channels[row]),
+                "assignment": rows.assignment[row],
+                "pattern": rows.pattern[row],
+                "basis": "fitted" if rows.fitted[row] else "predicted",
+            }
+        )
+        for name in TIMES:
+            left = left_out[name][np.searchsorted(fitted, row)] if rows.fitted[row] else None
+            lines[-1] |= {f"{name}_measured_s": getattr(rows, name)[row], f"{name}_s": predicted[name][row]}
+            lines[-1] |= {f"{name}_error": error[name][row], f"{name}_error_left_out": left}
+    return lines

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from simulators.hardware.system import LinkedNode, System
+from simulators.hardware.system import LinkedNode, ScheduleGpu, System
 from simulators.workloads.operators import Pattern
 
 CommEngine = Literal["cu", "dma"]
@@ -164,11 +164,24 @@ def alone(system: System, payload_bytes: ArrayLike, *, by: TransferMode) -> NDAr
     return np.asarray(begin + seconds, float)
 
 
+def channel_cus(system: System, channels: ArrayLike, pattern: Pattern) -> NDArray[np.int_]:
+    """CUs that a number of channels of a collective take.
+
+    A channel of a ring (all-reduce, all-gather, reduce-scatter) is a workgroup on a CU. One of an all-to-all sends and
+    receives at once, and a CU moves `all_to_all_factor` of what it moves for a ring: it counts as so many more CUs.
+    """
+    factor = _all_to_all_factor(system, pattern)
+    return np.asarray(np.rint(np.asarray(channels) / factor).astype(int))
+
+
 def library_cus(system: System, pattern: Pattern) -> NDArray[np.int_]:
-    """CUs that a library's kernel takes for a collective, one workgroup on each."""
-    copy = system.gpu.cu_copy
-    cus = np.asarray(copy.num_cus) / (copy.all_to_all_factor if pattern == "all_to_all" else 1.0)
-    return np.asarray(np.rint(cus).astype(int))
+    """CUs that a library's kernel takes for a collective, by the largest number of its channels."""
+    return channel_cus(system, system.gpu.cu_copy.num_cus, pattern)
+
+
+def _all_to_all_factor(system: System, pattern: Pattern) -> Any:
+    """Bytes that a CU moves for a collective, over those of a ring."""
+    return system.gpu.cu_copy.all_to_all_factor if pattern == "all_to_all" else 1.0
 
 
 def saturating_cus(system: System, pattern: Pattern, *, share: float) -> int:
@@ -177,6 +190,16 @@ def saturating_cus(system: System, pattern: Pattern, *, share: float) -> int:
     active = [route for route in routes(system.node, pattern) if not route.step or route.step == 1]
     paces = rate(system, active[0], active, by=TransferMode("cu", every, pattern)).bytes_per_s
     return int(every[np.argmax(paces >= share * paces[-1])])
+
+
+def late_start_s(gpu: ScheduleGpu, gemm_s: ArrayLike, *, by: CommEngine) -> NDArray[np.float64]:
+    """Time [s] of a GEMM's run that passes until kernels launched beside it move data; `gemm_s`: its time alone.
+
+    Their workgroups wait for others to leave, on the slowest of all GPUs: measured as a share of the GEMM's time that
+    does not depend on the payload (docs/models.md). They hold their CUs meanwhile. DMA engines do not wait.
+    """
+    share = np.asarray(gpu.contention.late_start if by == "cu" else 0.0, float)
+    return np.asarray(share * gemm_s)
 
 
 def slowed_beside_gemm(system: System, active: Sequence[Route], *, by: TransferMode) -> NDArray[np.float64]:
@@ -197,5 +220,5 @@ def _cu_fill(system: System, active: Sequence[Route], by: TransferMode) -> NDArr
     used = {name for other in active for name in other.loads}
     capacity = links(system.node)
     total = sum(np.asarray(capacity[name]) for name in sorted(used)) * copy.link_efficiency
-    factor = copy.all_to_all_factor if by.pattern == "all_to_all" else 1.0
+    factor = _all_to_all_factor(system, by.pattern)
     return link_utilisation(np.asarray(by.cus) * copy.bytes_per_s_per_cu * factor / total)

@@ -36,6 +36,7 @@ from simulators.hardware.parts import (
     Persistent,
     Power,
     Precision,
+    ShaderEngines,
     ShortTime,
     Tracker,
 )
@@ -56,8 +57,9 @@ class Gpu(WithSources, Grown):
     Fitted: efficiency (constants of kernels by precision), fitted_on (precision -> kind -> names of rows), note (errors
     on other rows), measured_as (name of the GPU in measured tables).
 
-    Kernels and engines: gemm, cu_copy, dma, contention, persistent, power. Memory: llc (the last-level cache, before
-    the HBM), pim, tracker, staged_bytes (inputs not yet multiplied that tiles of products hold on the chip).
+    Kernels and engines: gemm, cu_copy, dma, shader_engines (None if workgroups are dispatched to any CU), contention,
+    persistent, power. Memory: llc (the last-level cache, before the HBM), pim, tracker, staged_bytes (inputs not yet
+    multiplied that tiles of products hold on the chip).
 
     Request by request: cycle_s (cycle of a CU, which issues one line in each), waves (capacity of a CU), in_flight
     (outstanding lines of a CU), launch_s (time from one kernel to the next), l1, l2, dram, mapping, line_bytes,
@@ -87,6 +89,7 @@ class Gpu(WithSources, Grown):
     llc: Cache | None = None
     pim: Pim | None = None
     tracker: Tracker | None = None
+    shader_engines: ShaderEngines | None = None
     staged_bytes: Bytes | None = None
     cycle_s: Annotated[ShortTime, Field(gt=0)] | None = None
     waves: Annotated[Integer, Field(ge=1, le=64)] | None = None

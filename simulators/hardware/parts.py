@@ -70,7 +70,8 @@ class GemmLibrary(Grown):
 class CuCopy(Frozen):
     """Data movement by kernels that run on CUs.
 
-    num_cus: CUs that a collective takes by default (twice as many if `all_to_all_factor` is 1/2).
+    num_cus: CUs that a collective takes at most and by default, one for each channel (twice as many for an all-to-all
+    if `all_to_all_factor` is 1/2).
     """
 
     num_cus: Annotated[Integer, Field(ge=1, le=4096)]
@@ -107,13 +108,14 @@ Slowdown = Annotated[Number, Field(ge=1, le=16)]
 class Contention(Frozen):
     """Slowdowns of operators that run side by side, beyond their sharing of CUs, HBM bandwidth and links.
 
-    static_gemm_beside_cus, dynamic_gemm_beside_cus: of a GEMM, by the assignment of its tiles, while kernels move data.
-    cu_copy_beside_gemm: of a CU's byte of a transfer, while a GEMM runs. dma_beside_gemm: of both a transfer by DMA
-    engines and the GEMM beside it. These four are the only calibrated constants of contention (docs/models.md).
+    gemm_beside_cus: of a GEMM while kernels move data. late_start: time by which kernels that move data start late
+    beside a GEMM, over the time of the GEMM alone. cu_copy_beside_gemm: of a CU's byte of a transfer, while a GEMM
+    runs. dma_beside_gemm: of both a transfer by DMA engines and the GEMM beside it. These four are the only calibrated
+    constants of contention (docs/models.md).
     """
 
-    static_gemm_beside_cus: Slowdown
-    dynamic_gemm_beside_cus: Slowdown
+    gemm_beside_cus: Slowdown
+    late_start: Annotated[Number, Field(ge=0, le=4)]
     cu_copy_beside_gemm: Slowdown
     dma_beside_gemm: Slowdown
 
@@ -133,6 +135,13 @@ class Cache(Grown):
     bytes: Annotated[Bytes, Field(ge=1024)]
     ways: Annotated[Integer, Field(ge=1, le=1024)]
     bytes_per_s: Bandwidth | None = None
+
+
+class ShaderEngines(Frozen):
+    """Parts of a GPU over which workgroups are dispatched evenly: shader engines (AMD) or GPCs (NVIDIA) of its dies."""
+
+    num_dies: Annotated[Integer, knob(structural=True, ge=1, le=64)]
+    engines_per_die: Annotated[Integer, knob(structural=True, ge=1, le=64)]
 
 
 class Tracker(Frozen):

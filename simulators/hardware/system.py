@@ -21,6 +21,7 @@ from simulators.hardware.parts import (
     GemmLibrary,
     Persistent,
     Power,
+    ShaderEngines,
     Tracker,
 )
 from simulators.hardware.pim import Pim
@@ -43,6 +44,7 @@ class ScheduleGpu(View, Gpu):
     llc: Cache | None = None
     pim: Pim | None = None
     tracker: Tracker | None = None
+    shader_engines: ShaderEngines | None = None
 
 
 class LinkedNode(View, Node):
