@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from dse.config.options import list_options
 from dse.plots import predictions
-from simulators.hardware.machine import tree_of
+from simulators.hardware.machine import tree_of_gpu
 from simulators.steps.backend import StepBackend
 from simulators.steps.design import Design
 from studies.facts import read_rows
@@ -29,14 +29,14 @@ def rows_of(name: str) -> Iterator[Mapping[str, str]]:
 
 def design_of(row: Mapping[str, str], sections: Mapping[str, Any], run: Mapping[str, Any]) -> Design:
     """Design of a row: its device and precision, the other sections as given."""
-    device = tree_of(_device(row["device"]))
+    device = tree_of_gpu(_gpu(row["device"]))
     sections_of_row = {"system": device, "parallel": {}, "run": {**run, "precision": row["precision"]}}
     return StepBackend().design({**sections, **sections_of_row})
 
 
-def _device(name: str) -> str:
-    """Name of the device file of a published device: its own, or that of its family."""
-    return name if name in list_options("system") else name.partition("_")[0]
+def _gpu(name: str) -> str:
+    """Name of a published device's GPU: its own, or that of its family."""
+    return name if name in list_options("gpu") else name.partition("_")[0]
 
 
 def table(name: str, ours: Callable[[Mapping[str, str]], tuple[str, float, float]]) -> pd.DataFrame:

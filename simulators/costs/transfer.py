@@ -39,6 +39,8 @@ class Rates:
 def links(node: LinkedNode) -> dict[str, ArrayLike]:
     """Incoming links of a GPU and their rates [bytes/s]."""
     rate = node.link_bytes_per_s
+    if node.topology == "pcie":
+        return {"port": rate}
     if node.topology == "switch":
         return {"port": (node.num_gpus - 1) * np.asarray(rate)}
     if node.topology == "ring":
@@ -49,14 +51,14 @@ def links(node: LinkedNode) -> dict[str, ArrayLike]:
 def routes(node: LinkedNode, pattern: Pattern) -> list[Route]:
     """One route per peer, in order of arrival.
 
-    Mesh: a link of its own. Switch: all share the GPU's port. Ring: data goes the shorter way round; an all-gather
+    Mesh: a link of its own. Switch, PCIe: all share the GPU's port. Ring: data goes the shorter way round; an all-gather
     forwards each shard from neighbour to neighbour (every link carries it once), and so does a reduction, which adds
     on its way; an all-to-all message of distance d loads d links, and by symmetry the representative GPU's link
     carries d of them.
     """
     if node.topology == "ring":
         return _ring_routes(node.num_gpus, pattern)
-    shared = node.topology == "switch"
+    shared = node.topology in ("switch", "pcie")
     return [Route(peer, {"port" if shared else f"link.{peer}": 1.0}, 0) for peer in range(1, node.num_gpus)]
 
 

@@ -210,14 +210,14 @@ def tree_of(name: str) -> dict[str, Any]:
     return _composed(path)
 
 
+def tree_of_gpu(name: str) -> dict[str, Any]:
+    """Tree of a machine that is one shipped GPU (`conf/gpu/<name>.yaml`) and nothing else."""
+    return {"name": name, "gpu": _read(conf_dir() / "gpu" / f"{name}.yaml")}
+
+
 def _composed(path: Path) -> dict[str, Any]:
     """A file's tree over those of the groups that its `defaults` name; its own values count."""
-    problems = unreadable(path)
-    if problems:
-        raise ConfigError(problems)
-    tree = load_yaml(path)
-    if not isinstance(tree, dict):
-        raise ConfigError([Problem("system", "holds no keys", str(path))])
+    tree = _read(path)
     composed: dict[str, Any] = {}
     for entry in tree.pop("defaults", []):
         for group, option in entry.items() if isinstance(entry, Mapping) else ():
@@ -226,8 +226,18 @@ def _composed(path: Path) -> dict[str, Any]:
             if not file.is_file():
                 way = did_you_mean(str(option), [path.stem for path in file.parent.glob("*.yaml")])
                 raise ConfigError([Problem(f"{path.name}: defaults", f"names no option of {section}", option, way)])
-            composed[section] = load_yaml(file)
+            composed[section] = _read(file)
     return merged(composed, tree)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    problems = unreadable(path)
+    if problems:
+        raise ConfigError(problems)
+    tree = load_yaml(path)
+    if not isinstance(tree, dict):
+        raise ConfigError([Problem("system", "holds no keys", str(path))])
+    return tree
 
 
 def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from dse.values import Frozen, knob
 from simulators.hardware.parts import Bandwidth, Duration, Grown
 from simulators.hardware.sourced import WithSources
 
-Topology = Literal["mesh", "switch", "ring"]
+Topology = Literal["mesh", "switch", "ring", "pcie"]
 Placement = Literal["cpu", "pcie_switch", "gpu"]
 
 
@@ -33,10 +33,10 @@ class CollectiveLibrary(Grown):
 
 
 class Node(WithSources, Grown):
-    """GPUs that reach each other directly (`mesh`), through a `switch`, or around a bidirectional `ring`.
+    """GPUs that reach each other directly (`mesh`), through a `switch`, around a bidirectional `ring`, or by `pcie`.
 
     link_bytes_per_s: achievable payload rate of one link in one direction. A GPU has num_gpus - 1 links on a
-    mesh, one port of as many links' bandwidth at a switch, and two links on a ring; a single GPU has none.
+    mesh, one port of as many links' bandwidth at a switch, two links on a ring, and one by PCIe; a single GPU has none.
     hop_latency_s: time until the first byte arrives, where schedules send without a copy's set-up. library: of
     collectives; None if nothing is known of it.
     """

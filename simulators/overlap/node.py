@@ -181,7 +181,7 @@ class _AllGpus:
         count, topology = len(self.gpus), self._system.node.topology
         if topology == "mesh":
             return [f"link.{self._sender(link, route, gpu)}.{gpu}"]
-        if topology == "switch":
+        if topology in ("switch", "pcie"):
             return [f"port.in.{gpu}", f"port.out.{self._sender(link, route, gpu)}"]
         distance = route.peer if link == "link.cw" else count - route.peer
         back = -1 if link == "link.cw" else 1
