@@ -32,6 +32,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 from test_conformance import DISTINCT, magnitudes, points, run
 
+from benchmarks import validity
 from dse.cli import main
 from simulators.calibration.contention import (
     TIMES,
@@ -505,6 +506,13 @@ def test_rows_that_nothing_is_fitted_to_are_within_reach() -> None:
     assert medians["wall"] <= 0.04
     sweep = (rows.size == 8192) & (rows.payload_bytes == 512 * 2**20)
     assert max(np.abs(error[sweep]).max() for error in errors(system, rows).values()) <= 0.1
+
+
+def test_errors_of_overlaps_are_printed_without_other_tables(capsys: pytest.CaptureFixture[str]) -> None:
+    assert validity.main(["--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    medians = median_errors(design("serial").system, Overlaps.read())
+    assert {name: printed[f"overlap_{name}_median"] for name in TIMES} == medians
 
 
 @pytest.mark.slow
