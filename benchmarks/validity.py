@@ -20,9 +20,11 @@ import numpy as np
 from dse.config.options import list_options
 from dse.errors import ConfigError, Problem
 from dse.files import csv_columns
+from simulators.calibration.calibrate import plain_name, read_table
+from simulators.calibration.collectives import COLLECTIVE_KINDS, LARGE_BYTES, holds_collectives
 from simulators.calibration.contention import Overlaps, median_errors
-from simulators.calibration.layouts import layout_of, read_gemms, read_streams
-from simulators.calibration.measurements import Rows
+from simulators.calibration.layouts import layout_of
+from simulators.calibration.measurements import STREAM_KINDS, Rows
 from simulators.calibration.predictions import Errors, predicted_by
 from simulators.hardware.device import Device, device_of
 from simulators.hardware.machine import tree_of
@@ -33,7 +35,7 @@ LARGE_TOKENS = 1024
 
 def device_named(name: str) -> Device | None:
     """The shipped node of eight whose GPU a table calls `name` (h100_sxm and H100 are h100); None if there is none."""
-    system = f"{name.lower().removesuffix('_sxm')}_8"
+    system = f"{plain_name(name)}_8"
     return device_of(tree_of(system)) if system in list_options("system") else None
 
 
@@ -44,8 +46,13 @@ def judged(rows: Rows, device: Device) -> dict[str, Any] | None:
         return None
     unseen = ~predicted.fitted
     ours, measured = predicted.seconds[unseen, 0], rows.seconds[unseen, 0]
-    large = rows.shape["n"][unseen] >= LARGE_TOKENS if rows.kind == "gemm" else np.zeros(len(ours), bool)
+    large = np.zeros(len(ours), bool)
+    if rows.kind == "gemm":
+        large = rows.shape["n"][unseen] >= LARGE_TOKENS
+    elif rows.kind in COLLECTIVE_KINDS:
+        large = rows.shape["bytes"][unseen] >= LARGE_BYTES
     every, big = Errors.of(ours, measured), Errors.of(ours[large], measured[large])
+    small = Errors.of(ours[~large], measured[~large])
     if every is None:
         return None
     return {
@@ -57,6 +64,7 @@ def judged(rows: Rows, device: Device) -> dict[str, Any] | None:
         "p90": every.p90,
         "signed_median": float(np.median(ours / measured - 1)),
         "large_median": big.median if big else None,
+        "small_median": small.median if small else None,
     }
 
 
@@ -64,9 +72,10 @@ def tables(folder: Path) -> Iterator[dict[str, Any]]:
     """Yield the errors of each table below a folder, by device and precision. Raises ConfigError if there is none."""
     found = False
     for file in sorted(folder.rglob("*.csv")):
-        if layout_of(csv_columns(file, "--data")) is None:
+        columns = csv_columns(file, "--data")
+        if layout_of(columns) is None and not holds_collectives(columns):
             continue
-        for rows in [*read_gemms(file), *read_streams(file)]:
+        for rows in read_table(file):
             device = device_named(rows.device)
             errors = None if device is None else judged(rows, device)
             if errors is None:
@@ -82,15 +91,19 @@ def tables(folder: Path) -> Iterator[dict[str, Any]]:
 
 def summary(rows: list[dict[str, Any]]) -> dict[str, float]:
     """The worst errors over files, devices and precisions."""
-    gemms, others = ([row for row in rows if (row["kind"] == "gemm") == wanted] for wanted in (True, False))
-    large = [row["large_median"] for row in gemms if row["large_median"] is not None]
+    gemms = [row for row in rows if row["kind"] == "gemm"]
+    streams = [row for row in rows if row["kind"] in STREAM_KINDS]
+    collectives = [row for row in rows if row["kind"] in COLLECTIVE_KINDS]
     worst = {
         "gemm_median_worst": [row["median"] for row in gemms],
         "gemm_p90_worst": [row["p90"] for row in gemms],
-        "gemm_large_median_worst": large,
-        "elementwise_median_worst": [row["median"] for row in others],
+        "gemm_large_median_worst": [row["large_median"] for row in gemms],
+        "elementwise_median_worst": [row["median"] for row in streams],
+        "collective_large_median_worst": [row["large_median"] for row in collectives],
+        "collective_small_median_worst": [row["small_median"] for row in collectives],
     }
-    return {name: max(values) for name, values in worst.items() if values}
+    errors = {name: [value for value in values if value is not None] for name, values in worst.items()}
+    return {name: max(values) for name, values in errors.items() if values}
 
 
 def overlaps() -> dict[str, float]:
@@ -116,7 +129,7 @@ def main(words: list[str] | None = None) -> int:
     for row in rows:
         cells = f"{100 * row['median']:5.1f} % {100 * row['p90']:5.1f} % {100 * row['signed_median']:+5.1f} %"
         print(
-            f"{row['file']:<36}{row['device']:<8}{row['precision']:<6}{row['kind']:<11}{row['rows']:>6} rows  {cells}"
+            f"{row['file']:<36}{row['device']:<10}{row['precision']:<6}{row['kind']:<15}{row['rows']:>6} rows  {cells}"
         )
     for name, value in (summary(rows) | overlaps()).items():
         print(f"{name:<28}{value:.4f}")

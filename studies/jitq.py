@@ -18,6 +18,7 @@ from dse.plots import Axis, pareto, tables, timeline
 from dse.results.claims import Claim, Finding, read
 from dse.results.finished_run import Finished
 from simulators.costs.capacity import Base, Copies, grid
+from simulators.hardware.machine import merged, tree_of
 from simulators.hardware.number_formats import Format
 from simulators.hardware.pim import Pim
 from simulators.steps.backend import StepBackend, iteration
@@ -357,13 +358,7 @@ def _systems(run: Finished) -> pd.DataFrame:
 
     rows = []
     for case in facts("jitq")["systems"]:
-        part = option_tree("pim", case["pim"])
-        system = option_tree("system", case["system"])
-        system = {
-            **system,
-            "gpu": {**system["gpu"], **part["gpu"]},
-            "sources": {**system["sources"], **part["sources"]},
-        }
+        system = merged(tree_of(case["system"]), option_tree("pim", case["pim"]))
         by_way = {way: _metrics(run, way, case, system) for way in ("stored", "gpu", "pim")}
         for way, metrics in by_way.items() if all(by_way.values()) else ():
             lost, saved = (1 - metrics[name] / by_way["stored"][name] for name in ("tokens_per_s", "state_bytes"))

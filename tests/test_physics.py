@@ -553,7 +553,7 @@ def test_everything_wrong_with_a_design_is_said_at_once() -> None:
     assert "system.gpu.num_cuz: is not a known key (did you mean `num_cus`?)" in text
     assert "schedule.prioritty: is not a known key (did you mean `priority`?)" in text
     assert "system.gpu.num_cus: is missing" in text
-    assert "system.node.topology = 'torus': input should be 'mesh', 'switch' or 'ring'" in text
+    assert "system.node.topology = 'torus': input should be 'mesh', 'switch', 'ring' or 'pcie'" in text
 
 
 def test_a_misspelt_key_of_a_list_item_is_named_with_its_place() -> None:

@@ -21,6 +21,7 @@ import yaml
 from dse.errors import ConfigError, Problem, Problems, pairs
 from dse.files import atomic_replacement, csv_columns, read_bytes
 from dse.results.run_folder import Outputs
+from simulators.calibration.collectives import ANY_PRECISION, COLLECTIVE_KINDS, holds_collectives, read_collectives
 from simulators.calibration.fit import FEWEST, LIBRARY_PRIORS, PRIORS, TYPICAL, Fitted, fit
 from simulators.calibration.layouts import layout_of, read_gemms, read_streams
 from simulators.calibration.measurements import FLOAT_BYTES, STREAM_KINDS, Rows, read
@@ -70,8 +71,7 @@ def calibrate(words: Sequence[str]) -> int:
         raise ConfigError(
             [Problem("out", "would write over the system that is calibrated", options["out"], "name another")]
         )
-    other = layout_of(csv_columns(file, "data")) is not None
-    rows = [*read_gemms(file), *read_streams(file)] if other else read(file)
+    rows = read_table(file)
     done = calibrate_rows(tree, rows, file)
     try:
         outputs.folder.mkdir(parents=True, exist_ok=True)
@@ -89,6 +89,14 @@ def calibrate(words: Sequence[str]) -> int:
     return 0
 
 
+def read_table(file: Path) -> list[Rows]:
+    """Measured rows of a table in any known layout. Raises ConfigError."""
+    columns = csv_columns(file, "data")
+    if holds_collectives(columns):
+        return read_collectives(file)
+    return [*read_gemms(file), *read_streams(file)] if layout_of(columns) else read(file)
+
+
 def calibrate_rows(tree: Mapping[str, Any], rows: Sequence[Rows], file: Path) -> Calibration:
     """Fit a device on some rows of one file and test it on the others. Raises ConfigError.
 
@@ -99,7 +107,7 @@ def calibrate_rows(tree: Mapping[str, Any], rows: Sequence[Rows], file: Path) ->
     _check(device, device_rows, file)
     num_gpus = 8 if device.node is None else device.node.num_gpus
     constants = _constants(fit(device, device_rows, num_gpus=num_gpus), file)
-    new_tree = merged(tree, {**constants, "gpu": {**constants["gpu"], "measured_as": label}})
+    new_tree = merged(tree, {**constants, "gpu": {**constants["gpu"], "measured_as": device.gpu.measured_as or label}})
     fitted_device = device_of(new_tree)
     predictions = {
         model: [predicted for group in device_rows if (predicted := predicted_by(model, fitted_device, group))]
@@ -118,11 +126,12 @@ def calibrate_rows(tree: Mapping[str, Any], rows: Sequence[Rows], file: Path) ->
 def _rows_of_device(device: Device, rows: Sequence[Rows], file: Path) -> tuple[str, list[Rows]]:
     """Name and rows of a device in a table; the name is the device's `measured_as`, or the only one in the table."""
     names = sorted({group.device for group in rows})
-    label = device.gpu.measured_as if device.gpu.measured_as in names else names[0]
-    if len(names) > 1 and label != device.gpu.measured_as:
+    alike = [name for name in names if plain_name(name) == plain_name(device.gpu.measured_as)]
+    label = alike[0] if alike else names[0]
+    if len(names) > 1 and not alike:
         rule = f"is called {device.gpu.measured_as} in tables, and {file.name} has rows of {', '.join(names)}"
         raise ConfigError([Problem("system.gpu.measured_as", rule, way_out="name the one that is meant")])
-    if device.gpu.measured_as not in ("", label):
+    if device.gpu.measured_as and not alike:
         print(
             f"{file.name} has rows of {label}; {device.name} says gpu.measured_as: {device.gpu.measured_as}",
             file=sys.stderr,
@@ -132,10 +141,19 @@ def _rows_of_device(device: Device, rows: Sequence[Rows], file: Path) -> tuple[s
     return label, [group for group in rows if group.device == label]
 
 
+def plain_name(name: str) -> str:
+    """Name of a GPU in tables without its form factor: H100 and h100_sxm are one."""
+    return name.lower().removesuffix("_sxm")
+
+
 def _check(device: Device, rows: Sequence[Rows], file: Path) -> None:
     """Check that there are enough rows, a peak rate for each precision, and only times that are plausible in ms."""
     check = Problems()
-    for precision in dict.fromkeys(group.precision for group in rows if group.kind != "allreduce"):
+    if any(group.kind in COLLECTIVE_KINDS for group in rows) and (device.node is None or device.node.library is None):
+        way = "give bytes_per_s and latency_s of its rings, or name a system with a node"
+        check.add("system.node.library", f"is missing: {file.name} has collectives", way_out=way)
+    exchanges = ("allreduce", *COLLECTIVE_KINDS)
+    for precision in dict.fromkeys(group.precision for group in rows if group.kind not in exchanges):
         if device.gpu.peak(precision) is None:
             rule = f"is missing: {file.name} has rows of this precision"
             check.add(
@@ -145,7 +163,7 @@ def _check(device: Device, rows: Sequence[Rows], file: Path) -> None:
             )
     check.done()
     counts = {(group.precision, group.kind): group.size for group in rows}
-    for precision in dict.fromkeys(precision for precision, kind in counts if kind != "allreduce"):
+    for precision in dict.fromkeys(precision for precision, kind in counts if kind not in exchanges):
         count = counts.get((precision, "gemm"), 0)
         if count < FEWEST["gemm"]:
             rule = f"has too few rows to fit on: {count} GEMMs at {precision}, at least {FEWEST['gemm']} are needed"
@@ -156,7 +174,7 @@ def _check(device: Device, rows: Sequence[Rows], file: Path) -> None:
                 file.name, f"has too few rows to fit on: {count} of {kind} at {precision}, {FEWEST[kind]} are needed"
             )
     for group in rows:
-        if group.kind == "allreduce":
+        if group.kind in exchanges:
             _check_rates(check, group, file)
         else:
             _check_times(check, device, group, file)
@@ -184,12 +202,13 @@ def _check_times(check: Problems, device: Device, rows: Rows, file: Path) -> Non
 
 
 def _check_rates(check: Problems, rows: Rows, file: Path) -> None:
-    """Note all-reduces that are faster than any link as being in another unit."""
-    gpus, payload = rows.shape["gpus"], FLOAT_BYTES * rows.shape["floats"]
+    """Note collectives that are faster than any link as being in another unit."""
+    gpus = rows.shape["gpus"]
+    payload = FLOAT_BYTES * rows.shape["floats"] if rows.kind == "allreduce" else rows.shape["bytes"] / 2
     rate = 2 * (gpus - 1) / gpus * payload / rows.seconds[:, 0]
     for row in np.flatnonzero(rate > _TOO_FAST_LINK)[:10]:
         rule = f"would be {rate[row] / 1e9:.3g} GB/s a GPU: is it in seconds?"
-        where = f"{file.name}, line {rows.lines[row]}, mean_ms"
+        where = f"{file.name}, line {rows.lines[row]}"
         check.add(where, rule, value=float(f"{rows.seconds[row, 0] * 1e3:.6g}"), way_out="write milliseconds")
 
 
@@ -210,6 +229,12 @@ def _constants(fitted: Fitted, file: Path) -> dict[str, Any]:
             "library": _rounded(fitted.library.model_dump(exclude_none=True)),
             "sources": {"library": {"provenance": "calibrated", "source": source}},
         }
+    for kind, protocols in fitted.protocols.items():
+        node = tree.setdefault("node", {"library": {}, "sources": {}})
+        node["library"].setdefault("protocols", {})[kind] = _rounded(protocols.model_dump())
+        count = len(fitted.fitted_on[ANY_PRECISION][kind])
+        source = f"dse calibrate on {count} {kind} rows of {file.name} (sha256 {content}...)"
+        node["sources"][f"library.protocols.{kind}"] = {"provenance": "calibrated", "source": source}
     gpu["fitted_on"] = {
         precision: {kind: list(names) for kind, names in kinds.items()} for precision, kinds in fitted.fitted_on.items()
     }

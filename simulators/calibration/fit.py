@@ -17,19 +17,28 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from simulators.calibration.collectives import COLLECTIVE_KINDS, MOST_COLLECTIVES, cost_of_rows, evenly_spaced
 from simulators.calibration.measurements import STREAM_KINDS, Rows
 from simulators.calibration.rows import allreduce, on_device
 from simulators.costs.convolution import Layer
 from simulators.costs.streaming import streamed
 from simulators.hardware.device import Device, LibraryNode
-from simulators.hardware.network import CollectiveLibrary
+from simulators.hardware.network import CollectiveLibrary, Protocols
 from simulators.hardware.parts import Efficiency, Streaming
 
 Floats = NDArray[np.float64]
 
-MOST: Mapping[str, int] = {"gemm": 20, "conv": 6, "recurrent": 6, "allreduce": 6, **dict.fromkeys(STREAM_KINDS, 12)}
+MOST: Mapping[str, int] = {
+    **{"gemm": 20, "conv": 6, "recurrent": 6, "allreduce": 6},
+    **dict.fromkeys(STREAM_KINDS, 12),
+    **dict.fromkeys(COLLECTIVE_KINDS, MOST_COLLECTIVES),
+}
 """Largest number of rows of a kind that are fitted on."""
-FEWEST: Mapping[str, int] = {"gemm": 8, "conv": 1, "recurrent": 3, "allreduce": 3, **dict.fromkeys(STREAM_KINDS, 3)}
+FEWEST: Mapping[str, int] = {
+    **{"gemm": 8, "conv": 1, "recurrent": 3, "allreduce": 3},
+    **dict.fromkeys(STREAM_KINDS, 3),
+    **dict.fromkeys(COLLECTIVE_KINDS, 12),
+}
 """Smallest number of rows of a kind in a table that has any."""
 
 _SCALE: Mapping[str, float] = {
@@ -37,7 +46,7 @@ _SCALE: Mapping[str, float] = {
     "conv": 0.25,
     "recurrent": 0.1,
     "allreduce": 0.03,
-    **dict.fromkeys(STREAM_KINDS, 0.05),
+    **dict.fromkeys((*STREAM_KINDS, *COLLECTIVE_KINDS), 0.05),
 }  # of the logarithm: the loss is linear beyond
 _LAYOUT = 2.0  # distance of two layouts, in doublings of a size
 _FAR = {"n": 1024.0, "k": 16384.0}  # sizes of a GEMM beyond which time is proportional to FLOP
@@ -98,6 +107,19 @@ LIBRARY_PRECISIONS = ("fp16", "bf16", "fp8")
 """Precisions whose tables are of libraries of today; those of DeepBench (fp32, fp16_storage, mixed) are of 2017."""
 LIBRARY_GEMMS = 24
 """Largest number of GEMMs that the constants of such a library are fitted on."""
+PROTOCOL_PRIORS: Mapping[str, Prior] = {
+    "launch_s": Prior(5e-6, 1.0, 0.5e-6, 200e-6),
+    "ll_step_s": Prior(1e-6, 1.0, 0.05e-6, 50e-6),
+    "ll_share": Prior(0.05, 1.5, 1e-3, 1.0),
+    "ll128_step_s": Prior(2e-6, 1.0, 0.05e-6, 50e-6),
+    "ll128_share": Prior(0.4, 0.7, 1e-2, 1.0),
+    "step_s": Prior(4e-6, 1.0, 0.05e-6, 200e-6),
+    "bytes_per_s": Prior(2e11, 2.5, 1e8, 1e13),
+    "scaling": Prior(1.0, 1.0, 0.05, 8.0),
+    "fill_s": Prior(3e-6, 1.5, 0.01e-6, 1e-3),
+    "fill_bytes": Prior(3e7, 1.5, 1e4, 1e9),
+}
+"""Priors of the constants of a collective inside a node (`simulators.costs.protocols`)."""
 _RING: Mapping[str, Prior] = {
     "latency_s": Prior(10e-6, 1.0, 0.1e-6, 1e-3),
     "bytes_per_s": Prior(1e10, 2.0, 1e8, 1e13),
@@ -108,10 +130,14 @@ _RING: Mapping[str, Prior] = {
 
 @dataclass(frozen=True)
 class Fitted:
-    """Constants by precision, library (None: no rows), and names of the rows fitted on: precision -> kind -> names."""
+    """Constants by precision, of rings (None: no rows) and of protocols by collective, and names of rows fitted on.
+
+    fitted_on: precision -> kind -> names.
+    """
 
     efficiency: Mapping[str, Efficiency]
     library: CollectiveLibrary | None
+    protocols: Mapping[str, Protocols]
     fitted_on: Mapping[str, Mapping[str, tuple[str, ...]]]
 
 
@@ -140,7 +166,10 @@ def fit(device: Device, rows: Sequence[Rows], *, num_gpus: int = 8) -> Fitted:
         efficiency[precision] = TYPICAL.model_copy(update=constants)
     allreduces = [selection for (_, kind), selection in chosen.items() if kind == "allreduce"]
     ring = _fit_ring(num_gpus, allreduces[0]) if allreduces else None
-    return Fitted(efficiency, ring, names)
+    protocols: dict[str, Protocols] = {
+        key[1]: _fit_protocols(chosen[key]) for key in chosen if key[1] in COLLECTIVE_KINDS
+    }
+    return Fitted(efficiency, ring, protocols, names)
 
 
 def _fit_kernels(device: Device, chosen: Sequence[Chosen], constants: Mapping[str, float]) -> dict[str, float]:
@@ -170,6 +199,16 @@ def _fit_stream(device: Device, chosen: Chosen) -> Streaming:
         return streamed(constants, device.gpu.peak_hbm_bytes_per_s, rows.shape["bytes"]).seconds[:, None]
 
     return TYPICAL_STREAMING.model_copy(update=_least(STREAM_PRIORS, predict, [chosen]))
+
+
+def _fit_protocols(chosen: Chosen) -> Protocols:
+    """Fit the ten constants of a collective."""
+    typical = Protocols(**{name: prior.middle for name, prior in PROTOCOL_PRIORS.items()})
+
+    def predict(values: Mapping[str, float], rows: Rows) -> Floats:
+        return cost_of_rows(typical.model_copy(update=dict(values)), rows).seconds
+
+    return typical.model_copy(update=_least(PROTOCOL_PRIORS, predict, [chosen]))
 
 
 def _fit_ring(num_gpus: int, chosen: Chosen) -> CollectiveLibrary:
@@ -222,6 +261,9 @@ def _select_rows(rows: Rows, num_gpus: int) -> Chosen:
     if rows.kind in ("allreduce", "conv"):
         ends = rows.kind == "allreduce"
         places = _ends(rows.shape["floats"], rows.shape["gpus"], num_gpus) if ends else _spread(rows.shape)
+        return rows.take(places), np.ones(len(places))
+    if rows.kind in COLLECTIVE_KINDS:
+        places = evenly_spaced(rows)
         return rows.take(places), np.ones(len(places))
     if rows.kind in STREAM_KINDS:
         places, weights = medoids(np.log2(rows.shape["bytes"])[:, None], MOST[rows.kind])

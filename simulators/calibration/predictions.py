@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from simulators.calibration.collectives import COLLECTIVE_KINDS
 from simulators.calibration.measurements import STREAM_KINDS, Rows
 from simulators.calibration.rows import cost_of
 from simulators.hardware.device import Device
@@ -95,14 +96,14 @@ def predicted_by(model: str, device: Device, rows: Rows) -> Predicted | None:
     if model == "roofline":
         seconds = roofline(device, rows, cost.flop, traffic=cost.bytes)
     elif model == "nearest":
-        seconds = nearest(rows, cost.bytes if rows.kind in STREAM_KINDS else cost.flop)
+        seconds = nearest(rows, cost.bytes if rows.kind in (*STREAM_KINDS, *COLLECTIVE_KINDS) else cost.flop)
     names = set(device.gpu.fitted_on.get(rows.precision, {}).get(rows.kind, ()))
     return Predicted(rows, cost.flop, cost.bytes, seconds, np.array([name in names for name in rows.names]))
 
 
 def roofline(device: Device, rows: Rows, flop: Floats, *, traffic: Floats) -> Floats:
-    """Times [R, passes] at the peak rate or the bandwidth of the data sheet; of an all-reduce at its node's rate."""
-    if rows.kind == "allreduce":
+    """Times [R, passes] at the peak rate or the bandwidth of the data sheet; of a collective at its node's rate."""
+    if rows.kind == "allreduce" or rows.kind in COLLECTIVE_KINDS:
         assert device.node is not None and device.node.library is not None
         return np.asarray(traffic / device.node.library.bytes_per_s)
     if rows.kind in STREAM_KINDS:

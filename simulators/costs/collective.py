@@ -17,18 +17,24 @@ Standard; a lower bound for pipelined rings and trees, whose first chunk has to 
 IJHPCA 2005; tree: two complementary pipelined trees, Sanders, Speck, Traeff 2009; all-to-all on a tree: Bruck). The
 second protocol sends a flag with every word, so half of what it sends is payload, and need not wait for a fence: NCCL's
 tuning table (`src/graph/tuning.cc`) gives it 1/4 to 1/6 of the latency; 1/4 is used.
+
+Where a node's library has constants of a collective that were fitted to measurements, these count instead
+(`simulators.costs.protocols`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from simulators.costs.protocols import protocol_seconds
 from simulators.costs.transfer import link_utilisation
 from simulators.hardware.device import LibraryNode
+from simulators.hardware.network import Protocols
 from simulators.hardware.parts import CopyTimes
 
 Floats = NDArray[np.float64]
@@ -45,7 +51,7 @@ class Group:
 
     bytes_per_s: rate at which one GPU sends over all links that it uses, in one direction. latency_s: of one step.
     computes: whether the engine can add, as CUs can and DMA engines cannot. short_messages: whether it has a protocol
-    for short messages.
+    for short messages. protocols: fitted constants of collectives inside a node, which count where `inside` is true.
     """
 
     num_gpus: ArrayLike
@@ -53,6 +59,8 @@ class Group:
     latency_s: ArrayLike
     computes: bool = True
     short_messages: bool = True
+    protocols: Mapping[str, Protocols] | None = None
+    inside: ArrayLike = True
 
     def by_cus(self, cus: ArrayLike, bytes_per_s_per_cu: ArrayLike) -> Group:
         """Return the group with kernels on `cus` CUs as the engine (`simulators.costs.transfer.link_utilisation`).
@@ -104,6 +112,10 @@ def collective_cost(
     seconds = wait + serial
     if group.short_messages:
         seconds = np.minimum(seconds, _LOW_LATENCY[0] * wait + _LOW_LATENCY[1] * serial)
+    constants = (group.protocols or {}).get(pattern)
+    if constants is not None and pattern != "broadcast":
+        measured = protocol_seconds(constants, pattern, n, payload)  # what leaves a node is no faster than inside it
+        seconds = np.where(group.inside, measured, np.maximum(seconds, measured))
     columns = np.broadcast_arrays(steps + 0 * wire, wire, added / element_bytes, 2 * wire + added, seconds)
     return CollectiveCost(*(np.asarray(column, float) for column in columns))
 
@@ -149,7 +161,9 @@ def node_ring(node: LibraryNode, gpus: ArrayLike, together: ArrayLike | None = N
     sharers = np.maximum(np.minimum(gpus, per_node) - 2.0, 0.0)
     inside = Group(gpus, library.bytes_per_s / (1 + library.sharing * sharers), library.latency_s)
     network = np.nan if library.network_bytes_per_s is None else library.network_bytes_per_s
-    return flat_ring(inside, Group(nodes, network, library.latency_s), np.asarray(gpus) / nodes)
+    ring = flat_ring(inside, Group(nodes, network, library.latency_s), np.asarray(gpus) / nodes)
+    protocols = {str(kind): constants for kind, constants in (library.protocols or {}).items()}
+    return replace(ring, protocols=protocols or None, inside=nodes <= 1)
 
 
 @dataclass(frozen=True)

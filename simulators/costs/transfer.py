@@ -51,10 +51,10 @@ def links(node: LinkedNode) -> dict[str, ArrayLike]:
 def routes(node: LinkedNode, pattern: Pattern) -> list[Route]:
     """One route per peer, in order of arrival.
 
-    Mesh: a link of its own. Switch, PCIe: all share the GPU's port. Ring: data goes the shorter way round; an all-gather
-    forwards each shard from neighbour to neighbour (every link carries it once), and so does a reduction, which adds
-    on its way; an all-to-all message of distance d loads d links, and by symmetry the representative GPU's link
-    carries d of them.
+    Mesh: a link of its own. Switch, PCIe: all share the GPU's port. Ring: data goes the shorter way round; an
+    all-gather forwards each shard from neighbour to neighbour (every link carries it once), and so does a reduction,
+    which adds on its way; an all-to-all message of distance d loads d links, and by symmetry the representative GPU's
+    link carries d of them.
     """
     if node.topology == "ring":
         return _ring_routes(node.num_gpus, pattern)

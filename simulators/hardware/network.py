@@ -5,6 +5,7 @@ Numbers live in `conf/node/*.yaml` and `conf/fabric/*.yaml`, each with its sourc
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -16,6 +17,29 @@ from simulators.hardware.sourced import WithSources
 
 Topology = Literal["mesh", "switch", "ring", "pcie"]
 Placement = Literal["cpu", "pcie_switch", "gpu"]
+CollectiveKind = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv"]
+"""Collectives that are measured by size; `send_recv` is one message between two GPUs."""
+
+
+class Protocols(Frozen):
+    """Fitted constants of one collective inside a node (equations in `simulators.costs.protocols`).
+
+    launch_s: of a call. ll_step_s, ll128_step_s, step_s: latency of a step by LL, LL128 and Simple. ll_share,
+    ll128_share: share of the rate that LL and LL128 reach. bytes_per_s: rate of a GPU among two, by Simple; each
+    doubling of the number of GPUs multiplies it by `scaling`. fill_s: time of a step to fill the pipeline, in
+    proportion to the bytes up to fill_bytes, then constant.
+    """
+
+    launch_s: Duration
+    ll_step_s: Duration
+    ll_share: Annotated[Number, Field(gt=0, le=1)]
+    ll128_step_s: Duration
+    ll128_share: Annotated[Number, Field(gt=0, le=1)]
+    step_s: Duration
+    bytes_per_s: Bandwidth
+    scaling: Annotated[Number, Field(gt=0, le=8)]
+    fill_s: Duration
+    fill_bytes: Annotated[Number, Field(ge=1)]
 
 
 class CollectiveLibrary(Grown):
@@ -23,13 +47,15 @@ class CollectiveLibrary(Grown):
 
     bytes_per_s: rate of a GPU in a ring of two; each further GPU lengthens the time of a byte by the share `sharing`,
     because paths through switches and sockets are shared. latency_s: latency of a step. network_bytes_per_s: rate of a
-    GPU once a ring leaves the node; None if it was not measured.
+    GPU once a ring leaves the node; None if it was not measured. protocols: constants of collectives that were measured
+    by size inside the node; rings describe the others, and what leaves the node.
     """
 
     bytes_per_s: Bandwidth
     latency_s: Duration
     sharing: Annotated[Number, Field(ge=0, le=1)] = 0.0
     network_bytes_per_s: Bandwidth | None = None
+    protocols: Mapping[CollectiveKind, Protocols] | None = None
 
 
 class Node(WithSources, Grown):
