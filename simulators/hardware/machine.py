@@ -180,7 +180,7 @@ class View(Frozen):
 def own_fields(kind: type[BaseModel]) -> frozenset[str]:
     """Fields that a view reads, and its labels."""
     own = {name for base in kind.__mro__ if issubclass(base, View) for name in vars(base).get("__annotations__", {})}
-    return frozenset(own | LABELS)
+    return frozenset((own | LABELS) & set(kind.model_fields))
 
 
 def reads(kind: type[BaseModel], path: str) -> bool:

@@ -1,0 +1,158 @@
+"""Machines: parts and their composition, views of backends, what is refused, and every machine under every study."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from conftest import merged, mostly_nightly, shipped
+from pydantic import BaseModel
+
+from dse.cli import main
+from dse.config.compose import request
+from dse.config.options import list_options
+from dse.errors import ConfigError
+from dse.study.plan import plan
+from simulators.hardware.device import Device, device_of
+from simulators.hardware.machine import Hardware, own_fields, reads, tree_of
+from simulators.hardware.memory_system import MemorySystem
+from simulators.hardware.system import System, system_of
+from simulators.hardware.systems import VIEWS, served_by
+
+TODAY = (
+    "mi300x_8", "mi355x_8", "mi210_4", "a100_8", "h100_8", "h800_8",
+    "h20_8", "h200_8", "b200_8", "b300_8", "l20_8", "v100_8",
+)  # fmt: skip
+NAMES = tuple(list_options("system"))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_machine_is_one_description_that_serves_some_backend(name: str) -> None:
+    Hardware.model_validate(tree_of(name))
+    served = served_by(name)
+    assert any(not missing for missing in served.missing.values())
+    assert sum(served.provenance.values()) == len(served.constants) > 10
+
+
+@pytest.mark.parametrize("name", TODAY)
+def test_machines_of_today_serve_schedules_and_iterations(name: str) -> None:
+    served = served_by(name)
+    assert served.missing["schedules"] == served.missing["iterations"] == ()
+    assert served.precisions
+    assert served.constants["node.num_gpus"][0] == int(name.rpartition("_")[2])
+
+
+def test_what_is_measured_of_another_gpu_is_called_assumed() -> None:
+    mi300x, h200 = (served_by(name).constants for name in ("mi300x_8", "h200_8"))
+    assert mi300x["gpu.contention.late_start"][1] == "calibrated"
+    assert h200["gpu.contention.late_start"][1] == "assumed"
+    assert h200["gpu.efficiency.bf16.compute"][1] == "assumed"
+    assert served_by("h100_8").constants["gpu.efficiency.bf16.compute"][1] == "calibrated"
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_a_view_declares_fields_of_the_one_schema(view: str) -> None:
+    def check(kind: type[BaseModel], whole: type[BaseModel]) -> None:
+        assert own_fields(kind) <= set(whole.model_fields)
+
+    check(VIEWS[view], Hardware)
+    for part in ("gpu", "node"):
+        check(*(kind.model_fields[part].annotation for kind in (VIEWS[view], Hardware)))  # type: ignore[arg-type]
+
+
+def test_what_a_backend_does_not_read_is_no_part_of_its_designs() -> None:
+    tree = shipped("system")["mi300x_8"]
+    other = merged(shipped("system")["mi300x_8"], {"gpu": {"peak_hbm_bytes_per_s": "9 TB/s"}})
+    assert system_of(tree) == system_of(other)
+    assert device_of(tree) != device_of(other)
+    assert reads(System, "gpu.hbm_bytes_per_s")
+    assert not reads(System, "gpu.peak_hbm_bytes_per_s")
+    assert reads(Device, "gpu.peak_hbm_bytes_per_s")
+    assert not reads(Device, "gpu.dma.num_engines")
+    assert reads(MemorySystem, "gpu.l2.bytes")
+    assert not reads(MemorySystem, "node.num_gpus")
+
+
+def test_parts_are_chosen_apart_and_the_name_says_so() -> None:
+    tree = request(["study=ficco_sweep", "gpu=mi210", "node=mi210_mesh_4"]).tree["system"]
+    assert tree["name"] == "mi300x_8 gpu=mi210 node=mi210_mesh_4"
+    assert system_of({**tree, "fabric": {}}).gpu == system_of(tree_of("mi210_4")).gpu
+    assert system_of(tree).node == system_of(tree_of("mi210_4")).node
+
+
+def test_an_own_file_may_be_composed_of_shipped_parts(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    source = {"provenance": "derived", "source": "made up for a test"}
+    own = {"name": "mine", "node": {"link_bytes_per_s": "90 GB/s"}, "sources": {"node.link_bytes_per_s": source}}
+    path.write_text(yaml.safe_dump({"defaults": [{"/gpu": "h100"}, {"/node": "h100_switch_8"}, "_self_"], **own}))
+    machine = Hardware.model_validate(tree_of(str(path)))
+    assert machine.node is not None
+    assert machine.node.link_bytes_per_s == 90e9
+    assert machine.gpu == Hardware.model_validate(tree_of("h100_8")).gpu
+    path.write_text(yaml.safe_dump({"defaults": [{"/gpu": "h1000"}], **own}))
+    with pytest.raises(ConfigError, match=r"names no option of gpu.*did you mean `h100`"):
+        tree_of(str(path))
+
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"gpu": {"num_cuz": 3}}, "system.gpu.num_cuz: is not a known key"),
+    ({"gpu": {"peak_flop_per_s": {"fp12": 1e12}}}, "system.gpu.peak_flop_per_s.fp12"),
+    ({"gpu": {"efficiency": {"fp8": {}}}}, "system.gpu.efficiency.fp8"),
+    ({"node": {"num_gpus": 0}}, "system.node.num_gpus = 0"),
+    ({"name": "../mine"}, "system.name"),
+]
+
+
+@pytest.mark.parametrize(("change", "told"), WRONG)
+def test_a_machine_that_cannot_be_is_told_by_path(change: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        device_of(merged(shipped("system")["mi250"], {"node": {"num_gpus": 8}, **change}))
+    assert told in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["study=ficco_sweep", "system=p100"], "system.gpu.gemm: is missing (`python -m dse systems`"),
+        (["study=bert", "system=t3_ring"], "system.gpu.peak_flop_per_s: is missing"),
+        (["study=cache_policies", "system=h100_8"], "system.gpu.dram: is missing"),
+        (["study=ficco_sweep", "system.gpu.peak_hbm_bytes_per_s=1e12"], "is not read by simulator=analytic"),
+        (["study=bert", "system.gpu.hbm_bytes_per_s=1e12"], "is not read by simulator=step"),
+        (["study=ficco_sweep", "+space.system.gpu.peak_hbm_bytes_per_s=choice(1e12,2e12)"], "did you mean `hbm_bytes"),
+    ],
+)
+def test_a_part_that_is_missing_or_not_read_is_named(words: list[str], told: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        plan(request(words))
+    assert told in str(caught.value)
+
+
+def test_the_command_lists_machines_and_the_constants_of_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["systems"]) == 0
+    listed = capsys.readouterr().out
+    assert [name for name in NAMES if name not in listed] == []
+    assert main(["systems", "p100"]) == 0
+    shown = capsys.readouterr().out
+    assert "gpu.efficiency.fp32.compute" in shown
+    assert "for schedules" in shown
+    assert main(["systems", "p1000"]) == 2
+    assert "did you mean `p100`" in capsys.readouterr().err
+
+
+MATRIX = list(itertools.product(list_options("study"), NAMES))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("study", "system"), mostly_nightly(MATRIX, every=41))
+def test_every_machine_under_every_study_is_planned_or_refused_by_its_parts(study: str, system: str) -> None:
+    try:
+        planned = plan(request([f"study={study}", f"system={system}", "tracking=none", "store=none"]))
+    except ConfigError as error:
+        assert all(problem.path and problem.rule for problem in error.problems)
+        assert any(problem.path.startswith(("system", "workload", "study", "run", "parallel", "applications"))
+                   for problem in error.problems)  # fmt: skip
+    else:
+        assert planned.spaces
