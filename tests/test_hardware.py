@@ -56,7 +56,8 @@ def test_what_is_measured_of_another_gpu_is_called_assumed() -> None:
 def model_of(kind: type[BaseModel], part: str) -> type[BaseModel]:
     """The model of a part, whether it may be absent or not."""
     annotation: Any = kind.model_fields[part].annotation
-    return next(iter(get_args(annotation)), annotation)
+    model: type[BaseModel] = next(iter(get_args(annotation)), annotation)
+    return model
 
 
 @pytest.mark.parametrize("view", VIEWS)
