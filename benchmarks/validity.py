@@ -2,8 +2,9 @@
 
 `python -m benchmarks.validity [--data DIR] [--json]` reads every CSV below a folder that has one of the layouts of
 `simulators.calibration.layouts`, and predicts it with the constants of conf/system as they are: nothing is fitted. A
-row is printed for each file, device and precision; errors are relative, with the median's sign beside it. With or
-without a folder: the errors of GEMM, collective and wall time on the shipped overlaps that nothing is fitted to.
+row is printed for each file, device and precision; errors are relative, with the median's sign beside it. Prefills of
+whole models are predicted as iterations (`benchmarks.prefill`). With or without a folder: the errors of GEMM,
+collective and wall time on the shipped overlaps that nothing is fitted to.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.prefill import holds_prefills, judged_prefills
 from dse.config.options import list_options
 from dse.errors import ConfigError, Problem
 from dse.files import csv_columns
@@ -73,6 +75,9 @@ def tables(folder: Path) -> Iterator[dict[str, Any]]:
     found = False
     for file in sorted(folder.rglob("*.csv")):
         columns = csv_columns(file, "--data")
+        for row in judged_prefills(file) if holds_prefills(columns) else ():
+            found = True
+            yield {"file": str(file.relative_to(folder)), **row}
         if layout_of(columns) is None and not holds_collectives(columns):
             continue
         for rows in read_table(file):
@@ -101,6 +106,7 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, float]:
         "elementwise_median_worst": [row["median"] for row in streams],
         "collective_large_median_worst": [row["large_median"] for row in collectives],
         "collective_small_median_worst": [row["small_median"] for row in collectives],
+        "prefill_median": [row["median"] for row in rows if row["kind"] == "prefill"],
     }
     errors = {name: [value for value in values if value is not None] for name, values in worst.items()}
     return {name: max(values) for name, values in errors.items() if values}
@@ -129,7 +135,7 @@ def main(words: list[str] | None = None) -> int:
     for row in rows:
         cells = f"{100 * row['median']:5.1f} % {100 * row['p90']:5.1f} % {100 * row['signed_median']:+5.1f} %"
         print(
-            f"{row['file']:<36}{row['device']:<10}{row['precision']:<6}{row['kind']:<15}{row['rows']:>6} rows  {cells}"
+            f"{row['file']:<36}{row['device']:<10}{row['precision']:<6}{row['kind']:<28}{row['rows']:>6} rows  {cells}"
         )
     for name, value in (summary(rows) | overlaps()).items():
         print(f"{name:<28}{value:.4f}")

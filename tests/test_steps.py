@@ -52,6 +52,17 @@ def test_what_is_computed_again_is_work_of_the_forward_pass(drawn: dict[str, Any
     assert laid(found, "layer") == pytest.approx(3 * forward + again, rel=1e-12)
 
 
+@given(shapes())
+def test_one_kernel_computes_half_of_causal_attention_and_others_all(drawn: dict[str, Any]) -> None:
+    h, s, b, t = (drawn[name] for name in ("model.hidden", "run.sequence_length", "run.batch", "parallel.tp"))
+    flash, causal = (
+        laid(made({**drawn, "model.causal": own}, kernels="flash"), "layer", forward=True) for own in (False, True)
+    )
+    assert flash - causal == pytest.approx(4 * h * s * b / t * (s - 1) / 2, rel=1e-9, abs=1e-6 * flash)
+    fused, same = (laid(made({**drawn, "model.causal": own}, kernels="fused"), "layer") for own in (False, True))
+    assert fused == same
+
+
 @pytest.mark.slow
 @given(shapes(), st.data())
 def test_the_flop_of_any_layer_are_twice_its_weights_a_token_and_the_scores(

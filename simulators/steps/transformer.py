@@ -13,7 +13,8 @@ pass, by layer (arXiv:2205.05198, section 4; there for b = 2, A_kv = A, F = 4 H:
     2 (2 b + 1) T H + b T (2 A + 2 A_kv) d / t + b T F (2, gated: 3) / t + (2 b + 1) A B S C / t
 
 of which sequence parallelism splits the first term by t, too, and recomputing attention (or a kernel that never writes
-scores) leaves out the last; recomputing everything leaves b T H.
+scores) leaves out the last; recomputing everything leaves b T H. Such a kernel computes S C - S (S - 1) / 2 of the
+S C pairs where attention is causal; kernels that write scores compute all of them.
 """
 
 from __future__ import annotations
@@ -140,8 +141,11 @@ def _core(sizes: _Sizes, prefix: str) -> Iterator[Op]:
     batch, s, c, d = sizes.sequences * sizes.heads, sizes.queries, sizes.keys, sizes.head
     share = sizes.kernels.flash_share_of_peak
     if share is not None:
+        seen = 1 - (s - 1) / (2 * c) if sizes.model.causal else 1.0  # of all pairs of a query and a key
         moved = sizes.element * sizes.sequences * d * (2 * sizes.heads * s + 2 * sizes.kv_heads * c)
-        yield Op(f"{prefix}flash", "attention", "forward", Stream(moved, 4 * batch * s * c * d, share_of_peak=share))
+        yield Op(
+            f"{prefix}flash", "attention", "forward", Stream(moved, 4 * batch * s * c * d * seen, share_of_peak=share)
+        )
         return
     yield Op(f"{prefix}scores", "attention", "forward", Product(c, s, d, batch, transposed=True))
     yield _stream(sizes, f"{prefix}softmax", "softmax", sizes.kernels.softmax)

@@ -30,7 +30,8 @@ class Transformer(Frozen):
     heads: None for hidden / head_dim; head_dim: None for hidden / heads; kv_heads: None for heads. ffn: width of the
     feed-forward layers, None for 4 hidden; gated: two GEMMs (gate and up) in place of one. vocab: 0 for layers without
     embeddings. predicted: share of the tokens whose output is computed (the masked tokens of BERT). positions: number
-    of learnt positions (0: none). tied: input and output embeddings share one tensor.
+    of learnt positions (0: none). tied: input and output embeddings share one tensor. causal: a token attends to those
+    before it alone, which attention in one kernel does not compute for the others.
     """
 
     kind: Literal["transformer"] = "transformer"
@@ -48,6 +49,7 @@ class Transformer(Frozen):
     positions: Annotated[Integer, Field(ge=0, le=2**31)] = 0
     predicted: Annotated[Share, Field(gt=0)] = 1.0
     tied: Annotated[bool, knob(structural=True)] = True
+    causal: Annotated[bool, knob(structural=True)] = False
     note: Any = None
 
     @property
