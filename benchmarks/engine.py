@@ -19,12 +19,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 
 from benchmarks.graphs import HBM_OF_COPY, HBM_OF_GEMM, LINKS, pipeline
 from benchmarks.hand_loop import hand_loop
 from benchmarks.peers import run_flows, simgrid_python
-from dse.config.options import conf_dir
 from dse.evaluation.backend_spec import BackendSpec
 from dse.evaluation.calls import call
 from dse.space import Knob, Space
@@ -32,10 +30,12 @@ from simulators.engines.analytic import ENGINE as ANALYTIC
 from simulators.engines.event import ENGINE as EVENT
 from simulators.engines.fluid import ENGINE as FLUID
 from simulators.engines.fluid import Prepared
+from simulators.hardware.parts import Contention
 from simulators.overlap.batch import grids
 from simulators.taskgraph.graph import TaskGraph
 from simulators.taskgraph.maxplus import Durations, closed_form, longest
 from simulators.taskgraph.symmetry import patterns, reduce_graph
+from simulators.workloads.model_zoo import option_tree
 
 
 def seconds(*runs: Callable[[], Any], repeats: int) -> list[float]:
@@ -146,10 +146,12 @@ def sweep(engine: str, *, num_chunks: int, designs: int, rows: int = 16384) -> S
 
 def _space(engine: str, *, num_chunks: int, designs: int, rows: int) -> Space:
     """Four hardware knobs around an all-gather and GEMM in `num_chunks` steps: 8 * num_chunks tasks."""
-    tree = {group: _yaml(group, name) for group, name in (("system", "mi300x_8"), ("schedule", "uniform_fused_1d"))}
+    tree = {
+        group: option_tree(group, name) for group, name in (("system", "mi300x_8"), ("schedule", "uniform_fused_1d"))
+    }
     tree["schedule"] |= {"num_chunks": num_chunks, "comm_engine": "dma"}
     if engine == "analytic":  # which has no closed form of contention laws
-        tree["system"]["gpu"]["contention"] = dict.fromkeys(tree["system"]["gpu"]["contention"], 1)
+        tree["system"]["gpu"]["contention"] = {**dict.fromkeys(Contention.model_fields, 1), "late_start": 0}
     tree["workload"] = {
         "name": "gemm",
         "pattern": "all_gather",
@@ -165,11 +167,6 @@ def _space(engine: str, *, num_chunks: int, designs: int, rows: int) -> Space:
     knobs = [Knob("system.gpu.num_cus", tuple(range(200, 200 + steps)))]
     knobs += [Knob(path, tuple(values.tolist())) for path, values in ranges.items()]
     return Space(backend.scenarios(tree)["gemm"], tuple(knobs), {}, backend)
-
-
-def _yaml(group: str, name: str) -> dict[str, Any]:
-    found: dict[str, Any] = yaml.safe_load((conf_dir() / group / f"{name}.yaml").read_text(encoding="utf-8"))
-    return found
 
 
 def closed_forms_per_s(designs: int = 65536) -> float:

@@ -15,14 +15,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import yaml
 
 from benchmarks.timing import best
 from dse.backend import Batch
-from dse.config.options import conf_dir
 from dse.space import set_path
 from simulators.overlap.backend import OverlapBackend
 from simulators.overlap.design import Design
+from simulators.workloads.model_zoo import option_tree
 
 _NODES = (8, 16, 32, 64, 128, 256, 512)
 _IMBALANCE = 0.3
@@ -32,10 +31,7 @@ _REPEATS = 3
 def point(nodes: int, *, uneven: bool) -> Design:
     """A fused DLRM iteration on the shipped torus of so many nodes."""
     groups = {"system": "dlrm_torus", "workload": "dlrm", "schedule": "fused_kernels"}
-    tree: dict[str, Any] = {
-        group: yaml.safe_load((conf_dir() / group / f"{name}.yaml").read_text(encoding="utf-8"))
-        for group, name in groups.items()
-    }
+    tree: dict[str, Any] = {group: option_tree(group, name) for group, name in groups.items()}
     tree["workload"]["only"] = ["dlrm-t200"]
     changes: dict[str, Any] = {"num_nodes": nodes}
     changes |= {"simulated": "all", "imbalance": _IMBALANCE} if uneven else {}

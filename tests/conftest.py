@@ -7,6 +7,7 @@ import functools
 import importlib
 import os
 import tempfile
+import textwrap
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -103,6 +104,15 @@ def number(value: ArrayLike) -> float:
 def shipped(group: str) -> dict[str, Any]:
     """The trees of a configuration group, by option name, systems composed of their parts; yours to change."""
     return copy.deepcopy(_trees(group))
+
+
+def flat_system() -> str:
+    """The text of a system that holds its GPU and its node itself."""
+    parts = {"gpu": "mi300x", "node": "mi300x_mesh_8"}
+    texts = {part: (CONF / part / f"{name}.yaml").read_text("utf-8") for part, name in parts.items()}
+    own_text = (CONF / "system" / "mi300x_8.yaml").read_text("utf-8").partition("description:")[2]
+    nested = "".join(f"{part}:\n{textwrap.indent(text, '  ')}" for part, text in texts.items())
+    return f"name: mine\n{nested}description:{own_text}"
 
 
 def sources_of(tree: Mapping[str, Any]) -> dict[str, Any]:

@@ -19,7 +19,19 @@ import numpy as np
 import pytest
 import toy
 import yaml
-from conftest import AFTER, CONF, DEVICES, FAMILIES, FREE, MEMORIES, OF_ONE_GPU, SYSTEMS, mostly_nightly, shipped
+from conftest import (
+    AFTER,
+    CONF,
+    DEVICES,
+    FAMILIES,
+    FREE,
+    MEMORIES,
+    OF_ONE_GPU,
+    SYSTEMS,
+    flat_system,
+    mostly_nightly,
+    shipped,
+)
 
 from dse import plugins
 from dse.backend import Batch
@@ -230,7 +242,7 @@ def test_an_interpolation_on_the_command_line_is_never_taken_literally() -> None
 
 # Accidents in files
 
-SYSTEM = (CONF / "system" / "mi300x_8.yaml").read_text("utf-8").replace("name: mi300x_8", "name: mine", 1)
+SYSTEM = flat_system()
 CUS = "num_cus: 304"
 FILES: dict[str, tuple[str, str]] = {
     "a leading zero": (SYSTEM.replace(CUS, "num_cus: 010", 1), "num_cus: 010"),
@@ -293,7 +305,7 @@ def test_a_file_that_is_no_configuration_is_refused(text: bytes, tmp_path: Path,
         (CUS, "num_cus: '304'", "system.gpu.num_cus = '304'"),
         (CUS, "num_cus: ${absent.key}", "absent.key"),
         ("name: mine", "defaults: [absent]\nname: mine", "system/absent"),
-        ("  gpu.num_cus: {provenance: vendor", "  gpu.num_cu: {provenance: vendor", "gpu.num_cus"),
+        ("    num_cus: {provenance: vendor", "    num_cu: {provenance: vendor", "gpu.num_cus"),
     ],
 )
 def test_a_wrong_value_in_a_file_is_refused_like_one_on_the_command_line(

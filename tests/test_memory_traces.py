@@ -435,7 +435,7 @@ def test_the_command_writes_statistics_tables_and_a_figure(
     assert outputs.read_table("channels")[["reads", "writes"]].sum().to_list() == [1500, 500]
     assert outputs.read_table("activity")["lines"].sum() == 2000
     assert (outputs.figures / "activity.png").is_file()
-    assert yaml.safe_load((outputs.folder / "config.yaml").read_text())["system"]["l2"]["bytes"] == 8388608
+    assert yaml.safe_load((outputs.folder / "config.yaml").read_text())["system"]["gpu"]["l2"]["bytes"] == 8388608
     said = capsys.readouterr().out
     assert "row_hit_rate" in said
     assert "busiest of 16 channels" in said

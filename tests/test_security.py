@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import CONF, REPOSITORY
+from conftest import CONF, REPOSITORY, flat_system
 from folders import finished, odd_table
 
 from dse.cli import main
@@ -62,7 +62,7 @@ def refused(capsys: pytest.CaptureFixture[str], elsewhere: Path) -> Callable[...
     return run
 
 
-SYSTEM = (CONF / "system" / "mi300x_8.yaml").read_text("utf-8").replace("name: mi300x_8", "name: mine", 1)
+SYSTEM = flat_system()
 CALL = "{_target_: pathlib.Path.write_text, _args_: [pwned]}"
 BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 10)

@@ -216,10 +216,12 @@ def tree_of_gpu(name: str) -> dict[str, Any]:
 
 
 def _composed(path: Path) -> dict[str, Any]:
-    """A file's tree over those of the groups that its `defaults` name; its own values count."""
+    """A file's tree over those of the systems and groups that its `defaults` name; its own values count."""
     tree = _read(path)
     composed: dict[str, Any] = {}
     for entry in tree.pop("defaults", []):
+        if isinstance(entry, str) and entry != "_self_":
+            composed = merged(composed, tree_of(entry))
         for group, option in entry.items() if isinstance(entry, Mapping) else ():
             section = str(group).strip("/")
             file = conf_dir() / section / f"{option}.yaml"

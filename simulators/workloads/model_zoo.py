@@ -10,6 +10,7 @@ from dse import plugins
 from dse.config.options import conf_dir, list_options
 from dse.config.yaml_checks import load_yaml, unreadable
 from dse.errors import ConfigError, Problem, did_you_mean
+from simulators.hardware.machine import tree_of
 from simulators.workloads.model import Transformer
 
 _NOTE_KEYS = ("provenance", "source")
@@ -31,7 +32,9 @@ def model_tree(name: str) -> dict[str, Any]:
 
 
 def option_tree(group: str, name: str) -> dict[str, Any]:
-    """Tree of a shipped option of a group, or of a YAML file. Raises ConfigError."""
+    """Tree of a shipped option of a group, or of a YAML file; systems composed of their parts. Raises ConfigError."""
+    if group == "system":
+        return tree_of(name)
     path = _path(group, name)
     if path is None:
         way = did_you_mean(name, list_options(group))
