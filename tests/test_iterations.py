@@ -334,6 +334,7 @@ def test_constants_are_told_as_plain_numbers_with_their_sources() -> None:
     assert {path.partition(".")[0] for path, *_ in facts} == {"system", "setting", "kernels", "optimizer"}
     assert all(type(value) in (int, float) for _, value, *_ in facts)
     assert all(len(source) > 3 for *_, source in facts)
+    assert {path.split(".")[3] for path, *_ in facts if ".efficiency." in path} == {"mixed"}
 
 
 # Everything that is shipped

@@ -212,13 +212,15 @@ class StepBackend(Backend):
         return Replay(tuple(schedule(tasks(iteration(design)))), {k: v for k, v in ordered.items() if v > 0})
 
     def facts(self, design: BaseModel) -> Sequence[tuple[str, Any, str, str]]:
-        """Constants of the device, its setting, the kernels and the optimizer, with their sources."""
+        """Constants of the device at the run's precision, its setting, the kernels and the optimizer, with sources."""
         assert isinstance(design, Design)
         parts = {"setting": design.setting, "kernels": design.kernels, "optimizer": design.optimizer}
         sourced = {**parts, "lengths": design.lengths, "quantised": design.quantised, "format": design.format}
         sourced["instructions"] = design.instructions
         below = [fact for name, part in sourced.items() if part is not None for fact in part.facts_below(name)]
-        return [*design.system.facts_below("system"), *below]
+        own, efficiency = f"system.gpu.efficiency.{design.run.precision}.", "system.gpu.efficiency."
+        of_system = design.system.facts_below("system")
+        return [*(fact for fact in of_system if fact[0].startswith(own) or not fact[0].startswith(efficiency)), *below]
 
 
 def _is_scenario(entry: object) -> bool:
