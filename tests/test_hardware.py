@@ -84,6 +84,7 @@ def test_what_a_backend_does_not_read_is_no_part_of_its_designs() -> None:
     assert not reads(MemorySystem, "node.num_gpus")
 
 
+@pytest.mark.slow
 def test_parts_are_chosen_apart_and_the_name_says_so() -> None:
     tree = request(["study=ficco_sweep", "gpu=mi210", "node=mi210_mesh_4"]).tree["system"]
     assert tree["name"] == "mi300x_8 gpu=mi210 node=mi210_mesh_4"
@@ -121,6 +122,7 @@ def test_a_machine_that_cannot_be_is_told_by_path(change: dict[str, Any], told: 
     assert told in str(caught.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "told"),
     [

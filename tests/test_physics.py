@@ -247,6 +247,7 @@ def test_a_dma_copy_exceeds_neither_its_engines_nor_its_links(
         assert total <= engines * system.gpu.dma.bytes_per_s * (1 + 1e-12)
 
 
+@pytest.mark.slow
 @given(system=NODES, pattern=patterns, payload=st.floats(2.0**20, 2.0**34))
 def test_dma_copies_queue_for_their_engines(system: System, pattern: Pattern, payload: float) -> None:
     """Engines move all bytes that a GPU receives, each at its rate; more of them are never slower."""

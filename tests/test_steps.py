@@ -52,6 +52,7 @@ def test_what_is_computed_again_is_work_of_the_forward_pass(drawn: dict[str, Any
     assert laid(found, "layer") == pytest.approx(3 * forward + again, rel=1e-12)
 
 
+@pytest.mark.slow
 @given(shapes())
 def test_one_kernel_computes_half_of_causal_attention_and_others_all(drawn: dict[str, Any]) -> None:
     h, s, b, t = (drawn[name] for name in ("model.hidden", "run.sequence_length", "run.batch", "parallel.tp"))
