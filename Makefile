@@ -27,7 +27,7 @@ check: setup ## check style, types and import rules
 	$(BIN)/lint-imports --no-logo
 
 fast: setup ## run the quick half of the tests (a minute and a half)
-	$(BIN)/pytest -n auto --dist worksteal -m 'not slow and not nightly'
+	$(BIN)/pytest -n auto --dist worksteal --hypothesis-profile ci -m 'not slow and not nightly'
 
 coverage: setup ## print the branch coverage of the quick half of the tests (four minutes)
 	$(BIN)/pytest -n auto --dist worksteal -m 'not slow and not nightly' $(PACKAGES:%=--cov=%) --cov-branch --cov-report=term
