@@ -32,11 +32,11 @@ def figures() -> dict[str, float]:
     m, n, k = (column[:, None] for column in shapes.T)
 
     def together() -> object:
-        return chosen(gpu, (m, n, k), element_bytes=2, degree=_DEGREES[None], choice="shared")
+        return chosen(gpu, (m, n, k), precision="fp16", degree=_DEGREES[None], choice="shared")
 
     def apart() -> object:
         return [
-            chosen(gpu, tuple(shape), element_bytes=2, degree=int(degree), choice="shared")
+            chosen(gpu, tuple(shape), precision="fp16", degree=int(degree), choice="shared")
             for shape in shapes.tolist()
             for degree in _DEGREES
         ]

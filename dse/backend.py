@@ -324,6 +324,10 @@ class Backend:
         """(path, value, provenance, source) of every constant that this design rests on; none by default."""
         return []
 
+    def models(self, design: BaseModel) -> Mapping[str, str]:
+        """Map kinds of operators to the names of the models by which this design costs them; none by default."""
+        return {}
+
 
 def complete(kind: Callable[..., Any]) -> Callable[..., Backend]:
     """The class of a simulator, with the defaults of `Backend` where it has no such member."""

@@ -190,7 +190,16 @@ def _write_files(planned: Plan, findings: Findings, *, outputs: Outputs, record:
             "searched": {name: vars(chosen) for name, chosen in findings.chosen.items()},
         },
     )
-    outputs.write_json("provenance", {**record, "facts": _facts(planned)})
+    outputs.write_json("provenance", {**record, "facts": _facts(planned), "models": _models(planned)})
+
+
+def _models(planned: Plan) -> dict[str, str]:
+    """Models by which operators are costed; those of all scenarios where they differ."""
+    names = dict[str, dict[str, None]]()
+    for space in planned.spaces.values():
+        for operator, model in planned.backend.models(planned.backend.design(space.base)).items():
+            names.setdefault(operator, {})[model] = None
+    return {operator: " or ".join(models) for operator, models in names.items()}
 
 
 def _facts(planned: Plan) -> list[dict[str, Any]]:
@@ -224,6 +233,8 @@ def _print_summary(
         console.print(f"{recalled} of the results were known from earlier studies")
     if not shown.complete:
         console.print(f"figures show {shown}; results.parquet has them all")
+    if models := record["models"]:
+        console.print("costed by: " + ", ".join(f"{operator} by {model}" for operator, model in models.items()))
     console.print(_rests_on(record["facts"]))
     console.print(provenance.describe(record))
     console.print(

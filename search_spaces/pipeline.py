@@ -7,6 +7,7 @@ A schedule is written from the view of one GPU; the system decides the GPUs that
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from itertools import groupby, product
 from typing import Any
@@ -14,9 +15,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from dse.values import put
 from search_spaces.comm_knobs import CommEngineKnobs
-from simulators.costs.gemm_waves import GemmCost, beside_cu_copies, gemm_cost_beside
+from simulators.costs.chip import Chip
+from simulators.costs.gemm_cost import GemmCost, GemmShape, beside_cu_copies, gemm_cost, gemm_gpu
+from simulators.costs.gemm_waves import WaveGpu
 from simulators.costs.transfer import (
     Route,
     TransferMode,
@@ -402,9 +404,13 @@ class Pipeline:
         Beside DMA engines no other kernel is dispatched, so that the GEMM's workgroups go to any free CU.
         """
         m, n, k = shape
-        gpu = self.system.gpu if self.comm_engine == "cu" else put(self.system.gpu, "shader_engines", None)
-        how: dict[str, Any] = {"element_bytes": self.op.element_bytes, "accumulate": accumulate}
-        return gemm_cost_beside(gpu, (m, n, k), taken=taken, **how)
+        return gemm_cost(self._gemm_gpu, GemmShape.row_major(m, n, k, accumulate=accumulate), taken=taken)
+
+    @cached_property
+    def _gemm_gpu(self) -> WaveGpu | Chip:
+        """The GPU as the model of GEMMs reads it."""
+        gpu = gemm_gpu(self.system, self.op.precision, model=self.system.costs.gemm)
+        return gpu if self.comm_engine == "cu" else replace(gpu, engines=None)
 
     def _costs(
         self, size: tuple[ArrayLike, ArrayLike, ArrayLike], *, overlapped: bool, accumulate: bool
@@ -439,7 +445,7 @@ class Pipeline:
         memory_bound = bool(np.all(traffic / self.system.gpu.hbm_bytes_per_s > 0.5 * seconds))
         return {
             "uses": {self._machine.hbm[gpu]: traffic, self._machine.cu[gpu]: cus * seconds},
-            "delay": self.system.gpu.kernel_launch_s,
+            "delay": self._gemm_gpu.launch_s,
             "cap": 1 / seconds,
             "weight": 1 / traffic,
             "priority": self._compute_class,

@@ -33,6 +33,7 @@ class Streams(ScheduleKnobs):
     """Knobs of the family."""
 
     orders: ClassVar[tuple[str, ...]] = ()  # nothing is exchanged
+    gemm_refinement: ClassVar[str] = "occupancy and shares of the cache"
     family: Literal["streams"]
     kernels: Annotated[Choice, knob(structural=True)]
     num_streams: Annotated[Integer, knob(structural=True, ge=1, le=64), Former("degree")]
@@ -66,8 +67,8 @@ class Streams(ScheduleKnobs):
         at_once = min(self.num_streams, len(workload.operators))
         for name, op in sorted(workload.operators.items()):
             assert isinstance(op, Gemm)
-            shape, alone = (op.m, op.n, op.k), chosen(gpu, (op.m, op.n, op.k), element_bytes=op.element_bytes)
-            kernel = chosen(gpu, shape, element_bytes=op.element_bytes, degree=at_once, choice=self.kernels)
+            shape, alone = (op.m, op.n, op.k), chosen(gpu, (op.m, op.n, op.k), precision=op.precision)
+            kernel = chosen(gpu, shape, precision=op.precision, degree=at_once, choice=self.kernels)
             amounts = {resource: _use_per_workgroup(kernel, name) for resource, name in shared.items()}
             seconds: Any = alone.seconds(gpu)
             times: dict[str, Any] = dict.fromkeys(("alone_s", "wide_s", "ideal_s"), seconds)

@@ -51,6 +51,7 @@ class Triggered(ScheduleKnobs):
     """Knobs of the family. num_chunks: least number of parts of the output (at most one for each wave of the GEMM)."""
 
     orders: ClassVar[tuple[str, ...]] = ("after",)
+    gemm_refinement: ClassVar[str] = "stages before a cache"
     family: Literal["triggered"]
     reduction: Annotated[Reduction, knob(structural=True)]
     near_memory: Annotated[bool, knob(structural=True)]
@@ -117,7 +118,7 @@ class _Line:
         self.pattern = overlap.collective.pattern
         shape = (gemm.m, gemm.local_n, gemm.local_k)
         bypass = knobs.near_memory and knobs.reduction != "serial"  # updates; plain stores go through the cache
-        self.staged: Staged = stage_gemm(system.gpu, shape, element_bytes=gemm.element_bytes, bypass=bypass)
+        self.staged: Staged = stage_gemm(system.gpu, shape, precision=gemm.precision, bypass=bypass)
         self.chunk: Any = self.staged.write_bytes / self.gpus
         self.pieces = -(-knobs.num_chunks // self.gpus)
         self.ring = system.node.topology == "ring"

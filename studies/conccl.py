@@ -15,11 +15,11 @@ import numpy as np
 from dse.plots import Axis, tables
 from dse.results.claims import Claim, Finding, read
 from dse.results.finished_run import Finished
-from simulators.costs.gemm_waves import gemm_cost
+from simulators.costs.gemm_cost import GemmShape, gemm_cost, gemm_gpu
 from simulators.costs.power import collective_w
 from simulators.costs.transfer import TransferMode, alone, library_cus, saturating_cus
 from simulators.hardware.system import System, system_of
-from simulators.workloads.operators import ELEMENT_BYTES, Pattern, ShapeList
+from simulators.workloads.operators import Pattern, ShapeList
 from studies.plain import Plain
 
 if TYPE_CHECKING:
@@ -176,7 +176,7 @@ class ConCCL(Plain):
         ok = _strategy_rows(run.outputs.read_table("results"))
         if len(ok):
             precision = ShapeList.model_validate(run.config["workload"]).precision
-            yield "runtime_rules", _runtime_rules(ok, _grids(system, ok, ELEMENT_BYTES[precision]))
+            yield "runtime_rules", _runtime_rules(ok, _grids(system, ok, precision))
 
 
 _ORDER = (*STRATEGIES, "G-long", "GC-equal", "C-long", *_PATTERNS)
@@ -287,7 +287,7 @@ def _runtime_rules(ok: pd.DataFrame, grids: pd.DataFrame) -> dict[str, Any]:
     return {"rules": rules, "reserved_cus": lookup}
 
 
-def _grids(system: System, ok: pd.DataFrame, element_bytes: int) -> pd.DataFrame:
+def _grids(system: System, ok: pd.DataFrame, precision: str) -> pd.DataFrame:
     """Workgroups of each scenario's GEMM, launched on all CUs, and of its collective, as its library launches it.
 
     The GEMM has this GPU's columns, FLOP / (2 m k).
@@ -295,7 +295,7 @@ def _grids(system: System, ok: pd.DataFrame, element_bytes: int) -> pd.DataFrame
     scenarios = ok.groupby("scenario").first()
     m, k = (scenarios[f"workload.operators.gemm.{name}"].to_numpy(float) for name in ("m", "k"))
     n = np.rint(scenarios["flop"].to_numpy(float) / (2 * m * k))
-    cost = gemm_cost(system.gpu, (m, n, k), cus=system.gpu.num_cus, element_bytes=element_bytes)
+    cost = gemm_cost(gemm_gpu(system, precision, model=system.costs.gemm), GemmShape(m, n, k))
     moved = [int(library_cus(system, pattern)) for pattern in scenarios["pattern"]]
     return scenarios.assign(gemm=cost.workgroups, collective=moved)[["gemm", "collective"]]
 

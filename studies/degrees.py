@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulators.costs.gemm_sharing import chosen
+from simulators.hardware.parts import ELEMENT_BYTES
 from simulators.hardware.system import ScheduleGpu
 
 Floats = NDArray[np.float64]
@@ -23,19 +24,19 @@ _NEAR = 1.02
 
 @dataclass(frozen=True)
 class Queue:
-    """GEMMs [G, 3] of (m, n, k) in a queue, and bytes of an element."""
+    """GEMMs [G, 3] of (m, n, k) in a queue, and their precision."""
 
     shapes: Floats
-    element_bytes: int
+    precision: str
 
     def features(self, gpu: ScheduleGpu) -> Floats:
         """Features known before anything runs: sizes, waves, occupancy, intensity, footprint; means of logarithms
         over the queue, and log2 of its length.
         """
         m, n, k = self.shapes.T
-        kernel = chosen(gpu, (m, n, k), element_bytes=self.element_bytes)
+        kernel = chosen(gpu, (m, n, k), precision=self.precision)
         assert gpu.llc is not None
-        operands = self.element_bytes * (m * k + k * n + m * n)
+        operands = ELEMENT_BYTES[self.precision] * (m * k + k * n + m * n)
         columns = (
             *(m, n, k, kernel.workgroups / gpu.num_cus, kernel.occupancy, kernel.rows * kernel.cols),
             *(2 * m * n * k / kernel.hbm_bytes, operands / gpu.llc.bytes, kernel.seconds(gpu) / gpu.kernel_launch_s),

@@ -36,7 +36,7 @@ _LEARNED = 160  # queues of random shapes
 _SIZES = ((32, 2048), (256, 8192), (256, 8192))  # ranges of random m, n and k, uniform in their logarithms
 _SEED = 0
 _WHOLE = 32.0  # sizes are multiples of it
-_ELEMENT = 2
+_PRECISION = "fp16"
 _ENOUGH = 0.7
 _UNKNOWN = "which GEMMs the paper ran is unknown; ours are illustrative"
 
@@ -151,7 +151,7 @@ def _queues(tree: Mapping[str, Any]) -> dict[str, Queue]:
     for name, workload in workloads_of(Problems(), tree).items():
         gemms = [Gemm.model_validate(op) for op in workload["operators"].values()]
         shapes = np.array([(op.m, op.n, op.k) for op in gemms], float)
-        queues[name] = Queue(shapes, gemms[0].element_bytes)
+        queues[name] = Queue(shapes, gemms[0].precision)
     return queues
 
 
@@ -162,13 +162,13 @@ def _train_predictor(system: System, degrees: list[int]) -> Predictor:
     sizes = 2 ** random.uniform(low, high, (_LEARNED, 3))
     shapes = np.maximum(_WHOLE, np.round(sizes / _WHOLE) * _WHOLE)
     seconds = [_alike(system, degree, shapes) for degree in degrees]
-    features = [Queue(np.repeat(shape[None], _COPIES, axis=0), _ELEMENT).features(system.gpu) for shape in shapes]
+    features = [Queue(np.repeat(shape[None], _COPIES, axis=0), _PRECISION).features(system.gpu) for shape in shapes]
     return Predictor.learn(np.stack(features), np.stack(seconds, axis=1), degrees)
 
 
 def _alike(system: System, degree: int, shapes: Floats) -> Floats:
     """Times [Q] of queues of equal GEMMs [Q, 3] by globally optimised kernels, as one batch."""
-    gemm = Gemm(m=1, n=1, k=1, precision="fp16").model_copy(update=dict(zip("mnk", shapes.T, strict=True)))
+    gemm = Gemm(m=1, n=1, k=1, precision=_PRECISION).model_copy(update=dict(zip("mnk", shapes.T, strict=True)))
     operators = {f"g{index:02d}": gemm for index in range(_COPIES)}
     workload = Workload(name="drawn", operators={}).model_copy(update={"operators": operators})
     schedule = plugins.load("schedule", "streams")
@@ -215,8 +215,8 @@ def _kernels(run: _Run, finished: Finished) -> dict[str, Finding]:
     gpu, names = run.system.gpu, []
     for name, queue in _queues(finished.config["workload"]).items():
         m, n, k = queue.shapes[0]
-        every = kernels(gpu, (m, n, k), element_bytes=queue.element_bytes, degree=_COPIES)
-        alone = kernels(gpu, (m, n, k), element_bytes=queue.element_bytes).seconds(gpu)
+        every = kernels(gpu, (m, n, k), precision=queue.precision, degree=_COPIES)
+        alone = kernels(gpu, (m, n, k), precision=queue.precision).seconds(gpu)
         together = every.together(gpu, _COPIES)
         if together[int(alone.argmin())] > 1.001 * together.min():
             names.append(name)

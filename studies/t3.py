@@ -322,7 +322,7 @@ def _reads(system: System, shapes: ShapeList, *, bypass: bool) -> Any:
     for tree in shapes.workloads().values():
         gemm = _fill_shards(tree, system).overlap().gemm
         size = (gemm.m, gemm.local_n, gemm.local_k)
-        reads.append(float(stage_gemm(system.gpu, size, element_bytes=gemm.element_bytes, bypass=bypass).read_bytes))
+        reads.append(float(stage_gemm(system.gpu, size, precision=gemm.precision, bypass=bypass).read_bytes))
     return np.array(reads)
 
 

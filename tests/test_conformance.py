@@ -44,7 +44,8 @@ from dse.backend import Backend, Batch, Results, check_results
 from dse.errors import ConfigError
 from dse.plugins import available
 from dse.testing import check_backend
-from simulators.costs.gemm_waves import gemm_cost
+from simulators.costs.gemm_cost import GemmShape, gemm_cost
+from simulators.costs.gemm_waves import WaveGpu
 from simulators.costs.transfer import links
 from simulators.overlap.design import Design
 from simulators.overlap.metrics import METRICS, RELATIONS
@@ -1154,7 +1155,7 @@ def test_more_cus_within_a_wave_change_nothing() -> None:
     seconds = {}
     for cus in (63, 64, 96):
         point = design("serial", {**free, "system.gpu.num_cus": cus}, shape=(2048, 16384, 8192))
-        seconds[cus] = float(gemm_cost(point.system.gpu, (2048, 2048, 8192), cus=cus, element_bytes=2).seconds)
+        seconds[cus] = float(gemm_cost(WaveGpu.of(point.system.gpu, "bf16"), GemmShape(2048, 2048, 8192)).seconds)
         (result,) = results(backend("event"), [point])
         assert result.metrics["gemm_s"] == pytest.approx(seconds[cus] + 2e-6)
     assert seconds[96] == seconds[64]

@@ -46,7 +46,8 @@ from simulators.calibration.contention import (
     together,
     without_one,
 )
-from simulators.costs.gemm_waves import beside_cu_copies, fewest_free_cus, gemm_cost, gemm_cost_beside
+from simulators.costs.gemm_cost import GemmCost, GemmShape, beside_cu_copies, gemm_cost
+from simulators.costs.gemm_waves import WaveGpu, fewest_free_cus
 from simulators.costs.transfer import channel_cus, late_start_s
 from simulators.hardware.parts import Contention, ShaderEngines
 from simulators.hardware.system import ScheduleGpu, System
@@ -193,8 +194,13 @@ def test_the_engine_with_the_fewest_free_cus_by_hand(channels: int, free: int) -
 def test_waves_of_each_engine_by_hand(size: int, tile: tuple[int, int], channels: int, waves: int, beside: int) -> None:
     """8192: 37 tiles an engine, on 8 free CUs 5 waves, on 7 free CUs 6; alone ceil(1184 / 304) = 4."""
     gpu, shape = library_of(*tile), (size, size, size)
-    assert gemm_cost(gpu, shape, cus=304, element_bytes=2).waves == waves
-    assert gemm_cost_beside(gpu, shape, taken=channels, element_bytes=2).waves == beside
+    assert cost_beside(gpu, shape, 0).waves == waves
+    assert cost_beside(gpu, shape, channels).waves == beside
+
+
+def cost_beside(gpu: ScheduleGpu, shape: tuple[float, float, float], taken: int) -> GemmCost:
+    """Cost of a GEMM by waves while other kernels hold CUs."""
+    return gemm_cost(WaveGpu.of(gpu, "bf16"), GemmShape(*shape), taken=taken)
 
 
 def library_of(rows: int, cols: int) -> ScheduleGpu:
@@ -211,10 +217,7 @@ def test_a_static_gemm_is_never_faster_beside_more_cus_of_others(
     shape: tuple[int, int, int], taken: int, more: int
 ) -> None:
     gpu = design("serial").system.gpu
-    few, many = (
-        gemm_cost_beside(gpu, shape, taken=held, element_bytes=2)
-        for held in (taken, min(taken + more, gpu.num_cus - 1))
-    )
+    few, many = (cost_beside(gpu, shape, held) for held in (taken, min(taken + more, gpu.num_cus - 1)))
     assert many.seconds >= few.seconds * (1 - 1e-12)
     assert (many.rows, many.cols) == (few.rows, few.cols)
 
@@ -222,10 +225,7 @@ def test_a_static_gemm_is_never_faster_beside_more_cus_of_others(
 @pytest.mark.parametrize("channels", [2, 8, 32, 56])
 def test_a_dynamic_gemm_loses_what_it_lacks_and_the_same_interference(channels: int) -> None:
     system = design("serial", {"system.gpu.gemm.assignment": "dynamic"}).system
-    full, granted = (
-        gemm_cost_beside(system.gpu, (8192, 8192, 8192), taken=taken, element_bytes=2).seconds
-        for taken in (0, channels)
-    )
+    full, granted = (cost_beside(system.gpu, (8192, 8192, 8192), taken).seconds for taken in (0, channels))
     slower = beside_cu_copies(system.gpu, granted, full) / full
     assert slower == pytest.approx(system.gpu.contention.gemm_beside_cus * 304 / (304 - channels), rel=0.01)
 
@@ -361,7 +361,7 @@ def test_a_gemm_that_is_not_masked_is_no_faster_than_on_the_cus_that_are_left(
     turns = point.system.node.num_gpus // 2 if point.system.node.topology == "ring" else 1
     held = float(graph["cus"][0, graph.of_kind("transfer")].sum()) / turns
     shape = op.m, op.local_n, op.local_k
-    left = gemm_cost_beside(gpu, shape, taken=round(held), element_bytes=2)
+    left = cost_beside(gpu, shape, round(held))
     (gemm,) = graph.of_kind("gemm")
     moving = {graph.group[transfer] for transfer in graph.of_kind("transfer")}
     laws = zip(graph.slowed, graph["factor"][0], strict=True)
@@ -374,7 +374,7 @@ def test_a_collective_launched_second_waits_for_the_first_wave(shape: tuple[int,
     point = design("c3_base", {"workload.operators.gemm.shards": 1}, shape=shape)
     graph, op, gpu = lower(point), point.workload.overlap().gemm, point.system.gpu
     timeline = ENGINES["event"].run(graph)
-    whole = gemm_cost(gpu, (op.m, op.local_n, op.local_k), cus=gpu.num_cus, element_bytes=2)
+    whole = cost_beside(gpu, (op.m, op.local_n, op.local_k), 0)
     assert whole.waves > 1
     retired = gpu.kernel_launch_s + float(whole.seconds / whole.waves)
     assert timeline.issued[0, graph.of_kind("launch")[:1]] == pytest.approx([retired], rel=1e-9)
@@ -387,7 +387,7 @@ def test_a_collective_launched_second_waits_for_the_first_wave(shape: tuple[int,
 def test_a_collective_launched_second_waits_for_all_of_a_gemm_that_persists() -> None:
     point = design("c3_base", {"system.gpu.gemm.assignment": "dynamic"}, shape=(8192, 8192, 8192))
     graph, op, gpu = lower(point), point.workload.overlap().gemm, point.system.gpu
-    whole = gemm_cost(gpu, (op.m, op.local_n, op.local_k), cus=gpu.num_cus, element_bytes=2)
+    whole = cost_beside(gpu, (op.m, op.local_n, op.local_k), 0)
     moved = graph.of_kind("transfer")
     times = (
         gpu.kernel_launch_s,

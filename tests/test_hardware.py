@@ -16,6 +16,7 @@ from dse.config.compose import request
 from dse.config.options import list_options
 from dse.errors import ConfigError
 from dse.study.plan import plan
+from simulators.hardware import machine
 from simulators.hardware.device import Device, device_of
 from simulators.hardware.machine import Hardware, own_fields, reads, tree_of
 from simulators.hardware.memory_system import MemorySystem
@@ -77,11 +78,23 @@ def test_what_a_backend_does_not_read_is_no_part_of_its_designs() -> None:
     assert system_of(tree) == system_of(other)
     assert device_of(tree) != device_of(other)
     assert reads(System, "gpu.hbm_bytes_per_s")
-    assert not reads(System, "gpu.peak_hbm_bytes_per_s")
-    assert reads(Device, "gpu.peak_hbm_bytes_per_s")
-    assert not reads(Device, "gpu.dma.num_engines")
+    assert not reads(System, "gpu.peak_hbm_bytes_per_s", tree)
+    assert reads(Device, "gpu.peak_hbm_bytes_per_s", tree)
+    assert not reads(Device, "gpu.dma.num_engines", tree)
     assert reads(MemorySystem, "gpu.l2.bytes")
     assert not reads(MemorySystem, "node.num_gpus")
+
+
+def test_a_view_reads_what_the_chosen_cost_models_need_and_no_more() -> None:
+    tree = shipped("system")["h100_8"]
+    change = {"gpu": {"efficiency": {"bf16": {"compute": 0.5}}, "gemm": {"prologue_s": "1 us"}}}
+    waves, fitted = (machine.merged(tree, {"costs": {"gemm": model}}) for model in ("waves", "fitted"))
+    assert system_of(waves).gpu.efficiency is None
+    assert system_of(fitted) != system_of(machine.merged(fitted, change))
+    assert device_of(fitted).gpu.gemm is None
+    assert device_of(waves) != device_of(machine.merged(waves, change))
+    assert reads(System, "gpu.efficiency.bf16.compute", fitted)
+    assert reads(Device, "gpu.dma.num_engines", machine.merged(tree, {"costs": {"collective": "links"}}))
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,8 @@ from dse.content_hash import content_key
 from dse.errors import ConfigError, Problems, did_you_mean
 from dse.units import Bytes, BytesPerSecond, FlopPerSecond, Fraction, Integer, Number, Seconds
 from dse.values import Frozen, leaves
-from simulators.costs.gemm_waves import GemmCost, gemm_cost
+from simulators.costs.gemm_cost import GemmCost, GemmShape, gemm_cost
+from simulators.costs.gemm_waves import WaveGpu
 from simulators.costs.transfer import CommEngine, Route, TransferMode, alone, links, rate, routes
 from simulators.hardware.machine import Hardware
 from simulators.hardware.system import LinkedNode, ScheduleGpu, System
@@ -55,7 +57,7 @@ MI300X = mi300x()
 
 
 def cost(shape: tuple[Any, Any, Any], cus: Any = 304, gpu: ScheduleGpu = MI300X.gpu, **how: Any) -> GemmCost:
-    return gemm_cost(gpu, shape, cus=cus, element_bytes=2, **how)
+    return gemm_cost(replace(WaveGpu.of(gpu, "bf16"), cus=cus), GemmShape(*shape, **how))
 
 
 def one_tile(**changes: Any) -> ScheduleGpu:

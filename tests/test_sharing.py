@@ -44,7 +44,7 @@ def makespan(shapes: list[tuple[int, int, int]], kernels_: Choice, degree: int, 
 @pytest.mark.slow
 @given(SIZES, SIZES, SIZES)
 def test_one_after_another_takes_the_sum_of_what_each_takes_alone(m: int, n: int, k: int) -> None:
-    alone = float(chosen(GPU, (m, n, k), element_bytes=2).seconds(GPU)) + GPU.kernel_launch_s
+    alone = float(chosen(GPU, (m, n, k), precision="fp16").seconds(GPU)) + GPU.kernel_launch_s
     assert makespan([(m, n, k)], "isolated", 1) == pytest.approx(alone, rel=1e-9)
     assert makespan([(m, n, k)] * 3, "isolated", 1) == pytest.approx(3 * alone, rel=1e-9)
 
@@ -52,7 +52,7 @@ def test_one_after_another_takes_the_sum_of_what_each_takes_alone(m: int, n: int
 @pytest.mark.slow
 @given(SIZES, SIZES, SIZES, DEGREES, st.sampled_from(["isolated", "shared", "best"]))
 def test_equal_gemms_at_once_take_what_the_closed_form_says(m: int, n: int, k: int, degree: int, how: Choice) -> None:
-    kernel = chosen(GPU, (m, n, k), element_bytes=2, degree=degree, choice=how)
+    kernel = chosen(GPU, (m, n, k), precision="fp16", degree=degree, choice=how)
     wanted = float(kernel.together(GPU, degree)) + GPU.kernel_launch_s
     assert makespan([(m, n, k)] * degree, how, degree) == pytest.approx(wanted, rel=1e-9)
 
@@ -62,7 +62,7 @@ def test_globally_optimised_kernels_are_no_worse_than_the_librarys_and_no_better
     m: int, n: int, k: int, degree: int
 ) -> None:
     took = [
-        float(chosen(GPU, (m, n, k), element_bytes=2, degree=degree, choice=how).together(GPU, degree))
+        float(chosen(GPU, (m, n, k), precision="fp16", degree=degree, choice=how).together(GPU, degree))
         for how in ("best", "shared", "isolated")
     ]
     assert took == sorted(took)
@@ -70,25 +70,25 @@ def test_globally_optimised_kernels_are_no_worse_than_the_librarys_and_no_better
 
 @given(SIZES, SIZES, SIZES, DEGREES)
 def test_what_a_kernel_reads_lies_between_once_and_in_every_wave(m: int, n: int, k: int, degree: int) -> None:
-    every = kernels(GPU, (m, n, k), element_bytes=2, degree=degree)
+    every = kernels(GPU, (m, n, k), precision="fp16", degree=degree)
     once = 2.0 * (m * k + k * n + m * n)
     waves = np.ceil(every.workgroups * degree / (GPU.num_cus * every.occupancy))
     most = once + (waves - 1) * 2.0 * min(m * k, k * n)
     assert (every.hbm_bytes >= once * (1 - 1e-12)).all()
     assert (every.hbm_bytes <= most * (1 + 1e-12)).all()
-    alone = kernels(GPU, (m, n, k), element_bytes=2)
+    alone = kernels(GPU, (m, n, k), precision="fp16")
     assert (every.hbm_bytes >= alone.hbm_bytes).all()
 
 
 @given(SIZES, SIZES, SIZES)
 def test_fewer_cus_never_make_a_kernel_faster(m: int, n: int, k: int) -> None:
-    took = [kernels(GPU, (m, n, k), element_bytes=2, share=share).seconds(GPU) for share in SHARES]
+    took = [kernels(GPU, (m, n, k), precision="fp16", share=share).seconds(GPU) for share in SHARES]
     assert (took[0] <= took[1] * (1 + 1e-12)).all()
     assert (took[1] <= took[2] * (1 + 1e-12)).all()
 
 
 def test_tiles_fit_into_registers_and_lds() -> None:
-    every = kernels(GPU, (4096, 4096, 4096), element_bytes=2)
+    every = kernels(GPU, (4096, 4096, 4096), precision="fp16")
     library = GPU.gemm
     assert library.register_bytes and library.lds_bytes and library.tile_depth
     few = every.occupancy == 1
@@ -140,7 +140,7 @@ def test_a_gpu_says_what_it_lacks_for_sharing() -> None:
     other = system_of(shipped("system")["mi210_4"]).gpu
     assert "gpu.llc.bytes_per_s" in lacks(other)
     with pytest.raises(ValueError, match=r"need gpu\.llc\.bytes_per_s"):
-        kernels(other, (128, 128, 128), element_bytes=2)
+        kernels(other, (128, 128, 128), precision="fp16")
 
 
 @pytest.mark.slow

@@ -15,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from simulators.costs.gemm_waves import gemm_cost
+from simulators.costs.gemm_cost import GemmShape, gemm_cost
+from simulators.costs.gemm_waves import WaveGpu
 from simulators.overlap.design import Design
 from simulators.taskgraph.graph import GraphBuilder, TaskGraph
 from simulators.taskgraph.maxplus import _prune_paths, longest
@@ -109,7 +110,7 @@ def every_gpu(point: Design) -> TaskGraph:
     pieces, gpus = point.schedule.num_chunks, range(node.num_gpus)  # type: ignore[attr-defined]
     comm, compute = {"equal": (0, 0), "communication": (0, 1), "compute": (1, 0)}[point.schedule.priority]  # type: ignore[attr-defined]
     rows = collective.rows // (node.num_gpus * pieces)
-    cost = gemm_cost(gpu, (rows * node.num_gpus, op.local_n, op.k), cus=gpu.num_cus, element_bytes=op.element_bytes)
+    cost = gemm_cost(WaveGpu.of(gpu, op.precision), GemmShape(rows * node.num_gpus, op.local_n, op.k))
     build = GraphBuilder()
     hbm = [build.resource(f"hbm.{one}", gpu.hbm_bytes_per_s) for one in gpus]
     cus = [build.resource(f"cu.{one}", gpu.num_cus) for one in gpus]

@@ -131,7 +131,7 @@ def test_without_contention_chunks_follow_the_recursion_of_the_paper(
     free |= {"system__gpu__pim__tccdl_s": 1e-12, "system__gpu__gemm__assignment": "dynamic"}
     one = point("t3_fair", gpus, shape, pattern="reduce_scatter", system__node__link_bytes_per_s=link, **free)
     latency, size = 0.5e-6, one.workload.overlap().gemm
-    g = float(stage_gemm(one.system.gpu, (size.m, size.n, size.local_k), element_bytes=2, bypass=True).compute_s)
+    g = float(stage_gemm(one.system.gpu, (size.m, size.n, size.local_k), precision="fp16", bypass=True).compute_s)
     hop = 2 * shape[0] * shape[1] / gpus / link
     reached = max(g / gpus, hop) + latency
     for place in range(1, gpus - 1):
@@ -275,7 +275,7 @@ def test_reads_lie_between_once_and_every_pass_and_fall_with_cache_and_bypass(
 ) -> None:
     def reads(amount: float, *, bypass: bool) -> float:
         tree = merged(shipped("system")["t3_ring"], {"gpu": {"llc": {"bytes": amount}}})
-        return float(stage_gemm(system_of(tree).gpu, shape, element_bytes=2, bypass=bypass).read_bytes)
+        return float(stage_gemm(system_of(tree).gpu, shape, precision="fp16", bypass=bypass).read_bytes)
 
     m, n, k = shape
     once = 2 * k * (m + n)
@@ -289,7 +289,7 @@ def test_reads_lie_between_once_and_every_pass_and_fall_with_cache_and_bypass(
 def test_output_is_complete_wave_by_wave(shape: tuple[int, int, int]) -> None:
     """At the end all of it, before never earlier than the work that it takes, and never more than a wave later."""
     gpu = t3_system().gpu
-    found = stage_gemm(gpu, shape, element_bytes=2, bypass=True)
+    found = stage_gemm(gpu, shape, precision="fp16", bypass=True)
     tiles = np.ceil(shape[0] / 128) * np.ceil(shape[1] / 128)
     shares = np.linspace(0, 1, 33)[1:]
     elapsed = np.array([float(found.elapsed(share)) for share in shares])

@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Final
 
-from pydantic import AfterValidator
+from pydantic import AfterValidator, Field
 
 from dse.results import output_files, provenance
 from dse.results.pareto import winners
@@ -41,6 +41,7 @@ class _Described(Made):
     backend: str
     seed: int
     python: str
+    models: dict[str, str] = Field(default_factory=dict)
 
 
 class _Named(Shape):
@@ -157,6 +158,7 @@ class StudyFolder:
             "seed": self.provenance["seed"],
             "python": self.provenance["python"],
             **{f"version.{name}": version for name, version in self.provenance["versions"].items()},
+            **{f"model.{name}": model for name, model in self.provenance.get("models", {}).items()},
         }
         return {name: text(value) for name, value in params.items()}
 

@@ -172,6 +172,11 @@ class MeasuredBackend(Backend):
         }
         return Result("ok", metrics, engine=design.predict.model)
 
+    def models(self, design: BaseModel) -> Mapping[str, str]:
+        """Model that predicts the rows of a kind of operator."""
+        assert isinstance(design, MeasuredDesign)
+        return {design.table.kind: design.predict.model}
+
     def facts(self, design: BaseModel) -> Sequence[tuple[str, Any, str, str]]:
         """Constants of the device with their sources."""
         assert isinstance(design, MeasuredDesign)

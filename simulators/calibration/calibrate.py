@@ -27,8 +27,8 @@ from simulators.calibration.layouts import layout_of, read_gemms, read_streams
 from simulators.calibration.measurements import FLOAT_BYTES, STREAM_KINDS, Rows, read
 from simulators.calibration.predictions import MODELS, Errors, Predicted, predicted_by, roofline
 from simulators.calibration.rows import on_device
-from simulators.hardware.device import Device, device_of, peak_format
-from simulators.hardware.machine import merged, tree_of
+from simulators.hardware.device import Device, device_of
+from simulators.hardware.machine import merged, peak_format, tree_of
 
 if TYPE_CHECKING:
     import pandas as pd

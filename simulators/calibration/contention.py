@@ -23,7 +23,8 @@ from numpy.typing import NDArray
 from dse.config.options import conf_dir
 from dse.files import read_csv
 from dse.values import put
-from simulators.costs.gemm_waves import beside_cu_copies, gemm_cost_beside
+from simulators.costs.gemm_cost import GemmShape, beside_cu_copies, gemm_cost
+from simulators.costs.gemm_waves import WaveGpu
 from simulators.costs.transfer import TransferMode, channel_cus, late_start_s, routes, slowed_beside_gemm
 from simulators.hardware.system import System
 from simulators.workloads.operators import Pattern
@@ -107,9 +108,8 @@ def shares(system: System, rows: Overlaps) -> tuple[Floats, Floats]:
     cases = zip(rows.size, rows.channels, rows.assignment, rows.pattern, strict=True)
     for row, (size, channels, assignment, pattern) in enumerate(cases):
         gpu, cus = put(system, "gpu.gemm.assignment", assignment).gpu, channel_cus(system, channels, pattern)
-        full, granted = (
-            gemm_cost_beside(gpu, (size, size, size), taken=taken, element_bytes=2).seconds for taken in (0, cus)
-        )
+        waves, shape = WaveGpu.of(gpu, "bf16"), GemmShape(size, size, size)
+        full, granted = (gemm_cost(waves, shape, taken=taken).seconds for taken in (0, cus))
         gemm[row] = full / beside_cu_copies(gpu, granted, full)
         peers = routes(system.node, pattern)
         comm[row] = slowed_beside_gemm(system, peers, by=TransferMode("cu", cus, pattern))

@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from simulators.hardware.device import Device, Setting
-from simulators.hardware.parts import ELEMENT_BYTES, Efficiency
+from simulators.hardware.device import Setting
+from simulators.hardware.machine import Hardware
+from simulators.hardware.parts import ELEMENT_BYTES, Assignment, Efficiency, ShaderEngines
 
 Floats = NDArray[np.float64]
 
@@ -24,7 +25,8 @@ class Chip:
     """Numbers of one device, or arrays over designs that broadcast with one another and with shapes.
 
     num_cus: of the device; cus: granted to the kernel. flop_per_s: peak of all CUs; vector_flop_per_s: that without
-    matrix units, where the peak is theirs (None: it is not). The rest as in `Efficiency`.
+    matrix units, where the peak is theirs (None: it is not). assignment, engines: dispatch of workgroups, where it is
+    known. The rest as in `Efficiency`.
     """
 
     num_cus: ArrayLike
@@ -45,10 +47,12 @@ class Chip:
     reread: ArrayLike = 0.5
     split_s: ArrayLike = 0.0
     sustained: ArrayLike = np.inf
+    assignment: Assignment = "static"
+    engines: ShaderEngines | None = None
 
     @classmethod
     def of(
-        cls, device: Device, precision: str, *, efficiency: Efficiency | None = None, cus: ArrayLike | None = None
+        cls, device: Hardware, precision: str, *, efficiency: Efficiency | None = None, cus: ArrayLike | None = None
     ) -> Chip:
         """A device at a precision, all its CUs granted unless said otherwise.
 
@@ -56,7 +60,7 @@ class Chip:
         """
         constants = efficiency or device.gpu.constants(precision)
         peak = device.gpu.peak(precision)
-        if constants is None or peak is None:
+        if constants is None or peak is None or device.gpu.peak_hbm_bytes_per_s is None:
             raise ValueError(f"{device.name} has no constants for {precision}: python -m dse calibrate fits them")
         return cls(
             num_cus=device.gpu.num_cus,
@@ -64,6 +68,8 @@ class Chip:
             flop_per_s=peak,
             hbm_bytes_per_s=device.gpu.peak_hbm_bytes_per_s,
             element_bytes=ELEMENT_BYTES[precision],
+            assignment="static" if device.gpu.gemm is None else device.gpu.gemm.assignment,
+            engines=device.gpu.shader_engines,
             vector_flop_per_s=device.gpu.peak("fp32") if precision in ("mixed", "fp16", "bf16") else None,
             **{
                 name: value  # a number, or an array over a grid

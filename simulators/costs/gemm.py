@@ -58,12 +58,28 @@ def gemm(
     flop = 2 * m * n * k * np.asarray(batch)
     if chip.largest_tile <= LARGEST_TILE:
         return Cost.of(flop, traffic, quickest(products) + np.asarray(chip.launch_s))
-    seconds = fastest(products, _LIBRARY_MENU)
-    sustained = flop / (np.asarray(chip.sustained) * chip.rate * np.asarray(chip.cus))
+    seconds = with_limits(chip, (m, n, k, np.asarray(batch, float)), fastest(products, _LIBRARY_MENU))
+    return Cost.of(flop, traffic, seconds + np.asarray(chip.launch_s))
+
+
+def menus_of(chip: Chip) -> tuple[Menu, Menu | None]:
+    """Kernels of a chip's library, and those for few columns where there are such."""
+    return (_MENU, _MENU_FOR_FEW) if chip.largest_tile <= LARGEST_TILE else (_LIBRARY_MENU, None)
+
+
+def with_limits(chip: Chip, size: tuple[Floats, ...], seconds: Floats) -> Floats:
+    """Time [s] without launch of products `size` = (m, n, k, batch) that take `seconds` on tiles.
+
+    Libraries of today meet the sustained rate, and stream the matrix of a product with a vector.
+    """
+    if chip.largest_tile <= LARGEST_TILE:
+        return seconds
+    m, n, k, batch = size
+    traffic = np.asarray(chip.element_bytes) * batch * (m * k + n * k + m * n)
+    sustained = 2 * m * n * k * batch / (np.asarray(chip.sustained) * chip.rate * np.asarray(chip.cus))
     seconds = (seconds**_SHARP + sustained**_SHARP) ** (1 / _SHARP)
     streamed = np.asarray(chip.narrow) * traffic / chip.bandwidth
-    seconds = np.where(np.minimum(m, n) <= 1, np.minimum(seconds, streamed), seconds)
-    return Cost.of(flop, traffic, seconds + np.asarray(chip.launch_s))
+    return np.where(np.minimum(m, n) <= 1, np.minimum(seconds, streamed), seconds)
 
 
 def products_of(

@@ -28,6 +28,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from simulators.costs.gemm_waves import WaveGpu
 from simulators.hardware.parts import GemmLibrary
 from simulators.hardware.system import ScheduleGpu
 
@@ -95,7 +96,7 @@ def kernels(
     gpu: ScheduleGpu,
     shape: tuple[ArrayLike, ArrayLike, ArrayLike],
     *,
-    element_bytes: int,
+    precision: str,
     share: ArrayLike = 1.0,
     degree: ArrayLike = 1,
 ) -> Kernel:
@@ -106,14 +107,15 @@ def kernels(
     if missing := lacks(gpu):
         raise ValueError(f"kernels that share a GPU need {', '.join(missing)}")
     m, n, k, part, concurrency = (np.asarray(value, float)[..., None] for value in (*shape, share, degree))
-    library, llc = gpu.gemm, gpu.llc
+    library, llc, waves = gpu.gemm, gpu.llc, WaveGpu.of(gpu, precision)
     assert llc is not None
+    element_bytes = waves.element_bytes
     rows, cols, efficiency = np.array([(tile.rows, tile.cols, tile.efficiency) for tile in library.tiles]).T
     cus = np.maximum(1.0, np.floor(_column(gpu.num_cus) * part))
     occupancy = _occupancy(library, rows, cols, element_bytes)
     workgroups = np.ceil(m / rows) * np.ceil(n / cols)
     busiest = np.ceil(workgroups / cus)
-    plain = 2 * rows * cols * k / (_column(gpu.matrix_flop_per_s_per_cu) * efficiency)
+    plain = 2 * rows * cols * k / (_column(waves.flop_per_s_per_cu) * efficiency)
     cache_bytes = _column(llc.bytes) * part / concurrency
     operands = element_bytes * np.stack(np.broadcast_arrays(m * k, k * n, m * n))
     small = np.minimum(operands[0], operands[1])
@@ -134,7 +136,7 @@ def chosen(
     gpu: ScheduleGpu,
     shape: tuple[ArrayLike, ArrayLike, ArrayLike],
     *,
-    element_bytes: int,
+    precision: str,
     degree: ArrayLike = 1,
     choice: Choice = "isolated",
 ) -> Kernel:
@@ -143,12 +145,12 @@ def chosen(
     choice: isolated, the library's; shared, the globally optimised one; best, the one of all that would be fastest
     beside others like itself.
     """
-    every = kernels(gpu, shape, element_bytes=element_bytes, degree=degree)
+    every = kernels(gpu, shape, precision=precision, degree=degree)
     if choice == "best":
         return every.at(np.argmin(every.together(gpu, degree), axis=-1))
     if choice == "isolated":
-        return every.at(_fastest(gpu, shape, element_bytes=element_bytes, share=1.0))
-    candidates = [_fastest(gpu, shape, element_bytes=element_bytes, share=share) for share in SHARES]
+        return every.at(_fastest(gpu, shape, precision=precision, share=1.0))
+    candidates = [_fastest(gpu, shape, precision=precision, share=share) for share in SHARES]
     places = np.stack(candidates, axis=-1)
     seconds = every.together(gpu, degree)
     shape_of_gemms = np.broadcast_shapes(seconds.shape[:-1], places.shape[:-1])
@@ -158,10 +160,10 @@ def chosen(
 
 
 def _fastest(
-    gpu: ScheduleGpu, shape: tuple[ArrayLike, ArrayLike, ArrayLike], *, element_bytes: int, share: float
+    gpu: ScheduleGpu, shape: tuple[ArrayLike, ArrayLike, ArrayLike], *, precision: str, share: float
 ) -> NDArray[np.intp]:
     """Place of the kernel that is fastest alone on a share of the GPU."""
-    seconds = kernels(gpu, shape, element_bytes=element_bytes, share=share).seconds(gpu)
+    seconds = kernels(gpu, shape, precision=precision, share=share).seconds(gpu)
     return np.asarray(np.argmin(seconds, axis=-1))
 
 

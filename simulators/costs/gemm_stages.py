@@ -26,7 +26,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from simulators.costs.gemm_waves import GemmCost, gemm_cost
+from simulators.costs.gemm_cost import GemmCost, GemmShape, gemm_cost
+from simulators.costs.gemm_waves import WaveGpu
+from simulators.hardware.parts import ELEMENT_BYTES
 from simulators.hardware.system import ScheduleGpu
 
 Floats = NDArray[np.float64]
@@ -48,7 +50,7 @@ class Staged:
 
 
 def stage_gemm(
-    gpu: ScheduleGpu, shape: tuple[ArrayLike, ArrayLike, ArrayLike], *, element_bytes: int, bypass: bool
+    gpu: ScheduleGpu, shape: tuple[ArrayLike, ArrayLike, ArrayLike], *, precision: str, bypass: bool
 ) -> Staged:
     """C[m, n] = A[m, k] B[k, n]. shape: (m, n, k). bypass: whether outputs pass by the cache.
 
@@ -57,7 +59,7 @@ def stage_gemm(
     if gpu.llc is None or gpu.gemm.workgroups_per_cu is None:
         raise ValueError("stages need gpu.llc and gpu.gemm.workgroups_per_cu")
     m, n, k = (np.asarray(value, float) for value in shape)
-    cost = gemm_cost(gpu, (m, n, k), cus=gpu.num_cus, element_bytes=element_bytes)
+    cost, element_bytes = gemm_cost(WaveGpu.of(gpu, precision), GemmShape(m, n, k)), ELEMENT_BYTES[precision]
     wave = np.asarray(gpu.num_cus, float) * gpu.gemm.workgroups_per_cu
     outputs = element_bytes * m * n
     operands = (element_bytes * k * m, element_bytes * k * n)

@@ -36,7 +36,7 @@ _BLOCK = 256  # products whose intermediate values stay in the first-level cache
 
 @dataclass(frozen=True)
 class Menu:
-    """Kernels of a library: tiles [T, 2] (r, s) as places in `sides`, each with every split [Z], ascending from 1."""
+    """Tiling of a library: tiles [T, 2] (r, s) as places in `sides`, each with every split [Z], ascending from 1."""
 
     sides: Floats
     tiles: NDArray[np.int64]
@@ -91,6 +91,65 @@ def fastest(products: Products, menu: Menu, for_few: Menu | None = None) -> Floa
         table, tuple((kernels.sides, kernels.tiles, kernels.splits) for kernels in (menu, for_few or menu)), seconds
     )
     return seconds.reshape(shape)
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """Tiling of products: tile rows and columns, and parts of K; arrays that broadcast with the products."""
+
+    rows: Floats
+    cols: Floats
+    splits: Floats
+
+
+@dataclass(frozen=True)
+class KernelTime:
+    """Time T [s] of kernels, time of the waves alone [s] and HBM traffic [bytes]; arrays."""
+
+    seconds: Floats
+    compute_s: Floats
+    hbm_bytes: Floats
+
+
+def picked_kernel(products: Products, menu: Menu, for_few: Menu | None = None) -> Tiling:
+    """The kernel whose time `fastest` is, for each product; the first of several that are as fast."""
+    column = {name: np.asarray(value)[..., None] for name, value in vars(products).items()}
+    menus, few = (menu, for_few or menu), np.asarray(products.few, bool)
+    parts = [_all_kernels(kernels) for kernels in menus]
+    seconds = [tile_seconds(Products(**column), kernels).seconds for kernels in parts]
+    picks = []
+    for kernels, times in zip(parts, seconds, strict=True):
+        place = np.argmin(times, axis=-1)
+        picks.append([values[place] for values in (kernels.rows, kernels.cols, kernels.splits)])
+    return Tiling(*(np.where(few, second, first) for first, second in zip(*picks, strict=True)))
+
+
+def _all_kernels(menu: Menu) -> Tiling:
+    """Every tile of a menu with every split, on one axis."""
+    rows, cols = menu.sides[menu.tiles].T
+    repeated = np.repeat(np.stack([rows, cols]), len(menu.splits), axis=1)
+    return Tiling(repeated[0], repeated[1], np.tile(menu.splits, len(menu.tiles)))
+
+
+def tile_seconds(products: Products, kernels: Tiling, *, waves: ArrayLike | None = None) -> KernelTime:
+    """Time of given kernels for given products, by the equations above in plain NumPy. waves: q, where it is known."""
+    p: Any = Products(**{name: np.asarray(value, float) for name, value in vars(products).items()})
+    rows, cols, splits = kernels.rows, kernels.cols, kernels.splits
+    groups = np.ceil(p.m / rows) * np.ceil(p.n / cols) * p.batch * splits / p.cus
+    turns, depth = np.ceil(groups - _ROUNDING) if waves is None else waves, np.ceil(p.k / splits) + p.prologue
+    flop_s = 2 * rows * cols * p.flop_s
+    feed_s = (rows * (1 + p.across) + cols) * p.operand_s
+    compute = turns * depth * np.sqrt(flop_s * flop_s + feed_s * feed_s)
+    again_a = np.maximum(1.0, p.reread * p.n / np.minimum(p.n, cols * np.sqrt(p.cus)))
+    again_b = np.maximum(1.0, p.reread * p.m / np.minimum(p.m, rows * np.sqrt(p.cus)))
+    read = p.a_bytes * (1 + 0.5 * p.across) * again_a + p.extra_bytes + p.b_bytes * again_b
+    traffic = read + p.c_bytes * np.where(splits > 1, 2 * splits + 1, 1)
+    moved = traffic * p.byte_s
+    total = p.repeats**2 * (compute * compute + moved * moved) + (p.chain_s * depth) ** 2
+    seconds = np.where(
+        splits > 1, np.where(splits <= p.most_splits, np.sqrt(total) + p.split_s, np.inf), np.sqrt(total)
+    )
+    return KernelTime(seconds, compute, traffic)
 
 
 @compile_lazily

@@ -1,6 +1,6 @@
 """Costs of the compute operators of a written-out workload on one GPU, and the effect of a loss of occupancy.
 
-    GEMM        simulators/costs/gemm_waves.py                       MLP    its GEMMs, one after another, each a kernel
+    GEMM        simulators/costs/gemm_cost.py                        MLP    its GEMMs, one after another, each a kernel
     embedding   T = bytes / (gather_efficiency B),   bytes = (P + 1) out, backward (2 P + 1) out
     GEMV        T = bytes / (stream_efficiency B)
     elementwise the same, every tensor read or written once
@@ -13,13 +13,14 @@ compute-bound kernel takes 1 / (1 - p) times as long, and a bandwidth-bound one 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from simulators.costs.gemm_waves import gemm_cost
+from simulators.costs.gemm_cost import GemmShape, gemm_cost, gemm_gpu
 from simulators.hardware.system import ScheduleGpu, System
-from simulators.workloads.operators import ELEMENT_BYTES, Compute, Elementwise, Embedding, Gemm, Gemv
+from simulators.workloads.operators import Compute, Elementwise, Embedding, Gemm, Gemv
 
 Floats = NDArray[np.float64]
 
@@ -47,18 +48,23 @@ def kernel_cost(system: System, op: Compute, *, occupancy_loss: ArrayLike = 0.0)
     count, shape = (
         (1.0, (op.m, op.local_n, op.local_k)) if isinstance(op, Gemm) else (op.num_gemms, (op.rows,) + 2 * (op.width,))
     )
-    cost = gemm_cost(gpu, shape, cus=gpu.num_cus, element_bytes=ELEMENT_BYTES[op.precision])
+    derated = gemm_gpu(system.model_copy(update={"gpu": gpu}), op.precision, model=system.costs.gemm)
+    cost = gemm_cost(derated, GemmShape(*shape))
     return KernelCost(count * cost.seconds, count * cost.hbm_bytes, count * cost.flop, count)
 
 
 def _derate(system: System, occupancy_loss: ArrayLike) -> ScheduleGpu:
-    """Derate the GPU's matrix and HBM rates for a loss of occupancy."""
+    """Derate the GPU's rates of arithmetic and HBM for a loss of occupancy."""
     gpu, persistent = system.gpu, system.gpu.persistent
     assert persistent is not None
     left = 1 - np.asarray(occupancy_loss, float)
     fed = left * gpu.num_cus * persistent.in_flight_bytes_per_cu / persistent.memory_latency_s
-    changed = {
+    hbm = np.minimum(gpu.hbm_bytes_per_s, fed)
+    changed: dict[str, Any] = {
         "matrix_flop_per_s_per_cu": left * gpu.matrix_flop_per_s_per_cu,
-        "hbm_bytes_per_s": np.minimum(gpu.hbm_bytes_per_s, fed),
+        "hbm_bytes_per_s": hbm,
     }
+    if gpu.efficiency is not None and gpu.peak_flop_per_s is not None and gpu.peak_hbm_bytes_per_s is not None:
+        changed["peak_flop_per_s"] = {name: left * rate for name, rate in gpu.peak_flop_per_s.items()}
+        changed["peak_hbm_bytes_per_s"] = gpu.peak_hbm_bytes_per_s * hbm / gpu.hbm_bytes_per_s
     return gpu.model_copy(update=changed)

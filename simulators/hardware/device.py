@@ -6,30 +6,34 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field, ValidationInfo, field_validator
 
 from dse.errors import Problems
-from dse.units import Bytes, FlopPerSecond, Integer, Number
+from dse.units import Bytes, FlopPerSecond, Integer, Number, Seconds
 from dse.values import knob
-from simulators.hardware.machine import Gpu, Hardware, View
-from simulators.hardware.network import CollectiveLibrary, Node
-from simulators.hardware.parts import Bandwidth, Efficiency, PeakFormat, Precision
+from simulators.hardware.machine import CollectiveModel, CostModels, GemmModel, Gpu, Hardware, View, peak_format
+from simulators.hardware.network import CollectiveLibrary, Node, Topology
+from simulators.hardware.parts import (
+    Bandwidth,
+    CuCopy,
+    Dma,
+    Efficiency,
+    GemmLibrary,
+    PeakFormat,
+    Precision,
+    ShaderEngines,
+)
 from simulators.hardware.pim import Pim
 from simulators.hardware.sourced import Sourced
 
-_FORMAT: Mapping[str, PeakFormat] = {"fp16_storage": "fp32", "mixed": "fp16"}
-"""Precision -> format whose peak rate counts, where the names differ: 16-bit data may be computed in 32 bits."""
-
-
-def peak_format(precision: str) -> str:
-    """Format of inputs whose peak rate counts at a precision."""
-    return _FORMAT.get(precision, precision)
-
 
 class DeviceGpu(View, Gpu):
-    """One GPU as its data sheet and fitted constants describe it. `fp16_storage` computes in fp32."""
+    """One GPU as its data sheet and fitted constants describe it. `fp16_storage` computes in fp32.
+
+    Fields from `matrix_flop_per_s_per_cu` on are read by the cost models `waves` and `links` only.
+    """
 
     num_cus: Annotated[Integer, Field(ge=1, le=4096)]
     peak_hbm_bytes_per_s: Bandwidth
@@ -40,6 +44,13 @@ class DeviceGpu(View, Gpu):
     measured_as: str = ""
     efficiency: Mapping[Precision, Efficiency] = Field(default_factory=dict)
     fitted_on: Mapping[str, Mapping[str, tuple[str, ...]]] = Field(default_factory=dict)
+    matrix_flop_per_s_per_cu: FlopPerSecond | None = None
+    hbm_bytes_per_s: Bandwidth | None = None
+    kernel_launch_s: Seconds | None = None
+    gemm: GemmLibrary | None = None
+    shader_engines: ShaderEngines | None = None
+    cu_copy: CuCopy | None = None
+    dma: Dma | None = None
 
     @field_validator("efficiency")
     @classmethod
@@ -50,20 +61,14 @@ class DeviceGpu(View, Gpu):
             raise ValueError(f"has constants for {', '.join(absent)}, whose rate peak_flop_per_s does not give")
         return efficiency
 
-    def peak(self, precision: str) -> float | None:
-        """Peak rate [FLOP/s] at a precision; None if the data sheet does not give it."""
-        return {str(key): rate for key, rate in self.peak_flop_per_s.items()}.get(peak_format(precision))
-
-    def constants(self, precision: str) -> Efficiency | None:
-        """Fitted constants at a precision; None if there are none."""
-        return {str(name): fitted for name, fitted in self.efficiency.items()}.get(precision)
-
 
 class LibraryNode(View, Node):
-    """GPUs, and the library by which they exchange."""
+    """GPUs, and the library by which they exchange; the cost model `links` reads the links."""
 
     num_gpus: Annotated[Integer, knob(structural=True, ge=1, le=1024)]
     library: CollectiveLibrary | None = None
+    topology: Annotated[Topology | None, knob(structural=True)] = None
+    link_bytes_per_s: Bandwidth | None = None
 
 
 class Setting(Sourced):
@@ -90,11 +95,30 @@ class Setting(Sourced):
         return self.model_copy(update=changed)
 
 
+_OF_WAVES = (
+    *("gpu.matrix_flop_per_s_per_cu", "gpu.hbm_bytes_per_s", "gpu.kernel_launch_s"),
+    *("gpu.gemm", "gpu.shader_engines"),
+)
+_OF_LINKS = ("gpu.cu_copy", "gpu.dma", "node.topology", "node.link_bytes_per_s")
+
+
+class OperatorCosts(CostModels):
+    """Models of the costs of single operators and iterations."""
+
+    gemm: Annotated[GemmModel, knob(structural=True)] = "fitted"
+    collective: Annotated[CollectiveModel, knob(structural=True)] = "library"
+
+
 class Device(View, Hardware):
     """One GPU and its node, of single operators and whole iterations."""
 
+    only_for: ClassVar[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
+        "gemm": {"waves": _OF_WAVES},
+        "collective": {"links": _OF_LINKS},
+    }
     gpu: DeviceGpu
     node: LibraryNode | None = None
+    costs: OperatorCosts = OperatorCosts()
 
     def facts(self) -> Iterator[tuple[str, Any, str, str]]:
         """Yield (dotted path, value, provenance, source) of every constant."""

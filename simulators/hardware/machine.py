@@ -6,9 +6,9 @@ A machine (`conf/system/<name>.yaml`) is composed of a GPU (`conf/gpu`), a node 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, get_args
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import BaseModel, Field, ValidationInfo, field_validator, model_validator
 
@@ -16,7 +16,7 @@ from dse.config.options import conf_dir
 from dse.config.yaml_checks import load_yaml, unreadable
 from dse.errors import ConfigError, Problem, did_you_mean
 from dse.units import Bytes, FlopPerSecond, Integer, Number, Seconds
-from dse.values import LABELS, Frozen, leaves
+from dse.values import LABELS, Frozen, knob, leaves
 from simulators.hardware.network import Fabric, Node
 from simulators.hardware.parts import (
     L1,
@@ -44,6 +44,35 @@ from simulators.hardware.pim import Pim
 from simulators.hardware.sourced import Sourced, WithSources, is_fact
 
 Rates = Mapping[str, Annotated[FlopPerSecond, Field(ge=1e9)]]
+GemmModel = Literal["waves", "fitted"]
+CollectiveModel = Literal["links", "library"]
+
+_FORMAT: Mapping[str, PeakFormat] = {"fp16_storage": "fp32", "mixed": "fp16"}
+"""Precision -> format whose peak rate counts, where the names differ: 16-bit data may be computed in 32 bits."""
+
+
+def peak_format(precision: str) -> str:
+    """Format of inputs whose peak rate counts at a precision."""
+    return _FORMAT.get(precision, precision)
+
+
+class CostModels(Grown):
+    """Names of the models of operators' costs; None: the backend's own choice.
+
+    gemm: `waves` (`simulators.costs.gemm_waves`: tiles of the library, sustained rates) or `fitted`
+    (`simulators.costs.gemm`: constants fitted to measured GEMMs). collective: `links` (`simulators.costs.transfer`:
+    what CUs or copy engines move over the node's links) or `library` (`simulators.costs.collective`: what the library
+    of collectives was measured to reach).
+    """
+
+    gemm: Annotated[GemmModel | None, knob(structural=True)] = None
+    collective: Annotated[CollectiveModel | None, knob(structural=True)] = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _leave_choices_to_the_backend(cls, tree: Any) -> Any:
+        """`gemm: null` is no choice."""
+        return {name: value for name, value in tree.items() if value is not None} if isinstance(tree, Mapping) else tree
 
 
 class Gpu(WithSources, Grown):
@@ -102,9 +131,24 @@ class Gpu(WithSources, Grown):
     line_bytes: Annotated[Integer, Field(ge=32, le=256)] | None = None
     page_bytes: Annotated[Integer, Field(ge=256, le=2**30)] | None = None
 
+    def peak(self, precision: str) -> float | None:
+        """Peak rate [FLOP/s] at a precision; None if the data sheet does not give it."""
+        return {str(key): rate for key, rate in (self.peak_flop_per_s or {}).items()}.get(peak_format(precision))
+
+    def peak_ratio(self, precision: str) -> float | None:
+        """Peak rate at a precision over that at 16 bits; 1 if no peaks are known, None if those of one of both are."""
+        if not self.peak_flop_per_s or precision in ("fp16", "mixed"):
+            return 1.0
+        peak, half = self.peak(precision), self.peak("fp16")
+        return None if peak is None or half is None else peak / half
+
+    def constants(self, precision: str) -> Efficiency | None:
+        """Fitted constants at a precision; None if there are none."""
+        return {str(name): fitted for name, fitted in (self.efficiency or {}).items()}.get(precision)
+
 
 class Hardware(Sourced, Grown):
-    """A GPU, its node and the fabric.
+    """A GPU, its node and the fabric. costs: models by which operators are costed.
 
     cost_weights (dotted path -> weight) and cost_reference define the cost proxy. node: None for a GPU alone. fabric:
     None for a single node.
@@ -115,6 +159,7 @@ class Hardware(Sourced, Grown):
     gpu: Gpu
     node: Node | None = None
     fabric: Fabric | None = None
+    costs: CostModels | None = None
     cost_weights: Mapping[str, Annotated[Number, Field(ge=0, le=1e6)]] | None = None
     cost_reference: Mapping[str, Annotated[Number, Field(gt=0, le=1e20)]] | None = None
 
@@ -161,10 +206,12 @@ class View(Frozen):
     """Mixin of a model that reads some fields of its base: those that its own class declares, and labels.
 
     What else the base knows is dropped before validation, so that a design says nothing of what its backend does not
-    read; a key that the base does not know is refused.
+    read; a key that the base does not know is refused. only_for: name of a cost model's kind -> model -> dotted paths
+    that are read where this model is chosen (`costs`), and dropped elsewhere.
     """
 
     missing_way_out: ClassVar[str] = "`python -m dse systems` shows which machines have it; or give it with its source"
+    only_for: ClassVar[Mapping[str, Mapping[str, tuple[str, ...]]]] = {}
 
     @model_validator(mode="before")
     @classmethod
@@ -172,9 +219,31 @@ class View(Frozen):
         if not isinstance(tree, Mapping):
             return tree
         own = own_fields(cls)
-        return {
+        read = {
             key: value for key, value in tree.items() if (key in own or key not in cls.model_fields) and value != {}
         }
+        for path in _of_other_models(cls, read):
+            read = _without(read, path.split("."))
+        return read
+
+
+def _of_other_models(kind: type[View], tree: Mapping[str, Any]) -> list[str]:
+    """Dotted paths that only cost models read which a tree does not choose."""
+    chosen, paths = tree.get("costs"), list[str]()
+    for name, models in kind.only_for.items():
+        named = chosen.get(name) if isinstance(chosen, Mapping) else getattr(chosen, name, None)
+        model = named or getattr(kind.model_fields["costs"].default, name)
+        paths += [path for other, read in models.items() if other != model for path in read]
+    return paths
+
+
+def _without(tree: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """Tree without the value at a path."""
+    name, *below = names
+    if not below:
+        return {key: value for key, value in tree.items() if key != name}
+    inner = tree.get(name)
+    return {**tree, name: _without(inner, below)} if isinstance(inner, Mapping) else dict(tree)
 
 
 def own_fields(kind: type[BaseModel]) -> frozenset[str]:
@@ -183,9 +252,13 @@ def own_fields(kind: type[BaseModel]) -> frozenset[str]:
     return frozenset((own | LABELS) & set(kind.model_fields))
 
 
-def reads(kind: type[BaseModel], path: str) -> bool:
-    """Return whether a view reads the field at a dotted path."""
+def reads(kind: type[BaseModel], path: str, tree: Mapping[str, Any] | None = None) -> bool:
+    """Return whether a view reads the field at a dotted path, in a tree by the cost models that it chooses."""
     name, _, below = path.partition(".")
+    if tree is not None and issubclass(kind, View):
+        others = _of_other_models(kind, tree)
+        if any(path == other or path.startswith(f"{other}.") for other in others):
+            return False
     if issubclass(kind, View) and name not in own_fields(kind):
         return False
     field = kind.model_fields.get(name)

@@ -24,6 +24,7 @@ Duration = Annotated[Seconds, Field(gt=0)]
 ShortTime = Annotated[Seconds, Field(le=1e-3)]
 Count = Annotated[Integer, Field(ge=1, le=4096)]
 Hash = Literal["none", "xor", "polynomial"]
+Assignment = Literal["static", "dynamic", "stream_k"]
 
 StreamKind = Literal["norm", "activation", "add", "rotary"]
 """Operators of a transformer's layer that memory bounds."""
@@ -48,14 +49,15 @@ class Tile(Frozen):
 class GemmLibrary(Grown):
     """Costs of a GEMM kernel beside its FLOP (equations in `simulators/costs/gemm_waves.py`).
 
-    assignment: the hardware assigns workgroups in waves (`static`), or resident workgroups take tiles as they become
-    free (`dynamic`: persistent, work-stealing). workgroups_per_cu: resident workgroups of a CU, where stages are
-    simulated (`simulators/costs/gemm_stages.py`). Where kernels share a GPU (`simulators/costs/gemm_sharing.py`), this
-    number follows from the register_bytes and lds_bytes of a CU and the needs of a tile, with tile_depth of k in the
-    LDS at once. half_occupancy: workgroups on a CU that reach half of its rate.
+    assignment: the hardware assigns workgroups in waves (`static`), resident workgroups take tiles as they become free
+    (`dynamic`: persistent, work-stealing), or each is dealt an equal part of all tiles' K (`stream_k`).
+    workgroups_per_cu: resident workgroups of a CU, where stages are simulated (`simulators/costs/gemm_stages.py`).
+    Where kernels share a GPU (`simulators/costs/gemm_sharing.py`), this number follows from the register_bytes and
+    lds_bytes of a CU and the needs of a tile, with tile_depth of k in the LDS at once. half_occupancy: workgroups on a
+    CU that reach half of its rate.
     """
 
-    assignment: Annotated[Literal["static", "dynamic"], knob(structural=True)] = "static"
+    assignment: Annotated[Assignment, knob(structural=True)] = "static"
     workgroups_per_cu: Annotated[Integer, Field(ge=1, le=64)] | None = None
     register_bytes: Annotated[Bytes, Field(ge=1024)] | None = None
     lds_bytes: Annotated[Bytes, Field(ge=1024)] | None = None

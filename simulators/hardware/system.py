@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
 from dse.errors import Problems
 from dse.units import Bytes, FlopPerSecond, Integer, Number, Seconds
 from dse.values import knob
-from simulators.hardware.machine import Gpu, Hardware, View
-from simulators.hardware.network import Fabric, Node, Topology
+from simulators.hardware.machine import CollectiveModel, CostModels, GemmModel, Gpu, Hardware, View
+from simulators.hardware.network import CollectiveLibrary, Fabric, Node, Topology
 from simulators.hardware.parts import (
     Bandwidth,
     Cache,
     Contention,
     CuCopy,
     Dma,
+    Efficiency,
     GemmLibrary,
+    PeakFormat,
     Persistent,
     Power,
+    Precision,
     ShaderEngines,
     Tracker,
 )
@@ -28,7 +31,11 @@ from simulators.hardware.pim import Pim
 
 
 class ScheduleGpu(View, Gpu):
-    """One GPU as schedules see it: its sustained rates, its kernels, and its engines."""
+    """One GPU as schedules see it: its sustained rates, its kernels, and its engines.
+
+    peak_flop_per_s gives ratios between formats. peak_hbm_bytes_per_s and efficiency are read by the cost model
+    `fitted` only.
+    """
 
     num_cus: Annotated[Integer, Field(ge=1, le=4096)]
     matrix_flop_per_s_per_cu: FlopPerSecond
@@ -45,23 +52,39 @@ class ScheduleGpu(View, Gpu):
     pim: Pim | None = None
     tracker: Tracker | None = None
     shader_engines: ShaderEngines | None = None
+    peak_flop_per_s: Mapping[PeakFormat, Annotated[FlopPerSecond, Field(ge=1e9)]] | None = None
+    peak_hbm_bytes_per_s: Bandwidth | None = None
+    efficiency: Mapping[Precision, Efficiency] | None = None
 
 
 class LinkedNode(View, Node):
-    """GPUs and the links between them."""
+    """GPUs and the links between them; the cost model `library` reads what collectives reach, too."""
 
     num_gpus: Annotated[Integer, knob(structural=True, ge=1, le=64)]
     topology: Annotated[Topology, knob(structural=True)]
     link_bytes_per_s: Bandwidth
     hop_latency_s: Seconds | None = None
+    library: CollectiveLibrary | None = None
+
+
+class ScheduleCosts(CostModels):
+    """Models of the costs of operators in schedules."""
+
+    gemm: Annotated[GemmModel, knob(structural=True)] = "waves"
+    collective: Annotated[CollectiveModel, knob(structural=True)] = "links"
 
 
 class System(View, Hardware):
     """Hardware of a design of the overlap backend."""
 
+    only_for: ClassVar[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
+        "gemm": {"fitted": ("gpu.efficiency", "gpu.peak_hbm_bytes_per_s")},
+        "collective": {"library": ("node.library",)},
+    }
     gpu: ScheduleGpu
     node: LinkedNode
     fabric: Fabric | None = None
+    costs: ScheduleCosts = ScheduleCosts()
     cost_weights: Mapping[str, Annotated[Number, Field(ge=0, le=1e6)]]
     cost_reference: Mapping[str, Annotated[Number, Field(gt=0, le=1e20)]]
 

@@ -19,17 +19,18 @@ from dse.values import LABELS, condition, leaves, put
 from simulators.hardware.machine import reads
 from simulators.hardware.system import System
 from simulators.overlap.batch import Grid, grids
+from simulators.overlap.cost_models import model_names, model_rules, reads_fact
 from simulators.overlap.design import Design, Schedule, ScheduleKnobs
 from simulators.overlap.idle_knobs import same_timeline, without_priorities
 from simulators.overlap.metrics import LAWS, METRICS, RELATIONS, Floats, cost_proxy, measure, measure_worst, relate
 from simulators.overlap.node import WholeNode
-from simulators.rules import problems, reasons
+from simulators.rules import Rule, problems, reasons
 from simulators.taskgraph.graph import TaskGraph
 from simulators.taskgraph.symmetry import patterns, reduce_graph
 from simulators.taskgraph.timeline import Engine, Refused, Timeline
 from simulators.workloads.operators import Workload, workloads_of
 
-_VERSION = "4"  # of the physics and the metrics; raise it with every change that alters a result
+_VERSION = "5"  # of the physics and the metrics; raise it with every change that alters a result
 _WHOLE_VERSION = "1"  # likewise, of the parts that only whole nodes use
 _MOST_SEEN = 4096  # trees that are cached by identity
 _MOST_CELLS = 1 << 20  # designs times tasks of whole nodes whose timelines are in memory at once: 8 MiB an array
@@ -119,7 +120,7 @@ class OverlapBackend(Backend):
     def problems(self, design: BaseModel) -> Sequence[Problem]:
         """Check the rules between schedule, system and workload."""
         assert isinstance(design, Design)
-        return problems(design.schedule.rules(self._simulated_system(design.system), design.workload))
+        return problems(self._rules(design))
 
     def condition(self, path: str, tree: Tree) -> Mapping[str, Any] | None:
         """Condition of `path`, as a schedule's knobs declare it."""
@@ -127,7 +128,7 @@ class OverlapBackend(Backend):
         if path.rpartition(".")[2] in LABELS:
             return None
         if section != "schedule":
-            unread = section == "system" and not reads(System, name)
+            unread = section == "system" and not reads(System, name, tree["system"])
             return None if unread or get_path(tree, path) is None else {}
         kind = _schedule_type(tree)
         if name not in kind.model_fields or _is_pinned(kind, name):
@@ -173,8 +174,7 @@ class OverlapBackend(Backend):
 
     def _screen_grid(self, grid: Grid) -> Results:
         """Check the rules of a grid's designs, without metrics."""
-        rules = grid.design.schedule.rules(self._simulated_system(grid.design.system), grid.design.workload)
-        reason, texts = reasons(rules, grid.shape)
+        reason, texts = reasons(self._rules(grid.design), grid.shape)
         status = np.where(reason > 0, STATUSES.index("infeasible"), STATUSES.index("ok")).astype(np.uint8)
         return Results(status, {}, reason, np.zeros_like(reason), texts)
 
@@ -223,13 +223,24 @@ class OverlapBackend(Backend):
         """Return the system as it is simulated: by one GPU, or with all GPUs."""
         return system if self._imbalance is None else WholeNode.of(system, self._imbalance)
 
+    def _rules(self, design: Design) -> list[Rule]:
+        """Rules on the models of costs; then those of the schedule."""
+        system = self._simulated_system(design.system)
+        of_models = list(model_rules(system, design.workload, design.schedule))
+        return [*of_models, *(() if of_models else design.schedule.rules(system, design.workload))]
+
     def _lower(self, design: Design) -> TaskGraph:
         return design.schedule.lower(self._simulated_system(design.system), design.workload)
 
-    def facts(self, design: BaseModel) -> Sequence[tuple[str, Any, str, str]]:
-        """Constants of the system with their sources."""
+    def models(self, design: BaseModel) -> Mapping[str, str]:
+        """Models of the costs of GEMMs and collectives."""
         assert isinstance(design, Design)
-        return list(design.system.facts())
+        return model_names(design)
+
+    def facts(self, design: BaseModel) -> Sequence[tuple[str, Any, str, str]]:
+        """Constants of the system with their sources, as far as the models of costs and the workload read them."""
+        assert isinstance(design, Design)
+        return [fact for fact in design.system.facts() if reads_fact(design, fact[0])]
 
 
 def _results_by_batch(batches: Sequence[Batch], results: Callable[[Grid], Results]) -> list[Results]:

@@ -20,6 +20,7 @@ from dse.errors import ConfigError, Problem, Problems, did_you_mean
 from dse.space import get_path
 from dse.values import LABELS, leaves, put
 from simulators.costs.chip import Chip
+from simulators.costs.gemm_waves import WaveGpu
 from simulators.hardware.device import Device
 from simulators.hardware.machine import reads
 from simulators.hardware.number_formats import Format
@@ -48,7 +49,8 @@ Floats = NDArray[np.float64]
 def iteration(design: Design) -> Iteration:
     """The iteration of a design at one sequence length; its numbers may be arrays."""
     chip = Chip.of(design.system, design.run.precision).set_as(design.setting)
-    platform = Platform(chip, groups(design.system.node, design.parallel), design.kernels.batched)
+    gemms = WaveGpu.of(design.system.gpu, design.run.precision) if design.system.costs.gemm == "waves" else None
+    platform = Platform(chip, groups(design.system.node, design.parallel), design.kernels.batched, gemms)
     run, blocks = design.run, _blocks(design)
     quantising = _weight_copies(design)
     return Iteration(blocks, design.model.hidden, platform, run, design.parallel, design.optimizer, quantising)
@@ -170,7 +172,7 @@ class StepBackend(Backend):
         section, _, name = path.partition(".")
         if path.rpartition(".")[2] in LABELS or section not in Design.model_fields:
             return None
-        if section == "system" and not reads(Device, name):
+        if section == "system" and not reads(Device, name, tree["system"]):
             return None
         fields = _fields(tree, section)
         if name not in fields and get_path(tree, path) is None:
@@ -210,6 +212,11 @@ class StepBackend(Backend):
         limits = {name: float(metrics[f"share_{name}"]) for name in SHARES}
         ordered = dict(sorted(limits.items(), key=lambda item: -item[1]))
         return Replay(tuple(schedule(tasks(iteration(design)))), {k: v for k, v in ordered.items() if v > 0})
+
+    def models(self, design: BaseModel) -> Mapping[str, str]:
+        """Models of the costs of GEMMs and collectives."""
+        assert isinstance(design, Design)
+        return {"gemm": design.system.costs.gemm, "collective": design.system.costs.collective}
 
     def facts(self, design: BaseModel) -> Sequence[tuple[str, Any, str, str]]:
         """Constants of the device at the run's precision, its setting, the kernels and the optimizer, with sources."""

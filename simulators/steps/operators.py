@@ -16,7 +16,8 @@ from numpy.typing import ArrayLike, NDArray
 from simulators.costs.chip import Chip, Cost
 from simulators.costs.collective import CollectiveCost, Group, Pattern, collective_cost
 from simulators.costs.convolution import convolution
-from simulators.costs.gemm import gemm
+from simulators.costs.gemm_cost import GemmShape, operator_cost
+from simulators.costs.gemm_waves import WaveGpu
 from simulators.costs.recurrent import recurrent
 from simulators.costs.streaming import streaming_cost
 from simulators.workloads.model import Batched
@@ -140,11 +141,15 @@ class Block:
 
 @dataclass(frozen=True)
 class Platform:
-    """Platform of operators: a GPU, the groups of GPUs that it exchanges with, and how batched GEMMs do."""
+    """Platform of operators: a GPU, the groups of GPUs that it exchanges with, and how batched GEMMs do.
+
+    gemms: the GPU as another model of GEMMs than `fitted` reads it.
+    """
 
     chip: Chip
     groups: Mapping[Axis, Group] = field(default_factory=dict)
     batched: Batched | None = None
+    gemms: WaveGpu | None = None
 
 
 @dataclass(frozen=True)
@@ -170,10 +175,11 @@ def _products(works: Sequence[Product], platform: Platform) -> list[Spent]:
         return []
     names = [field.name for field in fields(Product)]
     columns = [[np.asarray(getattr(work, name), float) for work in works] for name in names]
-    chip = [np.shape(value) for value in vars(platform.chip).values() if value is not None]
-    shape = np.broadcast_shapes(*(value.shape for column in columns for value in column), *chip)
+    gpu = platform.gemms or platform.chip
+    numbers = [np.shape(value) for value in vars(gpu).values() if isinstance(value, (int, float, np.ndarray))]
+    shape = np.broadcast_shapes(*(value.shape for column in columns for value in column), *numbers)
     m, n, k, batch, across = (np.stack([np.broadcast_to(value, shape) for value in column]) for column in columns)
-    cost = gemm(platform.chip, (m, n, k), transposed_a=across, batch=batch)
+    cost = operator_cost(gpu, GemmShape(m, n, k, batch, across))
     seconds = _of_batched(cost, (m, n, k), platform=platform, batch=batch) if platform.batched else cost.seconds
     return [Spent(*row) for row in zip(cost.flop, cost.bytes, 0 * cost.flop, seconds, strict=True)]
 

@@ -1,0 +1,159 @@
+"""One machine, one physics: an operator costs the same by whatever backend it is asked, if the model is the same."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import backend, design, results, shipped
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simulators.calibration.measurements import Rows
+from simulators.calibration.rows import cost_of
+from simulators.costs.chip import Chip
+from simulators.costs.gemm import menus_of, products_of
+from simulators.costs.gemm_cost import GemmShape, gemm_cost, gemm_gpu, operator_cost
+from simulators.costs.gemm_tiles import fastest, picked_kernel, tile_seconds
+from simulators.costs.gemm_waves import WaveGpu
+from simulators.hardware import machine
+from simulators.hardware.device import Device, device_of
+from simulators.hardware.parts import Tile
+from simulators.hardware.system import System, system_of
+from simulators.steps.operators import Op, Platform, Product, operator_costs
+
+GEMMS = [
+    (tokens, outputs, depth)
+    for tokens in (8, 16, 64, 200, 512, 1024, 4096, 8192)
+    for outputs, depth in ((1024, 8192), (4096, 4096), (8192, 3584), (28672, 8192), (10240, 1280))
+]
+MODELS = ("waves", "fitted")
+
+
+def described(name: str, model: str) -> dict[str, Any]:
+    """Tree of a shipped machine whose GEMMs are costed by a model."""
+    return machine.merged(shipped("system")[name], {"costs": {"gemm": model}})
+
+
+def by_schedules(tree: dict[str, Any], sizes: tuple[int, int, int]) -> float:
+    """Time of a GEMM that runs alone in a serial schedule, with its launch."""
+    changes = {f"system.{key}": value for key, value in tree.items() if key != "sources"}
+    point = design("serial", {**changes, "workload.operators.gemm.shards": 1}, shape=sizes)
+    (result,) = results(backend("analytic", "fluid"), [point])
+    assert result.status == "ok", result.reason
+    return float(result.metrics["gemm_s"])
+
+
+def by_iterations(device: Device, sizes: list[tuple[int, int, int]]) -> list[float]:
+    """Times of linear layers as operators of an iteration."""
+    gemms = WaveGpu.of(device.gpu, "bf16") if device.costs.gemm == "waves" else None
+    ops = [Op("linear", "linear", "forward", Product(n, m, k, transposed=True)) for m, n, k in sizes]
+    costs = operator_costs(ops, Platform(Chip.of(device, "bf16"), gemms=gemms))
+    return [float(cost.seconds) for cost in costs]
+
+
+def by_tables(device: Device, sizes: list[tuple[int, int, int]]) -> list[float]:
+    """Predicted times of rows of a measured table."""
+    m, n, k = np.array(sizes, float).T
+    shape = {"m": n, "n": m, "k": k, "ta": np.ones(len(m)), "tb": np.zeros(len(m))}
+    names = tuple(map(str, sizes))
+    rows = Rows(device.name, "bf16", "gemm", shape, np.ones((len(m), 1)), names, tuple(range(len(m))), ("",) * len(m))
+    cost = cost_of(device, rows)
+    assert cost is not None
+    return [float(seconds) for seconds in cost.seconds[:, 0]]
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("name", ["h100_8", "a100_8"])
+def test_every_backend_gives_the_same_gemm_the_same_time(name: str, model: str) -> None:
+    tree = described(name, model)
+    device = device_of(tree)
+    iterations = by_iterations(device, GEMMS)
+    schedules = [by_schedules(tree, sizes) for sizes in GEMMS]
+    assert schedules == pytest.approx(iterations, rel=1e-12)
+    if model == "fitted":
+        assert by_tables(device, GEMMS) == pytest.approx(iterations, rel=1e-12)
+
+
+SIZES = st.sampled_from([1, 16, 64, 4096]) | st.integers(1, 20000)
+SHAPES = st.tuples(SIZES, SIZES, SIZES)
+
+
+@st.composite
+def gpus(draw: st.DrawFn) -> WaveGpu | Chip:
+    """A shipped GPU as one of the models reads it."""
+    name, precision = draw(st.sampled_from([("h100_8", "bf16"), ("mi355x_8", "bf16"), ("v100_8", "fp32")]))
+    model = draw(st.sampled_from(MODELS))
+    tree = described(name, model)
+    return gemm_gpu(system_of(tree), precision, model=model)  # type: ignore[arg-type]
+
+
+@given(gpu=gpus(), shape=SHAPES, batch=st.integers(1, 64), transposed=st.booleans())
+def test_an_operator_costs_what_its_kernel_costs_with_the_launch(
+    gpu: WaveGpu | Chip, shape: tuple[int, int, int], batch: int, transposed: bool
+) -> None:
+    kernel = GemmShape(*shape, batch=batch, transposed_a=transposed)
+    cost, operator = gemm_cost(gpu, kernel), operator_cost(gpu, kernel)
+    assert cost.seconds + cost.launch_s == pytest.approx(operator.seconds, rel=1e-12)
+    assert cost.flop == operator.flop
+    assert cost.hbm_bytes > 0
+
+
+@given(gpu=gpus(), shape=SHAPES, taken=st.integers(0, 40), more=st.integers(0, 39))
+def test_a_gemm_is_never_faster_beside_more_cus_of_others_and_keeps_its_tile(
+    gpu: WaveGpu | Chip, shape: tuple[int, int, int], taken: int, more: int
+) -> None:
+    few, many = (gemm_cost(gpu, GemmShape(*shape), taken=held) for held in (taken, taken + more))
+    assert many.seconds >= few.seconds * (1 - 1e-12)
+    assert (many.rows, many.cols, many.workgroups) == (few.rows, few.cols, few.workgroups)
+
+
+@given(name=st.sampled_from(["h100_8", "v100_8"]), shapes=st.lists(SHAPES, min_size=1, max_size=20))
+def test_the_compiled_search_finds_the_kernel_of_the_plain_equations(
+    name: str, shapes: list[tuple[int, int, int]]
+) -> None:
+    chip = Chip.of(device_of(shipped("system")[name]), "fp32" if name == "v100_8" else "bf16")
+    m, n, k = np.array(shapes, float).T
+    products = products_of(chip, (m, n, k), transposed_a=True)
+    kernel = picked_kernel(products, *menus_of(chip))
+    assert tile_seconds(products, kernel).seconds == pytest.approx(fastest(products, *menus_of(chip)), rel=1e-12)
+
+
+@given(shape=SHAPES, cus=st.integers(1, 304))
+def test_stream_k_loses_no_wave_and_pays_with_partial_sums(shape: tuple[int, int, int], cus: int) -> None:
+    gpu = replace(WaveGpu.of(system_of(shipped("system")["mi300x_8"]).gpu, "bf16"), cus=cus)
+    tiles = (Tile(rows=256, cols=256, efficiency=1.0),)
+    dealt, streamed = (
+        gemm_cost(
+            replace(gpu, library=gpu.library.model_copy(update={"assignment": way, "tiles": tiles})), GemmShape(*shape)
+        )
+        for way in ("static", "stream_k")
+    )
+    assert streamed.compute_s <= dealt.compute_s * (1 + 1e-12)
+    assert streamed.workgroups == min(cus, dealt.workgroups)
+    sums = 8 * 256 * 256 * streamed.workgroups
+    assert streamed.hbm_bytes == pytest.approx(dealt.hbm_bytes + sums, rel=1e-12)
+
+
+def test_a_format_without_a_peak_and_constants_that_are_missing_are_refused_by_path() -> None:
+    fp8 = {"workload.operators.gemm.precision": "fp8", "workload.operators.gather.precision": "fp8"}
+    for model, path in (("waves", "system.gpu.peak_flop_per_s.fp8"), ("fitted", "system.gpu.efficiency.fp8")):
+        tree = described("a100_8", model)
+        point = design("serial", {**{f"system.{key}": value for key, value in tree.items() if key != "sources"}, **fp8})
+        texts = [str(problem) for problem in backend("analytic", "fluid").problems(point)]
+        assert len(texts) == 1
+        assert texts[0].startswith(f"{path}: is missing")
+
+
+def test_the_rate_of_a_format_is_that_of_16_bits_by_the_ratio_of_the_data_sheet() -> None:
+    gpu = system_of(shipped("system")["mi300x_8"]).gpu
+    half, eighth = (WaveGpu.of(gpu, precision).flop_per_s_per_cu for precision in ("bf16", "fp8"))
+    assert eighth == pytest.approx(2 * np.asarray(half), rel=1e-3)
+
+
+def test_models_are_named_by_the_design() -> None:
+    point = design("serial")
+    assert isinstance(point.system, System)
+    assert backend("fluid").models(point) == {"gemm": "waves", "collective": "links"}
