@@ -1,8 +1,8 @@
 """Measured prefills of whole models held against predicted iterations: tables in the layout of microsoft/tokenweave.
 
 A row has `model, prompt_len, tp` and times of a prefill in ms: `baseline_multimem` (no overlap) and `no_ar`
-(all-reduces left out). Nothing is fitted: GEMMs and collectives take the constants of the node, attention and what
-memory bounds those of conf/kernels/flash.yaml.
+(all-reduces left out). Nothing is fitted to them: GEMMs take the constants of the GPU, collectives, which are multimem,
+those of the node's switch, attention and what memory bounds those of conf/kernels/flash.yaml.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def predict_prefill(model: str, prompt_len: int, tp: int) -> Mapping[str, float]
             "system": tree_of(_SYSTEM),
             "model": model_tree(model),
             "run": {"mode": "prefill", "batch": 1, "sequence_length": prompt_len, "precision": "bf16"},
-            "parallel": {"tp": tp, "pp": 1, "dp": 1},
+            "parallel": {"tp": tp, "pp": 1, "dp": 1, "collectives": "in_switch"},
         }
     )
     metrics = metrics_of(design)

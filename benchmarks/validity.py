@@ -23,7 +23,7 @@ from dse.config.options import list_options
 from dse.errors import ConfigError, Problem
 from dse.files import csv_columns
 from simulators.calibration.calibrate import plain_name, read_table
-from simulators.calibration.collectives import COLLECTIVE_KINDS, LARGE_BYTES, holds_collectives
+from simulators.calibration.collectives import COLLECTIVE_ROWS, LARGE_BYTES, holds_collectives
 from simulators.calibration.contention import Overlaps, median_errors
 from simulators.calibration.layouts import layout_of
 from simulators.calibration.measurements import STREAM_KINDS, Rows
@@ -31,14 +31,22 @@ from simulators.calibration.predictions import Errors, predicted_by
 from simulators.hardware.device import Device, device_of
 from simulators.hardware.machine import tree_of
 from simulators.hardware.system import system_of
+from simulators.workloads.model_zoo import option_tree
 
 LARGE_TOKENS = 1024
 
 
-def device_named(name: str) -> Device | None:
-    """The shipped node of eight whose GPU a table calls `name` (h100_sxm and H100 are h100); None if there is none."""
+def device_named(name: str, library: str = "") -> Device | None:
+    """The shipped node of eight whose GPU a table calls `name` (h100_sxm and H100 are h100); None if there is none.
+
+    library: of collectives, by name; the node with that library, where it has constants of its own.
+    """
     system = f"{plain_name(name)}_8"
-    return device_of(tree_of(system)) if system in list_options("system") else None
+    if system not in list_options("system"):
+        return None
+    tree = tree_of(system)
+    node = f"{tree['node']['name']}_{library}"
+    return device_of({**tree, "node": option_tree("node", node)} if node in list_options("node") else tree)
 
 
 def judged(rows: Rows, device: Device) -> dict[str, Any] | None:
@@ -51,7 +59,7 @@ def judged(rows: Rows, device: Device) -> dict[str, Any] | None:
     large = np.zeros(len(ours), bool)
     if rows.kind == "gemm":
         large = rows.shape["n"][unseen] >= LARGE_TOKENS
-    elif rows.kind in COLLECTIVE_KINDS:
+    elif rows.kind in COLLECTIVE_ROWS:
         large = rows.shape["bytes"][unseen] >= LARGE_BYTES
     every, big = Errors.of(ours, measured), Errors.of(ours[large], measured[large])
     small = Errors.of(ours[~large], measured[~large])
@@ -59,6 +67,7 @@ def judged(rows: Rows, device: Device) -> dict[str, Any] | None:
         return None
     return {
         "device": device.name,
+        "library": rows.library,
         "precision": rows.precision,
         "kind": rows.kind,
         "rows": every.count,
@@ -81,7 +90,7 @@ def tables(folder: Path) -> Iterator[dict[str, Any]]:
         if layout_of(columns) is None and not holds_collectives(columns):
             continue
         for rows in read_table(file):
-            device = device_named(rows.device)
+            device = device_named(rows.device, rows.library)
             errors = None if device is None else judged(rows, device)
             if errors is None:
                 told = f"{file.name}: no constants for {rows.kind} of {rows.device} at {rows.precision}"
@@ -98,7 +107,7 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, float]:
     """The worst errors over files, devices and precisions."""
     gemms = [row for row in rows if row["kind"] == "gemm"]
     streams = [row for row in rows if row["kind"] in STREAM_KINDS]
-    collectives = [row for row in rows if row["kind"] in COLLECTIVE_KINDS]
+    collectives = [row for row in rows if row["kind"] in COLLECTIVE_ROWS]
     worst = {
         "gemm_median_worst": [row["median"] for row in gemms],
         "gemm_p90_worst": [row["p90"] for row in gemms],

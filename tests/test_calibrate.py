@@ -16,8 +16,17 @@ from dse.cli import main
 from dse.config.options import conf_dir
 from dse.errors import ConfigError
 from simulators.calibration.calibrate import calibrate_rows
-from simulators.calibration.collectives import COLLECTIVE_KINDS, MOST_COLLECTIVES
-from simulators.calibration.fit import LIBRARY_GEMMS, LIBRARY_PRIORS, MOST, PRIORS, PROTOCOL_PRIORS, TYPICAL, medoids
+from simulators.calibration.collectives import COLLECTIVE_ROWS, MOST_COLLECTIVES
+from simulators.calibration.fit import (
+    LIBRARY_GEMMS,
+    LIBRARY_PRIORS,
+    MOST,
+    PRIORS,
+    PROTOCOL_PRIORS,
+    SWITCH_PRIORS,
+    TYPICAL,
+    medoids,
+)
 from simulators.calibration.measurements import Rows, read, read_folder
 from simulators.calibration.rows import on_device
 from simulators.hardware.device import device_of
@@ -292,9 +301,10 @@ def test_every_device_has_few_constants() -> None:
     assert (len(PRIORS), len(LIBRARY_PRIORS)) == (6, 9)
     assert LIBRARY_GEMMS <= 24
     assert MOST["gemm"] <= 20
-    assert len(PROTOCOL_PRIORS) == len(Protocols.model_fields) == 10
-    assert MOST_COLLECTIVES <= 24
-    assert all(count <= 12 for kind, count in MOST.items() if kind not in ("gemm", *COLLECTIVE_KINDS))
+    assert {*PROTOCOL_PRIORS, "host_s"} == set(Protocols.model_fields)
+    assert (len(PROTOCOL_PRIORS), len(SWITCH_PRIORS)) == (10, 3)
+    assert max(MOST_COLLECTIVES.values()) <= 24
+    assert all(count <= 12 for kind, count in MOST.items() if kind not in ("gemm", *COLLECTIVE_ROWS))
 
 
 def test_rows_to_fit_on_are_chosen_by_shape_alone(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ import yaml
 from dse.errors import ConfigError, Problem, Problems, pairs
 from dse.files import atomic_replacement, csv_columns, read_bytes
 from dse.results.run_folder import Outputs
-from simulators.calibration.collectives import ANY_PRECISION, COLLECTIVE_KINDS, holds_collectives, read_collectives
+from simulators.calibration.collectives import ANY_PRECISION, COLLECTIVE_ROWS, holds_collectives, read_collectives
 from simulators.calibration.fit import FEWEST, LIBRARY_PRIORS, PRIORS, TYPICAL, Fitted, fit
 from simulators.calibration.layouts import layout_of, read_gemms, read_streams
 from simulators.calibration.measurements import FLOAT_BYTES, STREAM_KINDS, Rows, read
@@ -29,6 +29,7 @@ from simulators.calibration.predictions import MODELS, Errors, Predicted, predic
 from simulators.calibration.rows import on_device
 from simulators.hardware.device import Device, device_of
 from simulators.hardware.machine import merged, peak_format, tree_of
+from simulators.hardware.network import Protocols, SwitchRate
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -138,7 +139,22 @@ def _rows_of_device(device: Device, rows: Sequence[Rows], file: Path) -> tuple[s
         )
     if len(names) > 1:
         print(f"{file.name}: rows of {label} are taken, those of {len(names) - 1} others are not", file=sys.stderr)
-    return label, [group for group in rows if group.device == label]
+    return label, _rows_of_library(device, [group for group in rows if group.device == label], file)
+
+
+def _rows_of_library(device: Device, rows: Sequence[Rows], file: Path) -> list[Rows]:
+    """Rows that are of no other library of collectives than the node's. Raises ConfigError if there are none."""
+    library = None if device.node is None else device.node.library
+    name = None if library is None else library.name
+    others = sorted({group.library for group in rows if group.library not in ("", name)})
+    taken = [group for group in rows if group.library in ("", name)]
+    rule = f"is {name or 'not given'}, and {file.name} has rows of {', '.join(others)}"
+    if not taken:
+        way = "name it, in a node of its own (as conf/node/h100_switch_8_vidur.yaml)"
+        raise ConfigError([Problem("system.node.library.name", rule, way_out=way)])
+    if others:
+        print(f"node.library.name {rule}, which are not taken", file=sys.stderr)
+    return taken
 
 
 def plain_name(name: str) -> str:
@@ -149,10 +165,10 @@ def plain_name(name: str) -> str:
 def _check(device: Device, rows: Sequence[Rows], file: Path) -> None:
     """Check that there are enough rows, a peak rate for each precision, and only times that are plausible in ms."""
     check = Problems()
-    if any(group.kind in COLLECTIVE_KINDS for group in rows) and (device.node is None or device.node.library is None):
+    if any(group.kind in COLLECTIVE_ROWS for group in rows) and (device.node is None or device.node.library is None):
         way = "give bytes_per_s and latency_s of its rings, or name a system with a node"
         check.add("system.node.library", f"is missing: {file.name} has collectives", way_out=way)
-    exchanges = ("allreduce", *COLLECTIVE_KINDS)
+    exchanges = ("allreduce", *COLLECTIVE_ROWS)
     for precision in dict.fromkeys(group.precision for group in rows if group.kind not in exchanges):
         if device.gpu.peak(precision) is None:
             rule = f"is missing: {file.name} has rows of this precision"
@@ -229,16 +245,36 @@ def _constants(fitted: Fitted, file: Path) -> dict[str, Any]:
             "library": _rounded(fitted.library.model_dump(exclude_none=True)),
             "sources": {"library": {"provenance": "calibrated", "source": source}},
         }
-    for kind, protocols in fitted.protocols.items():
-        node = tree.setdefault("node", {"library": {}, "sources": {}})
-        node["library"].setdefault("protocols", {})[kind] = _rounded(protocols.model_dump())
-        count = len(fitted.fitted_on[ANY_PRECISION][kind])
-        source = f"dse calibrate on {count} {kind} rows of {file.name} (sha256 {content}...)"
-        node["sources"][f"library.protocols.{kind}"] = {"provenance": "calibrated", "source": source}
+    for kind, collective in fitted.collectives.items():
+        names = fitted.fitted_on[ANY_PRECISION][kind]
+        source = f"dse calibrate on {len(names)} {kind} rows of {file.name} (sha256 {content}...)"
+        _put_collective(tree.setdefault("node", {"sources": {}}), kind, collective, names=names, source=source)
     gpu["fitted_on"] = {
-        precision: {kind: list(names) for kind, names in kinds.items()} for precision, kinds in fitted.fitted_on.items()
+        precision: {kind: list(names) for kind, names in kinds.items()}
+        for precision, kinds in fitted.fitted_on.items()
+        if precision != ANY_PRECISION
     }
     return tree
+
+
+_PLACES: Mapping[str, tuple[str, str]] = {
+    "inside": ("library", "protocols"),
+    "across_nodes": ("library", "network"),
+    "in_switch": ("in_switch", "collectives"),
+}
+"""Way in which a collective was measured -> part and field of a node that hold its constants."""
+
+
+def _put_collective(
+    node: dict[str, Any], row_kind: str, fitted: Protocols | SwitchRate, *, names: Sequence[str], source: str
+) -> None:
+    """Put the constants of a collective into a node's tree, with their source and the rows that they were fitted on."""
+    kind, way = COLLECTIVE_ROWS[row_kind]
+    part, field = _PLACES[way]
+    place = node.setdefault(part, {})
+    place.setdefault(field, {})[str(kind)] = _rounded(fitted.model_dump(exclude_none=True))
+    place.setdefault("fitted_on", {})[row_kind] = list(names)
+    node["sources"][f"{part}.{field}.{kind}"] = {"provenance": "calibrated", "source": source}
 
 
 def _rounded(values: Mapping[str, Any]) -> dict[str, Any]:

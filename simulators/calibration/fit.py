@@ -17,13 +17,20 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from simulators.calibration.collectives import COLLECTIVE_KINDS, MOST_COLLECTIVES, cost_of_rows, evenly_spaced
+from simulators.calibration.collectives import (
+    CALLED_BY_HOSTS,
+    COLLECTIVE_ROWS,
+    FEWEST_COLLECTIVES,
+    MOST_COLLECTIVES,
+    cost_of_rows,
+    evenly_spaced,
+)
 from simulators.calibration.measurements import STREAM_KINDS, Rows
 from simulators.calibration.rows import allreduce, on_device
 from simulators.costs.convolution import Layer
 from simulators.costs.streaming import streamed
 from simulators.hardware.device import Device, LibraryNode
-from simulators.hardware.network import CollectiveLibrary, Protocols
+from simulators.hardware.network import CollectiveLibrary, Protocols, SwitchRate
 from simulators.hardware.parts import Efficiency, Streaming
 
 Floats = NDArray[np.float64]
@@ -31,13 +38,13 @@ Floats = NDArray[np.float64]
 MOST: Mapping[str, int] = {
     **{"gemm": 20, "conv": 6, "recurrent": 6, "allreduce": 6},
     **dict.fromkeys(STREAM_KINDS, 12),
-    **dict.fromkeys(COLLECTIVE_KINDS, MOST_COLLECTIVES),
+    **{kind: MOST_COLLECTIVES[way] for kind, (_, way) in COLLECTIVE_ROWS.items()},
 }
 """Largest number of rows of a kind that are fitted on."""
 FEWEST: Mapping[str, int] = {
     **{"gemm": 8, "conv": 1, "recurrent": 3, "allreduce": 3},
     **dict.fromkeys(STREAM_KINDS, 3),
-    **dict.fromkeys(COLLECTIVE_KINDS, 12),
+    **{kind: FEWEST_COLLECTIVES[way] for kind, (_, way) in COLLECTIVE_ROWS.items()},
 }
 """Smallest number of rows of a kind in a table that has any."""
 
@@ -46,7 +53,7 @@ _SCALE: Mapping[str, float] = {
     "conv": 0.25,
     "recurrent": 0.1,
     "allreduce": 0.03,
-    **dict.fromkeys((*STREAM_KINDS, *COLLECTIVE_KINDS), 0.05),
+    **dict.fromkeys((*STREAM_KINDS, *COLLECTIVE_ROWS), 0.05),
 }  # of the logarithm: the loss is linear beyond
 _LAYOUT = 2.0  # distance of two layouts, in doublings of a size
 _FAR = {"n": 1024.0, "k": 16384.0}  # sizes of a GEMM beyond which time is proportional to FLOP
@@ -120,6 +127,23 @@ PROTOCOL_PRIORS: Mapping[str, Prior] = {
     "fill_bytes": Prior(3e7, 1.5, 1e4, 1e9),
 }
 """Priors of the constants of a collective inside a node (`simulators.costs.protocols`)."""
+NETWORK_PRIORS: Mapping[str, Prior] = {
+    **PROTOCOL_PRIORS,
+    "ll_step_s": Prior(5e-6, 1.0, 0.05e-6, 200e-6),
+    "ll_share": Prior(0.4, 0.7, 1e-3, 1.0),
+    "ll128_step_s": Prior(10e-6, 1.0, 0.05e-6, 200e-6),
+    "step_s": Prior(20e-6, 1.0, 0.05e-6, 1e-3),
+    "bytes_per_s": Prior(2e10, 2.5, 1e8, 1e13),
+}
+"""The same across nodes."""
+HOST_PRIOR = Prior(20e-6, 1.0, 1e-6, 1e-3)
+"""Prior of the time between two calls of a host."""
+SWITCH_PRIORS: Mapping[str, Prior] = {
+    "latency_s": Prior(10e-6, 1.0, 0.5e-6, 200e-6),
+    "bytes_per_s": Prior(3e11, 2.5, 1e9, 1e13),
+    "bytes_per_s_per_cta": Prior(1e11, 2.5, 1e9, 1e13),
+}
+"""Priors of the constants of a collective in the switch."""
 _RING: Mapping[str, Prior] = {
     "latency_s": Prior(10e-6, 1.0, 0.1e-6, 1e-3),
     "bytes_per_s": Prior(1e10, 2.0, 1e8, 1e13),
@@ -130,14 +154,14 @@ _RING: Mapping[str, Prior] = {
 
 @dataclass(frozen=True)
 class Fitted:
-    """Constants by precision, of rings (None: no rows) and of protocols by collective, and names of rows fitted on.
+    """Constants by precision, of rings (None: no rows) and of collectives by kind of rows, and names of rows fitted on.
 
     fitted_on: precision -> kind -> names.
     """
 
     efficiency: Mapping[str, Efficiency]
     library: CollectiveLibrary | None
-    protocols: Mapping[str, Protocols]
+    collectives: Mapping[str, Protocols | SwitchRate]
     fitted_on: Mapping[str, Mapping[str, tuple[str, ...]]]
 
 
@@ -166,10 +190,8 @@ def fit(device: Device, rows: Sequence[Rows], *, num_gpus: int = 8) -> Fitted:
         efficiency[precision] = TYPICAL.model_copy(update=constants)
     allreduces = [selection for (_, kind), selection in chosen.items() if kind == "allreduce"]
     ring = _fit_ring(num_gpus, allreduces[0]) if allreduces else None
-    protocols: dict[str, Protocols] = {
-        key[1]: _fit_protocols(chosen[key]) for key in chosen if key[1] in COLLECTIVE_KINDS
-    }
-    return Fitted(efficiency, ring, protocols, names)
+    collectives = {kind: _fit_collective(rows) for (_, kind), rows in chosen.items() if kind in COLLECTIVE_ROWS}
+    return Fitted(efficiency, ring, collectives, names)
 
 
 def _fit_kernels(device: Device, chosen: Sequence[Chosen], constants: Mapping[str, float]) -> dict[str, float]:
@@ -201,14 +223,19 @@ def _fit_stream(device: Device, chosen: Chosen) -> Streaming:
     return TYPICAL_STREAMING.model_copy(update=_least(STREAM_PRIORS, predict, [chosen]))
 
 
-def _fit_protocols(chosen: Chosen) -> Protocols:
-    """Fit the ten constants of a collective."""
-    typical = Protocols(**{name: prior.middle for name, prior in PROTOCOL_PRIORS.items()})
+def _fit_collective(chosen: Chosen) -> Protocols | SwitchRate:
+    """Fit the constants of a collective: with the time between two calls where hosts launch each one."""
+    rows, _ = chosen
+    way = COLLECTIVE_ROWS[rows.kind][1]
+    priors = {"inside": PROTOCOL_PRIORS, "across_nodes": NETWORK_PRIORS, "in_switch": SWITCH_PRIORS}[way]
+    free = {**priors, **({"host_s": HOST_PRIOR} if rows.library in CALLED_BY_HOSTS else {})}
+    kind = SwitchRate if way == "in_switch" else Protocols
+    typical = kind(**{name: prior.middle for name, prior in free.items()})
 
     def predict(values: Mapping[str, float], rows: Rows) -> Floats:
         return cost_of_rows(typical.model_copy(update=dict(values)), rows).seconds
 
-    return typical.model_copy(update=_least(PROTOCOL_PRIORS, predict, [chosen]))
+    return typical.model_copy(update=_least(free, predict, [chosen]))
 
 
 def _fit_ring(num_gpus: int, chosen: Chosen) -> CollectiveLibrary:
@@ -262,7 +289,7 @@ def _select_rows(rows: Rows, num_gpus: int) -> Chosen:
         ends = rows.kind == "allreduce"
         places = _ends(rows.shape["floats"], rows.shape["gpus"], num_gpus) if ends else _spread(rows.shape)
         return rows.take(places), np.ones(len(places))
-    if rows.kind in COLLECTIVE_KINDS:
+    if rows.kind in COLLECTIVE_ROWS:
         places = evenly_spaced(rows)
         return rows.take(places), np.ones(len(places))
     if rows.kind in STREAM_KINDS:

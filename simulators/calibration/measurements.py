@@ -74,7 +74,8 @@ class Rows:
 
     shape: column -> its values [R] (of a GEMM `ta`, `tb`: 1 if transposed; of a recurrent layer also `gates`).
     seconds [R, passes]: NaN if not measured. names, lines: name and line number of each row. algorithms: the library's
-    name of the algorithm of the forward pass; '' if not given.
+    name of the algorithm of the forward pass; '' if not given. library: name of the library of collectives, where it is
+    another than the one of the node.
     """
 
     device: str
@@ -85,6 +86,7 @@ class Rows:
     names: tuple[str, ...]
     lines: tuple[int, ...]
     algorithms: tuple[str, ...]
+    library: str = ""
 
     @property
     def size(self) -> int:
@@ -108,6 +110,7 @@ class Rows:
             tuple(self.names[place] for place in chosen),
             tuple(self.lines[place] for place in chosen),
             tuple(self.algorithms[place] for place in chosen),
+            self.library,
         )
 
 
@@ -327,5 +330,5 @@ def _rows(device: str, precision: str, kind: str, rows: Sequence[_Row]) -> Rows:
     if kind == "recurrent":
         shape["gates"] = np.array([float(GATES[row.op]) for row in rows])
     seconds = np.array([row.times for row in rows], float)
-    texts = (tuple(getattr(row, name) for row in rows) for name in ("name", "line", "algorithm"))
-    return Rows(device, precision, kind, shape, seconds, *texts)
+    names, algorithms = (tuple(getattr(row, name) for row in rows) for name in ("name", "algorithm"))
+    return Rows(device, precision, kind, shape, seconds, names, tuple(row.line for row in rows), algorithms)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from simulators.calibration.collectives import COLLECTIVE_KINDS
+from simulators.calibration.collectives import COLLECTIVE_ROWS, fitted_names
 from simulators.calibration.measurements import STREAM_KINDS, Rows
 from simulators.calibration.rows import cost_of
 from simulators.hardware.device import Device
@@ -96,14 +96,16 @@ def predicted_by(model: str, device: Device, rows: Rows) -> Predicted | None:
     if model == "roofline":
         seconds = roofline(device, rows, cost.flop, traffic=cost.bytes)
     elif model == "nearest":
-        seconds = nearest(rows, cost.bytes if rows.kind in (*STREAM_KINDS, *COLLECTIVE_KINDS) else cost.flop)
-    names = set(device.gpu.fitted_on.get(rows.precision, {}).get(rows.kind, ()))
+        seconds = nearest(rows, cost.bytes if rows.kind in (*STREAM_KINDS, *COLLECTIVE_ROWS) else cost.flop)
+    names = frozenset(device.gpu.fitted_on.get(rows.precision, {}).get(rows.kind, ()))
+    if rows.kind in COLLECTIVE_ROWS and device.node is not None:
+        names = fitted_names(device.node, rows)
     return Predicted(rows, cost.flop, cost.bytes, seconds, np.array([name in names for name in rows.names]))
 
 
 def roofline(device: Device, rows: Rows, flop: Floats, *, traffic: Floats) -> Floats:
     """Times [R, passes] at the peak rate or the bandwidth of the data sheet; of a collective at its node's rate."""
-    if rows.kind == "allreduce" or rows.kind in COLLECTIVE_KINDS:
+    if rows.kind == "allreduce" or rows.kind in COLLECTIVE_ROWS:
         assert device.node is not None and device.node.library is not None
         return np.asarray(traffic / device.node.library.bytes_per_s)
     if rows.kind in STREAM_KINDS:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from simulators.calibration.collectives import COLLECTIVE_KINDS, cost_of_rows
+from simulators.calibration.collectives import COLLECTIVE_ROWS, constants_of, cost_of_rows
 from simulators.calibration.measurements import FLOAT_BYTES, STREAM_KINDS, Rows
 from simulators.costs.chip import Chip, Cost
 from simulators.costs.collective import collective_cost, node_ring
@@ -13,7 +11,6 @@ from simulators.costs.gemm import gemm
 from simulators.costs.recurrent import recurrent
 from simulators.costs.streaming import streamed
 from simulators.hardware.device import Device, LibraryNode
-from simulators.hardware.network import Protocols
 from simulators.hardware.parts import Efficiency
 
 
@@ -21,18 +18,12 @@ def cost_of(device: Device, rows: Rows) -> Cost | None:
     """Costs [R, passes] of measured rows; None if the device has no constants for them."""
     if rows.kind == "allreduce":
         return None if device.node is None or device.node.library is None else allreduce(device.node, rows)
-    if rows.kind in COLLECTIVE_KINDS:
-        protocols = library_protocols(device).get(rows.kind)
-        return None if protocols is None else cost_of_rows(protocols, rows)
+    if rows.kind in COLLECTIVE_ROWS:
+        fitted = None if device.node is None else constants_of(device.node, rows.kind)
+        return None if fitted is None else cost_of_rows(fitted, rows)
     constants = device.gpu.constants(rows.precision)
     without = constants is None or (rows.kind in STREAM_KINDS and rows.kind not in dict(constants.streaming or {}))
     return None if constants is None or without else on_device(device, constants, rows)
-
-
-def library_protocols(device: Device) -> Mapping[str, Protocols]:
-    """Fitted constants of the collectives of a device's node, by kind."""
-    library = None if device.node is None else device.node.library
-    return {} if library is None else {str(kind): one for kind, one in (library.protocols or {}).items()}
 
 
 def on_device(device: Device, constants: Efficiency, rows: Rows) -> Cost:

@@ -1,5 +1,5 @@
 """Collectives alone: steps, bytes and time of ring, direct and tree algorithms, by CUs or DMA engines, in a node and
-beyond.
+beyond, and in the switch.
 
 A GPU of a group of n takes part in `steps` dependent steps and sends `traffic` bytes in all (S: payload):
 
@@ -9,6 +9,7 @@ A GPU of a group of n takes part in `steps` dependent steps and sends `traffic` 
     reduce_scatter   the tensor every GPU starts with           as all_gather
     all_to_all       what a GPU sends to all, itself included   n-1, (n-1)/2 S    1, (n-1)/n S   lg n, lg n / 2 S
     broadcast        the tensor of the root          n-1, S                2, 2(n-1)/n S         lg n, S
+    send_recv        the message of one of two       1, S                  1, S                  1, S
 
     T = min(steps a + traffic / B,  steps a / 4 + 2 traffic / B)                (alpha-beta, two protocols)
 
@@ -19,7 +20,8 @@ second protocol sends a flag with every word, so half of what it sends is payloa
 tuning table (`src/graph/tuning.cc`) gives it 1/4 to 1/6 of the latency; 1/4 is used.
 
 Where a node's library has constants of a collective that were fitted to measurements, these count instead
-(`simulators.costs.protocols`).
+(`simulators.costs.protocols`). A switch that adds (`in_switch`) takes 2 steps for an all-reduce, in which a GPU sends
+(1 + 1/n) S, and 1 otherwise, with S sent for a reduce-scatter and S / n for an all-gather; the GPU adds nothing.
 """
 
 from __future__ import annotations
@@ -31,15 +33,15 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from simulators.costs.protocols import protocol_seconds
+from simulators.costs.protocols import in_switch_seconds, protocol_seconds
 from simulators.costs.transfer import link_utilisation
 from simulators.hardware.device import LibraryNode
-from simulators.hardware.network import Protocols
+from simulators.hardware.network import CollectiveKind, InSwitch, Protocols, SwitchRate
 from simulators.hardware.parts import CopyTimes
 
 Floats = NDArray[np.float64]
-Pattern = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast"]
-Algorithm = Literal["ring", "direct", "tree"]
+Pattern = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send_recv"]
+Algorithm = Literal["ring", "direct", "tree", "in_switch"]
 
 _LOW_LATENCY = (0.25, 2.0)  # of the latency of a step, and of the bytes: the protocol with a flag in every word
 _REDUCES = ("all_reduce", "reduce_scatter")
@@ -51,7 +53,8 @@ class Group:
 
     bytes_per_s: rate at which one GPU sends over all links that it uses, in one direction. latency_s: of one step.
     computes: whether the engine can add, as CUs can and DMA engines cannot. short_messages: whether it has a protocol
-    for short messages. protocols: fitted constants of collectives inside a node, which count where `inside` is true.
+    for short messages. protocols, network: fitted constants of collectives inside a node and across nodes, which count
+    instead of rates and latencies. num_nodes: that the GPUs stand in. in_switch: what their switch computes, in a node.
     """
 
     num_gpus: ArrayLike
@@ -60,7 +63,14 @@ class Group:
     computes: bool = True
     short_messages: bool = True
     protocols: Mapping[str, Protocols] | None = None
-    inside: ArrayLike = True
+    network: Mapping[str, Protocols] | None = None
+    num_nodes: ArrayLike = 1
+    in_switch: InSwitch | None = None
+
+    def switched(self, pattern: Pattern) -> SwitchRate | None:
+        """Constants of a collective that the switch computes; None if it does not."""
+        rates = {} if self.in_switch is None else dict(self.in_switch.collectives)
+        return {str(kind): rate for kind, rate in rates.items()}.get(pattern)
 
     def by_cus(self, cus: ArrayLike, bytes_per_s_per_cu: ArrayLike) -> Group:
         """Return the group with kernels on `cus` CUs as the engine (`simulators.costs.transfer.link_utilisation`).
@@ -100,8 +110,11 @@ def collective_cost(
     """Cost of one collective among equal GPUs.
 
     HBM traffic: bytes sent are read, bytes received are written, and a reduction reads its local operand, too.
-    Raises ValueError for a reduction by engines that cannot add.
+    `in_switch`: inside a node; a group that leaves it takes a ring. Raises ValueError for a reduction by engines that
+    cannot add, and for a switch that does not compute the collective.
     """
+    if algorithm == "in_switch":
+        return _in_switch(pattern, payload_bytes, group, element_bytes=element_bytes)
     if pattern in _REDUCES and not group.computes:
         raise ValueError(f"{pattern} needs CUs: DMA engines move data and cannot add")
     n, payload = np.asarray(group.num_gpus, float), np.asarray(payload_bytes, float)
@@ -112,12 +125,45 @@ def collective_cost(
     seconds = wait + serial
     if group.short_messages:
         seconds = np.minimum(seconds, _LOW_LATENCY[0] * wait + _LOW_LATENCY[1] * serial)
-    constants = (group.protocols or {}).get(pattern)
-    if constants is not None and pattern != "broadcast":
-        measured = protocol_seconds(constants, pattern, n, payload)  # what leaves a node is no faster than inside it
-        seconds = np.where(group.inside, measured, np.maximum(seconds, measured))
+    seconds = _measured(pattern, payload, group, seconds)
     columns = np.broadcast_arrays(steps + 0 * wire, wire, added / element_bytes, 2 * wire + added, seconds)
     return CollectiveCost(*(np.asarray(column, float) for column in columns))
+
+
+def _measured(pattern: Pattern, payload: Floats, group: Group, seconds: Floats) -> Floats:
+    """Time [s] by fitted constants where a library has them, `seconds` elsewhere."""
+    if pattern == "broadcast":
+        return seconds
+    inside, across = ((constants or {}).get(pattern) for constants in (group.protocols, group.network))
+    leaves = np.asarray(group.num_nodes) > 1
+    if inside is not None:  # what leaves a node is no faster than inside it
+        here = protocol_seconds(inside, pattern, group.num_gpus, payload)
+        seconds = np.where(leaves, np.maximum(seconds, here), here)
+    if across is not None:
+        there = protocol_seconds(across, pattern, group.num_gpus, payload, num_nodes=group.num_nodes)
+        seconds = np.where(leaves, there, seconds)
+    return seconds
+
+
+def _in_switch(pattern: Pattern, payload_bytes: ArrayLike, group: Group, *, element_bytes: int) -> CollectiveCost:
+    """Cost of a collective that the switch computes; of a ring where the group leaves its node."""
+    rate = group.switched(pattern)
+    if rate is None:
+        raise ValueError(f"{pattern} is not computed by the switch: node.in_switch.collectives has no {pattern}")
+    n, payload = np.asarray(group.num_gpus, float), np.asarray(payload_bytes, float)
+    several = np.asarray(n > 1, float)
+    reads = several * (1 / n if pattern == "all_gather" else 1.0)  # of a tensor, from this GPU's memory
+    writes = several * (1 / n if pattern == "reduce_scatter" else 1.0)
+    sent = several * (1 + 1 / n) if pattern == "all_reduce" else reads
+    seconds = in_switch_seconds(rate, pattern, n, payload)
+    steps = several * (2.0 if pattern == "all_reduce" else 1.0)
+    inside = (steps, sent * payload, 0 * payload, (reads + writes) * payload, seconds)
+    ring = collective_cost(pattern, "ring", payload_bytes, group, element_bytes=element_bytes)
+    columns = ("steps", "wire_bytes", "flop", "hbm_bytes", "seconds")
+    leaves = np.asarray(group.num_nodes) > 1
+    return CollectiveCost(
+        *(np.where(leaves, getattr(ring, name), value) for name, value in zip(columns, inside, strict=True))
+    )
 
 
 def _traffic(pattern: Pattern, algorithm: Algorithm, n: Floats) -> tuple[Floats, Floats]:
@@ -125,6 +171,8 @@ def _traffic(pattern: Pattern, algorithm: Algorithm, n: Floats) -> tuple[Floats,
     once, rounds, several = (n - 1) / n, np.ceil(np.log2(n)), np.asarray(n > 1, float)
     if pattern == "all_reduce":
         return {"ring": 2 * (n - 1), "direct": 2 * several, "tree": 2 * rounds}[algorithm], 2 * once
+    if pattern == "send_recv":
+        return several, several
     if pattern == "broadcast":
         steps = {"ring": n - 1, "direct": 2 * several, "tree": rounds}[algorithm]
         return steps, 2 * once if algorithm == "direct" else several
@@ -162,8 +210,11 @@ def node_ring(node: LibraryNode, gpus: ArrayLike, together: ArrayLike | None = N
     inside = Group(gpus, library.bytes_per_s / (1 + library.sharing * sharers), library.latency_s)
     network = np.nan if library.network_bytes_per_s is None else library.network_bytes_per_s
     ring = flat_ring(inside, Group(nodes, network, library.latency_s), np.asarray(gpus) / nodes)
-    protocols = {str(kind): constants for kind, constants in (library.protocols or {}).items()}
-    return replace(ring, protocols=protocols or None, inside=nodes <= 1)
+    return replace(ring, protocols=_by_name(library.protocols), network=_by_name(library.network), num_nodes=nodes)
+
+
+def _by_name(constants: Mapping[CollectiveKind, Protocols] | None) -> Mapping[str, Protocols] | None:
+    return {str(kind): protocols for kind, protocols in (constants or {}).items()} or None
 
 
 @dataclass(frozen=True)

@@ -1,23 +1,35 @@
-"""Collectives inside a node by a library with three protocols, as NCCL and RCCL have them.
+"""Collectives by a library with three protocols, as NCCL and RCCL have them, and by a switch that adds and copies.
 
-A collective of S bytes among n GPUs takes s dependent steps, in which a GPU sends w bytes:
+A collective of S bytes among n GPUs on N nodes takes s dependent steps, in which a GPU sends w bytes:
 
-    collective       S                               s         w
-    all_reduce       the tensor every GPU holds      2(n-1)    2(n-1)/n S
-    all_gather       the tensor every GPU ends with  n-1       (n-1)/n S
+    collective       S                               s                  w
+    all_reduce       the tensor every GPU holds      2(N + n/N - 2)     2(n-1)/n S
+    all_gather       the tensor every GPU ends with  N + n/N - 2        (n-1)/n S
     reduce_scatter   the tensor every GPU begins with   as all_gather
     all_to_all       what a GPU sends to all, itself included   as all_gather
-    send_recv        the message                     1         S
+    send_recv        the message                     1                  S
 
-    B      = bytes_per_s scaling^log2(n / 2)
+    B      = bytes_per_s scaling^d      d = log2(n / 2) inside a node, log2(n / N) across nodes
     LL     = launch + s ll_step    + w / (ll_share B)
     LL128  = launch + s ll128_step + w / (ll128_share B)
     Simple = launch + s step       + w / B + s fill min(1, w / fill_bytes)
-    T      = min(LL, LL128, Simple)
+    T      = max(host, min(LL, LL128, Simple))
 
 LL sends a flag with every four bytes and needs no fence, LL128 one with every 120; Simple waits for fences and fills a
 pipeline of chunks that grow with the message until the library's buffers are full (NCCL, `src/graph/tuning.cc`; the
-form of the filling is derived). Ten constants for each collective, fitted on at most 24 rows (`dse calibrate`).
+form of the filling is derived). Across nodes chains run inside the nodes and between them, by as many NICs as a node
+has GPUs in the group, so that their rates add up (derived). Where a host calls one collective after another, the GPU
+whose host is ahead waits in the kernel for the others, which takes no less than the time between two calls (`host`,
+derived; a GPU whose own host is last sees the rest alone). Ten or eleven constants for each collective, fitted on at
+most 24 rows (`dse calibrate`).
+
+By a switch (NVLink SHARP, multimem) a GPU orders the reduction of its share of a tensor, which the switch reads from
+all GPUs, and writes the sum once, which the switch copies to all of them:
+
+    T = latency + w / min(B, c r)       w = (1 + 1/n) S for an all-reduce, else S      c: CTAs, r: rate of a CTA
+
+The links carry all of S: out of a GPU for a reduction, into it for a copy; an all-reduce does both at once, and its sum
+goes out once more (derived). Three constants for each collective, fitted on at most 12 rows.
 """
 
 from __future__ import annotations
@@ -25,20 +37,38 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from simulators.hardware.network import CollectiveKind, Protocols
+from simulators.hardware.network import CollectiveKind, Protocols, SwitchRate
 
 Floats = NDArray[np.float64]
 
 
-def protocol_seconds(constants: Protocols, kind: CollectiveKind, num_gpus: ArrayLike, payload: ArrayLike) -> Floats:
+def protocol_seconds(
+    constants: Protocols, kind: CollectiveKind, num_gpus: ArrayLike, payload: ArrayLike, *, num_nodes: ArrayLike = 1
+) -> Floats:
     """Time [s] of a collective of `payload` bytes among 2 or more GPUs; 0 for one GPU. Arrays broadcast."""
-    n, size = np.asarray(num_gpus, float), np.asarray(payload, float)
-    passes = 2.0 if kind == "all_reduce" else 1.0
-    steps, wire = (1.0, size) if kind == "send_recv" else (passes * (n - 1), passes * (n - 1) / n * size)
-    rate = constants.bytes_per_s * constants.scaling ** np.log2(np.maximum(n, 2) / 2)
+    n, size, nodes = (np.asarray(number, float) for number in (num_gpus, payload, num_nodes))
+    passes, together = 2.0 if kind == "all_reduce" else 1.0, n / nodes
+    steps, wire = passes * (nodes + together - 2), passes * (n - 1) / n * size
+    if kind == "send_recv":
+        steps, wire = np.ones(()), size
+    doublings = np.log2(np.where(nodes > 1, np.maximum(together, 1), np.maximum(n, 2) / 2))
+    rate = constants.bytes_per_s * constants.scaling**doublings
     low_latency = steps * constants.ll_step_s + wire / (constants.ll_share * rate)
     flag_of_128 = steps * constants.ll128_step_s + wire / (constants.ll128_share * rate)
     filling = constants.fill_s * np.minimum(1.0, wire / constants.fill_bytes)
     simple = steps * (constants.step_s + filling) + wire / rate
     seconds = constants.launch_s + np.minimum(np.minimum(low_latency, flag_of_128), simple)
-    return np.asarray(np.where(n > 1, seconds, 0.0), float)
+    return np.asarray(np.where(n > 1, np.maximum(seconds, constants.host_s or 0.0), 0.0), float)
+
+
+def in_switch_seconds(
+    constants: SwitchRate, kind: str, num_gpus: ArrayLike, payload: ArrayLike, *, num_ctas: ArrayLike = np.inf
+) -> Floats:
+    """Time [s] of a collective of `payload` bytes that the switch computes; 0 for one GPU. Arrays broadcast.
+
+    num_ctas: that order it; as many as it takes unless said otherwise.
+    """
+    n, size = np.asarray(num_gpus, float), np.asarray(payload, float)
+    wire = size * (1 + 1 / n) if kind == "all_reduce" else size
+    rate = np.minimum(constants.bytes_per_s, np.asarray(num_ctas) * constants.bytes_per_s_per_cta)
+    return np.asarray(np.where(n > 1, constants.latency_s + wire / rate, 0.0), float)

@@ -14,7 +14,7 @@ from dse.errors import Problems
 from dse.units import Bytes, FlopPerSecond, Integer, Number, Seconds
 from dse.values import knob
 from simulators.hardware.machine import CollectiveModel, CostModels, GemmModel, Gpu, Hardware, View, peak_format
-from simulators.hardware.network import CollectiveLibrary, Node, Topology
+from simulators.hardware.network import CollectiveLibrary, InSwitch, Node, Topology
 from simulators.hardware.parts import (
     Bandwidth,
     CuCopy,
@@ -63,12 +63,13 @@ class DeviceGpu(View, Gpu):
 
 
 class LibraryNode(View, Node):
-    """GPUs, and the library by which they exchange; the cost model `links` reads the links."""
+    """GPUs, their library of collectives, and what their switch computes; the cost model `links` reads the links."""
 
     num_gpus: Annotated[Integer, knob(structural=True, ge=1, le=1024)]
     library: CollectiveLibrary | None = None
     topology: Annotated[Topology | None, knob(structural=True)] = None
     link_bytes_per_s: Bandwidth | None = None
+    in_switch: InSwitch | None = None
 
 
 class Setting(Sourced):

@@ -5,6 +5,7 @@ Numbers live in `conf/node/*.yaml` and `conf/fabric/*.yaml`, each with its sourc
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
@@ -19,15 +20,18 @@ Topology = Literal["mesh", "switch", "ring", "pcie"]
 Placement = Literal["cpu", "pcie_switch", "gpu"]
 CollectiveKind = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv"]
 """Collectives that are measured by size; `send_recv` is one message between two GPUs."""
+SwitchedKind = Literal["all_reduce", "all_gather", "reduce_scatter"]
+"""Collectives that a switch can compute."""
 
 
-class Protocols(Frozen):
-    """Fitted constants of one collective inside a node (equations in `simulators.costs.protocols`).
+class Protocols(Grown):
+    """Fitted constants of one collective, inside a node or across nodes (equations in `simulators.costs.protocols`).
 
     launch_s: of a call. ll_step_s, ll128_step_s, step_s: latency of a step by LL, LL128 and Simple. ll_share,
-    ll128_share: share of the rate that LL and LL128 reach. bytes_per_s: rate of a GPU among two, by Simple; each
-    doubling of the number of GPUs multiplies it by `scaling`. fill_s: time of a step to fill the pipeline, in
-    proportion to the bytes up to fill_bytes, then constant.
+    ll128_share: share of the rate that LL and LL128 reach. bytes_per_s: rate of a GPU by Simple, inside a node among
+    two, across nodes with one in each; each doubling of their number (across nodes: in a node) multiplies it by
+    `scaling`. fill_s: time of a step to fill the pipeline, in proportion to the bytes up to fill_bytes, then constant.
+    host_s: time between two calls of a host, which GPUs that are ahead wait for; None where calls are launched ahead.
     """
 
     launch_s: Duration
@@ -40,6 +44,7 @@ class Protocols(Frozen):
     scaling: Annotated[Number, Field(gt=0, le=8)]
     fill_s: Duration
     fill_bytes: Annotated[Number, Field(ge=1)]
+    host_s: Duration | None = None
 
 
 class CollectiveLibrary(Grown):
@@ -47,15 +52,46 @@ class CollectiveLibrary(Grown):
 
     bytes_per_s: rate of a GPU in a ring of two; each further GPU lengthens the time of a byte by the share `sharing`,
     because paths through switches and sockets are shared. latency_s: latency of a step. network_bytes_per_s: rate of a
-    GPU once a ring leaves the node; None if it was not measured. protocols: constants of collectives that were measured
-    by size inside the node; rings describe the others, and what leaves the node.
+    GPU once a ring leaves the node; None if it was not measured. protocols, network: constants of collectives that were
+    measured by size inside the node and across nodes; rings describe the others. name: of the library in measured
+    tables, where several were measured. fitted_on: kind of rows -> names of the rows that these were fitted on.
     """
 
+    name: str | None = None
     bytes_per_s: Bandwidth
     latency_s: Duration
     sharing: Annotated[Number, Field(ge=0, le=1)] = 0.0
     network_bytes_per_s: Bandwidth | None = None
     protocols: Mapping[CollectiveKind, Protocols] | None = None
+    network: Mapping[CollectiveKind, Protocols] | None = None
+    fitted_on: Mapping[str, tuple[str, ...]] | None = None
+
+
+class SwitchRate(Frozen):
+    """Constants of one collective that the switch computes (`simulators.costs.protocols.in_switch_seconds`).
+
+    latency_s: of the smallest message, barriers included. bytes_per_s: rate of a GPU's links. bytes_per_s_per_cta: rate
+    of a CTA that orders loads and stores.
+    """
+
+    latency_s: Duration
+    bytes_per_s: Bandwidth
+    bytes_per_s_per_cta: Bandwidth
+
+    @property
+    def num_ctas(self) -> int:
+        """Fewest CTAs whose orders fill the links."""
+        return math.ceil(self.bytes_per_s / self.bytes_per_s_per_cta)
+
+
+class InSwitch(Grown):
+    """Reductions and copies in the switch (NVLink SHARP, multimem): each GPU orders those of its share of a tensor.
+
+    collectives: by kind. fitted_on: as of `CollectiveLibrary`.
+    """
+
+    collectives: Mapping[SwitchedKind, SwitchRate] = Field(min_length=1)
+    fitted_on: Mapping[str, tuple[str, ...]] | None = None
 
 
 class Node(WithSources, Grown):
@@ -64,7 +100,7 @@ class Node(WithSources, Grown):
     link_bytes_per_s: achievable payload rate of one link in one direction. A GPU has num_gpus - 1 links on a
     mesh, one port of as many links' bandwidth at a switch, two links on a ring, and one by PCIe; a single GPU has none.
     hop_latency_s: time until the first byte arrives, where schedules send without a copy's set-up. library: of
-    collectives; None if nothing is known of it.
+    collectives; None if nothing is known of it. in_switch: what the switch adds up and copies; None if it cannot.
     """
 
     name: str = ""
@@ -74,6 +110,7 @@ class Node(WithSources, Grown):
     link_bytes_per_s: Bandwidth | None = None
     hop_latency_s: Seconds | None = None
     library: CollectiveLibrary | None = None
+    in_switch: InSwitch | None = None
 
 
 class Nic(Frozen):

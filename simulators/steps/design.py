@@ -187,6 +187,10 @@ def _node_rules(design: Design) -> Iterator[Rule]:
         rule = "is missing: tp x pp x dp is {0} GPUs, a node has {1}"
         beyond = leaves_node(node, parallel)
         yield Rule("system.node.library.network_bytes_per_s", beyond, rule, given=(gpus, node.num_gpus), way_out=way)
+    if parallel.collectives == "in_switch" and (node is None or node.in_switch is None):
+        rule = "needs a switch that adds (system.node.in_switch), which the node lacks"
+        ways = "set library, or take a machine that has one: python -m dse systems"
+        yield Rule("parallel.collectives", True, rule, parallel.collectives, way_out=ways)
 
 
 def _epoch_rules(design: Design) -> Iterator[Rule]:

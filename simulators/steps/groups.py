@@ -1,13 +1,14 @@
 """Groups of GPUs that exchange with one another, of tp, dp and pp, on nodes and the network.
 
 GPUs are numbered so that a tp group is of neighbours, dp groups of GPUs tp apart, and stages of a pipeline tp x dp
-apart (Megatron-LM's order). A ring within a node has its links; one that leaves it is as slow as the network, and a
-pipeline as slow as the slowest message between its stages.
+apart (Megatron-LM's order). A ring within a node has its links, or the switch computes for it; one that leaves the node
+is as slow as the network, and a pipeline as slow as the slowest message between its stages.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -27,9 +28,10 @@ def groups(node: LibraryNode | None, parallel: Parallel) -> Mapping[Axis, Group]
     tp, dp, pp = (np.asarray(degree, float) for degree in (parallel.tp, parallel.dp, parallel.pp))
     together = np.maximum(1.0, node.num_gpus // tp)  # GPUs of a dp group in one node
     stages = np.where(leaves_node(node, parallel), 1.0, 2.0)  # of neighbours in a pipeline, one in each node
+    switch = node.in_switch if parallel.collectives == "in_switch" else None
     return {
-        "tp": node_ring(node, tp),
-        "dp": node_ring(node, dp, together),
+        "tp": replace(node_ring(node, tp), in_switch=switch),
+        "dp": replace(node_ring(node, dp, together), in_switch=switch),
         "pp": node_ring(node, np.minimum(pp, 2.0), stages),
     }
 

@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from simulators.costs.collective import Pattern
 from simulators.steps.operators import (
     Axis,
     Block,
@@ -134,7 +135,7 @@ class Iteration:
     def message_s(self) -> Floats:
         """Time of one micro-batch's activations to the next stage."""
         tokens = np.asarray(self.run.batch, float) * (1 if self.run.mode == "decode" else self.run.sequence_length)
-        return self._exchange_s("pp", self.run.element_bytes * tokens * np.asarray(self.width, float))
+        return self._exchange_s("pp", self.run.element_bytes * tokens * np.asarray(self.width, float), "send_recv")
 
     @cached_property
     def buckets(self) -> tuple[Bucket, ...]:
@@ -147,14 +148,14 @@ class Iteration:
         count = self.counts[block.name]
         block_seconds = self.sum(part for part in self.parts if part.block is block and not part.forward)
         ready = np.divide(block_seconds, count, out=np.zeros(np.broadcast(block_seconds, count).shape), where=count > 0)
-        pattern = "all_reduce" if self.parallel.zero == 0 else "reduce_scatter"
+        pattern: Pattern = "all_reduce" if self.parallel.zero == 0 else "reduce_scatter"
         return Bucket(block, count, self._exchange_s("dp", self.weight_bytes(block), pattern), ready)
 
     def weight_bytes(self, block: Block) -> Floats:
         """Bytes of the weights of one block, and of their gradients."""
         return np.asarray(self.run.element_bytes * np.asarray(block.params, float))
 
-    def _exchange_s(self, over: Axis, payload: Any, pattern: Any = "broadcast") -> Floats:
+    def _exchange_s(self, over: Axis, payload: Any, pattern: Pattern) -> Floats:
         return collective(Exchange(pattern, payload, over), self.platform.groups[over]).seconds
 
     @cached_property

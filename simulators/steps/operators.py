@@ -223,7 +223,12 @@ def _passes(work: Recurrence | Filter, chip: Chip, seen: dict[tuple[int, ...], C
 
 
 def collective(work: Exchange, group: Group) -> CollectiveCost:
-    """Cost of one exchange; by a ring or a tree, whichever is faster; nothing in a group of one."""
+    """Cost of one exchange; by the switch if it is to, else by a ring or a tree, whichever is faster.
+
+    Nothing in a group of one.
+    """
+    if group.switched(work.pattern) is not None:
+        return collective_cost(work.pattern, "in_switch", work.payload_bytes, group, element_bytes=2)
     ring, tree = (collective_cost(work.pattern, name, work.payload_bytes, group, element_bytes=2) for name in _BY)
     return replace(ring, seconds=np.minimum(ring.seconds, tree.seconds))
 

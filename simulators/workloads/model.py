@@ -154,7 +154,7 @@ class Parallel(Frozen):
 
     sequence_parallel: the activations that tp does not split are split by tokens, and each all-reduce becomes a
     reduce-scatter and an all-gather (arXiv:2205.05198). zero: 1 if the state of the optimizer is split over dp
-    (arXiv:1910.02054).
+    (arXiv:1910.02054). collectives: of tp and dp inside a node, by the library, or in the switch as far as it computes.
     """
 
     tp: Degree = 1
@@ -162,6 +162,7 @@ class Parallel(Frozen):
     dp: Degree = 1
     sequence_parallel: Annotated[bool, knob(structural=True)] = False
     zero: Annotated[Literal[0, 1], knob(structural=True)] = 0
+    collectives: Annotated[Literal["library", "in_switch"], knob(structural=True)] = "library"
 
 
 ByPrecision = Mapping[Precision, Annotated[Number, Field(ge=0, le=1e3)]]
