@@ -24,6 +24,7 @@ from simulators.costs.transfer import (
     TransferMode,
     accumulate_hbm_bytes,
     late_start_s,
+    library_cus,
     rate,
     routes,
     setup,
@@ -265,8 +266,9 @@ class Pipeline:
 
     @property
     def _free(self) -> TransferMode:
-        """Transfer mode of the engine with all CUs."""
-        return TransferMode(self.comm_engine, self.system.gpu.num_cus, self.collective.pattern)
+        """Transfer mode of the engine with all CUs that the library gives a kernel."""
+        pattern = self.collective.pattern
+        return TransferMode(self.comm_engine, library_cus(self.system, pattern), pattern)
 
     def _collective_s(self, amount: Any) -> Any:
         """Time [s] of `amount` bytes at the rate of a collective over all routes with all engines or CUs."""

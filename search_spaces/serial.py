@@ -1,4 +1,4 @@
-"""Serial: one after the other. Nothing competes, so a CU kernel may use every CU."""
+"""Serial: one after the other. Nothing competes, so a collective takes all CUs that the library gives its kernel."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import ClassVar, Literal
 
 from search_spaces.comm_knobs import CommEngineKnobs
 from search_spaces.pipeline import Pipeline
+from simulators.costs.transfer import library_cus
 from simulators.hardware.system import System
 from simulators.taskgraph.graph import TaskGraph
 from simulators.workloads.operators import Workload
@@ -20,7 +21,9 @@ class Serial(CommEngineKnobs):
 
     def lower(self, system: System, workload: Workload) -> TaskGraph:
         """Lower to one transfer per peer over all links at once, then one GEMM on all CUs; a reduction in reverse."""
-        line = Pipeline(system, workload, knobs=self, comm_cus=system.gpu.num_cus)
+        line = Pipeline(
+            system, workload, knobs=self, comm_cus=library_cus(system, workload.overlap().collective.pattern)
+        )
         size = (line.op.m, line.op.local_n, line.op.local_k)
         amounts = [(route, line.payload(line.shard_rows(route.peer), line.collective.cols)) for route in line.routes]
         if line.order == "after":

@@ -18,11 +18,14 @@ from simulators.costs.gemm import menus_of, products_of
 from simulators.costs.gemm_cost import GemmShape, gemm_cost, gemm_gpu, operator_cost
 from simulators.costs.gemm_tiles import fastest, picked_kernel, tile_seconds
 from simulators.costs.gemm_waves import WaveGpu
+from simulators.costs.transfer import TransferMode, alone, library_cus
 from simulators.hardware import machine
 from simulators.hardware.device import Device, device_of
 from simulators.hardware.parts import Tile
-from simulators.hardware.system import System, system_of
-from simulators.steps.operators import Op, Platform, Product, operator_costs
+from simulators.hardware.system import System, links_of, system_of
+from simulators.steps.groups import groups
+from simulators.steps.operators import Exchange, Op, Platform, Product, collective, operator_costs
+from simulators.workloads.model import Parallel
 
 GEMMS = [
     (tokens, outputs, depth)
@@ -72,9 +75,9 @@ def test_every_backend_gives_the_same_gemm_the_same_time(name: str, model: str) 
     device = device_of(tree)
     iterations = by_iterations(device, GEMMS)
     schedules = [by_schedules(tree, sizes) for sizes in GEMMS]
-    assert schedules == pytest.approx(iterations, rel=1e-12)
+    assert schedules == pytest.approx(iterations, rel=1e-12, abs=0)
     if model == "fitted":
-        assert by_tables(device, GEMMS) == pytest.approx(iterations, rel=1e-12)
+        assert by_tables(device, GEMMS) == pytest.approx(iterations, rel=1e-12, abs=0)
 
 
 SIZES = st.sampled_from([1, 16, 64, 4096]) | st.integers(1, 20000)
@@ -90,13 +93,52 @@ def gpus(draw: st.DrawFn) -> WaveGpu | Chip:
     return gemm_gpu(system_of(tree), precision, model=model)  # type: ignore[arg-type]
 
 
+COLLECTIVES = [
+    (pattern, gpus, mib)
+    for pattern in ("all_gather", "all_to_all", "reduce_scatter", "all_reduce")
+    for gpus, mib in ((2, 1), (4, 8), (8, 0.5), (8, 64), (8, 512))
+]
+
+
+@pytest.mark.parametrize("name", ["h100_8", "mi300x_8"])
+def test_every_backend_gives_the_same_collective_the_same_time(name: str) -> None:
+    """By links: a collective alone in a serial schedule, between the nodes of a fabric of one, and in an iteration."""
+    tree = machine.merged(shipped("system")[name], {"costs": {"collective": "links"}})
+    device = device_of(tree)
+    for pattern, gpus, mib in COLLECTIVES:
+        payload = int(mib * 2**20)
+        group = groups(device, Parallel(tp=gpus, pp=1, dp=1))["tp"]
+        exchange = float(collective(Exchange(pattern, payload), group).seconds)  # type: ignore[arg-type]
+        system = links_of(system_of(tree), gpus)
+        by = TransferMode("cu", library_cus(system, pattern), pattern)  # type: ignore[arg-type]
+        assert exchange == pytest.approx(float(alone(system, payload, by=by)), rel=1e-12, abs=0)
+        assert exchange == pytest.approx(collective_in_a_schedule(tree, pattern, (gpus, payload)), rel=1e-12, abs=0)
+
+
+def collective_in_a_schedule(tree: dict[str, Any], pattern: str, size: tuple[int, int]) -> float:
+    """Time of a collective of (GPUs, bytes) in a serial schedule, in which nothing else runs beside it."""
+    gpus, payload = size
+    changes = {f"system.{key}": value for key, value in tree.items() if key != "sources"}
+    changes |= {"system.node": {**tree["node"], "num_gpus": gpus}, "workload.operators.gemm.shards": gpus}
+    changes |= {"workload.operators.gather.rows": payload // 2048, "workload.operators.gather.cols": 1024}
+    small = {"workload.operators.gemm.m": 64, "workload.operators.gemm.n": 64, "workload.operators.gemm.k": 64}
+    if pattern == "all_reduce":  # has no GEMM that it belongs to in this schedule
+        changes |= {f"workload.operators.{name}.after": [] for name in ("gather", "gemm")}
+        changes["workload.operators.gemm.shards"] = 1
+    changes |= {"schedule.comm_engine": "cu", "system.gpu.contention.late_start": 0.0}
+    point = design("serial", {**changes, **small}, pattern=pattern)
+    (result,) = results(backend("analytic", "fluid"), [point])
+    assert result.status == "ok", result.reason
+    return float(result.metrics["exposed_comm_s"])
+
+
 @given(gpu=gpus(), shape=SHAPES, batch=st.integers(1, 64), transposed=st.booleans())
 def test_an_operator_costs_what_its_kernel_costs_with_the_launch(
     gpu: WaveGpu | Chip, shape: tuple[int, int, int], batch: int, transposed: bool
 ) -> None:
     kernel = GemmShape(*shape, batch=batch, transposed_a=transposed)
     cost, operator = gemm_cost(gpu, kernel), operator_cost(gpu, kernel)
-    assert cost.seconds + cost.launch_s == pytest.approx(operator.seconds, rel=1e-12)
+    assert cost.seconds + cost.launch_s == pytest.approx(operator.seconds, rel=1e-12, abs=0)
     assert cost.flop == operator.flop
     assert cost.hbm_bytes > 0
 
@@ -118,7 +160,7 @@ def test_the_compiled_search_finds_the_kernel_of_the_plain_equations(
     m, n, k = np.array(shapes, float).T
     products = products_of(chip, (m, n, k), transposed_a=True)
     kernel = picked_kernel(products, *menus_of(chip))
-    assert tile_seconds(products, kernel).seconds == pytest.approx(fastest(products, *menus_of(chip)), rel=1e-12)
+    assert tile_seconds(products, kernel).seconds == pytest.approx(fastest(products, *menus_of(chip)), rel=1e-12, abs=0)
 
 
 @given(shape=SHAPES, cus=st.integers(1, 304))
@@ -134,7 +176,7 @@ def test_stream_k_loses_no_wave_and_pays_with_partial_sums(shape: tuple[int, int
     assert streamed.compute_s <= dealt.compute_s * (1 + 1e-12)
     assert streamed.workgroups == min(cus, dealt.workgroups)
     sums = 8 * 256 * 256 * streamed.workgroups
-    assert streamed.hbm_bytes == pytest.approx(dealt.hbm_bytes + sums, rel=1e-12)
+    assert streamed.hbm_bytes == pytest.approx(dealt.hbm_bytes + sums, rel=1e-12, abs=0)
 
 
 def test_a_format_without_a_peak_and_constants_that_are_missing_are_refused_by_path() -> None:

@@ -20,8 +20,10 @@ second protocol sends a flag with every word, so half of what it sends is payloa
 tuning table (`src/graph/tuning.cc`) gives it 1/4 to 1/6 of the latency; 1/4 is used.
 
 Where a node's library has constants of a collective that were fitted to measurements, these count instead
-(`simulators.costs.protocols`). A switch that adds (`in_switch`) takes 2 steps for an all-reduce, in which a GPU sends
-(1 + 1/n) S, and 1 otherwise, with S sent for a reduce-scatter and S / n for an all-gather; the GPU adds nothing.
+(`simulators.costs.protocols`); where the machine's model of collectives is `links`, what the library's kernels move
+over the links of the node (`simulators.costs.transfer`), as in schedules. A switch that adds (`in_switch`) takes 2
+steps for an all-reduce, in which a GPU sends (1 + 1/n) S, and 1 otherwise, with S sent for a reduce-scatter and S / n
+for an all-gather; the GPU adds nothing.
 """
 
 from __future__ import annotations
@@ -34,10 +36,13 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from simulators.costs.protocols import in_switch_seconds, protocol_seconds
-from simulators.costs.transfer import link_utilisation
+from simulators.costs.transfer import TransferMode, alone, library_cus, link_utilisation
 from simulators.hardware.device import LibraryNode
+from simulators.hardware.machine import Hardware
 from simulators.hardware.network import CollectiveKind, InSwitch, Protocols, SwitchRate
 from simulators.hardware.parts import CopyTimes
+from simulators.hardware.system import links_of
+from simulators.workloads.operators import Pattern as LinkPattern
 
 Floats = NDArray[np.float64]
 Pattern = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send_recv"]
@@ -55,6 +60,7 @@ class Group:
     computes: whether the engine can add, as CUs can and DMA engines cannot. short_messages: whether it has a protocol
     for short messages. protocols, network: fitted constants of collectives inside a node and across nodes, which count
     instead of rates and latencies. num_nodes: that the GPUs stand in. in_switch: what their switch computes, in a node.
+    links: the machine whose links carry it, by kernels on the library's CUs, in place of all of these inside a node.
     """
 
     num_gpus: ArrayLike
@@ -66,6 +72,7 @@ class Group:
     network: Mapping[str, Protocols] | None = None
     num_nodes: ArrayLike = 1
     in_switch: InSwitch | None = None
+    links: Hardware | None = None
 
     def switched(self, pattern: Pattern) -> SwitchRate | None:
         """Constants of a collective that the switch computes; None if it does not."""
@@ -130,10 +137,24 @@ def collective_cost(
     return CollectiveCost(*(np.asarray(column, float) for column in columns))
 
 
+def _over_links(machine: Hardware, pattern: LinkPattern, payload: Floats, num_gpus: ArrayLike) -> Floats:
+    """Time [s] of a collective by kernels over the links of a node (`simulators.costs.transfer.alone`)."""
+    counts, size = np.broadcast_arrays(np.asarray(num_gpus, float), payload)
+    seconds = np.zeros(size.shape)
+    for count in np.unique(counts[counts > 1]):
+        system = links_of(machine, int(count))
+        by = TransferMode("cu", library_cus(system, pattern), pattern)
+        seconds = np.where(counts == count, alone(system, size, by=by), seconds)
+    return seconds
+
+
 def _measured(pattern: Pattern, payload: Floats, group: Group, seconds: Floats) -> Floats:
-    """Time [s] by fitted constants where a library has them, `seconds` elsewhere."""
+    """Time [s] over links, or by fitted constants where a library has them; `seconds` elsewhere."""
     if pattern == "broadcast":
         return seconds
+    if group.links is not None and pattern != "send_recv":
+        here = _over_links(group.links, pattern, payload, group.num_gpus)
+        return np.where(np.asarray(group.num_nodes) > 1, np.maximum(seconds, here), here)
     inside, across = ((constants or {}).get(pattern) for constants in (group.protocols, group.network))
     leaves = np.asarray(group.num_nodes) > 1
     if inside is not None:  # what leaves a node is no faster than inside it

@@ -89,6 +89,23 @@ class System(View, Hardware):
     cost_reference: Mapping[str, Annotated[Number, Field(gt=0, le=1e20)]]
 
 
+def links_of(machine: Hardware, num_gpus: int) -> System:
+    """Links of some GPUs of a machine, and what moves data over them, as schedules see them; nothing else is there.
+
+    Raises ValueError for a machine without link rates or kernels that copy.
+    """
+    gpu, node = machine.gpu, machine.node
+    if gpu.cu_copy is None or node is None or node.topology is None or node.link_bytes_per_s is None:
+        raise ValueError("links need gpu.cu_copy, node.topology and node.link_bytes_per_s")
+    copies = {name: getattr(gpu, name) for name in ("num_cus", "cu_copy", "dma")}
+    links = {name: getattr(node, name) for name in ("topology", "link_bytes_per_s")}
+    parts: dict[str, Any] = {
+        "gpu": ScheduleGpu.model_construct(**copies),
+        "node": LinkedNode.model_construct(num_gpus=num_gpus, **links),
+    }
+    return System.model_construct(**parts)
+
+
 def system_of(tree: Mapping[str, Any]) -> System:
     """Validate the tree of a machine for schedules. Raises ConfigError with every problem."""
     check = Problems()

@@ -50,7 +50,7 @@ def iteration(design: Design) -> Iteration:
     """The iteration of a design at one sequence length; its numbers may be arrays."""
     chip = Chip.of(design.system, design.run.precision).set_as(design.setting)
     gemms = WaveGpu.of(design.system.gpu, design.run.precision) if design.system.costs.gemm == "waves" else None
-    platform = Platform(chip, groups(design.system.node, design.parallel), design.kernels.batched, gemms)
+    platform = Platform(chip, groups(design.system, design.parallel), design.kernels.batched, gemms)
     run, blocks = design.run, _blocks(design)
     quantising = _weight_copies(design)
     return Iteration(blocks, design.model.hidden, platform, run, design.parallel, design.optimizer, quantising)

@@ -187,10 +187,28 @@ def _node_rules(design: Design) -> Iterator[Rule]:
         rule = "is missing: tp x pp x dp is {0} GPUs, a node has {1}"
         beyond = leaves_node(node, parallel)
         yield Rule("system.node.library.network_bytes_per_s", beyond, rule, given=(gpus, node.num_gpus), way_out=way)
+    yield from _link_rules(design)
     if parallel.collectives == "in_switch" and (node is None or node.in_switch is None):
         rule = "needs a switch that adds (system.node.in_switch), which the node lacks"
         ways = "set library, or take a machine that has one: python -m dse systems"
         yield Rule("parallel.collectives", True, rule, parallel.collectives, way_out=ways)
+
+
+def _link_rules(design: Design) -> Iterator[Rule]:
+    """Collectives over links need the links, and kernels that copy."""
+    system, parallel = design.system, design.parallel
+    if system.costs.collective != "links":
+        return
+    gpus, node = np.asarray(parallel.tp) * np.asarray(parallel.pp) * np.asarray(parallel.dp), system.node
+    needed = {
+        "gpu.cu_copy": system.gpu.cu_copy,
+        "node.topology": None if node is None else node.topology,
+        "node.link_bytes_per_s": None if node is None else node.link_bytes_per_s,
+    }
+    for path, value in needed.items():
+        if value is None:
+            rule = "is missing: costs.collective = links reads it"
+            yield Rule(f"system.{path}", gpus > 1, rule, way_out="use system.costs.collective=library")
 
 
 def _epoch_rules(design: Design) -> Iterator[Rule]:

@@ -14,15 +14,16 @@ from typing import Any
 import numpy as np
 
 from simulators.costs.collective import Group, node_ring
-from simulators.hardware.device import LibraryNode
+from simulators.hardware.device import Device, LibraryNode
 from simulators.steps.operators import Axis
 from simulators.workloads.model import Parallel
 
 _NOBODY = Group(1, 1.0, 0.0)
 
 
-def groups(node: LibraryNode | None, parallel: Parallel) -> Mapping[Axis, Group]:
+def groups(machine: Device, parallel: Parallel) -> Mapping[Axis, Group]:
     """The group that a GPU exchanges with along each axis; without a library of collectives, a GPU that is alone."""
+    node, links = machine.node, machine if machine.costs.collective == "links" else None
     if node is None or node.library is None:
         return {"tp": _NOBODY, "pp": _NOBODY, "dp": _NOBODY}
     tp, dp, pp = (np.asarray(degree, float) for degree in (parallel.tp, parallel.dp, parallel.pp))
@@ -30,8 +31,8 @@ def groups(node: LibraryNode | None, parallel: Parallel) -> Mapping[Axis, Group]
     stages = np.where(leaves_node(node, parallel), 1.0, 2.0)  # of neighbours in a pipeline, one in each node
     switch = node.in_switch if parallel.collectives == "in_switch" else None
     return {
-        "tp": replace(node_ring(node, tp), in_switch=switch),
-        "dp": replace(node_ring(node, dp, together), in_switch=switch),
+        "tp": replace(node_ring(node, tp), in_switch=switch, links=links),
+        "dp": replace(node_ring(node, dp, together), in_switch=switch, links=links),
         "pp": node_ring(node, np.minimum(pp, 2.0), stages),
     }
 
