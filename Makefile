@@ -49,7 +49,7 @@ parity: setup ## test tracking with the oldest and the newest MLflow that are al
 	    $(BIN)/python -m venv --clear .parity && \
 	    .parity/bin/python -m pip install --quiet --disable-pip-version-check "mlflow==$$mlflow" -e '.[dev]' && \
 	    .parity/bin/python -m pip list --disable-pip-version-check | grep '^mlflow ' && \
-	    .parity/bin/python -m pytest tests/test_tracking.py || exit 1; \
+	    .parity/bin/python -m pytest tests/test_tracking.py tests/test_shared_views.py || exit 1; \
 	done; rm -rf .parity
 
 kills: setup ## kill studies hundreds of times (a quarter of an hour) and record that nothing was lost

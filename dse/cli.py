@@ -58,7 +58,7 @@ def _dispatch(words: list[str]) -> int:
         print(_help(own_folder(words)))
         return OK
     if "=" not in words[0] and not words[0].startswith(("-", "+", "~")):
-        return _command(words[0])(words[1:])
+        return _command(words[0], words[1:])(words[1:])
     if _needs_hydra(words):
         return _hydra(words)
     from dse.run_study import run
@@ -73,12 +73,29 @@ def _refuse(error: ConfigError) -> None:
         print(f"  {problem}", file=sys.stderr)
 
 
-def _command(name: str) -> Command:
+def _command(name: str, rest: Sequence[str]) -> Command:
     """A command by name. Raises ConfigError where there is none."""
     if not plugins.target("command", name):
-        raise ConfigError([Problem(name, "is no command", way_out=did_you_mean(name, plugins.names("command")))])
+        raise ConfigError([Problem(name, "is no command", way_out=_instead_of(name, rest))])
     command: Command = plugins.load("command", name)
     return command
+
+
+def _instead_of(name: str, rest: Sequence[str]) -> str:
+    """What somebody may have meant by a word that is no command: an option of a group, or a group and its option."""
+    groups = plugins.declarations("GROUPS")
+    if name in groups:
+        options = list_options(name)
+        return f"write {name}={rest[0] if rest and rest[0] in options else f'<one of {len(options)}, see --help>'}"
+    for group in sorted(groups, key=lambda group: _FIRST.index(group) if group in _FIRST else len(_FIRST)):
+        if name in list_options(group):
+            return f"write {group}={name}" if group == "study" else f"write study=<name> {group}={name}"
+    near = did_you_mean(name, [*plugins.names("command"), *list_options("study")])
+    for study in list_options("study"):
+        near = near.replace(f"did you mean `{study}`", f"did you mean `study={study}`")
+    return (
+        near if near.startswith("did") else f"{did_you_mean(name, plugins.names('command'))}; a study is study=<name>"
+    )
 
 
 def _needs_hydra(words: Sequence[str]) -> bool:
@@ -86,7 +103,9 @@ def _needs_hydra(words: Sequence[str]) -> bool:
     flags = [word.partition("=")[0] for word in words if word.startswith("-")]
     wrong = [flag for flag in flags if flag not in (*OWN_FLAGS, *_HYDRA_FLAGS)]
     if wrong:
-        way = did_you_mean(wrong[0], (*OWN_FLAGS, *_HYDRA_FLAGS))
+        group = wrong[0].lstrip("-")
+        is_group = group in plugins.declarations("GROUPS")
+        way = f"write {group}=<name>" if is_group else did_you_mean(wrong[0], (*OWN_FLAGS, *_HYDRA_FLAGS))
         raise ConfigError([Problem(wrong[0], "is no flag that is understood here", way_out=way)])
     _check_flags(flags)
     return any(flag not in OWN_FLAGS for flag in flags)

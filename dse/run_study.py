@@ -182,6 +182,7 @@ def _write_files(planned: Plan, findings: Findings, *, outputs: Outputs, record:
             "study": settings.study.name,
             "goals": dict(planned.goals),
             "shown": list(settings.study.summary),
+            "order": _order(planned),
             "knobs": list(planned.knobs),
             "departures": planned.departures,
             "units": {name: metric.unit for name, metric in planned.metrics.items()},
@@ -191,6 +192,14 @@ def _write_files(planned: Plan, findings: Findings, *, outputs: Outputs, record:
         },
     )
     outputs.write_json("provenance", {**record, "facts": _facts(planned), "models": _models(planned)})
+
+
+def _order(planned: Plan) -> tuple[str, str]:
+    """The metric, and its goal, by which points of all scenarios are ordered: a relation to the baseline if there is
+    one that is better when larger, else the first objective."""
+    relations = planned.backend.relations.items() if len(planned.spaces) > 1 and planned.settings.study.baseline else ()
+    first = next(((name, metric.goal) for name, metric in relations if metric.goal == "maximize"), None)
+    return first or next(iter(planned.goals.items()))
 
 
 def _models(planned: Plan) -> dict[str, str]:

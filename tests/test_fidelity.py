@@ -25,7 +25,7 @@ from dse.study.plan import plan
 NAMES = "space.schedule.name=choice(serial,hetero_fused_1d,uniform_fused_1d)"
 SMALL = [
     *("study=ficco_sweep", "workload.only=[g4]", "tracking=none", "timeline=false", "executor.jobs=1", NAMES),
-    *("space.schedule.num_chunks=choice(2,4)", "space.schedule.comm_cus=choice(16,32)", "resume=fork"),
+    *("space.schedule.num_chunks=choice(2,4)", "space.schedule.comm_cus=choice(16,32)"),
 ]
 GOALS = {"time_s": "minimize", "rate": "maximize"}
 
@@ -161,9 +161,9 @@ def test_the_study_s_own_simulator_is_no_level_beside_it(elsewhere: Path) -> Non
 def test_a_program_may_be_the_finest_level_and_disagreement_promotes_what_is_like_it(elsewhere: Path) -> None:
     """It says that what looked bad is good: points like those of the sample are looked at, too, and win."""
     flag = program(elsewhere, "1e-6 * schedule['num_chunks'] if schedule['name'] == 'uniform_fused_1d' else 1.0")
-    ladder = ["fidelity=ladder", "fidelity.levels=[study,mine]", "fidelity.sample=12", "store=none"]
+    ladder = ["fidelity=ladder", "fidelity.levels=[study,mine]", "fidelity.sample=6", "store=none"]
     more = [*(word for word in SMALL if "num_chunks" not in word), "space.schedule.num_chunks=range(2,10)"]
-    assert main([*more, *ladder, "fidelity.most=24", "fidelity.near=0.5", flag]) == 0
+    assert main([*more, *ladder, "fidelity.most=16", "fidelity.near=0.5", flag]) == 0
     table = rows()
     mine = table[table["level"] == "mine"]
     assert (mine["schedule.name"] == "uniform_fused_1d")[mine["promoted"] == "disagreement"].all()

@@ -1,7 +1,7 @@
 """Study that a command means: a new one, or one that was begun before and goes on.
 
 A study is defined by its question: base designs, space, search, objectives and backend. The same question goes on
-where it was left; a changed one is reported with its differences, and is a fork (a study of its own) or accepted.
+where it was left; a changed one is a study of its own, which one line says, or goes on with the earlier one if told to.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import func, insert, select, update
 
-from dse.errors import ConfigError, Problem, redact
+from dse.errors import redact
 from dse.results.provenance import changes
 from dse.store.owner import Owner
 from dse.store.result_store import Context, Store, owners, studies
@@ -26,7 +26,7 @@ from dse.values import LABELS, leaves
 if TYPE_CHECKING:
     from sqlalchemy import Connection, Row, Select
 
-_SHOWN = 12  # differences that are reported one by one
+_SHOWN = 3  # differences that are reported one by one
 
 
 @dataclass(frozen=True)
@@ -53,13 +53,13 @@ class Begun:
 
 
 def begin(store: Store, plan: Plan, provenance: Mapping[str, Any]) -> Begun:
-    """Begin a study or go on with it. Raises ConfigError where its question has changed and `resume` is auto."""
+    """Begin a study or go on with it; with `resume=accept`, go on with one whose question has changed."""
     definition = question(plan)
     newest = store.database.read(lambda connection: connection.execute(select(func.max(studies.c.id))).scalar())
     same, other = _earlier(store, plan, definition)
     mode = plan.settings.resume
     if same is None and other is not None and mode == "auto":
-        raise ConfigError([_changed_question(other, definition)])
+        print(_changed_question(other, plan, definition), file=sys.stderr)
     values = {
         "state": "running",
         "context": store.number(plan.context),
@@ -181,10 +181,9 @@ def _earlier(store: Store, plan: Plan, definition: Mapping[str, str]) -> tuple[R
     here = store.database.read(lambda connection: connection.execute(select(owners)).all())
     busy = {row.study for row in here if not Owner(row.host, row.boot, row.space, row.pid, row.started).gone}
     same = next((row for row in rows if json.loads(row.asked) == definition), None)
-    command = json.dumps([text for text in redact(plan.request.overrides) if not text.startswith("resume=")])
+    command = _without_resume(redact(plan.request.overrides))
     for row in rows:
-        earlier = json.dumps([text for text in json.loads(row.command) if not text.startswith("resume=")])
-        if earlier == command or (row.state == "running" and row.id not in busy):
+        if _without_resume(json.loads(row.command)) == command or (row.state == "running" and row.id not in busy):
             return same, row
     return same, None
 
@@ -214,17 +213,22 @@ def _is_whole(store: Store, row: Row[Any]) -> bool:
     return not wrong
 
 
-def _changed_question(old: Row[Any], after: Mapping[str, str]) -> Problem:
-    before = json.loads(old.asked)
-    paths = [path for path in {**before, **after} if before.get(path) != after.get(path)]
-    differences = [f"{path}: {before.get(path, 'absent')} -> {after.get(path, 'absent')}" for path in paths[:_SHOWN]]
-    more = [f"and {len(paths) - _SHOWN} more"] if len(paths) > _SHOWN else []
-    state = "was not finished" if old.state == "running" else "was the same command"
-    rule = f"study {old.id} of this name {state} and was asked otherwise: {'; '.join([*differences, *more])}"
-    way = (
-        "resume=fork begins a new study beside it, resume=accept goes on with it and takes its results of equal designs"
-    )
-    return Problem("study", rule, old.name, way)
+def _changed_question(old: Row[Any], plan: Plan, after: Mapping[str, str]) -> str:
+    """Say that an earlier study stays as it is: what was typed for it, or what else differs where that is the same."""
+    before, typed = json.loads(old.asked), json.loads(old.command)
+    state = "was interrupted" if old.state == "running" else "has other results"
+    if _without_resume(typed) != _without_resume(redact(plan.request.overrides)):
+        asked = f"with `{' '.join(typed)}`"
+    else:
+        paths = [path for path in {**before, **after} if before.get(path) != after.get(path)]
+        shown = [f"{path} was {before.get(path, 'absent')[:40]}" for path in paths[:_SHOWN]]
+        asked = "; ".join([*shown, *([f"and {len(paths) - _SHOWN} more"] if len(paths) > _SHOWN else [])])
+    return f"new study: {old.name} {old.id} {state} ({asked}) and stays as it is; resume=accept goes on with that one"
+
+
+def _without_resume(words: Sequence[str]) -> list[str]:
+    """The words of a command but those on how to resume."""
+    return [text for text in words if not text.startswith("resume=")]
 
 
 def question(plan: Plan) -> dict[str, str]:

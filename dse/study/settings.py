@@ -114,7 +114,7 @@ class Settings(Frozen):
     """Everything of a configuration that is not the design.
 
     timeline: whether to run the winners again, in full. figures: all, or none (`dse report` draws them later).
-    resume: treatment of an earlier study whose question differs: auto (refuse), fork or accept.
+    resume: treatment of an earlier study whose question differs: auto (begin beside it) or accept (go on with it).
     """
 
     study: Study
@@ -129,5 +129,5 @@ class Settings(Frozen):
     timeline: bool = True
     figures: Literal["all", "none"] = "all"
     store: StoreAt = StoreAt(name="sqlite")
-    resume: Literal["auto", "fork", "accept"] = "auto"
+    resume: Literal["auto", "accept"] = "auto"
     fidelity: Fidelity = Fidelity(name="none")

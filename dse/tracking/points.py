@@ -83,14 +83,15 @@ _TAGS: Final = {
 
 
 def _point_name(tags: Mapping[str, str], params: Mapping[str, str]) -> str:
-    """Name a point by its scenario, the start of its key and its active knobs."""
-    words = [tags["dse.scenario"], tags["dse.point_key"][:6]]
+    """Name a point by its scenario, its active knobs and the start of its key, what differs first."""
+    words = [tags["dse.scenario"]]
     for knob, value in params.items():
         is_fraction = re.fullmatch(r"-?\d+\.\d{4,}", value)  # too many digits for a name
         label = f"{float(value):.4g}" if is_fraction else value
         last = knob.rpartition(".")[2]
         words.append(label if last == "name" else f"{last}={label}")
-    return truncate(" ".join(word for word in words if word), _MAX_POINT_NAME)
+    key = tags["dse.point_key"][:6]
+    return f"{truncate(' '.join(word for word in words if word), _MAX_POINT_NAME - 7)} {key}"
 
 
 def _is_missing(value: Any) -> bool:

@@ -9,7 +9,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+import urllib.request
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any, Final
@@ -17,14 +18,17 @@ from typing import Any, Final
 from dse.errors import hidden
 from dse.tracking.database import ENVIRONMENT, artifact_root, is_sql, resolve, sqlite_file
 
+_NOTICES: Final = ("[MLflow] Security middleware enabled with default settings", "Registry store URI not provided")
+_PATIENCE_S: Final = 60.0  # for the server to answer
 # Quiet, and no waiting for a browser tab that keeps its connection open (seconds).
 _UVICORN: Final = "--timeout-graceful-shutdown 3 --log-level warning --no-access-log"
 
 
-def serve(uri: str, *, port: int = 5000) -> int:
+def serve(uri: str, *, port: int = 5000, lines: Callable[[str], Iterable[str]] = lambda address: ()) -> int:
     """Serve the MLflow UI on 127.0.0.1 until Ctrl-C, and return the exit code.
 
-    One worker and no job runner: 2 processes and about 0.5 GB instead of 15 and 2.8 GB.
+    One worker and no job runner: 2 processes and about 0.5 GB instead of 15 and 2.8 GB. lines: what to print once the
+    server at an address answers.
 
     Returns:
         0 after Ctrl-C (or SIGTERM, SIGHUP), 2 if there is nothing to serve or the port cannot be
@@ -38,9 +42,20 @@ def serve(uri: str, *, port: int = 5000) -> int:
     if obstacle:
         print(obstacle, file=sys.stderr)
         return 2
-    print(f"MLflow UI: http://127.0.0.1:{port} (up in about ten seconds). Ctrl-C stops it.")
-    sys.stdout.flush()
+    address = f"http://127.0.0.1:{port}"
+    print(f"MLflow UI: {address} is starting. Ctrl-C stops it.", flush=True)
+    threading.Thread(target=_tell_when_ready, args=(address, lines), daemon=True).start()
     return _run_server(where, port)
+
+
+def _tell_when_ready(address: str, lines: Callable[[str], Iterable[str]]) -> None:
+    """Wait until the server answers, then print that it does, and further lines."""
+    began, told = time.monotonic(), list(lines(address))
+    while time.monotonic() - began < _PATIENCE_S:
+        with suppress(OSError), urllib.request.urlopen(f"{address}/health", timeout=1):
+            print(f"ready after {time.monotonic() - began:.1f} s", *told, sep="\n", flush=True)
+            return
+        time.sleep(0.1)
 
 
 def _obstacle(uri: str, port: int) -> str | None:
@@ -77,11 +92,21 @@ def _run_server(uri: str, port: int) -> int:
         | {
             "MLFLOW_BACKEND_STORE_URI": uri,
             "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+            "MLFLOW_REGISTRY_STORE_URI": uri,
+            "PYTHONWARNINGS": "ignore",
         }
     )
     command += ["--artifacts-destination", artifact_root(uri)]
     with _interruptible() as ignore:
-        server = subprocess.Popen(command, env=environment, start_new_session=True)
+        server = subprocess.Popen(
+            command,
+            env=environment,
+            start_new_session=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        threading.Thread(target=_pass_on, args=(server,), daemon=True).start()
         try:
             code = server.wait()
             print(f"The MLflow server ended by itself (exit code {code}).", file=sys.stderr)
@@ -91,6 +116,14 @@ def _run_server(uri: str, port: int) -> int:
         finally:
             ignore()  # a second Ctrl-C must not leave a server behind
             _stop_group(server)
+
+
+def _pass_on(server: subprocess.Popen[str]) -> None:
+    """Print what the server says, but its notices of defaults."""
+    assert server.stdout is not None
+    for line in server.stdout:
+        if not line.startswith(_NOTICES):
+            print(line, end="", file=sys.stderr, flush=True)
 
 
 @contextmanager
@@ -114,7 +147,7 @@ def _interruptible() -> Iterator[Any]:
             signal.signal(number, handler)
 
 
-def _stop_group(server: subprocess.Popen[bytes]) -> None:
+def _stop_group(server: subprocess.Popen[str]) -> None:
     """End the server and its child processes: terminate, wait up to 10 s, then kill."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         with suppress(ProcessLookupError):

@@ -185,6 +185,13 @@ class StudyFolder:
         }
         return {name: truncate(value, MAX_TAG) for name, value in tags.items() if value}
 
+    def knobs(self) -> dict[str, bool]:
+        """Searched dotted paths, and whether every point has a value of each."""
+        paths = self.summary["knobs"]
+        with results(self.results, self.summary["goals"]) as table:
+            columns = table.whole([path for path in paths if path in table.schema.names])
+        return {path: path in columns.column_names and not columns.column(path).null_count for path in paths}
+
     def run_name(self) -> str:
         """The study run's name in MLflow."""
         return truncate(f"{self.study} {self.folder.name}", MAX_NAME)

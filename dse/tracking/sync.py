@@ -16,6 +16,7 @@ from dse.results.selection import Rule, shown_rows
 from dse.store.owner import Owner, me
 from dse.tracking.database import Store, TrackingError, artifact_root, explain_failures, is_sql, sqlite_file, write_lock
 from dse.tracking.points import mlflow_name, points, truncate
+from dse.tracking.shared_views import BEST, FRONT, RUNS, Columns, points_view, runs_view, set_view
 from dse.tracking.study import StudyFolder
 from dse.tracking.writer import Place, Written, write
 
@@ -73,6 +74,7 @@ def sync(
         with _end_run(store.client, run_id, study.times_ms[1]):
             written = _points(store, study, run_id, rule=rule, seen=seen)
             _describe(store, run_id, study)
+            _set_views(store, run_id, study)
             wait_for_files()
             _keep(store, run_id, study)
             store.client.set_tag(run_id, "dse.points", amount)
@@ -174,6 +176,19 @@ def _describe(store: Store, run_id: str, study: StudyFolder) -> None:
         params=[Param(mlflow_name(key), value) for key, value in study.params().items()],
         tags=[RunTag(key, value) for key, value in study.tags().items()],
     )
+
+
+def _set_views(store: Store, run_id: str, study: StudyFolder) -> None:
+    """Save the views of this study run's points, and of the study runs."""
+    summary = study.summary
+    metrics = [name for name in summary["shown"] if name in summary["units"]]
+    order = tuple(summary["order"]) if "order" in summary else None
+    experiment = _experiment(store, f"dse/{study.study}/points").experiment_id
+    columns = Columns(study.knobs(), summary["goals"], metrics, order)
+    for key in (BEST, FRONT):
+        set_view(store.client, experiment, key, points_view(run_id, columns, front=key == FRONT))
+    runs = runs_view([curve.name for curve in study.curves()])
+    set_view(store.client, _experiment(store, f"dse/{study.study}").experiment_id, RUNS, runs)
 
 
 def _keep(store: Store, run_id: str, study: StudyFolder) -> None:

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import re
 import sys
+import webbrowser
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from dse.errors import ConfigError, Problem, Problems, hidden, pairs
@@ -19,6 +21,7 @@ from dse.progress import bar
 from dse.results import output_files
 from dse.study.plan_again import present_value
 from dse.study.settings import Tracking
+from dse.tracking import shared_views
 from dse.tracking.database import DamagedError, TrackingError, open_store, repair
 from dse.tracking.server import serve
 from dse.tracking.study import StudyFolder
@@ -222,8 +225,28 @@ def _print(sentence: str, failed: bool) -> None:
 
 @output_files.working_on_folders
 def ui(words: Sequence[str]) -> int:
-    """`ui [uri=<tracking uri>] [port=5000]`: serve the MLflow UI on 127.0.0.1, with one worker."""
-    arguments = pairs(words, {"uri": _DEFAULT, "port": "5000"})
+    """`ui [uri=<tracking uri>] [port=5000] [open=auto|true|false]`: serve the MLflow UI on 127.0.0.1, with one worker.
+
+    Once it answers, the addresses of each study's best points are printed, and the newest is opened in a browser where
+    there is one and a person at a terminal.
+    """
+    arguments = pairs(words, {"uri": _DEFAULT, "port": "5000", "open": "auto"})
+    if arguments["open"] not in ("auto", "true", "false"):
+        raise ConfigError([Problem("open", "must be auto, true or false", arguments["open"])])
     if not arguments["port"].isdigit() or not 0 < int(arguments["port"]) < 65536:
         raise ConfigError([Problem("port", "must be a number from 1 to 65535", arguments["port"])])
-    return serve(arguments["uri"], port=int(arguments["port"]))
+    wanted = arguments["open"] == "true" or (arguments["open"] == "auto" and sys.stdout.isatty())
+    lines = partial(_links, arguments["uri"], open_first=wanted)
+    return serve(arguments["uri"], port=int(arguments["port"]), lines=lines)
+
+
+def _links(uri: str, address: str, *, open_first: bool) -> Iterator[str]:
+    """Yield a line for each study with its saved view; open the newest in a browser, if wanted."""
+    try:
+        found = list(shared_views.links(open_store(uri).client, address))
+    except TrackingError:
+        return
+    if found and open_first:
+        webbrowser.open(found[0][1])
+    for study, link in found:
+        yield f"{study}: {link}"

@@ -1,0 +1,122 @@
+"""Saved views of MLflow's runs page: knobs and objectives as columns, best first, and charts of the front.
+
+MLflow keeps the state of a shared view in a tag of its experiment, `mlflow.sharedViewState.<key>`, and shows it at
+`#/experiments/<id>/runs?viewStateShareKey=<key>`. The state is what its own page writes there: facets of the search,
+and the columns and charts of the page.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from dse.tracking.points import mlflow_name
+
+TAG: Final = "mlflow.sharedViewState."
+BEST: Final = "best"  # key of the view of a study's points
+FRONT: Final = "front"  # key of the view of those on the Pareto front, with charts
+RUNS: Final = "runs"  # key of the view of its study runs
+_ON_FRONT: Final = "tags.`dse.on_front` = 'true'"
+_WITH_RESULT: Final = "tags.`dse.status` = 'ok'"
+CHARTS: Final = "compareRunsMode=CHART"
+_MOST_COLUMNS: Final = 16
+_MOST_AXES: Final = 8  # of parallel coordinates
+_SECTION: Final = "dse"
+_WIDE: Final = {"columns": 1, "cardHeight": 420}
+_FACETS: Final = {
+    "runsHiddenMode": "SHOWALL",
+    "startTime": "ALL",
+    "lifecycleFilter": "Active",
+    "datasetsFilter": [],
+    "modelVersionFilter": "All Runs",
+}
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Columns of a study's points.
+
+    knobs: searched dotted path -> whether every point has it; others are no axes, as a chart with a param that no
+    loaded run has is not drawn. goals: objective -> minimize or maximize. metrics: others that the study shows. order:
+    metric by which points are ordered, and its goal; the first objective by default.
+    """
+
+    knobs: Mapping[str, bool]
+    goals: Mapping[str, str]
+    metrics: Sequence[str] = ()
+    order: tuple[str, str] | None = None
+
+
+def points_view(run_id: str, columns: Columns, *, front: bool = False) -> dict[str, Any]:
+    """State of the view of a study run's points, best first. front: of those on the Pareto front alone."""
+    knobs, goals = columns.knobs, columns.goals
+    first, kind = columns.order or next(iter(goals.items()))
+    names = [mlflow_name(name) for name in dict.fromkeys([*goals, *columns.metrics])]
+    params = [mlflow_name(path) for path in knobs]
+    selected = [*map(_metric, names), *map(_param, params)]
+    return {
+        **_FACETS,
+        "searchFilter": f"tags.`mlflow.parentRunId` = '{run_id}' and {_ON_FRONT if front else _WITH_RESULT}",
+        "orderByKey": _metric(mlflow_name(first)),
+        "orderByAsc": kind == "minimize",
+        "selectedColumns": selected[:_MOST_COLUMNS],
+        "compareRunSections": [
+            {**_WIDE, "uuid": _SECTION, "name": "Objectives and knobs", "display": True, "isReordered": False}
+        ],
+        "compareRunCharts": list(
+            _charts(
+                [mlflow_name(path) for path, everywhere in knobs.items() if everywhere],
+                [mlflow_name(name) for name in dict.fromkeys([first, *list(goals)[first not in goals :]])],
+            )
+        ),
+    }
+
+
+def runs_view(curves: Sequence[str]) -> dict[str, Any]:
+    """State of the view of an experiment's study runs: newest first, what was searched, and counts. curves: metrics."""
+    columns = [*map(_param, ("search", "simulator", "budget.trials")), *map(_metric, curves)]
+    return {
+        **_FACETS,
+        "searchFilter": "",
+        "orderByKey": "attributes.start_time",
+        "orderByAsc": False,
+        "selectedColumns": columns[:_MOST_COLUMNS],
+    }
+
+
+def _charts(params: Sequence[str], goals: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Yield the scatter of the first two goals, and parallel coordinates of knobs and goals."""
+    common = {"metricSectionId": _SECTION, "deleted": False, "isGenerated": False}
+    if len(goals) > 1:
+        x, y = ({"key": name, "type": "METRIC"} for name in goals[:2])
+        yield {**common, "uuid": "front", "type": "SCATTER", "xaxis": x, "yaxis": y, "runsCountToCompare": 100}
+    axes = {"selectedParams": list(params[:_MOST_AXES]), "selectedMetrics": list(goals[:_MOST_AXES])}
+    if params:
+        yield {**common, **axes, "uuid": "parallel", "type": "PARALLEL", "runsCountToCompare": 100, "showAllRuns": True}
+
+
+def set_view(client: Any, experiment_id: str, key: str, state: Mapping[str, Any]) -> None:
+    """Write the state of a view into its experiment."""
+    client.set_experiment_tag(experiment_id, f"{TAG}{key}", json.dumps(state, separators=(",", ":")))
+
+
+def links(client: Any, address: str) -> Iterator[tuple[str, str]]:
+    """Yield (study, address) of the best points and of the front of each study that has views, the newest first."""
+    names = "name LIKE 'dse/%/points'"
+    found = client.search_experiments(filter_string=names, order_by=["last_update_time DESC"])
+    for experiment in found:
+        if f"{TAG}{BEST}" in experiment.tags:
+            study = experiment.name.removeprefix("dse/").removesuffix("/points")
+            page = f"{address}/#/experiments/{experiment.experiment_id}/runs?viewStateShareKey="
+            yield f"{study}, best points", f"{page}{BEST}"
+            yield f"{study}, front", f"{page}{FRONT}&{CHARTS}"
+
+
+def _metric(name: str) -> str:
+    return f"metrics.`{name}`"
+
+
+def _param(name: str) -> str:
+    return f"params.`{name}`"

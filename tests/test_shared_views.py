@@ -1,0 +1,121 @@
+"""Views that are saved in MLflow: what they hold, and what its page makes of them in a browser."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from folders import finished, odd_table
+
+from dse.results.selection import Rule
+from dse.tracking.database import open_store
+from dse.tracking.shared_views import BEST, FRONT, TAG, Columns, links, points_view, runs_view
+from dse.tracking.sync import sync
+
+CHROMIUM = shutil.which("chromium")
+QUIET = (
+    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"),
+    *("--disable-background-networking", "--disable-component-update", "--window-size=3000,900"),
+)
+
+
+def test_points_are_ordered_best_first_with_objectives_and_knobs_as_columns() -> None:
+    goals = {"makespan_s": "minimize", "comm_cu_s": "minimize"}
+    view = points_view("run", Columns({"schedule.name": True, "a=b": False}, goals, ["speedup"]))
+    assert (view["orderByKey"], view["orderByAsc"]) == ("metrics.`makespan_s`", True)
+    assert view["selectedColumns"] == [
+        *("metrics.`makespan_s`", "metrics.`comm_cu_s`", "metrics.`speedup`"),
+        *("params.`schedule.name`", "params.`a_b`"),
+    ]
+    scatter, parallel = view["compareRunCharts"]
+    assert (scatter["xaxis"]["key"], scatter["yaxis"]["key"]) == ("makespan_s", "comm_cu_s")
+    assert (parallel["selectedParams"], parallel["selectedMetrics"]) == (["schedule.name"], list(goals))
+
+
+def test_points_of_several_scenarios_are_ordered_by_what_compares_them() -> None:
+    view = points_view("run", Columns({}, {"makespan_s": "minimize"}, order=("speedup", "maximize")), front=True)
+    assert (view["orderByKey"], view["orderByAsc"]) == ("metrics.`speedup`", False)
+    assert "tags.`dse.on_front` = 'true'" in view["searchFilter"]
+    assert runs_view(["num_points"])["selectedColumns"][-1] == "metrics.`num_points`"
+
+
+@pytest.fixture(scope="module")
+def shown(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Address of a store that shows a study."""
+    folder = tmp_path_factory.mktemp("shown")
+    uri = f"sqlite:///{folder}/mlflow.db"
+    sync(finished(folder / "outputs", odd_table()), open_store(uri), Rule("all"))
+    return uri
+
+
+@pytest.mark.slow
+def test_every_study_has_views_of_its_best_points_and_of_its_front(shown: str) -> None:
+    client = open_store(shown).client
+    (best, page), (front, charts) = links(client, "http://here")
+    assert best.endswith("best points")
+    assert front.endswith("front")
+    assert (page.partition("=")[2], charts.partition("=")[2]) == (BEST, f"{FRONT}&compareRunsMode=CHART")
+    experiment = client.get_experiment(re.findall(r"experiments/(\d+)/", page)[0])
+    for key in (BEST, FRONT):
+        assert json.loads(experiment.tags[f"{TAG}{key}"])["searchFilter"].startswith("tags.`mlflow.parentRunId` = ")
+
+
+@pytest.fixture
+def server(shown: str) -> Iterator[tuple[str, str]]:
+    """Address of the served UI, and what the command printed."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-m", "dse", "ui", f"uri={shown}", f"port={port}", "open=false"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        assert process.stdout is not None
+        lines = []
+        try:
+            for line in process.stdout:
+                lines.append(line)
+                if "front: http" in line:
+                    break
+            yield f"http://127.0.0.1:{port}", "".join(lines)
+        finally:
+            process.terminate()
+            process.wait(30)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed: apt-get install chromium")
+def test_a_browser_shows_metrics_and_knobs_of_the_saved_view(server: tuple[str, str], tmp_path: Path) -> None:
+    address, printed = server
+    assert "ready after" in printed
+    assert "Warning" not in printed
+    page = re.findall(rf"best points: ({re.escape(address)}\S+)", printed)[0]
+    assert {"makespan_s", "schedule.name", "mover", "chunks"} <= headers(page, tmp_path)
+
+
+def headers(page: str, profile: Path) -> set[str]:
+    """Columns that can be sorted, as a browser shows them; asked again while the page still loads."""
+    found: set[str] = set()
+    for _ in range(3):
+        command = [
+            str(CHROMIUM),
+            *QUIET,
+            f"--user-data-dir={profile}",
+            "--virtual-time-budget=30000",
+            "--dump-dom",
+            page,
+        ]
+        with suppress(subprocess.TimeoutExpired):
+            text = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False).stdout
+            found = set(re.findall(r'data-testid="sort-header-([^"]+)"', text))
+        if found:
+            return found
+        time.sleep(1)
+    return found
