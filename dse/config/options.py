@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from dse.config.yaml_checks import load_yaml, unreadable
+import yaml
+
+from dse.config.yaml_checks import LOADER, load_yaml, unreadable
 from dse.files import read_text
 
 
@@ -23,12 +25,28 @@ def list_options(group: str, folders: Sequence[Path] = ()) -> dict[str, str]:
 
 
 def _description(path: Path) -> str:
+    """Description of an option: of a shipped one the text is enough, one of the user's own is checked and read."""
+    if conf_dir() in path.parents:
+        return _shipped_description(path)
     if unreadable(path):
         return "(cannot be read)"
     tree = load_yaml(path)
     study = tree.get("study", tree) if isinstance(tree, dict) else {}
     description = study.get("description", "") if isinstance(study, dict) else ""
     return str(description or _comment(path))
+
+
+def _shipped_description(path: Path) -> str:
+    """The first scalar called `description`, of the file or of its study, read no further than that."""
+    text = path.read_text("utf-8")
+    if "description:" not in text:
+        return _comment(path)
+    events = yaml.parse(text, Loader=LOADER)
+    scalars = (event.value for event in events if isinstance(event, yaml.ScalarEvent))
+    for value in scalars:
+        if value == "description":
+            return str(next(scalars, ""))
+    return _comment(path)
 
 
 def _comment(path: Path) -> str:

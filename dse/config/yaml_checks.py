@@ -34,7 +34,7 @@ _ACCIDENTS = {
 _STANDARD = "tag:yaml.org,2002:"
 _PLAIN = re.compile(rf"!$|{re.escape(_STANDARD)}(?!python/)")
 _LONG = re.compile(r"[-+.0-9][-+.:_0-9a-fA-Fx]{400,}")
-_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast where libyaml is there
+LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast where libyaml is there
 _HYDRA = re.compile(r"(?<![\w-])hydra(?![\w-])")
 _HEADER = re.compile(r"^\s*#\s*@package\s+(.*)$", re.MULTILINE)
 _OUTSIDE = re.compile(r"(^|/)\.\.(/|$)")
@@ -73,7 +73,7 @@ def unreadable(path: Path) -> list[Problem]:
         text = read_bytes(path, where, most=MOST_BYTES).decode("utf-8")
         problems = list(islice(chain(_limits(text, where), _long_numbers(text, where)), 1))
         if not problems and not (problems := list(islice(_foreign(text, where), _MOST_TOLD))):
-            yaml.load(text, Loader=_LOADER)
+            yaml.load(text, Loader=LOADER)
         return problems
     except ConfigError as error:
         return list(error.problems)
@@ -93,12 +93,12 @@ def unreadable(path: Path) -> list[Problem]:
 
 def load_yaml(path: Path) -> Any:
     """Read a file that may be read. Raises yaml.YAMLError."""
-    return yaml.load(path.read_text(encoding="utf-8"), Loader=_LOADER)
+    return yaml.load(path.read_text(encoding="utf-8"), Loader=LOADER)
 
 
 def accidents(path: Path) -> list[Problem]:
     """Plain scalars of a readable file that YAML 1.1 misreads, with file and line."""
-    events = yaml.parse(path.read_text(encoding="utf-8"), Loader=_LOADER)
+    events = yaml.parse(path.read_text(encoding="utf-8"), Loader=LOADER)
     scalars = (event for event in events if isinstance(event, yaml.ScalarEvent) and not event.style)
     return list(islice((problem for event in scalars for problem in _misread(event, str(path))), _MOST_TOLD))
 
@@ -110,12 +110,12 @@ def parse_yaml(text: str, where: str) -> Any:
     """
     if problems := list(islice(chain(_limits(text, where), _long_numbers(text, where)), 1)):
         raise ConfigError(problems)
-    return yaml.load(text, Loader=_LOADER)
+    return yaml.load(text, Loader=LOADER)
 
 
 def _long_numbers(text: str, where: str) -> Iterator[Problem]:
     """Problems of numbers of thousands of digits: reading one takes time that grows with their square."""
-    for event in yaml.parse(text, Loader=_LOADER):
+    for event in yaml.parse(text, Loader=LOADER):
         if isinstance(event, yaml.ScalarEvent) and not event.style and _LONG.fullmatch(event.value):
             line = event.start_mark.line + 1 if event.start_mark else 0
             yield Problem(f"{where}:{line}", f"is a number of {len(event.value)} characters")
@@ -138,7 +138,7 @@ def is_hydras(path: str) -> bool:
 def _limits(text: str, where: str) -> Iterator[Problem]:
     """Problems of the stream of events, which is read no further than its first problem and never expanded."""
     depth = nodes = 0
-    for event in yaml.parse(text, Loader=_LOADER):
+    for event in yaml.parse(text, Loader=LOADER):
         line = f"{where}:{event.start_mark.line + 1}" if event.start_mark else where
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         nodes += isinstance(event, yaml.NodeEvent)
@@ -156,7 +156,7 @@ def _foreign(text: str, where: str) -> Iterator[Problem]:
     for package in _HEADER.findall(text):
         if _HYDRA.search(package):
             yield Problem(where, _RUNS, f"@package {package}", "remove the line")
-    for root in yaml.compose_all(text, Loader=_LOADER):
+    for root in yaml.compose_all(text, Loader=LOADER):
         if isinstance(root, yaml.ScalarNode) and root.value:
             yield Problem(where, "holds one value and no keys", root.value[:100], "write it as key: value")
         for path, node in _walk(root, ""):
