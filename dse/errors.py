@@ -165,8 +165,26 @@ def _translate(error: ValidationError, kind: type[BaseModel], path: str) -> Iter
             yield Problem(dotted, "is missing", way_out=getattr(owner, "missing_way_out", "give it a value"))
         else:
             value = item["input"] if _is_leaf(item["input"]) else None
-            way = f"write [{value}]" if item["type"] == "tuple_type" and value is not None else ""
+            way = _way_out(dotted, item["type"], item["input"])
             yield Problem(dotted or path, _sentence(item["msg"]), value, way)
+
+
+def _way_out(path: str, kind: str, value: object) -> str:
+    """The way out of a value of a wrong kind: a list where one belongs, one where a list belongs, no unit."""
+    if kind == "tuple_type" and _is_leaf(value):
+        return f"write [{value}]"
+    if isinstance(value, (list, tuple)) and kind not in ("tuple_type", "list_type", "too_short", "too_long"):
+        several = f"; to search several: +space.{path}='choice({','.join(map(str, value[:8]))})'"
+        return "give one value" + ("" if path.partition(".")[0] in _NO_KNOBS else several)
+    unit = next((unit for suffix, unit in _UNITS.items() if path.endswith(suffix)), "")
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return f"with its unit: '{value:g} {unit}'" if kind == "greater_than_equal" and unit and is_number else ""
+
+
+_NO_KNOBS = ("seed", "budget", "executor", "fidelity", "output_dir", "search", "store", "study", "tracking")
+"""Sections of a configuration that say how a study runs: none of it can be searched."""
+_UNITS = {"bytes_per_s": "GB/s", "bytes_per_s_per_cu": "GB/s", "flop_per_s": "TFLOP/s", "_bytes": "GB"}
+"""Endings of dotted paths -> the unit that a small number most likely lacks."""
 
 
 def _is_leaf(value: object) -> bool:

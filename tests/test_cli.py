@@ -73,6 +73,25 @@ def test_help_lists_every_study_simulator_and_search_with_its_description(tmp_pa
             assert (name, tree.get("study", tree)["description"]) in lines
 
 
+@pytest.mark.parametrize(
+    ("words", "way"),
+    [
+        (["ficco_sweep"], "write study=ficco_sweep"),
+        (["ficco_swep"], "did you mean `study=ficco_sweep`?"),
+        (["study", "ficco_sweep"], "write study=ficco_sweep"),
+        (["--study", "ficco_sweep"], "write study=<name>"),
+        (["h100_8"], "write study=<name> system=h100_8"),
+        (["systmes"], "did you mean `systems`?"),
+        (["nothing_like_it"], "a study is study=<name>"),
+    ],
+)
+def test_a_word_that_is_no_command_is_told_what_it_may_have_meant(
+    words: list[str], way: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words) == 2
+    assert way in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("statement", ["import dse", "from dse.cli import main; main(['--help'])"])
 def test_neither_the_package_nor_its_help_imports_anything_heavy(statement: str, tmp_path: Path) -> None:
     ask = f"import sys; {statement}; print('imported:', sorted(set(sys.modules) & {set(HEAVY)!r}))"

@@ -120,7 +120,10 @@ ACCIDENTS: list[tuple[list[str], list[str]]] = [
     (["system.gpu.hbm_bytes=nan"], ["system.gpu.hbm_bytes = nan", "finite"]),
     (["system.gpu.hbm_bytes_per_s=inf"], ["system.gpu.hbm_bytes_per_s = inf", "finite"]),
     (["system.gpu.hbm_bytes=1e30"], ["system.gpu.hbm_bytes = 1e+30", "less than or equal to"]),
+    (["system.node.link_bytes_per_s=64"], ["system.node.link_bytes_per_s = 64", "with its unit: '64 GB/s'"]),
     # numbers
+    (["system.gpu.num_cus=[64,128]"], ["give one value", "+space.system.gpu.num_cus='choice(64,128)'"]),
+    (["seed=[1,2]"], ["seed", "(give one value)"]),
     (["system.gpu.num_cus=010"], ["system.gpu.num_cus = '010'", "whole number"]),
     (["system.gpu.num_cus=on"], ["system.gpu.num_cus = 'on'", "whole number"]),
     (["system.gpu.num_cus=true"], ["system.gpu.num_cus = True", "whole number"]),
