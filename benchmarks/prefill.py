@@ -43,7 +43,7 @@ def model_named(name: str) -> str | None:
 
 def predict_prefill(model: str, prompt_len: int, tp: int) -> Mapping[str, float]:
     """Times [s] of a prefill of one prompt on `tp` GPUs of a node, without overlap, and without all-reduces."""
-    sections = {"setting": "full", "optimizer": "adam", "kernels": "flash"}
+    sections = {"optimizer": "adam", "kernels": "flash"}
     design = StepBackend().design(
         {
             **{group: option_tree(group, option) for group, option in sections.items()},

@@ -31,7 +31,7 @@ _CHOICES: Mapping[str, Sequence[float]] = {
     "run.sequence_length": [1024.0 * 2**power for power in range(4)],
     "run.batch": [1, 2, 4, 8],
     "parallel.tp": [4, 8, 16],
-    "setting.flop_vs_bw": [1, 1.5, 2, 3, 4],
+    "system.gpu.flop_vs_bw": [1, 1.5, 2, 3, 4],
 }
 _FINE = 64  # flop-versus-bandwidth ratios of the large grid
 _PROJECTED = 1_000_000
@@ -50,7 +50,7 @@ def base() -> Design:
 def grid(design: Design, fine: int) -> Batch:
     """All scenarios, with so many ratios of flop to bandwidth."""
     axes: dict[str, NDArray[Any]] = {path: np.array(values) for path, values in _CHOICES.items()}
-    axes["setting.flop_vs_bw"] = np.linspace(1, 4, fine)
+    axes["system.gpu.flop_vs_bw"] = np.linspace(1, 4, fine)
     return Batch(Batch(design, axes).at(0), axes)
 
 

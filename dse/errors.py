@@ -14,7 +14,7 @@ from typing import Any, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
-from dse.values import renamed_to
+from dse.values import moved_to, renamed_to
 
 Model = TypeVar("Model", bound=BaseModel)
 MOST_SHOWN = 20
@@ -117,13 +117,17 @@ def _is_secret(name: object, value: object) -> bool:
     return isinstance(value, str) and bool(value) and re.fullmatch(rf"(?i)(.*[_-])?{_SECRET}", last) is not None
 
 
-def did_you_mean(name: str, candidates: Iterable[str]) -> str:
+def did_you_mean(name: str, candidates: Iterable[str], *, path: str = "") -> str:
     """The way out of a name that is not known: what it is called now, else the nearest known one, else all of them.
+
+    path: the dotted path that the name is part of, for values that moved to another section.
 
     >>> did_you_mean("num_cuz", ["num_cus", "kernel_launch_s"])
     'did you mean `num_cus`?'
     """
     names = sorted(candidates)
+    if moved := moved_to(path):
+        return moved
     if now := renamed_to(name, names):
         return now
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.6)

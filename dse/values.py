@@ -81,6 +81,34 @@ def _subclasses(kind: type[BaseModel]) -> Iterator[type[BaseModel]]:
         yield from _subclasses(below)
 
 
+@dataclass(frozen=True)
+class Moved:
+    """The dotted path at which a field stood before, in another section, and the present one.
+
+    It stands in the annotation of the field. Content keys take no notice of it.
+    """
+
+    path: str
+    now: str
+
+
+def moved_to(path: str) -> str:
+    """Text that says where a value, or the values of a section, are now that stood at a path; "" where none did.
+
+    Every kind of model that is loaded is looked at.
+    """
+    marks = {mark for kind in _subclasses(Frozen) for mark in _moved(kind)}
+    same = {mark.now for mark in marks if mark.path == path}
+    below = {mark.now for mark in marks if mark.path.startswith(f"{path.partition('.')[0]}.")}
+    names = ", ".join(f"`{name}`" for name in sorted(same or below))
+    return f"it is {names} now" if same else f"its values are {names} now" if below else ""
+
+
+@functools.cache
+def _moved(kind: type[BaseModel]) -> tuple[Moved, ...]:
+    return tuple(mark for info in kind.model_fields.values() for mark in info.metadata if isinstance(mark, Moved))
+
+
 @functools.cache
 def neutral_values(kind: type[BaseModel]) -> Mapping[str, Any]:
     """The fields of `kind` that declare a `neutral` value, with that value."""

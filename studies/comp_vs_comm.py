@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from dse.plots import Figure
 
 _WIDTH, _LENGTH, _BATCH, _TP = "model.hidden", "run.sequence_length", "run.batch", "parallel.tp"
-_FASTER, _MODE = "setting.flop_vs_bw", "run.mode"
+_FASTER, _MODE = "system.gpu.flop_vs_bw", "run.mode"
 _AXES = (_WIDTH, _LENGTH, _BATCH, _TP, _FASTER)
 _EXACT = 1e-9
 _MOST_TP = 256
@@ -57,7 +57,7 @@ class CompVsComm(Plain):
         "run.batch",
         "run.mode",
         "run.sequence_length",
-        "setting.flop_vs_bw",
+        "system.gpu.flop_vs_bw",
     )
 
     def claims(self) -> list[Claim]:

@@ -1,7 +1,7 @@
-"""SeqPoint (arXiv:2007.10459): representative iterations of an epoch, against simpler choices, on other settings.
+"""SeqPoint (arXiv:2007.10459): representative iterations of an epoch, against simpler choices, on GPUs run otherwise.
 
-Representatives are chosen on the GPU as it is; their projections are judged on every setting against the full epoch.
-Errors of a network are geometric means over the settings. Profiling time saved is counted with representatives one
+Representatives are chosen on the GPU as it is; their projections are judged on every GPU against the full epoch.
+Errors of a network are geometric means over the GPUs. Profiling time saved is counted with representatives one
 after another (`cut_sequential`), or all at once (`cut_parallel`), which seems to be the paper's way.
 """
 
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 
     from dse.plots import Figure
 
-_METHOD, _SETTING = "iterations.name", "setting.name"
-_OWN, _PLAIN = "seqpoint", "full"
+_METHOD, _SYSTEM = "iterations.name", "system.name"
+_OWN, _PLAIN = "seqpoint", "vega_fe"
 _SIMPLER = ("frequent", "median", "worst", "prior")
 _NETWORKS = {"ds2": "ds2 librispeech_100", "gnmt": "gnmt iwslt15"}
 """Network -> its scenario in the order that the paper's figures are about."""
@@ -50,12 +50,12 @@ _TAIL = "lengths are drawn from percentiles, and of IWSLT'15 the tail of long se
 
 
 class SeqPoint(Plain):
-    """Claims, errors by choice and setting, profiling time saved, and measured times of recurrent layers."""
+    """Claims, errors by choice and GPU, profiling time saved, and measured times of recurrent layers."""
 
     columns = (
         "iterations.name",
         "lengths.name",
-        "setting.name",
+        "system.name",
         "run.batch",
     )
 
@@ -95,7 +95,7 @@ class SeqPoint(Plain):
         }
 
     def figures(self, table: pd.DataFrame, timelines: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
-        """Errors of every choice on every setting, of times and of speed-ups."""
+        """Errors of every choice on every GPU, of times and of speed-ups."""
         ok = _points_with_result(table)
         if ok.empty:
             return
@@ -103,9 +103,9 @@ class SeqPoint(Plain):
         if rows[_METHOD].nunique() > 1:
             error = Axis("projection_error", "error of the epoch's time [%]", 100.0)
             panel = rows.assign(panel=rows["scenario"])
-            yield "errors", tables.heat(panel, error, x=_SETTING, y=_METHOD, panel="panel")
-            error = Axis("speedup_error", "error of the speed-up against the full GPU [%]", 100.0)
-            yield "speedup_errors", tables.heat(panel, error, x=_SETTING, y=_METHOD, panel="panel")
+            yield "errors", tables.heat(panel, error, x=_SYSTEM, y=_METHOD, panel="panel")
+            error = Axis("speedup_error", "error of the speed-up against the GPU as it is [%]", 100.0)
+            yield "speedup_errors", tables.heat(panel, error, x=_SYSTEM, y=_METHOD, panel="panel")
 
     def extras(self, run: Finished) -> Iterator[tuple[str, Any]]:
         """Iteration times with their representatives, points against the allowed error, and measured times."""
@@ -126,9 +126,9 @@ class SeqPoint(Plain):
 
 
 def _points_with_result(table: pd.DataFrame) -> pd.DataFrame:
-    """Points with a result; where only one choice, or one setting, was asked for, that is what they have."""
+    """Points with a result; where only one choice, or one GPU, was asked for, that is what they have."""
     ok = table[table["status"] == "ok"]
-    return ok if {_METHOD, _SETTING} <= set(ok) else ok.iloc[:0]
+    return ok if {_METHOD, _SYSTEM} <= set(ok) else ok.iloc[:0]
 
 
 # Claims from the table
@@ -138,13 +138,13 @@ def _network(rows: pd.DataFrame, network: str) -> dict[str, Finding]:
     """Errors of SeqPoint's projection of one network, and profiling time saved with all points at once."""
     names = (f"time_error_{network}", f"speedup_error_{network}", f"cut_{network}", f"parallel_reading_{network}")
     seqpoint = rows[rows[_METHOD] == _OWN] if len(rows) else rows
-    other_settings = seqpoint[seqpoint[_SETTING] != _PLAIN] if len(seqpoint) else seqpoint
-    if other_settings.empty or len(seqpoint) == len(other_settings):
-        return {f"seqpoint.{name}": Finding(None, f"needs SeqPoint on {_PLAIN} and other settings") for name in names}
-    plain = seqpoint[seqpoint[_SETTING] == _PLAIN].iloc[0]
-    time, speed = (_percent(seqpoint["projection_error"]), _percent(other_settings["speedup_error"]))
-    points = f"{plain['profiled']:.0f} of {plain['iterations']:.0f} iterations, {len(seqpoint)} settings"
-    errors = (seqpoint["projection_error"], other_settings["speedup_error"])
+    others = seqpoint[seqpoint[_SYSTEM] != _PLAIN] if len(seqpoint) else seqpoint
+    if others.empty or len(seqpoint) == len(others):
+        return {f"seqpoint.{name}": Finding(None, f"needs SeqPoint on {_PLAIN} and other GPUs") for name in names}
+    plain = seqpoint[seqpoint[_SYSTEM] == _PLAIN].iloc[0]
+    time, speed = (_percent(seqpoint["projection_error"]), _percent(others["speedup_error"]))
+    points = f"{plain['profiled']:.0f} of {plain['iterations']:.0f} iterations, {len(seqpoint)} GPUs"
+    errors = (seqpoint["projection_error"], others["speedup_error"])
     at_most = [f"{100 * float(error.max()):.3f} %" for error in errors]
     both = f"one after another {plain['cut_sequential']:.0f}x, as iterations {plain['iterations_cut']:.0f}x"
     reading = float(plain["iterations"] / plain["cut_parallel"])
@@ -166,7 +166,7 @@ def _percent(errors: pd.Series[Any]) -> float:
 
 
 def _cuts(ok: pd.DataFrame) -> dict[str, Finding]:
-    plain = ok[ok["scenario"].isin(_NETWORKS.values()) & (ok[_METHOD] == _OWN) & (ok[_SETTING] == _PLAIN)]
+    plain = ok[ok["scenario"].isin(_NETWORKS.values()) & (ok[_METHOD] == _OWN) & (ok[_SYSTEM] == _PLAIN)]
     if len(plain) < len(_NETWORKS):
         return {"seqpoint.cut_sequential": Finding(None, f"needs SeqPoint of both networks on {_PLAIN}")}
     cuts = plain["cut_sequential"]
@@ -198,7 +198,8 @@ class _Epoch:
         assert design.lengths is not None
         self.lengths = iteration_lengths(design.lengths, design.run.batch, design.run.seed)
         unique, place = np.unique(self.lengths, return_inverse=True)
-        single = design.model_copy(update={"lengths": None, "iterations": None, "setting": design.setting.plain})
+        single = design.model_copy(update={"lengths": None, "iterations": None})
+        single = put(single, "system.gpu", design.system.gpu.as_described)
         seconds = metrics_of(put(single, "run.sequence_length", unique.astype(float)))["iteration_s"]
         self.seconds = np.broadcast_to(seconds, unique.shape)[place]
         iterations = design.iterations
@@ -286,7 +287,7 @@ def _recurrent_layers(run: Finished) -> pd.DataFrame:
 def _throughput() -> pd.DataFrame:
     """Published and predicted throughput of training GNMT on one GPU, at one length, on which it hardly depends."""
     published = facts("seqpoint")["throughput"]
-    names = {"setting": "full", "optimizer": published["optimizer"], "kernels": published["kernels"]}
+    names = {"optimizer": published["optimizer"], "kernels": published["kernels"]}
     sections: dict[str, Any] = {group: option_tree(group, name) for group, name in names.items()}
     sections["model"] = {**model_tree(published["model"]), "target_per_source": published["target_per_source"]}
     length = published["sequence_length"]

@@ -43,7 +43,6 @@ def tree(
     """
     found: dict[str, Any] = {
         "system": shipped("system")[system],
-        "setting": shipped("setting")["full"],
         "model": dict(model or BERT),
         "run": {"mode": "training", "batch": 4, "sequence_length": 128, "precision": "mixed"},
         "parallel": {"tp": 1, "pp": 1, "dp": 1},

@@ -58,7 +58,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 # Help
 
 
-OF_STEPS = ("model", "kernels", "optimizer", "setting", "lengths", "iterations")
+OF_STEPS = ("model", "kernels", "optimizer", "lengths", "iterations")
 
 
 @pytest.mark.slow

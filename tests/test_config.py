@@ -507,7 +507,7 @@ def named_once() -> Iterator[list[str]]:
     of_studies = ("landscape", "measured", "memory", "step")
     groups["simulator"] = [name for name in groups["simulator"] if name not in of_studies]
     groups["system"] = [name for name in SYSTEMS if "persistent" not in shipped("system")[name] and name != "mi100"]
-    groups_of_steps = ("model", "setting", "optimizer", "kernels", "lengths", "iterations")
+    groups_of_steps = ("model", "optimizer", "kernels", "lengths", "iterations")
     of_steps = {name: list(shipped(name)) for name in groups_of_steps} | {"system": DEVICES}
     for options in zip_longest(*of_steps.values()):
         yield ["study=bert", *(f"{group}={one}" for group, one in zip(of_steps, options, strict=True) if one)]

@@ -57,7 +57,10 @@ def test_a_gpu_that_is_faster_altogether_divides_compute_and_leaves_collectives(
     drawn: dict[str, Any], kernels: str, mode: str, faster: float
 ) -> None:
     drawn = of_mode(drawn, mode)
-    before, after = metrics(drawn, kernels=kernels), metrics({**drawn, "setting.flop_vs_bw": faster}, kernels=kernels)
+    before, after = (
+        metrics(drawn, kernels=kernels),
+        metrics({**drawn, "system.gpu.flop_vs_bw": faster}, kernels=kernels),
+    )
     for name in COMPUTE:
         assert after[name] == pytest.approx(before[name] / faster, rel=1e-12)
     for name in ("serialized_s", "dp_s", "flop", "hbm_bytes", "edge", "slack", "memory_bytes"):
@@ -85,9 +88,9 @@ def test_fewer_cus_and_a_lower_clock_are_never_faster(
     drawn: dict[str, Any], kernels: str, cus: int, clock: float
 ) -> None:
     whole = computing(metrics(drawn, kernels=kernels))
-    assert computing(metrics({**drawn, "setting.num_cus": cus}, kernels=kernels)) >= whole / TOLERANCE
-    assert computing(metrics({**drawn, "setting.clock": clock}, kernels=kernels)) >= whole / TOLERANCE
-    assert metrics({**drawn, "setting.num_cus": 108}, kernels=kernels) == metrics(drawn, kernels=kernels)
+    assert computing(metrics({**drawn, "system.gpu.active_cus": cus}, kernels=kernels)) >= whole / TOLERANCE
+    assert computing(metrics({**drawn, "system.gpu.clock": clock}, kernels=kernels)) >= whole / TOLERANCE
+    assert metrics({**drawn, "system.gpu.active_cus": 108}, kernels=kernels) == metrics(drawn, kernels=kernels)
 
 
 @pytest.mark.slow
@@ -167,7 +170,7 @@ def assert_as_single(design: Any, axes: dict[str, Any]) -> None:
 
 
 PLAIN = {**NETWORK, "parallel.tp": 2, "parallel.dp": 4, "model.kv_heads": 16, "model.head_dim": 64}
-EVERYWHERE = {**PLAIN, "setting.num_cus": 90}
+EVERYWHERE = {**PLAIN, "system.gpu.active_cus": 90}
 NUMERIC = [path for path, _, structural in leaves(step(EVERYWHERE, kernels="unfused")) if not structural]
 
 
@@ -181,8 +184,8 @@ def test_every_number_that_is_no_structure_is_an_axis(path: str) -> None:
     design = step(EVERYWHERE, kernels="unfused")
     assert BACKEND.is_axis(path, design)
     (value,) = (found for name, found, _ in leaves(design) if name == path)
-    other = value * 2 if path not in ("model.predicted", "setting.num_cus") else value / 2
-    other = 0.5 if path in ("setting.feed", "system.node.library.sharing") else other
+    other = value * 2 if path not in ("model.predicted", "system.gpu.active_cus") else value / 2
+    other = 0.5 if path == "system.node.library.sharing" else other
     values = [value, other] if isinstance(value, float) else [value, int(other)]
     if values[0] == values[1]:  # zero
         values = [value, value + 1]
@@ -207,7 +210,7 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
     "library": ({"system.node": None, "parallel.dp": 2}, "system.node.library: is missing: tp x pp x dp is 2 GPUs"),
     "constants": ({"run.precision": "fp16_storage"}, "system.gpu.efficiency: has no constants for fp16_storage"),
     "zero": ({"run.mode": "prefill", "parallel.zero": 1}, "parallel.zero"),
-    "cus": ({"setting.num_cus": 109}, "setting.num_cus = 109: is more than the GPU has"),
+    "cus": ({"system.gpu.active_cus": 109}, "system.gpu.active_cus = 109: is more than the GPU has"),
     "width": ({"model.heads": 7}, "model.heads = 7: does not divide the width (model.hidden = 1024)"),
     "keys": ({"model.kv_heads": 5}, "model.kv_heads = 5: does not divide the heads (model has 16)"),
     "optimizer": ({"optimizer.traffic_bytes": {"fp32": 28}}, "optimizer: says nothing of mixed"),
@@ -229,8 +232,8 @@ def test_a_design_that_breaks_a_rule_is_infeasible_with_the_reason(rule: str) ->
 @given(st.integers(1, 64), st.integers(1, 64), st.integers(1, 64), st.integers(1, 200))
 def test_in_a_grid_only_designs_that_break_a_rule_are_infeasible(tp: int, pp: int, dp: int, cus: int) -> None:
     """Whatever is beside them in the grid; the network is missing beyond eight GPUs."""
-    axes = {"parallel.tp": [1, tp], "parallel.pp": [1, pp], "parallel.dp": [1, dp], "setting.num_cus": [108, cus]}
-    found = gridded(step({"setting.num_cus": 108}), axes)
+    axes = {"parallel.tp": [1, tp], "parallel.pp": [1, pp], "parallel.dp": [1, dp], "system.gpu.active_cus": [108, cus]}
+    found = gridded(step({"system.gpu.active_cus": 108}), axes)
     for place in range(found.size):
         t, p, d, c = (axes[path][i] for path, i in zip(axes, np.unravel_index(place, (2, 2, 2, 2)), strict=True))
         fits = 16 % t == 0 and 24 % p == 0 and t * p * d <= 8 and c <= 108
@@ -274,7 +277,7 @@ FIELDS: dict[str, tuple[str, Any]] = {
     "zero of three": ("parallel.zero", 3),
     "an optimizer without weights": ("optimizer.flop", -1),
     "kernels that read less than nothing": ("kernels.softmax.forward", -1),
-    "a clock that stands": ("setting.clock", 0),
+    "a clock that stands": ("system.gpu.clock", 0),
     "a share above one": ("model.predicted", 1.5),
 }
 
@@ -331,7 +334,7 @@ def test_a_file_that_describes_no_model_is_refused(tmp_path: Path, text: str) ->
 
 def test_constants_are_told_as_plain_numbers_with_their_sources() -> None:
     facts = BACKEND.facts(step(PLAIN))
-    assert {path.partition(".")[0] for path, *_ in facts} == {"system", "setting", "kernels", "optimizer"}
+    assert {path.partition(".")[0] for path, *_ in facts} == {"system", "kernels", "optimizer"}
     assert all(type(value) in (int, float) for _, value, *_ in facts)
     assert all(len(source) > 3 for *_, source in facts)
     assert {path.split(".")[3] for path, *_ in facts if ".efficiency." in path} == {"mixed"}

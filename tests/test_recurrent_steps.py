@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 
 from simulators.calibration.measurements import read
 from simulators.costs.chip import Chip
-from simulators.hardware.device import Setting, device_of
+from simulators.hardware.device import device_of
 from simulators.hardware.machine import tree_of
 from simulators.steps.operators import Block, Op, Platform, Recurrence, Spent, operator_costs
 from simulators.steps.recurrent import speech_blocks, translation_blocks
@@ -25,7 +26,7 @@ Floats = NDArray[np.float64]
 Model = Speech | Translation
 
 VEGA = Chip.of(device_of(tree_of("vega_fe")), "fp32")
-SETTINGS = ("full", "clock_852mhz", "cus_16", "no_l1", "no_l2")
+GPUS = ("vega_fe", "vega_fe_852mhz", "vega_fe_16_cus", "vega_fe_no_l1", "vega_fe_no_l2")
 DS2 = Speech.model_validate(shipped("model")["ds2"])
 GNMT = Translation.model_validate(shipped("model")["gnmt"])
 
@@ -151,15 +152,15 @@ def test_more_of_anything_takes_longer_and_16_bits_move_half(model: Model) -> No
     assert streams[0] == 2 * streams[1]
 
 
-@pytest.mark.parametrize("setting", SETTINGS)
-def test_every_number_of_a_setting_has_a_source_and_none_makes_it_faster(setting: str) -> None:
-    tree = shipped("setting")[setting]
-    found = Setting.model_validate(tree)
-    facts = {path.partition(".")[2] for path, *_ in found.facts_below(setting)}
-    assert set(found.sources) - {"num_cus"} <= facts  # which may be given on the command line
+@pytest.mark.parametrize("name", GPUS)
+def test_every_number_of_a_gpu_run_otherwise_has_a_source_and_none_makes_it_faster(name: str) -> None:
+    device = device_of(tree_of(name))
+    changed = {path for path, *_ in device.facts_below("") if re.search("clock|active_cus|without_cache", path)}
+    assert bool(changed) == (name != "vega_fe")
     blocks = blocks_of(DS2, 800)
-    slow, whole = total("seconds", blocks, VEGA.set_as(found)), total("seconds", blocks)
-    assert slow == whole if setting == "full" else slow > 1.02 * whole
+    slow, whole = total("seconds", blocks, Chip.of(device, "fp32")), total("seconds", blocks)
+    assert slow == whole if name == "vega_fe" else slow > 1.02 * whole
+    assert device.gpu.as_described == device_of(tree_of("vega_fe")).gpu
 
 
 # Time over sequence length
@@ -192,10 +193,10 @@ def test_forward_passes_of_gru_layers_are_within_a_third_of_those_measured(share
 # SeqPoint: the iterations of an epoch on five configurations
 
 
-def on_all_settings(model: Model, sizes: NDArray[np.int64]) -> Floats:
+def on_all_gpus(model: Model, sizes: NDArray[np.int64]) -> Floats:
     """Seconds [configurations, N] of an epoch's iterations."""
     unique, places = np.unique(sizes, return_inverse=True)
-    chips = [VEGA.set_as(Setting.model_validate(shipped("setting")[name])) for name in SETTINGS]
+    chips = [Chip.of(device_of(tree_of(name)), "fp32") for name in GPUS]
     blocks = blocks_of(model, unique)
     return np.stack([total("seconds", blocks, chip)[places] for chip in chips])
 
@@ -225,7 +226,7 @@ def test_a_few_iterations_project_an_epoch_on_other_configurations(
     model: Model, data: str, time_error: float, speedup_error: float, cuts: tuple[float, float], seed: int
 ) -> None:
     sizes = iteration_lengths(Lengths.model_validate(shipped("lengths")[data]), 64, seed)
-    seconds = on_all_settings(model, sizes)
+    seconds = on_all_gpus(model, sizes)
     time, speedup, sample = chosen_by("seqpoint", sizes, seconds)
     assert len(sample.places) <= 25
     assert time < time_error
@@ -237,7 +238,7 @@ def test_a_few_iterations_project_an_epoch_on_other_configurations(
 @pytest.mark.parametrize(("model", "data"), [(DS2, "librispeech_100"), (GNMT, "iwslt15")])
 def test_single_iterations_project_ordered_epochs_far_worse(model: Model, data: str) -> None:
     sizes = iteration_lengths(Lengths.model_validate(shipped("lengths")[data]), 64, 0)
-    seconds = on_all_settings(model, sizes)
+    seconds = on_all_gpus(model, sizes)
     best = chosen_by("seqpoint", sizes, seconds)[0]
     others = {name: chosen_by(name, sizes, seconds)[0] for name in ("frequent", "median", "worst", "prior")}
     assert min(others.values()) > 10 * best

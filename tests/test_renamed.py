@@ -18,7 +18,7 @@ from dse.config.compose import request
 from dse.content_hash import content_key, content_keys, keys_to_hex
 from dse.errors import ConfigError, did_you_mean
 from dse.study.plan import plan
-from dse.values import Former, Frozen, former_leaf, former_names, knob
+from dse.values import Former, Frozen, former_leaf, former_names, knob, moved_to
 
 BEFORE = {  # content keys of shipped schedules under their former names, with today's laws and models of costs
     "uniform_fused_2d": "c3d7fa38baf3f48d408837f151bbec30",
@@ -100,6 +100,30 @@ def test_a_former_key_is_refused_with_its_present_name(words: list[str], told: s
     with pytest.raises(ConfigError) as error:
         plan(request(words))
     assert told in str(error.value)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["setting=cus_16"], "setting: is not a known key (its values are `system.gpu.active_cus`, `system.gpu.clock`"),
+        (["setting.num_cus=16"], "setting.num_cus: is not a known key (it is `system.gpu.active_cus` now)"),
+        (["setting.feed=0.5"], "it is `system.gpu.disabled_cache` now"),
+        (["space.setting.flop_vs_bw=choice(1,2)"], "is no knob of any design here (it is `system.gpu.flop_vs_bw` now)"),
+        (["study.baseline={setting.flop_vs_bw: 1}"], "setting.flop_vs_bw is no knob of any design here (it is `system"),
+        (["study.baseline={setting.name: full}"], "setting.name names no option (it is `system.name` now)"),
+        (["+setting={clock: 1}"], "setting: is not a known section (its values are `system.gpu.active_cus`"),
+    ],
+)
+def test_a_value_that_moved_to_another_section_is_refused_with_its_present_path(words: list[str], told: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        plan(request(["study=comp_vs_comm", *words]))
+    assert told in str(error.value)
+
+
+def test_a_present_path_is_told_of_no_other_place() -> None:
+    assert moved_to("system.gpu.clock") == moved_to("system") == moved_to("run.batch") == ""
+    assert moved_to("setting.clock") == "it is `system.gpu.clock` now"
 
 
 def test_every_renamed_field_of_a_schedule_has_a_name_of_its_own() -> None:

@@ -68,14 +68,17 @@ NARROW: list[tuple[str, list[str]]] = [
     ("bert", ["model=gnmt"]),
     ("bert", ["lengths=iwslt15", "iterations=seqpoint", "space.run.batch=choice(4,8)"]),
     ("bert", ["run.mode=decode", "kernels=flash"]),
-    ("comp_vs_comm", ["parallel.tp=8", "setting.flop_vs_bw=2"]),
+    ("comp_vs_comm", ["parallel.tp=8", "system.gpu.flop_vs_bw=2"]),
     ("comp_vs_comm", ["space.run.batch=choice(1)", "run.mode=prefill"]),
     ("comp_vs_comm", ["search=random", "budget.trials=8"]),
     ("comp_vs_comm", ["models=[gpt3_175b]", "parallel.tp=32", "~space.model", "space.run.batch=1"]),
-    ("seqpoint", ["iterations=seqpoint", "setting=full"]),
+    ("seqpoint", ["iterations=seqpoint", "system=vega_fe"]),
     ("seqpoint", ["search=random", "budget.trials=3"]),
-    ("seqpoint", ["models=[]", "model=bert_large", "lengths=iwslt15", "space.setting.name=choice(full,cus_16)"]),
-    ("seqpoint", ["models=[]", "model=gnmt", "lengths=iwslt15", "system=v100_8", "setting=full"]),
+    (
+        "seqpoint",
+        ["models=[]", "model=bert_large", "lengths=iwslt15", "space.system.name=choice(vega_fe,vega_fe_16_cus)"],
+    ),
+    ("seqpoint", ["models=[]", "model=gnmt", "lengths=iwslt15", "system=v100_8"]),
 ]
 
 
@@ -120,7 +123,7 @@ def test_the_tp_that_memory_forces_grows_with_the_model(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_representatives_stand_for_every_iteration_of_an_epoch(tmp_path: Path) -> None:
-    words = ["models=[{model: gnmt, lengths: iwslt15}]", "iterations=seqpoint", "setting=full", "figures=none"]
+    words = ["models=[{model: gnmt, lengths: iwslt15}]", "iterations=seqpoint", "system=vega_fe", "figures=none"]
     folder = run(tmp_path, "seqpoint", *words)
     (points,) = json.loads((folder / "points.json").read_text("utf-8")).values()
     table = pd.read_parquet(folder / "results.parquet")
@@ -154,7 +157,7 @@ def test_generations_and_throughput_say_where_they_are_from() -> None:
 
 @pytest.mark.slow
 def test_training_of_gnmt_takes_about_as_long_as_measured(tmp_path: Path) -> None:
-    words = ["models=[{model: gnmt, lengths: iwslt15}]", "iterations=seqpoint", "setting=full", "figures=none"]
+    words = ["models=[{model: gnmt, lengths: iwslt15}]", "iterations=seqpoint", "system=vega_fe", "figures=none"]
     rows = pd.read_parquet(run(tmp_path, "seqpoint", *words) / "throughput.parquet")
     assert len(rows) == 5
     assert ((rows["ours_per_s"] / rows["measured_per_s"] - 1).abs() < 0.25).all()

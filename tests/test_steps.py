@@ -235,7 +235,7 @@ def test_what_is_exposed_is_what_a_queue_of_reductions_leaves(drawn: dict[str, A
 @given(runs())
 def test_reductions_hide_behind_a_backward_pass_only_while_it_lasts(drawn: dict[str, Any]) -> None:
     drawn |= {"parallel.dp": 8, "parallel.tp": 1}
-    whole = made({**drawn, "setting.flop_vs_bw": 1e3, "system.node.library.bytes_per_s": 1e6})
+    whole = made({**drawn, "system.gpu.flop_vs_bw": 1e3, "system.node.library.bytes_per_s": 1e6})
     assert float(whole.exposed_s) == pytest.approx(float(whole.dp_s), rel=1e-2)
     fast = made({**drawn, "system.node.library.bytes_per_s": 1e15, "system.node.library.latency_s": 1e-12})
     last = float(fast.buckets[-1].seconds)
@@ -291,7 +291,7 @@ def test_a_projection_to_hardware_that_computes_faster_is_exact(drawn: dict[str,
     drawn |= {"model.vocab": 0, "parallel.tp": 2}
     size = Size(drawn["model.hidden"], drawn["run.sequence_length"], drawn["run.batch"], 2)
     ours = project_layer(Profile(size, by_kind(made(drawn)), int(number(size.tp))), size, faster)
-    theirs = by_kind(made({**drawn, "setting.flop_vs_bw": faster}))
+    theirs = by_kind(made({**drawn, "system.gpu.flop_vs_bw": faster}))
     assert {kind: float(value) for kind, value in ours.items()} == pytest.approx(theirs, rel=1e-12)
     assert float(serialized_share(ours)) == pytest.approx(float(serialized_share(theirs)), rel=1e-12)
 

@@ -7,7 +7,7 @@ Everything wrong with the command line and the files is gathered, so that it can
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -405,7 +405,8 @@ def _nearest(tree: Mapping[str, Any], key: str) -> str:
     parts = key.split(".")
     depth = next(d for d in range(len(parts)) if not _exists(tree, ".".join(parts[: d + 1])))
     parent = get_path(tree, ".".join(parts[:depth])) if depth else tree
-    return did_you_mean(parts[depth], parent if isinstance(parent, Mapping) else [])
+    known: Iterable[str] = parent if isinstance(parent, Mapping) else []
+    return did_you_mean(parts[depth], known, path=key.removeprefix("space."))
 
 
 def _knobs(composer: _Composer, tree: Mapping[str, Any], groups: Mapping[str, list[str]]) -> Iterator[Knob]:

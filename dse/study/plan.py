@@ -263,12 +263,13 @@ def _check_baseline(check: Problems, study: Study, space: Space) -> None:
     for path, value in options.items():
         named = space.options.get(path.partition(".")[0], {})
         if value not in named:
-            check.add("study.baseline", f"{path} names no option", value=value, way_out=did_you_mean(str(value), named))
+            way = did_you_mean(str(value), named, path=path)
+            check.add("study.baseline", f"{path} names no option", value=value, way_out=way)
             return
     for path, value in study.baseline.items():
         if path not in options and space.backend.condition(path, space.tree(options)) is None:
             siblings = _siblings(space.tree(options), path)
-            way = did_you_mean(path.rpartition(".")[2], siblings)
+            way = did_you_mean(path.rpartition(".")[2], siblings, path=path)
             check.add("study.baseline", f"{path} is no knob of any design here", way_out=way)
         elif path not in options:
             _check_value(check, space, {**options, path: value}, "study.baseline")
@@ -326,7 +327,7 @@ def _check_knobs(check: Problems, space: Space, section: str = "space") -> None:
                 for name in _siblings(space.tree(option), knob.path)
                 if _counts(space, knob.path, name)
             ]
-            suggestion = did_you_mean(knob.path.rpartition(".")[2], dict.fromkeys(siblings))
+            suggestion = did_you_mean(knob.path.rpartition(".")[2], dict.fromkeys(siblings), path=knob.path)
             check.add(f"{section}.{knob.path}", "is no knob of any design here", way_out=suggestion)
             continue
         option, needed = fitting[0]

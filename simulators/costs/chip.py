@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from simulators.hardware.device import Setting
-from simulators.hardware.machine import Hardware
+from simulators.hardware.machine import Gpu, Hardware
 from simulators.hardware.parts import ELEMENT_BYTES, Assignment, Efficiency, ShaderEngines
 
 Floats = NDArray[np.float64]
@@ -54,7 +53,7 @@ class Chip:
     def of(
         cls, device: Hardware, precision: str, *, efficiency: Efficiency | None = None, cus: ArrayLike | None = None
     ) -> Chip:
-        """A device at a precision, all its CUs granted unless said otherwise.
+        """A device at a precision as it runs, all its active CUs granted unless said otherwise.
 
         efficiency: in place of the device's own. Raises ValueError where there are no constants or no peak rate.
         """
@@ -62,9 +61,9 @@ class Chip:
         peak = device.gpu.peak(precision)
         if constants is None or peak is None or device.gpu.peak_hbm_bytes_per_s is None:
             raise ValueError(f"{device.name} has no constants for {precision}: python -m dse calibrate fits them")
-        return cls(
+        chip = cls(
             num_cus=device.gpu.num_cus,
-            cus=device.gpu.num_cus if cus is None else cus,
+            cus=device.gpu.working_cus if cus is None else cus,
             flop_per_s=peak,
             hbm_bytes_per_s=device.gpu.peak_hbm_bytes_per_s,
             element_bytes=ELEMENT_BYTES[precision],
@@ -77,23 +76,24 @@ class Chip:
                 if name != "streaming" and (value := getattr(constants, name)) is not None
             },
         )
+        return chip._running_as(device.gpu)
 
-    def set_as(self, setting: Setting) -> Chip:
-        """Return a copy with fewer CUs, another clock, a cache switched off, or a higher rate altogether.
+    def _running_as(self, gpu: Gpu) -> Chip:
+        """Return a copy at the clock of a GPU, without the cache that is disabled, faster altogether.
 
         Arithmetic, the last-level cache (`feed` is per FLOP of peak) and latencies follow the clock.
         """
-        rate = np.asarray(setting.clock) * np.asarray(setting.flop_vs_bw)
+        without = None if gpu.disabled_cache is None else dict(gpu.without_cache or {}).get(gpu.disabled_cache)
+        feed, latency = (1.0, 1.0) if without is None else (without.feed, without.latency)
         vector = self.vector_flop_per_s
         return replace(
             self,
-            cus=self.cus if setting.num_cus is None else setting.num_cus,
-            flop_per_s=np.asarray(self.flop_per_s) * rate,
-            vector_flop_per_s=None if vector is None else np.asarray(vector) * rate,
-            hbm_bytes_per_s=np.asarray(self.hbm_bytes_per_s) * np.asarray(setting.flop_vs_bw),
-            launch_s=np.asarray(self.launch_s) / np.asarray(setting.flop_vs_bw),
-            feed=np.asarray(self.feed) * np.asarray(setting.feed),
-            latency_s=np.asarray(self.latency_s) * np.asarray(setting.latency) / rate,
+            flop_per_s=np.asarray(self.flop_per_s) * gpu.cu_speed,
+            vector_flop_per_s=None if vector is None else np.asarray(vector) * gpu.cu_speed,
+            hbm_bytes_per_s=np.asarray(self.hbm_bytes_per_s) * gpu.overall_speed,
+            launch_s=np.asarray(self.launch_s) / gpu.overall_speed,
+            feed=np.asarray(self.feed) * feed,
+            latency_s=np.asarray(self.latency_s) * latency / gpu.cu_speed,
         )
 
     def work_of(self, *channels: ArrayLike) -> ArrayLike:

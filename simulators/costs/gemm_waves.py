@@ -59,10 +59,10 @@ class WaveGpu:
         if gpu.gemm is None or gpu.matrix_flop_per_s_per_cu is None or gpu.hbm_bytes_per_s is None or ratio is None:
             raise ValueError(f"waves at {precision} need gpu.gemm, its sustained rates and gpu.peak_flop_per_s")
         return cls(
-            cus=gpu.num_cus,
-            flop_per_s_per_cu=gpu.matrix_flop_per_s_per_cu * ratio,
-            hbm_bytes_per_s=gpu.hbm_bytes_per_s,
-            launch_s=0.0 if gpu.kernel_launch_s is None else gpu.kernel_launch_s,
+            cus=gpu.working_cus,
+            flop_per_s_per_cu=gpu.matrix_flop_per_s_per_cu * ratio * gpu.cu_speed,
+            hbm_bytes_per_s=gpu.hbm_bytes_per_s * gpu.overall_speed,
+            launch_s=0.0 if gpu.kernel_launch_s is None else gpu.kernel_launch_s / gpu.overall_speed,
             element_bytes=ELEMENT_BYTES[precision],
             library=gpu.gemm,
             engines=gpu.shader_engines,

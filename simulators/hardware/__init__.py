@@ -14,7 +14,6 @@ GROUPS = {
     "gpu": "GPUs",
     "node": "Nodes of GPUs",
     "fabric": "Networks between nodes",
-    "setting": "Settings of a GPU",
     "pim": "Units in a system's memory",
     "instructions": "Instruction sets of units in memory",
     "format": "Formats of copies",

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from dse.errors import Problems
 from dse.units import Bytes, FlopPerSecond, Integer, Number, Seconds
-from dse.values import knob
+from dse.values import Moved, knob
 from simulators.hardware.machine import CollectiveModel, CostModels, GemmModel, Gpu, Hardware, View, peak_format
 from simulators.hardware.network import CollectiveLibrary, InSwitch, Node, Topology
 from simulators.hardware.parts import (
@@ -24,9 +24,12 @@ from simulators.hardware.parts import (
     PeakFormat,
     Precision,
     ShaderEngines,
+    SwitchableCache,
+    WithoutCache,
 )
 from simulators.hardware.pim import Pim
-from simulators.hardware.sourced import Sourced
+
+Cus = Annotated[Integer, Field(ge=1, le=4096)]
 
 
 class DeviceGpu(View, Gpu):
@@ -35,9 +38,20 @@ class DeviceGpu(View, Gpu):
     Fields from `matrix_flop_per_s_per_cu` on are read by the cost models `waves` and `links` only.
     """
 
-    num_cus: Annotated[Integer, Field(ge=1, le=4096)]
+    num_cus: Cus
     peak_hbm_bytes_per_s: Bandwidth
     hbm_bytes: Bytes | None = None
+    active_cus: Annotated[Cus | None, Moved("setting.num_cus", "system.gpu.active_cus")] = None
+    clock: Annotated[Number, Field(gt=0, le=4), Moved("setting.clock", "system.gpu.clock")] = 1.0
+    disabled_cache: Annotated[
+        SwitchableCache | None,
+        knob(structural=True),
+        Moved("setting.feed", "system.gpu.disabled_cache"),
+        Moved("setting.latency", "system.gpu.disabled_cache"),
+        Moved("setting.name", "system.name"),
+    ] = None
+    without_cache: Mapping[SwitchableCache, WithoutCache] | None = None
+    flop_vs_bw: Annotated[Number, Field(gt=0, le=1e3), Moved("setting.flop_vs_bw", "system.gpu.flop_vs_bw")] = 1.0
     staged_bytes: Bytes | None = None
     pim: Pim | None = None
     peak_flop_per_s: Mapping[PeakFormat, Annotated[FlopPerSecond, Field(ge=1e9)]] = Field(min_length=1)
@@ -51,6 +65,23 @@ class DeviceGpu(View, Gpu):
     shader_engines: ShaderEngines | None = None
     cu_copy: CuCopy | None = None
     dma: Dma | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _keep_factors_that_count(cls, tree: Any) -> Any:
+        """Factors without a cache mean something where it is switched off."""
+        if not isinstance(tree, Mapping) or not isinstance(tree.get("without_cache"), Mapping):
+            return tree
+        kept = {
+            cache: factors for cache, factors in tree["without_cache"].items() if cache == tree.get("disabled_cache")
+        }
+        return {**tree, "without_cache": kept or None}
+
+    @property
+    def as_described(self) -> DeviceGpu:
+        """The GPU as its data sheet says, with all CUs and caches at the nominal clock."""
+        changed = {"active_cus": None, "clock": 1.0, "disabled_cache": None, "without_cache": None, "flop_vs_bw": 1.0}
+        return self.model_copy(update=changed)
 
     @field_validator("efficiency")
     @classmethod
@@ -70,30 +101,6 @@ class LibraryNode(View, Node):
     topology: Annotated[Topology | None, knob(structural=True)] = None
     link_bytes_per_s: Bandwidth | None = None
     in_switch: InSwitch | None = None
-
-
-class Setting(Sourced):
-    """Settings of a GPU, real or hypothetical, that modify its device file.
-
-    num_cus: active CUs; None for all. clock: clock of the CUs and the last-level cache over their nominal clock. feed,
-    latency: factors on the bytes from the last-level cache to a CU, and on the time of a chain of loads, with a cache
-    switched off. flop_vs_bw: speedup of everything on the GPU, arithmetic and memory, with unchanged links between GPUs
-    (arXiv:2302.02825).
-    """
-
-    name: str
-    description: str = ""
-    num_cus: Annotated[Integer, Field(ge=1, le=4096)] | None = None
-    clock: Annotated[Number, Field(gt=0, le=4)] = 1.0
-    feed: Annotated[Number, Field(gt=0, le=1)] = 1.0
-    latency: Annotated[Number, Field(ge=1, le=100)] = 1.0
-    flop_vs_bw: Annotated[Number, Field(gt=0, le=1e3)] = 1.0
-
-    @property
-    def plain(self) -> Setting:
-        """Copy of the setting without any change to the device."""
-        changed = {"num_cus": None, "clock": 1.0, "feed": 1.0, "latency": 1.0, "flop_vs_bw": 1.0}
-        return self.model_copy(update=changed)
 
 
 _OF_WAVES = (

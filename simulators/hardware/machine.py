@@ -38,7 +38,9 @@ from simulators.hardware.parts import (
     Precision,
     ShaderEngines,
     ShortTime,
+    SwitchableCache,
     Tracker,
+    WithoutCache,
 )
 from simulators.hardware.pim import Pim
 from simulators.hardware.sourced import Sourced, WithSources, is_fact
@@ -83,6 +85,10 @@ class Gpu(WithSources, Grown):
     Sustained, as kernels reach it: matrix_flop_per_s_per_cu (of one CU while all CUs are busy), flop_per_s (of all CUs,
     by the precision of an application that is simulated request by request), hbm_bytes_per_s; kernel_launch_s.
 
+    As it runs: active_cus (None for all), clock (of the CUs and the last-level cache over the nominal one),
+    disabled_cache, with the factors without_cache, and flop_vs_bw (speedup of everything on the GPU, arithmetic and
+    memory, with unchanged links between GPUs: arXiv:2302.02825). 1 or None: as its data sheet says.
+
     Fitted: efficiency (constants of kernels by precision), fitted_on (precision -> kind -> names of rows), note (errors
     on other rows), measured_as (name of the GPU in measured tables).
 
@@ -98,6 +104,11 @@ class Gpu(WithSources, Grown):
     name: str = ""
     description: str = ""
     num_cus: Annotated[Integer, Field(ge=1, le=4096)]
+    active_cus: Annotated[Integer, Field(ge=1, le=4096)] | None = None
+    clock: Annotated[Number, Field(gt=0, le=4)] | None = None
+    disabled_cache: Annotated[SwitchableCache | None, knob(structural=True)] = None
+    without_cache: Mapping[SwitchableCache, WithoutCache] | None = None
+    flop_vs_bw: Annotated[Number, Field(gt=0, le=1e3)] | None = None
     peak_flop_per_s: Mapping[PeakFormat, Annotated[FlopPerSecond, Field(ge=1e9)]] | None = None
     peak_hbm_bytes_per_s: Bandwidth | None = None
     hbm_bytes: Bytes | None = None
@@ -130,6 +141,21 @@ class Gpu(WithSources, Grown):
     mapping: AddressMapping | None = None
     line_bytes: Annotated[Integer, Field(ge=32, le=256)] | None = None
     page_bytes: Annotated[Integer, Field(ge=256, le=2**30)] | None = None
+
+    @property
+    def working_cus(self) -> int:
+        """CUs that work."""
+        return self.num_cus if self.active_cus is None else self.active_cus
+
+    @property
+    def overall_speed(self) -> float:
+        """Speed of arithmetic and of memory over what the data sheet says: flop_vs_bw."""
+        return 1.0 if self.flop_vs_bw is None else self.flop_vs_bw
+
+    @property
+    def cu_speed(self) -> float:
+        """Speed of the CUs and of the last-level cache over what the data sheet says: clock times flop_vs_bw."""
+        return self.overall_speed if self.clock is None else self.clock * self.overall_speed
 
     def peak(self, precision: str) -> float | None:
         """Peak rate [FLOP/s] at a precision; None if the data sheet does not give it."""

@@ -26,6 +26,7 @@ Count = Annotated[Integer, Field(ge=1, le=4096)]
 Hash = Literal["none", "xor", "polynomial"]
 Assignment = Literal["static", "dynamic", "stream_k"]
 
+SwitchableCache = Literal["l1", "l2"]
 StreamKind = Literal["norm", "activation", "add", "rotary"]
 """Operators of a transformer's layer that memory bounds."""
 
@@ -210,6 +211,15 @@ class Efficiency(Grown):
     split_s: Annotated[Seconds, Field(ge=0)] | None = None
     sustained: Factor | None = None
     streaming: Mapping[StreamKind, Streaming] | None = None
+
+
+class WithoutCache(Frozen):
+    """Factors on the bytes from the last-level cache to a CU (`feed`), and on the latency of a chain of loads, with a
+    cache switched off.
+    """
+
+    feed: Annotated[Number, Field(gt=0, le=1)]
+    latency: Annotated[Number, Field(ge=1, le=100)]
 
 
 class L1(Frozen):

@@ -9,6 +9,9 @@ from pydantic import BaseModel, Field, model_validator
 
 from dse.values import Frozen, Source, leaves
 
+WHAT_IF = frozenset({"active_cus", "clock", "flop_vs_bw"})
+"""Names of what a design is asked to be: no constants of a machine, so they need no source, and may have one."""
+
 
 class WithSources(Frozen):
     """A part with `sources`: dotted path -> source of the constants at and below it; the whole may name others."""
@@ -41,10 +44,14 @@ class Sourced(WithSources):
 
     @model_validator(mode="after")
     def _every_number_has_a_source(self) -> Sourced:
-        bare = [path for path, value, _ in leaves(self) if is_fact(value) and not self.source(path)]
+        bare = [path for path, value, _ in leaves(self) if _is_constant(path, value) and not self.source(path)]
         if bare:
             raise ValueError(f"no entry in `sources` for {', '.join(bare)}; every constant names where it is from")
         return self
+
+
+def _is_constant(path: str, value: object) -> bool:
+    return is_fact(value) and path.rpartition(".")[2] not in WHAT_IF
 
 
 def is_fact(value: object) -> bool:

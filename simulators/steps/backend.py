@@ -1,8 +1,8 @@
 """The step backend: one training or inference iteration of a whole model on a GPU and its group, as sums of operators.
 
-A design is a device, how it is set, a model, how it is run and spread, an optimizer, and how the framework computes
-what is no GEMM. Equations are in `simulators.steps`. With `lengths`, an iteration is the mean one of an epoch over
-sequences of these lengths, of which `iterations` says which stand for it.
+A design is a device, a model, how it is run and spread, an optimizer, and how the framework computes what is no GEMM.
+Equations are in `simulators.steps`. With `lengths`, an iteration is the mean one of an epoch over sequences of these
+lengths, of which `iterations` says which stand for it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dse.space import get_path
 from dse.values import LABELS, leaves, put
 from simulators.costs.chip import Chip
 from simulators.costs.gemm_waves import WaveGpu
-from simulators.hardware.device import Device
+from simulators.hardware.device import Device, DeviceGpu
 from simulators.hardware.machine import reads
 from simulators.hardware.number_formats import Format
 from simulators.hardware.pim import InstructionSet
@@ -48,7 +48,7 @@ Floats = NDArray[np.float64]
 
 def iteration(design: Design) -> Iteration:
     """The iteration of a design at one sequence length; its numbers may be arrays."""
-    chip = Chip.of(design.system, design.run.precision).set_as(design.setting)
+    chip = Chip.of(design.system, design.run.precision)
     gemms = WaveGpu.of(design.system.gpu, design.run.precision) if design.system.costs.gemm == "waves" else None
     platform = Platform(chip, groups(design.system, design.parallel), design.kernels.batched, gemms)
     run, blocks = design.run, _blocks(design)
@@ -95,8 +95,10 @@ def _of_epoch(design: Design) -> dict[str, Floats]:
     lengths = epoch.unique.astype(float)
     metrics = _of_iteration(put(design, _LENGTH, lengths))
     choice = design.iterations or Iterations(name="all", method="all")
-    plain = design.setting.plain
-    base = metrics if plain == design.setting else _of_iteration(put(put(design, "setting", plain), _LENGTH, lengths))
+    plain = design.system.gpu.as_described
+    base = metrics
+    if plain != design.system.gpu:
+        base = _of_iteration(put(put(design, "system.gpu", plain), _LENGTH, lengths))
     times = np.broadcast_to(base["iteration_s"], lengths.shape)[epoch.place]
     sample = choose(choice, epoch.lengths, times)
     seconds = np.broadcast_to(metrics["iteration_s"], lengths.shape)
@@ -124,7 +126,7 @@ class StepBackend(Backend):
         """Check the sections: `Design`'s, and perhaps `models`: names of models, a scenario each."""
         check, sections = Problems(), (*Design.model_fields, "models")
         for name in set(tree) - set(sections):
-            check.add(name, "is not a known section", way_out=did_you_mean(name, sections))
+            check.add(name, "is not a known section", way_out=did_you_mean(name, sections, path=name))
         for name in Design.model_fields:
             if not isinstance(tree.get(name), Mapping) and (name not in OPTIONAL or tree.get(name) is not None):
                 check.add(name, "is no section of keys", value=tree.get(name), way_out=f"choose one: {name}=<option>")
@@ -174,7 +176,7 @@ class StepBackend(Backend):
             return None
         if section == "system" and not reads(Device, name, tree["system"]):
             return None
-        fields = _fields(tree, section)
+        fields = _fields(tree, section) | {f"gpu.{field}" for field in DeviceGpu.model_fields}
         if name not in fields and get_path(tree, path) is None:
             return None
         if path == _LENGTH and isinstance(tree.get("lengths"), Mapping):
@@ -219,9 +221,9 @@ class StepBackend(Backend):
         return {"gemm": design.system.costs.gemm, "collective": design.system.costs.collective}
 
     def facts(self, design: BaseModel) -> Sequence[tuple[str, Any, str, str]]:
-        """Constants of the device at the run's precision, its setting, the kernels and the optimizer, with sources."""
+        """Constants of the device at the run's precision, the kernels and the optimizer, with sources."""
         assert isinstance(design, Design)
-        parts = {"setting": design.setting, "kernels": design.kernels, "optimizer": design.optimizer}
+        parts = {"kernels": design.kernels, "optimizer": design.optimizer}
         sourced = {**parts, "lengths": design.lengths, "quantised": design.quantised, "format": design.format}
         sourced["instructions"] = design.instructions
         below = [fact for name, part in sourced.items() if part is not None for fact in part.facts_below(name)]

@@ -9,7 +9,7 @@ import numpy as np
 
 from dse.backend import Tree
 from dse.errors import ConfigError
-from simulators.hardware.device import Device, Setting
+from simulators.hardware.device import Device, DeviceGpu
 from simulators.hardware.number_formats import Format
 from simulators.hardware.parts import Grown
 from simulators.hardware.pim import InstructionSet
@@ -29,7 +29,6 @@ class Design(Grown):
     """
 
     system: Device
-    setting: Setting
     model: Model
     run: Run
     parallel: Parallel
@@ -91,10 +90,7 @@ def rules(design: Design) -> Iterator[Rule]:
         yield Rule("optimizer", True, rule, way_out=way)
     if run.mode != "training" and parallel.zero:
         yield Rule("parallel.zero", True, "splits the state of an optimizer, and inference has none", way_out="set 0")
-    cus, all_cus = design.setting.num_cus, system.gpu.num_cus
-    if cus is not None:
-        few = "is more than the GPU has (system.gpu.num_cus = {0})"
-        yield Rule("setting.num_cus", np.asarray(cus) > all_cus, few, cus, (all_cus,), "use fewer")
+    yield from _gpu_rules(system.gpu)
     yield from _node_rules(design)
     yield from _epoch_rules(design)
     yield from _copy_rules(design)
@@ -106,6 +102,18 @@ def rules(design: Design) -> Iterator[Rule]:
     for path, degree in (("parallel.tp", parallel.tp), ("parallel.pp", parallel.pp)):
         rule = "splits a model that is no transformer, which is not modelled"
         yield Rule(path, np.asarray(degree) > 1, rule, degree, way_out=f"set {path}=1")
+
+
+def _gpu_rules(gpu: DeviceGpu) -> Iterator[Rule]:
+    """No more CUs work than there are, and a cache is switched off where it is known what that costs."""
+    cus, all_cus = gpu.active_cus, gpu.num_cus
+    if cus is not None:
+        few = "is more than the GPU has (system.gpu.num_cus = {0})"
+        yield Rule("system.gpu.active_cus", np.asarray(cus) > all_cus, few, cus, (all_cus,), "use fewer")
+    if gpu.disabled_cache is not None and not gpu.without_cache:
+        rule = f"is not described: system.gpu.without_cache.{gpu.disabled_cache} is missing"
+        way = "give its factors with their source, or leave the cache on (null)"
+        yield Rule("system.gpu.disabled_cache", True, rule, gpu.disabled_cache, way_out=way)
 
 
 def _copy_rules(design: Design) -> Iterator[Rule]:
