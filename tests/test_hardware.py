@@ -20,8 +20,10 @@ from simulators.hardware import machine
 from simulators.hardware.device import Device, device_of
 from simulators.hardware.machine import Hardware, own_fields, reads, tree_of
 from simulators.hardware.memory_system import MemorySystem
+from simulators.hardware.network import link_rules
 from simulators.hardware.system import System, system_of
 from simulators.hardware.systems import VIEWS, served_by
+from simulators.rules import problems
 
 TODAY = (
     "mi300x_8", "mi355x_8", "mi210_4", "a100_8", "h100_8", "h800_8",
@@ -153,6 +155,58 @@ def test_a_part_that_is_missing_or_not_read_is_named(words: list[str], told: str
     assert told in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("system", "change", "told"),
+    [
+        ("mi300x_8", {"num_gpus": 9}, "system.node.num_gpus = 9: takes 8 links of a GPU, which has 7"),
+        ("mi210_4", {"num_gpus": 5}, "system.node.num_gpus = 5: takes 4 links of a GPU, which has 3"),
+        ("l20_8", {"topology": "ring"}, "system.node.topology = 'ring': takes 2 links of a GPU, which has 0"),
+    ],
+)
+def test_a_node_takes_no_more_links_than_a_gpu_has(system: str, change: dict[str, Any], told: str) -> None:
+    machine = system_of(tree_of(system))
+    assert machine.gpu.num_links is not None
+    assert not list(link_rules(machine.node, machine.gpu.num_links))
+    node = machine.node.model_copy(update=change)
+    (problem,) = problems(list(link_rules(node, machine.gpu.num_links)))
+    assert told in str(problem)
+    assert problem.way_out
+    assert not list(link_rules(node, None))
+    assert not list(link_rules(node.model_copy(update={"topology": "pcie"}), machine.gpu.num_links))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["study=ficco_sweep", "system.node.num_gpus=9"], "(use at most 8, or system.node.topology=switch)"),
+        (
+            ["study=conccl", "schedule=c3_rp", "schedule.comm_cus=57"],
+            "schedule.comm_cus = 57: is more than the workgroups of the collective's kernel (56, by "
+            "system.gpu.cu_copy.num_cus): some would idle (use at most 56)",
+        ),
+        (["study=bert", "system=h100_8", "run.precision=fp8"], "system.gpu.efficiency: has no constants for fp8 (run."),
+        (["study=ficco_sweep", "system=v100_8"], "system.gpu.peak_flop_per_s.bf16: is missing: a GEMM of the workload"),
+        (
+            ["study=bert", "system=a100_8", "system.gpu.active_cus=109"],
+            "system.gpu.active_cus = 109: is more than the GPU has (system.gpu.num_cus = 108) (use fewer)",
+        ),
+        (
+            ["study=bert", "system=a100_8", "system.gpu.disabled_cache=l2"],
+            "system.gpu.disabled_cache = 'l2': is not described: system.gpu.without_cache.l2 is missing",
+        ),
+        (
+            ["study=bert", "system=a100_8", "parallel.tp=8", "parallel.collectives=in_switch"],
+            "parallel.collectives = 'in_switch': needs a switch that adds (system.node.in_switch)",
+        ),
+    ],
+)
+def test_what_a_machine_cannot_do_is_refused_with_path_rule_and_way_out(words: list[str], told: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        plan(request([*words, "tracking=none", "store=none"]))
+    assert told in str(caught.value)
+
+
 def test_the_command_lists_machines_and_the_constants_of_one(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["systems"]) == 0
     listed = capsys.readouterr().out
@@ -160,7 +214,9 @@ def test_the_command_lists_machines_and_the_constants_of_one(capsys: pytest.Capt
     assert main(["systems", "p100"]) == 0
     shown = capsys.readouterr().out
     assert "gpu.efficiency.fp32.compute" in shown
-    assert "for schedules" in shown
+    assert "schedules: no (missing: gpu.matrix_flop_per_s_per_cu" in " ".join(shown.split())
+    assert "iterations: fp32 fp16_storage" in shown
+    assert "10.6 TFLOP/s" in shown
     assert main(["systems", "p1000"]) == 2
     assert "did you mean `p100`" in capsys.readouterr().err
 

@@ -58,6 +58,7 @@ class DeviceGpu(View, Gpu):
     measured_as: str = ""
     efficiency: Mapping[Precision, Efficiency] = Field(default_factory=dict)
     fitted_on: Mapping[str, Mapping[str, tuple[str, ...]]] = Field(default_factory=dict)
+    num_links: Annotated[Integer, knob(structural=True, ge=0, le=64)] | None = None
     matrix_flop_per_s_per_cu: FlopPerSecond | None = None
     hbm_bytes_per_s: Bandwidth | None = None
     kernel_launch_s: Seconds | None = None
@@ -107,7 +108,7 @@ _OF_WAVES = (
     *("gpu.matrix_flop_per_s_per_cu", "gpu.hbm_bytes_per_s", "gpu.kernel_launch_s"),
     *("gpu.gemm", "gpu.shader_engines"),
 )
-_OF_LINKS = ("gpu.cu_copy", "gpu.dma", "node.topology", "node.link_bytes_per_s")
+_OF_LINKS = ("gpu.num_links", "gpu.cu_copy", "gpu.dma", "node.topology", "node.link_bytes_per_s")
 
 
 class OperatorCosts(CostModels):

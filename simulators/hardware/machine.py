@@ -80,7 +80,8 @@ class CostModels(Grown):
 class Gpu(WithSources, Grown):
     """One GPU. A part of None is one that it lacks, or of which nothing is known.
 
-    Data sheet: num_cus, peak_flop_per_s (by the format of inputs, all CUs, dense), peak_hbm_bytes_per_s, hbm_bytes.
+    Data sheet: num_cus, num_links (to other GPUs), peak_flop_per_s (by the format of inputs, all CUs, dense),
+    peak_hbm_bytes_per_s, hbm_bytes.
 
     Sustained, as kernels reach it: matrix_flop_per_s_per_cu (of one CU while all CUs are busy), flop_per_s (of all CUs,
     by the precision of an application that is simulated request by request), hbm_bytes_per_s; kernel_launch_s.
@@ -104,6 +105,7 @@ class Gpu(WithSources, Grown):
     name: str = ""
     description: str = ""
     num_cus: Annotated[Integer, Field(ge=1, le=4096)]
+    num_links: Annotated[Integer, knob(structural=True, ge=0, le=64)] | None = None
     active_cus: Annotated[Integer, Field(ge=1, le=4096)] | None = None
     clock: Annotated[Number, Field(gt=0, le=4)] | None = None
     disabled_cache: Annotated[SwitchableCache | None, knob(structural=True)] = None

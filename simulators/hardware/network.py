@@ -6,7 +6,7 @@ Numbers live in `conf/node/*.yaml` and `conf/fabric/*.yaml`, each with its sourc
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -15,6 +15,7 @@ from dse.units import Integer, Number, Seconds
 from dse.values import Frozen, knob
 from simulators.hardware.parts import Bandwidth, Duration, Grown
 from simulators.hardware.sourced import WithSources
+from simulators.rules import Rule
 
 Topology = Literal["mesh", "switch", "ring", "pcie"]
 Placement = Literal["cpu", "pcie_switch", "gpu"]
@@ -97,7 +98,7 @@ class InSwitch(Grown):
 class Node(WithSources, Grown):
     """GPUs that reach each other directly (`mesh`), through a `switch`, around a bidirectional `ring`, or by `pcie`.
 
-    link_bytes_per_s: achievable payload rate of one link in one direction. A GPU has num_gpus - 1 links on a
+    link_bytes_per_s: achievable payload rate of one link in one direction. A GPU takes num_gpus - 1 links on a
     mesh, one port of as many links' bandwidth at a switch, two links on a ring, and one by PCIe; a single GPU has none.
     hop_latency_s: time until the first byte arrives, where schedules send without a copy's set-up. library: of
     collectives; None if nothing is known of it. in_switch: what the switch adds up and copies; None if it cannot.
@@ -111,6 +112,24 @@ class Node(WithSources, Grown):
     hop_latency_s: Seconds | None = None
     library: CollectiveLibrary | None = None
     in_switch: InSwitch | None = None
+
+
+_LINKS_NEEDED = {"ring": 2, "switch": 1}
+"""Links of a GPU that a topology takes at least; a mesh takes one to each peer, PCIe none."""
+
+
+def link_rules(node: Node, num_links: int | None) -> Iterator[Rule]:
+    """Require that a GPU has the links that its node takes. num_links: None if that is not known."""
+    mesh, peers = node.topology == "mesh", node.num_gpus - 1
+    needed = peers if mesh else _LINKS_NEEDED.get(str(node.topology), 0)
+    if num_links is None or peers < 1 or needed <= num_links:
+        return
+    rule, given = "takes {0} links of a GPU, which has {1} (system.gpu.num_links)", (needed, num_links, num_links + 1)
+    if mesh:
+        way = "use at most {2}, or system.node.topology=switch" if num_links else "set system.node.topology=pcie"
+        yield Rule("system.node.num_gpus", True, f"{rule}, as a mesh", node.num_gpus, given, way)
+    else:
+        yield Rule("system.node.topology", True, rule, node.topology, given, "set pcie, or take another GPU")
 
 
 class Nic(Frozen):

@@ -14,6 +14,7 @@ from pydantic import BaseModel
 
 from dse.config.options import list_options
 from dse.errors import ConfigError, Problem, Problems
+from dse.units import quantity_text
 from simulators.hardware.device import Device
 from simulators.hardware.machine import Hardware, tree_of
 from simulators.hardware.memory_system import MemorySystem
@@ -87,27 +88,57 @@ def systems(words: Sequence[str]) -> int:
 def _table(machines: Sequence[Served]) -> Any:
     from rich.table import Table
 
-    shown = Table("system", "schedules", "iterations", "requests", "constants", title="Machines and what they serve")
-    for one in machines:
-        precisions = " ".join(name if own else f"({name})" for name, own in one.precisions.items())
-        served = {
-            "schedules": "yes",
-            "iterations": precisions or "no constants",
-            "requests": "yes",
-        }
-        cells = [text if not one.missing[view] else "–" for view, text in served.items()]
-        shown.add_row(one.name, *cells, ", ".join(f"{count} {kind}" for kind, count in one.provenance.items()))
+    shown = Table("system", *VIEWS, "constants", title="Machines and what they serve")
+    for machine in machines:
+        served = [_served(machine, view) if not machine.missing[view] else "–" for view in VIEWS]
+        shown.add_row(machine.name, *served, _counts(machine))
     return shown
 
 
-def _constants(one: Served) -> Any:
+def _served(machine: Served, view: str) -> str:
+    """Say how a machine serves a view of which it lacks nothing: of iterations, at which precisions."""
+    if view != "iterations":
+        return "yes"
+    fitted = (name if here else f"({name})" for name, here in machine.precisions.items())
+    return " ".join(fitted) or "no constants"
+
+
+def _counts(machine: Served) -> str:
+    return ", ".join(f"{count} {kind}" for kind, count in machine.provenance.items())
+
+
+def _constants(machine: Served) -> Any:
+    """What a machine serves, and its constants part by part; a source that repeats the one above is left out."""
+    from rich.console import Group
+
+    served = (
+        f"{view}: no (missing: {', '.join(paths)})" if paths else f"{view}: {_served(machine, view)}"
+        for view, paths in machine.missing.items()
+    )
+    title = f"{machine.name}: {machine.description}"
+    return Group(title, *served, f"{len(machine.constants)} constants: {_counts(machine)}", _sources(machine))
+
+
+def _sources(machine: Served) -> Any:
     from rich.table import Table
 
-    shown = Table("constant", "value", "known", "source", title=f"{one.name}: {one.description}")
-    for path, (value, kind, source) in one.constants.items():
-        shown.add_row(path, f"{value:g}" if isinstance(value, float) else str(value)[:60], kind, source)
-    for view, paths in one.missing.items():
-        if paths:
+    shown, part, above = Table(), "", ("", "")
+    for name in ("constant", "value", "known", "source"):
+        shown.add_column(name, overflow="fold")
+    for path, (value, kind, source) in machine.constants.items():
+        if (here := ".".join(path.split(".")[:-1][: 1 if path.startswith("cost_") else 2])) != part:
             shown.add_section()
-            shown.add_row(f"for {view}", "is missing:", "", ", ".join(paths))
+            part, above = here, ("", "")
+        shown.add_row(path, _text(path, value), *(("", "") if (kind, source) == above else (kind, source)))
+        above = kind, source
     return shown
+
+
+def _text(path: str, value: Any) -> str:
+    """Value of a constant in its unit; of a mapping, such as rates by format, in that of its name."""
+    above = path.rpartition(".")[0]
+    if not isinstance(value, (int, float)):
+        return f"{len(value)} of {', '.join(value[0])}" if isinstance(value, list) else str(value)
+    if path.startswith("cost_weights."):
+        return f"{value:g}"
+    return quantity_text(value, above if above.endswith("_per_s") else path)

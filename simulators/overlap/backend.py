@@ -17,6 +17,7 @@ from dse.errors import ConfigError, Problem, Problems, did_you_mean
 from dse.space import get_path
 from dse.values import LABELS, condition, leaves, put
 from simulators.hardware.machine import reads
+from simulators.hardware.network import link_rules
 from simulators.hardware.system import System
 from simulators.overlap.batch import Grid, grids
 from simulators.overlap.cost_models import model_names, model_rules, reads_fact
@@ -224,10 +225,11 @@ class OverlapBackend(Backend):
         return system if self._imbalance is None else WholeNode.of(system, self._imbalance)
 
     def _rules(self, design: Design) -> list[Rule]:
-        """Rules on the models of costs; then those of the schedule."""
+        """Rules on links and on the models of costs; then those of the schedule."""
         system = self._simulated_system(design.system)
         of_models = list(model_rules(system, design.workload, design.schedule))
-        return [*of_models, *(() if of_models else design.schedule.rules(system, design.workload))]
+        of_links = list(link_rules(design.system.node, design.system.gpu.num_links))
+        return [*of_links, *of_models, *(() if of_models else design.schedule.rules(system, design.workload))]
 
     def _lower(self, design: Design) -> TaskGraph:
         return design.schedule.lower(self._simulated_system(design.system), design.workload)

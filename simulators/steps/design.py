@@ -10,6 +10,7 @@ import numpy as np
 from dse.backend import Tree
 from dse.errors import ConfigError
 from simulators.hardware.device import Device, DeviceGpu
+from simulators.hardware.network import link_rules
 from simulators.hardware.number_formats import Format
 from simulators.hardware.parts import Grown
 from simulators.hardware.pim import InstructionSet
@@ -217,6 +218,8 @@ def _link_rules(design: Design) -> Iterator[Rule]:
         if value is None:
             rule = "is missing: costs.collective = links reads it"
             yield Rule(f"system.{path}", gpus > 1, rule, way_out="use system.costs.collective=library")
+    if node is not None:
+        yield from link_rules(node, system.gpu.num_links)
 
 
 def _epoch_rules(design: Design) -> Iterator[Rule]:
