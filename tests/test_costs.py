@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from simulators.calibration.measurements import Rows
 from simulators.calibration.rows import cost_of
 from simulators.costs.chip import Chip
-from simulators.costs.gemm import menus_of, products_of
+from simulators.costs.gemm import MENU, MENU_FOR_FEW, products_of
 from simulators.costs.gemm_cost import GemmShape, gemm_cost, gemm_gpu, operator_cost
-from simulators.costs.gemm_tiles import fastest, picked_kernel, tile_seconds
+from simulators.costs.gemm_library import kernel_seconds, library_gemms, pick_kernels
+from simulators.costs.gemm_tiles import Tiling, fastest, picked_kernel, tile_seconds
 from simulators.costs.gemm_waves import WaveGpu
 from simulators.costs.transfer import TransferMode, alone, library_cus
 from simulators.hardware import machine
@@ -152,15 +153,30 @@ def test_a_gemm_is_never_faster_beside_more_cus_of_others_and_keeps_its_tile(
     assert (many.rows, many.cols, many.workgroups) == (few.rows, few.cols, few.workgroups)
 
 
-@given(name=st.sampled_from(["h100_8", "v100_8"]), shapes=st.lists(SHAPES, min_size=1, max_size=20))
-def test_the_compiled_search_finds_the_kernel_of_the_plain_equations(
-    name: str, shapes: list[tuple[int, int, int]]
-) -> None:
-    chip = Chip.of(device_of(shipped("system")[name]), "fp32" if name == "v100_8" else "bf16")
+@given(shapes=st.lists(SHAPES, min_size=1, max_size=20))
+def test_the_compiled_search_finds_the_kernel_of_the_plain_equations(shapes: list[tuple[int, int, int]]) -> None:
+    chip = Chip.of(device_of(shipped("system")["v100_8"]), "fp32")
     m, n, k = np.array(shapes, float).T
     products = products_of(chip, (m, n, k), transposed_a=True)
-    kernel = picked_kernel(products, *menus_of(chip))
-    assert tile_seconds(products, kernel).seconds == pytest.approx(fastest(products, *menus_of(chip)), rel=1e-12, abs=0)
+    kernel = picked_kernel(products, MENU, MENU_FOR_FEW)
+    times = fastest(products, MENU, MENU_FOR_FEW)
+    assert tile_seconds(products, kernel).seconds == pytest.approx(times, rel=1e-12, abs=0)
+
+
+@given(name=st.sampled_from(["h100_8", "mi355x_8"]), shapes=st.lists(SHAPES, min_size=1, max_size=20))
+def test_a_library_picks_a_kernel_of_its_own_that_no_other_tile_beats(
+    name: str, shapes: list[tuple[int, int, int]]
+) -> None:
+    chip = Chip.of(device_of(shipped("system")[name]), "bf16")
+    m, n, k = np.array(shapes, float).T
+    gemms = library_gemms(chip, (m, n, k, np.ones_like(m)))
+    assert chip.tiles is not None
+    seconds, kernel = pick_kernels(gemms, chip.tiles)
+    assert kernel_seconds(gemms, kernel).seconds == pytest.approx(seconds, rel=1e-12, abs=0)
+    assert set(zip(kernel.rows.tolist(), kernel.cols.tolist(), strict=True)) <= set(chip.tiles)
+    for rows, cols in chip.tiles:
+        other = kernel_seconds(gemms, Tiling(np.asarray(rows), np.asarray(cols), np.asarray(1.0)))
+        assert (other.seconds >= seconds * (1 - 1e-12)).all()
 
 
 @given(shape=SHAPES, cus=st.integers(1, 304))

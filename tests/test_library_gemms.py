@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from benchmarks import validity
 from dse.cli import main
 from dse.errors import ConfigError
-from simulators.calibration.fit import LIBRARY_GEMMS, TYPICAL_LIBRARY
+from simulators.calibration.fit import LIBRARY_GEMMS, library_tiles, typical_library
 from simulators.calibration.layouts import read_gemms, read_streams
 from simulators.calibration.measurements import STREAM_KINDS
 from simulators.costs.chip import Chip
@@ -27,6 +27,7 @@ from simulators.hardware.machine import tree_of
 from simulators.hardware.parts import Efficiency, Streaming
 
 H100 = device_of(tree_of("h100_8"))
+TYPICAL_LIBRARY = typical_library(library_tiles(H100, "bf16") or ())
 CALIBRATED = {"a100_8": ("fp16", "bf16"), "h100_8": ("fp16", "bf16"), "mi300x_8": ("fp8",), "mi355x_8": ("bf16",)}
 
 
@@ -52,11 +53,8 @@ def test_a_gemm_takes_at_least_its_launch_its_traffic_and_its_flop_at_the_sustai
     flop, traffic = 2.0 * m * n * k, 2.0 * (m * k + n * k + m * n)
     peak, bandwidth = H100.gpu.peak("bf16"), H100.gpu.peak_hbm_bytes_per_s
     assert peak is not None and TYPICAL_LIBRARY.sustained is not None and TYPICAL_LIBRARY.hbm_share is not None
-    if min(m, n) > 1:
-        assert alone >= flop / (TYPICAL_LIBRARY.sustained * peak) * (1 - 1e-9)
-        assert alone >= traffic / (TYPICAL_LIBRARY.hbm_share * bandwidth) * (1 - 1e-9)
-    else:  # a vector may be multiplied as it streams
-        assert alone >= traffic / (1.001 * bandwidth * 1.1)
+    assert alone >= flop / (TYPICAL_LIBRARY.sustained * peak) * (1 - 1e-9)
+    assert alone >= traffic / (TYPICAL_LIBRARY.hbm_share * bandwidth) * (1 - 1e-9)
 
 
 @given(m=SIZES, n=SIZES, k=SIZES, times=st.sampled_from([2, 4, 8]))
@@ -69,7 +67,10 @@ def test_a_larger_product_is_never_much_faster(m: int, n: int, k: int, times: in
 
 @pytest.mark.parametrize(
     ("constant", "factor"),
-    [("sustained", 0.5), ("hbm_share", 0.5), ("compute", 0.5), ("feed", 0.5), ("prologue", 4.0), ("launch_s", 4.0)],
+    [
+        *(("sustained", 0.5), ("hbm_share", 0.5), ("compute", 0.5), ("feed", 0.5)),
+        *(("prologue", 4.0), ("launch_s", 4.0), ("split_s", 4.0), ("split_traffic", 4.0)),
+    ],
 )
 def test_every_constant_slows_some_product(constant: str, factor: float) -> None:
     sizes = (np.array([64, 4096, 8192, 28672.0]), np.array([16, 1, 4096, 64.0]), np.array([512, 8192, 8192, 8192.0]))
@@ -147,7 +148,7 @@ def test_a_stream_takes_its_least_time_or_that_of_its_bytes(traffic: float, more
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        (lambda text: text.replace("fp8", "int3"), "table.csv, line 2, precision = 'int3': is unknown"),
+        (lambda text: text.replace("fp8", "int3"), "table.csv: holds no GEMMs"),
         (lambda text: text.replace("28.8", "-1"), "table.csv, line 2, us = '-1': must be a positive time"),
         (lambda text: text.replace("5120", "51.5"), "table.csv, line 2, out_features = '51.5': must be a whole number"),
         (lambda text: text.replace(",us", ",ms"), "table.csv: has no columns of a known layout"),
@@ -162,6 +163,35 @@ def test_a_bad_table_is_refused_by_file_line_and_column(
     with pytest.raises(ConfigError) as error:
         read_gemms(path)
     assert told in str(error.value)
+
+
+@pytest.mark.parametrize("text", [AITER, PROFILE])
+def test_rows_of_an_unknown_precision_are_skipped_and_counted(
+    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One precision that is new does not make the others of a table useless."""
+    path, row = tmp_path / "table.csv", text.splitlines()[-1]
+    odd = row.replace("fp8", "nvfp4").replace("bfloat16", "nvfp4")
+    path.write_text("\n".join([text.strip(), odd, odd]), encoding="utf-8")
+    (rows,) = read_gemms(path)
+    assert rows.size == 1
+    assert "table.csv: 2 rows are skipped: precision 'nvfp4' is unknown; " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("factor", [1e-3, 1e3])
+def test_a_table_whose_rows_are_in_two_units_is_refused_by_line(
+    factor: float, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sizes = [(2.0**a, 2.0**b, 4096.0) for a in range(10, 14) for b in range(3, 13)]
+    times = [1e6 * float(seconds(chip(), *size)) for size in sizes]
+    times[::10] = [factor * time for time in times[::10]]
+    lines = [f"H100,bf16,t,{n:.0f},{m:.0f},{k:.0f},{t:.9g}" for (m, n, k), t in zip(sizes, times, strict=True)]
+    (tmp_path / "made.csv").write_text("\n".join([AITER.splitlines()[0], *lines]), encoding="utf-8")
+    assert main(["calibrate", "system=h100_8", f"data={tmp_path / 'made.csv'}", f"out={tmp_path / 'out'}"]) == 2
+    told = capsys.readouterr().err
+    assert all(f"made.csv, line {line}, " in told for line in (2, 12, 22, 32))
+    assert "line 3, " not in told
+    assert "give every time in the unit of its column" in told
 
 
 # The fit
@@ -191,7 +221,7 @@ def test_constants_come_back_from_times_that_they_made(tmp_path: Path, capsys: p
 def test_shipped_constants_are_called_calibrated_and_say_what_they_were_fitted_on(name: str) -> None:
     tree = tree_of(name)
     for precision in CALIBRATED[name]:
-        assert tree["gpu"]["efficiency"][precision]["largest_tile"] == 256
+        assert tree["gpu"]["efficiency"][precision]["tiles"]
         assert tree["gpu"]["sources"][f"efficiency.{precision}"]["provenance"] == "calibrated"
         assert 0 < len(tree["gpu"]["fitted_on"][precision]["gemm"]) <= LIBRARY_GEMMS
         assert {"median", "p90"} <= set(tree["gpu"]["note"]["on rows not fitted on"][f"{precision} gemm"])

@@ -22,7 +22,16 @@ from dse.errors import ConfigError, Problem, Problems, pairs
 from dse.files import atomic_replacement, csv_columns, read_bytes
 from dse.results.run_folder import Outputs
 from simulators.calibration.collectives import ANY_PRECISION, COLLECTIVE_ROWS, holds_collectives, read_collectives
-from simulators.calibration.fit import FEWEST, LIBRARY_PRIORS, PRIORS, TYPICAL, Fitted, fit
+from simulators.calibration.fit import (
+    FEWEST,
+    LIBRARY_PRECISIONS,
+    LIBRARY_PRIORS,
+    PRIORS,
+    TYPICAL,
+    Fitted,
+    fit,
+    library_tiles,
+)
 from simulators.calibration.layouts import layout_of, read_gemms, read_streams
 from simulators.calibration.measurements import FLOAT_BYTES, STREAM_KINDS, Rows, read
 from simulators.calibration.predictions import MODELS, Errors, Predicted, predicted_by, roofline
@@ -38,6 +47,8 @@ if TYPE_CHECKING:
 # times the peak rate; reported when seconds are read as milliseconds (Winograd's F(4x4) needs a quarter of the FLOP)
 _TOO_FAST = {"gemm": 3.0, "conv": 12.0, "recurrent": 3.0}
 _TOO_SLOW = 200.0  # times the roofline, in the median; reported when microseconds are read as milliseconds
+_FAR_FASTER = 50.0  # than the time at typical constants: reported when some rows are in a larger unit than others
+_ONE_UNIT = "give every time in the unit of its column"
 _TOO_FAST_LINK = 2e12  # bytes/s of a GPU in an all-reduce, faster than any existing link
 _POOR_MEDIAN, _POOR_CORRELATION = 0.25, 0.95  # bounds beyond which a fit is reported as poor
 _AT_BOUND = 0.02  # of the logarithm
@@ -170,13 +181,7 @@ def _check(device: Device, rows: Sequence[Rows], file: Path) -> None:
         check.add("system.node.library", f"is missing: {file.name} has collectives", way_out=way)
     exchanges = ("allreduce", *COLLECTIVE_ROWS)
     for precision in dict.fromkeys(group.precision for group in rows if group.kind not in exchanges):
-        if device.gpu.peak(precision) is None:
-            rule = f"is missing: {file.name} has rows of this precision"
-            check.add(
-                f"system.gpu.peak_flop_per_s.{peak_format(precision)}",
-                rule,
-                way_out="give the peak rate of the data sheet",
-            )
+        _check_hardware(check, device, precision, file)
     check.done()
     counts = {(group.precision, group.kind): group.size for group in rows}
     for precision in dict.fromkeys(precision for precision, kind in counts if kind not in exchanges):
@@ -197,6 +202,16 @@ def _check(device: Device, rows: Sequence[Rows], file: Path) -> None:
     check.done()
 
 
+def _check_hardware(check: Problems, device: Device, precision: str, file: Path) -> None:
+    """Note what a device must say of itself for the rows of a precision."""
+    if device.gpu.peak(precision) is None:
+        rule, way = f"is missing: {file.name} has rows of this precision", "give the peak rate of the data sheet"
+        check.add(f"system.gpu.peak_flop_per_s.{peak_format(precision)}", rule, way_out=way)
+    if precision in LIBRARY_PRECISIONS and library_tiles(device, precision) is None:
+        rule = f"is missing: {file.name} has rows at {precision}, of a library of today"
+        check.add("system.gpu.gemm.tiles", rule, way_out="give the sizes of its tiles")
+
+
 def _check_times(check: Problems, device: Device, rows: Rows, file: Path) -> None:
     """Note times that are faster than the device can be, or absurdly slow, as being in another unit."""
     if rows.kind in STREAM_KINDS:
@@ -205,16 +220,24 @@ def _check_times(check: Problems, device: Device, rows: Rows, file: Path) -> Non
     least = roofline(device, rows, work.flop, traffic=work.bytes)
     peak = device.gpu.peak(rows.precision)
     assert peak is not None
-    rate = work.flop / rows.seconds
-    for row, column in np.argwhere(rate > _TOO_FAST[rows.kind] * peak)[:10]:
+    rate, too_fast = work.flop / rows.seconds, _TOO_FAST[rows.kind] * peak
+    for row, column in np.argwhere(rate > too_fast)[:10]:
         where = f"{file.name}, line {rows.lines[row]}, {rows.passes[column]}_ms"
         rule = f"would be {rate[row, column] / 1e12:.3g} TFLOP/s on a device of {peak / 1e12:.3g}"
         value = float(f"{rows.seconds[row, column] * 1e3:.6g}")
-        check.add(where, f"{rule}: is it in seconds?", value=value, way_out="write milliseconds")
+        check.add(where, f"{rule}: is it in seconds?", value=value, way_out=_ONE_UNIT)
     slow = float(np.nanmedian(rows.seconds / least))
     if slow > _TOO_SLOW:
         rule = f"take {slow:.0f} times as long as the data sheet lets expect (median): are they in microseconds?"
-        check.add(file.name, f"times of {rows.kind} at {rows.precision} {rule}", way_out="write milliseconds")
+        check.add(file.name, f"times of {rows.kind} at {rows.precision} {rule}", way_out=_ONE_UNIT)
+        return
+    ratio = rows.seconds / work.seconds
+    for row, column in np.argwhere((ratio > _TOO_SLOW) | ((ratio < 1 / _FAR_FASTER) & (rate <= too_fast)))[:10]:
+        where, odd = f"{file.name}, line {rows.lines[row]}, {rows.passes[column]}_ms", ratio[row, column]
+        rule = (
+            f"takes {odd:.3g} times as long as is typical, and most rows do not: is it in another unit than they are?"
+        )
+        check.add(where, rule, value=float(f"{rows.seconds[row, column] * 1e3:.6g}"), way_out=_ONE_UNIT)
 
 
 def _check_rates(check: Problems, rows: Rows, file: Path) -> None:
@@ -279,14 +302,15 @@ def _put_collective(
 
 def _rounded(values: Mapping[str, Any]) -> dict[str, Any]:
     """Constants with five digits, by name, those of operators below theirs."""
-    return {
-        str(name): _rounded(value)
-        if isinstance(value, Mapping)
-        else value
-        if isinstance(value, int)
-        else float(f"{value:.5g}")
-        for name, value in values.items()
-    }
+    return {str(name): _round(value) for name, value in values.items()}
+
+
+def _round(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return _rounded(value)
+    if isinstance(value, tuple):
+        return [list(tile) for tile in value]
+    return value if isinstance(value, int) else float(f"{value:.5g}")
 
 
 def _round_errors(errors: Errors | None) -> dict[str, float] | str:
@@ -311,7 +335,7 @@ def poor(done: Calibration) -> Iterator[str]:
 def at_bounds(done: Calibration) -> Iterator[str]:
     """Yield a sentence for each constant that the fit pushed to a bound of its range."""
     for precision, constants in done.device.gpu.efficiency.items():
-        priors = PRIORS if constants.largest_tile is None else LIBRARY_PRIORS
+        priors = PRIORS if constants.tiles is None else LIBRARY_PRIORS
         for name, prior in priors.items():
             value, ends = getattr(constants, name), (prior.low, prior.high)
             if min(abs(np.log(value / end)) for end in ends) < _AT_BOUND:

@@ -57,7 +57,7 @@ _SCALE: Mapping[str, float] = {
 }  # of the logarithm: the loss is linear beyond
 _LAYOUT = 2.0  # distance of two layouts, in doublings of a size
 _FAR = {"n": 1024.0, "k": 16384.0}  # sizes of a GEMM beyond which time is proportional to FLOP
-_FAR_TODAY = {"m": 16384.0, "n": 4096.0, "k": 16384.0}
+_FAR_TODAY = {"m": 32768.0, "n": 32768.0, "k": 16384.0}
 _WHOLE = 64  # sizes that are no multiple of it are left to kernels of their own
 _STARTS = 3
 _CALLS = 60
@@ -65,6 +65,7 @@ _CALLS = 60
 
 Chosen = tuple[Rows, Floats]
 """Rows to fit on, and their weights."""
+Tiles = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True)
@@ -89,21 +90,39 @@ PRIORS: Mapping[str, Prior] = {
 TYPICAL = Efficiency(**{name: prior.middle for name, prior in PRIORS.items()})
 """Constants of a device without measurements."""
 LIBRARY_PRIORS: Mapping[str, Prior] = {
-    "launch_s": Prior(2.5e-6, 0.5, 0.5e-6, 50e-6),
-    "compute": Prior(1.15, 0.25, 0.3, 3.0),
-    "feed": Prior(0.35, 0.5, 0.02, 10.0),
-    "narrow": Prior(1.1, 0.2, 0.5, 4.0),
-    "prologue": Prior(120.0, 0.7, 1.0, 5000.0),
-    "hbm_share": Prior(0.93, 0.06, 0.5, 1.1),
-    "reread": Prior(0.4, 0.8, 0.02, 4.0),
-    "split_s": Prior(2e-6, 0.6, 0.1e-6, 50e-6),
-    "sustained": Prior(0.8, 0.5, 0.1, 1.2),
+    "launch_s": Prior(3e-6, 0.4, 0.5e-6, 50e-6),
+    "compute": Prior(0.9, 0.3, 0.1, 3.0),
+    "feed": Prior(0.2, 0.8, 0.01, 10.0),
+    "prologue": Prior(80.0, 0.7, 1.0, 5000.0),
+    "hbm_share": Prior(0.85, 0.07, 0.3, 1.1),
+    "split_s": Prior(1.5e-6, 0.6, 0.05e-6, 50e-6),
+    "split_traffic": Prior(3.0, 0.5, 0.1, 100.0),
+    "sustained": Prior(0.75, 0.2, 0.1, 1.2),
 }
-"""Priors of the constants of GEMMs by a library with tiles of 256 (`simulators.costs.gemm`)."""
-TYPICAL_LIBRARY = TYPICAL.model_copy(
-    update={"largest_tile": 256, **{name: prior.middle for name, prior in LIBRARY_PRIORS.items()}}
-)
-"""Constants of such a library on a GPU without measurements."""
+"""Priors of the constants of GEMMs by a library of today (`simulators.costs.gemm_library`); sustained: over compute."""
+
+
+def typical_library(tiles: Tiles) -> Efficiency:
+    """Constants of a library of today, with these tiles, on a GPU without measurements."""
+    return TYPICAL.model_copy(
+        update={**_of_library({k: prior.middle for k, prior in LIBRARY_PRIORS.items()}), "tiles": tiles}
+    )
+
+
+def _of_library(values: Mapping[str, float]) -> dict[str, float]:
+    """Constants of a library from values whose `sustained` is over `compute`."""
+    return {**values, "sustained": values["sustained"] * values["compute"]}
+
+
+def library_tiles(device: Device, precision: str) -> Tiles | None:
+    """(rows, columns) of the tiles of a device's library: at a precision, or at any, or those of its schedules."""
+    constants = [device.gpu.constants(precision), *(device.gpu.efficiency or {}).values()]
+    named = [fitted.tiles for fitted in constants if fitted is not None and fitted.tiles is not None]
+    if named or device.gpu.gemm is None:
+        return named[0] if named else None
+    return tuple((tile.rows, tile.cols) for tile in device.gpu.gemm.tiles)
+
+
 STREAM_PRIORS: Mapping[str, Prior] = {
     "launch_s": Prior(4e-6, 0.7, 0.5e-6, 50e-6),
     "hbm_share": Prior(0.6, 0.5, 0.05, 2.0),
@@ -175,7 +194,7 @@ def fit(device: Device, rows: Sequence[Rows], *, num_gpus: int = 8) -> Fitted:
     efficiency = {}
     for precision in dict.fromkeys(precision for precision, kind in chosen if kind == "gemm"):
         if precision in library:
-            constants_of_gemms = _fit_library(device, chosen[precision, "gemm"])
+            constants_of_gemms = _fit_library(device, precision, chosen[precision, "gemm"])
             streaming = {
                 kind: _fit_stream(device, chosen[precision, kind])
                 for kind in STREAM_KINDS
@@ -204,13 +223,16 @@ def _fit_kernels(device: Device, chosen: Sequence[Chosen], constants: Mapping[st
     return {**constants, **_least(free, predict, chosen)}
 
 
-def _fit_library(device: Device, chosen: Chosen) -> Efficiency:
+def _fit_library(device: Device, precision: str, chosen: Chosen) -> Efficiency:
     """Fit the constants of a library of today to GEMMs."""
+    tiles = library_tiles(device, precision)
+    assert tiles is not None
+    typical = typical_library(tiles)
 
     def predict(values: Mapping[str, float], rows: Rows) -> Floats:
-        return on_device(device, TYPICAL_LIBRARY.model_copy(update=dict(values)), rows).seconds
+        return on_device(device, typical.model_copy(update=_of_library(values)), rows).seconds
 
-    return TYPICAL_LIBRARY.model_copy(update=_least(LIBRARY_PRIORS, predict, [chosen]))
+    return typical.model_copy(update=_of_library(_least(LIBRARY_PRIORS, predict, [chosen])))
 
 
 def _fit_stream(device: Device, chosen: Chosen) -> Streaming:

@@ -1,7 +1,7 @@
 """Tables in the layouts of other projects, as rows of measured operators: GEMMs, and what memory bounds.
 
 A layout is told by its columns. A linear layer of `tokens` rows, X[tokens, in] W[out, in]^T, is the column-major GEMM
-m = out, n = tokens, k = in. Rows without a time are skipped and counted.
+m = out, n = tokens, k = in. Rows without a time, or of a precision that is unknown here, are skipped and counted.
 
 - tuned kernels of ROCm/aiter: device, precision, tokens, out_features, in_features, us
 - profiles of ai-dynamo/aiconfigurator: device, gemm_dtype, m (tokens), n (out), k (in), latency [ms]
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +23,7 @@ import numpy as np
 
 from dse.errors import Problems
 from dse.files import CsvTable, read_csv
-from simulators.calibration.measurements import Rows
+from simulators.calibration.measurements import Rows, tell_skipped
 from simulators.hardware.parts import StreamKind
 
 
@@ -67,7 +67,7 @@ def read_gemms(path: Path) -> list[Rows]:
         check.add(path.name, "has no columns of a known layout", way_out=f"known are {known}")
         check.done()
     assert layout is not None
-    groups = _groups(table, layout, check, path.name)
+    groups = _groups(table, layout, check, path)
     check.done(path.name)
     if not groups:
         check.add(path.name, "holds no GEMMs")
@@ -125,34 +125,42 @@ def _stream_rows(device: str, kind: str, cells: list[tuple[int, str, float, floa
     return Rows(device, "fp16", kind, shape, np.array(seconds, float)[:, None], names, lines, ("",) * len(names))
 
 
-_Cells = list[tuple[int, float, float, float, float]]
+_Cell = tuple[int, float, float, float, float]
+_Cells = list[_Cell]
 
 
-def _groups(table: CsvTable, layout: Layout, check: Problems, name: str) -> Mapping[tuple[str, str], _Cells]:
+def _groups(table: CsvTable, layout: Layout, check: Problems, path: Path) -> Mapping[tuple[str, str], _Cells]:
     """(device, precision) -> (line, m, n, k, seconds) of each row with a shape and a time."""
-    groups, without_time = defaultdict[tuple[str, str], _Cells](list), 0
+    groups, without_time, unknown = defaultdict[tuple[str, str], _Cells](list), 0, Counter[str]()
     for line, cells in table.rows:
         if not all(cells[size] for size in layout.sizes):
             continue  # no GEMM
         written = cells.get(layout.precision, layout.precision)
         precision = _PRECISIONS.get(written)
         if precision is None:
-            check.add(f"{name}, line {line}, {layout.precision}", "is unknown", value=written)
-            continue
-        if not cells[layout.time]:
+            unknown[written] += 1
+        elif not cells[layout.time]:
             without_time += 1
-            continue
-        sizes = [_number(cells[size]) for size in layout.sizes]
-        for size, value in zip(layout.sizes, sizes, strict=True):
-            if not (value.is_integer() and 1 <= value <= _MOST_SIZE):
-                check.add(f"{name}, line {line}, {size}", "must be a whole number from 1", value=cells[size])
-        time = _number(cells[layout.time])
-        if not (math.isfinite(time) and time > 0):
-            check.add(f"{name}, line {line}, {layout.time}", "must be a positive time", value=cells[layout.time])
-        groups[cells["device"], precision].append((line, *sizes, time * layout.unit_s))  # type: ignore[arg-type]
+        else:
+            row = _row(line, cells, layout, check, path.name)
+            groups[cells["device"], precision].append(row)
     if without_time:
-        print(f"{name}: {without_time} rows without a time are skipped", file=sys.stderr)
+        print(f"{path.name}: {without_time} rows without a time are skipped", file=sys.stderr)
+    tell_skipped(path, unknown, known=_PRECISIONS)
     return groups
+
+
+def _row(line: int, cells: Mapping[str, str], layout: Layout, check: Problems, name: str) -> _Cell:
+    """(line, m, n, k, seconds) of a row; what is wrong with it is noted."""
+    sizes = [_number(cells[size]) for size in layout.sizes]
+    for size, value in zip(layout.sizes, sizes, strict=True):
+        if not (value.is_integer() and 1 <= value <= _MOST_SIZE):
+            check.add(f"{name}, line {line}, {size}", "must be a whole number from 1", value=cells[size])
+    time = _number(cells[layout.time])
+    if not (math.isfinite(time) and time > 0):
+        check.add(f"{name}, line {line}, {layout.time}", "must be a positive time", value=cells[layout.time])
+    m, n, k = sizes
+    return line, m, n, k, time * layout.unit_s
 
 
 def _number(text: str) -> float:

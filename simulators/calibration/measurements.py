@@ -10,7 +10,7 @@ import math
 import re
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -115,13 +115,20 @@ class Rows:
 
 
 def read(path: Path) -> list[Rows]:
-    """Read the rows of a CSV, by device, precision and kind. Raises ConfigError, naming lines and columns."""
-    table = _Table(path)
+    """Read the rows of a CSV, by device, precision and kind. Raises ConfigError, naming lines and columns.
+
+    Rows of a precision that is unknown are skipped and counted.
+    """
+    table, unknown = _Table(path), Counter[str]()
     groups = defaultdict[tuple[str, str, str], list[_Row]](list)
     for line, cells in table.rows:
+        if cells["precision"] not in ELEMENT_BYTES:
+            unknown[cells["precision"]] += 1
+            continue
         row = table.row(line, cells)
         if row is not None:
             groups[row.device, row.precision, row.kind].append(row)
+    tell_skipped(path, unknown, known=ELEMENT_BYTES)
     if not groups and not table.problems:
         table.note("", "holds no rows")
     table.done()
@@ -132,6 +139,13 @@ def read(path: Path) -> list[Rows]:
             file=sys.stderr,
         )
     return [_rows(*key, rows) for key, rows in groups.items()]
+
+
+def tell_skipped(path: Path, unknown: Mapping[str, int], *, known: Iterable[str]) -> None:
+    """Tell on standard error how many rows of a table are skipped, by the precision that is not known."""
+    for precision, count in unknown.items():
+        hint = did_you_mean(precision, known)
+        print(f"{path.name}: {count} rows are skipped: precision {precision!r} is unknown; {hint}", file=sys.stderr)
 
 
 def read_folder(folder: Path) -> list[Rows]:
@@ -218,9 +232,7 @@ class _Table:
         if kind is None:
             every = [name for ops in KINDS.values() for name in ops]
             self.note(f"line {line}, op", "is no operator that is known", op, did_you_mean(op, every))
-        if precision not in ELEMENT_BYTES:
-            self.note(f"line {line}, precision", "is unknown", precision, f"known are {', '.join(ELEMENT_BYTES)}")
-        elif kind == "allreduce" and precision != "fp32":
+        if kind == "allreduce" and precision != "fp32":
             self.note(f"line {line}, precision", "must be fp32: all-reduces are counted in floats", precision)
         if kind is None or len(self.problems) > before:
             return None

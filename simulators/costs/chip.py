@@ -40,11 +40,11 @@ class Chip:
     narrow: ArrayLike
     latency_s: ArrayLike
     vector_flop_per_s: ArrayLike | None = None
-    largest_tile: int = 128
+    tiles: tuple[tuple[int, int], ...] | None = None
     prologue: ArrayLike = 0.0
     hbm_share: ArrayLike = _HBM_SHARE
-    reread: ArrayLike = 0.5
     split_s: ArrayLike = 0.0
+    split_traffic: ArrayLike = 0.0
     sustained: ArrayLike = np.inf
     assignment: Assignment = "static"
     engines: ShaderEngines | None = None

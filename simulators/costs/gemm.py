@@ -8,13 +8,7 @@ bytes:
     w = [A transposed] t (0.3 + max(0, log2 d(b k) - 10)),        d(x): the largest power of two that divides x
     seconds = launch + T, for min(m, n) <= 16: only by kernels of 16 columns (or rows), at v T
 
-Libraries of today (`largest_tile: 256`) have macro-tiles of 256 x 128 to 64 x 64, as CUTLASS lists them, and split K in
-up to 32. A long product runs at what power and clock sustain, and a product with a vector streams its matrix:
-
-    seconds = launch + (T^8 + (2 m n k / (sustained F))^8)^(1/8),    for min(m, n) = 1: at most v bytes / (hbm_share H)
-
-F, H: peak rate and HBM bandwidth of the data sheet. Beside those below, prologue, hbm_share, reread (h), split_s and
-sustained are fitted. Chosen having seen rows of A100 and H100: the eighth power, and which tiles of CUTLASS's.
+A library of today (a device's `tiles`) is that of `simulators.costs.gemm_library`, of which both layouts cost the same.
 
 Fitted for each device and precision: launch, e (`compute`), feed, t (`transposed`), v (`narrow`); all else is the same
 for all. w: a transposed A is read across its stride of b k bytes, and one of many powers of two meets few memory
@@ -30,6 +24,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from simulators.costs.chip import Chip, Cost
+from simulators.costs.gemm_library import library_gemms, pick_kernels, sustained
 from simulators.costs.gemm_tiles import Menu, Products, fastest
 
 Floats = NDArray[np.float64]
@@ -38,12 +33,8 @@ _NARROW = 16
 LARGEST_TILE = 128
 _TILES = [(r, s) for r, s in product((LARGEST_TILE, 64, 32, 16), repeat=2) if r * s >= 1024]
 _SPLITS = (1, 2, 4, 8)
-_MENU = Menu.of([tile for tile in _TILES if min(tile) > _NARROW], _SPLITS)
-_MENU_FOR_FEW = Menu.of([tile for tile in _TILES if min(tile) <= _NARROW], _SPLITS)
-_LIBRARY_TILES = [(256, 128), (256, 64), (128, 128), (128, 64), (64, 128), (64, 64)]
-_LIBRARY_MENU = Menu.of(_LIBRARY_TILES, (1, 2, 3, 4, 6, 8, 16, 32))
-_LEAST_DEPTH = 64  # of a part of K
-_SHARP = 8  # of the soft maximum of a product's time and of that at the sustained rate
+MENU = Menu.of([tile for tile in _TILES if min(tile) > _NARROW], _SPLITS)
+MENU_FOR_FEW = Menu.of([tile for tile in _TILES if min(tile) <= _NARROW], _SPLITS)
 _CAMPING_FREE_LOG2 = 10.0  # strides whose power of two is at most 1 KiB use all channels
 _STRIDE_BASE = 0.3  # doublings that a transposed A costs anyway
 
@@ -53,33 +44,13 @@ def gemm(
 ) -> Cost:
     """Cost of `batch` GEMMs of sizes (m, n, k), 1 or more, at once; numbers or arrays that broadcast."""
     m, n, k = (np.asarray(value, float) for value in sizes)
-    products = products_of(chip, (m, n, k), transposed_a=transposed_a, batch=batch)
-    traffic = np.asarray(chip.element_bytes) * np.asarray(batch) * (m * k + n * k + m * n)
-    flop = 2 * m * n * k * np.asarray(batch)
-    if chip.largest_tile <= LARGEST_TILE:
-        return Cost.of(flop, traffic, quickest(products) + np.asarray(chip.launch_s))
-    seconds = with_limits(chip, (m, n, k, np.asarray(batch, float)), fastest(products, _LIBRARY_MENU))
-    return Cost.of(flop, traffic, seconds + np.asarray(chip.launch_s))
-
-
-def menus_of(chip: Chip) -> tuple[Menu, Menu | None]:
-    """Kernels of a chip's library, and those for few columns where there are such."""
-    return (_MENU, _MENU_FOR_FEW) if chip.largest_tile <= LARGEST_TILE else (_LIBRARY_MENU, None)
-
-
-def with_limits(chip: Chip, size: tuple[Floats, ...], seconds: Floats) -> Floats:
-    """Time [s] without launch of products `size` = (m, n, k, batch) that take `seconds` on tiles.
-
-    Libraries of today meet the sustained rate, and stream the matrix of a product with a vector.
-    """
-    if chip.largest_tile <= LARGEST_TILE:
-        return seconds
-    m, n, k, batch = size
-    traffic = np.asarray(chip.element_bytes) * batch * (m * k + n * k + m * n)
-    sustained = 2 * m * n * k * batch / (np.asarray(chip.sustained) * chip.rate * np.asarray(chip.cus))
-    seconds = (seconds**_SHARP + sustained**_SHARP) ** (1 / _SHARP)
-    streamed = np.asarray(chip.narrow) * traffic / chip.bandwidth
-    return np.where(np.minimum(m, n) <= 1, np.minimum(seconds, streamed), seconds)
+    size = m, n, k, np.asarray(batch, float)
+    traffic = np.asarray(chip.element_bytes) * size[3] * (m * k + n * k + m * n)
+    if chip.tiles is None:
+        seconds = quickest(products_of(chip, (m, n, k), transposed_a=transposed_a, batch=batch))
+    else:
+        seconds = sustained(chip, size, pick_kernels(library_gemms(chip, size), chip.tiles)[0])
+    return Cost.of(2 * m * n * k * size[3], traffic, seconds + np.asarray(chip.launch_s))
 
 
 def products_of(
@@ -87,9 +58,7 @@ def products_of(
 ) -> Products:
     """GEMMs as products on tiles; those for few columns `repeat` v times."""
     m, n, k = sizes
-    small_tiles = chip.largest_tile <= LARGEST_TILE
     element, few = np.asarray(chip.element_bytes, float) * np.asarray(batch), np.minimum(m, n) <= _NARROW
-    few = few & small_tiles
     return Products(
         m=m,
         n=n,
@@ -106,15 +75,13 @@ def products_of(
         prologue=chip.prologue,
         repeats=np.where(few, chip.narrow, 1.0),
         split_s=chip.split_s,
-        most_splits=np.inf if small_tiles else k / _LEAST_DEPTH,
         few=few,
-        reread=chip.reread,
     )
 
 
 def quickest(products: Products) -> Floats:
     """Seconds without launch, by the kernels for few columns where there are few, else by the others."""
-    return fastest(products, _MENU, _MENU_FOR_FEW)
+    return fastest(products, MENU, MENU_FOR_FEW)
 
 
 def across(chip: Chip, k: ArrayLike, transposed_a: ArrayLike) -> Floats:

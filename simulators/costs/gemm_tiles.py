@@ -9,12 +9,12 @@ CU:
     T_flop = q 2 r s K f
     T_feed = q K (r (1 + w) + s) u                    w: extra cost of reading A across its stride
     T_mem  = (A (1 + w/2) a + B b + C (1, or 2 z + 1 where split) + extra) / H
-             a = max(1, h n / min(n, s sqrt(c))),   b = max(1, h m / min(m, r sqrt(c)))
+             a = max(1, n / 2 min(n, s sqrt(c))),   b = max(1, m / 2 min(m, r sqrt(c)))
     T      = sqrt(j^2 (T_flop^2 + T_feed^2 + T_mem^2) + (y K)^2) + [z > 1] split
 
 j: products one after the other; y: latency of a chain of dependent loads for each element of K. The square sum is a
 soft maximum: parts overlap, imperfectly where they are alike. A and B are read again by each super-tile of a wave, and
-the share h of that (a half where it was not fitted) misses the last-level cache; half of w is HBM's.
+half of that misses the last-level cache; half of w is HBM's.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ Floats = NDArray[np.float64]
 
 _ROUNDING = 1e-9  # of a wave: a full one is not two because 1 / c is no binary fraction
 _MOST = 8  # sides, and splits, of a menu
+_REREAD = 0.5  # of what super-tiles read again: the share that misses the last-level cache
 _BLOCK = 256  # products whose intermediate values stay in the first-level cache
 
 
@@ -76,7 +77,6 @@ class Products:
     split_s: ArrayLike = 0.0
     most_splits: ArrayLike = np.inf
     few: ArrayLike = False
-    reread: ArrayLike = 0.5
 
 
 def fastest(products: Products, menu: Menu, for_few: Menu | None = None) -> Floats:
@@ -140,8 +140,8 @@ def tile_seconds(products: Products, kernels: Tiling, *, waves: ArrayLike | None
     flop_s = 2 * rows * cols * p.flop_s
     feed_s = (rows * (1 + p.across) + cols) * p.operand_s
     compute = turns * depth * np.sqrt(flop_s * flop_s + feed_s * feed_s)
-    again_a = np.maximum(1.0, p.reread * p.n / np.minimum(p.n, cols * np.sqrt(p.cus)))
-    again_b = np.maximum(1.0, p.reread * p.m / np.minimum(p.m, rows * np.sqrt(p.cus)))
+    again_a = np.maximum(1.0, _REREAD * p.n / np.minimum(p.n, cols * np.sqrt(p.cus)))
+    again_b = np.maximum(1.0, _REREAD * p.m / np.minimum(p.m, rows * np.sqrt(p.cus)))
     read = p.a_bytes * (1 + 0.5 * p.across) * again_a + p.extra_bytes + p.b_bytes * again_b
     traffic = read + p.c_bytes * np.where(splits > 1, 2 * splits + 1, 1)
     moved = traffic * p.byte_s
@@ -154,13 +154,12 @@ def tile_seconds(products: Products, kernels: Tiling, *, waves: ArrayLike | None
 
 @compile_lazily
 def _fastest(table: Any, menus: Any, seconds: Any) -> None:  # noqa: C901, PLR0912, PLR0915 (compiled as one)
-    """`fastest` over the fields of `Products` as rows [20, B]: block by block, kernels outside, products inside."""
+    """`fastest` over the fields of `Products` as rows [19, B]: block by block, kernels outside, products inside."""
     part, place = np.empty((table.shape[0], _BLOCK)), np.empty(_BLOCK, np.int64)
     depth, up_m, up_n, first, second = np.empty((5, _MOST, _BLOCK))
     groups, weight, read, written, again, chain, unsplit, split = np.empty((8, _BLOCK))
     m, n, k, read_a, read_b, out, cus, flop_s, operand_s, byte_s = part[:10]
     batch, across, extra, prologue, repeats, chain_s, split_s, most = part[10:18]
-    reread = part[19]
     for start in range(0, table.shape[1], _BLOCK):
         for kind in range(2):
             size = 0
@@ -169,7 +168,7 @@ def _fastest(table: Any, menus: Any, seconds: Any) -> None:  # noqa: C901, PLR09
                 size += (table[18, j] > 0) == (kind > 0)
             if size == 0:
                 continue
-            for row in range(20):
+            for row in range(19):
                 for i in range(size):
                     part[row, i] = table[row, place[i]]
             sides, tiles, splits = menus[kind]
@@ -184,8 +183,8 @@ def _fastest(table: Any, menus: Any, seconds: Any) -> None:  # noqa: C901, PLR09
                 for i in range(size):
                     span, share = length * np.sqrt(cus[i]), batch[i] / cus[i]
                     up_m[side, i], up_n[side, i] = np.ceil(m[i] / length) * share, np.ceil(n[i] / length)
-                    again_a = max(1.0, reread[i] * n[i] / min(n[i], span))
-                    again_b = max(1.0, reread[i] * m[i] / min(m[i], span))
+                    again_a = max(1.0, _REREAD * n[i] / min(n[i], span))
+                    again_b = max(1.0, _REREAD * m[i] / min(m[i], span))
                     first[side, i] = (read_a[i] * (1.0 + 0.5 * across[i]) * again_a + extra[i]) * byte_s[i]
                     second[side, i] = read_b[i] * again_b * byte_s[i]
             for tile in range(tiles.shape[0]):

@@ -6,9 +6,9 @@ Field names carry SI units. Numbers live in `conf/gpu/*.yaml`, each with its sou
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from dse.units import Bytes, BytesPerSecond, Fraction, Integer, Number, Seconds
 from dse.values import Frozen, knob
@@ -24,6 +24,7 @@ Duration = Annotated[Seconds, Field(gt=0)]
 ShortTime = Annotated[Seconds, Field(le=1e-3)]
 Count = Annotated[Integer, Field(ge=1, le=4096)]
 Hash = Literal["none", "xor", "polynomial"]
+Side = Annotated[Integer, Field(ge=8, le=1024)]
 Assignment = Literal["static", "dynamic", "stream_k"]
 
 SwitchableCache = Literal["l1", "l2"]
@@ -42,8 +43,8 @@ class Grown(Frozen):
 class Tile(Frozen):
     """A GEMM macro-tile of the library: output rows x columns, and its rate relative to the best tile."""
 
-    rows: Annotated[Integer, Field(ge=8, le=1024)]
-    cols: Annotated[Integer, Field(ge=8, le=1024)]
+    rows: Side
+    cols: Side
     efficiency: Annotated[Number, Field(gt=0, le=1)]
 
 
@@ -191,11 +192,11 @@ class Efficiency(Grown):
     of reading a transposed A. narrow: slowdown of the library's kernels for at most 16 columns. latency_s: latency per
     element of K of a chain of dependent loads.
 
-    Of libraries with tiles of 256 (`largest_tile`; 128 otherwise), which split K finely: prologue: elements of K that
-    take as long as a workgroup needs to begin and to end. hbm_share: share of the HBM bandwidth of the data sheet that
-    is reached. reread: share of the operands that each super-tile of a wave reads again. split_s: time to add the parts
-    of a split K. sustained: share of the peak rate that power and clock allow for long. narrow: slowdown of a product
-    with a vector against its traffic. streaming: by operator that memory bounds.
+    Of libraries of today (`simulators.costs.gemm_library`): tiles: (rows, columns) of a tile of the output, of each
+    kernel (None: the library is older). prologue: elements of K that take as long as a workgroup needs to begin and to
+    end. hbm_share: share of the HBM bandwidth of the data sheet that is reached. split_s: time to add the parts of a
+    split K. split_traffic: traffic of a part over the bytes of its sums. sustained: share of the peak rate that power
+    and clock allow for long. streaming: by operator that memory bounds.
     """
 
     launch_s: Duration
@@ -204,13 +205,22 @@ class Efficiency(Grown):
     transposed: Factor
     narrow: Factor
     latency_s: Duration
-    largest_tile: Literal[128, 256] | None = None
+    tiles: Annotated[tuple[tuple[Side, Side], ...], Field(min_length=1)] | None = None
     prologue: Annotated[Number, Field(ge=0, le=1e5)] | None = None
     hbm_share: Annotated[Number, Field(gt=0, le=1.2)] | None = None
-    reread: Annotated[Number, Field(gt=0, le=10)] | None = None
     split_s: Annotated[Seconds, Field(ge=0)] | None = None
+    split_traffic: Annotated[Number, Field(gt=0, le=100)] | None = None
     sustained: Factor | None = None
     streaming: Mapping[StreamKind, Streaming] | None = None
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> Self:
+        """A library of today has all of its constants."""
+        names = ("prologue", "hbm_share", "split_s", "split_traffic", "sustained")
+        absent = [name for name in names if self.tiles is not None and getattr(self, name) is None]
+        if absent:
+            raise ValueError(f"has tiles and no {', '.join(absent)}")
+        return self
 
 
 class WithoutCache(Frozen):

@@ -1,0 +1,165 @@
+"""GEMMs by libraries of today, on matrix units: the fastest of a library's tiles, and K split where workgroups are few.
+
+For C[m, n] = A[m, k] B[k, n], g of them, on c CUs, by a kernel of tile r x s that splits K in z; A, B, C are the bytes
+that each moves (of all g), H the HBM bandwidth that is reached, f and u the seconds of a FLOP and of an operand element
+on one CU:
+
+    N     = ceil(m/r) ceil(n/s) g                  tiles of the output; q = ceil(N z / c) workgroups on the busiest CU
+    t     = ((2 r s f)^3 + ((r + s) u)^3)^(1/3)    an element of K of one tile
+    core  = q (ceil(k/z) + prologue) t
+    reads = (A + B + [z > 1] z y 4 m n g) / H      the parts of a split K are sums of 32 bits
+    T     = (core^3 + reads^3)^(1/3) + C / H + [z > 1] split
+
+Cubes are a soft maximum: multiplication, operands from the caches and from the HBM overlap. A tile is written when it
+is complete, which nothing hides. The library splits K in the z at which a further part saves as much as adding it
+costs, z = sqrt(k max(2 r s f, (r + s) u) H / (4 y m n g)), in whole parts of at least 64 elements, 32 at most, that
+fill the CUs at most twice. Power and clock sustain a share of the peak rate F for long:
+
+    seconds = launch + (T^8 + (2 m n k g / (sustained F))^8)^(1/8)
+
+Derived. launch, f, u, prologue, H, y, split and sustained are fitted for each device and precision; chosen having seen
+rows of four GPUs: the powers, the bounds of z, and each library's tiles.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from simulators.compiled import compile_lazily
+from simulators.costs.chip import Chip
+from simulators.costs.gemm_tiles import KernelTime, Tiling
+
+Floats = NDArray[np.float64]
+
+_SHARP = 8  # of the soft maximum of a product's time and of that at the sustained rate
+_SUM_BYTES = 4.0
+_LEAST_DEPTH = 64.0  # of a part of K
+_MOST_SPLITS = 32.0
+_MOST_WAVES = 2.0  # of the parts of a split K
+_ROUNDING = 1e-9  # of a wave: a full one is not two because 1 / c is no binary fraction
+
+
+@dataclass(frozen=True)
+class LibraryGemms:
+    """GEMMs and the rates of their device; numbers or arrays that broadcast.
+
+    flop_s, operand_s: f and u. byte_s: 1 / H. read_bytes: A + B, and what else is read. part_bytes: of a part of a
+    split K. write_bytes: C.
+    """
+
+    m: ArrayLike
+    n: ArrayLike
+    k: ArrayLike
+    batch: ArrayLike
+    cus: ArrayLike
+    flop_s: ArrayLike
+    operand_s: ArrayLike
+    byte_s: ArrayLike
+    read_bytes: ArrayLike
+    part_bytes: ArrayLike
+    write_bytes: ArrayLike
+    prologue: ArrayLike
+    split_s: ArrayLike
+
+
+def library_gemms(chip: Chip, size: tuple[Floats, ...], *, accumulate: bool = False) -> LibraryGemms:
+    """GEMMs of `size` = (m, n, k, batch) on a chip. accumulate: C is read before, and as often as it is written."""
+    m, n, k, batch = size
+    element = np.asarray(chip.element_bytes, float) * batch
+    outputs = element * m * n
+    return LibraryGemms(
+        m=m,
+        n=n,
+        k=k,
+        batch=batch,
+        cus=chip.cus,
+        flop_s=1 / (np.asarray(chip.compute) * chip.rate),
+        operand_s=16 * np.asarray(chip.element_bytes) / (np.asarray(chip.feed) * chip.rate),
+        byte_s=1 / chip.bandwidth,
+        read_bytes=element * (m * k + n * k) + (2 * outputs if accumulate else 0.0),
+        part_bytes=np.asarray(chip.split_traffic) * _SUM_BYTES * m * n * batch,
+        write_bytes=outputs,
+        prologue=chip.prologue,
+        split_s=chip.split_s,
+    )
+
+
+def pick_kernels(gemms: LibraryGemms, tiles: tuple[tuple[int, int], ...]) -> tuple[Floats, Tiling]:
+    """Time T [s] of the fastest kernel for each GEMM, and that kernel; the first of several that are as fast."""
+    columns = [np.asarray(column) for column in vars(gemms).values()]
+    shape = np.broadcast_shapes(*(column.shape for column in columns))
+    table = np.empty((len(columns), int(np.prod(shape, dtype=int))))
+    for row, column in zip(table, columns, strict=True):
+        row.reshape(shape)[...] = column
+    picks = np.empty((4, table.shape[1]))
+    sides, places = np.unique(np.array(tiles, float), return_inverse=True)
+    _pick(table, (sides, places.reshape(-1, 2)), picks)
+    seconds, rows, cols, splits = (row.reshape(shape) for row in picks)
+    return seconds, Tiling(rows, cols, splits)
+
+
+def kernel_seconds(gemms: LibraryGemms, kernels: Tiling, *, waves: ArrayLike | None = None) -> KernelTime:
+    """Time of given kernels for given GEMMs, by the equations above in plain NumPy. waves: q, where it is known."""
+    p: Any = LibraryGemms(**{name: np.asarray(value, float) for name, value in vars(gemms).items()})
+    rows, cols, splits = kernels.rows, kernels.cols, kernels.splits
+    tiles = np.ceil(p.m / rows) * np.ceil(p.n / cols) * p.batch / p.cus
+    turns = np.ceil(tiles * splits - _ROUNDING) if waves is None else waves
+    element_s = np.cbrt((2 * rows * cols * p.flop_s) ** 3 + ((rows + cols) * p.operand_s) ** 3)
+    core = turns * (np.ceil(p.k / splits) + p.prologue) * element_s
+    read = p.read_bytes + np.where(splits > 1, splits * p.part_bytes, 0.0)
+    seconds = np.cbrt(core**3 + (read * p.byte_s) ** 3) + p.write_bytes * p.byte_s
+    return KernelTime(seconds + np.where(splits > 1, p.split_s, 0.0), core, read + p.write_bytes)
+
+
+def sustained(chip: Chip, size: tuple[Floats, ...], seconds: Floats) -> Floats:
+    """Time [s] of GEMMs `size` = (m, n, k, batch) that take `seconds` on tiles, at what power and clock sustain."""
+    m, n, k, batch = size
+    least = 2 * m * n * k * batch / (np.asarray(chip.sustained) * chip.rate * np.asarray(chip.cus))
+    return np.asarray((seconds**_SHARP + least**_SHARP) ** (1 / _SHARP))
+
+
+@compile_lazily
+def _pick(table: Any, menu: Any, picks: Any) -> None:
+    """`pick_kernels` over the fields of `LibraryGemms` as rows [13, B]. picks: T, r, s and z [4, B].
+
+    menu: lengths of sides, and places [T, 2] among them of each tile's.
+    """
+    sides, tiles = menu
+    up_m, up_n = np.empty((2, sides.shape[0]))
+    for i in range(table.shape[1]):
+        k, cus, flop_s, operand_s, byte_s = table[2, i], table[4, i], table[5, i], table[6, i], table[7, i]
+        read_s, part_s, prologue = table[8, i] * byte_s, table[9, i] * byte_s, table[11, i]
+        read_cube, deepest = read_s * read_s * read_s, min(k / _LEAST_DEPTH, _MOST_SPLITS)
+        for side in range(sides.shape[0]):
+            up_m[side] = np.ceil(table[0, i] / sides[side]) * table[3, i] / cus
+            up_n[side] = np.ceil(table[1, i] / sides[side])
+        whole, parted, tile, split_tile, split = np.inf, np.inf, 0, 0, 1.0
+        for t in range(tiles.shape[0]):
+            rows, cols, waves = sides[tiles[t, 0]], sides[tiles[t, 1]], up_m[tiles[t, 0]] * up_n[tiles[t, 1]]
+            flop, feed = 2.0 * rows * cols * flop_s, (rows + cols) * operand_s
+            cube = flop * flop * flop + feed * feed * feed
+            steps = np.ceil(waves - _ROUNDING) * (k + prologue)
+            total = steps * steps * steps * cube + read_cube
+            if total < whole:
+                whole, tile = total, t
+            if waves > 0.5 * _MOST_WAVES or deepest < 2.0:
+                continue
+            z = np.floor(min(np.sqrt(k * max(flop, feed) / part_s), _MOST_WAVES / waves + _ROUNDING, deepest))
+            if z < 2.0:
+                continue
+            steps = np.ceil(waves * z - _ROUNDING) * (np.ceil(k / z) + prologue)
+            moved = read_s + z * part_s
+            total = steps * steps * steps * cube + moved * moved * moved
+            if total < parted:
+                parted, split_tile, split = total, t, z
+        seconds, parted = whole ** (1.0 / 3.0), parted ** (1.0 / 3.0) + table[12, i]
+        if parted < seconds:
+            seconds, tile = parted, split_tile
+        else:
+            split = 1.0
+        picks[0, i] = seconds + table[10, i] * byte_s
+        picks[1, i], picks[2, i], picks[3, i] = sides[tiles[tile, 0]], sides[tiles[tile, 1]], split
