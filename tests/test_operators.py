@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import replace
 
 import numpy as np
@@ -17,6 +18,7 @@ from simulators.costs.gemm import gemm
 from simulators.costs.recurrent import persistent, recurrent
 from simulators.costs.streaming import elementwise, embedding, reduction
 from simulators.hardware.parts import CopyTimes
+from simulators.hardware.shared import shared_constants
 
 CHIP = Chip(
     num_cus=56,
@@ -275,3 +277,11 @@ def test_only_the_copy_of_a_copy_grows_with_its_size() -> None:
     assert phases.seconds == pytest.approx([10e-6 + 2e-8, 10e-6 + 0.02])
     assert phases.shares.sum(axis=-1) == pytest.approx([1.0, 1.0])
     assert phases.shares[1, 2] > 0.999
+
+
+def test_shared_numbers_have_sources_and_change_with_the_versions_of_backends() -> None:
+    """A result's key holds its backend's version and none of these numbers: raise the versions, then the digest."""
+    shared = shared_constants()
+    facts = {path: value for path, value, _, _ in shared.facts_below("operators")}
+    assert all(isinstance(value, float | int) and value > 0 for value in facts.values())
+    assert hashlib.sha256(repr(sorted(facts.items())).encode()).hexdigest()[:8] == "d537759c"

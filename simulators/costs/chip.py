@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from simulators.hardware.machine import Gpu, Hardware
 from simulators.hardware.parts import ELEMENT_BYTES, Assignment, Efficiency, ShaderEngines
+from simulators.hardware.shared import shared_constants
 
 Floats = NDArray[np.float64]
 
-_HBM_SHARE = 0.85
-"""Of the data sheet's HBM bandwidth that kernels of the library reach where it was not fitted; chosen on DeepBench."""
-_MATRIX_STEP = 8
-_HBM_DRAW = 3.0
-"""Times its even share of the bandwidth that a CU can draw: under a third of the CUs do not fill HBM (assumption)."""
+_MATRIX_STEP = 8  # channels that matrix units take at once
 
 
 @dataclass(frozen=True)
@@ -42,7 +39,7 @@ class Chip:
     vector_flop_per_s: ArrayLike | None = None
     tiles: tuple[tuple[int, int], ...] | None = None
     prologue: ArrayLike = 0.0
-    hbm_share: ArrayLike = _HBM_SHARE
+    hbm_share: ArrayLike = field(default_factory=lambda: shared_constants().hbm_share)
     split_s: ArrayLike = 0.0
     split_traffic: ArrayLike = 0.0
     sustained: ArrayLike = np.inf
@@ -126,7 +123,7 @@ class Chip:
     @property
     def drawable_bytes_per_s(self) -> Floats:
         """HBM bandwidth of the data sheet, as far as the granted CUs can draw it [bytes/s]."""
-        share = np.minimum(1.0, _HBM_DRAW * np.asarray(self.cus) / np.asarray(self.num_cus))
+        share = np.minimum(1.0, shared_constants().hbm_draw * np.asarray(self.cus) / np.asarray(self.num_cus))
         return np.asarray(np.asarray(self.hbm_bytes_per_s) * share, float)
 
 

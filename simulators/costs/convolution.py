@@ -27,9 +27,9 @@ At `mixed`, matrix units do products whose channels are multiples of 8 (NVIDIA, 
 neither the fused Winograd nor FFT; L is of the peak without them, as everything else that they do not do.
 
 The work of each is exact (Lavin and Gray, arXiv:1509.09308; Mathieu, Henaff, LeCun, arXiv:1312.5851). The factors are
-the same for all devices, fitted and then set one by one on convolutions of four GPUs (calibrated). A strided data
-gradient goes by col2im; convolutions of 1 x 1 are plain products. No library's choice of algorithm is known: the
-fastest is taken.
+the same for all devices, fitted and then set one by one on convolutions of four GPUs (calibrated;
+conf/data/operators.yaml). A strided data gradient goes by col2im; convolutions of 1 x 1 are plain products. No
+library's choice of algorithm is known: the fastest is taken.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ from numpy.typing import ArrayLike, NDArray
 from simulators.costs.chip import Chip, Cost
 from simulators.costs.gemm import across
 from simulators.costs.gemm_tiles import Menu, Products, fastest
+from simulators.hardware.shared import SharedConvolution, shared_constants
 
 Floats = NDArray[np.float64]
 
@@ -51,19 +52,6 @@ ALGORITHMS = ("implicit_gemm", "winograd_2x2", "winograd_4x4", "fft")
 _SPLITS = (1, 2, 4, 8, 16, 32)
 _WIDE_MENU = Menu.of([(128, 128)], _SPLITS)
 _NARROW_MENU = Menu.of([tile for side in (64, 32, 16, 8) for tile in ((128, side), (side, 128))], _SPLITS)
-_NARROW = 64.0  # products that narrow tiles are made for
-_LAUNCH_FLOP = 1.5e8  # what launching a kernel takes, as FLOP of peak: 11 us at 13 TFLOP/s, 22 us at 6.7
-_PROLOGUE = 24.0  # steps of k in which a tile fills and drains its pipeline
-_LEAST_DEPTH = 32.0  # of a part of a split k
-_REPACK = 0.6  # extra reading of input and output by the filter pass, for another layout
-_FILTER_FLOP = 1.15  # of the filter pass: index arithmetic on both operands
-_PIXELS = 16.0  # its k loop takes whole steps of an image
-_OVERLAP_FEED = 0.5  # of a GEMM's operand reads, where windows of neighbours overlap
-_COL2IM = 1.5  # adding scattered values, against streaming them
-_WINOGRAD_FLOP = {2: 1.2, 4: 2.0}  # transforms inside the kernel; poor tiles of 6 x 6
-_WINOGRAD_FILTER = 1.9  # its filter pass: both operands are transformed for one use
-_FFT_FLOP = 2.3  # complex products of few rows
-_FFT_RATE = 0.25  # of the rate that inner loops reach, in transforms
 
 
 @dataclass(frozen=True)
@@ -141,7 +129,7 @@ def _implicit(chip: Chip, layer: Layer) -> Cost:
     x, y, w, p = layer.input_bytes, layer.output_bytes, layer.filter_bytes, layer.pixels
     area, launch, element = layer.r * layer.q, _launch(chip), layer.element
     touched, col = x * np.minimum(1, layer.r / layer.stride[0]), element * p * layer.c * area
-    feed, depth = np.where(area > 1, _OVERLAP_FEED, 1.0), layer.c * area
+    feed, depth = np.where(area > 1, _shared().overlap_feed, 1.0), layer.c * area
     options: dict[str, Any] = {"element": element, "work": chip.work_of(layer.c, layer.k)}
     skipped = np.asarray(chip.transposed) * (layer.stride[1] - 1)
     strided = _Product((p, layer.k, depth), (touched, w, y), feed=feed, apart=skipped, splits=False, **options)
@@ -152,10 +140,10 @@ def _implicit(chip: Chip, layer: Layer) -> Cost:
     direct = np.where(layer.is_strided, np.inf, gathered.seconds(chip) + launch)
     scattered = col + x + np.where(layer.is_strided, x, 0.0)
     columns = _Product((p, depth, layer.k), (y, w, col), **options).seconds(chip) + 2 * launch
-    columns = columns + _COL2IM * scattered / chip.bandwidth
-    padded_pixels = layer.n * np.ceil(layer.oh * layer.ow / _PIXELS) * _PIXELS
-    packed = (1 + _REPACK) * y, (1 + _REPACK) * touched
-    options["work"] = _FILTER_FLOP * np.asarray(options["work"])
+    columns = columns + _shared().col2im * scattered / chip.bandwidth
+    padded_pixels = layer.n * np.ceil(layer.oh * layer.ow / _shared().pixels) * _shared().pixels
+    packed = (1 + _shared().repack) * y, (1 + _shared().repack) * touched
+    options["work"] = _shared().filter_flop * np.asarray(options["work"])
     filters = _Product((layer.k, depth, padded_pixels), (*packed, w), feed=feed, **options)
     moved = (touched + y + w, np.where(columns < direct, y + w + col + scattered, x + y + w), sum(packed) + w)
     return _passes(layer.flop, moved, (forward, np.minimum(direct, columns), filters.seconds(chip) + launch))
@@ -166,10 +154,10 @@ def _winograd(chip: Chip, layer: Layer, size: int) -> Cost:
     x, y, w, g = layer.input_bytes, layer.output_bytes, layer.filter_bytes, float((size + 2) ** 2)
     tiles, fused = layer.n * np.ceil(layer.oh / size) * np.ceil(layer.ow / size), size == 2
     units = chip.without_matrix_units if fused else chip.work_of(layer.c, layer.k)
-    work = _WINOGRAD_FLOP[size] * np.asarray(units)
-    options: dict[str, Any] = {"batch": g, "element": layer.element, "feed": _OVERLAP_FEED if fused else 1.0}
+    work = _shared().winograd_flop[size] * np.asarray(units)
+    options: dict[str, Any] = {"batch": g, "element": layer.element, "feed": _shared().overlap_feed if fused else 1.0}
     if fused:
-        a, b, f, again, kernels = x, y, w, 1 + _REPACK, 1
+        a, b, f, again, kernels = x, y, w, 1 + _shared().repack, 1
         moved = [x + y + w, x + y + w, again * (x + y) + w]
     else:  # transformed tensors go through memory
         a, b, f = (layer.element * g * part for part in (tiles * layer.c, tiles * layer.k, layer.c * layer.k))
@@ -178,7 +166,9 @@ def _winograd(chip: Chip, layer: Layer, size: int) -> Cost:
     products = (
         _Product((tiles, layer.k, layer.c), (a, f, b), work=work, splits=not fused, **options),
         _Product((tiles, layer.c, layer.k), (b, f, a), work=work, splits=not fused, **options),
-        _Product((layer.k, layer.c, tiles), (again * b, again * a, f), work=work * _WINOGRAD_FILTER, **options),
+        _Product(
+            (layer.k, layer.c, tiles), (again * b, again * a, f), work=work * _shared().winograd_filter, **options
+        ),
     )
     serves = (layer.r == 3) & (layer.q == 3) & ~layer.is_strided
     launched = [np.where(serves, product.seconds(chip) + kernels * _launch(chip), np.inf) for product in products]
@@ -194,12 +184,12 @@ def _fft(chip: Chip, layer: Layer) -> Cost:
     images = layer.n * layer.c + layer.n * layer.k + layer.c * layer.k
     transforms = 2.5 * height * width * np.log2(np.maximum(height * width, 2)) * images
     streamed = layer.input_bytes + layer.output_bytes + layer.filter_bytes + x + y + w
-    fixed = np.maximum(streamed / chip.bandwidth, transforms / (_FFT_RATE * chip.reached_flop_per_s)) + 4 * _launch(
-        chip
-    )
+    fixed = np.maximum(
+        streamed / chip.bandwidth, transforms / (_shared().fft_rate * chip.reached_flop_per_s)
+    ) + 4 * _launch(chip)
     options: dict[str, Any] = {
         "batch": frequencies,
-        "work": _FFT_FLOP * np.asarray(chip.without_matrix_units),
+        "work": _shared().fft_flop * np.asarray(chip.without_matrix_units),
         "element": 2 * layer.element,
     }
     products = (
@@ -249,16 +239,20 @@ class _Product:
             batch=self.batch,
             across=self.apart,
             extra_bytes=self.extra,
-            prologue=_PROLOGUE,
+            prologue=_shared().prologue,
             split_s=_launch(chip),
-            most_splits=np.maximum(k / _LEAST_DEPTH, 1.0) if self.splits else 1.0,
+            most_splits=np.maximum(k / _shared().least_depth, 1.0) if self.splits else 1.0,
         )
-        slow = np.where(np.minimum(m, n) <= _NARROW, 1.0, chip.narrow)
+        slow = np.where(np.minimum(m, n) <= _shared().narrow, 1.0, chip.narrow)
         return np.minimum(fastest(products, _WIDE_MENU), fastest(replace(products, repeats=slow), _NARROW_MENU))
 
 
+def _shared() -> SharedConvolution:
+    return shared_constants().convolution
+
+
 def _launch(chip: Chip) -> Floats:
-    return np.asarray(_LAUNCH_FLOP * np.asarray(chip.without_matrix_units) / np.asarray(chip.flop_per_s))
+    return np.asarray(_shared().launch_flop * np.asarray(chip.without_matrix_units) / np.asarray(chip.flop_per_s))
 
 
 def _passes(flop: Floats, moved: Any, seconds: Any) -> Cost:

@@ -26,6 +26,7 @@ from numpy.typing import ArrayLike, NDArray
 from simulators.costs.chip import Chip, Cost
 from simulators.costs.gemm_library import library_gemms, pick_kernels, sustained
 from simulators.costs.gemm_tiles import Menu, Products, fastest
+from simulators.hardware.shared import shared_constants
 
 Floats = NDArray[np.float64]
 
@@ -35,8 +36,6 @@ _TILES = [(r, s) for r, s in product((LARGEST_TILE, 64, 32, 16), repeat=2) if r 
 _SPLITS = (1, 2, 4, 8)
 MENU = Menu.of([tile for tile in _TILES if min(tile) > _NARROW], _SPLITS)
 MENU_FOR_FEW = Menu.of([tile for tile in _TILES if min(tile) <= _NARROW], _SPLITS)
-_CAMPING_FREE_LOG2 = 10.0  # strides whose power of two is at most 1 KiB use all channels
-_STRIDE_BASE = 0.3  # doublings that a transposed A costs anyway
 
 
 def gemm(
@@ -88,6 +87,7 @@ def across(chip: Chip, k: ArrayLike, transposed_a: ArrayLike) -> Floats:
     """w: extra cost of reading A across its stride of b k bytes; 0 where A is not transposed."""
     stride = (np.asarray(chip.element_bytes) * np.asarray(k)).astype(np.int64)
     power = np.log2((stride & -stride).astype(float))
-    doublings = np.maximum(0.0, power - _CAMPING_FREE_LOG2)
-    overhead: Floats = np.asarray(transposed_a) * np.asarray(chip.transposed) * (_STRIDE_BASE + doublings)
+    shared = shared_constants().gemm
+    doublings = np.maximum(0.0, power - shared.camping_free_log2)
+    overhead: Floats = np.asarray(transposed_a) * np.asarray(chip.transposed) * (shared.stride_base + doublings)
     return overhead

@@ -13,7 +13,8 @@ on one CU:
 Cubes are a soft maximum: multiplication, operands from the caches and from the HBM overlap. A tile is written when it
 is complete, which nothing hides. The library splits K in the z at which a further part saves as much as adding it
 costs, z = sqrt(k max(2 r s f, (r + s) u) H / (4 y m n g)), in whole parts of at least 64 elements, 32 at most, that
-fill the CUs at most twice. Power and clock sustain a share of the peak rate F for long:
+fill the CUs at most twice (bounds: conf/data/operators.yaml). Power and clock sustain a share of the peak rate F for
+long:
 
     seconds = launch + (T^8 + (2 m n k g / (sustained F))^8)^(1/8)
 
@@ -32,14 +33,12 @@ from numpy.typing import ArrayLike, NDArray
 from simulators.compiled import compile_lazily
 from simulators.costs.chip import Chip
 from simulators.costs.gemm_tiles import KernelTime, Tiling
+from simulators.hardware.shared import shared_constants
 
 Floats = NDArray[np.float64]
 
 _SHARP = 8  # of the soft maximum of a product's time and of that at the sustained rate
 _SUM_BYTES = 4.0
-_LEAST_DEPTH = 64.0  # of a part of K
-_MOST_SPLITS = 32.0
-_MOST_WAVES = 2.0  # of the parts of a split K
 _ROUNDING = 1e-9  # of a wave: a full one is not two because 1 / c is no binary fraction
 
 
@@ -97,7 +96,9 @@ def pick_kernels(gemms: LibraryGemms, tiles: tuple[tuple[int, int], ...]) -> tup
         row.reshape(shape)[...] = column
     picks = np.empty((4, table.shape[1]))
     sides, places = np.unique(np.array(tiles, float), return_inverse=True)
-    _pick(table, (sides, places.reshape(-1, 2)), picks)
+    bounds = shared_constants().library
+    limits = float(bounds.least_depth), float(bounds.most_splits), float(bounds.most_waves)
+    _pick(table, (sides, places.reshape(-1, 2)), limits, picks)
     seconds, rows, cols, splits = (row.reshape(shape) for row in picks)
     return seconds, Tiling(rows, cols, splits)
 
@@ -123,17 +124,18 @@ def sustained(chip: Chip, size: tuple[Floats, ...], seconds: Floats) -> Floats:
 
 
 @compile_lazily
-def _pick(table: Any, menu: Any, picks: Any) -> None:
+def _pick(table: Any, menu: Any, limits: Any, picks: Any) -> None:
     """`pick_kernels` over the fields of `LibraryGemms` as rows [13, B]. picks: T, r, s and z [4, B].
 
-    menu: lengths of sides, and places [T, 2] among them of each tile's.
+    menu: lengths of sides, and places [T, 2] among them of each tile's. limits: of a split K, as in `SharedLibrary`.
     """
     sides, tiles = menu
+    least_depth, most_splits, most_waves = limits
     up_m, up_n = np.empty((2, sides.shape[0]))
     for i in range(table.shape[1]):
         k, cus, flop_s, operand_s, byte_s = table[2, i], table[4, i], table[5, i], table[6, i], table[7, i]
         read_s, part_s, prologue = table[8, i] * byte_s, table[9, i] * byte_s, table[11, i]
-        read_cube, deepest = read_s * read_s * read_s, min(k / _LEAST_DEPTH, _MOST_SPLITS)
+        read_cube, deepest = read_s * read_s * read_s, min(k / least_depth, most_splits)
         for side in range(sides.shape[0]):
             up_m[side] = np.ceil(table[0, i] / sides[side]) * table[3, i] / cus
             up_n[side] = np.ceil(table[1, i] / sides[side])
@@ -146,9 +148,9 @@ def _pick(table: Any, menu: Any, picks: Any) -> None:
             total = steps * steps * steps * cube + read_cube
             if total < whole:
                 whole, tile = total, t
-            if waves > 0.5 * _MOST_WAVES or deepest < 2.0:
+            if waves > 0.5 * most_waves or deepest < 2.0:
                 continue
-            z = np.floor(min(np.sqrt(k * max(flop, feed) / part_s), _MOST_WAVES / waves + _ROUNDING, deepest))
+            z = np.floor(min(np.sqrt(k * max(flop, feed) / part_s), most_waves / waves + _ROUNDING, deepest))
             if z < 2.0:
                 continue
             steps = np.ceil(waves * z - _ROUNDING) * (np.ceil(k / z) + prologue)

@@ -26,12 +26,12 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from simulators.compiled import compile_lazily
+from simulators.hardware.shared import shared_constants
 
 Floats = NDArray[np.float64]
 
 _ROUNDING = 1e-9  # of a wave: a full one is not two because 1 / c is no binary fraction
 _MOST = 8  # sides, and splits, of a menu
-_REREAD = 0.5  # of what super-tiles read again: the share that misses the last-level cache
 _BLOCK = 256  # products whose intermediate values stay in the first-level cache
 
 
@@ -87,9 +87,9 @@ def fastest(products: Products, menu: Menu, for_few: Menu | None = None) -> Floa
     for row, column in zip(table, columns, strict=True):
         row.reshape(shape)[...] = column
     seconds = np.empty(table.shape[1])
-    _fastest(
-        table, tuple((kernels.sides, kernels.tiles, kernels.splits) for kernels in (menu, for_few or menu)), seconds
-    )
+    menus = tuple((kernels.sides, kernels.tiles, kernels.splits) for kernels in (menu, for_few or menu))
+    shared = shared_constants().gemm
+    _fastest(table, menus, (float(shared.reread), float(shared.across_hbm)), seconds)
     return seconds.reshape(shape)
 
 
@@ -134,15 +134,15 @@ def _all_kernels(menu: Menu) -> Tiling:
 def tile_seconds(products: Products, kernels: Tiling, *, waves: ArrayLike | None = None) -> KernelTime:
     """Time of given kernels for given products, by the equations above in plain NumPy. waves: q, where it is known."""
     p: Any = Products(**{name: np.asarray(value, float) for name, value in vars(products).items()})
-    rows, cols, splits = kernels.rows, kernels.cols, kernels.splits
+    rows, cols, splits, shared = kernels.rows, kernels.cols, kernels.splits, shared_constants().gemm
     groups = np.ceil(p.m / rows) * np.ceil(p.n / cols) * p.batch * splits / p.cus
     turns, depth = np.ceil(groups - _ROUNDING) if waves is None else waves, np.ceil(p.k / splits) + p.prologue
     flop_s = 2 * rows * cols * p.flop_s
     feed_s = (rows * (1 + p.across) + cols) * p.operand_s
     compute = turns * depth * np.sqrt(flop_s * flop_s + feed_s * feed_s)
-    again_a = np.maximum(1.0, _REREAD * p.n / np.minimum(p.n, cols * np.sqrt(p.cus)))
-    again_b = np.maximum(1.0, _REREAD * p.m / np.minimum(p.m, rows * np.sqrt(p.cus)))
-    read = p.a_bytes * (1 + 0.5 * p.across) * again_a + p.extra_bytes + p.b_bytes * again_b
+    again_a = np.maximum(1.0, shared.reread * p.n / np.minimum(p.n, cols * np.sqrt(p.cus)))
+    again_b = np.maximum(1.0, shared.reread * p.m / np.minimum(p.m, rows * np.sqrt(p.cus)))
+    read = p.a_bytes * (1 + shared.across_hbm * p.across) * again_a + p.extra_bytes + p.b_bytes * again_b
     traffic = read + p.c_bytes * np.where(splits > 1, 2 * splits + 1, 1)
     moved = traffic * p.byte_s
     total = p.repeats**2 * (compute * compute + moved * moved) + (p.chain_s * depth) ** 2
@@ -153,8 +153,9 @@ def tile_seconds(products: Products, kernels: Tiling, *, waves: ArrayLike | None
 
 
 @compile_lazily
-def _fastest(table: Any, menus: Any, seconds: Any) -> None:  # noqa: C901, PLR0912, PLR0915 (compiled as one)
+def _fastest(table: Any, menus: Any, shared: Any, seconds: Any) -> None:  # noqa: C901, PLR0912, PLR0915 (compiled as one)
     """`fastest` over the fields of `Products` as rows [19, B]: block by block, kernels outside, products inside."""
+    reread, across_hbm = shared
     part, place = np.empty((table.shape[0], _BLOCK)), np.empty(_BLOCK, np.int64)
     depth, up_m, up_n, first, second = np.empty((5, _MOST, _BLOCK))
     groups, weight, read, written, again, chain, unsplit, split = np.empty((8, _BLOCK))
@@ -183,9 +184,9 @@ def _fastest(table: Any, menus: Any, seconds: Any) -> None:  # noqa: C901, PLR09
                 for i in range(size):
                     span, share = length * np.sqrt(cus[i]), batch[i] / cus[i]
                     up_m[side, i], up_n[side, i] = np.ceil(m[i] / length) * share, np.ceil(n[i] / length)
-                    again_a = max(1.0, _REREAD * n[i] / min(n[i], span))
-                    again_b = max(1.0, _REREAD * m[i] / min(m[i], span))
-                    first[side, i] = (read_a[i] * (1.0 + 0.5 * across[i]) * again_a + extra[i]) * byte_s[i]
+                    again_a = max(1.0, reread * n[i] / min(n[i], span))
+                    again_b = max(1.0, reread * m[i] / min(m[i], span))
+                    first[side, i] = (read_a[i] * (1.0 + across_hbm * across[i]) * again_a + extra[i]) * byte_s[i]
                     second[side, i] = read_b[i] * again_b * byte_s[i]
             for tile in range(tiles.shape[0]):
                 r, s = tiles[tile, 0], tiles[tile, 1]

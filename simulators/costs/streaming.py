@@ -2,9 +2,9 @@
 
     T = max(bytes / (f W), FLOP / P) + launch
 
-W: HBM bandwidth of the data sheet, f = 0.75: what streams of a few tensors reach (assumption, after Demystifying BERT's
-operator counts; public copies reach 0.73 to 0.89), P: peak rate of the granted CUs. A lookup reads whole sectors: a row
-of d elements costs ceil(b d / 32) 32 bytes. Where constants of an operator were fitted (`streamed`),
+W: HBM bandwidth of the data sheet, f: share that streams of a few tensors reach, P: peak rate of the granted CUs. A
+lookup reads whole sectors: a row of d elements costs ceil(b d / 32) 32 bytes (numbers: conf/data/operators.yaml). Where
+constants of an operator were fitted (`streamed`),
 
     T = sqrt(launch^2 + (bytes / (f W))^2)
 """
@@ -16,12 +16,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from simulators.costs.chip import Chip, Cost
 from simulators.hardware.parts import Streaming
+from simulators.hardware.shared import shared_constants
 
 Floats = NDArray[np.float64]
-
-_STREAMED = 0.75  # of the data sheet's HBM bandwidth
-_SECTOR_BYTES = 32.0  # what a memory access moves at least
-_INDEX_BYTES = 8.0
 
 
 def elementwise(chip: Chip, elements: ArrayLike, *, reads: ArrayLike = 2, writes: ArrayLike = 1) -> Cost:
@@ -40,8 +37,9 @@ def reduction(chip: Chip, rows: ArrayLike, cols: ArrayLike) -> Cost:
 def embedding(chip: Chip, bags: ArrayLike, dim: ArrayLike, *, pooled: ArrayLike = 1) -> Cost:
     """`bags` sums of `pooled` rows of `dim` elements each, gathered from a table by indices of 8 bytes."""
     bags, dim, pooled = (np.asarray(value, float) for value in (bags, dim, pooled))
-    row = np.ceil(np.asarray(chip.element_bytes) * dim / _SECTOR_BYTES) * _SECTOR_BYTES
-    traffic = bags * (pooled * (row + _INDEX_BYTES) + np.asarray(chip.element_bytes) * dim)
+    shared = shared_constants()
+    row = np.ceil(np.asarray(chip.element_bytes) * dim / shared.sector_bytes) * shared.sector_bytes
+    traffic = bags * (pooled * (row + shared.index_bytes) + np.asarray(chip.element_bytes) * dim)
     return _cost(chip, bags * dim * (pooled - 1), traffic)
 
 
@@ -57,7 +55,8 @@ def streamed(constants: Streaming, hbm_bytes_per_s: ArrayLike, traffic: ArrayLik
 def streaming_cost(chip: Chip, traffic: ArrayLike, *, flop: ArrayLike = 0.0, kernels: ArrayLike = 1) -> Cost:
     """Passes over tensors that move `traffic` bytes in all, by `kernels` kernels one after another."""
     moved, work = np.asarray(traffic, float), np.asarray(flop, float)
-    seconds = np.maximum(moved / (_STREAMED * chip.drawable_bytes_per_s), work / (chip.rate * np.asarray(chip.cus)))
+    reached = shared_constants().streamed_share * chip.drawable_bytes_per_s
+    seconds = np.maximum(moved / reached, work / (chip.rate * np.asarray(chip.cus)))
     return Cost.of(work, moved, seconds + np.asarray(kernels) * np.asarray(chip.launch_s))
 
 
