@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Protocol
+from contextvars import ContextVar
+from typing import Final, Protocol
+
+_QUIET: Final = ContextVar("quiet", default=False)
 
 
 class Advance(Protocol):
@@ -14,8 +17,21 @@ class Advance(Protocol):
 
 
 @contextmanager
+def quiet() -> Iterator[None]:
+    """Show no bars meanwhile: those of a part would overwrite that of the work it belongs to."""
+    token = _QUIET.set(True)
+    try:
+        yield
+    finally:
+        _QUIET.reset(token)
+
+
+@contextmanager
 def bar(label: str, total: int | None, unit: str = "points") -> Iterator[Advance]:
     """Show progress over `total` points, or other units (None: not known beforehand)."""
+    if _QUIET.get():
+        yield lambda count, label=None: None
+        return
     from rich.console import Console
     from rich.progress import (
         BarColumn,

@@ -24,8 +24,8 @@ from dse.store.result_store import Store
 from dse.study import resume
 from dse.study.fidelity import Climb, climb, texts_of
 from dse.study.plan import Plan, plan
-from dse.study.run import Findings, Support, replay_points
-from dse.study.run import run as search
+from dse.study.record import search_with_probes, write_files
+from dse.study.run import Findings, Support
 from dse.tracking.process import BackgroundTracking, background_tracking
 
 _BYTES_PER_POINT = 1000  # of disk: some 250 in the store and its log, about 100 in the table, the rest to spare
@@ -87,7 +87,7 @@ def _search_and_record(planned: Plan) -> tuple[Outputs, Findings]:
         except BaseException:
             outputs.discard()
             raise
-        _write_files(planned, findings, outputs=outputs, record={**record, **_recalled_results(begun, record)})
+        write_files(planned, findings, outputs=outputs, record={**record, **_recalled_results(begun, record)})
         if begun is not None:
             resume.finish(begun)
     return outputs, findings
@@ -128,16 +128,6 @@ def _search(planned: Plan, outputs: Outputs, begun: resume.Begun | None, stop: S
     return search_with_probes(planned, outputs, support)
 
 
-def search_with_probes(planned: Plan, outputs: Outputs, support: Support) -> Findings:
-    """Search every scenario of a plan, then evaluate its probes; write a table of each."""
-    findings = search(planned, outputs.results, support)
-    for name, probe in planned.probes.items():
-        search(probe, outputs.probe(name), support)
-        if planned.settings.study.probes[name].timelines:
-            outputs.write_table(f"probe_{name}_timelines", replay_points(probe))
-    return findings
-
-
 def _climb_levels(planned: Plan, outputs: Outputs, support: Climb) -> None:
     """The ladder of models, where there is one: `fidelity.parquet` and `fidelity.json`."""
     if not planned.levels:
@@ -170,57 +160,6 @@ def _provenance(planned: Plan) -> dict[str, Any]:
     backend = f"{planned.spec.name} {planned.backend.version}"
     request = planned.request
     return provenance.record(request.overrides, request.folder, backend=backend, seed=planned.settings.seed)
-
-
-def _write_files(planned: Plan, findings: Findings, *, outputs: Outputs, record: Mapping[str, Any]) -> None:
-    settings = planned.settings
-    outputs.write_table("timelines", findings.timelines)
-    outputs.write_config(planned.request.tree)
-    outputs.write_json(
-        "summary",
-        {
-            "study": settings.study.name,
-            "goals": dict(planned.goals),
-            "shown": list(settings.study.summary),
-            "order": _order(planned),
-            "knobs": list(planned.knobs),
-            "departures": planned.departures,
-            "units": {name: metric.unit for name, metric in planned.metrics.items()},
-            "limits": {name: dict(shares) for name, shares in findings.limits.items()},
-            "num_outcomes": findings.num_outcomes,
-            "searched": {name: vars(chosen) for name, chosen in findings.chosen.items()},
-        },
-    )
-    outputs.write_json("provenance", {**record, "facts": _facts(planned), "models": _models(planned)})
-
-
-def _order(planned: Plan) -> tuple[str, str]:
-    """The metric, and its goal, by which points of all scenarios are ordered: a relation to the baseline if there is
-    one that is better when larger, else the first objective."""
-    relations = planned.backend.relations.items() if len(planned.spaces) > 1 and planned.settings.study.baseline else ()
-    first = next(((name, metric.goal) for name, metric in relations if metric.goal == "maximize"), None)
-    return first or next(iter(planned.goals.items()))
-
-
-def _models(planned: Plan) -> dict[str, str]:
-    """Models by which operators are costed; those of all scenarios where they differ."""
-    names = dict[str, dict[str, None]]()
-    for space in planned.spaces.values():
-        for operator, model in planned.backend.models(planned.backend.design(space.base)).items():
-            names.setdefault(operator, {})[model] = None
-    return {operator: " or ".join(models) for operator, models in names.items()}
-
-
-def _facts(planned: Plan) -> list[dict[str, Any]]:
-    """The constants the study rests on, with their sources; those set on the command line are the user's."""
-    designs = (planned.backend.design(space.base) for space in planned.spaces.values())
-    every = {str(fact): fact for design in designs for fact in planned.backend.facts(design)}
-    typed = {text.partition("=")[0] for text in planned.request.overrides}
-    names = ("path", "value", "provenance", "source")
-    facts = [dict(zip(names, fact, strict=True)) for fact in every.values()]
-    return [
-        {**fact, "provenance": "user", "source": "command line"} if fact["path"] in typed else fact for fact in facts
-    ]
 
 
 def _print_summary(

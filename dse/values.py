@@ -129,10 +129,12 @@ Provenance = Literal["measured", "vendor", "abstract", "secondary", "memory", "d
 
 class Source(Frozen):
     """The origin of a number. `memory` is unverified recollection and never shown as published; `assumed` is taken
-    over from other hardware, or chosen."""
+    over from other hardware, or chosen. spread: how far off it may be, as a share either way, where the source says.
+    """
 
     provenance: Provenance
     source: str = Field(min_length=3)
+    spread: float | None = Field(default=None, gt=0, lt=1)
 
 
 LABELS = frozenset({"name", "description", "note", "sources"})

@@ -54,6 +54,9 @@ _FITTED = "fitted, no prediction: dma_beside_gemm was taken from this value, on 
 _LATE = (
     "kernels on CUs start late beside a GEMM, as measured beside an all-reduce, also where CUs are reserved for them"
 )
+_NO_SLOWER_LIBRARY = (
+    "a library that has all CUs of an idle GPU loses link efficiency alone; which channels theirs had is unknown"
+)
 _MIX = "the mix of scenarios is ours, the paper's is unknown"
 _SEEN = "no number is fitted to it, but the model's form was chosen having seen it (docs/models.md)"
 
@@ -124,7 +127,9 @@ class ConCCL(Plain):
             "conccl.dma_size_trend": Finding(trend, f"all-gathers cross at {crossover / 2**20:.0f} MiB"),
             "conccl.dma_small_ag": Finding(small["all_gather"], launched),
             "conccl.dma_small_a2a": Finding(small["all_to_all"], launched),
-            "conccl.dma_large": Finding(100 * (large - 1), f"at {_LARGE / 2**30:.0f} GiB"),
+            "conccl.dma_large": Finding(
+                100 * (large - 1), f"at {_LARGE / 2**30:.0f} GiB, both as fast as links go", _NO_SLOWER_LIBRARY
+            ),
             "conccl.dma_power": _power(system),
         }
 

@@ -66,18 +66,29 @@ class OverlapMeasured(Plain):
         for what in TIMES:
             error, left = 100 * rows[f"{what}_error"].abs(), 100 * rows[f"{what}_error_left_out"].abs()
             unseen, sizes = error[~fit], error[~fit & ~swept]
-            unseen_rows = f"{len(unseen)} rows, largest {unseen.max():.0f} %"
+            signed = 100 * rows[f"{what}_error"]
+            unseen_rows = f"{len(unseen)} rows, farthest {_farthest(signed[~fit]):+.0f} %"
             findings |= {
                 f"overlap.{what}_unseen": Finding(float(unseen.median()), unseen_rows, cause=_SMALL),
-                f"overlap.{what}_fitted": Finding(float(error[fit].max()), _FITTED, cause=_UNLIKE, basis="fitted"),
+                f"overlap.{what}_fitted": Finding(
+                    float(error[fit].max()),
+                    f"{_FITTED}; farthest {_farthest(signed[fit]):+.1f} %",
+                    cause=_UNLIKE,
+                    basis="fitted",
+                ),
                 f"overlap.{what}_left_out": Finding(
-                    float(left[fit].max()), "each predicted by a fit to the others", cause=_ONE_SIZE
+                    float(left[fit].max()),
+                    "each predicted by a fit to the others, farthest "
+                    f"{100 * _farthest(rows.loc[fit, f'{what}_error_left_out']):+.1f} %",
+                    cause=_ONE_SIZE,
                 ),
                 f"overlap.{what}_other_channels": Finding(
                     float(error[~fit & swept].max()), _worst(rows[~fit & swept], what), cause=_STEAL
                 ),
                 f"overlap.{what}_other_sizes": Finding(
-                    float(sizes.median()), f"{len(sizes)} rows, largest {sizes.max():.0f} %", cause=_SMALL
+                    float(sizes.median()),
+                    f"{len(sizes)} rows, farthest {_farthest(signed[~fit & ~swept]):+.0f} %",
+                    cause=_SMALL,
                 ),
             }
         return findings
@@ -178,7 +189,13 @@ def _bounds(system: System, points: pd.DataFrame) -> Finding:
 
 def _worst(rows: pd.DataFrame, what: str) -> str:
     row = rows.iloc[int(rows[f"{what}_error"].abs().argmax())]
-    return f"at {row['channels']} channels, {_LIBRARY[row['assignment']]}"
+    error = 100 * row[f"{what}_error"]
+    return f"{error:+.1f} % at {row['channels']} channels, {_LIBRARY[row['assignment']]}"
+
+
+def _farthest(errors: pd.Series[Any]) -> float:
+    """The error of the largest amount, with its sign."""
+    return float(errors.iloc[int(errors.abs().argmax())])
 
 
 def _long(rows: pd.DataFrame) -> pd.DataFrame:

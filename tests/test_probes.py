@@ -14,10 +14,10 @@ from dse.backend import Batch
 from dse.errors import ConfigError
 from dse.results.finished_run import Finished
 from dse.results.run_folder import Outputs
-from dse.run_study import search_with_probes
 from dse.space import Knob
 from dse.store.result_store import Store
 from dse.study.plan import Plan
+from dse.study.record import search_with_probes
 from dse.study.resume import begin, finish
 from dse.study.run import Support
 

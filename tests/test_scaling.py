@@ -19,9 +19,10 @@ from dse.cli import main
 FEW = ["tracking=none", "store=none", "timeline=false"]
 MISSED = {
     "bert": {"lamb_next"},
-    "comp_vs_comm": {"comm_share_future", "band_4x", "profiling_ratio", "overlap_range_1x", "case_overlap"},
+    "comp_vs_comm": {"comm_share_future", "profiling_ratio", "overlap_range_1x", "case_overlap"},
     "seqpoint": set(),
 }
+UNTESTED = {"comp_vs_comm": {"band_4x"}}  # judged once, as comm_share_future
 FIGURES = {
     "bert": {"breakdown", "times", "roofline", "what_changes", "throughput_measured"},
     "comp_vs_comm": {"serialized", "overlapped", "models_share", "projection_error", "generations"},
@@ -47,7 +48,7 @@ def test_a_study_judges_every_claim_and_says_why_one_is_missed(study: str, tmp_p
     folder = run(tmp_path, study)
     rows = claims(folder)
     assert {name for name, row in rows.items() if row["within"] is False} == MISSED[study]
-    assert [name for name, row in rows.items() if row["within"] is None] == []
+    assert {name for name, row in rows.items() if row["within"] is None} == UNTESTED.get(study, set())
     assert [name for name in MISSED[study] if not rows[name]["reason"]] == []
     assert {path.stem for path in (folder / "figures").glob("*.png")} == FIGURES[study]
 

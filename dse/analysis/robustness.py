@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dse.analysis import verdicts
 from dse.analysis.contexts import TIE, Question
 from dse.analysis.decision_tree import Option
 from dse.analysis.perturbation import (
@@ -391,11 +392,14 @@ def _check_shares(request: Asked, nominal: Floats) -> None:
 def command(words: Sequence[str]) -> int:
     """`robustness study=<name> [vary=<path>=<share>,...] [choose=...] [objective=...] [samples=64] [seed=0] [range=8]`
 
-    `[config_dir=...] [command=...] [output_dir=outputs]`. Raises ConfigError.
+    `[config_dir=...] [command=...] [output_dir=outputs]`, or `claims=true` for verdicts on published claims instead
+    (`dse.analysis.verdicts`). Raises ConfigError.
     """
-    defaults = {"study": "", "samples": "64", "seed": "0", "range": "8", "output_dir": "outputs"}
+    defaults = {"study": "", "samples": "64", "seed": "0", "range": "8", "output_dir": "outputs", "claims": "false"}
     arguments = pairs(words, defaults, optional=("vary", "choose", "objective", "config_dir", "command"))
     run = Finished.find(Path(arguments["output_dir"]), arguments["study"])
+    if arguments["claims"] == "true":
+        return verdicts.command(run, Present.of(arguments))
     findings = examine(Asked.of(run, arguments), Present.of(arguments), arguments.get("vary", ""))
     _write(findings)
     console = report.console()

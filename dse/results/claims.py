@@ -65,6 +65,10 @@ def read(path: Path) -> list[Claim]:
 def judge(claims: Sequence[Claim], findings: Mapping[str, Finding], *, departure: str = "") -> list[dict[str, Any]]:
     """One row per claim for `claims.json`: theirs, ours, `within` (null with the reason where it cannot be tested).
 
+    `error`: our value over the published one, less one, with its sign; of a range that was published, over the end that
+    it is beyond, 0 within; null where it says nothing. `flips`: constants that turn the verdict, null until
+    `dse.analysis.verdicts` was asked.
+
     departure: how the configuration differs from the one the claims are about; then none can be tested.
     """
     if departure:
@@ -76,8 +80,27 @@ def _row(claim: Claim, finding: Finding) -> dict[str, Any]:
     row = claim.model_dump(mode="json")
     verdict = within(claim, finding)
     reason = "; ".join(filter(None, [finding.remark, finding.cause if verdict is False else ""]))
-    published = {"published": row.pop("value"), "ours": finding.ours, "within": verdict}
-    return {**row, **published, "basis": finding.basis, "reason": reason}
+    published = {"published": row.pop("value"), "ours": finding.ours, "error": error(claim, finding)}
+    return {**row, **published, "within": verdict, "basis": finding.basis, "reason": reason, "flips": None}
+
+
+def error(claim: Claim, finding: Finding) -> float | None:
+    """Signed relative error of ours against a published number or range; None for a yes or no, a bound, or lists."""
+    ours, value = finding.ours, claim.value
+    if ours is None or isinstance(ours, bool) or isinstance(value, bool) or claim.kind == "at_most":
+        return None
+    if claim.kind == "band":
+        low, high = (value[0], value[-1]) if isinstance(value, tuple) else claim.tolerance or (value, value)
+        return min((_beyond(each, low, high) for each in _each(ours)), key=lambda share: -abs(share))
+    if isinstance(ours, tuple) or isinstance(value, tuple) or not value:
+        return None
+    return ours / value - 1
+
+
+def _beyond(ours: float, low: float, high: float) -> float:
+    """Relative distance of a value from the nearer end of a range, 0 inside it; absolute where the end is 0."""
+    end = low if ours < low else high if ours > high else ours
+    return (ours - end) / (abs(end) or 1.0)
 
 
 def within(claim: Claim, finding: Finding) -> bool | None:

@@ -248,6 +248,7 @@ def claims_table(rows: list[dict[str, Any]]) -> Table | str:
         ("claim", "left"),
         ("published", "right"),
         ("ours", "right"),
+        ("error", "right"),
         ("verdict", "left"),
         ("basis", "left"),
         ("why", "left"),
@@ -259,8 +260,22 @@ def claims_table(rows: list[dict[str, Any]]) -> Table | str:
         bounded = f"{bound}{_value(row['published'], row['unit'])}"
         published = bounded if row["provenance"] != "memory" else "unverified"
         basis = row["basis"] if row["within"] is not None else ""
-        shown.add_row(row["id"], published, _value(row["ours"], row["unit"]), verdict, basis, row["reason"])
+        cells = [row["id"], published, _value(row["ours"], row["unit"]), error_text(row)]
+        shown.add_row(*cells, verdict, basis, "; ".join(filter(None, [row["reason"], flips_text(row)])))
     return shown
+
+
+def error_text(row: Mapping[str, Any]) -> str:
+    """The signed error of a claim: `+12 %`, `-0.3 %`; nothing where there is none or nothing was published."""
+    share = row["error"]
+    return "" if share is None or row["provenance"] == "memory" else f"{100 * share:+.2g} %"
+
+
+def flips_text(row: Mapping[str, Any]) -> str:
+    """What turns the verdict of a claim within the uncertainty of a constant, or that nothing does."""
+    if row["flips"] is None:
+        return ""
+    return f"flips with {', '.join(row['flips'])}" if row["flips"] else "stands"
 
 
 def claims_count(rows: Sequence[Mapping[str, Any]]) -> str:

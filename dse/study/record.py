@@ -1,0 +1,73 @@
+"""Evaluating a planned study into a folder: tables of its points and probes, and the files that describe them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from dse.results.run_folder import Outputs
+from dse.study.plan import Plan
+from dse.study.run import Findings, Support, replay_points
+from dse.study.run import run as search
+
+
+def search_with_probes(planned: Plan, outputs: Outputs, support: Support) -> Findings:
+    """Search every scenario of a plan, then evaluate its probes; write a table of each."""
+    findings = search(planned, outputs.results, support)
+    for name, probe in planned.probes.items():
+        search(probe, outputs.probe(name), support)
+        if planned.settings.study.probes[name].timelines:
+            outputs.write_table(f"probe_{name}_timelines", replay_points(probe))
+    return findings
+
+
+def write_files(planned: Plan, findings: Findings, *, outputs: Outputs, record: Mapping[str, Any]) -> None:
+    """Write what describes a finished study beside its tables. record: its provenance."""
+    settings = planned.settings
+    outputs.write_table("timelines", findings.timelines)
+    outputs.write_config(planned.request.tree)
+    outputs.write_json(
+        "summary",
+        {
+            "study": settings.study.name,
+            "goals": dict(planned.goals),
+            "shown": list(settings.study.summary),
+            "order": _order(planned),
+            "knobs": list(planned.knobs),
+            "departures": planned.departures,
+            "units": {name: metric.unit for name, metric in planned.metrics.items()},
+            "limits": {name: dict(shares) for name, shares in findings.limits.items()},
+            "num_outcomes": findings.num_outcomes,
+            "searched": {name: vars(chosen) for name, chosen in findings.chosen.items()},
+        },
+    )
+    outputs.write_json("provenance", {**record, "facts": _facts(planned), "models": _models(planned)})
+
+
+def _order(planned: Plan) -> tuple[str, str]:
+    """The metric, and its goal, by which points of all scenarios are ordered: a relation to the baseline if there is
+    one that is better when larger, else the first objective."""
+    relations = planned.backend.relations.items() if len(planned.spaces) > 1 and planned.settings.study.baseline else ()
+    first = next(((name, metric.goal) for name, metric in relations if metric.goal == "maximize"), None)
+    return first or next(iter(planned.goals.items()))
+
+
+def _models(planned: Plan) -> dict[str, str]:
+    """Models by which operators are costed; those of all scenarios where they differ."""
+    names = dict[str, dict[str, None]]()
+    for space in planned.spaces.values():
+        for operator, model in planned.backend.models(planned.backend.design(space.base)).items():
+            names.setdefault(operator, {})[model] = None
+    return {operator: " or ".join(models) for operator, models in names.items()}
+
+
+def _facts(planned: Plan) -> list[dict[str, Any]]:
+    """The constants the study rests on, with their sources; those set on the command line are the user's."""
+    designs = (planned.backend.design(space.base) for space in planned.spaces.values())
+    every = {str(fact): fact for design in designs for fact in planned.backend.facts(design)}
+    typed = {text.partition("=")[0] for text in planned.request.overrides}
+    names = ("path", "value", "provenance", "source")
+    facts = [dict(zip(names, fact, strict=True)) for fact in every.values()]
+    return [
+        {**fact, "provenance": "user", "source": "command line"} if fact["path"] in typed else fact for fact in facts
+    ]
