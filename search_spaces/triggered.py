@@ -10,9 +10,10 @@ reduction    serial: the GEMM, then a reduce-scatter by a kernel on all CUs. ide
              other. tracked: as above.
 near_memory  PIM adds partial sums as they are stored, past the cache (`gpu.pim`); without it an update reads, adds and
              writes (tracked: atomics; else: in the kernel).
-arbitration  policy of the memory controller for requests of both. fcfs: one queue, first come, first served, so the
-             reads of a stage wait behind the burst of updates that the stage before it has left in this GPU's memory
-             (links pace the updates of other GPUs, which share the HBM). fair: each has its share.
+arbitration  policy of the memory controller for requests of both. fcfs: one queue, first come, first served, so a
+             burst of reads that misses the cache waits behind the updates that the stage before it has left in this
+             GPU's memory, but for the step for which the buffers of the multiplication last (`Staged.queue_share`;
+             links pace the updates of other GPUs, which share the HBM). fair: each has its share.
              compute_first: the GEMM's reads and stores go first; communication issues only while fewer than
              `occupancy_threshold` requests wait, and has no less than `guaranteed_share` of the HBM (T3's limit on
              starvation, as a share).
@@ -78,6 +79,7 @@ class Triggered(ScheduleKnobs):
         needed |= {"node.hop_latency_s": system.node.hop_latency_s}
         needed |= {"gpu.pim": gpu.pim} if self.near_memory else {}
         needed |= {"gpu.tracker": gpu.tracker} if self.reduction == "tracked" else {}
+        needed |= {"gpu.gemm.tile_depth": gpu.gemm.tile_depth} if self.arbitration == "fcfs" else {}
         for path, value in needed.items():
             if value is None:
                 way = "use a system that has it, such as system=t3_ring"
@@ -116,7 +118,7 @@ class _Line:
         gemm = overlap.gemm
         self.gpus = gemm.shards
         self.pattern = overlap.collective.pattern
-        shape = (gemm.m, gemm.local_n, gemm.local_k)
+        shape, self.k = (gemm.m, gemm.local_n, gemm.local_k), gemm.local_k
         bypass = knobs.near_memory and knobs.reduction != "serial"  # updates; plain stores go through the cache
         self.staged: Staged = stage_gemm(system.gpu, shape, precision=gemm.precision, bypass=bypass)
         self.chunk: Any = self.staged.write_bytes / self.gpus
@@ -172,8 +174,8 @@ class _Line:
         """Add the GEMM, piece after piece; return the tasks that move the pieces of each chunk.
 
         leave: adds such a task, given chunk, piece and the task that completes the piece. Chunk follows chunk around a
-        ring; on a mesh, where each has a link of its own, they alternate. First come, first served, the reads of a
-        piece wait for the stores of the piece before it.
+        ring; on a mesh, where each has a link of its own, they alternate. First come, first served, the GEMM waits in
+        the queue that the stores of a piece leave.
         """
         parts = self.gpus * self.pieces
         departures: dict[int, list[int]] = {chunk: [] for chunk in range(self.gpus)}
@@ -184,9 +186,28 @@ class _Line:
             gemm = self._piece(index, np.maximum(until - before, 0.0), last)
             chunk = index // self.pieces if self.ring else index % self.gpus
             before, departure = until, leave(chunk, len(departures[chunk]), gemm)
-            last = [gemm, departure] if self.knobs.arbitration == "fcfs" and departure in self._stored[-1:] else [gemm]
+            queued = self.knobs.arbitration == "fcfs" and departure in self._stored[-1:]
+            last = [self._wait(index, gemm) if queued else gemm]
             departures[chunk].append(departure)
         return departures
+
+    def _wait(self, index: int, gemm: int) -> int:
+        """Add the wait of the next reads behind the updates of a piece."""
+        label, options = f"queue {index}", {"lane": "compute", "group": "gemm", "limiter": "HBM queue"}
+        nothing: dict[str, Any] = {"alone_s": 0.0, "wide_s": 0.0, "ideal_s": 0.0}
+        return self._task(label, [gemm], kind="gemm", work=self._queue_s, cap=1.0, **options, **nothing)
+
+    @cached_property
+    def _queue_s(self) -> Any:
+        """Time [s] that reads wait on average behind the updates of a piece."""
+        seconds = self.update[1] / np.asarray(self.system.gpu.hbm_bytes_per_s)
+        share = self.staged.queue_share(self.staged.wave_bytes * seconds, self._steps)
+        return share * self.chunk / self.pieces * seconds
+
+    @cached_property
+    def _steps(self) -> Any:
+        """Steps in which a workgroup multiplies."""
+        return np.ceil(np.asarray(self.k, float) / self.system.gpu.gemm.tile_depth)
 
     def _piece(self, index: int, share: Any, after: list[int]) -> int:
         """Add the serial reads of a piece, then its multiplication with the concurrent reads."""

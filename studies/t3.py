@@ -33,10 +33,10 @@ CONFIGURATIONS = {
     "t3_ideal": "ideal overlap",
     "t3_ideal_nmc": "ideal overlap + NMC",
     "t3": "T3",
-    "t3_fair": "T3-MCA",
+    "t3_fair": "T3, fair shares",
     "t3_mca": "T3-MCA",
 }
-"""Schedule -> its name here. NMC: partial sums added near memory. MCA: arbitration at its controller."""
+"""Schedule -> its name here. NMC: partial sums added near memory. MCA: the GEMM goes first at its controller."""
 _MAIN = ("megagpt2", "tnlg")
 _LINK, _SHARDS = "system.node.link_bytes_per_s", "workload.operators.gemm.shards"
 _SAVED = "likely: token counts are recalled, and decide which operands the cache keeps"
@@ -56,13 +56,21 @@ _SHARES = {
 """Claim -> models, phase, how many times as fast GEMMs are."""
 _PASSES = {"training": (("op", "fc2", "fc1", "ip"), 3.0), "prompt": (("op", "fc2"), 1.0)}
 """Phase -> sub-layers with an all-reduce, and passes over the four GEMMs (forward, input and weight gradients)."""
-_BEST = "T3's rule of choice is not published: this is the best choice of each case, an upper bound"
-_BURSTS = "one queue delays a stage by bursts of its own updates alone; updates from other GPUs are paced by links"
+_BEST = "T3's rule for its threshold is not published: the best of {5, 10, 30, unlimited} of each case"
+_UNLIMITED = 10**6
+"""Threshold of waiting requests from which communication has all that the GEMM leaves of the HBM."""
+_STORES_FIRST = (
+    "the GEMM's own updates go first, too, so communication starves where a stage's updates take as long as it does"
+)
+_BURSTS = "reads wait behind a stage's own updates alone; updates from other GPUs are paced by links and make no burst"
 _BYPASS = "updates that bypass the cache shorten the GEMM's reads, too, and that counts here"
 _COUNTED = "an identity of the accounting, counted on the graphs of all sub-layers"
 _CACHE = "no number is fitted, but the cache model was chosen among four having seen this (docs/models.md)"
 _CONTEXT = "about another design, which is not modelled"
-_UNKNOWN = "likely: the largest is one of the futuristic models on 64 GPUs, whose sizes are not published"
+_UNKNOWN = (
+    "both shares follow from hidden size over GPUs and the rate of links alone; the published largest is likely of the "
+    "futuristic models on 64 GPUs, whose sizes are not published"
+)
 _READING = (
     "attention's 40 to 45 % of run time is read as 42.5 % of compute time, on which this rests (conf/data/t3.yaml)"
 )
@@ -99,7 +107,7 @@ class T3(Plain):
         if set(CONFIGURATIONS.values()) - set(speedups) or speedups.isna().any(axis=None):
             absent = Finding(None, "needs points of all configurations, of both models with 8 and 16 GPUs")
             return findings | {f"t3.{name}": absent for name in _POINTS}
-        judged = _judge_configurations(speedups, saved, exposed)
+        judged = _judge_configurations(speedups, saved, exposed) | _judge_arbitration(table, speedups)
         return findings | {f"t3.{name}": finding for name, finding in judged.items()}
 
     def further(self, run: Finished) -> Mapping[str, Finding]:
@@ -172,7 +180,7 @@ class T3(Plain):
 
 def _policy(arbitration: str, threshold: Any) -> str:
     """Label of a policy; with the threshold where the GEMM goes first."""
-    return _POLICIES[arbitration] + (f", {threshold:.0f}" if arbitration == "compute_first" else "")
+    return _POLICIES[arbitration] + (f", {_limit_text(threshold)}" if arbitration == "compute_first" else "")
 
 
 def _is_all_reduce(shapes: ShapeList) -> bool:
@@ -191,11 +199,7 @@ def _geomean(values: Any) -> float:
 
 
 def _name_points(table: pd.DataFrame) -> pd.DataFrame:
-    """Rows with results, with `configuration`, `model`, `sub` and `of` (the model and its GPUs).
-
-    T3-MCA picks a threshold for each kernel, or no limit, which is fair shares. Its rule is not published, so the best
-    counts.
-    """
+    """Rows with results, with `configuration`, `model`, `sub` and `of` (the model and its GPUs)."""
     ok = table[(table["status"] == "ok") & table["schedule.name"].isin(CONFIGURATIONS)]
     ok = ok.assign(configuration=ok["schedule.name"].map(CONFIGURATIONS))
     parts = ok["scenario"].str.split("-")
@@ -223,13 +227,15 @@ def _judge_configurations(speedups: pd.DataFrame, traffic_: pd.DataFrame, expose
     return {
         "ideal_geomean": Finding(100 * (_geomean(ideal) - 1), f"{len(ideal)} cases"),
         "ideal_max": Finding(float(100 * (ideal.max() - 1)), f"best: {ideal.idxmax()}"),
-        "mca_geomean": Finding(100 * (_geomean(mca) - 1), _BEST),
-        "mca_max": Finding(float(100 * (mca.max() - 1)), f"best: {mca.idxmax()}"),
-        "mca_gap_to_ideal": Finding(100 * (_geomean(ideal) - _geomean(mca)), "of the two geometric means", _BEST),
+        "mca_max": Finding(float(100 * (mca.max() - 1)), f"best: {mca.idxmax()}", _STORES_FIRST),
+        "mca_gap_to_ideal": Finding(
+            100 * (_geomean(ideal) - _geomean(mca)), "of the two geometric means", _STORES_FIRST
+        ),
         "order": Finding(
             ordered and bool((late <= 1e-9).all()),
             f"T3 {_geomean(plain):.3f}, T3-MCA {_geomean(mca):.3f}, ideal + NMC {_geomean(near):.3f}",
-            f"T3 is {100 * late.max():.1f} % ahead of T3-MCA in {late.idxmax()}, behind in {(late < 0).sum()} cases",
+            f"T3 is up to {100 * late.max():.1f} % ahead of T3-MCA ({late.idxmax()}), behind in "
+            f"{(late < 0).sum()} cases; {_STORES_FIRST}",
         ),
         "traffic_geomean": Finding(100 * (1 - _geomean(1 - saved / 100))),
         "traffic_max": Finding(float(saved.max()), f"best: {saved.idxmax()}", _SAVED),
@@ -241,6 +247,26 @@ def _judge_configurations(speedups: pd.DataFrame, traffic_: pd.DataFrame, expose
         ),
         "nmc_shrinks_with_tp": Finding(all(shrinks) if shrinks else None, "of the time that RS and AG take"),
     }
+
+
+def _judge_arbitration(table: pd.DataFrame, speedups: pd.DataFrame) -> dict[str, Finding]:
+    """Finding on T3's arbitration, with what each threshold and other policies of the controller give."""
+    mca, fair, plain = (speedups[CONFIGURATIONS[name]] for name in ("t3_mca", "t3_fair", "t3"))
+    column = "schedule.occupancy_threshold"
+    points = table[table["schedule.name"] == "t3_mca"]
+    by_limit = {limit: _cases(points[points[column] == limit], "speedup") for limit in sorted(points[column].unique())}
+    gains = {_limit_text(limit): 100 * (_geomean(cases.to_numpy()) - 1) for limit, cases in by_limit.items()}
+    text = ", ".join(f"{limit} {gain:.1f} %" for limit, gain in gains.items())
+    gain = 100 * (_geomean(mca) - 1)
+    either, shared = (100 * (_geomean(gains) - 1) for gains in (np.maximum(mca, plain), fair))
+    others = (
+        f"alone: {text}; with plain T3 where it is faster {either:.1f} %; fair shares, no arbitration, {shared:.1f} %"
+    )
+    return {"mca_geomean": Finding(gain, f"{_BEST}; {others}")}
+
+
+def _limit_text(limit: float) -> str:
+    return f"{limit:.0f}" if limit < _UNLIMITED else "unlimited"
 
 
 def _spread(gap: pd.Series[Any]) -> tuple[float, str]:
@@ -340,7 +366,7 @@ def _attention_share() -> float:
 
 
 def _layer(rows: pd.DataFrame, phase: str, faster: float) -> dict[str, float]:
-    """Times of a layer of one model: compute and communication [s], and time saved by each configuration [s].
+    """Times of a layer of one model: compute, communication, GEMMs before it [s]; and saved by each configuration [s].
 
     compute = passes x the four GEMMs / (1 - attention's share); GEMMs without an all-reduce take the time of those of
     equal FLOP with one. faster: speed-up of GEMMs. Configurations that lack a sub-layer are left out.
@@ -350,7 +376,8 @@ def _layer(rows: pd.DataFrame, phase: str, faster: float) -> dict[str, float]:
     gemms = float(sequential["gemm_s"].sum()) * passes
     attention = gemms * _attention_share() / (1 - _attention_share())
     moved = float(sequential.loc[list(reduced), "exposed_comm_s"].sum())
-    times = {"compute_s": gemms / faster + attention, "communication_s": moved}
+    sliced = float(sequential.loc[list(reduced), "gemm_s"].sum()) / faster
+    times = {"compute_s": gemms / faster + attention, "communication_s": moved, "sliced_s": sliced}
     for name, other in rows.groupby("configuration"):
         if not set(reduced) <= set(other["sub"]):
             continue
@@ -370,8 +397,9 @@ def _project_models(table: pd.DataFrame) -> Iterator[dict[str, Any]]:
             continue
         for phase in _PASSES:
             layer = _layer(rows, phase, 1.0)
-            total = layer.pop("compute_s") + layer["communication_s"]
-            share = layer.pop("communication_s") / total
+            share, _ = _layer_shares(layer)
+            total = layer.pop("compute_s") + layer.pop("communication_s")
+            layer.pop("sliced_s")
             for name, saved in layer.items():
                 if name != "sequential":
                     labels = {"of": of, "phase": phase, "configuration": name, "communication_share": share}
@@ -379,21 +407,32 @@ def _project_models(table: pd.DataFrame) -> Iterator[dict[str, Any]]:
 
 
 def _comm_shares(table: pd.DataFrame) -> dict[str, Finding]:
-    """Findings on the largest shares of communication in a layer."""
+    """Findings on the largest shares of communication in a layer: of run time, and of sliced sub-layers beside it.
+
+    Those of models beyond the listed ones are not tested.
+    """
     findings, times = {}, _layer_times(table)
     for claim, (models, phase, faster) in _SHARES.items():
-        shares = {}
+        shares: dict[str, tuple[float, float]] = {}
         for of, rows in times[times["model"].isin(models)].groupby("of"):
             if _whole(rows):
-                layer = _layer(rows, phase, faster)
-                shares[str(of)] = layer["communication_s"] / (layer["communication_s"] + layer["compute_s"])
+                shares[str(of)] = _layer_shares(_layer(rows, phase, faster))
         if not shares:
             findings[f"t3.{claim}"] = Finding(None, "needs all four sub-layers of a model")
             continue
-        most = max(shares, key=lambda name: shares[name])
-        cause = _ASSUMED if set(models) == set(_MAIN) else _UNKNOWN
-        findings[f"t3.{claim}"] = Finding(100 * shares[most], f"{most}; {_READING}", cause)
+        most = max(shares, key=lambda name: shares[name][0])
+        of_time, of_sliced = (100 * share for share in shares[most])
+        text = f"{most}: {of_time:.1f} % of run time, {of_sliced:.1f} % of sliced sub-layers"
+        listed = set(models) == set(_MAIN)
+        untested = Finding(None, f"{text}, the largest of the listed models; {_UNKNOWN}")
+        findings[f"t3.{claim}"] = Finding(of_time, f"{text}; {_READING}", _ASSUMED) if listed else untested
     return findings
+
+
+def _layer_shares(layer: Mapping[str, float]) -> tuple[float, float]:
+    """Share of communication in a layer's run time, and in its sub-layers that are sliced and reduced."""
+    moved = layer["communication_s"]
+    return moved / (moved + layer["compute_s"]), moved / (moved + layer["sliced_s"])
 
 
 STUDY = T3()

@@ -19,7 +19,7 @@ from dse.backend import Batch
 from dse.cli import main
 from dse.space import set_path
 from search_spaces.triggered import traffic
-from simulators.costs.gemm_stages import stage_gemm
+from simulators.costs.gemm_stages import Staged, stage_gemm
 from simulators.hardware.system import System, system_of
 from simulators.overlap.design import Design
 
@@ -198,7 +198,43 @@ def test_one_queue_delays_a_gemm_by_the_bursts_that_its_stages_leave(gpus: int, 
     tiles: dict[str, Any] = {"pattern": "reduce_scatter", "system__node__link_bytes_per_s": 1e13}
     one_queue, fair = (results(backend("fluid"), [point(name, gpus, shape, **tiles)])[0] for name in ("t3", "t3_fair"))
     burst = 2 * shape[0] * shape[1] * (1 - 1 / gpus) * 2 / 0.9e12
-    assert fair.metrics["gemm_s"] < one_queue.metrics["makespan_s"] <= fair.metrics["makespan_s"] + 2 * burst
+    assert fair.metrics["makespan_s"] * (1 - 1e-9) <= one_queue.metrics["makespan_s"]
+    assert one_queue.metrics["makespan_s"] <= fair.metrics["makespan_s"] + 2 * burst
+
+
+def staged(shape: tuple[int, int, int], size: float = 16e6) -> Staged:
+    tree = merged(shipped("system")["t3_ring"], {"gpu": {"llc": {"bytes": size}}})
+    return stage_gemm(system_of(tree).gpu, shape, precision="fp16", bypass=True)
+
+
+waits = st.floats(1e-7, 1e-3)
+
+
+@settings(max_examples=40)
+@given(shape=sizes, queue=waits, steps=st.integers(1, 400))
+def test_reads_wait_for_what_is_ahead_of_the_first_burst_that_misses(
+    shape: tuple[int, int, int], queue: float, steps: int
+) -> None:
+    """The sum over bursts, taken burst by burst."""
+    found = staged(shape)
+    miss = float(found.miss_share)
+    step = float(found.compute_s * found.wave_bytes / found.write_bytes) / steps
+    ahead = [max(0.0, 1 - (place + 1) * step / queue) for place in range(steps)]
+    expected = sum(miss * (1 - miss) ** place * share for place, share in enumerate(ahead))
+    assert float(found.queue_share(queue, steps)) == pytest.approx(expected, abs=1e-9)
+
+
+@settings(max_examples=40)
+@given(shape=sizes, queue=waits, steps=st.integers(1, 400), factor=st.floats(1, 20))
+def test_reads_wait_longer_behind_a_longer_queue_and_less_before_a_larger_cache(
+    shape: tuple[int, int, int], queue: float, steps: int, factor: float
+) -> None:
+    short, long = (float(staged(shape).queue_share(length, steps)) * length for length in (queue, queue * factor))
+    assert 0 <= short <= long + 1e-15
+    assert long <= queue * factor
+    larger = staged(shape, 16e6 * factor)
+    assert 0 < float(larger.miss_share) <= 1
+    assert float(larger.queue_share(queue, steps)) <= float(staged(shape).queue_share(queue, steps)) + 1e-9
 
 
 @settings(max_examples=15)
@@ -246,6 +282,7 @@ def test_contention_slows_what_dma_commands_forward_and_no_store() -> None:
         ("t3", {"system__gpu__tracker__num_entries": 64}, "has fewer entries than workgroups are in flight (160)"),
         ("t3", {"system__gpu__tracker": None}, "system.gpu.tracker"),
         ("t3", {"system__gpu__pim": None}, "system.gpu.pim"),
+        ("t3", {"system__gpu__gemm__tile_depth": None}, "system.gpu.gemm.tile_depth"),
         (SEQUENTIAL, {"system__gpu__llc": None}, "system.gpu.llc"),
         (SEQUENTIAL, {"system__node__num_gpus": 4}, "system.node.num_gpus = 4"),
     ],
@@ -317,12 +354,12 @@ def test_the_study_judges_its_claims_and_draws(tmp_path: Path, monkeypatch: pyte
     rows = {row["id"].partition(".")[2]: row for row in json.loads((folder / "claims.json").read_text("utf-8"))}
     missed = {name for name, row in rows.items() if row["within"] is False}
     assert missed == {
-        *("mca_gap_to_ideal", "order", "traffic_max", "fc_gap", "op_gap", "serial_ag_bound", "nmc_adds"),
-        *("comm_share_large_train", "comm_share_large_prompt", "comm_share_gemm2x"),
+        *("mca_max", "order", "traffic_max", "fc_gap", "serial_ag_bound", "nmc_adds"),
     }
     assert all(rows[name]["reason"] for name in missed)
     assert {name for name, row in rows.items() if row["within"] is None} == {
         *("ring_validation", "tracker_entries", "tracker_bytes"),  # not published, and inputs
+        *("comm_share_large_train", "comm_share_large_prompt", "comm_share_gemm2x"),  # of models that are not published
         *("in_switch", "cais_over_t3_inf", "cais_over_fused_inf"),
         *("cais_over_t3_train", "cais_over_fused_train"),
     }

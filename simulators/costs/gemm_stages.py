@@ -16,6 +16,11 @@ set:
 in the better of both orders of traversal (set conflicts after A. J. Smith, 1978; no number is fitted). Outputs that
 bypass the cache (updates by PIM) leave their term out. In each stage a fraction `serial_fraction` of the reads comes
 before the multiplication, the rest beside it.
+
+Bursts. A wave multiplies in steps of `tile_depth` of k, whose inputs are fetched one step ahead (two buffers): a burst
+of reads for each step, of which a share q goes to the HBM:
+
+    q = reads / (resident + passes streamed)          lines that miss, of those that the waves ask for
 """
 
 from __future__ import annotations
@@ -39,7 +44,8 @@ class Staged:
     """One GEMM on all CUs, arrays of the arguments' broadcast shape.
 
     compute_s: of all waves [s]. read_bytes, write_bytes: at the HBM. flop. elapsed: share of the output (0 to 1) ->
-    share of `compute_s` after which it is complete.
+    share of `compute_s` after which it is complete. miss_share: of bursts of reads that go to the HBM. wave_bytes: of
+    the output of a full wave.
     """
 
     compute_s: Floats
@@ -47,6 +53,23 @@ class Staged:
     write_bytes: Floats
     flop: Floats
     elapsed: Callable[[float], Floats]
+    miss_share: Floats
+    wave_bytes: Floats
+
+    def queue_share(self, queue_s: ArrayLike, steps: ArrayLike) -> Floats:
+        """Share of a queue of requests, left by a wave, for which the reads of the next wave wait on average.
+
+        queue_s: time [s] in which the memory serves it, first come, first served. steps: bursts of a wave. The first
+        burst that misses waits for what is left of the queue, less the step for which its buffer lasts; with q the
+        share that misses, r the time of a step over that of the queue and J = min(steps, floor(1 / r)):
+
+            sum over j < J of q (1 - q)^j (1 - (j + 1) r)  =  1 - p - r ((1 - p) / q - J p),   p = (1 - q)^J
+        """
+        step_s = self.compute_s * self.wave_bytes / self.write_bytes / np.asarray(steps, float)
+        ratio = step_s / np.asarray(queue_s, float)
+        bursts = np.minimum(np.asarray(steps, float), np.floor(1 / ratio))
+        hit = (1 - self.miss_share) ** bursts
+        return np.asarray(np.maximum(1 - hit - ratio * ((1 - hit) / self.miss_share - bursts * hit), 0.0))
 
 
 def stage_gemm(
@@ -63,9 +86,14 @@ def stage_gemm(
     wave = np.asarray(gpu.num_cus, float) * gpu.gemm.workgroups_per_cu
     outputs = element_bytes * m * n
     operands = (element_bytes * k * m, element_bytes * k * n)
-    orders = [_reads(gpu, operands, traversal, 0.0 if bypass else outputs) for traversal in _strips(cost, (m, n), wave)]
+    traversals = _strips(cost, (m, n), wave)
+    orders = [_reads(gpu, operands, traversal, 0.0 if bypass else outputs) for traversal in traversals]
+    asked = [operands[order.resident] + order.passes * operands[1 - order.resident] for order in traversals]
     reads = np.asarray(np.minimum(*orders))
-    return Staged(cost.compute_s, reads, outputs, cost.flop, _completion_shares(gpu, cost, (m, n), wave))
+    missed = reads / np.where(orders[0] <= orders[1], *asked)
+    wave_bytes = np.minimum(element_bytes * wave * cost.rows * cost.cols, outputs)
+    elapsed = _completion_shares(gpu, cost, (m, n), wave)
+    return Staged(cost.compute_s, reads, outputs, cost.flop, elapsed, np.minimum(missed, 1.0), wave_bytes)
 
 
 def _completion_shares(
