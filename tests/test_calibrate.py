@@ -77,11 +77,11 @@ def table(path: Path, lines: Sequence[str], columns: str = HEADER) -> Path:
     return path
 
 
-def measured_by_the_model(path: Path, *, noise: float, lines: Sequence[str]) -> Path:
-    """A table whose times are what the model says for `TRUE`, with log-normal noise."""
+def measured_by_the_model(path: Path, *, noise: float, lines: Sequence[str], true: Efficiency = TRUE) -> Path:
+    """A table whose times are what the model says for some constants, with log-normal noise."""
     random, found = np.random.default_rng(7), []
     rows = {line: (one, place) for one in read(table(path, lines)) for place, line in enumerate(one.lines)}
-    times = {id(one): on_device(device_of(DEVICE), TRUE, one).seconds for one, _ in rows.values()}
+    times = {id(one): on_device(device_of(DEVICE), true, one).seconds for one, _ in rows.values()}
     for number, line in enumerate(lines, 2):
         one, place = rows[number]
         seconds = times[id(one)][place] * np.exp(noise * random.standard_normal(len(one.passes)).clip(-0.5))
@@ -102,13 +102,16 @@ def lines_of_layers() -> list[str]:
 
 
 @pytest.mark.slow
-def test_constants_come_back_from_times_that_they_made(tmp_path: Path, device: Path) -> None:
+@pytest.mark.parametrize("true", [TRUE, TRUE.model_copy(update={"fused_setup_s": 1.5e-3})], ids=["launched", "fused"])
+def test_constants_come_back_from_times_that_they_made(tmp_path: Path, device: Path, true: Efficiency) -> None:
+    """A set-up of fused steps, too, where there is one, and there alone."""
     lines = [*lines_of_gemms(np.random.default_rng(1), 120), *lines_of_layers()]
-    data = measured_by_the_model(tmp_path / "times.csv", noise=0.01, lines=lines)
+    data = measured_by_the_model(tmp_path / "times.csv", noise=0.01, lines=lines, true=true)
     assert main(["calibrate", f"system={device}", f"data={data}", f"out={tmp_path / 'out'}"]) == 0
     made = yaml.safe_load((tmp_path / "out" / "own.yaml").read_text())
-    for name, value in TRUE.model_dump(exclude_none=True).items():
+    for name, value in true.model_dump(exclude_none=True).items():
         assert made["gpu"]["efficiency"]["fp32"][name] == pytest.approx(value, rel=0.15), name
+    assert ("fused_setup_s" in made["gpu"]["efficiency"]["fp32"]) == (true.fused_setup_s is not None)
     errors = json.loads((tmp_path / "out" / "errors.json").read_text())
     assert errors["gemm_median"] < 0.02
     assert errors["recurrent_median"] < 0.02
@@ -300,7 +303,7 @@ def test_a_system_is_found_by_name_or_path_and_says_what_it_lacks(tmp_path: Path
 
 def test_every_device_has_few_constants() -> None:
     assert [name for name, value in TYPICAL if value is not None] == list(PRIORS)
-    assert {*PRIORS, *LIBRARY_PRIORS, "tiles", "streaming"} == set(Efficiency.model_fields)
+    assert {*PRIORS, *LIBRARY_PRIORS, "fused_setup_s", "tiles", "streaming"} == set(Efficiency.model_fields)
     assert (len(PRIORS), len(LIBRARY_PRIORS)) == (6, 8)
     assert LIBRARY_GEMMS <= 24
     assert MOST["gemm"] <= 20

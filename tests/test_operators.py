@@ -123,6 +123,18 @@ def test_a_lookup_moves_whole_sectors_and_its_indices() -> None:
     assert wide == 1000 * (10 * (32 + 8) + 32)
 
 
+@given(h=st.integers(64, 4096), n=st.integers(1, 256), t=st.integers(1, 500), setup=st.floats(1e-5, 1e-2))
+def test_fused_steps_are_set_up_once_a_pass_and_only_where_a_library_fuses_them(
+    h: int, n: int, t: int, setup: float
+) -> None:
+    """t = a + b T, with a for each gate and the state; an LSTM launches its steps."""
+    chip = replace(CHIP, fused_setup_s=setup)
+    for gates in (1, 3):
+        one, many = (recurrent(chip, gates, h, n, steps).seconds[:2] for steps in (t, 2 * t))
+        assert 2 * one - many == pytest.approx((gates + 1) * setup, rel=1e-6)
+    assert (recurrent(chip, 4, h, n, t).seconds == recurrent(CHIP, 4, h, n, t).seconds).all()
+
+
 @given(st.sampled_from([1, 3, 4]), st.sampled_from([256, 1024, 2560]), st.integers(1, 256), st.integers(1, 512))
 def test_recurrent_layers_take_their_steps_one_after_the_other(g: int, h: int, n: int, t: int) -> None:
     one, many = recurrent(CHIP, g, h, n, 1), recurrent(CHIP, g, h, n, t)

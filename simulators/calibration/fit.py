@@ -87,6 +87,8 @@ PRIORS: Mapping[str, Prior] = {
     "latency_s": Prior(1e-7, 1.0, 2e-9, 2e-6),
 }
 """Priors of the constants of a device; the last constant is for recurrent layers."""
+FUSED_PRIOR = Prior(1e-4, 2.0, 1e-6, 20e-3)
+"""Prior of `fused_setup_s`, which some libraries have, of recurrent layers."""
 TYPICAL = Efficiency(**{name: prior.middle for name, prior in PRIORS.items()})
 """Constants of a device without measurements."""
 LIBRARY_PRIORS: Mapping[str, Prior] = {
@@ -203,9 +205,9 @@ def fit(device: Device, rows: Sequence[Rows], *, num_gpus: int = 8) -> Fitted:
             efficiency[precision] = constants_of_gemms.model_copy(update={"streaming": streaming or None})
             continue
         products = [chosen[precision, kind] for kind in ("gemm", "conv") if (precision, kind) in chosen]
-        constants = _fit_kernels(device, products, {})
+        constants = _fit_kernels(device, products)
         if (precision, "recurrent") in chosen:
-            constants = _fit_kernels(device, [chosen[precision, "recurrent"]], constants)
+            constants = _fit_recurrent(device, chosen[precision, "recurrent"], constants)
         efficiency[precision] = TYPICAL.model_copy(update=constants)
     allreduces = [selection for (_, kind), selection in chosen.items() if kind == "allreduce"]
     ring = _fit_ring(num_gpus, allreduces[0]) if allreduces else None
@@ -213,14 +215,29 @@ def fit(device: Device, rows: Sequence[Rows], *, num_gpus: int = 8) -> Fitted:
     return Fitted(efficiency, ring, collectives, names)
 
 
-def _fit_kernels(device: Device, chosen: Sequence[Chosen], constants: Mapping[str, float]) -> dict[str, float]:
-    """Fit five constants to GEMMs and convolutions, or the sixth to recurrent layers, given the five `constants`."""
-    free = {name: prior for name, prior in PRIORS.items() if (name == "latency_s") == bool(constants)}
+def _fit_kernels(device: Device, chosen: Sequence[Chosen]) -> dict[str, float]:
+    """Fit five constants to GEMMs and convolutions."""
+    free = {name: prior for name, prior in PRIORS.items() if name != "latency_s"}
+
+    def predict(values: Mapping[str, float], rows: Rows) -> Floats:
+        return on_device(device, TYPICAL.model_copy(update=dict(values)), rows).seconds
+
+    return _least(free, predict, chosen)
+
+
+def _fit_recurrent(device: Device, chosen: Chosen, constants: Mapping[str, float]) -> dict[str, float]:
+    """Fit the sixth constant to recurrent layers, given the five `constants`; and the set-up of fused steps.
+
+    A library is taken to fuse steps where the set-up lowers the loss by more than one (Akaike's criterion).
+    """
 
     def predict(values: Mapping[str, float], rows: Rows) -> Floats:
         return on_device(device, TYPICAL.model_copy(update={**constants, **values}), rows).seconds
 
-    return {**constants, **_least(free, predict, chosen)}
+    stepwise = {"latency_s": PRIORS["latency_s"]}
+    launched, loss = _solve(stepwise, predict, [chosen])
+    fused, fused_loss = _solve({**stepwise, "fused_setup_s": FUSED_PRIOR}, predict, [chosen])
+    return {**constants, **(fused if fused_loss < loss - 1.0 else launched)}
 
 
 def _fit_library(device: Device, precision: str, chosen: Chosen) -> Efficiency:
@@ -277,6 +294,13 @@ def _least(
     free: Mapping[str, Prior], predict: Callable[[Mapping[str, float], Rows], Floats], chosen: Sequence[Chosen]
 ) -> dict[str, float]:
     """Constants that predict the measured times best."""
+    return _solve(free, predict, chosen)[0]
+
+
+def _solve(
+    free: Mapping[str, Prior], predict: Callable[[Mapping[str, float], Rows], Floats], chosen: Sequence[Chosen]
+) -> tuple[dict[str, float], float]:
+    """Constants that predict the measured times best, and their loss, priors included."""
     from scipy.optimize import least_squares
 
     middle, width, low, high = np.array([(p.middle, p.width, p.low, p.high) for p in free.values()]).T
@@ -294,7 +318,7 @@ def _least(
         solution = least_squares(residuals, inside, bounds=(low, high), diff_step=1e-3, max_nfev=_CALLS)
         best = solution if best is None or solution.cost < best.cost else best
     assert best is not None
-    return dict(zip(free, np.exp(best.x).tolist(), strict=True))
+    return dict(zip(free, np.exp(best.x).tolist(), strict=True)), float(best.cost)
 
 
 def _robust(predicted: Floats, rows: Rows, weights: Floats) -> Floats:

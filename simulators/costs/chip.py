@@ -45,6 +45,7 @@ class Chip:
     sustained: ArrayLike = np.inf
     assignment: Assignment = "static"
     engines: ShaderEngines | None = None
+    fused_setup_s: ArrayLike | None = None
 
     @classmethod
     def of(

@@ -10,6 +10,9 @@ A cell of g gates, hidden size h, batch n, t steps, without the product of its i
     L        = least over the GEMM's kernels of sqrt((J T)^2 + (y ceil(K/z))^2)        J = g forward, 1 backward
              = sqrt((FLOP / (e c p))^2 + (bytes / H)^2 + (y K)^2)                      for batches of 17 to 32
 
+Where a library runs all steps of a pass in one kernel (GRU and vanilla, not LSTM, where `fused_setup_s` is known), no
+step is launched, and the pass is set up once: forward, data = (g + 1) fused_setup_s + t L.
+
 y (`latency_s`) is fitted for each device and precision: the latency of a chain of dependent loads, per element of K. At
 17 to 32 columns libraries run one kernel that does not split K, so its chain is whole: on Pascal it takes two to four
 times as long as a batch of 16 or 64. d = (y / 0.1 us)^(1/4): devices that wait longer for loads launch more slowly,
@@ -37,6 +40,7 @@ _GATE_S = 12e-6  # of a step, for each gate: launches of its kernels
 _FILTER_S = 100e-6  # of the filter pass: packing, and reductions of the biases
 _SLOWNESS = (1e-7, 0.25)  # latency of a device whose launches take as long as that, and the power that they go with
 _PASSES = 10.0  # element-wise over gates and state in each step: small kernels at poor bandwidth
+_LSTM_GATES = 4
 _UNSPLIT = (16, 32)  # batches beyond the first, up to the second, run on a kernel that does not split K
 _REGISTER_BYTES = 256.0 * 1024  # of a CU (SM), that can keep weights
 _MEET_S = 3e-6  # until every CU has seen that all have ended a step
@@ -47,9 +51,9 @@ def recurrent(chip: Chip, gates: ArrayLike, hidden: ArrayLike, batch: ArrayLike,
     g, h, n, t = (np.asarray(value, float) for value in np.broadcast_arrays(gates, hidden, batch, steps))
     element = np.asarray(chip.element_bytes)
     slowness = (np.asarray(chip.latency_s) / _SLOWNESS[0]) ** _SLOWNESS[1]
-    overhead = _GATE_S * slowness * g + _PASSES * element * (g + 1) * h * n / chip.bandwidth
-    forward = t * (overhead + _step(chip, (g, h, n), depth=h, repeats=g))
-    data = t * (overhead + _step(chip, (g, h, n), depth=g * h, repeats=np.ones_like(g)))
+    begin, overhead = _fixed(chip, _GATE_S * slowness * g + _PASSES * element * (g + 1) * h * n / chip.bandwidth, g)
+    forward = begin + t * (overhead + _step(chip, (g, h, n), depth=h, repeats=g))
+    data = begin + t * (overhead + _step(chip, (g, h, n), depth=g * h, repeats=np.ones_like(g)))
     weights = quickest(products_of(chip, (g * h, h, n * t))) + np.asarray(chip.launch_s) + _FILTER_S * slowness
     flop, traffic = 2 * g * h * h * n * t, element * t * (g * h * h + (g + 1) * h * n)
     last = element * (g * h * n * t + h * n * t + g * h * h)
@@ -58,6 +62,15 @@ def recurrent(chip: Chip, gates: ArrayLike, hidden: ArrayLike, batch: ArrayLike,
         np.stack(np.broadcast_arrays(traffic, traffic, last), axis=-1),
         np.stack(np.broadcast_arrays(forward, data, weights), axis=-1),
     )
+
+
+def _fixed(chip: Chip, launched: Floats, gates: Floats) -> tuple[Floats, Floats]:
+    """Time [s] before the first step, and of each step beside its products, `launched` if kernels run step by step."""
+    if chip.fused_setup_s is None:
+        return np.zeros_like(launched), launched
+    fused = gates != _LSTM_GATES
+    begin = (gates + 1) * np.asarray(chip.fused_setup_s)
+    return np.where(fused, begin, 0.0), np.where(fused, 0.0, launched)
 
 
 def persistent(chip: Chip, gates: ArrayLike, hidden: ArrayLike, batch: ArrayLike, steps: ArrayLike) -> Cost:

@@ -190,7 +190,8 @@ class Efficiency(Grown):
     launch_s: fixed time of a call. compute: share of the peak rate that inner loops reach (above 1 if the clock is
     above the data sheet's). feed: bytes from the last-level cache to a CU per 16 FLOP of peak. transposed: extra cost
     of reading a transposed A. narrow: slowdown of the library's kernels for at most 16 columns. latency_s: latency per
-    element of K of a chain of dependent loads.
+    element of K of a chain of dependent loads. fused_setup_s: set-up of a pass of a recurrent layer for each of its
+    gates and for its state, of libraries that run its steps in one kernel (None: they launch each step).
 
     Of libraries of today (`simulators.costs.gemm_library`): tiles: (rows, columns) of a tile of the output, of each
     kernel (None: the library is older). prologue: elements of K that take as long as a workgroup needs to begin and to
@@ -205,6 +206,7 @@ class Efficiency(Grown):
     transposed: Factor
     narrow: Factor
     latency_s: Duration
+    fused_setup_s: Annotated[Seconds, Field(gt=0, le=1)] | None = None
     tiles: Annotated[tuple[tuple[Side, Side], ...], Field(min_length=1)] | None = None
     prologue: Annotated[Number, Field(ge=0, le=1e5)] | None = None
     hbm_share: Annotated[Number, Field(gt=0, le=1.2)] | None = None
