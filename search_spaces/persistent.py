@@ -18,12 +18,7 @@ import numpy as np
 
 from search_spaces.fused_knobs import FusedKnobs, issue_order, partners, remote_chunks
 from search_spaces.segment_costs import Move, SegmentCost, SegmentCosts, as_scalar
-from simulators.costs.fabric import (
-    capacities,
-    loads_of_nodes,
-    num_gpus,
-    phases,
-)
+from simulators.costs.fabric import capacities, loads_of_nodes, num_gpus, phases
 from simulators.costs.memory_bound import KernelCost, kernel_cost
 from simulators.costs.transfer import TransferMode, library_cus, setup
 from simulators.hardware.system import System
@@ -115,9 +110,10 @@ class Lowering:
             for name, op in workload.operators.items()
             if isinstance(op, Collective)
         }
-        self._segment_costs = SegmentCosts(
-            system, tuple(self._moves.values()), self._gpus[0].load, near_memory=knobs.near_memory
-        )
+        self._loss = 0.0 if knobs.occupancy_loss is None else knobs.occupancy_loss
+        cus, moves = system.gpu.num_cus * (1 - np.asarray(self._loss)), tuple(self._moves.values())
+        how: dict[str, Any] = {"near_memory": knobs.near_memory, "store_cus": cus}
+        self._segment_costs = SegmentCosts(system, moves, self._gpus[0].load, **how)
         fused = partners(workload, str(knobs.pairs)) if knobs.kernel == "fused" else {}
         self._partner = {name: op for name, op in fused.items() if self._moves[name].segments}
         self._move_of = {op: name for name, op in self._partner.items()}
@@ -236,9 +232,15 @@ class Lowering:
         op = self._workload.operators[name]
         assert not isinstance(op, Collective)
         if (name, fused) not in self._costs:
-            loss = self._knobs.occupancy_loss if fused and self._knobs.occupancy_loss is not None else 0.0
-            self._costs[name, fused] = kernel_cost(self._system, op, occupancy_loss=loss)
+            loss, stored = (self._loss, self._stored_bytes_per_s(name)) if fused else (0.0, 0.0)
+            self._costs[name, fused] = kernel_cost(self._system, op, occupancy_loss=loss, stored_bytes_per_s=stored)
         return self._costs[name, fused]
+
+    def _stored_bytes_per_s(self, name: str) -> Any:
+        """Rate at which a fused operator stores into peers' memory."""
+        move = self._moves[self._move_of[name]]
+        stores = self._knobs.zero_copy and name in move.op.after
+        return self._segment_costs.stored_bytes_per_s(move, self._cost(name).seconds) if stores else 0.0
 
     def _compute(self, gpu: _Gpu, name: str, part: _Part, *, after: Sequence[int]) -> int:
         """Add a part of an operator, next in the stream."""

@@ -57,10 +57,14 @@ class SegmentCosts:
     """Costs of the segments of a workload's collectives on one system; each is computed once.
 
     busiest_load: what the GPU that sends most sends, over the mean. near_memory: whether reductions add at the memory.
+    store_cus: CUs whose requests a fused kernel has in flight.
     """
 
-    def __init__(self, system: System, moves: Sequence[Move], busiest_load: Any, *, near_memory: Any) -> None:
+    def __init__(
+        self, system: System, moves: Sequence[Move], busiest_load: Any, *, near_memory: Any, store_cus: Any
+    ) -> None:
         self._system, self._moves, self._busiest_load, self._near_memory = system, moves, busiest_load, near_memory
+        self._store_cus = store_cus
         self._cache: dict[tuple[Any, ...], list[SegmentCost]] = {}
 
     @functools.cached_property
@@ -74,6 +78,13 @@ class SegmentCosts:
                     totals[name] = totals.get(name, 0.0) + sent * segment.share * np.asarray(load) / rates[name]
         most = np.argmax(np.stack(np.broadcast_arrays(*totals.values())), axis=0)
         return {name: (most == place).astype(float) for place, name in enumerate(totals)}
+
+    def stored_bytes_per_s(self, move: Move, seconds: Any) -> Any:
+        """Rate of stores inside a node by a kernel that makes them in `seconds`: as it makes them, or as links go."""
+        inside = [segment for segment in move.segments[0] if segment.inside]
+        sent = move.rows * move.op.element_bytes * move.op.cols * sum(np.asarray(part.share) for part in inside)
+        paces = [pace(self._system, part, cus=self._store_cus, pattern=move.op.pattern) for part in inside]
+        return np.minimum(sum(paces), sent / seconds)
 
     def of_phase(self, move: Move, phase: int, *, cus: Any, copied: bool) -> list[SegmentCost]:
         """Common parameters of the transfers of each segment of a phase.
@@ -95,8 +106,10 @@ class SegmentCosts:
     def _segment_cost(self, move: Move, phase: int, segment: PhaseSegment, kernel_cus: Any, *, hbm: Any) -> SegmentCost:
         system, op, rates = self._system, move.op, capacities(self._system)
         rate = pace(system, segment, cus=system.gpu.num_cus, pattern=op.pattern)
-        cap, cus, delay = np.asarray(1.0), None, messages_s(system, segment)
-        if kernel_cus is not None:
+        cus, delay = None, messages_s(system, segment)
+        if kernel_cus is None:
+            cap = pace(system, segment, cus=self._store_cus, pattern=op.pattern) / rate
+        else:
             used_cus = fewest_cus(system, segment, cus=kernel_cus, pattern=op.pattern)
             cap = pace(system, segment, cus=used_cus, pattern=op.pattern) / rate
             cus, delay = as_scalar(used_cus / len(move.segments[phase])), delay + segment.latency_s

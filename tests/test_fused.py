@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import yaml
-from conftest import ENGINES, backend, results, shipped
+from conftest import ENGINES, backend, lower, results, shipped
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from test_conformance import magnitudes
@@ -20,7 +20,7 @@ from dse.cli import main
 from dse.space import set_path
 from search_spaces.fused_knobs import issue_order, partners, remote_chunks
 from simulators.costs.fabric import phases
-from simulators.costs.memory_bound import kernel_cost
+from simulators.costs.memory_bound import kernel_cost, rate_kept
 from simulators.hardware.system import System
 from simulators.overlap.design import Design
 from simulators.taskgraph.losses import LOSSES
@@ -220,27 +220,46 @@ def test_communication_shares_of_embeddings_are_those_of_the_minimal_model(depth
 # Occupancy
 
 
-@given(loss=st.floats(0, 0.9))
-def test_a_loss_of_occupancy_slows_compute_and_not_what_memory_bounds(loss: float) -> None:
-    """Up to where too few requests are under way: 1 - p of them at least what the latency asks for."""
+@given(loss=st.floats(0, 0.9), stored=st.floats(0, 1e12), needed=st.floats(1e9, 1e14))
+def test_what_is_in_flight_bounds_a_rate_by_littles_law(loss: float, stored: float, needed: float) -> None:
+    """A kernel loses at most what it has less in flight, nearly all of it where latency bounds, little elsewhere."""
     system = System.model_validate(shipped("system")["mi210_4"])
-    assert system.gpu.persistent is not None
+    persistent = system.gpu.persistent
+    assert persistent is not None
+    full = system.gpu.num_cus * persistent.in_flight_bytes_per_cu / persistent.memory_latency_s
+    kept = float(rate_kept(system, needed, loss, 0.0))
+    assert (1 - loss) * (1 - 1e-12) <= kept <= 1
+    assert float(rate_kept(system, 1e-3 * full, loss, 0.0)) == pytest.approx(1, abs=1e-4)
+    assert float(rate_kept(system, 1e3 * full, loss, 0.0)) == pytest.approx(1 - loss, rel=1e-3)
+    assert float(rate_kept(system, needed, loss, stored)) <= kept * (1 + 1e-12)
+    assert rate_kept(system, needed, 0.0, 0.0) == 1
+
+
+@given(loss=st.floats(0, 0.9), stored=st.floats(0, 3e11))
+def test_communicating_slows_every_operator_and_none_beyond_its_share_of_requests(loss: float, stored: float) -> None:
+    system = System.model_validate(shipped("system")["mi210_4"])
     gemm = {"kind": "gemm", "m": 8192, "n": 8192, "k": 8192, "precision": "fp16"}
     tree = {"op": gemm, **{"emb": {"kind": "embedding", "rows": 4096, "dim": 128, "pooling": 50}}}
     operators: Mapping[str, Any] = Workload.model_validate({"name": "x", "operators": tree}).operators
-    slow = {
-        name: float(kernel_cost(system, op, occupancy_loss=loss).seconds / kernel_cost(system, op).seconds)
-        for name, op in operators.items()
-    }
-    assert slow["op"] == pytest.approx(1 / (1 - loss), rel=0.1)
-    asked = system.gpu.hbm_bytes_per_s * system.gpu.persistent.gather_efficiency
-    fed = (
-        (1 - loss)
-        * system.gpu.num_cus
-        * system.gpu.persistent.in_flight_bytes_per_cu
-        / system.gpu.persistent.memory_latency_s
-    )
-    assert slow["emb"] == pytest.approx(max(1.0, asked / fed))
+    for op in operators.values():
+        alone, bare = (kernel_cost(system, op, occupancy_loss=part).seconds for part in (0.0, loss))
+        slower = kernel_cost(system, op, occupancy_loss=loss, stored_bytes_per_s=stored).seconds
+        assert alone * (1 - 1e-12) <= bare <= alone / (1 - loss) * 1.01
+        assert bare <= slower * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("loss", [0.0, 0.125, 0.5])
+def test_stores_of_a_kernel_fill_less_of_a_link_with_fewer_requests_in_flight(loss: float) -> None:
+    emb = {"kind": "embedding", "rows": 4096, "dim": 128, "tables": 32, "pooling": 10}
+    sent = {"kind": "collective", "pattern": "all_to_all", "rows": 4096, "cols": 4096, "precision": "fp16"}
+    workload = {"name": "x", "operators": {"emb": emb, "a2a": {**sent, "after": ["emb"]}}}
+    schedule = {**shipped("schedule")["fused_kernels"], "occupancy_loss": loss}
+    tree = {"system": shipped("system")["mi210_4"], "workload": workload, "schedule": schedule}
+    graph = lower(backend("event").design(tree))
+    transfers = [task for task, kind in enumerate(graph.kinds) if kind == "transfer"]
+    caps = {round(float(graph["cap"][0, task]), 12) for task in transfers}
+    assert max(caps) <= 1
+    assert (max(caps) < 1) == (loss > 0)
 
 
 # What is moved, and where the time goes
@@ -450,7 +469,7 @@ def test_a_narrowed_study_says_what_it_cannot_test(tmp_path: Path, monkeypatch: 
     words = [
         "space.schedule.pairs=all",
         "space.schedule.issue_order=remote_first",
-        "workload.only=[emb-p30-b512,gemv-7b_out]",
+        "workload.only=[emb-p30-b512,gemv-70b_out]",
     ]
     assert main(["study=fused_ops", "figures=none", *FEW, *NARROW, *words]) == 0
     rows = json.loads((run_folder(tmp_path, "fused_ops") / "claims.json").read_text("utf-8"))

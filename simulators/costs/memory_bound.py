@@ -1,13 +1,18 @@
-"""Costs of the compute operators of a written-out workload on one GPU, and the effect of a loss of occupancy.
+"""Costs of the compute operators of a written-out workload on one GPU, and what communicating costs them.
 
     GEMM        simulators/costs/gemm_cost.py                        MLP    its GEMMs, one after another, each a kernel
     embedding   T = bytes / (gather_efficiency B),   bytes = (P + 1) out, backward (2 P + 1) out
     GEMV        T = bytes / (stream_efficiency B)
     elementwise the same, every tensor read or written once
 
-B is the HBM rate, or less if fewer requests are in flight than its latency needs (Little's law): at an occupancy loss
-p, B = min(HBM rate, (1 - p) CUs in_flight_bytes_per_cu / memory_latency_s), and a CU has 1 - p of its matrix rate. So a
-compute-bound kernel takes 1 / (1 - p) times as long, and a bandwidth-bound one hardly longer (derived).
+B is the HBM rate. A kernel that communicates has less of its time's requests in flight, by Little's law: at an
+occupancy loss p, with stores into peers' memory of s bytes/s that stay in flight for L + o_post, the CUs keep
+
+    R  = (1 - p) CUs in_flight_bytes_per_cu / L,    F = R N / (N + s (L + o_post) / L)
+
+bytes/s of their own under way, where N is needed: of HBM what the operator reaches without them, of a GEMM what its
+tiles take in. Its rate is u(F / N) / u(F_0 / N) of that without losses (F_0), with u(x) = x / sqrt(1 + x^2) as in
+`simulators.costs.transfer`: little where requests abound, 1 - p where latency bounds (derived).
 """
 
 from __future__ import annotations
@@ -19,8 +24,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from simulators.costs.gemm_cost import GemmShape, gemm_cost, gemm_gpu
+from simulators.costs.transfer import link_utilisation
 from simulators.hardware.system import ScheduleGpu, System
-from simulators.workloads.operators import Compute, Elementwise, Embedding, Gemm, Gemv
+from simulators.workloads.operators import ELEMENT_BYTES, Compute, Elementwise, Embedding, Gemm, Gemv
 
 Floats = NDArray[np.float64]
 
@@ -35,36 +41,47 @@ class KernelCost:
     num_kernels: float
 
 
-def kernel_cost(system: System, op: Compute, *, occupancy_loss: ArrayLike = 0.0) -> KernelCost:
-    """Cost of an operator on one GPU of a system with the section `persistent`. Numbers may be arrays."""
-    gpu = _derate(system, occupancy_loss)
+def kernel_cost(
+    system: System, op: Compute, *, occupancy_loss: ArrayLike = 0.0, stored_bytes_per_s: ArrayLike = 0.0
+) -> KernelCost:
+    """Cost of an operator on one GPU of a system with the section `persistent`. Numbers may be arrays.
+
+    stored_bytes_per_s: stores into peers' memory meanwhile.
+    """
+    losses = np.asarray(occupancy_loss, float), np.asarray(stored_bytes_per_s, float)
     if isinstance(op, (Embedding, Gemv, Elementwise)):
         assert system.gpu.persistent is not None
         gathers = isinstance(op, Embedding)
         share = system.gpu.persistent.gather_efficiency if gathers else system.gpu.persistent.stream_efficiency
         top = np.asarray(system.gpu.hbm_bytes_per_s) * share
-        seconds = op.bytes / np.minimum(top, gpu.hbm_bytes_per_s)
+        seconds = op.bytes / (top * rate_kept(system, top, *losses))
         return KernelCost(np.asarray(seconds), np.asarray(op.bytes, float), np.asarray(op.flop, float), 1.0)
     count, shape = (
         (1.0, (op.m, op.local_n, op.local_k)) if isinstance(op, Gemm) else (op.num_gemms, (op.rows,) + 2 * (op.width,))
     )
-    derated = gemm_gpu(system.model_copy(update={"gpu": gpu}), op.precision, model=system.costs.gemm)
-    cost = gemm_cost(derated, GemmShape(*shape))
+    costs = system.costs.gemm
+    cost = gemm_cost(gemm_gpu(system, op.precision, model=costs), GemmShape(*shape))
+    taken_in = cost.flop / cost.compute_s * ELEMENT_BYTES[op.precision] * (1 / cost.rows + 1 / cost.cols) / 2
+    slower = _derate(system.gpu, rate_kept(system, taken_in, *losses))
+    slower_gpu = gemm_gpu(system.model_copy(update={"gpu": slower}), op.precision, model=costs)
+    cost = gemm_cost(slower_gpu, GemmShape(*shape))
     return KernelCost(count * cost.seconds, count * cost.hbm_bytes, count * cost.flop, count)
 
 
-def _derate(system: System, occupancy_loss: ArrayLike) -> ScheduleGpu:
-    """Derate the GPU's rates of arithmetic and HBM for a loss of occupancy."""
-    gpu, persistent = system.gpu, system.gpu.persistent
-    assert persistent is not None
-    left = 1 - np.asarray(occupancy_loss, float)
-    fed = left * gpu.num_cus * persistent.in_flight_bytes_per_cu / persistent.memory_latency_s
-    hbm = np.minimum(gpu.hbm_bytes_per_s, fed)
-    changed: dict[str, Any] = {
-        "matrix_flop_per_s_per_cu": left * gpu.matrix_flop_per_s_per_cu,
-        "hbm_bytes_per_s": hbm,
-    }
-    if gpu.efficiency is not None and gpu.peak_flop_per_s is not None and gpu.peak_hbm_bytes_per_s is not None:
-        changed["peak_flop_per_s"] = {name: left * rate for name, rate in gpu.peak_flop_per_s.items()}
-        changed["peak_hbm_bytes_per_s"] = gpu.peak_hbm_bytes_per_s * hbm / gpu.hbm_bytes_per_s
+def _derate(gpu: ScheduleGpu, kept: ArrayLike) -> ScheduleGpu:
+    """The GPU with a share of its rates of arithmetic."""
+    changed: dict[str, Any] = {"matrix_flop_per_s_per_cu": kept * np.asarray(gpu.matrix_flop_per_s_per_cu)}
+    if gpu.peak_flop_per_s is not None:
+        changed["peak_flop_per_s"] = {name: kept * np.asarray(rate) for name, rate in gpu.peak_flop_per_s.items()}
     return gpu.model_copy(update=changed)
+
+
+def rate_kept(system: System, needed: ArrayLike, occupancy_loss: ArrayLike, stored_bytes_per_s: ArrayLike) -> Floats:
+    """Share (0, 1] of its rate that an operator keeps which needs `needed` bytes/s under way, by Little's law."""
+    persistent, need = system.gpu.persistent, np.asarray(needed, float)
+    assert persistent is not None
+    latency = persistent.memory_latency_s
+    full = np.asarray(system.gpu.num_cus) * persistent.in_flight_bytes_per_cu / latency
+    stores = np.asarray(stored_bytes_per_s) * (latency + persistent.post_s) / latency
+    left = (1 - np.asarray(occupancy_loss)) * full / (1 + stores / need)
+    return link_utilisation(left / need) / link_utilisation(full / need)
