@@ -16,7 +16,7 @@ from pathlib import Path
 
 from dse import plugins
 from dse.config.compose import check_expansion, check_foreign, request, told_by_hydra
-from dse.config.flags import OWN_FLAGS, overrides, own_folder
+from dse.config.flags import OWN_FLAGS, VERBOSE, overrides, own_folder
 from dse.config.options import conf_dir, list_options
 from dse.errors import Broken, ConfigError, Problem, Problems, did_you_mean
 
@@ -57,6 +57,8 @@ def _dispatch(words: list[str]) -> int:
     if not words or "--help" in words or "-h" in words:
         print(_help(own_folder(words)))
         return OK
+    if words[0] in VERBOSE:
+        words = [*words[1:], words[0]]
     if "=" not in words[0] and not words[0].startswith(("-", "+", "~")):
         return _command(words[0], words[1:])(words[1:])
     if _needs_hydra(words):
@@ -100,7 +102,7 @@ def _instead_of(name: str, rest: Sequence[str]) -> str:
 
 def _needs_hydra(words: Sequence[str]) -> bool:
     """Hydra's own flags go to Hydra. Raises ConfigError for flags that would read other configurations, or pickles."""
-    flags = [word.partition("=")[0] for word in words if word.startswith("-")]
+    flags = [word.partition("=")[0] for word in words if word.startswith("-") and word not in VERBOSE]
     wrong = [flag for flag in flags if flag not in (*OWN_FLAGS, *_HYDRA_FLAGS)]
     if wrong:
         group = wrong[0].lstrip("-")
@@ -203,4 +205,4 @@ Examples
   python -m dse study=ficco_sweep +space.system.gpu.num_cus='range(64,304,16)'
 
 Flags: --cfg job prints the composed configuration, --config-dir adds a folder of your own configurations,
---multirun runs several, --hydra-help lists the rest."""
+--multirun runs several, -v prints every table, --hydra-help lists the rest."""

@@ -16,6 +16,7 @@ from dse.config.compose import Request
 from dse.evaluation.signals import Interrupted, Stop, stoppable
 from dse.results import provenance, report
 from dse.results.agreement import compare as compare_levels
+from dse.results.answer import answer, claims_line
 from dse.results.idle_axes import idle_axes
 from dse.results.run_folder import Outputs
 from dse.results.selection import MOST_ROWS, SELECTED, Selection, select
@@ -24,7 +25,7 @@ from dse.store.result_store import Store
 from dse.study import resume
 from dse.study.fidelity import Climb, climb, texts_of
 from dse.study.plan import Plan, plan
-from dse.study.record import search_with_probes, write_files
+from dse.study.record import search_with_probes, write_files, write_provenance
 from dse.study.run import Findings, Support
 from dse.tracking.process import BackgroundTracking, background_tracking
 
@@ -49,7 +50,7 @@ def _run(planned: Plan, background: BackgroundTracking) -> int:
         report.draw_levels(outputs)
     report.add(outputs, planned.settings.study.module, draw=drawn)
     outputs.finish()
-    _print_summary(planned, findings, outputs=outputs, shown=shown, rows=rows)
+    _print_rest(planned, outputs=outputs, shown=shown, rows=rows)
     background.finish()
     return 3 if _has_failed(planned, findings) else 0
 
@@ -80,6 +81,8 @@ def _search_and_record(planned: Plan) -> tuple[Outputs, Findings]:
                 began = time.monotonic()
                 findings = _search(planned, outputs, begun, stop)
                 took_s = time.monotonic() - began
+                write_files(planned, findings, outputs=outputs)
+                _print_answer(planned, findings, outputs)
                 _climb_levels(planned, outputs, Climb(partial(resume.at_level, begun, planned), took_s, stop))
         except Interrupted:
             outputs.discard()
@@ -87,7 +90,7 @@ def _search_and_record(planned: Plan) -> tuple[Outputs, Findings]:
         except BaseException:
             outputs.discard()
             raise
-        write_files(planned, findings, outputs=outputs, record={**record, **_recalled_results(begun, record)})
+        write_provenance(planned, outputs, {**record, **_recalled_results(begun, record)})
         if begun is not None:
             resume.finish(begun)
     return outputs, findings
@@ -162,17 +165,27 @@ def _provenance(planned: Plan) -> dict[str, Any]:
     return provenance.record(request.overrides, request.folder, backend=backend, seed=planned.settings.seed)
 
 
-def _print_summary(
-    planned: Plan, findings: Findings, *, outputs: Outputs, shown: Selection, rows: Sequence[dict[str, Any]]
-) -> None:
+def _print_answer(planned: Plan, findings: Findings, outputs: Outputs) -> None:
+    """Print the winners and one sentence of conclusion, as soon as they are known."""
     console = report.console()
-    console.print(report.summary(outputs, shown.table))
-    console.print(report.claims_table(list(rows)))
-    if count := report.claims_count(rows):
-        console.print(count)
-    for part in report.levels(outputs):
+    for part in answer(outputs, report.load_selection(outputs).table, verbose=planned.settings.verbose):
         console.print(part)
     console.print(_describe_points(planned, findings))
+
+
+def _print_rest(planned: Plan, *, outputs: Outputs, shown: Selection, rows: Sequence[dict[str, Any]]) -> None:
+    """Print what follows the answer: claims, levels of the model, what the results rest on, where they are."""
+    console, verbose = report.console(), planned.settings.verbose
+    if verbose:
+        console.print(report.claims_table(list(rows)))
+        for part in report.levels(outputs):
+            console.print(part)
+    else:
+        listed = f" (python -m dse claims study={planned.settings.study.name}, or -v, lists them)" if rows else ""
+        console.print(f"claims: {claims_line(rows)}{listed}")
+        for part in report.levels(outputs):
+            if isinstance(part, str):
+                console.print(part)
     if shown.complete and planned.knobs:
         idle = idle_axes(shown.table, planned.knobs, tuple(planned.backend.metrics))
         console.print("changes no metric: " + "; ".join(map(str, idle)) if idle else "every searched knob matters")

@@ -23,7 +23,7 @@ from dse.results.run_folder import Outputs
 from dse.space import Space, get_path, set_path
 from dse.study.plan import Plan
 from dse.study.plan_again import Present, plan_again
-from dse.study.record import search_with_probes, write_files
+from dse.study.record import search_with_probes, write_files, write_provenance
 from dse.study.run import Support
 from dse.units import amount
 from dse.values import LABELS
@@ -177,7 +177,8 @@ def judge_again(planned: Plan) -> Rows:
         outputs = Outputs.create(Path(folder), settings.study.name)
         findings = search_with_probes(planned, outputs, Support())
         record = provenance.record(planned.request.overrides, planned.request.folder, backend="", seed=settings.seed)
-        write_files(planned, findings, outputs=outputs, record=record)
+        write_files(planned, findings, outputs=outputs)
+        write_provenance(planned, outputs, record)
         return report.check(outputs, settings.study.module, report.load_selection(outputs))
 
 

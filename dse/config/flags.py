@@ -11,6 +11,10 @@ OWN_FLAGS = ("--config-dir", "-cd")
 """Flags before a folder of the user's own configuration."""
 
 
+VERBOSE = ("-v", "--verbose")
+"""Flags for `verbose=true`."""
+
+
 def own_folder(words: Sequence[str]) -> Path | None:
     """The folder that a command line names. Raises ConfigError where the flag names none."""
     for index, word in enumerate(words):
@@ -31,6 +35,8 @@ def overrides(words: Sequence[str]) -> list[str]:
             skip = False
         elif word in OWN_FLAGS:
             skip = True
+        elif word in VERBOSE:
+            typed.append("verbose=true")
         elif not word.startswith("-"):
             typed.append(word)
     return typed

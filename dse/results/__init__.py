@@ -3,6 +3,11 @@
 from dse.plugins import Command
 
 COMMANDS = {
+    "claims": Command(
+        "dse.results.answer:show_claims",
+        "claims study=<name>",
+        "published claims of the newest run, beside what came out",
+    ),
     "report": Command(
         "dse.results.report:redraw",
         "report study=<name>",

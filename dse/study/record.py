@@ -21,8 +21,8 @@ def search_with_probes(planned: Plan, outputs: Outputs, support: Support) -> Fin
     return findings
 
 
-def write_files(planned: Plan, findings: Findings, *, outputs: Outputs, record: Mapping[str, Any]) -> None:
-    """Write what describes a finished study beside its tables. record: its provenance."""
+def write_files(planned: Plan, findings: Findings, *, outputs: Outputs) -> None:
+    """Write what describes a finished search beside its tables."""
     settings = planned.settings
     outputs.write_table("timelines", findings.timelines)
     outputs.write_config(planned.request.tree)
@@ -41,6 +41,10 @@ def write_files(planned: Plan, findings: Findings, *, outputs: Outputs, record: 
             "searched": {name: vars(chosen) for name, chosen in findings.chosen.items()},
         },
     )
+
+
+def write_provenance(planned: Plan, outputs: Outputs, record: Mapping[str, Any]) -> None:
+    """Write the provenance of a finished study: its record, the constants it rests on, and the models of costs."""
     outputs.write_json("provenance", {**record, "facts": _facts(planned), "models": _models(planned)})
 
 

@@ -27,6 +27,7 @@ SECTIONS = (
     "output_dir",
     "timeline",
     "figures",
+    "verbose",
     "budget",
     "store",
     "resume",
@@ -114,6 +115,7 @@ class Settings(Frozen):
     """Everything of a configuration that is not the design.
 
     timeline: whether to run the winners again, in full. figures: all, or none (`dse report` draws them later).
+    verbose: every table in the terminal, not the answer and a line for each of the others (`-v`).
     resume: treatment of an earlier study whose question differs: auto (begin beside it) or accept (go on with it).
     """
 
@@ -128,6 +130,7 @@ class Settings(Frozen):
     output_dir: Annotated[str, Field(min_length=1)]
     timeline: bool = True
     figures: Literal["all", "none"] = "all"
+    verbose: bool = False
     store: StoreAt = StoreAt(name="sqlite")
     resume: Literal["auto", "accept"] = "auto"
     fidelity: Fidelity = Fidelity(name="none")
