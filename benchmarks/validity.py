@@ -143,9 +143,8 @@ def main(words: list[str] | None = None) -> int:
         return 0
     for row in rows:
         cells = f"{100 * row['median']:5.1f} % {100 * row['p90']:5.1f} % {100 * row['signed_median']:+5.1f} %"
-        print(
-            f"{row['file']:<36}{row['device']:<10}{row['precision']:<6}{row['kind']:<28}{row['rows']:>6} rows  {cells}"
-        )
+        device = f"{row['device']} {row.get('library', '')}"
+        print(f"{row['file']:<36}{device:<16}{row['precision']:<6}{row['kind']:<28}{row['rows']:>6} rows  {cells}")
     for name, value in (summary(rows) | overlaps()).items():
         print(f"{name:<28}{value:.4f}")
     return 0

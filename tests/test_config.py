@@ -506,12 +506,16 @@ def named_once() -> Iterator[list[str]]:
     yield from ([f"study={name}"] for name in groups.pop("study"))
     of_studies = ("landscape", "measured", "memory", "step")
     groups["simulator"] = [name for name in groups["simulator"] if name not in of_studies]
-    groups["system"] = [name for name in SYSTEMS if "persistent" not in shipped("system")[name] and name != "mi100"]
+    gpus = {name: shipped("system")[name]["gpu"] for name in SYSTEMS if name != "mi100"}
+    groups["system"] = [
+        name for name, gpu in gpus.items() if "persistent" not in gpu and "bf16" in gpu.get("peak_flop_per_s", ["bf16"])
+    ]  # workloads have GEMMs in bf16
     groups_of_steps = ("model", "optimizer", "kernels", "lengths", "iterations")
     of_steps = {name: list(shipped(name)) for name in groups_of_steps} | {"system": DEVICES}
     for options in zip_longest(*of_steps.values()):
         yield ["study=bert", *(f"{group}={one}" for group, one in zip(of_steps, options, strict=True) if one)]
-    of_memory = {name: list(shipped(name)) for name in ("application", "policy")} | {"system": MEMORIES}
+    memories = [name for name in MEMORIES if shipped("system")[name]["gpu"]["name"] == name]  # each GPU once
+    of_memory = {name: list(shipped(name)) for name in ("application", "policy")} | {"system": memories}
     for options in zip_longest(*of_memory.values()):
         words = [f"{group}={one}" for group, one in zip(of_memory, options, strict=True) if one]
         yield ["study=cache_policies", "applications=null", *words]
@@ -530,7 +534,7 @@ def named_together(schedules: Sequence[str], workloads: Sequence[str]) -> list[l
     families = {name: shipped("schedule")[name]["family"] for name in schedules}
     fused = [f"schedule={name}" for name in schedules if families[name] in OF_ONE_GPU]
     pairs = [[schedule, f"workload={name}"] for schedule in fused for name in written_out]
-    able = itertools.cycle(f"system={name}" for name in SYSTEMS if "persistent" in shipped("system")[name])
+    able = itertools.cycle(f"system={name}" for name in SYSTEMS if "persistent" in shipped("system")[name]["gpu"])
     words = [[*pair, system] for pair, system in zip(pairs, able, strict=False)]
     streams = [f"schedule={name}" for name in schedules if families[name] == "streams"]
     words += [[schedule, f"workload={name}", "system=mi100"] for schedule in streams for name in queued]
