@@ -218,18 +218,25 @@ class StepBackend(Backend):
     def models(self, design: BaseModel) -> Mapping[str, str]:
         """Models of the costs of GEMMs and collectives."""
         assert isinstance(design, Design)
-        return {"gemm": design.system.costs.gemm, "collective": design.system.costs.collective}
+        switch = "in_switch, else " if design.parallel.collectives == "in_switch" else ""
+        return {"gemm": design.system.costs.gemm, "collective": f"{switch}{design.system.costs.collective}"}
 
     def facts(self, design: BaseModel) -> Sequence[tuple[str, Any, str, str]]:
-        """Constants of the device at the run's precision, the kernels and the optimizer, with sources."""
+        """Constants of the device that count in the run, of the kernels and of the optimizer, with sources."""
         assert isinstance(design, Design)
         parts = {"kernels": design.kernels, "optimizer": design.optimizer}
         sourced = {**parts, "lengths": design.lengths, "quantised": design.quantised, "format": design.format}
         sourced["instructions"] = design.instructions
         below = [fact for name, part in sourced.items() if part is not None for fact in part.facts_below(name)]
-        own, efficiency = f"system.gpu.efficiency.{design.run.precision}.", "system.gpu.efficiency."
-        of_system = design.system.facts_below("system")
-        return [*(fact for fact in of_system if fact[0].startswith(own) or not fact[0].startswith(efficiency)), *below]
+        return [*(fact for fact in design.system.facts_below("system") if _counts(fact[0], design)), *below]
+
+
+def _counts(path: str, design: Design) -> bool:
+    """Tell whether a constant of the machine counts: of efficiency at the run's precision, of a switch that is used."""
+    if path.startswith("system.node.in_switch."):
+        return design.parallel.collectives == "in_switch"
+    efficiency = "system.gpu.efficiency."
+    return not path.startswith(efficiency) or path.startswith(f"{efficiency}{design.run.precision}.")
 
 
 def _is_scenario(entry: object) -> bool:
