@@ -304,7 +304,7 @@ def test_a_system_is_found_by_name_or_path_and_says_what_it_lacks(tmp_path: Path
 def test_every_device_has_few_constants() -> None:
     assert [name for name, value in TYPICAL if value is not None] == list(PRIORS)
     assert {*PRIORS, *LIBRARY_PRIORS, "fused_setup_s", "tiles", "streaming"} == set(Efficiency.model_fields)
-    assert (len(PRIORS), len(LIBRARY_PRIORS)) == (6, 8)
+    assert (len(PRIORS), len(LIBRARY_PRIORS)) == (6, 9)
     assert LIBRARY_GEMMS <= 24
     assert MOST["gemm"] <= 20
     assert {*PROTOCOL_PRIORS, "host_s"} == set(Protocols.model_fields)

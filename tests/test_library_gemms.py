@@ -70,6 +70,7 @@ def test_a_larger_product_is_never_much_faster(m: int, n: int, k: int, times: in
     [
         *(("sustained", 0.5), ("hbm_share", 0.5), ("compute", 0.5), ("feed", 0.5)),
         *(("prologue", 4.0), ("launch_s", 4.0), ("split_s", 4.0), ("split_traffic", 4.0)),
+        ("camping", 8.0),
     ],
 )
 def test_every_constant_slows_some_product(constant: str, factor: float) -> None:

@@ -100,6 +100,7 @@ LIBRARY_PRIORS: Mapping[str, Prior] = {
     "split_s": Prior(1.5e-6, 0.6, 0.05e-6, 50e-6),
     "split_traffic": Prior(3.0, 0.5, 0.1, 100.0),
     "sustained": Prior(0.75, 0.2, 0.1, 1.2),
+    "camping": Prior(0.003, 1.2, 1e-5, 0.1),
 }
 """Priors of the constants of GEMMs by a library of today (`simulators.costs.gemm_library`); sustained: over compute."""
 

@@ -43,6 +43,7 @@ class Chip:
     split_s: ArrayLike = 0.0
     split_traffic: ArrayLike = 0.0
     sustained: ArrayLike = np.inf
+    camping: ArrayLike = 0.0
     assignment: Assignment = "static"
     engines: ShaderEngines | None = None
     fused_setup_s: ArrayLike | None = None
@@ -140,3 +141,10 @@ class Cost:
     def of(cls, flop: ArrayLike, traffic: ArrayLike, seconds: ArrayLike) -> Cost:
         """Build from three arrays that broadcast."""
         return cls(*(np.asarray(column, float) for column in np.broadcast_arrays(flop, traffic, seconds)))
+
+
+def camped_doublings(chip: Chip, k: ArrayLike) -> Floats:
+    """Doublings by which the power of two in a stride of k elements is above those that use all channels evenly."""
+    stride = (np.asarray(chip.element_bytes) * np.asarray(k)).astype(np.int64)
+    power = np.log2((stride & -stride).astype(float))
+    return np.asarray(np.maximum(0.0, power - shared_constants().gemm.camping_free_log2))

@@ -23,7 +23,7 @@ from itertools import product
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from simulators.costs.chip import Chip, Cost
+from simulators.costs.chip import Chip, Cost, camped_doublings
 from simulators.costs.gemm_library import library_gemms, pick_kernels, sustained
 from simulators.costs.gemm_tiles import Menu, Products, fastest
 from simulators.hardware.shared import shared_constants
@@ -85,9 +85,6 @@ def quickest(products: Products) -> Floats:
 
 def across(chip: Chip, k: ArrayLike, transposed_a: ArrayLike) -> Floats:
     """w: extra cost of reading A across its stride of b k bytes; 0 where A is not transposed."""
-    stride = (np.asarray(chip.element_bytes) * np.asarray(k)).astype(np.int64)
-    power = np.log2((stride & -stride).astype(float))
-    shared = shared_constants().gemm
-    doublings = np.maximum(0.0, power - shared.camping_free_log2)
-    overhead: Floats = np.asarray(transposed_a) * np.asarray(chip.transposed) * (shared.stride_base + doublings)
+    doublings = shared_constants().gemm.stride_base + camped_doublings(chip, k)
+    overhead: Floats = np.asarray(transposed_a) * np.asarray(chip.transposed) * doublings
     return overhead

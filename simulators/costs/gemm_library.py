@@ -16,10 +16,14 @@ costs, z = sqrt(k max(2 r s f, (r + s) u) H / (4 y m n g)), in whole parts of at
 fill the CUs at most twice (bounds: conf/data/operators.yaml). Power and clock sustain a share of the peak rate F for
 long:
 
-    seconds = launch + (T^8 + (2 m n k g / (sustained F))^8)^(1/8)
+    seconds = launch + (T^8 + (2 m n k g v / (sustained F))^8)^(1/8)
+    f = v / (e p),   u = 16 b / (feed p),   v = 1 + camping max(0, log2 d(b k) - 10)
 
-Derived. launch, f, u, prologue, H, y, split and sustained are fitted for each device and precision; chosen having seen
-rows of four GPUs: the powers, the bounds of z, and each library's tiles.
+e: `compute`, p: peak rate of one CU, b: element bytes, d(x): the largest power of two that divides x. Operands are read
+along K in rows that are b k bytes apart; strides of many powers of two meet few channels.
+
+Derived. launch, e, feed, prologue, H, y, split, sustained and camping are fitted for each device and precision; chosen
+having seen rows of four GPUs: the powers, the bounds of z, and each library's tiles.
 """
 
 from __future__ import annotations
@@ -31,7 +35,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from simulators.compiled import compile_lazily
-from simulators.costs.chip import Chip
+from simulators.costs.chip import Chip, camped_doublings
 from simulators.costs.gemm_tiles import KernelTime, Tiling
 from simulators.hardware.shared import shared_constants
 
@@ -76,7 +80,7 @@ def library_gemms(chip: Chip, size: tuple[Floats, ...], *, accumulate: bool = Fa
         k=k,
         batch=batch,
         cus=chip.cus,
-        flop_s=1 / (np.asarray(chip.compute) * chip.rate),
+        flop_s=_camped(chip, k) / (np.asarray(chip.compute) * chip.rate),
         operand_s=16 * np.asarray(chip.element_bytes) / (np.asarray(chip.feed) * chip.rate),
         byte_s=1 / chip.bandwidth,
         read_bytes=element * (m * k + n * k) + (2 * outputs if accumulate else 0.0),
@@ -119,8 +123,14 @@ def kernel_seconds(gemms: LibraryGemms, kernels: Tiling, *, waves: ArrayLike | N
 def sustained(chip: Chip, size: tuple[Floats, ...], seconds: Floats) -> Floats:
     """Time [s] of GEMMs `size` = (m, n, k, batch) that take `seconds` on tiles, at what power and clock sustain."""
     m, n, k, batch = size
-    least = 2 * m * n * k * batch / (np.asarray(chip.sustained) * chip.rate * np.asarray(chip.cus))
+    rate = np.asarray(chip.sustained) * chip.rate * np.asarray(chip.cus)
+    least = _camped(chip, k) * 2 * m * n * k * batch / rate
     return np.asarray((seconds**_SHARP + least**_SHARP) ** (1 / _SHARP))
+
+
+def _camped(chip: Chip, k: Floats) -> Floats:
+    """Slowdown v of the multiplication."""
+    return np.asarray(1 + np.asarray(chip.camping) * camped_doublings(chip, k))
 
 
 @compile_lazily

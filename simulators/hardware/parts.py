@@ -197,7 +197,8 @@ class Efficiency(Grown):
     kernel (None: the library is older). prologue: elements of K that take as long as a workgroup needs to begin and to
     end. hbm_share: share of the HBM bandwidth of the data sheet that is reached. split_s: time to add the parts of a
     split K. split_traffic: traffic of a part over the bytes of its sums. sustained: share of the peak rate that power
-    and clock allow for long. streaming: by operator that memory bounds.
+    and clock allow for long. camping: slowdown of the multiplication for each doubling of the power of two in the
+    stride of K. streaming: by operator that memory bounds.
     """
 
     launch_s: Duration
@@ -213,12 +214,13 @@ class Efficiency(Grown):
     split_s: Annotated[Seconds, Field(ge=0)] | None = None
     split_traffic: Annotated[Number, Field(gt=0, le=100)] | None = None
     sustained: Factor | None = None
+    camping: Annotated[Number, Field(ge=0, le=1)] | None = None
     streaming: Mapping[StreamKind, Streaming] | None = None
 
     @model_validator(mode="after")
     def _is_whole(self) -> Self:
         """A library of today has all of its constants."""
-        names = ("prologue", "hbm_share", "split_s", "split_traffic", "sustained")
+        names = ("prologue", "hbm_share", "split_s", "split_traffic", "sustained", "camping")
         absent = [name for name in names if self.tiles is not None and getattr(self, name) is None]
         if absent:
             raise ValueError(f"has tiles and no {', '.join(absent)}")
