@@ -6,7 +6,7 @@ on one CU:
 
     N     = ceil(m/r) ceil(n/s) g                  tiles of the output; q = ceil(N z / c) workgroups on the busiest CU
     t     = ((2 r s f)^3 + ((r + s) u)^3)^(1/3)    an element of K of one tile
-    core  = q (ceil(k/z) + prologue) t
+    core  = q (ceil(k/z) + min(prologue, k)) t     a short K does not fill the pipeline
     reads = (A + B + [z > 1] z y 4 m n g) / H      the parts of a split K are sums of 32 bits
     T     = (core^3 + reads^3)^(1/3) + C / H + [z > 1] split
 
@@ -114,7 +114,8 @@ def kernel_seconds(gemms: LibraryGemms, kernels: Tiling, *, waves: ArrayLike | N
     tiles = np.ceil(p.m / rows) * np.ceil(p.n / cols) * p.batch / p.cus
     turns = np.ceil(tiles * splits - _ROUNDING) if waves is None else waves
     element_s = np.cbrt((2 * rows * cols * p.flop_s) ** 3 + ((rows + cols) * p.operand_s) ** 3)
-    core = turns * (np.ceil(p.k / splits) + p.prologue) * element_s
+    depth = np.ceil(p.k / splits)
+    core = turns * (depth + np.minimum(p.prologue, p.k)) * element_s
     read = p.read_bytes + np.where(splits > 1, splits * p.part_bytes, 0.0)
     seconds = np.cbrt(core**3 + (read * p.byte_s) ** 3) + p.write_bytes * p.byte_s
     return KernelTime(seconds + np.where(splits > 1, p.split_s, 0.0), core, read + p.write_bytes)
@@ -154,7 +155,7 @@ def _pick(table: Any, menu: Any, limits: Any, picks: Any) -> None:
             rows, cols, waves = sides[tiles[t, 0]], sides[tiles[t, 1]], up_m[tiles[t, 0]] * up_n[tiles[t, 1]]
             flop, feed = 2.0 * rows * cols * flop_s, (rows + cols) * operand_s
             cube = flop * flop * flop + feed * feed * feed
-            steps = np.ceil(waves - _ROUNDING) * (k + prologue)
+            steps = np.ceil(waves - _ROUNDING) * (k + min(prologue, k))
             total = steps * steps * steps * cube + read_cube
             if total < whole:
                 whole, tile = total, t
@@ -163,7 +164,8 @@ def _pick(table: Any, menu: Any, limits: Any, picks: Any) -> None:
             z = np.floor(min(np.sqrt(k * max(flop, feed) / part_s), most_waves / waves + _ROUNDING, deepest))
             if z < 2.0:
                 continue
-            steps = np.ceil(waves * z - _ROUNDING) * (np.ceil(k / z) + prologue)
+            depth = np.ceil(k / z)
+            steps = np.ceil(waves * z - _ROUNDING) * (depth + min(prologue, k))
             moved = read_s + z * part_s
             total = steps * steps * steps * cube + moved * moved * moved
             if total < parted:
