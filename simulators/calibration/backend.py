@@ -21,7 +21,7 @@ from simulators.calibration.rows import cost_of
 from simulators.hardware.device import Device, device_of
 from simulators.hardware.machine import tree_of
 
-_VERSION = "2"
+_VERSION = "3"
 _SECTIONS = ("devices", "predict", "data_dir")
 
 

@@ -31,7 +31,7 @@ from simulators.taskgraph.symmetry import patterns, reduce_graph
 from simulators.taskgraph.timeline import Engine, Refused, Timeline
 from simulators.workloads.operators import Workload, workloads_of
 
-_VERSION = "6"  # of the physics and the metrics; raise it with every change that alters a result
+_VERSION = "7"  # of the physics and the metrics; raise it with every change that alters a result
 _WHOLE_VERSION = "1"  # likewise, of the parts that only whole nodes use
 _MOST_SEEN = 4096  # trees that are cached by identity
 _MOST_CELLS = 1 << 20  # designs times tasks of whole nodes whose timelines are in memory at once: 8 MiB an array

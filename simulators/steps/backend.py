@@ -42,7 +42,7 @@ from simulators.workloads.model import Speech, Transformer, Translation
 from simulators.workloads.model_zoo import model_tree, option_tree
 from simulators.workloads.sequence_lengths import Lengths, iteration_lengths
 
-_VERSION = "2"
+_VERSION = "3"
 Floats = NDArray[np.float64]
 
 
