@@ -70,7 +70,7 @@ class LibraryGemms:
 
 
 def library_gemms(chip: Chip, size: tuple[Floats, ...], *, accumulate: bool = False) -> LibraryGemms:
-    """GEMMs of `size` = (m, n, k, batch) on a chip. accumulate: C is read before, and as often as it is written."""
+    """GEMMs of `size` = (m, n, k, batch) on a chip. accumulate: C is moved twice more, beside the operands."""
     m, n, k, batch = size
     element = np.asarray(chip.element_bytes, float) * batch
     outputs = element * m * n
