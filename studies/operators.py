@@ -13,7 +13,7 @@ from dse.config.options import conf_dir
 from dse.results.claims import Claim, Finding, read
 from dse.results.finished_run import Finished
 from dse.space import get_path
-from simulators.calibration.backend import tables
+from simulators.calibration.backend import rows_of, tables
 from simulators.calibration.calibrate import large_median, table_of, told_errors
 from simulators.calibration.measurements import FLOAT_BYTES
 from simulators.calibration.predictions import MODELS, Errors, Predicted, predicted_by
@@ -79,7 +79,7 @@ class Operators(Plain):
         ok = table[table["status"] == "ok"]
         names = ok["scenario"].str.rsplit(n=1, expand=True)
         columns = {"device": names[0], "kind": names[1], "model": ok["predict.model"]}
-        rows = ok.assign(**columns, median=ok["median_error"], p90=ok["p90_error"])
+        rows = ok.assign(**columns, median=ok["median_error"], p90=ok["p90_error"], signed=ok["signed_error"])
         yield "errors_by_model", predictions.errors(rows, MODELS)
 
 
@@ -92,9 +92,8 @@ def _predict_rows(run: Finished) -> dict[str, dict[str, list[Predicted]]]:
         model: {
             device.name: [
                 prediction
-                for rows in measured
-                if rows.device == device.gpu.measured_as
-                and (prediction := predicted_by(model, device, rows)) is not None
+                for rows in rows_of(device, measured)
+                if (prediction := predicted_by(model, device, rows)) is not None
             ]
             for device in devices
         }

@@ -27,8 +27,9 @@ from simulators.calibration.fit import (
     TYPICAL,
     medoids,
 )
-from simulators.calibration.measurements import Rows, read, read_folder
+from simulators.calibration.measurements import Rows, read
 from simulators.calibration.rows import on_device
+from simulators.calibration.tables import read_folder
 from simulators.hardware.device import device_of
 from simulators.hardware.machine import tree_of
 from simulators.hardware.network import Protocols

@@ -69,10 +69,41 @@ def _error_text(rows: pd.DataFrame) -> str:
     return f"median error {100 * error.median():.1f} %, {len(unseen)} times"
 
 
-def errors(rows: pd.DataFrame, models: Sequence[str]) -> Figure:
-    """Plot the median error of each model for each device (bar) and its 90th percentile (tick); a panel per `kind`.
+def ratios(rows: pd.DataFrame, *, by: str, title: str) -> Figure:
+    """Plot predicted against measured ratios, a panel for each `predictor`, with the diagonal and the lines at 1.
 
-    rows: `kind`, `device`, `model`, `median`, `p90` (shares).
+    rows: `predictor`, `measured`, `predicted`, `fitted` (hollow marks: constants were fitted on the row) and the column
+    `by` for colour. Errors in the titles are over rows that no constant was fitted on.
+    """
+    names, colours = list(rows["predictor"].unique()), palette([str(name) for name in rows[by].unique()])
+    figure, panels = panels_of(len(names), width=5.2, height=4.4)
+    both = rows[["measured", "predicted"]]
+    ends = np.array([both.min().min() * 0.8, both.max().max() * 1.25])
+    for panel, name in zip(panels, names, strict=False):
+        panel_rows = rows[rows["predictor"] == name]
+        for index, (group, colour) in enumerate(colours.items()):
+            points = panel_rows[panel_rows[by].astype(str) == group]
+            looks: dict[str, Any] = {"marker": MARKERS[index % len(MARKERS)], "s": 20, "edgecolors": [colour]}
+            for fitted, face in ((False, colour), (True, "none")):
+                part = points[points["fitted"] == fitted]
+                panel.scatter(part["measured"], part["predicted"], facecolors=face, lw=0.8, **looks)
+        panel.set(xscale="log", yscale="log", xlim=ends, ylim=ends)
+        panel.plot(ends, ends, color="black", lw=0.8, zorder=0)
+        panel.axhline(1, color="black", lw=0.6, ls=":", zorder=0)
+        panel.axvline(1, color="black", lw=0.6, ls=":", zorder=0)
+        unseen = panel_rows[~panel_rows["fitted"]]
+        error = (unseen["predicted"] / unseen["measured"] - 1).abs().median()
+        panel.set_title(f"{name}: median error {100 * error:.1f} %", fontsize=9.5, fontweight="bold")
+    figure.supxlabel(f"measured {title}", fontsize=10)
+    figure.supylabel(f"predicted {title}", fontsize=10)
+    legend(figure, colours, title=f"{by}; hollow: fitted on")
+    return figure
+
+
+def errors(rows: pd.DataFrame, models: Sequence[str]) -> Figure:
+    """Plot the median error of each model for each device (bar, with the median's sign) and its 90th percentile (tick).
+
+    A panel per `kind`. rows: `kind`, `device`, `model`, `median`, `signed`, `p90` (shares).
     """
     kinds, devices = list(rows["kind"].unique()), list(rows["device"].unique())
     colours = palette(list(models))
@@ -84,12 +115,16 @@ def errors(rows: pd.DataFrame, models: Sequence[str]) -> Figure:
             heights = np.arange(len(devices)) + (index - (len(colours) - 1) / 2) * 0.26
             panel.barh(heights, 100 * group["median"], height=0.24, color=colour)
             panel.plot(100 * group["p90"], heights, ls="", marker="|", color="black", ms=7)
+            for height, (median, signed) in zip(heights, group[["median", "signed"]].to_numpy(), strict=True):
+                if median > 0:
+                    panel.text(0.55, height, f"{100 * signed:+.0f}", va="center", fontsize=5.5, color="white")
         panel.set_yticks(range(len(devices)), devices if place % 4 == 0 else [""] * len(devices), fontsize=8)
         panel.set(xscale="log", xlim=(0.5, 1000.0))
         panel.invert_yaxis()
         panel.grid(axis="y", visible=False)
         panel.set_title(kind, fontsize=10, fontweight="bold")
-    figure.supxlabel("error on rows not fitted on [%]: bar median, tick 90th percentile", fontsize=9)
+    text = "error on rows not fitted on [%]: bar median, tick 90th percentile, white: median with its sign"
+    figure.supxlabel(text, fontsize=9)
     legend(figure, colours, title="predicted by")
     return figure
 

@@ -15,13 +15,14 @@ from dse.config.options import conf_dir
 from dse.errors import Problems, did_you_mean
 from dse.space import get_path
 from dse.values import Frozen
-from simulators.calibration.measurements import Rows, read_folder
+from simulators.calibration.measurements import Rows
 from simulators.calibration.predictions import Predicted, predicted_by
 from simulators.calibration.rows import cost_of
+from simulators.calibration.tables import is_of, read_folder
 from simulators.hardware.device import Device, device_of
 from simulators.hardware.machine import tree_of
 
-_VERSION = "3"
+_VERSION = "4"
 _SECTIONS = ("devices", "predict", "data_dir")
 
 
@@ -61,8 +62,16 @@ def predict_rows(design: MeasuredDesign) -> Predicted | None:
 
 
 def _rows(table: Table) -> Rows:
-    wanted = (table.device, table.precision, table.kind)
-    return next(rows for rows in tables(table.note) if (rows.device, rows.precision, rows.kind) == wanted)
+    wanted = (table.device, table.precision, table.kind, table.content)
+    return next(
+        rows for rows in tables(table.note) if (rows.device, rows.precision, rows.kind, _content(rows)) == wanted
+    )
+
+
+def rows_of(device: Device, measured: Sequence[Rows]) -> list[Rows]:
+    """Measured rows of a device, of collectives those of its node's library."""
+    library = None if device.node is None or device.node.library is None else device.node.library.name
+    return [rows for rows in measured if is_of(rows, device.gpu.measured_as) and rows.library in ("", library)]
 
 
 class MeasuredBackend(Backend):
@@ -72,6 +81,7 @@ class MeasuredBackend(Backend):
     version = _VERSION
     metrics: Mapping[str, Metric] = {
         "median_error": Metric("fraction", "median of |predicted / measured - 1| over rows not fitted on"),
+        "signed_error": Metric("fraction", "median of predicted / measured - 1 over the same", low=-1.0),
         "p90_error": Metric("fraction", "90th percentile of the same"),
         "far_off": Metric("fraction", "share of times off by more than a factor 1.5", high=1.0),
         "log_correlation": Metric("", "Pearson's correlation of the logarithms", "maximize", low=-1.0, high=1.0),
@@ -103,7 +113,7 @@ class MeasuredBackend(Backend):
             device = device_of(system, name)
             if seen.setdefault(device.name, name) != name:
                 check.add("devices", f"and {seen[device.name]} are both called {device.name}", value=name)
-            device_rows = [rows for rows in measured if rows.device == device.gpu.measured_as]
+            device_rows = rows_of(device, measured)
             if not device_rows:
                 there = ", ".join(sorted({rows.device for rows in measured}))
                 label = device.gpu.measured_as or "nothing"
@@ -163,6 +173,7 @@ class MeasuredBackend(Backend):
             return Result("unsupported", reason="every measured row was fitted on: none is left to test")
         metrics = {
             "median_error": errors.median,
+            "signed_error": errors.signed,
             "p90_error": errors.p90,
             "far_off": errors.far,
             "log_correlation": errors.log_correlation,
@@ -185,11 +196,10 @@ class MeasuredBackend(Backend):
 
 def _table_tree(rows: Rows, folder: str) -> dict[str, str]:
     """Identify measured rows, as the tree of a `Table`."""
-    content = hashlib.sha256(repr(rows.names).encode() + rows.seconds.tobytes()).hexdigest()[:32]
-    return {
-        "device": rows.device,
-        "precision": rows.precision,
-        "kind": rows.kind,
-        "content": content,
-        "note": folder,
-    }
+    named = {"device": rows.device, "precision": rows.precision, "kind": rows.kind}
+    return {**named, "content": _content(rows), "note": folder}
+
+
+def _content(rows: Rows) -> str:
+    """Hash of measured rows."""
+    return hashlib.sha256(repr(rows.names).encode() + rows.seconds.tobytes()).hexdigest()[:32]

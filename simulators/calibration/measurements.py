@@ -11,7 +11,7 @@ import re
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, get_args
@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dse.config.options import conf_dir
-from dse.errors import ConfigError, Problem, Problems, did_you_mean
-from dse.files import csv_columns, read_csv
+from dse.errors import Problem, Problems, did_you_mean
+from dse.files import read_csv
 from simulators.hardware.parts import ELEMENT_BYTES, StreamKind
 
 Floats = NDArray[np.float64]
@@ -146,37 +146,6 @@ def tell_skipped(path: Path, unknown: Mapping[str, int], *, known: Iterable[str]
     for precision, count in unknown.items():
         hint = did_you_mean(precision, known)
         print(f"{path.name}: {count} rows are skipped: precision {precision!r} is unknown; {hint}", file=sys.stderr)
-
-
-def read_folder(folder: Path) -> list[Rows]:
-    """Read the rows of all tables below a folder; a CSV without a column `op` is skipped. Raises ConfigError."""
-    if not folder.is_dir():
-        raise ConfigError([Problem("study.data_dir", "is no folder", str(folder), "name one that holds CSV tables")])
-    files = [
-        file for file in sorted(folder.rglob("*.csv")) if file.is_file() and "op" in csv_columns(file, "study.data_dir")
-    ]
-    if not files:
-        rule = "holds no CSV table of measured operators (with the columns device, precision, op)"
-        raise ConfigError([Problem("study.data_dir", rule, str(folder))])
-    groups = defaultdict[tuple[str, str, str], list[Rows]](list)
-    for file in files:
-        for rows in read(file):
-            groups[rows.device, rows.precision, rows.kind].append(rows)
-    return [_concatenate(parts) for parts in groups.values()]
-
-
-def _concatenate(parts: Sequence[Rows]) -> Rows:
-    """Concatenate rows of one device, precision and kind from several files."""
-    if len(parts) == 1:
-        return parts[0]
-    return replace(
-        parts[0],
-        shape={name: np.concatenate([part.shape[name] for part in parts]) for name in parts[0].shape},
-        seconds=np.concatenate([part.seconds for part in parts]),
-        names=tuple(name for part in parts for name in part.names),
-        lines=tuple(line for part in parts for line in part.lines),
-        algorithms=tuple(name for part in parts for name in part.algorithms),
-    )
 
 
 @dataclass(frozen=True)

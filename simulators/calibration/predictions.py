@@ -25,8 +25,9 @@ _FAR = 1.5  # a prediction is far off beyond this factor
 class Errors:
     """Absolute relative errors |predicted / measured - 1| of N measured times, and correlations.
 
-    median, p90: of the errors. far: share of times that are off by more than a factor 1.5. log_correlation: Pearson's,
-    of the logarithms; rank_correlation: Spearman's; both 0 if all times are equal.
+    median, p90: of the errors; signed: median of predicted / measured - 1. far: share of times off by more than
+    a factor 1.5. log_correlation: Pearson's, of the logarithms; rank_correlation: Spearman's; both 0 if all times are
+    equal.
     """
 
     count: int
@@ -35,6 +36,7 @@ class Errors:
     far: float
     log_correlation: float
     rank_correlation: float
+    signed: float
 
     @classmethod
     def of(cls, predicted: Floats, measured: Floats) -> Errors | None:
@@ -53,6 +55,7 @@ class Errors:
             far=float(np.mean(log > np.log(_FAR))),
             log_correlation=_correlation(np.log(ours), np.log(theirs)),
             rank_correlation=_correlation(rankdata(ours), rankdata(theirs)),
+            signed=float(np.median(ours / theirs - 1)),
         )
 
 
