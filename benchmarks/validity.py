@@ -3,8 +3,9 @@
 `python -m benchmarks.validity [--data DIR] [--json]` reads every CSV below a folder that has one of the layouts of
 `simulators.calibration.layouts`, and predicts it with the constants of conf/system as they are: nothing is fitted. A
 row is printed for each file, device and precision; errors are relative, with the median's sign beside it. Prefills of
-whole models are predicted as iterations (`benchmarks.prefill`). With or without a folder: the errors of GEMM,
-collective and wall time on the shipped overlaps that nothing is fitted to.
+whole models are predicted as iterations, overlaps of a GEMM and its collective by schedules (`benchmarks.overlaps`).
+With or without a folder: the errors of GEMM, collective and wall time on the shipped overlaps that nothing is fitted
+to.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.prefill import holds_prefills, judged_prefills
+from benchmarks.overlaps import judged_overlaps, judged_prefills, overlap_summary
 from dse.config.options import list_options
 from dse.errors import ConfigError, Problem
 from dse.files import csv_columns
@@ -32,6 +33,8 @@ from simulators.hardware.device import Device, device_of
 from simulators.hardware.machine import tree_of
 from simulators.hardware.system import system_of
 from simulators.workloads.model_zoo import option_tree
+from studies.gemm_collective import holds_overlaps
+from studies.prefills import holds_prefills
 
 LARGE_TOKENS = 1024
 
@@ -84,7 +87,8 @@ def tables(folder: Path) -> Iterator[dict[str, Any]]:
     found = False
     for file in sorted(folder.rglob("*.csv")):
         columns = csv_columns(file, "--data")
-        for row in judged_prefills(file) if holds_prefills(columns) else ():
+        judges = {judged_prefills: holds_prefills(columns), judged_overlaps: holds_overlaps(columns)}
+        for row in (row for judge, holds in judges.items() if holds for row in judge(file)):
             found = True
             yield {"file": str(file.relative_to(folder)), **row}
         if layout_of(columns) is None and not holds_collectives(columns):
@@ -115,10 +119,9 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, float]:
         "elementwise_median_worst": [row["median"] for row in streams],
         "collective_large_median_worst": [row["large_median"] for row in collectives],
         "collective_small_median_worst": [row["small_median"] for row in collectives],
-        "prefill_median": [row["median"] for row in rows if row["kind"] == "prefill"],
     }
     errors = {name: [value for value in values if value is not None] for name, values in worst.items()}
-    return {name: max(values) for name, values in errors.items() if values}
+    return {name: max(values) for name, values in errors.items() if values} | overlap_summary(rows)
 
 
 def overlaps() -> dict[str, float]:

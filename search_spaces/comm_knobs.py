@@ -7,11 +7,13 @@ from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
+from pydantic import Field
 
 from dse.errors import ConfigError
-from dse.units import Integer
+from dse.units import Integer, Number, Seconds
 from dse.values import Former, knob
-from simulators.costs.transfer import CommEngine, library_cus
+from simulators.costs.transfer import CommEngine, Mover, library_cus
+from simulators.hardware.parts import ShortTime
 from simulators.hardware.system import System
 from simulators.overlap.design import ScheduleKnobs
 from simulators.overlap.node import least_shard
@@ -33,6 +35,10 @@ class CommEngineKnobs(ScheduleKnobs):
     priority: owner of the memory requests that go first; it matters if the HBM can be over-subscribed.
     near_memory: units in memory (`gpu.pim`) add incoming data to local data: kernels do not read the local operand, and
     no kernel adds after DMA engines. No effect without a reduction.
+    host_s: time of the host to submit a kernel, a copy or a signal; it works ahead, so it bounds the makespan from
+    below. 0: everything was submitted before (a graph). collective_calls: submissions that one call of a library's
+    collective counts as. sync_s: time of a barrier among the GPUs, before the first transfer of a tensor that is
+    gathered, and before each transfer of what a GEMM has made, with two submissions each.
     """
 
     orders: ClassVar[tuple[str, ...]] = ("before", "after")
@@ -41,6 +47,19 @@ class CommEngineKnobs(ScheduleKnobs):
     comm_cus: Annotated[Integer | None, knob(when={"comm_engine": "cu"}, ge=1, le=4096)]
     priority: Annotated[Priority, knob(structural=True, neutral="equal")] = "equal"
     near_memory: Annotated[bool, knob(structural=True)] = False
+    host_s: ShortTime = 0.0
+    collective_calls: Annotated[Number, Field(gt=0, le=100)] = 1.0
+    sync_s: Annotated[Seconds, Field(le=1)] = 0.0
+
+    @property
+    def mover(self) -> Mover:
+        """Engine that moves data."""
+        return self.comm_engine
+
+    @property
+    def kernel(self) -> ArrayLike | None:
+        """Rate of one kernel for all GEMM chunks over the library's; None for a kernel of the library for each."""
+        return None
 
     def rules(self, system: System, workload: Workload) -> Sequence[Rule]:
         """Require an overlap with rows for every GPU, and CUs that communication uses and leaves for compute."""

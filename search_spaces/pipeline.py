@@ -7,7 +7,6 @@ A schedule is written from the view of one GPU; the system decides the GPUs that
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import cached_property
 from itertools import groupby, product
 from typing import Any
@@ -15,20 +14,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from search_spaces.chunk_costs import ChunkCosts, LawGroups, later_law
 from search_spaces.comm_knobs import CommEngineKnobs
-from simulators.costs.chip import Chip
-from simulators.costs.gemm_cost import GemmCost, GemmShape, beside_cu_copies, gemm_cost, gemm_gpu
-from simulators.costs.gemm_waves import WaveGpu
+from simulators.costs.gemm_cost import GemmCost
 from simulators.costs.transfer import (
     Route,
     TransferMode,
     accumulate_hbm_bytes,
-    late_start_s,
     library_cus,
+    library_s,
     rate,
     routes,
     setup,
     slowed_beside_gemm,
+    store_share,
 )
 from simulators.hardware.system import System
 from simulators.overlap.node import machine, piece
@@ -58,30 +57,34 @@ class Pipeline:
         comm_cus: ArrayLike | None,
         masked: bool = True,
     ) -> None:
-        self.system, self.comm_engine, self._near = system, knobs.comm_engine, knobs.near_memory
+        self.system, self.comm_engine, self._near, self._knobs = system, knobs.mover, knobs.near_memory, knobs
         self._adding = accumulate_hbm_bytes(system, near_memory=knobs.near_memory)
-        self.comm_cus: ArrayLike = 0 if comm_cus is None or knobs.comm_engine == "dma" else comm_cus
+        self.comm_cus: ArrayLike = 0 if comm_cus is None or knobs.mover != "cu" else comm_cus
         overlap = workload.overlap()
         self.collective, self.op, self.order = overlap.collective, overlap.gemm, overlap.order
         pattern = self.collective.pattern
-        self.movement = TransferMode(knobs.comm_engine, self.comm_cus, pattern)
+        self.movement = TransferMode(knobs.mover, self.comm_cus, pattern)
         self.routes = routes(system.node, pattern)
         self.element_bytes = self.collective.element_bytes
+        self._chunk_costs = ChunkCosts(system, self.op, knobs.mover, knobs.kernel)
         self.graph = GraphBuilder()
         self._masked, self._withheld = masked, np.asarray(0)
         self._machine = machine(self.graph, system, pattern, (system, workload, knobs))
-        first, second = {"equal": (0, 0), "communication": (0, 1), "compute": (1, 0)}[knobs.priority]
-        self._comm_class, self._compute_class = first, second
+        classes = {"equal": (0, 0), "communication": (0, 1), "compute": (1, 0)}
+        self._comm_class, self._compute_class = classes[knobs.priority]
         self._copies: dict[tuple[int, ...], Mapping[str, Any]] = {}
         self._chunks: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
-        self._gemms, self._transfers = _Groups("gemm"), _Groups("communication")
+        self._gemms, self._transfers = LawGroups("gemm"), LawGroups("communication")
         self._waits = self.comm_engine == "cu" and bool(np.any(np.asarray(system.gpu.contention.late_start) > 0))
         self._tasks_by_gpu: dict[int, Mapping[int, int]] = {}
         self._moved: dict[int, Any] = {}
+        self.copy_s: dict[int, Any] = {}  # transfer -> its time alone [s], with its set-up
         self._queued: dict[tuple[int, int | str], int] = {}
         self._arrived: dict[tuple[int, int], int] = {}
         self._last_step: list[int] = []
         self._last_gemm: list[int] = []
+        self._submitted: Any = 0.0
+        self._synced = False
 
     @property
     def num_gpus(self) -> int:
@@ -98,7 +101,12 @@ class Pipeline:
         return (2.0 if self.collective.pattern == "all_reduce" else 1.0) * self.element_bytes * blocks * depth
 
     def build(self) -> TaskGraph:
-        """Build the graph, with the contention laws between GEMM chunks and transfers of a GPU."""
+        """Build the graph, with the contention laws between GEMM chunks and transfers of a GPU, and the host's work."""
+        if np.any(np.asarray(self._knobs.host_s) > 0):
+            how: dict[str, Any] = {"delay": self._submitted * np.asarray(self._knobs.host_s), "lane": "host"}
+            self._on_each(
+                lambda gpu: self.graph.task(self._machine.task_name("host submits", gpu), "host", gpu=gpu, **how)
+            )
         gemms, transfers = self._gemms.items(), self._transfers.items()
         for gpu in self._machine.gpus:
             for (gemm, (factor, _)), (moved, share) in product(gemms, transfers):
@@ -139,6 +147,7 @@ class Pipeline:
         Routes with equal `Route.step` run at once, the steps (distances on a ring) one after another.
         """
         before = self._kernel(label, after) if self.comm_engine == "cu" else list(after)
+        before = self._sync(label, before)
         transfers: dict[int, int] = {}
         for _, group in groupby(sorted(amounts, key=lambda item: item[0].step), key=lambda item: item[0].step):
             concurrent = list(group)
@@ -160,8 +169,16 @@ class Pipeline:
             name, before = self._machine.task_name(f"launch {label}", gpu), self._on(gpu, [*self._last_step, *after])
             return self.graph.task(name, "launch", after=before, gpu=gpu, **how)
 
+        self._submitted = self._submitted + np.asarray(self._knobs.collective_calls)
         launched = [self._on_each(add)]
         return [self._wait(label, launched)] if self._waits else launched
+
+    def _sync(self, label: str, before: list[int]) -> list[int]:
+        """Add a barrier among the GPUs where one is needed."""
+        if self._synced or not np.any(np.asarray(self._knobs.sync_s) > 0):
+            return before
+        self._synced, self._submitted = self.order == "before", self._submitted + 2
+        return [self.wait(f"barrier {label}", self._knobs.sync_s, before)]
 
     def _wait(self, label: str, launched: Sequence[int]) -> int:
         """Add the wait of a kernel that holds its CUs and moves nothing yet: no time, but while a GEMM runs."""
@@ -180,13 +197,14 @@ class Pipeline:
         return self._on_each(add)
 
     def _add_transfers(self, label: str, concurrent: list[tuple[Route, ArrayLike]], before: list[int]) -> list[int]:
-        at_once = len(concurrent) if self.comm_engine == "cu" else min(len(concurrent), self.system.gpu.dma.num_engines)
+        engines = self.system.gpu.dma.num_engines if self.comm_engine == "dma" else len(concurrent)
+        at_once, factor = min(len(concurrent), engines), self._library_factor(concurrent)
         active = [route for route, _ in concurrent[:at_once]]
         share = self._collective_s(sum(np.asarray(amount) for _, amount in concurrent)) / -(-len(concurrent) // at_once)
         tasks = []
         for position, item in enumerate(concurrent):
-            engines = self._engines_of(item[0], position % at_once)
-            tasks.append(self._transfer(label, item, active=active, before=before, queue=(engines, share)))
+            queue = self._engines_of(item[0], position % at_once), share, factor
+            tasks.append(self._transfer(label, item, active=active, before=before, queue=queue))
         for (route, _), task in zip(concurrent, tasks, strict=True):
             self._arrived |= {(gpu, route.peer): gpu_task for gpu, gpu_task in self._tasks_by_gpu[task].items()}
         return tasks
@@ -195,8 +213,10 @@ class Pipeline:
         """DMA engines that a copy waits for. On a ring they are those of its links: a copy over both links has both, so
         that no later copy takes its link.
         """
-        if self.comm_engine == "cu":
+        if self.comm_engine != "dma":
             return ()
+        if self._knobs.kernel is not None and "port" not in route.loads:  # a signal starts each copy, on its own link
+            position = route.peer % self.system.gpu.dma.num_engines
         return tuple(route.loads) if route.step and self.system.gpu.dma.num_engines > 1 else (position,)
 
     def _transfer(
@@ -206,13 +226,15 @@ class Pipeline:
         *,
         active: list[Route],
         before: list[int],
-        queue: tuple[tuple[int | str, ...], Any],
+        queue: tuple[tuple[int | str, ...], Any, Any],
     ) -> int:
         """Add a transfer over one route. queue: its DMA engines (none: a kernel), whose earlier copies it waits for,
-        and its time [s] if all links were busy.
+        its time [s] if all links were busy, and the factor of a measured library on its rate.
         """
-        (route, payload), (engines, share) = item, queue
+        (route, payload), (engines, share, factor) = item, queue
+        self._submitted = self._submitted + (self.comm_engine == "dma")
         common = self._copy(route, active)
+        common = {**common, "cap": common["cap"] * factor, "free": common["free"] * factor}
 
         def add(gpu: int) -> int:
             queued = [self._queued[gpu, engine] for engine in engines if (gpu, engine) in self._queued]
@@ -224,7 +246,7 @@ class Pipeline:
                 self._machine.task_name(f"{label} from {route.peer}", gpu),
                 "transfer",
                 after=[*self._on(gpu, before), *queued, *forwarded],
-                uses=self._uses(route, active, gpu),
+                uses=self._uses(route, common, gpu),
                 work=amount,
                 staged_bytes=amount if self._stages else 0.0,
                 moved_bytes=amount,
@@ -236,6 +258,7 @@ class Pipeline:
                 **{name: value for name, value in common.items() if name not in {"free", "group"}},
             )
             self._moved[transfer] = amount
+            self.copy_s[transfer] = common["delay"] + amount / common["cap"]
             return transfer
 
         task = self._on_each(add)
@@ -244,11 +267,25 @@ class Pipeline:
         }
         return task
 
-    def _uses(self, route: Route, active: list[Route], gpu: int) -> dict[int, ArrayLike]:
+    def _library_factor(self, concurrent: list[tuple[Route, ArrayLike]]) -> Any:
+        """Factor on the rate of kernels that move a collective at once, where the library was measured by size."""
+        moved = sum(np.asarray(amount) for _, amount in concurrent)
+        seconds = library_s(self.system, moved, by=self.movement) if len(concurrent) == len(self.routes) else None
+        if seconds is None:
+            return 1.0
+        active = [route for route, _ in concurrent]
+        longest = np.maximum.reduce(
+            [np.asarray(amount) / self._copy(route, active)["cap"] for route, amount in concurrent]
+        )
+        return np.where(seconds > 0, longest / np.where(seconds > 0, seconds, 1.0), 1.0)
+
+    def _uses(self, route: Route, copy: Mapping[str, Any], gpu: int) -> dict[int, ArrayLike]:
         """Use of resources per byte over a route to a GPU, with the local operand of a reduction."""
         uses = self._machine.uses(route, gpu)
+        if self.comm_engine == "store":  # concurrent stores share what all of them reach
+            share, hbm = store_share(self.system), set(self._machine.hbm)
+            uses = {name: load if name in hbm else np.divide(load, share) for name, load in uses.items()}
         if self.comm_engine == "cu":
-            copy = self._copy(route, active)
             uses[self._machine.cu[gpu]] = copy["cus"] / copy["cap"]
         if self.collective.reduces and not self.adds:
             uses[self._machine.hbm[gpu]] = np.add(uses[self._machine.hbm[gpu]], self._adding)
@@ -257,7 +294,7 @@ class Pipeline:
     @property
     def adds(self) -> bool:
         """Flag: a separate kernel adds the operands of a reduction, as DMA engines cannot."""
-        return self.comm_engine == "dma" and not self._near
+        return self.comm_engine != "cu" and not self._near
 
     @property
     def _stages(self) -> bool:
@@ -294,7 +331,7 @@ class Pipeline:
         exclusive_link = len(route.loads) == 1 and "port" not in route.loads
         beside = slowed_beside_gemm(self.system, active, by=self.movement)
         self._copies[key] = {
-            "delay": 0.0 if self.comm_engine == "cu" else setup(self.system, by=self.movement),
+            "delay": setup(self.system, by=self.movement) if self.comm_engine == "dma" else 0.0,
             "cap": pace.bytes_per_s,
             "weight": 0.5,  # consumption-fair at HBM: equal HBM bytes/s at the bottleneck
             "priority": self._comm_class,
@@ -338,10 +375,35 @@ class Pipeline:
         first = 1 / waves if self.system.gpu.gemm.assignment == "static" else np.ones_like(waves)
         between(self._gemm("gemm, first wave", self._part(chunks, first), []))
         remaining = [
-            {**part, "delay": 0.0, "law": _later(chunk, first)}  # launched with its first part
+            {**part, "delay": 0.0, "law": later_law(chunk, first)}  # launched with its first part
             for chunk, part in zip(chunks, self._part(chunks, 1 - first), strict=True)
         ]
         self._gemm("gemm", remaining, [])
+
+    def part(self, label: str, peer: int, *, after: Sequence[int] = (), launched: bool = False) -> int:
+        """Add the part of one kernel for the whole GEMM that belongs to the shard of a peer, next in the stream."""
+        share = self.shard_rows(peer) / np.asarray(self.op.m, float)
+        chunks = self._chunk((self.op.m, self.op.local_n, self.op.local_k), overlapped=True, accumulate=False)
+        parts = [
+            {**self._part([chunk], self._machine.for_gpu(share, gpu))[0], **({} if launched else {"delay": 0.0})}
+            for gpu, chunk in zip(self._machine.gpus, chunks, strict=True)
+        ]
+        return self._gemm(label, parts, after, frees=[transfer for transfer in after if transfer in self._moved])
+
+    def wait(self, label: str, seconds: Any, after: Sequence[int]) -> int:
+        """Add a time that passes after tasks while nothing else waits."""
+
+        def add(gpu: int) -> int:
+            how: dict[str, Any] = {"gpu": gpu, "lane": "communication", "limiter": "launch"}
+            name, delay = self._machine.task_name(label, gpu), self._machine.for_gpu(seconds, gpu)
+            return self.graph.task(name, "launch", after=self._on(gpu, after), delay=delay, **how)
+
+        return self._on_each(add)
+
+    @property
+    def waves(self) -> tuple[Any, Any]:
+        """Number of waves of the undivided GEMM, not rounded up, and the time of a wave [s]."""
+        return self._chunk_costs.waves
 
     def _part(self, chunks: Sequence[Mapping[str, Any]], share: Any) -> list[Mapping[str, Any]]:
         """Scale GEMM chunks to a share of their work."""
@@ -352,6 +414,7 @@ class Pipeline:
         self, label: str, chunks: Sequence[Mapping[str, Any]], before: Sequence[int], *, frees: Sequence[int] = ()
     ) -> int:
         waits = [*before, *self._last_gemm]
+        self._submitted = self._submitted + bool(np.any(np.asarray(chunks[self._machine.gpus[0]]["delay"]) > 0))
 
         def add(gpu: int) -> int:
             name, gpu_waits = self._machine.task_name(label, gpu), self._on(gpu, waits)
@@ -364,19 +427,24 @@ class Pipeline:
         self._last_gemm = [self._on_each(add)]
         return self._last_gemm[0]
 
-    def reduce(self, label: str, arrived: Sequence[int]) -> int:
-        """Add a kernel that accumulates data moved by DMA engines into the local part of C, next in the stream."""
+    def reduce(self, label: str, arrived: Sequence[int], *, at_once: bool = False) -> int:
+        """Add a kernel that accumulates data moved by DMA engines into the local part of C, next in the stream.
+
+        at_once: all of it in one pass, else operand by operand.
+        """
+        passes = (len(arrived) + 2) / len(arrived) if at_once else 3.0  # read the operands, write the sum
         hbm_rate, launch_s = self.system.gpu.hbm_bytes_per_s, self.system.gpu.kernel_launch_s
+        self._submitted = self._submitted + 1
 
         def add(gpu: int) -> int:
             tasks, hbm = self._on(gpu, [*arrived, *self._last_gemm]), self._machine.hbm[gpu]
             amount = sum(self._moved[task] for task in self._on(gpu, arrived))
-            seconds = 3 * amount / hbm_rate
+            seconds = passes * amount / hbm_rate
             task = self.graph.task(
                 self._machine.task_name(label, gpu),
                 "reduce",
                 after=tasks,
-                uses={hbm: 3.0},  # read both operands, write the sum
+                uses={hbm: passes},
                 work=amount,
                 delay=launch_s,
                 lane="compute",
@@ -400,45 +468,16 @@ class Pipeline:
             self._chunks[key] = self._costs(size, overlapped=overlapped, accumulate=accumulate)
         return self._chunks[key]
 
-    def _cost(self, shape: tuple[ArrayLike, ...], taken: ArrayLike, *, accumulate: bool = False) -> GemmCost:
-        """Cost of a GEMM chunk while so many CUs are taken: held by kernels, or withheld beside DMA engines.
-
-        Beside DMA engines no other kernel is dispatched, so that the GEMM's workgroups go to any free CU.
-        """
-        m, n, k = shape
-        return gemm_cost(self._gemm_gpu, GemmShape.row_major(m, n, k, accumulate=accumulate), taken=taken)
-
-    @cached_property
-    def _gemm_gpu(self) -> WaveGpu | Chip:
-        """The GPU as the model of GEMMs reads it."""
-        gpu = gemm_gpu(self.system, self.op.precision, model=self.system.costs.gemm)
-        return gpu if self.comm_engine == "cu" else replace(gpu, engines=None)
-
     def _costs(
         self, size: tuple[ArrayLike, ArrayLike, ArrayLike], *, overlapped: bool, accumulate: bool
     ) -> list[Mapping[str, Any]]:
-        gpu = self.system.gpu
-        reserved = self._withheld if self.comm_engine == "dma" else np.asarray(self.comm_cus)
-        full = granted = self._cost(size, 0, accumulate=accumulate)
-        if overlapped and reserved.any():
-            granted = self._cost(size, reserved, accumulate=accumulate)
-        masked = overlapped and (self._masked or self.comm_engine == "dma")
-        cus, cost = (gpu.num_cus - reserved, granted) if masked else (gpu.num_cus, full)
-        factor = np.ones(())  # nothing moves beside it
-        if overlapped and self.comm_engine == "dma":
-            factor = np.asarray(1 / np.asarray(gpu.contention.dma_beside_gemm, float))
-        elif overlapped:
-            factor = np.minimum(cost.seconds / beside_cu_copies(gpu, granted.seconds, full.seconds), 1.0)
-        share = cost.flop / self._whole.flop * self._whole.seconds
-        common: dict[str, Any] = {"alone_s": full.seconds, "wide_s": share, "ideal_s": share, "waves": cost.waves}
-        late_s = late_start_s(gpu, full.seconds, by=self.comm_engine) if overlapped else np.zeros(())
-        common |= {"law": (factor, late_s)}
-        return [self._task_of(cost, cus, common, gpu_index) for gpu_index in self._machine.gpus]
-
-    @cached_property
-    def _whole(self) -> GemmCost:
-        """Cost of the undivided GEMM on all CUs."""
-        return self._cost((self.op.m, self.op.local_n, self.op.local_k), 0)
+        if overlapped:
+            reserved = self._withheld if self.comm_engine == "dma" else np.asarray(self.comm_cus)
+            masked = self._masked or self.comm_engine == "dma"
+            costs = self._chunk_costs.beside(size, reserved, masked=masked, accumulate=accumulate)
+        else:
+            costs = self._chunk_costs.alone(size, accumulate=accumulate)
+        return [self._task_of(*costs, gpu) for gpu in self._machine.gpus]
 
     def _task_of(self, cost: GemmCost, cus: ArrayLike, common: Mapping[str, Any], gpu: int) -> Mapping[str, Any]:
         seconds, traffic, flop = (
@@ -447,7 +486,7 @@ class Pipeline:
         memory_bound = bool(np.all(traffic / self.system.gpu.hbm_bytes_per_s > 0.5 * seconds))
         return {
             "uses": {self._machine.hbm[gpu]: traffic, self._machine.cu[gpu]: cus * seconds},
-            "delay": self._gemm_gpu.launch_s,
+            "delay": self._chunk_costs.gpu.launch_s,
             "cap": 1 / seconds,
             "weight": 1 / traffic,
             "priority": self._compute_class,
@@ -456,27 +495,3 @@ class Pipeline:
             "law": common["law"],
             **{name: self._machine.for_gpu(value, gpu) for name, value in common.items() if name != "law"},
         }
-
-
-def _later(chunk: Mapping[str, Any], first: Any) -> tuple[Any, Any]:
-    """Law of what is left of a GEMM chunk after a share `first`, which kernels beside it have waited for already."""
-    factor, late_s = chunk["law"]
-    return factor, np.maximum(late_s - first * chunk["alone_s"], 0.0)
-
-
-class _Groups:
-    """Groups of tasks with the same numbers of a contention law."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._groups: dict[tuple[Any, ...], tuple[str, Any]] = {}
-
-    def group(self, *numbers: Any) -> str:
-        """Group of the numbers of a law."""
-        key = tuple((np.shape(number), np.asarray(number, float).tobytes()) for number in numbers)
-        law = numbers if len(numbers) > 1 else numbers[0]
-        return self._groups.setdefault(key, (f"{self._name} {len(self._groups)}", law))[0]
-
-    def items(self) -> list[tuple[str, Any]]:
-        """Pairs (group, its number or numbers) of all groups."""
-        return list(self._groups.values())

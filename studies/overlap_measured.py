@@ -13,13 +13,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dse.config.options import conf_dir
 from dse.plots import Axis, tables
 from dse.results.claims import Claim, Finding, read
 from dse.results.finished_run import Finished
+from dse.space import get_path
 from simulators.calibration.contention import TIMES, Overlaps, fit_contention, table
 from simulators.costs.transfer import TransferMode, alone, library_cus
 from simulators.hardware.system import System, system_of
 from simulators.workloads.operators import ELEMENT_BYTES
+from studies.overlap_tables import overlap_extras
 from studies.plain import Plain
 
 if TYPE_CHECKING:
@@ -43,6 +46,7 @@ _SMALL = "GEMMs of 2048 and 4096 end before the collective has started on all GP
 class OverlapMeasured(Plain):
     """Claims, residuals and figures, from the measured table and a run's points."""
 
+    allows = ("study.data_dir",)
     columns = (
         "schedule.name",
         "schedule.comm_cus",
@@ -94,7 +98,7 @@ class OverlapMeasured(Plain):
         return findings
 
     def extras(self, run: Finished) -> Iterator[tuple[str, Any]]:
-        """`residuals` and `coefficients`, and figures of both and of the predictions."""
+        """`residuals` and `coefficients`, and figures of both and of the predictions; overlaps of other projects."""
         import pandas as pd
 
         system = system_of(run.config["system"])
@@ -127,6 +131,9 @@ class OverlapMeasured(Plain):
                 pd.concat(long), Axis("error", "error of the prediction [%]"), x="what", y="row", panel="assignment"
             ),
         )
+
+        folder = get_path(run.config, "study.data_dir")
+        yield from overlap_extras(Path(folder) if folder else conf_dir() / "data" / "overlap")
 
     def figures(self, table: pd.DataFrame, timelines: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
         """Predicted slow-down of the GEMM and speed-up over channels, for each scenario."""

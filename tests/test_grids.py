@@ -133,9 +133,9 @@ def test_the_closed_form_is_exact_wherever_it_does_not_refuse(schedule: str, dat
 
 
 def test_the_closed_form_runs_much_of_a_shipped_sweep() -> None:
-    """So that the property above is about something."""
+    """So that the property above is about something; tiles that wait for one another's waves have no closed form."""
     axes = {"system.node.link_bytes_per_s": np.geomspace(1e10, 1e11, 7)}
-    for schedule in SCHEDULES:
+    for schedule in set(SCHEDULES) - {"signalled"}:
         point = design(schedule, {"schedule.comm_engine": "dma", **FREE})
         found = evaluated(backend("analytic"), Batch(Batch(point, axes).at(0), axes))
         assert sum(result.status == "ok" for result in found) >= 3

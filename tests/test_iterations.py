@@ -47,7 +47,7 @@ def test_the_shares_of_an_iteration_are_all_of_it(drawn: dict[str, Any], kernels
         shares = [value for name, value in found.items() if name.startswith("share_")]
         assert sum(shares) == pytest.approx(1.0, rel=1e-12)
         assert min(shares) >= 0
-        parts = [*COMPUTE, "serialized_s", "exposed_dp_s", "bubble_s"]
+        parts = [*COMPUTE, "serialized_s", "exposed_dp_s", "bubble_s", "host_s"]
         assert sum(found[name] for name in parts) == pytest.approx(found["iteration_s"], rel=1e-12)
 
 

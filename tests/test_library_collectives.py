@@ -153,7 +153,7 @@ def test_iterations_are_told_to_use_the_switch_and_refused_where_there_is_none()
     ways = ("library", "in_switch")
     library, switch = (metrics({"parallel.tp": 8, "parallel.collectives": way}, system="h100_8") for way in ways)
     assert switch["serialized_s"] < library["serialized_s"]
-    assert switch["forward_s"] == library["forward_s"]
+    assert switch["forward_s"] >= library["forward_s"]  # at a lower clock, as there are shorter pauses
     designs = [step({"parallel.tp": 8, "parallel.collectives": way}, system="h100_8") for way in ways]
     assert [BACKEND.models(design)["collective"] for design in designs] == ["library", "in_switch, else library"]
     constants = [{path for path, *_ in BACKEND.facts(design) if ".in_switch." in path} for design in designs]

@@ -95,6 +95,11 @@ class Chip:
             latency_s=np.asarray(self.latency_s) * latency / gpu.cu_speed,
         )
 
+    def at_clock(self, clock: ArrayLike) -> Chip:
+        """Return a copy at another clock: arithmetic and the last-level cache follow it, the HBM does not."""
+        rate = np.asarray(self.flop_per_s) * np.asarray(clock)
+        return replace(self, flop_per_s=rate, latency_s=np.asarray(self.latency_s) / np.asarray(clock))
+
     def work_of(self, *channels: ArrayLike) -> ArrayLike:
         """Slowdown of arithmetic against the peak, for numbers of channels that matrix units may not support."""
         if self.vector_flop_per_s is None:

@@ -13,10 +13,14 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from simulators.costs.protocols import protocol_seconds
+from simulators.hardware.network import Protocols
 from simulators.hardware.system import LinkedNode, ScheduleGpu, System
 from simulators.workloads.operators import Pattern
 
 CommEngine = Literal["cu", "dma"]
+Mover = Literal["cu", "dma", "store"]
+"""Engine of a transfer: kernels on CUs of their own, copy engines, or stores of the workgroups that compute."""
 
 
 @dataclass(frozen=True)
@@ -77,9 +81,9 @@ def _ring_routes(num_gpus: int, pattern: Pattern) -> list[Route]:
 
 @dataclass(frozen=True)
 class TransferMode:
-    """Transfers of a collective `pattern`, by DMA engines or by kernels on `cus` CUs."""
+    """Transfers of a collective `pattern`, by DMA engines, by kernels on `cus` CUs, or by stores of a GEMM's kernel."""
 
-    engine: CommEngine
+    engine: Mover
     cus: ArrayLike
     pattern: Pattern
 
@@ -92,10 +96,10 @@ def rate(
 ) -> Rates:
     """Payload rate of `route` while the routes `active` (itself included) run at once.
 
-    DMA: min(share of the link, engines). An engine serves one link (measured: engines have per-destination affinity),
-    so a copy is split over the idle engines of its link: over `whole` engines, or `even`ly, as if copies could share
-    an engine. CU kernels: c CUs that move r bytes/s each reach `link_utilisation(c r / B)` of the links in use, which
-    have B in all.
+    Stores of a GEMM's own workgroups: `store_efficiency` of the link. DMA: min(share of the link, engines). An engine
+    serves one link (measured: engines have per-destination affinity), so a copy is split over the idle engines of its
+    link: over `whole` engines, or `even`ly, as if copies could share an engine. CU kernels: c CUs that move r bytes/s
+    each reach `link_utilisation(c r / B)` of the links in use, which have B in all.
     """
     capacity = links(system.node)
     shares = [
@@ -110,8 +114,16 @@ def rate(
         engine = np.asarray(dma.bytes_per_s) * max(1, engines // at_once if split == "whole" else engines / at_once)
         bound = "DMA engine" if np.all(engine < link) else "link"
         return Rates(np.minimum(link, engine), bound)
+    if by.engine == "store":
+        return Rates(np.asarray(link * store_share(system)), "link")
     full = _cu_fill(system, active, by)
     return Rates(link * system.gpu.cu_copy.link_efficiency * full, "link" if np.all(full > 0.95) else "copy CUs")
+
+
+def store_share(system: System) -> Any:
+    """Share of the links that all stores of a GEMM's own workgroups reach together."""
+    copy = system.gpu.cu_copy
+    return copy.link_efficiency if copy.store_efficiency is None else copy.store_efficiency
 
 
 def link_utilisation(demand: ArrayLike) -> NDArray[np.float64]:
@@ -138,8 +150,38 @@ def setup(system: System, *, by: TransferMode) -> ArrayLike:
     """
     if by.engine == "dma":
         return system.gpu.dma.setup_s
+    if by.engine == "store":
+        return 0.0
+    if (constants := _protocols(system, by.pattern)) is not None:
+        return constants.launch_s
     steps = 2 if by.pattern in {"all_reduce", "all_to_all"} else 1
     return np.asarray(system.gpu.cu_copy.setup_s) * steps / 2
+
+
+def library_s(system: System, received_bytes: ArrayLike, *, by: TransferMode) -> NDArray[np.float64] | None:
+    """Time [s], after its launch, of a library's collective by which a GPU receives so many bytes (an all-reduce: both
+    ways); None unless the machine names the cost model `library` and the node's was measured by size.
+
+    On fewer CUs than the library takes it is slower by what they fill of the links; more CUs stay idle.
+    """
+    constants, node = _protocols(system, by.pattern), system.node
+    if constants is None or by.engine != "cu":
+        return None
+    passes = 2 if by.pattern == "all_reduce" else 1
+    tensor = np.asarray(received_bytes, float) / passes * node.num_gpus / (node.num_gpus - 1)
+    moving = protocol_seconds(constants, by.pattern, node.num_gpus, tensor) - constants.launch_s
+    active = routes(node, by.pattern)
+    usual = TransferMode("cu", library_cus(system, by.pattern), by.pattern)
+    fill = np.minimum(_cu_fill(system, active, by) / _cu_fill(system, active, usual), 1.0)
+    return np.asarray(moving / fill)
+
+
+def _protocols(system: System, pattern: Pattern) -> Protocols | None:
+    """Constants of a collective of the node's library; None on a ring of links, which GPUs forward along."""
+    node = system.node
+    if system.costs.collective != "library" or node.library is None or node.topology == "ring" or node.num_gpus < 2:
+        return None
+    return {str(kind): constants for kind, constants in (node.library.protocols or {}).items()}.get(pattern)
 
 
 def alone(system: System, payload_bytes: ArrayLike, *, by: TransferMode) -> NDArray[np.float64]:
@@ -149,6 +191,10 @@ def alone(system: System, payload_bytes: ArrayLike, *, by: TransferMode) -> NDAr
     latency of the copy, where the phases are known (DMA-Latte, arXiv:2511.06605; schedules that are launched ahead of
     time do not pay this). An engine moves one copy at a time: where there are fewer engines than peers, copies queue.
     """
+    received = np.asarray(payload_bytes, float) * (system.node.num_gpus - 1) / system.node.num_gpus
+    measured = library_s(system, received * (2 if by.pattern == "all_reduce" else 1), by=by)
+    if measured is not None:
+        return np.asarray(np.asarray(setup(system, by=by)) + measured, float)
     peer_routes, node, phases = routes(system.node, by.pattern), system.node, system.gpu.dma.phases
     passes = 2 if by.pattern == "all_reduce" else 1
     seconds = np.zeros(())
@@ -194,7 +240,7 @@ def saturating_cus(system: System, pattern: Pattern, *, share: float) -> int:
     return int(every[np.argmax(paces >= share * paces[-1])])
 
 
-def late_start_s(gpu: ScheduleGpu, gemm_s: ArrayLike, *, by: CommEngine) -> NDArray[np.float64]:
+def late_start_s(gpu: ScheduleGpu, gemm_s: ArrayLike, *, by: Mover) -> NDArray[np.float64]:
     """Time [s] of a GEMM's run that passes until kernels launched beside it move data; `gemm_s`: its time alone.
 
     Their workgroups wait for others to leave, on the slowest of all GPUs: measured as a share of the GEMM's time that
@@ -211,6 +257,8 @@ def slowed_beside_gemm(system: System, active: Sequence[Route], *, by: TransferM
     many fill hardly do. DMA engines: `dma_beside_gemm`.
     """
     contention = system.gpu.contention
+    if by.engine == "store":
+        return np.ones(())
     if by.engine == "dma":
         return np.asarray(1 / np.asarray(contention.dma_beside_gemm, float))
     slow = TransferMode(by.engine, np.asarray(by.cus) / contention.cu_copy_beside_gemm, by.pattern)

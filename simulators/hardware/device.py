@@ -17,10 +17,12 @@ from simulators.hardware.machine import CollectiveModel, CostModels, GemmModel, 
 from simulators.hardware.network import CollectiveLibrary, InSwitch, Node, Topology
 from simulators.hardware.parts import (
     Bandwidth,
+    Contention,
     CuCopy,
     Dma,
     Efficiency,
     GemmLibrary,
+    LoadedClock,
     PeakFormat,
     Precision,
     ShaderEngines,
@@ -59,6 +61,8 @@ class DeviceGpu(View, Gpu):
     efficiency: Mapping[Precision, Efficiency] = Field(default_factory=dict)
     fitted_on: Mapping[str, Mapping[str, tuple[str, ...]]] = Field(default_factory=dict)
     num_links: Annotated[Integer, knob(structural=True, ge=0, le=64)] | None = None
+    loaded: LoadedClock | None = None
+    contention: Contention | None = None
     matrix_flop_per_s_per_cu: FlopPerSecond | None = None
     hbm_bytes_per_s: Bandwidth | None = None
     kernel_launch_s: Seconds | None = None

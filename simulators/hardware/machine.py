@@ -19,6 +19,7 @@ from dse.units import Bytes, FlopPerSecond, Integer, Number, Seconds
 from dse.values import LABELS, Frozen, knob, leaves
 from simulators.hardware.network import Fabric, Node
 from simulators.hardware.parts import (
+    ELEMENT_BYTES,
     L1,
     L2,
     AddressMapping,
@@ -32,12 +33,14 @@ from simulators.hardware.parts import (
     Efficiency,
     GemmLibrary,
     Grown,
+    LoadedClock,
     PeakFormat,
     Persistent,
     Power,
     Precision,
     ShaderEngines,
     ShortTime,
+    Streaming,
     SwitchableCache,
     Tracker,
     WithoutCache,
@@ -94,8 +97,8 @@ class Gpu(WithSources, Grown):
     on other rows), measured_as (name of the GPU in measured tables).
 
     Kernels and engines: gemm, cu_copy, dma, shader_engines (None if workgroups are dispatched to any CU), contention,
-    persistent, power. Memory: llc (the last-level cache, before the HBM), pim, tracker, staged_bytes (inputs not yet
-    multiplied that tiles of products hold on the chip).
+    persistent, power, loaded. Memory: llc (the last-level cache, before the HBM), pim, tracker, staged_bytes (inputs
+    not yet multiplied that tiles of products hold on the chip).
 
     Request by request: cycle_s (cycle of a CU, which issues one line in each), waves (capacity of a CU), in_flight
     (outstanding lines of a CU), launch_s (time from one kernel to the next), l1, l2, dram, mapping, line_bytes,
@@ -128,6 +131,7 @@ class Gpu(WithSources, Grown):
     contention: Contention | None = None
     persistent: Persistent | None = None
     power: Power | None = None
+    loaded: LoadedClock | None = None
     llc: Cache | None = None
     pim: Pim | None = None
     tracker: Tracker | None = None
@@ -169,6 +173,15 @@ class Gpu(WithSources, Grown):
             return 1.0
         peak, half = self.peak(precision), self.peak("fp16")
         return None if peak is None or half is None else peak / half
+
+    def streaming(self, precision: str) -> Mapping[str, Streaming]:
+        """Fitted constants of operators that memory bounds: at a precision, or at another one of elements as wide."""
+        names = sorted(map(str, self.efficiency or {}), key=lambda name: name != precision)
+        for name in names:
+            fitted = self.constants(name)
+            if fitted and fitted.streaming and ELEMENT_BYTES.get(name) == ELEMENT_BYTES[precision]:
+                return {str(kind): constants for kind, constants in fitted.streaming.items()}
+        return {}
 
     def constants(self, precision: str) -> Efficiency | None:
         """Fitted constants at a precision; None if there are none."""

@@ -71,11 +71,12 @@ class GemmLibrary(Grown):
     serial_fraction: Fraction
 
 
-class CuCopy(Frozen):
+class CuCopy(Grown):
     """Data movement by kernels that run on CUs.
 
     num_cus: CUs that a collective takes at most and by default, one for each channel (twice as many for an all-to-all
-    if `all_to_all_factor` is 1/2).
+    if `all_to_all_factor` is 1/2). store_efficiency: share of the links that the stores of a GEMM's own workgroups
+    reach; None for that of kernels.
     """
 
     num_cus: Annotated[Integer, Field(ge=1, le=4096)]
@@ -83,6 +84,7 @@ class CuCopy(Frozen):
     all_to_all_factor: Annotated[Number, Field(gt=0, le=1)]
     link_efficiency: Annotated[Number, Field(gt=0, le=1)]
     setup_s: Seconds
+    store_efficiency: Annotated[Number, Field(gt=0, le=1)] | None = None
 
 
 class CopyTimes(Frozen):
@@ -173,6 +175,18 @@ class Persistent(Frozen):
     stream_efficiency: Annotated[Fraction, Field(gt=0)]
     in_flight_bytes_per_cu: Annotated[Bytes, Field(gt=0)]
     memory_latency_s: Annotated[Seconds, Field(gt=0)]
+
+
+class LoadedClock(Frozen):
+    """Clock of the CUs where kernels follow one another for seconds (equation in `simulators.costs.power`).
+
+    gemm_clock: while GEMMs alone do, over that of GEMMs measured one by one. idle_share, exchange_share: of the power
+    that the board may draw, drawn when nothing runs, and when only collectives do.
+    """
+
+    gemm_clock: Annotated[Number, Field(gt=0, le=1)]
+    idle_share: Annotated[Fraction, Field(lt=1)]
+    exchange_share: Annotated[Fraction, Field(lt=1)]
 
 
 class Streaming(Frozen):

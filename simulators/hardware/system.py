@@ -20,6 +20,7 @@ from simulators.hardware.parts import (
     Dma,
     Efficiency,
     GemmLibrary,
+    LoadedClock,
     PeakFormat,
     Persistent,
     Power,
@@ -49,6 +50,7 @@ class ScheduleGpu(View, Gpu):
     contention: Contention
     persistent: Persistent | None = None
     power: Power | None = None
+    loaded: LoadedClock | None = None
     llc: Cache | None = None
     pim: Pim | None = None
     tracker: Tracker | None = None
@@ -79,7 +81,7 @@ class System(View, Hardware):
     """Hardware of a design of the overlap backend."""
 
     only_for: ClassVar[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
-        "gemm": {"fitted": ("gpu.efficiency", "gpu.peak_hbm_bytes_per_s")},
+        "gemm": {"fitted": ("gpu.efficiency", "gpu.peak_hbm_bytes_per_s", "gpu.loaded")},
         "collective": {"library": ("node.library",)},
     }
     gpu: ScheduleGpu

@@ -31,7 +31,7 @@ from simulators.taskgraph.symmetry import patterns, reduce_graph
 from simulators.taskgraph.timeline import Engine, Refused, Timeline
 from simulators.workloads.operators import Workload, workloads_of
 
-_VERSION = "7"  # of the physics and the metrics; raise it with every change that alters a result
+_VERSION = "8"  # of the physics and the metrics; raise it with every change that alters a result
 _WHOLE_VERSION = "1"  # likewise, of the parts that only whole nodes use
 _MOST_SEEN = 4096  # trees that are cached by identity
 _MOST_CELLS = 1 << 20  # designs times tasks of whole nodes whose timelines are in memory at once: 8 MiB an array
@@ -64,9 +64,12 @@ class OverlapBackend(Backend):
         )
 
     def sections(self, tree: Tree) -> None:
-        """Check that `system`, `workload` and `schedule` are mappings and that the schedule's family exists."""
+        """Check that `system`, `workload` and `schedule` are mappings and that the schedule's family exists.
+
+        `data_dir`, of tables that a study shows beside its points, is no part of them.
+        """
         check = Problems()
-        for name in set(tree) - set(Design.model_fields):
+        for name in set(tree) - {*Design.model_fields, "data_dir"}:
             check.add(name, "is not a known section", way_out=did_you_mean(name, Design.model_fields))
         for name in Design.model_fields:
             if not isinstance(tree.get(name), Mapping):

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from pydantic import BaseModel
 
 from dse.backend import STATUSES, Backend, Batch, Columns, Metric, Replay, Results, Tree
@@ -21,9 +21,11 @@ from dse.space import get_path
 from dse.values import LABELS, leaves, put
 from simulators.costs.chip import Chip
 from simulators.costs.gemm_waves import WaveGpu
+from simulators.costs.power import sustained_clock
 from simulators.hardware.device import Device, DeviceGpu
 from simulators.hardware.machine import reads
 from simulators.hardware.number_formats import Format
+from simulators.hardware.parts import Streaming
 from simulators.hardware.pim import InstructionSet
 from simulators.rules import problems, reasons
 from simulators.steps.dag import schedule, tasks
@@ -42,18 +44,45 @@ from simulators.workloads.model import Speech, Transformer, Translation
 from simulators.workloads.model_zoo import model_tree, option_tree
 from simulators.workloads.sequence_lengths import Lengths, iteration_lengths
 
-_VERSION = "3"
+_VERSION = "4"
 Floats = NDArray[np.float64]
 
 
 def iteration(design: Design) -> Iteration:
-    """The iteration of a design at one sequence length; its numbers may be arrays."""
-    chip = Chip.of(design.system, design.run.precision)
-    gemms = WaveGpu.of(design.system.gpu, design.run.precision) if design.system.costs.gemm == "waves" else None
-    platform = Platform(chip, groups(design.system, design.parallel), design.kernels.batched, gemms)
+    """The iteration of a design at one sequence length; its numbers may be arrays.
+
+    Where a GPU's clock under load is known, it is that of the shares of time in which the iteration computes and
+    exchanges, which are those at the clock of GEMMs alone.
+    """
+    loaded = design.system.gpu.loaded
+    if loaded is None:
+        return _at_clock(design, 1.0)
+    first = _at_clock(design, loaded.gemm_clock)
+    exchanged, computed = first.exchanged_s, first.computed_s
+    total = np.maximum(first.forward_s + first.backward_s, computed)
+    with np.errstate(all="ignore"):
+        return _at_clock(design, sustained_clock(loaded, computed / total, exchanged / total))
+
+
+def _at_clock(design: Design, clock: ArrayLike) -> Iteration:
+    system, precision = design.system, design.run.precision
+    chip = Chip.of(system, precision).at_clock(clock)
+    gemms = WaveGpu.of(system.gpu, precision) if system.costs.gemm == "waves" else None
+    beside: ArrayLike = 1.0 if system.gpu.contention is None else system.gpu.contention.gemm_beside_cus
+    how: dict[str, Any] = {"streaming": _streaming(design), "interference": beside}
+    platform = Platform(chip, groups(system, design.parallel), design.kernels.batched, gemms, **how)
     run, blocks = design.run, _blocks(design)
-    quantising = _weight_copies(design)
-    return Iteration(blocks, design.model.hidden, platform, run, design.parallel, design.optimizer, quantising)
+    quantising, host_s = _weight_copies(design), design.kernels.host_s or 0.0
+    width = design.model.hidden
+    return Iteration(blocks, width, platform, run, design.parallel, design.optimizer, quantising, host_s)
+
+
+def _streaming(design: Design) -> dict[str, Streaming]:
+    """Fitted constants of operators that memory bounds, as the setting speeds them up."""
+    faster, constants = np.asarray(design.system.gpu.flop_vs_bw), design.system.gpu.streaming(design.run.precision)
+    return {
+        name: fitted.model_copy(update={"launch_s": fitted.launch_s / faster}) for name, fitted in constants.items()
+    }
 
 
 def _weight_copies(design: Design) -> Quantising | None:

@@ -66,6 +66,7 @@ class _Writer:
 
     def __init__(self, iteration: Iteration) -> None:
         self._iteration, self._last = iteration, ""
+        self._halves: dict[str, str] = {}  # half of the tokens -> its last task, while two take turns
         self._buckets: list[str] = []
         self._turns, self._kernels = _beside(iteration), _before(iteration)
         self._anchors: list[tuple[str, float]] = []  # tasks after which the clock of `_turns` showed so much
@@ -75,6 +76,8 @@ class _Writer:
         before = float((iteration.micro_batches - 1) * iteration.slot_s + iteration.bubble_s)
         if before > 0:
             yield self._append(Task("earlier micro-batches, and waiting", _LANES[None], "launch", before, ()))
+        if np.any(np.asarray(iteration.host_s) > 0):
+            yield self._append(Task("host", _LANES[None], "launch", float(np.asarray(iteration.host_s)), ()))
         if iteration.message_s > 0:
             yield self._message("activations in")
         for block, index in self._instances(iteration.blocks):
@@ -118,7 +121,7 @@ class _Writer:
                 yield from self._aside(task.name, turn, forward=forward)
                 task = replace(task, seconds=turn.ended - turn.began)
             if part.over is None or float(part.spent.seconds) > 0:
-                yield self._append(task)
+                yield self._append(task, part.op.half)
 
     def _stored_blocks(self, block: Block) -> float:
         """Number of equal blocks whose copies are stored: the first ones."""
@@ -155,11 +158,15 @@ class _Writer:
     def _message(self, name: str) -> Task:
         return self._append(Task(name, _LANES["pp"], "transfer", float(self._iteration.message_s), ()))
 
-    def _append(self, task: Task) -> Task:
-        """The same, after what the chain has come to; it goes on from there."""
-        after = (*task.after, *((self._last,) if self._last else ()))
-        self._last = task.name
-        return replace(task, after=after)
+    def _append(self, task: Task, half: str = "") -> Task:
+        """The same, after what the chain (of a half of the tokens) has come to; it goes on from there."""
+        last = self._halves.get(half, self._last)
+        before = (last,) if half else tuple(self._halves.values()) or (last,)
+        if half:
+            self._halves[half] = task.name
+        else:
+            self._halves, self._last = {}, task.name
+        return replace(task, after=(*task.after, *(name for name in before if name)))
 
 
 class Turn(NamedTuple):

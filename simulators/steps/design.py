@@ -201,6 +201,26 @@ def _node_rules(design: Design) -> Iterator[Rule]:
         rule = "needs a switch that adds (system.node.in_switch), which the node lacks"
         ways = "set library, or take a machine that has one: python -m dse systems"
         yield Rule("parallel.collectives", True, rule, parallel.collectives, way_out=ways)
+    if parallel.split_ctas:
+        yield from _split_rules(design)
+
+
+def _split_rules(design: Design) -> Iterator[Rule]:
+    """Halves of tokens are of prompts, of transformers that several GPUs of a node share, whose switch adds."""
+    run, parallel, node = design.run, design.parallel, design.system.node
+    adds = node is not None and node.in_switch is not None and "all_reduce" in node.in_switch.collectives
+    split = "splits prompts, whose partial sums the switch adds"
+    broken = {
+        "run.mode": (run.mode != "prefill", "needs run.mode=prefill"),
+        "model.kind": (not isinstance(design.model, Transformer), "needs a transformer"),
+        "quantised": (design.quantised is not None, "needs quantised=none"),
+        "collectives": (parallel.collectives != "in_switch" or not adds, "needs parallel.collectives=in_switch"),
+        "sequence_parallel": (parallel.sequence_parallel, "needs parallel.sequence_parallel=false"),
+    }
+    for excluded, way in broken.values():
+        yield Rule("parallel.split_ctas", excluded, f"{split}: it {way}", parallel.split_ctas, way_out="set 0")
+    alone = np.asarray(parallel.tp) < 2
+    yield Rule("parallel.split_ctas", alone, f"{split}: it needs parallel.tp > 1", parallel.split_ctas, way_out="set 0")
 
 
 def _link_rules(design: Design) -> Iterator[Rule]:

@@ -16,8 +16,8 @@ time lengthen the turn of each micro-batch, and those that are stored the update
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -38,6 +38,7 @@ from simulators.steps.operators import (
     operator_costs,
 )
 from simulators.steps.quantised import Made, Quantising, copy_costs
+from simulators.steps.token_splits import beside_sums, hidden_s
 from simulators.workloads.model import Optimizer, Parallel, Run
 
 Floats = NDArray[np.float64]
@@ -64,7 +65,7 @@ class Iteration:
     """An iteration of a model, on the GPU of its busiest stage. Times [s] are arrays over designs, or numbers.
 
     width: of the activations that go from stage to stage.
-    weight_copies: None where products read the weights themselves.
+    weight_copies: None where products read the weights themselves. host_s: time in which the GPU waits for its host.
     """
 
     blocks: tuple[Block, ...]
@@ -74,6 +75,7 @@ class Iteration:
     parallel: Parallel
     optimizer: Optimizer
     weight_copies: Quantising | None = None
+    host_s: ArrayLike = 0.0
 
     @property
     def is_training(self) -> bool:
@@ -89,7 +91,7 @@ class Iteration:
     def parts(self) -> tuple[Part, ...]:
         """Operators of the busiest stage, in order."""
         ops = [(op, block) for block in self.blocks for op in block.ops]
-        costs = operator_costs([op for op, _ in ops], self.platform)
+        costs = self._costs([op for op, _ in ops])
         block_seconds: dict[str, Any] = {}
         for (op, block), cost in zip(ops, costs, strict=True):
             block_seconds[block.name] = block_seconds.get(block.name, 0.0) + cost.seconds * np.asarray(op.count)
@@ -98,6 +100,39 @@ class Iteration:
             Part(op, block, cost, np.asarray(op.count, float) * np.asarray(block.count, float) * shares[block.name])
             for (op, block), cost in zip(ops, costs, strict=True)
         )
+
+    def _costs(self, ops: Sequence[Op]) -> list[Spent]:
+        """Cost of each operator once; of halves of tokens beside the sums of the other half."""
+        costs, places = operator_costs(ops, self.platform), [place for place, op in enumerate(ops) if op.half]
+        if not places:
+            return costs
+        few = operator_costs(ops, replace(self.platform, taken=self.parallel.split_ctas))
+        computing = [place for place in places if not isinstance(ops[place].work, Exchange)]
+        sums = [costs[place].seconds for place in places if place not in computing]
+        alone, granted = ([cost[at].seconds for at in computing] for cost in (costs, few))
+        slowed = beside_sums(alone, granted, sums, interference=self.platform.interference)
+        for place, seconds in zip(computing, slowed, strict=True):
+            costs[place] = replace(costs[place], seconds=seconds)
+        return costs
+
+    @cached_property
+    def exchanged_s(self) -> Floats:
+        """Collectives of one micro-batch's passes."""
+        return self.sum(part for part in self.parts if part.over is not None)
+
+    @cached_property
+    def computed_s(self) -> Floats:
+        """Everything else of one micro-batch's passes."""
+        return self.sum(part for part in self.parts if part.over is None)
+
+    @cached_property
+    def hidden_s(self) -> Floats:
+        """Time of one micro-batch's sums during which the other half of the tokens computes."""
+        parts = [part for part in self.parts if part.op.half]
+        if not parts:
+            return np.zeros(())
+        turns = [(part.op.half, part.over is not None, part.spent.seconds) for part in parts]
+        return hidden_s(turns, self.counts[parts[0].block.name])
 
     def _shares(self, seconds: Mapping[str, Floats]) -> dict[str, Floats]:
         """Share of each block's `count` that the busiest stage has."""
@@ -124,7 +159,7 @@ class Iteration:
     @cached_property
     def forward_s(self) -> Floats:
         """The forward pass of one micro-batch, with its collectives."""
-        return self.sum(part for part in self.parts if part.forward)
+        return np.asarray(self.sum(part for part in self.parts if part.forward) - self.hidden_s)
 
     @cached_property
     def backward_s(self) -> Floats:
@@ -216,4 +251,5 @@ class Iteration:
     def seconds(self) -> Floats:
         """The iteration."""
         turns = self.micro_batches * self.slot_s + self.bubble_s
-        return np.asarray(turns + self.exposed_s + self.update.seconds + self.gathered_s + self.copies.update_s)
+        ends = self.exposed_s + self.update.seconds + self.gathered_s + self.copies.update_s
+        return np.asarray(turns + ends + self.host_s)

@@ -16,7 +16,7 @@ from simulators.steps.quantised import copy_bytes, flying_bytes
 Floats = NDArray[np.float64]
 
 _GEMMS = ("linear", "fc", "attention")
-SHARES = (*KINDS, "communication", "bubble", "quantisation")
+SHARES = (*KINDS, "communication", "bubble", "quantisation", "host")
 METRICS: Mapping[str, Metric] = {
     "iteration_s": Metric("s", "one iteration: all micro-batches, and the optimizer's update"),
     "tokens_per_s": Metric("1/s", "tokens (or frames) of all replicas over the iteration", "maximize"),
@@ -27,6 +27,7 @@ METRICS: Mapping[str, Metric] = {
     "dp_s": Metric("s", "reductions of gradients over dp, beside the backward pass"),
     "exposed_dp_s": Metric("s", "what of these ends after it, and weights gathered after the update"),
     "bubble_s": Metric("s", "waiting for other stages"),
+    "host_s": Metric("s", "waiting for the framework's host"),
     "quantisation_s": Metric("s", "making low-precision copies of weights: the GPU's kernels, or units in its memory"),
     "quantisation_waited_s": Metric("s", "what the GPU spends on them itself, or waits for"),
     "quantisation_slowed_s": Metric("s", "what its operators lose to bursts of units in its memory"),
@@ -64,7 +65,7 @@ LAWS: Sequence[Law] = (
 def measure(iteration: Iteration, hbm_bytes: ArrayLike) -> dict[str, Any]:
     """Every metric of `METRICS`; arrays that broadcast over designs."""
     compute = [part for part in iteration.parts if part.over is None]
-    tp = iteration.sum(part for part in iteration.parts if part.over == "tp")
+    tp = iteration.sum(part for part in iteration.parts if part.over == "tp") - iteration.hidden_s
     m = iteration.micro_batches
     forward = m * iteration.sum(part for part in compute if part.forward)
     backward = iteration.sum(part for part in compute if not part.forward)
@@ -82,6 +83,7 @@ def measure(iteration: Iteration, hbm_bytes: ArrayLike) -> dict[str, Any]:
         "dp_s": iteration.dp_s,
         "exposed_dp_s": exposed,
         "bubble_s": iteration.bubble_s,
+        "host_s": np.asarray(iteration.host_s, float),
         "quantisation_s": m * copies.busy_s + copies.update_s,
         "quantisation_waited_s": m * copies.waited_s + copies.update_s,
         "quantisation_slowed_s": m * copies.slowed_s,
@@ -95,6 +97,7 @@ def measure(iteration: Iteration, hbm_bytes: ArrayLike) -> dict[str, Any]:
         "share_optimizer": iteration.update.seconds / total,
         "share_communication": (serialized + exposed) / total,
         "share_bubble": iteration.bubble_s / total,
+        "share_host": np.asarray(iteration.host_s) / total,
         "share_quantisation": (m * copies.slot_s + copies.update_s) / total,
     }
 

@@ -16,10 +16,12 @@ from numpy.typing import ArrayLike, NDArray
 from simulators.costs.chip import Chip, Cost
 from simulators.costs.collective import CollectiveCost, Group, Pattern, collective_cost
 from simulators.costs.convolution import convolution
-from simulators.costs.gemm_cost import GemmShape, operator_cost
+from simulators.costs.gemm_cost import GemmShape, gemm_cost, operator_cost
 from simulators.costs.gemm_waves import WaveGpu
 from simulators.costs.recurrent import recurrent
-from simulators.costs.streaming import streaming_cost
+from simulators.costs.streaming import streamed, streaming_cost
+from simulators.hardware.parts import Streaming, StreamKind
+from simulators.steps.token_splits import fused_sum_s, norm_s
 from simulators.workloads.model import Batched
 
 Floats = NDArray[np.float64]
@@ -64,13 +66,16 @@ class Product:
 class Stream:
     """Passes over tensors by `kernels` kernels that memory bounds: bytes read and written, and FLOP.
 
-    share_of_peak: the rate at which these FLOP run.
+    share_of_peak: the rate at which these FLOP run. like: the operator of a layer that one kernel computes, whose
+    fitted constants count where the device has them; like_bytes: what this operator moves, without what is fused to it.
     """
 
     bytes: ArrayLike
     flop: ArrayLike = 0.0
     kernels: ArrayLike = 1.0
     share_of_peak: ArrayLike = 1.0
+    like: StreamKind | None = None
+    like_bytes: ArrayLike = 0.0
 
 
 @dataclass(frozen=True)
@@ -94,11 +99,16 @@ class Filter:
 
 @dataclass(frozen=True)
 class Exchange:
-    """A collective of the GPUs that share the model (tp), its gradients (dp), or a message to the next stage (pp)."""
+    """A collective of the GPUs that share the model (tp), its gradients (dp), or a message to the next stage (pp).
+
+    ctas: of a kernel that adds in the switch and norms `norm_bytes` of the sum, beside other kernels; 0: none.
+    """
 
     pattern: Pattern
     payload_bytes: ArrayLike
     over: Axis = "tp"
+    ctas: int = 0
+    norm_bytes: ArrayLike = 0.0
 
 
 Work = Product | Stream | Recurrence | Filter | Exchange
@@ -108,7 +118,8 @@ Work = Product | Stream | Recurrence | Filter | Exchange
 class Op:
     """One operator of a block. count: how often it runs in one pass of the block.
 
-    weight: whether it makes gradients of weights, which nothing waits for but their all-reduce.
+    weight: whether it makes gradients of weights, which nothing waits for but their all-reduce. half: of the tokens
+    that it is of, A or B, where two halves take turns.
     """
 
     name: str
@@ -117,6 +128,7 @@ class Op:
     work: Work
     count: ArrayLike = 1.0
     weight: bool = False
+    half: str = ""
 
 
 @dataclass(frozen=True)
@@ -143,13 +155,18 @@ class Block:
 class Platform:
     """Platform of operators: a GPU, the groups of GPUs that it exchanges with, and how batched GEMMs do.
 
-    gemms: the GPU as another model of GEMMs than `fitted` reads it.
+    gemms: the GPU as another model of GEMMs than `fitted` reads it. streaming: fitted constants of operators that
+    memory bounds. taken: CUs that other kernels hold, which GEMMs do not know of (`simulators.costs.gemm_cost`).
+    interference: slowdown of kernels while others move data.
     """
 
     chip: Chip
     groups: Mapping[Axis, Group] = field(default_factory=dict)
     batched: Batched | None = None
     gemms: WaveGpu | None = None
+    streaming: Mapping[str, Streaming] = field(default_factory=dict)
+    taken: int = 0
+    interference: ArrayLike = 1.0
 
 
 @dataclass(frozen=True)
@@ -179,7 +196,10 @@ def _products(works: Sequence[Product], platform: Platform) -> list[Spent]:
     numbers = [np.shape(value) for value in vars(gpu).values() if isinstance(value, (int, float, np.ndarray))]
     shape = np.broadcast_shapes(*(value.shape for column in columns for value in column), *numbers)
     m, n, k, batch, across = (np.stack([np.broadcast_to(value, shape) for value in column]) for column in columns)
-    cost = operator_cost(gpu, GemmShape(m, n, k, batch, across))
+    gemms = GemmShape(m, n, k, batch, across)
+    cost = operator_cost(gpu, gemms)
+    if platform.taken:
+        cost = replace(cost, seconds=gemm_cost(gpu, gemms, taken=platform.taken).seconds + np.asarray(gpu.launch_s))
     seconds = _of_batched(cost, (m, n, k), platform=platform, batch=batch) if platform.batched else cost.seconds
     return [Spent(*row) for row in zip(cost.flop, cost.bytes, 0 * cost.flop, seconds, strict=True)]
 
@@ -198,19 +218,44 @@ def _of_batched(cost: Cost, sizes: tuple[Floats, Floats, Floats], *, platform: P
 def _other(work: Work, platform: Platform, seen: dict[tuple[int, ...], Cost]) -> Spent:
     """Cost of anything but a product. seen: costs of all passes of layers of which one was asked before."""
     if isinstance(work, Exchange):
-        moved = collective(work, platform.groups[work.over])
-        return Spent(moved.flop, moved.hbm_bytes, moved.wire_bytes, moved.seconds)
+        group = platform.groups[work.over]
+        moved = collective(work, group)
+        return Spent(moved.flop, moved.hbm_bytes, moved.wire_bytes, _exchange_s(work, platform, moved.seconds))
     if isinstance(work, Stream):
         flop = np.asarray(work.flop, float)
         cost = streaming_cost(
             platform.chip, work.bytes, flop=flop / np.asarray(work.share_of_peak), kernels=work.kernels
         )
-        cost = replace(cost, flop=np.broadcast_to(flop, cost.seconds.shape))
+        seconds = _stream_s(work, platform, cost.seconds)
+        cost = replace(cost, flop=np.broadcast_to(flop, seconds.shape), seconds=seconds)
     else:
         assert isinstance(work, Recurrence | Filter)
         every = _passes(work, platform.chip, seen)
         cost = Cost(*(value[..., work.pass_] for value in (every.flop, every.bytes, every.seconds)))
     return Spent(cost.flop, cost.bytes, 0 * cost.flop, cost.seconds)
+
+
+def _exchange_s(work: Exchange, platform: Platform, alone: Floats) -> Floats:
+    """Time [s] of an exchange, which takes `alone` unless one kernel norms the sum as well."""
+    if not work.ctas:
+        return alone
+    fitted, group = platform.streaming.get("norm"), platform.groups[work.over]
+    normed = norm_s(platform.chip, work.norm_bytes, fitted=fitted, ctas=work.ctas)
+    return fused_sum_s(group, work.payload_bytes, normed_s=normed, ctas=work.ctas)
+
+
+def _stream_s(work: Stream, platform: Platform, plain: Floats) -> Floats:
+    """Time [s] of one kernel by the constants of the operator that it computes; `plain` where there are none.
+
+    What is fused to it moves its bytes along: the kernel takes no less than all bytes at the rate of a sum, the
+    operator that moves bytes and does hardly anything else. Several kernels for an operator were not measured.
+    """
+    constants, rate = platform.streaming, platform.chip.hbm_bytes_per_s
+    if work.like is None or work.like not in constants:
+        return plain
+    alone = streamed(constants[work.like], rate, work.like_bytes).seconds
+    fused = streamed(constants.get("add", constants[work.like]), rate, work.bytes).seconds
+    return np.asarray(np.where(np.asarray(work.kernels) == 1, np.maximum(alone, fused), plain))
 
 
 def _passes(work: Recurrence | Filter, chip: Chip, seen: dict[tuple[int, ...], Cost]) -> Cost:

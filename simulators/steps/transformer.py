@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 
 from simulators.costs.collective import Pattern
 from simulators.steps.operators import Block, Exchange, Kind, Op, Phase, Product, Stream
+from simulators.steps.token_splits import HALVES
 from simulators.workloads.model import Kernels, Parallel, Passes, Run, Transformer
 
 Floats = NDArray[np.float64]
@@ -38,12 +39,16 @@ _FLASH_BACKWARD = 2.5  # five products for the forward pass's two: scores are co
 
 @dataclass(frozen=True)
 class _Sizes:
-    """Numbers of the docstring, of one GPU where they are split; arrays that broadcast."""
+    """Numbers of the docstring, of one GPU where they are split; arrays that broadcast.
+
+    half: of the tokens of each sequence, the first (A) or the second (B), which sees the keys of both.
+    """
 
     model: Transformer
     run: Run
     parallel: Parallel
     kernels: Kernels
+    half: str = ""
 
     @property
     def sequences(self) -> Floats:
@@ -51,12 +56,12 @@ class _Sizes:
 
     @property
     def queries(self) -> Floats:
-        length = np.asarray(self.run.sequence_length, float)
+        length = np.asarray(self.run.sequence_length, float) / (2 if self.half else 1)
         return np.ones_like(length) if self.run.mode == "decode" else length
 
     @property
     def keys(self) -> Floats:
-        return np.asarray(self.run.sequence_length, float)
+        return np.asarray(self.run.sequence_length, float) / (2 if self.half == HALVES[0] else 1)
 
     @property
     def tokens(self) -> Floats:
@@ -114,7 +119,7 @@ class _Sizes:
 def transformer_blocks(model: Transformer, run: Run, parallel: Parallel, kernels: Kernels) -> tuple[Block, ...]:
     """Embedding, layers, layers of a decoder beside an encoder, and output, in the order of the forward pass."""
     sizes = _Sizes(model, run, parallel, kernels)
-    layer_ops = (*_attention(sizes), *_feed_forward(sizes))
+    layer_ops = tuple(_halves(sizes)) if parallel.split_ctas else (*_attention(sizes), *_feed_forward(sizes))
     layers = Block("layer", _passes(sizes, layer_ops), model.layers, *_weights(sizes), _kept_bytes(sizes))
     blocks = [layers]
     if model.decoder_layers:
@@ -125,15 +130,37 @@ def transformer_blocks(model: Transformer, run: Run, parallel: Parallel, kernels
     return (_embedding(sizes), *blocks, _output(sizes)) if model.vocab else tuple(blocks)
 
 
+def _halves(sizes: _Sizes) -> Iterator[Op]:
+    """Operators of a layer, forward, of two halves of the tokens in turns; norms are computed by the sums."""
+    for part in (_attention, _feed_forward):
+        for half in HALVES:
+            for op in part(replace(sizes, half=half)):
+                if op.kind != "norm":
+                    yield replace(op, name=f"{op.name} {half}", half=half)
+
+
 def _attention(sizes: _Sizes, prefix: str = "") -> Iterator[Op]:
     """One attention with the norm before it, forward."""
     own, heads, kv = sizes, sizes.heads, sizes.kv_heads
     yield _stream(sizes, f"{prefix}norm", "norm", sizes.kernels.norm)
     yield from _gather_tokens(sizes, f"{prefix}attention")
     yield Op(f"{prefix}qkv", "linear", "forward", _product((heads + 2 * kv) * own.head, own.tokens, own.hidden))
+    yield from _positions_and_cache(sizes, prefix)
     yield from _core(sizes, prefix)
     yield Op(f"{prefix}projection", "linear", "forward", _product(own.hidden, own.tokens, heads * own.head))
     yield from _reduce_partial_sums(sizes, f"{prefix}attention")
+
+
+def _positions_and_cache(sizes: _Sizes, prefix: str) -> Iterator[Op]:
+    """Rotary embedding of queries and keys, and of inference the write of keys and values into their cache."""
+    queries, keys = (sizes.element * sizes.tokens * heads * sizes.head for heads in (sizes.heads, sizes.kv_heads))
+    if sizes.model.rotary:
+        moved = 2 * (queries + keys)
+        rotated = Stream(moved, like="rotary", like_bytes=moved)
+        yield Op(f"{prefix}rotary", "activation", "forward", rotated)
+    if sizes.run.mode != "training":
+        moved = 4 * keys  # keys and values, read and written
+        yield Op(f"{prefix}cache", "activation", "forward", Stream(moved, like="add", like_bytes=moved))
 
 
 def _core(sizes: _Sizes, prefix: str) -> Iterator[Op]:
@@ -171,8 +198,10 @@ def _elements(sizes: _Sizes, kind: Kind) -> Floats:
 
 
 def _stream(sizes: _Sizes, name: str, kind: Kind, passes: Passes) -> Op:
-    moved = passes.forward * sizes.element * _elements(sizes, kind)
-    return Op(name, kind, "forward", Stream(moved, kernels=passes.forward_kernels))
+    tensor = sizes.element * _elements(sizes, kind)
+    known = kind in ("norm", "activation")
+    like: Any = {"like": kind, "like_bytes": 2 * tensor} if known else {}  # read once, written once
+    return Op(name, kind, "forward", Stream(passes.forward * tensor, kernels=passes.forward_kernels, **like))
 
 
 def _product(m: Floats, n: Floats, k: Floats) -> Product:
@@ -190,7 +219,10 @@ def _reduce_partial_sums(sizes: _Sizes, name: str) -> Iterator[Op]:
     """The sum over GPUs that each hold a part of the inner dimension."""
     pattern: Pattern = "reduce_scatter" if sizes.parallel.sequence_parallel else "all_reduce"
     kind: Kind = "fc" if name == "ffn" else "linear"
-    yield Op(f"{pattern.replace('_', '-')} {name}", kind, "forward", Exchange(pattern, sizes.activations))
+    norm: dict[str, Any] = {}
+    if sizes.half:
+        norm = {"ctas": sizes.parallel.split_ctas, "norm_bytes": 2 * sizes.activations / sizes.tp}
+    yield Op(f"{pattern.replace('_', '-')} {name}", kind, "forward", Exchange(pattern, sizes.activations, **norm))
 
 
 # Passes
@@ -241,6 +273,8 @@ def _streamed_back(sizes: _Sizes, op: Op) -> Stream:
     if op.kind == "attention":
         moved = np.asarray(op.work.bytes) * 2
         return replace(op.work, bytes=moved, flop=np.asarray(op.work.flop) * _FLASH_BACKWARD)
+    if op.work.like == "rotary":
+        return op.work
     kernels = sizes.kernels
     passes = {"norm": kernels.norm, "softmax": kernels.softmax, "activation": kernels.activation}[op.kind]
     return Stream(passes.backward * sizes.element * _elements(sizes, op.kind), kernels=passes.backward_kernels)

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from pydantic import Field
 
-from dse.units import Integer, Number
+from dse.units import Integer, Number, Seconds
 from dse.values import Frozen, knob
 from simulators.hardware.parts import Precision
 from simulators.hardware.sourced import Sourced
@@ -31,7 +31,8 @@ class Transformer(Frozen):
     feed-forward layers, None for 4 hidden; gated: two GEMMs (gate and up) in place of one. vocab: 0 for layers without
     embeddings. predicted: share of the tokens whose output is computed (the masked tokens of BERT). positions: number
     of learnt positions (0: none). tied: input and output embeddings share one tensor. causal: a token attends to those
-    before it alone, which attention in one kernel does not compute for the others.
+    before it alone, which attention in one kernel does not compute for the others. rotary: positions turn queries and
+    keys.
     """
 
     kind: Literal["transformer"] = "transformer"
@@ -50,6 +51,7 @@ class Transformer(Frozen):
     predicted: Annotated[Share, Field(gt=0)] = 1.0
     tied: Annotated[bool, knob(structural=True)] = True
     causal: Annotated[bool, knob(structural=True)] = False
+    rotary: Annotated[bool, knob(structural=True)] = False
     note: Any = None
 
     @property
@@ -155,6 +157,8 @@ class Parallel(Frozen):
     sequence_parallel: the activations that tp does not split are split by tokens, and each all-reduce becomes a
     reduce-scatter and an all-gather (arXiv:2205.05198). zero: 1 if the state of the optimizer is split over dp
     (arXiv:1910.02054). collectives: of tp and dp inside a node, by the library, or in the switch as far as it computes.
+    split_ctas: CTAs of the kernel that adds partial sums of one half of a prompt's tokens in the switch, and computes
+    the norm that follows, while the other half computes (`simulators.steps.token_splits`); 0: prompts are not split.
     """
 
     tp: Degree = 1
@@ -163,6 +167,7 @@ class Parallel(Frozen):
     sequence_parallel: Annotated[bool, knob(structural=True)] = False
     zero: Annotated[Literal[0, 1], knob(structural=True)] = 0
     collectives: Annotated[Literal["library", "in_switch"], knob(structural=True)] = "library"
+    split_ctas: Annotated[Integer, knob(structural=True, ge=0, le=64)] = 0
 
 
 ByPrecision = Mapping[Precision, Annotated[Number, Field(ge=0, le=1e3)]]
@@ -225,7 +230,7 @@ class Kernels(Sourced):
     """Kernels of a framework for operators other than GEMMs.
 
     flash_share_of_peak: share of the peak rate reached by attention in one kernel, which never writes the scores; None
-    for three kernels.
+    for three kernels. host_s: time of an iteration in which the GPU waits for the host; None for none.
     """
 
     name: str
@@ -235,3 +240,4 @@ class Kernels(Sourced):
     norm: Passes
     flash_share_of_peak: Annotated[Share | None, knob(structural=True)] = None
     batched: Batched
+    host_s: Seconds | None = None

@@ -80,4 +80,6 @@ def _transformer_tree(name: str, widths: Mapping[str, Any]) -> dict[str, Any]:
         raise ConfigError([Problem("models", rule, name, "describe a dense model in a YAML file, or take another one")])
     fields = {key: value for key, value in widths.items() if key in Transformer.model_fields}
     note = ", ".join(str(widths[key]) for key in _NOTE_KEYS if key in widths)
-    return {"name": name, "kind": "transformer", "causal": "decoder_layers" not in widths, **fields, "note": note}
+    causal, gated = "decoder_layers" not in widths, bool(widths.get("gated"))
+    known = {"causal": causal, "rotary": causal and gated}  # gated layers and rotary positions came together (Llama)
+    return {"name": name, "kind": "transformer", **known, **fields, "note": note}

@@ -1,0 +1,98 @@
+"""One GEMM kernel whose tiles wait for the shards that they read, or signal the shards that they have made.
+
+The kernel is launched once and keeps the tiles of the undivided GEMM; each shard's tiles go on when a signal says that
+the shard has arrived (flux, arXiv:2406.06858; Triton-distributed, arXiv:2504.19442; async TP of PyTorch with
+signals). Shards move in turn where peers share a GPU's port, the nearest peer's first, and all at once where each has a
+link, beside the kernel: by copy engines, by kernels on CUs of their own, or by stores of the workgroups that compute.
+
+Workgroups are dealt out wave by wave, so signals count by whole waves. With W waves (tiles over CUs, not rounded up),
+n shards in turn, and p seconds from one shard's arrival to the next one's:
+
+    all-gather       the tiles of shard j begin with the wave that shard j begins in, and wait for the last shard of
+                     this wave, g = min(n, ceil((floor(j W / n) + 1) n / W)) - 1: (g - j) p beyond their own
+    reduce-scatter   shard j is done when the wave with its last tile is: ceil(x) - x waves later, x = (j + 1) W / n
+
+Derived; the time of the kernel itself is that of simulators/costs/gemm_waves.py at `kernel_rate`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from numpy.typing import ArrayLike
+from pydantic import Field
+
+from dse.units import Integer, Number
+from dse.values import knob
+from search_spaces.comm_knobs import CommEngineKnobs
+from search_spaces.pipeline import Pipeline
+from simulators.costs.transfer import Mover, Route
+from simulators.hardware.system import System
+from simulators.taskgraph.graph import TaskGraph
+from simulators.workloads.operators import Workload
+
+
+class Signalled(CommEngineKnobs):
+    """Knobs of the family.
+
+    kernel_rate: rate of the kernel over the library's best. sender: with comm_engine=cu, a `kernel` on CUs of its own,
+    or the workgroups that compute the `tiles`, which load or store them at their peers.
+    """
+
+    family: Literal["signalled"]
+    comm_cus: Annotated[Integer | None, knob(when={"comm_engine": "cu", "sender": "kernel"}, ge=1, le=4096)]
+    kernel_rate: Annotated[Number, Field(gt=0, le=16)] = 1.0
+    sender: Annotated[Literal["kernel", "tiles"] | None, knob(when={"comm_engine": "cu"}, structural=True)] = "kernel"
+
+    @property
+    def mover(self) -> Mover:
+        """Engine that moves data."""
+        return "store" if self.sender == "tiles" else self.comm_engine
+
+    @property
+    def kernel(self) -> ArrayLike | None:
+        """Rate of the kernel over the library's."""
+        return self.kernel_rate
+
+    def lower(self, system: System, workload: Workload) -> TaskGraph:
+        """Lower to one transfer and one part of the kernel for each shard."""
+        line = Pipeline(system, workload, knobs=self, comm_cus=self.comm_cus, masked=False)
+        if line.order == "after":
+            self._lower_reduction(line)
+        else:
+            self._lower_gather(line)
+        return line.build()
+
+    def _lower_gather(self, line: Pipeline) -> None:
+        waves, _ = line.waves
+        line.part("gemm local", 0, launched=True)
+        count, shards = len(line.routes) + 1, [_whole_shard(line, route) for route in line.routes]
+        at_once = line.system.node.topology not in ("switch", "pcie")
+        moved = line.step("shards", shards) if at_once else []
+        for index, route in enumerate(line.routes, 1):
+            arrived = moved[index - 1 : index] if at_once else line.step(f"shard {index}", [shards[index - 1]])
+            if not at_once:
+                begun = np.floor(np.round(index * waves / count, 9)) + 1
+                last = np.minimum(count, np.ceil(np.round(begun * count / waves, 9))) - 1
+                arrived += [line.wait(f"wave of {index}", (last - index) * line.copy_s[arrived[0]], arrived)]
+            line.part(f"gemm {index}", route.peer, after=arrived)
+
+    def _lower_reduction(self, line: Pipeline) -> None:
+        waves, wave_s = line.waves
+        count, sent = len(line.routes) + 1, list[int]()
+        for index, route in enumerate(line.routes):
+            produced = line.part(f"gemm {index}", route.peer, launched=index == 0)
+            done = np.round((index + 1) * waves / count, 9)
+            late = line.wait(f"wave of {index}", (np.ceil(done) - done) * wave_s, [produced])
+            sent += line.step(f"shard {index}", [_whole_shard(line, route)], after=[late])
+        line.part("gemm local", 0)
+        if line.adds:
+            line.reduce("reduce", sent, at_once=True)
+
+
+def _whole_shard(line: Pipeline, route: Route) -> tuple[Route, Any]:
+    return route, line.payload(line.shard_rows(route.peer), line.collective.cols)
+
+
+SCHEDULE = Signalled

@@ -1,0 +1,87 @@
+"""A prompt in two halves of its tokens: one computes while the other's partial sums are added (TokenWeave).
+
+In each layer the halves A and B take turns, attention of A, of B, feed-forward of A, of B; what a half computes waits
+for its own sum, which runs beside the other half's kernels on `parallel.split_ctas` CTAs. One kernel adds in the switch
+and computes the norm that follows, each GPU of its share of the tokens (arXiv:2505.11329). With the CTAs c, the norm's
+time N(c) on so many CUs, and B, r, w as of `simulators.costs.protocols.in_switch_seconds`:
+
+    T = latency + max(w / B, w / (c r) + N(c))
+
+CTAs add and norm in turn, links carry what any of them orders (derived). Kernels beside it have c CUs less, and suffer
+from what moves (`gpu.contention.gemm_beside_cus`), for as much of their time as sums take over what is computed
+(derived).
+
+    computing ends     t_c = max(t_c, ready of the half) + its time        sums likewise, on a stream of their own
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from simulators.costs.chip import Chip
+from simulators.costs.collective import Group
+from simulators.costs.protocols import in_switch_seconds
+from simulators.costs.streaming import streaming_cost
+from simulators.hardware.parts import Streaming
+
+Floats = NDArray[np.float64]
+HALVES = ("A", "B")
+_WARM_UP = 4  # layers after which each takes as long as the one before
+
+
+def fused_sum_s(group: Group, payload: ArrayLike, *, normed_s: ArrayLike, ctas: int) -> Floats:
+    """Time [s] of the kernel above for a tensor of `payload` bytes; normed_s: N(c).
+
+    Raises ValueError for a group whose switch does not add.
+    """
+    rate = group.switched("all_reduce")
+    if rate is None:
+        raise ValueError("halves of tokens need a switch that adds: node.in_switch.collectives.all_reduce")
+    wire = in_switch_seconds(rate, "all_reduce", group.num_gpus, payload) - rate.latency_s
+    ordered = wire * rate.bytes_per_s / (ctas * rate.bytes_per_s_per_cta)
+    return np.asarray(rate.latency_s + np.maximum(wire, ordered + np.asarray(normed_s)))
+
+
+def norm_s(chip: Chip, moved: ArrayLike, *, fitted: Streaming | None, ctas: int) -> Floats:
+    """Time [s] of a norm that reads and writes `moved` bytes on so many CUs, within a kernel; fitted: its constants."""
+    few = replace(chip, cus=np.minimum(ctas, np.asarray(chip.cus)))
+    if fitted is None:
+        return streaming_cost(few, moved, kernels=0).seconds
+    return np.asarray(np.asarray(moved) / (fitted.hbm_share * few.drawable_bytes_per_s))
+
+
+def beside_sums(
+    alone: Sequence[Any], granted: Sequence[Any], sums: Sequence[Any], *, interference: ArrayLike
+) -> list[Floats]:
+    """Times [s] of kernels of a layer beside the sums of the other half.
+
+    granted: with the CUs that these leave. interference: slowdown of kernels while others move data; of lost CUs and
+    this the larger counts (`simulators.costs.gemm_cost.beside_cu_copies`).
+    """
+    computed, added = sum(alone, np.zeros(())), sum(sums, np.zeros(()))
+    share = np.minimum(1.0, np.divide(added, computed, out=np.ones_like(added + computed), where=computed > 0))
+    slowed = [np.maximum(less, np.asarray(interference) * free) for free, less in zip(alone, granted, strict=True)]
+    return [np.asarray(free + (late - free) * share) for free, late in zip(alone, slowed, strict=True)]
+
+
+def hidden_s(turns: Sequence[tuple[str, bool, Any]], layers: ArrayLike) -> Floats:
+    """Time [s] by which `layers` equal layers end before their operators one after another would.
+
+    turns: (half, whether it is a sum, its time [s]) of the operators of a layer, in their order.
+    """
+    free: dict[bool, Any] = {False: np.zeros(()), True: np.zeros(())}
+    ready: Mapping[str, Any] = dict.fromkeys(HALVES, np.zeros(()))
+    ends = [np.zeros(())]
+    for _ in range(_WARM_UP):
+        for half, adds, seconds in turns:
+            end = np.maximum(free[adds], ready[half]) + seconds
+            free, ready = {**free, adds: end}, {**ready, half: end}
+        ends.append(np.maximum.reduce(np.broadcast_arrays(*ready.values())))
+    count, serial = np.asarray(layers, float), sum((seconds for _, _, seconds in turns), np.zeros(()))
+    ended = ends[-1] + (count - _WARM_UP) * (ends[-1] - ends[-2])
+    return np.asarray(np.maximum(count * serial - ended, 0.0))

@@ -1,0 +1,192 @@
+"""Measured overlaps of one GEMM and its collective held against schedules: rows of `gemm_collective.csv` and its like.
+
+A row names GPU, collective, sizes, and the software that overlaps. What this software does is said in knobs of a
+schedule (`gemm_collective.yaml`); baseline and overlap are then designs of the overlap backend on the machine of that
+GPU, and nothing knows the row's times but the reading of its sizes: whether n (of a GEMM before a reduction: k) is of
+the whole problem or of one GPU: the reading counts whose predicted baseline is nearer to the measured one, or the whole
+problem where no baseline is given.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from dse.backend import Batch
+from dse.config.options import conf_dir, list_options
+from dse.config.yaml_checks import load_yaml
+from dse.files import read_csv
+from simulators.calibration.calibrate import plain_name
+from simulators.hardware.machine import merged, tree_of
+from simulators.hardware.system import system_of
+from simulators.overlap.backend import OverlapBackend
+from simulators.workloads.operators import ELEMENT_BYTES
+
+NEEDED = ("gpu", "gpus", "op", "m", "n", "k", "dtype", "method", "baseline_ms", "overlapped_ms", "speedup")
+_NODE = 8  # GPUs of the machines that are shipped for schedules
+_OPS = {"ag_gemm": ("all_gather", "n"), "gemm_rs": ("reduce_scatter", "k")}
+
+
+class UnpredictableError(Exception):
+    """A row that cannot be predicted, with the reason."""
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """A measured row and its prediction.
+
+    measured: times [s] of baseline and overlap (None: not given) and the speed-up. predicted: times [s] of both. parts:
+    predicted times [s] of GEMM and collective in the baseline. fitted: constants were fitted on this row.
+    """
+
+    row: Mapping[str, str]
+    measured: tuple[float | None, float | None, float]
+    predicted: tuple[float, float]
+    parts: tuple[float, float]
+    fitted: bool
+
+    @property
+    def speedup(self) -> float:
+        """Predicted speed-up."""
+        return self.predicted[0] / self.predicted[1]
+
+    @property
+    def error(self) -> float:
+        """Relative error of the speed-up, signed."""
+        return self.speedup / self.measured[2] - 1
+
+    @property
+    def right_sign(self) -> bool:
+        """Whether overlap gains, or loses, in both."""
+        return (self.speedup >= 1) == (self.measured[2] >= 1)
+
+
+def holds_overlaps(columns: tuple[str, ...]) -> bool:
+    """Return whether a table with these columns holds overlaps of a GEMM and its collective."""
+    return set(NEEDED) <= set(columns)
+
+
+def predict_overlaps(file: Path) -> tuple[list[Overlap], dict[str, int]]:
+    """Predict the rows of a table; the others are counted by the reason why not. Raises ConfigError for a bad table."""
+    predicted, skipped = [], dict[str, int]()
+    for _, cells in read_csv(file, needed=NEEDED).rows:
+        try:
+            predicted.append(_predict(cells))
+        except UnpredictableError as error:
+            skipped[str(error)] = skipped.get(str(error), 0) + 1
+    return predicted, skipped
+
+
+def _unpredictable(cells: Mapping[str, str]) -> str | None:
+    """The first reason why a row cannot be predicted; None if it can."""
+    gpus = cells["gpus"] or str(_NODE)
+    reasons = {
+        f"{cells['op']}: no single GEMM with an all-gather before or a reduce-scatter after it": cells["op"] in _OPS,
+        "no sizes": all(cells[name].isdigit() for name in ("m", "n", "k")),
+        f"no such format: {cells['dtype']}": cells["dtype"] in ELEMENT_BYTES,
+        "no overlapped time": bool(cells["speedup"]),
+        "several nodes: schedules overlap a GEMM and a collective inside one": cells.get("nodes", "") in ("", "1"),
+        f"no machine for GPU {cells['gpu'] or '(not named)'}": _system(cells) in list_options("system"),
+        f"{gpus} GPUs: machines are of {_NODE}": gpus.isdigit() and 2 <= int(gpus) <= _NODE,
+        f"method {cells['method']}: no schedule says what it does": _method(cells) is not None,
+    }
+    return next((reason for reason, holds in reasons.items() if not holds), None)
+
+
+def _system(cells: Mapping[str, str]) -> str:
+    return f"{plain_name(cells['gpu'])}_{_NODE}"
+
+
+def _num_gpus(cells: Mapping[str, str]) -> int:
+    """GPUs of a row; a whole node where it does not say."""
+    return int(cells["gpus"] or _NODE)
+
+
+@cache
+def _settings() -> Mapping[str, Any]:
+    settings: Mapping[str, Any] = load_yaml(Path(__file__).with_suffix(".yaml"))
+    return settings
+
+
+def _method(cells: Mapping[str, str]) -> Mapping[str, Any] | None:
+    for method in _settings()["methods"]:
+        if all(re.fullmatch(pattern, cells.get(column, "")) for column, pattern in method["match"].items()):
+            chosen: Mapping[str, Any] = method
+            return chosen
+    return None
+
+
+def _predict(cells: Mapping[str, str]) -> Overlap:
+    """Raise UnpredictableError for a row that cannot be predicted."""
+    if reason := _unpredictable(cells):
+        raise UnpredictableError(reason)
+    names = ("baseline_ms", "overlapped_ms")
+    baseline, overlapped = (float(cells[name]) * 1e-3 if cells[name] else None for name in names)
+    method = _method(cells)
+    assert method is not None
+    readings = [_times(cells, method, whole=whole) for whole in (True, False)]
+    times = readings[0]
+    if baseline is not None:
+        times = min(readings, key=lambda reading: abs(math.log(reading[0] / baseline)))
+    measured = baseline, overlapped, float(cells["speedup"])
+    return Overlap(cells, measured, times[:2], times[2:], _is_fitted(cells))
+
+
+def _is_fitted(cells: Mapping[str, str]) -> bool:
+    """Whether a constant was calibrated on this row."""
+    return any(
+        all(str(value) == cells[name] for name, value in row.items() if name != "fits")
+        for row in _settings()["calibrated_on"]
+    )
+
+
+def _times(cells: Mapping[str, str], method: Mapping[str, Any], *, whole: bool) -> tuple[float, float, float, float]:
+    """Predicted times [s] of the baseline, of the overlap, and of GEMM and collective in the baseline."""
+    system, workload = _machine(cells), _workload(cells, whole=whole)
+    cus = system["gpu"]["cu_copy"]["num_cus"]
+    schedules = [_schedule(chosen, comm_cus=cus) for chosen in (_settings()["baseline"], method)]
+    backend = OverlapBackend("fluid")
+    designs = [backend.design({"system": system, "workload": workload, "schedule": knobs}) for knobs in schedules]
+    results = backend.evaluate([Batch(design) for design in designs])
+    broken = [result.texts[-1] for result in results if not result.ok.all()]
+    if broken:
+        raise UnpredictableError(broken[0])
+    baseline, overlapped = (float(result.metrics["makespan_s"][0]) for result in results)
+    gemm_s, comm_s = (float(results[0].metrics[name][0]) for name in ("gemm_s", "comm_s"))
+    return baseline, overlapped, gemm_s, comm_s
+
+
+def _machine(cells: Mapping[str, str]) -> dict[str, Any]:
+    """The machine of a row, with what was measured of it: its GEMMs (if at this precision) and its collectives."""
+    tree, gpus = tree_of(_system(cells)), _num_gpus(cells)
+    measured = cells["dtype"] in tree["gpu"].get("efficiency", {})
+    node = {**tree["node"], "num_gpus": gpus}
+    if node["topology"] == "switch":  # whose port serves fewer peers
+        node["link_bytes_per_s"] = system_of(tree).node.link_bytes_per_s * (_NODE - 1) / (gpus - 1)
+    return {**tree, "node": node, "costs": {"gemm": "fitted" if measured else "waves", "collective": "library"}}
+
+
+def _schedule(chosen: Mapping[str, Any], comm_cus: int) -> dict[str, Any]:
+    tree = load_yaml(conf_dir() / "schedule" / f"{chosen['schedule']}.yaml")
+    return merged({**tree, **({"comm_cus": comm_cus} if "comm_cus" in tree else {})}, chosen["knobs"])
+
+
+def _workload(cells: Mapping[str, str], *, whole: bool) -> dict[str, Any]:
+    pattern, split = _OPS[cells["op"]]
+    size = {name: int(cells[name]) for name in ("m", "n", "k")}
+    gpus = _num_gpus(cells)
+    if not whole:
+        size[split] *= gpus
+    precision = cells["dtype"]
+    moved = {"rows": size["m"], "cols": size["k"] if pattern == "all_gather" else size["n"]}
+    gather = {"kind": "collective", "pattern": pattern, **moved, "precision": precision}
+    gemm = {"kind": "gemm", **size, "shards": gpus, "split": split, "precision": precision}
+    before, after = ("gather", "gemm") if pattern == "all_gather" else ("gemm", "gather")
+    operators = {"gather": gather, "gemm": gemm}
+    operators[after] = {**operators[after], "after": [before]}
+    return {"name": "measured", "operators": operators}

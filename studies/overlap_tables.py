@@ -1,0 +1,145 @@
+"""Measured overlaps of other projects and GPUs beside predictions: tables and figures of `study=overlap_measured`.
+
+From a folder: tables in the layouts of `studies.gemm_collective` and `studies.prefills`, and all-reduces in the switch
+by CTAs. What else is there is passed over.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dse.files import csv_columns, read_csv
+from dse.plots import Axis, predictions, tables
+from simulators.costs.chip import Chip
+from simulators.costs.collective import Group
+from simulators.hardware.device import device_of
+from simulators.hardware.machine import tree_of
+from simulators.steps.token_splits import fused_sum_s, norm_s
+from studies.gemm_collective import Overlap, holds_overlaps, predict_overlaps
+from studies.prefills import BASELINE, NO_SUMS, OVERLAPPED, Prefill, holds_prefills, read_prefills, settings
+
+if TYPE_CHECKING:
+    pass
+
+_CTAS = re.compile(r"(multimem_ar|fused_arln)_us_ctas_([0-9]+)")
+_TOKENS = ("BL", "num_tokens")  # columns that tables have one of
+_ELEMENT = 2  # bytes
+_KERNELS = {"multimem_ar": "all-reduce in the switch", "fused_arln": "the same, and the norm after it"}
+_NAIVE = {"ours": "speedup", "ideal: the longer of both": "ideal", "one after the other": "serial"}
+
+
+def overlap_extras(folder: Path) -> Iterator[tuple[str, Any]]:
+    """Yield tables and figures of the measured overlaps below a folder. Raises ConfigError for a table that is bad."""
+    found: dict[str, list[Any]] = {"overlaps": [], "prefills": [], "sums": []}
+    for file in sorted(folder.rglob("*.csv")):
+        columns = csv_columns(file, "study.data_dir")
+        if holds_overlaps(columns):
+            found["overlaps"] += predict_overlaps(file)[0]
+        elif holds_prefills(columns):
+            found["prefills"] += read_prefills(file)[0]
+        elif any(_CTAS.fullmatch(name) for name in columns):
+            found["sums"] += _sums(file)
+    draw: Mapping[str, Callable[[list[Any]], Iterator[tuple[str, Any]]]]
+    draw = {"overlaps": _overlaps, "prefills": _prefills, "sums": _sums_by_ctas}
+    for name, rows in found.items():
+        if rows:
+            yield from draw[name](rows)
+
+
+def _overlaps(rows: list[Overlap]) -> Iterator[tuple[str, Any]]:
+    import pandas as pd
+
+    table = pd.DataFrame([_overlap(row) for row in rows])
+    yield "gemm_collective", table
+    drawn = [table.assign(predictor=name, predicted=table[column]) for name, column in _NAIVE.items()]
+    yield "gemm_collective_speedups", predictions.ratios(pd.concat(drawn), by="method", title="speed-up by overlap")
+
+
+def _overlap(row: Overlap) -> dict[str, Any]:
+    """A row of the table: what was measured, ours, and naive predictions from our times of GEMM and collective."""
+    (baseline, overlapped, speedup), (gemm_s, comm_s) = row.measured, row.parts
+    named = {name: row.row[name] for name in ("gpu", "op", "m", "n", "k", "dtype", "method")}
+    return {
+        **named,
+        "measured_baseline_s": np.nan if baseline is None else baseline,
+        "predicted_baseline_s": row.predicted[0],
+        "measured_overlapped_s": np.nan if overlapped is None else overlapped,
+        "predicted_overlapped_s": row.predicted[1],
+        "measured": speedup,
+        "speedup": row.speedup,
+        "ideal": (gemm_s + comm_s) / max(gemm_s, comm_s),
+        "serial": 1.0,
+        "error": row.error,
+        "fitted": row.fitted,
+    }
+
+
+def _prefills(rows: list[Prefill]) -> Iterator[tuple[str, Any]]:
+    import pandas as pd
+
+    table = pd.DataFrame([_prefill(row, kind) for row in rows for kind in row.measured])
+    yield "prefills", table
+    gains = [
+        {"prompt_len": row.prompt_len, "run": f"{row.model}, tp {row.tp}", **gain}
+        for row in rows
+        for gain in _gains(row)
+    ]
+    axes = Axis("prompt_len", "tokens of the prompt"), Axis("gain", "time saved [%]", 100)
+    yield "prefill_gains", tables.curves(pd.DataFrame(gains), axes[0], y=axes[1], by="kind", panel="run")
+
+
+def _prefill(row: Prefill, kind: str) -> dict[str, Any]:
+    named = {"model": row.model, "prompt_len": row.prompt_len, "tp": row.tp, "kind": kind}
+    times = {"measured_s": row.measured[kind], "predicted_s": row.predicted[kind]}
+    return {**named, **times, "error": times["predicted_s"] / times["measured_s"] - 1, "fitted": row.fitted}
+
+
+def _gains(row: Prefill) -> Iterator[dict[str, Any]]:
+    """Shares of time saved, predicted and measured: by overlap, and without all-reduces (a naive bound)."""
+    for kind, label in ((OVERLAPPED, "overlapped"), (NO_SUMS, "without all-reduces")):
+        if {BASELINE, kind} <= set(row.measured):
+            ours, theirs = (1 - times[kind] / times[BASELINE] for times in (row.predicted, row.measured))
+            yield {"kind": label, "gain": ours, "measured": theirs}
+
+
+def _sums(file: Path) -> list[dict[str, Any]]:
+    """Measured and predicted times of all-reduces in the switch, by tokens and CTAs."""
+    rows = []
+    for _, cells in read_csv(file).rows:
+        tokens = next(int(cells[name]) for name in _TOKENS if name in cells)
+        for name, text in cells.items():
+            match = _CTAS.fullmatch(name)
+            if match and text:
+                kernel, ctas = match.group(1), int(match.group(2))
+                seconds = _sum_s(tokens * int(cells["hidden_size"]), ctas, fused=kernel == "fused_arln")
+                size = {"tokens": tokens, "ctas": ctas, "kernel": _KERNELS[kernel]}
+                rows.append({**size, "predicted_s": seconds, "measured": float(text) * 1e-6})
+    return rows
+
+
+def _sum_s(elements: int, ctas: int, *, fused: bool) -> float:
+    """Time [s] of an all-reduce in the switch of the node that prefills are predicted on."""
+    device = device_of(tree_of(settings()["system"]))
+    assert device.node is not None
+    gpus, payload = device.node.num_gpus, float(_ELEMENT * elements)
+    group = Group(gpus, 1.0, 0.0, in_switch=device.node.in_switch)
+    precision = settings()["precision"]
+    fitted = device.gpu.streaming(precision).get("norm")
+    chip = Chip.of(device, precision)
+    normed = norm_s(chip, 2 * payload / gpus, fitted=fitted, ctas=ctas) if fused else 0.0
+    return float(fused_sum_s(group, payload, normed_s=normed, ctas=ctas))
+
+
+def _sums_by_ctas(rows: list[Mapping[str, Any]]) -> Iterator[tuple[str, Any]]:
+    import pandas as pd
+
+    table = pd.DataFrame(rows)
+    yield "sums_by_ctas", table
+    drawn = table[table["tokens"].isin(sorted(table["tokens"].unique())[::3])]
+    axes = Axis("ctas", "CTAs"), Axis("predicted_s", "time [ms]", 1e3)
+    yield "sums_in_the_switch", tables.curves(drawn, axes[0], y=axes[1], by="tokens", panel="kernel")

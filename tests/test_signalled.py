@@ -1,0 +1,87 @@
+"""One GEMM kernel whose tiles wait for shards, and what hosts, barriers and measured libraries add to schedules."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from conftest import backend, design, results, shipped
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simulators.costs.protocols import protocol_seconds
+from simulators.costs.transfer import TransferMode, alone, library_s
+from simulators.hardware.machine import merged
+from simulators.hardware.system import system_of
+
+H100 = {f"system.{key}": value for key, value in shipped("system")["h100_8"].items() if key not in ("sources", "name")}
+NARROW = {"system.gpu.dma.setup_s": 0.0, "system.gpu.kernel_launch_s": 0.0}
+
+
+def makespan(schedule: str, changes: dict[str, Any] | None = None, **workload: Any) -> float:
+    """Makespan of a schedule on 8 x H100."""
+    point = design(schedule, {**H100, "schedule.comm_engine": "dma", **(changes or {})}, **workload)
+    (result,) = results(backend("fluid"), [point])
+    assert result.status == "ok", result.reason
+    return float(result.metrics["makespan_s"])
+
+
+SIZES = {"workload.operators.gemm.m": 8192, "workload.operators.gemm.n": 57344, "workload.operators.gemm.k": 8192}
+GATHER = {"workload.operators.gather.rows": 8192, "workload.operators.gather.cols": 8192}
+
+
+@pytest.mark.parametrize("pattern", ["all_gather", "reduce_scatter"])
+def test_one_kernel_beats_a_kernel_for_each_shard_and_no_ideal(pattern: str) -> None:
+    sizes = {**SIZES, **GATHER}
+    if pattern == "reduce_scatter":
+        sizes |= {"workload.operators.gemm.n": 8192, "workload.operators.gemm.k": 57344}
+    one, several, serial = (makespan(name, sizes, pattern=pattern) for name in ("signalled", "shard_p2p", "serial"))
+    assert one < several < serial
+
+
+@given(factor=st.floats(0.2, 1.0))
+def test_a_slower_kernel_takes_longer_by_no_more_than_its_rate(factor: float) -> None:
+    whole, slower = (makespan("signalled", {"schedule.kernel_rate": rate}) for rate in (1.0, factor))
+    assert whole * (1 - 1e-9) <= slower <= whole / factor * (1 + 1e-9)
+
+
+@given(host=st.floats(0, 1e-3))
+def test_a_host_bounds_the_makespan_from_below_and_does_nothing_else(host: float) -> None:
+    ahead, bound = (makespan("shard_p2p", {"schedule.host_s": seconds}) for seconds in (0.0, host))
+    submitted = 8 + 7  # GEMMs and copies
+    assert bound == pytest.approx(max(ahead, submitted * host), rel=1e-9)
+
+
+def test_barriers_come_before_each_transfer_of_a_reduction_and_once_before_a_gather() -> None:
+    for pattern, most in (("all_gather", 1), ("reduce_scatter", 7)):
+        sync = {"schedule.sync_s": 1e-3}
+        late = makespan("shard_p2p", sync, pattern=pattern) - makespan("shard_p2p", pattern=pattern)
+        assert 0.5e-3 < late <= most * 1.001e-3
+
+
+@given(efficiency=st.floats(0.1, 0.9))
+def test_stores_of_tiles_reach_their_share_of_the_links_together(efficiency: float) -> None:
+    small = {"workload.operators.gemm.m": 8192, "workload.operators.gemm.n": 8192, "workload.operators.gemm.k": 64}
+    stores: dict[str, Any] = {"schedule.comm_engine": "cu", "schedule.sender": "tiles"}
+    stores |= {"system.gpu.cu_copy.store_efficiency": efficiency}
+    seconds = makespan("signalled", {**GATHER, **small, **NARROW, **stores}, pattern="reduce_scatter")
+    sent = 2 * 8192 * 8192 * 7 / 8
+    assert seconds >= sent / (efficiency * 7 * 64.3e9)
+
+
+@given(mib=st.floats(0.1, 512))
+def test_a_serial_collective_takes_what_its_library_was_measured_to_take(mib: float) -> None:
+    system = system_of(merged(shipped("system")["h100_8"], {"costs": {"collective": "library"}}))
+    by, payload = TransferMode("cu", 24, "all_gather"), mib * 2**20
+    assert system.node.library is not None
+    constants = (system.node.library.protocols or {})["all_gather"]
+    expected = float(protocol_seconds(constants, "all_gather", 8, payload))
+    assert float(alone(system, payload, by=by)) == pytest.approx(expected, rel=1e-9)
+
+
+def test_fewer_cus_than_the_library_takes_make_it_slower_and_copies_have_no_library() -> None:
+    system = system_of(merged(shipped("system")["h100_8"], {"costs": {"collective": "library"}}))
+    times = [library_s(system, 1e8, by=TransferMode("cu", cus, "all_gather")) for cus in (4, 24, 132)]
+    assert all(seconds is not None for seconds in times)
+    assert times[0] > times[1] == times[2]  # type: ignore[operator]
+    assert library_s(system, 1e8, by=TransferMode("dma", 0, "all_gather")) is None
