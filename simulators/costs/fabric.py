@@ -32,7 +32,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from simulators.costs.transfer import link_utilisation, links, routes
+from simulators.costs.transfer import TransferMode, kernel_share, links, routes
 from simulators.hardware.network import Fabric
 from simulators.hardware.system import System
 from simulators.workloads.operators import Pattern
@@ -200,10 +200,9 @@ def pace(system: System, segment: PhaseSegment, *, cus: ArrayLike, pattern: Patt
     )
     if not segment.inside:
         return np.asarray(free, float)
-    copy, total = system.gpu.cu_copy, sum(np.asarray(rates[name]) for name in segment.loads)
-    factor = copy.all_to_all_factor if pattern == "all_to_all" else 1.0
-    demand = np.asarray(cus) * copy.bytes_per_s_per_cu * factor / (total * copy.link_efficiency)
-    return np.asarray(free * copy.link_efficiency * link_utilisation(demand), float)
+    total = sum(np.asarray(rates[name]) for name in segment.loads)
+    share = kernel_share(system, TransferMode("cu", cus, pattern), total)
+    return np.asarray(free * system.gpu.cu_copy.link_efficiency * share, float)
 
 
 def fewest_cus(system: System, segment: PhaseSegment, *, cus: ArrayLike, pattern: Pattern) -> NDArray[np.float64]:

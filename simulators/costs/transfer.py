@@ -266,9 +266,14 @@ def slowed_beside_gemm(system: System, active: Sequence[Route], *, by: TransferM
 
 
 def _cu_fill(system: System, active: Sequence[Route], by: TransferMode) -> NDArray[np.float64]:
-    copy = system.gpu.cu_copy
     used = {name for other in active for name in other.loads}
     capacity = links(system.node)
-    total = sum(np.asarray(capacity[name]) for name in sorted(used)) * copy.link_efficiency
+    return kernel_share(system, by, sum(np.asarray(capacity[name]) for name in sorted(used)))
+
+
+def kernel_share(system: System, by: TransferMode, bytes_per_s: ArrayLike) -> NDArray[np.float64]:
+    """Share u of what links of a total rate [bytes/s] carry at most, that kernels on `by.cus` CUs reach."""
+    copy = system.gpu.cu_copy
     factor = _all_to_all_factor(system, by.pattern)
-    return link_utilisation(np.asarray(by.cus) * copy.bytes_per_s_per_cu * factor / total)
+    carried = np.asarray(bytes_per_s) * copy.link_efficiency
+    return link_utilisation(np.asarray(by.cus) * copy.bytes_per_s_per_cu * factor / carried)
