@@ -50,7 +50,7 @@ predicted claims test a model. Fitted: a constant was fitted to them. Input: the
 from it, is put in. By construction: the model cannot say otherwise. Errors carry their sign: ours over the published
 value, less one. Flips: each constant that was assumed, derived or recalled is moved alone, by what its source says or
 by 20 % either way, and the claims are judged again (`python -m dse robustness study=<name> claims=true`): a verdict
-that then turns rests on that constant, and one that does not stands.
+that then turns rests on that constant, and one that does not stands. An empty cell: not asked.
 """
 
 Rows = Sequence[Mapping[str, Any]]
@@ -103,7 +103,10 @@ def table(claims: Mapping[str, Rows]) -> Iterator[str]:
     yield f"| claims of | study | {' | '.join(columns)} |"
     yield f"|---|---|{'--:|' * len(columns)}"
     for study, numbers in counts.items():
-        yield f"| {STUDIES.get(study, study)} | `{study}` | {' | '.join(map(str, numbers.values()))} |"
+        asked = any(row["flips"] is not None for row in claims[study])
+        cells = [str(number) for name, number in numbers.items() if name != "flipping"]
+        cells += [str(numbers["flipping"]) if asked else "not asked"]
+        yield f"| {STUDIES.get(study, study)} | `{study}` | {' | '.join(cells)} |"
     total = [sum(numbers[name] for numbers in counts.values()) for name in next(iter(counts.values()))]
     yield f"| all | | {' | '.join(map(str, total))} |"
 
