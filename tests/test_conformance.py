@@ -884,6 +884,10 @@ def _values(annotation: Any) -> st.SearchStrategy[Any]:
     return st.one_of(*(_values(part) for part in parts))
 
 
+MASKED = [name for name, kind in FAMILIES.items() if "comm_engine" in kind.model_fields and name != "signalled"]
+"""Families that may take CUs from their GEMM; the one kernel of `signalled` is slowed instead, as it is not masked."""
+
+
 def a_schedule_of(family: str) -> str:
     return next(name for name, tree in shipped("schedule").items() if tree["family"] == family)
 
@@ -917,7 +921,7 @@ def test_what_validates_and_breaks_no_rule_can_be_evaluated(family: str, data: s
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", [name for name, kind in FAMILIES.items() if "comm_engine" in kind.model_fields])
+@pytest.mark.parametrize("family", MASKED)
 @settings(max_examples=40)
 @given(data=st.data())
 def test_compute_never_gets_the_cus_that_communication_holds(family: str, data: st.DataObject) -> None:

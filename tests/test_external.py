@@ -612,14 +612,11 @@ def test_results_of_an_edited_program_or_another_design_are_never_taken_for_thos
     run = [*RUN, f"simulator.command=[{sys.executable},'{{here}}/mine.py']"]
     assert typed(run) == 0
     program.write_text("print('{\"time_s\": 2}')\n", encoding="utf-8")
-    assert typed(run) == 2
-    assert "simulator.version: " in capsys.readouterr().err
     assert typed(run) == 0
+    assert "simulator.version was " in capsys.readouterr().err
     assert dse.load("mine")["time_s"].tolist() == [2.0]
     assert typed([*run, "resume=accept", "case.x=3"]) == 0  # another command: nothing to accept
     (conf / "study" / "mine.yaml").write_text(STUDY.replace("x: 1", "x: 5"), encoding="utf-8")
-    assert typed(run) == 2
-    assert "case.x: 1 -> 5" in capsys.readouterr().err
     assert typed([*run, "resume=accept"]) == 0
     assert "resuming: 0 done and what fits of 1 from before the study was changed" in capsys.readouterr().err
 

@@ -82,7 +82,7 @@ def test_a_ladder_changes_nothing_of_the_study_tells_how_its_levels_agree_and_is
 ) -> None:
     assert main([*SMALL, "store=none", "fidelity=none"]) == 0
     alone, figures = pd.read_parquet(latest() / "results.parquet"), {one.name for one in latest().glob("figures/*")}
-    assert main([*SMALL, "store=none", "fidelity=ladder"]) == 0
+    assert main([*SMALL, "store=none", "fidelity=ladder", "-v"]) == 0
     pd.testing.assert_frame_equal(pd.read_parquet(latest() / "results.parquet"), alone)
     assert figures < {one.name for one in latest().glob("figures/*")}
     assert "Kendall tau" in (told := capsys.readouterr().out)
@@ -160,16 +160,18 @@ def test_the_study_s_own_simulator_is_no_level_beside_it(elsewhere: Path) -> Non
 @pytest.mark.slow
 def test_a_program_may_be_the_finest_level_and_disagreement_promotes_what_is_like_it(elsewhere: Path) -> None:
     """It says that what looked bad is good: points like those of the sample are looked at, too, and win."""
-    flag = program(elsewhere, "1e-6 * schedule['num_chunks'] if schedule['name'] == 'uniform_fused_1d' else 1.0")
-    ladder = ["fidelity=ladder", "fidelity.levels=[study,mine]", "fidelity.sample=6", "store=none"]
-    more = [*(word for word in SMALL if "num_chunks" not in word), "space.schedule.num_chunks=range(2,10)"]
-    assert main([*more, *ladder, "fidelity.most=16", "fidelity.near=0.5", flag]) == 0
+    flag = program(
+        elsewhere, "1e-6 * (133 - schedule['num_chunks']) if schedule['name'] == 'uniform_fused_1d' else 1.0"
+    )
+    ladder = ["fidelity=ladder", "fidelity.levels=[study,mine]", "fidelity.sample=12", "store=none"]
+    more = [*(word for word in SMALL if "num_chunks" not in word), "space.schedule.num_chunks=range(2,34)"]
+    assert main([*more, *ladder, "fidelity.most=24", "fidelity.near=0.5", flag]) == 0
     table = rows()
     mine = table[table["level"] == "mine"]
     assert (mine["schedule.name"] == "uniform_fused_1d")[mine["promoted"] == "disagreement"].all()
     assert (mine["promoted"] == "disagreement").any()
     fast = mine["schedule.name"] == "uniform_fused_1d"
-    assert mine["makespan_s"][fast].tolist() == (1e-6 * mine["schedule.num_chunks"][fast]).tolist()
+    assert mine["makespan_s"][fast].tolist() == (1e-6 * (133 - mine["schedule.num_chunks"][fast])).tolist()
     (pair,) = found()["pairs"]
     assert pair["overall"]["front"]["winners_changed"] == 1
     assert pair["overall"]["front"]["entered"] > 0

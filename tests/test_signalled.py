@@ -15,6 +15,7 @@ from simulators.hardware.machine import merged
 from simulators.hardware.system import system_of
 
 H100 = {f"system.{key}": value for key, value in shipped("system")["h100_8"].items() if key not in ("sources", "name")}
+H100["system.costs"] = {"gemm": "waves", "collective": "links"}
 NARROW = {"system.gpu.dma.setup_s": 0.0, "system.gpu.kernel_launch_s": 0.0}
 
 
