@@ -207,6 +207,12 @@ def test_what_a_machine_cannot_do_is_refused_with_path_rule_and_way_out(words: l
     assert told in str(caught.value)
 
 
+@pytest.mark.parametrize("name", mostly_nightly(NAMES, every=4))
+def test_the_page_of_every_machine_can_be_printed(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["systems", name]) == 0
+    assert "gpu.num_cus" in capsys.readouterr().out
+
+
 def test_the_command_lists_machines_and_the_constants_of_one(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["systems"]) == 0
     listed = capsys.readouterr().out

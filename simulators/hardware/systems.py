@@ -134,11 +134,18 @@ def _sources(machine: Served) -> Any:
     return shown
 
 
+def _list_text(values: list[Any]) -> str:
+    """A list in few words: how many values of which keys, or the values themselves, of pairs as `256 x 128`."""
+    if values and isinstance(values[0], Mapping):
+        return f"{len(values)} of {', '.join(values[0])}"
+    return ", ".join(" x ".join(map(str, item)) if isinstance(item, (list, tuple)) else str(item) for item in values)
+
+
 def _text(path: str, value: Any) -> str:
     """Value of a constant in its unit; of a mapping, such as rates by format, in that of its name."""
     above = path.rpartition(".")[0]
     if not isinstance(value, (int, float)):
-        return f"{len(value)} of {', '.join(value[0])}" if isinstance(value, list) else str(value)
+        return _list_text(value) if isinstance(value, list) else str(value)
     if path.startswith("cost_weights."):
         return f"{value:g}"
     return quantity_text(value, above if above.endswith("_per_s") else path)
