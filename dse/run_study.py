@@ -181,8 +181,7 @@ def _print_rest(planned: Plan, *, outputs: Outputs, shown: Selection, rows: Sequ
         for part in report.levels(outputs):
             console.print(part)
     else:
-        listed = f" (python -m dse claims study={planned.settings.study.name}, or -v, lists them)" if rows else ""
-        console.print(f"claims: {claims_line(rows)}{listed}")
+        console.print(claims_line(rows, planned.settings.study.name))
         for part in report.levels(outputs):
             if isinstance(part, str):
                 console.print(part)

@@ -63,8 +63,8 @@ def conclude(outputs: Outputs, best: pd.DataFrame) -> str:
     return f"in short: {gains}{often}"
 
 
-def claims_line(rows: Sequence[Mapping[str, Any]]) -> str:
-    """One line on published claims: how many predictions are within, and which are missed, by how much."""
+def claims_line(rows: Sequence[Mapping[str, Any]], study: str) -> str:
+    """One line on published claims: how many predictions are within, which are missed by how much, where they are."""
     if not rows:
         return "this study checks no published claims"
     count = claims_count(rows)
@@ -77,7 +77,8 @@ def claims_line(rows: Sequence[Mapping[str, Any]]) -> str:
     missed = [row for row in rows if row["within"] is False and row["basis"] == "predicted"]
     names = [f"{row['id'].partition('.')[2]} {error_text(row)}".strip() for row in missed[:_MOST_MISSES]]
     more = f" and {len(missed) - _MOST_MISSES} more" if len(missed) > _MOST_MISSES else ""
-    return f"{count}" + (f"; missed: {', '.join(names)}{more}" if missed else "")
+    misses = f"; missed: {', '.join(names)}{more}" if missed else ""
+    return f"claims: {count}{misses} (python -m dse claims study={study}, or -v, lists them)"
 
 
 @output_files.working_on_folders

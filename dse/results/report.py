@@ -240,7 +240,7 @@ def claims_table(rows: list[dict[str, Any]]) -> Table | str:
 
     if not rows:
         return "this study checks no published claims"
-    if len({row["reason"] for row in rows}) == 1:
+    if all(row["within"] is None for row in rows) and len({row["reason"] for row in rows}) == 1:
         return f"published claims were not tested: {rows[0]['reason']}"
 
     shown = Table(title="Published claims, and ours")

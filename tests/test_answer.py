@@ -1,0 +1,89 @@
+"""The answer that a study prints first: winners, a sentence, claims in a line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from folders import finished, key
+from rich.table import Table
+
+from dse.cli import main
+from dse.results.answer import answer, claims_line, conclude
+from dse.results.claims import Claim, Finding, judge
+from dse.results.run_folder import Outputs
+
+
+def outputs_of(root: Path, gains: list[float]) -> tuple[Outputs, pd.DataFrame]:
+    """A finished run with one point for each scenario, and its speed-up."""
+    count = len(gains)
+    table = pd.DataFrame(
+        {
+            "scenario": [f"g{place}" for place in range(count)],
+            "key": [key(place) for place in range(count)],
+            "status": "ok",
+            "reason": None,
+            "engine": "event",
+            "baseline": [key(place) for place in range(count)],
+            "on_front": True,
+            "schedule.name": ["ring" if place % 3 else "tree" for place in range(count)],
+            "makespan_s": 1.0,
+            "energy_J": 1.0,
+            "speedup": gains,
+        }
+    )
+    outputs = Outputs(finished(root, table))
+    summary: dict[str, Any] = outputs.read_json("summary")
+    summary["units"]["speedup"] = "x"
+    more = {"order": ["speedup", "maximize"], "shown": ["schedule.name", "speedup"], "limits": {}}
+    (outputs.folder / "summary.json").write_text(json.dumps({**summary, "knobs": ["schedule.name"], **more}))
+    return outputs, table
+
+
+def test_the_sentence_tells_the_geometric_mean_the_largest_gain_and_what_wins_most_often(tmp_path: Path) -> None:
+    outputs, table = outputs_of(tmp_path, [1.0, 4.0, 2.0])
+    text = conclude(outputs, table.sort_values("speedup", ascending=False))
+    assert (
+        text == "in short: speedup 2.00x in the geometric mean of 3 scenarios, at most 4.00x (g1); ring wins in 2 of 3"
+    )
+
+
+def test_one_scenario_needs_no_mean(tmp_path: Path) -> None:
+    outputs, table = outputs_of(tmp_path, [1.5])
+    assert conclude(outputs, table) == "in short: speedup 1.50x by tree"
+
+
+@pytest.mark.parametrize("verbose", [False, True])
+def test_at_most_twenty_rows_are_shown_those_that_gain_most_and_all_on_demand(tmp_path: Path, *, verbose: bool) -> None:
+    outputs, table = outputs_of(tmp_path, list(np.linspace(1.0, 2.0, 25)))
+    shown, *texts = answer(outputs, table, verbose=verbose)
+    assert isinstance(shown, Table)
+    assert shown.row_count == (25 if verbose else 20)
+    assert ("and 5 scenarios more: -v lists them" in texts) is not verbose
+    assert ("g0" in [*shown.columns[0].cells]) is verbose
+
+
+def test_claims_are_a_line_that_names_what_is_missed_with_its_sign() -> None:
+    about = {"statement": "", "metric": "error", "unit": "%", "provenance": "derived", "source": ""}
+    claims = [Claim(id=f"x.{name}", kind="exact", value=1, tolerance=(0, 2), **about) for name in ("right", "wrong")]
+    rows = judge(claims, {"x.right": Finding(1.0), "x.wrong": Finding(3.0)})
+    line = claims_line(rows, "toy")
+    assert line.startswith("claims: 1 of 2 predicted claims are within; missed: wrong +2e+02 % (python -m dse claims")
+    assert claims_line([], "toy") == "this study checks no published claims"
+    untested = claims_line(judge(claims, {}, departure="another machine"), "toy")
+    assert untested == "published claims were not tested: another machine"
+
+
+def test_the_command_lists_the_claims_of_the_newest_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    outputs, _ = outputs_of(tmp_path, [1.0])
+    about = {"statement": "", "metric": "error", "unit": "%", "provenance": "derived", "source": ""}
+    rows = judge([Claim(id="x.right", kind="exact", value=1, tolerance=(0, 2), **about)], {"x.right": Finding(1.0)})
+    (outputs.folder / "claims.json").write_text(json.dumps(rows))
+    assert main(["claims", "study=sweep", f"output_dir={tmp_path}"]) == 0
+    told = capsys.readouterr().out
+    assert "x.right" in told
+    assert "1 of 1 predicted claims are within" in told
