@@ -358,7 +358,9 @@ def test_every_shipped_model_on_every_device_has_metrics_to_believe(mode: str, s
         for kernels in shipped("kernels"):
             own = tree({"run.mode": mode, "run.precision": precision}, system=system, kernels=kernels)
             designs = [BACKEND.design({**own, "model": one["model"]}) for one in listed.values()]
-            assert mode == "decode" or not any(map(BACKEND.problems, designs))
+            refused = {problem.path for design in designs for problem in BACKEND.problems(design)}
+            no_state = {"optimizer"} if mode == "training" and precision == "fp8" else set()  # no optimizer has one
+            assert mode == "decode" or refused <= no_state
             designs = [design for design in designs if not BACKEND.problems(design)]
             for found in BACKEND.evaluate([Batch(design) for design in designs]):
                 assert check_results(found, BACKEND.metrics)[0].reason == ""
