@@ -31,7 +31,9 @@ class Problem:
     way_out: str = ""
 
     def __str__(self) -> str:
-        where = f"{self.path} = {self.value!r}" if self.value is not None else self.path
+        item = getattr(self.value, "item", None)  # of a number of NumPy, whose own text says its type
+        value = item() if callable(item) and not getattr(self.value, "ndim", 0) else self.value
+        where = f"{self.path} = {value!r}" if self.value is not None else self.path
         return f"{where}: {self.rule}" + (f" ({self.way_out})" if self.way_out else "")
 
 

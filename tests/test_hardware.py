@@ -237,7 +237,7 @@ def test_every_machine_under_every_study_is_planned_or_refused_by_its_parts(stud
         planned = plan(request([f"study={study}", f"system={system}", "tracking=none", "store=none"]))
     except ConfigError as error:
         assert all(problem.path and problem.rule for problem in error.problems)
-        assert any(problem.path.startswith(("system", "workload", "study", "run", "parallel", "applications"))
-                   for problem in error.problems)  # fmt: skip
+        parts = ("system", "workload", "schedule", "study", "run", "parallel", "applications")
+        assert any(problem.path.startswith(parts) for problem in error.problems)
     else:
         assert planned.spaces
