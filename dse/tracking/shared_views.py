@@ -105,8 +105,8 @@ def set_view(client: Any, experiment_id: str, key: str, state: Mapping[str, Any]
 def links(client: Any, address: str) -> Iterator[tuple[str, str]]:
     """Yield (study, address) of the best points and of the front of each study that has views, the newest first."""
     names = "name LIKE 'dse/%/points'"
-    found = client.search_experiments(filter_string=names, order_by=["last_update_time DESC"])
-    for experiment in found:
+    experiments = client.search_experiments(filter_string=names, order_by=["last_update_time DESC"])
+    for experiment in experiments:
         if f"{TAG}{BEST}" in experiment.tags:
             study = experiment.name.removeprefix("dse/").removesuffix("/points")
             page = f"{address}/#/experiments/{experiment.experiment_id}/runs?viewStateShareKey="

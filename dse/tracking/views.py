@@ -243,10 +243,10 @@ def ui(words: Sequence[str]) -> int:
 def _links(uri: str, address: str, *, open_first: bool) -> Iterator[str]:
     """Yield a line for each study with its saved view; open the newest in a browser, if wanted."""
     try:
-        found = list(shared_views.links(open_store(uri).client, address))
+        pages = list(shared_views.links(open_store(uri).client, address))
     except TrackingError:
         return
-    if found and open_first:
-        webbrowser.open(found[0][1])
-    for study, link in found:
+    if pages and open_first:
+        webbrowser.open(pages[0][1])
+    for study, link in pages:
         yield f"{study}: {link}"

@@ -37,7 +37,7 @@ _BLOCK = 256  # products whose intermediate values stay in the first-level cache
 
 @dataclass(frozen=True)
 class Menu:
-    """Tiling of a library: tiles [T, 2] (r, s) as places in `sides`, each with every split [Z], ascending from 1."""
+    """Kernels of a library: tiles [T, 2] (r, s) as places in `sides`, each with every split [Z], ascending from 1."""
 
     sides: Floats
     tiles: NDArray[np.int64]
@@ -95,7 +95,7 @@ def fastest(products: Products, menu: Menu, for_few: Menu | None = None) -> Floa
 
 @dataclass(frozen=True)
 class Tiling:
-    """Tiling of products: tile rows and columns, and parts of K; arrays that broadcast with the products."""
+    """Tile rows and columns, and parts of K, of the kernels of products; arrays that broadcast with the products."""
 
     rows: Floats
     cols: Floats
