@@ -373,8 +373,10 @@ class Canonical(Protocol):
     def neutral(self, design: BaseModel) -> Mapping[str, Any]:
         """Dotted path -> the value that stands for all others where the leaf changes nothing; cheap."""
 
-    def idle(self, batch: Batch, path: str, value: Any) -> NDArray[np.bool_]:
-        """At which designs [B] of a batch the leaf at `path` may be `value` with the same result, but for rounding."""
+    def idle(self, batches: Sequence[Batch], path: str, value: Any) -> Sequence[NDArray[np.bool_]]:
+        """For each batch, at which of its designs [B] the leaf at `path` may be `value` with the same result, but for
+        rounding.
+        """
 
 
 def check_results(results: Results, metrics: Mapping[str, Metric]) -> Results:

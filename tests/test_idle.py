@@ -48,7 +48,7 @@ def test_a_knob_that_is_called_idle_changes_a_result_by_rounding_at_most(schedul
         if path in batch.axes:
             continue
         other = Batch(put(batch.design, path, value), batch.axes)
-        idle = simulator.idle(batch, path, value)
+        (idle,) = simulator.idle([batch], path, value)
         for own, neutral, same in zip(evaluated(simulator, batch), evaluated(simulator, other), idle, strict=True):
             if same:
                 assert (own.status, own.reason, own.engine) == (neutral.status, neutral.reason, neutral.engine)
@@ -63,8 +63,8 @@ def _priorities(**fixed: Any) -> dict[str, tuple[bool, float]]:
         batch = Batch(
             design("uniform_fused_1d", {"schedule.priority": priority, "schedule.comm_engine": "dma", **fixed})
         )
-        (idle,) = simulator.idle(batch, "schedule.priority", "equal").tolist()
-        found[priority] = (idle, evaluated(simulator, batch)[0].metrics["makespan_s"])
+        ((idle,),) = simulator.idle([batch], "schedule.priority", "equal")
+        found[priority] = (bool(idle), evaluated(simulator, batch)[0].metrics["makespan_s"])
     return found
 
 

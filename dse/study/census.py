@@ -7,7 +7,6 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,7 @@ from numpy.typing import NDArray
 from dse.backend import Result, Results
 from dse.progress import Advance
 from dse.results.pareto import Seen
-from dse.space import Block, Evaluated, Knob, Space
+from dse.space import Block, Evaluated, Knob, Space, blocks_together
 from dse.study.baselines import Baselines
 from dse.study.plan import Plan
 from dse.study.table import ROWS_PER_GROUP
@@ -195,7 +194,7 @@ def count_points(planned: Plan, random: np.random.Generator, advance: Advance) -
     census = Census(planned, {name: Tally(size) for name, size in sizes.items()}, random)
     pending: list[tuple[int, Block]] = []
     count = 0
-    for blocks in zip_longest(*(space.blocks(ROWS_PER_GROUP // 2) for space in planned.spaces.values())):
+    for blocks in blocks_together(list(planned.spaces.values()), ROWS_PER_GROUP // 2):
         for index, block in enumerate(blocks):
             if block is not None:
                 pending.append((index, block))

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +21,7 @@ from dse.evaluation.executor import Evaluator
 from dse.progress import bar
 from dse.results.pareto import Seen
 from dse.search import Chosen, Outcome, Question, explore
-from dse.space import Assignment, Block, Evaluated, Space
+from dse.space import Assignment, Block, Evaluated, Space, blocks_together
 from dse.store.session import Forgetful, Session
 from dse.study import warm_start
 from dse.study.baselines import Baselines
@@ -101,7 +100,7 @@ def _search(plan: Plan, ledger: Ledger, support: Support) -> dict[str, Chosen]:
 
 def _enumerate_points(scenarios: Sequence[_Scenario]) -> Iterator[Rows]:
     """Yield every point of finite spaces; the same block of all scenarios together, so that they share calls."""
-    for blocks in zip_longest(*(scenario.space.blocks(ROWS_PER_GROUP // 2) for scenario in scenarios)):
+    for blocks in blocks_together([scenario.space for scenario in scenarios], ROWS_PER_GROUP // 2):
         for scenario, block in zip(scenarios, blocks, strict=True):
             yield from scenario.rows([] if block is None else [block])
 

@@ -153,9 +153,16 @@ class OverlapBackend(Backend):
             f"schedule.{name}": value for name, value in neutral.items() if getattr(design.schedule, name) is not None
         }
 
-    def idle(self, batch: Batch, path: str, value: Any) -> NDArray[np.bool_]:
-        """Mask of designs with the same task graph, with priorities of no effect, or with the same broken rule."""
-        ((_, grid),) = grids([batch])
+    def idle(self, batches: Sequence[Batch], path: str, value: Any) -> list[NDArray[np.bool_]]:
+        """Masks of designs with the same task graph, with priorities of no effect, or with the same broken rule."""
+        masks: dict[int, NDArray[np.bool_]] = {}
+        for indices, grid in grids(batches):
+            same = self._idle_designs(grid, path, value).reshape(len(indices), -1)
+            masks |= dict(zip(indices, same, strict=True))
+        return [masks[index] for index in range(len(batches))]
+
+    def _idle_designs(self, grid: Grid, path: str, value: Any) -> NDArray[np.bool_]:
+        """Mask [B] of the designs of a grid in which `path` may have the value."""
         other = replace(grid, design=put(grid.design, path, value))
         mine, theirs = self._screen_grid(grid), self._screen_grid(other)
         same: NDArray[np.bool_] = np.array(mine.texts)[mine.reason] == np.array(theirs.texts)[theirs.reason]

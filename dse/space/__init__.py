@@ -4,9 +4,6 @@ A knob is a dotted path and its values. `<section>.name` is special: its values 
 group `<section>`, and choosing one replaces the whole section. A knob that the chosen option does not have, or whose
 condition does not hold, is left out of a point.
 
-A knob that changes nothing in a design (`Canonical`) takes one value there, whatever was asked for: such points are
-one, and have one key.
-
 The space is walked in blocks: knobs that change what a design is made of are fixed over a block, the numbers that the
 backend takes as arrays are its axes. A space of a million points may be a dozen blocks.
 """
@@ -16,24 +13,24 @@ from __future__ import annotations
 import copy
 import functools
 import itertools
-import json
 import math
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import NoneType
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
-from pydantic import BaseModel
 
-from dse.backend import Backend, Batch, Canonical, Results, Tree, along, pieces
-from dse.content_hash import content_keys, grid_content_keys
+from dse.backend import Backend, Tree
 from dse.errors import ConfigError
+from dse.space.blocks import Assignment as Assignment
+from dse.space.blocks import Block as Block
+from dse.space.blocks import Evaluated as Evaluated
+from dse.space.blocks import settle
+from dse.space.paths import get_path as get_path
+from dse.space.paths import set_path as set_path
 from dse.units import amount
-from dse.values import LABELS, Keys, put
-
-Assignment = dict[str, Any]
 
 _MOST_SECTIONS = 10_000  # sections whose validated numbers are remembered
 
@@ -66,122 +63,6 @@ class Knob:
             return None
         units = {pair[1] for pair in amounts if pair is not None} - {None}
         return tuple(pair[0] for pair in amounts if pair is not None) if len(units) <= 1 else None
-
-
-@dataclass(frozen=True)
-class Block:
-    """Points that differ in some numbers only.
-
-    assignment: the knobs that are fixed, in knob order. axes: path -> values [n] of the others, in knob order; the
-    points are their Cartesian product, the last varying fastest. design: that of the first point; None where the
-    model refuses all of them, for the `reason` given (axes then hold what was asked for, and `tree` says the rest).
-    asked: what was asked for, where a knob changes nothing in them and has the value that stands for all instead.
-    """
-
-    assignment: Assignment
-    axes: Mapping[str, NDArray[Any]]
-    design: BaseModel | None
-    reason: str = ""
-    tree: Tree = field(default_factory=dict, repr=False)
-    asked: Block | None = field(default=None, repr=False)
-
-    @property
-    def size(self) -> int:
-        """Number of points."""
-        return math.prod(len(values) for values in self.axes.values())
-
-    @property
-    def batch(self) -> Batch | None:
-        """Its designs; None where there are none."""
-        return None if self.design is None else Batch(self.design, self.axes)
-
-    def values_at(self, path: str) -> Any:
-        """The values of its points at a path: a column [size], or one value for all."""
-        if path in self.axes:
-            return along(self.axes, path)
-        return get_path(self.tree if self.design is None else self.design, path)
-
-    def split(self, most: int) -> Iterator[Block]:
-        """The same points in the same order, in blocks of at most `most`."""
-        for axes in pieces(self.axes, most):
-            yield self if axes is self.axes else self.part(axes)
-
-    def part(self, axes: Mapping[str, NDArray[Any]]) -> Block:
-        """The points that take only some of the values of each axis."""
-        design = None if self.design is None else Batch(self.design, axes).at(0)
-        asked_part = None if self.asked is None else self.asked.part({**self.asked.axes, **axes})
-        return replace(self, axes=axes, design=design, asked=asked_part)
-
-    def fix(self, path: str, value: Any) -> Block:
-        """Its points with one value at a path; where that was an axis, they are fewer."""
-        axes = {name: values for name, values in self.axes.items() if name != path}
-        searched = path in self.assignment or path in self.axes
-        assignment = {**self.assignment, path: value} if searched else self.assignment
-        assert self.design is not None
-        design = put(self.design, path, value)
-        return replace(self, assignment=assignment, axes=axes, design=design, asked=self.asked or self)
-
-    def runs(self, marks: NDArray[np.bool_]) -> Iterator[tuple[Block, bool]]:
-        """The same points in blocks over which `marks` [size] has one value, with that value."""
-        if marks.all() or not marks.any():
-            yield self, bool(marks.any())
-            return
-        grid = marks.reshape([len(values) for values in self.axes.values()])
-        steps = [np.diff(grid.astype(np.int8), axis=place) for place in range(grid.ndim)]
-        place = next(place for place, step in enumerate(steps) if step.any())
-        path, values = list(self.axes.items())[place]
-        other_axes = tuple(axis for axis in range(grid.ndim) if axis != place)
-        for start, stop in itertools.pairwise(
-            [0, *(1 + np.flatnonzero(steps[place].any(axis=other_axes))), len(values)]
-        ):
-            part = self.part({**self.axes, path: values[start:stop]})
-            yield from part.runs(np.take(grid, range(start, stop), axis=place).reshape(-1))
-
-    def points(self) -> Iterator[Assignment]:
-        """Its points, one by one, with the numbers that their designs hold."""
-        for values in itertools.product(*(values.tolist() for values in self.axes.values())):
-            yield {**self.assignment, **dict(zip(self.axes, values, strict=True))}
-
-    def texts(self, scenario: str) -> list[str]:
-        """Names of the points in the store: scenario and searched values, as JSON."""
-        head = json.dumps({"scenario": scenario, **self.assignment}, default=str)[:-1]
-        parts = [
-            [f", {json.dumps(path)}: {json.dumps(value, default=str)}" for value in values.tolist()]
-            for path, values in self.axes.items()
-        ]
-        return ["".join((head, *values, "}")) for values in itertools.product(*parts)]
-
-    def keys(self, *context: str) -> Keys:
-        """Content hashes [size, 2] of its designs; where there is no design, of what was asked for."""
-        if self.design is not None:
-            return content_keys(self.design, self.axes, context)
-        unlabelled = {section: _without_labels(tree) for section, tree in self.tree.items()}
-        return grid_content_keys(
-            [f"refused = {json.dumps(unlabelled, sort_keys=True, default=str)}"], self.axes, context
-        )
-
-
-@dataclass
-class Evaluated:
-    """A block of designs of a scenario, their keys [B, 2], whether they were asked for, and their results, if any."""
-
-    block: Block
-    keys: Keys
-    scenario: str
-    results: Results | None = None
-    asked: bool = False
-
-    @property
-    def require_results(self) -> Results:
-        """The results, which must be there."""
-        assert self.results is not None
-        return self.results
-
-
-def _without_labels(tree: Any) -> Any:
-    if not isinstance(tree, Mapping):
-        return tree
-    return {name: _without_labels(value) for name, value in tree.items() if name not in LABELS}
 
 
 @dataclass(frozen=True)
@@ -301,9 +182,12 @@ class Space:
 
     def blocks(self, most: int) -> Iterator[Block]:
         """Every distinct point of a finite space, in blocks of at most `most` points."""
+        return (block for (block,) in blocks_together([self], most) if block is not None)
+
+    def unsettled_blocks(self) -> Iterator[Block]:
+        """Every distinct point of a finite space, whether or not some knobs change nothing in it."""
         for point, free in self._structures({}, self.deciding_knobs):
-            for block in self.resolve(point, free):
-                yield from block.split(most)
+            yield from self._resolve(point, free)
 
     def resolve(self, point: Assignment, free: Sequence[Knob] = ()) -> Iterator[Block]:
         """The points of an assignment and all values of the knobs `free`, on which no condition depends.
@@ -311,6 +195,10 @@ class Space:
         A free knob becomes an axis where the backend takes it as one and its values are legal; its other values are
         fixed, one block each.
         """
+        for block in self._resolve(point, free):
+            yield from settle([block], self.backend)[0]
+
+    def _resolve(self, point: Assignment, free: Sequence[Knob]) -> Iterator[Block]:
         first = {**point, **{knob.path: knob.values[0] for knob in free}}
         tree = self.tree(first)
         try:
@@ -326,37 +214,19 @@ class Space:
         odd = next((knob for knob in free if None in numbers[knob.path]), None)
         if odd is None:
             axes = {path: np.array(values) for path, values in numbers.items()}
-            yield from self._settle(Block(self._in_knob_order(point), axes, design))
+            yield Block(self._in_knob_order(point), axes, design)
             return
         pairs = list(zip(odd.values, numbers[odd.path], strict=True))
         legal, illegal = (tuple(value for value, number in pairs if (number is None) == bad) for bad in (False, True))
         if legal:
-            yield from self.resolve(point, [Knob(odd.path, legal) if knob is odd else knob for knob in free])
+            yield from self._resolve(point, [Knob(odd.path, legal) if knob is odd else knob for knob in free])
         yield from self._product(point, [Knob(odd.path, illegal)], [knob for knob in free if knob is not odd])
-
-    def _settle(self, block: Block) -> Iterator[Block]:
-        """The same points, each with one value for a knob that changes nothing in it."""
-        if not isinstance(self.backend, Canonical) or block.design is None:
-            yield block
-            return
-        blocks = [block]
-        for path, value in self.backend.neutral(block.design).items():
-            blocks = [part for block in blocks for part in self._settle_at(block, path, value, by=self.backend)]
-        yield from blocks
-
-    def _settle_at(self, block: Block, path: str, value: Any, *, by: Canonical) -> Iterator[Block]:
-        """The same points, those in which the leaf at `path` changes nothing with `value` there."""
-        if block.batch is None or (path not in block.axes and get_path(block.design, path) == value):
-            yield block
-            return
-        for part, idle in block.runs(by.idle(block.batch, path, value)):
-            yield part.fix(path, value) if idle else part
 
     def _product(self, point: Assignment, fixed: Sequence[Knob], free: Sequence[Knob]) -> Iterator[Block]:
         """Blocks for every combination of values of some knobs."""
         for values in itertools.product(*(knob.values for knob in fixed)):
             chosen = {knob.path: value for knob, value in zip(fixed, values, strict=True)}
-            yield from self.resolve({**point, **chosen}, free)
+            yield from self._resolve({**point, **chosen}, free)
 
     def _refused_blocks(
         self, point: Assignment, free: Sequence[Knob], *, tree: Tree, error: ConfigError
@@ -376,7 +246,7 @@ class Space:
             )
             yield from self._product(point, [Knob(odd.path, tuple(blamed))], others_free)
             if left := odd.values[len(blamed) :]:
-                yield from self.resolve(point, [Knob(odd.path, left) if knob is odd else knob for knob in free])
+                yield from self._resolve(point, [Knob(odd.path, left) if knob is odd else knob for knob in free])
             return
         axes = {knob.path: np.fromiter(knob.values, object, len(knob.values)) for knob in free}  # as they were given
         reason = "; ".join(map(str, fixed or error.problems))
@@ -470,6 +340,31 @@ class Space:
         )
 
 
+def blocks_together(spaces: Sequence[Space], most: int) -> Iterator[tuple[Block | None, ...]]:
+    """Yield the next block of each finite space, of at most `most` points; None where a space has no more.
+
+    The spaces are walked in step, so that a backend is asked about alike designs of all of them at once.
+    """
+    walks = {place: space.unsettled_blocks() for place, space in enumerate(spaces)}
+    ready = [deque[Block]() for _ in spaces]
+    while True:
+        while any(not ready[place] for place in walks):
+            fresh = _next_blocks(walks)
+            for (place, _), parts in zip(fresh, settle([block for _, block in fresh], spaces[0].backend), strict=True):
+                ready[place].extend(block for part in parts for block in part.split(most))
+        if not any(ready):
+            return
+        yield tuple(blocks.popleft() if blocks else None for blocks in ready)
+
+
+def _next_blocks(walks: dict[int, Iterator[Block]]) -> list[tuple[int, Block]]:
+    """The next block of each walk, with its place; a walk that has ended is taken out."""
+    blocks = [(place, next(walk, None)) for place, walk in walks.items()]
+    for place in [place for place, block in blocks if block is None]:
+        del walks[place]
+    return [(place, block) for place, block in blocks if block is not None]
+
+
 def _overlap(path: str, other: str) -> bool:
     """True if one dotted path is the other or lies below it."""
     return f"{path}.".startswith(f"{other}.") or f"{other}.".startswith(f"{path}.")
@@ -481,20 +376,3 @@ def _without(tree: Tree, paths: Mapping[str, Any]) -> Tree:
     for path in paths:
         set_path(tree_without, path, None)
     return tree_without
-
-
-def get_path(tree: Any, path: str) -> Any:
-    """The value at a dotted path of a tree or a frozen model; None where there is none."""
-    for name in path.split("."):
-        tree = tree.get(name) if isinstance(tree, Mapping) else getattr(tree, name, None)
-    return tree
-
-
-def set_path(tree: dict[str, Any], path: str, value: Any) -> None:
-    """Set the value at a dotted path in place. Raises KeyError where its parent is not a mapping."""
-    *parents, last = path.split(".")
-    for name in parents:
-        tree = tree[name]
-        if not isinstance(tree, dict):
-            raise KeyError(path)
-    tree[last] = value
