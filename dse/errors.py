@@ -187,7 +187,7 @@ def _way_out(path: str, kind: str, value: object) -> str:
     return f"with its unit: '{value:g} {unit}'" if kind == "greater_than_equal" and unit and is_number else ""
 
 
-_NO_KNOBS = ("seed", "budget", "executor", "fidelity", "output_dir", "search", "store", "study", "tracking")
+_NO_KNOBS = ("seed", "budget", "executor", "fidelity", "figures", "output_dir", "search", "store", "study", "tracking")
 """Sections of a configuration that say how a study runs: none of it can be searched."""
 _UNITS = {"bytes_per_s": "GB/s", "bytes_per_s_per_cu": "GB/s", "flop_per_s": "TFLOP/s", "_bytes": "GB"}
 """Endings of dotted paths -> the unit that a small number most likely lacks."""

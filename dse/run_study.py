@@ -44,7 +44,7 @@ def _run(planned: Plan, background: BackgroundTracking) -> int:
     background.begin(outputs.folder)
     shown = report.load_selection(outputs)
     rows = report.check(outputs, planned.settings.study.module, shown)
-    drawn = planned.settings.figures == "all"
+    drawn = planned.settings.figures.name == "all"
     if drawn:
         report.draw(outputs, planned.settings.study.module, shown.table)
         report.draw_levels(outputs)

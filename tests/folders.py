@@ -91,7 +91,7 @@ def finished(
         "machine": {"system": "Linux", "cores": 2},
     }
     config = {
-        "study": {"name": study, "description": "which is best?"},
+        "study": {"name": study, "question": "which is best?"},
         "simulator": {"name": "toy"},
         "search": {"name": "exhaustive"},
         "budget": {"trials": 6},

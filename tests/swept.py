@@ -56,7 +56,7 @@ def written(root: Path, table: pd.DataFrame, knobs: Sequence[str], **changed: An
     summary = {"study": "toy", "goals": goals, "shown": list(knobs), "knobs": list(knobs), "departures": []}
     summary |= {"units": {}, "limits": {}, "searched": dict.fromkeys(map(str, table["scenario"].unique()), method)}
     made = {"seed": 3, "backend": "toy 1", "git": {"commit": "a" * 40}, "python": "3.11.7", "versions": {"numpy": "2"}}
-    study = {"name": "toy", "description": "which?", "module": "plain", "objectives": list(goals)}
+    study = {"name": "toy", "question": "which?", "module": "plain", "objectives": list(goals)}
     study |= {"recorded": changed.get("recorded", []), "hardware": changed.get("hardware", [])}
     study |= {"baseline": changed.get("baseline", {})}
     config = {"study": study, "search": {"name": "exhaustive"}, "space": {}, **changed.get("config", {})}

@@ -70,7 +70,7 @@ def test_help_lists_every_study_simulator_and_search_with_its_description(tmp_pa
     lines = {(name, text.strip()) for name, text in told}
     for group in groups:
         for name, tree in shipped(group).items():
-            assert (name, tree.get("study", tree)["description"]) in lines
+            assert (name, tree["study"]["question"] if group == "study" else tree["description"]) in lines
 
 
 @pytest.mark.parametrize(

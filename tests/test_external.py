@@ -546,7 +546,7 @@ defaults:
 
 study:
   name: mine
-  description: which of my cases is best
+  question: which of my cases is best?
   module: plain
   objectives: [time_s]
   baseline: {}

@@ -383,7 +383,7 @@ defaults:
 
 study:
   name: toys
-  description: which toy is best
+  question: which toy is best?
   module: toys
   objectives: [time_s, gain]
   baseline: {thing.x: 0}

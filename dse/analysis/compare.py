@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 Floats = NDArray[np.float64]
 REFERENCE = 1.1
 """The reference point, in every objective as scaled: a tenth beyond the worst value on either front."""
-_LABELS = ("description", "note", "sources", "output_dir")
+_LABELS = ("description", "question", "note", "sources", "output_dir")
 _STEPS = 40  # of a curve
 
 

@@ -10,6 +10,8 @@ import yaml
 from dse.config.yaml_checks import LOADER, load_yaml, unreadable
 from dse.files import read_text
 
+_NAMES = ("description", "question")  # of what an option says of itself
+
 
 def conf_dir() -> Path:
     """The shipped configuration: `conf/` of a clone, `dse/conf/` of an installed wheel."""
@@ -32,19 +34,19 @@ def _description(path: Path) -> str:
         return "(cannot be read)"
     tree = load_yaml(path)
     study = tree.get("study", tree) if isinstance(tree, dict) else {}
-    description = study.get("description", "") if isinstance(study, dict) else ""
-    return str(description or _comment(path))
+    texts = (study.get(name) for name in _NAMES) if isinstance(study, dict) else ()
+    return str(next(filter(None, texts), None) or _comment(path))
 
 
 def _shipped_description(path: Path) -> str:
-    """The first scalar called `description`, of the file or of its study, read no further than that."""
+    """The first scalar called `description`, or `question` of a study, read no further than that."""
     text = path.read_text("utf-8")
-    if "description:" not in text:
+    if not any(f"{name}:" in text for name in _NAMES):
         return _comment(path)
     events = yaml.parse(text, Loader=LOADER)
     scalars = (event.value for event in events if isinstance(event, yaml.ScalarEvent))
     for value in scalars:
-        if value == "description":
+        if value in _NAMES:
             return str(next(scalars, ""))
     return _comment(path)
 

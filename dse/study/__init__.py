@@ -14,4 +14,4 @@ COMMANDS = {
         "run one stored point again: its timeline as a picture and as a trace",
     ),
 }
-GROUPS = {"study": "Studies", "simulator": "Simulators", "fidelity": "Ladders of models"}
+GROUPS = {"study": "Studies", "simulator": "Simulators", "fidelity": "Ladders of models", "figures": "Figures"}

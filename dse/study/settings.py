@@ -56,7 +56,8 @@ class Probe(Frozen):
 
 
 class Study(Frozen):
-    """The `study` group. module: the module of `studies` that knows the claims and figures.
+    """The `study` group. question: what is asked, in one sentence. module: the module of `studies` that knows claims and
+    figures.
 
     objectives: metrics, the first decides the winner; hardware_objectives join when a knob below one of the sections
     `hardware` is searched. limits: by metric; a point beyond one is infeasible. baseline: values that turn any point
@@ -67,7 +68,7 @@ class Study(Frozen):
     """
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,80}$")]
-    description: str = ""
+    question: str = ""
     module: str
     objectives: Annotated[tuple[str, ...], Field(min_length=1)]
     hardware_objectives: tuple[str, ...] = ()
@@ -111,12 +112,23 @@ class Tracking(Frozen):
         return Rule(self.points, self.whole_up_to)
 
 
+class Figures(Frozen):
+    """The `figures` group. name: all figures of a study, its key figure only, or none. format: kinds of their files.
+    width: that of a column or of the page of a paper.
+    """
+
+    name: Literal["all", "key", "none"]
+    description: str = ""
+    format: tuple[Literal["png", "svg", "pdf"], ...] = ("png", "svg")
+    width: Literal["column", "page"] = "page"
+
+
 class Settings(Frozen):
     """Everything of a configuration that is not the design.
 
-    timeline: whether to run the winners again, in full. figures: all, or none (`dse report` draws them later).
-    verbose: every table in the terminal, not the answer and a line for each of the others (`-v`).
-    resume: treatment of an earlier study whose question differs: auto (begin beside it) or accept (go on with it).
+    timeline: whether to run the winners again, in full. verbose: every table in the terminal, not the answer and a line
+    for each of the others (`-v`). resume: treatment of an earlier study whose question differs: auto (begin beside it) or
+    accept (go on with it).
     """
 
     study: Study
@@ -129,7 +141,7 @@ class Settings(Frozen):
     seed: Annotated[Integer, Field(ge=0, le=2**32 - 1)]
     output_dir: Annotated[str, Field(min_length=1)]
     timeline: bool = True
-    figures: Literal["all", "none"] = "all"
+    figures: Figures = Figures(name="all")
     verbose: bool = False
     store: StoreAt = StoreAt(name="sqlite")
     resume: Literal["auto", "accept"] = "auto"

@@ -22,7 +22,7 @@ from dse.results.run_folder import Made, Outputs, Shape, Summary, results
 from dse.tracking.points import MAX_NAME, MAX_TAG, mlflow_name, text, truncate
 
 _FILES: Final = ("results.parquet", "summary.json", "provenance.json", "config.yaml", "claims.json")
-_NOT_ASKED: Final = ("tracking", "executor", "output_dir")  # parts of a configuration that do not affect results
+_NOT_ASKED: Final = ("tracking", "executor", "figures", "output_dir")  # no result depends on them
 _STEPS: Final = 100  # of a curve
 _MOST_CURVES: Final = 64  # scenarios; a chart of more is unreadable
 
@@ -205,7 +205,7 @@ class StudyFolder:
         with results(self.results, goals) as table:  # winners are on the fronts
             parts = [part.filter(part.column("on_front")) for part in table.groups()]
             fronts = output_files.frame(self.results, pa.concat_tables([table.schema.empty_table(), *parts]))
-        title = _plain(self.config["study"].get("description", ""))
+        title = _plain(self.config["study"].get("question", ""))
         lines = [f"**{title}**", "", f"| scenario | winner | {_plain(first)} |", "|---|---|---|"]
         for _, row in winners(fronts, goals).iterrows():
             cells = _plain(row["scenario"]), _plain(knobs_text(row, self.summary["knobs"]))
