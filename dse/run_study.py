@@ -16,7 +16,7 @@ from dse.config.compose import Request
 from dse.evaluation.signals import Interrupted, Stop, stoppable
 from dse.results import provenance, report
 from dse.results.agreement import compare as compare_levels
-from dse.results.answer import answer, claims_line
+from dse.results.answer import answer, claims_line, write_answer
 from dse.results.idle_axes import idle_axes
 from dse.results.run_folder import Outputs
 from dse.results.selection import MOST_ROWS, SELECTED, Selection, select
@@ -167,8 +167,9 @@ def _provenance(planned: Plan) -> dict[str, Any]:
 
 def _print_answer(planned: Plan, findings: Findings, outputs: Outputs) -> None:
     """Print the winners and one sentence of conclusion, as soon as they are known."""
-    console = report.console()
-    for part in answer(outputs, report.load_selection(outputs).table, verbose=planned.settings.verbose):
+    console, table = report.console(), report.load_selection(outputs).table
+    write_answer(outputs, planned.settings.study.module, table)
+    for part in answer(outputs, table, verbose=planned.settings.verbose):
         console.print(part)
     console.print(_describe_points(planned, findings))
 

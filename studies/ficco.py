@@ -21,7 +21,7 @@ from dse.errors import ConfigError
 from dse.plots import Axis, tables
 from dse.results.claims import Claim, Finding, read
 from dse.results.finished_run import Finished
-from dse.results.report import knobs_text
+from dse.results.words import choice_in_words
 from studies.plain import Plain
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ class Ficco(Plain):
         shown = timelines[timelines["scenario"].isin(ok["scenario"])] if len(timelines) else timelines
         for scenario, group in shown.groupby("scenario", sort=False) if len(shown) else ():
             won = ok[(ok["scenario"] == scenario) & (ok["key"] == group["key"].iloc[0])].iloc[0]
-            title = f"{scenario}: {knobs_text(won, _SCHEDULE)} on one GPU, {won['speedup']:.2f}x over serial"
+            title = f"{scenario}: {choice_in_words(won, _SCHEDULE)} on one GPU, {won['speedup']:.2f}x over serial"
             yield f"timeline_{scenario}", plots.timeline(group, title)
 
 

@@ -29,6 +29,7 @@ from dse.progress import bar
 from dse.results import output_files, report
 from dse.results.finished_run import Finished, read
 from dse.results.pareto import minimized
+from dse.results.words import cell
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -437,7 +438,7 @@ def _table(assessment: Assessment, name: str) -> Table:
         importance = next(importance for importance in importances if importance is not None)
         cells = [
             f"{importance.levels} {'ordered' if importance.ordered else 'categories'}",
-            report.cell(importance.active, "fraction"),
+            cell(importance.active, "fraction"),
         ]
         shown.add_row(knob, *cells, *map(_share_cell, importances))
     return shown

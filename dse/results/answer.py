@@ -6,61 +6,145 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dse import plugins
 from dse.errors import pairs
 from dse.results import output_files
 from dse.results.pareto import winners
-from dse.results.report import claims_count, claims_table, console, error_text, summary
+from dse.results.report import claims_count, claims_table, console, error_text, limits_text, summary
 from dse.results.run_folder import Outputs
+from dse.results.words import cell, choice_in_words, common_choices, gain_in_words, metric_title
 
 if TYPE_CHECKING:
     import pandas as pd
     from rich.table import Table
 
 _MOST_ROWS = 20
+_MOST_METRICS = 4  # columns of a table in words
+_FEWEST_IN_COMMON = 3  # winners, for what they have in common to be said once
 _MOST_MISSES = 3  # that are named in a line
 
 
-def answer(outputs: Outputs, table: pd.DataFrame, *, verbose: bool = False) -> Iterator[Table | str]:
-    """Yield the winners of the scenarios, at most 20 rows of them unless verbose, and one sentence of conclusion."""
-    best = _by_order(outputs, winners(table, outputs.read_json("summary")["goals"]))
-    few = best if verbose or len(best) <= _MOST_ROWS else best.head(_MOST_ROWS)
-    yield summary(outputs, table[table["scenario"].isin(few["scenario"])])
-    if len(few) < len(best):
-        yield f"and {len(best) - len(few)} scenarios more: -v lists them"
-    if text := conclude(outputs, best):
-        yield text
+def write_answer(outputs: Outputs, module: str, table: pd.DataFrame) -> None:
+    """Write the answer in one sentence to `summary.json`: what the study's module says, else what the winners tell."""
+    record = outputs.read_json("summary")
+    sentence = plugins.load("study", module).answer(table) if (table["status"] == "ok").any() else ""
+    outputs.write_json("summary", {**record, "answer": sentence or conclude(record, _winners(record, table))})
 
 
-def _by_order(outputs: Outputs, best: pd.DataFrame) -> pd.DataFrame:
-    """Winners, those that gain most first."""
-    name, goal = outputs.read_json("summary")["order"]
-    return best.sort_values(name, ascending=goal == "minimize", kind="stable") if name in best else best
+def answer(outputs: Outputs, table: pd.DataFrame, *, verbose: bool = False) -> Iterator[Any]:
+    """Yield the question, the winners of the scenarios, and the answer in one sentence.
 
-
-def conclude(outputs: Outputs, best: pd.DataFrame) -> str:
-    """One sentence: how much the winners gain in the geometric mean and at most, and what wins most often.
-
-    best: a row for each scenario, the one that gains most first. "" where nothing is relative to a baseline.
+    Winners are told in words, at most 20 rows of them; with all columns where verbose.
     """
-    import numpy as np
+    from rich.text import Text
 
     record = outputs.read_json("summary")
-    name, _ = record["order"]
-    if name not in best or record["units"].get(name) != "x" or not (best[name] > 0).all():
+    best = _winners(record, table)
+    if record["question"]:
+        yield Text(record["question"], style="bold")
+    if verbose:
+        yield summary(outputs, table[table["scenario"].isin(best["scenario"])])
+    elif len(best):
+        yield winners_in_words(record, best.head(_MOST_ROWS))
+        if len(best) > _MOST_ROWS:
+            yield f"and {len(best) - _MOST_ROWS} scenarios more: -v lists them"
+    if record["answer"]:
+        yield Text(f"in short: {record['answer']}", style="bold")
+
+
+def winners_in_words(record: Mapping[str, Any], best: pd.DataFrame) -> Table:
+    """A row for each winner: what was chosen in words, the metrics that the study shows, and what limits it.
+
+    What all winners of three scenarios or more have in common is said once, below the table.
+    """
+    from rich.table import Table
+
+    knobs = [path for path in dict.fromkeys((*record["shown"], *record["knobs"])) if path in best]
+    knobs = [path for path in knobs if path not in record["units"]]
+    common = common_choices(best, knobs) if len(best) >= _FEWEST_IN_COMMON else []
+    relation = record["gain"]
+    wanted = dict.fromkeys((*([relation] if relation else []), next(iter(record["goals"])), *record["shown"]))
+    metrics = [name for name in wanted if name in record["units"] and name in best][:_MOST_METRICS]
+    shared = choice_in_words(best.iloc[0], common) if common else ""
+    shown = Table(box=None, pad_edge=False, caption=f"all: {shared}" if shared else None, caption_justify="left")
+    shown.add_column("scenario", no_wrap=True)
+    for name in metrics:
+        shown.add_column("" if name == relation else metric_title(name), justify="right", no_wrap=True)
+    varied = [path for path in knobs if path not in common]
+    limited = any(record["limits"].values())
+    for name in (["with"] if varied else []) + (["limited by"] if limited else []):
+        shown.add_column(name)
+    for _, row in best.iterrows():
+        cells = [_metric(row[name], name, record["units"][name], relation=relation) for name in metrics]
+        texts = [choice_in_words(row, varied)] if varied else []
+        limits = [limits_text(record["limits"].get(row["scenario"], {}))] if limited else []
+        shown.add_row(str(row["scenario"]), *cells, *texts, *limits)
+    return shown
+
+
+def _metric(value: Any, name: str, unit: str, *, relation: str | None) -> str:
+    return gain_in_words(value) if name == relation and value == value else cell(value, unit)
+
+
+def _winners(record: Mapping[str, Any], table: pd.DataFrame) -> pd.DataFrame:
+    """Winners of the scenarios, those that gain most first."""
+    best, gain = winners(table, record["goals"]), record["gain"]
+    name, goal = (gain, "maximize") if gain in best and len(best) > 1 else next(iter(record["goals"].items()))
+    return best.sort_values(name, ascending=goal == "minimize", kind="stable")
+
+
+def conclude(record: Mapping[str, Any], best: pd.DataFrame) -> str:
+    """One sentence: what wins most often, how much the winners gain in the geometric mean, and at most.
+
+    record: `summary.json`. best: a row for each scenario, the one that gains most first. Where nothing is relative to a
+    baseline: the best value of the first objective, and how it was reached. "" where no scenario has a winner.
+    """
+    name = record["gain"]
+    if best.empty:
         return ""
-    mean = float(np.exp(np.log(best[name].to_numpy(float)).mean()))
-    gains = f"{name} {mean:.2f}x"
-    if len(best) > 1:
-        first = best.iloc[0]
-        gains += f" in the geometric mean of {len(best)} scenarios, at most {first[name]:.2f}x ({first['scenario']})"
-    choice = next((path for path in record["knobs"] if path.endswith(".name") and path in best), None)
-    if choice is None or best[choice].dropna().empty:
-        return f"in short: {gains}"
-    counts = best[choice].value_counts()
-    often = (
-        f"; {counts.index[0]} wins in {counts.iloc[0]} of {len(best)}" if len(best) > 1 else f" by {counts.index[0]}"
+    knobs = [path for path in record["knobs"] if path in best]
+    if name not in best or not (best[name] > 0).all():
+        return _best_value(record, best, knobs)
+    how = _what_wins(best, knobs)
+    if len(best) == 1:
+        return f"{how} is {gain_in_words(best.iloc[0][name])} than the baseline" if how else ""
+    mean, first = _geometric_mean(best[name]), best.iloc[0]
+    gains = f"the geometric mean of {metric_title(name)} is {mean:.2f}x over the baseline"
+    most = f"the largest {first[name]:.2f}x ({first['scenario']})"
+    return f"{how}; {gains}, {most}" if how else f"{gains}, {most}"
+
+
+def _best_value(record: Mapping[str, Any], best: pd.DataFrame, knobs: Sequence[str]) -> str:
+    """The best first objective of all scenarios, in which scenario, and how."""
+    name, goal = next(iter(record["goals"].items()))
+    row = best.sort_values(name, ascending=goal == "minimize", kind="stable").iloc[0]
+    choice = choice_in_words(row, knobs)
+    place = f" in {row['scenario']}" if len(best) > 1 else ""
+    least = "least" if goal == "minimize" else "largest"
+    return f"the {least} {metric_title(name)}{place} is {cell(row[name], record['units'][name])}" + (
+        f", with {choice}" if choice else ""
     )
-    return f"in short: {gains}{often}"
+
+
+def _what_wins(best: pd.DataFrame, knobs: Sequence[str]) -> str:
+    """What the winners have in common, or what wins most often, by the first knob that names something."""
+    if len(best) == 1:
+        return choice_in_words(best.iloc[0], knobs)
+    common = choice_in_words(best.iloc[0], common_choices(best, knobs))
+    choice = next((path for path in knobs if path.endswith(".name") and best[path].nunique() > 1), None)
+    if choice is None:
+        return f"{common} wins everywhere" if common else ""
+    counts = best[choice].value_counts()
+    often = choice_in_words(best[best[choice] == counts.index[0]].iloc[0], [choice])
+    return f"{often} wins in {counts.iloc[0]} of {len(best)} scenarios" + (
+        f" (all winners: {common})" if common else ""
+    )
+
+
+def _geometric_mean(values: pd.Series[Any]) -> float:
+    import numpy as np
+
+    return float(np.exp(np.log(values.to_numpy(float)).mean()))
 
 
 def claims_line(rows: Sequence[Mapping[str, Any]], study: str) -> str:

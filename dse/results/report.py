@@ -18,6 +18,7 @@ from dse.results.finished_run import Finished
 from dse.results.pareto import winners
 from dse.results.run_folder import Outputs
 from dse.results.selection import MOST_ROWS, SELECTED, Selection, select
+from dse.results.words import cell, choice_in_words
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -123,7 +124,7 @@ def summary(outputs: Outputs, table: pd.DataFrame) -> Table:
         shown.add_column(name, justify="right" if name in record["units"] else "left")
     for _, row in best.iterrows():
         cells = [cell(row[path], record["units"].get(path, "")) for path in columns]
-        limit = _limit(record["limits"].get(row["scenario"], {}))
+        limit = limits_text(record["limits"].get(row["scenario"], {}))
         shown.add_row(row["scenario"], *cells, *([limit] if limited else []))
     return shown
 
@@ -202,31 +203,8 @@ def _column_title(path: str) -> str:
     return section if name == "name" else name
 
 
-def knobs_text(row: pd.Series[Any], paths: Sequence[str]) -> str:
-    """Knobs of a row for a title: `hetero_fused_1d, comm_engine dma, num_chunks 8`."""
-    values = {path: row[path] for path in paths if path in row.dropna()}
-    names = {path: path.rpartition(".")[2] for path in values}
-    return ", ".join(
-        str(value) if names[path] == "name" else f"{names[path]} {value}" for path, value in values.items()
-    )
-
-
-def cell(value: Any, unit: str) -> str:
-    """A value as a person reads it, by its unit: `1.234 ms`, `1.51x`, `97 %`."""
-    import pandas as pd
-
-    if value is None or pd.isna(value):
-        return "–"
-    if unit == "s":
-        return f"{value * 1e3:.3f} ms" if value >= 1e-3 else f"{value * 1e6:.2f} µs"
-    if unit in ("x", "fraction"):
-        return f"{value:.2f}x" if unit == "x" else f"{100 * value:.0f} %"
-    if unit == "B":
-        return f"{value:,.0f} B"
-    return f"{value:.6g} {unit}".rstrip() if isinstance(value, float) else str(value)
-
-
-def _limit(limits: Mapping[str, float]) -> str:
+def limits_text(limits: Mapping[str, float]) -> str:
+    """The two largest shares of what limits a point: `compute 80 %, contention 15 %`."""
     shares = [f"{name} {100 * share:.0f} %" for name, share in limits.items() if share >= 0.01]
     return ", ".join(shares[:2])
 
@@ -306,7 +284,7 @@ def write_timeline(outputs: Outputs, row: Any, replay: Replay, *, knobs: Iterabl
     from dse import plots
 
     name = f"timeline_{row['scenario']}_{str(row['key'])[:8]}"
-    title = f"{row['scenario']}: {knobs_text(row, list(knobs))}"
+    title = f"{row['scenario']}: {choice_in_words(row, knobs)}"
     figure = plots.timeline(pd.DataFrame([vars(interval) for interval in replay.intervals]), title)
     trace = outputs.write_text(f"figures/{name}.json", json.dumps(_trace(replay.intervals, replay.limits)))
     return [*plots.save(figure, outputs.figures, name), trace]

@@ -41,6 +41,9 @@ class Summary(Shape):
     study: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,80}$")]
     goals: Annotated[dict[str, Literal["minimize", "maximize"]], Field(min_length=1, max_length=_MOST_GOALS)]
     knobs: list[str]
+    question: str = ""
+    answer: str = ""
+    gain: str | None = None
     shown: list[str] = []
     departures: list[str] = []
     units: dict[str, str] = {}
@@ -75,7 +78,7 @@ class Made(Shape):
 
 class _RecordedStudy(Shape):
     module: str = ""
-    description: str = ""
+    question: str = ""
     recorded: list[str] = []
     hardware: list[str] = []
     baseline: dict[str, str | bool | int | float | None] = {}

@@ -30,9 +30,10 @@ def write_files(planned: Plan, findings: Findings, *, outputs: Outputs) -> None:
         "summary",
         {
             "study": settings.study.name,
+            "question": settings.study.question,
             "goals": dict(planned.goals),
             "shown": list(settings.study.summary),
-            "order": _order(planned),
+            "gain": _gain(planned),
             "knobs": list(planned.knobs),
             "departures": planned.departures,
             "units": {name: metric.unit for name, metric in planned.metrics.items()},
@@ -48,12 +49,10 @@ def write_provenance(planned: Plan, outputs: Outputs, record: Mapping[str, Any])
     outputs.write_json("provenance", {**record, "facts": _facts(planned), "models": _models(planned)})
 
 
-def _order(planned: Plan) -> tuple[str, str]:
-    """The metric, and its goal, by which points of all scenarios are ordered: a relation to the baseline if there is
-    one that is better when larger, else the first objective."""
-    relations = planned.backend.relations.items() if len(planned.spaces) > 1 and planned.settings.study.baseline else ()
-    first = next(((name, metric.goal) for name, metric in relations if metric.goal == "maximize"), None)
-    return first or next(iter(planned.goals.items()))
+def _gain(planned: Plan) -> str | None:
+    """The relation to the baseline that is better when larger, such as the speed-up; None where there is none."""
+    relations = planned.backend.relations.items() if planned.settings.study.baseline else ()
+    return next((name for name, metric in relations if metric.goal == "maximize" and metric.unit == "x"), None)
 
 
 def _models(planned: Plan) -> dict[str, str]:

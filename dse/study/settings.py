@@ -56,7 +56,7 @@ class Probe(Frozen):
 
 
 class Study(Frozen):
-    """The `study` group. question: what is asked, in one sentence. module: the module of `studies` that knows claims and
+    """The `study` group. question: what is asked, in one sentence. module: that of `studies` which knows the claims and
     figures.
 
     objectives: metrics, the first decides the winner; hardware_objectives join when a knob below one of the sections
@@ -127,8 +127,8 @@ class Settings(Frozen):
     """Everything of a configuration that is not the design.
 
     timeline: whether to run the winners again, in full. verbose: every table in the terminal, not the answer and a line
-    for each of the others (`-v`). resume: treatment of an earlier study whose question differs: auto (begin beside it) or
-    accept (go on with it).
+    for each of the others (`-v`). resume: treatment of an earlier study whose question differs: auto (begin beside it)
+    or accept (go on with it).
     """
 
     study: Study

@@ -17,8 +17,8 @@ from pydantic import AfterValidator, Field
 
 from dse.results import output_files, provenance
 from dse.results.pareto import winners
-from dse.results.report import knobs_text
 from dse.results.run_folder import Made, Outputs, Shape, Summary, results
+from dse.results.words import choice_in_words
 from dse.tracking.points import MAX_NAME, MAX_TAG, mlflow_name, text, truncate
 
 _FILES: Final = ("results.parquet", "summary.json", "provenance.json", "config.yaml", "claims.json")
@@ -208,7 +208,7 @@ class StudyFolder:
         title = _plain(self.config["study"].get("question", ""))
         lines = [f"**{title}**", "", f"| scenario | winner | {_plain(first)} |", "|---|---|---|"]
         for _, row in winners(fronts, goals).iterrows():
-            cells = _plain(row["scenario"]), _plain(knobs_text(row, self.summary["knobs"]))
+            cells = _plain(row["scenario"]), _plain(choice_in_words(row, self.summary["knobs"]))
             lines.append(f"| {' | '.join(cells)} | {row[first]:.6g} |")
         return "\n".join(lines)
 
