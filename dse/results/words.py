@@ -16,9 +16,9 @@ _SUFFIXES = ("_bytes_per_s", "_flop_per_s", "_bytes", "_s", "_J", "_b")
 def choice_in_words(row: pd.Series[Any], paths: Iterable[str]) -> str:
     """What was chosen in a row at some paths, as a person says it; knobs that have no value there are left out.
 
-    A package says how its knobs read in its mapping `WORDS`: path -> text with `{}`, or value -> text.
+    A package says how its knobs read in its mapping `PHRASES`: path -> text with `{}`, or value -> text.
     """
-    words = plugins.declarations("WORDS")
+    words = plugins.declarations("PHRASES")
     texts = [knob_in_words(path, row[path], words) for path in _names_first(paths) if path in row.dropna()]
     sentence = ""
     for text in filter(None, texts):

@@ -1,0 +1,115 @@
+"""Colours and markers: the same for a name everywhere, and told apart by everybody."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from dse.config.options import list_options
+from dse.plots.palette import COLOURS, DIVERGING, MARKERS, Look, declared, diverging, label, looks, shade
+
+VISION = {  # Machado, Oliveira and Fernandes 2009, severity 1: linear RGB as it is seen
+    "normal": np.eye(3),
+    "protanopia": np.array(
+        [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]]
+    ),
+    "deuteranopia": np.array(
+        [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]]
+    ),
+    "tritanopia": np.array(
+        [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.303900]]
+    ),
+}
+TO_XYZ = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
+WHITE = np.array([0.9505, 1.0, 1.089])
+LEAST = 17.0  # CIE 1976 difference; 2.3 is just noticeable
+NAMES = st.lists(st.text(max_size=12), unique=True, max_size=30)
+
+
+def lab(colour: str, vision: str) -> NDArray[np.float64]:
+    """CIELAB coordinates of a colour as it is seen."""
+    channels = np.array([int(colour[start : start + 2], 16) for start in (1, 3, 5)]) / 255
+    linear = np.where(channels <= 0.04045, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4)
+    xyz = TO_XYZ @ np.clip(VISION[vision] @ linear, 0, 1) / WHITE
+    f = np.where(xyz > 0.008856, np.cbrt(xyz), 7.787 * xyz + 16 / 116)
+    return np.array([116 * f[1] - 16, 500 * (f[0] - f[1]), 200 * (f[1] - f[2])])
+
+
+def difference(first: str, second: str, vision: str) -> float:
+    return float(np.linalg.norm(lab(first, vision) - lab(second, vision)))
+
+
+@pytest.mark.parametrize("vision", VISION)
+def test_all_colours_are_told_apart_from_each_other_and_from_paper(vision: str) -> None:
+    pairs = itertools.combinations([*COLOURS.values(), "#ffffff"], 2)
+    assert min(difference(*pair, vision) for pair in pairs) >= LEAST
+
+
+@pytest.mark.parametrize("vision", VISION)
+def test_shades_of_ordered_names_become_lighter(vision: str) -> None:
+    lightness = [lab(shade(share), vision)[0] for share in np.linspace(0, 1, 9)]
+    assert (np.diff(lightness) > 3).all()
+
+
+@pytest.mark.parametrize("vision", VISION)
+def test_the_two_sides_of_signed_values_differ_and_their_middle_is_lightest(vision: str) -> None:
+    assert difference(DIVERGING[0], DIVERGING[-1], vision) > 2 * LEAST
+    assert max(DIVERGING, key=lambda colour: lab(colour, vision)[0]) == diverging(0.0)
+
+
+def test_every_shipped_schedule_has_a_look_and_no_two_names_the_same() -> None:
+    known = declared()
+    assert set(list_options("schedule")) <= set(known)
+    places = Counter((look.colour, look.marker) for look in known.values())
+    assert [place for place, times in places.items() if times > 1] == []
+    assert {look.marker for look in known.values()} <= set(MARKERS)
+
+
+def test_a_name_and_its_label_look_the_same_alone_and_among_others() -> None:
+    alone = looks(["t3_mca"])["t3_mca"]
+    assert looks(["T3-MCA", "serial", "other"])["T3-MCA"] == alone
+    assert label("t3_mca") == alone.label == "T3-MCA"
+    assert label("my_schedule") == "my schedule"
+
+
+@given(NAMES)
+def test_no_two_names_of_a_figure_have_colour_and_marker_in_common(names: list[str]) -> None:
+    chosen = looks(names)
+    assert list(chosen) == names
+    assert len({(look.colour, look.marker) for look in chosen.values()}) == len(names)
+
+
+@given(NAMES)
+def test_colours_repeat_only_once_all_are_taken(names: list[str]) -> None:
+    few = names[: len(COLOURS)]
+    assert len({look.colour for look in looks(few).values()}) == len(few)
+
+
+def test_an_undeclared_name_keeps_its_look_beside_others_that_leave_it_free() -> None:
+    def look(name: str, *others: str) -> Look:
+        return looks([name, *others])[name]
+
+    assert look("mine") == look("mine", "another", "serial thing")
+
+
+def test_numbers_get_darker_to_lighter_shades_in_whatever_order_they_come() -> None:
+    few = looks(["16 GPUs", "2 GPUs", "4 GPUs"])
+    assert few["2 GPUs"].colour == shade(0.0)
+    assert few["16 GPUs"].colour == shade(1.0)
+    assert list(few) == ["16 GPUs", "2 GPUs", "4 GPUs"]
+
+
+@pytest.mark.slow
+def test_the_palette_is_read_without_a_drawing_library() -> None:
+    code = "import sys; from dse.plots.palette import looks; looks(['serial']); print('matplotlib' in sys.modules)"
+    done: Any = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
