@@ -14,6 +14,7 @@ from typing import Any
 
 from dse.config.compose import Request
 from dse.evaluation.signals import Interrupted, Stop, stoppable
+from dse.pages.report import write_report
 from dse.results import provenance, report
 from dse.results.agreement import compare as compare_levels
 from dse.results.answer import answer, claims_line, write_answer
@@ -49,6 +50,7 @@ def _run(planned: Plan, background: BackgroundTracking) -> int:
         report.draw(outputs, planned.settings.study.module, shown.table)
         report.draw_levels(outputs)
     report.add(outputs, planned.settings.study.module, draw=drawn)
+    write_report(outputs)
     outputs.finish()
     _print_rest(planned, outputs=outputs, shown=shown, rows=rows)
     background.finish()
@@ -199,7 +201,7 @@ def _print_rest(planned: Plan, *, outputs: Outputs, shown: Selection, rows: Sequ
     console.print(_rests_on(record["facts"]))
     console.print(provenance.describe(record))
     console.print(
-        f"written to {outputs.folder}/ (results.parquet, claims.json, figures/, config.yaml, provenance.json)",
+        f"written to {outputs.folder}/ (report.html, results.parquet, claims.json, figures/, provenance.json)",
         soft_wrap=True,
     )
 

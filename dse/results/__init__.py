@@ -8,9 +8,4 @@ COMMANDS = {
         "claims study=<name>",
         "published claims of the newest run, beside what came out",
     ),
-    "report": Command(
-        "dse.results.report:redraw",
-        "report study=<name>",
-        "redraw figures and claims of the newest run from what is stored",
-    ),
 }

@@ -286,11 +286,11 @@ def write_timeline(outputs: Outputs, row: Any, replay: Replay, *, knobs: Iterabl
     name = f"timeline_{row['scenario']}_{str(row['key'])[:8]}"
     title = f"{row['scenario']}: {choice_in_words(row, knobs)}"
     figure = plots.timeline(pd.DataFrame([vars(interval) for interval in replay.intervals]), title)
-    trace = outputs.write_text(f"figures/{name}.json", json.dumps(_trace(replay.intervals, replay.limits)))
-    return [*plots.save(figure, outputs.figures, name), trace]
+    written = outputs.write_text(f"figures/{name}.json", json.dumps(trace(replay.intervals, replay.limits)))
+    return [*plots.save(figure, outputs.figures, name), written]
 
 
-def _trace(intervals: Iterable[Interval], limits: Mapping[str, float]) -> dict[str, Any]:
+def trace(intervals: Iterable[Interval], limits: Mapping[str, float]) -> dict[str, Any]:
     """Return intervals in Chrome's trace event format: complete events in microseconds, a thread for each lane."""
     spans = list(intervals)
     lanes = {lane: number for number, lane in enumerate(dict.fromkeys(span.lane for span in spans), start=1)}

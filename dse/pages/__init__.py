@@ -1,0 +1,15 @@
+"""Pages for a browser: the report of a study, comparisons, explored tables, reproductions.
+
+A page is one file that asks nothing of any network: its scripts, styles, figures and rows are inside. `page` renders
+all of them, `points` and `charts` make the interactive part that they share.
+"""
+
+from dse.plugins import Command
+
+COMMANDS = {
+    "report": Command(
+        "dse.pages.report:command",
+        "report study=<name>",
+        "write figures, claims and report.html of the newest run again",
+    ),
+}

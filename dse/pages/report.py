@@ -1,0 +1,266 @@
+"""The page of a finished study: its question, answer, points, figures, causes, claims and sources. Command `report`."""
+
+from __future__ import annotations
+
+import json
+import platform
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from dse.backend import Interval
+from dse.errors import pairs
+from dse.pages import charts, page, pictures
+from dse.pages.pictures import Picture, data_uri
+from dse.pages.points import Points, read_points
+from dse.pages.tables import Sheet, split
+from dse.pages.views import Start, begin, embedded
+from dse.plots.palette import COLOURS
+from dse.results import output_files, provenance, report
+from dse.results.answer import answer
+from dse.results.pareto import winners
+from dse.results.run_folder import Outputs
+from dse.results.selection import Selection, select
+
+NAME = "report.html"
+_MOST_CELLS, _MOST_POINTS = 70_000, 5_000  # values and rows that are inside the page
+_MOST_FACTS = 400
+_MOST_TASKS = 100_000
+_LEAST_SHARE = 0.01
+
+
+def write_report(outputs: Outputs) -> Path:
+    """Write `report.html` of a run, with all that its folder holds by now, and traces beside it; its path.
+
+    Raises ConfigError where the folder is damaged.
+    """
+    write_traces(outputs)
+    scripts = [page.chart_library(), *map(page.script, (*page.VIEWS, "begin_inline.js"))]
+    return page.write(outputs.folder / NAME, page.render("report.html", content(outputs), scripts=scripts))
+
+
+def content(outputs: Outputs) -> dict[str, Any]:
+    """All that the template of a report shows."""
+    summary, record = outputs.read_json("summary"), outputs.read_json("provenance")
+    shown = report.load_selection(outputs)
+    has_result = bool((shown.table["status"] == "ok").any())
+    sheets, sentences = split(answer(outputs, shown.table, verbose=True)) if has_result else ([], [])
+    claims = outputs.read_json("claims") if outputs.has("claims") else []
+    return {
+        "title": f"{summary['study']}: {question(outputs)}",
+        "study": summary["study"],
+        "question": question(outputs),
+        "answer": summary.get("answer") or " ".join(sentences).removeprefix("in short: "),
+        "winners": sheets,
+        "limits": _limits(summary["limits"]),
+        "pictures": pictures.pictures(outputs.figures, outputs.folder),
+        "timelines": timelines(outputs),
+        **_claims(claims),
+        "levels": split(report.levels(outputs)),
+        **_sources(record),
+        **_views(outputs, summary, shown),
+    }
+
+
+def question(outputs: Outputs) -> str:
+    """The question of a study as a sentence."""
+    study = outputs.read_config()["study"]
+    text = str(outputs.read_json("summary").get("question") or study.get("question") or study.get("description") or "")
+    return text[:1].upper() + text[1:]
+
+
+def _views(outputs: Outputs, summary: Mapping[str, Any], shown: Selection) -> dict[str, Any]:
+    """The interactive part: its rows, and a picture of it for paper."""
+    points, chosen = read_run(outputs, summary)
+    start = begin(points, first_scenario(outputs, shown)) if len(points) else None
+    if start is None:
+        return {"start": None, "content": None, "note": "", "printed": "", "printed_title": ""}
+    rows = chosen.num_rows
+    note = f"All {rows:,} points are in this page." if chosen.complete else f"This page holds {chosen}."
+    note += f" python -m dse explore {summary['study']} shows every point." if not chosen.complete else ""
+    views = embedded(points, start)
+    title = f"{charts.axis_title(start.y)} over {charts.axis_title(start.x)}"
+    title += f", scenario {start.scenario}" if start.scenario else ""
+    return {
+        "start": views["start"],
+        "content": views,
+        "note": note,
+        "printed": _print_scatter(points, start),
+        "printed_title": f"{title}; outlined points are on a Pareto front",
+    }
+
+
+def read_run(outputs: Outputs, summary: Mapping[str, Any]) -> tuple[Points, Selection]:
+    """Points of a run that fit into a page, and which of its rows they are."""
+    import pyarrow as pa
+
+    with output_files.table(outputs.results) as table:
+        most = min(_MOST_POINTS, _MOST_CELLS // max(len(table.names), 1))
+    chosen = select(outputs.results, summary["goals"], most)
+    return read_points(pa.Table.from_pandas(chosen.table, preserve_index=False), summary), chosen
+
+
+def first_scenario(outputs: Outputs, shown: Selection) -> str:
+    """The scenario whose winner gains most."""
+    summary = outputs.read_json("summary")
+    best = winners(shown.table, summary["goals"])
+    name, goal = summary.get("order") or next(iter(summary["goals"].items()))
+    if not len(best):
+        return ""
+    ordered = best.sort_values(name, ascending=goal == "minimize", kind="stable") if name in best else best
+    return str(ordered["scenario"].iloc[0])
+
+
+def _print_scatter(points: Points, start: Start) -> str:
+    import numpy as np
+
+    rows = np.arange(len(points))
+    if start.scenario and points.scenario is not None:
+        code = points.scenario.categories.index(start.scenario)
+        rows = np.flatnonzero(points.values[points.scenario.id] == code)
+    columns = [column for column in (start.x, start.y, start.colour) if column]
+    taken = charts.rows_of(points, points.take(rows, list(dict.fromkeys(columns))))
+    return data_uri(charts.draw(charts.scatter(start.x, start.y, start.colour, []), taken), "image/png")
+
+
+# ---------------------------------------------------------------- why
+
+
+def _limits(limits: Mapping[str, Mapping[str, float]]) -> dict[str, Any] | None:
+    """Shares of the time of every winner by what limits it, the largest of all first, each with its colour."""
+    totals: Counter[str] = Counter()
+    for shares in limits.values():
+        totals.update({name: share for name, share in shares.items() if share >= _LEAST_SHARE})
+    if not totals:
+        return None
+    colours = dict(zip([name for name, _ in totals.most_common()], _many_colours(len(totals)), strict=True))
+    bars = {scenario: _bar(shares, colours) for scenario, shares in limits.items() if shares}
+    columns = ("scenario", *colours)
+    rows = tuple(
+        (scenario, *(f"{100 * shares[name]:.0f} %" if name in shares else "–" for name in colours))
+        for scenario, shares in limits.items()
+    )
+    numbers = Sheet("Share of the winner's time by what limits it", columns, (False, *(True,) * len(colours)), rows)
+    return {"colours": colours, "bars": bars, "numbers": numbers}
+
+
+def _many_colours(count: int) -> Sequence[str]:
+    colours = list(COLOURS.values())
+    return [colours[place % len(colours)] for place in range(count)]
+
+
+def _bar(shares: Mapping[str, float], colours: Mapping[str, str]) -> list[tuple[str, str]]:
+    """(colour, percent) of the parts of a bar."""
+    return [(colours[name], f"{100 * shares[name]:.2f}") for name in colours if shares.get(name, 0) > 0]
+
+
+# ---------------------------------------------------------------- claims and sources
+
+
+def _claims(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    sheets, sentences = split([report.claims_table(rows)])
+    count = report.claims_count(rows)
+    return {"claims": sheets, "claims_text": [*([count] if count else []), *sentences], "statements": statements(rows)}
+
+
+def statements(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, str]]:
+    """(id, statement, source) of claims."""
+    return [(row["id"], row["statement"], row["source"]) for row in rows]
+
+
+def _sources(record: Mapping[str, Any]) -> dict[str, Any]:
+    facts = record.get("facts", [])
+    counts = Counter(fact["provenance"] for fact in facts)
+    rows = tuple(
+        (fact["path"], _fact_value(fact["value"]), fact["provenance"], fact["source"]) for fact in facts[:_MOST_FACTS]
+    )
+    return {
+        "facts": Sheet("Constants", ("constant", "value", "known how", "source"), (False, True, False, False), rows),
+        "facts_left": max(0, len(facts) - _MOST_FACTS),
+        "fact_counts": ", ".join(f"{count} {kind}" for kind, count in counts.most_common()),
+        "from_memory": [fact["path"] for fact in facts if fact["provenance"] == "memory"],
+        "assumed": [fact["path"] for fact in facts if fact["provenance"] == "assumed"],
+        "models": record.get("models", {}),
+        "command": provenance.command_line(record),
+        "made": provenance.describe(
+            {"git": {"commit": None, "reason": "unknown"}, "python": "", "machine": {}, **record}
+        ),
+        "versions": record.get("versions", {}),
+        "environment": environment(record),
+    }
+
+
+def _fact_value(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def environment(record: Mapping[str, Any]) -> dict[str, str]:
+    """Facts of a run by name, for people."""
+    git, machine = record.get("git", {}), record.get("machine", {})
+    shown = {
+        "Time": record.get("time", ""),
+        "Seed": record.get("seed", ""),
+        "Backend": record.get("backend", ""),
+        "Commit": git.get("commit") or git.get("reason", ""),
+        "Uncommitted changes": git.get("diff", "yes") if git.get("dirty") else "none" if git.get("commit") else "",
+        "Python": record.get("python", ""),
+        "System": machine.get("system", platform.system()),
+        "Processor": machine.get("cpu", ""),
+        "Cores": machine.get("usable_cores") or machine.get("cores") or "",
+    }
+    return {name: str(value) for name, value in shown.items() if value != ""}
+
+
+# ---------------------------------------------------------------- timelines
+
+
+def timelines(outputs: Outputs) -> list[Picture]:
+    """Pictures and traces of the winners' timelines that stand beside the page, as links."""
+    folder = outputs.figures
+    names = {path.stem for kind in ("png", "svg", "json") for path in folder.glob(f"timeline_*.{kind}")}
+    return [
+        Picture(name.removeprefix("timeline_"), "", pictures.links(folder, name, base=outputs.folder))
+        for name in sorted(names, key=_by_number)
+    ]
+
+
+def _by_number(name: str) -> list[tuple[int, str]]:
+    """Order of names in which g2 comes before g10."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
+
+
+def write_traces(outputs: Outputs) -> list[Path]:
+    """Write the timeline of every winner in the trace event format (Perfetto, chrome://tracing); their paths."""
+    if not output_files.exists(outputs.folder / "timelines.parquet"):
+        return []
+    tasks = outputs.read_table("timelines")
+    if not len(tasks) or len(tasks) > _MOST_TASKS:
+        return []
+    limits = outputs.read_json("summary")["limits"]
+    paths = []
+    for scenario, rows in tasks.groupby("scenario", sort=False):
+        name = re.sub(r"[^\w.+-]", "_", str(scenario))[:80]
+        intervals = [Interval(*row) for row in rows[list(_FIELDS)].itertuples(index=False)]
+        text = json.dumps(report.trace(intervals, limits.get(str(scenario), {})))
+        paths.append(outputs.write_text(f"figures/timeline_{name}.json", text))
+    return paths
+
+
+_FIELDS = ("lane", "name", "kind", "start_s", "finish_s", "moved_bytes", "flop")
+
+
+def report_mb(path: Path) -> float:
+    """Size of a page in megabytes, for `benchmarks.first_minute`."""
+    return path.stat().st_size / 1e6
+
+
+@output_files.working_on_folders
+def command(words: Sequence[str]) -> int:
+    """`report study=<name> [output_dir=<folder>]`: figures, claims and the page again; nothing is evaluated."""
+    options = pairs(words, {"study": "", "output_dir": "outputs"})
+    code = report.redraw(words)
+    path = write_report(Outputs.latest(Path(options["output_dir"]), options["study"]))
+    report.console().print(f"report: {path}", soft_wrap=True)
+    return code

@@ -1,0 +1,2 @@
+"use strict";
+beginViews((content) => new Inline(content));
