@@ -15,18 +15,18 @@ from dse.errors import pairs
 from dse.pages import charts, page, pictures
 from dse.pages.pictures import Picture, data_uri
 from dse.pages.points import Points, read_points
-from dse.pages.tables import Sheet, split
+from dse.pages.tables import Sheet, sheet, split
 from dse.pages.views import Start, begin, embedded
 from dse.plots.palette import COLOURS
 from dse.results import output_files, provenance, report
-from dse.results.answer import answer
-from dse.results.pareto import winners
+from dse.results.answer import ranked_winners, winners_in_words
 from dse.results.run_folder import Outputs
 from dse.results.selection import Selection, select
 
 NAME = "report.html"
 _MOST_CELLS, _MOST_POINTS = 70_000, 5_000  # values and rows that are inside the page
 _MOST_FACTS = 400
+_MOST_WINNERS = 500
 _MOST_TASKS = 100_000
 _LEAST_SHARE = 0.01
 
@@ -46,14 +46,15 @@ def content(outputs: Outputs) -> dict[str, Any]:
     summary, record = outputs.read_json("summary"), outputs.read_json("provenance")
     shown = report.load_selection(outputs)
     has_result = bool((shown.table["status"] == "ok").any())
-    sheets, sentences = split(answer(outputs, shown.table, verbose=True)) if has_result else ([], [])
+    best = ranked_winners(summary, shown.table) if has_result else shown.table.head(0)
     claims = outputs.read_json("claims") if outputs.has("claims") else []
     return {
-        "title": f"{summary['study']}: {question(outputs)}",
+        "title": f"{summary['study']}: {summary['question']}",
         "study": summary["study"],
-        "question": question(outputs),
-        "answer": summary.get("answer") or " ".join(sentences).removeprefix("in short: "),
-        "winners": sheets,
+        "question": summary["question"],
+        "answer": summary["answer"],
+        "winners": [sheet(winners_in_words(summary, best.head(_MOST_WINNERS)))] if len(best) else [],
+        "num_winners": len(best),
         "limits": _limits(summary["limits"]),
         "pictures": pictures.pictures(outputs.figures, outputs.folder),
         "timelines": timelines(outputs),
@@ -62,13 +63,6 @@ def content(outputs: Outputs) -> dict[str, Any]:
         **_sources(record),
         **_views(outputs, summary, shown),
     }
-
-
-def question(outputs: Outputs) -> str:
-    """The question of a study as a sentence."""
-    study = outputs.read_config()["study"]
-    text = str(outputs.read_json("summary").get("question") or study.get("question") or study.get("description") or "")
-    return text[:1].upper() + text[1:]
 
 
 def _views(outputs: Outputs, summary: Mapping[str, Any], shown: Selection) -> dict[str, Any]:
@@ -105,12 +99,8 @@ def read_run(outputs: Outputs, summary: Mapping[str, Any]) -> tuple[Points, Sele
 def first_scenario(outputs: Outputs, shown: Selection) -> str:
     """The scenario whose winner gains most."""
     summary = outputs.read_json("summary")
-    best = winners(shown.table, summary["goals"])
-    name, goal = summary.get("order") or next(iter(summary["goals"].items()))
-    if not len(best):
-        return ""
-    ordered = best.sort_values(name, ascending=goal == "minimize", kind="stable") if name in best else best
-    return str(ordered["scenario"].iloc[0])
+    best = ranked_winners(summary, shown.table)
+    return str(best["scenario"].iloc[0]) if len(best) else ""
 
 
 def _print_scatter(points: Points, start: Start) -> str:

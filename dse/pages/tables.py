@@ -25,7 +25,7 @@ def sheet(table: Table) -> Sheet:
     columns = tuple(str(column.header) for column in table.columns)
     numeric = tuple(column.justify == "right" for column in table.columns)
     cells = [[str(cell) for cell in column.cells] for column in table.columns]
-    return Sheet(str(table.title or ""), columns, numeric, tuple(zip(*cells, strict=True)))
+    return Sheet(str(table.title or table.caption or ""), columns, numeric, tuple(zip(*cells, strict=True)))
 
 
 def split(parts: Iterable[Table | str]) -> tuple[list[Sheet], list[str]]:

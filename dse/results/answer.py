@@ -17,6 +17,7 @@ from dse.results.words import cell, choice_in_words, common_choices, gain_in_wor
 if TYPE_CHECKING:
     import pandas as pd
     from rich.table import Table
+    from rich.text import Text
 
 _MOST_ROWS = 20
 _MOST_METRICS = 4  # columns of a table in words
@@ -28,28 +29,31 @@ def write_answer(outputs: Outputs, module: str, table: pd.DataFrame) -> None:
     """Write the answer in one sentence to `summary.json`: what the study's module says, else what the winners tell."""
     record = outputs.read_json("summary")
     sentence = plugins.load("study", module).answer(table) if (table["status"] == "ok").any() else ""
-    outputs.write_json("summary", {**record, "answer": sentence or conclude(record, _winners(record, table))})
+    outputs.write_json("summary", {**record, "answer": sentence or conclude(record, ranked_winners(record, table))})
 
 
-def answer(outputs: Outputs, table: pd.DataFrame, *, verbose: bool = False) -> Iterator[Any]:
-    """Yield the question, the winners of the scenarios, and the answer in one sentence.
-
-    Winners are told in words, at most 20 rows of them; with all columns where verbose.
-    """
+def answer(outputs: Outputs, table: pd.DataFrame, *, verbose: bool = False) -> Iterator[Table | Text | str]:
+    """Yield the question, the winners of the scenarios, and the answer in one sentence."""
     from rich.text import Text
 
     record = outputs.read_json("summary")
-    best = _winners(record, table)
     if record["question"]:
         yield Text(record["question"], style="bold")
+    yield from tables_of_winners(outputs, table, verbose=verbose)
+    if record["answer"]:
+        yield Text(f"in short: {record['answer']}", style="bold")
+
+
+def tables_of_winners(outputs: Outputs, table: pd.DataFrame, *, verbose: bool = False) -> Iterator[Table | str]:
+    """Yield the winners, those that gain most first: in words at most 20 rows of them; all columns where verbose."""
+    record = outputs.read_json("summary")
+    best = ranked_winners(record, table)
     if verbose:
-        yield summary(outputs, table[table["scenario"].isin(best["scenario"])])
+        yield summary(outputs, table)
     elif len(best):
         yield winners_in_words(record, best.head(_MOST_ROWS))
         if len(best) > _MOST_ROWS:
             yield f"and {len(best) - _MOST_ROWS} scenarios more: -v lists them"
-    if record["answer"]:
-        yield Text(f"in short: {record['answer']}", style="bold")
 
 
 def winners_in_words(record: Mapping[str, Any], best: pd.DataFrame) -> Table:
@@ -69,7 +73,7 @@ def winners_in_words(record: Mapping[str, Any], best: pd.DataFrame) -> Table:
     shown = Table(box=None, pad_edge=False, caption=f"all: {shared}" if shared else None, caption_justify="left")
     shown.add_column("scenario", no_wrap=True)
     for name in metrics:
-        shown.add_column("" if name == relation else metric_title(name), justify="right", no_wrap=True)
+        shown.add_column(metric_title(name), justify="right", no_wrap=True)
     varied = [path for path in knobs if path not in common]
     limited = any(record["limits"].values())
     for name in (["with"] if varied else []) + (["limited by"] if limited else []):
@@ -86,7 +90,7 @@ def _metric(value: Any, name: str, unit: str, *, relation: str | None) -> str:
     return gain_in_words(value) if name == relation and value == value else cell(value, unit)
 
 
-def _winners(record: Mapping[str, Any], table: pd.DataFrame) -> pd.DataFrame:
+def ranked_winners(record: Mapping[str, Any], table: pd.DataFrame) -> pd.DataFrame:
     """Winners of the scenarios, those that gain most first."""
     best, gain = winners(table, record["goals"]), record["gain"]
     name, goal = (gain, "maximize") if gain in best and len(best) > 1 else next(iter(record["goals"].items()))
