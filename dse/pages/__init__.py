@@ -12,4 +12,9 @@ COMMANDS = {
         "report study=<name>",
         "write figures, claims and report.html of the newest run again",
     ),
+    "explore": Command(
+        "dse.pages.explore:command",
+        "explore <run> [port=...]",
+        "look at every point of a run in a browser: zoom, filter, any two metrics",
+    ),
 }

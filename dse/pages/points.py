@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dse.plots.palette import looks
+from dse.results.words import metric_title
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -23,7 +23,6 @@ MOST_LOOKS = 24
 MOST_CATEGORIES = 500
 """Values of a column of texts that can be chosen one by one."""
 _ABOUT = ("key", "status", "reason", "engine", "baseline", "on_front", "explored", "promoted")
-_UNIT_ENDINGS = re.compile(r"_(s|bytes|J|W)$")
 _MISSING = "–"
 _MARKER_SHAPES = {
     "o": "circle",
@@ -95,12 +94,16 @@ class Column:
 
 @dataclass(frozen=True)
 class Points:
-    """Rows that have a result. values: id -> numbers [N], or codes [N] of texts. front, keys [N]."""
+    """Rows that have a result. values: id -> numbers [N], or codes [N] of texts. front [N].
+
+    keys: arrow texts of all rows of the table. rows [N]: their places in it.
+    """
 
     columns: tuple[Column, ...]
     values: Mapping[str, NDArray[Any]]
     front: NDArray[np.bool_]
     keys: Any
+    rows: NDArray[Any]
     study: str = ""
 
     @cached_property
@@ -123,7 +126,7 @@ class Points:
     def take(self, rows: NDArray[Any], columns: Sequence[Column]) -> dict[str, Any]:
         """Some rows of some columns, ready for JSON: `front`, `keys` (their first letters), and values by id."""
         taken: dict[str, Any] = {column.id: _plain_list(self.values[column.id][rows]) for column in columns}
-        keys = [str(key)[:8] for key in self.keys.take(rows).to_pylist()]
+        keys = [str(key)[:8] for key in self.keys.take(self.rows[rows]).to_pylist()]
         return {"front": self.front[rows].astype(int).tolist(), "keys": keys, "values": taken}
 
 
@@ -132,25 +135,37 @@ def read_points(table: pa.Table, summary: Mapping[str, Any]) -> Points:
 
     summary: of the run, or nothing where a table stands alone.
     """
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    if "status" in table.column_names:
-        table = table.filter(pc.equal(table.column("status"), "ok"))
     names = [name for name in table.column_names if name not in _ABOUT]
-    titles = _titles(names)
+    titles, rows = _titles(names), _with_result(table)
     columns, values = [], {}
     for number, name in enumerate(names):
         kind = {"id": f"c{number}", "name": name, "title": titles[name], "role": _role(name, table, summary)}
         unit, goal = summary.get("units", {}).get(name, ""), summary.get("goals", {}).get(name, "")
-        column, data = _column(table.column(name), {**kind, "unit": unit, "goal": goal})
+        column, data = _column(table.column(name), rows, {**kind, "unit": unit, "goal": goal})
         if _is_of_use(column):
             columns.append(column)
             values[column.id] = data
-    count = len(table)
-    on_front = table.column("on_front").to_numpy() if "on_front" in table.column_names else np.zeros(count, bool)
-    keys = table.column("key") if "key" in table.column_names else pa.array([""] * count)
-    return Points(tuple(columns), values, np.asarray(on_front, bool), keys, str(summary.get("study", "")))
+    return Points(tuple(columns), values, _front(table)[rows], _keys(table), rows, str(summary.get("study", "")))
+
+
+def _with_result(table: pa.Table) -> NDArray[Any]:
+    """Numbers of the rows that have a result."""
+    import pyarrow.compute as pc
+
+    if "status" not in table.column_names:
+        return np.arange(len(table))
+    return np.flatnonzero(pc.equal(table.column("status"), "ok").to_numpy())
+
+
+def _front(table: pa.Table) -> NDArray[np.bool_]:
+    there = "on_front" in table.column_names
+    return np.asarray(table.column("on_front").to_numpy(), bool) if there else np.zeros(len(table), bool)
+
+
+def _keys(table: pa.Table) -> Any:
+    import pyarrow as pa
+
+    return table.column("key") if "key" in table.column_names else pa.array([""] * len(table))
 
 
 def _is_of_use(column: Column) -> bool:
@@ -184,7 +199,7 @@ def _role(name: str, table: pa.Table, summary: Mapping[str, Any]) -> str:
     return "relation" if name in summary.get("shown", ()) else "metric"
 
 
-def _column(values: Any, named: dict[str, Any]) -> tuple[Column, NDArray[Any]]:
+def _column(values: Any, rows: NDArray[Any], named: dict[str, Any]) -> tuple[Column, NDArray[Any]]:
     """Read a column with its values: truths and texts as codes, integers and floats as numbers."""
     import pyarrow.compute as pc
     import pyarrow.types as kinds
@@ -192,22 +207,27 @@ def _column(values: Any, named: dict[str, Any]) -> tuple[Column, NDArray[Any]]:
     if kinds.is_boolean(values.type):
         values = pc.if_else(values, "yes", "no")
     if not (kinds.is_string(values.type) or kinds.is_large_string(values.type) or kinds.is_dictionary(values.type)):
-        return _number_column(values, named)
+        return _number_column(values, rows, named)
     coded = values.combine_chunks()
     coded = coded if kinds.is_dictionary(values.type) else coded.dictionary_encode()
     categories = [str(value) or _MISSING for value in coded.dictionary.to_pylist()]
     codes = np.asarray(coded.indices.fill_null(len(categories)).to_numpy(zero_copy_only=False), np.int32)
     if coded.null_count:
         categories.append(_MISSING)
-    return Column(**named, categories=tuple(categories)), codes
+    return Column(**named, categories=tuple(categories)), _choose(codes, rows)
 
 
-def _number_column(values: Any, named: dict[str, Any]) -> tuple[Column, NDArray[Any]]:
+def _choose(values: NDArray[Any], rows: NDArray[Any]) -> NDArray[Any]:
+    """Some rows; all of them are not copied."""
+    return values if len(rows) == len(values) else values[rows]
+
+
+def _number_column(values: Any, rows: NDArray[Any], named: dict[str, Any]) -> tuple[Column, NDArray[Any]]:
     import pyarrow as pa
 
-    numbers = np.asarray(values.cast(pa.float64()).to_numpy(), float)
+    numbers = _choose(np.asarray(values.cast(pa.float64()).to_numpy(), float), rows)
     finite = numbers[np.isfinite(numbers)]
-    low, high = (float(finite.min()), float(finite.max())) if len(finite) else (math.nan, math.nan)
+    low, high = (float(finite.min()), float(finite.max())) if len(finite) else (0.0, 0.0)
     return Column(**named, low=low, high=high, gaps=len(finite) < len(numbers)), numbers
 
 
@@ -221,4 +241,4 @@ def _titles(names: Sequence[str]) -> dict[str, str]:
 def _short(name: str) -> str:
     section, _, last = name.rpartition(".")
     text = section.rpartition(".")[2] if last == "name" and section else last
-    return _UNIT_ENDINGS.sub("", text).replace("_", " ") or name
+    return metric_title(text) or name

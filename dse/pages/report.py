@@ -45,30 +45,30 @@ def content(outputs: Outputs) -> dict[str, Any]:
     """All that the template of a report shows."""
     summary, record = outputs.read_json("summary"), outputs.read_json("provenance")
     shown = report.load_selection(outputs)
-    has_result = bool((shown.table["status"] == "ok").any())
-    best = ranked_winners(summary, shown.table) if has_result else shown.table.head(0)
+    best = ranked_winners(summary, shown.table)
     claims = outputs.read_json("claims") if outputs.has("claims") else []
     return {
         "title": f"{summary['study']}: {summary['question']}",
         "study": summary["study"],
         "question": summary["question"],
         "answer": summary["answer"],
-        "winners": [sheet(winners_in_words(summary, best.head(_MOST_WINNERS)))] if len(best) else [],
-        "num_winners": len(best),
+        "winners": sheet(winners_in_words(summary, best.head(_MOST_WINNERS))) if len(best) else None,
+        "winners_left": max(0, len(best) - _MOST_WINNERS),
+        "winners_in_full": sheet(report.summary(outputs, shown.table)) if len(best) else None,
         "limits": _limits(summary["limits"]),
         "pictures": pictures.pictures(outputs.figures, outputs.folder),
         "timelines": timelines(outputs),
         **_claims(claims),
         "levels": split(report.levels(outputs)),
         **_sources(record),
-        **_views(outputs, summary, shown),
+        **_views(outputs, summary, str(best["scenario"].iloc[0]) if len(best) else ""),
     }
 
 
-def _views(outputs: Outputs, summary: Mapping[str, Any], shown: Selection) -> dict[str, Any]:
-    """The interactive part: its rows, and a picture of it for paper."""
+def _views(outputs: Outputs, summary: Mapping[str, Any], scenario: str) -> dict[str, Any]:
+    """The interactive part: its rows, and a picture of it for paper. scenario: which is shown first."""
     points, chosen = read_run(outputs, summary)
-    start = begin(points, first_scenario(outputs, shown)) if len(points) else None
+    start = begin(points, scenario) if len(points) else None
     if start is None:
         return {"start": None, "content": None, "note": "", "printed": "", "printed_title": ""}
     rows = chosen.num_rows
@@ -94,13 +94,6 @@ def read_run(outputs: Outputs, summary: Mapping[str, Any]) -> tuple[Points, Sele
         most = min(_MOST_POINTS, _MOST_CELLS // max(len(table.names), 1))
     chosen = select(outputs.results, summary["goals"], most)
     return read_points(pa.Table.from_pandas(chosen.table, preserve_index=False), summary), chosen
-
-
-def first_scenario(outputs: Outputs, shown: Selection) -> str:
-    """The scenario whose winner gains most."""
-    summary = outputs.read_json("summary")
-    best = ranked_winners(summary, shown.table)
-    return str(best["scenario"].iloc[0]) if len(best) else ""
 
 
 def _print_scatter(points: Points, start: Start) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -12,12 +12,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Sheet:
-    """A table to show. numeric: which columns stand at the right. rows: texts of the cells."""
+    """A table to show. numeric: which columns stand at the right. rows: texts of the cells. note: below it."""
 
     title: str
     columns: tuple[str, ...]
     numeric: tuple[bool, ...]
     rows: tuple[tuple[str, ...], ...]
+    note: str = ""
 
 
 def sheet(table: Table) -> Sheet:
@@ -25,11 +26,11 @@ def sheet(table: Table) -> Sheet:
     columns = tuple(str(column.header) for column in table.columns)
     numeric = tuple(column.justify == "right" for column in table.columns)
     cells = [[str(cell) for cell in column.cells] for column in table.columns]
-    return Sheet(str(table.title or table.caption or ""), columns, numeric, tuple(zip(*cells, strict=True)))
+    return Sheet(str(table.title or ""), columns, numeric, tuple(zip(*cells, strict=True)), str(table.caption or ""))
 
 
-def split(parts: Iterable[Table | str]) -> tuple[list[Sheet], list[str]]:
+def split(parts: Iterable[Any]) -> tuple[list[Sheet], list[str]]:
     """Separate what a command prints: its tables, its sentences."""
     printed = list(parts)
-    sentences = [part for part in printed if isinstance(part, str)]
-    return [sheet(part) for part in printed if not isinstance(part, str)], sentences
+    tables = [part for part in printed if hasattr(part, "columns")]
+    return [sheet(table) for table in tables], [str(part) for part in printed if not hasattr(part, "columns")]

@@ -1,7 +1,7 @@
 "use strict";
 // Charts of a source: any two metrics, parallel coordinates, a histogram, a table. Starts when the page is read.
 
-const EMBED = {actions: false, ast: true, renderer: "canvas"}; // ast: expressions are interpreted, so no eval is needed
+const EMBED = {actions: false, ast: true, renderer: "canvas", logLevel: 1}; // ast: expressions are interpreted, so no eval is needed
 
 class Views {
   constructor(content, source) {
@@ -12,7 +12,7 @@ class Views {
     this.charts = {};
     const start = content.start;
     this.state = {...start, filters: {}, brushes: {}, window: null, sort: {...start.sort}, length: 25};
-    if (start.scenario) this.state.filters[start.scenario.id] = {values: [start.scenario.value]};
+    if (start.scenario && start.scenario.value) this.state.filters[start.scenario.id] = {values: [start.scenario.value]};
   }
 
   async begin() {
