@@ -21,10 +21,12 @@ from hypothesis import strategies as st
 from playwright.sync_api import Page, expect
 
 from dse.pages import charts, page, pictures
+from dse.pages.comparison import match_points, write_comparison
 from dse.pages.points import read_points
 from dse.pages.report import NAME, content, write_report
 from dse.pages.tables import sheet
 from dse.pages.views import begin, embedded
+from dse.results.finished_run import Finished, read
 from dse.results.run_folder import Outputs
 
 HOSTILE = "</script><img src=x onerror=alert(1)>'\"&{{7*7}}<!--"
@@ -316,3 +318,39 @@ def test_a_printed_report_has_figures_in_place_of_what_moves(hostile: str) -> No
         assert not visit.page.locator("#scatter").is_visible()
         assert visit.page.locator("figure.only-print img").is_visible()
         assert visit.overhang() <= 0
+
+
+# ---------------------------------------------------------------- two runs
+
+
+def two_runs(root: Path) -> tuple[Finished, Finished]:
+    """Two finished runs, of which the second has fewer points, each half as long."""
+    first, second = (root / name for name in ("first", "second"))
+    table = some_points(60, [HOSTILE, "ring", "serial", "x", "y", "z", "v"]).drop_duplicates(
+        ["scenario", "schedule.name", "chunks"]
+    )
+    slower = table.iloc[5:].assign(makespan_s=lambda rows: rows["makespan_s"] / 2)
+    folders = (run_folder(first, table), run_folder(second, slower))
+    return Finished(folders[0]), Finished(folders[1])
+
+
+def test_points_of_two_runs_match_by_scenario_and_knobs(tmp_path: Path) -> None:
+    first, second = two_runs(tmp_path)
+    matches = match_points(first, second)
+    assert len(matches) == len(read(second, ["key"]))
+    assert matches["makespan, B over A"].to_numpy() == pytest.approx(0.5)
+    assert matches["energy (A)"].to_numpy() == pytest.approx(matches["energy (B)"].to_numpy())
+
+
+@needs_chromium
+@pytest.mark.slow
+def test_a_browser_shows_two_runs_side_by_side_whatever_their_names(tmp_path: Path) -> None:
+    (tmp_path / "page").mkdir()
+    printed = ["A = a\nB = b", f"made otherwise: {HOSTILE}"]
+    path = write_comparison(tmp_path / "page", two_runs(tmp_path), printed)
+    with browsing(PHONE) as visit:
+        visit.open(path.as_uri())
+        assert not visit.complaints
+        assert visit.faults() == []
+        assert visit.overhang() <= 0
+        assert HOSTILE in visit.page.inner_text("main")

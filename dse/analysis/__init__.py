@@ -6,7 +6,7 @@ BACKENDS = {"landscape": "dse.analysis.search_benchmark:LandscapeBackend"}
 COMMANDS = {
     "compare": Command(
         "dse.analysis.compare:command",
-        "compare <run> <run>",
+        "compare <run> <run> [--html]",
         "two finished runs side by side: <study>, <study>/<time> or a folder",
     ),
     "importance": Command(

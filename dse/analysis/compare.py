@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dse.errors import ConfigError, Problem, pairs
+from dse.pages.comparison import write_comparison
 from dse.results import output_files, provenance, report
 from dse.results.finished_run import Finished, read
 from dse.results.output_files import plain_folder
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 Floats = NDArray[np.float64]
 REFERENCE = 1.1
 """The reference point, in every objective as scaled: a tenth beyond the worst value on either front."""
-_LABELS = ("description", "question", "note", "sources", "output_dir")
+_LABELS = ("description", "question", "note", "paper", "sources", "output_dir")
 _STEPS = 40  # of a curve
 
 
@@ -289,12 +290,16 @@ def attainment_difference(pairs_: Sequence[Pair], why_not: dict[str, str]) -> Fl
 
 @output_files.working_on_folders
 def command(words: Sequence[str]) -> int:
-    """`compare A B [output_dir=outputs]`: two finished runs side by side, each a folder, <study> or <study>/<time>.
+    """`compare A B [--html] [output_dir=outputs]`: two finished runs side by side, each a folder, <study> or
+    <study>/<time>; with --html (or html=true) in a page, too.
 
     Raises ConfigError.
     """
+    words = ["html=true" if word == "--html" else word for word in words]
     names = [word for word in words if "=" not in word]
-    options = pairs([word for word in words if "=" in word], {"output_dir": "outputs"})
+    options = pairs([word for word in words if "=" in word], {"output_dir": "outputs", "html": "false"})
+    if options["html"] not in ("true", "false"):
+        raise ConfigError([Problem("html", "must be true or false", options["html"])])
     if len(names) != 2:
         way = "write python -m dse compare <study>/<time> <study>"
         raise ConfigError([Problem("compare", "needs two runs", " ".join(names) or None, way)])
@@ -308,6 +313,8 @@ def command(words: Sequence[str]) -> int:
     for part in _printout(comparison):
         console.print(part, soft_wrap=isinstance(part, str))
     console.print(f"written to {folder}/ (compare.json, figures)", soft_wrap=True)
+    if options["html"] == "true":
+        console.print(f"page: {write_comparison(folder, (first, second), _printout(comparison))}", soft_wrap=True)
     return 0
 
 
