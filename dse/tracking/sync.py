@@ -182,9 +182,9 @@ def _set_views(store: Store, run_id: str, study: StudyFolder) -> None:
     """Save the views of this study run's points, and of the study runs."""
     summary = study.summary
     metrics = [name for name in summary["shown"] if name in summary["units"]]
-    order = tuple(summary["order"]) if "order" in summary else None
+    gain = summary["gain"] if len(summary["searched"]) > 1 else None  # it is comparable between scenarios
     experiment = _experiment(store, f"dse/{study.study}/points").experiment_id
-    columns = Columns(study.knobs(), summary["goals"], metrics, order)
+    columns = Columns(study.knobs(), summary["goals"], metrics, None if gain is None else (gain, "maximize"))
     for key in (BEST, FRONT):
         set_view(store.client, experiment, key, points_view(run_id, columns, front=key == FRONT))
     runs = runs_view([curve.name for curve in study.curves()])
