@@ -182,7 +182,7 @@ def _set_views(store: Store, run_id: str, study: StudyFolder) -> None:
     """Save the views of this study run's points, and of the study runs."""
     summary = study.summary
     metrics = [name for name in summary["shown"] if name in summary["units"]]
-    gain = summary["gain"] if len(summary["searched"]) > 1 else None  # it is comparable between scenarios
+    gain = summary.get("gain") if len(summary.get("searched", ())) > 1 else None  # it is comparable between scenarios
     experiment = _experiment(store, f"dse/{study.study}/points").experiment_id
     columns = Columns(study.knobs(), summary["goals"], metrics, None if gain is None else (gain, "maximize"))
     for key in (BEST, FRONT):
