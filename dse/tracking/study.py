@@ -207,7 +207,8 @@ class StudyFolder:
             fronts = output_files.frame(self.results, pa.concat_tables([table.schema.empty_table(), *parts]))
         title = _plain(self.config["study"].get("question", ""))
         answer = _plain(self.summary.get("answer", ""))
-        lines = [f"**{title}**", "", *([answer, ""] if answer else []), f"| scenario | winner | {_plain(first)} |", "|---|---|---|"]
+        head = [f"**{title}**", "", *([answer, ""] if answer else [])]
+        lines = [*head, f"| scenario | winner | {_plain(first)} |", "|---|---|---|"]
         for _, row in winners(fronts, goals).iterrows():
             cells = _plain(row["scenario"]), _plain(choice_in_words(row, self.summary["knobs"]))
             lines.append(f"| {' | '.join(cells)} | {row[first]:.6g} |")
