@@ -23,6 +23,7 @@ import numpy as np
 import pandas as pd
 
 from benchmarks import recorded
+from dse import plots
 from dse.analysis.search_benchmark import column
 from dse.config import compose
 from dse.search import Outcome, Question, Search, explore
@@ -111,9 +112,9 @@ def studied(folder: Path, words: Sequence[str]) -> pd.DataFrame:
 
 def draw(table: pd.DataFrame, folder: Path) -> None:
     """Some of the study's pictures, of all methods together."""
-    for name, figure in STUDY.figures(table, pd.DataFrame()):
+    for name, make in STUDY.figures(table, pd.DataFrame()):
         if name in _PICTURES:
-            figure.savefig(folder / f"search_{name}.png", dpi=110)
+            plots.save(make, folder, f"search_{name}", formats=["png"])
 
 
 def overhead() -> dict[str, dict[str, float]]:

@@ -1,1 +1,34 @@
 """The machine: systems, workloads, operator and transfer costs, task graphs, engines, metrics, the overlap backend."""
+
+LOOKS = {
+    "dma": ("DMA engines", "vermillion", "X"),
+    "cu": ("CUs", "blue", "X"),
+    "gpu": ("GPU", "navy", "X"),
+    "pcie_switch": ("PCIe switch", "green", "X"),
+    "cpu": ("CPU", "amber", "X"),
+    "compute": ("compute", "blue", "h"),
+    "contention": ("contention", "vermillion", "h"),
+    "decomposition": ("decomposition", "sky", "h"),
+    "starvation": ("starvation", "amber", "h"),
+    "dependency": ("dependency", "wine", "h"),
+    "communication": ("communication", "violet", "*"),
+}
+"""Engine of communication, place of NICs, cause of a loss -> label, colour and marker (`dse.plots.palette`)."""
+
+WORDS = {
+    "makespan_s": "makespan",
+    "comm_cu_s": "CU time of communication",
+    "peak_staging_bytes": "staging buffers",
+    "cost_proxy": "hardware cost",
+    "hbm_bytes": "DRAM traffic",
+    "speedup": "speed-up",
+    "system.gpu.num_cus": "CUs",
+    "system.node.num_gpus": "GPUs",
+    "system.node.topology": "topology",
+    "system.node.link_bytes_per_s": "rate of a link",
+    "system.gpu.hbm_bytes_per_s": "memory bandwidth",
+    "system.fabric.num_nodes": "nodes",
+    "system.fabric.nic.num_nics": "NICs of a node",
+    "system.fabric.nic.placement": "place of the NICs",
+}
+"""Column -> words for it on an axis, where its name does not say it."""

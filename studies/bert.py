@@ -8,12 +8,13 @@ output counts as output.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dse.plots import Axis, tables
+from dse.plots import Axis, Draw, Frame, Sheet, tables
 from dse.results.claims import Claim, Finding, read
 from dse.results.finished_run import Finished
 from simulators.steps.backend import StepBackend, iteration, metrics_of
@@ -22,11 +23,10 @@ from simulators.steps.operators import Product
 from studies import throughput
 from studies.iterations import base
 from studies.plain import Plain
+from studies.sentences import extremes, reach
 
 if TYPE_CHECKING:
     import pandas as pd
-
-    from dse.plots import Figure
 
 _GEMMS = ("linear", "fc", "attention")
 _MEMORY = ("softmax", "activation", "norm", "embedding", "optimizer")
@@ -53,6 +53,15 @@ _CHANGES = {
     "micro_batches": "run.micro_batches",
 }
 """Probe that changes one thing -> path of that thing."""
+_CHANGED = {
+    "hidden": "width",
+    "sequence_length": "tokens",
+    "batch": "batch",
+    "tp": "TP",
+    "dp": "DP",
+    "micro_batches": "micro-batches",
+}
+"""The same in words."""
 _NEAR = "optimizer.near_memory"
 _PROMINENT = 0.2
 _YEARS = {"155578a": "software of 2019", "a74236a": "software of 2020", "729963d": "software of 2021"}
@@ -96,17 +105,13 @@ class Bert(Plain):
             return {f"bert.{name}": Finding(None, "needs a transformer that is trained") for name in names}
         return {**_growth(run, design), **_directions(run), **_near_memory(run)}
 
-    def figures(self, table: pd.DataFrame, timelines: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
+    def figures(self, table: pd.DataFrame, timelines: pd.DataFrame) -> Iterator[tuple[str, Draw]]:
         """Shares of the iteration, and times, by configuration."""
         rows = _configurations(table)
         if rows.empty:
             return
-        parts = [Axis(f"share_{name}", label, 100.0) for name, label in _LABELS.items() if rows[f"share_{name}"].any()]
-        rows = rows.assign(panel=rows["scenario"])
-        yield "breakdown", tables.stacks(rows, parts, panel="panel", bar="called", label="share of an iteration [%]")
-        times = rows.assign(**{f"time_{name}": rows[f"share_{name}"] * rows["iteration_s"] for name in _LABELS})
-        parts = [Axis(part.column.replace("share", "time"), part.label, 1e3) for part in parts]
-        yield "times", tables.stacks(times, parts, panel="panel", bar="called", label="time of an iteration [ms]")
+        yield "breakdown", partial(_breakdown, rows)
+        yield "times", partial(_times_figure, rows)
 
     def extras(self, run: Finished) -> Iterator[tuple[str, Any]]:
         """The roofline, shares as one thing changes, the bound of near-memory updates, and measured throughput."""
@@ -115,16 +120,16 @@ class Bert(Plain):
             return
         operators = _operators(design)
         yield "operators", operators
-        yield "roofline", _roofline(operators, design)
+        yield "roofline", partial(_roofline, operators, design)
         changes = _changes(run)
         if len(changes):
             yield "changes", changes
-            yield "what_changes", _changes_figure(changes)
+            yield "what_changes", partial(_changes_figure, changes)
         yield "near_memory", _bounds(run)
         measured = _throughput(design)
         yield "throughput", measured
         if len(measured):
-            yield "throughput_measured", throughput.figure(measured, "a sequence of BERT-Large")
+            yield "throughput_measured", partial(throughput.figure, measured, "a sequence of BERT-Large")
 
 
 def _configurations(table: pd.DataFrame) -> pd.DataFrame:
@@ -334,17 +339,51 @@ def _operators(design: Design) -> list[dict[str, Any]]:
     return rows
 
 
-def _roofline(rows: Sequence[Mapping[str, Any]], design: Design) -> Figure:
+def _parts_of(rows: pd.DataFrame) -> list[Axis]:
+    """Parts of an iteration that are there, as shares."""
+    return [Axis(f"share_{name}", label, "%") for name, label in _LABELS.items() if rows[f"share_{name}"].any()]
+
+
+def _breakdown(rows: pd.DataFrame) -> Sheet:
+    """Shares of an iteration by configuration."""
+    gemms = 100 * sum(rows[f"share_{kind}"] for kind in _GEMMS)
+    title = (
+        f"GEMMs take {reach(gemms, ' %')} of an iteration, the optimizer {reach(100 * rows['share_optimizer'], ' %')}"
+    )
+    frame = Frame(title, panel="scenario" if rows["scenario"].nunique() > 1 else None)
+    return tables.stacks(rows, _parts_of(rows), bar="called", label="share of an iteration", frame=frame)
+
+
+def _times_figure(rows: pd.DataFrame) -> Sheet:
+    """Time of an iteration by part and configuration."""
+    times = rows.assign(**{f"time_{name}": rows[f"share_{name}"] * rows["iteration_s"] for name in _LABELS})
+    parts = [Axis(part.column.replace("share", "time"), part.label, "s") for part in _parts_of(rows)]
+    halves = rows.pivot_table(index=["scenario", _LENGTH, _BATCH], columns=_PRECISION, values="iteration_s", sort=False)
+    title = "Time of an iteration, by what takes it"
+    if {"fp32", "mixed"} <= set(halves):
+        gains = (halves["fp32"] / halves["mixed"]).dropna()
+        title = f"Mixed precision makes iterations {reach(gains, 'x', digits=1)} as fast"
+    frame = Frame(title, panel="scenario" if rows["scenario"].nunique() > 1 else None)
+    return tables.stacks(times, parts, bar="called", label="time of an iteration", frame=frame)
+
+
+def _roofline(rows: Sequence[Mapping[str, Any]], design: Design) -> Sheet:
+    """GEMMs of an iteration under the roofline of the GPU."""
     import pandas as pd
 
     table = pd.DataFrame([row for row in rows if row["gemm"]])
     table = table.assign(kind=table["kind"].map(_LABELS).fillna(table["kind"]))
     peak = design.system.gpu.peak(design.run.precision)
     assert peak is not None
-    title = f"GEMMs of an iteration on {design.system.name}: {design.run.batch} sequences of "
-    title += f"{design.run.sequence_length}, {design.run.precision}"
-    size = Axis("total_s", "time in an iteration")
-    return tables.roofline(table, (peak, design.system.gpu.peak_hbm_bytes_per_s), by="kind", size=size, title=title)
+    bandwidth = design.system.gpu.peak_hbm_bytes_per_s
+    bound = table["intensity"] < peak / bandwidth
+    share = 100 * table.loc[bound, "total_s"].sum() / table["total_s"].sum()
+    title = f"Memory limits {int(bound.sum())} of {len(table)} GEMMs of an iteration, {share:.0f} % of their time"
+    note = (
+        f"{design.system.name}, {design.run.batch} sequences of {design.run.sequence_length}, {design.run.precision}; "
+    )
+    frame = Frame(title, f"{note}area: time in an iteration")
+    return tables.roofline(table, (peak, bandwidth), by="kind", size=Axis("total_s", "time", "s"), frame=frame)
 
 
 def _changes(run: Finished) -> pd.DataFrame:
@@ -363,12 +402,16 @@ def _changes(run: Finished) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
 
 
-def _changes_figure(changes: pd.DataFrame) -> Figure:
+def _changes_figure(changes: pd.DataFrame) -> Sheet:
+    """Shares of an iteration as one thing changes."""
     rows = changes[changes["precision"] == "mixed"]
-    rows = rows.assign(bar=rows["value"].map("{:g}".format), gemm=sum(rows[f"share_{kind}"] for kind in _GEMMS))
-    rows = rows.assign(bar=rows["changed"] + " " + rows["bar"], panel="mixed precision")
-    parts = [Axis(f"share_{name}", label, 100.0) for name, label in _LABELS.items() if rows[f"share_{name}"].any()]
-    return tables.stacks(rows, parts, panel="panel", bar="bar", label="share of an iteration [%]")
+    bar = rows["changed"].map(_CHANGED) + " " + rows["value"].map("{:,g}".format)
+    rows = rows.assign(bar=bar, gemm=sum(rows[f"share_{kind}"] for kind in _GEMMS))
+    shares = 100 * rows.groupby("changed", sort=False)["gemm"].agg(lambda share: share.max() - share.min())
+    title = f"The share of GEMMs depends most on {_CHANGED[extremes(shares)[1]]}: it moves by {shares.max():.0f} points"
+    return tables.stacks(
+        rows, _parts_of(rows), bar="bar", label="share of an iteration", frame=Frame(title, "mixed precision")
+    )
 
 
 def _bounds(run: Finished) -> list[dict[str, Any]]:

@@ -7,18 +7,19 @@ policies cache the same kinds of requests in every kernel; the others, stacked o
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dse.plots import Axis, tables
+from dse.plots import Axis, Draw, Frame, Sheet, tables
+from dse.plots.quantities import with_unit
 from dse.results.claims import Claim, Finding, read
 from dse.results.finished_run import Finished
 from studies.plain import Plain
+from studies.sentences import capitalised, extremes, geometric_mean
 
 if TYPE_CHECKING:
     import pandas as pd
-
-    from dse.plots import Figure
 
 _POLICY, _L2, _BANDWIDTH = "policy.name", "system.gpu.l2.bytes", "system.gpu.dram.bytes_per_s"
 _STATIC = ("uncached", "cache_r", "cache_rw")
@@ -48,28 +49,21 @@ class CachePolicies(Plain):
             return {claim.id: Finding(None, "needs all six policies on one memory system") for claim in self.claims()}
         return {**_winners(metrics), **_combined_gap(metrics), **_mechanisms(metrics)}
 
-    def figures(self, table: pd.DataFrame, timelines: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
+    def figures(self, table: pd.DataFrame, timelines: pd.DataFrame) -> Iterator[tuple[str, Draw]]:
         """Times, traffic and row hits of every application under every policy."""
         ok = _policy_points(table)
         if ok.empty:
             return
         if {_L2, _BANDWIDTH} <= set(ok):
-            yield "best", _best(ok)
+            yield "best", partial(_best, ok)
             return
-        shown = {
-            "time": Axis("relative_time", "time over uncached"),
-            "traffic": Axis("traffic", "DRAM traffic over uncached"),
-            "row_hits": Axis("row_hit_rate", "accesses of DRAM in an open row [%]", _PERCENT),
-            "stalls": Axis("stall_share", "time blocked by sets full of lines under way [%]", _PERCENT),
-        }
-        named = {"policy": ok[_POLICY].astype(str), "scenario": ok["scenario"].astype(str)}
-        rows = ok.assign(relative_time=1 / ok["speedup"], all=f"{ok['scenario'].nunique()} applications", **named)
+        named = {"policy": ok[_POLICY].astype(str), "application": ok["scenario"].astype(str)}
+        rows = ok.assign(relative_time=1 / ok["speedup"], **named)
         rows = rows.sort_values("policy", key=lambda names: names.map(_place), kind="stable")
         titles = dict(zip(_ALL, _TITLES, strict=True))
         rows["policy"] = rows["policy"].map(lambda name: titles.get(name, name)).astype(object)
-        rows = rows.rename(columns={"scenario": "application"})
-        for name, axis in shown.items():
-            yield name, tables.heat(rows, axis, x="policy", y="application", panel="all")
+        for name, axis in _SHOWN.items():
+            yield name, partial(_policies_figure, rows, axis)
 
     def extras(self, run: Finished) -> Iterator[tuple[str, Any]]:
         """Category of each application, with the ratios that decide it."""
@@ -193,16 +187,45 @@ def _mechanisms(metrics: pd.DataFrame) -> dict[str, Finding]:
     }
 
 
-def _best(ok: pd.DataFrame) -> Figure:
+_SHOWN = {
+    "time": Axis("relative_time", "time over uncached [x]", centre=1.0),
+    "traffic": Axis("traffic", "DRAM traffic over uncached [x]", centre=1.0),
+    "row_hits": Axis("row_hit_rate", "accesses of DRAM in an open row", "%"),
+    "stalls": Axis("stall_share", "time blocked by sets full of lines under way", "%"),
+}
+
+
+def _policies_figure(rows: pd.DataFrame, value: Axis) -> Sheet:
+    """A metric of every application under every policy."""
+    means = rows.groupby("policy", sort=False)[value.column].agg(geometric_mean if value.centre else "mean")
+    best, worst = extremes(means if value.column != "row_hit_rate" else -means)
+    texts = [f"{means[name]:.2f}x" if value.centre else f"{100 * means[name]:.0f} %" for name in (best, worst)]
+    name = capitalised(value.label.removesuffix(" [x]"))
+    title = f"{name}: {texts[0]} under {_full(best)}, {texts[1]} under {_full(worst)}"
+    frame = Frame(title, f"in the cells: {value.label}{' [%]' if value.unit else ''}")
+    return tables.heat(rows, value, x=Axis("policy", "policy"), y="application", frame=frame)
+
+
+def _full(title: str) -> str:
+    """Name of a policy with all that it adds to CacheRW."""
+    added = [name for name in _TITLES[: _TITLES.index(title) + 1] if name.startswith("+")] if title in _TITLES else []
+    return " ".join(["CacheRW", *added]) if added else title
+
+
+def _best(ok: pd.DataFrame) -> Sheet:
     """Time of the best static policy over that of the combined one, by size of L2 and bandwidth of DRAM."""
-    rows = ok.assign(policy=ok[_POLICY].astype(str), scenario=ok["scenario"].astype(str))
-    rows["L2 [MB]"], rows["DRAM [GB/s]"] = rows[_L2].astype(float) / 2**20, rows[_BANDWIDTH].astype(float) / 1e9
-    keys = ["scenario", "L2 [MB]", "DRAM [GB/s]"]
+    rows = ok.assign(policy=ok[_POLICY].astype(str), scenario=ok["scenario"].astype(str), size=ok[_L2].astype(float))
+    rows["rate"] = [with_unit(rate, "B/s") for rate in rows[_BANDWIDTH].astype(float)]
+    keys = ["scenario", "size", "rate"]
     times = rows.pivot_table(index=keys, columns="policy", values="time_s", sort=False)
     static = [name for name in _STATIC if name in times]
     gain = (times[static].min(axis=1) / times["combined"]).rename("gain").reset_index()
-    axis = Axis("gain", "time of the best static policy over that of the combined one")
-    return tables.heat(gain, axis, x="L2 [MB]", y="DRAM [GB/s]", panel="scenario")
+    close = int((gain["gain"] > 1 / _CLOSE).sum())
+    title = f"The combined policy is within {100 * (_CLOSE - 1):.0f} % of the best static one "
+    title += f"in {close} of {len(gain)} cases"
+    value = Axis("gain", "time of the best static policy over that of the combined one [x]", centre=1.0)
+    frame = Frame(title, f"in the cells: {value.label}; rows: bandwidth of DRAM", "scenario")
+    return tables.heat(gain, value, x=Axis("size", "L2", "B"), y="rate", frame=frame)
 
 
 STUDY = CachePolicies()

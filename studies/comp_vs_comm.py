@@ -6,12 +6,13 @@ Serialized communication is that of tp, which compute waits for; overlapped is t
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dse.plots import Axis, tables
+from dse.plots import Axis, Draw, Frame, Sheet, tables
 from dse.results.claims import Claim, Finding, read
 from dse.results.finished_run import Finished
 from simulators.steps.backend import StepBackend, iteration, metrics_of
@@ -21,11 +22,10 @@ from simulators.workloads.model_zoo import model_tree, public
 from studies.facts import facts, read_rows
 from studies.iterations import at, base
 from studies.plain import Plain
+from studies.sentences import reach
 
 if TYPE_CHECKING:
     import pandas as pd
-
-    from dse.plots import Figure
 
 _WIDTH, _LENGTH, _BATCH, _TP = "model.hidden", "run.sequence_length", "run.batch", "parallel.tp"
 _FASTER, _MODE = "system.gpu.flop_vs_bw", "run.mode"
@@ -84,26 +84,20 @@ class CompVsComm(Plain):
         table = _training_points(run.outputs.read_table("results"))
         return {**_counts(table, design), **_projection(table, design), **_internode(table, design)}
 
-    def figures(self, table: pd.DataFrame, timelines: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
+    def figures(self, table: pd.DataFrame, timelines: pd.DataFrame) -> Iterator[tuple[str, Draw]]:
         """Shares over TP by width, and the reduction of gradients against the backward pass over tokens."""
         ok = _training_points(table)
         if ok.empty:
             return
+        ok = ok.assign(
+            hidden=ok[_WIDTH].map(_thousands), panel=ok[_FASTER].map("{:g}x".format) + " the FLOP/s over bandwidth"
+        ).sort_values([_FASTER, _WIDTH])
         points = ok[(ok[_BATCH] == ok[_BATCH].min()) & (ok[_LENGTH] == _middle(ok[_LENGTH]))]
-        points = points.assign(
-            hidden=points[_WIDTH].map(_thousands), panel="flop-vs-bw " + points[_FASTER].map("{:g}x".format)
-        )
-        points = points.sort_values([_FASTER, _WIDTH])
-        share = Axis("serialized_share", "serialized communication [%]", 100.0)
         if points[_TP].nunique() > 1:
-            yield "serialized", tables.curves(points, Axis(_TP, "TP"), y=share, by="hidden", panel="panel")
-        rows = ok[ok[_TP] == ok[_TP].min()]
-        rows = rows.assign(tokens=rows[_LENGTH] * rows[_BATCH], hidden=rows[_WIDTH].map(_thousands))
-        rows = rows.assign(panel="flop-vs-bw " + rows[_FASTER].map("{:g}x".format)).sort_values([_FASTER, _WIDTH])
+            yield "serialized", partial(_serialized, points)
+        rows = ok[ok[_TP] == ok[_TP].min()].assign(tokens=ok[_LENGTH] * ok[_BATCH])
         if rows["tokens"].nunique() > 1:
-            rows = rows.groupby(["panel", "hidden", "tokens"], sort=False)["dp_over_backward"].max().reset_index()
-            hidden = Axis("dp_over_backward", "reduction of gradients / backward pass [%]", 100.0)
-            yield "overlapped", tables.curves(rows, Axis("tokens", "SL x B"), y=hidden, by="hidden", panel="panel")
+            yield "overlapped", partial(_overlapped, rows)
 
     def extras(self, run: Finished) -> Iterator[tuple[str, Any]]:
         """Public models at the TP that memory forces, errors of projections, generations of hardware."""
@@ -112,12 +106,12 @@ class CompVsComm(Plain):
             return
         models = _models(design)
         yield "models", models
-        yield "models_share", _models_figure(models, design)
+        yield "models_share", partial(_models_figure, models, design)
         errors = _errors(_training_points(run.outputs.read_table("results")), design)
         if len(errors):
             yield "projection", errors
-            yield "projection_error", _errors_figure(errors)
-        yield "generations", _generations_figure()
+            yield "projection_error", partial(_errors_figure, errors)
+        yield "generations", _generations_figure
 
 
 def _training_points(table: pd.DataFrame) -> pd.DataFrame:
@@ -394,7 +388,27 @@ def _degrees(design: Design) -> Any:
     return np.array([float(degree) for degree in fits if keys % degree == 0 or degree % keys == 0])
 
 
-def _models_figure(rows: Sequence[Mapping[str, Any]], design: Design) -> Figure:
+def _serialized(points: pd.DataFrame) -> Sheet:
+    """Share of communication that nothing hides, over TP."""
+    most = points.groupby("panel", sort=False)["serialized_share"].max()
+    title = f"Communication that nothing hides takes up to {100 * most.iloc[0]:.0f} % of a step, "
+    title += f"{100 * most.iloc[-1]:.0f} % with {most.index[-1]}"
+    share = Axis("serialized_share", "serialized communication", "%")
+    return tables.curves(points, Axis(_TP, "TP"), y=share, by="hidden", frame=Frame(title, panel="panel"))
+
+
+def _overlapped(rows: pd.DataFrame) -> Sheet:
+    """Reduction of gradients against the backward pass that hides it, over tokens."""
+    most = rows.groupby(["panel", "hidden", "tokens"], sort=False)["dp_over_backward"].max().reset_index()
+    over = int((most["dp_over_backward"] > 1).sum())
+    title = f"The backward pass is too short to hide the reduction of gradients in {over} of {len(most)} cases"
+    hidden = Axis("dp_over_backward", "reduction of gradients / backward pass", "%")
+    tokens = Axis("tokens", "tokens of a GPU (length x batch)")
+    return tables.curves(most, tokens, y=hidden, by="hidden", frame=Frame(title, panel="panel"))
+
+
+def _models_figure(rows: Sequence[Mapping[str, Any]], design: Design) -> Sheet:
+    """Share of communication in public models, at the TP that memory forces."""
     import pandas as pd
 
     table = pd.DataFrame(rows)
@@ -402,10 +416,13 @@ def _models_figure(rows: Sequence[Mapping[str, Any]], design: Design) -> Figure:
     table = table.assign(
         model=table["model"] + " (TP " + table["tp"].astype(str) + short + ")",
         flop_vs_bw=table["flop_vs_bw"].map("{:g}x".format),
-        panel=f"TP that the memory of {design.system.name} forces",
     )
-    share = Axis("serialized_share", "serialized communication [%]", 100.0)
-    return tables.heat(table, share, x="flop_vs_bw", y="model", panel="panel")
+    least = table.groupby("flop_vs_bw", sort=False)["serialized_share"].max()
+    title = f"Public models spend up to {100 * least.iloc[0]:.0f} % of a step on serialized communication today, "
+    title += f"{100 * least.iloc[-1]:.0f} % with {least.index[-1]} the FLOP/s"
+    share = Axis("serialized_share", "serialized communication", "%")
+    frame = Frame(title, f"share of a step [%] at the TP that the memory of {design.system.name} forces")
+    return tables.heat(table, share, x=Axis("flop_vs_bw", "FLOP/s over bandwidth"), y="model", frame=frame)
 
 
 def _errors(table: pd.DataFrame, design: Design) -> pd.DataFrame:
@@ -421,12 +438,15 @@ def _errors(table: pd.DataFrame, design: Design) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def _errors_figure(errors: pd.DataFrame) -> Figure:
+def _errors_figure(errors: pd.DataFrame) -> Sheet:
+    """Error of projections over the width of the profiled baseline."""
+    least = errors.groupby("hidden", sort=False)["error"].mean()
+    title = f"Projected from one profiled model, times of all points are {reach(least, ' %', digits=1)} off in the mean"
     x, y = Axis("hidden", "H of the profiled baseline"), Axis("error", "mean error of the projection [%]")
-    return tables.curves(errors.assign(panel="all points of the study"), x, y=y, by="operators", panel="panel")
+    return tables.curves(errors, x, y=y, by="operators", frame=Frame(title))
 
 
-def _generations_figure() -> Figure:
+def _generations_figure() -> Sheet:
     """FLOP, memory and links of GPUs by year, against the first of their vendor."""
     import pandas as pd
 
@@ -437,8 +457,13 @@ def _generations_figure() -> Figure:
             values = devices[column].astype(float)
             grown = pd.DataFrame({"year": devices["year"].astype(int), "grown": values / values.iloc[0]})
             parts.append(grown.assign(what=name, panel=f"{vendor}, against {devices['device'].iloc[0]}"))
-    y = Axis("grown", "times as much")
-    return tables.curves(pd.concat(parts), Axis("year", "year"), y=y, by="what", panel="panel")
+    rows = pd.concat(parts)
+    last = rows.groupby(["panel", "what"], sort=False)["grown"].max().groupby("what", sort=False).agg(reach)
+    title = "FLOP/s of GPUs have grown faster than links: " + ", ".join(
+        f"{name} {text}x" for name, text in last.items()
+    )
+    y = Axis("grown", "times as much", centre=1.0)
+    return tables.curves(rows, Axis("year", "year"), y=y, by="what", frame=Frame(title, panel="panel"))
 
 
 STUDY = CompVsComm()

@@ -7,12 +7,15 @@ that a runtime could follow.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dse.plots import Axis, tables
+from dse.plots import Axis, Draw, Frame, Sheet, tables
+from dse.plots.palette import label
+from dse.plots.quantities import with_unit
 from dse.results.claims import Claim, Finding, read
 from dse.results.finished_run import Finished
 from simulators.costs.gemm_cost import GemmShape, gemm_cost, gemm_gpu
@@ -21,11 +24,10 @@ from simulators.costs.transfer import TransferMode, alone, library_cus, saturati
 from simulators.hardware.system import System, system_of
 from simulators.workloads.operators import Pattern, ShapeList
 from studies.plain import Plain
+from studies.sentences import best_rows, capitalised, geometric_mean, most_frequent, reach
 
 if TYPE_CHECKING:
     import pandas as pd
-
-    from dse.plots import Figure
 
 STRATEGIES = {
     "base": "c3_base",
@@ -133,36 +135,22 @@ class ConCCL(Plain):
             "conccl.dma_power": _power(system),
         }
 
-    def figures(self, table: pd.DataFrame, timelines: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
-        """Fraction of ideal by strategy and class, by scenario, over reserved CUs, and losses of time.
+    def figures(self, table: pd.DataFrame, timelines: pd.DataFrame) -> Iterator[tuple[str, Draw]]:
+        """Fraction of ideal by strategy and class, speed-up by scenario, losses of time, sweep over reserved CUs.
 
         Figures without rows are left out.
         """
         ok = _strategy_rows(table)
         if ok.empty:
             return
-        speedup = Axis("speedup", "speed-up over serial [x]")
-        drawn = ok.assign(
-            gemm=ok["scenario"].str.split("-").str[0], mix=ok["class"] + ", " + ok["pattern"], ideal=ok["ideal_speedup"]
-        )
-        drawn = drawn.sort_values(["class", "pattern"], key=lambda column: column.map(_rank), kind="stable")
-        drawn = drawn.sort_values("strategy", key=lambda column: column.map(_rank), kind="stable")
-        yield "strategies", tables.bars(drawn, speedup, x="mix", by="strategy", panel="gemm")
-        best = ok.loc[ok.groupby(["scenario", "strategy"], sort=False)["makespan_s"].idxmin()]
+        best = best_rows(ok, ["scenario", "strategy"])
         best = best.sort_values(["strategy", "class"], key=lambda column: column.map(_rank), kind="stable")
-        fraction = Axis(_OF_IDEAL, "fraction of the ideal gain")
-        mean = best.groupby(["class", "pattern", "strategy"], sort=False)[_OF_IDEAL].mean().reset_index()
-        yield "fraction_of_ideal", tables.heat(mean, fraction, x="class", y="strategy", panel="pattern")
+        yield "fraction_of_ideal", partial(_fractions, best)
+        yield "strategies", partial(_speedups, best)
+        yield "losses", partial(_losses, best)
         swept = ok[(ok["strategy"].isin(_PARTITIONED)) & (ok["schedule.comm_cus"] > 0)]
-        cus = Axis("schedule.comm_cus", "CUs of the collective")
-        over = swept.groupby(["class", "pattern", "strategy", cus.column])[_OF_IDEAL].mean().reset_index()
-        over = over.assign(panel=over["strategy"] + ", " + over["pattern"])
-        if len(over):
-            yield "cu_sweep", tables.curves(over, cus, y=fraction, by="class", panel="panel")
-        lost = best.groupby(["class", "strategy"], sort=False)[[*_LOSSES, "ideal_s"]].sum().reset_index()
-        lost = lost.assign(**{name: lost[name] / lost["ideal_s"] for name in _LOSSES})
-        parts = [Axis(name, name.removesuffix("_s"), 100.0) for name in _LOSSES]
-        yield "losses", tables.stacks(lost, parts, panel="class", bar="strategy", label="loss [% of the ideal time]")
+        if len(swept):
+            yield "cu_sweep", partial(_cu_sweep, swept)
 
     def extras(self, run: Finished) -> Iterator[tuple[str, Any]]:
         """Message-size sweep of collectives alone, and the runtime's rules with their accuracy and regret."""
@@ -176,8 +164,7 @@ class ConCCL(Plain):
                     rows.append({"pattern": pattern, "payload_bytes": payload, "mover": mover, "bytes_per_s": rate})
         swept = pd.DataFrame(rows)
         yield "message_sizes", swept
-        size, moved = Axis("payload_bytes", "payload [MiB]", 2.0**-20), Axis("bytes_per_s", "received [GB/s]", 1e-9)
-        yield "message_sizes", tables.curves(swept, size, y=moved, by="mover", panel="pattern")
+        yield "message_sizes", partial(_message_sizes, swept)
         ok = _strategy_rows(run.outputs.read_table("results"))
         if len(ok):
             precision = ShapeList.model_validate(run.config["workload"]).precision
@@ -189,6 +176,78 @@ _ORDER = (*STRATEGIES, "G-long", "GC-equal", "C-long", *_PATTERNS)
 
 def _rank(name: str) -> int:
     return _ORDER.index(name) if name in _ORDER else len(_ORDER)
+
+
+_FRACTION = Axis(_OF_IDEAL, "fraction of the ideal gain", "%", centre=0.0)
+
+
+def _fractions(best: pd.DataFrame) -> Sheet:
+    """Mean fraction of the ideal gain by class, pattern and strategy."""
+    mean = best.groupby(["pattern", "class", "schedule.name"], sort=False)[_OF_IDEAL].mean().reset_index()
+    mean = mean.assign(panel=mean["pattern"].map(_words), strategy=mean["schedule.name"].map(label))
+    reached = best.groupby("schedule.name", sort=False)[_OF_IDEAL].mean().sort_values()
+    first, last = reached.index[-1], reached.index[0]
+    title = f"{capitalised(label(first))} reaches {100 * reached[first]:.0f} % of the ideal gain, "
+    title += f"{label(last)} {100 * reached[last]:.0f} %"
+    return tables.heat(
+        mean, _FRACTION, x=Axis("class", "class of scenario"), y="strategy", frame=Frame(title, panel="panel")
+    )
+
+
+def _speedups(best: pd.DataFrame) -> Sheet:
+    """Speed-up of each strategy in each scenario, a panel for each pattern."""
+    rows = best.assign(
+        case=best["scenario"].str.rpartition("-")[0], panel=best["pattern"].map(_words), ideal=best["ideal_speedup"]
+    )
+    won = best_rows(rows, ["scenario"])
+    (name, times), mean = most_frequent(won["schedule.name"]), geometric_mean(won["speedup"])
+    title = f"{capitalised(name)} is fastest in {times} of {len(won)} scenarios; "
+    title += f"the fastest gain {mean:.2f}x in the geometric mean"
+    speedup = Axis("speedup", "speed-up over serial [x]", centre=1.0)
+    frame = Frame(title, "ideal: the longer of GEMM and collective, as the baseline runs them", "panel")
+    return tables.dots(rows, speedup, row="case", by="schedule.name", frame=frame)
+
+
+def _losses(best: pd.DataFrame) -> Sheet:
+    """Where the time goes, by class and strategy."""
+    sums = best.groupby(["class", "schedule.name"], sort=False)[[*_LOSSES, "ideal_s"]].sum().reset_index()
+    sums = sums.assign(**{name: sums[name] / sums["ideal_s"] for name in _LOSSES}, bar=sums["schedule.name"].map(label))
+    cause, times = most_frequent(sums[list(_LOSSES)].idxmax(axis=1).astype(str).str.removesuffix("_s"))
+    title = f"{capitalised(cause)} is the largest loss in {times} of {len(sums)} pairs of class and strategy"
+    parts = [Axis(name, name.removesuffix("_s"), "%") for name in _LOSSES]
+    frame = Frame(title, panel="class")
+    return tables.stacks(sums, parts, bar="bar", label="loss, of the ideal time", frame=frame)
+
+
+def _cu_sweep(swept: pd.DataFrame) -> Sheet:
+    """Fraction of the ideal gain over the CUs of the collective."""
+    cus = Axis("schedule.comm_cus", "CUs of the collective")
+    rows = swept.groupby(["schedule.name", "pattern", "class", cus.column], sort=False)[_OF_IDEAL].mean().reset_index()
+    rows = rows.assign(panel=rows["schedule.name"].map(label) + ": " + rows["pattern"].map(_words))
+    best = rows.loc[rows.groupby(["panel", "class"], sort=False)[_OF_IDEAL].idxmax()]
+    title = f"Mixes gain most with {reach(best[cus.column])} CUs for the collective"
+    return tables.curves(rows, cus, y=_FRACTION, by="class", frame=Frame(title, panel="panel"))
+
+
+def _message_sizes(swept: pd.DataFrame) -> Sheet:
+    """Rate of collectives alone over the payload, by what moves them."""
+    size, rate = Axis("payload_bytes", "payload", "B"), Axis("bytes_per_s", "received", "B/s")
+    rates = swept.pivot_table(index=["pattern", "payload_bytes"], columns="mover", values="bytes_per_s", sort=False)
+    texts = []
+    for pattern, rows in rates.groupby("pattern", sort=False):
+        ahead = rows[rows.idxmax(axis=1) == "DMA engines"].index.get_level_values("payload_bytes")
+        texts.append(
+            f"{_words(str(pattern))}s from {with_unit(ahead.min(), 'B')}"
+            if len(ahead)
+            else f"no {_words(str(pattern))}"
+        )
+    title = f"DMA engines move {' and '.join(texts)} faster than CUs do"
+    named = swept.assign(panel=swept["pattern"].map(_words), mover=swept["mover"].replace("CU kernels", "CUs"))
+    return tables.curves(named, size, y=rate, by="mover", frame=Frame(title, panel="panel"))
+
+
+def _words(pattern: str) -> str:
+    return pattern.replace("_", "-")
 
 
 _LOSSES = ("contention_s", "starvation_s", "launch_s", "dependency_s")

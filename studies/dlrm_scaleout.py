@@ -6,21 +6,23 @@ No claims are checked here: `study=fused_ops` judges those about 128 nodes. They
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from dse.plots import Axis, tables
+from dse.plots import Axis, Draw, Frame, Sheet, fronts, tables
+from dse.plots.palette import label
 from dse.results.finished_run import Finished
 from studies.fused_ops import STUDY as FUSED_OPS
 from studies.plain import Plain
+from studies.sentences import largest_row, most_frequent
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from dse.plots import Figure
-
 _NODES, _PLACEMENT = "system.fabric.num_nodes", "system.fabric.nic.placement"
 _NICS, _NETWORK = "system.fabric.nic.num_nics", "system.fabric.network.topology"
 _SERIES = {"producer": "fused, producers (v1)", "all": "fused, producers and consumers (v2)"}
+_TIME = Axis("makespan_s", "time of an iteration", "s")
 _PUBLISHED_AT = ("fused_ops.dlrm128_v1", "fused_ops.dlrm128_v2")
 
 
@@ -36,28 +38,19 @@ class ScaleOut(Plain):
         "system.fabric.nic.placement",
     )
 
-    def figures(self, table: pd.DataFrame, timelines: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
+    def figures(self, table: pd.DataFrame, timelines: pd.DataFrame) -> Iterator[tuple[str, Draw]]:
         """Time and reduction over nodes; time over NICs, and against hardware cost; each if it was swept."""
         rows = _rows(table)
-        time, less = Axis("makespan_s", "iteration [ms]", 1e3), Axis("reduction", "time removed [%]")
         if _NODES in rows and rows[_NODES].nunique() > 1:
-            nodes = Axis(_NODES, "nodes")
             by_place = rows.assign(panel=rows["scenario"] + _nic_label(rows))
-            yield "iteration", tables.curves(by_place, nodes, y=time, by="series", panel="panel")
             fused = by_place[by_place["series"] != "bulk"]
             if len(fused):
-                yield "reduction", tables.curves(fused, nodes, y=less, by="series", panel="panel")
+                yield "reduction", partial(_reduction, fused)
+            yield "iteration", partial(_iteration, by_place)
         if _NICS in rows and rows[_NICS].nunique() > 1:
-            where = [rows[name] for name in (_PLACEMENT, _NETWORK) if name in rows]
-            place = where[0] + ", " + where[1] if len(where) == 2 else where[0] if where else "NICs"
-            best = rows.assign(place=place, panel=rows["scenario"] + ", " + rows["schedule.name"])
-            best = best.groupby(["panel", "place", _NICS], sort=False)["makespan_s"].min().reset_index()
-            yield (
-                "placement",
-                tables.heat(best, Axis("makespan_s", "iteration [ms]", 1e3), x=_NICS, y="place", panel="panel"),
-            )
+            yield "placement", partial(_placement, rows)
         if "cost_proxy" in rows and rows["cost_proxy"].nunique() > 1:
-            yield "cost", _front(table)
+            yield "cost", partial(_front, table)
 
     def extras(self, run: Finished) -> Iterator[tuple[str, Any]]:
         """Predictions at 128 nodes beside the published value of each version."""
@@ -83,19 +76,59 @@ def _rows(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _nic_label(rows: pd.DataFrame) -> Any:
-    return ", NIC: " + rows[_PLACEMENT] if _PLACEMENT in rows else ""
+    return ", NICs at " + rows[_PLACEMENT].map(label) if _PLACEMENT in rows else ""
 
 
-def _front(table: pd.DataFrame) -> Figure:
+def _reduction(fused: pd.DataFrame) -> Sheet:
+    """Time that fused kernels remove, over nodes."""
+    most = largest_row(fused, "reduction")
+    title = f"Fused kernels remove up to {most['reduction']:.0f} % of an iteration, at {most[_NODES]:.0f} nodes"
+    less = Axis("reduction", "time removed [%]", centre=0.0)
+    return tables.curves(fused, Axis(_NODES, "nodes"), y=less, by="series", frame=Frame(title, panel="panel"))
+
+
+def _iteration(rows: pd.DataFrame) -> Sheet:
+    """Time of an iteration over nodes."""
+    bulk = rows[rows["series"] == "bulk"].groupby(_NODES)["makespan_s"].mean()
+    first, last = bulk.index.min(), bulk.index.max()
+    title = f"From {first} to {last:,} nodes an iteration takes {bulk[last] / bulk[first]:.1f}x as long "
+    title += "(bulk, mean of the panels)"
+    frame = Frame(title, panel="panel")
+    return tables.curves(rows, Axis(_NODES, "nodes"), y=_TIME, by="series", frame=frame)
+
+
+def _placement(rows: pd.DataFrame) -> Sheet:
+    """Time over NICs by their place and network: of the scenarios that gain most and least, by each schedule."""
+    where = [rows[name] for name in (_PLACEMENT, _NETWORK) if name in rows]
+    place = sum((", " + part.map(label) for part in where[1:]), where[0].map(label)) if where else "NICs"
+    groups = rows.assign(place=place).groupby(["scenario", "schedule.name", "place", _NICS], sort=False)
+    best = groups["makespan_s"].min().reset_index()
+    spread = best.groupby("scenario", sort=False)["makespan_s"].agg(lambda seconds: seconds.max() / seconds.min())
+    telling = list(dict.fromkeys((spread.idxmax(), spread.idxmin())))
+    few = best[best["scenario"].isin(telling)]
+    few = few.assign(
+        panel=few["scenario"] + ", " + few["schedule.name"].map(label), nics=few[_NICS].map("NICs: {:.0f}".format)
+    )
+    fastest = best.loc[best.groupby(["scenario", _NICS], sort=False)["makespan_s"].idxmin()]
+    name, times = most_frequent(fastest["place"])
+    title = f"NICs at {name} are fastest in {times} of {len(fastest)} cases; "
+    title += f"place, network and number change the time by up to {spread.max():.1f}x"
+    note = f"of {len(spread)} scenarios the two that depend on it most and least" if len(spread) > 2 else ""
+    return tables.dots(
+        few.astype({"makespan_s": float}), _TIME, row="place", by="nics", frame=Frame(title, note, "panel")
+    )
+
+
+def _front(table: pd.DataFrame) -> Sheet:
     """Iteration time against hardware cost, coloured by schedule and placement of NICs."""
-    from dse.plots import pareto
-
     ok = table[table["status"] == "ok"]
-    short = {"bulk_sync": "bulk", "fused_kernels": "fused", "pcie_switch": "switch"}
-    what = ok["schedule.name"].replace(short)
-    mixed = ok.assign(what=what + "/" + ok[_PLACEMENT].replace(short) if _PLACEMENT in ok else what)
-    cost, time = Axis("cost_proxy", "hardware cost [relative]"), Axis("makespan_s", "iteration [ms]", 1e3)
-    return pareto(mixed, time, y=cost, size=None, by="what")
+    what = ok["schedule.name"].map(label)
+    mixed = ok.assign(what=what + ", NICs at " + ok[_PLACEMENT].map(label) if _PLACEMENT in ok else what)
+    front = ok[ok["on_front"]]
+    name, times = most_frequent(mixed.loc[front.index, "what"]) if len(front) else ("nothing", 0)
+    title = f"{times} of {len(front)} points on the Pareto fronts are {name}"
+    cost = Axis("cost_proxy", "hardware cost [of the reference]")
+    return fronts.pareto(mixed, (_TIME, cost), by="what", frame=Frame(title))
 
 
 STUDY = ScaleOut()

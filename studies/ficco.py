@@ -7,27 +7,29 @@ and the winners' timelines.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dse import plots
 from dse.analysis.contexts import Question, cases
 from dse.analysis.decision_tree import Feature
 from dse.analysis.rules import Hand, by_hand
 from dse.errors import ConfigError
-from dse.plots import Axis, tables
+from dse.plots import Axis, Draw, Frame, Sheet, fronts, tables
+from dse.plots.canvas import MOST_PANELS
+from dse.plots.palette import label
+from dse.plots.timelines import timeline
 from dse.results.claims import Claim, Finding, read
 from dse.results.finished_run import Finished
 from dse.results.words import choice_in_words
 from studies.plain import Plain
+from studies.sentences import best_rows, capitalised, geometric_mean, most_frequent, reach
 
 if TYPE_CHECKING:
     import pandas as pd
-
-    from dse.plots import Figure
 
 _OVERLAPPED = ("uniform_fused_1d", "hetero_fused_1d", "hetero_unfused_1d", "uniform_fused_2d")
 _KINDS = {
@@ -37,7 +39,9 @@ _KINDS = {
     for compute in ("fused", "unfused")
 }
 _CHOSEN = ("schedule.name", "schedule.chunk_dim", "schedule.local_shard_first", "schedule.compute")
-_MOST_SHOWN = 16  # scenarios that are drawn
+_SCENARIOS = "GEMMs"
+_TAKEN = Axis("comm_cu_s", "CU time of communication", "CU s")
+_MOVERS = Axis("schedule.comm_cus", "CUs of the kernels that move")
 _SCHEDULE = tuple(f"schedule.{name}" for name in ("name", "comm_engine", "num_chunks", "comm_cus", "priority"))
 _GEMM = "workload.operators.gemm"
 _M, _N, _K, _SHARDS = (f"{_GEMM}.{name}" for name in ("m", "n", "k", "shards"))
@@ -124,36 +128,67 @@ class Ficco(Plain):
         text = f"{score.name}, in {len(score.regrets)} contexts, each kind with its best chunks, engine and CUs"
         return {"ficco.heuristic_accuracy": Finding(100 * score.accuracy, text, cause)}
 
-    def figures(self, table: pd.DataFrame, timelines: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
-        """Yield (name, figure): Pareto fronts, speed-ups, DIL and CIL, losses, CUs, timelines of winners; 16 scenarios.
+    def figures(self, table: pd.DataFrame, timelines: pd.DataFrame) -> Iterator[tuple[str, Draw]]:
+        """Yield (name, what draws): speed-ups, Pareto fronts, DIL and CIL, losses, CUs, timelines of winners.
 
-        All but the timelines show the first topology alone, as each topology has a baseline of its own.
+        Panels are of the 16 scenarios that gain most and least. All but the timelines show the first topology alone,
+        as each topology has a baseline of its own.
         """
-        everywhere = _name_kinds(table[table["scenario"].isin(table["scenario"].unique()[:_MOST_SHOWN])])
+        everywhere = _name_kinds(table[table["status"] == "ok"])
         topologies = everywhere["system.node.topology"].unique()
-        table = everywhere[everywhere["system.node.topology"] == topologies[0]]
-        ok = table[table["status"] == "ok"]
-        by = "schedule.name"
-        hardware = table["cost_proxy"].nunique() > 1
-        where = f", {topologies[0]}" * (len(topologies) > 1) + ", best of all systems searched" * hardware
-        speedup = Axis("speedup", f"speed-up over serial [x]{where}")
-        taken = Axis("comm_cu_s", "CU-seconds taken by communication [CU s]")
-        if hardware:  # a speed-up is over the same system: it says nothing of which system is best
-            cost = Axis("cost_proxy", "hardware cost proxy [relative to the reference system]")
-            makespan = Axis("makespan_s", "makespan [ms]", 1e3)
-            yield "cost", plots.pareto(table, cost, y=makespan, size=taken, by=by)
-        else:
-            staging = Axis("peak_staging_bytes", "peak staging bytes")
-            yield "pareto", plots.pareto(table, speedup, y=taken, size=staging, by=by)
-        yield "speedup", plots.bars(table, speedup, by=by, ideal="ideal_speedup", baseline="serial, moved by CUs")
+        ok = everywhere[everywhere["system.node.topology"] == topologies[0]]
+        where = f"on a {topologies[0]}" if len(topologies) > 1 else ""
+        yield "speedup", partial(_speedups, ok, where)
+        few = ok[ok["scenario"].isin(_telling(ok))]
+        hardware = table["cost_proxy"].nunique() > 1  # a speed-up is over the same system: it says not which is best
+        yield ("cost", partial(_costs, few)) if hardware else ("pareto", partial(_fronts, few))
         if ok["schedule.name"].isin(_KINDS).any():
-            yield from _inefficiencies(ok)
-        ok = everywhere[everywhere["status"] == "ok"]
-        shown = timelines[timelines["scenario"].isin(ok["scenario"])] if len(timelines) else timelines
+            yield from _inefficiencies(few)
+        shown = timelines[timelines["scenario"].isin(few["scenario"])] if len(timelines) else timelines
         for scenario, group in shown.groupby("scenario", sort=False) if len(shown) else ():
-            won = ok[(ok["scenario"] == scenario) & (ok["key"] == group["key"].iloc[0])].iloc[0]
-            title = f"{scenario}: {choice_in_words(won, _SCHEDULE)} on one GPU, {won['speedup']:.2f}x over serial"
-            yield f"timeline_{scenario}", plots.timeline(group, title)
+            won = everywhere[(everywhere["scenario"] == scenario) & (everywhere["key"] == group["key"].iloc[0])].iloc[0]
+            title = f"{scenario}: {won['speedup']:.2f}x over serial with {choice_in_words(won, _SCHEDULE)}"
+            yield f"timeline_{scenario}", partial(timeline, group, title)
+
+
+def _telling(ok: pd.DataFrame) -> list[str]:
+    """Scenarios that are drawn in panels: all of up to 16, else those that gain most and least."""
+    gains = ok.groupby("scenario", sort=False)["speedup"].max()
+    order = gains.sort_values(ascending=False, kind="stable").index
+    half = MOST_PANELS // 2
+    return list(gains.index) if len(gains) <= MOST_PANELS else [*order[:half], *order[-half:]]
+
+
+def _speedups(ok: pd.DataFrame, where: str) -> Sheet:
+    """Best speed-up of each schedule in each scenario."""
+    won = best_rows(ok, ["scenario"])
+    (name, times), mean = most_frequent(won["schedule.name"]), geometric_mean(won["speedup"])
+    title = f"{name} wins {times} of {len(won)} {_SCENARIOS}; {mean:.2f}x in the geometric mean"
+    engines = ok[ok["schedule.name"] != "serial"]
+    engines = engines.pivot_table(index="scenario", columns="schedule.comm_engine", values="speedup", aggfunc="max")
+    if {"dma", "cu"} <= set(engines):
+        ahead = int((engines["dma"] > engines["cu"]).sum())
+        title = f"DMA beats CU copies in {ahead} of {len(engines)}; {title}"
+    rows = ok.groupby(["scenario", "schedule.name"], sort=False)["speedup"].max().reset_index()
+    rows["ideal"] = rows["scenario"].map(ok.groupby("scenario")["ideal_speedup"].max())
+    note = "best of each schedule; baseline, and its ideal: serial execution, moved by CUs" + f", {where}" * bool(where)
+    speedup = Axis("speedup", "speed-up over serial [x]", centre=1.0)
+    return tables.dots(rows, speedup, row="scenario", by="schedule.name", frame=Frame(capitalised(title), note))
+
+
+def _fronts(ok: pd.DataFrame) -> Sheet:
+    axes = Axis("speedup", "speed-up over serial [x]"), _TAKEN, Axis("peak_staging_bytes", "staging buffers")
+    won = best_rows(ok, ["scenario"])
+    free = int((won["comm_cu_s"] == 0).sum())
+    title = f"The fastest point takes no CU time for communication in {free} of {len(won)} {_SCENARIOS}"
+    return fronts.pareto(ok, axes, by="schedule.name", frame=Frame(title))
+
+
+def _costs(ok: pd.DataFrame) -> Sheet:
+    cost, makespan = Axis("cost_proxy", "hardware cost [of the reference]"), Axis("makespan_s", "makespan", "s")
+    won = best_rows(ok, ["scenario"])
+    title = f"The fastest systems cost {reach(won['cost_proxy'], 'x', digits=2)} of the reference system"
+    return fronts.pareto(ok, (cost, makespan, _TAKEN), by="schedule.name", frame=Frame(title))
 
 
 def _name_kinds(table: pd.DataFrame) -> pd.DataFrame:
@@ -167,38 +202,69 @@ def _name_kinds(table: pd.DataFrame) -> pd.DataFrame:
     return table.assign(**{"schedule.name": table["schedule.name"].where(~chunked, named)})
 
 
-def _inefficiencies(ok: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
+def _inefficiencies(ok: pd.DataFrame) -> Iterator[tuple[str, Draw]]:
     """DIL over pieces, CIL by mover, losses of the best of each kind, speed-up over the CUs of kernels."""
     kinds = ok[ok["schedule.name"].isin(_KINDS)]
-    dma = kinds[kinds["schedule.comm_engine"] == "dma"]
-    name = "schedule.name"
+    dma, cu = (kinds[kinds["schedule.comm_engine"] == engine] for engine in ("dma", "cu"))
     if len(dma):
-        yield from _by_engines(dma)
-    best = kinds.loc[kinds.groupby(["scenario", name, "schedule.comm_engine"], sort=False)["makespan_s"].idxmin()]
-    cil = best.assign(kind=best[name].map(_KINDS))
-    yield (
-        "cil",
-        tables.heat(cil, Axis("cil", "CIL of the GEMM [x]"), x="kind", y="scenario", panel="schedule.comm_engine"),
+        yield "dil", partial(_dil, dma)
+        yield "signatures", partial(_signatures, dma)
+    yield "cil", partial(_cil, kinds)
+    if cu[_MOVERS.column].nunique() > 1:
+        yield "cu_sweep", partial(_cu_sweep, cu)
+
+
+def _dil(dma: pd.DataFrame) -> Sheet:
+    """Decomposition inefficiency of the GEMM over pieces."""
+    pieces = "schedule.num_chunks"
+    rows = dma.groupby(["schedule.name", "scenario", pieces], sort=False)["dil"].min().reset_index()
+    rows = rows.assign(panel=rows["schedule.name"].map(label), **{pieces: rows[pieces].astype(int)})
+    most = rows[rows[pieces] == rows[pieces].max()]
+    title = f"Cut into {most[pieces].iloc[0]} pieces, GEMMs take {most['dil'].median():.2f}x their time in the median"
+    title += f", {most['dil'].max():.2f}x at most"
+    note = "decomposition inefficiency: time of the GEMM in pieces over its time as a whole"
+    value = Axis("dil", "decomposition inefficiency [x]", centre=1.0)
+    frame = Frame(title, note, "panel")
+    return tables.heat(rows, value, x=Axis(pieces, "pieces"), y="scenario", frame=frame)
+
+
+def _signatures(dma: pd.DataFrame) -> Sheet:
+    """Losses of the best of each kind."""
+    least = best_rows(dma, ["scenario", "schedule.name"])
+    least = least.assign(
+        **{f"{loss}_s": least[f"{loss}_s"] / least["ideal_s"] for loss in _CAUSES},
+        bar=least["schedule.name"].map(label),
     )
-    cus = Axis("schedule.comm_cus", "CUs of the kernels that move")
-    swept = kinds[kinds["schedule.comm_engine"] == "cu"]
-    if swept[cus.column].nunique() > 1:
-        over = swept.groupby(["scenario", name, cus.column], sort=False)["speedup"].max().reset_index()
-        speedup = Axis("speedup", "speed-up over serial [x]")
-        yield "cu_sweep", tables.curves(over, cus, y=speedup, by=name, panel="scenario")
+    won = best_rows(least, ["scenario"])
+    largest = won[[f"{loss}_s" for loss in _CAUSES]].idxmax(axis=1).astype(str).str.removesuffix("_s")
+    cause, times = most_frequent(largest)
+    title = f"The best schedule loses most by {cause} in {times} of {len(won)} {_SCENARIOS}"
+    parts = [Axis(f"{loss}_s", loss, "%") for loss in _CAUSES]
+    frame = Frame(title, "best of each schedule, moved by DMA engines", "scenario")
+    return tables.stacks(least, parts, bar="bar", label="loss, of the ideal time", frame=frame)
 
 
-def _by_engines(dma: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
-    """DIL over pieces and losses of the best of each kind, moved by DMA engines."""
-    name, pieces = "schedule.name", "schedule.num_chunks"
-    dil = dma.groupby([name, "scenario", pieces], sort=False)["dil"].min().reset_index()
-    dil[pieces] = dil[pieces].astype(int)
-    yield "dil", tables.heat(dil, Axis("dil", "DIL of the GEMM [x]"), x=pieces, y="scenario", panel=name)
-    least = dma.loc[dma.groupby(["scenario", name], sort=False)["makespan_s"].idxmin()]
-    least = least.assign(**{f"{loss}_s": least[f"{loss}_s"] / least["ideal_s"] for loss in _CAUSES})
-    parts = [Axis(f"{loss}_s", loss, 100.0) for loss in _CAUSES]
-    label = "loss of the best of each schedule, moved by DMA engines [% of the ideal time]"
-    yield "signatures", tables.stacks(least, parts, panel="scenario", bar=name, label=label)
+def _cil(kinds: pd.DataFrame) -> Sheet:
+    """Contention inefficiency of the GEMM by what moves."""
+    rows = best_rows(kinds, ["scenario", "schedule.name", "schedule.comm_engine"])
+    rows = rows.assign(kind=rows["schedule.name"].map(_KINDS), panel=rows["schedule.comm_engine"].map(label))
+    medians = rows.groupby("panel")["cil"].median()
+    title = "Beside communication a GEMM takes " + ", ".join(
+        f"{value:.2f}x its time (moved by {name})" for name, value in medians.items()
+    )
+    note = "contention inefficiency; kinds: 1d or 2d, u: uniform, h: hetero start, f: fused, u: unfused GEMMs"
+    value = Axis("cil", "contention inefficiency [x]", centre=1.0)
+    return tables.heat(rows, value, x=Axis("kind", "kind of schedule"), y="scenario", frame=Frame(title, note, "panel"))
+
+
+def _cu_sweep(cu: pd.DataFrame) -> Sheet:
+    """Speed-up over the CUs of the kernels that move."""
+    rows = cu.groupby(["scenario", "schedule.name", _MOVERS.column], sort=False)["speedup"].max().reset_index()
+    best = rows.loc[rows.groupby("scenario", sort=False)["speedup"].idxmax()]
+    number, times = most_frequent(best[_MOVERS.column])
+    title = f"Moved by kernels, {number} CUs are the best number in {times} of {len(best)} {_SCENARIOS}"
+    speedup = Axis("speedup", "speed-up over serial [x]", centre=1.0)
+    return tables.curves(rows, _MOVERS, y=speedup, by="schedule.name", frame=Frame(title, panel="scenario"))
 
 
 def _best(chunked: pd.DataFrame) -> Finding:

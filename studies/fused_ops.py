@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,15 +16,15 @@ import numpy as np
 import yaml
 
 from dse.config.options import conf_dir
-from dse.plots import Axis, tables
+from dse.plots import Axis, Draw, Frame, Sheet, tables
+from dse.plots.palette import label
 from dse.results.claims import Claim, Finding, read
 from dse.results.finished_run import Finished
 from studies.plain import Plain
+from studies.sentences import largest_row
 
 if TYPE_CHECKING:
     import pandas as pd
-
-    from dse.plots import Figure
 
 _NODE, _NODES, _DLRM = "mi210_4", "mi210_2x1", "dlrm_torus"
 _PLACES = {_NODE: "4 GPUs, one node", _NODES: "2 nodes", _DLRM: "128 nodes, torus"}
@@ -137,37 +137,21 @@ class FusedOps(Plain):
                 findings[name] = replace(findings[name], remark=text)
         return findings
 
-    def figures(self, table: pd.DataFrame, timelines: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
+    def figures(self, table: pd.DataFrame, timelines: pd.DataFrame) -> Iterator[tuple[str, Draw]]:
         """Reductions over the ratio of compute to communication; over chunks, order and occupancy."""
         rows = _reductions(table)
         if rows.empty:
             return
-        less, where = Axis("reduction", "time removed [%]"), rows["place"]
-        declared = _declared_rows(rows[rows["schedule.pairs"] == "all"], nearest=True)
+        both = rows[rows["schedule.pairs"] == "all"]
+        declared = _declared_rows(both, nearest=True)
         if len(declared):
-            ratio = Axis("ratio", "compute / communication time of the baseline")
-            alike = declared["scenario"].str.replace(r"^(emb|moe)(.*)-[bt]\d+$", r"\1\2", regex=True)  # but for batch
-            mean = (
-                declared.groupby(["place", "operator", alike], sort=False)[["ratio", "reduction"]].mean().reset_index()
-            )
-            yield "reduction", tables.curves(mean, ratio, y=less, by="operator", panel="place")
-            tall = declared.assign(bar=declared["scenario"].str.partition("-")[2])
-            yield "reductions", tables.heat(tall, less, x="place", y="bar", panel="operator")
-        mixed = rows.assign(panel=rows["operator"] + ", " + where, issue_order=rows["schedule.issue_order"])
-        chunks, loss = (
-            Axis("schedule.num_chunks", "chunks"),
-            Axis("schedule.occupancy_loss", "occupancy lost [%]", 100.0),
-        )
-        for name, axis, by in (("num_chunks", chunks, "issue_order"), ("occupancy", loss, "operator")):
-            swept = _declared_rows(
-                mixed[mixed["schedule.pairs"] == "all"],
-                but=(name, "issue_order") if name == "num_chunks" else ("occupancy_loss",),
-                nearest=True,
-            )
-            if swept[axis.column].nunique() > 1:
-                panel = "panel" if name == "num_chunks" else "place"
-                mean = swept.groupby([panel, by, axis.column], sort=False)["reduction"].mean().reset_index()
-                yield name, tables.curves(mean, axis, y=less, by=by, panel=panel)
+            yield "reductions", partial(_reduction_dots, declared)
+            yield "reduction", partial(_reduction_curves, declared)
+        for name, figure in (("num_chunks", _chunks_figure), ("occupancy", _occupancy_figure)):
+            but = (name, "issue_order") if name == "num_chunks" else ("occupancy_loss",)
+            swept = _declared_rows(both, but=but, nearest=True)
+            if swept[f"schedule.{but[0]}"].nunique() > 1:
+                yield name, partial(figure, swept)
 
     def extras(self, run: Finished) -> Iterator[tuple[str, Any]]:
         """Demand on a NIC over time, and mean reductions: those of GEMV and GEMM have no published values."""
@@ -186,9 +170,61 @@ class FusedOps(Plain):
             if scenario.endswith("b2048")
         ]
         if parts:
-            demand = pd.concat(parts, ignore_index=True)
-            time, rate = Axis("time_s", "time [us]", 1e6), Axis("bytes_per_s", "demand on the NIC [GB/s]", 1e-9)
-            yield "link_demand", tables.curves(demand, time, y=rate, by="kernel", panel="panel")
+            yield "link_demand", partial(_demand_figure, pd.concat(parts, ignore_index=True))
+
+
+_LESS = Axis("reduction", "time removed [%]", centre=0.0)
+
+
+def _reduction_dots(declared: pd.DataFrame) -> Sheet:
+    """Reduction of each case."""
+    gains = declared.groupby("operator", sort=False)["reduction"].mean()
+    text = ", ".join(f"{gain:.0f} % ({name})" for name, gain in gains.items())
+    title = f"Fused with their collective, kernels save {text}"
+    frame = Frame(title, "means over the cases of an operator and places")
+    return tables.dots(declared, _LESS, row="scenario", by="place", frame=frame)
+
+
+def _reduction_curves(declared: pd.DataFrame) -> Sheet:
+    """Reduction over the ratio of compute to communication."""
+    alike = declared["scenario"].str.replace(r"^(emb|moe)(.*)-[bt]\d+$", r"\1\2", regex=True)  # but for batch
+    mean = declared.groupby(["place", "operator", alike], sort=False)[["ratio", "reduction"]].mean().reset_index()
+    best = largest_row(mean, "reduction")
+    title = f"Fusing saves most, {best['reduction']:.0f} %, where compute takes {best['ratio']:.1f}x "
+    title += "as long as communication"
+    ratio = Axis("ratio", "compute / communication time of the baseline")
+    return tables.curves(mean, ratio, y=_LESS, by="operator", frame=Frame(title, panel="place"))
+
+
+def _chunks_figure(swept: pd.DataFrame) -> Sheet:
+    """Reduction over chunks, by the order in which they are issued."""
+    rows = swept.assign(panel=swept["operator"] + ", " + swept["place"], order=swept["schedule.issue_order"].map(label))
+    chunks = Axis("schedule.num_chunks", "chunks")
+    mean = rows.groupby(["panel", "order", chunks.column], sort=False)["reduction"].mean().reset_index()
+    overall = mean.groupby(chunks.column)["reduction"].mean()
+    title = f"{overall.idxmax():.0f} chunks save most: {overall.max():.0f} % in the mean of the panels"
+    return tables.curves(mean, chunks, y=_LESS, by="order", frame=Frame(title, panel="panel"))
+
+
+def _occupancy_figure(swept: pd.DataFrame) -> Sheet:
+    """Reduction over the occupancy that a fused kernel loses."""
+    loss = Axis("schedule.occupancy_loss", "occupancy lost", "%")
+    mean = swept.groupby(["place", "operator", loss.column], sort=False)["reduction"].mean().reset_index()
+    ends = mean.groupby(loss.column)["reduction"].mean()
+    lost = ends.iloc[0] - ends.iloc[-1]
+    title = (
+        f"Losing {100 * float(ends.index[-1]):g} % of its occupancy costs a fused kernel {lost:.1f} points of its gain"
+    )
+    return tables.curves(mean, loss, y=_LESS, by="operator", frame=Frame(title, panel="place"))
+
+
+def _demand_figure(demand: pd.DataFrame) -> Sheet:
+    """Demand on a NIC over time."""
+    peaks = demand.groupby(["panel", "kernel"], sort=False)["bytes_per_s"].max().unstack()
+    lower = int((peaks["fused"] < 0.999 * peaks["bulk"]).sum())
+    title = f"Fused kernels lower the peak demand on the NIC in {lower} of {len(peaks)} cases"
+    time, rate = Axis("time_s", "time", "s"), Axis("bytes_per_s", "demand on the NIC", "B/s")
+    return tables.curves(demand, time, y=rate, by="kernel", frame=Frame(title, panel="panel"))
 
 
 def _reductions(table: pd.DataFrame) -> pd.DataFrame:

@@ -8,16 +8,15 @@ are no measurements here.
 from __future__ import annotations
 
 import copy
-import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dse.plots import Axis, tables
+from dse.plots import Axis, Draw, Frame, Sheet, predictions, tables
 from dse.progress import bar
 from dse.results.claims import Claim, Finding, read
 from dse.results.finished_run import Finished
@@ -33,11 +32,10 @@ from simulators.memory.simulation import SimulatedCost
 from simulators.workloads.model_zoo import option_tree
 from studies.convolutions import against, errors
 from studies.plain import Plain
+from studies.sentences import reach
 
 if TYPE_CHECKING:
     import pandas as pd
-
-    from dse.plots import Figure
 
 _DIRECTION, _ALGORITHM, _HASH = "application.direction", "application.algorithm", "system.gpu.mapping.channel_hash"
 _WHOLE = {"run.requests": 16_000_000, "run.most": 60_000_000}  # so many that kernels run to their end where possible
@@ -72,31 +70,20 @@ class Gpgpusim(Plain):
             **_camping_findings(run, rows),
         }
 
-    def figures(self, table: pd.DataFrame, timelines: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
+    def figures(self, table: pd.DataFrame, timelines: pd.DataFrame) -> Iterator[tuple[str, Draw]]:
         """Largest camping of each algorithm, by direction and hash."""
         ok = table[table["status"] == "ok"]
-        if not {_DIRECTION, _ALGORITHM, _HASH} <= set(ok):
-            return
-        named = {name: ok[path].astype(str) for name, path in (("hash", _HASH), ("algorithm", _ALGORITHM))}
-        ok = ok.assign(**named, direction=ok[_DIRECTION].astype(object))
-        most = ok.groupby(["direction", "algorithm", "hash"], sort=False)["camping"].max().reset_index()
-        if len(most):
-            axis = Axis("camping", "the busiest channel over the mean, the most of all layers")
-            most = most.astype({"hash": object})
-            yield "camping", tables.heat(most, axis, x="hash", y="algorithm", panel="direction")
+        if {_DIRECTION, _ALGORITHM, _HASH} <= set(ok) and len(ok):
+            yield "camping", partial(_camping_figure, ok)
 
     def extras(self, run: Finished) -> Iterator[tuple[str, Any]]:
         """Predictions and errors, kernels, phases, and activity over time."""
-        from dse.plots import predictions
-
         rows = _rows(run)
         beside = _against(run, rows)
         if len(beside):
             yield "predictions", beside
             yield "errors", errors(beside)
-            first_hash = beside[beside["hash"] == beside["hash"].iloc[0]].assign(kind=lambda frame: frame["system"])
-            title = "fastest algorithm (simulated); on layers that constants were not fitted on"
-            yield "predicted_against_measured", predictions.scatter(first_hash, by="algorithm", title=title)
+            yield "predicted_against_measured", partial(_scatter, beside[beside["hash"] == beside["hash"].iloc[0]])
         app_runs = _application_runs(run)
         if app_runs:
             yield "kernels", _kernels(app_runs)
@@ -246,26 +233,62 @@ def _kernels(app_runs: tuple[_ApplicationRun, ...]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def _activity(app_runs: list[_ApplicationRun]) -> Iterator[tuple[str, Figure]]:
+def _camping_figure(ok: pd.DataFrame) -> Sheet:
+    """Largest camping of each algorithm, by direction and hash."""
+    named = {name: ok[path].astype(str) for name, path in (("hash", _HASH), ("algorithm", _ALGORITHM))}
+    rows = ok.assign(**named, direction=ok[_DIRECTION].astype(object))
+    most = rows.groupby(["direction", "algorithm", "hash"], sort=False)["camping"].max().reset_index()
+    most = most.astype({"hash": object})
+    by_hash = most.groupby("hash", sort=False)["camping"].max()
+    title = "The busiest channel has up to " + ", ".join(
+        f"{value:.1f}x the mean (hash: {str(name).replace('_', ' ')})" for name, value in by_hash.items()
+    )
+    axis = Axis("camping", "the busiest channel over the mean [x]", centre=1.0)
+    frame = Frame(title, f"in the cells: {axis.label}, the most of all layers", "direction")
+    return tables.heat(most, axis, x=Axis("hash", "hash of channels"), y="algorithm", frame=frame)
+
+
+def _scatter(beside: pd.DataFrame) -> Sheet:
+    """Predicted against measured times of convolutions."""
+    rows = beside.assign(kind=beside["system"])
+    error = predictions.median_error(rows)
+    off = "all fitted on" if error is None else f"{100 * error:.0f} % off in the median"
+    title = f"Simulated convolutions are {off}, on layers that constants were not fitted on"
+    return predictions.scatter(rows, by="algorithm", frame=Frame(title, "colour: fastest algorithm (simulated)"))
+
+
+def _activity(app_runs: list[_ApplicationRun]) -> Iterator[tuple[str, Draw]]:
     """Heat maps of SMs and channels for one application, with a panel for each algorithm."""
     first = app_runs[0]
-    label = "share of what it could do; dotted: phases"
+    note = "shade: share of what it could do; dotted: phases"
     if first.scenario == _LENET:
-        app_runs = [first]
         names = "SMs: lines asked for", "SMs: computing", "channels of DRAM"
-        named = dict(zip(names, first.lanes, strict=True))
-        yield _LENET, _raster(named, dict.fromkeys(named, first), lane="SM, or channel of DRAM", label=label)
+        panels = dict(zip(names, first.lanes, strict=True))
+        title = (
+            f"{first.scenario}: channels of DRAM work {_busy([first], 2)}, SMs compute {_busy([first], 1)} of the time"
+        )
+        by = dict.fromkeys(panels, first)
+        yield _LENET, partial(_raster, panels, by, lane="SM, or channel of DRAM", frame=Frame(title, note))
         return
     by = {app_run.algorithm: app_run for app_run in app_runs}
-    sms, channels = ({name: app_run.lanes[place] for name, app_run in by.items()} for place in (1, 2))
-    yield f"{first.scenario}_sms", _raster(sms, by, lane="SM", label=f"computing, {label}")
-    yield f"{first.scenario}_channels", _raster(channels, by, lane="channel of DRAM", label=f"bandwidth, {label}")
+    for place, end, lane, what in (
+        (1, "sms", "SM", "SMs compute"),
+        (2, "channels", "channel of DRAM", "channels are busy"),
+    ):
+        panels = {name: app_run.lanes[place] for name, app_run in by.items()}
+        frame = Frame(f"{first.scenario}: {what} {_busy(app_runs, place)} of the time, by algorithm", note)
+        yield f"{first.scenario}_{end}", partial(_raster, panels, by, lane=lane, frame=frame)
 
 
-def _raster(panels: Mapping[str, Any], by: Mapping[str, _ApplicationRun], *, lane: str, label: str) -> Figure:
+def _busy(app_runs: list[_ApplicationRun], place: int) -> str:
+    """Mean share of lanes, from the least to the largest."""
+    return reach([_PERCENT * float(np.mean(app_run.lanes[place])) for app_run in app_runs], " %")
+
+
+def _raster(panels: Mapping[str, Any], by: Mapping[str, _ApplicationRun], *, lane: str, frame: Frame) -> Sheet:
     seconds = {name: by[name].simulated.machine.activity().seconds for name in panels}
     marks = {name: [phase.end_s for phase in by[name].phases[:-1]] for name in panels}
-    return tables.raster(panels, seconds, lane=lane, label=label, marks=marks)
+    return tables.raster(panels, seconds, lane=lane, frame=frame, marks=marks)
 
 
 def _lenet(run: Finished) -> dict[str, Finding]:
@@ -381,10 +404,12 @@ def _camping_extras(run: Finished, rows: pd.DataFrame) -> Iterator[tuple[str, An
     for hashed in ("none", *dict.fromkeys(points["hash"])):
         app_run = _simulate_application(run, str(worst["scenario"]), {**knobs, _HASH: hashed})
         if app_run is not None:
-            factor = f"channel_hash {hashed}: {app_run.metrics['camping']:.2f}x"
-            by["\n".join([*textwrap.wrap(_place(worst), 44), factor])] = app_run
-    panels, label = {name: app_run.lanes[2] for name, app_run in by.items()}, "share of its bandwidth; dotted: phases"
-    yield "camping_channels", _raster(panels, by, lane="channel of DRAM", label=label)
+            by[f"hash of channels: {hashed.replace('_', ' ')}"] = app_run
+    panels = {name: app_run.lanes[2] for name, app_run in by.items()}
+    factors = [f"{app_run.metrics['camping']:.2f}x" for app_run in by.values()]
+    title = f"Where channels camp most, the busiest has {' or '.join(factors)} the mean, by hash"
+    frame = Frame(title, f"{_place(worst)}; shade: share of its bandwidth; dotted: phases")
+    yield "camping_channels", partial(_raster, panels, by, lane="channel of DRAM", frame=frame)
 
 
 STUDY = Gpgpusim()

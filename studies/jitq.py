@@ -8,13 +8,15 @@ units in memory that the GPU loses to their bursts; it is simulated (`simulators
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dse.backend import Batch, Interval
-from dse.plots import Axis, pareto, tables, timeline
+from dse.plots import Axis, Draw, Frame, Sheet, fronts, tables
+from dse.plots.timelines import timeline
 from dse.results.claims import Claim, Finding, read
 from dse.results.finished_run import Finished
 from simulators.costs.capacity import Base, Copies, grid
@@ -28,11 +30,10 @@ from simulators.workloads.model_zoo import model_tree, option_tree
 from studies.facts import facts
 from studies.iterations import at, base
 from studies.plain import Plain
+from studies.sentences import extremes, reach
 
 if TYPE_CHECKING:
     import pandas as pd
-
-    from dse.plots import Figure
 
 _WAY, _SET, _TP, _MICRO = "quantised.name", "instructions.name", "parallel.tp", "run.micro_batches"
 _AHEAD, _ROWS, _KEPT = "quantised.look_ahead", "quantised.burst_rows", "quantised.kept"
@@ -43,6 +44,7 @@ _PERCENT = 100.0
 _ACCOUNT = "which weights, gradients and states the paper counts, and which copies, is not public"
 _PARTS = ("hbm2_pim", "hbm3_strawman", "lpddr5x")
 _LAYERS_SHOWN = 3
+_WAYS = {"stored": "stored", "gpu": "made by the GPU", "pim": "made in memory"}
 _COPIES = {"used": "the two copies that training reads", "all": "four copies (MX9 and MX6, both ways)"}
 _SLOWED = (
     "what covers a burst is assumed (half of the LDS, in which tiles hold the same bytes); the paper's way is not known"
@@ -85,17 +87,11 @@ class JitQ(Plain):
             findings |= {**_lost(rows, around), **_capacity_saved(rows, published), **_fits(table)}
         return findings | _pace(run)
 
-    def figures(self, table: pd.DataFrame, timelines: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
+    def figures(self, table: pd.DataFrame, timelines: pd.DataFrame) -> Iterator[tuple[str, Draw]]:
         """Front of memory against time."""
         ok = _searched_points(table)
-        if ok.empty:
-            return
-        by = ok[_WAY].astype(str) + ok[_SET].astype(str).radd(", ").where(ok[_WAY].astype(str) == "pim", "")
-        size, share = (
-            Axis("bytes_per_parameter", "bytes per weight"),
-            Axis("share_quantisation", "time for copies [%]", 100),
-        )
-        yield "front", pareto(ok.assign(copies=by), size, y=share, size=None, by="copies")
+        if not ok.empty:
+            yield "front", partial(_front, ok)
 
     def extras(self, run: Finished) -> Iterator[tuple[str, Any]]:
         """Accountings of memory, shares that bursts cost, other memories, and turns of GPU and memory."""
@@ -103,10 +99,7 @@ class JitQ(Plain):
 
         accounts = pd.DataFrame(_accounts())
         yield "accountings", accounts
-        broken = accounts["copies"].str.replace(" ", "\n", n=1).str.replace(", ", ",\n")
-        shown = accounts.assign(panel="saved of the memory for weights [%]", copies=broken)
-        saved = Axis("saved", "saved of the memory for weights [%]", _PERCENT)
-        yield "capacity", tables.heat(shown, saved, x="copies", y="base", panel="panel")
+        yield "capacity", partial(_capacity_figure, accounts)
         table = _searched_points(run.outputs.read_table("results"))
         if len(table):
             yield "contention", _contention(_as_configured(table, run))
@@ -114,7 +107,7 @@ class JitQ(Plain):
         yield "systems", _systems(run)
         design = _designs(run).get(next(iter(_names(run)), ""))
         if design is not None:
-            yield "turns", _turns(design)
+            yield "turns", partial(_turns, design)
 
 
 def _searched_points(table: pd.DataFrame) -> pd.DataFrame:
@@ -309,28 +302,69 @@ def _accounts() -> list[dict[str, Any]]:
     return [{**row, "base": f"{row['base']}: {row['base_bytes']:g} B"} for row in grid(bases, sets)]
 
 
-def _losses(table: pd.DataFrame, run: Finished) -> Iterator[tuple[str, Figure]]:
+def _front(ok: pd.DataFrame) -> Sheet:
+    """Time for copies against bytes for a weight."""
+    way = ok[_WAY].astype(str)
+    by = way.map(_WAYS).fillna(way) + ok[_SET].astype(str).radd(", ").add(" instructions").where(way == "pim", "")
+    memory = ok.groupby(way)["bytes_per_parameter"].min()
+    times = 100 * ok[ok["memory_share"] <= 1].groupby(way)["share_quantisation"].min()
+    texts = [
+        f"{_WAYS.get(str(name), str(name))} {memory[name]:.1f} B and {times.get(name, 0.0):.2f} % of the time"
+        for name in memory.index
+    ]
+    title = f"A weight with its copies takes, {', '.join(texts)}"
+    axes = Axis("bytes_per_parameter", "memory for a weight [B]"), Axis("share_quantisation", "time for copies", "%")
+    return fronts.pareto(ok.assign(copies=by), axes, by="copies", frame=Frame(title, "the least of each way"))
+
+
+def _capacity_figure(accounts: pd.DataFrame) -> Sheet:
+    """Memory saved, by what else is stored and by which copies there are."""
+    saving = reach(100 * accounts["saved"], " %")
+    title = f"Copies made just in time save {saving} of the memory for weights, by what is counted"
+    saved = Axis("saved", "saved of the memory for weights", "%")
+    frame = Frame(title, "in the cells: share of the memory for weights that is saved [%]")
+    return tables.heat(accounts, saved, x=Axis("copies", "copies that need not be stored"), y="base", frame=frame)
+
+
+def _losses(table: pd.DataFrame, run: Finished) -> Iterator[tuple[str, Draw]]:
     """Throughput lost where an iteration fits into memory: by bursts, instructions and operators beside; by units.
 
     Each model has its lowest TP that fits and the most micro-batches, all else as configured; of further knobs that
     were searched, the least loss counts.
     """
     bursts, units = _lowest_fitting(table, run, _ROWS, _BESIDE), _lowest_fitting(table, run, _UNITS, _RATE, _ROWS)
-    lost = Axis("throughput_lost", "throughput lost [%]", _PERCENT)
     if len(bursts):
-        where = bursts[_BESIDE].astype(str).map({"products": "beside products", "all": "beside anything"})
-        named = bursts.assign(instructions=bursts[_SET].astype(str) + ", " + where)
-        by = [named["panel"], named["instructions"], named[_ROWS].astype(int)]
-        rows = named.groupby(by, sort=False)["throughput_lost"].min().reset_index().sort_values("instructions")
-        x = Axis(_ROWS, "rows in a burst")
-        yield "bursts", tables.curves(rows, x, y=lost, by="instructions", panel="panel")
+        yield "bursts", partial(_bursts_figure, bursts)
     if len(units):
-        named = units.assign(commands=units[_RATE].map("{:g} commands a tCCDL".format))
-        named["panel"] = named["panel"] + ", " + named[_SET].astype(str)
-        by = [named["panel"], named["commands"], named[_UNITS].astype(float)]
-        heat = named.groupby(by)["throughput_lost"].min().reset_index().rename(columns={_UNITS: "units per bank"})
-        least = Axis("throughput_lost", "throughput lost with the best bursts [%]", _PERCENT)
-        yield "units", tables.heat(heat, least, x="units per bank", y="commands", panel="panel")
+        yield "units", partial(_units_figure, units)
+
+
+def _bursts_figure(bursts: pd.DataFrame) -> Sheet:
+    """Throughput lost over the rows of a burst."""
+    where = bursts[_BESIDE].astype(str).map({"products": "beside products", "all": "beside anything"})
+    named = bursts.assign(instructions=bursts[_SET].astype(str) + ", " + where)
+    by = [named["panel"], named["instructions"], named[_ROWS].astype(int)]
+    rows = named.groupby(by, sort=False)["throughput_lost"].min().reset_index().sort_values("instructions")
+    best = rows.groupby(_ROWS)["throughput_lost"].mean()
+    length = extremes(best)[0]
+    title = f"Bursts of {length} row{'s' * (length != '1')} cost least throughput, {100 * best.min():.1f} % in the mean"
+    lost = Axis("throughput_lost", "throughput lost", "%", centre=0.0)
+    return tables.curves(
+        rows, Axis(_ROWS, "rows in a burst"), y=lost, by="instructions", frame=Frame(title, panel="panel")
+    )
+
+
+def _units_figure(units: pd.DataFrame) -> Sheet:
+    """Throughput lost by units of a bank and their rate of commands."""
+    named = units.assign(commands=units[_RATE].map("{:g} commands a tCCDL".format))
+    named["panel"] = named["panel"] + ", " + named[_SET].astype(str)
+    rows = named.groupby(["panel", "commands", _UNITS], sort=False)["throughput_lost"].min().reset_index()
+    means = 100 * rows.groupby(_UNITS)["throughput_lost"].mean()
+    title = f"With {means.index[0]:g} to {means.index[-1]:g} units for a bank, "
+    title += f"{means.iloc[0]:.1f} to {means.iloc[-1]:.1f} % of the throughput is lost in the mean"
+    least = Axis("throughput_lost", "throughput lost", "%")
+    frame = Frame(title, "in the cells: throughput lost with the best bursts [%]", "panel")
+    return tables.heat(rows, least, x=Axis(_UNITS, "units for a bank"), y="commands", frame=frame)
 
 
 def _lowest_fitting(table: pd.DataFrame, run: Finished, *searched: str) -> pd.DataFrame:
@@ -378,7 +412,7 @@ def _metrics(run: Finished, way: str, case: Mapping[str, Any], system: Mapping[s
     return result[0].metrics if result[0].status == "ok" else {}
 
 
-def _turns(design: Design) -> Figure:
+def _turns(design: Design) -> Sheet:
     """Timeline of the first layers of an iteration: operators of the GPU, and copies in its memory meanwhile."""
     import pandas as pd
 
@@ -387,7 +421,8 @@ def _turns(design: Design) -> Figure:
     until = min(after, default=every[-1].finish_s)
     begun = [interval for interval in every if interval.start_s < until]
     shown = [{**vars(interval), "finish_s": min(interval.finish_s, until)} for interval in begun]
-    return timeline(pd.DataFrame(shown), f"{design.model.name}: the first {_LAYERS_SHOWN} layers, forward")
+    title = f"{design.model.name}: GPU and memory take turns in the first {_LAYERS_SHOWN} layers, forward"
+    return timeline(pd.DataFrame(shown), title)
 
 
 STUDY = JitQ()

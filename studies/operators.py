@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dse.config.options import conf_dir
+from dse.plots import Draw, Frame, Sheet
+from dse.plots import predictions as charts
+from dse.plots.palette import label
 from dse.results.claims import Claim, Finding, read
 from dse.results.finished_run import Finished
 from dse.space import get_path
@@ -27,13 +31,12 @@ from studies.plain import Plain
 if TYPE_CHECKING:
     import pandas as pd
 
-    from dse.plots import Figure
-
 _OVERLAP_SYSTEM = "mi300x_8"  # whose collectives and copies the hardware claims are about
 _LOW_LATENCY = 4.0  # factor by which the protocol for short messages lowers latency (`simulators.costs.collective`)
 _CHANNELS = (4, 8, 16, 32, 64)
 _COPIES = {"1KB": 2**10, "64KB": 2**16, "1MB": 2**20, "16MB": 2**24}
 _REDUCED = {"1MB": 1e6, "16MB": 16e6, "256MB": 256e6, "16GB": 16e9}
+_KINDS = {"gemm": "GEMM", "conv": "convolution", "recurrent": "recurrent", "allreduce": "all-reduce"}
 _INPUT = "an input, no prediction"
 _OWN_CONSTANT = "the constant itself, in the system's file"
 _OTHER_COLLECTIVE = "the rate of a CU was measured on an all-reduce with two channels, elsewhere (ROCm/tritonBLAS)"
@@ -59,28 +62,49 @@ class Operators(Plain):
 
     def extras(self, run: Finished) -> Iterator[tuple[str, Any]]:
         """`errors.json`, every row with its predictions, and the figures."""
-        from dse.plots import predictions
-
         predicted = _predict_rows(run)
         rows = _table(predicted["fitted"])
         yield "predictions", rows
         yield "errors", _errors(predicted)
-        sets = rows["device"].where(rows["precision"] == "fp32", rows["device"] + " " + rows["precision"])
-        figure = predictions.scatter(rows.assign(device=sets), by="device", title="device (fp32 unless said)")
-        yield "predicted_against_measured", figure
+        yield "predicted_against_measured", partial(_scatter, rows)
         reduced = _bandwidths(predicted["fitted"])
         if len(reduced):
-            yield "allreduce", predictions.bandwidths(reduced)
+            yield "allreduce", partial(_allreduce, reduced)
 
-    def figures(self, table: pd.DataFrame, timelines: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
+    def figures(self, table: pd.DataFrame, timelines: pd.DataFrame) -> Iterator[tuple[str, Draw]]:
         """Errors of each model on each device."""
-        from dse.plots import predictions
+        yield "errors_by_model", partial(_errors_by_model, table[table["status"] == "ok"])
 
-        ok = table[table["status"] == "ok"]
-        names = ok["scenario"].str.rsplit(n=1, expand=True)
-        columns = {"device": names[0], "kind": names[1], "model": ok["predict.model"]}
-        rows = ok.assign(**columns, median=ok["median_error"], p90=ok["p90_error"], signed=ok["signed_error"])
-        yield "errors_by_model", predictions.errors(rows, MODELS)
+
+def _errors_by_model(ok: pd.DataFrame) -> Sheet:
+    """Median signed errors of each model on each device."""
+    names = ok["scenario"].str.rsplit(n=1, expand=True)
+    rows = ok.assign(device=names[0], kind=names[1].map(_KINDS), model=ok["predict.model"])
+    rows = rows.assign(median=ok["median_error"], p90=ok["p90_error"], signed=ok["signed_error"])
+    medians = 100 * rows.groupby("model", sort=False)["median"].median()
+    title = "Median error of operators: " + ", ".join(
+        f"{value:.0f} % ({label(str(name))})" for name, value in medians.items()
+    )
+    return charts.errors(rows, MODELS, frame=Frame(title, "of the medians by device and kind"))
+
+
+def _scatter(rows: pd.DataFrame) -> Sheet:
+    """Predicted against measured times of all rows."""
+    sets = rows["device"].where(rows["precision"] == "fp32", rows["device"] + " " + rows["precision"])
+    error = charts.median_error(rows)
+    off = "all rows were fitted on" if error is None else f"{100 * error:.0f} % off in the median"
+    title = f"Fitted costs of single operators are {off}"
+    return charts.scatter(
+        rows.assign(device=sets, kind=rows["kind"].map(_KINDS)), by="device", frame=Frame(title, "fp32 unless said")
+    )
+
+
+def _allreduce(reduced: pd.DataFrame) -> Sheet:
+    """Bus bandwidth of all-reduces over payload."""
+    unseen = reduced[~reduced["fitted"].astype(bool)]
+    error = (unseen["predicted_bytes_per_s"] / unseen["measured_bytes_per_s"] - 1).abs().median()
+    title = f"Bus bandwidth of all-reduces is predicted to {100 * error:.0f} % in the median"
+    return charts.bandwidths(reduced, frame=Frame(title))
 
 
 def _predict_rows(run: Finished) -> dict[str, dict[str, list[Predicted]]]:

@@ -7,14 +7,14 @@ channels, GEMM sizes and collectives.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dse.config.options import conf_dir
-from dse.plots import Axis, tables
+from dse.plots import Axis, Draw, Frame, Sheet, tables
 from dse.results.claims import Claim, Finding, read
 from dse.results.finished_run import Finished
 from dse.space import get_path
@@ -24,13 +24,13 @@ from simulators.hardware.system import System, system_of
 from simulators.workloads.operators import ELEMENT_BYTES
 from studies.overlap_tables import overlap_extras
 from studies.plain import Plain
+from studies.sentences import geometric_mean, reach
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from dse.plots import Figure
-
 _LIBRARY = {"static": "hipBLASLt (static tiles)", "dynamic": "work stealing (dynamic tiles)"}
+_WHAT = {"gemm": "GEMM beside the collective", "comm": "collective beside the GEMM", "wall": "until both have ended"}
 _PATTERN = "workload.operators.gather.pattern"
 _CUS = "schedule.comm_cus"
 _EXACT = 1e-6
@@ -99,8 +99,6 @@ class OverlapMeasured(Plain):
 
     def extras(self, run: Finished) -> Iterator[tuple[str, Any]]:
         """`residuals` and `coefficients`, and figures of both and of the predictions; overlaps of other projects."""
-        import pandas as pd
-
         system = system_of(run.config["system"])
         rows = _residuals(system)
         yield "residuals", rows
@@ -113,39 +111,71 @@ class OverlapMeasured(Plain):
                 for name in type(contention).model_fields
             },
         )
-        drawn = _long(rows[_sweep(rows)])
-        fitted = sorted(drawn.loc[drawn["basis"] == "fitted", "channels"].unique())
-        channels = Axis("channels", f"RCCL channels (fitted to {', '.join(map(str, fitted))}; others: predicted)")
-        yield (
-            "fit",
-            tables.curves(drawn, channels, y=Axis("predicted_s", "time [ms]", 1e3), by="library", panel="what"),
-        )
-        predicted = rows[rows["basis"] == "predicted"]
-        named = predicted.assign(
-            row=[f"{row.size}, {row.payload_mib:g} MiB, {row.channels} channels" for row in predicted.itertuples()],
-        )
-        long = [named.assign(what=what, error=100 * named[f"{what}_error"]) for what in TIMES]
-        yield (
-            "predicted_rows",
-            tables.heat(
-                pd.concat(long), Axis("error", "error of the prediction [%]"), x="what", y="row", panel="assignment"
-            ),
-        )
+        yield "fit", partial(_fit_figure, rows)
+        yield "predicted_rows", partial(_errors_figure, rows[rows["basis"] == "predicted"])
 
         folder = get_path(run.config, "study.data_dir")
         yield from overlap_extras(Path(folder) if folder else conf_dir() / "data" / "overlap")
 
-    def figures(self, table: pd.DataFrame, timelines: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
-        """Predicted slow-down of the GEMM and speed-up over channels, for each scenario."""
+    def figures(self, table: pd.DataFrame, timelines: pd.DataFrame) -> Iterator[tuple[str, Draw]]:
+        """Predicted speed-up and slow-down of the GEMM over channels, for each scenario."""
         ok = table[(table["status"] == "ok") & (table["schedule.name"] != "serial")]
         if ok.empty:
             return
-        ok = ok.assign(library=ok["system.gpu.gemm.assignment"].map(_LIBRARY))
-        channels = Axis(_CUS, "CUs of the collective")
-        slower = Axis("cil", "GEMM beside the collective / alone [x]")
-        yield "gemm_slowdown", tables.curves(ok, channels, y=slower, by="library", panel="scenario")
-        wall = Axis("speedup", "speed-up over serial [x]")
-        yield "speedup", tables.curves(ok, channels, y=wall, by="library", panel="scenario")
+        panel = ok["scenario"].str.replace("-", ", ").str.replace("_", "-")
+        ok = ok.assign(library=ok["system.gpu.gemm.assignment"].map(_LIBRARY), panel=panel)
+        yield "speedup", partial(_speedups, ok)
+        yield "gemm_slowdown", partial(_slowdowns, ok)
+
+
+_CHANNELS = Axis(_CUS, "CUs of the collective")
+
+
+def _speedups(ok: pd.DataFrame) -> Sheet:
+    """Speed-up over the CUs of the collective."""
+    best = ok.groupby("scenario", sort=False)["speedup"].max()
+    title = f"Overlap gains in {int((best > 1).sum())} of {len(best)} scenarios, "
+    title += f"{geometric_mean(best):.2f}x in the geometric mean"
+    speedup = Axis("speedup", "speed-up over serial [x]", centre=1.0)
+    return tables.curves(ok, _CHANNELS, y=speedup, by="library", frame=Frame(title, panel="panel"))
+
+
+def _slowdowns(ok: pd.DataFrame) -> Sheet:
+    """Slow-down of the GEMM over the CUs of the collective."""
+    most = ok.groupby("library")["cil"].median()
+    text = ", ".join(f"{value:.2f}x its time by {name}" for name, value in most.items())
+    title = f"Beside a collective a GEMM takes {text}"
+    slower = Axis("cil", "GEMM beside the collective / alone [x]", centre=1.0)
+    return tables.curves(ok, _CHANNELS, y=slower, by="library", frame=Frame(title, "in the median", "panel"))
+
+
+def _fit_figure(rows: pd.DataFrame) -> Sheet:
+    """Measured and predicted times over channels."""
+    drawn = _long(rows[_sweep(rows)])
+    fitted = ", ".join(map(str, sorted(drawn.loc[drawn["basis"] == "fitted", "channels"].unique())))
+    error = (
+        drawn.loc[drawn["basis"] != "fitted", "predicted_s"] / drawn.loc[drawn["basis"] != "fitted", "measured"] - 1
+    ).abs()
+    title = (
+        f"Fitted to {fitted} channels, times of the others are predicted to {100 * error.median():.1f} % in the median"
+    )
+    channels, time = Axis("channels", "RCCL channels"), Axis("predicted_s", "time", "s")
+    return tables.curves(drawn, channels, y=time, by="library", frame=Frame(title, panel="what"))
+
+
+def _errors_figure(predicted: pd.DataFrame) -> Sheet:
+    """Signed errors of the rows that nothing was fitted on, ranked."""
+    import pandas as pd
+
+    named = predicted.assign(
+        row=[f"{row.size}, {row.payload_mib:g} MiB, {row.channels} channels" for row in predicted.itertuples()],
+    )
+    named = named.assign(library=named["assignment"].map(_LIBRARY))
+    rows = pd.concat([named.assign(what=_WHAT[what], error=named[f"{what}_error"]) for what in TIMES])
+    title = f"Times of overlaps that nothing was fitted on are {reach(100 * rows['error'], ' %')} off"
+    title += f", {100 * rows['error'].abs().median():.0f} % in the median"
+    error = Axis("error", "error of the prediction", "%", centre=0.0)
+    return tables.dots(rows, error, row="row", by="what", frame=Frame(title, panel="library"))
 
 
 @cache
@@ -209,12 +239,7 @@ def _long(rows: pd.DataFrame) -> pd.DataFrame:
     import pandas as pd
 
     parts = []
-    labels = {
-        "gemm": "GEMM beside the collective",
-        "comm": "collective beside the GEMM",
-        "wall": "until both have ended",
-    }
-    for what, label in labels.items():
+    for what, label in _WHAT.items():
         names = {f"{what}_s": "predicted_s", f"{what}_measured_s": "measured"}
         parts.append(rows.rename(columns=names).assign(what=label, library=rows["assignment"].map(_LIBRARY)))
     return pd.concat(parts, ignore_index=True)

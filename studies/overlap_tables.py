@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dse.files import csv_columns, read_csv
-from dse.plots import Axis, predictions, tables
+from dse.plots import Axis, Frame, Sheet, predictions, tables
 from simulators.costs.chip import Chip
 from simulators.costs.collective import Group
 from simulators.hardware.device import device_of
@@ -24,12 +25,13 @@ from studies.gemm_collective import Overlap, holds_overlaps, predict_overlaps
 from studies.prefills import BASELINE, NO_SUMS, OVERLAPPED, Prefill, holds_prefills, read_prefills, settings
 
 if TYPE_CHECKING:
-    pass
+    import pandas as pd
 
 _CTAS = re.compile(r"(multimem_ar|fused_arln)_us_ctas_([0-9]+)")
 _TOKENS = ("BL", "num_tokens")  # columns that tables have one of
 _ELEMENT = 2  # bytes
 _KERNELS = {"multimem_ar": "all-reduce in the switch", "fused_arln": "the same, and the norm after it"}
+_KINDS = "overlapped", "without all-reduces"
 _NAIVE = {"ours": "speedup", "ideal: the longer of both": "ideal", "one after the other": "serial"}
 
 
@@ -56,8 +58,20 @@ def _overlaps(rows: list[Overlap]) -> Iterator[tuple[str, Any]]:
 
     table = pd.DataFrame([_overlap(row) for row in rows])
     yield "gemm_collective", table
-    drawn = [table.assign(predictor=name, predicted=table[column]) for name, column in _NAIVE.items()]
-    yield "gemm_collective_speedups", predictions.ratios(pd.concat(drawn), by="method", title="speed-up by overlap")
+    yield "gemm_collective_speedups", partial(_speedups_figure, table)
+
+
+def _speedups_figure(table: pd.DataFrame) -> Sheet:
+    """Measured and predicted speed-ups, ours beside naive predictions."""
+    import pandas as pd
+
+    drawn = pd.concat([table.assign(predictor=name, predicted=table[column]) for name, column in _NAIVE.items()])
+    unseen = table[~table["fitted"].astype(bool)]
+    right = ((unseen["speedup"] >= 1) == (unseen["measured"] >= 1)).mean()
+    title = f"Overlap gains or loses as predicted in {100 * right:.0f} % of {len(unseen)} rows of other projects; "
+    title += f"median error {100 * unseen['error'].abs().median():.0f} %"
+    gain = Axis("measured", "speed-up by overlap [x]", centre=1.0)
+    return predictions.ratios(drawn, gain, by="method", frame=Frame(title))
 
 
 def _overlap(row: Overlap) -> dict[str, Any]:
@@ -89,8 +103,15 @@ def _prefills(rows: list[Prefill]) -> Iterator[tuple[str, Any]]:
         for row in rows
         for gain in _gains(row)
     ]
-    axes = Axis("prompt_len", "tokens of the prompt"), Axis("gain", "time saved [%]", 100)
-    yield "prefill_gains", tables.curves(pd.DataFrame(gains), axes[0], y=axes[1], by="kind", panel="run")
+    yield "prefill_gains", partial(_gains_figure, pd.DataFrame(gains))
+
+
+def _gains_figure(gains: pd.DataFrame) -> Sheet:
+    """Time of a prefill saved, over its tokens."""
+    points = (100 * (gains["gain"] - gains["measured"])[gains["kind"] == _KINDS[0]]).abs().median()
+    title = f"What overlap saves of a prefill is predicted to {points:.1f} points in the median"
+    tokens, saved = Axis("prompt_len", "tokens of the prompt"), Axis("gain", "time saved", "%", centre=0.0)
+    return tables.curves(gains, tokens, y=saved, by="kind", frame=Frame(title, panel="run"))
 
 
 def _prefill(row: Prefill, kind: str) -> dict[str, Any]:
@@ -101,7 +122,7 @@ def _prefill(row: Prefill, kind: str) -> dict[str, Any]:
 
 def _gains(row: Prefill) -> Iterator[dict[str, Any]]:
     """Shares of time saved, predicted and measured: by overlap, and without all-reduces (a naive bound)."""
-    for kind, label in ((OVERLAPPED, "overlapped"), (NO_SUMS, "without all-reduces")):
+    for kind, label in zip((OVERLAPPED, NO_SUMS), _KINDS, strict=True):
         if {BASELINE, kind} <= set(row.measured):
             ours, theirs = (1 - times[kind] / times[BASELINE] for times in (row.predicted, row.measured))
             yield {"kind": label, "gain": ours, "measured": theirs}
@@ -140,6 +161,14 @@ def _sums_by_ctas(rows: list[Mapping[str, Any]]) -> Iterator[tuple[str, Any]]:
 
     table = pd.DataFrame(rows)
     yield "sums_by_ctas", table
-    drawn = table[table["tokens"].isin(sorted(table["tokens"].unique())[::3])]
-    axes = Axis("ctas", "CTAs"), Axis("predicted_s", "time [ms]", 1e3)
-    yield "sums_in_the_switch", tables.curves(drawn, axes[0], y=axes[1], by="tokens", panel="kernel")
+    yield "sums_in_the_switch", partial(_sums_figure, table)
+
+
+def _sums_figure(table: pd.DataFrame) -> Sheet:
+    """Time of all-reduces in the switch over CTAs, of every third number of tokens."""
+    few = table[table["tokens"].isin(sorted(table["tokens"].unique())[::3])]
+    few = few.assign(tokens=few["tokens"].map("{:.0f} tokens".format))
+    error = (table["predicted_s"] / table["measured"] - 1).abs().median()
+    title = f"All-reduces in the switch are predicted to {100 * error:.0f} % in the median of {len(table)} times"
+    ctas, time = Axis("ctas", "CTAs"), Axis("predicted_s", "time", "s")
+    return tables.curves(few, ctas, y=time, by="tokens", frame=Frame(title, panel="kernel"))

@@ -11,7 +11,7 @@ from dse.results.finished_run import Finished
 if TYPE_CHECKING:
     import pandas as pd
 
-    from dse.plots import Figure
+    from dse.plots import Draw
 
 
 class Plain:
@@ -41,11 +41,11 @@ class Plain:
         return {}
 
     def extras(self, run: Finished) -> Iterator[tuple[str, Any]]:
-        """Yield (name, content to write beside the table): a JSON value, a DataFrame or a figure."""
+        """Yield (name, content to write beside the table): a JSON value, a DataFrame or what draws a figure."""
         return iter(())
 
-    def figures(self, table: pd.DataFrame, timelines: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
-        """Yield (name, figure); none by default."""
+    def figures(self, table: pd.DataFrame, timelines: pd.DataFrame) -> Iterator[tuple[str, Draw]]:
+        """Yield (name, what draws the figure when it is called); none by default. The first is the key figure."""
         return iter(())
 
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING
 
-from dse.plots import Axis, comparisons
+from dse.plots import Axis, Draw, Frame, Sheet, searches
+from dse.plots.palette import label
 from studies.plain import Plain
+from studies.sentences import capitalised, extremes, most_frequent
 
 if TYPE_CHECKING:
     import pandas as pd
-
-    from dse.plots import Figure
 
 _AT = re.compile(r"hypervolume_at_(\w+)_pct")
 
@@ -25,20 +26,44 @@ class SearchBenchmark(Plain):
         "run.seed",
     )
 
-    def figures(self, table: pd.DataFrame, timelines: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
-        """(name, figure): hypervolume and IGD+ over points and over time, and the points that 95 % take."""
+    def figures(self, table: pd.DataFrame, timelines: pd.DataFrame) -> Iterator[tuple[str, Draw]]:
+        """(name, what draws): hypervolume and IGD+ over points and over time, and the points that 95 % take."""
         ok = table[table["status"] == "ok"]
-        progress, how = _progress(ok), {"by": "run.method", "of": f"{ok['run.seed'].nunique()} seeds"}
-        points = Axis("share", "points evaluated [% of the distinct outcomes]", 100.0)
-        time = Axis("overhead_s", "time of the search method itself [s]")
-        missed = Axis("missed", "hypervolume missed [% of the true front's]", 100.0)
-        yield "hypervolume", comparisons.progress(progress, points, y=missed, **how)
-        yield "hypervolume_time", comparisons.progress(progress, time, y=missed, **how)
-        distance = Axis("igd_plus", "IGD+ [ranges of the true front]")
-        yield "igd_plus", comparisons.progress(progress, points, y=distance, **how)
-        unreached = ok.assign(unreached=ok["missed_hypervolume"] > 0.05)
-        needed = Axis("points_to_95", "points to 95 % of the hypervolume")
-        yield "points_to_95", comparisons.medians(unreached, needed, **how, least="unreached")
+        points = Axis("share", "points evaluated, of the distinct outcomes", "%")
+        time = Axis("overhead_s", "time of the search method itself", "s")
+        missed = Axis("missed", "hypervolume missed, of the true front's", "%")
+        yield "points_to_95", partial(_points_to_95, ok)
+        yield "hypervolume", partial(_progress_figure, ok, points, missed)
+        yield "hypervolume_time", partial(_progress_figure, ok, time, missed)
+        yield "igd_plus", partial(_progress_figure, ok, points, Axis("igd_plus", "IGD+ [ranges of the true front]"))
+
+
+def _band(ok: pd.DataFrame) -> str:
+    return f"median and 95 % bootstrap interval of {ok['run.seed'].nunique()} seeds"
+
+
+def _progress_figure(ok: pd.DataFrame, x: Axis, y: Axis) -> Sheet:
+    """What a search misses, over points or time."""
+    rows = _progress(ok)
+    last = rows[rows["share"] == rows["share"].max()]
+    means = last.groupby("run.method", sort=False)[y.column].mean()
+    text = f"{100 * means.min():.2g} %" if y.unit == "%" else f"{means.min():.2g}"
+    what = y.label.partition(",")[0].partition(" [")[0]
+    title = f"{capitalised(label(extremes(means)[0]))} ends nearest to the true fronts: {text} of {what} in the mean"
+    frame = Frame(title, _band(ok))
+    return searches.progress(rows, x, y=y, by="run.method", frame=frame)
+
+
+def _points_to_95(ok: pd.DataFrame) -> Sheet:
+    """Points that 95 % of the hypervolume take."""
+    medians = ok.groupby(["scenario", "run.method"], sort=False)["points_to_95"].median().unstack()
+    name, times = most_frequent(medians.idxmin(axis=1))
+    title = (
+        f"{capitalised(name)} needs the fewest points to 95 % of the hypervolume in {times} of {len(medians)} spaces"
+    )
+    needed = Axis("points_to_95", "points to 95 % of the hypervolume")
+    rows = ok.assign(unreached=ok["missed_hypervolume"] > 0.05)
+    return searches.medians(rows, needed, by="run.method", least="unreached", frame=Frame(title, _band(ok)))
 
 
 def _progress(ok: pd.DataFrame) -> pd.DataFrame:

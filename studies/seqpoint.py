@@ -8,7 +8,7 @@ after another (`cut_sequential`), or all at once (`cut_parallel`), which seems t
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,8 @@ import numpy as np
 
 from dse.config.options import conf_dir
 from dse.errors import ConfigError
-from dse.plots import Axis, predictions, tables
+from dse.plots import Axis, Draw, Frame, Sheet, predictions, tables
+from dse.plots.quantities import number
 from dse.results.claims import Claim, Finding, read
 from dse.results.finished_run import Finished
 from dse.values import put
@@ -31,14 +32,21 @@ from simulators.workloads.sequence_lengths import iteration_lengths
 from studies import throughput
 from studies.facts import facts
 from studies.plain import Plain
+from studies.sentences import capitalised, reach
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from dse.plots import Figure
-
 _METHOD, _SYSTEM = "iterations.name", "system.name"
 _OWN, _PLAIN = "seqpoint", "vega_fe"
+_CHOICES = {
+    "seqpoint": "SeqPoint",
+    "frequent": "most frequent",
+    "median": "median length",
+    "worst": "worst length",
+    "prior": "fifty in a row",
+}
+"""Choice of iterations -> its name in figures."""
 _SIMPLER = ("frequent", "median", "worst", "prior")
 _NETWORKS = {"ds2": "ds2 librispeech_100", "gnmt": "gnmt iwslt15"}
 """Network -> its scenario in the order that the paper's figures are about."""
@@ -94,35 +102,32 @@ class SeqPoint(Plain):
             ),
         }
 
-    def figures(self, table: pd.DataFrame, timelines: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
+    def figures(self, table: pd.DataFrame, timelines: pd.DataFrame) -> Iterator[tuple[str, Draw]]:
         """Errors of every choice on every GPU, of times and of speed-ups."""
         ok = _points_with_result(table)
         if ok.empty:
             return
         rows = ok[ok[_METHOD] != "all"]
         if rows[_METHOD].nunique() > 1:
-            error = Axis("projection_error", "error of the epoch's time [%]", 100.0)
-            panel = rows.assign(panel=rows["scenario"])
-            yield "errors", tables.heat(panel, error, x=_SYSTEM, y=_METHOD, panel="panel")
-            error = Axis("speedup_error", "error of the speed-up against the GPU as it is [%]", 100.0)
-            yield "speedup_errors", tables.heat(panel, error, x=_SYSTEM, y=_METHOD, panel="panel")
+            time, speedup = "error of the epoch's time", "error of the speed-up against the GPU as it is"
+            yield "errors", partial(_errors_figure, rows, Axis("projection_error", time, "%", centre=0.0))
+            yield "speedup_errors", partial(_errors_figure, rows, Axis("speedup_error", speedup, "%", centre=0.0))
 
     def extras(self, run: Finished) -> Iterator[tuple[str, Any]]:
         """Iteration times with their representatives, points against the allowed error, and measured times."""
         epochs = _epochs(run)
         if epochs:
             yield "points", {name: epoch.weighted_representatives() for name, epoch in epochs.items()}
-            yield "representatives", _representatives(epochs)
-            yield "bounds", _bounds(epochs)
+            yield "representatives", partial(_representatives, epochs)
+            yield "bounds", partial(_bounds, epochs)
         measured = _recurrent_layers(run)
         if len(measured):
             yield "recurrent", measured
             device = run.config["system"]["name"]
-            rows = measured.assign(kind="recurrent layers")
-            yield "recurrent_measured", predictions.scatter(rows, by="pass", title=f"pass, on {device}")
+            yield "recurrent_measured", partial(_recurrent_figure, measured, str(device))
         trained = _throughput()
         yield "throughput", trained
-        yield "throughput_measured", throughput.figure(trained, "a token of GNMT")
+        yield "throughput_measured", partial(throughput.figure, trained, "a token of GNMT")
 
 
 def _points_with_result(table: pd.DataFrame) -> pd.DataFrame:
@@ -243,31 +248,58 @@ def _by_bound(epoch: _Epoch) -> list[tuple[float, Sample]]:
     ]
 
 
-def _representatives(epochs: Mapping[str, _Epoch]) -> Figure:
+def _errors_figure(rows: pd.DataFrame, error: Axis) -> Sheet:
+    """Errors of every choice of iterations on every GPU, as dots from 0."""
+    most = 100 * rows[error.column].abs().groupby(rows[_METHOD].map(_CHOICES).fillna(rows[_METHOD])).max()
+    texts = ", ".join(f"{number(float(f'{value:.2g}'))} % by {name}" for name, value in most.sort_values().items())
+    title = f"{capitalised(error.label)}: at most {texts}"
+    names = {"gpu": rows[_SYSTEM].astype(str).str.replace("_", " "), "panel": rows["scenario"].str.replace("_", " ")}
+    few = rows.assign(**names, choice=rows[_METHOD].map(_CHOICES).fillna(rows[_METHOD]))
+    return tables.dots(few, error, row="gpu", by="choice", frame=Frame(title, panel="panel"))
+
+
+def _representatives(epochs: Mapping[str, _Epoch]) -> Sheet:
     """Time of an iteration over its sequence length, with its representatives."""
     import pandas as pd
 
-    parts = []
+    parts, counts = [], []
     for name, epoch in epochs.items():
         unique, first = np.unique(epoch.lengths, return_index=True)
         weights = {row["sequence_length"]: row["weight"] for row in epoch.weighted_representatives()}
-        rows = pd.DataFrame({"length": unique, "seconds": epoch.seconds[first], "panel": name})
+        rows = pd.DataFrame({"length": unique, "seconds": epoch.seconds[first], "panel": name.replace("_", " ")})
         parts.append(rows.assign(weight=rows["length"].map(weights)))
-    y, weight = Axis("seconds", "time of an iteration [s]"), Axis("weight", "iterations that it stands for")
-    return tables.marked_lines(pd.concat(parts), Axis("length", "sequence length"), y=y, weight=weight, panel="panel")
+        counts.append(len(weights))
+    title = (
+        f"{reach(counts)} iterations stand for an epoch of {reach([len(epoch.lengths) for epoch in epochs.values()])}"
+    )
+    y, weight = Axis("seconds", "time of an iteration", "s"), Axis("weight", "area: iterations that it stands for")
+    x, frame = Axis("length", "sequence length"), Frame(title, panel="panel")
+    return tables.marked_lines(pd.concat(parts), x, y=y, weight=weight, frame=frame)
 
 
-def _bounds(epochs: Mapping[str, _Epoch]) -> Figure:
+def _bounds(epochs: Mapping[str, _Epoch]) -> Sheet:
     """Number of points against the allowed error."""
     import pandas as pd
 
-    rows = [
-        {"scenario": name, "bound": 100 * bound, "points": len(sample.places), "panel": "on the GPU as it is"}
-        for name, epoch in epochs.items()
-        for bound, sample in _by_bound(epoch)
-    ]
-    x, y = Axis("bound", "error that is allowed [%]"), Axis("points", "iterations that stand for the epoch")
-    return tables.curves(pd.DataFrame(rows), x, y=y, by="scenario", panel="panel")
+    rows = pd.DataFrame(
+        [
+            {"scenario": name, "bound": bound, "points": len(sample.places)}
+            for name, epoch in epochs.items()
+            for bound, sample in _by_bound(epoch)
+        ]
+    )
+    ends = {bound: rows.loc[rows["bound"] == bound, "points"] for bound in (rows["bound"].max(), rows["bound"].min())}
+    title = "; ".join(f"{100 * bound:g} % of error needs {reach(points)} iterations" for bound, points in ends.items())
+    x, y = Axis("bound", "error that is allowed", "%"), Axis("points", "iterations that stand for the epoch")
+    return tables.curves(rows, x, y=y, by="scenario", frame=Frame(title, "on the GPU as it is"))
+
+
+def _recurrent_figure(measured: pd.DataFrame, device: str) -> Sheet:
+    """Predicted against measured times of recurrent layers."""
+    rows = measured.assign(kind="recurrent layers")
+    error = predictions.median_error(rows)
+    off = "all fitted on" if error is None else f"predicted to {100 * error:.0f} % in the median"
+    return predictions.scatter(rows, by="pass", frame=Frame(f"Recurrent layers on {device}: {off}"))
 
 
 def _recurrent_layers(run: Finished) -> pd.DataFrame:

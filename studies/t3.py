@@ -7,12 +7,14 @@ DRAM traffic that adding near memory saves. Sub-layers are simulated; gains of m
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dse.plots import Axis, tables
+from dse.plots import Axis, Draw, Frame, Sheet, tables
+from dse.plots.quantities import with_unit
 from dse.results.claims import Claim, Finding, read
 from dse.results.finished_run import Finished
 from search_spaces.triggered import Triggered, traffic
@@ -21,11 +23,10 @@ from simulators.hardware.system import System, system_of
 from simulators.workloads.operators import ShapeList, Workload
 from studies.facts import facts
 from studies.plain import Plain
+from studies.sentences import geometric_mean, largest_row
 
 if TYPE_CHECKING:
     import pandas as pd
-
-    from dse.plots import Figure
 
 CONFIGURATIONS = {
     "t3_sequential": "sequential",
@@ -122,37 +123,25 @@ class T3(Plain):
             "t3.rs_read_formula": _identity(_ratio_holds(parts, "RS reads", lambda n: (2 * n - 1) / (n - 2))),
             "t3.write_formula": _identity(_ratio_holds(parts, "writes", lambda n: 2 * n / (2 * n - 2))),
             "t3.ag_traffic_same": _identity(_same_gather(parts)),
-            "t3.gemm_read_ratio": Finding(_geomean(main_ratios) if len(main_ratios) else None, _CACHE),
+            "t3.gemm_read_ratio": Finding(geometric_mean(main_ratios) if len(main_ratios) else None, _CACHE),
             "t3.tracker_entries": Finding(None, f"an input of the model: {entries}", basis="input"),
             "t3.tracker_bytes": Finding(None, f"an input of the model: {size} KB", basis="input"),
         }
         return findings | _comm_shares(run.outputs.read_table("results"))
 
-    def figures(self, table: pd.DataFrame, timelines: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
+    def figures(self, table: pd.DataFrame, timelines: pd.DataFrame) -> Iterator[tuple[str, Draw]]:
         """Sub-layer speed-ups by configuration, for each reading of the links; tracking by policy."""
         ok = _name_points(table)
         if ok.empty:
             return
         ok = ok.sort_values("configuration", key=lambda column: column.map(_rank), kind="stable")
-        speedup = Axis("speedup", "sub-layer speed-up over sequential [x]")
-        shown = [CONFIGURATIONS[name] for name in ("t3_ideal", "t3_ideal_nmc", "t3", "t3_mca")]
-        for link in ok[_LINK].unique().tolist():
-            rows = ok[ok[_LINK] == link]
-            top = rows[rows["configuration"] == CONFIGURATIONS["t3_ideal_nmc"]].groupby("scenario")["speedup"].max()
-            drawn = rows[rows["configuration"].isin(shown)]
-            drawn = drawn.assign(ideal=drawn["scenario"].map(top))
-            if len(drawn):
-                name = f"sublayers_{link / 1e9:g}GBps"
-                yield name, tables.bars(drawn, speedup, x="sub", by="configuration", panel="of")
+        for link in sorted(ok[_LINK].unique().tolist(), reverse=True):
+            rows = ok[(ok[_LINK] == link) & ok["configuration"].isin(_SHOWN)]
+            if len(rows):
+                yield f"sublayers_{link / 1e9:g}GBps", partial(_sublayers, rows, link)
         swept = ok[(ok["schedule.reduction"] == "tracked") & (ok[_LINK] == ok[_LINK].max())]
-        policies = list(zip(swept["schedule.arbitration"], swept["schedule.occupancy_threshold"], strict=True))
-        first = [0.0 if name != "compute_first" else float(limit) for name, limit in policies]
-        swept = swept.assign(policy=[_policy(*policy) for policy in policies], first=first)
-        swept = swept.sort_values("first", kind="stable")
-        best = swept.groupby(["of", "sub", "policy"], sort=False)["speedup"].max().reset_index()
-        best = best.astype({"policy": object})  # columns in order of appearance, not alphabetic
-        if best["policy"].nunique() > 1:
-            yield "arbitration", tables.heat(best, speedup, x="policy", y="sub", panel="of")
+        if len(swept.drop_duplicates(["schedule.arbitration", "schedule.occupancy_threshold"])) > 1:
+            yield "arbitration", partial(_policies_figure, swept)
 
     def extras(self, run: Finished) -> Iterator[tuple[str, Any]]:
         """DRAM traffic by component of every sub-layer on the study's own system, of the shipped configurations, and
@@ -163,19 +152,69 @@ class T3(Plain):
         system, shapes = system_of(run.config["system"]), ShapeList.model_validate(run.config["workload"])
         parts = pd.DataFrame(_traffic(system, shapes))
         yield "traffic", parts
-        kinds = [name for name in parts if str(name).split(" ")[0] in ("GEMM", "RS", "AG")]
-        stacked = [Axis(str(name), str(name), 1e-6) for name in kinds]
         if len(parts):
-            yield "traffic", tables.stacks(parts, stacked, panel="of", bar="case", label="DRAM traffic of a GPU [MB]")
+            yield "traffic", partial(_traffic_figure, parts)
         projected = pd.DataFrame(_project_models(run.outputs.read_table("results")) if _is_all_reduce(shapes) else ())
         if len(projected):
             yield "projection", projected
-            gain = Axis("model_speedup", "speed-up of models, projected [x]")
-            top = projected[projected["configuration"] == CONFIGURATIONS["t3_ideal_nmc"]]
-            ideal = top.groupby(["of", "phase"])["model_speedup"].max().rename("ideal")
-            drawn = projected.join(ideal, on=["of", "phase"])
-            drawn = drawn.sort_values("configuration", key=lambda column: column.map(_rank), kind="stable")
-            yield "projection", tables.bars(drawn, gain, x="of", by="configuration", panel="phase")
+            yield "projection", partial(_projection, projected)
+
+
+_SHOWN = [CONFIGURATIONS[name] for name in ("t3_ideal", "t3_ideal_nmc", "t3", "t3_mca")]
+_SPEEDUP = Axis("speedup", "sub-layer speed-up over sequential [x]", centre=1.0)
+
+
+def _sublayers(rows: pd.DataFrame, link: float) -> Sheet:
+    """Speed-up of each sub-layer by configuration, a panel for each model."""
+    best = rows.groupby(["of", "sub", "configuration"], sort=False)["speedup"].max().reset_index()
+    means = best.groupby("configuration", sort=False)["speedup"].agg(geometric_mean)
+    last = CONFIGURATIONS["t3_mca"] if CONFIGURATIONS["t3_mca"] in means else means.index[-1]
+    title = f"{last} makes sub-layers {means[last]:.2f}x as fast in the geometric mean"
+    if (top := CONFIGURATIONS["t3_ideal_nmc"]) in means and top != last:
+        title += f", {top} {means[top]:.2f}x"
+    frame = Frame(title, f"links of {with_unit(link, 'B/s')}", "of")
+    return tables.dots(best, _SPEEDUP, row="sub", by="configuration", frame=frame)
+
+
+def _policies_figure(swept: pd.DataFrame) -> Sheet:
+    """Speed-up of tracking by the policy of the memory controller."""
+    policies = list(zip(swept["schedule.arbitration"], swept["schedule.occupancy_threshold"], strict=True))
+    first = [0.0 if name != "compute_first" else float(limit) for name, limit in policies]
+    swept = swept.assign(policy=[_policy(*policy) for policy in policies], first=first)
+    swept = swept.sort_values("first", kind="stable")
+    best = swept.groupby(["of", "sub", "policy"], sort=False)["speedup"].max().reset_index()
+    best = best.astype({"policy": object})  # columns in order of appearance, not alphabetic
+    means = best.groupby("policy", sort=False)["speedup"].agg(geometric_mean).sort_values()
+    title = f"The best policy is {means.index[-1]} ({means.iloc[-1]:.3f}x in the geometric mean), "
+    title += f"the worst {means.index[0]} ({means.iloc[0]:.3f}x)"
+    x = Axis("policy", "policy of the memory controller; first n: the GEMM, while fewer than n requests wait")
+    return tables.heat(best, _SPEEDUP, x=x, y="sub", frame=Frame(title, panel="of"))
+
+
+def _traffic_figure(parts: pd.DataFrame) -> Sheet:
+    """DRAM traffic by component, a panel for each model."""
+    kinds = [str(name) for name in parts if str(name).split(" ")[0] in ("GEMM", "RS", "AG")]
+    total = parts.assign(total=parts[kinds].sum(axis=1)).pivot_table(
+        index="scenario", columns="configuration", values="total", sort=False
+    )
+    title = "DRAM traffic of a GPU by component"
+    if {"sequential", "T3"} <= set(total):
+        saved = 100 * (1 - 1 / geometric_mean((total["sequential"] / total["T3"]).dropna()))
+        title = f"T3 saves {saved:.0f} % of the DRAM traffic in the geometric mean"
+    stacked = [Axis(name, name, "B") for name in kinds]
+    return tables.stacks(parts, stacked, bar="case", label="DRAM traffic of a GPU", frame=Frame(title, panel="of"))
+
+
+def _projection(projected: pd.DataFrame) -> Sheet:
+    """Speed-up of whole models by Amdahl's law, a panel for each phase."""
+    rows = projected.sort_values("configuration", key=lambda column: column.map(_rank), kind="stable")
+    rows = rows[rows["configuration"].isin(_SHOWN)]
+    best = largest_row(rows, "model_speedup")
+    title = (
+        f"Whole models gain up to {best['model_speedup']:.2f}x ({best['of']}, {best['phase']}, {best['configuration']})"
+    )
+    gain = Axis("model_speedup", "speed-up of a model, projected [x]", centre=1.0)
+    return tables.dots(rows, gain, row="of", by="configuration", frame=Frame(title, panel="phase"))
 
 
 def _policy(arbitration: str, threshold: Any) -> str:
@@ -192,10 +231,6 @@ def _is_all_reduce(shapes: ShapeList) -> bool:
 
 def _rank(name: str) -> int:
     return list(CONFIGURATIONS.values()).index(name)
-
-
-def _geomean(values: Any) -> float:
-    return float(np.exp(np.mean(np.log(np.asarray(values, float)))))
 
 
 def _name_points(table: pd.DataFrame) -> pd.DataFrame:
@@ -225,19 +260,19 @@ def _judge_configurations(speedups: pd.DataFrame, traffic_: pd.DataFrame, expose
     degree = speedups.index.str.extract(r"tp(\d+)", expand=False).astype(int)
     shrinks = [bool((series.diff().dropna() < 0).all()) for series in _by_degree(helps, degree)]
     return {
-        "ideal_geomean": Finding(100 * (_geomean(ideal) - 1), f"{len(ideal)} cases"),
+        "ideal_geomean": Finding(100 * (geometric_mean(ideal) - 1), f"{len(ideal)} cases"),
         "ideal_max": Finding(float(100 * (ideal.max() - 1)), f"best: {ideal.idxmax()}"),
         "mca_max": Finding(float(100 * (mca.max() - 1)), f"best: {mca.idxmax()}", _STORES_FIRST),
         "mca_gap_to_ideal": Finding(
-            100 * (_geomean(ideal) - _geomean(mca)), "of the two geometric means", _STORES_FIRST
+            100 * (geometric_mean(ideal) - geometric_mean(mca)), "of the two geometric means", _STORES_FIRST
         ),
         "order": Finding(
             ordered and bool((late <= 1e-9).all()),
-            f"T3 {_geomean(plain):.3f}, T3-MCA {_geomean(mca):.3f}, ideal + NMC {_geomean(near):.3f}",
+            f"T3 {geometric_mean(plain):.3f}, T3-MCA {geometric_mean(mca):.3f}, ideal + NMC {geometric_mean(near):.3f}",
             f"T3 is up to {100 * late.max():.1f} % ahead of T3-MCA ({late.idxmax()}), behind in "
             f"{(late < 0).sum()} cases; {_STORES_FIRST}",
         ),
-        "traffic_geomean": Finding(100 * (1 - _geomean(1 - saved / 100))),
+        "traffic_geomean": Finding(100 * (1 - geometric_mean(1 - saved / 100))),
         "traffic_max": Finding(float(saved.max()), f"best: {saved.idxmax()}", _SAVED),
         "fc_gap": Finding(*_spread(gap[sub.isin(["fc1", "fc2"])]), cause=_BURSTS),
         "op_gap": Finding(*_spread(gap[sub == "op"]), cause=_BURSTS),
@@ -255,10 +290,10 @@ def _judge_arbitration(table: pd.DataFrame, speedups: pd.DataFrame) -> dict[str,
     column = "schedule.occupancy_threshold"
     points = table[table["schedule.name"] == "t3_mca"]
     by_limit = {limit: _cases(points[points[column] == limit], "speedup") for limit in sorted(points[column].unique())}
-    gains = {_limit_text(limit): 100 * (_geomean(cases.to_numpy()) - 1) for limit, cases in by_limit.items()}
+    gains = {_limit_text(limit): 100 * (geometric_mean(cases.to_numpy()) - 1) for limit, cases in by_limit.items()}
     text = ", ".join(f"{limit} {gain:.1f} %" for limit, gain in gains.items())
-    gain = 100 * (_geomean(mca) - 1)
-    either, shared = (100 * (_geomean(gains) - 1) for gains in (np.maximum(mca, plain), fair))
+    gain = 100 * (geometric_mean(mca) - 1)
+    either, shared = (100 * (geometric_mean(gains) - 1) for gains in (np.maximum(mca, plain), fair))
     others = (
         f"alone: {text}; with plain T3 where it is faster {either:.1f} %; fair shares, no arbitration, {shared:.1f} %"
     )

@@ -12,7 +12,7 @@ from studies.t3 import STUDY as T3
 if TYPE_CHECKING:
     import pandas as pd
 
-    from dse.plots import Figure
+    from dse.plots import Draw
 
 
 class T3OnMI300X(Plain):
@@ -28,7 +28,7 @@ class T3OnMI300X(Plain):
         "system.node.link_bytes_per_s",
     )
 
-    def figures(self, table: pd.DataFrame, timelines: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
+    def figures(self, table: pd.DataFrame, timelines: pd.DataFrame) -> Iterator[tuple[str, Draw]]:
         """Figures of `study=t3`."""
         return T3.figures(table, timelines)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from dse.config.options import list_options
-from dse.plots import predictions
+from dse.plots import Frame, Sheet, predictions
 from simulators.hardware.machine import tree_of_gpu
 from simulators.steps.backend import StepBackend
 from simulators.steps.design import Design
@@ -14,8 +14,6 @@ from studies.facts import read_rows
 
 if TYPE_CHECKING:
     import pandas as pd
-
-    from dse.plots import Figure
 
 _PRECISIONS = ("fp32", "mixed")
 
@@ -54,7 +52,9 @@ def table(name: str, ours: Callable[[Mapping[str, str]], tuple[str, float, float
     return pd.DataFrame(rows)
 
 
-def figure(rows: pd.DataFrame, title: str) -> Figure:
+def figure(rows: pd.DataFrame, what: str) -> Sheet:
     """Seconds of one sequence or token, measured and predicted, a panel for each kind."""
-    seconds = {"measured_s": 1 / rows["measured_per_s"], "predicted_s": 1 / rows["ours_per_s"]}
-    return predictions.scatter(rows.assign(**seconds, fitted=False), by="device", title=title)
+    times = rows.assign(measured_s=1 / rows["measured_per_s"], predicted_s=1 / rows["ours_per_s"], fitted=False)
+    error = 100 * (predictions.median_error(times) or 0.0)
+    title = f"The time of {what} is predicted to {error:.0f} % in the median of {len(times)} published times"
+    return predictions.scatter(times, by="device", frame=Frame(title, "published throughput of training on one GPU"))

@@ -60,7 +60,7 @@ Two seconds of a quiet machine, and what the first test pays for others that rea
 
 def pytest_sessionstart() -> None:
     """Import in CI what takes seconds to import, or the test that happens to be first is charged with it."""
-    for name in ("mlflow", "optuna", "seaborn", "sklearn.ensemble") if os.environ.get("CI") else ():
+    for name in ("mlflow", "optuna", "sklearn.ensemble") if os.environ.get("CI") else ():
         importlib.import_module(name)
 
 

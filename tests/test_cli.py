@@ -34,7 +34,7 @@ from studies.ficco import STUDY
 
 SMALL = ["study=ficco_sweep", "workload.only=[g4]", "tracking=none", "fidelity=none"]
 FAST = ["schedule=serial", "workload.only=[g4]", "tracking=none", "fidelity=none", "figures=none"]
-HEAVY = ("mlflow", "matplotlib", "pandas", "seaborn", "optuna", "hydra", "simpy", "joblib", "scipy", "pint")
+HEAVY = ("mlflow", "matplotlib", "pandas", "optuna", "hydra", "simpy", "joblib", "scipy", "pint")
 
 
 def python(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import subprocess
 import sys
@@ -32,7 +33,7 @@ VISION = {  # Machado, Oliveira and Fernandes 2009, severity 1: linear RGB as it
 TO_XYZ = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
 WHITE = np.array([0.9505, 1.0, 1.089])
 LEAST = 17.0  # CIE 1976 difference; 2.3 is just noticeable
-NAMES = st.lists(st.text(max_size=12), unique=True, max_size=30)
+NAMES = st.lists(st.one_of(st.text(max_size=12), st.sampled_from(sorted(declared()))), unique=True, max_size=30)
 
 
 def lab(colour: str, vision: str) -> NDArray[np.float64]:
@@ -66,12 +67,17 @@ def test_the_two_sides_of_signed_values_differ_and_their_middle_is_lightest(visi
     assert max(DIVERGING, key=lambda colour: lab(colour, vision)[0]) == diverging(0.0)
 
 
-def test_every_shipped_schedule_has_a_look_and_no_two_names_the_same() -> None:
+def test_every_shipped_schedule_has_a_look() -> None:
     known = declared()
     assert set(list_options("schedule")) <= set(known)
-    places = Counter((look.colour, look.marker) for look in known.values())
-    assert [place for place, times in places.items() if times > 1] == []
     assert {look.marker for look in known.values()} <= set(MARKERS)
+
+
+@pytest.mark.parametrize("package", ["search_spaces", "simulators", "simulators.taskgraph", "studies", "dse.search"])
+def test_no_two_names_of_a_package_look_the_same(package: str) -> None:
+    entries = importlib.import_module(package).LOOKS.values()
+    places = Counter((colour, marker) for _, colour, marker in entries)
+    assert [place for place, times in places.items() if times > 1] == []
 
 
 def test_a_name_and_its_label_look_the_same_alone_and_among_others() -> None:
@@ -90,7 +96,7 @@ def test_no_two_names_of_a_figure_have_colour_and_marker_in_common(names: list[s
 
 @given(NAMES)
 def test_colours_repeat_only_once_all_are_taken(names: list[str]) -> None:
-    few = names[: len(COLOURS)]
+    few = [name for name in names if name not in declared()][: len(COLOURS)]
     assert len({look.colour for look in looks(few).values()}) == len(few)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -320,7 +321,8 @@ def command(words: Sequence[str]) -> int:
 
 def _write(comparison: Compared, root: Path) -> Path:
     from dse import plots
-    from dse.plots import comparisons
+    from dse.plots import searches
+    from dse.plots.quantities import words
 
     name = "--".join(name.replace("/", "_") for name in comparison.names)
     root.mkdir(parents=True, exist_ok=True)
@@ -329,15 +331,11 @@ def _write(comparison: Compared, root: Path) -> Path:
     for stale in (*folder.glob("*.png"), *folder.glob("*.svg")):
         stale.unlink()
     if comparison.rows:
-        plots.save(
-            comparisons.hypervolumes(comparison.curves, comparison.names, _methods(comparison)), folder, "hypervolume"
-        )
+        make = partial(searches.hypervolumes, comparison.curves, comparison.names, _methods(comparison))
+        plots.save(make, folder, "hypervolume")
     if comparison.attainment is not None:
-        plots.save(
-            comparisons.attainment(comparison.attainment, comparison.names, list(comparison.goals)),
-            folder,
-            "attainment",
-        )
+        goals = [words(name) for name in comparison.goals]
+        plots.save(partial(searches.attainment, comparison.attainment, comparison.names, goals), folder, "attainment")
     return folder
 
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -479,6 +480,6 @@ def _write(run: Finished, assessment: Assessment, notes: Sequence[str]) -> None:
             for name, share in importance.shares.items()
         ]
     )
-    title = f"{run.name}: importance by {assessment.method.title}"
-    figure = comparisons.importance(bars, assessment.knobs, label=assessment.method.told, title=title)
-    plots.save(figure, run.outputs.figures, f"importance_{assessment.method.name}")
+    frame = plots.Frame(f"{run.name}: importance by {assessment.method.title}", assessment.method.told)
+    make = partial(comparisons.importance, bars, assessment.knobs, frame=frame)
+    plots.save(make, run.outputs.figures, f"importance_{assessment.method.name}")

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -495,6 +496,6 @@ def _write(findings: Found) -> None:
     for name, records in (("robustness", rows), ("break_even", flips)):
         outputs.write_text(f"{name}.csv", pd.DataFrame(records).to_csv(index=False))
     title = f"{findings.asked.run.name}: {next(iter(findings.asked.goals))}"
-    plots.save(comparisons.robustness(rows, title), outputs.figures, "robustness")
+    plots.save(partial(comparisons.robustness, rows, title), outputs.figures, "robustness")
     widths = {constant.path: constant.half_width for constant in findings.constants}
-    plots.save(comparisons.break_even(flips, widths, title), outputs.figures, "break_even")
+    plots.save(partial(comparisons.break_even, flips, widths, title), outputs.figures, "break_even")

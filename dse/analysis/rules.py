@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -352,7 +353,9 @@ def _write(run: Finished, question: Question, tree: Tree, *, scores: Sequence[Sc
     rows = [score.row() for score in scores]
     summary = {"study": run.name, "objective": question.objective, "goal": question.goal}
     run.outputs.write_json("rules", {**summary, "tree": tree.json(), "scores": rows, "notes": list(notes)})
-    figure = comparisons.regrets(
-        [score.row() for score in _scores_shown(scores)], f"{run.name}: regret of rules for {question.objective}"
+    shown = [score.row() for score in _scores_shown(scores)]
+    plots.save(
+        partial(comparisons.regrets, shown, f"{run.name}: regret of rules for {question.objective}"),
+        run.outputs.figures,
+        "rules",
     )
-    plots.save(figure, run.outputs.figures, "rules")

@@ -1,7 +1,7 @@
 """Colours and markers of names: the same in every figure and page of every study. Imports no drawing library.
 
-Packages declare names in mappings `LOOKS` (`name: (label, colour, marker)`), as `search_spaces` does for schedules. A
-name that nobody declared has a colour and a marker by its own letters, so it keeps them from run to run; within a
+Packages declare names in mappings `LOOKS` (`name: (label, colour, marker)`), as `search_spaces` does for schedules; no two
+names of a package look the same. A name that nobody declared has a colour and a marker by its own letters, so it keeps them from run to run; within a
 figure it gives way to names that come before it. Names that are numbers (`8 GPUs`, `16 GPUs`) get shades that become
 lighter as the numbers grow.
 """
@@ -54,7 +54,7 @@ def declared() -> dict[str, Look]:
 
 
 def label(name: str) -> str:
-    """Words for a name: `uniform fused 1D` for `uniform_fused_1d`."""
+    """Words for a name: `uniform fused 1d` for `uniform_fused_1d`."""
     look = declared().get(name)
     return look.label if look else name.replace("_", " ")
 
@@ -67,12 +67,18 @@ def looks(names: Iterable[str]) -> dict[str, Look]:
     if len(wanted) > 1 and not set(wanted) & set(known) and (ordered := _in_order(wanted)):
         shades = {name: Look(name, shade(place / (len(ordered) - 1)), marker_of(place)) for place, name in ordered}
         return {name: shades[name] for name in wanted}
-    taken = [known[name] for name in wanted if name in known]
-    for name in wanted:
-        if name not in known:
-            known[name] = _free_look(name, taken)
-            taken.append(known[name])
-    return {name: known[name] for name in wanted}
+    chosen: dict[str, Look] = {}
+    for name in sorted(wanted, key=lambda name: name not in known):
+        look = known.get(name) or _free_look(name, list(chosen.values()))
+        chosen[name] = _free_marker(look, list(chosen.values()))
+    return {name: chosen[name] for name in wanted}
+
+
+def _free_marker(look: Look, taken: Sequence[Look]) -> Look:
+    """The look, with another marker where its own is taken in its colour: packages do not know each other's names."""
+    used = {other.marker for other in taken if other.colour == look.colour}
+    marker = next((marker for marker in (look.marker, *MARKERS) if marker not in used), look.marker)
+    return Look(look.label, look.colour, marker)
 
 
 def marker_of(place: int) -> str:

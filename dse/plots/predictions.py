@@ -2,154 +2,181 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dse.plots import MARKERS, legend, palette, panels_of
+from dse.plots.canvas import (
+    Frame,
+    Sheet,
+    handles_of,
+    mark_handle,
+    name_rows,
+    plain_ticks,
+    row_inches,
+    sheet,
+    signed_decades,
+)
+from dse.plots.palette import INK, Look, looks
+from dse.plots.quantities import Axis, Scale, scale
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
+_PERCENT = Scale(1.0, "%", "error")
+_MANY = 100  # points of a figure from which on marks are smaller
 _FAR = 1.5  # factor of the dotted lines beside the diagonal
 
 
-def scatter(rows: pd.DataFrame, *, by: str, title: str) -> Figure:
+def scatter(rows: pd.DataFrame, *, by: str, frame: Frame) -> Sheet:
     """Plot predicted against measured time, a panel for each `kind`, with the diagonal.
 
     rows: `kind`, `measured_s`, `predicted_s`, `fitted` (hollow marks: constants were fitted on the row) and the column
     `by` for colour. Errors in the titles are over rows that no constant was fitted on.
     """
-    kinds = list(rows["kind"].unique())
-    colours = palette([str(name) for name in rows[by].unique()])
-    figure, panels = panels_of(len(kinds), width=4.2, height=4.0)
-    for panel, kind in zip(panels, kinds, strict=False):
-        kind_rows = rows[rows["kind"] == kind]
-        for index, (name, colour) in enumerate(colours.items()):
-            group = kind_rows[kind_rows[by].astype(str) == name]
-            looks: dict[str, Any] = {"marker": MARKERS[index % len(MARKERS)], "s": 13}
-            unseen, seen = group[~group["fitted"]], group[group["fitted"]]
-            panel.scatter(
-                unseen["measured_s"] * 1e3, unseen["predicted_s"] * 1e3, color=colour, alpha=0.5, lw=0, **looks
-            )
-            panel.scatter(
-                seen["measured_s"] * 1e3,
-                seen["predicted_s"] * 1e3,
-                facecolors="none",
-                edgecolors=[colour],
-                lw=0.8,
-                **looks,
-            )
-        _diagonal(panel, kind_rows)
-        panel.set_title(f"{kind}: {_error_text(kind_rows)}", fontsize=9.5, fontweight="bold")
-    figure.supxlabel("measured [ms]", fontsize=10)
-    figure.supylabel("predicted [ms]", fontsize=10)
-    hollow = "; hollow: fitted on" if rows["fitted"].any() else ""
-    legend(figure, colours, title=f"{title}{hollow}; dotted: a factor {_FAR:g}")
-    return figure
+    pairs = rows.assign(measured=rows["measured_s"], predicted=rows["predicted_s"], panel=rows["kind"])
+    return _against(pairs, Axis("measured", "time", "s"), by=by, frame=frame)
 
 
-def _diagonal(panel: Axes, rows: pd.DataFrame) -> None:
-    ends = np.array([rows[["measured_s", "predicted_s"]].min().min(), rows[["measured_s", "predicted_s"]].max().max()])
-    ends = ends * 1e3 * [0.8, 1.25]
-    panel.set(xscale="log", yscale="log", xlim=ends, ylim=ends)
-    panel.plot(ends, ends, color="black", lw=0.8, zorder=0)
-    for factor in (_FAR, 1 / _FAR):
-        panel.plot(ends, ends * factor, color="black", lw=0.7, ls=":", zorder=0)
-
-
-def _error_text(rows: pd.DataFrame) -> str:
-    unseen = rows[~rows["fitted"]]
-    if unseen.empty:
-        return "all fitted on"
-    error = (unseen["predicted_s"] / unseen["measured_s"] - 1).abs()
-    return f"median error {100 * error.median():.1f} %, {len(unseen)} times"
-
-
-def ratios(rows: pd.DataFrame, *, by: str, title: str) -> Figure:
+def ratios(rows: pd.DataFrame, what: Axis, *, by: str, frame: Frame) -> Sheet:
     """Plot predicted against measured ratios, a panel for each `predictor`, with the diagonal and the lines at 1.
 
     rows: `predictor`, `measured`, `predicted`, `fitted` (hollow marks: constants were fitted on the row) and the column
     `by` for colour. Errors in the titles are over rows that no constant was fitted on.
     """
-    names, colours = list(rows["predictor"].unique()), palette([str(name) for name in rows[by].unique()])
-    figure, panels = panels_of(len(names), width=5.2, height=4.4)
-    both = rows[["measured", "predicted"]]
-    ends = np.array([both.min().min() * 0.8, both.max().max() * 1.25])
-    for panel, name in zip(panels, names, strict=False):
-        panel_rows = rows[rows["predictor"] == name]
-        for index, (group, colour) in enumerate(colours.items()):
-            points = panel_rows[panel_rows[by].astype(str) == group]
-            looks: dict[str, Any] = {"marker": MARKERS[index % len(MARKERS)], "s": 20, "edgecolors": [colour]}
-            for fitted, face in ((False, colour), (True, "none")):
-                part = points[points["fitted"] == fitted]
-                panel.scatter(part["measured"], part["predicted"], facecolors=face, lw=0.8, **looks)
-        panel.set(xscale="log", yscale="log", xlim=ends, ylim=ends)
-        panel.plot(ends, ends, color="black", lw=0.8, zorder=0)
-        panel.axhline(1, color="black", lw=0.6, ls=":", zorder=0)
-        panel.axvline(1, color="black", lw=0.6, ls=":", zorder=0)
-        unseen = panel_rows[~panel_rows["fitted"]]
-        error = (unseen["predicted"] / unseen["measured"] - 1).abs().median()
-        panel.set_title(f"{name}: median error {100 * error:.1f} %", fontsize=9.5, fontweight="bold")
-    figure.supxlabel(f"measured {title}", fontsize=10)
-    figure.supylabel(f"predicted {title}", fontsize=10)
-    legend(figure, colours, title=f"{by}; hollow: fitted on")
-    return figure
+    return _against(rows.assign(panel=rows["predictor"]), what, by=by, frame=frame)
 
 
-def errors(rows: pd.DataFrame, models: Sequence[str]) -> Figure:
-    """Plot the median error of each model for each device (bar, with the median's sign) and its 90th percentile (tick).
+def _against(rows: pd.DataFrame, what: Axis, *, by: str, frame: Frame) -> Sheet:
+    groups, note = Frame(frame.title, frame.note, "panel").panels(rows, "measured")
+    chosen = looks(rows[by].unique())
+    height = {1: 3.0, 2: 2.4, 3: 1.7}.get(len(groups), 1.3)
+    columns = {1: 1, 2: 2, 3: 3}.get(len(groups), 4)
+    drawn = sheet(len(groups), Frame(frame.title, note), height=height, columns=columns)
+    unit = scale(what, rows[["measured", "predicted"]].to_numpy(), logarithmic=True)
+    for place, (panel, (name, group)) in enumerate(zip(drawn.panels, groups.items(), strict=True)):
+        for look, part, fitted in _parts(group, by, chosen):
+            face: Any = "none" if fitted else [look.colour]
+            marks: dict[str, Any] = {
+                "marker": look.marker,
+                "s": 9 if len(rows) > _MANY else 16,
+                "lw": 0.6,
+                "alpha": 1.0 if fitted else 0.6,
+            }
+            places = part["measured"] * unit.factor, part["predicted"] * unit.factor
+            panel.scatter(*places, facecolors=face, edgecolors=[look.colour] if fitted else "none", **marks)
+        _diagonal(panel, group[["measured", "predicted"]] * unit.factor, unit, centre=what.centre)
+        drawn.name(place, f"{name}: {_error_text(group)}")
+    drawn.xlabel, drawn.ylabel = (f"{way} {unit.title}" for way in ("measured", "predicted"))
+    drawn.legend(handles_of(chosen))
+    lines = f"dotted: {'1' if what.centre else f'a factor {_FAR:g}'}"
+    hollow = [mark_handle("constants fitted on it", marker="o", fillstyle="none")] if rows["fitted"].any() else []
+    drawn.legend([*hollow, mark_handle("predicted = measured", ls="-", lw=0.8), mark_handle(lines, ls=":", lw=0.8)])
+    return drawn
+
+
+def _parts(rows: pd.DataFrame, by: str, chosen: Mapping[str, Look]) -> Iterator[tuple[Look, pd.DataFrame, bool]]:
+    """Yield of each name its rows that constants were not fitted on, and those that they were."""
+    for name, look in chosen.items():
+        group = rows[rows[by].astype(str) == name]
+        for fitted in (False, True):
+            yield look, group[group["fitted"].astype(bool) == fitted], fitted
+
+
+def _diagonal(panel: Axes, pairs: pd.DataFrame, unit: Scale, *, centre: float | None) -> None:
+    ends = np.array([float(pairs.min().min()) * 0.8, float(pairs.max().max()) * 1.25])
+    panel.set(xscale="log", yscale="log", xlim=ends, ylim=ends)
+    panel.plot(ends, ends, color=INK, lw=0.8, zorder=0)
+    if centre:
+        panel.axhline(centre, color=INK, lw=0.7, ls=":", zorder=0)
+        panel.axvline(centre, color=INK, lw=0.7, ls=":", zorder=0)
+    else:
+        for factor in (_FAR, 1 / _FAR):
+            panel.plot(ends, ends * factor, color=INK, lw=0.7, ls=":", zorder=0)
+    plain_ticks(panel.xaxis, unit)
+    plain_ticks(panel.yaxis, unit)
+
+
+def median_error(rows: pd.DataFrame) -> float | None:
+    """Median absolute relative error of rows that no constant was fitted on; None without such rows.
+
+    rows: `measured_s` and `predicted_s`, or `measured` and `predicted`; `fitted`.
+    """
+    unseen = rows[~rows["fitted"].astype(bool)]
+    names = ("measured_s", "predicted_s") if "measured_s" in rows else ("measured", "predicted")
+    return float((unseen[names[1]] / unseen[names[0]] - 1).abs().median()) if len(unseen) else None
+
+
+def _error_text(rows: pd.DataFrame) -> str:
+    error = median_error(rows[["measured", "predicted", "fitted"]])
+    if error is None:
+        return "all fitted on"
+    return f"median error {100 * error:.1f} %, {int((~rows['fitted'].astype(bool)).sum())} rows"
+
+
+def errors(rows: pd.DataFrame, models: Sequence[str], *, frame: Frame) -> Sheet:
+    """Plot the median signed error of each model for each device as a dot from 0, with a bar to the 90th percentile.
 
     A panel per `kind`. rows: `kind`, `device`, `model`, `median`, `signed`, `p90` (shares).
     """
-    kinds, devices = list(rows["kind"].unique()), list(rows["device"].unique())
-    colours = palette(list(models))
-    figure, panels = panels_of(len(kinds), width=4.2, height=1.0 + 0.5 * len(devices))
-    for place, (panel, kind) in enumerate(zip(panels, kinds, strict=False)):
-        kind_rows = rows[rows["kind"] == kind]
-        for index, (model, colour) in enumerate(colours.items()):
-            group = kind_rows[kind_rows["model"] == model].set_index("device").reindex(devices)
-            heights = np.arange(len(devices)) + (index - (len(colours) - 1) / 2) * 0.26
-            panel.barh(heights, 100 * group["median"], height=0.24, color=colour)
-            panel.plot(100 * group["p90"], heights, ls="", marker="|", color="black", ms=7)
-            for height, (median, signed) in zip(heights, group[["median", "signed"]].to_numpy(), strict=True):
-                if median > 0:
-                    panel.text(0.55, height, f"{100 * signed:+.0f}", va="center", fontsize=5.5, color="white")
-        panel.set_yticks(range(len(devices)), devices if place % 4 == 0 else [""] * len(devices), fontsize=8)
-        panel.set(xscale="log", xlim=(0.5, 1000.0))
-        panel.invert_yaxis()
-        panel.grid(axis="y", visible=False)
-        panel.set_title(kind, fontsize=10, fontweight="bold")
-    text = "error on rows not fitted on [%]: bar median, tick 90th percentile, white: median with its sign"
-    figure.supxlabel(text, fontsize=9)
-    legend(figure, colours, title="predicted by")
-    return figure
+    groups, note = Frame(frame.title, frame.note, "kind").panels(rows, "median")
+    devices = [str(name) for name in rows["device"].unique()]
+    chosen = looks(models)
+    drawn = sheet(len(groups), Frame(frame.title, note), height=row_inches(0.5 + 0.62 * len(models)) * len(devices))
+    for place, ((first, _, panel), (name, group)) in enumerate(zip(drawn.rows(), groups.items(), strict=True)):
+        for index, (model, look) in enumerate(chosen.items()):
+            part = group[group["model"] == model].set_index("device").reindex(devices)
+            heights = np.arange(len(devices)) + 0.66 * ((index + 0.5) / len(chosen) - 0.5)
+            far = 100 * part["p90"] * np.sign(part["signed"].fillna(0.0)).replace(0.0, 1.0)
+            panel.hlines(heights, 0, far, color=look.colour, lw=0.9, alpha=0.6)
+            panel.plot(far, heights, ls="", marker="|", color=look.colour, ms=4)
+            panel.plot(100 * part["signed"], heights, ls="", marker=look.marker, color=look.colour, ms=3.6, mew=0)
+        panel.axvline(0.0, color=INK, lw=0.8)
+        name_rows(panel, devices, labelled=first)
+        signed_decades(panel, _PERCENT, linear=10.0)
+        drawn.name(place, name)
+    drawn.xlabel = "error on rows that nothing was fitted on [%]"
+    ends = [mark_handle("median, with its sign", marker="o", color="#8c8c8c")]
+    ends += [mark_handle("90th percentile of the size of errors", marker="|", color="#8c8c8c", ls="-", lw=0.9)]
+    drawn.legend([*handles_of(chosen), *ends])
+    return drawn
 
 
-def bandwidths(rows: pd.DataFrame) -> Figure:
+def bandwidths(rows: pd.DataFrame, *, frame: Frame) -> Sheet:
     """Plot the bus bandwidth of all-reduces over payload, measured (marks) and predicted (lines); a panel per `device`.
 
     rows: `device`, `gpus`, `payload_bytes`, `measured_bytes_per_s`, `predicted_bytes_per_s`, `fitted`.
     """
-    devices = list(rows["device"].unique())
-    colours = palette([f"{number:.0f} GPUs" for number in sorted(rows["gpus"].unique())])
-    figure, panels = panels_of(len(devices), width=3.6, height=3.2)
-    for panel, device in zip(panels, devices, strict=False):
-        for index, (name, colour) in enumerate(colours.items()):
-            group = rows[(rows["device"] == device) & (rows["gpus"] == float(name.split()[0]))].sort_values(
-                "payload_bytes"
-            )
-            looks: dict[str, Any] = {"color": colour, "marker": MARKERS[index % len(MARKERS)], "ls": "", "ms": 5}
-            for fitted, fill in ((False, "full"), (True, "none")):
-                part = group[group["fitted"] == fitted]
-                panel.plot(part["payload_bytes"] / 1e6, part["measured_bytes_per_s"] / 1e9, fillstyle=fill, **looks)
-            panel.plot(group["payload_bytes"] / 1e6, group["predicted_bytes_per_s"] / 1e9, color=colour, lw=1.2)
+    groups, note = Frame(frame.title, frame.note, "device").panels(rows, "measured_bytes_per_s")
+    chosen = looks(f"{number:.0f} GPUs" for number in sorted(rows["gpus"].unique()))
+    drawn = sheet(len(groups), Frame(frame.title, note), height=1.6, columns=min(3, len(groups)))
+    rates = rows[["measured_bytes_per_s", "predicted_bytes_per_s"]].to_numpy()
+    units = (
+        scale(Axis("payload_bytes", "payload", "B"), rows["payload_bytes"], logarithmic=True),
+        scale(Axis("", "bus bandwidth", "B/s"), rates),
+    )
+    for place, (panel, (name, group)) in enumerate(zip(drawn.panels, groups.items(), strict=True)):
+        for gpus, look in chosen.items():
+            line = group[group["gpus"] == float(gpus.split()[0])].sort_values("payload_bytes")
+            _bandwidth(panel, line, look, units)
         panel.set(xscale="log", ylim=(0, None))
-        panel.set_title(device, fontsize=10, fontweight="bold")
-    figure.supxlabel("payload [MB]", fontsize=10)
-    figure.supylabel("bus bandwidth [GB/s]", fontsize=10)
-    legend(figure, colours, title="marks: measured (hollow: fitted on), lines: predicted")
-    return figure
+        plain_ticks(panel.xaxis, units[0], values=group["payload_bytes"] * units[0].factor)
+        plain_ticks(panel.yaxis, units[1])
+        drawn.name(place, name)
+    drawn.xlabel, drawn.ylabel = units[0].title, units[1].title
+    marks = [mark_handle("measured", marker="o", color="#8c8c8c"), mark_handle("predicted", ls="-", color="#8c8c8c")]
+    hollow = [mark_handle("fitted on", marker="o", fillstyle="none")] if rows["fitted"].any() else []
+    drawn.legend([*handles_of(chosen), *marks, *hollow])
+    return drawn
+
+
+def _bandwidth(panel: Axes, line: pd.DataFrame, look: Look, units: tuple[Scale, Scale]) -> None:
+    marks: dict[str, Any] = {"color": look.colour, "marker": look.marker, "ls": "", "ms": 3.2, "mew": 0.6}
+    for fitted, fill in ((False, "full"), (True, "none")):
+        part = line[line["fitted"].astype(bool) == fitted]
+        places = part["payload_bytes"] * units[0].factor, part["measured_bytes_per_s"] * units[1].factor
+        panel.plot(*places, fillstyle=fill, **marks)
+    rate = line["predicted_bytes_per_s"] * units[1].factor
+    panel.plot(line["payload_bytes"] * units[0].factor, rate, color=look.colour, lw=1.1)

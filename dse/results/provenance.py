@@ -29,7 +29,6 @@ _LIBRARIES = (
         "rich",
         "scikit-learn",
         "scipy",
-        "seaborn",
         "simpy",
         "sqlalchemy",
         "threadpoolctl",

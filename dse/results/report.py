@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from dse.plots import Figure
+    from dse.plots import Draw
 
 _MOST_COLOURS = 11
 
@@ -51,10 +52,8 @@ def draw(outputs: Outputs, module: str, table: pd.DataFrame) -> list[Path]:
     if not (table["status"] == "ok").any():
         return []
     figures = study.figures(table, outputs.read_table("timelines"))
-    paths = [path for name, figure in figures for path in plots.save(figure, outputs.figures, name)]
-    return paths or [
-        path for name, figure in _fronts(outputs, table) for path in plots.save(figure, outputs.figures, name)
-    ]
+    paths = [path for name, make in figures for path in plots.save(make, outputs.figures, name)]
+    return paths or [path for name, make in _fronts(outputs, table) for path in plots.save(make, outputs.figures, name)]
 
 
 def add(outputs: Outputs, module: str, *, draw: bool = True) -> list[Path]:
@@ -64,8 +63,8 @@ def add(outputs: Outputs, module: str, *, draw: bool = True) -> list[Path]:
     study = plugins.load("study", module)
     paths: list[Path] = []
     for name, extra in getattr(study, "extras", lambda run: ())(Finished(outputs.folder)):
-        if hasattr(extra, "savefig"):
-            paths += plots.save(extra, outputs.figures, name) if draw else plots.discard(extra)
+        if callable(extra):
+            paths += plots.save(extra, outputs.figures, name) if draw else []
         elif hasattr(extra, "to_parquet"):
             outputs.write_table(name, extra)
         else:
@@ -73,18 +72,22 @@ def add(outputs: Outputs, module: str, *, draw: bool = True) -> list[Path]:
     return paths
 
 
-def _fronts(outputs: Outputs, table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
+def _fronts(outputs: Outputs, table: pd.DataFrame) -> Iterator[tuple[str, Draw]]:
     """The figure of a study that draws nothing itself: its first objectives, coloured by its first choice."""
     from pandas.api.types import is_numeric_dtype
 
     from dse import plots
+    from dse.plots import fronts
 
     record = outputs.read_json("summary")
-    axes = [plots.Axis(name, f"{name} [{record['units'][name]}]") for name in record["goals"]]
+    axes = [plots.Axis.of(name, record["units"][name]) for name in record["goals"]]
     few = [path for path in record["knobs"] if 1 < table[path].nunique() <= _MOST_COLOURS]
     by = next((path for path in few if not is_numeric_dtype(table[path])), few[0] if few else "scenario")
     if len(axes) > 1:
-        yield "pareto", plots.pareto(table, axes[0], y=axes[1], size=axes[2] if len(axes) > 2 else None, by=by)
+        title = (
+            f"{(table['on_front'] & (table['status'] == 'ok')).sum()} of {len(table)} points are on the Pareto fronts"
+        )
+        yield "pareto", partial(fronts.pareto, table, axes[:3], by=by, frame=plots.Frame(title))
 
 
 def check(outputs: Outputs, module: str, selection: Selection) -> list[dict[str, Any]]:
@@ -181,20 +184,22 @@ def _changes(pair: Mapping[str, Any]) -> str:
 def draw_levels(outputs: Outputs) -> list[Path]:
     """Draw how far the levels of the ladder agree, if the study has one; the paths."""
     from dse import plots
+    from dse.plots import fronts
 
     if not outputs.has("fidelity"):
         return []
     ladder, rows = outputs.read_json("fidelity"), outputs.read_table("fidelity")
     goals, units = outputs.read_json("summary")["goals"], outputs.read_json("summary")["units"]
-    axes = [plots.Axis(name, f"{name} [{units[name]}]") for name in goals]
+    axes = [plots.Axis.of(name, units[name]) for name in goals]
     paths = []
     for pair in ladder["pairs"]:
         both = match_levels(rows, pair["coarse"], pair["fine"])
         few = [path for path in ladder["texts"] if 1 < both[path].nunique() <= _MOST_COLOURS] if len(both) else []
         if len(both):
             both = both.assign(**{f"{name}.error": errors(both, name) for name in goals})
-            figure = plots.agreement(both, axes, by=few[0] if few else "scenario", names=(pair["coarse"], pair["fine"]))
-            paths += plots.save(figure, outputs.figures, f"fidelity_{pair['coarse']}_{pair['fine']}")
+            by, names = few[0] if few else "scenario", (pair["coarse"], pair["fine"])
+            make = partial(fronts.agreement, both, axes, by=by, names=names)
+            paths += plots.save(make, outputs.figures, f"fidelity_{pair['coarse']}_{pair['fine']}")
     return paths
 
 
@@ -282,12 +287,13 @@ def write_timeline(outputs: Outputs, row: Any, replay: Replay, *, knobs: Iterabl
     import pandas as pd
 
     from dse import plots
+    from dse.plots import timelines
 
     name = f"timeline_{row['scenario']}_{str(row['key'])[:8]}"
     title = f"{row['scenario']}: {choice_in_words(row, knobs)}"
-    figure = plots.timeline(pd.DataFrame([vars(interval) for interval in replay.intervals]), title)
+    intervals = pd.DataFrame([vars(interval) for interval in replay.intervals])
     written = outputs.write_text(f"figures/{name}.json", json.dumps(trace(replay.intervals, replay.limits)))
-    return [*plots.save(figure, outputs.figures, name), written]
+    return [*plots.save(partial(timelines.timeline, intervals, title), outputs.figures, name), written]
 
 
 def trace(intervals: Iterable[Interval], limits: Mapping[str, float]) -> dict[str, Any]:

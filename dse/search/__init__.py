@@ -28,6 +28,19 @@ __all__ = ["Chosen", "Goal", "Limit", "Outcome", "Question", "Search", "explore"
 _MOST_TO_LIST = 1_000_000  # largest space that is listed to draw fresh points from
 _ASKS_PER_POINT = 20  # known or illegal proposals per fresh point before random points fill the batch
 GROUPS = {"search": "Searches"}
+LOOKS = {
+    "random": ("random", "grey", "8"),
+    "qmc": ("quasi-random", "lime", "*"),
+    "auto": ("auto", "vermillion", "<"),
+    "screened": ("screened", "blue", "<"),
+    "archive": ("archive", "navy", "P"),
+    "tpe": ("TPE", "wine", "P"),
+    "nsga2": ("NSGA-II", "violet", "D"),
+    "nsga3": ("NSGA-III", "amber", "o"),
+    "gp": ("Gaussian process", "green", "<"),
+    "exhaustive": ("exhaustive", "sky", "<"),
+}
+"""Search method -> its label, colour and marker in figures (`dse.plots.palette`)."""
 METHODS = {
     "auto": "dse.search.methods.portfolio:METHOD",
     **{name: f"dse.search.methods.{name}:METHOD" for name in ("archive", "screened")},

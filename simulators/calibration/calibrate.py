@@ -12,6 +12,7 @@ import hashlib
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -402,8 +403,8 @@ def _write(done: Calibration, outputs: Outputs) -> None:
     with atomic_replacement(outputs.folder / "residuals.csv") as fresh:
         rows.to_csv(fresh, index=False)
     outputs.write_json("errors", errors_of(done))
-    figure = predictions.scatter(rows, by="precision", title=f"{done.device.name}: precision")
-    plots.save(figure, outputs.figures, "calibration")
+    frame = plots.Frame(f"{done.device.name}: fitted costs against measured times")
+    plots.save(partial(predictions.scatter, rows, by="precision", frame=frame), outputs.figures, "calibration")
 
 
 def table_of(predictions: Sequence[Predicted], device: str) -> pd.DataFrame:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +40,8 @@ from simulators.workloads.model_zoo import option_tree
 if TYPE_CHECKING:
     import pandas as pd
     from rich.table import Table
+
+    from dse.plots import Sheet
 
 _SECTIONS = ("system", "policy")
 _SHOWN = 5  # rows of a table on the screen
@@ -225,7 +228,6 @@ def _count(text: str) -> int:
 def _write(done: Replayed, outputs: Outputs) -> None:
     """Tables, the configuration and the figure."""
     from dse import plots
-    from dse.plots import tables
 
     machine = done.machine
     for name, table in {"sets": sets, "channels": channels, "banks": banks, "activity": activity}.items():
@@ -233,20 +235,25 @@ def _write(done: Replayed, outputs: Outputs) -> None:
     outputs.write_config(
         {"system": machine.system.model_dump(mode="json"), "policy": machine.policy.model_dump(mode="json")}
     )
-    axis = plots.Axis("gb_per_s", "GB/s of a channel")
-    figure = tables.heat(_coarse_bins(machine), axis, x="time [us]", y="channel", panel="panel")
-    plots.save(figure, outputs.figures, "activity")
+    plots.save(partial(_activity_figure, machine), outputs.figures, "activity")
 
 
-def _coarse_bins(machine: Simulation) -> pd.DataFrame:
-    """Bins of time put together until they are few: `time [us]`, channel, gb_per_s."""
+def _activity_figure(machine: Simulation) -> Sheet:
+    """Rate of each channel over time, as a share of the largest; bins of time are put together until they are few."""
+    from dse.plots import Frame, tables
+    from dse.units import with_prefix
+
     table, width = activity(machine), machine.activity().seconds
     times = -(-len(table) // machine.system.gpu.dram.channels // _DRAWN) or 1
-    table["time [us]"] = (table["second"] / (times * width) + 1e-9).astype(int) * times * width * 1e6
-    rows = table.groupby(["time [us]", "channel"])[["lines"]].sum().reset_index()
-    rows["time [us]"] = rows["time [us]"].round(3)
-    rows["gb_per_s"] = rows["lines"] * machine.system.gpu.line_bytes / (times * width) / 1e9
-    return rows.assign(panel=f"{machine.system.name}, {machine.policy.name}: by channel")
+    table["bin"] = (table["second"] / (times * width) + 1e-9).astype(int)
+    lines = table.pivot_table(index="bin", columns="channel", values="lines", aggfunc="sum", fill_value=0)
+    rates = lines.to_numpy(float) * machine.system.gpu.line_bytes / (times * width)
+    most, camping = float(rates.max()) or 1.0, float(rates.sum(axis=0).max() / (rates.sum(axis=0).mean() or 1.0))
+    unit = "byte/second"
+    title = f"The busiest channel of DRAM moves {camping:.2f}x the mean; the largest rate is {with_prefix(most, unit)}"
+    name = f"{machine.system.name}, {machine.policy.name}"
+    frame = Frame(title, "shade: rate of a channel, of the largest")
+    return tables.raster({name: rates / most}, {name: times * width}, lane="channel of DRAM", frame=frame, marks={})
 
 
 def _table(values: Mapping[str, float], name: str) -> Table:

@@ -1,0 +1,166 @@
+"""Axes in words with SI units: prefixes from the range of the data, ticks as plain numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dse import plugins
+
+_DECIMAL = tuple((10.0**power, prefix) for power, prefix in zip(range(-12, 19, 3), "pnµm kMGTPE", strict=True))
+_BINARY = tuple((1024.0**power, prefix) for power, prefix in enumerate(("", "Ki", "Mi", "Gi", "Ti", "Pi")))
+_PREFIXED = ("s", "B", "B/s", "FLOP", "FLOP/s", "Hz", "W", "J")
+_WIDE = 1e4  # ratio of the ends of a logarithmic axis from which on each tick has a unit of its own
+_LONG = 10_000  # numbers from which on thousands are set apart; years are not
+_EXACT = 1e7  # whole numbers below it are written with all digits
+_STEPS = (1.0, 2.0, 5.0)
+_FINE_STEPS = (1.0, 1.2, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0)
+_ENOUGH = 3  # powers of ten that need no ticks between them
+_ENDINGS = (("_bytes_per_s", "B/s"), ("_flop_per_s", "FLOP/s"), ("_bytes", "B"), ("_flop", "FLOP"), ("_s", "s"))
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A column of the table, its label in words, and its unit.
+
+    unit: of the column's values: `s`, `B`, `B/s`, `FLOP/s` and the like get the prefix that fits the data; `%` is for
+    shares, which are shown times 100. centre: the value that divides gains from losses, 0 of signed values and 1 of
+    ratios: colours are centred there.
+    """
+
+    column: str
+    label: str
+    unit: str = ""
+    centre: float | None = None
+
+    @classmethod
+    def of(cls, column: str, unit: str) -> Axis:
+        """Axis of a metric: words for its name; the unit as backends name it."""
+        share = unit == "fraction"
+        return cls(column, words(column), "%" if share else "" if unit in ("1", "x") else unit)
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How values become numbers on an axis. factor: number = value x factor; text: the unit with its prefix.
+
+    unit: the unit without prefix where every tick has a prefix of its own, as the axis spans too much for one.
+    """
+
+    factor: float
+    text: str
+    label: str
+    unit: str = ""
+
+    @property
+    def title(self) -> str:
+        """Label with unit, such as `time [ms]`."""
+        return f"{self.label} [{self.text}]" if self.text and not self.unit else self.label
+
+    def tick(self, place: float) -> str:
+        """Text of a tick at a place on the axis."""
+        return with_unit(place / self.factor, self.unit) if self.unit else number(place)
+
+
+def words(path: str) -> str:
+    """Words for a column: what packages declare in `WORDS`, else its name without section and unit.
+
+    >>> words("system.gpu.num_things"), words("waiting_s")
+    ('num things', 'waiting')
+    """
+    name = path.rpartition(".")[2]
+    declared = plugins.declarations("WORDS")
+    if path in declared or name in declared:
+        return str(declared.get(path) or declared[name])
+    ending = next((ending for ending, _ in _ENDINGS if name.endswith(ending)), "")
+    section = path.rpartition(".")[0].rpartition(".")[2]
+    return section if name == "name" and section else name.removesuffix(ending).replace("_", " ")
+
+
+def scale(axis: Axis, values: Any, *, logarithmic: bool = False) -> Scale:
+    """Scale of an axis for its values: the prefix with which the largest is at least 1.
+
+    A logarithmic axis of more than four decades has no single prefix: each of its ticks has one.
+
+    >>> scale(Axis("time_s", "time", "s"), [2e-4, 3e-3]).title
+    'time [ms]'
+    >>> scale(Axis("b", "payload", "B"), [3 * 2.0**30]).title, scale(Axis("x", "share", "%"), [0.5]).title
+    ('payload [GiB]', 'share [%]')
+    """
+    if axis.unit == "%":
+        return Scale(100.0, "%", axis.label)
+    if axis.unit not in _PREFIXED:
+        return Scale(1.0, axis.unit, axis.label)
+    finite = np.asarray(values, float)
+    finite = np.abs(finite[np.isfinite(finite)])
+    largest = float(finite.max()) if finite.size else 0.0
+    if logarithmic and (positive := finite[finite > 0]).size and largest > _WIDE * float(positive.min()):
+        return Scale(1.0, axis.unit, axis.label, axis.unit)
+    size, prefix = _prefix(largest, axis.unit)
+    return Scale(1.0 / size, prefix + axis.unit, axis.label)
+
+
+def _prefix(value: float, unit: str) -> tuple[float, str]:
+    """Size and name of the prefix with which a value is at least 1 (or nearest to it)."""
+    prefixes = _BINARY if unit == "B" else _DECIMAL
+    if not value:
+        return 1.0, ""
+    fitting = [entry for entry in prefixes if entry[0] <= value * (1 + 1e-9)]
+    size, prefix = fitting[-1] if fitting else prefixes[0]
+    return size, prefix.strip()
+
+
+def number(value: float) -> str:
+    """A plain number of at most four digits (a whole one of seven), without an exponent where it can be.
+
+    >>> number(0.5), number(65536.0), number(1.234567), number(0.0), number(2.5e-05)
+    ('0.5', '65,536', '1.235', '0', '0.000025')
+    """
+    if not math.isfinite(value):
+        return str(value)
+    rounded = value if value == int(value) and abs(value) < _EXACT else float(f"{value:.4g}")
+    if rounded == int(rounded):
+        return f"{int(rounded):,}" if abs(rounded) >= _LONG else str(int(rounded))
+    digits = max(0, 3 - math.floor(math.log10(abs(rounded))))
+    return f"{rounded:.{digits}f}".rstrip("0").rstrip(".") if digits < 12 else f"{rounded:g}"
+
+
+def with_unit(value: float, unit: str) -> str:
+    """A value with the unit that fits it.
+
+    >>> with_unit(2.0**21, "B"), with_unit(1e-5, "s")
+    ('2 MiB', '10 µs')
+    """
+    if unit not in _PREFIXED:
+        return number(value)
+    size, prefix = _prefix(abs(value), unit)
+    return f"{number(value / size)} {prefix}{unit}"
+
+
+def log_ticks(low: float, high: float, *, binary: bool, most: int = 6) -> NDArray[np.float64]:
+    """Round numbers between two positive ends: powers of 2, or 1, 2 and 5 times powers of 10, at most `most`.
+
+    >>> log_ticks(1.0, 30.0, binary=False).tolist(), log_ticks(4.0, 64.0, binary=True, most=3).tolist()
+    ([1.0, 2.0, 5.0, 10.0, 20.0], [4.0, 16.0, 64.0])
+    """
+    if binary:
+        powers = [2.0**power for power in range(math.ceil(math.log2(low)), math.floor(math.log2(high)) + 1)]
+        return np.array(powers[:: -(-len(powers) // most) or 1])
+    decades, ticks = _inside(low, high, (1.0,)), _inside(low, high, _STEPS)
+    if len(decades) >= _ENOUGH or (len(ticks) > most and len(decades) > 1):
+        ticks = decades
+    elif len(ticks) < _ENOUGH:
+        ticks = _inside(low, high, _FINE_STEPS)
+    return np.array(ticks[:: -(-len(ticks) // most) or 1])
+
+
+def _inside(low: float, high: float, steps: Sequence[float]) -> list[float]:
+    """Products of steps and powers of ten between two ends."""
+    span = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    products = [float(f"{step}e{power}") for power in span for step in steps]
+    return [product for product in products if low <= product * 1.0001 and product <= high * 1.0001]

@@ -1,0 +1,46 @@
+"""Gantt charts: what each engine of a GPU does when."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dse.plots.canvas import Frame, Sheet, handles_of, name_rows, plain_ticks, row_inches, sheet
+from dse.plots.palette import looks
+from dse.plots.quantities import Axis, scale
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+def timeline(intervals: pd.DataFrame, title: str) -> Sheet:
+    """Plot one row per lane, a bar per task, colour by kind of task.
+
+    intervals: `lane`, `kind`, `start_s`, `finish_s`.
+    """
+    lanes = sorted(intervals["lane"].unique(), key=_lane_order)
+    chosen = looks(intervals["kind"].unique())
+    drawn = sheet(1, Frame(title), height=row_inches(1.2) * len(lanes))
+    (panel,) = drawn.panels
+    unit = scale(Axis("finish_s", "time", "s"), intervals["finish_s"])
+    rows = intervals.assign(row=intervals["lane"].map({lane: row for row, lane in enumerate(lanes)}))
+    for kind, group in rows.groupby("kind", sort=False):
+        panel.barh(
+            group["row"],
+            (group["finish_s"] - group["start_s"]) * unit.factor,
+            left=group["start_s"] * unit.factor,
+            height=0.72,
+            color=chosen[str(kind)].colour,
+            edgecolor="white",
+            linewidth=0.4,
+        )
+    name_rows(panel, lanes, labelled=True)
+    panel.set_xlim(0, intervals["finish_s"].max() * unit.factor * 1.005)
+    plain_ticks(panel.xaxis, unit)
+    drawn.xlabel = unit.title
+    drawn.legend(handles_of(chosen, style="patch"))
+    return drawn
+
+
+def _lane_order(lane: str) -> tuple[int, int, str]:
+    number = lane.rpartition(".")[2]
+    return (0 if lane == "compute" else 1, int(number) if number.isdigit() else 0, lane)
