@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dse.config.compose import Request
 from dse.evaluation.signals import Interrupted, Stop, stoppable
@@ -24,11 +24,15 @@ from dse.results.selection import MOST_ROWS, SELECTED, Selection, select
 from dse.store.database import StoreError
 from dse.store.result_store import Store
 from dse.study import resume
+from dse.study.drawing import Drawing
 from dse.study.fidelity import Climb, climb, texts_of
 from dse.study.plan import Plan, plan
 from dse.study.record import search_with_probes, write_files, write_provenance
 from dse.study.run import Findings, Support
 from dse.tracking.process import BackgroundTracking, background_tracking
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _BYTES_PER_POINT = 1000  # of disk: some 250 in the store and its log, about 100 in the table, the rest to spare
 
@@ -36,23 +40,22 @@ _BYTES_PER_POINT = 1000  # of disk: some 250 in the store and its log, about 100
 def run(request: Request) -> int:
     """Evaluate a study and write everything; 0, or 3 if points failed. Raises ConfigError before any evaluation."""
     planned = plan(request)
-    with background_tracking(planned.settings.tracking) as background:
-        return _run(planned, background)
+    with background_tracking(planned.settings.tracking) as background, Drawing(planned.settings.figures) as drawing:
+        return _run(planned, background, drawing)
 
 
-def _run(planned: Plan, background: BackgroundTracking) -> int:
-    outputs, findings = _search_and_record(planned)
+def _run(planned: Plan, background: BackgroundTracking, drawing: Drawing) -> int:
+    outputs, findings = _search_and_record(planned, drawing)
     background.begin(outputs.folder)
-    shown = report.load_selection(outputs)
-    rows = report.check(outputs, planned.settings.study.module, shown)
-    drawn = planned.settings.figures.name == "all"
-    if drawn:
-        report.draw(outputs, planned.settings.study.module, shown.table)
-        report.draw_levels(outputs)
-    report.add(outputs, planned.settings.study.module, draw=drawn)
-    write_report(outputs)
+    drawing.begin(report.level_figures(outputs), outputs.figures)
+    shown, module = report.load_selection(outputs), planned.settings.study.module
+    rows = report.check(outputs, module, shown)
+    _print_claims(planned, outputs, rows)
+    drawing.begin(report.extras(outputs, module), outputs.figures)
+    drawing.finish(planned.settings.study.name)
+    page = write_report(outputs)
     outputs.finish()
-    _print_rest(planned, outputs=outputs, shown=shown, rows=rows)
+    _print_rest(planned, outputs=outputs, shown=shown, page=page)
     background.finish()
     return 3 if _has_failed(planned, findings) else 0
 
@@ -73,7 +76,7 @@ def _has_failed(planned: Plan, findings: Findings) -> bool:
     return True
 
 
-def _search_and_record(planned: Plan) -> tuple[Outputs, Findings]:
+def _search_and_record(planned: Plan, drawing: Drawing) -> tuple[Outputs, Findings]:
     """Search, and write what was found to a new folder."""
     record = _provenance(planned)
     with _opened_study(planned, record) as begun:
@@ -84,12 +87,16 @@ def _search_and_record(planned: Plan) -> tuple[Outputs, Findings]:
                 findings = _search(planned, outputs, begun, stop)
                 took_s = time.monotonic() - began
                 write_files(planned, findings, outputs=outputs)
-                _print_answer(planned, findings, outputs)
+                table = _print_answer(planned, findings, outputs)
+                figures = report.figures(outputs, planned.settings.study.module, table)
+                drawing.begin(figures, outputs.figures, key=True)
                 _climb_levels(planned, outputs, Climb(partial(resume.at_level, begun, planned), took_s, stop))
         except Interrupted:
+            drawing.close()
             outputs.discard()
             raise _interruption(begun, stop) from None
         except BaseException:
+            drawing.close()
             outputs.discard()
             raise
         write_provenance(planned, outputs, {**record, **_recalled_results(begun, record)})
@@ -167,17 +174,18 @@ def _provenance(planned: Plan) -> dict[str, Any]:
     return provenance.record(request.overrides, request.folder, backend=backend, seed=planned.settings.seed)
 
 
-def _print_answer(planned: Plan, findings: Findings, outputs: Outputs) -> None:
-    """Print the winners and one sentence of conclusion, as soon as they are known."""
+def _print_answer(planned: Plan, findings: Findings, outputs: Outputs) -> pd.DataFrame:
+    """Print the winners and the answer in one sentence, as soon as they are known; the table they are from."""
     console, table = report.console(), report.load_selection(outputs).table
     write_answer(outputs, planned.settings.study.module, table)
     for part in answer(outputs, table, verbose=planned.settings.verbose):
         console.print(part)
     console.print(_describe_points(planned, findings))
+    return table
 
 
-def _print_rest(planned: Plan, *, outputs: Outputs, shown: Selection, rows: Sequence[dict[str, Any]]) -> None:
-    """Print what follows the answer: claims, levels of the model, what the results rest on, where they are."""
+def _print_claims(planned: Plan, outputs: Outputs, rows: Sequence[dict[str, Any]]) -> None:
+    """Print how the published claims came out, and how far the levels of the model agree."""
     console, verbose = report.console(), planned.settings.verbose
     if verbose:
         console.print(report.claims_table(list(rows)))
@@ -188,6 +196,11 @@ def _print_rest(planned: Plan, *, outputs: Outputs, shown: Selection, rows: Sequ
         for part in report.levels(outputs):
             if isinstance(part, str):
                 console.print(part)
+
+
+def _print_rest(planned: Plan, *, outputs: Outputs, shown: Selection, page: Path) -> None:
+    """Print what follows: knobs that change nothing, what the results rest on, where they are."""
+    console = report.console()
     if shown.complete and planned.knobs:
         idle = idle_axes(shown.table, planned.knobs, tuple(planned.backend.metrics))
         console.print("changes no metric: " + "; ".join(map(str, idle)) if idle else "every searched knob matters")
@@ -200,10 +213,8 @@ def _print_rest(planned: Plan, *, outputs: Outputs, shown: Selection, rows: Sequ
         console.print("costed by: " + ", ".join(f"{operator} by {model}" for operator, model in models.items()))
     console.print(_rests_on(record["facts"]))
     console.print(provenance.describe(record))
-    console.print(
-        f"written to {outputs.folder}/ (report.html, results.parquet, claims.json, figures/, provenance.json)",
-        soft_wrap=True,
-    )
+    console.print(f"written to {outputs.folder}/ (results.parquet, figures/, ...)", soft_wrap=True)
+    console.print(f"report: {page}", soft_wrap=True)
 
 
 def _rests_on(facts: Sequence[Mapping[str, Any]]) -> str:

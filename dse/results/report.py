@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,32 +45,27 @@ def load_selection(outputs: Outputs) -> Selection:
     return select(outputs.results, outputs.read_json("summary")["goals"], MOST_ROWS, selected=min(SELECTED, MOST_ROWS))
 
 
-def draw(outputs: Outputs, module: str, table: pd.DataFrame) -> list[Path]:
-    """Draw the study's figures of a table; their paths."""
-    from dse import plots
-
-    study = plugins.load("study", module)
+def figures(outputs: Outputs, module: str, table: pd.DataFrame) -> Iterator[tuple[str, Draw]]:
+    """Yield (name, what draws) of a study's figures of a table, the one that answers its question first."""
     if not (table["status"] == "ok").any():
-        return []
-    figures = study.figures(table, outputs.read_table("timelines"))
-    paths = [path for name, make in figures for path in plots.save(make, outputs.figures, name)]
-    return paths or [path for name, make in _fronts(outputs, table) for path in plots.save(make, outputs.figures, name)]
+        return
+    count = 0
+    for count, figure in enumerate(plugins.load("study", module).figures(table, outputs.read_table("timelines")), 1):  # noqa: B007 (count is read below)
+        yield figure
+    if not count:
+        yield from _fronts(outputs, table)
 
 
-def add(outputs: Outputs, module: str, *, draw: bool = True) -> list[Path]:
-    """Write the files, and draw the figures, that a study has beside its claims; paths of the figures."""
-    from dse import plots
-
+def extras(outputs: Outputs, module: str) -> Iterator[tuple[str, Draw]]:
+    """Write the files that a study has beside its claims; yield (name, what draws) of the figures among them."""
     study = plugins.load("study", module)
-    paths: list[Path] = []
     for name, extra in getattr(study, "extras", lambda run: ())(Finished(outputs.folder)):
         if callable(extra):
-            paths += plots.save(extra, outputs.figures, name) if draw else []
+            yield name, extra
         elif hasattr(extra, "to_parquet"):
             outputs.write_table(name, extra)
         else:
             outputs.write_json(name, extra)
-    return paths
 
 
 def _fronts(outputs: Outputs, table: pd.DataFrame) -> Iterator[tuple[str, Draw]]:
@@ -181,17 +177,16 @@ def _changes(pair: Mapping[str, Any]) -> str:
     return f"from {pair['coarse']} to {pair['fine']}: {moved}; {winners}"
 
 
-def draw_levels(outputs: Outputs) -> list[Path]:
-    """Draw how far the levels of the ladder agree, if the study has one; the paths."""
+def level_figures(outputs: Outputs) -> Iterator[tuple[str, Draw]]:
+    """Yield (name, what draws) of figures of how far the levels of the ladder agree, if the study has one."""
     from dse import plots
     from dse.plots import fronts
 
     if not outputs.has("fidelity"):
-        return []
+        return
     ladder, rows = outputs.read_json("fidelity"), outputs.read_table("fidelity")
     goals, units = outputs.read_json("summary")["goals"], outputs.read_json("summary")["units"]
     axes = [plots.Axis.of(name, units[name]) for name in goals]
-    paths = []
     for pair in ladder["pairs"]:
         both = match_levels(rows, pair["coarse"], pair["fine"])
         few = [path for path in ladder["texts"] if 1 < both[path].nunique() <= _MOST_COLOURS] if len(both) else []
@@ -199,8 +194,7 @@ def draw_levels(outputs: Outputs) -> list[Path]:
             both = both.assign(**{f"{name}.error": errors(both, name) for name in goals})
             by, names = few[0] if few else "scenario", (pair["coarse"], pair["fine"])
             make = partial(fronts.agreement, both, axes, by=by, names=names)
-            paths += plots.save(make, outputs.figures, f"fidelity_{pair['coarse']}_{pair['fine']}")
-    return paths
+            yield f"fidelity_{pair['coarse']}_{pair['fine']}", make
 
 
 def _column_title(path: str) -> str:
@@ -323,12 +317,15 @@ def trace(intervals: Iterable[Interval], limits: Mapping[str, float]) -> dict[st
 @output_files.working_on_folders
 def redraw(words: Sequence[str]) -> int:
     """`report study=<name> [output_dir=<folder>]`: figures, claims and summary again, nothing is evaluated."""
+    from dse import plots
+
     options = pairs(words, {"study": "", "output_dir": "outputs"})
     outputs = Outputs.latest(Path(options["output_dir"]), options["study"])
     module = Finished(outputs.folder).config["study"]["module"]
     shown = load_selection(outputs)
     rows = check(outputs, module, shown)
-    paths = [*draw(outputs, module, shown.table), *draw_levels(outputs), *add(outputs, module)]
+    drawn = chain(figures(outputs, module, shown.table), level_figures(outputs), extras(outputs, module))
+    paths = [path for name, make in drawn for path in plots.save(make, outputs.figures, name)]
     terminal = console()
     terminal.print(summary(outputs, shown.table))
     terminal.print(claims_table(rows))

@@ -1,0 +1,90 @@
+"""Figures drawn by processes beside a study, so that nothing waits for them but the end."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from dse.evaluation.workers import Lost, Pool
+from dse.plots import Draw, save
+from dse.progress import bar
+from dse.study.settings import Figures
+
+_MOST_WORKERS = 4  # a study has a dozen figures, and each worker imports matplotlib
+
+
+@dataclass(frozen=True)
+class _Figure:
+    """A figure to draw into a file for each format."""
+
+    name: str
+    make: Draw
+    folder: Path
+    formats: tuple[str, ...]
+    width: str
+
+    def draw(self) -> None:
+        save(self.make, self.folder, self.name, formats=self.formats, width=self.width)
+
+
+def _serve(figure: _Figure | None) -> None:
+    """Draw a figure in a worker; None only imports what drawing needs."""
+    if figure is None:
+        import matplotlib.figure  # noqa: F401 (a worker imports it while the study goes on)
+    else:
+        figure.draw()
+
+
+@dataclass
+class Drawing:
+    """Workers that draw the figures that a study asks for: all, the first of a study (`key`), or none.
+
+    A context manager: at its end the workers are ended, and what they did not finish is not drawn.
+    """
+
+    wanted: Figures
+    _drawn: list[tuple[_Figure, Future[Any]]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        size = min(_MOST_WORKERS, len(os.sched_getaffinity(0)))
+        self._pool = Pool(_serve, None, size=size)
+        self._threads = ThreadPoolExecutor(size)
+
+    def __enter__(self) -> Drawing:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the workers. Does nothing the second time."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._pool.close()
+
+    def begin(self, figures: Iterable[tuple[str, Draw]], folder: Path, *, key: bool = False) -> None:
+        """Begin to draw figures into a folder. key: the first of them answers the study's question."""
+        most = {"all": None, "key": 1 if key else 0, "none": 0}[self.wanted.name]
+        for name, make in islice(figures, most):
+            figure = _Figure(name, make, folder, self.wanted.format, self.wanted.width)
+            self._drawn.append((figure, self._threads.submit(self._pool.call, figure)))
+
+    def finish(self, study: str) -> int:
+        """Wait until all are drawn, with a progress bar; their number. What a figure raises is raised."""
+        if self._drawn:
+            with bar(f"{study}: figures", len(self._drawn), unit="figures") as advance:
+                for figure, future in self._drawn:
+                    try:
+                        future.result()
+                    except (Lost, pickle.PicklingError, AttributeError, TypeError):
+                        figure.draw()  # what cannot be sent to a worker, or has lost it
+                    advance(1)
+        return len(self._drawn)
