@@ -7,6 +7,11 @@ PHRASES = {
     "schedule.comm_cus": "on {} CUs",
     "schedule.num_chunks": "{} chunks",
     "schedule.num_streams": "{} at once",
+    "schedule.chunk_dim": {"m": "cut by rows", "k": "cut along K"},
+    "schedule.local_shard_first": {"True": "local shard first", "False": ""},
+    "schedule.compute": {"fused": "one GEMM a step", "unfused": "a GEMM for each chunk"},
+    "schedule.withheld_cus": "{} CUs withheld",
+    "schedule.kernels": "by {} kernels",
     "schedule.priority": {
         "equal": "",
         "communication": "communication first",

@@ -32,3 +32,13 @@ WORDS = {
     "system.fabric.nic.placement": "place of the NICs",
 }
 """Column -> words for it on an axis, where its name does not say it."""
+
+PHRASES = {
+    "system.node.topology": "on a {}",
+    "system.fabric.nic.placement": {
+        "gpu": "NICs at GPUs",
+        "pcie_switch": "NICs at PCIe switches",
+        "cpu": "NICs at CPUs",
+    },
+}
+"""How values of knobs read in an answer, where their names do not say it (`dse.results.words`)."""

@@ -16,6 +16,7 @@ from dse.cli import main
 from dse.results.answer import answer, claims_line, conclude
 from dse.results.claims import Claim, Finding, judge
 from dse.results.run_folder import Outputs
+from dse.results.words import choice_in_words, gain_in_words
 
 
 def outputs_of(root: Path, gains: list[float]) -> tuple[Outputs, pd.DataFrame]:
@@ -86,3 +87,25 @@ def test_the_command_lists_the_claims_of_the_newest_run(tmp_path: Path, capsys: 
     told = capsys.readouterr().out
     assert "x.right" in told
     assert "1 of 1 predicted claims are within" in told
+
+
+def test_a_choice_reads_as_a_person_says_it() -> None:
+    row = pd.Series(
+        {
+            "schedule.num_chunks": 1,
+            "schedule.priority": "equal",
+            "schedule.name": "hetero_fused_1d",
+            "schedule.comm_engine": "dma",
+            "schedule.comm_cus": np.nan,
+            "system.node.topology": "mesh",
+            "system.gpu.num_cus": 228,
+            "schedule.near_memory": False,
+        }
+    )
+    text = choice_in_words(row, row.index)
+    assert text == "hetero fused 1d by DMA, 1 chunk, on a mesh, 228 CUs, no near memory"
+
+
+@pytest.mark.parametrize(("ratio", "text"), [(1.5, "1.50x faster"), (1.004, "as fast"), (0.5, "2.00x slower")])
+def test_a_gain_reads_as_a_person_says_it(ratio: float, text: str) -> None:
+    assert gain_in_words(ratio) == text

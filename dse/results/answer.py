@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from dse import plugins
 from dse.errors import pairs
+from dse.plots.quantities import words
 from dse.results import output_files
 from dse.results.pareto import winners
 from dse.results.report import claims_count, claims_table, console, error_text, limits_text, summary
 from dse.results.run_folder import Outputs
-from dse.results.words import cell, choice_in_words, common_choices, gain_in_words, metric_title
+from dse.results.words import cell, choice_in_words, common_choices, gain_in_words
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -73,7 +74,7 @@ def winners_in_words(record: Mapping[str, Any], best: pd.DataFrame) -> Table:
     shown = Table(box=None, pad_edge=False, caption=f"all: {shared}" if shared else None, caption_justify="left")
     shown.add_column("scenario", no_wrap=True)
     for name in metrics:
-        shown.add_column(metric_title(name), justify="right", no_wrap=True)
+        shown.add_column(words(name), justify="right", no_wrap=True)
     varied = [path for path in knobs if path not in common]
     limited = any(record["limits"].values())
     for name in (["with"] if varied else []) + (["limited by"] if limited else []):
@@ -113,7 +114,7 @@ def conclude(record: Mapping[str, Any], best: pd.DataFrame) -> str:
     if len(best) == 1:
         return f"{how} is {gain_in_words(best.iloc[0][name])} than the baseline" if how else ""
     mean, first = _geometric_mean(best[name]), best.iloc[0]
-    gains = f"the geometric mean of {metric_title(name)} is {mean:.2f}x over the baseline"
+    gains = f"the geometric mean of {words(name)} is {mean:.2f}x over the baseline"
     most = f"the largest {first[name]:.2f}x ({first['scenario']})"
     return f"{how}; {gains}, {most}" if how else f"{gains}, {most}"
 
@@ -125,7 +126,7 @@ def _best_value(record: Mapping[str, Any], best: pd.DataFrame, knobs: Sequence[s
     choice = choice_in_words(row, knobs)
     place = f" in {row['scenario']}" if len(best) > 1 else ""
     least = "least" if goal == "minimize" else "largest"
-    return f"the {least} {metric_title(name)}{place} is {cell(row[name], record['units'][name])}" + (
+    return f"the {least} {words(name)}{place} is {cell(row[name], record['units'][name])}" + (
         f", with {choice}" if choice else ""
     )
 

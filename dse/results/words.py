@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from dse import plugins
+from dse.plots.palette import label
+from dse.plots.quantities import words
 
 if TYPE_CHECKING:
     import pandas as pd
-
-_SUFFIXES = ("_bytes_per_s", "_flop_per_s", "_bytes", "_s", "_J", "_b")
 
 
 def choice_in_words(row: pd.Series[Any], paths: Iterable[str]) -> str:
@@ -18,30 +20,32 @@ def choice_in_words(row: pd.Series[Any], paths: Iterable[str]) -> str:
 
     A package says how its knobs read in its mapping `PHRASES`: path -> text with `{}`, or value -> text.
     """
-    words = plugins.declarations("PHRASES")
-    texts = [knob_in_words(path, row[path], words) for path in _names_first(paths) if path in row.dropna()]
-    sentence = ""
-    for text in filter(None, texts):
-        sentence += text if not sentence else f" {text}" if text.startswith("by ") else f", {text}"
-    return sentence
+    phrases = plugins.declarations("PHRASES")
+    texts = [knob_in_words(path, row[path], phrases) for path in _names_first(paths) if path in row.dropna()]
+    means = [text for text in texts if text.startswith("by ")]
+    first, *others = [text for text in texts if text and text not in means] or [""]
+    return ", ".join([" ".join(filter(None, [first, *means])), *others])
 
 
-def knob_in_words(path: str, value: Any, words: Mapping[str, Any]) -> str:
-    """A value of a knob in words: as its package says, else by its name; "" for a value that goes without saying."""
-    says = words.get(path)
-    if isinstance(says, str):
-        return says.format(value)
-    if says is not None and str(value) in says:
-        return str(says[str(value)])
-    section, _, name = path.rpartition(".")
-    if name == "name":
-        plain = str(value).replace("_", " ")
-        return plain if section == "schedule" else f"{section.rpartition('.')[2]} {plain}"
-    if isinstance(value, bool):
-        return f"{'' if value else 'no '}{name.replace('_', ' ')}"
-    if name.startswith("num_"):
-        return f"{value} {name.removeprefix('num_').replace('_', ' ')}"
-    return f"{name.replace('_', ' ')} {str(value).replace('_', ' ')}"
+def knob_in_words(path: str, value: Any, phrases: Mapping[str, Any]) -> str:
+    """A value of a knob in words: by its phrase, else by its name; "" for a value that goes without saying."""
+    phrase = phrases.get(path)
+    if isinstance(phrase, str):
+        return _count(value, phrase.partition("{} ")[2]) if phrase.startswith("{} ") else phrase.format(value)
+    if phrase is not None and str(value) in phrase:
+        return str(phrase[str(value)])
+    if path == "schedule.name":
+        return label(str(value))
+    if isinstance(value, bool | np.bool_):
+        return f"{'' if value else 'no '}{words(path)}"
+    if path.rpartition(".")[2].startswith("num_"):
+        return _count(value, words(path))
+    return f"{words(path)} {label(str(value))}"
+
+
+def _count(number: Any, things: str) -> str:
+    """A number of things: `1 chunk`, `8 chunks`."""
+    return f"{number} {things.removesuffix('s') if str(number) == '1' else things}"
 
 
 def _names_first(paths: Iterable[str]) -> list[str]:
@@ -51,14 +55,6 @@ def _names_first(paths: Iterable[str]) -> list[str]:
 def common_choices(rows: pd.DataFrame, paths: Sequence[str]) -> list[str]:
     """Paths at which all rows have one value."""
     return [path for path in paths if path in rows and rows[path].nunique(dropna=False) == 1]
-
-
-def metric_title(name: str) -> str:
-    """A metric without its unit: `makespan`, `peak staging`, `speed-up`."""
-    if name == "speedup":
-        return "speed-up"
-    bare = next((name.removesuffix(suffix) for suffix in _SUFFIXES if name.endswith(suffix)), name)
-    return bare.replace("_", " ")
 
 
 def cell(value: Any, unit: str) -> str:

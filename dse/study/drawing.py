@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -12,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from dse.evaluation.workers import Lost, Pool
+from dse.evaluation.workers import Pool
 from dse.plots import Draw, save
 from dse.progress import bar
 from dse.study.settings import Figures
@@ -84,7 +83,7 @@ class Drawing:
                 for figure, future in self._drawn:
                     try:
                         future.result()
-                    except (Lost, pickle.PicklingError, AttributeError, TypeError):
-                        figure.draw()  # what cannot be sent to a worker, or has lost it
+                    except Exception:  # it could not be sent, its worker was lost, or it fails here, too
+                        figure.draw()
                     advance(1)
         return len(self._drawn)
