@@ -61,7 +61,8 @@ def test_the_key_figure_is_the_first_of_a_study(tmp_path: Path, which: str, *, k
 
 
 def test_what_cannot_be_sent_to_a_worker_or_kills_it_is_drawn_here(tmp_path: Path) -> None:
-    figures = [("closure", lambda: dots("first")), ("deadly", partial(dots_unless_in_worker, os.getpid()))]
+    figures: list[tuple[str, Draw]] = [("closure", lambda: dots("first"))]
+    figures += [("deadly", partial(dots_unless_in_worker, os.getpid()))]
     files = drawn(tmp_path, "all", *figures)
     assert {Path(name).stem for name in files} == {"closure", "deadly"}
     assert files["closure.svg"] == files["deadly.svg"]

@@ -10,9 +10,9 @@ from dse.pages import page, pictures
 from dse.pages.points import Points, read_points
 from dse.pages.tables import split
 from dse.pages.views import begin, embedded
+from dse.plots.quantities import words
 from dse.results import provenance
 from dse.results.finished_run import Finished, read
-from dse.results.words import metric_title
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -60,8 +60,8 @@ def match_points(first: Finished, second: Finished) -> pd.DataFrame:
     for name in goals:
         values = [both.pop(f"{name} ({letter})") for letter in "AB"]
         for letter, column in zip("AB", values, strict=True):
-            both[f"{metric_title(name)} ({letter})"] = column
-        both[f"{metric_title(name)}, B over A"] = values[1] / values[0].where(values[0] != 0)
+            both[f"{words(name)} ({letter})"] = column
+        both[f"{words(name)}, B over A"] = values[1] / values[0].where(values[0] != 0)
     few = both.sort_values("on_front", ascending=False, kind="stable").head(_MOST_MATCHES)
     few.attrs["total"] = len(both)
     return few.reset_index(drop=True)
@@ -86,9 +86,9 @@ def _points(matches: pd.DataFrame, runs: tuple[Finished, Finished]) -> Points | 
     goals, units = dict[str, str](), dict[str, str]()
     for name, goal in runs[0].goals.items():
         for letter in "AB":
-            goals[f"{metric_title(name)} ({letter})"] = goal
-            units[f"{metric_title(name)} ({letter})"] = runs[0].summary["units"].get(name, "")
-        units[f"{metric_title(name)}, B over A"] = "x"
+            goals[f"{words(name)} ({letter})"] = goal
+            units[f"{words(name)} ({letter})"] = runs[0].summary["units"].get(name, "")
+        units[f"{words(name)}, B over A"] = "x"
     shown = [name for name in units if name not in goals]
     summary = {"goals": goals, "units": units, "knobs": list(runs[0].knobs), "shown": shown}
     return read_points(pa.Table.from_pandas(matches, preserve_index=False), summary)

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dse.plots.palette import looks
-from dse.results.words import metric_title
+from dse.plots.quantities import words
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -233,12 +233,6 @@ def _number_column(values: Any, rows: NDArray[Any], named: dict[str, Any]) -> tu
 
 def _titles(names: Sequence[str]) -> dict[str, str]:
     """Names for people: the last part of a path without its unit; all of the path where two would be the same."""
-    short = {name: _short(name) for name in names}
+    short = {name: words(name) or name for name in names}
     counts = Counter(short.values())
     return {name: title if counts[title] == 1 else name for name, title in short.items()}
-
-
-def _short(name: str) -> str:
-    section, _, last = name.rpartition(".")
-    text = section.rpartition(".")[2] if last == "name" and section else last
-    return metric_title(text) or name

@@ -155,6 +155,13 @@ def draw(make: Draw, width: str = "page") -> Sheet:
     return finished
 
 
+def warm() -> None:
+    """Import what drawing needs, which takes most of a second."""
+    import matplotlib.backends.backend_agg
+    import matplotlib.backends.backend_svg
+    import matplotlib.figure  # noqa: F401
+
+
 def save(make: Draw, folder: Path, name: str, *, formats: Sequence[str] = FORMATS, width: str = "page") -> list[Path]:
     """Draw a figure and write `<name>.<format>`, each reproducible to the byte. Returns the paths."""
     finished = draw(make, width)

@@ -1,9 +1,9 @@
 """Colours and markers of names: the same in every figure and page of every study. Imports no drawing library.
 
-Packages declare names in mappings `LOOKS` (`name: (label, colour, marker)`), as `search_spaces` does for schedules; no two
-names of a package look the same. A name that nobody declared has a colour and a marker by its own letters, so it keeps them from run to run; within a
-figure it gives way to names that come before it. Names that are numbers (`8 GPUs`, `16 GPUs`) get shades that become
-lighter as the numbers grow.
+Packages declare names in mappings `LOOKS` (`name: (label, colour, marker)`), as `search_spaces` does for schedules; no
+two names of a package look the same. A name that nobody declared has a colour and a marker by its own letters, so it
+keeps them from run to run; within a figure it gives way to names that come before it. Names that are numbers
+(`8 GPUs`, `16 GPUs`) get shades that become lighter as the numbers grow.
 """
 
 from __future__ import annotations

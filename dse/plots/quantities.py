@@ -21,7 +21,14 @@ _EXACT = 1e7  # whole numbers below it are written with all digits
 _STEPS = (1.0, 2.0, 5.0)
 _FINE_STEPS = (1.0, 1.2, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0)
 _ENOUGH = 3  # powers of ten that need no ticks between them
-_ENDINGS = (("_bytes_per_s", "B/s"), ("_flop_per_s", "FLOP/s"), ("_bytes", "B"), ("_flop", "FLOP"), ("_s", "s"))
+_ENDINGS = (
+    ("_bytes_per_s", "B/s"),
+    ("_flop_per_s", "FLOP/s"),
+    ("_bytes", "B"),
+    ("_flop", "FLOP"),
+    ("_J", "J"),
+    ("_s", "s"),
+)
 
 
 @dataclass(frozen=True)

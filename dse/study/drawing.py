@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any
 
 from dse.evaluation.workers import Pool
-from dse.plots import Draw, save
+from dse.plots import Draw, save, warm
 from dse.progress import bar
 from dse.study.settings import Figures
 
@@ -34,9 +34,9 @@ class _Figure:
 
 
 def _serve(figure: _Figure | None) -> None:
-    """Draw a figure in a worker; None only imports what drawing needs."""
+    """Draw a figure in a worker; None only imports what drawing needs, while the study goes on."""
     if figure is None:
-        import matplotlib.figure  # noqa: F401 (a worker imports it while the study goes on)
+        warm()
     else:
         figure.draw()
 
