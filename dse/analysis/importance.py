@@ -480,6 +480,6 @@ def _write(run: Finished, assessment: Assessment, notes: Sequence[str]) -> None:
             for name, share in importance.shares.items()
         ]
     )
-    frame = plots.Frame(f"{run.name}: importance by {assessment.method.title}", assessment.method.told)
-    make = partial(comparisons.importance, bars, assessment.knobs, frame=frame)
+    note = f"{run.name}, by {assessment.method.title}: {assessment.method.told}"
+    make = partial(comparisons.importance, bars, assessment.knobs, note=note)
     plots.save(make, run.outputs.figures, f"importance_{assessment.method.name}")

@@ -493,9 +493,8 @@ def _write(findings: Found) -> None:
         for flip in findings.breaks
         for place, part in enumerate(flip.stretches)
     ]
+    widths = {constant.path: constant.half_width for constant in findings.constants}
     for name, records in (("robustness", rows), ("break_even", flips)):
         outputs.write_text(f"{name}.csv", pd.DataFrame(records).to_csv(index=False))
-    title = f"{findings.asked.run.name}: {next(iter(findings.asked.goals))}"
-    plots.save(partial(comparisons.robustness, rows, title), outputs.figures, "robustness")
-    widths = {constant.path: constant.half_width for constant in findings.constants}
-    plots.save(partial(comparisons.break_even, flips, widths, title), outputs.figures, "break_even")
+    plots.save(partial(comparisons.robustness, rows), outputs.figures, "robustness")
+    plots.save(partial(comparisons.break_even, flips, widths), outputs.figures, "break_even")

@@ -354,8 +354,5 @@ def _write(run: Finished, question: Question, tree: Tree, *, scores: Sequence[Sc
     summary = {"study": run.name, "objective": question.objective, "goal": question.goal}
     run.outputs.write_json("rules", {**summary, "tree": tree.json(), "scores": rows, "notes": list(notes)})
     shown = [score.row() for score in _scores_shown(scores)]
-    plots.save(
-        partial(comparisons.regrets, shown, f"{run.name}: regret of rules for {question.objective}"),
-        run.outputs.figures,
-        "rules",
-    )
+    make = partial(comparisons.regrets, shown, f"{run.name}: {question.objective}")
+    plots.save(make, run.outputs.figures, "rules")

@@ -18,26 +18,31 @@ from dse.plots.canvas import (
     row_inches,
     sheet,
 )
-from dse.plots.palette import COLOURS, INK, Look, looks
+from dse.plots.palette import COLOURS, INK, Look, label, looks
 from dse.plots.quantities import Scale, log_ticks, words
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
 
+_SEEN = "what it learned from"
+_SURE = 0.95  # share of samples from which on a winner counts as certain
 _PERCENT = Scale(1.0, "%", "")
 _MAIN, _STRONG, _PALE = COLOURS["blue"], COLOURS["vermillion"], "#c9c9c9"
 
 
-def importance(rows: pd.DataFrame, knobs: Sequence[str], *, frame: Frame) -> Sheet:
+def importance(rows: pd.DataFrame, knobs: Sequence[str], *, note: str) -> Sheet:
     """Plot the importance of knobs: a panel for each objective, a bar for the mean over scenarios, a dot for each.
 
     rows: `objective`, `knob`, `scenario`, `share` in [0, 1], `mean`, `noise` (None: not known), `active` (share of the
-    points that have the knob; its bar is hatched if some lack it).
+    points that have the knob; its bar is hatched if some lack it). note: what a share is a share of.
     """
+    objectives = list(rows["objective"].unique())
+    firsts = [(name, rows[rows["objective"] == name].nlargest(1, "mean").iloc[0]) for name in objectives]
+    texts = [f"{words(name)} {words(first['knob'])} ({100 * first['mean']:.0f} %)" for name, first in firsts]
+    frame = Frame(f"What matters most: for {', for '.join(texts)}", note)
     active = rows.groupby("knob")["active"].first()
     names = [words(knob) + ("" if active[knob] == 1 else f" (in {100 * active[knob]:.0f} %)") for knob in knobs]
-    objectives = list(rows["objective"].unique())
     columns = max(1, min(4, int((7.0 - inches_of_text(names)) / 1.4)))
     drawn = sheet(len(objectives), frame, height=row_inches(1.3) * len(knobs), columns=columns)
     for place, ((first, _, panel), objective) in enumerate(zip(drawn.rows(), objectives, strict=True)):
@@ -77,13 +82,18 @@ def _importance_legend(rows: pd.DataFrame) -> list[Any]:
     return handles
 
 
-def regrets(rows: Sequence[Mapping[str, Any]], title: str) -> Sheet:
+def regrets(rows: Sequence[Mapping[str, Any]], question: str) -> Sheet:
     """Plot mean (dot) and largest (diamond) regret of rules, on a scale that is linear below 1 % and then logarithmic.
 
-    rows: `rule`, `judged_on`, `mean_regret`, `max_regret`, `accuracy` (shares), from top to bottom.
+    rows: `rule`, `judged_on`, `mean_regret`, `max_regret`, `accuracy` (shares), from top to bottom. question: what the
+    rules decide.
     """
+    unseen = [row for row in rows if row["judged_on"] != _SEEN] or rows
+    best = min(unseen, key=lambda row: row["mean_regret"])
+    title = f"Judged on what it has not seen, the best rule ({_rule_words(best['rule'])}) is right in "
+    title += f"{100 * best['accuracy']:.0f} %, with a mean regret of {100 * best['mean_regret']:.2g} %"
     chosen = looks(row["judged_on"] for row in rows)
-    note = "regret: objective of the pick over that of the best option, less one"
+    note = f"{question}; regret: objective of the pick over that of the best option, less one"
     drawn = sheet(1, Frame(title, note), height=row_inches(1.3) * len(rows))
     (panel,) = drawn.panels
     for place, row in enumerate(rows):
@@ -94,7 +104,7 @@ def regrets(rows: Sequence[Mapping[str, Any]], title: str) -> Sheet:
     panel.set_xscale("symlog", linthresh=1.0)
     most = 130 * max(row["max_regret"] for row in rows) or 1.0
     panel.set_xlim(-0.03, most)
-    names = [f"{row['rule']} (right in {100 * row['accuracy']:.0f} %)" for row in rows]
+    names = [f"{_rule_words(row['rule'])} (right in {100 * row['accuracy']:.0f} %)" for row in rows]
     name_rows(panel, names, labelled=True)
     ticks = [0.0, *log_ticks(1.0, max(most, 2.0), binary=False)]
     panel.set_xticks([tick for tick in ticks if tick <= most])
@@ -106,11 +116,21 @@ def regrets(rows: Sequence[Mapping[str, Any]], title: str) -> Sheet:
     return drawn
 
 
-def robustness(rows: Sequence[Mapping[str, Any]], title: str) -> Sheet:
+def _rule_words(rule: str) -> str:
+    """A rule with the option that it always picks in words."""
+    head, always, option = rule.partition("always ")
+    return head + always + ", ".join(label(part) for part in option.split(", ")) if always else rule
+
+
+def robustness(rows: Sequence[Mapping[str, Any]]) -> Sheet:
     """Plot how often each scenario's winner stays best when constants vary (left) and the regret of keeping it (right).
 
     rows: `scenario`, `winner`, `winner_stays`, `option_stays`, `regret_mean`, `regret_p95`, `regret_worst`: shares.
     """
+    num_sure = sum(row["winner_stays"] >= _SURE for row in rows)
+    winners = [", ".join(label(part) for part in str(row["winner"]).split(", ")) for row in rows]
+    title = f"{num_sure} of {len(rows)} winners stay best in {100 * _SURE:.0f} % of the samples of constants; "
+    title += f"keeping a winner costs at most {100 * max(row['regret_worst'] for row in rows):.2g} %"
     note = "left: samples in which the winner stays best; right: regret of keeping it"
     drawn = sheet(2, Frame(title, note), height=row_inches(1.3) * len(rows), columns=2)
     left, right = drawn.panels
@@ -125,12 +145,13 @@ def robustness(rows: Sequence[Mapping[str, Any]], title: str) -> Sheet:
         ("regret_worst", "D", _STRONG),
     ):
         right.plot([100 * row[name] for row in rows], places, marker=marker, color=colour, ls="", ms=4.5, mew=1)
-    name_rows(left, [f"{row['scenario']}: {row['winner']}" for row in rows], labelled=True)
+    named = zip(rows, winners, strict=True)
+    name_rows(left, [f"{row['scenario']}: {winner}" for row, winner in named], labelled=True)
     name_rows(right, [""] * len(rows), labelled=False)
     left.set_xlim(-3, 103)
-    for panel, label in ((left, "samples [%]"), (right, "regret [%]")):
+    for panel, text in ((left, "samples [%]"), (right, "regret [%]")):
         plain_ticks(panel.xaxis, _PERCENT)
-        panel.set_xlabel(label)
+        panel.set_xlabel(text)
     handles = [
         mark_handle("the point stays", marker="o", color=_MAIN),
         mark_handle("its option stays, tuned again", marker="s", color=COLOURS["sky"]),
@@ -141,7 +162,7 @@ def robustness(rows: Sequence[Mapping[str, Any]], title: str) -> Sheet:
     return drawn
 
 
-def break_even(rows: Sequence[Mapping[str, Any]], widths: Mapping[str, float], title: str) -> Sheet:
+def break_even(rows: Sequence[Mapping[str, Any]], widths: Mapping[str, float]) -> Sheet:
     """Plot the winning option of each scenario over each constant: a panel per constant, a colour per option.
 
     rows: `constant`, `scenario`, `option`, `low`, `high`, `nominal`. widths: relative half-width by constant, shaded.
@@ -151,6 +172,14 @@ def break_even(rows: Sequence[Mapping[str, Any]], widths: Mapping[str, float], t
         lengths[row["option"]] = lengths.get(row["option"], 0.0) + float(np.log(row["high"] / row["low"]))
     chosen = looks(sorted(lengths, key=lambda option: -lengths[option]))
     scenarios = list(dict.fromkeys(row["scenario"] for row in rows))
+    flips = {
+        (row["constant"], row["scenario"])
+        for row in rows
+        for end in (row["low"] / row["nominal"], row["high"] / row["nominal"])
+        if abs(end - 1) < widths[row["constant"]]
+    }
+    title = f"Another option wins within the uncertainty of a constant in {len(flips)} of "
+    title += f"{len(widths) * len(scenarios)} pairs of constant and scenario"
     note = "over a constant as a multiple of the value that the run was made with; shaded: its declared uncertainty"
     columns = max(1, min(4, int((7.0 - inches_of_text(scenarios)) / 1.3)))
     drawn = sheet(len(widths), Frame(title, note), height=row_inches(1.1) * len(scenarios), columns=columns)
@@ -165,7 +194,8 @@ def break_even(rows: Sequence[Mapping[str, Any]], widths: Mapping[str, float], t
         plain_ticks(panel.xaxis, Scale(1.0, "", ""), values=[0.25, 0.5, 1, 2, 4])
         panel.grid(visible=False)
         name_rows(panel, scenarios, labelled=first)
-        drawn.name(place, words(path))
+        text = words(path)
+        drawn.name(place, text if " " in text else path.partition(".")[2].replace(".", " ").replace("_", " "))
     drawn.xlabel = "multiple of the constant"
     drawn.legend(handles_of(chosen, style="patch"))
     return drawn

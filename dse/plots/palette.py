@@ -1,9 +1,9 @@
 """Colours and markers of names: the same in every figure and page of every study. Imports no drawing library.
 
-Packages declare names in mappings `LOOKS` (`name: (label, colour, marker)`), as `search_spaces` does for schedules; no
-two names of a package look the same. A name that nobody declared has a colour and a marker by its own letters, so it
-keeps them from run to run; within a figure it gives way to names that come before it. Names that are numbers
-(`8 GPUs`, `16 GPUs`) get shades that become lighter as the numbers grow.
+Packages declare names in mappings `LOOKS` (`name: (label, colour, marker)`), as `search_spaces` does for schedules;
+no two names of a package look the same. A name that nobody declared has a colour and a marker by its own letters; it
+keeps them from run to run, and gives way to names that come before it in a figure. Names that are numbers (`8 GPUs`,
+`16 GPUs`) get shades that become lighter as the numbers grow.
 """
 
 from __future__ import annotations
@@ -69,9 +69,19 @@ def looks(names: Iterable[str]) -> dict[str, Look]:
         return {name: shades[name] for name in wanted}
     chosen: dict[str, Look] = {}
     for name in sorted(wanted, key=lambda name: name not in known):
-        look = known.get(name) or _free_look(name, list(chosen.values()))
+        look = known.get(name) or _compound_look(name, known, list(chosen.values()))
         chosen[name] = _free_marker(look, list(chosen.values()))
     return {name: chosen[name] for name in wanted}
+
+
+def _compound_look(name: str, known: Mapping[str, Look], taken: Sequence[Look]) -> Look:
+    """The look of a name that nobody declared: that of its first part (`serial, dma`) while its colour is free."""
+    head = known.get(name.partition(", ")[0])
+    text = ", ".join(label(part) for part in name.split(", "))
+    if head is not None and head.colour not in {look.colour for look in taken}:
+        return Look(text, head.colour, head.marker)
+    free = _free_look(name, taken)
+    return Look(text, free.colour, free.marker)
 
 
 def _free_marker(look: Look, taken: Sequence[Look]) -> Look:

@@ -17,6 +17,8 @@ _BINARY = tuple((1024.0**power, prefix) for power, prefix in enumerate(("", "Ki"
 _PREFIXED = ("s", "B", "B/s", "FLOP", "FLOP/s", "Hz", "W", "J")
 _WIDE = 1e4  # ratio of the ends of a logarithmic axis from which on each tick has a unit of its own
 _LONG = 10_000  # numbers from which on thousands are set apart; years are not
+_NAMED = {"fraction": "%", "share": "%", "x": "", "byte": "B", "flop": "FLOP"}
+"""Units as backends name them -> units of an axis."""
 _EXACT = 1e7  # whole numbers below it are written with all digits
 _STEPS = (1.0, 2.0, 5.0)
 _FINE_STEPS = (1.0, 1.2, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0)
@@ -48,8 +50,8 @@ class Axis:
     @classmethod
     def of(cls, column: str, unit: str) -> Axis:
         """Axis of a metric: words for its name; the unit as backends name it."""
-        share = unit == "fraction"
-        return cls(column, words(column), "%" if share else "" if unit in ("1", "x") else unit)
+        ratio = words(column) + " [x]" if unit == "x" else words(column)
+        return cls(column, ratio, _NAMED.get(unit, unit), 1.0 if unit == "x" else None)
 
 
 @dataclass(frozen=True)
@@ -84,9 +86,10 @@ def words(path: str) -> str:
     declared = plugins.declarations("WORDS")
     if path in declared or name in declared:
         return str(declared.get(path) or declared[name])
-    ending = next((ending for ending, _ in _ENDINGS if name.endswith(ending)), "")
+    ending = next((ending for ending, _ in _ENDINGS if f"_{name}".endswith(ending)), "")
     section = path.rpartition(".")[0].rpartition(".")[2]
-    return section if name == "name" and section else name.removesuffix(ending).replace("_", " ")
+    bare = f"_{name}".removesuffix(ending).strip("_") or name
+    return section if name == "name" and section else bare.replace("_", " ")
 
 
 def scale(axis: Axis, values: Any, *, logarithmic: bool = False) -> Scale:

@@ -74,15 +74,17 @@ def _fronts(outputs: Outputs, table: pd.DataFrame) -> Iterator[tuple[str, Draw]]
 
     from dse import plots
     from dse.plots import fronts
+    from dse.plots.palette import label
+    from dse.plots.quantities import words
 
     record = outputs.read_json("summary")
     axes = [plots.Axis.of(name, record["units"][name]) for name in record["goals"]]
     few = [path for path in record["knobs"] if 1 < table[path].nunique() <= _MOST_COLOURS]
     by = next((path for path in few if not is_numeric_dtype(table[path])), few[0] if few else "scenario")
     if len(axes) > 1:
-        title = (
-            f"{(table['on_front'] & (table['status'] == 'ok')).sum()} of {len(table)} points are on the Pareto fronts"
-        )
+        front = table[table["on_front"] & (table["status"] == "ok")]
+        first, count = next(iter(front[by].astype(str).value_counts().items()), ("nothing", 0))
+        title = f"{count} of {len(front)} points on the Pareto fronts have {words(by)} {label(str(first))}"
         yield "pareto", partial(fronts.pareto, table, axes[:3], by=by, frame=plots.Frame(title))
 
 
