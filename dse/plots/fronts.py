@@ -46,7 +46,9 @@ def pareto(table: pd.DataFrame, axes: Sequence[Axis], *, by: str, frame: Frame) 
     drawn.legend(handles_of(chosen))
     keys = [mark_handle("on the Pareto front", marker="o", color="white", mec=INK, mew=0.8)]
     keys += [mark_handle("not on it", marker="o", color="#cfcfcf")]
-    keys += [mark_handle(f"area: {axes[2].label}", marker="o", color="#cfcfcf", ms=6)] if len(axes) > 2 else []
+    keys += (
+        [mark_handle(f"area on the front: {axes[2].label}", marker="o", color="#cfcfcf", ms=6)] if len(axes) > 2 else []
+    )
     drawn.legend(keys)
     return drawn
 
@@ -85,19 +87,14 @@ def _clouds(
     column, chosen = by
     for name, look in chosen.items():
         group = points[points[column].astype(str) == name]
-        for on_front, part in group.groupby("on_front"):
-            panel.scatter(
-                part[axes[0].column] * units[0].factor,
-                part[axes[1].column] * units[1].factor,
-                s=part["area"],
-                color=look.colour,
-                marker=look.marker,
-                alpha=0.95 if on_front else 0.25,
-                edgecolors=INK if on_front else "none",
-                linewidths=0.7,
-                zorder=3 if on_front else 2,
-                rasterized=len(part) > _MOST_VECTORS,
-            )
+        front = group["on_front"].astype(bool)
+        places = group[axes[0].column] * units[0].factor, group[axes[1].column] * units[1].factor
+        many = len(group) > _MOST_VECTORS
+        behind: dict[str, Any] = {"marker": look.marker, "ms": 3.0, "mew": 0, "alpha": 0.25, "rasterized": many}
+        panel.plot(places[0][~front], places[1][~front], ls="", color=look.colour, zorder=2, **behind)
+        if front.any():
+            edges: dict[str, Any] = {"edgecolors": INK, "linewidths": 0.7, "marker": look.marker, "zorder": 3}
+            panel.scatter(places[0][front], places[1][front], s=group["area"][front], color=look.colour, **edges)
 
 
 def agreement(both: pd.DataFrame, axes: Sequence[Axis], *, by: str, names: tuple[str, str]) -> Sheet:

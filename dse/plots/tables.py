@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from dse.plots.canvas import (
     Frame,
     Sheet,
+    boxes,
     handles_of,
     inches_of_text,
     mark_handle,
@@ -136,10 +137,12 @@ def stacks(rows: pd.DataFrame, parts: Sequence[Axis], *, bar: str, label: str, f
         for part in parts:
             value = cells[part.column].fillna(0.0).to_numpy(float) * unit.factor
             start = np.where(value >= 0, above, below)
-            colour = chosen[part.label].colour
-            panel.barh(range(len(bars)), value, left=start, height=0.74, color=colour, edgecolor="white", lw=0.3)
+            spans = list(zip(range(len(bars)), start, start + value, strict=True))
+            boxes(panel, spans, 0.74, colour=chosen[part.label].colour)
             above, below = above + np.maximum(value, 0.0), below + np.minimum(value, 0.0)
         name_rows(panel, bars, labelled=first)
+        room = 0.03 * float(above.max() - below.min() or 1.0)
+        panel.set_xlim(below.min() - room * bool(below.any()), above.max() + room)
         panel.axvline(0.0, color=INK, lw=0.6)
         plain_ticks(panel.xaxis, unit)
         drawn.name(place, name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dse.plots.canvas import Frame, Sheet, handles_of, name_rows, plain_ticks, row_inches, sheet
+from dse.plots.canvas import Frame, Sheet, boxes, handles_of, name_rows, plain_ticks, row_inches, sheet
 from dse.plots.palette import looks
 from dse.plots.quantities import Axis, scale
 
@@ -24,15 +24,8 @@ def timeline(intervals: pd.DataFrame, title: str) -> Sheet:
     unit = scale(Axis("finish_s", "time", "s"), intervals["finish_s"])
     rows = intervals.assign(row=intervals["lane"].map({lane: row for row, lane in enumerate(lanes)}))
     for kind, group in rows.groupby("kind", sort=False):
-        panel.barh(
-            group["row"],
-            (group["finish_s"] - group["start_s"]) * unit.factor,
-            left=group["start_s"] * unit.factor,
-            height=0.72,
-            color=chosen[str(kind)].colour,
-            edgecolor="white",
-            linewidth=0.4,
-        )
+        columns = group["row"], group["start_s"] * unit.factor, group["finish_s"] * unit.factor
+        boxes(panel, list(zip(*columns, strict=True)), 0.72, colour=chosen[str(kind)].colour)
     name_rows(panel, lanes, labelled=True)
     panel.set_xlim(0, intervals["finish_s"].max() * unit.factor * 1.005)
     plain_ticks(panel.xaxis, unit)
