@@ -202,7 +202,7 @@ def test_titles_of_columns_are_words_and_never_the_same_twice() -> None:
     table = some_points(20, ["a", "b"]).assign(**{"other.chunks": 3})
     points = read_points(pa.Table.from_pandas(table, preserve_index=False), SUMMARY)
     titles = [column.title for column in points.columns]
-    assert {"scenario", "schedule", "makespan", "energy", "speed-up", "chunks"} == set(titles)
+    assert {"scenario", "schedule", "makespan", "energy J", "speed-up", "chunks"} == set(titles)
     varying = table.assign(**{"other.chunks": np.arange(20)})
     columns = read_points(pa.Table.from_pandas(varying, preserve_index=False), SUMMARY).columns
     assert {"chunks", "other.chunks"} <= {column.title for column in columns}
@@ -339,7 +339,7 @@ def test_points_of_two_runs_match_by_scenario_and_knobs(tmp_path: Path) -> None:
     matches = match_points(first, second)
     assert len(matches) == len(read(second, ["key"]))
     assert matches["makespan, B over A"].to_numpy() == pytest.approx(0.5)
-    assert matches["energy (A)"].to_numpy() == pytest.approx(matches["energy (B)"].to_numpy())
+    assert matches["energy J (A)"].to_numpy() == pytest.approx(matches["energy J (B)"].to_numpy())
 
 
 @needs_chromium

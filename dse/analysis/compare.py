@@ -17,7 +17,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dse.errors import ConfigError, Problem, pairs
-from dse.pages.comparison import write_comparison
 from dse.results import output_files, provenance, report
 from dse.results.finished_run import Finished, read
 from dse.results.output_files import plain_folder
@@ -315,6 +314,8 @@ def command(words: Sequence[str]) -> int:
         console.print(part, soft_wrap=isinstance(part, str))
     console.print(f"written to {folder}/ (compare.json, figures)", soft_wrap=True)
     if options["html"] == "true":
+        from dse.pages.comparison import write_comparison
+
         console.print(f"page: {write_comparison(folder, (first, second), _printout(comparison))}", soft_wrap=True)
     return 0
 

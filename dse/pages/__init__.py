@@ -17,4 +17,9 @@ COMMANDS = {
         "explore <run> [port=...]",
         "look at every point of a run in a browser: zoom, filter, any two metrics",
     ),
+    "reproduce": Command(
+        "dse.pages.reproduce:command",
+        "reproduce [<paper>]",
+        "run every study of a paper, or all studies; one page of published values beside ours",
+    ),
 }

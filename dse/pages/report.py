@@ -50,6 +50,7 @@ def content(outputs: Outputs) -> dict[str, Any]:
     return {
         "title": f"{summary['study']}: {summary['question']}",
         "study": summary["study"],
+        "paper": outputs.read_config()["study"].get("paper", ""),
         "question": summary["question"],
         "answer": summary["answer"],
         "winners": sheet(winners_in_words(summary, best.head(_MOST_WINNERS))) if len(best) else None,

@@ -57,7 +57,7 @@ class Probe(Frozen):
 
 class Study(Frozen):
     """The `study` group. question: what is asked, in one sentence. module: that of `studies` which knows the claims and
-    figures.
+    figures. paper: whose values it checks, such as `arXiv:2512.10236`; `dse reproduce` runs all studies of one.
 
     objectives: metrics, the first decides the winner; hardware_objectives join when a knob below one of the sections
     `hardware` is searched. limits: by metric; a point beyond one is infeasible. baseline: values that turn any point
@@ -69,6 +69,7 @@ class Study(Frozen):
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,80}$")]
     question: str = ""
+    paper: Annotated[str, Field(max_length=200)] = ""
     module: str
     objectives: Annotated[tuple[str, ...], Field(min_length=1)]
     hardware_objectives: tuple[str, ...] = ()
