@@ -64,11 +64,16 @@ def colouring(column: Column | None, *, legend: bool = True) -> Spec:
     known = column.json()
     if "colours" not in known:
         return {"color": {"value": "#0f7dc2"}}
-    labels = f"{json.dumps(known['labels'])}[indexof({json.dumps(known['categories'])}, datum.value)]"
+    labels = _look_up(known)
     shown = {"orient": "bottom", "columns": 3, "labelExpr": labels} if legend else None
     common = {"field": column.id, "type": "nominal", "title": column.title, "legend": shown}
     scales = {name: {"domain": known["categories"], "range": known[f"{name}s"]} for name in ("colour", "shape")}
     return {"color": {**common, "scale": scales["colour"]}, "shape": {**common, "scale": scales["shape"]}}
+
+
+def _look_up(known: Mapping[str, Any]) -> str:
+    """Expression of the label of a text."""
+    return f"{json.dumps(known['labels'])}[indexof({json.dumps(known['categories'])}, datum.value)]"
 
 
 def scatter(x: Column, y: Column, colour: Column | None, tooltip: Sequence[Column]) -> Spec:
@@ -178,8 +183,10 @@ def _value_axis(column: Column) -> Spec:
     shown: Spec = {"scale": f"y_{column.id}", "orient": "left", "labelLimit": 110, "labelOverlap": True, "tickCount": 5}
     shown |= {"offset": {"scale": "place", "value": column.id, "mult": -1}, "titleAnchor": "end", "titleY": -14}
     shown |= {"title": column.title, "titleAngle": 0, "titleAlign": "center", "titleBaseline": "bottom", "titleX": 0}
-    if not column.is_text:
-        shown["encode"] = {"labels": {"update": {"text": {"signal": number_label(column.unit)}}}}
+    known = column.json()
+    text = _look_up(known) if "labels" in known else number_label(column.unit)
+    if "labels" in known or not column.is_text:
+        shown["encode"] = {"labels": {"update": {"text": {"signal": text}}}}
     return shown
 
 

@@ -29,12 +29,13 @@ class Picture:
     links: tuple[str, ...]
 
 
-def pictures(folder: Path, base: Path, *, most: int = MOST_BYTES) -> list[Picture]:
+def pictures(folder: Path, base: Path, *, order: Sequence[str] = (), most: int = MOST_BYTES) -> list[Picture]:
     """Pictures of the figures in a folder, without timelines; links are relative to `base`.
 
-    The smallest are inside until `most` bytes are reached.
+    The smallest are inside until `most` bytes are reached. order: names of the first ones.
     """
     names = sorted({path.stem for kind in ("svg", "png") for path in folder.glob(f"*.{kind}")})
+    names.sort(key=lambda name: order.index(name) if name in order else len(order))
     named = {name: _source(folder, name) for name in names if not name.startswith("timeline_")}
     left, inside = most, set()
     for name in sorted(named, key=lambda name: len(named[name])):

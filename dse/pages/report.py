@@ -57,13 +57,21 @@ def content(outputs: Outputs) -> dict[str, Any]:
         "winners_left": max(0, len(best) - _MOST_WINNERS),
         "winners_in_full": sheet(report.summary(outputs, shown.table)) if len(best) else None,
         "limits": _limits(summary["limits"]),
-        "pictures": pictures.pictures(outputs.figures, outputs.folder),
+        "pictures": pictures.pictures(outputs.figures, outputs.folder, order=figure_names(outputs, shown)),
         "timelines": timelines(outputs),
         **_claims(claims),
         "levels": split(report.levels(outputs)),
         **_sources(record),
         **_views(outputs, summary, str(best["scenario"].iloc[0]) if len(best) else ""),
     }
+
+
+def figure_names(outputs: Outputs, shown: Selection) -> list[str]:
+    """Names of a study's figures in its order, the one that answers its question first; none where none is drawn."""
+    module = outputs.read_config()["study"].get("module")
+    if not module or not any(outputs.figures.glob("*.*g")):
+        return []
+    return [name for name, _ in report.figures(outputs, module, shown.table)]
 
 
 def _views(outputs: Outputs, summary: Mapping[str, Any], scenario: str) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import quote
 
 from dse.pages import page, pictures
-from dse.pages.report import NAME, environment, statements
+from dse.pages.report import NAME, environment, figure_names, statements
 from dse.pages.tables import Sheet, split
 from dse.results import provenance, report
 from dse.results.run_folder import Outputs
@@ -125,7 +125,8 @@ def _study(row: Row, base: Path, most: int) -> dict[str, Any]:
     outputs = Outputs(row.folder)
     summary, record = outputs.read_json("summary"), outputs.read_json("provenance")
     place = Path(os.path.relpath(row.folder, base.resolve()))
-    shown = pictures.pictures(outputs.figures, outputs.folder, most=most)
+    order = figure_names(outputs, report.load_selection(outputs))
+    shown = pictures.pictures(outputs.figures, outputs.folder, order=order, most=most)
     return {
         "name": row.study,
         "paper": row.paper,

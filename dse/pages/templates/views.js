@@ -109,6 +109,10 @@ class Views {
     for (const {legend} of [points.encoding.color, points.encoding.shape].filter(Boolean)) {
       if (legend) legend.columns = document.getElementById("scatter").clientWidth < 600 ? 1 : 3;
     }
+    if (this.answer.rows.length < 200) { // room enough to see each
+      points.encoding.opacity.value = 0.8;
+      points.encoding.size.value = 70;
+    }
     spec.datasets = {points: copies(this.answer.rows), grid: copies(this.answer.grid)};
     if (!this.answer.grid.length) spec.layer.shift(); // all rows are drawn
     if (this.content.diagonal) spec.layer.push(diagonal(this.answer.rows, this.state));
