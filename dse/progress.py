@@ -51,7 +51,7 @@ def bar(label: str, total: int | None, unit: str = "points") -> Iterator[Advance
         speed,
         TimeElapsedColumn(),
     )
-    with Progress(*columns, TimeRemainingColumn(), left, console=Console(stderr=True)) as progress:
+    with Progress(*columns, TimeRemainingColumn(), left, console=Console(stderr=True, force_jupyter=False)) as progress:
         task = progress.add_task(label, total=total, rate="")
 
         def advance(count: int, label: str | None = None) -> None:

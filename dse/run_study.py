@@ -39,12 +39,18 @@ _BYTES_PER_POINT = 1000  # of disk: some 250 in the store and its log, about 100
 
 def run(request: Request) -> int:
     """Evaluate a study and write everything; 0, or 3 if points failed. Raises ConfigError before any evaluation."""
+    return run_in_folder(request)[1]
+
+
+def run_in_folder(request: Request) -> tuple[Path, int]:
+    """Evaluate a study and write everything; its folder, and 0, or 3 if points failed. Raises ConfigError."""
     planned = plan(request)
     with background_tracking(planned.settings.tracking) as background, Drawing(planned.settings.figures) as drawing:
-        return _run(planned, background, drawing)
+        outputs, findings = _run(planned, background, drawing)
+    return outputs.folder, 3 if _has_failed(planned, findings) else 0
 
 
-def _run(planned: Plan, background: BackgroundTracking, drawing: Drawing) -> int:
+def _run(planned: Plan, background: BackgroundTracking, drawing: Drawing) -> tuple[Outputs, Findings]:
     outputs, findings = _search_and_record(planned, drawing)
     background.begin(outputs.folder)
     drawing.begin(report.level_figures(outputs), outputs.figures)
@@ -57,7 +63,7 @@ def _run(planned: Plan, background: BackgroundTracking, drawing: Drawing) -> int
     outputs.finish()
     _print_rest(planned, outputs=outputs, shown=shown, page=page)
     background.finish()
-    return 3 if _has_failed(planned, findings) else 0
+    return outputs, findings
 
 
 def _has_failed(planned: Plan, findings: Findings) -> bool:

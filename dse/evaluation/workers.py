@@ -14,12 +14,14 @@ import queue
 import re
 import resource
 import signal
+import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from dse.errors import Broken
@@ -100,7 +102,7 @@ class _Worker:
         self._pipe, theirs = context.Pipe()
         arguments = (theirs, serve, memory_bytes, self._name)
         self._process = context.Process(target=_work, args=arguments, daemon=True)
-        with _default_signals(), _one_thread():
+        with _default_signals(), _one_thread(), _without_script():
             self._process.start()
         theirs.close()
 
@@ -177,6 +179,21 @@ def _one_thread() -> Iterator[None]:
     finally:
         for name in mine:
             os.environ.pop(name, None)
+
+
+@contextmanager
+def _without_script() -> Iterator[None]:
+    """While a process starts: it does not run the script again whose `dse.run` it works for, as it needs none of it."""
+    with _STARTING:
+        script = sys.modules["__main__"]
+        sys.modules["__main__"] = ModuleType("__main__")
+        try:
+            yield
+        finally:
+            sys.modules["__main__"] = script
+
+
+_STARTING = threading.Lock()
 
 
 def _work(pipe: Connection, serve: Call, memory_bytes: float | None, output: str) -> None:

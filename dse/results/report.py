@@ -37,7 +37,7 @@ def console() -> Console:
     from rich.console import Console
 
     width = None if sys.stdout.isatty() else 160
-    return Console(width=width, markup=False)
+    return Console(width=width, markup=False, force_jupyter=False)
 
 
 def load_selection(outputs: Outputs) -> Selection:
@@ -53,7 +53,7 @@ def figures(outputs: Outputs, module: str, table: pd.DataFrame) -> Iterator[tupl
     for count, figure in enumerate(plugins.load("study", module).figures(table, outputs.read_table("timelines")), 1):  # noqa: B007 (count is read below)
         yield figure
     if not count:
-        yield from _fronts(outputs, table)
+        yield from front_figure(outputs, table)
 
 
 def extras(outputs: Outputs, module: str) -> Iterator[tuple[str, Draw]]:
@@ -68,8 +68,8 @@ def extras(outputs: Outputs, module: str) -> Iterator[tuple[str, Draw]]:
             outputs.write_json(name, extra)
 
 
-def _fronts(outputs: Outputs, table: pd.DataFrame) -> Iterator[tuple[str, Draw]]:
-    """The figure of a study that draws nothing itself: its first objectives, coloured by its first choice."""
+def front_figure(outputs: Outputs, table: pd.DataFrame) -> Iterator[tuple[str, Draw]]:
+    """Yield the points of a study over its first objectives, coloured by its first choice; none of one objective."""
     from pandas.api.types import is_numeric_dtype
 
     from dse import plots
