@@ -1,6 +1,7 @@
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+DOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs
 MLFLOWS := 3.10.* 3.17.*
 PACKAGES := dse simulators search_spaces studies
 
@@ -9,11 +10,11 @@ SUPPORTED := import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))
 VENV_PACKAGE := import sys; print("python%d.%d-venv" % sys.version_info[:2])
 
 .DEFAULT_GOAL := help
-.PHONY: help setup sweep check fast coverage test nightly bench kills search faults fuzz parity format clean
+.PHONY: help setup sweep check fast coverage test nightly bench kills search faults fuzz parity docs docs-check format clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
-	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
 
 setup: $(STAMP) ## build .venv with the tested versions of all dependencies
 
@@ -41,7 +42,7 @@ nightly: setup ## run the tests that are too many for every time (some ten minut
 bench: setup ## time the engines side by side and write BENCHMARKS.md
 	$(BIN)/python -m benchmarks.engine
 
-faults: setup ## inject every fault of the survival matrix and write docs/faults.md
+faults: setup ## inject every fault of the survival matrix and write docs/explanation/faults.md
 	$(BIN)/python -m benchmarks.faults
 
 parity: setup ## test tracking with the oldest and the newest MLflow that are allowed
@@ -60,6 +61,14 @@ search: setup ## hold every search method against known fronts (twenty-five minu
 
 fuzz: setup ## try 1,000 broken configurations, command lines and output folders (some twenty minutes)
 	$(BIN)/python -m benchmarks.fuzz --cases 1000
+
+docs: setup ## serve the documentation on 127.0.0.1:8000
+	$(DOCS) serve
+
+docs-check: setup ## build the documentation strictly, run its tutorial and its notebooks (two minutes)
+	$(DOCS) build --strict --quiet
+	$(BIN)/python -m benchmarks.tutorial
+	$(BIN)/python -m benchmarks.notebooks
 
 format: setup ## fix style where that is safe
 	$(BIN)/ruff check --fix

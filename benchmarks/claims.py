@@ -2,7 +2,8 @@
 
 `python -m benchmarks.claims [<study> ...]` runs each study that has claims, without a store, and prints a table;
 `--flips` judges each again for every uncertain constant that is moved (`dse robustness claims=true`). `--record` keeps
-the rows of the studies it ran in `benchmarks/records/claims/` and writes docs/claims.md from all that are kept there.
+the rows of the studies it ran in `benchmarks/records/claims/`, and writes docs/explanation/claims.md and the table of
+the README from all that are kept there; `--write` writes both and runs nothing.
 Only predicted claims test a model: those that a constant was fitted to, that are put in, or that cannot come out
 otherwise are counted apart.
 """
@@ -23,8 +24,11 @@ from benchmarks.recorded import ROOT
 from benchmarks.unchanged import run
 from dse.results.report import error_text, flips_text
 
-RECORD = ROOT / "docs" / "claims.md"
+RECORD = ROOT / "docs" / "explanation" / "claims.md"
 ROWS = ROOT / "benchmarks" / "records" / "claims"
+README = ROOT / "README.md"
+BEGIN, END = "<!-- trust: python -m benchmarks.claims --write -->", "<!-- end of trust -->"
+"""Lines of the README between which the table by paper stands."""
 STUDIES = {
     "ficco_sweep": "FiCCO",
     "conccl": "ConCCL",
@@ -41,6 +45,7 @@ STUDIES = {
     "overlap_measured": "measured overlaps",
 }
 """Study -> what its claims are of."""
+_MOST_NAMED = 3
 _BASES = ("fitted", "input", "by construction")
 
 _HEAD = """# Claims
@@ -111,6 +116,42 @@ def table(claims: Mapping[str, Rows]) -> Iterator[str]:
     yield f"| all | | {' | '.join(map(str, total))} |"
 
 
+def trust(claims: Mapping[str, Rows]) -> Iterator[str]:
+    """Lines of Markdown: a row for each paper with its predictions that are within, of how many, and the misses."""
+    yield "| published by | study | within tolerance | missed, with the error |"
+    yield "|---|---|--:|---|"
+    predicted = {study: _predicted(rows) for study, rows in claims.items()}
+    for study, rows in predicted.items():
+        missed = [row for row in rows if not row["within"]]
+        names = [f"{row['id'].partition('.')[2]} {error_text(row)}".strip() for row in missed[:_MOST_NAMED]]
+        names += [f"{len(missed) - _MOST_NAMED} more"] if len(missed) > _MOST_NAMED else []
+        within = f"{len(rows) - len(missed)} of {len(rows)}"
+        yield f"| {STUDIES.get(study, study)} | `{study}` | {within} | {', '.join(names) or '–'} |"
+    total = [row["within"] for rows in predicted.values() for row in rows]
+    yield f"| all | | {sum(total)} of {len(total)} | |"
+
+
+def _predicted(rows: Rows) -> Rows:
+    """Claims that test the model: predicted, and tested."""
+    return [row for row in rows if row["within"] is not None and row["basis"] == "predicted"]
+
+
+def with_trust(page: str, claims: Mapping[str, Rows]) -> str:
+    """A page with the table by paper between `BEGIN` and `END`. Raises ValueError where it has no such lines."""
+    before, begin, after = page.partition(BEGIN)
+    _, end, behind = after.partition(END)
+    if not begin or not end:
+        raise ValueError(f"no lines {BEGIN} and {END}")
+    return "\n".join([f"{before}{begin}", "", *trust(claims), "", f"{end}{behind}"])
+
+
+def write() -> None:
+    """Write the page of claims and the README's table from the rows that are kept."""
+    claims = records()
+    RECORD.write_text(report(claims), encoding="utf-8")
+    README.write_text(with_trust(README.read_text("utf-8"), claims), encoding="utf-8")
+
+
 def misses(claims: Mapping[str, Rows]) -> Iterator[str]:
     """Lines of Markdown: each claim that is missed, with what was published, what is ours, and the cause."""
     yield "| claim | published | ours | error | basis | verdict | why |"
@@ -152,8 +193,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.claims", description=__doc__.splitlines()[0])
     parser.add_argument("studies", nargs="*", help="studies to judge; all that have claims by default")
     parser.add_argument("--flips", action="store_true", help="judge again under uncertain constants: minutes a study")
-    parser.add_argument("--record", action="store_true", help=f"write {RECORD.relative_to(ROOT)}")
+    parser.add_argument("--record", action="store_true", help="keep the rows, and write the pages")
+    parser.add_argument("--write", action="store_true", help="write the pages from the rows that are kept")
     words = parser.parse_args()
+    if words.write:
+        write()
+        return 0
     claims = dict[str, Rows]()
     for study in words.studies or STUDIES:
         claims[study] = judged(study, flips=words.flips)
@@ -162,7 +207,7 @@ def main() -> int:
         print(f"{study}: {count(claims[study])}", file=sys.stderr, flush=True)
     print(report(claims))
     if words.record:
-        RECORD.write_text(report(records()), encoding="utf-8")
+        write()
     return 0
 
 

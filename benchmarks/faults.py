@@ -1,4 +1,4 @@
-"""The survival matrix: every fault, what injects it, and whether dse survives it; writes `docs/faults.md`."""
+"""The survival matrix: every fault, what injects it, and whether dse survives it (docs/explanation/faults.md)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pathlib import Path
 import yaml
 
 ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "faults.md"
+PAGE = ROOT / "docs" / "explanation" / "faults.md"
 BAD = ("failed", "not run")
 
 _HEAD = """\

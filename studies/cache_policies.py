@@ -30,7 +30,9 @@ _NOTICED = 1.05  # ratio of times from which on they differ
 _BUSY = 0.6  # share of the peak bandwidth from which on an application is memory-bound
 _CLOSE = 1.03  # ratio of times up to which they match
 _PERCENT = 100.0
-_PREDICTOR = "parameters of the predictor are not published; ours were chosen on these applications (docs/memory.md)"
+_PREDICTOR = (
+    "the predictor's parameters are not published; ours were chosen on these applications (docs/explanation/memory.md)"
+)
 
 
 class CachePolicies(Plain):

@@ -60,7 +60,7 @@ _NO_SLOWER_LIBRARY = (
     "a library that has all CUs of an idle GPU loses link efficiency alone; which channels theirs had is unknown"
 )
 _MIX = "the mix of scenarios is ours, the paper's is unknown"
-_SEEN = "no number is fitted to it, but the model's form was chosen having seen it (docs/models.md)"
+_SEEN = "no number is fitted to it, but the model's form was chosen having seen it (docs/explanation/contention.md)"
 
 
 class ConCCL(Plain):

@@ -66,7 +66,7 @@ _STORES_FIRST = (
 _BURSTS = "reads wait behind a stage's own updates alone; updates from other GPUs are paced by links and make no burst"
 _BYPASS = "updates that bypass the cache shorten the GEMM's reads, too, and that counts here"
 _COUNTED = "an identity of the accounting, counted on the graphs of all sub-layers"
-_CACHE = "no number is fitted, but the cache model was chosen among four having seen this (docs/models.md)"
+_CACHE = "no number is fitted; the cache model was chosen among four having seen this (docs/explanation/schedules.md)"
 _CONTEXT = "about another design, which is not modelled"
 _UNKNOWN = (
     "both shares follow from hidden size over GPUs and the rate of links alone; the published largest is likely of the "

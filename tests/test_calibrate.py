@@ -379,7 +379,7 @@ BARS = {"gemm": (0.081, 0.39), "conv": (0.17, 0.56), "recurrent": (0.12, 0.38), 
 def test_the_constants_that_are_shipped_are_those_of_the_full_tables(
     device: str, shared: Callable[[str], Path]
 ) -> None:
-    """And the rest of these tables is predicted as `docs/operators.md` says."""
+    """And the rest of these tables is predicted as `docs/explanation/operators.md` says."""
     tree = tree_of(device)
     file = shared(f"data/deepbench/{tree['gpu']['measured_as']}.csv")
     done = calibrate_rows(tree, read(file), file)

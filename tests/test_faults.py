@@ -1,4 +1,4 @@
-"""Faults of disk, database, clock and processes that the tests of the parts do not inject: `docs/faults.md` has all."""
+"""Faults of disk, database, clock and processes that no other test injects (docs/explanation/faults.md)."""
 
 from __future__ import annotations
 

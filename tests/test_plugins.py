@@ -154,7 +154,7 @@ def _blocks(page: str) -> dict[str, str]:
 @pytest.mark.slow
 def test_a_backend_of_four_members_touches_nothing_outside_its_package_and_its_yaml(tmp_path: Path) -> None:
     """The backend of the documentation, as it is written there."""
-    blocks = _blocks((REPOSITORY / "docs" / "extending.md").read_text("utf-8"))
+    blocks = _blocks((REPOSITORY / "docs" / "how-to" / "extend.md").read_text("utf-8"))
     for name in (name for name in blocks if "roofline" in name or "kernels" in name):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(blocks[name], encoding="utf-8")

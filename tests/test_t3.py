@@ -121,7 +121,10 @@ def test_atomics_read_and_write_what_units_at_the_banks_only_write() -> None:
 def test_without_contention_chunks_follow_the_recursion_of_the_paper(
     gpus: int, shape: tuple[int, int, int], link: float
 ) -> None:
-    """f_0 = max(g/N, c/L) + l, f_s = max((s + 1) g/N, f_{s-1}) + c/L + l, T = max(g, f_{N-2}) (models.md, derived)."""
+    """f_0 = max(g/N, c/L) + l, f_s = max((s + 1) g/N, f_{s-1}) + c/L + l, T = max(g, f_{N-2}).
+
+    Derived in docs/explanation/schedules.md.
+    """
     free: dict[str, Any] = {
         "system__gpu__hbm_bytes_per_s": 1e16,
         "system__gpu__pim__stacks": 64,
@@ -348,7 +351,7 @@ def ran(study: str, *words: str) -> Path:
 
 @pytest.mark.slow
 def test_the_study_judges_its_claims_and_draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is within and what is missed is as README and docs/models.md say; contexts are not tested."""
+    """What is within and what is missed is as docs/explanation/claims.md says; contexts are not tested."""
     monkeypatch.chdir(tmp_path)
     folder = ran("t3")
     rows = {row["id"].partition(".")[2]: row for row in json.loads((folder / "claims.json").read_text("utf-8"))}

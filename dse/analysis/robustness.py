@@ -473,7 +473,7 @@ def _anomalies(findings: Found) -> list[str]:
         if odd:
             worst, num_points = max(odd, key=lambda flip: flip.largest), sum(flip.num_anomalies for flip in odd)
             of = f"{next(iter(findings.asked.goals))} of {num_points} of {len(findings.points.designs)} points"
-            most = f"by up to {100 * worst.largest:.2g} % ({worst.scenario}; docs/models.md)"
+            most = f"by up to {100 * worst.largest:.2g} % ({worst.scenario}; docs/explanation/costs.md)"
             lines.append(f"anomalies: {of} both rises and falls over {constant.path}, {most}")
     return lines
 

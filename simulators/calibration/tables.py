@@ -28,9 +28,7 @@ def read_folder(folder: Path) -> list[Rows]:
         raise ConfigError([Problem("study.data_dir", "is no folder", str(folder), "name one that holds CSV tables")])
     files = [file for file in sorted(folder.rglob("*.csv")) if file.is_file() and _is_known(file)]
     if not files:
-        rule = (
-            "holds no CSV table of measured operators (with the columns device, precision, op, or as docs/operators.md)"
-        )
+        rule = "holds no CSV table of measured operators (columns device, precision, op, or as in docs/how-to/gpu.md)"
         raise ConfigError([Problem("study.data_dir", rule, str(folder))])
     groups = defaultdict[tuple[str, ...], list[Rows]](list)
     for file in files:

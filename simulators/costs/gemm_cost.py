@@ -106,7 +106,7 @@ def beside_cu_copies(gpu: ScheduleGpu, granted: Floats, full: Floats) -> Floats:
 
     granted, full: its time alone on the CUs that these leave, and on all CUs [s], with the same tile. Static tiles: the
     waves that are added hide what is lost within them, so of lost CUs and interference the larger counts,
-    max(T_granted, f T_full). Others lose both, f T_granted. How that was found: docs/models.md.
+    max(T_granted, f T_full). Others lose both, f T_granted. How that was found: docs/explanation/contention.md.
     """
     interference = np.asarray(gpu.contention.gemm_beside_cus)
     if gpu.gemm.assignment != "static":

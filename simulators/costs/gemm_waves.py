@@ -10,7 +10,7 @@ For each macro-tile (tm x tn) of the library, with c granted CUs, element size b
              + 8 tm tn min(c, tiles) where stream-K cuts tiles: partial sums of 4 bytes, written and read
     T      = max(T_cmp, T_mem) + serial_fraction * min(T_cmp, T_mem),    T_mem = bytes / HBM rate
 
-and the library picks the tile with the least T. Standard wave-quantised roofline (derived; `docs/models.md`);
+and the library picks the tile with the least T. Wave-quantised roofline (derived; `docs/explanation/costs.md`);
 known miss: skinny and small batched shapes. rate_per_cu is that of 16-bit inputs, times the ratio of the peaks of the
 data sheet for other formats. Stream-K (Osama et al., arXiv:2301.03598) deals out parts of K, so that all CUs end at
 once.

@@ -130,7 +130,7 @@ def link_utilisation(demand: ArrayLike) -> NDArray[np.float64]:
     """Share u of the links' rate that CUs reach, for a demand of x times that rate: u = x / sqrt(1 + x^2).
 
     Issue-bound and link-bound times, added in quadrature (derived); within 2.3 % of RCCL's all-reduce on 2 to 32
-    channels, whose first point gives the rate of a CU (docs/models.md).
+    channels, whose first point gives the rate of a CU (docs/explanation/contention.md).
     """
     ratio = np.asarray(demand, float)
     return np.asarray(ratio / np.sqrt(1 + ratio * ratio))
@@ -244,7 +244,8 @@ def late_start_s(gpu: ScheduleGpu, gemm_s: ArrayLike, *, by: Mover) -> NDArray[n
     """Time [s] of a GEMM's run that passes until kernels launched beside it move data; `gemm_s`: its time alone.
 
     Their workgroups wait for others to leave, on the slowest of all GPUs: measured as a share of the GEMM's time that
-    does not depend on the payload (docs/models.md). They hold their CUs meanwhile. DMA engines do not wait.
+    does not depend on the payload (docs/explanation/contention.md). They hold their CUs meanwhile. DMA engines do
+    not wait.
     """
     share = np.asarray(gpu.contention.late_start if by == "cu" else 0.0, float)
     return np.asarray(share * gemm_s)

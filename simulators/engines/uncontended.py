@@ -1,8 +1,8 @@
 """The machine without contention: every task runs as if it had all resources to itself.
 
-The coarsest level of a ladder of models (docs/engines.md): the longest path of the graph, at isolated rates. Waiting
-for slots and contention laws are left out, because they can only lengthen a run. The makespan is therefore a lower
-bound of that of the exact engines, and equals it where no resource is used beyond its capacity.
+The coarsest level of a ladder of models (docs/explanation/engines.md): the longest path of the graph, at isolated
+rates. Waiting for slots and contention laws are left out, because they can only lengthen a run. The makespan is
+therefore a lower bound of that of the exact engines, and equals it where no resource is used beyond its capacity.
 """
 
 from __future__ import annotations

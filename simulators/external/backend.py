@@ -80,7 +80,9 @@ class ExternalBackend(Backend):
             if hasattr(Design, name) or name in LABELS or name.startswith("_"):
                 check.add(name, "cannot be the name of a section", way_out="choose another")
         if not parts:
-            check.add("configuration", "has no section of values for the program", way_out="see docs/external.md")
+            check.add(
+                "configuration", "has no section of values for the program", way_out="see docs/how-to/simulator.md"
+            )
         values = dict(_leaves(parts))
         for name in self._command.places:
             if name not in ("input", "output", *values):

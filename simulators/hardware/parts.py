@@ -117,7 +117,7 @@ class Contention(Frozen):
     gemm_beside_cus: of a GEMM while kernels move data. late_start: time by which kernels that move data start late
     beside a GEMM, over the time of the GEMM alone. cu_copy_beside_gemm: of a CU's byte of a transfer, while a GEMM
     runs. dma_beside_gemm: of both a transfer by DMA engines and the GEMM beside it. These four are the only calibrated
-    constants of contention (docs/models.md).
+    constants of contention (docs/explanation/contention.md).
     """
 
     gemm_beside_cus: Slowdown

@@ -40,7 +40,9 @@ METRICS: Mapping[str, Metric] = {
     "dil": Metric("x", "GEMM chunks alone / undivided GEMM (decomposition inefficiency)"),
     "cil": Metric("x", "GEMM chunks as they ran / alone (contention inefficiency)"),
     "comm_cil": Metric("x", "transfers as they ran / alone (contention inefficiency)"),
-    "cost_proxy": Metric("relative", "hardware cost relative to the reference system (derived; see docs/models.md)"),
+    "cost_proxy": Metric(
+        "relative", "hardware cost relative to the reference system (derived; docs/explanation/costs.md)"
+    ),
 }
 
 RELATIONS: Mapping[str, Metric] = {

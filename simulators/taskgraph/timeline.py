@@ -149,7 +149,8 @@ def row_sum(table: NDArray[Any]) -> Floats:
 class Engine(Protocol):
     """Runs task graphs. A module of `simulators` (or an entry point of `dse.simulators`) offers one as `ENGINE`.
 
-    batch: preferred number of designs in a call. exact: whether the engine computes what docs/engines.md defines. An
+    batch: preferred number of designs in a call. exact: whether the engine computes what
+    docs/explanation/engines.md defines. An
     engine that is not exact leaves contention out: its makespan is a lower bound, and exact where nothing is contended.
     """
 

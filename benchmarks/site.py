@@ -1,0 +1,110 @@
+"""Hooks of the documentation site (`mkdocs.yml`): pages made from the code, notebooks as pages, links into the clone.
+
+A page below `docs/` links to other files of the repository as a clone has them. On the site, those in `PROJECT` are
+pages of their own, and others are shown as their path.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import posixpath
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+from benchmarks import gallery, reference
+
+ROOT = Path(__file__).parents[1]
+PROJECT = {
+    "CHANGELOG.md": "project/changelog.md",
+    "CONTRIBUTING.md": "project/contributing.md",
+    "SECURITY.md": "project/security.md",
+    "BENCHMARKS.md": "project/benchmarks.md",
+    "ARTIFACT.md": "project/artifact.md",
+    "README.md": "index.md",
+}
+"""File of the repository -> its page."""
+_LINK = re.compile(r"(?<!!)\[((?:[^\[\]]|`[^`]*`)*)\]\(((?!\w+:|#)[^)\s]+)\)")
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the pages that are made from the code, from notebooks and from files of the repository."""
+    pages = {**reference.pages(), "gallery.md": gallery.page(), **_project_pages(), **_notebook_pages()}
+    for path, text in pages.items():
+        if path not in files.src_uris:
+            files.append(File.generated(config, path, content=text))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Point links that leave `docs/` at pages of the site, or show where they lead in the repository."""
+    return with_site_links(markdown, f"docs/{page.file.src_uri}")
+
+
+def with_site_links(text: str, place: str) -> str:
+    """Markdown of the page at `place` of the repository, with links to what the site has.
+
+    >>> with_site_links("see [speed](../../BENCHMARKS.md) and [conf](../../conf/config.yaml)", "docs/how-to/gpu.md")
+    'see [speed](../project/benchmarks.md) and conf (`conf/config.yaml`)'
+    """
+    folder = posixpath.dirname(place)
+
+    def link(match: re.Match[str]) -> str:
+        target, _, anchor = match[2].partition("#")
+        path = posixpath.normpath(posixpath.join(folder, target))
+        if path in PROJECT:
+            shown = posixpath.relpath(f"docs/{PROJECT[path]}", folder)
+        elif path.startswith("docs/") and not (ROOT / path).is_dir():
+            shown = posixpath.relpath(path, folder)
+        else:
+            return f"{match[1]} (`{path}`)"
+        return f"[{match[1]}]({shown}{'#' if anchor else ''}{anchor})"
+
+    return _LINK.sub(link, text)
+
+
+def _project_pages() -> dict[str, str]:
+    """Files of the repository as pages; their links are made to start from where the page is, as in a clone."""
+    pages = {}
+    for name, path in PROJECT.items():
+        if path.startswith("project/"):
+            text = (ROOT / name).read_text("utf-8")
+            pages[path] = _LINK.sub(lambda match: f"[{match[1]}](../../{match[2]})", text)
+    return pages
+
+
+def _notebook_pages() -> dict[str, str]:
+    """Notebooks as pages, with the outputs that they hold."""
+    paths = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
+    return {f"notebooks/{path.stem}.md": notebook_page(path) for path in paths}
+
+
+def notebook_page(path: Path) -> str:
+    """Markdown of a notebook."""
+    cells = json.loads(path.read_text("utf-8"))["cells"]
+    parts = [part for cell in cells for part in _cell(cell)]
+    return "\n\n".join([*parts, f"[Download this notebook]({path.name})", ""])
+
+
+def _cell(cell: Mapping[str, Any]) -> Iterator[str]:
+    source = "".join(cell["source"])
+    if cell["cell_type"] == "markdown":
+        yield source
+        return
+    yield f"```python\n{source}\n```"
+    for output in cell.get("outputs", []):
+        data = output.get("data", {})
+        if "image/png" in data:
+            yield f'<img alt="figure" src="data:image/png;base64,{"".join(data["image/png"]).strip()}">'
+        elif "text/html" in data:
+            table = re.sub(r"<style.*?</style>|\n\s*", "", "".join(data["text/html"]), flags=re.DOTALL)
+            yield f'<div class="output">{table}</div>'
+        else:
+            text = "".join(data.get("text/plain", output.get("text", "")))
+            yield f'<pre class="output">{html.escape(text)}</pre>'
