@@ -28,10 +28,6 @@ class Plain:
         """Published claims; none by default."""
         return []
 
-    def answer(self, table: pd.DataFrame) -> str:
-        """The answer to the study's question in one sentence; "" where the winners tell it (`dse.results.answer`)."""
-        return ""
-
     def findings(self, table: pd.DataFrame) -> Mapping[str, Finding]:
         """Findings by claim, from the table of results; none by default."""
         return {}

@@ -213,3 +213,8 @@ def test_figures_of_a_study_overlap_nowhere_and_say_their_answer(study: str, tmp
             assert overlaps(drawn) == [], name
             assert len(drawn.title) > 10, name
             assert len(drawn.panels) <= MOST_PANELS, name
+
+
+def test_the_title_of_a_figure_is_known_without_drawing_it() -> None:
+    make = next(charts(rows_of(["a", "b"], ["p", "q"], ["x", "y"])))
+    assert plots.title(make) == plots.draw(make, "page").title

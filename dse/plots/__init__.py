@@ -13,5 +13,6 @@ from dse.plots.canvas import Frame as Frame
 from dse.plots.canvas import Sheet as Sheet
 from dse.plots.canvas import draw as draw
 from dse.plots.canvas import save as save
+from dse.plots.canvas import title as title
 from dse.plots.canvas import warm as warm
 from dse.plots.quantities import Axis as Axis

@@ -117,8 +117,28 @@ Draw = Callable[[], Sheet]
 """What draws a figure when it is called, and not before."""
 
 
+class _Titled(Exception):
+    """Stops a chart once its title is known."""
+
+
+_title_only: ContextVar[bool] = ContextVar("title_only", default=False)
+
+
+def title(make: Draw) -> str:
+    """Title of a figure: the answer that it gives. Nothing is drawn, and matplotlib is not imported."""
+    token = _title_only.set(True)
+    try:
+        return make().title
+    except _Titled as known:
+        return str(known)
+    finally:
+        _title_only.reset(token)
+
+
 def sheet(count: int, frame: Frame, *, height: float, columns: int | None = None) -> Sheet:
     """Begin a sheet of panels; height of a panel [inch]; columns: panels that fit in a row of a page."""
+    if _title_only.get():
+        raise _Titled(frame.title)
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

@@ -82,14 +82,23 @@ def words(path: str) -> str:
     >>> words("system.gpu.num_things"), words("waiting_s")
     ('num things', 'waiting')
     """
-    name = path.rpartition(".")[2]
+    section, _, name = path.rpartition(".")
     declared = plugins.declarations("WORDS")
     if path in declared or name in declared:
         return str(declared.get(path) or declared[name])
     ending = next((ending for ending, _ in _ENDINGS if f"_{name}".endswith(ending)), "")
-    section = path.rpartition(".")[0].rpartition(".")[2]
-    bare = f"_{name}".removesuffix(ending).strip("_") or name
-    return section if name == "name" and section else bare.replace("_", " ")
+    bare = f"_{name}".removesuffix(ending).removeprefix("_").replace("_", " ")
+    says_nothing = name == "name" or not bare
+    return section.rpartition(".")[2].replace("_", " ") if says_nothing and section else bare or name
+
+
+def unit_of(path: str) -> str:
+    """Unit of the values of a column, by the ending of its name; "" where it has none.
+
+    >>> unit_of("system.gpu.llc.bytes"), unit_of("schedule.num_chunks")
+    ('B', '')
+    """
+    return next((unit for ending, unit in _ENDINGS if f"_{path.rpartition('.')[2]}".endswith(ending)), "")
 
 
 def scale(axis: Axis, values: Any, *, logarithmic: bool = False) -> Scale:

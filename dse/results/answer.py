@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from dse import plugins
 from dse.errors import pairs
+from dse.plots import title
 from dse.plots.quantities import words
 from dse.results import output_files
 from dse.results.pareto import winners
@@ -27,10 +28,14 @@ _MOST_MISSES = 3  # that are named in a line
 
 
 def write_answer(outputs: Outputs, module: str, table: pd.DataFrame) -> None:
-    """Write the answer in one sentence to `summary.json`: what the study's module says, else what the winners tell."""
+    """Write the answer in one sentence to `summary.json`: the title of the figure that answers the study's question, or
+    where the study has no figure of its own, what the winners tell.
+    """
     record = outputs.read_json("summary")
-    sentence = plugins.load("study", module).answer(table) if (table["status"] == "ok").any() else ""
-    outputs.write_json("summary", {**record, "answer": sentence or conclude(record, ranked_winners(record, table))})
+    figures = plugins.load("study", module).figures(table, outputs.read_table("timelines"))
+    key = next(iter(figures), None) if (table["status"] == "ok").any() else None
+    sentence = conclude(record, ranked_winners(record, table)) if key is None else title(key[1])
+    outputs.write_json("summary", {**record, "answer": sentence})
 
 
 def answer(outputs: Outputs, table: pd.DataFrame, *, verbose: bool = False) -> Iterator[Table | Text | str]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from dse import plugins
 from dse.plots.palette import label
-from dse.plots.quantities import words
+from dse.plots.quantities import unit_of, with_unit, words
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -40,7 +40,8 @@ def knob_in_words(path: str, value: Any, phrases: Mapping[str, Any]) -> str:
         return f"{'' if value else 'no '}{words(path)}"
     if path.rpartition(".")[2].startswith("num_"):
         return _count(value, words(path))
-    return f"{words(path)} {label(str(value))}"
+    unit = unit_of(path) if isinstance(value, float) else ""
+    return f"{words(path)} {with_unit(value, unit) if unit else label(str(value))}"
 
 
 def _count(number: Any, things: str) -> str:

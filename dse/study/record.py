@@ -30,7 +30,7 @@ def write_files(planned: Plan, findings: Findings, *, outputs: Outputs) -> None:
         "summary",
         {
             "study": settings.study.name,
-            "question": settings.study.question,
+            "question": _question(planned),
             "goals": dict(planned.goals),
             "shown": list(settings.study.summary),
             "gain": _gain(planned),
@@ -47,6 +47,12 @@ def write_files(planned: Plan, findings: Findings, *, outputs: Outputs) -> None:
 def write_provenance(planned: Plan, outputs: Outputs, record: Mapping[str, Any]) -> None:
     """Write the provenance of a finished study: its record, the constants it rests on, and the models of costs."""
     outputs.write_json("provenance", {**record, "facts": _facts(planned), "models": _models(planned)})
+
+
+def _question(planned: Plan) -> str:
+    """The study's question, with what was changed of its subject."""
+    changed = f" (with {' '.join(planned.departures)})" if planned.departures else ""
+    return f"{planned.settings.study.question}{changed}"
 
 
 def _gain(planned: Plan) -> str | None:
