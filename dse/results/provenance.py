@@ -20,19 +20,30 @@ from dse.errors import redact
 from dse.plugins import KINDS, PACKAGES
 
 _LIBRARIES = (
-    *("dse", "hydra-core", "joblib", "matplotlib", "mlflow", "moocore", "numba", "numpy", "optuna", "pandas", "pint"),
-    *(
-        "psycopg",
-        "pyarrow",
-        "pydantic",
-        "pyyaml",
-        "rich",
-        "scikit-learn",
-        "scipy",
-        "simpy",
-        "sqlalchemy",
-        "threadpoolctl",
-    ),
+    "dse",
+    "hydra-core",
+    "jinja2",
+    "joblib",
+    "matplotlib",
+    "mlflow",
+    "moocore",
+    "numba",
+    "numpy",
+    "optuna",
+    "pandas",
+    "pillow",
+    "pint",
+    "psycopg",
+    "pyarrow",
+    "pydantic",
+    "pyyaml",
+    "rich",
+    "scikit-learn",
+    "scipy",
+    "simpy",
+    "sqlalchemy",
+    "threadpoolctl",
+    "vl-convert-python",
 )
 _MACHINE = Path("/proc/cpuinfo")
 
