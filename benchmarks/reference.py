@@ -49,15 +49,20 @@ _DESIGNS = {
 
 def pages() -> dict[str, str]:
     """All pages: path below `docs/` -> Markdown."""
+    return {path: make() for path, make in makers().items()}
+
+
+def makers() -> dict[str, Callable[[], str]]:
+    """Path of each page below `docs/` -> what writes it."""
     return {
-        "reference/fields/settings.md": settings(),
-        "reference/fields/hardware.md": hardware(),
-        **{f"reference/fields/{name}.md": design(name) for name in _DESIGNS},
-        "reference/options.md": options(),
-        "reference/commands.md": commands(),
-        "reference/metrics.md": metrics(),
-        "reference/machines/index.md": machines(),
-        **{f"reference/machines/{name}.md": machine(name) for name in list_options("system")},
+        "reference/fields/settings.md": settings,
+        "reference/fields/hardware.md": hardware,
+        **{f"reference/fields/{name}.md": functools.partial(design, name) for name in _DESIGNS},
+        "reference/options.md": options,
+        "reference/commands.md": commands,
+        "reference/metrics.md": metrics,
+        "reference/machines/index.md": machines,
+        **{f"reference/machines/{name}.md": functools.partial(machine, name) for name in list_options("system")},
     }
 
 
@@ -338,7 +343,6 @@ def machines() -> str:
     return "\n".join([*parts, ""])
 
 
-@functools.cache
 def machine(name: str) -> str:
     """Page of one machine: every constant with its value, provenance and source."""
     shipped = Hardware.model_validate(tree_of(name))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import subprocess
@@ -38,10 +39,15 @@ def test_a_page_without_a_place_for_the_table_is_refused() -> None:
         claims.with_trust("a page", claims.records())
 
 
+@functools.cache
+def _reference() -> dict[str, str]:
+    return reference.pages()
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(REPOSITORY)))
 def test_links_of_a_clone_lead_to_files(page: Path) -> None:
     """Pages that the site makes are no files of a clone."""
-    made = {*reference.pages(), "gallery.md"} if "(" in page.read_text("utf-8") else set()
+    made = {*reference.makers(), "gallery.md"}
     for target in re.findall(r"\]\((?!\w+:|#)([^)\s#]+)", page.read_text("utf-8")):
         place = (page.parent / target).resolve()
         name = place.relative_to(REPOSITORY / "docs").as_posix() if REPOSITORY / "docs" in place.parents else ""
@@ -61,9 +67,10 @@ def _fields(kind: type[BaseModel]) -> Iterator[str]:
     yield from (name for name in kind.model_fields if name not in LABELS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("page", "kind"), [("settings", Settings), ("hardware", Hardware)])
 def test_every_field_has_a_row(page: str, kind: type[BaseModel]) -> None:
-    text = reference.pages()[f"reference/fields/{page}.md"]
+    text = _reference()[f"reference/fields/{page}.md"]
     kinds, rows = [kind], set(re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE))
     for model in kinds:
         names = list(_fields(model))
@@ -71,8 +78,9 @@ def test_every_field_has_a_row(page: str, kind: type[BaseModel]) -> None:
         kinds += [k for name in names for k in reference._models(model.model_fields[name].annotation) if k not in kinds]
 
 
+@pytest.mark.slow
 def test_every_option_command_and_machine_is_in_the_reference() -> None:
-    pages = reference.pages()
+    pages = _reference()
     for group in plugins.declarations("GROUPS"):
         assert f"{{ #{group} }}" in pages["reference/options.md"]
     for name in plugins.names("command"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import subprocess
 import sys
 import threading
@@ -68,7 +69,7 @@ def test_a_study_from_python_prints_nothing_and_returns_tables_and_words(
     assert finished.front["on_front"].all()
     assert finished.front["makespan_s"].is_monotonic_increasing
     assert set(finished.claims["within"]) == {None}
-    assert finished.question in finished._repr_html_()
+    assert html.escape(finished.question) in finished._repr_html_()
     assert dse.result("ficco_sweep", finished.folder.parents[1]).study == "ficco_sweep"
 
 
@@ -94,6 +95,7 @@ def test_a_study_runs_in_a_thread(tmp_path: Path) -> None:
     assert len(results[0].table) > 1
 
 
+@pytest.mark.slow
 def test_mistakes_are_refused_before_anything_runs(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="has the wrong dimension"):
         dse.run("ficco_sweep", system__node__link_bytes_per_s="64 GHz", output_dir=tmp_path / "outputs")
