@@ -10,15 +10,17 @@ import atexit
 import gc
 import io
 import os
+import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 
-from dse import plugins
+from dse import __version__, plugins
 from dse.config.compose import check_expansion, check_foreign, request, told_by_hydra
 from dse.config.flags import OWN_FLAGS, VERBOSE, overrides, own_folder
 from dse.config.options import conf_dir, list_options
-from dse.errors import Broken, ConfigError, Problem, Problems, did_you_mean
+from dse.config.spelling import flag_problem, mend
+from dse.errors import Broken, ConfigError, Problem, Problems, known_here, nearest
+from dse.shell.help import help_text
 
 OK, REFUSED, FAILED_POINTS, ENVIRONMENT, INTERRUPTED = 0, 2, 3, 4, 130
 Command = Callable[[Sequence[str]], int]
@@ -54,13 +56,16 @@ def _exit_code(command: Callable[[], int]) -> int:
 
 
 def _dispatch(words: list[str]) -> int:
-    if not words or "--help" in words or "-h" in words:
-        print(_help(own_folder(words)))
+    if not words or words[0] == "help" or {"--help", "-h"} & set(words):
+        print(help_text(words, own_folder(words)))
+        return OK
+    if words[0] in ("--version", "version"):
+        print(f"dse {__version__}")
         return OK
     if words[0] in VERBOSE:
         words = [*words[1:], words[0]]
     if "=" not in words[0] and not words[0].startswith(("-", "+", "~")):
-        return _command(words[0], words[1:])(words[1:])
+        return _command(words)(words[1:])
     if _needs_hydra(words):
         return _hydra(words)
     from dse.run_study import run
@@ -75,42 +80,53 @@ def _refuse(error: ConfigError) -> None:
         print(f"  {problem}", file=sys.stderr)
 
 
-def _command(name: str, rest: Sequence[str]) -> Command:
-    """A command by name. Raises ConfigError where there is none."""
+def _command(words: Sequence[str]) -> Command:
+    """The command that the first word names. Raises ConfigError where there is none."""
+    name = words[0]
     if not plugins.target("command", name):
-        raise ConfigError([Problem(name, "is no command", way_out=_instead_of(name, rest))])
+        raise ConfigError(_problems_of_no_command(words))
     command: Command = plugins.load("command", name)
     return command
 
 
-def _instead_of(name: str, rest: Sequence[str]) -> str:
-    """What somebody may have meant by a word that is no command: an option of a group, or a group and its option."""
-    groups = plugins.declarations("GROUPS")
-    if name in groups:
-        options = list_options(name)
-        return f"write {name}={rest[0] if rest and rest[0] in options else f'<one of {len(options)}, see --help>'}"
-    for group in sorted(groups, key=lambda group: _FIRST.index(group) if group in _FIRST else len(_FIRST)):
-        if name in list_options(group):
-            return f"write {group}={name}" if group == "study" else f"write study=<name> {group}={name}"
-    near = did_you_mean(name, [*plugins.names("command"), *list_options("study")])
-    for study in list_options("study"):
-        near = near.replace(f"did you mean `{study}`", f"did you mean `study={study}`")
-    return (
-        near if near.startswith("did") else f"{did_you_mean(name, plugins.names('command'))}; a study is study=<name>"
-    )
+def _problems_of_no_command(words: Sequence[str]) -> list[Problem]:
+    """What somebody may have meant by a first word that is no command."""
+    name, commands = words[0], plugins.names("command")
+    options = {group: list(list_options(group)) for group in plugins.declarations("GROUPS")}
+    (mended, problems), (rest, _) = mend(words, options), mend(words[1:], options)
+    way = f"{known_here(commands)}; a study is study=<name>; `python -m dse --help` lists all"
+    if near := nearest(name, commands, cutoff=0.75):
+        way = f"did you mean `{near}`?"
+    elif problems and problems[0].path != name and mended:
+        return problems  # the first word belongs to the next one
+    elif (group := nearest(name, options, cutoff=0.65)) and mended[:1] != [f"study={name}"]:
+        way = f"write {group}=<one of {len(options[group])}>: `python -m dse {group} --help` lists them"
+    elif mended and name in options.get(mended[0].partition("=")[0], ()):
+        lacks_study = not any(word.startswith("study=") for word in mended)
+        way = f"write {'study=<name> ' if lacks_study else ''}`{mended[0]}`"
+    elif any(word.startswith("study=") for word in rest):
+        way = f"leave it out: `{shlex.join(['python', '-m', 'dse', *rest])}`"
+    elif mended and problems[0].path == name:
+        way = f"did you mean `{mended[0]}`?"
+    return [Problem(name, "is no command", way_out=way)]
 
 
 def _needs_hydra(words: Sequence[str]) -> bool:
     """Hydra's own flags go to Hydra. Raises ConfigError for flags that would read other configurations, or pickles."""
-    flags = [word.partition("=")[0] for word in words if word.startswith("-") and word not in VERBOSE]
-    wrong = [flag for flag in flags if flag not in (*OWN_FLAGS, *_HYDRA_FLAGS)]
+    typed = [(word, words[place + 1 :]) for place, word in enumerate(words) if word.startswith("-")]
+    flags = [word.partition("=")[0] for word, _ in typed if word not in VERBOSE]
+    known = (*OWN_FLAGS, *VERBOSE, *_HYDRA_FLAGS)
+    wrong = [(word, after) for word, after in typed if word.partition("=")[0] not in known or _has_value(word)]
     if wrong:
-        group = wrong[0].lstrip("-")
-        is_group = group in plugins.declarations("GROUPS")
-        way = f"write {group}=<name>" if is_group else did_you_mean(wrong[0], (*OWN_FLAGS, *_HYDRA_FLAGS))
-        raise ConfigError([Problem(wrong[0], "is no flag that is understood here", way_out=way)])
+        options = {group: list(list_options(group)) for group in plugins.declarations("GROUPS")}
+        raise ConfigError([flag_problem(word, after, options, known) for word, after in wrong])
     _check_flags(flags)
     return any(flag not in OWN_FLAGS for flag in flags)
+
+
+def _has_value(word: str) -> bool:
+    """True for a flag that takes no value and is given one."""
+    return "=" in word and word.partition("=")[0] in VERBOSE
 
 
 def _check_flags(flags: Sequence[str]) -> None:
@@ -135,7 +151,7 @@ _WAYS = ("--run", "--multirun", "--cfg", "--info", "--shell-completion")
 
 _HYDRA_FLAGS = (
     *("--cfg", "-c", "--resolve", "--package", "-p", "--run", "-r", "--multirun", "-m", "--info", "-i"),
-    *("--hydra-help", "--version", "--shell-completion", "-sc"),
+    *("--hydra-help", "--shell-completion", "-sc"),
 )
 
 
@@ -172,37 +188,3 @@ def _quote_sweep(word: str) -> str:
         escaped = value.replace("'", "\\'")
         return f"++{key.lstrip('+')}{equals}'{escaped}'"
     return word
-
-
-def _help(folder: Path | None) -> str:
-    lines = [
-        "usage: python -m dse study=<name> [group=option ...] [path=value ...] [+space.path='range(a,b,step)' ...]",
-        "       python -m dse <command> [...]",
-        "",
-    ]
-    titles = plugins.declarations("GROUPS")
-    for group in sorted(titles, key=lambda group: _FIRST.index(group) if group in _FIRST else len(_FIRST)):
-        lines += [f"{titles[group]} ({group}=)", *_table_lines(list_options(group, [folder] if folder else [])), ""]
-    commands = {command.usage: command.description for command in plugins.declarations("COMMANDS").values()}
-    return "\n".join([*lines, "Commands", *_table_lines(commands), "", _FOOT])
-
-
-def _table_lines(options: Mapping[str, str]) -> list[str]:
-    """Names with their descriptions, these in one column; a name that is too long for that has a line of its own."""
-    width = max((len(name) for name in options if len(name) <= _COLUMN), default=0)
-    lines = []
-    for name, text in options.items():
-        lines += [f"  {name:<{width}}  {text}"] if len(name) <= width else [f"  {name}", f"  {'':<{width}}  {text}"]
-    return lines
-
-
-_FIRST = ("study", "simulator", "search", "schedule", "system", "workload")  # groups that are listed before others
-_COLUMN = 30  # characters of a name before its description
-_FOOT = """\
-Examples
-  python -m dse study=ficco_sweep simulator=event search=nsga2 budget.trials=400
-  python -m dse study=ficco_sweep system.gpu.num_cus=228 workload.shapes=my.csv
-  python -m dse study=ficco_sweep +space.system.gpu.num_cus='range(64,304,16)'
-
-Flags: --cfg job prints the composed configuration, --config-dir adds a folder of your own configurations,
---multirun runs several, -v prints every table, --hydra-help lists the rest."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 
 from dse.values import moved_to, renamed_to
 
@@ -132,10 +133,74 @@ def did_you_mean(name: str, candidates: Iterable[str], *, path: str = "") -> str
         return moved
     if now := renamed_to(name, names):
         return now
-    near = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
-    if near:
-        return f"did you mean `{near[0]}`?"
-    return f"known here: {', '.join(names)}" if names else "nothing is known here"
+    near = nearest(name, names)
+    return f"did you mean `{near}`?" if near else known_here(names)
+
+
+_OFF = frozenset({"off", "no", "false", "disabled", "0", "null"})
+"""Words by which people turn something off that has an option `none`."""
+
+
+def nearest(name: str, candidates: Iterable[str], *, cutoff: float = 0.6) -> str:
+    """The candidate most like a name, "" where none is; capitals, hyphens, folders and endings of files do not count.
+
+    >>> nearest("H100", ["v100", "h100"]), nearest("conf/study/ficco-sweep.yaml", ["ficco", "ficco_sweep"])
+    ('h100', 'ficco_sweep')
+    """
+    by_plain = {_plain(candidate): candidate for candidate in sorted(candidates, reverse=True)}
+    plain = _plain(name)
+    if plain in by_plain:
+        return by_plain[plain]
+    if plain in _OFF and "none" in by_plain:
+        return by_plain["none"]
+    near = difflib.get_close_matches(plain, sorted(by_plain), n=3, cutoff=cutoff)
+    ratios = {other: round(difflib.SequenceMatcher(None, plain, other).ratio(), 3) for other in near}
+    return by_plain[min(near, key=lambda other: (-ratios[other], other))] if near else ""
+
+
+def _plain(name: str) -> str:
+    """A name without what people write differently: capitals, hyphens, spaces, a folder before it, `.yaml` after."""
+    stem = name.replace("\\", "/").rpartition("/")[2] if "/" in name or name.endswith(".yaml") else name
+    return re.sub(r"[-\s]+", "_", stem.strip().removesuffix(".yaml").removesuffix(".yml").lower())
+
+
+_MOST_LISTED = 110
+"""Characters of a list of known names."""
+
+
+def known_here(names: Sequence[str]) -> str:
+    """A list of the known names, cut where it would fill more than a line.
+
+    >>> known_here(["a", "b"]), known_here([])
+    ('known here: a, b', 'nothing is known here')
+    """
+    text = ", ".join(names)
+    if len(text) > _MOST_LISTED:
+        text = f"{text[:_MOST_LISTED].rpartition(',')[0]}, ... ({len(names)} in all)"
+    return f"known here: {text}" if names else "nothing is known here"
+
+
+_PATH = re.compile(r"[A-Za-z_]\w*(\.\w+)*")
+_WORD = re.compile(r"[\w@%+:,./-]+")  # of a shell, which it leaves as it is
+
+
+def assignment(path: str, value: object, *, prefix: str = "") -> str:
+    """Write `path=value` as a word of the shell, with the quotes that the shell and Hydra's grammar need.
+
+    >>> assignment("a.b_bytes_per_s", "64 GB/s"), assignment("a.b", ["x", "y"]), assignment("a.b", False)
+    ("a.b_bytes_per_s='64 GB/s'", "a.b='[x,y]'", 'a.b=false')
+    """
+    text = _grammar(value)
+    quoted = text if _WORD.fullmatch(text) or not text else "'" + text.replace("'", "'\"'\"'") + "'"
+    return f"{prefix}{path}={quoted}"
+
+
+def _grammar(value: object) -> str:
+    if isinstance(value, bool) or value is None:
+        return {True: "true", False: "false", None: "null"}[value]
+    if isinstance(value, (list, tuple)):
+        return f"[{','.join(map(_grammar, value))}]"
+    return f"{value:.15g}" if isinstance(value, float) else str(value)
 
 
 def pairs(words: Iterable[str], defaults: Mapping[str, str], *, optional: Sequence[str] = ()) -> dict[str, str]:
@@ -147,17 +212,33 @@ def pairs(words: Iterable[str], defaults: Mapping[str, str], *, optional: Sequen
     {'port': '80', 'host': 'here'}
     """
     values = dict(defaults)
+    names = (*defaults, *optional)
+    check = Problems()
     for word in words:
         name, _, value = word.partition("=")
-        if name not in (*defaults, *optional) or not value:
-            raise ConfigError(
-                [Problem(word, "is not understood here", way_out=did_you_mean(name, (*defaults, *optional)))]
-            )
-        values[name] = value
-    missing = [name for name, value in values.items() if not value]
-    if missing:
-        raise ConfigError([Problem(missing[0], "is missing", way_out=f"write {missing[0]}=<name>")])
+        if name in names and value:
+            values[name] = value
+        else:
+            check.add(word, "is not understood here", way_out=_instead_of_word(word, values, names))
+    check.done()  # what is missing may be the word that was not understood
+    for name in [name for name, value in values.items() if not value]:
+        check.add(name, "is missing", way_out=f"write {name}=<name>")
+    check.done()
     return values
+
+
+def _instead_of_word(word: str, values: Mapping[str, str], names: Sequence[str]) -> str:
+    """The way out of a word of a command that is no `name=value` which it knows. values: by name, so far."""
+    name, equals, value = word.lstrip("-").partition("=")
+    near = nearest(name, names)
+    if near and (value or not equals):
+        return f"did you mean `{assignment(near, value)}`?" if value else f"write {near}=<value>"
+    if not equals:
+        numeric = [other for other in names if name.isdigit() and values.get(other, "").isdigit()]
+        missing = [other for other in names if other in values and not values[other]]
+        if target := [*numeric, *missing]:
+            return f"write `{assignment(target[0], name)}`"
+    return known_here(sorted(names))
 
 
 def _translate(error: ValidationError, kind: type[BaseModel], path: str) -> Iterator[Problem]:
@@ -166,28 +247,74 @@ def _translate(error: ValidationError, kind: type[BaseModel], path: str) -> Iter
         dotted = ".".join([path, *keys] if path else keys)
         if item["type"] == "extra_forbidden":
             fields = list(owner.model_fields) if owner else []
-            yield Problem(dotted, "is not a known key", way_out=did_you_mean(keys[-1], fields))
+            yield Problem(dotted, "is not a known key", way_out=_other_key(dotted, fields))
         elif item["type"] == "missing":
             yield Problem(dotted, "is missing", way_out=getattr(owner, "missing_way_out", "give it a value"))
         else:
             value = item["input"] if _is_leaf(item["input"]) else None
-            way = _way_out(dotted, item["type"], item["input"])
+            way = _way_out(dotted, item) or _way_out_of_field(owner, dotted, item)
             yield Problem(dotted or path, _sentence(item["msg"]), value, way)
 
 
-def _way_out(path: str, kind: str, value: object) -> str:
-    """The way out of a value of a wrong kind: a list where one belongs, one where a list belongs, no unit."""
-    if kind == "tuple_type" and _is_leaf(value):
-        return f"write [{value}]"
+def _way_out_of_field(owner: type[BaseModel] | None, path: str, item: ErrorDetails) -> str:
+    """The way out of a value that is like no legal one: the field's default, or the key that was left out."""
+    field = owner.model_fields.get(path.rpartition(".")[2]) if owner else None
+    if field is None:
+        return ""
+    models = _models_in(field.annotation)
+    if item["type"] in ("model_type", "dict_type") and len(models) == 1 and _is_leaf(item["input"]):
+        keys = list(models[0].model_fields)
+        return f"write `{assignment(f'{path}.{keys[0]}', item['input'])}`" if len(keys) == 1 else known_here(keys)
+    is_choice = item["type"] in ("literal_error", "bool_parsing") and isinstance(field.default, str | bool)
+    return f"the default is `{assignment(path, field.default)}`" if is_choice else ""
+
+
+def _other_key(path: str, fields: Sequence[str]) -> str:
+    """The way out of a key that a model does not have: the nearest of its fields, as a path where that can be typed."""
+    parent, _, name = path.rpartition(".")
+    way = did_you_mean(name, fields)
+    return way.replace("mean `", f"mean `{parent}.") if _PATH.fullmatch(path) and parent else way
+
+
+def _way_out(path: str, item: ErrorDetails) -> str:
+    """The way out of a value that is not legal, as a word that can be typed where one is known."""
+    kind, value = item["type"], item["input"]
     if isinstance(value, (list, tuple)) and kind not in ("tuple_type", "list_type", "too_short", "too_long"):
-        several = f"; to search several: +space.{path}='choice({','.join(map(str, value[:8]))})'"
-        return "give one value" + ("" if path.partition(".")[0] in _NO_KNOBS else several)
+        several = assignment(path, f"choice({','.join(map(str, value[:8]))})", prefix="+space.")
+        return "give one value" + ("" if path.partition(".")[0] in NO_KNOBS else f"; to search several: `{several}`")
+    legal = _legal_value(path, item)
+    if legal is None:
+        return ""
+    return f"write `{assignment(path, legal)}`" if _PATH.fullmatch(path) else f"write {_grammar(legal)}"
+
+
+def _legal_value(path: str, item: ErrorDetails) -> object:
+    """The legal value nearest to one that was refused; None where it cannot be told."""
+    kind, value, limits = item["type"], item["input"], item.get("ctx", {})
+    if "legal" in limits:
+        return limits["legal"]
+    if kind == "tuple_type" and _is_leaf(value):
+        return [part.strip() for part in value.split(",")] if isinstance(value, str) else [value]
+    if kind == "literal_error":
+        return nearest(_grammar(value), re.findall(r"'([^']*)'", limits["expected"]), cutoff=0.4) or None
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    return _legal_number(path, kind, value, limits)
+
+
+def _legal_number(path: str, kind: str, value: float, limits: Mapping[str, Any]) -> object:
+    """The legal number nearest to one out of range: with the unit that it most likely lacks, else the limit."""
     unit = next((unit for suffix, unit in _UNITS.items() if path.endswith(suffix)), "")
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return f"with its unit: '{value:g} {unit}'" if kind == "greater_than_equal" and unit and is_number else ""
+    if kind == "greater_than_equal":
+        return f"{value:g} {unit}" if unit and value > 0 else limits["ge"]
+    if kind == "less_than_equal" and limits["le"] == 1 and 1 < value <= 100:  # a percentage
+        return value / 100
+    if kind == "less_than_equal":
+        return f"{value:g} us" if path.endswith("_s") and not unit else limits["le"]
+    return None
 
 
-_NO_KNOBS = ("seed", "budget", "executor", "fidelity", "figures", "output_dir", "search", "store", "study", "tracking")
+NO_KNOBS = ("seed", "budget", "executor", "fidelity", "figures", "output_dir", "search", "store", "study", "tracking")
 """Sections of a configuration that say how a study runs: none of it can be searched."""
 _UNITS = {"bytes_per_s": "GB/s", "bytes_per_s_per_cu": "GB/s", "flop_per_s": "TFLOP/s", "_bytes": "GB"}
 """Endings of dotted paths -> the unit that a small number most likely lacks."""
@@ -197,9 +324,23 @@ def _is_leaf(value: object) -> bool:
     return not isinstance(value, (Mapping, list, tuple, BaseModel))
 
 
+_RULES = {
+    r"Input should be a valid (dictionary or instance of \w+|dictionary)": "is a section: write one of its keys",
+    r"Input should be a valid tuple": "must be a list",
+    r"Input should be a valid boolean.*": "must be true or false",
+    r"Input should be a valid integer": "must be a whole number",
+    r"Input should be (a valid )?": "must be ",
+    r"String should have at least 1 character": "must not be empty",
+}
+"""Messages of pydantic, as patterns, and the rule as a person says it."""
+
+
 def _sentence(message: str) -> str:
     text = message.removeprefix("Value error, ").removeprefix("Assertion failed, ")
-    return text[:1].lower() + text[1:] if text.startswith("Input should") else text
+    for pattern, rule in _RULES.items():
+        if match := re.match(pattern, text):
+            return rule + text[match.end() :]
+    return text
 
 
 def _locate(kind: Any, location: tuple[int | str, ...]) -> tuple[list[str], type[BaseModel] | None]:

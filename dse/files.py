@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import csv
 import os
+import re
 import stat
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from io import BufferedReader, StringIO
+from itertools import islice
 from pathlib import Path
 from typing import IO
 
-from dse.errors import ConfigError, Problem, Problems, did_you_mean
+from dse.errors import ConfigError, Problem, Problems, assignment, known_here, nearest
 
 MOST_BYTES = 1 << 26
 """Of a file that is read into memory."""
@@ -50,6 +52,21 @@ def _broken(status: os.stat_result, most: int) -> str:
     return f"is larger than {most} bytes" if status.st_size > most else ""
 
 
+def _nearest_file(path: Path, where: str) -> str:
+    """The way out of a file that is not there: the nearest of its folder; "" where there is none."""
+    if path.exists():
+        return ""
+    if "\\" in str(path):
+        return "separate folders by /"
+    with suppress(OSError, ValueError):
+        near = nearest(path.name, (file.name for file in islice(path.parent.iterdir(), _MOST_LOOKED_AT)))
+        return f"did you mean `{assignment(where, str(path.with_name(near)))}`?" if near else ""
+    return ""
+
+
+_MOST_LOOKED_AT = 1000  # files of a folder
+
+
 @contextmanager
 def open_plain_file(
     path: Path, where: str, *, most: int = MOST_BYTES, way_out: str = _PLAIN
@@ -57,7 +74,7 @@ def open_plain_file(
     """A plain file of at most `most` bytes. where: the dotted path that names it. Raises ConfigError."""
     rule = irregular(path, most)
     if rule:
-        raise ConfigError([Problem(where, rule, str(path), way_out)])
+        raise ConfigError([Problem(where, rule, str(path), _nearest_file(path, where) or way_out)])
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     except OSError as error:
@@ -154,10 +171,15 @@ def csv_columns(path: Path, where: str) -> tuple[str, ...]:
 
 def check_columns(check: Problems, columns: Sequence[str], needed: Sequence[str], where: str) -> None:
     """Note columns that a table needs and does not have, and those that it names twice."""
-    for name in (name for name in needed if name not in columns):
-        near = did_you_mean(name, columns) if columns else ""
-        near = "separate columns by commas" if len(columns) == 1 and ";" in columns[0] else near
-        check.add(where, f"has no column {name}", way_out=near)
+    missing = [name for name in needed if name not in columns]
+    if missing:
+        near = [(nearest(name, columns), name) for name in missing]
+        way = "; ".join(f"rename `{old}`: {name}" for old, name in near if old)
+        if not any(columns) or all(re.fullmatch(r"[\d.]*", name) for name in columns):
+            way = f"its first line names the columns: {','.join(needed)}"
+        elif len(columns) == 1 and re.search(r"[;\t]| \w", columns[0]):
+            way = "separate columns by commas"
+        check.add(where, f"has no column {', '.join(missing)}", way_out=way or known_here(columns))
     for name in dict.fromkeys(name for name in columns if columns.count(name) > 1):
         check.add(where, "names a column twice", value=name, way_out="remove one of them")
 

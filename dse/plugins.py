@@ -13,7 +13,7 @@ import functools
 import importlib
 import pkgutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint, entry_points
 from types import ModuleType
 from typing import Any, TypeVar
@@ -50,11 +50,16 @@ KINDS: Mapping[str, Kind] = {
 
 @dataclass(frozen=True)
 class Command:
-    """A command of the command line. target: `module:function`, of the words after it, which returns the exit code."""
+    """A command of the command line. target: `module:function`, of the words after it, which returns the exit code.
+
+    options: word of the command -> what it is for, with its default. examples: words after `python -m dse`.
+    """
 
     target: str
     usage: str
     description: str
+    options: Mapping[str, str] = field(default_factory=dict)
+    examples: tuple[str, ...] = ()
 
 
 def cached_until_refresh(function: Callable[[Key], Value]) -> Callable[[Key], Value]:

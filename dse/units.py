@@ -16,6 +16,7 @@ from decimal import Decimal
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
+from pydantic_core import PydanticCustomError
 
 _TEXT = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*([A-Za-zµμ]+(?:\s*/\s*[A-Za-zµμ]+)?)\s*")
 
@@ -44,15 +45,88 @@ def _units() -> Any:
 def _parse(text: str, unit: str) -> float:
     match = _TEXT.fullmatch(text)
     if match is None:
-        raise ValueError(f"cannot be read as a quantity in {unit}; write a number and a unit, such as `1.5 {unit}`")
+        rule = f"cannot be read as a quantity in {unit}; write a number and a unit, such as {_example(unit)}"
+        raise _illegal(rule, meant_quantity(text, unit))
     number, symbol = match.groups()
-    registry = _units()
     try:
-        factor = registry.Quantity(1.0, registry.parse_units(symbol.replace(" ", ""))).to(unit).magnitude
-        return float(Decimal(number) * Decimal(repr(factor)))  # the float nearest to what is written
+        return float(Decimal(number) * Decimal(repr(_factor(symbol, unit))))  # the float nearest to what is written
     except Exception as error:
         reason = "is an unknown unit" if "not defined" in str(error) else "has the wrong dimension"
-        raise ValueError(f"`{symbol}` {reason}; this quantity is in {unit}") from error
+        rule = f"`{symbol}` {reason}; this quantity is in {unit}, {_example(unit)} for example"
+        raise _illegal(rule, meant_quantity(text, unit)) from error
+
+
+def _factor(symbol: str, unit: str) -> float:
+    """How many of a unit the unit of a symbol is. Raises an error of pint where it is none, or of another dimension."""
+    registry = _units()
+    return float(registry.Quantity(1.0, registry.parse_units(symbol.replace(" ", ""))).to(unit).magnitude)
+
+
+def _illegal(rule: str, legal: object = None) -> PydanticCustomError:
+    """An error of validation. legal: the value that was most likely meant, which the way out names."""
+    context = {"rule": rule} | ({} if legal is None else {"legal": legal})
+    return PydanticCustomError("illegal", "{rule}", context)
+
+
+def _example(unit: str) -> str:
+    base = {"byte": "GB", "second": "us", "byte/second": "GB/s", "flop/second": "TFLOP/s", "flop": "GFLOP"}
+    return f"'1.5 {base[unit]}'"
+
+
+_LOOSE_UNIT = re.compile(
+    r"([kmgtpe]i?|[uµμn])?(b|bytes?|bits?|flops?|s|secs?|seconds?)?(ps|p/s|/\s*s(?:ec(?:ond)?s?)?)?", re.IGNORECASE
+)
+
+
+def meant_quantity(text: str, unit: str) -> str | None:
+    """The quantity in a unit that a text most likely means which is none, or None.
+
+    >>> meant_quantity("64 GBps", "byte/second"), meant_quantity("512 Gbps", "byte/second")
+    ('64 GB/s', '512 Gbit/s')
+    >>> meant_quantity("192G", "byte"), meant_quantity("64,5 gb/sec", "byte/second"), meant_quantity("64 GHz", "byte")
+    ('192 GB', '64.5 GB/s', None)
+    """
+    match = re.fullmatch(r"\s*([+-]?[\d.,_]*\d(?:[eE][+-]?\d+)?)\s*(\S.*?)\s*", text)
+    number, symbol = (meant_number(match[1]), match[2]) if match else (None, "")
+    parts = _LOOSE_UNIT.fullmatch(symbol)
+    if number is None or parts is None:
+        return None
+    prefix, base = parts[1] or "", (parts[2] or "").lower()
+    kind = unit.partition("/")[0]
+    if kind == "byte" and not base.startswith(("f", "s")):
+        per_second = (parts[3] or "").lower() == "ps"
+        bits = base.startswith("bit") or (parts[2] == "b" and (prefix[:1].isupper() or per_second))
+        base, prefix = "bit" if bits else "B", prefix[:1].upper().replace("K", "k") + prefix[1:]
+    elif kind == "flop" and base.startswith("f"):
+        base, prefix = "FLOP", prefix.upper()
+    elif kind == "second" and (base.startswith("s") or parts[3] == "ps"):
+        base, prefix = "s", prefix.lower()
+    meant = f"{prefix}{base}{'/s' if '/' in unit else ''}"
+    try:
+        _factor(meant, unit)
+    except Exception:  # of pint, which has no common kind
+        return None
+    return f"{number:.15g} {meant}" if meant else None
+
+
+def meant_number(text: str) -> float | int | None:
+    """The number that a text most likely means, or None.
+
+    >>> meant_number("1,024"), meant_number("0,5"), meant_number("50%"), meant_number("10k"), meant_number("64..128")
+    (1024, 0.5, 0.5, 10000, None)
+    """
+    plain = text.strip().replace("_", "")
+    if re.fullmatch(r"[+-]?\d{1,3}(,\d{3})+(\.\d+)?", plain):
+        plain = plain.replace(",", "")
+    plain = re.sub(r"^([+-]?\d+),(\d+)$", r"\1.\2", plain)
+    scale = {"%": Decimal("0.01"), "k": Decimal(1000), "K": Decimal(1000), "M": Decimal(10**6)}.get(plain[-1:])
+    try:
+        number = Decimal(plain[:-1].strip() if scale else plain) * (scale or 1)
+    except ArithmeticError:
+        return None
+    if not number.is_finite() or abs(number) > Decimal(10**18):
+        return None
+    return int(number) if number == number.to_integral_value() else float(number)
 
 
 def amount(text: str) -> tuple[float, str] | None:
@@ -64,16 +138,23 @@ def amount(text: str) -> tuple[float, str] | None:
 
 
 def _number(value: Any) -> Any:
-    if isinstance(value, (bool, str)):
-        raise ValueError("must be a number without quotes or unit" if isinstance(value, str) else "must be a number")
+    if isinstance(value, str):
+        raise _illegal("must be a number without quotes or unit", meant_number(value))
+    if isinstance(value, bool):
+        raise _illegal("must be a number")
     return value
+
+
+_READ_OTHERWISE = re.compile(r"0\d+|\d+(:\d+)+|on|off|yes|no", re.IGNORECASE)
 
 
 def _whole(value: Any) -> Any:
     if isinstance(value, (bool, str)):
-        raise ValueError("must be a whole number (a leading zero, `on` or `4:1` is not one)")
+        meant = meant_number(value) if isinstance(value, str) else None
+        hint = " (YAML reads this otherwise)" if isinstance(value, str) and _READ_OTHERWISE.fullmatch(value) else ""
+        raise _illegal(f"must be a whole number{hint}", meant if isinstance(meant, int) and not hint else None)
     if isinstance(value, float) and not value.is_integer():
-        raise ValueError("must be a whole number")
+        raise _illegal("must be a whole number", round(value) if math.isfinite(value) else None)
     return int(value) if isinstance(value, float) else value
 
 
@@ -105,6 +186,15 @@ _SUFFIXES = {
 _LONGER = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"))
 
 
+def unit_of(name: str) -> str:
+    """The unit in which the name of a field ends; "" where it has none.
+
+    >>> unit_of("link_bytes_per_s"), unit_of("num_cus")
+    ('byte/second', '')
+    """
+    return next((unit for suffix, unit in _SUFFIXES.items() if f"_{name}".endswith(suffix)), "")
+
+
 def quantity_text(value: float, path: str) -> str:
     """Write a value of the field at a dotted path in the unit that its name says.
 
@@ -114,7 +204,7 @@ def quantity_text(value: float, path: str) -> str:
     '10.4 GB/s per cu'
     """
     name, _, per = re.fullmatch(r"(.*?)(_per_(?!s(?:_|$))(\w+))?", path.rpartition(".")[2]).groups()  # type: ignore[union-attr]
-    unit = next((unit for suffix, unit in _SUFFIXES.items() if f"_{name}".endswith(suffix)), "")
+    unit = unit_of(name)
     text = with_prefix(value, unit) if unit else f"{value:.3g}" if abs(value) < 100 else f"{value:.6g}"
     return text + (f" per {per}" if per else "")
 

@@ -297,7 +297,7 @@ def test_a_system_is_found_by_name_or_path_and_says_what_it_lacks(tmp_path: Path
     bad = {**DEVICE, "gpu": {**DEVICE["gpu"], "num_cu": 3}, "sources": {}}
     with pytest.raises(ConfigError) as caught:
         device_of(bad)
-    assert "did you mean `num_cus`?" in str(caught.value)
+    assert "did you mean `system.gpu.num_cus`?" in str(caught.value)
     with pytest.raises(ConfigError, match=r"no entry in `sources` for gpu\.num_cus"):
         device_of({**DEVICE, "sources": {}})
 

@@ -76,11 +76,11 @@ def test_help_lists_every_study_simulator_and_search_with_its_description(tmp_pa
 @pytest.mark.parametrize(
     ("words", "way"),
     [
-        (["ficco_sweep"], "write study=ficco_sweep"),
+        (["ficco_sweep"], "write `study=ficco_sweep`"),
         (["ficco_swep"], "did you mean `study=ficco_sweep`?"),
-        (["study", "ficco_sweep"], "write study=ficco_sweep"),
-        (["--study", "ficco_sweep"], "write study=<name>"),
-        (["h100_8"], "write study=<name> system=h100_8"),
+        (["study", "ficco_sweep"], "write `study=ficco_sweep`"),
+        (["--study", "ficco_sweep"], "write `study=ficco_sweep`"),
+        (["h100_8"], "write study=<name> `system=h100_8`"),
         (["systmes"], "did you mean `systems`?"),
         (["nothing_like_it"], "a study is study=<name>"),
     ],
@@ -469,10 +469,10 @@ def until(holds: Callable[[], bool], *, seconds: float) -> bool:
     ("words", "parts"),
     [
         (["reprot", "study=ficco_sweep"], ["reprot", "did you mean `report`?"]),
-        (["serve"], ["serve", "report, reproduce, robustness, rules, seqpoint, sync, systems, timeline, trace, ui"]),
+        (["serve"], ["serve", "known here: calibrate, check", "`python -m dse --help` lists all"]),
         (["report"], ["study", "is missing"]),
         (["report", "study=ficco_sweep"], ["study = 'ficco_sweep'", "python -m dse study=ficco_sweep"]),
-        (["report", "stduy=x"], ["stduy=x", "did you mean `study`?"]),
+        (["report", "stduy=x"], ["stduy=x", "did you mean `study=x`?"]),
         (["ui", "port=no"], ["port = 'no'"]),
         (["ui", "port=0"], ["port = '0'"]),
         (["ui"], ["mlflow.db"]),

@@ -88,17 +88,17 @@ S = "schedule=serial"
 CU = ["schedule=hetero_fused_1d", "schedule.comm_engine=cu"]
 ACCIDENTS: list[tuple[list[str], list[str]]] = [
     # misspelt
-    (["system.gpu.num_cuz=3"], ["system.gpu.num_cuz", "did you mean `num_cus`?"]),
-    (["systm.gpu.num_cus=3"], ["systm.gpu.num_cus", "did you mean `system`?"]),
-    (["budget.trails=3"], ["budget.trails", "did you mean `trials`?"]),
-    (["sed=3"], ["sed", "did you mean `seed`?"]),
+    (["system.gpu.num_cuz=3"], ["system.gpu.num_cuz", "did you mean `system.gpu.num_cus=3`?"]),
+    (["systm.gpu.num_cus=3"], ["systm.gpu.num_cus", "did you mean `system.gpu.num_cus=3`?"]),
+    (["budget.trails=3"], ["budget.trails", "did you mean `budget.trials=3`?"]),
+    (["sed=3"], ["sed", "did you mean `seed=3`?"]),
     (["schedule.granularty=4"], ["schedule.granularty"]),
-    (["+executor.job=3"], ["executor.job", "did you mean `jobs`?"]),
-    (["simulator=evnt"], ["simulator = 'evnt'", "did you mean `event`?"]),
-    (["study=fico_sweep"], ["study = 'fico_sweep'", "did you mean `ficco_sweep`?"]),
-    (["schedule.name=shard_p2"], ["schedule", "'shard_p2'", "did you mean `shard_p2p`?"]),
-    (["system=mi300x8"], ["system = 'mi300x8'", "did you mean `mi300x_8`?"]),
-    (["~space.schedule.prioritty"], ["space.schedule.prioritty", "did you mean `priority`?"]),
+    (["+executor.job=3"], ["executor.job", "did you mean `executor.jobs`?"]),
+    (["simulator=evnt"], ["simulator = 'evnt'", "did you mean `simulator=event`?"]),
+    (["study=fico_sweep"], ["study = 'fico_sweep'", "did you mean `study=ficco_sweep`?"]),
+    (["schedule.name=shard_p2"], ["schedule", "'shard_p2'", "did you mean `schedule=shard_p2p`?"]),
+    (["system=mi300x8"], ["system = 'mi300x8'", "did you mean `system=mi300x_8`?"]),
+    (["~space.schedule.prioritty"], ["space.schedule.prioritty", "did you mean `space.schedule.priority`?"]),
     (["study.objectives=[makespan]"], ["study.objectives = 'makespan'", "did you mean `makespan_s`?"]),
     (["study.hardware_objectives=[cost]"], ["study.hardware_objectives = 'cost'"]),
     (["study.module=fico"], ["fico", "did you mean `ficco`?"]),
@@ -109,7 +109,7 @@ ACCIDENTS: list[tuple[list[str], list[str]]] = [
     (["+simulator.engin=event"], ["simulator", "engin"]),
     (["+nosection.x=1"], ["nosection", "is not a known section"]),
     (["tracking=none", "tracking=mlflow"], ["tracking", "chosen more than once: none, then mlflow"]),
-    (["store.retry=failed"], ["store.retry = 'failed'", "write [failed]"]),
+    (["store.retry=failed"], ["store.retry = 'failed'", "write `store.retry='[failed]'`"]),
     (["nosection.x=1"], ["nosection.x", "is not a known key"]),
     # quantities
     (["system.gpu.hbm_bytes_per_s=64 GHz"], ["system.gpu.hbm_bytes_per_s = '64 GHz'", "wrong dimension"]),
@@ -120,9 +120,12 @@ ACCIDENTS: list[tuple[list[str], list[str]]] = [
     (["system.gpu.hbm_bytes=nan"], ["system.gpu.hbm_bytes = nan", "finite"]),
     (["system.gpu.hbm_bytes_per_s=inf"], ["system.gpu.hbm_bytes_per_s = inf", "finite"]),
     (["system.gpu.hbm_bytes=1e30"], ["system.gpu.hbm_bytes = 1e+30", "less than or equal to"]),
-    (["system.node.link_bytes_per_s=64"], ["system.node.link_bytes_per_s = 64", "with its unit: '64 GB/s'"]),
+    (
+        ["system.node.link_bytes_per_s=64"],
+        ["system.node.link_bytes_per_s = 64", "write `system.node.link_bytes_per_s='64 GB/s'`"],
+    ),
     # numbers
-    (["system.gpu.num_cus=[64,128]"], ["give one value", "+space.system.gpu.num_cus='choice(64,128)'"]),
+    (["system.gpu.num_cus=[64,128]"], ["give one value", "`+space.system.gpu.num_cus='choice(64,128)'"]),
     (["seed=[1,2]"], ["seed", "(give one value)"]),
     (["system.gpu.num_cus=010"], ["system.gpu.num_cus = '010'", "whole number"]),
     (["system.gpu.num_cus=on"], ["system.gpu.num_cus = 'on'", "whole number"]),
@@ -163,7 +166,10 @@ ACCIDENTS: list[tuple[list[str], list[str]]] = [
     (["+space.system.gpu.hbm_bytes_per_s=interval(5,5)"], ["space.system.gpu.hbm_bytes_per_s", "not below"]),
     (["+space.system.gpu.hbm_bytes_per_s=tag(log,interval(0,5))"], ["space.system.gpu.hbm_bytes_per_s", "above 0"]),
     (["+space.system.gpu.hbm_bytes_per_s=choice(4 TB/s,5 THz)"], ["space.system.gpu.hbm_bytes_per_s = '5 THz'"]),
-    (["+space.system.gpu.num_cuz=choice(1,2)"], ["space.system.gpu.num_cuz", "did you mean `num_cus`?"]),
+    (
+        ["+space.system.gpu.num_cuz=choice(1,2)"],
+        ["space.system.gpu.num_cuz", "did you mean `space.system.gpu.num_cus`?"],
+    ),
     (["+space.system.gpu.num_cus=choice(0,-1,9999,64)"], ["num_cus = 0", "num_cus = -1", "num_cus = 9999"]),
     (["+space.system.gpu.num_cus=choice(on,64)"], ["space.system.gpu.num_cus = 'on'"]),
     (["+space.system.gpu.num_cus=interval(1.5,3.5)", "search=tpe"], ["space.system.gpu.num_cus = 1.5"]),
@@ -198,7 +204,7 @@ def test_a_misspelt_schedule_in_the_space_is_refused_with_the_nearest_one(refuse
 @pytest.mark.slow
 def test_a_sweep_given_to_a_group_says_how_to_search_it(refused: Said) -> None:
     told = refused("schedule=serial,shard_p2p")
-    way = re.search(r"write \+?(space\.\S+)='(.*)'", told)
+    way = re.search(r"write `\+?(space\.\S+)=(.*)`", told)
     assert way, told
     found = planned(f"{way[1]}=choice({way[2]})")
     assert found.knobs[0] == "schedule.name"
@@ -301,7 +307,7 @@ def test_a_file_that_is_no_configuration_is_refused(text: bytes, tmp_path: Path,
 @pytest.mark.parametrize(
     ("before", "after", "part"),
     [
-        (CUS, "num_cuz: 304", "did you mean `num_cus`?"),
+        (CUS, "num_cuz: 304", "did you mean `system.gpu.num_cus`?"),
         ("4.3 TB/s", "4.3 THz", "system.gpu.hbm_bytes_per_s = '4.3 THz'"),
         ("4.3 TB/s", ".nan", "system.gpu.hbm_bytes_per_s = nan"),
         ("4.3 TB/s", "-.inf", "system.gpu.hbm_bytes_per_s = -inf"),
@@ -325,7 +331,7 @@ STUDY = (CONF / "study" / "ficco_sweep.yaml").read_text("utf-8").replace("name: 
 @pytest.mark.slow
 def test_a_misspelt_knob_in_the_space_of_ones_own_study_is_refused(tmp_path: Path, refused: Said) -> None:
     folder = own(tmp_path / "conf", "study", STUDY.replace("    num_chunks: choice", "    num_chunkz: choice", 1))
-    assert "did you mean `num_chunks`?" in refused(
+    assert "did you mean `space.schedule.num_chunks`?" in refused(
         f"--config-dir={folder}", "study=mine", "workload.only=[g4]", "tracking=none"
     )
 

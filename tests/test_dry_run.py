@@ -227,7 +227,7 @@ def test_what_a_dry_run_cannot_take_is_refused_with_the_way_out(capsys: pytest.C
     assert main(["dry-run", "study=ficco_sweep", "--config-dri=x"]) == 2
     assert "did you mean `--config-dir`?" in capsys.readouterr().err
     assert main(["dry-run", "study=ficco_sweep", "system.gpu.num_cuz=3"]) == 2
-    assert "did you mean `num_cus`?" in capsys.readouterr().err
+    assert "did you mean `system.gpu.num_cus=3`?" in capsys.readouterr().err
 
 
 def test_a_program_that_takes_its_time_is_timed_a_few_times_only(elsewhere: Path) -> None:

@@ -146,7 +146,10 @@ def test_a_machine_that_cannot_be_is_told_by_path(change: dict[str, Any], told: 
         (["study=cache_policies", "system=h100_8"], "system.gpu.dram: is missing"),
         (["study=ficco_sweep", "system.gpu.peak_hbm_bytes_per_s=1e12"], "is not read by simulator=analytic"),
         (["study=bert", "system.gpu.hbm_bytes_per_s=1e12"], "is not read by simulator=step"),
-        (["study=ficco_sweep", "+space.system.gpu.peak_hbm_bytes_per_s=choice(1e12,2e12)"], "did you mean `hbm_bytes"),
+        (
+            ["study=ficco_sweep", "+space.system.gpu.peak_hbm_bytes_per_s=choice(1e12,2e12)"],
+            "did you mean `space.system.gpu.hbm_bytes",
+        ),
     ],
 )
 def test_a_part_that_is_missing_or_not_read_is_named(words: list[str], told: str) -> None:

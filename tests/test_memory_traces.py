@@ -448,9 +448,12 @@ def test_the_command_writes_statistics_tables_and_a_figure(
     [
         ([], ["data", "is missing"]),
         (["data=none.csv"], ["is no file"]),
-        (["data=my.csv", "sytem=x"], ["did you mean `system`?"]),
+        (["data=my.csv", "sytem=x"], ["did you mean `system=x`?"]),
         (["data=my.csv", "system=mi100"], ["system.gpu.dram: is missing"]),
-        (["data=my.csv", "system.gpu.l2.byte=1"], ["system.gpu.l2.byte: is not a known key", "did you mean `bytes`?"]),
+        (
+            ["data=my.csv", "system.gpu.l2.byte=1"],
+            ["system.gpu.l2.byte: is not a known key", "did you mean `system.gpu.l2.bytes`?"],
+        ),
         (["data=my.csv", "system.nothing.byte=1"], ["system.nothing.byte = '1': is no path of a value"]),
         (["data=my.csv", "system.gpu.l2.bytes=5000"], ["no whole power of two"]),
         (["data=my.csv", "rows=x"], ["rows = 'x'"]),

@@ -307,7 +307,7 @@ def test_iterations_of_one_length_that_differ_are_said_so(tmp_path: Path, capsys
 @pytest.mark.parametrize(
     ("columns", "rows", "parts"),
     [
-        ("sequence_length,second", ["1,1"], ["line 1", "no column seconds", "did you mean `second`"]),
+        ("sequence_length,second", ["1,1"], ["line 1", "no column seconds", "rename `second`: seconds"]),
         ("sequence_length;seconds", ["1;1"], ["line 1", "separate columns by commas"]),
         ("sequence_length,seconds,seconds_a,seconds_a", ["1,1,1,1"], ["line 1", "twice", "seconds_a"]),
         ("sequence_length,seconds", ["1,1", "2.5,1"], ["line 3, sequence_length = '2.5'", "whole number"]),

@@ -7,7 +7,7 @@ Everything wrong with the command line and the files is gathered, so that it can
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,12 +15,13 @@ from typing import Any
 import yaml
 
 from dse import plugins
-from dse.config import expansion
+from dse.config import expansion, spelling
 from dse.config.expansion import interpolates, limit_cpu_time
+from dse.config.flags import OWN_FLAGS
 from dse.config.options import conf_dir
 from dse.config.sweeps import FEWER_VALUES, MOST_VALUES, range_size, sweep_knob, too_many
 from dse.config.yaml_checks import accidents, calls_code, is_hydras, looked_at
-from dse.errors import ConfigError, Problem, did_you_mean
+from dse.errors import ConfigError, Problem, assignment, did_you_mean
 from dse.files import read_text
 from dse.space import Knob, get_path, set_path
 
@@ -87,11 +88,13 @@ class _Composer:
         from hydra.errors import HydraException
 
         lines = []
-        for text in texts:
+        words, spoilt = spelling.mend(texts, self.groups())
+        self.problems.extend(spoilt)
+        for text in words:
             try:
                 override = OverridesParser.create().parse_override(text)
             except HydraException as error:
-                self.note(text, f"cannot be parsed: {str(error).splitlines()[0]}")
+                self.problems.append(spelling.grammar_problem(text, error, _parses))
                 continue
             if self._is_foreign(text, override):
                 continue
@@ -108,7 +111,10 @@ class _Composer:
                 else override.key_or_group
             )
             sweep = bool(override.is_sweep_override())
-            lines.append(_Line(text, key, None if kind == "delete" else override.value(), kind, sweep))
+            value = None if kind == "delete" else override.value()
+            if key in self.groups() and isinstance(value, int | float):  # `false` and `1` name options, or none
+                value = text.partition("=")[2]
+            lines.append(_Line(text, key, value, kind, sweep))
         return lines
 
     def _is_foreign(self, text: str, override: Any) -> bool:
@@ -157,6 +163,15 @@ class _Composer:
         return {}
 
 
+def _parses(text: str) -> bool:
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    with contextlib.suppress(HydraException):
+        return OverridesParser.create().parse_override(text) is not None
+    return False
+
+
 @contextlib.contextmanager
 def told_by_hydra() -> Iterator[None]:
     """Raise ConfigError for what Hydra and OmegaConf say of a configuration that they cannot compose."""
@@ -166,7 +181,7 @@ def told_by_hydra() -> Iterator[None]:
     try:
         yield
     except (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError, RecursionError, OSError) as error:
-        raise ConfigError([Problem("configuration", " ".join(str(error).split()))]) from None
+        raise ConfigError([spelling.composition_problem(error)]) from None
 
 
 def _with_text_keys(tree: Any) -> Any:
@@ -318,7 +333,8 @@ def _hydra_ready() -> Iterator[None]:
 def _option_exists(composer: _Composer, line: _Line, groups: Mapping[str, list[str]]) -> bool:
     if line.value in groups[line.key]:
         return True
-    composer.note(line.key, "is no option of this group", line.value, did_you_mean(str(line.value), groups[line.key]))
+    way = spelling.option_elsewhere(str(line.value), line.key, groups)
+    composer.note(line.key, "is no option of this group", line.value, way)
     return False
 
 
@@ -361,11 +377,15 @@ def _apply(composer: _Composer, tree: dict[str, Any], lines: Sequence[_Line]) ->
         if line.kind == "delete":
             _delete(composer, tree, line, exists)
         elif not exists and line.kind == "change" and not in_space:
-            composer.note(line.key, "is not a known key", way_out=_nearest(tree, line.key))
+            composer.note(line.key, "is not a known key", way_out=_nearest(tree, line))
+        elif isinstance(line.value, str) and line.value in composer.groups().get(line.key.rpartition(".")[2], ()):
+            way = f"write `{line.key.rpartition('.')[2]}={line.value}`"
+            composer.note(line.key, "is chosen as an option of its group", line.value, way)
         elif line.sweep and not in_space:
+            typed = line.text.partition("=")[2]
             path = f"{line.key}.name" if line.key in composer.groups() else line.key
-            way = f"to search it, write +space.{path}='{line.text.partition('=')[2]}'"
-            composer.note(line.key, "is given a sweep, but is one value", line.text.partition("=")[2], way)
+            way = spelling.instead_of_sweep(path, typed, get_path(tree, path))
+            composer.note(line.key, "is given a sweep, but is one value", typed, way)
         else:
             value = line.text.partition("=")[2] if line.sweep else line.value
             _set(composer, tree, line.key, value)
@@ -373,7 +393,7 @@ def _apply(composer: _Composer, tree: dict[str, Any], lines: Sequence[_Line]) ->
 
 def _delete(composer: _Composer, tree: dict[str, Any], line: _Line, exists: bool) -> None:
     if not exists:
-        composer.note(line.text, "deletes a key that is not there", way_out=_nearest(tree, line.key))
+        composer.note(line.text, "deletes a key that is not there", way_out=_nearest(tree, line))
         return
     parent, _, last = line.key.rpartition(".")
     (get_path(tree, parent) if parent else tree).pop(last)
@@ -398,15 +418,16 @@ def _exists(tree: Any, key: str) -> bool:
     return True
 
 
-def _nearest(tree: Mapping[str, Any], key: str) -> str:
+def _nearest(tree: Mapping[str, Any], line: _Line) -> str:
     for kind in ("backend", "schedule"):  # their models know what their keys were called before
         with contextlib.suppress(ConfigError):
             plugins.available(kind)
-    parts = key.split(".")
-    depth = next(d for d in range(len(parts)) if not _exists(tree, ".".join(parts[: d + 1])))
-    parent = get_path(tree, ".".join(parts[:depth])) if depth else tree
-    known: Iterable[str] = parent if isinstance(parent, Mapping) else []
-    return did_you_mean(parts[depth], known, path=key.removeprefix("space."))
+    typed = line.text.partition("=")[2]
+    flags = {flag.strip("-").replace("-", "_"): flag for flag in OWN_FLAGS}
+    if line.key in flags:
+        return f"it is a flag: `{flags[line.key]}={typed}`"
+    way = spelling.nearest_key(tree, line.key, None if line.kind == "delete" else typed)
+    return way.replace("mean `", "mean `+space.") if line.sweep else way
 
 
 def _knobs(composer: _Composer, tree: Mapping[str, Any], groups: Mapping[str, list[str]]) -> Iterator[Knob]:
@@ -436,13 +457,9 @@ def _knob(composer: _Composer, path: str, leaf: Any, groups: Mapping[str, list[s
         value = OverridesParser.create().parse_override(f"k={leaf}").value() if isinstance(leaf, str) else leaf
         knob = sweep_knob(path, value, groups)
     except (HydraException, ValueError, OverflowError) as error:
-        reason = str(error).splitlines()[0]
-        composer.note(
-            f"space.{path}",
-            f"is no sweep: {reason}",
-            leaf,
-            "write choice(a,b), range(a,b,step) or interval(a,b)",
-        )
+        meant = spelling.meant_sweep(str(leaf))
+        way = f"write `{assignment(f'space.{path}', meant)}`" if meant else "write choice(a,b), range(a,b,step)"
+        composer.note(f"space.{path}", f"is no sweep: {str(error).splitlines()[0]}", leaf, way)
         return None
     section, _, name = path.partition(".")
     if name == "name" and section in groups:

@@ -79,6 +79,8 @@ def unreadable(path: Path) -> list[Problem]:
         return list(error.problems)
     except UnicodeDecodeError as error:
         return [Problem(where, f"cannot be read: {error}")]
+    except yaml.MarkedYAMLError as error:
+        return [_syntax_problem(error, where)]
     except (
         yaml.YAMLError,
         ValueError,
@@ -89,6 +91,19 @@ def unreadable(path: Path) -> list[Problem]:
         RecursionError,
     ) as error:
         return [Problem(where, f"is not YAML: {' '.join(str(error).split())}")]
+
+
+def _syntax_problem(error: yaml.MarkedYAMLError, where: str) -> Problem:
+    """The problem of a text that is no YAML, with its line."""
+    is_left_open = "flow" in str(error.context)
+    mark = error.context_mark if is_left_open else error.problem_mark
+    line = mark.line + 1 if mark else 0
+    rule = " ".join(f"is not YAML: {error.problem or error.context}".split())
+    if is_left_open:
+        return Problem(f"{where}:{line}", "is not YAML: a bracket is left open", way_out="close it")
+    has_tab = "\\t" in rule or "cannot start any token" in rule
+    way = "indent with spaces, not tabs; quote what begins with % or @" if has_tab else "write key: value, with a space"
+    return Problem(f"{where}:{line}", rule, way_out=way)
 
 
 def load_yaml(path: Path) -> Any:

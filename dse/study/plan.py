@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,8 @@ from typing import Any
 from dse import plugins
 from dse.backend import Backend, Canonical, Metric, Tree
 from dse.config.compose import Request
-from dse.errors import ConfigError, Problems, did_you_mean
+from dse.config.spelling import meant_sweep, nearest_key
+from dse.errors import NO_KNOBS, ConfigError, Problem, Problems, assignment, did_you_mean, nearest
 from dse.evaluation.backend_spec import BackendSpec, validate
 from dse.results.finished_run import Finished
 from dse.search import Goal, Question, method
@@ -321,18 +322,45 @@ def _check_knobs(check: Problems, space: Space, section: str = "space") -> None:
             continue
         fitting = [(option, needed) for option in options if (needed := _condition(space, knob, option)) is not None]
         if not fitting:
-            siblings = [
-                name
-                for option in options
-                for name in _siblings(space.tree(option), knob.path)
-                if _counts(space, knob.path, name)
-            ]
-            suggestion = did_you_mean(knob.path.rpartition(".")[2], dict.fromkeys(siblings), path=knob.path)
-            check.add(f"{section}.{knob.path}", "is no knob of any design here", way_out=suggestion)
+            rule, way = _no_knob(space, knob.path, options)
+            check.add(f"{section}.{knob.path}", rule, way_out=way.replace("mean `", f"mean `{section}."))
             continue
         option, needed = fitting[0]
-        for value in knob.values or (knob.low, knob.high):
-            _check_value(check, space, {**option, **needed, knob.path: value}, f"{section}.{knob.path}")
+        check.found.extend(_illegal_values(space, knob, {**option, **needed}, section))
+
+
+def _no_knob(space: Space, path: str, options: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
+    """Return the rule that a path breaks which is no knob, and the way out."""
+    if path.partition(".")[0] in NO_KNOBS:
+        return "is no knob of any design here", "it says how a study runs: leave it out"
+    if path in space.base and get_path(space.base, f"{path}.name") is not None:
+        return "is no knob of any design here", f"did you mean `{path}.name`?"
+    siblings = {
+        name: None for option in options for name in _siblings(space.tree(option), path) if _counts(space, path, name)
+    }
+    name = path.rpartition(".")[2]
+    way = did_you_mean(name, siblings, path=path)
+    if near := nearest(name, siblings):
+        way = way.replace(f"mean `{near}", f"mean `{path.removesuffix(name)}{near}")
+    elsewhere = nearest_key(space.base, path.removeprefix("space."))
+    return "is no knob of any design here", elsewhere if way.startswith(("known", "nothing")) else way
+
+
+def _illegal_values(space: Space, knob: Knob, chosen: Mapping[str, Any], section: str) -> list[Problem]:
+    """Return the problems of the values of a knob, with the knob of the legal ones as the way out."""
+    path, problems = f"{section}.{knob.path}", dict[Any, list[Problem]]()
+    for value in knob.values or (knob.low, knob.high):
+        check = Problems()
+        _check_value(check, space, {**chosen, knob.path: value}, path)
+        if check.found:
+            problems[value] = check.found
+    legal = [value for value in knob.values if value not in problems]
+    meant = [meant_sweep(str(value)) for value in problems]
+    choice = f"choice({','.join(map(str, legal))})"
+    way = f"write `{assignment(path, choice)}`" if legal else ""
+    way = f"write `{assignment(path, meant[0])}`" if len(knob.values) == 1 and any(meant) else way
+    found = [problem for one in problems.values() for problem in one]
+    return [replace(problem, way_out=way) if section == "space" and way else problem for problem in found]
 
 
 def _condition(space: Space, knob: Knob, option: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -355,6 +383,7 @@ def _check_value(check: Problems, space: Space, assignment: dict[str, Any], show
         for problem in error.problems:
             if problem.path.startswith(path):
                 rule = problem.rule if shown.endswith(f".{problem.path}") else f"{problem.path} {problem.rule}"
-                check.add(shown, rule, value=problem.value, way_out=problem.way_out)
+                way = problem.way_out.replace(f"write `{problem.path}=", f"write `{shown}=")
+                check.add(shown, rule, value=problem.value, way_out="" if shown == "study.baseline" else way)
     except KeyError:
         check.add(shown, f"{path} lies below a value that holds no keys")

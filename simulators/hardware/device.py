@@ -11,17 +11,19 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from dse.errors import Problems
-from dse.units import Bytes, FlopPerSecond, Integer, Number, Seconds
+from dse.units import Bytes, FlopPerSecond, Integer, Number
 from dse.values import Moved, knob
 from simulators.hardware.machine import CollectiveModel, CostModels, GemmModel, Gpu, Hardware, View, peak_format
 from simulators.hardware.network import CollectiveLibrary, InSwitch, Node, Topology
 from simulators.hardware.parts import (
     Bandwidth,
+    Capacity,
     Contention,
     CuCopy,
     Dma,
     Efficiency,
     GemmLibrary,
+    LaunchTime,
     LoadedClock,
     PeakFormat,
     Precision,
@@ -42,7 +44,7 @@ class DeviceGpu(View, Gpu):
 
     num_cus: Cus
     peak_hbm_bytes_per_s: Bandwidth
-    hbm_bytes: Bytes | None = None
+    hbm_bytes: Capacity | None = None
     active_cus: Annotated[Cus | None, Moved("setting.num_cus", "system.gpu.active_cus")] = None
     clock: Annotated[Number, Field(gt=0, le=4), Moved("setting.clock", "system.gpu.clock")] = 1.0
     disabled_cache: Annotated[
@@ -65,7 +67,7 @@ class DeviceGpu(View, Gpu):
     contention: Contention | None = None
     matrix_flop_per_s_per_cu: FlopPerSecond | None = None
     hbm_bytes_per_s: Bandwidth | None = None
-    kernel_launch_s: Seconds | None = None
+    kernel_launch_s: LaunchTime | None = None
     gemm: GemmLibrary | None = None
     shader_engines: ShaderEngines | None = None
     cu_copy: CuCopy | None = None

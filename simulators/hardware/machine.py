@@ -15,7 +15,7 @@ from pydantic import BaseModel, Field, ValidationInfo, field_validator, model_va
 from dse.config.options import conf_dir
 from dse.config.yaml_checks import load_yaml, unreadable
 from dse.errors import ConfigError, Problem, did_you_mean
-from dse.units import Bytes, FlopPerSecond, Integer, Number, Seconds
+from dse.units import Bytes, FlopPerSecond, Integer, Number
 from dse.values import LABELS, Frozen, knob, leaves
 from simulators.hardware.network import Fabric, Node
 from simulators.hardware.parts import (
@@ -25,6 +25,7 @@ from simulators.hardware.parts import (
     AddressMapping,
     Bandwidth,
     Cache,
+    Capacity,
     Contention,
     Count,
     CuCopy,
@@ -33,6 +34,7 @@ from simulators.hardware.parts import (
     Efficiency,
     GemmLibrary,
     Grown,
+    LaunchTime,
     LoadedClock,
     PeakFormat,
     Persistent,
@@ -116,11 +118,11 @@ class Gpu(WithSources, Grown):
     flop_vs_bw: Annotated[Number, Field(gt=0, le=1e3)] | None = None
     peak_flop_per_s: Mapping[PeakFormat, Annotated[FlopPerSecond, Field(ge=1e9)]] | None = None
     peak_hbm_bytes_per_s: Bandwidth | None = None
-    hbm_bytes: Bytes | None = None
+    hbm_bytes: Capacity | None = None
     matrix_flop_per_s_per_cu: FlopPerSecond | None = None
     flop_per_s: Rates | None = None
     hbm_bytes_per_s: Bandwidth | None = None
-    kernel_launch_s: Seconds | None = None
+    kernel_launch_s: LaunchTime | None = None
     measured_as: str | None = None
     efficiency: Mapping[Precision, Efficiency] | None = None
     fitted_on: Mapping[str, Mapping[str, tuple[str, ...]]] | None = None

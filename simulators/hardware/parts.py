@@ -22,6 +22,8 @@ Bandwidth = Annotated[BytesPerSecond, Field(ge=1e6)]  # 64 would be a forgotten 
 Factor = Annotated[Number, Field(gt=0, le=1e3)]
 Duration = Annotated[Seconds, Field(gt=0)]
 ShortTime = Annotated[Seconds, Field(le=1e-3)]
+LaunchTime = Annotated[Seconds, Field(le=0.1)]  # 3 would be a forgotten unit
+Capacity = Annotated[Bytes, Field(ge=1e6)]  # 192 would be a forgotten unit
 Count = Annotated[Integer, Field(ge=1, le=4096)]
 Hash = Literal["none", "xor", "polynomial"]
 Side = Annotated[Integer, Field(ge=8, le=1024)]

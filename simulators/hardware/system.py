@@ -8,18 +8,20 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field
 
 from dse.errors import Problems
-from dse.units import Bytes, FlopPerSecond, Integer, Number, Seconds
+from dse.units import FlopPerSecond, Integer, Number, Seconds
 from dse.values import knob
 from simulators.hardware.machine import CollectiveModel, CostModels, GemmModel, Gpu, Hardware, View
 from simulators.hardware.network import CollectiveLibrary, Fabric, Node, Topology
 from simulators.hardware.parts import (
     Bandwidth,
     Cache,
+    Capacity,
     Contention,
     CuCopy,
     Dma,
     Efficiency,
     GemmLibrary,
+    LaunchTime,
     LoadedClock,
     PeakFormat,
     Persistent,
@@ -42,8 +44,8 @@ class ScheduleGpu(View, Gpu):
     num_links: Annotated[Integer, knob(structural=True, ge=0, le=64)] | None = None
     matrix_flop_per_s_per_cu: FlopPerSecond
     hbm_bytes_per_s: Bandwidth
-    hbm_bytes: Bytes
-    kernel_launch_s: Seconds
+    hbm_bytes: Capacity
+    kernel_launch_s: LaunchTime
     gemm: GemmLibrary
     cu_copy: CuCopy
     dma: Dma
