@@ -10,6 +10,7 @@ import atexit
 import gc
 import io
 import os
+import re
 import shlex
 import sys
 from collections.abc import Callable, Sequence
@@ -66,6 +67,7 @@ def _dispatch(words: list[str]) -> int:
         words = [*words[1:], words[0]]
     if "=" not in words[0] and not words[0].startswith(("-", "+", "~")):
         return _command(words)(words[1:])
+    _refuse_command_after(words)
     if _needs_hydra(words):
         return _hydra(words)
     from dse.run_study import run
@@ -89,9 +91,21 @@ def _command(words: Sequence[str]) -> Command:
     return command
 
 
+def _refuse_command_after(words: Sequence[str]) -> None:
+    """Raise ConfigError for a command that does not stand first."""
+    for place, word in enumerate(words):
+        if re.fullmatch(r"[a-z-]+", word) and not word.startswith("-") and word in plugins.names("command"):
+            way = shlex.join(["python", "-m", "dse", word, *words[:place], *words[place + 1 :]])
+            raise ConfigError([Problem(word, "is a command, which stands first", way_out=f"write `{way}`")])
+
+
 def _problems_of_no_command(words: Sequence[str]) -> list[Problem]:
     """What somebody may have meant by a first word that is no command."""
     name, commands = words[0], plugins.names("command")
+    program = next((n for n, word in enumerate(words) if word not in ("python", "python3", "-m", "dse")), len(words))
+    if program:
+        way = shlex.join(["python", "-m", "dse", *words[program:]])
+        return [Problem(" ".join(words[:program]), "is typed twice", way_out=f"write `{way}`")]
     options = {group: list(list_options(group)) for group in plugins.declarations("GROUPS")}
     (mended, problems), (rest, _) = mend(words, options), mend(words[1:], options)
     way = f"{known_here(commands)}; a study is study=<name>; `python -m dse --help` lists all"

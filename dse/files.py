@@ -59,7 +59,7 @@ def _nearest_file(path: Path, where: str) -> str:
     if "\\" in str(path):
         return "separate folders by /"
     with suppress(OSError, ValueError):
-        near = nearest(path.name, (file.name for file in islice(path.parent.iterdir(), _MOST_LOOKED_AT)))
+        near = nearest(path.name, (file.name for file in islice(path.parent.iterdir(), _MOST_LOOKED_AT)), cutoff=0.75)
         return f"did you mean `{assignment(where, str(path.with_name(near)))}`?" if near else ""
     return ""
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint, entry_points
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from dse.errors import ConfigError, Problem, did_you_mean
 
@@ -62,6 +62,26 @@ class Command:
     examples: tuple[str, ...] = ()
 
 
+Level = Literal["ok", "warn", "fail"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A line of `dse doctor`, from a function that a package's `CHECKS` names (name -> `module:function`).
+
+    way_out: what helps. is_detail: shown by `-v` only, as long as all is well.
+    """
+
+    level: Level
+    subject: str
+    text: str
+    way_out: str = ""
+    is_detail: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.subject}: {self.text}" + (f" ({self.way_out})" if self.way_out else "")
+
+
 def cached_until_refresh(function: Callable[[Key], Value]) -> Callable[[Key], Value]:
     """Decorate a function so that it remembers its results until `refresh()`."""
     cached = functools.cache(function)
@@ -82,6 +102,11 @@ def refresh() -> None:
 def names(kind: str) -> tuple[str, ...]:
     """Names of all modules that may be plug-ins of a kind; no plug-in is imported."""
     return tuple(sorted({*_own_plugins(kind), *_entries(KINDS[kind].group)}))
+
+
+def foreign(kind: str) -> tuple[str, ...]:
+    """Names of the plug-ins of a kind that other distributions offer; none is imported."""
+    return tuple(sorted(_entries(KINDS[kind].group)))
 
 
 def load(kind: str, name: str) -> Any:

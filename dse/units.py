@@ -46,14 +46,14 @@ def _parse(text: str, unit: str) -> float:
     match = _TEXT.fullmatch(text)
     if match is None:
         rule = f"cannot be read as a quantity in {unit}; write a number and a unit, such as {_example(unit)}"
-        raise _illegal(rule, meant_quantity(text, unit))
+        raise illegal(rule, meant_quantity(text, unit))
     number, symbol = match.groups()
     try:
         return float(Decimal(number) * Decimal(repr(_factor(symbol, unit))))  # the float nearest to what is written
     except Exception as error:
         reason = "is an unknown unit" if "not defined" in str(error) else "has the wrong dimension"
         rule = f"`{symbol}` {reason}; this quantity is in {unit}, {_example(unit)} for example"
-        raise _illegal(rule, meant_quantity(text, unit)) from error
+        raise illegal(rule, meant_quantity(text, unit)) from error
 
 
 def _factor(symbol: str, unit: str) -> float:
@@ -62,7 +62,7 @@ def _factor(symbol: str, unit: str) -> float:
     return float(registry.Quantity(1.0, registry.parse_units(symbol.replace(" ", ""))).to(unit).magnitude)
 
 
-def _illegal(rule: str, legal: object = None) -> PydanticCustomError:
+def illegal(rule: str, legal: object = None) -> PydanticCustomError:
     """An error of validation. legal: the value that was most likely meant, which the way out names."""
     context = {"rule": rule} | ({} if legal is None else {"legal": legal})
     return PydanticCustomError("illegal", "{rule}", context)
@@ -139,9 +139,9 @@ def amount(text: str) -> tuple[float, str] | None:
 
 def _number(value: Any) -> Any:
     if isinstance(value, str):
-        raise _illegal("must be a number without quotes or unit", meant_number(value))
+        raise illegal("must be a number without quotes or unit", meant_number(value))
     if isinstance(value, bool):
-        raise _illegal("must be a number")
+        raise illegal("must be a number")
     return value
 
 
@@ -152,9 +152,9 @@ def _whole(value: Any) -> Any:
     if isinstance(value, (bool, str)):
         meant = meant_number(value) if isinstance(value, str) else None
         hint = " (YAML reads this otherwise)" if isinstance(value, str) and _READ_OTHERWISE.fullmatch(value) else ""
-        raise _illegal(f"must be a whole number{hint}", meant if isinstance(meant, int) and not hint else None)
+        raise illegal(f"must be a whole number{hint}", meant if isinstance(meant, int) and not hint else None)
     if isinstance(value, float) and not value.is_integer():
-        raise _illegal("must be a whole number", round(value) if math.isfinite(value) else None)
+        raise illegal("must be a whole number", round(value) if math.isfinite(value) else None)
     return int(value) if isinstance(value, float) else value
 
 

@@ -48,3 +48,5 @@ PHRASES = {
     },
 }
 """How values of knobs read in an answer, where their names do not say it (`dse.results.words`)."""
+
+CHECKS = {"kernels": "simulators.compiled:check_cache"}

@@ -8,9 +8,27 @@ from __future__ import annotations
 import functools
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+from dse.plugins import Finding
+
+
+def check_cache(options: Mapping[str, str]) -> Iterator[Finding]:
+    """Compile a small kernel for `dse doctor`, and look where its machine code is kept."""
+
+    def double(number: float) -> float:
+        return 2.0 * number
+
+    dispatcher = _compile(double, {}).__dict__["dispatcher"]
+    is_right = dispatcher(21.0) == double(21.0)
+    folder = dispatcher.stats.cache_path
+    if not is_right or folder is None:
+        way = "make the folder of the package, or ~/.cache, writable"
+        yield Finding("warn" if is_right else "fail", "numba", "compiles anew in every run", way)
+    else:
+        yield Finding("ok", "numba", f"compiles, and keeps machine code in {folder}")
 
 
 def compile_lazily(kernel: Callable[..., Any]) -> Callable[..., Any]:

@@ -38,7 +38,7 @@ def mend(words: Sequence[str], options: Options) -> tuple[list[str], list[Proble
         count, rule, meant = reading
         typed = " ".join(words[place : place + count])
         problems.append(Problem(typed, rule, way_out=f"write `{meant}`" if meant else "write <path>=<value>"))
-        mended += [_unquoted(meant)] if meant else []
+        mended += [_unquoted(meant)] if meant and not meant.startswith("-") else []
         place += count
     return mended, problems
 
@@ -53,6 +53,7 @@ def _typed_in_a_text_program(words: Sequence[str], options: Options) -> _Reading
         return None
     end = next((n for n in range(1, len(words) + 1) if not _is_open(" ".join(words[:n]))), 1)
     key, _, value = " ".join(words[:end]).translate(_TYPOGRAPHY).partition("=")
+    key = f"--{key.lstrip('-')}" if key.startswith("-") else key
     return end, "has quotes or dashes that no shell knows", assignment(key, value.strip("\"'"))
 
 
@@ -130,7 +131,7 @@ def _without_sign(words: Sequence[str], options: Options) -> _Reading | None:
     for group in sorted(options, key=rank):
         if word in options[group]:
             return 1, "has no path before it", f"{group}={word}"
-    near = nearest(word, options.get("study", ()))
+    near = nearest(word, options.get("study", ()), cutoff=0.75)
     return 1, "is no path=value", f"study={near}" if near else ""
 
 
@@ -322,7 +323,11 @@ def instead_of_sweep(path: str, text: str, present: object) -> str:
     search = f"to search it, write `{assignment(path, text, prefix='+space.')}`"
     number, unit = re.fullmatch(r"([\d.,]*)(.*)", text.strip(), re.DOTALL).groups()  # type: ignore[union-attr]
     one = meant_number(number) if number else None
-    return search if one is None else f"a number has no comma: `{assignment(path, f'{one}{unit}')}`; {search}"
+    if one is None:
+        return search
+    plain = f"a number has no comma: `{assignment(path, f'{one}{unit}')}`"
+    is_number = bool(unit) or re.match(r"0,|.*,0", number) is not None  # and no list of two
+    return f"{plain}; {search}" if is_number else f"{search}; {plain}"
 
 
 def composition_problem(error: Exception) -> Problem:

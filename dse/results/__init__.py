@@ -7,5 +7,7 @@ COMMANDS = {
         "dse.results.answer:show_claims",
         "claims study=<name>",
         "published claims of the newest run, beside what came out",
+        {"study": "name of the study", "output_dir": "folder of results (outputs)"},
+        ("claims study=ficco_sweep",),
     ),
 }

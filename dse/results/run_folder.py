@@ -15,7 +15,8 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
 
 from dse.backend import STATUSES
-from dse.errors import ConfigError, Problem, did_you_mean, redact
+from dse.config.options import list_options
+from dse.errors import ConfigError, Problem, did_you_mean, nearest, redact
 from dse.files import atomic_replacement, path_inside
 from dse.results import output_files
 
@@ -119,7 +120,10 @@ class Outputs:
         folder = path_inside(root, study) / "latest"
         if not output_files.exists(folder / "results.parquet"):
             finished = [path.parent.parent.name for path in root.glob("*/latest/results.parquet")]
-            way = did_you_mean(study, finished) if finished else f"run python -m dse study={study} first"
+            shipped = list_options("study")
+            near = "" if study in shipped else nearest(study, shipped)
+            first = f"did you mean `{near}`?" if near else f"run python -m dse study={study} first"
+            way = did_you_mean(study, finished) if finished else first
             raise ConfigError([Problem("study", f"has no finished run below {root}/", study, way)])
         if folder.resolve().parent != folder.parent.resolve():
             raise output_files.file_error(

@@ -10,13 +10,14 @@ from pydantic import AfterValidator
 
 from dse.backend import Status
 from dse.results import output_files
-from dse.units import WallSeconds
+from dse.units import WallSeconds, illegal
 from dse.values import Frozen
 
 
 def _store_url(url: str) -> str:
     if not re.fullmatch(r"auto|sqlite:///.+|postgresql(\+psycopg)?://.+", url):
-        raise ValueError("must be auto, null, sqlite:///<file> or postgresql://<user>@<host>/<database>")
+        rule = "must be auto, null, sqlite:///<file> or postgresql://<user>@<host>/<database>"
+        raise illegal(rule, f"sqlite:///{url}" if url.endswith(".db") else None)
     return url
 
 

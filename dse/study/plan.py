@@ -265,7 +265,7 @@ def _check_baseline(check: Problems, study: Study, space: Space) -> None:
         named = space.options.get(path.partition(".")[0], {})
         if value not in named:
             way = did_you_mean(str(value), named, path=path)
-            check.add("study.baseline", f"{path} names no option", value=value, way_out=way)
+            check.add("study.baseline", f"names no option of {path.partition('.')[0]}", value=value, way_out=way)
             return
     for path, value in study.baseline.items():
         if path not in options and space.backend.condition(path, space.tree(options)) is None:

@@ -13,7 +13,7 @@ from dse.results.selection import Rule
 from dse.search import Limit, Search
 from dse.store.settings import StoreAt
 from dse.study.levels import Fidelity
-from dse.units import Integer, Number
+from dse.units import Integer, Number, illegal
 from dse.values import Frozen
 
 SECTIONS = (
@@ -91,7 +91,9 @@ class Budget(Frozen):
 
 def _tracking_uri(uri: str) -> str:
     if not re.match(r"(sqlite|postgresql|mysql|mssql|https?|file|databricks|uc)(\+\w+)?(:|$)", uri):
-        raise ValueError("must be null or a tracking URI of MLflow, such as sqlite:///mlflow.db or http://<host>:5000")
+        rule = "must be null or a tracking URI of MLflow, such as sqlite:///mlflow.db or http://<host>:5000"
+        server = f"http://{uri}" if re.fullmatch(r"[\w.-]+:\d+(/.*)?", uri) else None
+        raise illegal(rule, f"sqlite:///{uri}" if uri.endswith(".db") else server)
     return uri
 
 

@@ -15,7 +15,28 @@ COMMANDS = {
         "dse.tracking.views:sync",
         "sync [study=<name>] [uri=...]",
         "write into MLflow (or optuna=<storage>) what it lacks of the finished runs",
+        {
+            "study": "name of the study (all)",
+            "uri": "of MLflow, elsewhere than the study says",
+            "optuna": "storage or journal of Optuna",
+            "points": "auto, all or none",
+            "repair": "true moves a damaged SQLite file aside and builds it again",
+            "config_dir": "folder of your own configurations",
+            "output_dir": "folder of results (outputs)",
+        },
+        ("sync", "sync study=ficco_sweep optuna=trials.log"),
     ),
-    "ui": Command("dse.tracking.views:ui", "ui [port=5000]", "serve the MLflow UI on 127.0.0.1"),
+    "ui": Command(
+        "dse.tracking.views:ui",
+        "ui [port=5000]",
+        "serve the MLflow UI on 127.0.0.1",
+        {
+            "port": "of this machine (5000)",
+            "uri": "of MLflow's database (sqlite:///mlflow.db)",
+            "open": "auto, true or false: the newest view in a browser",
+        },
+        ("ui port=5001",),
+    ),
 }
+CHECKS = {"mlflow": "dse.tracking.doctor:check_database", "ui": "dse.tracking.doctor:check_port"}
 GROUPS = {"tracking": "Tracking"}

@@ -12,6 +12,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 
@@ -63,6 +64,10 @@ def _obstacle(uri: str, port: int) -> str | None:
     file = sqlite_file(uri)
     if file is not None and not file.is_file():
         return f"There is no tracking database at {file}: run a study with tracking first."
+    if file is not None and not _may_be_sqlite(file):
+        return (
+            f"{file} is no database, or damaged: `python -m dse sync repair=true uri=sqlite:///{file}` builds it again."
+        )
     if not is_sql(uri):
         return f"The MLflow UI needs a database (sqlite:/// or postgresql://), not {hidden(uri)}."
     with socket.socket() as probe:
@@ -72,6 +77,12 @@ def _obstacle(uri: str, port: int) -> str | None:
         except (OSError, OverflowError) as error:
             return f"Port {port} of 127.0.0.1 cannot be used ({error}): choose another port."
     return None
+
+
+def _may_be_sqlite(file: Path) -> bool:
+    """Return whether a file is empty or begins as a database of SQLite does."""
+    with file.open("rb") as opened:
+        return opened.read(16) in (b"", b"SQLite format 3\0")
 
 
 def _run_server(uri: str, port: int) -> int:

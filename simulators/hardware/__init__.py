@@ -7,6 +7,7 @@ COMMANDS = {
         "simulators.hardware.systems:systems",
         "systems [<name>]",
         "every machine: which backends it serves, and how each of its constants is known",
+        examples=("systems", "systems h100_8"),
     ),
 }
 GROUPS = {

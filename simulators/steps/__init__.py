@@ -8,6 +8,13 @@ COMMANDS = {
         "simulators.steps.epoch_log:seqpoint",
         "seqpoint data=<csv> [k0=5] [error=0.01] [out=<csv>]",
         "which iterations of a log over sequence lengths to profile, and what they project",
+        {
+            "data": "CSV: sequence_length,seconds",
+            "k0": "least number of groups (5)",
+            "error": "allowed error of the projection (0.01)",
+            "out": "CSV to write",
+        },
+        ("seqpoint data=my_epoch.csv",),
     ),
 }
 GROUPS = {
