@@ -21,7 +21,6 @@ from dse.config.flags import OWN_FLAGS, VERBOSE, overrides, own_folder
 from dse.config.options import conf_dir, list_options
 from dse.config.spelling import flag_problem, mend
 from dse.errors import Broken, ConfigError, Problem, Problems, known_here, nearest
-from dse.shell.help import help_text
 
 OK, REFUSED, FAILED_POINTS, ENVIRONMENT, INTERRUPTED = 0, 2, 3, 4, 130
 Command = Callable[[Sequence[str]], int]
@@ -58,6 +57,8 @@ def _exit_code(command: Callable[[], int]) -> int:
 
 def _dispatch(words: list[str]) -> int:
     if not words or words[0] == "help" or {"--help", "-h"} & set(words):
+        from dse.shell.help import help_text
+
         print(help_text(words, own_folder(words)))
         return OK
     if words[0] in ("--version", "version"):
