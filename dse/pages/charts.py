@@ -10,6 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from dse.pages import vega
 from dse.pages.points import MOST_LOOKS, Column, Points
 
 Spec = dict[str, Any]
@@ -274,15 +275,13 @@ def rows_of(points: Points, taken: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def draw(spec: Spec, rows: Sequence[Mapping[str, Any]]) -> bytes:
-    """A chart of rows as PNG, for paper and for browsers without scripts."""
-    import vl_convert
-
+    """A chart of rows as PNG, for paper and for browsers without scripts; b"" where the engine cannot run."""
     layers = [layer for layer in spec["layer"] if layer["data"]["name"] == "points"]
     layers = [{**layer, "data": {"values": list(rows)}, "params": []} for layer in layers]
     for layer in layers:
         layer["encoding"].pop("tooltip", None)
     fixed = {**spec, "width": _PRINTED_WIDTH, "layer": layers, "background": "white"}
-    return bytes(vl_convert.vegalite_to_png(fixed, scale=1.5))
+    return vega.png(json.dumps(fixed))
 
 
 def choices(columns: Sequence[Column]) -> list[Column]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dse.pages import page, pictures
+from dse.pages import page, pictures, vega
 from dse.pages.points import Points, read_points
 from dse.pages.tables import split
 from dse.pages.views import begin, embedded
@@ -26,7 +26,7 @@ def write_comparison(folder: Path, runs: tuple[Finished, Finished], printed: Ite
     sheets, sentences = split(printed)
     matches = match_points(*runs)
     points = _points(matches, runs)
-    start = begin(points) if points is not None and len(points) else None
+    start = begin(points) if points is not None and len(points) and vega.library() else None
     views = None if points is None or start is None else embedded(points, start, diagonal=True)
     shown = {
         "title": f"{runs[0].name} and {runs[1].name}",
@@ -35,11 +35,11 @@ def write_comparison(folder: Path, runs: tuple[Finished, Finished], printed: Ite
         "sentences": sentences,
         "commands": [provenance.command_line(run.provenance) for run in runs],
         "pictures": pictures.pictures(folder, folder),
-        "note": _note(matches),
+        "note": _note(matches) if vega.library() else page.NO_CHARTS,
         "start": views["start"] if views else None,
         "content": views,
     }
-    scripts = [page.chart_library(), *map(page.script, (*page.VIEWS, "begin_inline.js"))] if views else []
+    scripts = page.view_scripts("begin_inline.js") if views else []
     return page.write(folder / NAME, page.render("comparison.html", shown, scripts=scripts))
 
 

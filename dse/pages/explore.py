@@ -25,7 +25,7 @@ from urllib.parse import parse_qs, urlsplit
 from pydantic import ValidationError
 
 from dse.errors import ConfigError, Problem, pairs
-from dse.pages import page
+from dse.pages import page, vega
 from dse.pages.points import Points, read_points
 from dse.pages.query import Explorer, Question
 from dse.pages.views import begin, content
@@ -41,7 +41,6 @@ _HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
-_SCRIPTS = ("inline.js", "controls.js", "views.js", "served.js")
 
 
 @dataclass(frozen=True)
@@ -81,7 +80,7 @@ class Site:
             "path": str(self.table.path),
         }
         shown |= {"total": len(points), "start": views["start"], "content": views}
-        scripts = [page.chart_library(), *map(page.script, _SCRIPTS)]
+        scripts = page.view_scripts("served.js")
         return page.render("explore.html", shown, scripts=scripts, connect="'self'").encode("utf-8", "replace")
 
     def rows(self, text: str) -> bytes:
@@ -174,11 +173,13 @@ def command(words: Sequence[str]) -> int:
     )
     _check(runs, options)
     began = time.monotonic()
-    library = threading.Thread(target=page.chart_library)  # a second's work while the table is read
+    library = threading.Thread(target=vega.library)  # a second's work while the table is read
     library.start()
     table = find_table(Path(options["output_dir"]), runs[0] if runs else "")
     site = Site(table, Explorer(table.points()), secrets.token_urlsafe(16))
     library.join()
+    if not vega.library():
+        raise OSError(page.NO_CHARTS)
     site.page  # noqa: B018 (refused here, where it can be told)
     return _serve(site, options, began)
 

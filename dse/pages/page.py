@@ -7,13 +7,13 @@ that reached a page as a script would not run there. Styles may be inline: the c
 from __future__ import annotations
 
 import base64
-import functools
 import hashlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from dse.files import atomic_replacement
+from dse.pages import vega
 
 _TEMPLATES = Path(__file__).parent / "templates"
 _POLICY = (
@@ -21,16 +21,13 @@ _POLICY = (
     "base-uri 'none'; form-action 'none'"
 )
 VIEWS = ("inline.js", "controls.js", "views.js")
-"""Scripts of the interactive part of a page, whose rows are inside it."""
+"""Scripts of the interactive part of a page, after the library of charts."""
+NO_CHARTS = "The interactive charts are left out: their engine may not reserve the addresses that it needs (ulimit -v)."
 
 
-@functools.cache
-def chart_library() -> str:
-    """Vega, Vega-Lite and Vega-Embed as one script; it takes a second."""
-    import vl_convert
-
-    text: str = vl_convert.javascript_bundle()  # type: ignore[call-arg]
-    return text
+def view_scripts(last: str) -> list[str]:
+    """All scripts of an interactive page; last: the one that begins."""
+    return [vega.library(), *map(script, (*VIEWS, last))]
 
 
 def script(name: str) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 from dse.backend import Interval
 from dse.errors import pairs
-from dse.pages import charts, page, pictures
+from dse.pages import charts, page, pictures, vega
 from dse.pages.pictures import Picture, data_uri
 from dse.pages.points import Points, read_points
 from dse.pages.tables import Sheet, sheet, split
@@ -37,8 +37,9 @@ def write_report(outputs: Outputs) -> Path:
     Raises ConfigError where the folder is damaged.
     """
     write_traces(outputs)
-    scripts = [page.chart_library(), *map(page.script, (*page.VIEWS, "begin_inline.js"))]
-    return page.write(outputs.folder / NAME, page.render("report.html", content(outputs), scripts=scripts))
+    shown = content(outputs)
+    scripts = page.view_scripts("begin_inline.js") if shown["start"] else []
+    return page.write(outputs.folder / NAME, page.render("report.html", shown, scripts=scripts))
 
 
 def content(outputs: Outputs) -> dict[str, Any]:
@@ -78,8 +79,9 @@ def _views(outputs: Outputs, summary: Mapping[str, Any], scenario: str) -> dict[
     """The interactive part: its rows, and a picture of it for paper. scenario: which is shown first."""
     points, chosen = read_run(outputs, summary)
     start = begin(points, scenario) if len(points) else None
-    if start is None:
-        return {"start": None, "content": None, "note": "", "printed": "", "printed_title": ""}
+    if start is None or not vega.library():
+        note = "" if start is None else page.NO_CHARTS
+        return {"start": None, "content": None, "note": note, "printed": "", "printed_title": ""}
     rows = chosen.num_rows
     note = f"All {rows:,} points are in this page." if chosen.complete else f"This page holds {chosen}."
     note += f" python -m dse explore {summary['study']} shows every point." if not chosen.complete else ""
@@ -114,7 +116,8 @@ def _print_scatter(points: Points, start: Start) -> str:
         rows = np.flatnonzero(points.values[points.scenario.id] == code)
     columns = [column for column in (start.x, start.y, start.colour) if column]
     taken = charts.rows_of(points, points.take(rows, list(dict.fromkeys(columns))))
-    return data_uri(charts.draw(charts.scatter(start.x, start.y, start.colour, []), taken), "image/png")
+    drawn = charts.draw(charts.scatter(start.x, start.y, start.colour, []), taken)
+    return data_uri(drawn, "image/png") if drawn else ""
 
 
 # ---------------------------------------------------------------- why

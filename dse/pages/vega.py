@@ -1,0 +1,48 @@
+"""Vega in a process of its own. Its engine reserves gigabytes of addresses, and aborts where that is not allowed
+(`ulimit -v`): a study must survive that. Run as a script, this module answers one request: `bundle`, or `png` of the
+Vega-Lite specification that it is given.
+"""
+
+from __future__ import annotations
+
+import functools
+import subprocess
+import sys
+from pathlib import Path
+
+_PATIENCE_S = 120.0
+_SCALE = 1.5  # pixels of a picture for each of the specification
+
+
+@functools.cache
+def library() -> str:
+    """Vega, Vega-Lite and Vega-Embed as one script; it takes a second. "" where the engine cannot run."""
+    return _ask("bundle", "").decode("utf-8")
+
+
+def png(specification: str) -> bytes:
+    """Picture of a Vega-Lite specification; b"" where the engine cannot run."""
+    return _ask("png", specification)
+
+
+def _ask(request: str, text: str) -> bytes:
+    command = [sys.executable, "-P", str(Path(__file__)), request]
+    try:
+        done = subprocess.run(command, input=text.encode("utf-8"), capture_output=True, timeout=_PATIENCE_S, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return b""
+    return done.stdout
+
+
+def _answer(request: str) -> bytes:
+    import vl_convert
+
+    if request == "bundle":
+        bundle: str = vl_convert.javascript_bundle()  # type: ignore[call-arg]
+        return bundle.encode("utf-8")
+    return bytes(vl_convert.vegalite_to_png(sys.stdin.read(), scale=_SCALE))
+
+
+if __name__ == "__main__":
+    sys.stdin.reconfigure(encoding="utf-8")  # type: ignore[union-attr]
+    sys.stdout.buffer.write(_answer(sys.argv[1]))
