@@ -34,7 +34,7 @@ defaults:
 
 study:
   name: race
-  description: which way is fastest
+  question: Which way is fastest?
   module: plain
   objectives: [time_s, held_bytes]
   baseline: {{}}
