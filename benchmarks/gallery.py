@@ -73,7 +73,7 @@ def _entry(study: str) -> Iterator[str]:
     yield f"**{list_options('study')[study]}**\n"
     words = _words(study)
     if words.get("answer"):
-        yield f"{words['answer']}\n"
+        yield f"{str(words['answer'])[:1].upper()}{str(words['answer'])[1:]}.\n"
     if (FOLDER / f"{study}.png").exists():
         yield f"![{study}: {str(words['figure']).replace('_', ' ')}](gallery/{study}.png)\n"
     yield f"```sh\npython -m dse study={study}\n```\n"

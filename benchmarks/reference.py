@@ -298,8 +298,12 @@ def commands() -> str:
     for name, command in sorted(plugins.declarations("COMMANDS").items()):
         module, _, function = command.target.partition(":")
         told = inspect.getdoc(getattr(importlib.import_module(module), function)) or ""
-        _, _, behind = told.partition("\n\n")
-        parts += [f"## {name}\n", f"```\npython -m dse {command.usage}\n```\n", f"{_sentence(command.description)}\n"]
+        behind = re.sub(r"(?:Raises|Returns) [^.]*\.", "", told.partition("\n\n")[2]).strip()
+        parts += [
+            f"## {name}\n",
+            f"```\npython -m dse {command.usage}\n```\n",
+            f"{_prose(_sentence(command.description))}\n",
+        ]
         parts += [f"{_prose(behind)}\n"] if behind else []
     return "\n".join(parts)
 
@@ -326,12 +330,12 @@ def metrics() -> str:
 
 
 def _metric_table(table: Mapping[str, Metric]) -> Iterator[str]:
-    yield "| metric | unit | goal | range | meaning |"
+    yield "| metric | meaning | unit | goal | range |"
     yield "|---|---|---|---|---|"
     for name, metric in table.items():
         low = "–∞" if metric.low == -math.inf else f"{metric.low:g}"
         high = "∞" if metric.high == math.inf else f"{metric.high:g}"
-        cells = (f"`{name}`", metric.unit, metric.goal, f"{low} to {high}", metric.meaning)
+        cells = (f"`{name}`", metric.meaning, metric.unit, metric.goal, f"{low} to {high}")
         yield f"| {' | '.join(_cell(cell) for cell in cells)} |"
 
 

@@ -30,6 +30,8 @@ PROJECT = {
     "README.md": "index.md",
 }
 """File of the repository -> its page."""
+_HEADING = re.compile(r"^(#{2,4} )([^`\n]+) \((`[^\n]*)\)$", re.MULTILINE)
+"""A heading that names the modules, which the table of contents leaves out."""
 _LINK = re.compile(r"(?<!!)\[((?:[^\[\]]|`[^`]*`)*)\]\(((?!\w+:|#)[^)\s]+)\)")
 
 
@@ -44,7 +46,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Point links that leave `docs/` at pages of the site, or show where they lead in the repository."""
-    return with_site_links(markdown, f"docs/{page.file.src_uri}")
+    short = _HEADING.sub(r'\1\2 (\3) { data-toc-label="\2" }', markdown)
+    return with_site_links(short, f"docs/{page.file.src_uri}")
 
 
 def with_site_links(text: str, place: str) -> str:
