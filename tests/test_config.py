@@ -98,7 +98,7 @@ ACCIDENTS: list[tuple[list[str], list[str]]] = [
     (["study=fico_sweep"], ["study = 'fico_sweep'", "did you mean `study=ficco_sweep`?"]),
     (["schedule.name=shard_p2"], ["schedule", "'shard_p2'", "did you mean `schedule=shard_p2p`?"]),
     (["system=mi300x8"], ["system = 'mi300x8'", "did you mean `system=mi300x_8`?"]),
-    (["~space.schedule.prioritty"], ["space.schedule.prioritty", "did you mean `space.schedule.priority`?"]),
+    (["~space.schedule.prioritty"], ["space.schedule.prioritty", "did you mean `'~space.schedule.priority'`?"]),
     (["study.objectives=[makespan]"], ["study.objectives = 'makespan'", "did you mean `makespan_s`?"]),
     (["study.hardware_objectives=[cost]"], ["study.hardware_objectives = 'cost'"]),
     (["study.module=fico"], ["fico", "did you mean `ficco`?"]),

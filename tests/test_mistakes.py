@@ -328,7 +328,11 @@ def corrected(words: Sequence[str], message: str, suggestion: str) -> list[str]:
             is_named = " ".join(part) == named or (count == 1 and key in (path, path.lstrip("+~"), named))
             if is_named or (count == 1 and "=" not in suggestion and part[0] == value.strip("'")):
                 old = path if path.lstrip("+~") in part[0] and "." in suggestion else value.strip("'") or named
-                new = shlex.split(suggestion) if "=" in suggestion else [part[0].replace(old, suggestion)]
+                new = (
+                    shlex.split(suggestion)
+                    if "=" in suggestion or suggestion[0] == "'"
+                    else [part[0].replace(old, suggestion)]
+                )
                 return [*words[:place], *new, *words[place + count :]]
     raise AssertionError(f"{named!r} is no part of {words}")
 

@@ -427,6 +427,8 @@ def _nearest(tree: Mapping[str, Any], line: _Line) -> str:
     if line.key in flags:
         return f"it is a flag: `{flags[line.key]}={typed}`"
     way = spelling.nearest_key(tree, line.key, None if line.kind == "delete" else typed)
+    if line.kind == "delete":
+        return way.replace("mean `", "mean `'~").replace("`?", "'`?")
     return way.replace("mean `", "mean `+space.") if line.sweep else way
 
 

@@ -26,7 +26,9 @@ _MOST_AXES: Final = 8  # of parallel coordinates
 _SECTION: Final = "dse"
 _WIDE: Final = {"columns": 1, "cardHeight": 420}
 _FACETS: Final = {
-    "runsHiddenMode": "SHOWALL",
+    **{"runsPinned": [], "runsHidden": [], "runsExpanded": {}, "runsVisibilityMap": {}},  # MLflow 3.10 has no defaults
+    **{"groupBy": None, "groupsExpanded": {}, "useGroupedValuesInCharts": True, "hideEmptyCharts": True},
+    "runsHiddenMode": "SHOW_ALL",
     "startTime": "ALL",
     "lifecycleFilter": "Active",
     "datasetsFilter": [],
