@@ -65,6 +65,8 @@ def cell(value: Any, unit: str) -> str:
     if value is None or pd.isna(value):
         return "–"
     if unit == "s":
+        if value >= 1:
+            return f"{value:.3f} s"
         return f"{value * 1e3:.3f} ms" if value >= 1e-3 else f"{value * 1e6:.2f} µs"
     if unit in ("x", "fraction"):
         return f"{value:.2f}x" if unit == "x" else f"{100 * value:.0f} %"
