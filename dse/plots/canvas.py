@@ -37,14 +37,18 @@ _ROUNDS = 2  # of layout: the second measures titles that the first has wrapped
 
 @dataclass(frozen=True)
 class Width:
-    """Width of a figure in a paper. inches: of the whole; text: size of its letters [pt]; panels: at most in a row."""
+    """Width of a figure in a paper. inches: of the whole; text: size of its letters [pt]; panels: at most in a row.
+
+    most: panels of a figure, so that it is no higher than a page.
+    """
 
     inches: float
     text: float
     panels: int
+    most: int
 
 
-WIDTHS: Mapping[str, Width] = {"column": Width(3.35, 7.0, 2), "page": Width(7.0, 8.0, 4)}
+WIDTHS: Mapping[str, Width] = {"column": Width(3.35, 7.0, 2, 8), "page": Width(7.0, 8.0, 4, MOST_PANELS)}
 _width: ContextVar[Width] = ContextVar("width", default=WIDTHS["page"])
 
 
@@ -61,17 +65,18 @@ class Frame:
     panel: str | None = None
 
     def panels(self, rows: pd.DataFrame, value: str) -> tuple[dict[str, pd.DataFrame], str]:
-        """Rows by title of a panel, and the note. Of more than 16 panels, those with the largest and the smallest
-        values are drawn.
+        """Rows by title of a panel, and the note. Of more panels than fit a page, those with the largest and the
+        smallest values are drawn.
         """
         if self.panel is None:
             return {"": rows}, self.note
         groups = {str(name): group for name, group in rows.groupby(self.panel, sort=False, observed=True)}
-        if len(groups) <= MOST_PANELS:
+        most = _width.get().most
+        if len(groups) <= most:
             return groups, self.note
         order = sorted(groups, key=lambda name: -float(groups[name][value].max()))
-        shown = {*order[: MOST_PANELS // 2], *order[-(MOST_PANELS // 2) :]}
-        note = f"{MOST_PANELS} of {len(groups)} shown, those with the largest and the smallest values"
+        shown = {*order[: most // 2], *order[-(most // 2) :]}
+        note = f"{most} of {len(groups)} shown, those with the largest and the smallest values"
         few = {name: group for name, group in groups.items() if name in shown}
         return few, "; ".join(filter(None, (self.note, note)))
 
