@@ -25,7 +25,7 @@ _MOST_COLUMNS: Final = 16
 _MOST_AXES: Final = 8  # of parallel coordinates
 _SECTION: Final = "dse"
 _WIDE: Final = {"columns": 1, "cardHeight": 420}
-_FACETS: Final = {
+_FACETS: Final[Mapping[str, Any]] = {
     **{"runsPinned": [], "runsHidden": [], "runsExpanded": {}, "runsVisibilityMap": {}},  # MLflow 3.10 has no defaults
     **{"groupBy": None, "groupsExpanded": {}, "useGroupedValuesInCharts": True, "hideEmptyCharts": True},
     "runsHiddenMode": "SHOW_ALL",
