@@ -222,7 +222,7 @@ def test_base_designs_are_refused_with_all_their_problems_at_once() -> None:
     with pytest.raises(ConfigError) as caught:
         validate(toy.Fixed(), trees)
     told = toy.refused(caught.value)
-    for part in ("thing.x = 5000", "thing.mode = 'round'", "thing.x = 950: does not fit", "did you mean `weight`"):
+    for part in ("thing.x = 5000", "thing.mode = 'round'", "thing.x = 950: does not fit", "did you mean `tool.weight`"):
         assert part in told
 
 

@@ -453,12 +453,12 @@ def test_any_text_a_program_prints_becomes_a_result(text: str) -> None:
         ({"metrics": {"1": METRICS["share"]}}, ["simulator.metrics", "beginning with a letter"]),
         ({"metrics": {"a": {"unit": "s"}}}, ["simulator.metrics.a.meaning", "is missing"]),
         ({"metrics": {"a": {**METRICS["share"], "low": 2}}}, ["simulator.metrics.a", "above high"]),
-        ({"metrics": {"a": {**METRICS["share"], "gaol": "maximize"}}}, ["did you mean `goal`"]),
+        ({"metrics": {"a": {**METRICS["share"], "gaol": "maximize"}}}, ["did you mean `simulator.metrics.a.goal`"]),
         ({"timeout_s": 0}, ["simulator.timeout_s = 0"]),
         ({"timeout_s": "1 GB"}, ["simulator.timeout_s", "dimension"]),
         ({"memory_bytes": 1}, ["simulator.memory_bytes"]),
         ({"env": ["A=B"]}, ["simulator.env.0"]),
-        ({"timeout": 3}, ["simulator.timeout", "did you mean `timeout_s`"]),
+        ({"timeout": 3}, ["simulator.timeout", "did you mean `simulator.timeout_s`"]),
         (
             {"input": "xml", "timeout_s": -1, "env": ["-"]},
             ["simulator.input", "simulator.timeout_s", "simulator.env.0"],
@@ -657,7 +657,7 @@ SCENARIOS = "light: {lit: false}\nscenarios:\n  dull: {light: {lit: false}}\n  b
 @pytest.mark.parametrize(
     ("words", "parts"),
     [
-        (["space.case.fualt=choice(none)"], ["space.case.fualt", "did you mean `fault`"]),
+        (["space.case.fualt=choice(none)"], ["space.case.fualt", "did you mean `space.case.fault`"]),
         (["simulator.command=[env, '{case.y}']"], ["{case.y} is no value of the design", "`case.x`"]),
         (["+scenarios={a: {case: {y: 1}}}"], ["scenarios.a.case.y", "did you mean `case.x`"]),
         (["+scenarios={a b: {case: {x: 1}}}"], ["scenarios.a b"]),

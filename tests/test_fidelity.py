@@ -222,7 +222,7 @@ def test_levels_that_make_no_ladder_are_refused(levels: str, told: list[str]) ->
 
 @pytest.mark.slow
 def test_an_option_that_is_none_is_refused_with_the_nearest() -> None:
-    with pytest.raises(ConfigError, match="did you mean `ladder`"):
+    with pytest.raises(ConfigError, match="did you mean `fidelity=ladder`"):
         plan(request([*SMALL, "fidelity=lader"]))
 
 

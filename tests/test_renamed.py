@@ -111,7 +111,7 @@ def test_a_former_key_is_refused_with_its_present_name(words: list[str], told: s
         (["setting.feed=0.5"], "it is `system.gpu.disabled_cache` now"),
         (["space.setting.flop_vs_bw=choice(1,2)"], "is no knob of any design here (it is `system.gpu.flop_vs_bw` now)"),
         (["study.baseline={setting.flop_vs_bw: 1}"], "setting.flop_vs_bw is no knob of any design here (it is `system"),
-        (["study.baseline={setting.name: full}"], "setting.name names no option (it is `system.name` now)"),
+        (["study.baseline={setting.name: full}"], "names no option of setting (it is `system.name` now)"),
         (["+setting={clock: 1}"], "setting: is not a known section (its values are `system.gpu.active_cus`"),
     ],
 )
