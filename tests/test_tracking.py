@@ -242,7 +242,7 @@ def test_the_study_run_tells_what_was_run_and_holds_its_files_but_no_links(store
         *{("dse.study", "sweep"), ("dse.points", "all"), ("dse.git", "abc"), ("dse.dirty", "true"), ("dse.seed", "3")},
         *{("dse.backend", "toy 1"), ("dse.command", "python -m dse study=sweep"), ("mlflow.source.git.commit", "abc")},
     }
-    assert "| g1 | ring, mover dma, share[0] 0.333" in run.data.tags["mlflow.note.content"]
+    assert "| g1 | ring, mover DMA engines, share[0] 0.333" in run.data.tags["mlflow.note.content"]
     files = [file.path for file in store.client.list_artifacts(done.run_id)]
     assert files == ["claims.json", "config.yaml", "figures", "provenance.json", "results.parquet", "summary.json"]
     artifacts = Path(url2pathname(urlparse(run.info.artifact_uri).path))

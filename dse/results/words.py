@@ -40,8 +40,8 @@ def knob_in_words(path: str, value: Any, phrases: Mapping[str, Any]) -> str:
         return f"{'' if value else 'no '}{words(path)}"
     if path.rpartition(".")[2].startswith("num_"):
         return _count(value, words(path))
-    unit = unit_of(path) if isinstance(value, float) else ""
-    return f"{words(path)} {with_unit(value, unit) if unit else label(str(value))}"
+    text = with_unit(value, unit_of(path)) if isinstance(value, float) else label(str(value))
+    return f"{words(path)} {text}"
 
 
 def _count(number: Any, things: str) -> str:
