@@ -32,32 +32,30 @@ _SIDES = (DIVERGING[0], DIVERGING[-1])
 Curve = tuple[Any, Any]
 
 
-def interval(values: Any) -> tuple[float, float, float]:
-    """Median of some values, and the 95 % bootstrap interval of it."""
-    numbers = np.asarray(values, float)
-    drawn = np.random.default_rng(0).integers(len(numbers), size=(_BOOTSTRAPS, len(numbers)))
-    low, high = np.percentile(np.median(numbers[drawn], axis=1), [2.5, 97.5])
-    return float(np.median(numbers)), float(low), float(high)
+def _median_with_interval(chosen: Mapping[str, Look]) -> dict[str, Any]:
+    """What seaborn is told to draw medians with their 95 % bootstrap intervals, in the looks of names."""
+    looks = {"palette": {name: look.colour for name, look in chosen.items()}, "legend": False}
+    return {**looks, "estimator": "median", "errorbar": ("ci", 95), "n_boot": _BOOTSTRAPS, "seed": 0}
 
 
 def progress(table: pd.DataFrame, x: Axis, *, y: Axis, by: str, frame: Frame) -> Sheet:
     """Plot medians of y over the rows of each `share`, a line for each group of `by`, a panel for each scenario; the
     band is the 95 % bootstrap interval of the median. Where x differs from row to row, it is the median of each share.
     """
+    import seaborn as sns
+
     groups, note = Frame(frame.title, frame.note, "scenario").panels(table, y.column)
     chosen = looks(table[by].unique())
     units = scale(x, table[x.column], logarithmic=True), scale(y, table[y.column])
     columns = 4 if len(groups) > 6 else min(3, len(groups))
     drawn = sheet(len(groups), Frame(frame.title, note), height=1.35, columns=columns)
     for place, (panel, (name, group)) in enumerate(zip(drawn.panels, groups.items(), strict=True)):
-        for method, look in chosen.items():
-            rows = group[group[by].astype(str) == method].groupby("share", sort=True)
-            places = rows[x.column].median().to_numpy(float) * units[0].factor
-            bands = [interval(part) for _, part in rows[y.column]]
-            if bands:
-                middle, low, high = np.array(bands).T * units[1].factor
-                panel.plot(places, middle, color=look.colour, marker=look.marker, ms=2.8, mew=0, lw=1.0)
-                panel.fill_between(places, low, high, color=look.colour, alpha=0.15, lw=0)
+        typical = group.groupby([by, "share"], sort=False)[x.column].transform("median") * units[0].factor
+        rows = group.assign(x=typical, y=group[y.column] * units[1].factor, **{by: group[by].astype(str)})
+        marks = {"markers": {name: look.marker for name, look in chosen.items()}, "dashes": False, "ms": 2.8, "mew": 0}
+        lines = {"x": "x", "y": "y", "hue": by, "style": by, "lw": 1.0, **_median_with_interval(chosen)}
+        sns.lineplot(rows, **lines, **marks, ax=panel)
+        panel.set(xlabel="", ylabel="")
         panel.set_xscale("log")
         values = group[y.column] * units[1].factor
         smallest, largest = values[values > 0].min(), values.max()
@@ -86,9 +84,11 @@ def _decade_ticks(panel: Axes, unit: Scale) -> None:
 def medians(table: pd.DataFrame, value: Axis, *, by: str, least: str, frame: Frame) -> Sheet:
     """Plot the median of a value for each group of `by`, a panel for each scenario, with its 95 % bootstrap interval.
 
-    least: column of flags, true if the value of a row is only a lower bound; a median that is a lower bound is shown
-    hollow, as an arrow to the right.
+    least: column of flags, true if the value of a row is only a lower bound; a median that is a lower bound is an
+    arrow to the right.
     """
+    import seaborn as sns
+
     groups, note = Frame(frame.title, frame.note, "scenario").panels(table, value.column)
     chosen = looks(table[by].unique())
     columns = 4 if len(groups) > 6 else min(3, len(groups))
@@ -96,19 +96,18 @@ def medians(table: pd.DataFrame, value: Axis, *, by: str, least: str, frame: Fra
     drawn = sheet(len(groups), Frame(frame.title, note), height=height, columns=columns)
     unit = scale(value, table[value.column])
     for place, ((first, _, panel), (name, group)) in enumerate(zip(drawn.rows(), groups.items(), strict=True)):
-        for row, (method, look) in enumerate(chosen.items()):
-            part = group[group[by].astype(str) == method]
-            middle, low, high = (number * unit.factor for number in interval(part[value.column]))
-            is_bound = bool(part[least].mean() >= 0.5)
-            panel.hlines(row, low, high, color=look.colour, lw=1.2, alpha=0.6)
-            marker, fill = (">", "none") if is_bound else (look.marker, "full")
-            panel.plot(middle, row, color=look.colour, marker=marker, fillstyle=fill, ms=4, mew=0.8, ls="")
+        rows = group.assign(value=group[value.column] * unit.factor, **{by: group[by].astype(str)})
+        bounds = rows.groupby(by)[least].mean() >= 0.5
+        marks = [">" if bounds.get(name, False) else look.marker for name, look in chosen.items()]
+        order = {"order": list(chosen), "hue_order": list(chosen), "markers": marks, "ms": 4, "mew": 0, "lw": 1.2}
+        sns.pointplot(rows, x="value", y=by, hue=by, ls="", **order, **_median_with_interval(chosen), ax=panel)
+        panel.set(xlabel="", ylabel="")
         name_rows(panel, [look.label for look in chosen.values()], labelled=first)
         panel.set_xscale("log")
         plain_ticks(panel.xaxis, unit)
         drawn.name(place, name)
     drawn.xlabel = unit.title
-    drawn.legend([mark_handle("not reached: at least", marker=">", fillstyle="none")])
+    drawn.legend([mark_handle("not reached: at least", marker=">")])
     return drawn
 
 
