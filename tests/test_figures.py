@@ -188,8 +188,8 @@ FEW = {
     "cache_policies": ["applications=[fw_pool,fw_lstm]", "run.requests=20000"],
     "cache_sizes": ["applications=[fw_pool]", "run.requests=20000"],
     "ficco": ["budget.trials=300", "workload.only=[g1,g5]"],
-    "ficco_rules": ["budget.trials=40"],
-    "ficco_unseen": ["budget.trials=40", "workload=ficco"],
+    "ficco_rules": ["budget.trials=8", "workload=ficco"],
+    "ficco_unseen": ["budget.trials=8", "workload=ficco"],
     "fused_ops": ["budget.trials=200"],
     "gpgpusim": ["applications=[lenet]", "measured=[p100]", "run.requests=20000", "run.most=200000"],
     "jitq": ["budget.trials=500"],
@@ -200,7 +200,7 @@ FEW = {
 @pytest.mark.slow
 @pytest.mark.parametrize("study", mostly_nightly(sorted(list_options("study")), every=3))
 def test_figures_of_a_study_overlap_nowhere_and_say_their_answer(study: str, tmp_path: Path) -> None:
-    words = [f"study={study}", "tracking=none", "store=none", "figures=none", f"output_dir={tmp_path}"]
+    words = [f"study={study}", "tracking=none", "store=none", "figures=none", "fidelity=none", f"output_dir={tmp_path}"]
     assert main([*words, *FEW.get(study, [])]) == 0
     outputs = Outputs.latest(tmp_path, study)
     module = plugins.load("study", Finished(outputs.folder).config["study"]["module"])
