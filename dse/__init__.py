@@ -83,18 +83,12 @@ def run(
         If the simulator fails every time.
     OSError
         If the disk or the database fails; what was recorded is kept.
-
-    Warns
-    -----
     UserWarning
-        If more points failed than `executor.max_failed_fraction` allows.
+        A warning, not raised: more points failed than `executor.max_failed_fraction` allows.
 
     Examples
     --------
-    ```python
-    result = dse.run("ficco_sweep", workload__only=["g1", "g4"])
-    result.winners
-    ```
+    `dse.run("ficco_sweep", workload__only=["g1", "g4"]).winners`
     """
     from dse.config.compose import request
     from dse.config.overrides import override

@@ -6,7 +6,6 @@ import os
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from itertools import islice
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -70,9 +69,13 @@ class Drawing:
         self._pool.close()
 
     def begin(self, figures: Iterable[tuple[str, Draw]], folder: Path, *, key: bool = False) -> None:
-        """Begin to draw figures into a folder. key: the first of them answers the study's question."""
-        most = {"all": None, "key": 1 if key else 0, "none": 0}[self.wanted.name]
-        for name, make in islice(figures, most):
+        """Begin to draw figures into a folder. key: the first of them answers the study's question.
+
+        All are asked for, whether or not they are drawn: a study may write files between them.
+        """
+        for place, (name, make) in enumerate(figures):
+            if self.wanted.name == "none" or (self.wanted.name == "key" and not (key and place == 0)):
+                continue
             figure = _Figure(name, make, folder, self.wanted.format, self.wanted.width)
             self._drawn.append((figure, self._threads.submit(self._pool.call, figure)))
 
