@@ -85,10 +85,6 @@ def run(
         If the disk or the database fails; what was recorded is kept.
     UserWarning
         A warning, not raised: more points failed than `executor.max_failed_fraction` allows.
-
-    Examples
-    --------
-    `dse.run("ficco_sweep", workload__only=["g1", "g4"]).winners`
     """
     from dse.config.compose import request
     from dse.config.overrides import override
