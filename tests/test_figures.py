@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from dse import plots, plugins
 from dse.cli import main
 from dse.config.options import list_options
+from dse.config.yaml_checks import load_yaml
 from dse.plots import Axis, Draw, Frame, fronts, predictions, tables, timelines
 from dse.plots.canvas import MOST_PANELS, WIDTHS
 from dse.plots.quantities import log_ticks, number, scale, with_unit
@@ -193,8 +194,10 @@ FEW = {
     "fused_ops": ["budget.trials=200"],
     "gpgpusim": ["applications=[lenet]", "measured=[p100]", "run.requests=20000", "run.most=200000"],
     "jitq": ["budget.trials=500"],
-    "search_benchmark": ["budget.trials=40"],
+    "search_benchmark": ["space.run.seed=choice(0,1)", "space.run.method=choice(auto,random)"],
 }
+LANDSCAPES = load_yaml(Path("conf/study/search_benchmark.yaml"))["landscapes"]
+FEW["search_benchmark"] += [f"~landscapes.{name}" for name in list(LANDSCAPES)[2:]]
 
 
 @pytest.mark.slow
