@@ -7,7 +7,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -45,7 +45,8 @@ def run(request: Request) -> int:
 def run_in_folder(request: Request) -> tuple[Path, int]:
     """Evaluate a study and write everything; its folder, and 0, or 3 if points failed. Raises ConfigError."""
     planned = plan(request)
-    with background_tracking(planned.settings.tracking) as background, Drawing(planned.settings.figures) as drawing:
+    drawing = Drawing(planned.settings.figures)
+    with background_tracking(planned.settings.tracking) as background, closing(drawing):
         outputs, findings = _run(planned, background, drawing)
     return outputs.folder, 3 if _has_failed(planned, findings) else 0
 

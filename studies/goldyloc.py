@@ -196,10 +196,6 @@ def _alike(system: System, degree: int, shapes: Floats) -> Floats:
 # Claims
 
 
-def _mean(ratio: Floats) -> float:
-    return float(np.exp(np.log(ratio).mean()))
-
-
 def _speedups(run: _Run) -> dict[str, Finding]:
     over, beside = run.sequential / run.goldyloc, run.default / run.goldyloc
     default = run.sequential / run.default
@@ -208,12 +204,14 @@ def _speedups(run: _Run) -> dict[str, Finding]:
     worst = run.judged["worst_against_sequential"]
     text = f"all {run.degrees[-1]} at once: {len(losing)} of {len(run.names)} queues lose, {_least(run, default)}"
     return {
-        "goldyloc.vs_sequential": Finding(100 * (_mean(over) - 1), note, _UNKNOWN),
+        "goldyloc.vs_sequential": Finding(100 * (geometric_mean(over) - 1), note, _UNKNOWN),
         "goldyloc.vs_sequential_max": Finding(float(over.max()), _most(run, over), _UNKNOWN),
-        "goldyloc.vs_default": Finding(100 * (_mean(beside) - 1), note, _UNKNOWN),
+        "goldyloc.vs_default": Finding(100 * (geometric_mean(beside) - 1), note, _UNKNOWN),
         "goldyloc.vs_default_max": Finding(float(beside.max()), _most(run, beside), _UNKNOWN),
-        "goldyloc.default_vs_sequential": Finding(100 * (_mean(default) - 1), f"all at once; {note}", _UNKNOWN),
-        "goldyloc.default_can_lose": Finding(bool(losing and _mean(default) > 1), text),
+        "goldyloc.default_vs_sequential": Finding(
+            100 * (geometric_mean(default) - 1), f"all at once; {note}", _UNKNOWN
+        ),
+        "goldyloc.default_can_lose": Finding(bool(losing and geometric_mean(default) > 1), text),
         "goldyloc.never_worse": Finding(bool(worst <= 1.05), f"at most {worst:.3f} of the sequential time"),
     }
 
@@ -241,7 +239,7 @@ def _kernels(run: _Run, finished: Finished) -> dict[str, Finding]:
         if degree in run.degrees:
             place = run.degrees.index(degree)
             default, shared, best = (run.seconds[kind][:, place] for kind in ("isolated", "shared", "best"))
-            gains[degree] = np.log(_mean(default / shared)) / np.log(_mean(default / best))
+            gains[degree] = np.log(geometric_mean(default / shared)) / np.log(geometric_mean(default / best))
     shares = ", ".join(f"{100 * gain:.0f} % at {degree}" for degree, gain in gains.items())
     cause = "small GEMMs want tiles under concurrency that are too large for a quarter of this GPU, too"
     enough = f"of the gain that the best of all tiles gives (a yes needs {100 * _ENOUGH:.0f} %): {shares}"

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dse.plots.palette import label
+from dse.results.answer import geometric_mean as geometric_mean
 
 if TYPE_CHECKING:
     import pandas as pd
-
-
-def geometric_mean(values: Iterable[Any]) -> float:
-    """Geometric mean of positive values."""
-    return float(np.exp(np.log(np.asarray(list(values), float)).mean()))
 
 
 def most_frequent(names: pd.Series[Any]) -> tuple[str, int]:

@@ -32,7 +32,7 @@ from simulators.workloads.sequence_lengths import iteration_lengths
 from studies import throughput
 from studies.facts import facts
 from studies.plain import Plain
-from studies.sentences import capitalised, reach
+from studies.sentences import capitalised, geometric_mean, reach
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -167,7 +167,7 @@ def _network(rows: pd.DataFrame, network: str) -> dict[str, Finding]:
 def _percent(errors: pd.Series[Any]) -> float:
     """Geometric mean [%] of errors; the arithmetic one where an error is 0."""
     positive = errors[errors > 0]
-    return 100 * float(np.exp(np.log(positive).mean())) if len(positive) == len(errors) else 100 * float(errors.mean())
+    return 100 * (geometric_mean(errors) if len(positive) == len(errors) else float(errors.mean()))
 
 
 def _cuts(ok: pd.DataFrame) -> dict[str, Finding]:

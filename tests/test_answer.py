@@ -52,9 +52,12 @@ def test_the_sentence_tells_the_geometric_mean_the_largest_gain_and_what_wins_mo
     assert text == f"ring wins in 2 of 3 scenarios; {gains}"
 
 
-def test_one_scenario_needs_no_mean(tmp_path: Path) -> None:
-    outputs, table = outputs_of(tmp_path, [1.5])
-    assert conclude(outputs.read_json("summary"), table) == "tree is 1.50x faster than the baseline"
+@pytest.mark.parametrize(
+    ("gain", "text"), [(1.5, "tree is 1.50x faster than the baseline"), (1.0, "tree is as fast as the baseline")]
+)
+def test_one_scenario_needs_no_mean(tmp_path: Path, gain: float, text: str) -> None:
+    outputs, table = outputs_of(tmp_path, [gain])
+    assert conclude(outputs.read_json("summary"), table) == text
 
 
 @pytest.mark.parametrize("verbose", [False, True])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 
@@ -37,7 +38,7 @@ def broken() -> Sheet:
 
 def drawn(folder: Path, which: str, *figures: tuple[str, Draw], key: bool = True) -> dict[str, bytes]:
     """Files that are drawn beside a study, by name."""
-    with Drawing(Figures(name=which, format=("svg", "png"))) as drawing:
+    with closing(Drawing(Figures(name=which, format=("svg", "png")))) as drawing:
         drawing.begin(iter(figures), folder, key=key)
         assert drawing.finish("toy") == len(list(folder.iterdir())) // 2
     return {path.name: path.read_bytes() for path in folder.iterdir()}
@@ -69,7 +70,7 @@ def test_what_cannot_be_sent_to_a_worker_or_kills_it_is_drawn_here(tmp_path: Pat
 
 
 def test_what_a_figure_raises_is_raised(tmp_path: Path) -> None:
-    with Drawing(Figures(name="all")) as drawing:
+    with closing(Drawing(Figures(name="all"))) as drawing:
         drawing.begin(iter([("broken", broken)]), tmp_path)
         with pytest.raises(ValueError, match="no such axis"):
             drawing.finish("toy")

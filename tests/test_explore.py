@@ -166,7 +166,7 @@ def test_a_browser_zooms_filters_and_finds_the_key_of_a_point(served: Server) ->
 
 
 @pytest.mark.parametrize(
-    ("words", "way"), [(["a", "b"], "compare"), (["port=x"], "free one"), (["open=maybe"], "auto or no")]
+    ("words", "way"), [(["a", "b"], "compare"), (["port=x"], "free one"), (["open=maybe"], "auto, true or false")]
 )
 def test_words_that_make_no_sense_are_refused(words: list[str], way: str) -> None:
     with pytest.raises(ConfigError, match=way):

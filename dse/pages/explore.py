@@ -163,7 +163,7 @@ def find_table(root: Path, run: str) -> Table:
 
 @output_files.working_on_folders
 def command(words: Sequence[str]) -> int:
-    """`explore [<run>] [port=<number>] [open=auto|no] [output_dir=<folder>]`: serve a table until Ctrl-C.
+    """`explore [<run>] [port=<number>] [open=auto|true|false] [output_dir=<folder>]`: serve a table until Ctrl-C.
 
     Raises ConfigError.
     """
@@ -176,6 +176,7 @@ def command(words: Sequence[str]) -> int:
     library = threading.Thread(target=vega.library)  # a second's work while the table is read
     library.start()
     table = find_table(Path(options["output_dir"]), runs[0] if runs else "")
+    print(f"reading {table.path} (a million rows take some ten seconds)", file=sys.stderr, flush=True)
     site = Site(table, Explorer(table.points()), secrets.token_urlsafe(16))
     library.join()
     if not vega.library():
@@ -188,8 +189,8 @@ def _check(runs: Sequence[str], options: Mapping[str, str]) -> None:
     problems = []
     if len(runs) > 1:
         problems.append(Problem("explore", "shows one run", " ".join(runs), "compare shows two"))
-    if options["open"] not in ("auto", "no"):
-        problems.append(Problem("open", "must be auto or no", options["open"]))
+    if options["open"] not in ("auto", "true", "false"):
+        problems.append(Problem("open", "must be auto, true or false", options["open"]))
     if not (options["port"].isascii() and options["port"].isdigit() and int(options["port"]) < 1 << 16):
         problems.append(Problem("port", "must be a number below 65536", options["port"], "0 takes a free one"))
     if problems:
@@ -205,7 +206,7 @@ def _serve(site: Site, options: Mapping[str, str], began: float) -> int:
     count = len(site.explorer.points)
     print(f"{site.table.name}: {count:,} points with a result, ready after {time.monotonic() - began:.1f} s")
     print(f"{server.address}  (Ctrl-C stops it)", flush=True)
-    if options["open"] == "auto" and sys.stdout.isatty():
+    if options["open"] == "true" or (options["open"] == "auto" and sys.stdout.isatty()):
         webbrowser.open(server.address)
     with server:
         try:

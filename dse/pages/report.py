@@ -246,16 +246,11 @@ def write_traces(outputs: Outputs) -> list[Path]:
 _FIELDS = ("lane", "name", "kind", "start_s", "finish_s", "moved_bytes", "flop")
 
 
-def report_mb(path: Path) -> float:
-    """Size of a page in megabytes, for `benchmarks.first_minute`."""
-    return path.stat().st_size / 1e6
-
-
 @output_files.working_on_folders
 def command(words: Sequence[str]) -> int:
     """`report study=<name> [output_dir=<folder>]`: figures, claims and the page again; nothing is evaluated."""
     options = pairs(words, {"study": "", "output_dir": "outputs"})
-    code = report.redraw(words)
-    path = write_report(Outputs.latest(Path(options["output_dir"]), options["study"]))
-    report.console().print(f"report: {path}", soft_wrap=True)
-    return code
+    outputs = Outputs.latest(Path(options["output_dir"]), options["study"])
+    report.redraw(outputs)
+    report.console().print(f"report: {write_report(outputs)}", soft_wrap=True)
+    return 0

@@ -23,14 +23,7 @@ _EXACT = 1e7  # whole numbers below it are written with all digits
 _STEPS = (1.0, 2.0, 5.0)
 _FINE_STEPS = (1.0, 1.2, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0)
 _ENOUGH = 3  # powers of ten that need no ticks between them
-_ENDINGS = (
-    ("_bytes_per_s", "B/s"),
-    ("_flop_per_s", "FLOP/s"),
-    ("_bytes", "B"),
-    ("_flop", "FLOP"),
-    ("_J", "J"),
-    ("_s", "s"),
-)
+_ENDINGS = ("_bytes_per_s", "_flop_per_s", "_bytes", "_flop", "_J", "_s")
 
 
 @dataclass(frozen=True)
@@ -86,19 +79,10 @@ def words(path: str) -> str:
     declared = plugins.declarations("WORDS")
     if path in declared or name in declared:
         return str(declared.get(path) or declared[name])
-    ending = next((ending for ending, _ in _ENDINGS if f"_{name}".endswith(ending)), "")
+    ending = next((ending for ending in _ENDINGS if f"_{name}".endswith(ending)), "")
     bare = f"_{name}".removesuffix(ending).removeprefix("_").replace("_", " ")
     says_nothing = name == "name" or not bare
     return section.rpartition(".")[2].replace("_", " ") if says_nothing and section else bare or name
-
-
-def unit_of(path: str) -> str:
-    """Unit of the values of a column, by the ending of its name; "" where it has none.
-
-    >>> unit_of("system.gpu.llc.bytes"), unit_of("schedule.num_chunks")
-    ('B', '')
-    """
-    return next((unit for ending, unit in _ENDINGS if f"_{path.rpartition('.')[2]}".endswith(ending)), "")
 
 
 def scale(axis: Axis, values: Any, *, logarithmic: bool = False) -> Scale:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ from dse.results import output_files
 from dse.results.pareto import winners
 from dse.results.report import claims_count, claims_table, console, error_text, limits_text, summary
 from dse.results.run_folder import Outputs
-from dse.results.words import cell, choice_in_words, common_choices, gain_in_words
+from dse.results.words import AS_FAST, cell, choice_in_words, common_choices, gain_in_words
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -117,8 +117,9 @@ def conclude(record: Mapping[str, Any], best: pd.DataFrame) -> str:
         return _best_value(record, best, knobs)
     how = _what_wins(best, knobs)
     if len(best) == 1:
-        return f"{how} is {gain_in_words(best.iloc[0][name])} than the baseline" if how else ""
-    mean, first = _geometric_mean(best[name]), best.iloc[0]
+        gain = gain_in_words(best.iloc[0][name])
+        return f"{how} is {gain} {'as' if gain == AS_FAST else 'than'} the baseline" if how else ""
+    mean, first = geometric_mean(best[name]), best.iloc[0]
     gains = f"the geometric mean of {words(name)} is {mean:.2f}x over the baseline"
     most = f"the largest {first[name]:.2f}x ({first['scenario']})"
     return f"{how}; {gains}, {most}" if how else f"{gains}, {most}"
@@ -151,10 +152,11 @@ def _what_wins(best: pd.DataFrame, knobs: Sequence[str]) -> str:
     )
 
 
-def _geometric_mean(values: pd.Series[Any]) -> float:
+def geometric_mean(values: Iterable[Any]) -> float:
+    """Geometric mean of positive values."""
     import numpy as np
 
-    return float(np.exp(np.log(values.to_numpy(float)).mean()))
+    return float(np.exp(np.log(np.asarray(list(values), float)).mean()))
 
 
 def claims_line(rows: Sequence[Mapping[str, Any]], study: str) -> str:

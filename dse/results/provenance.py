@@ -40,6 +40,7 @@ _LIBRARIES = (
     "rich",
     "scikit-learn",
     "scipy",
+    "seaborn",
     "simpy",
     "sqlalchemy",
     "threadpoolctl",

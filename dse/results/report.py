@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from dse import plugins
 from dse.backend import Interval, Replay
-from dse.errors import pairs
-from dse.results import output_files, provenance
+from dse.results import provenance
 from dse.results.agreement import errors, match_levels
 from dse.results.claims import Finding, judge
 from dse.results.finished_run import Finished
@@ -49,11 +48,9 @@ def figures(outputs: Outputs, module: str, table: pd.DataFrame) -> Iterator[tupl
     """Yield (name, what draws) of a study's figures of a table, the one that answers its question first."""
     if not (table["status"] == "ok").any():
         return
-    count = 0
-    for count, figure in enumerate(plugins.load("study", module).figures(table, outputs.read_table("timelines")), 1):  # noqa: B007 (count is read below)
-        yield figure
-    if not count:
-        yield from front_figure(outputs, table)
+    drawn = iter(plugins.load("study", module).figures(table, outputs.read_table("timelines")))
+    first = next(drawn, None)
+    yield from front_figure(outputs, table) if first is None else chain([first], drawn)
 
 
 def extras(outputs: Outputs, module: str) -> Iterator[tuple[str, Draw]]:
@@ -316,13 +313,10 @@ def trace(intervals: Iterable[Interval], limits: Mapping[str, float]) -> dict[st
     return {"traceEvents": [*names, *events], "displayTimeUnit": "ns", "otherData": {"limited by": dict(limits)}}
 
 
-@output_files.working_on_folders
-def redraw(words: Sequence[str]) -> int:
-    """`report study=<name> [output_dir=<folder>]`: figures, claims and summary again, nothing is evaluated."""
+def redraw(outputs: Outputs) -> None:
+    """Draw the figures of a run again and judge its claims; print its summary. Nothing is evaluated."""
     from dse import plots
 
-    options = pairs(words, {"study": "", "output_dir": "outputs"})
-    outputs = Outputs.latest(Path(options["output_dir"]), options["study"])
     module = Finished(outputs.folder).config["study"]["module"]
     shown = load_selection(outputs)
     rows = check(outputs, module, shown)
@@ -337,4 +331,3 @@ def redraw(words: Sequence[str]) -> int:
         terminal.print(part)
     terminal.print(provenance.describe(outputs.read_json("provenance")))
     terminal.print(f"redrew {len(paths)} figures and claims.json in {outputs.folder}/", soft_wrap=True)
-    return 0

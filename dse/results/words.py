@@ -9,7 +9,8 @@ import numpy as np
 
 from dse import plugins
 from dse.plots.palette import label
-from dse.plots.quantities import unit_of, with_unit, words
+from dse.plots.quantities import words
+from dse.units import quantity_text
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -40,7 +41,7 @@ def knob_in_words(path: str, value: Any, phrases: Mapping[str, Any]) -> str:
         return f"{'' if value else 'no '}{words(path)}"
     if path.rpartition(".")[2].startswith("num_"):
         return _count(value, words(path))
-    text = with_unit(value, unit_of(path)) if isinstance(value, float) else label(str(value))
+    text = quantity_text(value, path) if isinstance(value, float) else label(str(value))
     return f"{words(path)} {text}"
 
 
@@ -75,8 +76,12 @@ def cell(value: Any, unit: str) -> str:
     return f"{value:.6g} {unit}".rstrip() if isinstance(value, float) else str(value)
 
 
+AS_FAST = "as fast"
+"""Gain of what takes as long as its baseline."""
+
+
 def gain_in_words(ratio: float) -> str:
     """A speed-up in words: `1.62x faster`, `as fast`, `1.10x slower`."""
     if round(ratio, 2) == 1:
-        return "as fast"
+        return AS_FAST
     return f"{ratio:.2f}x faster" if ratio > 1 else f"{1 / ratio:.2f}x slower"

@@ -14,6 +14,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from importlib import metadata
 from pathlib import Path
@@ -27,7 +28,7 @@ from dse.plugins import Finding, Level
 _DEFAULTS = {"output_dir": "outputs", "uri": "sqlite:///mlflow.db", "port": "5000", "url": "auto"}
 _LITTLE_BYTES, _LITTLE_MEMORY = 2 << 30, 2 << 30
 _OPTIONAL = {"torch": ("search=gp", "pip install torch"), "psycopg": ("results in PostgreSQL", "pip install psycopg")}
-_CGROUP = Path("/sys/fs/cgroup")
+_MEMORY_LIMIT = Path("/sys/fs/cgroup/memory.max")
 Options = Mapping[str, str]
 
 
@@ -110,23 +111,16 @@ def _optional(options: Options) -> Iterator[Finding]:
 
 def _machine(options: Options) -> Iterator[Finding]:
     """Cores and memory that this process may use, limits of a container included."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quota, _, period = _limit("cpu.max").partition(" ")
-    if quota.isdigit() and period.strip().isdigit():
-        cores = min(cores, max(1, int(quota) // int(period)))
+    import joblib
+
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    limit = _limit("memory.max")
+    limit = ""
+    with suppress(OSError):
+        limit = _MEMORY_LIMIT.read_text("utf-8").strip()
     memory = min(total, int(limit)) if limit.isdigit() else total
     level: Level = "ok" if memory >= _LITTLE_MEMORY else "warn"
     way = "" if level == "ok" else "set executor.jobs=1 and a smaller budget.trials"
-    yield Finding(level, "machine", f"{cores} cores, {memory / 2**30:.1f} GiB of memory", way)
-
-
-def _limit(name: str) -> str:
-    try:
-        return (_CGROUP / name).read_text("utf-8").strip()
-    except OSError:
-        return ""
+    yield Finding(level, "machine", f"{joblib.cpu_count()} cores, {memory / 2**30:.1f} GiB of memory", way)
 
 
 def _disk(options: Options) -> Iterator[Finding]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from types import TracebackType
 from typing import Any
+
+import joblib
 
 from dse.evaluation.workers import Pool
 from dse.plots import Draw, save, warm
@@ -44,29 +46,11 @@ def _serve(figure: _Figure | None) -> None:
 class Drawing:
     """Workers that draw the figures that a study asks for: all, the first of a study (`key`), or none.
 
-    A context manager: at its end the workers are ended, and what they did not finish is not drawn.
+    Close it when done: what the workers did not finish is not drawn.
     """
 
     wanted: Figures
-    _drawn: list[tuple[_Figure, Future[Any]]] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        size = min(_MOST_WORKERS, len(os.sched_getaffinity(0)))
-        self._pool = Pool(_serve, None, size=size)
-        self._threads = ThreadPoolExecutor(size)
-
-    def __enter__(self) -> Drawing:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """End the workers. Does nothing the second time."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
-        self._pool.close()
+    _drawn: list[tuple[_Figure, Future[Any] | None]] = field(default_factory=list)
 
     def begin(self, figures: Iterable[tuple[str, Draw]], folder: Path, *, key: bool = False) -> None:
         """Begin to draw figures into a folder. key: the first of them answers the study's question.
@@ -77,16 +61,39 @@ class Drawing:
             if self.wanted.name == "none" or (self.wanted.name == "key" and not (key and place == 0)):
                 continue
             figure = _Figure(name, make, folder, self.wanted.format, self.wanted.width)
-            self._drawn.append((figure, self._threads.submit(self._pool.call, figure)))
+            self._drawn.append((figure, self._begin(figure)))
+
+    def _begin(self, figure: _Figure) -> Future[Any] | None:
+        """Give a figure to a worker; None where this machine has no room for one."""
+        with suppress(OSError):
+            return self._threads.submit(self._pool.call, figure)
+        return None
+
+    @cached_property
+    def _pool(self) -> Pool:
+        return Pool(_serve, None, size=_num_workers())
+
+    @cached_property
+    def _threads(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(_num_workers())
 
     def finish(self, study: str) -> int:
         """Wait until all are drawn, with a progress bar; their number. What a figure raises is raised."""
         if self._drawn:
             with bar(f"{study}: figures", len(self._drawn), unit="figures") as advance:
                 for figure, future in self._drawn:
-                    try:
-                        future.result()
-                    except Exception:  # it could not be sent, its worker was lost, or it fails here, too
-                        figure.draw()
+                    if future is None or future.exception() is not None:
+                        figure.draw()  # it was not sent, its worker was lost, or it fails here, too, with its traceback
                     advance(1)
         return len(self._drawn)
+
+    def close(self) -> None:
+        """End the workers. Does nothing the second time."""
+        if self._drawn:
+            self._threads.shutdown(wait=False, cancel_futures=True)
+        if "_pool" in vars(self):
+            self._pool.close()
+
+
+def _num_workers() -> int:
+    return min(_MOST_WORKERS, int(joblib.cpu_count()))
