@@ -48,7 +48,7 @@ defaults:
 
 study:
   name: kills
-  description: nothing but points
+  question: Is every point there once?
   module: plain
   objectives: [time_s] # one: no figure is drawn at the end, whose many writes are not what this is about
   baseline: {{point.x: 0}}
@@ -278,7 +278,7 @@ def judge(case: Case, calm: Case) -> None:
     whole, damaged = store.check()
     store.database.close()
     found = {(point["point.x"], point["point.y"]): row for row in rows for point in [json.loads(row.point)]}
-    lines = case.log.read_text(encoding="utf-8").splitlines()
+    lines = case.log.read_text(encoding="utf-8").splitlines() if case.log.exists() else []
     tally.figures.update(left)
     tally.figures["points"] += len(wanted)
     tally.figures["missing"] += len(wanted.keys() - found.keys())
