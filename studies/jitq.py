@@ -24,8 +24,8 @@ from simulators.hardware.machine import merged, tree_of
 from simulators.hardware.number_formats import Format
 from simulators.hardware.pim import Pim
 from simulators.steps.backend import StepBackend, iteration
-from simulators.steps.dag import WAITING, schedule, tasks
 from simulators.steps.design import Design
+from simulators.steps.task_graph import WAITING, intervals
 from simulators.workloads.model_zoo import model_tree, option_tree
 from studies.facts import facts
 from studies.iterations import at, base
@@ -257,7 +257,7 @@ def _pace(run: Finished) -> dict[str, Finding]:
     behind, shares = list[str](), list[str]()
     for name, design in designs.items():
         step = iteration(design)
-        waits = _late(schedule(tasks(step)))
+        waits = _late(intervals(step))
         behind += [f"{name} before {waits[0]}"] if waits else []
         shares.append(f"{name} {_PERCENT * float(step.copies.busy_s / (step.slot_s - step.copies.slot_s)):.1f} %")
     text = f"units are busy for a share of a micro-batch: {', '.join(shares)}; copies of a pass begin with it"
@@ -416,7 +416,7 @@ def _turns(design: Design) -> Sheet:
     """Timeline of the first layers of an iteration: operators of the GPU, and copies in its memory meanwhile."""
     import pandas as pd
 
-    every = schedule(tasks(iteration(at(design, {_MICRO: 1}))))
+    every = intervals(iteration(at(design, {_MICRO: 1})))
     after = [interval.start_s for interval in every if _layer(interval.name) == f"layer {_LAYERS_SHOWN}"]
     until = min(after, default=every[-1].finish_s)
     begun = [interval for interval in every if interval.start_s < until]

@@ -17,8 +17,8 @@ from simulators.costs.power import sustained_clock
 from simulators.hardware.machine import tree_of
 from simulators.hardware.parts import LoadedClock
 from simulators.steps.backend import StepBackend, iteration, metrics_of
-from simulators.steps.dag import schedule, tasks
 from simulators.steps.design import Design
+from simulators.steps.task_graph import intervals
 from simulators.steps.token_splits import HALVES, beside_sums, hidden_s
 from simulators.workloads.model_zoo import model_tree, option_tree
 from studies.prefills import BASELINE, NO_SUMS, OVERLAPPED, model_named, predict_prefill
@@ -82,8 +82,7 @@ def test_halves_hide_sums_behind_computing_and_never_computing_itself(
 
 def test_what_is_hidden_is_what_the_timeline_shows() -> None:
     design = prefill(split_ctas=8)
-    intervals = schedule(tasks(iteration(design)))
-    ends = max(interval.finish_s for interval in intervals)
+    ends = max(interval.finish_s for interval in intervals(iteration(design)))
     assert float(metrics_of(design)["iteration_s"]) == pytest.approx(ends, rel=1e-6)
 
 

@@ -22,8 +22,8 @@ from simulators.costs.capacity import Base, Buffer, Copies, Copy, capacity_savin
 from simulators.hardware.number_formats import Format
 from simulators.hardware.pim import Pim
 from simulators.steps.backend import iteration
-from simulators.steps.dag import WAITING, schedule, tasks
 from simulators.steps.quantised import _passes, _run, copy_bytes, weights
+from simulators.steps.task_graph import WAITING, intervals
 
 WAYS = ("stored", "gpu", "pim")
 ways = st.sampled_from(WAYS)
@@ -65,7 +65,7 @@ def test_an_iteration_is_its_parts_and_its_schedule_ends_with_it(
     assert found["iteration_s"] == pytest.approx(sum(found[name] for name in parts) + added)
     assert found["iteration_s"] - plain["iteration_s"] == pytest.approx(added, abs=1e-12)
     made = iteration(step({**drawn, **copies(way, kept=kept)}))
-    assert max(task.finish_s for task in schedule(tasks(made))) == pytest.approx(found["iteration_s"], rel=1e-9)
+    assert max(task.finish_s for task in intervals(made)) == pytest.approx(found["iteration_s"], rel=1e-9)
 
 
 @pytest.mark.slow
@@ -355,7 +355,7 @@ def test_a_window_of_iterations_is_no_window_of_units_in_memory() -> None:
 def test_units_that_are_too_slow_are_waited_for() -> None:
     """With few units, the GPU waits before layers in the middle of a pass, and the picture says so."""
     slow = {**copies("pim"), "system.gpu.pim.units_per_bank": 0.0625, "system.gpu.pim.command_rate": 0.1}
-    every = schedule(tasks(iteration(step({**slow, "run.batch": 1, "run.sequence_length": 64}))))
+    every = intervals(iteration(step({**slow, "run.batch": 1, "run.sequence_length": 64})))
     waits = [one for one in every if one.name.endswith(WAITING)]
     assert len({one.name.partition(":")[0] for one in waits}) > 5
     lanes_ = {one.lane for one in every}

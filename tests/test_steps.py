@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from iterations import BACKEND, KERNELS, NETWORK, OPTIMIZERS, block, laid, made, metrics, runs, shapes, step
 
-from simulators.steps.dag import schedule, tasks
 from simulators.steps.iteration import Iteration
 from simulators.steps.projection import LAWS, Profile, Size, by_kind, project_layer, serialized_share
+from simulators.steps.task_graph import intervals, lower
 from simulators.workloads.model_zoo import model_tree, public
 
 LAYERS = st.sampled_from(["none", "attention", "all"])
@@ -188,7 +188,7 @@ def test_each_gpu_of_tp_holds_its_part_of_the_weights(drawn: dict[str, Any], lay
 
 
 def finish(found: Iteration) -> float:
-    return max(one.finish_s for one in schedule(tasks(found)))
+    return max(one.finish_s for one in intervals(found))
 
 
 @pytest.mark.slow
@@ -199,13 +199,10 @@ def test_a_schedule_of_its_tasks_ends_when_the_iteration_does(
     drawn |= {"run.mode": mode, "parallel.zero": drawn["parallel.zero"] if mode == "training" else 0}
     found = made(drawn, kernels=kernels, optimizer=optimizer)
     assert finish(found) == pytest.approx(float(found.seconds), rel=1e-9)
-    every = tasks(found)
-    waiting = found.micro_batches > 1
-    assert (every[0].name == "earlier micro-batches, and waiting") == waiting
-    assert len({task.name for task in every}) == len(every)
-    for place, task in enumerate(every):
-        assert set(task.after) <= {earlier.name for earlier in every[:place]}
-        assert task.seconds >= 0
+    graph, waiting = lower(found), found.micro_batches > 1
+    assert (graph.tasks[0] == "earlier micro-batches, and waiting") == waiting
+    assert len(set(graph.tasks)) == graph.num_tasks
+    assert (graph["work"] >= 0).all()
 
 
 @pytest.mark.slow
@@ -220,8 +217,8 @@ def test_a_schedule_of_a_stage_with_whole_layers_ends_when_the_iteration_does(
 @pytest.mark.slow
 @given(runs(), st.sampled_from([1, 2, 4]))
 def test_what_is_exposed_is_what_a_queue_of_reductions_leaves(drawn: dict[str, Any], pp: int) -> None:
-    """One reduction after the other, each once the backward pass of its block is done."""
-    found = made({**drawn, "parallel.pp": pp})
+    """One reduction after the other, each once the backward pass of its block is done, where nothing contends."""
+    found = made({**drawn, "parallel.pp": pp, "system.gpu.contention": None})
     clock = free = 0.0
     for one in found.buckets:
         for _ in range(round(float(one.count))):
@@ -234,7 +231,7 @@ def test_what_is_exposed_is_what_a_queue_of_reductions_leaves(drawn: dict[str, A
 @pytest.mark.slow
 @given(runs())
 def test_reductions_hide_behind_a_backward_pass_only_while_it_lasts(drawn: dict[str, Any]) -> None:
-    drawn |= {"parallel.dp": 8, "parallel.tp": 1}
+    drawn |= {"parallel.dp": 8, "parallel.tp": 1, "system.gpu.contention": None}
     whole = made({**drawn, "system.gpu.flop_vs_bw": 1e3, "system.node.library.bytes_per_s": 1e6})
     assert float(whole.exposed_s) == pytest.approx(float(whole.dp_s), rel=1e-2)
     fast = made({**drawn, "system.node.library.bytes_per_s": 1e15, "system.node.library.latency_s": 1e-12})

@@ -2,7 +2,8 @@
 
 The batch size follows from the budget. The points of a batch are evaluated in any order by any number of jobs, and
 told in the order of the proposals, so the table depends on the seed alone. A point is evaluated once, and a point known
-to break a rule never. If a method keeps proposing such points, fresh ones in seeded random order fill the batch.
+to break a rule never. If a method keeps proposing such points, fresh ones in seeded random order fill the batch, unless
+the method ends by itself.
 """
 
 from __future__ import annotations
@@ -39,11 +40,12 @@ LOOKS = {
     "nsga3": ("NSGA-III", "amber", "o"),
     "gp": ("Gaussian process", "green", "<"),
     "exhaustive": ("exhaustive", "sky", "<"),
+    "coordinate": ("coordinate", "blue", ">"),
 }
 """Search method -> its label, colour and marker in figures (`dse.plots.palette`)."""
 METHODS = {
     "auto": "dse.search.methods.portfolio:METHOD",
-    **{name: f"dse.search.methods.{name}:METHOD" for name in ("archive", "screened")},
+    **{name: f"dse.search.methods.{name}:METHOD" for name in ("archive", "coordinate", "screened")},
     **{
         name: f"dse.search.methods.samplers:{name.upper()}" for name in ("gp", "nsga2", "nsga3", "qmc", "random", "tpe")
     },
@@ -107,7 +109,8 @@ def explore(question: Question, search: Search, *, first: Iterable[Assignment] =
         fresh, wanted = dict[str, Assignment](), min(most, left)
         _take(sieve, first_points, fresh, wanted)
         _ask(sieve, asker, fresh, wanted)
-        _take(sieve, random_points, fresh, wanted)
+        if not getattr(asker, "finishes", False):
+            _take(sieve, random_points, fresh, wanted)
         if not fresh:
             break
         points = list(fresh.values())

@@ -90,7 +90,10 @@ class Question:
 
 
 class Method(Protocol):
-    """A search method: it proposes points and learns outcomes, a batch at a time. It depends on its seed alone."""
+    """A search method: it proposes points and learns outcomes, a batch at a time. It depends on its seed alone.
+
+    One whose attribute `finishes` is true ends the search when it proposes nothing more.
+    """
 
     def ask(self, count: int) -> Sequence[Assignment]:
         """Propose up to `count` points, which may be known already; none if it has no more proposals."""

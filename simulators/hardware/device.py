@@ -11,12 +11,13 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from dse.errors import Problems
-from dse.units import Bytes, FlopPerSecond, Integer, Number
+from dse.units import Bytes, FlopPerSecond, Integer, Number, Seconds
 from dse.values import Moved, knob
 from simulators.hardware.machine import CollectiveModel, CostModels, GemmModel, Gpu, Hardware, View, peak_format
 from simulators.hardware.network import CollectiveLibrary, InSwitch, Node, Topology
 from simulators.hardware.parts import (
     Bandwidth,
+    Cache,
     Capacity,
     Contention,
     CuCopy,
@@ -26,9 +27,12 @@ from simulators.hardware.parts import (
     LaunchTime,
     LoadedClock,
     PeakFormat,
+    Persistent,
+    Power,
     Precision,
     ShaderEngines,
     SwitchableCache,
+    Tracker,
     WithoutCache,
 )
 from simulators.hardware.pim import Pim
@@ -114,7 +118,7 @@ _OF_WAVES = (
     *("gpu.matrix_flop_per_s_per_cu", "gpu.hbm_bytes_per_s", "gpu.kernel_launch_s"),
     *("gpu.gemm", "gpu.shader_engines"),
 )
-_OF_LINKS = ("gpu.num_links", "gpu.cu_copy", "gpu.dma", "node.topology", "node.link_bytes_per_s")
+_OF_LINKS = ("gpu.num_links", "gpu.dma", "node.topology", "node.link_bytes_per_s")
 
 
 class OperatorCosts(CostModels):
@@ -147,3 +151,36 @@ def device_of(tree: object, path: str = "system") -> Device:
     check.done()
     assert device is not None
     return device
+
+
+class ScheduledGpu(DeviceGpu):
+    """One GPU of an iteration whose collectives have schedules, with what these read of it beside."""
+
+    kernel_launch_s: LaunchTime
+    hbm_bytes_per_s: Bandwidth
+    matrix_flop_per_s_per_cu: FlopPerSecond
+    hbm_bytes: Capacity
+    gemm: GemmLibrary
+    cu_copy: CuCopy
+    dma: Dma
+    contention: Contention
+    persistent: Persistent | None = None
+    power: Power | None = None
+    llc: Cache | None = None
+    tracker: Tracker | None = None
+
+
+class ScheduledNode(LibraryNode):
+    """GPUs of an iteration whose collectives have schedules, and their links."""
+
+    topology: Annotated[Topology, knob(structural=True)]
+    link_bytes_per_s: Bandwidth
+    hop_latency_s: Seconds | None = None
+
+
+class ScheduledDevice(Device):
+    """A machine of iterations whose collectives have schedules: both cost models' constants are read."""
+
+    only_for: ClassVar[Mapping[str, Mapping[str, tuple[str, ...]]]] = {}
+    gpu: ScheduledGpu
+    node: ScheduledNode

@@ -10,7 +10,7 @@ from pydantic import Field
 from dse.errors import Problems
 from dse.units import FlopPerSecond, Integer, Number, Seconds
 from dse.values import knob
-from simulators.hardware.machine import CollectiveModel, CostModels, GemmModel, Gpu, Hardware, View
+from simulators.hardware.machine import CollectiveModel, CostModels, GemmModel, Gpu, Hardware, View, own_fields
 from simulators.hardware.network import CollectiveLibrary, Fabric, Node, Topology
 from simulators.hardware.parts import (
     Bandwidth,
@@ -109,6 +109,22 @@ def links_of(machine: Hardware, num_gpus: int) -> System:
         "node": LinkedNode.model_construct(num_gpus=num_gpus, **links),
     }
     return System.model_construct(**parts)
+
+
+def schedules_see(machine: Hardware, num_gpus: int, efficiency: Mapping[str, Any]) -> System:
+    """Some GPUs of a node of a machine as schedules see them. efficiency: constants of GEMMs by the format of inputs.
+
+    The machine has all parts that schedules need (`simulators.hardware.device.ScheduledDevice`).
+    """
+    gpu = {name: getattr(machine.gpu, name) for name in own_fields(ScheduleGpu) if hasattr(machine.gpu, name)}
+    node = {name: getattr(machine.node, name) for name in own_fields(LinkedNode) if hasattr(machine.node, name)}
+    costs = {} if machine.costs is None else {"gemm": machine.costs.gemm, "collective": machine.costs.collective}
+    parts: dict[str, Any] = {
+        "gpu": ScheduleGpu.model_construct(**{**gpu, "efficiency": efficiency}),
+        "node": LinkedNode.model_construct(**{**node, "num_gpus": num_gpus}),
+        "costs": ScheduleCosts.model_construct(**costs),
+    }
+    return System.model_construct(name=machine.name, **parts)
 
 
 def system_of(tree: Mapping[str, Any]) -> System:

@@ -7,7 +7,7 @@ lengths, of which `iterations` says which stand for it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -27,9 +27,9 @@ from simulators.hardware.machine import reads
 from simulators.hardware.number_formats import Format
 from simulators.hardware.parts import Streaming
 from simulators.hardware.pim import InstructionSet
-from simulators.rules import problems, reasons
-from simulators.steps.dag import schedule, tasks
-from simulators.steps.design import NONE, OPTIONAL, Design, own_sections, rules
+from simulators.rules import Rule, problems, reasons
+from simulators.steps.contention import Contended
+from simulators.steps.design import NONE, OPTIONAL, Design, ScheduledDesign, own_sections, rules
 from simulators.steps.epoch import METRICS as EPOCH_METRICS
 from simulators.steps.epoch import Epoch, alone
 from simulators.steps.groups import groups
@@ -39,6 +39,8 @@ from simulators.steps.operators import Block, Platform
 from simulators.steps.quantised import OF_PIM, Quantised, Quantising
 from simulators.steps.recurrent import speech_blocks, translation_blocks
 from simulators.steps.seqpoint import Iterations, choose
+from simulators.steps.sites import Scheduled, read_sites, site_condition, site_rules
+from simulators.steps.task_graph import intervals
 from simulators.steps.transformer import transformer_blocks
 from simulators.workloads.model import Speech, Transformer, Translation
 from simulators.workloads.model_zoo import model_tree, option_tree
@@ -74,7 +76,43 @@ def _at_clock(design: Design, clock: ArrayLike) -> Iteration:
     run, blocks = design.run, _blocks(design)
     quantising, host_s = _weight_copies(design), design.kernels.host_s or 0.0
     width = design.model.hidden
-    return Iteration(blocks, width, platform, run, design.parallel, design.optimizer, quantising, host_s)
+    law = system.gpu.contention
+    contended = None if law is None else Contended(platform, law, system.gpu.cu_copy)
+    return Iteration(
+        blocks,
+        width,
+        platform,
+        run,
+        design.parallel,
+        design.optimizer,
+        quantising,
+        host_s,
+        contended,
+        _scheduled(design),
+    )
+
+
+def _scheduled(design: Design) -> Scheduled | None:
+    """Schedules of sites, where there are any."""
+    if not isinstance(design, ScheduledDesign) or not design.sites:
+        return None
+    return Scheduled.of(design.sites, design.system, tp=int(design.parallel.tp), precision=design.run.precision)
+
+
+def _rules(design: Design) -> Iterator[Rule]:
+    """Rules between sections, and those of the schedules of sites where no other is broken everywhere."""
+    broken = False
+    for rule in rules(design):
+        broken = broken or bool(np.all(rule.broken))
+        yield rule
+    if broken or not isinstance(design, ScheduledDesign) or not design.sites:
+        return
+    tp, gpus = int(design.parallel.tp), design.system.node.num_gpus
+    if tp > gpus:
+        text = "is beyond a node, in which alone sites have schedules (system.node.num_gpus = {0})"
+        yield Rule("parallel.tp", True, text, tp, (gpus,), "leave their schedules out: sites={{}}")
+    elif (scheduled := _scheduled(design)) is not None:
+        yield from site_rules(scheduled, [block.ops for block in _blocks(design)])
 
 
 def _streaming(design: Design) -> dict[str, Streaming]:
@@ -153,7 +191,7 @@ class StepBackend(Backend):
 
     def sections(self, tree: Tree) -> None:
         """Check the sections: `Design`'s, and perhaps `models`: names of models, a scenario each."""
-        check, sections = Problems(), (*Design.model_fields, "models")
+        check, sections = Problems(), (*ScheduledDesign.model_fields, "models")
         for name in set(tree) - set(sections):
             check.add(name, "is not a known section", way_out=did_you_mean(name, sections, path=name))
         for name in Design.model_fields:
@@ -187,22 +225,26 @@ class StepBackend(Backend):
 
     def design(self, tree: Tree) -> Design:
         """A validated design. Raises ConfigError with every problem."""
-        check = Problems()
-        design = check.model(Design, own_sections(tree), path="")
+        check, sites = Problems(), tree.get("sites")
+        kind = Design if sites is None else ScheduledDesign
+        design = check.model(kind, own_sections(tree), path="")
+        schedules = {} if sites is None else read_sites(check, sites)
         check.done()
         assert design is not None
-        return design
+        return design if sites is None else design.model_copy(update={"sites": schedules})
 
     def problems(self, design: BaseModel) -> Sequence[Problem]:
         """Rules between parts that this design breaks."""
         assert isinstance(design, Design)
-        return problems(list(rules(design)))
+        return problems(list(_rules(design)))
 
     def condition(self, path: str, tree: Tree) -> Mapping[str, Any] | None:
         """Every value of a design may be searched."""
         section, _, name = path.partition(".")
-        if path.rpartition(".")[2] in LABELS or section not in Design.model_fields:
+        if path.rpartition(".")[2] in LABELS or section not in ScheduledDesign.model_fields:
             return None
+        if section == "sites":
+            return site_condition(path, tree)
         if section == "system" and not reads(Device, name, tree["system"]):
             return None
         fields = _fields(tree, section) | {f"gpu.{field}" for field in DeviceGpu.model_fields}
@@ -242,7 +284,7 @@ class StepBackend(Backend):
         metrics = metrics_of(design)
         limits = {name: float(metrics[f"share_{name}"]) for name in SHARES}
         ordered = dict(sorted(limits.items(), key=lambda item: -item[1]))
-        return Replay(tuple(schedule(tasks(iteration(design)))), {k: v for k, v in ordered.items() if v > 0})
+        return Replay(tuple(intervals(iteration(design))), {k: v for k, v in ordered.items() if v > 0})
 
     def models(self, design: BaseModel) -> Mapping[str, str]:
         """Models of the costs of GEMMs and collectives."""
@@ -308,7 +350,7 @@ def _array_design(batch: Batch) -> Design:
 
 def _screen_batch(batch: Batch, design: Design) -> Results:
     """Results of the designs that break a rule, with the rule; the others are ok, without metrics."""
-    reason, texts = reasons(list(rules(design)), (batch.size,))
+    reason, texts = reasons(list(_rules(design)), (batch.size,))
     status = np.where(reason > 0, STATUSES.index("infeasible"), STATUSES.index("ok")).astype(np.uint8)
     return Results(status, {}, reason, np.zeros_like(reason), texts)
 

@@ -6,10 +6,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
+from pydantic import ConfigDict
 
 from dse.backend import Tree
 from dse.errors import ConfigError
-from simulators.hardware.device import Device, DeviceGpu
+from simulators.hardware.device import Device, DeviceGpu, ScheduledDevice
 from simulators.hardware.network import link_rules
 from simulators.hardware.number_formats import Format
 from simulators.hardware.parts import Grown
@@ -40,6 +41,18 @@ class Design(Grown):
     quantised: Quantised | None = None
     format: Format | None = None
     instructions: InstructionSet | None = None
+
+
+class ScheduledDesign(Design):
+    """One iteration whose collectives of tensor parallelism have schedules, by site (`simulators.steps.sites`).
+
+    sites: schedules by the name of the site; those that are not named are serial.
+    """
+
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+
+    system: ScheduledDevice
+    sites: Mapping[str, Any] = {}
 
 
 OF_LENGTHS = ("lengths", "iterations")

@@ -7,7 +7,8 @@ one of the n_j blocks j, in the order of the backward pass, and r_jk when the k-
 
     exposed = max over j, k of (r_jk + (n_j - k + 1) c_j + sum over i > j of n_i c_i) - end of the backward pass
 
-(the completion of a queue), which among equal blocks is largest at k = 1 or k = n_j. Pipelines (pp > 1) run one
+(the completion of a queue), which among equal blocks is largest at k = 1 or k = n_j. Where both slow each other down
+(`simulators.steps.contention`), an engine runs them instead. Pipelines (pp > 1) run one
 forward, one backward in turn (arXiv:2104.04473): (m + pp - 1) times the busiest stage for m micro-batches, of which
 (pp - 1) are the bubble; the busiest stage has 1 / pp of the layers, and the longer one of embedding and output. Only
 the last micro-batch's backward pass hides the reduction over dp. Low-precision copies of weights that are made just in
@@ -16,7 +17,7 @@ time lengthen the turn of each micro-batch, and those that are stored the update
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -24,7 +25,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from simulators.costs.collective import Pattern
+from simulators.costs.collective import CollectiveCost, Pattern
+from simulators.steps.contention import Bucket, Contended, Reduction, Slowdowns, exposed_s
 from simulators.steps.operators import (
     Axis,
     Block,
@@ -38,6 +40,7 @@ from simulators.steps.operators import (
     operator_costs,
 )
 from simulators.steps.quantised import Made, Quantising, copy_costs
+from simulators.steps.sites import Place, Scheduled, places
 from simulators.steps.token_splits import beside_sums, hidden_s
 from simulators.workloads.model import Optimizer, Parallel, Run
 
@@ -48,24 +51,13 @@ ENDS = ("embedding", "output")
 
 
 @dataclass(frozen=True)
-class Bucket:
-    """The reduction of the gradients of one of `count` equal blocks, in the order of the backward pass.
-
-    seconds: of one. ready: how long the backward pass takes for one block.
-    """
-
-    block: Block
-    count: Floats
-    seconds: Floats
-    ready: Floats
-
-
-@dataclass(frozen=True)
 class Iteration:
     """An iteration of a model, on the GPU of its busiest stage. Times [s] are arrays over designs, or numbers.
 
     width: of the activations that go from stage to stage.
     weight_copies: None where products read the weights themselves. host_s: time in which the GPU waits for its host.
+    contended: the GPU as contention between reductions of gradients and the backward pass sees it; None for none.
+    scheduled: the schedules of its sites; None where all are serial.
     """
 
     blocks: tuple[Block, ...]
@@ -76,6 +68,8 @@ class Iteration:
     optimizer: Optimizer
     weight_copies: Quantising | None = None
     host_s: ArrayLike = 0.0
+    contended: Contended | None = None
+    scheduled: Scheduled | None = None
 
     @property
     def is_training(self) -> bool:
@@ -103,17 +97,28 @@ class Iteration:
 
     def _costs(self, ops: Sequence[Op]) -> list[Spent]:
         """Cost of each operator once; of halves of tokens beside the sums of the other half."""
-        costs, places = operator_costs(ops, self.platform), [place for place, op in enumerate(ops) if op.half]
-        if not places:
+        costs, halves = operator_costs(ops, self.platform), [place for place, op in enumerate(ops) if op.half]
+        if self.scheduled is not None:
+            for at in self._site_places():
+                for place, cost in self.scheduled.costs(ops, costs, self.platform, at).items():
+                    costs[place] = cost
+        if not halves:
             return costs
         few = operator_costs(ops, replace(self.platform, taken=self.parallel.split_ctas))
-        computing = [place for place in places if not isinstance(ops[place].work, Exchange)]
-        sums = [costs[place].seconds for place in places if place not in computing]
+        computing = [place for place in halves if not isinstance(ops[place].work, Exchange)]
+        sums = [costs[place].seconds for place in halves if place not in computing]
         alone, granted = ([cost[at].seconds for at in computing] for cost in (costs, few))
         slowed = beside_sums(alone, granted, sums, interference=self.platform.interference)
         for place, seconds in zip(computing, slowed, strict=True):
             costs[place] = replace(costs[place], seconds=seconds)
         return costs
+
+    def _site_places(self) -> Iterator[Place]:
+        """Places of sites among the operators of all blocks."""
+        offset = 0
+        for block in self.blocks:
+            yield from (place.at(offset) for place in places(block.ops))
+            offset += len(block.ops)
 
     @cached_property
     def exchanged_s(self) -> Floats:
@@ -183,8 +188,7 @@ class Iteration:
         count = self.counts[block.name]
         block_seconds = self.sum(part for part in self.parts if part.block is block and not part.forward)
         ready = np.divide(block_seconds, count, out=np.zeros(np.broadcast(block_seconds, count).shape), where=count > 0)
-        pattern: Pattern = "all_reduce" if self.parallel.zero == 0 else "reduce_scatter"
-        return Bucket(block, count, self._exchange_s("dp", self.weight_bytes(block), pattern), ready)
+        return Bucket(block, count, self._reduction(self.weight_bytes(block)).seconds, ready)
 
     def weight_bytes(self, block: Block) -> Floats:
         """Bytes of the weights of one block, and of their gradients."""
@@ -193,6 +197,27 @@ class Iteration:
     def _exchange_s(self, over: Axis, payload: Any, pattern: Pattern) -> Floats:
         return collective(Exchange(pattern, payload, over), self.platform.groups[over]).seconds
 
+    def _reduction(self, gradient_bytes: Floats) -> CollectiveCost:
+        """Cost of a reduction of gradients over dp."""
+        pattern: Pattern = "all_reduce" if self.parallel.zero == 0 else "reduce_scatter"
+        return collective(Exchange(pattern, gradient_bytes, "dp"), self.platform.groups["dp"])
+
+    @cached_property
+    def slowdowns(self) -> Slowdowns:
+        """What reductions of gradients and the backward pass cost each other."""
+        alone = np.all(np.asarray(self.parallel.dp) == 1)
+        if self.contended is None or not self.is_training or alone:
+            return Slowdowns()
+        cost = self._reduction(np.asarray(sum(self.weight_bytes(block) for block in self.blocks)))
+        reduction, passes = Reduction(cost.wire_bytes, cost.hbm_bytes, cost.seconds), dict[str, Floats]()
+        for block in self.blocks:
+            parts = [part for part in self.parts if part.block is block and not part.forward]
+            beside = self.contended.beside([part.op for part in parts], [part.spent for part in parts], reduction)
+            late = sum(part.times * seconds for part, seconds in zip(parts, beside, strict=True))
+            free = self.sum(parts)
+            passes[block.name] = np.divide(free, late, out=np.ones(np.broadcast(free, late).shape), where=free > 0)
+        return Slowdowns(passes, self.contended.reductions(reduction))
+
     @cached_property
     def dp_s(self) -> Floats:
         """All reductions of gradients."""
@@ -200,7 +225,12 @@ class Iteration:
 
     @cached_property
     def exposed_s(self) -> Floats:
-        """Time of reductions that end after the backward pass."""
+        """Time by which reductions end after the backward pass would alone, and what they lengthen it by."""
+        return exposed_s(self.buckets, self.slowdowns) if self.slowdowns else self._exposed_without_contention
+
+    @property
+    def _exposed_without_contention(self) -> Floats:
+        """Time of reductions that end after the backward pass, as the completion of a queue."""
         ready: Any = np.zeros(())
         left, ends = self.dp_s, [np.zeros(())]
         for bucket in self.buckets:

@@ -1,8 +1,12 @@
-"""The operators of one iteration one by one: a DAG, and when each runs on the busiest GPU.
+"""The task graph of one iteration, which engines run: a task for each operator on the busiest GPU.
 
-Of a pipeline and of several micro-batches the last one is written out, with what comes before it as one task. Where
-copies of weights are made in memory, operators take as long as they do beside that, and copies are tasks of a lane of
-their own, from when the first word of one is read to when its last is written.
+Tasks run on lanes, one at a time in their order: the compute stream, the links of each group of GPUs, and the units in
+memory. Of a pipeline and of several micro-batches the last one is written out, with what comes before it as one task.
+Where copies of weights are made in memory, operators take as long as they do beside that, and copies are tasks of a
+lane of their own, from when the first word of one is read to when its last is written.
+
+Reductions of gradients run beside the backward pass, and both slow each other down
+(`simulators.steps.contention`). The closed forms of `simulators.steps.iteration` give the same times.
 """
 
 from __future__ import annotations
@@ -13,12 +17,16 @@ from typing import NamedTuple
 
 import numpy as np
 
+from dse import plugins
 from dse.backend import Interval
+from simulators.steps.contention import ENGINE, GRADIENTS, group
 from simulators.steps.iteration import Iteration
 from simulators.steps.operators import Block, Part, Spent
 from simulators.steps.quantised import kernels, timeline
+from simulators.taskgraph.graph import GraphBuilder, TaskGraph
 
 _MEMORY = "memory"
+_DELAY = "delay"
 WAITING = ", waiting"
 """How tasks are called that wait for the copy of an operator."""
 _LANES = {None: "compute", "tp": "tensor-parallel links", "pp": "pipeline links", "dp": "data-parallel links"}
@@ -27,9 +35,9 @@ _KINDS = {None: "gemm", "tp": "transfer", "pp": "transfer", "dp": "transfer"}
 
 @dataclass(frozen=True)
 class Task:
-    """One operator of one block: where it runs, how long [s], its work, and the tasks it waits for.
+    """One operator of one block: its lane, its time alone [s], its work, and the tasks that it waits for.
 
-    earliest: after the tasks it waits for have ended [s].
+    earliest: after the tasks it waits for have ended [s]. group: of the contention laws.
     """
 
     name: str
@@ -40,25 +48,32 @@ class Task:
     flop: float = 0.0
     bytes: float = 0.0
     earliest: float = 0.0
+    group: str = ""
 
 
-def tasks(iteration: Iteration) -> tuple[Task, ...]:
-    """All tasks of an iteration whose numbers are single ones, in an order that respects `after`."""
-    return tuple(_Writer(iteration).write())
+def lower(iteration: Iteration) -> TaskGraph:
+    """Lower an iteration whose numbers are single ones to its task graph."""
+    graph, places, last = GraphBuilder(), dict[str, int](), dict[str, int]()
+    lanes = {lane: graph.resource(lane, 1.0) for lane in (*_LANES.values(), _MEMORY)}
+    for task in _Writer(iteration).write():
+        before = [places[name] for name in task.after]
+        if task.earliest > 0:
+            name = f"{task.name}, not yet"
+            before = [graph.task(name, _DELAY, after=before, delay=task.earliest, lane=task.lane)]
+        how = {"lane": task.lane, "limiter": task.lane, "group": task.group, "flop": task.flop}
+        amounts = {"work": task.seconds, "cap": 1.0, "moved_bytes": task.bytes}
+        before += [last[task.lane]] if task.lane in last else []
+        place = graph.task(task.name, task.kind, after=before, uses={lanes[task.lane]: 1.0}, **how, **amounts)
+        places[task.name] = last[task.lane] = place
+    for (slowed, active), factor in iteration.slowdowns.laws():
+        graph.slows(slowed, while_active=active, factor=float(np.asarray(factor)))
+    return graph.build()
 
 
-def schedule(every: Sequence[Task]) -> list[Interval]:
-    """Schedule tasks: each runs once those before it have ended and its lane is free, in the order of the tasks."""
-    finish: dict[str, float] = {}
-    free: dict[str, float] = {}
-    intervals = []
-    for task in every:
-        ready = max((finish[name] for name in task.after), default=0.0) + task.earliest
-        start = max(free.get(task.lane, 0.0), ready)
-        finish[task.name] = free[task.lane] = start + task.seconds
-        interval = Interval(task.lane, task.name, task.kind, start, finish[task.name], task.bytes, task.flop)
-        intervals.append(interval)
-    return intervals
+def intervals(iteration: Iteration) -> list[Interval]:
+    """When each task of an iteration runs, as an engine says."""
+    run = plugins.load("engine", ENGINE).run(lower(iteration))
+    return [interval for interval in run.intervals(0) if interval.kind != _DELAY]
 
 
 class _Writer:
@@ -145,7 +160,8 @@ class _Writer:
         seconds, count = float(part.spent.seconds), float(part.op.count)  # type: ignore[arg-type]
         amounts = (count * float(part.spent.flop), count * float(part.spent.bytes))
         name = f"{where}: {part.op.name}"
-        return Task(name, _LANES[part.over], _KINDS[part.over], count * seconds, (), *amounts)
+        law = "" if part.forward else group(part.block.name)
+        return Task(name, _LANES[part.over], _KINDS[part.over], count * seconds, (), *amounts, group=law)
 
     def _bucket(self, block: Block, index: int) -> Iterator[Task]:
         """The reduction of a block's gradients; nothing of the backward pass waits for it."""
@@ -153,7 +169,8 @@ class _Writer:
         if bucket.seconds > 0:
             name, moved = f"{block.name} {index}: gradients", float(self._iteration.weight_bytes(block))
             self._buckets.append(name)
-            yield Task(name, _LANES["dp"], "transfer", float(bucket.seconds), (self._last,), bytes=moved)
+            after = (self._last,)
+            yield Task(name, _LANES["dp"], "transfer", float(bucket.seconds), after, bytes=moved, group=GRADIENTS)
 
     def _message(self, name: str) -> Task:
         return self._append(Task(name, _LANES["pp"], "transfer", float(self._iteration.message_s), ()))

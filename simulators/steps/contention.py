@@ -1,0 +1,179 @@
+"""What the backward pass and the reductions of gradients beside it cost each other.
+
+While kernels of a library reduce gradients, they hold CUs, and move bytes over links and through the HBM:
+
+    GEMM        max(T on the CUs that are left, f T)     `simulators.costs.gemm_cost.beside_cu_copies`, static tiles
+    attention   T c / (c - c_r)                          in one kernel: bound by the c CUs, of which c_r are held
+    streams     T max(1, u + u_r)                        u, u_r: shares of the HBM's bandwidth that both draw alone
+    collective  T / max(1 - r, 1 / 2)                    r: rate of the reduction over that of the collective: links of
+                                                         a node are shared fairly, and nobody asks for more than alone
+
+(streams and collectives: derived). A CU of the reduction takes `cu_copy_beside_gemm` times as long for a byte while
+something is computed. A machine without constants of contention (`gpu.contention`) has none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from dse import plugins
+from simulators.costs.transfer import link_utilisation
+from simulators.hardware.parts import Contention, CuCopy
+from simulators.steps.operators import Block, Exchange, Op, Platform, Product, Spent, Stream, operator_costs
+from simulators.taskgraph.graph import GraphBuilder, TaskGraph
+
+Floats = NDArray[np.float64]
+ENGINE = "fluid"
+GRADIENTS = "gradients"
+"""Group of the reductions of gradients."""
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """The reduction of the gradients of one of `count` equal blocks, in the order of the backward pass.
+
+    seconds: of one. ready: how long the backward pass takes for one block.
+    """
+
+    block: Block
+    count: Floats
+    seconds: Floats
+    ready: Floats
+
+    @property
+    def numbers(self) -> tuple[Floats, ...]:
+        """Its numbers, which broadcast."""
+        return self.count, self.seconds, self.ready
+
+
+@dataclass(frozen=True)
+class Slowdowns:
+    """Factors in (0, 1] on rates: of the backward pass of blocks, by name, while gradients are reduced, and of the
+    reductions meanwhile. Empty where nothing contends.
+    """
+
+    backward: Mapping[str, Floats] = field(default_factory=dict)
+    reductions: ArrayLike = 1.0
+
+    def laws(self) -> Iterator[tuple[tuple[str, str], Floats]]:
+        """Yield ((slowed group, group whose activity slows it), factor) for the task graph."""
+        for name, factor in self.backward.items():
+            for pair, value in (((group(name), GRADIENTS), factor), ((GRADIENTS, group(name)), self.reductions)):
+                if np.any(np.asarray(value) < 1):
+                    yield pair, np.asarray(value, float)
+
+    def __bool__(self) -> bool:
+        return any(True for _ in self.laws())
+
+
+def group(block: str) -> str:
+    """Group of the backward tasks of a block."""
+    return f"backward of {block}"
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """Reduction of gradients, alone: bytes that a GPU sends and moves through its HBM, and time [s]."""
+
+    wire_bytes: Floats
+    hbm_bytes: Floats
+    seconds: Floats
+
+    def rate(self, moved: Floats) -> Floats:
+        """Bytes a second while it runs; 0 where there is none."""
+        return _over(moved, self.seconds)
+
+
+@dataclass(frozen=True)
+class Contended:
+    """The GPU of an iteration as contention sees it. copy: kernels of collectives; None where they are not known."""
+
+    platform: Platform
+    contention: Contention
+    copy: CuCopy | None
+
+    @property
+    def taken(self) -> int:
+        """CUs that kernels of a reduction hold."""
+        return 0 if self.copy is None else int(min(self.copy.num_cus, int(np.min(self.platform.chip.cus)) - 1))
+
+    def beside(self, ops: Sequence[Op], costs: Sequence[Spent], reduction: Reduction) -> list[Floats]:
+        """Times [s] of operators beside a reduction."""
+        granted = operator_costs(ops, replace(self.platform, taken=self.taken))
+        return [self._slowed(op, cost, less, reduction) for op, cost, less in zip(ops, costs, granted, strict=True)]
+
+    def _slowed(self, op: Op, cost: Spent, granted: Spent, reduction: Reduction) -> Floats:
+        chip, seconds = self.platform.chip, cost.seconds
+        if isinstance(op.work, Product):
+            return np.maximum(granted.seconds, self.contention.gemm_beside_cus * seconds)
+        if isinstance(op.work, Exchange):
+            wanted = _over(reduction.rate(reduction.wire_bytes), _over(cost.wire_bytes, seconds))
+            return np.asarray(seconds / np.maximum(1 - np.minimum(wanted, 1.0), 0.5))
+        if isinstance(op.work, Stream) and op.kind == "attention":
+            cus = np.asarray(chip.cus, float)
+            return np.asarray(seconds * cus / (cus - self.taken))
+        both = (_over(cost.bytes, seconds) + reduction.rate(reduction.hbm_bytes)) / chip.drawable_bytes_per_s
+        return np.asarray(seconds * np.maximum(both, 1.0))
+
+    def reductions(self, reduction: Reduction) -> Floats:
+        """Factor on the rate of a reduction while something is computed."""
+        if self.copy is None:
+            return np.ones(())
+        rate = np.maximum(reduction.rate(reduction.wire_bytes), 1.0)
+        demand = np.asarray(self.copy.num_cus) * self.copy.bytes_per_s_per_cu / rate
+        slowed: Any = link_utilisation(demand / self.contention.cu_copy_beside_gemm) / link_utilisation(demand)
+        return np.asarray(np.minimum(slowed, 1.0))
+
+
+def _over(dividend: Floats, divisor: Floats) -> Floats:
+    """A quotient; 0 where there is nothing to divide by."""
+    return np.divide(dividend, divisor, out=np.zeros(np.broadcast(dividend, divisor).shape), where=divisor > 0)
+
+
+def exposed_s(buckets: Sequence[Bucket], slowdowns: Slowdowns) -> Floats:
+    """Time [s] by which the buckets end after the backward pass would end alone, as an engine runs both.
+
+    buckets: in the order of the backward pass, of designs whose numbers broadcast.
+    """
+    shape = np.broadcast_shapes(*(np.shape(value) for bucket in buckets for value in bucket.numbers))
+    counts = np.stack([np.broadcast_to(np.rint(bucket.count), shape).reshape(-1) for bucket in buckets], axis=1)
+    ended = np.empty(len(counts))
+    for row in np.unique(counts, axis=0):
+        places = np.flatnonzero((counts == row).all(axis=1))
+        graph = _backward(buckets, slowdowns, row.astype(int).tolist(), _Taken(shape, places))
+        ended[places] = plugins.load("engine", ENGINE).totals(graph).makespan_s
+    alone = sum(np.asarray(bucket.count) * bucket.ready for bucket in buckets)
+    return np.asarray(ended.reshape(shape) - alone)
+
+
+@dataclass(frozen=True)
+class _Taken:
+    """Some designs of a grid, by their places in it."""
+
+    shape: tuple[int, ...]
+    places: NDArray[np.intp]
+
+    def of(self, value: ArrayLike) -> Floats:
+        """Values [N] of these designs."""
+        return np.broadcast_to(np.asarray(value, float), self.shape).reshape(-1)[self.places]
+
+
+def _backward(buckets: Sequence[Bucket], slowdowns: Slowdowns, counts: Sequence[int], taken: _Taken) -> TaskGraph:
+    """Task graph of a backward pass, a task for each block and for each reduction of its gradients."""
+    graph, computed, reduced = GraphBuilder(), list[int](), list[int]()
+    for bucket, count in zip(buckets, counts, strict=True):
+        ready, seconds = taken.of(bucket.ready), taken.of(bucket.seconds)
+        how: dict[str, Any] = {"group": group(bucket.block.name), "cap": 1.0}
+        for index in range(count):
+            name = f"{bucket.block.name} {index}"
+            computed = [graph.task(name, "gemm", after=computed, work=ready, **how)]
+            reduces: dict[str, Any] = {"group": GRADIENTS, "cap": 1.0, "work": seconds}
+            reduced = [graph.task(f"{name}: gradients", "transfer", after=[*computed, *reduced], **reduces)]
+    for (slowed, active), factor in slowdowns.laws():
+        graph.slows(slowed, while_active=active, factor=taken.of(factor))
+    return graph.build()

@@ -1,0 +1,299 @@
+"""Sites: the collectives of tensor parallelism in a layer with the GEMMs around them, and what a schedule makes of one.
+
+    site                      collective, with the GEMM                                   beside it
+    attention_in, ffn_in      all-gather of the tokens before QKV, FC 1
+    attention_out, ffn_out    sum of the parts of the output projection, of FC 2
+    attention_in_backward     sum of the gradients of the input of QKV, after dX           dW of QKV
+    ffn_in_backward           likewise of FC 1                                            dW of FC 1
+    attention_out_backward    all-gather of the gradients before dX of the projection
+    ffn_out_backward          likewise of FC 2
+
+Gathers are sites where tokens are split (`parallel.sequence_parallel`), and backward ones of training. A schedule
+lowers the GEMM and its collective to a task graph, which an engine runs. With M its makespan, M_0 that of the same GEMM
+and collective one after the other, and T_0 the time of both in the iteration:
+
+    T = T_0 M / M_0      of which T (GEMM runs) / M counts as compute, and what is left as exposed communication
+
+so that launches and clocks of the iteration count the same for every schedule. Where tokens are not split, a schedule
+other than serial sums an all-reduce in two steps, the reduce-scatter by the schedule and an all-gather after it.
+Schedules of a collective `beside` a GEMM take that of the weights' gradients.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dse import plugins
+from dse.backend import Tree
+from dse.config.yaml_checks import parse_yaml
+from dse.errors import ConfigError, Problem, Problems, did_you_mean
+from simulators.costs.collective import Pattern
+from simulators.hardware.device import Device
+from simulators.hardware.system import System, schedules_see
+from simulators.rules import Rule
+from simulators.steps.contention import ENGINE
+from simulators.steps.operators import Exchange, Op, Platform, Product, Spent, collective
+from simulators.taskgraph.graph import TaskGraph
+from simulators.taskgraph.symmetry import patterns
+from simulators.workloads.model_zoo import option_tree
+from simulators.workloads.operators import ELEMENT_BYTES, Collective, Gemm, Workload
+
+Floats = NDArray[np.float64]
+Order = Literal["before", "after"]
+SERIAL = "serial"
+_AGAIN = " again"
+_COLUMNS = 512  # of a tensor of which only the bytes are known
+_FORMATS = {"mixed": "fp16", "fp16_storage": "fp32"}
+"""Precision of a run -> format of the inputs of its GEMMs, where the names differ."""
+_SERIAL = {"name": SERIAL, "family": SERIAL, "comm_engine": "cu", "comm_cus": None}
+
+
+@dataclass(frozen=True)
+class Site:
+    """Names of the operators of a site. order: of the collective and the GEMM that it belongs to."""
+
+    gemm: str
+    collectives: tuple[str, ...]
+    order: Order
+    beside: str = ""
+
+
+def _sums(of: str) -> tuple[str, ...]:
+    return f"all-reduce {of}", f"reduce-scatter {of}"
+
+
+SITES: Mapping[str, Site] = {
+    "attention_in": Site("qkv", ("all-gather attention",), "before"),
+    "attention_out": Site("projection", _sums("attention"), "after"),
+    "ffn_in": Site("fc1", ("all-gather ffn",), "before"),
+    "ffn_out": Site("fc2", _sums("ffn"), "after"),
+    "ffn_out_backward": Site("fc2 dX", ("reduce-scatter ffn backward",), "before"),
+    "ffn_in_backward": Site("fc1 dX", _sums("fc1 dX"), "after", beside="fc1 dW"),
+    "attention_out_backward": Site("projection dX", ("reduce-scatter attention backward",), "before"),
+    "attention_in_backward": Site("qkv dX", _sums("qkv dX"), "after", beside="qkv dW"),
+}
+"""Sites by name, in the order of an iteration."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """A site in the operators of a block: places of its GEMM, its collective, and the GEMM beside it (None: none)."""
+
+    name: str
+    gemm: int
+    collective: int
+    beside: int | None = None
+
+    def at(self, offset: int) -> Place:
+        """The same in a list of operators in which the block's begin at an offset."""
+        beside = None if self.beside is None else self.beside + offset
+        return Place(self.name, self.gemm + offset, self.collective + offset, beside)
+
+
+def places(ops: Sequence[Op]) -> Iterator[Place]:
+    """Yield every place of every site in the operators of a block, those of what is computed again as well."""
+    index = {op.name: place for place, op in enumerate(ops)}
+    for place, op in enumerate(ops):
+        plain, again = op.name.removesuffix(_AGAIN), _AGAIN if op.name.endswith(_AGAIN) else ""
+        for name, site in SITES.items():
+            if plain in site.collectives and isinstance(op.work, Exchange) and f"{site.gemm}{again}" in index:
+                yield Place(name, index[f"{site.gemm}{again}"], place, index.get(site.beside))
+
+
+@dataclass(frozen=True)
+class Scheduled:
+    """Schedules of sites by name, on the GPUs of a tp group as schedules see them. format: of the GEMMs' inputs."""
+
+    schedules: Mapping[str, Any]
+    system: System
+    format: str
+
+    @classmethod
+    def of(cls, schedules: Mapping[str, Any], machine: Device, *, tp: int, precision: str) -> Scheduled:
+        """Build from a machine that has all parts that schedules need."""
+        constants, format_ = machine.gpu.constants(precision), _FORMATS.get(precision, precision)
+        efficiency = {} if constants is None else {format_: constants}
+        return cls(schedules, schedules_see(machine, tp, efficiency), format_)
+
+    def costs(self, ops: Sequence[Op], costs: Sequence[Spent], platform: Platform, at: Place) -> dict[int, Spent]:
+        """Costs of the operators of a place that its schedule changes, by their places in `ops`."""
+        schedule, group = self.schedules.get(at.name), replace(platform.groups["tp"], in_switch=None)
+        exchange = ops[at.collective].work
+        if schedule is None or not isinstance(exchange, Exchange):
+            return {}
+        gemm = at.beside if _runs_beside(schedule) and at.beside is not None else at.gemm
+        in_two_steps = exchange.pattern == "all_reduce" and not _runs_beside(schedule)
+        pattern: Pattern = "reduce_scatter" if in_two_steps else exchange.pattern
+        moved = collective(Exchange(pattern, exchange.payload_bytes), group)
+        after = collective(Exchange("all_gather", exchange.payload_bytes), group).seconds if in_two_steps else 0.0
+        effect = self.effect(schedule, self.workload(schedule, at.name, ops[gemm], exchange))
+        total = (costs[gemm].seconds + moved.seconds) * effect.length
+        computed = total * effect.computing
+        return {
+            gemm: replace(costs[gemm], seconds=computed),
+            at.collective: replace(costs[at.collective], seconds=np.asarray(total - computed + after)),
+        }
+
+    def workload(self, schedule: Any, name: str, gemm: Op, exchange: Exchange) -> Workload:
+        """The GEMM and the collective of a site, as schedules see them: sizes are those of all GPUs."""
+        order = "beside" if _runs_beside(schedule) else SITES[name].order
+        work, tp = gemm.work, self.system.node.num_gpus
+        assert isinstance(work, Product)
+        n, k = np.asarray(work.m), np.asarray(work.k)  # row-major: rows of C are tokens
+        split: dict[str, Any] = {"shards": 1, "split": "n", "n": n, "k": k}
+        if order != "beside":
+            split = {"shards": tp, "split": "n" if order == "before" else "k"}
+            split |= {"n": n * tp, "k": k} if order == "before" else {"n": n, "k": k * tp}
+        pattern = "reduce_scatter" if order == "after" else exchange.pattern
+        cols = k if order == "before" else n
+        rows = np.asarray(work.n)
+        if order == "beside":  # the tensor has as many bytes as that of the collective
+            rows, cols = _rectangle(exchange, ELEMENT_BYTES[self.format])
+        moved = {"kind": "collective", "pattern": pattern, "rows": rows, "cols": cols, "precision": self.format}
+        product = {"kind": "gemm", "m": np.asarray(work.n), "precision": self.format, **split}
+        gemm_after, gather_after = (("gather",) if order == "before" else ()), (("gemm",) if order == "after" else ())
+        operators: Any = {
+            "gemm": Gemm.model_construct(**_plain(product), after=gemm_after),
+            "gather": Collective.model_construct(**_plain(moved), after=gather_after),
+        }
+        return Workload.model_construct(name=name, operators=operators)
+
+    def effect(self, schedule: Any, workload: Workload) -> Effect:
+        """What a schedule makes of a GEMM and its collective."""
+        makespan, computing = _run(schedule.lower(self.system, workload))
+        serial, _ = _run(_serial().lower(self.system, workload))
+        return Effect(makespan / serial, computing / makespan)
+
+    def rules(self, ops: Sequence[Op], at: Place) -> Iterator[Rule]:
+        """Rules that the schedule of a place breaks, by the paths of the site's knobs."""
+        schedule, exchange = self.schedules.get(at.name), ops[at.collective].work
+        if schedule is None or not isinstance(exchange, Exchange):
+            return
+        if _runs_beside(schedule) and at.beside is None:
+            rule = f"overlaps a collective with a GEMM that has nothing to do with it, and none is beside {at.name}"
+            yield Rule(f"sites.{at.name}", True, rule, schedule.name, way_out="take another schedule")
+            return
+        gemm = ops[at.beside if _runs_beside(schedule) and at.beside is not None else at.gemm]
+        for rule in schedule.rules(self.system, self.workload(schedule, at.name, gemm, exchange)):
+            yield replace(rule, path=re.sub(r"^schedule\b", f"sites.{at.name}", rule.path))
+
+
+@dataclass(frozen=True)
+class Effect:
+    """What a schedule makes of a site: its length over that of serial, and the share of it in which the GEMM runs."""
+
+    length: Floats
+    computing: Floats
+
+
+def _runs_beside(schedule: Any) -> bool:
+    return bool(getattr(schedule, "orders", ()) == ("beside",))
+
+
+def _rectangle(exchange: Exchange, element_bytes: int) -> tuple[Any, Any]:
+    """Rows and columns of a tensor with the bytes of a collective."""
+    elements = np.asarray(exchange.payload_bytes, float) / element_bytes
+    return np.maximum(1, np.rint(elements / _COLUMNS)).astype(int), _COLUMNS
+
+
+def _plain(numbers: Mapping[str, Any]) -> dict[str, Any]:
+    """Arrays without axes as numbers; sizes are whole."""
+    whole = {
+        name: np.rint(value).astype(int) if isinstance(value, np.ndarray) else value for name, value in numbers.items()
+    }
+    return {
+        name: value.item() if isinstance(value, np.ndarray) and not value.ndim else value
+        for name, value in whole.items()
+    }
+
+
+@cache
+def _serial() -> Any:
+    return plugins.load("schedule", SERIAL).model_validate(_SERIAL)
+
+
+def _run(graph: TaskGraph) -> tuple[Floats, Floats]:
+    """Makespan and time in which a GEMM runs [s], over the grid of a graph."""
+    engine, ended, computed = plugins.load("engine", ENGINE), np.empty(graph.num_designs), np.empty(graph.num_designs)
+    for chosen, alike in patterns(graph):
+        totals = engine.totals(alike)
+        ended[chosen if chosen is not None else slice(None)] = totals.makespan_s
+        computed[chosen if chosen is not None else slice(None)] = totals.busy_s["gemm"]
+    shape = () if graph.shape == (1,) else graph.shape
+    return ended.reshape(shape), computed.reshape(shape)
+
+
+def site_rules(scheduled: Scheduled, blocks: Sequence[Sequence[Op]]) -> Iterator[Rule]:
+    """Rules that schedules of sites break. blocks: the operators of each block."""
+    met = set[str]()
+    for ops in blocks:
+        for at in places(ops):
+            if at.name not in met:
+                yield from scheduled.rules(ops, at)
+            met.add(at.name)
+    for name in scheduled.schedules:
+        if name not in met:
+            there = ", ".join(site for site in SITES if site in met) or "none: it needs parallel.tp > 1"
+            way = f"leave it out; sites of this step: {there}"
+            yield Rule(f"sites.{name}", True, "is no site of this step", scheduled.schedules[name].name, way_out=way)
+
+
+def read_sites(check: Problems, tree: Any) -> dict[str, Any]:
+    """Schedules by site from the section `sites`, serial ones left out; problems are noted.
+
+    A schedule is a mapping of its knobs, or a text: the name of an option of the group `schedule`, and perhaps values
+    of its knobs (`uniform_fused_1d num_chunks=4 comm_engine=dma`).
+    """
+    schedules: dict[str, Any] = {}
+    if not isinstance(tree, Mapping):
+        check.add(
+            "sites", "is no section of sites", value=tree, way_out="sites.ffn_out='uniform_fused_1d num_chunks=4'"
+        )
+        return schedules
+    for name, chosen in sorted(tree.items()):
+        if name not in SITES:
+            check.add(f"sites.{name}", "is no site", way_out=did_you_mean(str(name), SITES, path=f"sites.{name}"))
+        elif chosen is not None and (schedule := _schedule(check, name, chosen)) is not None:
+            schedules |= {} if schedule.family == SERIAL else {name: schedule}
+    return schedules
+
+
+def _schedule(check: Problems, site: str, chosen: Any) -> Any:
+    """The schedule of one site; None with the problems noted."""
+    path = f"sites.{site}"
+    try:
+        tree = _schedule_tree(chosen) if isinstance(chosen, str) else chosen
+        kind = plugins.load("schedule", str(tree.get("family")))
+    except ConfigError as error:
+        check.found.extend(replace(problem, path=path) for problem in error.problems)
+        return None
+    return check.model(kind, tree, path=path)
+
+
+def _schedule_tree(text: str) -> dict[str, Any]:
+    """Tree of a schedule from its short text. Raises ConfigError."""
+    option, *words = text.split()
+    tree = option_tree("schedule", option)
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not equals or name not in tree:
+            raise ConfigError([Problem(name, f"is no knob of {option}", value or None, did_you_mean(name, tree))])
+        tree[name] = parse_yaml(value, name)
+    return tree
+
+
+def site_condition(path: str, tree: Tree) -> Mapping[str, Any] | None:
+    """Condition of a knob below `sites`: a site, or a knob of the schedule of one."""
+    _, name, *below = path.split(".")
+    sites = tree.get("sites")
+    if name not in SITES or not isinstance(sites, Mapping):
+        return None
+    chosen = sites.get(name)
+    return {} if not below or (isinstance(chosen, Mapping) and below[0] in chosen) else None
