@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from conftest import mostly_nightly
 from figures import overlaps
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dse import plots, plugins
@@ -102,6 +101,7 @@ def charts(table: pd.DataFrame) -> Iterator[Draw]:
 
 
 @pytest.mark.slow
+@settings(max_examples=10)
 @given(
     st.lists(WIDE.filter(str.strip), min_size=1, max_size=12, unique=True),
     st.lists(WIDE.filter(str.strip), min_size=1, max_size=9, unique=True),
@@ -200,8 +200,18 @@ LANDSCAPES = load_yaml(Path("conf/study/search_benchmark.yaml"))["landscapes"]
 FEW["search_benchmark"] += [f"~landscapes.{name}" for name in list(LANDSCAPES)[2:]]
 
 
+QUICK = ("bert", "conccl", "dlrm_scaleout", "nic_placement", "plan", "t3_mi300x")
+"""Studies whose figures are drawn in every run of the tests, those of the others in `make nightly`."""
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("study", mostly_nightly(sorted(list_options("study")), every=3))
+@pytest.mark.parametrize(
+    "study",
+    [
+        name if name in QUICK else pytest.param(name, marks=pytest.mark.nightly)
+        for name in sorted(list_options("study"))
+    ],
+)
 def test_figures_of_a_study_overlap_nowhere_and_say_their_answer(study: str, tmp_path: Path) -> None:
     words = [f"study={study}", "tracking=none", "store=none", "figures=none", "fidelity=none", f"output_dir={tmp_path}"]
     assert main([*words, *FEW.get(study, [])]) == 0

@@ -75,7 +75,7 @@ def own_sections(tree: Tree) -> dict[str, Any]:
     in_memory = not absent.issuperset(OF_COPIES) and tree["quantised"].get("made_by") == "pim"
     if not in_memory:
         absent.add("instructions")
-    sections = {name: tree[name] for name in Design.model_fields if name in tree and name not in absent}
+    sections = {name: tree[name] for name in ScheduledDesign.model_fields if name in tree and name not in absent}
     gpu = sections.get("system", {}).get("gpu")
     if not in_memory and isinstance(gpu, Mapping) and gpu.get("pim") is not None:
         sections["system"] = _without_pim(sections["system"])

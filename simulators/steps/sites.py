@@ -31,9 +31,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dse import plugins
-from dse.backend import Tree
+from dse.backend import Interval, Tree
 from dse.config.yaml_checks import parse_yaml
 from dse.errors import ConfigError, Problem, Problems, did_you_mean
+from dse.space import get_path
 from simulators.costs.collective import Pattern
 from simulators.hardware.device import Device
 from simulators.hardware.system import System, schedules_see
@@ -141,6 +142,35 @@ class Scheduled:
             at.collective: replace(costs[at.collective], seconds=np.asarray(total - computed + after)),
         }
 
+    def intervals(self, ops: Sequence[Op], costs: Sequence[Spent], at: Place) -> tuple[int, list[Interval]] | None:
+        """The GEMM that a schedule runs at once with the collective, and its tasks, in which the GEMM's time begins at 0.
+
+        costs: with the schedule's. Numbers are single ones. None for a serial site.
+        """
+        schedule, exchange = self.schedules.get(at.name), ops[at.collective].work
+        if schedule is None or not isinstance(exchange, Exchange):
+            return None
+        gemm = at.beside if _runs_beside(schedule) and at.beside is not None else at.gemm
+        graph = schedule.lower(self.system, self.workload(schedule, at.name, ops[gemm], exchange))
+        run = plugins.load("engine", ENGINE).run(graph)
+        total = float(costs[gemm].seconds + costs[at.collective].seconds)
+        after = 0.0
+        if exchange.pattern == "all_reduce" and not _runs_beside(schedule):
+            after = total - float(costs[gemm].seconds / self._computing(graph))
+        length = (total - after) / float(run.makespan[0])
+        begun = -float(costs[at.collective].seconds) if at.collective < gemm else 0.0
+        tasks = [_scaled(task, length, begun) for task in run.intervals(0)]
+        if after > 0:
+            tasks.append(
+                Interval("tensor-parallel links", "all-gather", "transfer", begun + total - after, begun + total)
+            )
+        return gemm, tasks
+
+    @staticmethod
+    def _computing(graph: TaskGraph) -> float:
+        makespan, computing = _run(graph)
+        return float(computing / makespan)
+
     def workload(self, schedule: Any, name: str, gemm: Op, exchange: Exchange) -> Workload:
         """The GEMM and the collective of a site, as schedules see them: sizes are those of all GPUs."""
         order = "beside" if _runs_beside(schedule) else SITES[name].order
@@ -183,6 +213,12 @@ class Scheduled:
         gemm = ops[at.beside if _runs_beside(schedule) and at.beside is not None else at.gemm]
         for rule in schedule.rules(self.system, self.workload(schedule, at.name, gemm, exchange)):
             yield replace(rule, path=re.sub(r"^schedule\b", f"sites.{at.name}", rule.path))
+
+
+def _scaled(task: Interval, length: float, begun: float) -> Interval:
+    """A task of a timeline that is stretched, and begins at another time [s]."""
+    start_s, finish_s = (begun + length * at for at in (task.start_s, task.finish_s))
+    return replace(task, start_s=start_s, finish_s=finish_s, delay_s=length * task.delay_s)
 
 
 @dataclass(frozen=True)
@@ -283,17 +319,24 @@ def _schedule_tree(text: str) -> dict[str, Any]:
     tree = option_tree("schedule", option)
     for word in words:
         name, equals, value = word.partition("=")
-        if not equals or name not in tree:
-            raise ConfigError([Problem(name, f"is no knob of {option}", value or None, did_you_mean(name, tree))])
+        if not equals:
+            raise ConfigError([Problem(name, f"is no value of a knob of {option}", word, f"write {word}=<value>")])
         tree[name] = parse_yaml(value, name)
     return tree
 
 
 def site_condition(path: str, tree: Tree) -> Mapping[str, Any] | None:
-    """Condition of a knob below `sites`: a site, or a knob of the schedule of one."""
+    """Condition of a knob below `sites`: of a site, of which there are some only where tokens are split, or in
+    training, and none where prompts are halved; or of a knob of the schedule of a site.
+    """
     _, name, *below = path.split(".")
     sites = tree.get("sites")
     if name not in SITES or not isinstance(sites, Mapping):
         return None
     chosen = sites.get(name)
-    return {} if not below or (isinstance(chosen, Mapping) and below[0] in chosen) else None
+    if below:
+        return {} if isinstance(chosen, Mapping) and below[0] in chosen else None
+    needed: dict[str, Any] = {"run.mode": "training"} if name.endswith("_backward") else {}
+    needed |= {"parallel.sequence_parallel": True} if SITES[name].order == "before" else {}
+    halved = get_path(tree, "parallel.split_ctas") is not None
+    return needed | ({"parallel.split_ctas": 0} if halved else {})

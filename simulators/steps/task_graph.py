@@ -11,7 +11,7 @@ Reductions of gradients run beside the backward pass, and both slow each other d
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -23,6 +23,7 @@ from simulators.steps.contention import ENGINE, GRADIENTS, group
 from simulators.steps.iteration import Iteration
 from simulators.steps.operators import Block, Part, Spent
 from simulators.steps.quantised import kernels, timeline
+from simulators.steps.sites import places
 from simulators.taskgraph.graph import GraphBuilder, TaskGraph
 
 _MEMORY = "memory"
@@ -71,9 +72,36 @@ def lower(iteration: Iteration) -> TaskGraph:
 
 
 def intervals(iteration: Iteration) -> list[Interval]:
-    """When each task of an iteration runs, as an engine says."""
+    """When each task of an iteration runs, as an engine says; those of the schedules of sites in their places."""
     run = plugins.load("engine", ENGINE).run(lower(iteration))
-    return [interval for interval in run.intervals(0) if interval.kind != _DELAY]
+    tasks = [interval for interval in run.intervals(0) if interval.kind != _DELAY]
+    sites = dict(_tasks_of_sites(iteration))
+    return [shown for task in tasks for shown in _in_place(task, sites)] if sites else tasks
+
+
+def _tasks_of_sites(iteration: Iteration) -> Iterator[tuple[tuple[str, str], list[Interval]]]:
+    """Yield ((block, operator), tasks in its place, after its start) of the operators that schedules replace."""
+    if iteration.scheduled is None:
+        return
+    for block in iteration.blocks:
+        parts = [part for part in iteration.parts if part.block is block]
+        ops, costs = [part.op for part in parts], [part.spent for part in parts]
+        for at in places(ops):
+            if (scheduled := iteration.scheduled.intervals(ops, costs, at)) is not None:
+                gemm, tasks = scheduled
+                yield (block.name, ops[gemm].name), tasks
+                yield (block.name, ops[at.collective].name), []
+
+
+def _in_place(task: Interval, sites: Mapping[tuple[str, str], list[Interval]]) -> Iterator[Interval]:
+    """The task itself, or the tasks of the schedule in its place."""
+    block, _, op = task.name.partition(": ")
+    for inner in sites.get((block.rpartition(" ")[0], op), [task]):
+        if inner is task:
+            yield task
+        else:
+            start_s, finish_s = task.start_s + inner.start_s, task.start_s + inner.finish_s
+            yield replace(inner, name=f"{task.name}, {inner.name}", start_s=start_s, finish_s=finish_s)
 
 
 class _Writer:

@@ -1,6 +1,7 @@
 """Coordinate search: every value of one knob at a time, the best of each together, and again around what won.
 
-The first sweep changes one knob of the first point at a time. What each knob gains alone is then put together, and
+The first sweep changes one knob of the first point at a time, for every combination of the values of those knobs that
+decide which others count. What each knob gains alone is then put together, and
 knobs are changed one at a time around the better of this point and the best so far, by the values that did best in the
 first sweep, until nothing is better. Where the objective is a sum of terms of one knob each, the first combination is
 the optimum; else the result is one that no change of a single knob among these values improves. Points are ranked by
@@ -9,6 +10,7 @@ the first objective, those beyond a limit behind all others. The search ends by 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated
 
@@ -45,11 +47,14 @@ class Coordinate:
                     [Problem(f"space.{knob.path}", "is an interval, which has no values to try", None, way)]
                 )
         self._random = np.random.default_rng(question.seed)
+        deciding = {knob.path for knob in question.space.deciding_knobs}
+        paths = [knob.path for knob in self._genes.knobs]
+        self._deciding = [place for place, path in enumerate(paths) if path in deciding]
+        self._free = [place for place, path in enumerate(paths) if path not in deciding]
         self._ranks: dict[bytes, tuple[float, float]] = {}
-        first = np.zeros((1, len(self._genes.knobs)))
-        self._best: Rows = self._genes.settle(first, self._random)[0]
         self._sweeps = self._all_sweeps()
         self._waiting: list[Rows] = []
+        self._best: Rows = np.zeros(len(self._genes.knobs))
 
     def ask(self, count: int) -> Sequence[Assignment]:
         """Propose points of the sweep at hand; those of the next one once the outcomes of all are known."""
@@ -70,16 +75,33 @@ class Coordinate:
 
     def _all_sweeps(self) -> Iterator[list[Rows]]:
         """Yield the rows of each sweep; the next one begins where the outcomes of the one before lead."""
-        first, values = self._best, [range(int(size)) for size in self._genes.sizes]
-        yield [first, *self._neighbours(first, values)]
-        by_knob = [self._ranked(first, knob, values[knob]) for knob in range(len(values))]
-        together = first.copy()
-        for knob, (best, *_) in enumerate(by_knob):
-            together[knob] = best
-        yield [*self._genes.settle(together[None], self._random)]
-        few = [ranked[: self._options.most] for ranked in by_knob]
+        starts, values = self._starts(), [range(int(size)) for size in self._genes.sizes]
+        yield [row for start in starts for row in (start, *self._neighbours(start, values))]
+        self._best = min(starts, key=self._rank)
+        ranked = {start.tobytes(): [self._ranked(start, knob, values[knob]) for knob in self._free] for start in starts}
+        yield [self._together(start, ranked[start.tobytes()]) for start in starts]
         while self._improve():
-            yield self._neighbours(self._best, few)
+            start = next(start for start in starts if (start[self._deciding] == self._best[self._deciding]).all())
+            few = dict(zip(self._free, ranked[start.tobytes()], strict=True))
+            most = self._options.most
+            yield self._neighbours(self._best, [few.get(knob, values[knob])[:most] for knob in range(len(values))])
+
+    def _starts(self) -> list[Rows]:
+        """Rows with the first value of every knob, for each combination of those of the deciding knobs."""
+        starts: dict[bytes, Rows] = {}
+        for chosen in itertools.product(*(range(int(self._genes.sizes[knob])) for knob in self._deciding)):
+            row = np.zeros(len(self._genes.knobs))
+            row[self._deciding] = chosen
+            settled = self._settle(row)
+            starts[settled.tobytes()] = settled
+        return list(starts.values())
+
+    def _together(self, start: Rows, ranked: Sequence[Sequence[int]]) -> Rows:
+        """The best value of each knob, put together."""
+        together = start.copy()
+        for knob, (best, *_) in zip(self._free, ranked, strict=True):
+            together[knob] = best if start[knob] >= 0 else -1
+        return self._settle(together)
 
     def _improve(self) -> bool:
         """Go to the best point that is known; whether that is another one."""
@@ -106,7 +128,11 @@ class Coordinate:
     def _changed(self, around: Rows, knob: int, value: int) -> Rows:
         row = around.copy()
         row[knob] = value
-        settled: Rows = self._genes.settle(row[None], self._random)[0]
+        return self._settle(row)
+
+    def _settle(self, row: Rows) -> Rows:
+        """A valid point: knobs that come to count have their first value."""
+        settled: Rows = self._genes.settle(np.where(row < 0, 0, row)[None], self._random)[0]
         return settled
 
 

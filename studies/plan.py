@@ -1,0 +1,7 @@
+"""Plan."""
+from studies.plain import Plain
+
+class PlanStudy(Plain):
+    """Plan."""
+
+STUDY = PlanStudy()
