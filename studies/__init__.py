@@ -1,5 +1,17 @@
 """Studies: one module per paper, with its claims in YAML beside it."""
 
+from dse.plugins import Command
+
+COMMANDS = {
+    "plan": Command(
+        "studies.plan:command",
+        "plan model=<name> system=<name> [parallel.tp=8] [run.mode=decode ...] [plan=<plan.yaml>]",
+        "which schedule each collective of a model's step should have on a machine, and what the step gains",
+        {"plan": "plan.yaml of an earlier run, whose choices are kept", "...": "overrides of study=plan"},
+        ("plan model=llama3_70b system=h100_8 parallel.tp=8", "plan system=mi300x_8 run.mode=training"),
+    ),
+}
+
 _CATEGORIES = {
     "bulk": ("grey", "p"),
     "fused": ("vermillion", "8"),

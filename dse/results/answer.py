@@ -45,7 +45,11 @@ def answer(outputs: Outputs, table: pd.DataFrame, *, verbose: bool = False) -> I
     record = outputs.read_json("summary")
     if record["question"]:
         yield Text(record["question"], style="bold")
-    yield from tables_of_winners(outputs, table, verbose=verbose)
+    study = plugins.load("study", outputs.read_config()["study"]["module"])
+    if hasattr(study, "answer") and not verbose:
+        yield from study.answer(outputs, table)
+    else:
+        yield from tables_of_winners(outputs, table, verbose=verbose)
     if record["answer"]:
         yield Text(f"in short: {record['answer']}", style="bold")
 

@@ -61,6 +61,8 @@ def extras(outputs: Outputs, module: str) -> Iterator[tuple[str, Draw]]:
             yield name, extra
         elif hasattr(extra, "to_parquet"):
             outputs.write_table(name, extra)
+        elif name.endswith(".yaml"):
+            outputs.write_yaml(name, extra)
         else:
             outputs.write_json(name, extra)
 

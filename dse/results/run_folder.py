@@ -193,7 +193,11 @@ class Outputs:
 
     def write_config(self, tree: Mapping[str, Any]) -> None:
         """`config.yaml`, the composed configuration without its secrets."""
-        self.write_text("config.yaml", yaml.safe_dump(dict(redact(tree)), sort_keys=False, allow_unicode=True))
+        self.write_yaml("config.yaml", redact(tree))
+
+    def write_yaml(self, name: str, tree: Mapping[str, Any]) -> None:
+        """Write a YAML file in the folder."""
+        self.write_text(name, yaml.safe_dump(dict(tree), sort_keys=False, allow_unicode=True))
 
     def read_config(self) -> dict[str, Any]:
         """The composed configuration. Raises ConfigError where it is damaged."""

@@ -118,7 +118,7 @@ def schedules_see(machine: Hardware, num_gpus: int, efficiency: Mapping[str, Any
     """
     gpu = {name: getattr(machine.gpu, name) for name in own_fields(ScheduleGpu) if hasattr(machine.gpu, name)}
     node = {name: getattr(machine.node, name) for name in own_fields(LinkedNode) if hasattr(machine.node, name)}
-    costs = {} if machine.costs is None else {"gemm": machine.costs.gemm, "collective": machine.costs.collective}
+    costs: dict[str, Any] = {} if machine.costs is None else dict(machine.costs)
     parts: dict[str, Any] = {
         "gpu": ScheduleGpu.model_construct(**{**gpu, "efficiency": efficiency}),
         "node": LinkedNode.model_construct(**{**node, "num_gpus": num_gpus}),

@@ -44,6 +44,10 @@ class ScheduleKnobs(Frozen):
             object.__setattr__(self, name, None)  # still being built
         return self
 
+    def __str__(self) -> str:
+        """The name, as tables show it."""
+        return self.name
+
     def neutral(self) -> Mapping[str, Any]:
         """Map knobs that may change nothing to their representative value (see `simulators/overlap/idle_knobs.py`)."""
         return neutral_values(type(self))

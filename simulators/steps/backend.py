@@ -22,7 +22,7 @@ from dse.values import LABELS, leaves, put
 from simulators.costs.chip import Chip
 from simulators.costs.gemm_waves import WaveGpu
 from simulators.costs.power import sustained_clock
-from simulators.hardware.device import Device, DeviceGpu
+from simulators.hardware.device import Device, DeviceGpu, ScheduledDevice
 from simulators.hardware.machine import reads
 from simulators.hardware.number_formats import Format
 from simulators.hardware.parts import Streaming
@@ -39,14 +39,15 @@ from simulators.steps.operators import Block, Platform
 from simulators.steps.quantised import OF_PIM, Quantised, Quantising
 from simulators.steps.recurrent import speech_blocks, translation_blocks
 from simulators.steps.seqpoint import Iterations, choose
-from simulators.steps.sites import Scheduled, read_sites, site_condition, site_rules
+from simulators.steps.sites import Scheduled, TensorGroup, read_sites, site_condition, site_rules
 from simulators.steps.task_graph import intervals
 from simulators.steps.transformer import transformer_blocks
 from simulators.workloads.model import Speech, Transformer, Translation
 from simulators.workloads.model_zoo import model_tree, option_tree
 from simulators.workloads.sequence_lengths import Lengths, iteration_lengths
 
-_VERSION = "4"
+_VERSION = "5"
+_MOST_MACHINES = 256  # that are remembered
 Floats = NDArray[np.float64]
 
 
@@ -96,7 +97,8 @@ def _scheduled(design: Design) -> Scheduled | None:
     """Schedules of sites, where there are any."""
     if not isinstance(design, ScheduledDesign) or not design.sites:
         return None
-    return Scheduled.of(design.sites, design.system, tp=int(design.parallel.tp), precision=design.run.precision)
+    tp, precision = int(design.parallel.tp), design.run.precision
+    return Scheduled(design.sites, TensorGroup.of(design.system, tp=tp, precision=precision))
 
 
 def _rules(design: Design) -> Iterator[Rule]:
@@ -111,6 +113,9 @@ def _rules(design: Design) -> Iterator[Rule]:
     if tp > gpus:
         text = "is beyond a node, in which alone sites have schedules (system.node.num_gpus = {0})"
         yield Rule("parallel.tp", True, text, tp, (gpus,), "leave their schedules out: sites={{}}")
+    elif tp < 2:
+        name, schedule = next(iter(design.sites.items()))
+        yield Rule(f"sites.{name}", True, "is the collective of one GPU: it needs parallel.tp > 1", str(schedule))
     elif (scheduled := _scheduled(design)) is not None:
         yield from site_rules(scheduled, [block.ops for block in _blocks(design)])
 
@@ -189,6 +194,9 @@ class StepBackend(Backend):
         "capacity_saved": Metric("fraction", "1 - state_bytes / those of the baseline", "maximize", low=float("-inf")),
     }
 
+    def __init__(self) -> None:
+        self._machines: dict[tuple[type[Design], int], tuple[Any, Any]] = {}  # by identity; trees keep their ids
+
     def sections(self, tree: Tree) -> None:
         """Check the sections: `Design`'s, and perhaps `models`: names of models, a scenario each."""
         check, sections = Problems(), (*ScheduledDesign.model_fields, "models")
@@ -227,11 +235,21 @@ class StepBackend(Backend):
         """A validated design. Raises ConfigError with every problem."""
         check, sites = Problems(), tree.get("sites")
         kind = Design if sites is None else ScheduledDesign
-        design = check.model(kind, own_sections(tree), path="")
+        sections = own_sections(tree)
+        design = check.model(kind, {**sections, "system": self._machine(kind, sections.get("system"))}, path="")
         schedules = {} if sites is None else read_sites(check, sites)
         check.done()
         assert design is not None
         return design if sites is None else design.model_copy(update={"sites": schedules})
+
+    def _machine(self, kind: type[Design], tree: Any) -> Any:
+        """A machine that many designs share is validated once; the tree itself where it is invalid."""
+        if (kind, id(tree)) not in self._machines:
+            if len(self._machines) >= _MOST_MACHINES:
+                self._machines.clear()
+            machine = Problems().model(ScheduledDevice if kind is ScheduledDesign else Device, tree, path="system")
+            self._machines[kind, id(tree)] = tree, tree if machine is None else machine
+        return self._machines[kind, id(tree)][1]
 
     def problems(self, design: BaseModel) -> Sequence[Problem]:
         """Rules between parts that this design breaks."""

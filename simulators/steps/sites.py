@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, Literal
 
@@ -35,6 +35,7 @@ from dse.backend import Interval, Tree
 from dse.config.yaml_checks import parse_yaml
 from dse.errors import ConfigError, Problem, Problems, did_you_mean
 from dse.space import get_path
+from dse.values import leaves
 from simulators.costs.collective import Pattern
 from simulators.hardware.device import Device
 from simulators.hardware.system import System, schedules_see
@@ -109,19 +110,53 @@ def places(ops: Sequence[Op]) -> Iterator[Place]:
 
 
 @dataclass(frozen=True)
-class Scheduled:
-    """Schedules of sites by name, on the GPUs of a tp group as schedules see them. format: of the GEMMs' inputs."""
+class TensorGroup:
+    """GPUs of a tp group as schedules see them. format: of the inputs of GEMMs. effects: those known, by schedule and
+    sizes.
+    """
 
-    schedules: Mapping[str, Any]
     system: System
     format: str
+    effects: dict[Any, Effect] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, schedules: Mapping[str, Any], machine: Device, *, tp: int, precision: str) -> Scheduled:
-        """Build from a machine that has all parts that schedules need."""
-        constants, format_ = machine.gpu.constants(precision), _FORMATS.get(precision, precision)
-        efficiency = {} if constants is None else {format_: constants}
-        return cls(schedules, schedules_see(machine, tp, efficiency), format_)
+    def of(cls, machine: Device, *, tp: int, precision: str) -> TensorGroup:
+        """Build from a machine that has all parts that schedules need; the same group for the same machine."""
+        name = id(machine), tp, precision
+        if name not in _groups:
+            if len(_groups) >= _MOST_GROUPS:
+                _groups.clear()
+            constants, format_ = machine.gpu.constants(precision), _FORMATS.get(precision, precision)
+            efficiency = {} if constants is None else {format_: constants}
+            _groups[name] = machine, cls(schedules_see(machine, tp, efficiency), format_)
+        return _groups[name][1]
+
+    def effect(self, schedule: Any, workload: Workload) -> Effect:
+        """What a schedule makes of a GEMM and its collective; remembered for single numbers."""
+        numbers = [value for part in (schedule, workload) for _, value, _ in leaves(part)]
+        if any(isinstance(value, np.ndarray) for value in numbers):
+            return self._effect(schedule, workload)
+        name = type(schedule), *numbers
+        if name not in self.effects:
+            self.effects[name] = self._effect(schedule, workload)
+        return self.effects[name]
+
+    def _effect(self, schedule: Any, workload: Workload) -> Effect:
+        makespan, computing = _run(schedule.lower(self.system, workload))
+        serial, _ = _run(_serial().lower(self.system, workload))
+        return Effect(makespan / serial, computing / makespan)
+
+
+_groups: dict[tuple[int, int, str], tuple[Device, TensorGroup]] = {}  # by identity; the machine keeps its id its own
+_MOST_GROUPS = 64
+
+
+@dataclass(frozen=True)
+class Scheduled:
+    """Schedules of sites by name, on a group of GPUs."""
+
+    schedules: Mapping[str, Any]
+    group: TensorGroup
 
     def costs(self, ops: Sequence[Op], costs: Sequence[Spent], platform: Platform, at: Place) -> dict[int, Spent]:
         """Costs of the operators of a place that its schedule changes, by their places in `ops`."""
@@ -134,7 +169,7 @@ class Scheduled:
         pattern: Pattern = "reduce_scatter" if in_two_steps else exchange.pattern
         moved = collective(Exchange(pattern, exchange.payload_bytes), group)
         after = collective(Exchange("all_gather", exchange.payload_bytes), group).seconds if in_two_steps else 0.0
-        effect = self.effect(schedule, self.workload(schedule, at.name, ops[gemm], exchange))
+        effect = self.group.effect(schedule, self.workload(schedule, at.name, ops[gemm], exchange))
         total = (costs[gemm].seconds + moved.seconds) * effect.length
         computed = total * effect.computing
         return {
@@ -143,7 +178,7 @@ class Scheduled:
         }
 
     def intervals(self, ops: Sequence[Op], costs: Sequence[Spent], at: Place) -> tuple[int, list[Interval]] | None:
-        """The GEMM that a schedule runs at once with the collective, and its tasks, in which the GEMM's time begins at 0.
+        """The GEMM that a schedule runs with the collective, and its tasks, from the start of the GEMM's time on.
 
         costs: with the schedule's. Numbers are single ones. None for a serial site.
         """
@@ -151,7 +186,7 @@ class Scheduled:
         if schedule is None or not isinstance(exchange, Exchange):
             return None
         gemm = at.beside if _runs_beside(schedule) and at.beside is not None else at.gemm
-        graph = schedule.lower(self.system, self.workload(schedule, at.name, ops[gemm], exchange))
+        graph = schedule.lower(self.group.system, self.workload(schedule, at.name, ops[gemm], exchange))
         run = plugins.load("engine", ENGINE).run(graph)
         total = float(costs[gemm].seconds + costs[at.collective].seconds)
         after = 0.0
@@ -174,7 +209,7 @@ class Scheduled:
     def workload(self, schedule: Any, name: str, gemm: Op, exchange: Exchange) -> Workload:
         """The GEMM and the collective of a site, as schedules see them: sizes are those of all GPUs."""
         order = "beside" if _runs_beside(schedule) else SITES[name].order
-        work, tp = gemm.work, self.system.node.num_gpus
+        work, tp = gemm.work, self.group.system.node.num_gpus
         assert isinstance(work, Product)
         n, k = np.asarray(work.m), np.asarray(work.k)  # row-major: rows of C are tokens
         split: dict[str, Any] = {"shards": 1, "split": "n", "n": n, "k": k}
@@ -185,21 +220,15 @@ class Scheduled:
         cols = k if order == "before" else n
         rows = np.asarray(work.n)
         if order == "beside":  # the tensor has as many bytes as that of the collective
-            rows, cols = _rectangle(exchange, ELEMENT_BYTES[self.format])
-        moved = {"kind": "collective", "pattern": pattern, "rows": rows, "cols": cols, "precision": self.format}
-        product = {"kind": "gemm", "m": np.asarray(work.n), "precision": self.format, **split}
+            rows, cols = _rectangle(exchange, ELEMENT_BYTES[self.group.format])
+        moved = {"kind": "collective", "pattern": pattern, "rows": rows, "cols": cols, "precision": self.group.format}
+        product = {"kind": "gemm", "m": np.asarray(work.n), "precision": self.group.format, **split}
         gemm_after, gather_after = (("gather",) if order == "before" else ()), (("gemm",) if order == "after" else ())
         operators: Any = {
             "gemm": Gemm.model_construct(**_plain(product), after=gemm_after),
             "gather": Collective.model_construct(**_plain(moved), after=gather_after),
         }
         return Workload.model_construct(name=name, operators=operators)
-
-    def effect(self, schedule: Any, workload: Workload) -> Effect:
-        """What a schedule makes of a GEMM and its collective."""
-        makespan, computing = _run(schedule.lower(self.system, workload))
-        serial, _ = _run(_serial().lower(self.system, workload))
-        return Effect(makespan / serial, computing / makespan)
 
     def rules(self, ops: Sequence[Op], at: Place) -> Iterator[Rule]:
         """Rules that the schedule of a place breaks, by the paths of the site's knobs."""
@@ -211,7 +240,7 @@ class Scheduled:
             yield Rule(f"sites.{at.name}", True, rule, schedule.name, way_out="take another schedule")
             return
         gemm = ops[at.beside if _runs_beside(schedule) and at.beside is not None else at.gemm]
-        for rule in schedule.rules(self.system, self.workload(schedule, at.name, gemm, exchange)):
+        for rule in schedule.rules(self.group.system, self.workload(schedule, at.name, gemm, exchange)):
             yield replace(rule, path=re.sub(r"^schedule\b", f"sites.{at.name}", rule.path))
 
 
@@ -276,7 +305,7 @@ def site_rules(scheduled: Scheduled, blocks: Sequence[Sequence[Op]]) -> Iterator
             met.add(at.name)
     for name in scheduled.schedules:
         if name not in met:
-            there = ", ".join(site for site in SITES if site in met) or "none: it needs parallel.tp > 1"
+            there = ", ".join(site for site in SITES if site in met) or "none"
             way = f"leave it out; sites of this step: {there}"
             yield Rule(f"sites.{name}", True, "is no site of this step", scheduled.schedules[name].name, way_out=way)
 
@@ -285,7 +314,7 @@ def read_sites(check: Problems, tree: Any) -> dict[str, Any]:
     """Schedules by site from the section `sites`, serial ones left out; problems are noted.
 
     A schedule is a mapping of its knobs, or a text: the name of an option of the group `schedule`, and perhaps values
-    of its knobs (`uniform_fused_1d num_chunks=4 comm_engine=dma`).
+    of its knobs (`uniform_fused_1d num_chunks=4 comm_engine=dma`), which is then its name.
     """
     schedules: dict[str, Any] = {}
     if not isinstance(tree, Mapping):
@@ -303,26 +332,36 @@ def read_sites(check: Problems, tree: Any) -> dict[str, Any]:
 
 def _schedule(check: Problems, site: str, chosen: Any) -> Any:
     """The schedule of one site; None with the problems noted."""
-    path = f"sites.{site}"
     try:
-        tree = _schedule_tree(chosen) if isinstance(chosen, str) else chosen
-        kind = plugins.load("schedule", str(tree.get("family")))
+        return read_schedule(chosen) if isinstance(chosen, str) else _validated(chosen)
     except ConfigError as error:
-        check.found.extend(replace(problem, path=path) for problem in error.problems)
+        paths = (f"sites.{site}.{problem.path}".removesuffix(".") for problem in error.problems)
+        check.found.extend(replace(problem, path=path) for problem, path in zip(error.problems, paths, strict=True))
         return None
-    return check.model(kind, tree, path=path)
 
 
-def _schedule_tree(text: str) -> dict[str, Any]:
-    """Tree of a schedule from its short text. Raises ConfigError."""
-    option, *words = text.split()
-    tree = option_tree("schedule", option)
+def _validated(tree: Any) -> Any:
+    kind = plugins.load("schedule", str(tree.get("family")) if isinstance(tree, Mapping) else "")
+    check = Problems()
+    schedule = check.model(kind, tree, path="")
+    check.done()
+    return schedule
+
+
+@plugins.cached_until_refresh
+def read_schedule(text: str) -> Any:
+    """The schedule that a short text names. Raises ConfigError."""
+    option, *words = text.split() or [""]
+    try:
+        tree = {**option_tree("schedule", option), "name": text}
+    except ConfigError as error:
+        raise ConfigError([replace(problem, path="") for problem in error.problems]) from None
     for word in words:
         name, equals, value = word.partition("=")
         if not equals:
             raise ConfigError([Problem(name, f"is no value of a knob of {option}", word, f"write {word}=<value>")])
         tree[name] = parse_yaml(value, name)
-    return tree
+    return _validated(tree)
 
 
 def site_condition(path: str, tree: Tree) -> Mapping[str, Any] | None:

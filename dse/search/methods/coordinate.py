@@ -54,13 +54,15 @@ class Coordinate:
         self._ranks: dict[bytes, tuple[float, float]] = {}
         self._sweeps = self._all_sweeps()
         self._waiting: list[Rows] = []
+        self._asked = set[bytes]()  # rows whose outcomes are not known yet
         self._best: Rows = np.zeros(len(self._genes.knobs))
 
     def ask(self, count: int) -> Sequence[Assignment]:
         """Propose points of the sweep at hand; those of the next one once the outcomes of all are known."""
-        while not self._waiting and (rows := next(self._sweeps, None)) is not None:
+        while not self._waiting and not self._asked and (rows := next(self._sweeps, None)) is not None:
             self._waiting = [row for row in rows if row.tobytes() not in self._ranks]
         asked, self._waiting = self._waiting[:count], self._waiting[count:]
+        self._asked.update(row.tobytes() for row in asked)
         return self._genes.points(np.array(asked)) if asked else []
 
     def tell(self, points: Sequence[Assignment], outcomes: Sequence[Outcome]) -> None:
@@ -72,6 +74,7 @@ class Coordinate:
             if outcome is not None:
                 rank = self._question.violation(outcome), float(self._question.values([outcome])[0, 0])
             self._ranks[row.tobytes()] = min(rank, self._ranks.get(row.tobytes(), _NONE))
+            self._asked.discard(row.tobytes())
 
     def _all_sweeps(self) -> Iterator[list[Rows]]:
         """Yield the rows of each sweep; the next one begins where the outcomes of the one before lead."""

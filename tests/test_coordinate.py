@@ -1,0 +1,117 @@
+"""Coordinate search: it finds the optimum of a sum in two sweeps, respects conditions, and ends by itself."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Mapping, Sequence
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from toy import Fixed
+
+from dse.errors import ConfigError
+from dse.search import Chosen, Question, Search, explore
+from dse.space import Assignment, Knob, Space
+
+COORDINATE = Search(name="coordinate", batch=512, rounds=1)
+
+
+class Conditional(Fixed):
+    """A toy whose knobs called `b...` count only where `a` is 1."""
+
+    def condition(self, path: str, tree: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        return {"point.a": 1} if path.startswith("point.b") else {}
+
+
+class Free(Fixed):
+    """A toy whose knobs always count."""
+
+    def condition(self, path: str, tree: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        return {}
+
+
+def search(
+    knobs: Sequence[Knob], cost: Callable[[Assignment], float | None], backend: Fixed | None = None
+) -> tuple[Chosen, dict[str, float]]:
+    """The search, and the cost of every point that it had evaluated."""
+    space = Space({"point": {knob.path.partition(".")[2]: 0 for knob in knobs}}, tuple(knobs), {}, backend or Free())
+    met: dict[str, float] = {}
+
+    def evaluate(points: Sequence[Assignment]) -> list[dict[str, float]]:
+        for point in points:
+            met[repr(sorted(point.items()))] = float(cost(point) or 0.0)
+        return [{"cost": float(cost(point) or 0.0)} for point in points]
+
+    question = Question(
+        space,
+        {"cost": "minimize"},
+        seed=0,
+        trials=100_000,
+        evaluate=evaluate,
+        identify=lambda point: repr(sorted(point.items())),
+        legal=lambda points: [cost(point) is not None for point in points],
+    )
+    return explore(question, COORDINATE), met
+
+
+def knob(name: str, count: int) -> Knob:
+    return Knob(f"point.{name}", tuple(range(count)))
+
+
+@given(st.lists(st.lists(st.integers(0, 1000), min_size=2, max_size=6), min_size=1, max_size=5))
+def test_the_optimum_of_a_sum_is_found_and_few_points_are_evaluated(costs: list[list[int]]) -> None:
+    knobs = [knob(f"k{place}", len(values)) for place, values in enumerate(costs)]
+    _, met = search(
+        knobs, lambda point: float(sum(values[point[k.path]] for k, values in zip(knobs, costs, strict=True)))
+    )
+    assert min(met.values()) == sum(map(min, costs))
+    assert len(met) <= 2 + 3 * sum(len(values) - 1 for values in costs)
+
+
+@given(st.randoms(use_true_random=False))
+def test_what_is_found_is_improved_by_no_change_of_one_knob(random: Random) -> None:
+    knobs, table = [knob(name, 3) for name in ("x", "y", "z")], dict[str, float]()
+
+    def cost(point: Assignment) -> float:
+        return table.setdefault(repr(sorted(point.items())), float(random.random()))
+
+    _, met = search(knobs, cost)
+    best = min(met, key=lambda name: met[name])
+    point = dict(eval(best))
+    neighbours = [{**point, k.path: value} for k in knobs for value in k.values]
+    assert all(cost(other) >= met[best] for other in neighbours)
+
+
+def test_knobs_that_decide_which_others_count_are_tried_with_these() -> None:
+    """Alone `a` = 1 costs more; with the best `b` it costs least."""
+    knobs = [knob("a", 2), knob("b1", 4), knob("b2", 4), knob("c", 3)]
+
+    def cost(point: Assignment) -> float:
+        gain = point.get("point.b1", 0) + point.get("point.b2", 0)
+        return 10.0 + 4 * point["point.a"] - gain - point["point.c"]
+
+    _, met = search(knobs, cost, Conditional())
+    assert min(met.values()) == 10 + 4 - 6 - 2
+    assert all(("point.b1" in name) == ("('point.a', 1)" in name) for name in met)
+
+
+def test_points_that_break_a_rule_are_passed_over() -> None:
+    knobs = [knob("x", 5), knob("y", 5)]
+    chosen, met = search(knobs, lambda point: None if point["point.x"] == 4 else -point["point.x"] - point["point.y"])
+    assert min(met.values()) == -7
+    assert chosen.illegal > 0
+    assert not any("('point.x', 4)" in name for name in met)
+
+
+def test_the_search_ends_by_itself_long_before_its_budget() -> None:
+    chosen, met = search([knob(name, 9) for name in "abcdef"], lambda point: float(sum(point.values())))
+    assert chosen.num_points == len(met) < 200
+
+
+def test_an_interval_is_refused_with_a_way_out() -> None:
+    with pytest.raises(ConfigError) as caught:
+        search([Knob("point.x", low=0.0, high=1.0)], lambda point: 0.0)
+    assert "space.point.x: is an interval, which has no values to try (list values" in str(caught.value)

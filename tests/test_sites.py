@@ -1,0 +1,198 @@
+"""Sites of a step: what schedules make of collectives and the GEMMs around them, and what may be chosen."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import shipped
+from hypothesis import given
+from hypothesis import strategies as st
+from iterations import BACKEND, gridded
+
+from dse.backend import Batch
+from dse.errors import ConfigError
+from simulators.hardware.machine import tree_of
+from simulators.steps.backend import iteration, metrics_of
+from simulators.steps.sites import SITES, Scheduled, TensorGroup, read_schedule
+from simulators.steps.task_graph import intervals
+from simulators.workloads.model_zoo import model_tree
+
+GATHERS = [name for name, site in SITES.items() if site.order == "before"]
+SUMS = [name for name, site in SITES.items() if site.order == "after"]
+FOR_ALL = ("uniform_fused_1d num_chunks=4", "hetero_fused_1d num_chunks=2", "shard_p2p", "signalled")
+schedules = st.sampled_from(FOR_ALL)
+chosen = st.dictionaries(st.sampled_from(sorted(SITES)), schedules, min_size=1)
+
+
+def tree(sites: Any, *, system: str = "h100_8", layers: int = 4, **own: Any) -> dict[str, Any]:
+    """A step of a Llama of four layers on eight GPUs. own: values of `run` and `parallel`."""
+    run = {"mode": "training", "batch": 1, "sequence_length": 2048, "precision": "bf16"}
+    parallel = {"tp": 8, "pp": 1, "dp": 1, "sequence_parallel": True}
+    for name, value in own.items():
+        (run if name in ("mode", "batch", "sequence_length") else parallel)[name] = value
+    return {
+        "system": tree_of(system),
+        "model": {**model_tree("llama3_8b"), "layers": layers},
+        "run": run,
+        "parallel": parallel,
+        "optimizer": shipped("optimizer")["adam"],
+        "kernels": shipped("kernels")["flash"],
+        "sites": sites,
+    }
+
+
+def step(sites: Any, **own: Any) -> Any:
+    return BACKEND.design(tree(sites, **own))
+
+
+def seconds(sites: Any, **own: Any) -> float:
+    design = step(sites, **own)
+    assert BACKEND.problems(design) == []
+    return float(metrics_of(design)["iteration_s"])
+
+
+def reasons(sites: Any, **own: Any) -> str:
+    return "; ".join(map(str, BACKEND.problems(step(sites, **own))))
+
+
+# What a schedule makes of a step
+
+
+@pytest.mark.slow
+@given(chosen)
+def test_the_tasks_of_a_step_end_when_its_closed_form_does(sites: dict[str, str]) -> None:
+    made = iteration(step(sites))
+    assert max(task.finish_s for task in intervals(made)) == pytest.approx(float(made.seconds), rel=1e-9)
+
+
+@pytest.mark.slow
+@given(chosen, st.booleans())
+def test_the_parts_of_a_step_add_up_to_it(sites: dict[str, str], recompute: bool) -> None:
+    design = step(sites)
+    design = design.model_copy(
+        update={"run": design.run.model_copy(update={"recompute": "all" if recompute else "none"})}
+    )
+    metrics = {name: float(value) for name, value in metrics_of(design).items()}
+    parts = ("forward_s", "backward_s", "optimizer_s", "serialized_s", "exposed_dp_s", "bubble_s", "host_s")
+    assert sum(metrics[name] for name in parts) == pytest.approx(metrics["iteration_s"], rel=1e-9)
+
+
+@pytest.mark.slow
+@given(chosen)
+def test_a_schedule_changes_neither_the_work_nor_the_memory(sites: dict[str, str]) -> None:
+    serial, scheduled = (metrics_of(step(own)) for own in ({}, sites))
+    for name in ("flop", "hbm_bytes", "memory_bytes", "num_kernels"):
+        assert float(serial[name]) == float(scheduled[name])
+
+
+def test_sites_are_independent_of_one_another() -> None:
+    """Where no gradients are reduced: what two sites gain together is the sum of what each gains alone."""
+    serial = seconds({})
+    gains = {name: serial - seconds({name: "hetero_fused_1d num_chunks=2"}) for name in ("ffn_in", "attention_out")}
+    both = serial - seconds(dict.fromkeys(gains, "hetero_fused_1d num_chunks=2"))
+    assert both == pytest.approx(sum(gains.values()), rel=0.02)  # the clock under load knows of both
+
+
+def test_serial_sites_are_the_step_without_sites() -> None:
+    plain = {name: value for name, value in tree({}).items() if name != "sites"}
+    assert seconds(dict.fromkeys(SITES, "serial")) == seconds({})
+    assert seconds({}) == float(metrics_of(BACKEND.design(plain))["iteration_s"])
+
+
+@pytest.mark.slow
+@given(st.sampled_from(GATHERS), st.sampled_from(["uniform_fused_1d", "hetero_fused_1d"]))
+def test_a_gather_that_moves_in_no_time_costs_no_more_than_its_launches(name: str, schedule: str) -> None:
+    """With links and HBM of any speed what is left is the GEMM in chunks: the critical path of the site."""
+    fast = {"link_bytes_per_s": 1e15, "library": None}
+    own = tree({name: schedule})
+    node = {**own["system"]["node"], **fast}
+    own["system"] = {**own["system"], "node": node, "costs": {"gemm": "fitted", "collective": "links"}}
+    node["library"] = {"bytes_per_s": 1e15, "latency_s": 1e-12}
+    node.pop("in_switch", None)
+    made = iteration(BACKEND.design(own))
+    exposed = sum(float(part.seconds) for part in made.parts if part.op.name in SITES[name].collectives)
+    assert exposed < 0.02 * float(made.seconds)
+
+
+def test_a_grid_over_numbers_of_sites_is_one_design_after_the_other() -> None:
+    design = step({name: "hetero_fused_1d comm_engine=cu comm_cus=8" for name in ("ffn_in", "ffn_out")})
+    axes = {"sites.ffn_in.comm_cus": [4, 8, 16], "sites.ffn_out.comm_cus": [8, 24]}
+    together = gridded(design, axes)
+    arrays = {path: np.asarray(values) for path, values in axes.items()}
+    alone = [BACKEND.evaluate([Batch(one)])[0] for one in Batch(Batch(design, arrays).at(0), arrays).designs()]
+    assert together.metrics["iteration_s"] == pytest.approx([one.metrics["iteration_s"][0] for one in alone], rel=1e-12)
+    assert len(set(together.metrics["iteration_s"])) == 6
+
+
+def test_what_a_schedule_makes_of_a_site_is_remembered_by_content() -> None:
+    machine = step({"ffn_in": "shard_p2p"}).system
+    group = TensorGroup.of(machine, tp=8, precision="bf16")
+    assert TensorGroup.of(machine, tp=8, precision="bf16") is group
+    assert TensorGroup.of(machine, tp=4, precision="bf16") is not group
+    metrics_of(step({"ffn_in": "shard_p2p"}).model_copy(update={"system": machine}))
+    known = len(group.effects)
+    metrics_of(step({"ffn_in": "shard_p2p"}).model_copy(update={"system": machine}))
+    assert len(group.effects) == known > 0
+
+
+# What may be chosen
+
+
+@pytest.mark.parametrize(
+    ("sites", "own", "told"),
+    [
+        ({"ffn_in": "shard_p2p"}, {"sequence_parallel": False}, "sites.ffn_in = 'shard_p2p': is no site of this step"),
+        ({"ffn_in": "shard_p2p"}, {"tp": 1, "sequence_parallel": False}, "needs parallel.tp > 1"),
+        ({"ffn_out_backward": "shard_p2p"}, {"mode": "prefill"}, "is no site of this step"),
+        ({"ffn_out": "t3_mca"}, {}, "system.gpu.tracker: is needed by this schedule"),
+        ({"ffn_in": "conccl"}, {}, "none is beside ffn_in"),
+        ({"ffn_in_backward": "conccl"}, {}, "sites.ffn_in_backward.comm_engine = 'dma': cannot add"),
+        ({"ffn_in": "hetero_fused_1d comm_engine=cu comm_cus=99"}, {}, "sites.ffn_in.comm_cus = 99"),
+    ],
+)
+def test_a_schedule_that_a_site_cannot_have_is_infeasible(sites: Any, own: dict[str, Any], told: str) -> None:
+    assert told in reasons(sites, **own)
+
+
+@pytest.mark.parametrize(
+    ("sites", "told"),
+    [
+        ({"fnn_in": "shard_p2p"}, "sites.fnn_in: is no site (did you mean `ffn_in`?)"),
+        ({"ffn_in": "shard_p3p"}, "sites.ffn_in = 'shard_p3p': is neither a shipped option nor a YAML file"),
+        ({"ffn_in": "shard_p2p fast"}, "is no value of a knob of shard_p2p"),
+        ({"ffn_in": "shard_p2p num_chunks=4"}, "sites.ffn_in.num_chunks"),
+        ({"ffn_in": {"family": "nothing"}}, "sites.ffn_in"),
+        ("serial", "is no section of sites"),
+    ],
+)
+def test_what_is_no_schedule_of_a_site_is_refused_with_its_path(sites: Any, told: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        step(sites)
+    assert told in str(caught.value)
+
+
+def test_a_machine_that_lacks_what_schedules_read_is_refused() -> None:
+    with pytest.raises(ConfigError) as caught:
+        step({"ffn_in": "shard_p2p"}, system="mi100_8")
+    assert "system.node.topology" in str(caught.value)
+
+
+def test_a_schedule_is_called_as_it_was_typed_and_is_its_values() -> None:
+    one, other = read_schedule("hetero_fused_1d num_chunks=4"), read_schedule("hetero_fused_1d  num_chunks=4")
+    assert str(one) == "hetero_fused_1d num_chunks=4"
+    assert one.model_copy(update={"name": ""}) == other.model_copy(update={"name": ""})
+
+
+def test_every_site_has_a_schedule_that_it_can_have() -> None:
+    made = iteration(step(dict.fromkeys(SITES, "hetero_fused_1d num_chunks=2")))
+    assert isinstance(made.scheduled, Scheduled)
+    names = {place.name for block in made.blocks for place in _places(block)}
+    assert names == set(SITES)
+
+
+def _places(block: Any) -> Any:
+    from simulators.steps.sites import places
+
+    return places(block.ops)
