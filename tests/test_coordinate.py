@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Callable, Mapping, Sequence
 from random import Random
 from typing import Any
@@ -76,7 +75,8 @@ def test_what_is_found_is_improved_by_no_change_of_one_knob(random: Random) -> N
     knobs, table = [knob(name, 3) for name in ("x", "y", "z")], dict[str, float]()
 
     def cost(point: Assignment) -> float:
-        return table.setdefault(repr(sorted(point.items())), float(random.random()))
+        drawn: float = random.random()
+        return table.setdefault(repr(sorted(point.items())), drawn)
 
     _, met = search(knobs, cost)
     best = min(met, key=lambda name: met[name])

@@ -117,7 +117,7 @@ def test_a_gather_that_moves_in_no_time_costs_no_more_than_its_launches(name: st
 
 
 def test_a_grid_over_numbers_of_sites_is_one_design_after_the_other() -> None:
-    design = step({name: "hetero_fused_1d comm_engine=cu comm_cus=8" for name in ("ffn_in", "ffn_out")})
+    design = step(dict.fromkeys(("ffn_in", "ffn_out"), "hetero_fused_1d comm_engine=cu comm_cus=8"))
     axes = {"sites.ffn_in.comm_cus": [4, 8, 16], "sites.ffn_out.comm_cus": [8, 24]}
     together = gridded(design, axes)
     arrays = {path: np.asarray(values) for path, values in axes.items()}

@@ -25,7 +25,7 @@ from simulators.costs.power import sustained_clock
 from simulators.hardware.device import Device, DeviceGpu, ScheduledDevice
 from simulators.hardware.machine import reads
 from simulators.hardware.number_formats import Format
-from simulators.hardware.parts import Streaming
+from simulators.hardware.parts import Precision, Streaming
 from simulators.hardware.pim import InstructionSet
 from simulators.rules import Rule, problems, reasons
 from simulators.steps.contention import Contended
@@ -68,36 +68,42 @@ def iteration(design: Design) -> Iteration:
 
 
 def _at_clock(design: Design, clock: ArrayLike) -> Iteration:
-    system, precision = design.system, design.run.precision
+    platform, kernels = _platform(design, design.run.precision, clock), design.kernels
+    if design.run.products is not None:
+        platform = replace(platform, linear=_platform(design, design.run.products, clock))
+    run, blocks, width = design.run, _blocks(design), design.model.hidden
+    host: dict[str, Any] = {"host_s": kernels.host_s or 0.0, "host_launch_s": kernels.host_launch_s or 0.0}
+    law, gpu = design.system.gpu.contention, design.system.gpu
+    beside: dict[str, Any] = {"contended": None if law is None else Contended(platform, law, gpu.cu_copy)}
+    beside["scheduled"] = _scheduled(design)
+    parts = blocks, width, platform, run, design.parallel, design.optimizer, _weight_copies(design)
+    return Iteration(*parts, **host, **beside, tied=_tied(design))
+
+
+def _platform(design: Design, precision: Precision, clock: ArrayLike) -> Platform:
+    """The GPU at a precision and a clock, and its groups."""
+    system = design.system
     chip = Chip.of(system, precision).at_clock(clock)
     gemms = WaveGpu.of(system.gpu, precision) if system.costs.gemm == "waves" else None
     beside: ArrayLike = 1.0 if system.gpu.contention is None else system.gpu.contention.gemm_beside_cus
     how: dict[str, Any] = {"streaming": _streaming(design), "interference": beside}
-    platform = Platform(chip, groups(system, design.parallel), design.kernels.batched, gemms, **how)
-    run, blocks = design.run, _blocks(design)
-    quantising, host_s = _weight_copies(design), design.kernels.host_s or 0.0
-    width = design.model.hidden
-    law = system.gpu.contention
-    contended = None if law is None else Contended(platform, law, system.gpu.cu_copy)
-    return Iteration(
-        blocks,
-        width,
-        platform,
-        run,
-        design.parallel,
-        design.optimizer,
-        quantising,
-        host_s,
-        contended,
-        _scheduled(design),
-    )
+    return Platform(chip, groups(system, design.parallel), design.kernels.batched, gemms, **how)
+
+
+def _tied(design: Design) -> ArrayLike:
+    """Weights of a GPU that the input and the output of a transformer share."""
+    model = design.model
+    if not isinstance(model, Transformer) or not model.tied:
+        return 0.0
+    weights: Floats = np.asarray(model.vocab, float) * np.asarray(model.hidden) / np.asarray(design.parallel.tp)
+    return weights
 
 
 def _scheduled(design: Design) -> Scheduled | None:
     """Schedules of sites, where there are any."""
     if not isinstance(design, ScheduledDesign) or not design.sites:
         return None
-    tp, precision = int(design.parallel.tp), design.run.precision
+    tp, precision = int(design.parallel.tp), design.run.products or design.run.precision
     return Scheduled(design.sites, TensorGroup.of(design.system, tp=tp, precision=precision))
 
 

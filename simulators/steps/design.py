@@ -97,6 +97,9 @@ def rules(design: Design) -> Iterator[Rule]:
         rule = f"has no constants for {run.precision}"
         precisions = f"run.precision is one of {', '.join(system.gpu.efficiency)}"
         yield Rule("system.gpu.efficiency", True, rule, way_out=f"{precisions}; or python -m dse calibrate")
+    if run.products is not None and run.products not in dict(system.gpu.efficiency):
+        precisions = f"run.products is null or one of {', '.join(system.gpu.efficiency)}"
+        yield Rule("system.gpu.efficiency", True, f"has no constants for {run.products}", way_out=precisions)
     optimizer = design.optimizer
     if run.mode == "training" and optimizer.bytes_at(run.precision) is None:
         way = f"give it with its source, or take one of {', '.join(optimizer.state_bytes)} as run.precision"

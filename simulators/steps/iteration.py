@@ -8,11 +8,12 @@ one of the n_j blocks j, in the order of the backward pass, and r_jk when the k-
     exposed = max over j, k of (r_jk + (n_j - k + 1) c_j + sum over i > j of n_i c_i) - end of the backward pass
 
 (the completion of a queue), which among equal blocks is largest at k = 1 or k = n_j. Where both slow each other down
-(`simulators.steps.contention`), an engine runs them instead. Pipelines (pp > 1) run one
-forward, one backward in turn (arXiv:2104.04473): (m + pp - 1) times the busiest stage for m micro-batches, of which
-(pp - 1) are the bubble; the busiest stage has 1 / pp of the layers, and the longer one of embedding and output. Only
-the last micro-batch's backward pass hides the reduction over dp. Low-precision copies of weights that are made just in
-time lengthen the turn of each micro-batch, and those that are stored the update (`simulators.steps.quantised`).
+(`simulators.steps.contention`), an engine runs them instead. Pipelines (pp > 1) take m turns of the busiest stage for m
+micro-batches, and a bubble (`simulators.steps.pipelines`); the busiest stage has 1 / pp of the layers, and the longer
+one of embedding and output. Only the last micro-batch's backward pass hides the reduction over dp, unless gradients are
+split (`simulators.steps.sharded_data`). A framework that launches kernels one by one takes no less for the passes of a
+micro-batch than its host for their launches. Low-precision copies of weights that are made just in time lengthen the
+turn of each micro-batch, and those that are stored the update (`simulators.steps.quantised`).
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from simulators.costs.collective import CollectiveCost, Pattern
+from simulators.steps.beside_weights import beside_weights
 from simulators.steps.contention import Bucket, Contended, Reduction, Slowdowns, exposed_s
 from simulators.steps.operators import (
     Axis,
@@ -37,9 +39,12 @@ from simulators.steps.operators import (
     Spent,
     Stream,
     collective,
+    num_kernels,
     operator_costs,
 )
+from simulators.steps.pipelines import StageTurns
 from simulators.steps.quantised import Made, Quantising, copy_costs
+from simulators.steps.sharded_data import SplitLayers
 from simulators.steps.sites import Place, Scheduled, places
 from simulators.steps.token_splits import beside_sums, hidden_s
 from simulators.workloads.model import Optimizer, Parallel, Run
@@ -58,6 +63,8 @@ class Iteration:
     weight_copies: None where products read the weights themselves. host_s: time in which the GPU waits for its host.
     contended: the GPU as contention between reductions of gradients and the backward pass sees it; None for none.
     scheduled: the schedules of its sites; None where all are serial.
+    host_launch_s: time of the host for the launch of one kernel of a pass. tied: weights of a GPU that the first and
+    the last stage of a pipeline share.
     """
 
     blocks: tuple[Block, ...]
@@ -70,6 +77,8 @@ class Iteration:
     host_s: ArrayLike = 0.0
     contended: Contended | None = None
     scheduled: Scheduled | None = None
+    host_launch_s: ArrayLike = 0.0
+    tied: ArrayLike = 0.0
 
     @property
     def is_training(self) -> bool:
@@ -98,6 +107,8 @@ class Iteration:
     def _costs(self, ops: Sequence[Op]) -> list[Spent]:
         """Cost of each operator once; of halves of tokens beside the sums of the other half."""
         costs, halves = operator_costs(ops, self.platform), [place for place, op in enumerate(ops) if op.half]
+        if self.parallel.backward_sums == "beside_weights":
+            costs = beside_weights(ops, costs, self.platform.interference)
         if self.scheduled is not None:
             for at in self._site_places():
                 for place, cost in self.scheduled.costs(ops, costs, self.platform, at).items():
@@ -175,7 +186,15 @@ class Iteration:
     def message_s(self) -> Floats:
         """Time of one micro-batch's activations to the next stage."""
         tokens = np.asarray(self.run.batch, float) * (1 if self.run.mode == "decode" else self.run.sequence_length)
-        return self._exchange_s("pp", self.run.element_bytes * tokens * np.asarray(self.width, float), "send_recv")
+        whole = self.run.element_bytes * tokens * np.asarray(self.width, float)
+        shared = self.parallel.scatter_gather or self.parallel.sequence_parallel
+        if not shared:
+            return self._exchange_s("pp", whole, "send_recv")
+        sent = self._exchange_s("pp", whole / np.asarray(self.parallel.tp, float), "send_recv")
+        if self.parallel.sequence_parallel:  # each GPU needs its own tokens alone
+            return sent
+        several = np.asarray(self.parallel.pp, float) > 1
+        return np.asarray(sent + several * self._exchange_s("tp", whole, "all_gather"))
 
     @cached_property
     def buckets(self) -> tuple[Bucket, ...]:
@@ -186,29 +205,41 @@ class Iteration:
 
     def _bucket(self, block: Block) -> Bucket:
         count = self.counts[block.name]
-        block_seconds = self.sum(part for part in self.parts if part.block is block and not part.forward)
-        ready = np.divide(block_seconds, count, out=np.zeros(np.broadcast(block_seconds, count).shape), where=count > 0)
-        return Bucket(block, count, self._reduction(self.weight_bytes(block)).seconds, ready)
+        ready = self._once(block, forward=False)
+        seconds = np.zeros(()) if self.parallel.zero > 1 else self._reduction(block.params).seconds
+        return Bucket(block, count, seconds, ready)
+
+    def _once(self, block: Block, *, forward: bool) -> Floats:
+        """Time of a pass of one block; 0 where the stage has none."""
+        count = self.counts[block.name]
+        seconds = self.sum(part for part in self.parts if part.block is block and part.forward == forward)
+        return np.divide(seconds, count, out=np.zeros(np.broadcast(seconds, count).shape), where=count > 0)
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Bytes of an element of a gradient."""
+        return self.parallel.gradient_bytes or self.run.element_bytes
 
     def weight_bytes(self, block: Block) -> Floats:
-        """Bytes of the weights of one block, and of their gradients."""
+        """Bytes of the weights of one block."""
         return np.asarray(self.run.element_bytes * np.asarray(block.params, float))
 
     def _exchange_s(self, over: Axis, payload: Any, pattern: Pattern) -> Floats:
         return collective(Exchange(pattern, payload, over), self.platform.groups[over]).seconds
 
-    def _reduction(self, gradient_bytes: Floats) -> CollectiveCost:
-        """Cost of a reduction of gradients over dp."""
+    def _reduction(self, params: ArrayLike) -> CollectiveCost:
+        """Cost of a reduction of the gradients of so many weights over dp."""
         pattern: Pattern = "all_reduce" if self.parallel.zero == 0 else "reduce_scatter"
-        return collective(Exchange(pattern, gradient_bytes, "dp"), self.platform.groups["dp"])
+        gradients = self.gradient_bytes * np.asarray(params, float)
+        return collective(Exchange(pattern, gradients, "dp"), self.platform.groups["dp"])
 
     @cached_property
     def slowdowns(self) -> Slowdowns:
         """What reductions of gradients and the backward pass cost each other."""
-        alone = np.all(np.asarray(self.parallel.dp) == 1)
+        alone = self.parallel.zero > 1 or np.all(np.asarray(self.parallel.dp) == 1)
         if self.contended is None or not self.is_training or alone:
             return Slowdowns()
-        cost = self._reduction(np.asarray(sum(self.weight_bytes(block) for block in self.blocks)))
+        cost = self._reduction(sum((np.asarray(block.params, float) for block in self.blocks), np.zeros(())))
         reduction, passes = Reduction(cost.wire_bytes, cost.hbm_bytes, cost.seconds), dict[str, Floats]()
         for block in self.blocks:
             parts = [part for part in self.parts if part.block is block and not part.forward]
@@ -220,12 +251,36 @@ class Iteration:
 
     @cached_property
     def dp_s(self) -> Floats:
-        """All reductions of gradients."""
-        return np.asarray(sum((bucket.count * bucket.seconds for bucket in self.buckets), np.zeros(())))
+        """All exchanges of gradients, and of split weights."""
+        split = self.micro_batches * sum((layers.exchanged_s(self.parallel) for layers in self.sharded), np.zeros(()))
+        return np.asarray(sum((bucket.count * bucket.seconds for bucket in self.buckets), split))
+
+    @cached_property
+    def sharded(self) -> tuple[SplitLayers, ...]:
+        """Blocks whose weights or gradients are split over dp; none below ZeRO 2."""
+        if not self.is_training or self.parallel.zero < 2:
+            return ()
+        return tuple(self._sharded(block) for block in self.blocks)
+
+    def _sharded(self, block: Block) -> SplitLayers:
+        count = self.counts[block.name]
+        forward, backward = (self._once(block, forward=forward) for forward in (True, False))
+        gather = self._exchange_s("dp", self.weight_bytes(block), "all_gather")
+        return SplitLayers(count, forward, backward, gather, self._reduction(block.params).seconds)
+
+    @cached_property
+    def split_s(self) -> Floats:
+        """Time by which exchanges of split weights and gradients lengthen the passes of one micro-batch."""
+        longer = (seconds for layers in self.sharded for seconds in layers.exposed_s(self.parallel))
+        return np.asarray(sum(longer, np.zeros(())))
 
     @cached_property
     def exposed_s(self) -> Floats:
         """Time by which reductions end after the backward pass would alone, and what they lengthen it by."""
+        if self.parallel.zero > 1:
+            return np.zeros(())
+        if self.parallel.reductions == "after":
+            return self.dp_s
         return exposed_s(self.buckets, self.slowdowns) if self.slowdowns else self._exposed_without_contention
 
     @property
@@ -257,7 +312,7 @@ class Iteration:
     @cached_property
     def gathered_s(self) -> Floats:
         """The weights that each GPU has updated, to all of dp, where the optimizer's state is split."""
-        if not (self.is_training and self.parallel.zero):
+        if not self.is_training or self.parallel.zero not in (1, 2):
             return np.zeros(())
         return self._exchange_s("dp", self.run.element_bytes * self.of_blocks("params"), "all_gather")
 
@@ -269,17 +324,63 @@ class Iteration:
     @cached_property
     def slot_s(self) -> Floats:
         """One micro-batch's turn in a pipeline, with its messages."""
-        messages = (2 if self.is_training else 1) * self.message_s
-        return np.asarray(self.forward_s + self.backward_s + messages + self.copies.slot_s)
+        return self.turns.turn_s(self.parallel)
+
+    @cached_property
+    def messages_s(self) -> Floats:
+        """Messages of one micro-batch that its operators wait for."""
+        return np.asarray(self.slot_s - np.asarray(self.turns.busy_s))
 
     @cached_property
     def bubble_s(self) -> Floats:
         """Time that a stage waits for others."""
-        return np.asarray((np.asarray(self.parallel.pp, float) - 1) * self.slot_s)
+        return self.turns.bubble_s(self.parallel)
+
+    @cached_property
+    def launch_wait_s(self) -> Floats:
+        """Time of one micro-batch in which the GPU waits for launches."""
+        return np.asarray(np.maximum(self._launches(self.counts) - self._gpu_s, 0.0))
+
+    @property
+    def _gpu_s(self) -> Floats:
+        return np.asarray(self.forward_s + self.backward_s + self.split_s + self.copies.slot_s)
+
+    def _launches(self, counts: Mapping[str, ArrayLike]) -> Floats:
+        """Time of the host for the launches of one micro-batch of so many of each block."""
+        total: Any = np.zeros(())
+        for block in self.blocks:
+            kernels = (num_kernels(op, self.parallel.tp) * np.asarray(op.count, float) for op in block.ops)
+            total = total + np.asarray(counts[block.name]) * sum(kernels, np.zeros(()))
+        return np.asarray(np.asarray(self.host_launch_s, float) * total)
+
+    @cached_property
+    def turns(self) -> StageTurns:
+        """Times of one micro-batch on the busiest stage and on the others."""
+        pp = np.asarray(self.parallel.pp, float)
+        busy = self._gpu_s + self.launch_wait_s
+        others = self._elsewhere(self.parts) + (pp - 1) * (self.split_s + self.copies.slot_s - self.hidden_s)
+        left = {block.name: np.asarray(block.count) - self.counts[block.name] for block in self.blocks}
+        others = np.maximum(others, self._launches(left))
+        backward = [part for part in self.parts if not part.forward]
+        weights, inputs = (self._elsewhere(part for part in backward if part.op.weight == of) for of in (True, False))
+        weights = np.minimum(weights, inputs)
+        return StageTurns(busy, others, weights, self.message_s, pp, self.micro_batches, 2 if self.is_training else 1)
+
+    def _elsewhere(self, parts: Iterable[Part]) -> Floats:
+        """Time of operators of one micro-batch on the other stages."""
+        whole = ((part, np.asarray(part.op.count, float) * np.asarray(part.block.count, float)) for part in parts)
+        return np.asarray(sum((part.spent.seconds * (all_ - part.times) for part, all_ in whole), np.zeros(())))
+
+    @cached_property
+    def tied_s(self) -> Floats:
+        """The sum of the gradients of an embedding that the first and the last stage both hold."""
+        if not self.is_training:
+            return np.zeros(())
+        return self._exchange_s("pp", self.gradient_bytes * np.asarray(self.tied, float), "all_reduce")
 
     @cached_property
     def seconds(self) -> Floats:
         """The iteration."""
         turns = self.micro_batches * self.slot_s + self.bubble_s
-        ends = self.exposed_s + self.update.seconds + self.gathered_s + self.copies.update_s
+        ends = self.exposed_s + self.tied_s + self.update.seconds + self.gathered_s + self.copies.update_s
         return np.asarray(turns + ends + self.host_s)

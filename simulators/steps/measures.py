@@ -10,8 +10,10 @@ from numpy.typing import ArrayLike, NDArray
 
 from dse.backend import Law, Metric
 from simulators.steps.iteration import ENDS, Iteration
-from simulators.steps.operators import KINDS, Block, Exchange, Op, Part, Product, Stream
+from simulators.steps.operators import KINDS, Block, Exchange, Op, Part, Product, num_kernels
+from simulators.steps.pipelines import in_flight
 from simulators.steps.quantised import copy_bytes, flying_bytes
+from simulators.steps.sharded_data import gathered_weights, state_splits
 
 Floats = NDArray[np.float64]
 
@@ -69,9 +71,10 @@ def measure(iteration: Iteration, hbm_bytes: ArrayLike) -> dict[str, Any]:
     m = iteration.micro_batches
     forward = m * iteration.sum(part for part in compute if part.forward)
     backward = iteration.sum(part for part in compute if not part.forward)
-    messages = 2 if iteration.is_training else 1
-    serialized = m * (tp + messages * iteration.message_s)
-    exposed, total, copies = iteration.exposed_s + iteration.gathered_s, iteration.seconds, iteration.copies
+    serialized = m * (tp + iteration.messages_s)
+    exposed = iteration.exposed_s + iteration.tied_s + iteration.gathered_s + m * iteration.split_s
+    total, copies = iteration.seconds, iteration.copies
+    host = np.asarray(iteration.host_s, float) + m * iteration.launch_wait_s
     busy = forward + m * backward + iteration.update.seconds
     return {
         "iteration_s": total,
@@ -83,7 +86,7 @@ def measure(iteration: Iteration, hbm_bytes: ArrayLike) -> dict[str, Any]:
         "dp_s": iteration.dp_s,
         "exposed_dp_s": exposed,
         "bubble_s": iteration.bubble_s,
-        "host_s": np.asarray(iteration.host_s, float),
+        "host_s": host,
         "quantisation_s": m * copies.busy_s + copies.update_s,
         "quantisation_waited_s": m * copies.waited_s + copies.update_s,
         "quantisation_slowed_s": m * copies.slowed_s,
@@ -97,7 +100,7 @@ def measure(iteration: Iteration, hbm_bytes: ArrayLike) -> dict[str, Any]:
         "share_optimizer": iteration.update.seconds / total,
         "share_communication": (serialized + exposed) / total,
         "share_bubble": iteration.bubble_s / total,
-        "share_host": np.asarray(iteration.host_s) / total,
+        "share_host": host / total,
         "share_quantisation": (m * copies.slot_s + copies.update_s) / total,
     }
 
@@ -155,8 +158,7 @@ def _work(iteration: Iteration, compute: list[Part], busy: Any) -> dict[str, Any
     chip, m, update = iteration.platform.chip, iteration.micro_batches, iteration.update
     balance = chip.rate * np.asarray(chip.cus) / chip.drawable_bytes_per_s
     low = _sum(part.seconds * (part.spent.flop < balance * part.spent.bytes) for part in compute)
-    alone = np.asarray(iteration.parallel.tp) == 1
-    kernels = _sum(part.times * _kernels(part.op) * ~(alone & (part.over is not None)) for part in iteration.parts)
+    kernels = _sum(part.times * num_kernels(part.op, iteration.parallel.tp) for part in iteration.parts)
     launched = iteration.of_blocks("tensors") * iteration.optimizer.kernels_per_tensor if iteration.is_training else 0.0
     copies = iteration.copies
     moved = m * _sum(part.times * part.spent.bytes for part in compute) + update.bytes
@@ -168,10 +170,6 @@ def _work(iteration: Iteration, compute: list[Part], busy: Any) -> dict[str, Any
     }
 
 
-def _kernels(op: Op) -> Any:
-    return np.asarray(op.work.kernels, float) if isinstance(op.work, Stream) else 1.0
-
-
 def _stage_sum(iteration: Iteration, amount: Callable[[Block], Any], shares: Mapping[str, Any]) -> Any:
     """Sum of a number of the blocks, of each the share that a stage has."""
     amounts = ((block, np.asarray(amount(block), float)) for block in iteration.blocks)
@@ -179,23 +177,23 @@ def _stage_sum(iteration: Iteration, amount: Callable[[Block], Any], shares: Map
 
 
 def _memory(iteration: Iteration, hbm_bytes: ArrayLike) -> dict[str, Any]:
-    """Bytes on the GPU that holds most: of the first stage, with as many micro-batches in flight as there are stages,
-    or of the last one, with one. Inference keeps keys and values of all micro-batches.
+    """Bytes on the GPU that holds most: of the first stage, or of the last one, with the micro-batches that are in
+    flight there. Inference keeps keys and values of all micro-batches.
     """
     b, pp = iteration.run.element_bytes, np.asarray(iteration.parallel.pp, float)
     bytes_per_weight: Any = b
     flight = ends = iteration.micro_batches
     if iteration.is_training:
-        split = np.asarray(iteration.parallel.dp, float) if iteration.parallel.zero else 1.0
+        of_weights, of_gradients, of_state = state_splits(iteration.parallel, iteration.parallel.dp)
         by_weight = iteration.optimizer.bytes_at(iteration.run.precision)
         assert by_weight is not None
-        bytes_per_weight = 2 * b + by_weight[1] / split
-        flight, ends = np.minimum(iteration.micro_batches, pp), np.ones(())
+        bytes_per_weight = b / of_weights + iteration.gradient_bytes / of_gradients + by_weight[1] / of_state
+        flight, ends = in_flight(iteration.parallel, pp, iteration.micro_batches)
     first, last = ({block.name: 1 / pp for block in iteration.blocks} for _ in range(2))
     for name, shares, absent in zip(ENDS, (first, last), (last, first), strict=True):
         if name in shares:
             shares[name], absent[name] = np.ones(()), np.where(pp > 1, 0.0, 1.0)
-    flying = flying_bytes(iteration)
+    flying = flying_bytes(iteration) + b * gathered_weights(iteration.parallel, iteration.blocks, iteration.counts)
     stages = [
         (
             bytes_per_weight * _stage_sum(iteration, lambda block: block.params, counts),

@@ -157,7 +157,8 @@ class Platform:
 
     gemms: the GPU as another model of GEMMs than `fitted` reads it. streaming: fitted constants of operators that
     memory bounds. taken: CUs that other kernels hold, which GEMMs do not know of (`simulators.costs.gemm_cost`).
-    interference: slowdown of kernels while others move data.
+    interference: slowdown of kernels while others move data. linear: the platform of products of linear layers, where
+    these differ from all others.
     """
 
     chip: Chip
@@ -167,6 +168,7 @@ class Platform:
     streaming: Mapping[str, Streaming] = field(default_factory=dict)
     taken: int = 0
     interference: ArrayLike = 1.0
+    linear: Platform | None = None
 
 
 @dataclass(frozen=True)
@@ -181,9 +183,22 @@ class Spent:
 
 def operator_costs(ops: Sequence[Op], platform: Platform) -> list[Spent]:
     """Cost of each operator, once (`count` and the block's are not in it); all GEMMs in one call."""
+    if platform.linear is not None:
+        return _costs_of_linear(ops, platform, platform.linear)
     products = _products([op.work for op in ops if isinstance(op.work, Product)], platform)
     product_costs, seen = iter(products), dict[tuple[int, ...], Cost]()
     return [next(product_costs) if isinstance(op.work, Product) else _other(op.work, platform, seen) for op in ops]
+
+
+def _costs_of_linear(ops: Sequence[Op], platform: Platform, linear: Platform) -> list[Spent]:
+    """Cost of each operator, of products of linear layers on a platform of their own."""
+    apart = [isinstance(op.work, Product) and op.kind in ("linear", "fc") for op in ops]
+    platforms = {True: linear, False: replace(platform, linear=None)}
+    costs = {
+        side: iter(operator_costs([op for op, is_apart in zip(ops, apart, strict=True) if is_apart == side], where))
+        for side, where in platforms.items()
+    }
+    return [next(costs[side]) for side in apart]
 
 
 def _products(works: Sequence[Product], platform: Platform) -> list[Spent]:
@@ -276,6 +291,13 @@ def collective(work: Exchange, group: Group) -> CollectiveCost:
         return collective_cost(work.pattern, "in_switch", work.payload_bytes, group, element_bytes=2)
     ring, tree = (collective_cost(work.pattern, name, work.payload_bytes, group, element_bytes=2) for name in _BY)
     return replace(ring, seconds=np.minimum(ring.seconds, tree.seconds))
+
+
+def num_kernels(op: Op, tp: ArrayLike) -> Floats:
+    """Number of kernels of an operator, once; none for an exchange within tp of one GPU."""
+    if isinstance(op.work, Stream):
+        return np.asarray(op.work.kernels, float)
+    return np.asarray(np.asarray(tp) > 1, float) if isinstance(op.work, Exchange) else np.ones(())
 
 
 @dataclass(frozen=True)

@@ -121,22 +121,41 @@ class _Writer:
             yield self._append(Task("earlier micro-batches, and waiting", _LANES[None], "launch", before, ()))
         if np.any(np.asarray(iteration.host_s) > 0):
             yield self._append(Task("host", _LANES[None], "launch", float(np.asarray(iteration.host_s)), ()))
-        if iteration.message_s > 0:
+        written = iteration.parallel.messages == "waited" and bool(iteration.message_s > 0)
+        if written:
             yield self._message("activations in")
         for block, index in self._instances(iteration.blocks):
             yield from self._pass(block, index, forward=True)
+        yield from self._waits(iteration, written=written)
         if not iteration.is_training:
             return
-        if iteration.message_s > 0:
+        if written:
             yield self._message("gradients in")
-        for block, index in reversed(list(self._instances(iteration.blocks))):
-            yield from self._pass(block, index, forward=False)
-            yield from self._bucket(block, index)
+        yield from self._backward(iteration)
         yield from self._update_weights(iteration)
+
+    def _waits(self, iteration: Iteration, *, written: bool) -> Iterator[Task]:
+        """Launches, split weights and further messages of a micro-batch that its operators wait for, as one task."""
+        messages = (2 if iteration.is_training else 1) * iteration.message_s if written else 0.0
+        waits = float(iteration.launch_wait_s + iteration.split_s + iteration.messages_s - messages)
+        if waits > 1e-9 * float(iteration.slot_s):
+            yield self._append(Task("launches, weights and messages, waited for", _LANES[None], "waiting", waits, ()))
+
+    def _backward(self, iteration: Iteration) -> Iterator[Task]:
+        backwards = list(reversed(list(self._instances(iteration.blocks))))
+        beside = iteration.parallel.reductions == "beside"
+        for block, index in backwards:
+            yield from self._pass(block, index, forward=False)
+            yield from self._bucket(block, index) if beside else ()
+        for block, index in () if beside else backwards:
+            yield from self._bucket(block, index)
 
     def _update_weights(self, iteration: Iteration) -> Iterator[Task]:
         update, copies = iteration.update, iteration.copies
         waits = tuple(self._buckets[-1:])
+        if iteration.tied_s > 0:
+            tied = Task("gradients of the shared embedding", _LANES["pp"], "transfer", float(iteration.tied_s), waits)
+            yield self._append(tied)
         yield self._append(
             Task("update", _LANES[None], "gemm", float(update.seconds), waits, float(update.flop), float(update.bytes))
         )

@@ -33,6 +33,9 @@ from simulators.workloads.model import Kernels, Parallel, Passes, Run, Transform
 
 Floats = NDArray[np.float64]
 
+_TRANSPOSES = "transposes"
+_COPIED = "tokens in order"
+_SUMS = ("all-reduce", "reduce-scatter")
 _GATED = 1.5  # reads two tensors where an activation reads one, and writes one
 _FLASH_BACKWARD = 2.5  # five products for the forward pass's two: scores are computed again
 
@@ -120,7 +123,9 @@ def transformer_blocks(model: Transformer, run: Run, parallel: Parallel, kernels
     """Embedding, layers, layers of a decoder beside an encoder, and output, in the order of the forward pass."""
     sizes = _Sizes(model, run, parallel, kernels)
     layer_ops = tuple(_halves(sizes)) if parallel.split_ctas else (*_attention(sizes), *_feed_forward(sizes))
-    layers = Block("layer", _passes(sizes, layer_ops), model.layers, *_weights(sizes), _kept_bytes(sizes))
+    params, tensors = _weights(sizes)
+    every = (*_passes(sizes, layer_ops), *_add_gradients(sizes, params, tensors))
+    layers = Block("layer", every, model.layers, params, tensors, _kept_bytes(sizes))
     blocks = [layers]
     if model.decoder_layers:
         ops = _passes(sizes, (*_attention(sizes), *_attention(sizes, "cross "), *_feed_forward(sizes)))
@@ -146,6 +151,8 @@ def _attention(sizes: _Sizes, prefix: str = "") -> Iterator[Op]:
     yield from _gather_tokens(sizes, f"{prefix}attention")
     yield Op(f"{prefix}qkv", "linear", "forward", _product((heads + 2 * kv) * own.head, own.tokens, own.hidden))
     yield from _positions_and_cache(sizes, prefix)
+    if sizes.kernels.transposes is not None:
+        yield _transpose(sizes, prefix, sizes.kernels.transposes)
     yield from _core(sizes, prefix)
     yield Op(f"{prefix}projection", "linear", "forward", _product(own.hidden, own.tokens, heads * own.head))
     yield from _reduce_partial_sums(sizes, f"{prefix}attention")
@@ -161,6 +168,13 @@ def _positions_and_cache(sizes: _Sizes, prefix: str) -> Iterator[Op]:
     if sizes.run.mode != "training":
         moved = 4 * keys  # keys and values, read and written
         yield Op(f"{prefix}cache", "activation", "forward", Stream(moved, like="add", like_bytes=moved))
+
+
+def _transpose(sizes: _Sizes, prefix: str, passes: Passes) -> Op:
+    """Copies of queries, keys, values and context into the order in which the next product reads them."""
+    tensor = sizes.element * sizes.tokens * sizes.heads * sizes.head
+    work = Stream(passes.forward * tensor, kernels=passes.forward_kernels)
+    return Op(f"{prefix}{_TRANSPOSES}", "activation", "forward", work)
 
 
 def _core(sizes: _Sizes, prefix: str) -> Iterator[Op]:
@@ -213,6 +227,16 @@ def _gather_tokens(sizes: _Sizes, name: str) -> Iterator[Op]:
     """All-gather of the tokens that sequence parallelism keeps apart."""
     if sizes.parallel.sequence_parallel:
         yield Op(f"all-gather {name}", "linear", "forward", Exchange("all_gather", sizes.activations))
+        yield from _order_tokens(sizes, f"after {name}")
+
+
+def _order_tokens(sizes: _Sizes, where: str) -> Iterator[Op]:
+    """The copy that puts tokens in order that a collective gathers, or will scatter, by rank."""
+    passes = sizes.kernels.token_copies
+    if sizes.parallel.sequence_parallel and passes is not None:
+        moved = np.where(sizes.tp > 1, np.asarray(passes, float) * sizes.activations, 0.0)
+        work = Stream(moved, kernels=np.where(sizes.tp > 1, 1.0, 0.0))
+        yield Op(f"{_COPIED} {where}", "activation", "forward", work)
 
 
 def _reduce_partial_sums(sizes: _Sizes, name: str) -> Iterator[Op]:
@@ -222,6 +246,7 @@ def _reduce_partial_sums(sizes: _Sizes, name: str) -> Iterator[Op]:
     norm: dict[str, Any] = {}
     if sizes.half:
         norm = {"ctas": sizes.parallel.split_ctas, "norm_bytes": 2 * sizes.activations / sizes.tp}
+    yield from _order_tokens(sizes, f"before {name}")
     yield Op(f"{pattern.replace('_', '-')} {name}", kind, "forward", Exchange(pattern, sizes.activations, **norm))
 
 
@@ -230,15 +255,44 @@ def _reduce_partial_sums(sizes: _Sizes, name: str) -> Iterator[Op]:
 
 def _passes(sizes: _Sizes, forward: tuple[Op, ...]) -> tuple[Op, ...]:
     """Forward operators, then those that recompute, then those of the backward pass."""
+    plain, forward = forward, tuple(part for op in forward for part in (*_casts(sizes, op, backward=False), op))
     if sizes.run.mode != "training":
         return forward
-    core = ("attention", "softmax")
-    what = sizes.run.recompute
-    again = [op for op in forward if what == "all" or (what == "attention" and op.kind in core)]
-    again = [] if sizes.kernels.flash_share_of_peak is not None and what == "attention" else again
+    again = _computed_again(sizes, forward)
     recomputed = tuple(replace(op, phase="recompute", name=f"{op.name} again") for op in again)
-    backward = (gradient for op in reversed(forward) for gradient in _backward(sizes, op))
+    backward = (gradient for op in reversed(plain) for gradient in _backward(sizes, op))
     return (*forward, *recomputed, *backward)
+
+
+def _casts(sizes: _Sizes, op: Op, *, backward: bool) -> Iterator[Op]:
+    """Casts of what a linear layer multiplies: inputs and weights forward, gradients of its output backward."""
+    passes, work = sizes.kernels.casts, op.work
+    if passes is None or sizes.run.products is None or not _is_linear(op):
+        return
+    assert isinstance(work, Product)
+    m, n, k = (np.asarray(size, float) for size in (work.m, work.n, work.k))
+    tensor = sizes.element * (m * n if backward else (m + n) * k)
+    times, kernels = (
+        (passes.backward, passes.backward_kernels) if backward else (passes.forward, passes.forward_kernels)
+    )
+    cast = Stream(times * tensor, kernels=kernels)
+    yield Op(f"{op.name} cast", op.kind, "backward" if backward else "forward", cast, op.count)
+
+
+def _computed_again(sizes: _Sizes, forward: tuple[Op, ...]) -> list[Op]:
+    """Forward operators that the backward pass computes again."""
+    what, flash = sizes.run.recompute, sizes.kernels.flash_share_of_peak is not None
+    if what == "half":
+        stored = [op for op in forward if (op.kind == "attention" and flash) or op.name.startswith(_SUMS)]
+        left = [op for op in forward if op not in stored]
+        return [replace(op, count=0.5 * np.asarray(op.count)) if _is_linear(op) else op for op in left]
+    core = ("attention", "softmax")
+    again = [op for op in forward if what == "all" or (what == "attention" and op.kind in core)]
+    return [] if flash and what == "attention" else again
+
+
+def _is_linear(op: Op) -> bool:
+    return isinstance(op.work, Product) and op.kind in ("linear", "fc")
 
 
 def _backward(sizes: _Sizes, op: Op) -> Iterator[Op]:
@@ -250,6 +304,7 @@ def _backward(sizes: _Sizes, op: Op) -> Iterator[Op]:
         yield replace(gradient, name=f"{op.name} dA", work=Product(k, m, n, work.batch))
         yield replace(gradient, name=f"{op.name} dB", work=Product(k, n, m, work.batch))
     elif isinstance(work, Product):
+        yield from _casts(sizes, op, backward=True)
         yield replace(gradient, name=f"{op.name} dX", work=Product(work.k, work.n, work.m))
         if op.name in ("qkv", "cross qkv", "fc1"):
             yield from _conjugate(sizes, op)
@@ -273,14 +328,26 @@ def _streamed_back(sizes: _Sizes, op: Op) -> Stream:
     if op.kind == "attention":
         moved = np.asarray(op.work.bytes) * 2
         return replace(op.work, bytes=moved, flop=np.asarray(op.work.flop) * _FLASH_BACKWARD)
-    if op.work.like == "rotary":
+    if op.work.like == "rotary" or op.name.startswith(_COPIED):
         return op.work
     kernels = sizes.kernels
+    if op.name.endswith(_TRANSPOSES) and kernels.transposes is not None:
+        back = kernels.transposes
+        tensor = sizes.element * sizes.tokens * sizes.heads * sizes.head
+        return Stream(back.backward * tensor, kernels=back.backward_kernels)
     passes = {"norm": kernels.norm, "softmax": kernels.softmax, "activation": kernels.activation}[op.kind]
     return Stream(passes.backward * sizes.element * _elements(sizes, op.kind), kernels=passes.backward_kernels)
 
 
 # Weights and what is kept
+
+
+def _add_gradients(sizes: _Sizes, params: Any, tensors: Any) -> Iterator[Op]:
+    """The sum of gradients of micro-batches, by a kernel for each tensor."""
+    passes = sizes.kernels.gradient_passes
+    if sizes.run.mode == "training" and passes is not None:
+        moved = np.asarray(passes) * sizes.element * params
+        yield Op("add gradients", "linear", "backward", Stream(moved, kernels=tensors), weight=True)
 
 
 def _weights(sizes: _Sizes, attentions: int = 1) -> tuple[Any, Any]:
@@ -303,6 +370,8 @@ def _kept_bytes(sizes: _Sizes, attentions: int = 1) -> Any:
         return attentions * 2 * b * sizes.sequences * sizes.keys * sizes.kv_heads * sizes.head
     if sizes.run.recompute == "all":
         return b * sizes.own
+    if sizes.run.recompute == "half":
+        return b * (3 * sizes.own + tokens * (sizes.heads * sizes.head + sizes.ffn))
     unsplit = (attentions + 1) * (2 * b + 1) * sizes.own
     split = attentions * (2 * sizes.heads + 2 * sizes.kv_heads) * sizes.head
     split = b * tokens * (split + sizes.ffn * (3 if sizes.model.gated else 2))
@@ -335,7 +404,7 @@ def _embedding(sizes: _Sizes) -> Block:
 
 def _output(sizes: _Sizes) -> Block:
     """Logits of the tokens whose output is wanted, their softmax and loss."""
-    training, kernels = sizes.run.mode == "training", sizes.kernels.softmax
+    training, kernels = sizes.run.mode == "training", sizes.kernels.loss or sizes.kernels.softmax
     wanted = sizes.tokens * np.asarray(sizes.model.predicted) if training else sizes.sequences
     logits, moved = _product(sizes.vocab, wanted, sizes.hidden), sizes.element * sizes.vocab * wanted
     ops = [replace(_stream(sizes, "final norm", "norm", sizes.kernels.norm), kind="output")]
@@ -347,6 +416,7 @@ def _output(sizes: _Sizes) -> Block:
         ops.append(Op("logits dX", "output", "backward", Product(logits.k, logits.n, logits.m)))
         ops += _both(sizes, "all-reduce logits dX", "output", "backward")
         ops.append(Op("logits dW", "output", "backward", Product(logits.k, logits.m, logits.n), weight=True))
+        ops += _add_gradients(sizes, sizes.vocab * sizes.hidden, 1.0)
         norm = Stream(sizes.kernels.norm.backward * sizes.element * sizes.own)
         ops.append(Op("final norm backward", "output", "backward", norm))
     copied = np.asarray(sizes.parallel.pp) > 1  # the last stage does not hold the first one's embedding

@@ -18,6 +18,7 @@ from dse.units import Integer, Number, Seconds
 from dse.values import Frozen, knob
 from simulators.hardware.parts import Precision
 from simulators.hardware.sourced import Sourced
+from simulators.workloads.spreading import Pipelining, ShardedData
 
 Size = Annotated[Integer, Field(ge=1, le=2**31)]
 Degree = Annotated[Integer, Field(ge=1, le=2**20)]
@@ -134,7 +135,9 @@ class Run(Frozen):
     mode: training; prefill, the forward pass of a prompt; decode, the forward pass of one token after sequence_length
     tokens. sequence_length: tokens, or frames of speech; for the iterations of an epoch drawn from its lengths by
     `seed`. recompute: activations that the backward pass recomputes instead of storing them: none, the core of
-    attention (scores, softmax, dropout), or all but the input of a layer.
+    attention (scores, softmax, dropout), half (all but attention in one kernel, partial sums and every other product of
+    a layer, as torchtitan selects them), or all but the input of a layer. products: precision that linear layers
+    multiply at; None for that of all else.
     """
 
     mode: Annotated[Literal["training", "prefill", "decode"], knob(structural=True)] = "training"
@@ -142,7 +145,8 @@ class Run(Frozen):
     sequence_length: Size
     micro_batches: Size = 1
     precision: Annotated[Precision, knob(structural=True)] = "mixed"
-    recompute: Annotated[Literal["none", "attention", "all"], knob(structural=True)] = "none"
+    recompute: Annotated[Literal["none", "attention", "half", "all"], knob(structural=True)] = "none"
+    products: Annotated[Precision | None, knob(structural=True)] = None
     seed: Annotated[Integer, Field(ge=0, le=2**32 - 1)] = 0
 
     @property
@@ -151,12 +155,12 @@ class Run(Frozen):
         return 4 if self.precision == "fp32" else 2
 
 
-class Parallel(Frozen):
+class Parallel(Pipelining, ShardedData):
     """Degrees of parallelism [GPUs]. tp is innermost: its group fills a server first.
 
     sequence_parallel: the activations that tp does not split are split by tokens, and each all-reduce becomes a
-    reduce-scatter and an all-gather (arXiv:2205.05198). zero: 1 if the state of the optimizer is split over dp
-    (arXiv:1910.02054). collectives: of tp and dp inside a node, by the library, or in the switch as far as it computes.
+    reduce-scatter and an all-gather (arXiv:2205.05198). collectives: of tp and dp inside a node, by the library, or in
+    the switch as far as it computes. Schedules of pipelines and split states: `simulators.workloads.spreading`.
     split_ctas: CTAs of the kernel that adds partial sums of one half of a prompt's tokens in the switch, and computes
     the norm that follows, while the other half computes (`simulators.steps.token_splits`); 0: prompts are not split.
     """
@@ -165,7 +169,6 @@ class Parallel(Frozen):
     pp: Degree = 1
     dp: Degree = 1
     sequence_parallel: Annotated[bool, knob(structural=True)] = False
-    zero: Annotated[Literal[0, 1], knob(structural=True)] = 0
     collectives: Annotated[Literal["library", "in_switch"], knob(structural=True)] = "library"
     split_ctas: Annotated[Integer, knob(structural=True, ge=0, le=64)] = 0
 
@@ -230,7 +233,13 @@ class Kernels(Sourced):
     """Kernels of a framework for operators other than GEMMs.
 
     flash_share_of_peak: share of the peak rate reached by attention in one kernel, which never writes the scores; None
-    for three kernels. host_s: time of an iteration in which the GPU waits for the host; None for none.
+    for three kernels. What follows is None where there is none of it. loss: passes over logits, where they are not
+    those of softmax. transposes: passes over tensors of tokens x width that attention copies into another order.
+    gradient_passes: over gradients, to add those of a micro-batch to those before. token_copies: over the whole tensor,
+    to put its tokens in order after each all-gather and before each reduce-scatter of sequence parallelism. casts: of
+    inputs of a linear layer, and of the gradient of its output, into the format of `run.products`. host_s: time of an
+    iteration in which the GPU waits for the host. host_launch_s: time that the host spends on one kernel of a pass,
+    which takes no less than all of these.
     """
 
     name: str
@@ -240,4 +249,10 @@ class Kernels(Sourced):
     norm: Passes
     flash_share_of_peak: Annotated[Share | None, knob(structural=True)] = None
     batched: Batched
+    loss: Passes | None = None
+    transposes: Annotated[Passes | None, knob(structural=True)] = None
+    gradient_passes: Annotated[Number | None, knob(structural=True, ge=0, le=100)] = None
+    token_copies: Annotated[Number | None, knob(structural=True, ge=0, le=100)] = None
+    casts: Annotated[Passes | None, knob(structural=True)] = None
     host_s: Seconds | None = None
+    host_launch_s: Seconds | None = None

@@ -1,0 +1,95 @@
+"""Schedules of a pipeline of p stages and m micro-batches, as closed forms over designs.
+
+Of one micro-batch on the busiest stage: F its forward pass, B its backward pass, of which W makes gradients of weights,
+c a message to a neighbour that is waited for, v virtual stages on a GPU. O: the same passes on all other stages.
+
+    schedule      turn of a micro-batch    bubble                      micro-batches in flight, first stage (last)
+    gpipe         F + B + 2 c              O + 2 (p-1) c               m (m)
+    1f1b          F + B + 2 c              O + 2 (p-1) c               p (1)
+    interleaved   F + B + 2 v c            O / v + 2 (p-1) c           p + (p-1) / v ((1 + p (v-1)) / v)
+    zb_h1         F + B + 2 c              O - 2 O_W + 2 (p-1) c       p (p)
+    zb_h2         F + B + 2 c              O - 3 O_W + 2 (p-1) c       2 p - 1 (2 p - 1)
+
+    T = m turn + bubble
+
+gpipe, 1f1b and interleaved: arXiv:2104.04473, section 2.2; memory of interleaved: arXiv:2205.05198, section 5. O is
+(p - 1) (F + B) where stages are equal; else a micro-batch has to pass the others at their own pace (derived). Zero
+bubble (arXiv:2401.10241, Table 1, where B is the backward pass without W): (p-1) (F + B - W) and (p-1) (F + B - 2 W),
+of a stage from its first work to its last (stages do not wait for one another between iterations); nothing below 0, as
+W fills what other stages leave; with W no more than B, as no order fills more (derived). Messages beside compute
+lengthen the bubble alone, up to where they fill the turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from simulators.workloads.spreading import Pipelining, Schedule
+
+Floats = NDArray[np.float64]
+
+_WEIGHTS: Mapping[Schedule, int] = {"zb_h1": 2, "zb_h2": 3}
+"""How many times the time of weight gradients is less in the bubble than the passes of other stages."""
+
+
+@dataclass(frozen=True)
+class StageTurns:
+    """Times [s] of one micro-batch: of its passes on the busiest stage, and on all others; arrays over designs.
+
+    other_weights_s: of gradients of weights on the others, no more than their passes of inputs. message_s: of a message
+    to a neighbour. stages, micro_batches: their numbers. directions: forward alone, or backward as well.
+    """
+
+    busy_s: ArrayLike
+    others_s: ArrayLike
+    other_weights_s: ArrayLike
+    message_s: ArrayLike
+    stages: ArrayLike
+    micro_batches: ArrayLike
+    directions: int = 2
+
+    def turn_s(self, knobs: Pipelining) -> Floats:
+        """Time of a micro-batch's turn."""
+        sent = self.messages_s(knobs)
+        if knobs.messages == "beside":
+            return np.asarray(np.maximum(self.busy_s, sent), float)
+        return np.asarray(self.busy_s, float) + sent
+
+    def messages_s(self, knobs: Pipelining) -> Floats:
+        """Time of the messages of one micro-batch, to one neighbour in each direction."""
+        return np.asarray(self.directions * virtual(knobs) * np.asarray(self.message_s, float))
+
+    def bubble_s(self, knobs: Pipelining) -> Floats:
+        """Time that a stage waits for others."""
+        passes = np.asarray(self.others_s, float) / virtual(knobs)
+        filled = _WEIGHTS.get(knobs.pipeline, 0) * np.asarray(self.other_weights_s, float)
+        ramp = self.directions * (np.asarray(self.stages, float) - 1) * np.asarray(self.message_s, float)
+        return np.asarray(np.maximum(passes - filled, 0.0) + ramp)
+
+    def seconds(self, knobs: Pipelining) -> Floats:
+        """All micro-batches."""
+        return np.asarray(np.asarray(self.micro_batches, float) * self.turn_s(knobs) + self.bubble_s(knobs))
+
+
+def virtual(knobs: Pipelining) -> Any:
+    """Virtual stages of a GPU: one unless the schedule is interleaved."""
+    return np.asarray(knobs.virtual_stages, float) if knobs.pipeline == "interleaved" else np.ones(())
+
+
+def in_flight(knobs: Pipelining, stages: ArrayLike, micro_batches: ArrayLike) -> tuple[Floats, Floats]:
+    """Micro-batches whose activations the first and the last stage keep at most."""
+    p, m, v = np.asarray(stages, float), np.asarray(micro_batches, float), virtual(knobs)
+    first, last = p, np.ones(())
+    if knobs.pipeline == "gpipe":
+        first = last = m
+    elif knobs.pipeline == "interleaved":
+        several = p > 1
+        first, last = np.where(several, p + (p - 1) / v, 1.0), np.where(several, (1 + p * (v - 1)) / v, 1.0)
+    elif knobs.pipeline != "1f1b":
+        first = last = p if knobs.pipeline == "zb_h1" else 2 * p - 1
+    return np.minimum(m, first), np.minimum(m, last)

@@ -1,0 +1,51 @@
+"""Knobs of how a model is spread over GPUs in time: schedules of pipelines, and states that data parallelism splits.
+
+`simulators.workloads.model.Parallel` has all of them beside the degrees of parallelism.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from dse.units import Integer
+from dse.values import Frozen, knob
+
+Schedule = Literal["gpipe", "1f1b", "interleaved", "zb_h1", "zb_h2"]
+"""Schedules of a pipeline: GPipe (arXiv:1811.06965); one forward, one backward in turn, and that of several virtual
+stages on a GPU (arXiv:2104.04473); zero bubble with the memory of 1F1B (H1), or twice as much (H2; arXiv:2401.10241).
+"""
+
+
+class Pipelining(Frozen):
+    """Schedule of a pipeline (`simulators.steps.pipelines`).
+
+    virtual_stages: parts of the model on each GPU, of `interleaved`. messages: between stages, which the next operator
+    waits for, or beside compute. scatter_gather: each GPU of tp sends its share of a message over its own NIC, and the
+    receivers gather the shares inside their node (arXiv:2104.04473, section 4.1). backward_sums: of tp in the backward
+    pass, which all waits for, or which run beside gradients of weights (`simulators.steps.beside_weights`).
+    """
+
+    pipeline: Annotated[Schedule, knob(structural=True)] = "1f1b"
+    virtual_stages: Annotated[Integer, Field(ge=1, le=1024)] = 1
+    messages: Annotated[Literal["waited", "beside"], knob(structural=True)] = "waited"
+    scatter_gather: Annotated[bool, knob(structural=True)] = False
+    backward_sums: Annotated[Literal["waited", "beside_weights"], knob(structural=True)] = "waited"
+
+
+class ShardedData(Frozen):
+    """States that the GPUs of dp split (ZeRO, arXiv:1910.02054; `simulators.steps.sharded_data`), and their exchange.
+
+    zero: 0: nothing; 1: the state of the optimizer; 2: gradients as well, reduced after each micro-batch; 3: weights as
+    well (FSDP, arXiv:2304.11277), gathered layer by layer for the forward pass and, where `reshard` drops them after
+    it, again for the backward pass. prefetch: weights of the next layer are gathered beside the present one. reductions
+    of gradients: beside the last backward pass, or after it. gradient_bytes: of an element that is reduced; None for
+    that of an activation (4: fp32 main gradients).
+    """
+
+    zero: Annotated[Literal[0, 1, 2, 3], knob(structural=True)] = 0
+    reshard: Annotated[bool, knob(structural=True)] = True
+    prefetch: Annotated[bool, knob(structural=True)] = True
+    reductions: Annotated[Literal["beside", "after"], knob(structural=True)] = "beside"
+    gradient_bytes: Annotated[Literal[2, 4] | None, knob(structural=True)] = None

@@ -1,0 +1,260 @@
+"""Schedules of pipelines and states split over data parallelism: closed forms against explicit simulations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from iterations import NETWORK, made, metrics, runs
+
+from dse.plugins import load
+from simulators.steps.pipelines import StageTurns, in_flight
+from simulators.steps.sharded_data import SplitLayers
+from simulators.taskgraph.graph import GraphBuilder
+from simulators.workloads.spreading import Pipelining, ShardedData
+
+SECONDS = st.floats(1e-2, 1.0)
+STAGES, ROUNDS = st.integers(1, 5), st.integers(1, 4)
+Work = tuple[str, int, int]
+"""(F, B or W, micro-batch, virtual stage of the GPU)."""
+Passes = Mapping[str, float]
+
+
+def bubble(p: int, m: int, passes: Passes, message: float = 0.0, **knobs: Any) -> float:
+    """Bubble of equal stages by the closed form."""
+    whole = sum(passes.values())
+    turns = StageTurns(whole, (p - 1) * whole, (p - 1) * passes.get("W", 0.0), message, p, m)
+    return float(turns.bubble_s(Pipelining(**knobs)))
+
+
+def before(work: Work, stage: int, p: int, v: int) -> tuple[Work, int] | None:
+    """What a piece of work needs of another stage, or of its own one; None for the first forward pass."""
+    kind, batch, part = work
+    if kind == "W":
+        return ("B", batch, part), stage
+    step = -1 if kind == "F" else 1
+    place = part * p + stage + step
+    if place < 0:
+        return None
+    return (("F", batch, part), stage) if place == p * v else ((kind, batch, place // p), place % p)
+
+
+def simulate(orders: Sequence[Sequence[Work]], passes: Passes, *, v: int = 1, message: float = 0.0) -> np.ndarray:
+    """Times [p, 2] when stages begin and end that work in these orders, by the event engine."""
+    builder, index, p = GraphBuilder(), dict[tuple[Work, int], int](), len(orders)
+    left = [list(order) for order in orders]
+    last = [-1] * p
+    while any(left):
+        count = len(index)
+        for stage, order in enumerate(left):
+            while order and ((need := before(order[0], stage, p, v)) is None or need in index):
+                work = order.pop(0)
+                after = [task for task in (last[stage], -1 if need is None else index[need]) if task >= 0]
+                if message and need is not None and need[1] != stage:
+                    sent = builder.task(
+                        f"message {len(index)} {stage}", "transfer", after=[after[-1]], work=message, cap=1.0
+                    )
+                    after[-1] = sent
+                last[stage] = builder.task(f"{work} {stage}", "gemm", after=after, work=passes[work[0]] / v, cap=1.0)
+                index[work, stage] = last[stage]
+        assert len(index) > count, "the orders wait for one another"
+    timeline = load("engine", "event").run(builder.build())
+    times = [[index[order[0], stage], index[order[-1], stage]] for stage, order in enumerate(orders)]
+    first, final = np.array(times).T
+    return np.stack([timeline.issued[0][first], timeline.finished[0][final]], axis=1)
+
+
+def one_forward_one_backward(p: int, m: int) -> list[list[Work]]:
+    """arXiv:2104.04473, figure 4, top."""
+    orders = []
+    for stage in range(p):
+        warm_up = min(p - 1 - stage, m)
+        pairs = [work for k in range(m - warm_up) for work in (("F", warm_up + k, 0), ("B", k, 0))]
+        orders.append([*(("F", k, 0) for k in range(warm_up)), *pairs, *(("B", k, 0) for k in range(m - warm_up, m))])
+    return orders
+
+
+def all_forward_first(p: int, m: int) -> list[list[Work]]:
+    """GPipe."""
+    return [[*(("F", k, 0) for k in range(m)), *(("B", k, 0) for k in range(m))] for _ in range(p)]
+
+
+def interleaved(p: int, m: int, v: int) -> list[list[Work]]:
+    """arXiv:2104.04473, figure 4, bottom; m a multiple of p."""
+
+    def chunk(kind: str, k: int) -> Work:
+        group, place = divmod(k, p * v)
+        part = place // p
+        return kind, group * p + place % p, part if kind == "F" else v - 1 - part
+
+    orders, total = [], m * v
+    for stage in range(p):
+        warm_up = min(2 * (p - 1 - stage) + (v - 1) * p, total)
+        pairs = [work for k in range(total - warm_up) for work in (chunk("F", warm_up + k), chunk("B", k))]
+        ends = (chunk("B", k) for k in range(total - warm_up, total))
+        orders.append([*(chunk("F", k) for k in range(warm_up)), *pairs, *ends])
+    return orders
+
+
+def zero_bubble(p: int, m: int, passes: Passes, *, memory: int) -> list[list[Work]]:
+    """Orders of stages that take what is there: a backward pass, else a forward one, else gradients of weights.
+
+    memory: times the forward passes ahead of backward ones that 1F1B has on a stage at most, less memory - 1.
+    """
+    counts = {kind: [0] * p for kind in "FBW"}
+    ends: dict[tuple[str, int, int], float] = {}
+    free, orders, clock = [0.0] * p, [list[Work]() for _ in range(p)], 0.0
+
+    def done(kind: str, batch: int, stage: int) -> bool:
+        return ends.get((kind, batch, stage), np.inf) <= clock + 1e-12
+
+    def chosen(stage: int) -> str | None:
+        f, b, w = (counts[kind][stage] for kind in "FBW")
+        ready = done("B", b, stage + 1) if stage < p - 1 else done("F", b, stage)
+        if b < f and ready:
+            return "B"
+        if f < m and f - b < memory * (p - stage) - (memory - 1) and (stage == 0 or done("F", f, stage - 1)):
+            return "F"
+        return "W" if w < b else None
+
+    while min(counts["W"]) < m:
+        for stage in range(p):
+            while free[stage] <= clock + 1e-12 and (kind := chosen(stage)):
+                batch = counts[kind][stage]
+                counts[kind][stage] += 1
+                ends[kind, batch, stage] = free[stage] = clock + passes[kind]
+                orders[stage].append((kind, batch, 0))
+        clock = min(end for end in ends.values() if end > clock + 1e-12)
+    return orders
+
+
+# Pipelines
+
+
+@given(STAGES, st.integers(1, 12), SECONDS, SECONDS, st.sampled_from(["1f1b", "gpipe"]))
+def test_an_explicit_pipeline_ends_when_the_closed_form_says(
+    p: int, m: int, forward: float, backward: float, schedule: str
+) -> None:
+    orders = one_forward_one_backward(p, m) if schedule == "1f1b" else all_forward_first(p, m)
+    passes = {"F": forward, "B": backward}
+    end = simulate(orders, passes)[:, 1].max()
+    assert end == pytest.approx(m * (forward + backward) + bubble(p, m, passes, pipeline=schedule), rel=1e-9)
+
+
+@given(STAGES, ROUNDS, st.integers(1, 4), SECONDS, SECONDS)
+def test_an_explicit_interleaved_pipeline_ends_when_the_closed_form_says(
+    p: int, rounds: int, v: int, forward: float, backward: float
+) -> None:
+    m, passes = p * rounds, {"F": forward, "B": backward}
+    end = simulate(interleaved(p, m, v), passes, v=v)[:, 1].max()
+    closed = bubble(p, m, passes, pipeline="interleaved", virtual_stages=v)
+    assert end == pytest.approx(m * (forward + backward) + closed, rel=1e-9)
+
+
+@given(STAGES, SECONDS, SECONDS, st.floats(0, 0.1))
+def test_messages_lengthen_the_ramp_of_a_single_micro_batch(p: int, f: float, b: float, message: float) -> None:
+    passes = {"F": f, "B": b}
+    end = simulate(one_forward_one_backward(p, 1), passes, message=message)[:, 1].max()
+    assert end == pytest.approx(f + b + bubble(p, 1, passes, message), rel=1e-9)
+
+
+@given(STAGES, st.integers(0, 8), SECONDS, st.floats(0, 1), st.sampled_from([1, 2]))
+def test_explicit_zero_bubble_pipelines_wait_as_long_as_published(
+    p: int, more: int, weights: float, ahead: float, memory: int
+) -> None:
+    """Table 1 of arXiv:2401.10241, of a stage from its first work to its last one; for F = W and B up to 1.5 F."""
+    m, name = 2 * p + more, {1: "zb_h1", 2: "zb_h2"}[memory]
+    passes = {"F": weights, "B": weights * (1 + ahead / 2), "W": weights}
+    times = simulate(zero_bubble(p, m, passes, memory=memory), passes)
+    longest = (times[:, 1] - times[:, 0]).max()
+    assert longest == pytest.approx(m * sum(passes.values()) + bubble(p, m, passes, pipeline=name), rel=1e-9)
+
+
+@given(STAGES, st.integers(1, 20), SECONDS, SECONDS, SECONDS, st.floats(0, 0.1))
+def test_schedules_of_less_bubble_have_less(
+    p: int, m: int, forward: float, inputs: float, weights: float, message: float
+) -> None:
+    passes = {"F": forward, "B": inputs, "W": min(weights, inputs)}
+    plain = bubble(p, m, passes, message)
+    assert bubble(p, m, passes, message, pipeline="interleaved", virtual_stages=1) == plain
+    times = [bubble(p, m, passes, message, pipeline=name) for name in ("zb_h2", "zb_h1", "1f1b")]
+    assert times == sorted(times)
+    assert min(times) >= 0
+    split = bubble(p, m, passes, message, pipeline="interleaved", virtual_stages=2)
+    assert split <= plain
+
+
+@given(STAGES, st.integers(1, 40), st.integers(1, 4))
+def test_micro_batches_in_flight_are_those_of_explicit_orders(p: int, m: int, v: int) -> None:
+    def peak(order: Sequence[Work]) -> int:
+        return int(np.max(np.cumsum([{"F": 1, "B": -1}[kind] for kind, _, _ in order])))
+
+    orders = one_forward_one_backward(p, m)
+    assert in_flight(Pipelining(), p, m) == pytest.approx((peak(orders[0]), peak(orders[-1])))
+    rounds = max(2, m // p)
+    knobs = Pipelining(pipeline="interleaved", virtual_stages=v)
+    most = [peak(order) / v for order in interleaved(p, p * rounds, v)]
+    assume(p > 1)
+    assert in_flight(knobs, p, p * rounds) == pytest.approx((most[0], most[-1]))
+
+
+# Whole iterations
+
+
+@pytest.mark.slow
+@given(runs(), st.sampled_from([2, 4]), st.integers(1, 32))
+def test_zero_bubble_and_virtual_stages_shorten_an_iteration(drawn: dict[str, Any], pp: int, m: int) -> None:
+    drawn |= {"parallel.pp": pp, "run.micro_batches": m}
+    names = ("zb_h2", "zb_h1", "1f1b", "gpipe")
+    times = [metrics({**drawn, "parallel.pipeline": name})["iteration_s"] for name in names]
+    assert times == sorted(times)
+    assert metrics({**drawn, "parallel.pipeline": "interleaved"})["iteration_s"] == times[2]
+
+
+@pytest.mark.slow
+@given(runs(), st.integers(1, 4))
+def test_zero_3_moves_one_and_a_half_times_what_an_all_reduce_moves(drawn: dict[str, Any], m: int) -> None:
+    """arXiv:1910.02054, section 7, of one micro-batch; gradients of every further one are reduced again."""
+    fast = {"system.node.library.latency_s": 1e-30, "run.micro_batches": m, "parallel.dp": 8}
+    plain, split = (float(made({**drawn, **fast, "parallel.zero": zero}).dp_s) for zero in (0, 3))
+    assert split == pytest.approx(1.5 * m * plain, rel=1e-6)
+    kept = float(made({**drawn, **fast, "parallel.zero": 3, "parallel.reshard": False}).dp_s)
+    assert kept == pytest.approx(m * plain, rel=1e-6)
+
+
+@pytest.mark.slow
+@given(runs(), st.integers(0, 3), st.booleans(), st.sampled_from(["beside", "after"]))
+def test_exposed_time_is_never_negative_and_state_shrinks(
+    drawn: dict[str, Any], zero: int, prefetch: bool, reductions: str
+) -> None:
+    drawn |= {"parallel.prefetch": prefetch, "parallel.reductions": reductions}
+    found = metrics({**drawn, "parallel.zero": zero})
+    assert found["exposed_dp_s"] >= 0
+    states = [metrics({**drawn, "parallel.zero": level})["state_bytes"] for level in (0, 1, 2)]
+    assert states == sorted(states, reverse=True)
+
+
+@given(st.integers(1, 20), SECONDS, SECONDS, SECONDS, SECONDS, st.booleans())
+def test_split_weights_of_equal_layers_wait_as_a_queue_does(
+    n: int, forward: float, backward: float, gather: float, reduce: float, reshard: bool
+) -> None:
+    """Prefetched: the wire gathers a layer while the one before computes, and reduces the one before that."""
+    knobs = ShardedData(zero=3, reshard=reshard)
+    longer = SplitLayers(n, forward, backward, gather, reduce).exposed_s(knobs)
+    wire, clock = gather, 0.0
+    for _ in range(n):
+        start = max(clock, wire)
+        wire, clock = start + gather, start + forward
+    assert float(longer[0]) <= n * gather + 1e-9
+    assert n * forward + float(longer[0]) == pytest.approx(clock, rel=1e-9)
+    assert float(longer[1]) >= 0
+
+
+def test_a_network_with_a_nic_for_each_gpu_adds_their_rates_up() -> None:
+    across = {**NETWORK, "parallel.dp": 16, "parallel.zero": 3}
+    narrow, wide = (made({**across, "system.node.library.network_adds_up": adds}) for adds in (False, True))
+    assert float(wide.dp_s) < float(narrow.dp_s)
