@@ -72,11 +72,13 @@ def test_the_optimum_of_a_sum_is_found_and_few_points_are_evaluated(costs: list[
 
 @given(st.randoms(use_true_random=False))
 def test_what_is_found_is_improved_by_no_change_of_one_knob(random: Random) -> None:
-    knobs, table = [knob(name, 3) for name in ("x", "y", "z")], dict[str, float]()
+    knobs = [knob(name, 3) for name in ("x", "y", "z")]
+    table: dict[str, float] = {}
 
     def cost(point: Assignment) -> float:
-        drawn: float = random.random()
-        return table.setdefault(repr(sorted(point.items())), drawn)
+        name = repr(sorted(point.items()))
+        table.setdefault(name, random.random())
+        return table[name]
 
     _, met = search(knobs, cost)
     best = min(met, key=lambda name: met[name])

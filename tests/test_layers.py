@@ -21,6 +21,7 @@ from dse.config.yaml_checks import accidents, unreadable
 from simulators.hardware.machine import Hardware
 from simulators.hardware.system import System
 from simulators.memory.backend import MemoryBackend
+from simulators.steps.sites import SITES
 
 PACKAGES = ("dse", "simulators", "search_spaces", "studies")
 FILES = sorted(CONF.rglob("*.yaml"))
@@ -138,6 +139,7 @@ def test_the_recorded_and_shown_paths_of_every_study_are_paths_of_its_designs() 
     copies = {"quantised": shipped("quantised")["pim"], "format": shipped("format")["mx9"]}
     copies |= {"instructions": shipped("instructions")["plain"], "system": shipped("pim")["hbm3_strawman"]}
     of_steps = set(_paths({**iterations.step().model_dump(), **epoch}, "")) | set(_paths(copies, ""))
+    of_steps |= {f"sites.{name}" for name in SITES}
     requests = {**MemoryBackend.metrics, **MemoryBackend.relations}
     of_memory = {path for name in ("fw_act", "conv_3x3")
                  for path in _paths(applications.design(name, "combined").model_dump(), "")}  # fmt: skip

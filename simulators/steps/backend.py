@@ -72,12 +72,21 @@ def _at_clock(design: Design, clock: ArrayLike) -> Iteration:
     if design.run.products is not None:
         platform = replace(platform, linear=_platform(design, design.run.products, clock))
     run, blocks, width = design.run, _blocks(design), design.model.hidden
-    host: dict[str, Any] = {"host_s": kernels.host_s or 0.0, "host_launch_s": kernels.host_launch_s or 0.0}
     law, gpu = design.system.gpu.contention, design.system.gpu
-    beside: dict[str, Any] = {"contended": None if law is None else Contended(platform, law, gpu.cu_copy)}
-    beside["scheduled"] = _scheduled(design)
-    parts = blocks, width, platform, run, design.parallel, design.optimizer, _weight_copies(design)
-    return Iteration(*parts, **host, **beside, tied=_tied(design))
+    return Iteration(
+        blocks,
+        width,
+        platform,
+        run,
+        design.parallel,
+        design.optimizer,
+        weight_copies=_weight_copies(design),
+        host_s=kernels.host_s or 0.0,
+        host_launch_s=kernels.host_launch_s or 0.0,
+        contended=None if law is None else Contended(platform, law, gpu.cu_copy),
+        scheduled=_scheduled(design),
+        tied=_tied(design),
+    )
 
 
 def _platform(design: Design, precision: Precision, clock: ArrayLike) -> Platform:

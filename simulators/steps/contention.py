@@ -98,9 +98,9 @@ class Contended:
     copy: CuCopy | None
 
     @property
-    def taken(self) -> int:
+    def taken(self) -> ArrayLike:
         """CUs that kernels of a reduction hold."""
-        return 0 if self.copy is None else int(min(self.copy.num_cus, int(np.min(self.platform.chip.cus)) - 1))
+        return 0 if self.copy is None else np.minimum(self.copy.num_cus, np.asarray(self.platform.chip.cus) - 1)
 
     def beside(self, ops: Sequence[Op], costs: Sequence[Spent], reduction: Reduction) -> list[Floats]:
         """Times [s] of operators beside a reduction."""
@@ -138,13 +138,15 @@ def _over(dividend: Floats, divisor: Floats) -> Floats:
 def exposed_s(buckets: Sequence[Bucket], slowdowns: Slowdowns) -> Floats:
     """Time [s] by which the buckets end after the backward pass would end alone, as an engine runs both.
 
-    buckets: in the order of the backward pass, of designs whose numbers broadcast.
+    buckets: in the order of the backward pass, of designs whose numbers broadcast; NaN where one has none.
     """
     shape = np.broadcast_shapes(*(np.shape(value) for bucket in buckets for value in bucket.numbers))
     counts = np.stack([np.broadcast_to(np.rint(bucket.count), shape).reshape(-1) for bucket in buckets], axis=1)
-    ended = np.empty(len(counts))
-    for row in np.unique(counts, axis=0):
-        places = np.flatnonzero((counts == row).all(axis=1))
+    numbers = [np.broadcast_to(value, shape).reshape(-1) for bucket in buckets for value in bucket.numbers]
+    known = np.isfinite(np.stack(numbers)).all(axis=0)
+    ended = np.full(len(counts), np.nan)
+    for row in np.unique(counts[known], axis=0):
+        places = np.flatnonzero(known & (counts == row).all(axis=1))
         graph = _backward(buckets, slowdowns, row.astype(int).tolist(), _Taken(shape, places))
         ended[places] = plugins.load("engine", ENGINE).totals(graph).makespan_s
     alone = sum(np.asarray(bucket.count) * bucket.ready for bucket in buckets)

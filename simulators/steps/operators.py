@@ -166,7 +166,7 @@ class Platform:
     batched: Batched | None = None
     gemms: WaveGpu | None = None
     streaming: Mapping[str, Streaming] = field(default_factory=dict)
-    taken: int = 0
+    taken: ArrayLike = 0
     interference: ArrayLike = 1.0
     linear: Platform | None = None
 
@@ -213,7 +213,7 @@ def _products(works: Sequence[Product], platform: Platform) -> list[Spent]:
     m, n, k, batch, across = (np.stack([np.broadcast_to(value, shape) for value in column]) for column in columns)
     gemms = GemmShape(m, n, k, batch, across)
     cost = operator_cost(gpu, gemms)
-    if platform.taken:
+    if np.any(np.asarray(platform.taken) > 0):
         cost = replace(cost, seconds=gemm_cost(gpu, gemms, taken=platform.taken).seconds + np.asarray(gpu.launch_s))
     seconds = _of_batched(cost, (m, n, k), platform=platform, batch=batch) if platform.batched else cost.seconds
     return [Spent(*row) for row in zip(cost.flop, cost.bytes, 0 * cost.flop, seconds, strict=True)]
