@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable, Mapping, Sequence
 from random import Random
 from typing import Any
@@ -82,7 +83,7 @@ def test_what_is_found_is_improved_by_no_change_of_one_knob(random: Random) -> N
 
     _, met = search(knobs, cost)
     best = min(met, key=lambda name: met[name])
-    point = dict(eval(best))
+    point = dict(ast.literal_eval(best))
     neighbours = [{**point, k.path: value} for k in knobs for value in k.values]
     assert all(cost(other) >= met[best] for other in neighbours)
 
@@ -93,7 +94,7 @@ def test_knobs_that_decide_which_others_count_are_tried_with_these() -> None:
 
     def cost(point: Assignment) -> float:
         gain = point.get("point.b1", 0) + point.get("point.b2", 0)
-        return 10.0 + 4 * point["point.a"] - gain - point["point.c"]
+        return float(10 + 4 * point["point.a"] - gain - point["point.c"])
 
     _, met = search(knobs, cost, Conditional())
     assert min(met.values()) == 10 + 4 - 6 - 2

@@ -278,7 +278,7 @@ FIELDS: dict[str, tuple[str, Any]] = {
     "half a head": ("model.heads", 2.5),
     "a number in quotes": ("run.sequence_length", "128"),
     "a mode that is unknown": ("run.mode", "serving"),
-    "a key that is unknown": ("parallel.ep", 8),
+    "a key that is unknown": ("parallel.degree", 8),
     "zero of four": ("parallel.zero", 4),
     "a pipeline that is unknown": ("parallel.pipeline", "dual"),
     "an optimizer without weights": ("optimizer.flop", -1),
@@ -306,7 +306,6 @@ def test_each_of_several_models_is_a_scenario() -> None:
 REFUSED = {
     ("lama3_8b",): "is neither a model known by name nor a YAML file",
     ("llama3_8b", "llama3_8b"): "names a model twice",
-    ("mixtral_8x7b",): "routes tokens to experts, which is not modelled",
     ("nowhere/else.yaml",): "is neither a model known by name nor a YAML file",
 }
 

@@ -17,7 +17,13 @@ SHAPES = [shape for shape in LISTED.shapes if isinstance(shape, Shape)]
 FICCO = ShapeList.model_validate(shipped("workload")["ficco"])
 LEARNING = ShapeList.model_validate(shipped("workload")["learning"])
 NAME = re.compile(r"(?P<model>[^-]+)-(?P<layer>qkv|gate_up|ffn1|experts)(?P<dw>_dw)?(_x(?P<load>[0-9.]+))?-(?P<k>\d+)k")
-SIZES = {"mixtral_8x22b": 141.0, "mixtral_8x7b": 47.0, "bert_large": 0.34, "bert_base": 0.11}  # as names do not say it
+SIZES = {
+    "kimi_k2": 1026.0,
+    "mixtral_8x22b": 141.0,
+    "mixtral_8x7b": 47.0,
+    "bert_large": 0.34,
+    "bert_base": 0.11,
+}  # as names do not say it
 
 
 def named(shape: Shape) -> dict[str, str]:

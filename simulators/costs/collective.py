@@ -39,7 +39,7 @@ from simulators.costs.protocols import in_switch_seconds, protocol_seconds
 from simulators.costs.transfer import TransferMode, alone, library_cus, link_utilisation
 from simulators.hardware.device import LibraryNode
 from simulators.hardware.machine import Hardware
-from simulators.hardware.network import CollectiveKind, InSwitch, Protocols, SwitchRate
+from simulators.hardware.network import CollectiveKind, ExpertLibrary, InSwitch, Protocols, SwitchRate
 from simulators.hardware.parts import CopyTimes
 from simulators.hardware.system import links_of
 from simulators.workloads.operators import Pattern as LinkPattern
@@ -61,6 +61,7 @@ class Group:
     for short messages. protocols, network: fitted constants of collectives inside a node and across nodes, which count
     instead of rates and latencies. num_nodes: that the GPUs stand in. in_switch: what their switch computes, in a node.
     links: the machine whose links carry it, by kernels on the library's CUs, in place of all of these inside a node.
+    experts: library of expert parallelism. link_share: share of a GPU's links that lead to the others in its node.
     """
 
     num_gpus: ArrayLike
@@ -73,6 +74,8 @@ class Group:
     num_nodes: ArrayLike = 1
     in_switch: InSwitch | None = None
     links: Hardware | None = None
+    experts: ExpertLibrary | None = None
+    link_share: ArrayLike = 1.0
 
     def switched(self, pattern: Pattern) -> SwitchRate | None:
         """Constants of a collective that the switch computes; None if it does not."""

@@ -14,7 +14,7 @@ from dse.errors import Problems
 from dse.units import Bytes, FlopPerSecond, Integer, Number, Seconds
 from dse.values import Moved, knob
 from simulators.hardware.machine import CollectiveModel, CostModels, GemmModel, Gpu, Hardware, View, peak_format
-from simulators.hardware.network import CollectiveLibrary, InSwitch, Node, Topology
+from simulators.hardware.network import CollectiveLibrary, ExpertLibrary, InSwitch, Node, Topology
 from simulators.hardware.parts import (
     Bandwidth,
     Cache,
@@ -112,6 +112,7 @@ class LibraryNode(View, Node):
     topology: Annotated[Topology | None, knob(structural=True)] = None
     link_bytes_per_s: Bandwidth | None = None
     in_switch: InSwitch | None = None
+    experts: ExpertLibrary | None = None
 
 
 _OF_WAVES = (

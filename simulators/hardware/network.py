@@ -97,6 +97,48 @@ class InSwitch(Grown):
     fitted_on: Mapping[str, tuple[str, ...]] | None = None
 
 
+class TokenKernel(Frozen):
+    """Fitted constants of a kernel that moves tokens to experts or back (`simulators.costs.expert_exchange`).
+
+    launch_s: of a call. sm_launch_s: time beyond it that SMs share. token_s, copy_s: time of an SM for a token, and for
+    each GPU that it goes to. passes: over the token's bytes beside those for each GPU. bytes_per_s_per_sm: rate of an
+    SM. bytes_per_s: rate of a GPU's links; of its NIC, where tokens leave the node.
+    """
+
+    launch_s: Duration
+    sm_launch_s: Annotated[Seconds, Field(ge=0)]
+    token_s: Annotated[Seconds, Field(ge=0)]
+    copy_s: Annotated[Seconds, Field(ge=0)]
+    passes: Annotated[Number, Field(ge=0, le=100)]
+    bytes_per_s_per_sm: Bandwidth
+    bytes_per_s: Bandwidth
+
+
+class TokenKernels(Frozen):
+    """Kernels of a library: dispatch sends tokens to experts, combine adds up what these return."""
+
+    dispatch: TokenKernel
+    combine: TokenKernel
+
+
+TokenKernelKind = Literal["node", "network", "network_low_latency"]
+"""Kernels of expert parallelism: inside a node, across nodes, and across nodes for few tokens."""
+
+
+class ExpertLibrary(Grown):
+    """Library of expert parallelism (DeepEP, MORI). num_sms: SMs (or workgroups) that its kernels take.
+
+    fp8_bytes: bytes of an element that is dispatched in fp8, with its share of the scales. fitted_on: as of
+    `CollectiveLibrary`, by kernel.
+    """
+
+    name: str
+    num_sms: Annotated[Integer, Field(ge=1, le=4096)]
+    fp8_bytes: Annotated[Number, Field(ge=1, le=2)]
+    kernels: Mapping[TokenKernelKind, TokenKernels] = Field(min_length=1)
+    fitted_on: Mapping[str, tuple[str, ...]] | None = None
+
+
 class Node(WithSources, Grown):
     """GPUs that reach each other directly (`mesh`), through a `switch`, around a bidirectional `ring`, or by `pcie`.
 
@@ -104,6 +146,7 @@ class Node(WithSources, Grown):
     mesh, one port of as many links' bandwidth at a switch, two links on a ring, and one by PCIe; a single GPU has none.
     hop_latency_s: time until the first byte arrives, where schedules send without a copy's set-up. library: of
     collectives; None if nothing is known of it. in_switch: what the switch adds up and copies; None if it cannot.
+    experts: library of expert parallelism; None for collectives in its place.
     """
 
     name: str = ""
@@ -114,6 +157,7 @@ class Node(WithSources, Grown):
     hop_latency_s: Seconds | None = None
     library: CollectiveLibrary | None = None
     in_switch: InSwitch | None = None
+    experts: ExpertLibrary | None = None
 
 
 _LINKS_NEEDED = {"ring": 2, "switch": 1}

@@ -336,9 +336,11 @@ class StepBackend(Backend):
 
 
 def _counts(path: str, design: Design) -> bool:
-    """Tell whether a constant of the machine counts: of efficiency at the run's precision, of a switch that is used."""
+    """Tell whether a constant of the machine counts: of efficiency at the run's precision, of what is used."""
     if path.startswith("system.node.in_switch."):
         return design.parallel.collectives == "in_switch"
+    if path.startswith("system.node.experts."):
+        return design.parallel.ep > 1
     efficiency = "system.gpu.efficiency."
     return not path.startswith(efficiency) or path.startswith(f"{efficiency}{design.run.precision}.")
 

@@ -17,6 +17,7 @@ from simulators.hardware.parts import Grown
 from simulators.hardware.pim import InstructionSet
 from simulators.rules import Rule
 from simulators.steps.groups import leaves_node
+from simulators.steps.parallel_rules import parallel_rules
 from simulators.steps.quantised import Quantised
 from simulators.steps.seqpoint import Iterations
 from simulators.workloads.model import Kernels, Model, Optimizer, Parallel, Run, Transformer
@@ -112,8 +113,11 @@ def rules(design: Design) -> Iterator[Rule]:
     yield from _epoch_rules(design)
     yield from _copy_rules(design)
     yield from _mode_rules(design.model, run)
+    others = {"quantised": design.quantised is not None, "lengths": design.lengths is not None}
+    yield from parallel_rules(design.model, run, parallel, **others)
     if isinstance(design.model, Transformer):
-        yield from _head_rules(design.model)
+        if design.model.latent is None:
+            yield from _head_rules(design.model)
         yield from _division_rules(design.model, parallel)
         return
     for path, degree in (("parallel.tp", parallel.tp), ("parallel.pp", parallel.pp)):
@@ -174,10 +178,11 @@ def _division_rules(model: Transformer, parallel: Parallel) -> Iterator[Rule]:
     )
     way, ffn = "take a divisor", np.asarray(model.width_of_ffn)
     yield Rule("parallel.tp", heads % tp != 0, "does not divide the heads (model has {0})", parallel.tp, (heads,), way)
-    uneven = (heads % tp == 0) & (kv % tp != 0) & (tp % kv != 0)
+    uneven = (heads % tp == 0) & (kv % tp != 0) & (tp % kv != 0) & (model.latent is None)
     rule = "neither divides the heads of keys ({0}) nor is a multiple of them"
     yield Rule("parallel.tp", uneven, rule, parallel.tp, (kv,), "take one that does")
-    yield Rule("parallel.tp", ffn % tp != 0, "does not divide model.ffn ({0})", parallel.tp, (ffn,), way)
+    dense = model.moe is None or bool(np.any(np.asarray(model.moe.dense_layers) > 0))
+    yield Rule("parallel.tp", (ffn % tp != 0) & dense, "does not divide model.ffn ({0})", parallel.tp, (ffn,), way)
     for layers in (np.asarray(model.layers), np.asarray(model.decoder_layers)):
         yield Rule(
             "parallel.pp", layers % pp != 0, "does not divide the layers (model has {0})", parallel.pp, (layers,), way
@@ -203,13 +208,13 @@ def _head_rules(model: Transformer) -> Iterator[Rule]:
 def _node_rules(design: Design) -> Iterator[Rule]:
     """Several GPUs need a library of collectives, and those beyond a node a network."""
     node, parallel = design.system.node, design.parallel
-    gpus = np.asarray(parallel.tp) * np.asarray(parallel.pp) * np.asarray(parallel.dp)
+    gpus, degrees = parallel.gpus, "tp x pp x dp" if parallel.cp == 1 else "tp x cp x pp x dp"
     way = "give it with its source"
     if node is None or node.library is None:
-        rule = "is missing: tp x pp x dp is {0} GPUs"
+        rule = f"is missing: {degrees} is {{0}} GPUs"
         yield Rule("system.node.library", gpus > 1, rule, given=(gpus,), way_out=way)
     elif node.library.network_bytes_per_s is None:
-        rule = "is missing: tp x pp x dp is {0} GPUs, a node has {1}"
+        rule = f"is missing: {degrees} is {{0}} GPUs, a node has {{1}}"
         beyond = leaves_node(node, parallel)
         yield Rule("system.node.library.network_bytes_per_s", beyond, rule, given=(gpus, node.num_gpus), way_out=way)
     yield from _link_rules(design)
@@ -244,7 +249,7 @@ def _link_rules(design: Design) -> Iterator[Rule]:
     system, parallel = design.system, design.parallel
     if system.costs.collective != "links":
         return
-    gpus, node = np.asarray(parallel.tp) * np.asarray(parallel.pp) * np.asarray(parallel.dp), system.node
+    gpus, node = parallel.gpus, system.node
     needed = {
         "gpu.cu_copy": system.gpu.cu_copy,
         "node.topology": None if node is None else node.topology,

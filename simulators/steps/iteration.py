@@ -29,6 +29,7 @@ from numpy.typing import ArrayLike, NDArray
 from simulators.costs.collective import CollectiveCost, Pattern
 from simulators.steps.beside_weights import beside_weights
 from simulators.steps.contention import Bucket, Contended, Reduction, Slowdowns, exposed_s
+from simulators.steps.context import expose_rings
 from simulators.steps.operators import (
     Axis,
     Block,
@@ -106,7 +107,8 @@ class Iteration:
 
     def _costs(self, ops: Sequence[Op]) -> list[Spent]:
         """Cost of each operator once; of halves of tokens beside the sums of the other half."""
-        costs, halves = operator_costs(ops, self.platform), [place for place, op in enumerate(ops) if op.half]
+        costs = expose_rings(ops, operator_costs(ops, self.platform))
+        halves = [place for place, op in enumerate(ops) if op.half]
         if self.parallel.backward_sums == "beside_weights":
             costs = beside_weights(ops, costs, self.platform.interference)
         if self.scheduled is not None:
@@ -186,7 +188,7 @@ class Iteration:
     def message_s(self) -> Floats:
         """Time of one micro-batch's activations to the next stage."""
         tokens = np.asarray(self.run.batch, float) * (1 if self.run.mode == "decode" else self.run.sequence_length)
-        whole = self.run.element_bytes * tokens * np.asarray(self.width, float)
+        whole = self.run.element_bytes * tokens / self.parallel.cp * np.asarray(self.width, float)
         shared = self.parallel.scatter_gather or self.parallel.sequence_parallel
         if not shared:
             return self._exchange_s("pp", whole, "send_recv")
@@ -206,7 +208,7 @@ class Iteration:
     def _bucket(self, block: Block) -> Bucket:
         count = self.counts[block.name]
         ready = self._once(block, forward=False)
-        seconds = np.zeros(()) if self.parallel.zero > 1 else self._reduction(block.params).seconds
+        seconds = np.zeros(()) if self.parallel.zero > 1 else self._reduction(block.params, block.expert_params).seconds
         return Bucket(block, count, seconds, ready)
 
     def _once(self, block: Block, *, forward: bool) -> Floats:
@@ -220,6 +222,28 @@ class Iteration:
         """Bytes of an element of a gradient."""
         return self.parallel.gradient_bytes or self.run.element_bytes
 
+    def _split_exchange(self, size: int, params: Any, of_experts: Any, pattern: Pattern) -> CollectiveCost:
+        """Cost of a collective of weights over dp, and of experts' over the GPUs that have the same.
+
+        size: bytes of an element.
+        """
+        expert_params = np.asarray(of_experts, float)
+        groups, shared = self.platform.groups, size * (np.asarray(params, float) - expert_params)
+        cost = collective(Exchange(pattern, shared, "dp"), groups["dp"])
+        if not np.any(expert_params > 0):
+            return cost
+        return cost.then(collective(Exchange(pattern, size * expert_params, "edp"), groups["edp"]))
+
+    @property
+    def own_params(self) -> Floats:
+        """Weights whose optimizer's state is this GPU's: its share of them where zero splits it."""
+        params, of_experts = self.of_blocks("params"), self.of_blocks("expert_params")
+        if not self.parallel.zero:
+            return params
+        return np.asarray(
+            (params - of_experts) / self.parallel.replicas + of_experts / self.parallel.expert_replicas, float
+        )
+
     def weight_bytes(self, block: Block) -> Floats:
         """Bytes of the weights of one block."""
         return np.asarray(self.run.element_bytes * np.asarray(block.params, float))
@@ -227,19 +251,18 @@ class Iteration:
     def _exchange_s(self, over: Axis, payload: Any, pattern: Pattern) -> Floats:
         return collective(Exchange(pattern, payload, over), self.platform.groups[over]).seconds
 
-    def _reduction(self, params: ArrayLike) -> CollectiveCost:
-        """Cost of a reduction of the gradients of so many weights over dp."""
+    def _reduction(self, params: ArrayLike, of_experts: ArrayLike) -> CollectiveCost:
+        """Cost of a reduction of the gradients of so many weights, of which some are experts'."""
         pattern: Pattern = "all_reduce" if self.parallel.zero == 0 else "reduce_scatter"
-        gradients = self.gradient_bytes * np.asarray(params, float)
-        return collective(Exchange(pattern, gradients, "dp"), self.platform.groups["dp"])
+        return self._split_exchange(self.gradient_bytes, params, of_experts, pattern)
 
     @cached_property
     def slowdowns(self) -> Slowdowns:
         """What reductions of gradients and the backward pass cost each other."""
-        alone = self.parallel.zero > 1 or np.all(np.asarray(self.parallel.dp) == 1)
+        alone = self.parallel.zero > 1 or np.all(np.asarray(self.parallel.replicas) == 1)
         if self.contended is None or not self.is_training or alone:
             return Slowdowns()
-        cost = self._reduction(sum((np.asarray(block.params, float) for block in self.blocks), np.zeros(())))
+        cost = self._reduction(*(self.of_blocks(name) for name in ("params", "expert_params")))
         reduction, passes = Reduction(cost.wire_bytes, cost.hbm_bytes, cost.seconds), dict[str, Floats]()
         for block in self.blocks:
             parts = [part for part in self.parts if part.block is block and not part.forward]
@@ -265,8 +288,9 @@ class Iteration:
     def _sharded(self, block: Block) -> SplitLayers:
         count = self.counts[block.name]
         forward, backward = (self._once(block, forward=forward) for forward in (True, False))
-        gather = self._exchange_s("dp", self.weight_bytes(block), "all_gather")
-        return SplitLayers(count, forward, backward, gather, self._reduction(block.params).seconds)
+        params = block.params, block.expert_params
+        gather = self._split_exchange(self.run.element_bytes, *params, "all_gather").seconds
+        return SplitLayers(count, forward, backward, gather, self._reduction(*params).seconds)
 
     @cached_property
     def split_s(self) -> Floats:
@@ -299,8 +323,7 @@ class Iteration:
     @cached_property
     def update(self) -> Spent:
         """The optimizer's update, of the weights of this GPU or of its share of them."""
-        split = np.asarray(self.parallel.dp, float) if self.parallel.zero else 1.0
-        params, optimizer = self.of_blocks("params") / split, self.optimizer
+        params, optimizer = self.own_params, self.optimizer
         by_weight = optimizer.bytes_at(self.run.precision)
         moved = params * by_weight[0] if self.is_training and by_weight else np.zeros(())
         kernels = self.of_blocks("tensors") * optimizer.kernels_per_tensor
@@ -314,7 +337,8 @@ class Iteration:
         """The weights that each GPU has updated, to all of dp, where the optimizer's state is split."""
         if not self.is_training or self.parallel.zero not in (1, 2):
             return np.zeros(())
-        return self._exchange_s("dp", self.run.element_bytes * self.of_blocks("params"), "all_gather")
+        params, of_experts = self.of_blocks("params"), self.of_blocks("expert_params")
+        return self._split_exchange(self.run.element_bytes, params, of_experts, "all_gather").seconds
 
     @cached_property
     def copies(self) -> Made:

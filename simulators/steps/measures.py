@@ -17,6 +17,7 @@ from simulators.steps.sharded_data import gathered_weights, state_splits
 
 Floats = NDArray[np.float64]
 
+_SERIALIZED = ("tp", "ep", "cp")
 _GEMMS = ("linear", "fc", "attention")
 SHARES = (*KINDS, "communication", "bubble", "quantisation", "host")
 METRICS: Mapping[str, Metric] = {
@@ -25,7 +26,7 @@ METRICS: Mapping[str, Metric] = {
     "forward_s": Metric("s", "operators of all forward passes, without communication"),
     "backward_s": Metric("s", "the same of backward passes, and of what they compute again"),
     "optimizer_s": Metric("s", "the optimizer's update"),
-    "serialized_s": Metric("s", "communication that compute waits for: collectives of tp, messages of pp"),
+    "serialized_s": Metric("s", "communication that compute waits for: of tp, ep and cp, messages of pp"),
     "dp_s": Metric("s", "reductions of gradients over dp, beside the backward pass"),
     "exposed_dp_s": Metric("s", "what of these ends after it, and weights gathered after the update"),
     "bubble_s": Metric("s", "waiting for other stages"),
@@ -67,7 +68,7 @@ LAWS: Sequence[Law] = (
 def measure(iteration: Iteration, hbm_bytes: ArrayLike) -> dict[str, Any]:
     """Every metric of `METRICS`; arrays that broadcast over designs."""
     compute = [part for part in iteration.parts if part.over is None]
-    tp = iteration.sum(part for part in iteration.parts if part.over == "tp") - iteration.hidden_s
+    tp = iteration.sum(part for part in iteration.parts if part.over in _SERIALIZED) - iteration.hidden_s
     m = iteration.micro_batches
     forward = m * iteration.sum(part for part in compute if part.forward)
     backward = iteration.sum(part for part in compute if not part.forward)
@@ -182,12 +183,16 @@ def _memory(iteration: Iteration, hbm_bytes: ArrayLike) -> dict[str, Any]:
     """
     b, pp = iteration.run.element_bytes, np.asarray(iteration.parallel.pp, float)
     bytes_per_weight: Any = b
+    per_expert: Any = 0.0  # what a weight of experts takes beyond it, whose state is split over other GPUs
     flight = ends = iteration.micro_batches
     if iteration.is_training:
-        of_weights, of_gradients, of_state = state_splits(iteration.parallel, iteration.parallel.dp)
+        of_weights, of_gradients, of_state = state_splits(iteration.parallel, iteration.parallel.replicas)
         by_weight = iteration.optimizer.bytes_at(iteration.run.precision)
         assert by_weight is not None
         bytes_per_weight = b / of_weights + iteration.gradient_bytes / of_gradients + by_weight[1] / of_state
+        expert_splits = state_splits(iteration.parallel, iteration.parallel.expert_replicas)
+        whole = (b, iteration.gradient_bytes, by_weight[1])
+        per_expert = sum(size / split for size, split in zip(whole, expert_splits, strict=True)) - bytes_per_weight
         flight, ends = in_flight(iteration.parallel, pp, iteration.micro_batches)
     first, last = ({block.name: 1 / pp for block in iteration.blocks} for _ in range(2))
     for name, shares, absent in zip(ENDS, (first, last), (last, first), strict=True):
@@ -196,7 +201,8 @@ def _memory(iteration: Iteration, hbm_bytes: ArrayLike) -> dict[str, Any]:
     flying = flying_bytes(iteration) + b * gathered_weights(iteration.parallel, iteration.blocks, iteration.counts)
     stages = [
         (
-            bytes_per_weight * _stage_sum(iteration, lambda block: block.params, counts),
+            bytes_per_weight * _stage_sum(iteration, lambda block: block.params, counts)
+            + per_expert * _stage_sum(iteration, lambda block: block.expert_params, counts),
             _stage_sum(iteration, lambda block: copy_bytes(iteration, block), counts) + flying,
             alive * _stage_sum(iteration, lambda block: block.kept, counts),
         )

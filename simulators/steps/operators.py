@@ -47,19 +47,21 @@ products of queries, keys and values. softmax: with scale, mask and dropout. nor
 embedding, output: the ends of the model.
 """
 Phase = Literal["forward", "recompute", "backward", "optimizer"]
-Axis = Literal["tp", "pp", "dp"]
+Axis = Literal["tp", "pp", "dp", "ep", "cp", "edp"]
+"""Groups of GPUs: tp, pp, dp (with cp, over which gradients are reduced), ep, cp, and those with the same experts."""
 _BY: tuple[Literal["ring", "tree"], ...] = ("ring", "tree")
 
 
 @dataclass(frozen=True)
 class Product:
-    """`batch` GEMMs of sizes (m, n, k) at once; transposed: whether A is."""
+    """`batch` GEMMs of sizes (m, n, k) at once; transposed: whether A is. grouped: by a kernel for GEMMs of experts."""
 
     m: ArrayLike
     n: ArrayLike
     k: ArrayLike
     batch: ArrayLike = 1.0
     transposed: bool = False
+    grouped: bool = False
 
 
 @dataclass(frozen=True)
@@ -99,7 +101,7 @@ class Filter:
 
 @dataclass(frozen=True)
 class Exchange:
-    """A collective of the GPUs that share the model (tp), its gradients (dp), or a message to the next stage (pp).
+    """A collective of a group of GPUs, or a message to the next stage (pp).
 
     ctas: of a kernel that adds in the switch and norms `norm_bytes` of the sum, beside other kernels; 0: none.
     """
@@ -109,6 +111,10 @@ class Exchange:
     over: Axis = "tp"
     ctas: int = 0
     norm_bytes: ArrayLike = 0.0
+
+    def library_seconds(self, group: Group) -> Floats | None:
+        """Time [s] by a library of its own; None where the library of collectives does it."""
+        return None
 
 
 Work = Product | Stream | Recurrence | Filter | Exchange
@@ -136,7 +142,8 @@ class Block:
     """Operators that come together `count` times in a model. params: weights that one GPU holds of one of them.
 
     tensors: how many tensors these are. kept: bytes of activations that wait for the backward pass (of inference:
-    keys and values). Order of `ops`: that of a pass, forward ones first.
+    keys and values). expert_params: weights among `params` that are split over ep. Order of `ops`: that of a pass,
+    forward ones first.
     """
 
     name: str
@@ -145,6 +152,7 @@ class Block:
     params: ArrayLike = 0.0
     tensors: ArrayLike = 0.0
     kept: ArrayLike = 0.0
+    expert_params: ArrayLike = 0.0
 
     def of(self, *phases: Phase) -> tuple[Op, ...]:
         """Its operators of some phases."""
@@ -205,7 +213,7 @@ def _products(works: Sequence[Product], platform: Platform) -> list[Spent]:
     """Costs of products, all in one call."""
     if not works:
         return []
-    names = [field.name for field in fields(Product)]
+    names = [field.name for field in fields(Product) if field.name != "grouped"]
     columns = [[np.asarray(getattr(work, name), float) for work in works] for name in names]
     gpu = platform.gemms or platform.chip
     numbers = [np.shape(value) for value in vars(gpu).values() if isinstance(value, (int, float, np.ndarray))]
@@ -216,6 +224,8 @@ def _products(works: Sequence[Product], platform: Platform) -> list[Spent]:
     if np.any(np.asarray(platform.taken) > 0):
         cost = replace(cost, seconds=gemm_cost(gpu, gemms, taken=platform.taken).seconds + np.asarray(gpu.launch_s))
     seconds = _of_batched(cost, (m, n, k), platform=platform, batch=batch) if platform.batched else cost.seconds
+    grouped = np.array([work.grouped for work in works]).reshape(-1, *(1 for _ in shape))
+    seconds = np.where(grouped, cost.seconds, seconds)
     return [Spent(*row) for row in zip(cost.flop, cost.bytes, 0 * cost.flop, seconds, strict=True)]
 
 
@@ -289,6 +299,10 @@ def collective(work: Exchange, group: Group) -> CollectiveCost:
     """
     if group.switched(work.pattern) is not None:
         return collective_cost(work.pattern, "in_switch", work.payload_bytes, group, element_bytes=2)
+    if work.pattern == "all_to_all":
+        direct = collective_cost(work.pattern, "direct", work.payload_bytes, group, element_bytes=2)
+        seconds = work.library_seconds(group)
+        return direct if seconds is None else replace(direct, seconds=seconds + 0 * direct.seconds)
     ring, tree = (collective_cost(work.pattern, name, work.payload_bytes, group, element_bytes=2) for name in _BY)
     return replace(ring, seconds=np.minimum(ring.seconds, tree.seconds))
 

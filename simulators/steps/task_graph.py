@@ -21,7 +21,7 @@ from dse import plugins
 from dse.backend import Interval
 from simulators.steps.contention import ENGINE, GRADIENTS, group
 from simulators.steps.iteration import Iteration
-from simulators.steps.operators import Block, Part, Spent
+from simulators.steps.operators import Axis, Block, Part, Spent
 from simulators.steps.quantised import kernels, timeline
 from simulators.steps.sites import places
 from simulators.taskgraph.graph import GraphBuilder, TaskGraph
@@ -30,8 +30,15 @@ _MEMORY = "memory"
 _DELAY = "delay"
 WAITING = ", waiting"
 """How tasks are called that wait for the copy of an operator."""
-_LANES = {None: "compute", "tp": "tensor-parallel links", "pp": "pipeline links", "dp": "data-parallel links"}
-_KINDS = {None: "gemm", "tp": "transfer", "pp": "transfer", "dp": "transfer"}
+_LANES: dict[Axis | None, str] = {
+    None: "compute",
+    "tp": "tensor-parallel links",
+    "pp": "pipeline links",
+    "dp": "data-parallel links",
+    "ep": "expert-parallel links",
+    "cp": "context-parallel links",
+}
+_KINDS: dict[Axis | None, str] = {axis: "gemm" if axis is None else "transfer" for axis in _LANES}
 
 
 @dataclass(frozen=True)

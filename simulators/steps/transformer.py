@@ -20,113 +20,40 @@ S C pairs where attention is causal; kernels that write scores compute all of th
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from simulators.costs.collective import Pattern
+from simulators.steps.context import RingPass, ring_pass
+from simulators.steps.experts import (
+    TokenExchange,
+    expert_feed_forward,
+    expert_params,
+    kept_bytes_of_experts,
+    weights_of_experts,
+)
+from simulators.steps.latent import cached_numbers, kept_numbers, latent_attention, latent_weights
 from simulators.steps.operators import Block, Exchange, Kind, Op, Phase, Product, Stream
+from simulators.steps.sizes import COPIED, Sizes, elements, gather_tokens, product, reduce_partial_sums, stream
 from simulators.steps.token_splits import HALVES
 from simulators.workloads.model import Kernels, Parallel, Passes, Run, Transformer
 
 Floats = NDArray[np.float64]
 
 _TRANSPOSES = "transposes"
-_COPIED = "tokens in order"
 _SUMS = ("all-reduce", "reduce-scatter")
-_GATED = 1.5  # reads two tensors where an activation reads one, and writes one
+_READS_ALL = ("qkv", "cross qkv", "fc1", "latent down", "shared fc1")
+"""Products of what tp does not split, whose gradients every GPU of tp has a part of."""
 _FLASH_BACKWARD = 2.5  # five products for the forward pass's two: scores are computed again
-
-
-@dataclass(frozen=True)
-class _Sizes:
-    """Numbers of the docstring, of one GPU where they are split; arrays that broadcast.
-
-    half: of the tokens of each sequence, the first (A) or the second (B), which sees the keys of both.
-    """
-
-    model: Transformer
-    run: Run
-    parallel: Parallel
-    kernels: Kernels
-    half: str = ""
-
-    @property
-    def sequences(self) -> Floats:
-        return np.asarray(self.run.batch, float)
-
-    @property
-    def queries(self) -> Floats:
-        length = np.asarray(self.run.sequence_length, float) / (2 if self.half else 1)
-        return np.ones_like(length) if self.run.mode == "decode" else length
-
-    @property
-    def keys(self) -> Floats:
-        return np.asarray(self.run.sequence_length, float) / (2 if self.half == HALVES[0] else 1)
-
-    @property
-    def tokens(self) -> Floats:
-        return self.sequences * self.queries
-
-    @property
-    def hidden(self) -> Floats:
-        return np.asarray(self.model.hidden, float)
-
-    @property
-    def tp(self) -> Floats:
-        return np.asarray(self.parallel.tp, float)
-
-    @property
-    def heads(self) -> Floats:
-        return np.asarray(self.model.num_heads, float) / self.tp
-
-    @property
-    def kv_heads(self) -> Floats:
-        return np.maximum(1.0, np.asarray(self.model.num_kv_heads, float) / self.tp)  # copied where they are too few
-
-    @property
-    def head(self) -> Floats:
-        return np.asarray(self.model.width_of_head, float)
-
-    @property
-    def ffn(self) -> Floats:
-        return np.asarray(self.model.width_of_ffn, float) / self.tp
-
-    @property
-    def vocab(self) -> Floats:
-        return np.asarray(self.model.vocab, float) / self.tp
-
-    @property
-    def element(self) -> float:
-        return self.run.element_bytes
-
-    @property
-    def scores(self) -> Floats:
-        """Elements of all scores."""
-        return self.sequences * self.heads * self.queries * self.keys
-
-    @property
-    def activations(self) -> Floats:
-        """Bytes of T H."""
-        return self.element * self.tokens * self.hidden
-
-    @property
-    def own(self) -> Floats:
-        """Elements of T H that a GPU works on between the parts that tp splits."""
-        shared = self.tp if self.parallel.sequence_parallel else 1.0
-        return np.asarray(self.tokens * self.hidden / shared)
 
 
 def transformer_blocks(model: Transformer, run: Run, parallel: Parallel, kernels: Kernels) -> tuple[Block, ...]:
     """Embedding, layers, layers of a decoder beside an encoder, and output, in the order of the forward pass."""
-    sizes = _Sizes(model, run, parallel, kernels)
-    layer_ops = tuple(_halves(sizes)) if parallel.split_ctas else (*_attention(sizes), *_feed_forward(sizes))
-    params, tensors = _weights(sizes)
-    every = (*_passes(sizes, layer_ops), *_add_gradients(sizes, params, tensors))
-    layers = Block("layer", every, model.layers, params, tensors, _kept_bytes(sizes))
-    blocks = [layers]
+    sizes = Sizes(model, run, parallel, kernels)
+    blocks = list(_layers(sizes))
     if model.decoder_layers:
         ops = _passes(sizes, (*_attention(sizes), *_attention(sizes, "cross "), *_feed_forward(sizes)))
         params, tensors = _weights(sizes, attentions=2)
@@ -135,7 +62,33 @@ def transformer_blocks(model: Transformer, run: Run, parallel: Parallel, kernels
     return (_embedding(sizes), *blocks, _output(sizes)) if model.vocab else tuple(blocks)
 
 
-def _halves(sizes: _Sizes) -> Iterator[Op]:
+def _layers(sizes: Sizes) -> Iterator[Block]:
+    """Equal layers; with experts, those that have them, after the dense ones that come first.
+
+    In a pipeline the busiest stage has layers with experts alone: all layers are counted as such (derived).
+    """
+    model = sizes.model
+    layer_ops = tuple(_halves(sizes)) if sizes.parallel.split_ctas else (*_attention(sizes), *_feed_forward(sizes))
+    if model.moe is None:
+        yield _layer("layer", sizes, layer_ops, model.layers)
+        return
+    alone, layers = np.asarray(sizes.parallel.pp) == 1, np.asarray(model.layers, float)
+    dense = np.where(alone, np.minimum(np.asarray(model.moe.dense_layers, float), layers), 0.0)
+    plain = Sizes(model.model_copy(update={"moe": None}), sizes.run, sizes.parallel, sizes.kernels)
+    if np.any(dense > 0):
+        yield _layer("dense layer", plain, (*_attention(plain), *_feed_forward(plain)), dense)
+    ops = (*_attention(sizes), *expert_feed_forward(sizes))
+    yield replace(_layer("layer", sizes, ops, layers - dense), expert_params=expert_params(sizes))
+
+
+def _layer(name: str, sizes: Sizes, forward: tuple[Op, ...], count: Any) -> Block:
+    """`count` equal layers of these operators."""
+    params, tensors = _weights(sizes)
+    every = (*_passes(sizes, forward), *_add_gradients(sizes, params, tensors))
+    return Block(name, every, count, params, tensors, _kept_bytes(sizes))
+
+
+def _halves(sizes: Sizes) -> Iterator[Op]:
     """Operators of a layer, forward, of two halves of the tokens in turns; norms are computed by the sums."""
     for part in (_attention, _feed_forward):
         for half in HALVES:
@@ -144,21 +97,25 @@ def _halves(sizes: _Sizes) -> Iterator[Op]:
                     yield replace(op, name=f"{op.name} {half}", half=half)
 
 
-def _attention(sizes: _Sizes, prefix: str = "") -> Iterator[Op]:
+def _attention(sizes: Sizes, prefix: str = "") -> Iterator[Op]:
     """One attention with the norm before it, forward."""
     own, heads, kv = sizes, sizes.heads, sizes.kv_heads
-    yield _stream(sizes, f"{prefix}norm", "norm", sizes.kernels.norm)
-    yield from _gather_tokens(sizes, f"{prefix}attention")
-    yield Op(f"{prefix}qkv", "linear", "forward", _product((heads + 2 * kv) * own.head, own.tokens, own.hidden))
+    yield stream(sizes, f"{prefix}norm", "norm", sizes.kernels.norm)
+    yield from gather_tokens(sizes, f"{prefix}attention")
+    if sizes.model.latent is not None:
+        yield from latent_attention(sizes, sizes.model.latent)
+        yield from reduce_partial_sums(sizes, "attention")
+        return
+    yield Op(f"{prefix}qkv", "linear", "forward", product((heads + 2 * kv) * own.head, own.tokens, own.hidden))
     yield from _positions_and_cache(sizes, prefix)
     if sizes.kernels.transposes is not None:
         yield _transpose(sizes, prefix, sizes.kernels.transposes)
     yield from _core(sizes, prefix)
-    yield Op(f"{prefix}projection", "linear", "forward", _product(own.hidden, own.tokens, heads * own.head))
-    yield from _reduce_partial_sums(sizes, f"{prefix}attention")
+    yield Op(f"{prefix}projection", "linear", "forward", product(own.hidden, own.tokens, heads * own.head))
+    yield from reduce_partial_sums(sizes, f"{prefix}attention")
 
 
-def _positions_and_cache(sizes: _Sizes, prefix: str) -> Iterator[Op]:
+def _positions_and_cache(sizes: Sizes, prefix: str) -> Iterator[Op]:
     """Rotary embedding of queries and keys, and of inference the write of keys and values into their cache."""
     queries, keys = (sizes.element * sizes.tokens * heads * sizes.head for heads in (sizes.heads, sizes.kv_heads))
     if sizes.model.rotary:
@@ -170,90 +127,45 @@ def _positions_and_cache(sizes: _Sizes, prefix: str) -> Iterator[Op]:
         yield Op(f"{prefix}cache", "activation", "forward", Stream(moved, like="add", like_bytes=moved))
 
 
-def _transpose(sizes: _Sizes, prefix: str, passes: Passes) -> Op:
+def _transpose(sizes: Sizes, prefix: str, passes: Passes) -> Op:
     """Copies of queries, keys, values and context into the order in which the next product reads them."""
     tensor = sizes.element * sizes.tokens * sizes.heads * sizes.head
     work = Stream(passes.forward * tensor, kernels=passes.forward_kernels)
     return Op(f"{prefix}{_TRANSPOSES}", "activation", "forward", work)
 
 
-def _core(sizes: _Sizes, prefix: str) -> Iterator[Op]:
+def _core(sizes: Sizes, prefix: str) -> Iterator[Op]:
     """Scores, softmax and context, or one kernel for them."""
     batch, s, c, d = sizes.sequences * sizes.heads, sizes.queries, sizes.keys, sizes.head
     share = sizes.kernels.flash_share_of_peak
+    yield from ring_pass(sizes, 2 * sizes.kv_heads * d, name=prefix)
     if share is not None:
-        seen = 1 - (s - 1) / (2 * c) if sizes.model.causal else 1.0  # of all pairs of a query and a key
+        seen = sizes.seen  # of all pairs of a query and a key
         moved = sizes.element * sizes.sequences * d * (2 * sizes.heads * s + 2 * sizes.kv_heads * c)
         yield Op(
             f"{prefix}flash", "attention", "forward", Stream(moved, 4 * batch * s * c * d * seen, share_of_peak=share)
         )
         return
     yield Op(f"{prefix}scores", "attention", "forward", Product(c, s, d, batch, transposed=True))
-    yield _stream(sizes, f"{prefix}softmax", "softmax", sizes.kernels.softmax)
+    yield stream(sizes, f"{prefix}softmax", "softmax", sizes.kernels.softmax)
     yield Op(f"{prefix}context", "attention", "forward", Product(d, s, c, batch))
 
 
-def _feed_forward(sizes: _Sizes) -> Iterator[Op]:
+def _feed_forward(sizes: Sizes) -> Iterator[Op]:
     """FC 1, activation and FC 2 with the norm before them, forward."""
-    yield _stream(sizes, "norm ffn", "norm", sizes.kernels.norm)
-    yield from _gather_tokens(sizes, "ffn")
+    yield stream(sizes, "norm ffn", "norm", sizes.kernels.norm)
+    yield from gather_tokens(sizes, "ffn")
     wide = sizes.ffn * (2 if sizes.model.gated else 1)
-    yield Op("fc1", "fc", "forward", _product(wide, sizes.tokens, sizes.hidden))
-    yield _stream(sizes, "activation", "activation", sizes.kernels.activation)
-    yield Op("fc2", "fc", "forward", _product(sizes.hidden, sizes.tokens, sizes.ffn))
-    yield from _reduce_partial_sums(sizes, "ffn")
-
-
-def _elements(sizes: _Sizes, kind: Kind) -> Floats:
-    if kind == "softmax":
-        return sizes.scores
-    gate = _GATED if sizes.model.gated else 1.0
-    return sizes.own if kind == "norm" else np.asarray(gate * sizes.ffn * sizes.tokens)
-
-
-def _stream(sizes: _Sizes, name: str, kind: Kind, passes: Passes) -> Op:
-    tensor = sizes.element * _elements(sizes, kind)
-    known = kind in ("norm", "activation")
-    like: Any = {"like": kind, "like_bytes": 2 * tensor} if known else {}  # read once, written once
-    return Op(name, kind, "forward", Stream(passes.forward * tensor, kernels=passes.forward_kernels, **like))
-
-
-def _product(m: Floats, n: Floats, k: Floats) -> Product:
-    """A linear layer, whose weights are stored as (output, input) and so read transposed."""
-    return Product(m, n, k, transposed=True)
-
-
-def _gather_tokens(sizes: _Sizes, name: str) -> Iterator[Op]:
-    """All-gather of the tokens that sequence parallelism keeps apart."""
-    if sizes.parallel.sequence_parallel:
-        yield Op(f"all-gather {name}", "linear", "forward", Exchange("all_gather", sizes.activations))
-        yield from _order_tokens(sizes, f"after {name}")
-
-
-def _order_tokens(sizes: _Sizes, where: str) -> Iterator[Op]:
-    """The copy that puts tokens in order that a collective gathers, or will scatter, by rank."""
-    passes = sizes.kernels.token_copies
-    if sizes.parallel.sequence_parallel and passes is not None:
-        moved = np.where(sizes.tp > 1, np.asarray(passes, float) * sizes.activations, 0.0)
-        work = Stream(moved, kernels=np.where(sizes.tp > 1, 1.0, 0.0))
-        yield Op(f"{_COPIED} {where}", "activation", "forward", work)
-
-
-def _reduce_partial_sums(sizes: _Sizes, name: str) -> Iterator[Op]:
-    """The sum over GPUs that each hold a part of the inner dimension."""
-    pattern: Pattern = "reduce_scatter" if sizes.parallel.sequence_parallel else "all_reduce"
-    kind: Kind = "fc" if name == "ffn" else "linear"
-    norm: dict[str, Any] = {}
-    if sizes.half:
-        norm = {"ctas": sizes.parallel.split_ctas, "norm_bytes": 2 * sizes.activations / sizes.tp}
-    yield from _order_tokens(sizes, f"before {name}")
-    yield Op(f"{pattern.replace('_', '-')} {name}", kind, "forward", Exchange(pattern, sizes.activations, **norm))
+    yield Op("fc1", "fc", "forward", product(wide, sizes.tokens, sizes.hidden))
+    yield stream(sizes, "activation", "activation", sizes.kernels.activation)
+    yield Op("fc2", "fc", "forward", product(sizes.hidden, sizes.tokens, sizes.ffn))
+    yield from reduce_partial_sums(sizes, "ffn")
 
 
 # Passes
 
 
-def _passes(sizes: _Sizes, forward: tuple[Op, ...]) -> tuple[Op, ...]:
+def _passes(sizes: Sizes, forward: tuple[Op, ...]) -> tuple[Op, ...]:
     """Forward operators, then those that recompute, then those of the backward pass."""
     plain, forward = forward, tuple(part for op in forward for part in (*_casts(sizes, op, backward=False), op))
     if sizes.run.mode != "training":
@@ -264,7 +176,7 @@ def _passes(sizes: _Sizes, forward: tuple[Op, ...]) -> tuple[Op, ...]:
     return (*forward, *recomputed, *backward)
 
 
-def _casts(sizes: _Sizes, op: Op, *, backward: bool) -> Iterator[Op]:
+def _casts(sizes: Sizes, op: Op, *, backward: bool) -> Iterator[Op]:
     """Casts of what a linear layer multiplies: inputs and weights forward, gradients of its output backward."""
     passes, work = sizes.kernels.casts, op.work
     if passes is None or sizes.run.products is None or not _is_linear(op):
@@ -279,7 +191,7 @@ def _casts(sizes: _Sizes, op: Op, *, backward: bool) -> Iterator[Op]:
     yield Op(f"{op.name} cast", op.kind, "backward" if backward else "forward", cast, op.count)
 
 
-def _computed_again(sizes: _Sizes, forward: tuple[Op, ...]) -> list[Op]:
+def _computed_again(sizes: Sizes, forward: tuple[Op, ...]) -> list[Op]:
     """Forward operators that the backward pass computes again."""
     what, flash = sizes.run.recompute, sizes.kernels.flash_share_of_peak is not None
     if what == "half":
@@ -295,7 +207,7 @@ def _is_linear(op: Op) -> bool:
     return isinstance(op.work, Product) and op.kind in ("linear", "fc")
 
 
-def _backward(sizes: _Sizes, op: Op) -> Iterator[Op]:
+def _backward(sizes: Sizes, op: Op) -> Iterator[Op]:
     """Operators of the backward pass for one forward operator."""
     gradient = replace(op, phase="backward")
     work = op.work
@@ -305,30 +217,33 @@ def _backward(sizes: _Sizes, op: Op) -> Iterator[Op]:
         yield replace(gradient, name=f"{op.name} dB", work=Product(k, n, m, work.batch))
     elif isinstance(work, Product):
         yield from _casts(sizes, op, backward=True)
-        yield replace(gradient, name=f"{op.name} dX", work=Product(work.k, work.n, work.m))
-        if op.name in ("qkv", "cross qkv", "fc1"):
+        parts: dict[str, Any] = {"batch": work.batch, "grouped": work.grouped}
+        yield replace(gradient, name=f"{op.name} dX", work=Product(work.k, work.n, work.m, **parts))
+        if op.name in _READS_ALL or (op.name == "expert fc1" and sizes.parallel.ep == 1):
             yield from _conjugate(sizes, op)
-        yield replace(gradient, name=f"{op.name} dW", work=Product(work.k, work.m, work.n), weight=True)
+        yield replace(gradient, name=f"{op.name} dW", work=Product(work.k, work.m, work.n, **parts), weight=True)
     elif isinstance(work, Stream):
         yield replace(gradient, name=f"{op.name} backward", work=_streamed_back(sizes, op))
+    elif isinstance(work, TokenExchange | RingPass):
+        yield replace(gradient, name=f"{op.name} backward", work=work.backward)
     elif isinstance(work, Exchange) and work.pattern == "reduce_scatter":
         yield replace(gradient, name=f"{op.name} backward", work=Exchange("all_gather", work.payload_bytes))
 
 
-def _conjugate(sizes: _Sizes, op: Op) -> Iterator[Op]:
+def _conjugate(sizes: Sizes, op: Op) -> Iterator[Op]:
     """The sum of the gradients of what every GPU has read: of the whole input, or of its own tokens."""
     pattern: Pattern = "reduce_scatter" if sizes.parallel.sequence_parallel else "all_reduce"
     name = f"{pattern.replace('_', '-')} {op.name} dX"
     yield Op(name, op.kind, "backward", Exchange(pattern, sizes.activations))
 
 
-def _streamed_back(sizes: _Sizes, op: Op) -> Stream:
+def _streamed_back(sizes: Sizes, op: Op) -> Stream:
     """The backward pass of what memory bounds."""
     assert isinstance(op.work, Stream)
     if op.kind == "attention":
         moved = np.asarray(op.work.bytes) * 2
         return replace(op.work, bytes=moved, flop=np.asarray(op.work.flop) * _FLASH_BACKWARD)
-    if op.work.like == "rotary" or op.name.startswith(_COPIED):
+    if op.work.like in ("rotary", "add") or op.name.startswith(COPIED):
         return op.work
     kernels = sizes.kernels
     if op.name.endswith(_TRANSPOSES) and kernels.transposes is not None:
@@ -336,13 +251,14 @@ def _streamed_back(sizes: _Sizes, op: Op) -> Stream:
         tensor = sizes.element * sizes.tokens * sizes.heads * sizes.head
         return Stream(back.backward * tensor, kernels=back.backward_kernels)
     passes = {"norm": kernels.norm, "softmax": kernels.softmax, "activation": kernels.activation}[op.kind]
-    return Stream(passes.backward * sizes.element * _elements(sizes, op.kind), kernels=passes.backward_kernels)
+    tensor = np.asarray(op.work.like_bytes) / 2 if op.work.like else sizes.element * elements(sizes, op.kind)
+    return Stream(passes.backward * tensor, kernels=passes.backward_kernels)
 
 
 # Weights and what is kept
 
 
-def _add_gradients(sizes: _Sizes, params: Any, tensors: Any) -> Iterator[Op]:
+def _add_gradients(sizes: Sizes, params: Any, tensors: Any) -> Iterator[Op]:
     """The sum of gradients of micro-batches, by a kernel for each tensor."""
     passes = sizes.kernels.gradient_passes
     if sizes.run.mode == "training" and passes is not None:
@@ -350,31 +266,43 @@ def _add_gradients(sizes: _Sizes, params: Any, tensors: Any) -> Iterator[Op]:
         yield Op("add gradients", "linear", "backward", Stream(moved, kernels=tensors), weight=True)
 
 
-def _weights(sizes: _Sizes, attentions: int = 1) -> tuple[Any, Any]:
+def _weights(sizes: Sizes, attentions: int = 1) -> tuple[Any, Any]:
     """(weights of one GPU, tensors) of a layer; ungated layers have biases, and norms two vectors for one."""
-    wide = sizes.ffn * (3 if sizes.model.gated else 2) * sizes.hidden
-    both = (2 * sizes.heads + 2 * sizes.kv_heads) * sizes.head * sizes.hidden
-    vectors, tensors = (1 + attentions) * sizes.hidden, 4 * attentions + (3 if sizes.model.gated else 2)
+    gated, model = sizes.model.gated, sizes.model
+    wide, tensors = sizes.ffn * (3 if gated else 2) * sizes.hidden, 3 if gated else 2
+    both: Any = (2 * sizes.heads + 2 * sizes.kv_heads) * sizes.head * sizes.hidden
+    vectors, tensors = (1 + attentions) * sizes.hidden, 4 * attentions + tensors
+    if model.moe is not None:
+        wide, of_experts = weights_of_experts(sizes)
+        tensors = 4 * attentions + of_experts
+    if model.latent is not None:
+        both = latent_weights(sizes, model.latent)
+        tensors = tensors + 2
     tensors += 1 + attentions
-    if not sizes.model.gated:
+    if not gated and model.moe is None:
         vectors = 2 * vectors + sizes.ffn + sizes.hidden
         vectors = vectors + attentions * ((sizes.heads + 2 * sizes.kv_heads) * sizes.head + sizes.hidden)
         tensors = 2 * tensors
     return wide + attentions * both + vectors, tensors
 
 
-def _kept_bytes(sizes: _Sizes, attentions: int = 1) -> Any:
+def _kept_bytes(sizes: Sizes, attentions: int = 1) -> Any:
     """Bytes that a layer keeps for its backward pass; of inference its keys and values."""
     b, tokens = sizes.element, sizes.tokens
+    model = sizes.model
     if sizes.run.mode != "training":
-        return attentions * 2 * b * sizes.sequences * sizes.keys * sizes.kv_heads * sizes.head
+        cached = 2 * sizes.kv_heads * sizes.head if model.latent is None else cached_numbers(model.latent)
+        return attentions * b * sizes.sequences * (sizes.keys / sizes.parallel.cp) * cached
     if sizes.run.recompute == "all":
         return b * sizes.own
     if sizes.run.recompute == "half":
         return b * (3 * sizes.own + tokens * (sizes.heads * sizes.head + sizes.ffn))
     unsplit = (attentions + 1) * (2 * b + 1) * sizes.own
     split = attentions * (2 * sizes.heads + 2 * sizes.kv_heads) * sizes.head
-    split = b * tokens * (split + sizes.ffn * (3 if sizes.model.gated else 2))
+    if model.latent is not None:
+        split = kept_numbers(sizes, model.latent)
+    wide = 0.0 if model.moe is not None else sizes.ffn * (3 if model.gated else 2)
+    split = b * tokens * (split + wide) + (0.0 if model.moe is None else kept_bytes_of_experts(sizes))
     if sizes.run.recompute == "attention" or sizes.kernels.flash_share_of_peak is not None:
         return unsplit + split
     return unsplit + split + attentions * (2 * b + 1) * sizes.scores
@@ -383,14 +311,14 @@ def _kept_bytes(sizes: _Sizes, attentions: int = 1) -> Any:
 # The ends
 
 
-def _embedding(sizes: _Sizes) -> Block:
+def _embedding(sizes: Sizes) -> Block:
     """Rows of the embedding, with positions, norm and dropout; a GPU of tp holds a part of the vocabulary."""
     moved, rows = 2 * sizes.activations, sizes.kernels.norm
     dense = sizes.element * sizes.vocab * sizes.hidden
     ops = [
         Op("lookup", "embedding", "forward", Stream(moved)),
         *_both(sizes, "all-reduce embedding", "embedding"),
-        replace(_stream(sizes, "embedding norm", "norm", rows), kind="embedding"),
+        replace(stream(sizes, "embedding norm", "norm", rows), kind="embedding"),
     ]
     if sizes.run.mode == "training":
         norm = Stream(rows.backward * sizes.element * sizes.own, kernels=rows.backward_kernels)
@@ -402,12 +330,12 @@ def _embedding(sizes: _Sizes) -> Block:
     return Block("embedding", tuple(ops), 1.0, params, 4, kept_bytes)
 
 
-def _output(sizes: _Sizes) -> Block:
+def _output(sizes: Sizes) -> Block:
     """Logits of the tokens whose output is wanted, their softmax and loss."""
     training, kernels = sizes.run.mode == "training", sizes.kernels.loss or sizes.kernels.softmax
     wanted = sizes.tokens * np.asarray(sizes.model.predicted) if training else sizes.sequences
-    logits, moved = _product(sizes.vocab, wanted, sizes.hidden), sizes.element * sizes.vocab * wanted
-    ops = [replace(_stream(sizes, "final norm", "norm", sizes.kernels.norm), kind="output")]
+    logits, moved = product(sizes.vocab, wanted, sizes.hidden), sizes.element * sizes.vocab * wanted
+    ops = [replace(stream(sizes, "final norm", "norm", sizes.kernels.norm), kind="output")]
     ops.append(Op("logits", "output", "forward", logits))
     ops.append(Op("loss", "output", "forward", Stream(kernels.forward * moved, kernels=kernels.forward_kernels)))
     if training:
@@ -425,6 +353,6 @@ def _output(sizes: _Sizes) -> Block:
     return Block("output", tuple(ops), 1.0, embedding + 2 * sizes.hidden, np.where(embedding > 0, 3.0, 2.0), kept_bytes)
 
 
-def _both(sizes: _Sizes, name: str, kind: Kind, phase: Phase = "forward") -> list[Op]:
+def _both(sizes: Sizes, name: str, kind: Kind, phase: Phase = "forward") -> list[Op]:
     """The sum over the parts of a vocabulary, which every GPU needs whole."""
     return [Op(name, kind, phase, Exchange("all_reduce", sizes.activations))]

@@ -1,13 +1,13 @@
 """Models and their runs: layers, widths, batch, lengths, precision, parallelism, optimizer.
 
 Numbers that do not define the structure may be arrays over a grid of designs once a design is validated. Names follow
-the literature: `hidden` is the width of the activations; tp, pp and dp are the degrees of tensor, pipeline and data
-parallelism.
+the literature: `hidden` is the width of the activations; tp, pp, dp, ep and cp are the degrees of tensor, pipeline,
+data, expert and context parallelism.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -18,6 +18,7 @@ from dse.units import Integer, Number, Seconds
 from dse.values import Frozen, knob
 from simulators.hardware.parts import Precision
 from simulators.hardware.sourced import Sourced
+from simulators.workloads.experts import LatentAttention, MixtureOfExperts
 from simulators.workloads.spreading import Pipelining, ShardedData
 
 Size = Annotated[Integer, Field(ge=1, le=2**31)]
@@ -33,7 +34,8 @@ class Transformer(Frozen):
     embeddings. predicted: share of the tokens whose output is computed (the masked tokens of BERT). positions: number
     of learnt positions (0: none). tied: input and output embeddings share one tensor. causal: a token attends to those
     before it alone, which attention in one kernel does not compute for the others. rotary: positions turn queries and
-    keys.
+    keys. moe: experts in place of feed-forward layers. latent: attention from latents; kv_heads and head_dim mean
+    nothing then. A design without these two says nothing of them, so that old designs keep their keys.
     """
 
     kind: Literal["transformer"] = "transformer"
@@ -53,7 +55,15 @@ class Transformer(Frozen):
     tied: Annotated[bool, knob(structural=True)] = True
     causal: Annotated[bool, knob(structural=True)] = False
     rotary: Annotated[bool, knob(structural=True)] = False
+    moe: MixtureOfExperts | None = None
+    latent: LatentAttention | None = None
     note: Any = None
+
+    def __iter__(self) -> Generator[tuple[str, Any], None, None]:
+        """Iterate over the fields, `moe` and `latent` only where they are given."""
+        for name, value in super().__iter__():
+            if value is not None or name not in ("moe", "latent"):
+                yield name, value
 
     @property
     def num_heads(self) -> ArrayLike:
@@ -156,7 +166,12 @@ class Run(Frozen):
 
 
 class Parallel(Pipelining, ShardedData):
-    """Degrees of parallelism [GPUs]. tp is innermost: its group fills a server first.
+    """Degrees of parallelism [GPUs]. tp is innermost: its group fills a server first; then cp, dp and pp.
+
+    ep: experts of a layer are split over ep of the tp x cp x dp GPUs that hold a stage (as Megatron-LM with expert
+    tensor parallelism of one, DeepSpeed and DeepSeek-V3), neighbours first, so that their gradients are reduced over
+    tp x cp x dp / ep; with ep of one they are split by tp as other layers. cp: each sequence is split over cp GPUs,
+    keys and values go round a ring (arXiv:2310.01889), and gradients are reduced over cp x dp.
 
     sequence_parallel: the activations that tp does not split are split by tokens, and each all-reduce becomes a
     reduce-scatter and an all-gather (arXiv:2205.05198). collectives: of tp and dp inside a node, by the library, or in
@@ -168,9 +183,37 @@ class Parallel(Pipelining, ShardedData):
     tp: Degree = 1
     pp: Degree = 1
     dp: Degree = 1
+    ep: Annotated[Integer, knob(structural=True, ge=1, le=2**20)] = 1
+    cp: Annotated[Integer, knob(structural=True, ge=1, le=2**20)] = 1
     sequence_parallel: Annotated[bool, knob(structural=True)] = False
     collectives: Annotated[Literal["library", "in_switch"], knob(structural=True)] = "library"
     split_ctas: Annotated[Integer, knob(structural=True, ge=0, le=64)] = 0
+
+    def __iter__(self) -> Generator[tuple[str, Any], None, None]:
+        """Iterate over the fields; `ep` and `cp` only where they split something, so that old designs keep keys."""
+        for name, value in super().__iter__():
+            if name not in ("ep", "cp") or value != 1:
+                yield name, value
+
+    @property
+    def stage_gpus(self) -> Any:
+        """GPUs that hold one stage of the pipeline: tp x cp x dp."""
+        return np.asarray(self.tp) * np.asarray(self.cp) * np.asarray(self.dp)
+
+    @property
+    def gpus(self) -> Any:
+        """All GPUs."""
+        return self.stage_gpus * np.asarray(self.pp)
+
+    @property
+    def replicas(self) -> Any:
+        """GPUs over which gradients are reduced, other than those of experts: cp x dp."""
+        return np.asarray(self.cp) * np.asarray(self.dp)
+
+    @property
+    def expert_replicas(self) -> Any:
+        """GPUs that hold the same experts."""
+        return self.replicas if self.ep == 1 else self.stage_gpus / self.ep
 
 
 ByPrecision = Mapping[Precision, Annotated[Number, Field(ge=0, le=1e3)]]

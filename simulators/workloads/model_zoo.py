@@ -11,6 +11,7 @@ from dse.config.options import conf_dir, list_options
 from dse.config.yaml_checks import load_yaml, unreadable
 from dse.errors import ConfigError, Problem, did_you_mean
 from simulators.hardware.machine import tree_of
+from simulators.workloads.experts import MixtureOfExperts
 from simulators.workloads.model import Transformer
 
 _NOTE_KEYS = ("provenance", "source")
@@ -24,11 +25,11 @@ def model_tree(name: str) -> dict[str, Any]:
     path = _path("model", name)
     if path is not None:
         return {"kind": "transformer", **_read(path)}
-    models = public()
-    if name not in models:
-        way = did_you_mean(name, [*models, *list_options("model")])
+    models, formal = public(), aliases().get(name, name)
+    if formal not in models:
+        way = did_you_mean(name, [*models, *aliases(), *list_options("model")])
         raise ConfigError([Problem("models", "is neither a model known by name nor a YAML file", name, way)])
-    return _transformer_tree(name, models[name])
+    return _transformer_tree(name, models[formal])
 
 
 def option_tree(group: str, name: str) -> dict[str, Any]:
@@ -49,14 +50,20 @@ def _path(group: str, name: str) -> Path | None:
 
 
 @plugins.cached_until_refresh
-def _public(path: Path) -> Mapping[str, Mapping[str, Any]]:
-    models: Mapping[str, Mapping[str, Any]] = _read(path)["models"]
-    return models
+def _tables(path: Path) -> Mapping[str, Any]:
+    return _read(path)
 
 
 def public() -> Mapping[str, Mapping[str, Any]]:
     """Public models by name: widths and their sources."""
-    return _public(conf_dir() / "data" / "models.yaml")
+    models: Mapping[str, Mapping[str, Any]] = _tables(conf_dir() / "data" / "models.yaml")["models"]
+    return models
+
+
+def aliases() -> Mapping[str, str]:
+    """Other names of public models."""
+    names: Mapping[str, str] = _tables(conf_dir() / "data" / "models.yaml")["aliases"]
+    return names
 
 
 def _read(path: Path, group: str = "models") -> dict[str, Any]:
@@ -70,15 +77,13 @@ def _read(path: Path, group: str = "models") -> dict[str, Any]:
 
 
 def _transformer_tree(name: str, widths: Mapping[str, Any]) -> dict[str, Any]:
-    """Tree of a public model as a transformer. Raises ConfigError for one that is not modelled."""
-    rule = ""
-    if "experts" in widths:
-        rule = "routes tokens to experts, which is not modelled"
-    elif "head_dim" not in widths:
-        rule = "has latent attention, which is not modelled"
-    if rule:
-        raise ConfigError([Problem("models", rule, name, "describe a dense model in a YAML file, or take another one")])
+    """Tree of a public model as a transformer. Raises ConfigError for one whose source says too little."""
+    if "head_dim" not in widths and "latent" not in widths:
+        way = "take another one, or describe it in a YAML file"
+        raise ConfigError([Problem("models", "has no width of heads in its source", name, way)])
     fields = {key: value for key, value in widths.items() if key in Transformer.model_fields}
+    if "experts" in widths:
+        fields["moe"] = {key: value for key, value in widths.items() if key in MixtureOfExperts.model_fields}
     note = ", ".join(str(widths[key]) for key in _NOTE_KEYS if key in widths)
     causal, gated = "decoder_layers" not in widths, bool(widths.get("gated"))
     known = {"causal": causal, "rotary": causal and gated}  # gated layers and rotary positions came together (Llama)

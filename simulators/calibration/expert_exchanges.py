@@ -1,0 +1,226 @@
+"""Measured dispatch and combine of expert parallelism: rows of other projects' tables, and constants fitted to some.
+
+Tables are told by their columns.
+
+- DeepEP by SMs (ai-dynamo/aiconfigurator): device, node_num, hidden_size, num_token (of a rank), num_topk, num_experts,
+  and for dispatch (fp8 with a scale for 128) and combine (bf16) SMs and times in us, transmission and notification,
+  which are added. A node is of 8 GPUs; of 4 on GB200 (a tray: with 4, times over top-k come out, with 8 they do not)
+- MORI (ROCm/mori): gpu, kernel, ep, phase, dtype, num_tokens, hidden_dim (of fp4 pairs), block_num, latency_us, topk
+  (blank: 8, as bytes over times say), 32 experts on a GPU. Rows that repeat another one (the tuner copies those of bf16
+  for kinds that it does not have) count once. A combine that casts to fp8 and copies sends bytes, on MI355X alone
+- published: source, gpu, ep, phase, tokens, hidden, topk, dtype, sms, bandwidth_GBps (of bytes to all GPUs inside a
+  node, by RDMA to all of a token's nodes) or latency_us. Judged, never fitted on
+
+Rows to fit on: few, many and a middle number of tokens of a few shapes, by a few numbers of SMs. `python -m
+benchmarks.expert_exchanges --data DIR --fit` prints the constants as `conf/node` has them.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simulators.costs.expert_exchange import Direction, RoutedTokens, kernel_seconds, link_share
+from simulators.hardware.device import LibraryNode
+from simulators.hardware.network import TokenKernel, TokenKernelKind
+from simulators.workloads.experts import distinct_places
+from simulators.workloads.model_zoo import option_tree
+
+Floats = NDArray[np.float64]
+DIRECTIONS: tuple[Direction, ...] = ("dispatch", "combine")
+Table = Literal["deepep", "mori", "published"]
+
+NODES: Mapping[str, str] = {
+    "h100_sxm": "h100_switch_8",
+    "gb200": "b200_switch_8",
+    "mi300x": "mi300x_mesh_8",
+    "mi355x": "mi355x_mesh_8",
+    "H800": "h800_switch_8",
+}
+"""Device of the tables -> option of `node` that has its constants."""
+_GPUS_PER_NODE = {"gb200": 4}  # 8 elsewhere
+_KINDS: Mapping[str, TokenKernelKind] = {
+    "IntraNode": "node",
+    "IntraNodeLL": "node",
+    "InterNodeV1": "network",
+    "InterNodeV1LL": "network_low_latency",
+}
+_SCALED = 1 + 4 / 128  # bytes of an element of fp8, with a scale of 4 bytes for 128
+_FITTED_SMS = (4, 12, 24)
+_FITTED_SHAPES = {(7168, 8, 256), (2048, 8, 128), (4096, 2, 8), (4096, 22, 512)}  # hidden, top-k, experts
+_FITTED_TOKENS: Mapping[str, tuple[int, ...]] = {"deepep": (64, 1024, 16384), "mori": (8, 64, 512, 4096)}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measured kernel. seconds: its time; bytes_per_s: of `published` bandwidths, in place of it."""
+
+    table: Table
+    device: str
+    kind: TokenKernelKind
+    direction: Direction
+    name: str
+    routed: RoutedTokens
+    num_sms: float
+    seconds: float
+    bytes_per_s: float = 0.0
+
+    @property
+    def group(self) -> str:
+        """Kernel and direction, as constants are fitted for."""
+        return f"{self.kind} {self.direction}"
+
+
+def read_rows(path: Path) -> list[Row]:
+    """Rows of a table; of a table of other columns none. Rows that repeat another one count once."""
+    lines = [line for line in path.read_text("utf-8").splitlines() if not line.startswith("#")]
+    cells = list(csv.DictReader(lines))
+    columns = set(cells[0]) if cells else set()
+    if "dispatch_sms" in columns:
+        return [row for cell in cells for row in _deepep(cell)]
+    if "block_num" in columns:
+        return list({_identity(row): row for cell in cells for row in _mori(cell)}.values())
+    return [row for cell in cells for row in _published(cell)] if "bandwidth_GBps" in columns else []
+
+
+def _identity(row: Row) -> tuple[Any, ...]:
+    routed = row.routed
+    return (row.device, row.group, row.seconds, *(float(np.asarray(value)) for value in vars(routed).values()))
+
+
+def _deepep(cell: Mapping[str, str]) -> Iterator[Row]:
+    hidden, tokens, per_token, experts = (
+        int(cell[name]) for name in ("hidden_size", "num_token", "num_topk", "num_experts")
+    )
+    nodes, device = int(cell["node_num"]), cell["device"]
+    gpus = nodes * _GPUS_PER_NODE.get(device, 8)
+    for direction, element in zip(DIRECTIONS, (_SCALED, 2.0), strict=True):
+        micros = float(cell[f"{direction}_transmit_us"]) + float(cell[f"{direction}_notify_us"])
+        sms = int(cell[f"{direction}_sms"])
+        name = f"{hidden} top {per_token} of {experts}, {tokens} tokens, {sms} SMs"
+        routed = RoutedTokens(tokens, element * hidden, experts, per_token, gpus, nodes)
+        kind: TokenKernelKind = "network" if nodes > 1 else "node"
+        yield Row("deepep", device, kind, direction, name, routed, sms, micros * 1e-6)
+
+
+def _mori(cell: Mapping[str, str]) -> Iterator[Row]:
+    kind, gpus, phase = _KINDS.get(cell["kernel"]), int(cell["ep"]), cell["phase"]
+    if kind is None:
+        return
+    per_token, tokens, hidden = int(float(cell["topk"] or 8)), int(cell["num_tokens"]), int(cell["hidden_dim"])
+    cast = cell["quant_type"] == "fp8_direct_cast" and cell["zero_copy"] == "False" and cell["gpu"] == "mi355x"
+    element = 2.0 if cell["dtype"] == "bf16" and not cast else 1.0
+    nodes, share = max(1, gpus // 8), min(1.0, (gpus - 1) / 7)
+    routed = RoutedTokens(tokens, element * hidden, 32 * gpus, per_token, gpus, nodes, share)
+    copied = " cast" * cast + " zero copy" * (cell["zero_copy"] == "True")
+    name = f"{cell['kernel']} {cell['dtype']}{copied}, ep {gpus}, top {per_token}, {tokens} tokens"
+    direction: Direction = "dispatch" if phase == "dispatch" else "combine"
+    yield Row(
+        "mori", cell["gpu"], kind, direction, name, routed, int(cell["block_num"]), float(cell["latency_us"]) * 1e-6
+    )
+
+
+def _published(cell: Mapping[str, str]) -> Iterator[Row]:
+    """Bandwidths of normal kernels; those of low-latency kernels are of a mode that has no constants."""
+    if not cell["sms"]:
+        return
+    gpus, direction = int(cell["ep"]), cell["phase"]
+    element = _SCALED if cell["dtype"] == "fp8" else 2.0
+    routed = RoutedTokens(int(cell["tokens"]), element * int(cell["hidden"]), 256, int(cell["topk"]), gpus, gpus // 8)
+    name = f"{direction}, ep {gpus}, {cell['tokens']} tokens"
+    kind: TokenKernelKind = "network" if gpus > 8 else "node"
+    rate = float(cell["bandwidth_GBps"]) * 1e9
+    way: Direction = "dispatch" if direction == "dispatch" else "combine"
+    yield Row("published", cell["gpu"], kind, way, name, routed, int(cell["sms"]), 0.0, rate)
+
+
+def is_fitted(row: Row) -> bool:
+    """Tell whether constants are fitted on a row (see the module)."""
+    routed: Any = row.routed
+    if row.table == "published" or routed.tokens not in _FITTED_TOKENS[row.table]:
+        return False
+    if row.table == "mori":
+        return int(routed.gpus) in (8, 16) and int(routed.per_token) in (8, 16)
+    shape = (int(row.name.split()[0]), routed.per_token, routed.experts)
+    return shape in _FITTED_SHAPES and row.num_sms in ((4, 8, 16, 24) if routed.nodes > 1 else _FITTED_SMS)
+
+
+def predict(kernel: TokenKernel, row: Row, node: LibraryNode) -> float:
+    """Time [s] of a row by constants of its kernel and direction."""
+    inside: Any = np.minimum(np.asarray(row.routed.gpus), node.num_gpus)
+    share = link_share(node, inside)
+    routed = RoutedTokens(**{**vars(row.routed), "link_share": share})
+    return float(kernel_seconds(kernel, routed, num_sms=row.num_sms))
+
+
+_BOUNDS: Mapping[str, tuple[float, float, float]] = {  # least, typical, most
+    "launch_s": (1e-6, 3e-5, 1e-3),
+    "sm_launch_s": (1e-9, 1e-5, 1e-2),
+    "token_s": (1e-10, 1e-7, 1e-5),
+    "copy_s": (1e-10, 3e-8, 1e-5),
+    "passes": (0.1, 1.0, 30.0),
+    "bytes_per_s_per_sm": (1e8, 2e10, 1e12),
+    "bytes_per_s": (1e9, 3e11, 1e13),
+}
+
+
+def fit(rows: Sequence[Row], node: LibraryNode) -> TokenKernel:
+    """Constants of one kernel and direction from rows, robustly on the logarithms, with weak priors."""
+    from scipy.optimize import least_squares
+
+    low, typical, high = (np.log([bounds[place] for bounds in _BOUNDS.values()]) for place in range(3))
+    times = np.log([row.seconds for row in rows])
+    weight = 0.01  # of a prior: a factor of e away from what is typical counts as 1 % of one row
+
+    def residuals(logs: Floats) -> Floats:
+        kernel = _kernel(logs)
+        errors = np.log([predict(kernel, row, node) for row in rows]) - times
+        return np.concatenate([errors, weight * (logs - typical)])
+
+    best = least_squares(residuals, typical, bounds=(low, high), loss="soft_l1", f_scale=0.1)
+    return _kernel(best.x)
+
+
+def _kernel(logs: Floats) -> TokenKernel:
+    return TokenKernel(**{name: float(value) for name, value in zip(_BOUNDS, np.exp(logs), strict=True)})
+
+
+def node_of(device: str) -> LibraryNode:
+    """The node that has the constants of a device of the tables."""
+    return LibraryNode.model_validate(option_tree("node", NODES[device]))
+
+
+def constants_of(row: Row, node: LibraryNode) -> TokenKernel | None:
+    """Constants that a node has for the kernel of a row."""
+    kernels = {} if node.experts is None else {str(kind): kernel for kind, kernel in node.experts.kernels.items()}
+    kernel = kernels.get(row.kind)
+    return None if kernel is None else getattr(kernel, row.direction)
+
+
+def error_of(kernel: TokenKernel, row: Row, node: LibraryNode) -> float:
+    """Predicted over measured time, less 1; of a published bandwidth, bytes over predicted time tell the time."""
+    predicted = predict(kernel, row, node)
+    if not row.bytes_per_s:
+        return predicted / row.seconds - 1
+    routed: Any = row.routed
+    places = routed.copies if routed.nodes == 1 else distinct_places(routed.nodes, routed.experts, routed.per_token)
+    moved = float(routed.tokens * routed.token_bytes * np.asarray(places))
+    return predicted / (moved / row.bytes_per_s) - 1
+
+
+def fit_all(rows: Iterable[Row], node: LibraryNode) -> Mapping[str, tuple[TokenKernel, tuple[str, ...]]]:
+    """Kernel and direction -> constants and the names of the rows that they were fitted on."""
+    by_group: dict[str, list[Row]] = {}
+    for row in rows:
+        if is_fitted(row):
+            by_group.setdefault(row.group, []).append(row)
+    return {
+        group: (fit(members, node), tuple(dict.fromkeys(row.name for row in members)))
+        for group, members in by_group.items()
+    }

@@ -1,0 +1,116 @@
+"""Dispatch and combine of expert parallelism: each token to the GPUs of its experts, and their outputs back.
+
+T tokens of a GPU, w bytes each, go to r different GPUs, and to m different nodes other than their own, on average
+(`simulators.workloads.experts.distinct_places`). On S SMs (workgroups) that move b bytes/s each:
+
+    SMs      t_s = T (token + r copy + (passes + r + m) w / b) / S    the token's own buffers, and each copy
+    links    t_l = T w r (n - 1) / n / B                              in a node of n GPUs, B the rate of a GPU's links
+                                                                      (on a mesh, of those to the n - 1 others)
+    NIC      t_l = T w m / B                                          across nodes, B the rate of a GPU's NIC
+
+    time     launch + sm_launch / S + (t_s^3 + t_l^3)^(1/3)
+
+DeepEP and MORI send a token once to each node by the NIC, and from there to the GPUs by the links (`docs/legacy.md` of
+deepseek-ai/DeepEP). The cubic sum stands for min(SMs, links), rounded as of GEMMs (`simulators.costs.gemm_library`;
+derived). The library has kernels that wait for notifications of counts: their time is in `launch`. Constants of each
+kernel and direction are fitted on some rows and judged on the others (`simulators.calibration.expert_exchanges`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from simulators.hardware.device import LibraryNode
+from simulators.hardware.network import ExpertLibrary, TokenKernel, TokenKernels
+from simulators.workloads.experts import distinct_places
+
+Floats = NDArray[np.float64]
+Direction = Literal["dispatch", "combine"]
+
+
+@dataclass(frozen=True)
+class RoutedTokens:
+    """Tokens of one GPU and where they go; numbers or arrays that broadcast.
+
+    token_bytes: of one token on its way. gpus, nodes: that the experts are spread over. link_share: share of a GPU's
+    links that lead to these GPUs.
+    """
+
+    tokens: ArrayLike
+    token_bytes: ArrayLike
+    experts: ArrayLike
+    per_token: ArrayLike
+    gpus: ArrayLike
+    nodes: ArrayLike = 1
+    link_share: ArrayLike = 1.0
+
+    @property
+    def copies(self) -> Floats:
+        """Different GPUs that a token goes to."""
+        return distinct_places(self.gpus, self.experts, self.per_token)
+
+    @property
+    def remote_nodes(self) -> Floats:
+        """Different nodes that a token goes to, other than its own."""
+        nodes = np.asarray(self.nodes, float)
+        return np.asarray(distinct_places(nodes, self.experts, self.per_token) * (nodes - 1) / nodes)
+
+    @property
+    def sent_bytes(self) -> Floats:
+        """Bytes that leave the GPU: over links in a node, by the NIC across nodes."""
+        gpus = np.asarray(self.gpus, float)
+        inside = self.copies * (gpus - 1) / gpus
+        per_token = np.where(np.asarray(self.nodes) > 1, self.remote_nodes, inside)
+        return np.asarray(np.asarray(self.tokens) * np.asarray(self.token_bytes) * per_token)
+
+
+def kernel_seconds(kernel: TokenKernel, routed: RoutedTokens, *, num_sms: ArrayLike) -> Floats:
+    """Time [s] of one kernel; 0 on one GPU."""
+    tokens, sms = np.asarray(routed.tokens, float), np.asarray(num_sms, float)
+    copies = routed.copies
+    moved = (kernel.passes + copies + routed.remote_nodes) * np.asarray(routed.token_bytes)
+    by_sms = tokens * (kernel.token_s + copies * kernel.copy_s + moved / kernel.bytes_per_s_per_sm) / sms
+    share = np.where(np.asarray(routed.nodes) > 1, 1.0, routed.link_share)
+    by_links = routed.sent_bytes / (kernel.bytes_per_s * share)
+    seconds = kernel.launch_s + kernel.sm_launch_s / sms + np.cbrt(by_sms**3 + by_links**3)
+    return np.asarray(np.where(np.asarray(routed.gpus) > 1, seconds, 0.0), float)
+
+
+def link_share(node: LibraryNode, gpus: ArrayLike) -> Floats:
+    """Share of a GPU's links that lead to the `gpus` - 1 others: of a mesh those to each, elsewhere all."""
+    count = np.asarray(gpus, float)
+    if node.topology != "mesh":
+        return np.ones(count.shape)
+    return np.asarray(np.clip((count - 1) / max(node.num_gpus - 1, 1), 1e-9, 1.0))
+
+
+def exchange_seconds(library: ExpertLibrary, direction: Direction, routed: RoutedTokens) -> Floats | None:
+    """Time [s] of a dispatch or combine by the fastest kernel that a library has for it; None if it has none."""
+    kernels = {str(kind): kernel for kind, kernel in library.kernels.items()}
+    leaves = np.asarray(routed.nodes) > 1
+    inside = _fastest(kernels, ("node",), direction, routed, library)
+    across = _fastest(kernels, ("network", "network_low_latency"), direction, routed, library)
+    if (inside is None and not np.all(leaves)) or (across is None and np.any(leaves)):
+        return None
+    absent = np.zeros(())
+    return np.where(leaves, absent if across is None else across, absent if inside is None else inside)
+
+
+def _fastest(
+    kernels: Mapping[str, TokenKernels],
+    kinds: tuple[str, ...],
+    direction: Direction,
+    routed: RoutedTokens,
+    library: ExpertLibrary,
+) -> Floats | None:
+    times = [
+        kernel_seconds(getattr(kernels[kind], direction), routed, num_sms=library.num_sms)
+        for kind in kinds
+        if kind in kernels
+    ]
+    return np.minimum.reduce(times) if times else None

@@ -1,0 +1,193 @@
+"""Layers with experts in an iteration: router, dispatch, GEMMs of experts, combine, and shared experts.
+
+T tokens of the GPU's replica, k experts of E for each, F_e the width inside an expert, t = tp, g = ep GPUs that share
+the experts of a layer (`simulators.workloads.model.Parallel`). With g = 1 experts are split by tp as other layers are:
+each GPU has all tokens and F_e / t of each expert, whose partial sums are added over tp. With g > 1 a GPU has E / g
+whole experts, routes T' = T / t of the tokens, and sends each to the GPUs of its experts; the busiest one gets L times
+the mean (`simulators.workloads.experts.MixtureOfExperts.busiest_load`), and all wait for it. As grouped GEMMs
+(m, n, k), column-major, with N tokens in all for the experts of a GPU, of which `a` get some:
+
+    N = k T' L (g > 1), k T (g = 1)     a = E / g (1 - (1 - k / E)^(g T'))        router (E, T', H)
+    expert fc1 (2 F_e, N / a, H) x a    expert fc2 (H, N / a, F_e) x a           gated: twice F_e
+
+`permute` and `unpermute` put tokens in the order of experts and back. Shared experts are a feed-forward layer of their
+own, split by tp (Megatron-LM), whose sum the routed outputs are added to. Kept for the backward pass: b N (H + 3 F_e)
+and b N H of outputs, which the gradients of the router's weights need. Dispatch and combine: `simulators.costs.
+expert_exchange`, or an all-to-all of the library where it has none; in the backward pass each is the other, in the
+activations' precision. Overlap of these with compute (DualPipe) is not part of this model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from simulators.costs.collective import Group
+from simulators.costs.expert_exchange import Direction, RoutedTokens, exchange_seconds
+from simulators.steps.operators import Exchange, Op, Product, Stream
+from simulators.steps.sizes import Sizes, gather_tokens, product, reduce_partial_sums, stream
+from simulators.workloads.experts import MixtureOfExperts, distinct_places
+
+Floats = NDArray[np.float64]
+_GATED = 1.5
+
+
+@dataclass(frozen=True)
+class TokenExchange(Exchange):
+    """Dispatch or combine of `tokens` tokens of a GPU. payload_bytes: what it sends, its own share included.
+
+    width: numbers of a token. fp8: whether a dispatch is in fp8. load: of the busiest GPU over the mean.
+    """
+
+    direction: Direction = "dispatch"
+    tokens: ArrayLike = 0.0
+    width: ArrayLike = 0.0
+    element: float = 2.0
+    fp8: bool = False
+    experts: ArrayLike = 1
+    per_token: ArrayLike = 1
+    load: ArrayLike = 1.0
+
+    @property
+    def backward(self) -> TokenExchange:
+        """The exchange of the gradients, the other way round."""
+        other: Direction = "combine" if self.direction == "dispatch" else "dispatch"
+        return replace(self, direction=other, fp8=False)
+
+    def library_seconds(self, group: Group) -> Floats | None:
+        """Time [s] by the library of expert parallelism, of the busiest GPU; None if there is none."""
+        if group.experts is None:
+            return None
+        small = self.fp8 and self.direction == "dispatch"
+        token_bytes = np.asarray(self.width, float) * (group.experts.fp8_bytes if small else self.element)
+        tokens = np.asarray(self.tokens, float) * np.asarray(self.load)
+        places = (group.num_gpus, group.num_nodes, group.link_share)
+        routed = RoutedTokens(tokens, token_bytes, self.experts, self.per_token, *places)
+        return exchange_seconds(group.experts, self.direction, routed)
+
+
+@dataclass(frozen=True)
+class _Routing:
+    """Numbers of the docstring: tokens that a GPU routes (T'), rows for its experts (N), active experts (a)."""
+
+    tokens: Floats
+    rows: Floats
+    active: Floats
+    local: Floats
+    width: Floats
+    load: Floats
+
+
+def _moe(sizes: Sizes) -> MixtureOfExperts:
+    assert sizes.model.moe is not None
+    return sizes.model.moe
+
+
+def _routing(sizes: Sizes) -> _Routing:
+    moe, ep = _moe(sizes), sizes.parallel.ep
+    split = sizes.tp if ep > 1 else np.ones(())
+    tokens, experts = sizes.tokens / split, np.asarray(moe.experts, float)
+    load = moe.busiest_load(ep)
+    rows = np.asarray(moe.experts_per_token, float) * tokens * load
+    width = np.asarray(moe.expert_ffn, float) / (1.0 if ep > 1 else sizes.tp)
+    local = experts / ep
+    active = np.minimum(local * moe.active_experts(tokens * ep), rows)
+    return _Routing(tokens, rows, active, local, width, load)
+
+
+def expert_feed_forward(sizes: Sizes) -> Iterator[Op]:
+    """Operators of a feed-forward layer of experts with the norm before them, forward."""
+    routing, split = _routing(sizes), sizes.parallel.ep > 1
+    yield stream(sizes, "norm ffn", "norm", sizes.kernels.norm)
+    if not split:
+        yield from gather_tokens(sizes, "ffn")
+    experts = np.asarray(_moe(sizes).experts, float)
+    yield Op("router", "fc", "forward", product(experts, routing.tokens, sizes.hidden))
+    if split:
+        yield _exchange(sizes, routing, "dispatch")
+    yield from _experts(sizes, routing)
+    if split:
+        yield _exchange(sizes, routing, "combine")
+        if not sizes.parallel.sequence_parallel:
+            yield Op("all-gather experts", "fc", "forward", Exchange("all_gather", sizes.activations))
+    yield from _shared(sizes)
+    if not split:
+        yield from reduce_partial_sums(sizes, "ffn")
+
+
+def _experts(sizes: Sizes, routing: _Routing) -> Iterator[Op]:
+    """Grouped GEMMs of the experts of a GPU, between two changes of the tokens' order."""
+    moved = 2 * sizes.element * routing.rows * sizes.hidden
+    each = routing.rows / routing.active
+    wide = routing.width * (2 if sizes.model.gated else 1)
+    parts: dict[str, Any] = {"batch": routing.active, "transposed": True, "grouped": True}
+    yield Op("permute", "activation", "forward", Stream(moved, like="add", like_bytes=moved))
+    yield Op("expert fc1", "fc", "forward", Product(wide, each, sizes.hidden, **parts))
+    gated = (_GATED if sizes.model.gated else 1.0) * routing.width * routing.rows
+    yield stream(sizes, "expert activation", "activation", sizes.kernels.activation, gated)
+    yield Op("expert fc2", "fc", "forward", Product(sizes.hidden, each, routing.width, **parts))
+    yield Op("unpermute", "activation", "forward", Stream(moved, like="add", like_bytes=moved))
+
+
+def _shared(sizes: Sizes) -> Iterator[Op]:
+    """Shared experts as a feed-forward layer; with whole experts on each GPU its collectives are its own."""
+    moe, own = _moe(sizes), sizes.parallel.ep > 1
+    if not np.any(np.asarray(moe.shared_experts) > 0):
+        return
+    width = moe.width_of_shared / sizes.tp
+    if own:
+        yield from gather_tokens(sizes, "ffn shared")
+    wide, gate = width * (2 if sizes.model.gated else 1), _GATED if sizes.model.gated else 1.0
+    name = "shared fc1" if own else "shared expert fc1"  # experts split by tp read the same tokens: one sum for both
+    yield Op(name, "fc", "forward", product(wide, sizes.tokens, sizes.hidden))
+    yield stream(sizes, "shared activation", "activation", sizes.kernels.activation, gate * width * sizes.tokens)
+    yield Op("shared fc2", "fc", "forward", product(sizes.hidden, sizes.tokens, width))
+    if own:
+        yield from reduce_partial_sums(sizes, "ffn shared")
+
+
+def _exchange(sizes: Sizes, routing: _Routing, direction: Direction) -> Op:
+    """Tokens to the GPUs of their experts, or back."""
+    moe = _moe(sizes)
+    places = distinct_places(sizes.parallel.ep, moe.experts, moe.experts_per_token)
+    payload = sizes.element * routing.tokens * sizes.hidden * places * routing.load
+    work = TokenExchange(
+        "all_to_all",
+        payload,
+        "ep",
+        direction=direction,
+        tokens=routing.tokens,
+        width=sizes.hidden,
+        element=sizes.element,
+        fp8=sizes.run.precision == "fp8",
+        experts=moe.experts,
+        per_token=moe.experts_per_token,
+        load=routing.load,
+    )
+    return Op(direction, "fc", "forward", work)
+
+
+def expert_params(sizes: Sizes) -> Any:
+    """Weights of the routed experts of a layer on one GPU."""
+    routing = _routing(sizes)
+    return routing.local * routing.width * (3 if sizes.model.gated else 2) * sizes.hidden
+
+
+def weights_of_experts(sizes: Sizes) -> tuple[Any, int]:
+    """(weights of one GPU, tensors) of router, experts and shared experts; experts of a GPU are stacked in tensors."""
+    moe, matrices = _moe(sizes), 3 if sizes.model.gated else 2
+    router = np.asarray(moe.experts, float) * sizes.hidden
+    shared = matrices * moe.width_of_shared / sizes.tp * sizes.hidden
+    return expert_params(sizes) + router + shared, 2 * matrices + 1
+
+
+def kept_bytes_of_experts(sizes: Sizes) -> Any:
+    """Bytes that experts and shared experts of a layer keep for the backward pass."""
+    routing, matrices = _routing(sizes), 3 if sizes.model.gated else 2
+    routed = routing.rows * (2 * sizes.hidden + matrices * routing.width)
+    shared = sizes.tokens * matrices * _moe(sizes).width_of_shared / sizes.tp
+    return sizes.element * (routed + shared)

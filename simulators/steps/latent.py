@@ -1,0 +1,112 @@
+"""Multi-head latent attention in an iteration (DeepSeek-V2, arXiv:2405.04434; V3, arXiv:2412.19437, section 2.1.1).
+
+With q and c the ranks of the latents of queries and of keys and values, r the width of the keys' shared position, n and
+v the widths of a head's key (without position) and value, as GEMMs (m, n, k) column-major, A / t heads on a GPU:
+
+    down (q + c + r, T, H)   q up ((n + r) A / t, T, q)   kv up ((n + v) A / t, T, c)   output (H, T, v A / t)
+
+The latents are computed whole on every GPU of tp. Without a latent of queries these are part of `down`. Decoding
+absorbs `kv up` into queries and outputs, so that all heads read one cached vector of c + r numbers of each token:
+
+    absorb keys (c, T, n) x A / t    attention: heads as queries of width c + r    absorb values (v, T, c) x A / t
+
+Cached are c + r numbers of a token on every GPU of tp; kept for the backward pass are the latents, and queries, keys,
+values and outputs of the heads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simulators.steps.context import ring_pass
+from simulators.steps.operators import Op, Product, Stream
+from simulators.steps.sizes import Sizes, product, stream
+from simulators.workloads.experts import LatentAttention
+
+Floats = NDArray[np.float64]
+
+
+def _query_rank(latent: LatentAttention) -> Floats:
+    return np.asarray(0.0 if latent.q_rank is None else latent.q_rank, float)
+
+
+def latent_attention(sizes: Sizes, latent: LatentAttention) -> Iterator[Op]:
+    """Operators from the latents to the output's partial sums, forward."""
+    queries, tokens = sizes.heads * latent.key, sizes.tokens
+    latents = _query_rank(latent) + latent.cached
+    down = latents + (queries if latent.q_rank is None else 0.0)
+    yield Op("latent down", "linear", "forward", product(down, tokens, sizes.hidden))
+    yield stream(sizes, "latent norm", "norm", sizes.kernels.norm, tokens * latents)
+    if latent.q_rank is not None:
+        yield Op("q up", "linear", "forward", product(queries, tokens, _query_rank(latent)))
+    moved = 2 * sizes.element * tokens * (sizes.heads + 1) * np.asarray(latent.rope_dim, float)
+    yield Op("rotary", "activation", "forward", Stream(moved, like="rotary", like_bytes=moved))
+    if sizes.run.mode != "training":
+        moved = 2 * sizes.element * tokens * latent.cached
+        yield Op("cache", "activation", "forward", Stream(moved, like="add", like_bytes=moved))
+    yield from _absorbed(sizes, latent) if sizes.run.mode == "decode" else _expanded(sizes, latent)
+    outputs = sizes.heads * np.asarray(latent.value_dim, float)
+    yield Op("projection", "linear", "forward", product(sizes.hidden, tokens, outputs))
+
+
+def _expanded(sizes: Sizes, latent: LatentAttention) -> Iterator[Op]:
+    """Attention with the keys and values of every head."""
+    s, c, value = sizes.queries, sizes.keys, np.asarray(latent.value_dim, float)
+    batch, kept = sizes.sequences * sizes.heads, np.asarray(latent.nope_dim, float) + value
+    rank = np.asarray(latent.kv_rank, float)
+    yield Op("kv up", "linear", "forward", product(sizes.heads * kept, sizes.tokens, rank))
+    yield from ring_pass(sizes, sizes.heads * (latent.key + value), name="")
+    share = sizes.kernels.flash_share_of_peak
+    if share is not None:
+        moved = sizes.element * batch * (s + c) * (latent.key + value)
+        flop = 2 * batch * s * c * (latent.key + value) * sizes.seen
+        yield Op("flash", "attention", "forward", Stream(moved, flop, share_of_peak=share))
+        return
+    yield Op("scores", "attention", "forward", Product(c, s, latent.key, batch, transposed=True))
+    yield stream(sizes, "softmax", "softmax", sizes.kernels.softmax)
+    yield Op("context", "attention", "forward", Product(value, s, c, batch))
+
+
+def _absorbed(sizes: Sizes, latent: LatentAttention) -> Iterator[Op]:
+    """Attention of one token of each sequence with the cached latents."""
+    rank, c, heads = np.asarray(latent.kv_rank, float), sizes.keys, sizes.heads
+    nope, value = np.asarray(latent.nope_dim, float), np.asarray(latent.value_dim, float)
+    yield Op("absorb keys", "linear", "forward", Product(rank, sizes.tokens, nope, heads))
+    share = sizes.kernels.flash_share_of_peak
+    if share is not None:
+        read = c * latent.cached + heads * sizes.queries * (latent.cached + rank)
+        flop = 2 * sizes.sequences * heads * sizes.queries * c * (latent.cached + rank)
+        work = Stream(sizes.element * sizes.sequences * read, flop, share_of_peak=share)
+        yield Op("flash", "attention", "forward", work)
+    else:
+        queries = heads * sizes.queries
+        scores = Product(c, queries, latent.cached, sizes.sequences, transposed=True)
+        yield Op("scores", "attention", "forward", scores)
+        yield stream(sizes, "softmax", "softmax", sizes.kernels.softmax)
+        yield Op("context", "attention", "forward", Product(rank, queries, c, sizes.sequences))
+    yield Op("absorb values", "linear", "forward", Product(value, sizes.tokens, rank, heads))
+
+
+def latent_weights(sizes: Sizes, latent: LatentAttention) -> Any:
+    """Weights of one GPU of the projections of a layer, and of the norms of its latents."""
+    rank, queries = np.asarray(latent.kv_rank, float), sizes.heads * latent.key
+    value = np.asarray(latent.value_dim, float)
+    of_queries = sizes.hidden * queries
+    if latent.q_rank is not None:
+        of_queries = _query_rank(latent) * (sizes.hidden + queries + 1)
+    of_keys = sizes.hidden * latent.cached + rank * (sizes.heads * (np.asarray(latent.nope_dim, float) + value) + 1)
+    return of_queries + of_keys + sizes.heads * value * sizes.hidden
+
+
+def kept_numbers(sizes: Sizes, latent: LatentAttention) -> Any:
+    """Numbers that a token keeps for the backward pass: latents, and queries, keys, values and outputs of heads."""
+    return _query_rank(latent) + latent.cached + 2 * sizes.heads * (latent.key + np.asarray(latent.value_dim, float))
+
+
+def cached_numbers(latent: LatentAttention) -> Any:
+    """Numbers of a token in the cache of a layer."""
+    return latent.cached

@@ -1,0 +1,95 @@
+"""Rules of experts, latent attention and split sequences: degrees that do not divide, and what is not modelled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from simulators.rules import Rule
+from simulators.workloads.experts import MixtureOfExperts
+from simulators.workloads.model import Parallel, Run, Transformer
+
+
+def parallel_rules(model: Any, run: Run, parallel: Parallel, **others: bool) -> Iterator[Rule]:
+    """Rules between a model and ep and cp. others: whether a design has `quantised` copies, and `lengths`."""
+    moe = model.moe if isinstance(model, Transformer) else None
+    if moe is not None:
+        yield from _moe_rules(model, moe, parallel)
+    if parallel.ep > 1:
+        yield from _ep_rules(moe, run, parallel)
+    if parallel.cp > 1:
+        yield from _cp_rules(model, run, parallel, lengths=others.get("lengths", False))
+    if isinstance(model, Transformer):
+        yield from _unmodelled(model, parallel, quantised=others.get("quantised", False))
+
+
+def _moe_rules(model: Transformer, moe: MixtureOfExperts, parallel: Parallel) -> Iterator[Rule]:
+    """Tokens go to experts that there are, in layers that there are, and tp splits these where ep does not."""
+    experts, layers, tp = (np.asarray(n) for n in (moe.experts, model.layers, parallel.tp))
+    many = "is more than the experts (model.moe.experts = {0})"
+    picked = moe.experts_per_token
+    yield Rule("model.moe.experts_per_token", np.asarray(picked) > experts, many, picked, (experts,), "pick fewer")
+    dense = moe.dense_layers
+    rule = "leaves no layer with experts (model.layers = {0})"
+    way = "take fewer, or model.moe=null"
+    yield Rule("model.moe.dense_layers", np.asarray(dense) >= layers, rule, dense, (layers,), way)
+    if parallel.ep == 1:
+        width = np.asarray(moe.expert_ffn)
+        rule = "does not divide the experts' width (model.moe.expert_ffn = {0}), which tp splits as ep is 1"
+        yield Rule("parallel.tp", width % tp != 0, rule, parallel.tp, (width,), "take a divisor, or set parallel.ep")
+    shared = moe.width_of_shared
+    rule = "does not divide the width of the shared experts ({0})"
+    yield Rule("parallel.tp", shared % tp != 0, rule, parallel.tp, (shared,), "take a divisor")
+
+
+def _ep_rules(moe: MixtureOfExperts | None, run: Run, parallel: Parallel) -> Iterator[Rule]:
+    """ep splits experts, among GPUs of a stage; with tp the tokens of a GPU are its own."""
+    ep = parallel.ep
+    if moe is None:
+        way = "set parallel.ep=1, or take a model with experts: model=mixtral_8x7b"
+        yield Rule("parallel.ep", True, "splits experts, and the model has none", ep, way_out=way)
+        return
+    experts = np.asarray(moe.experts)
+    rule = "does not divide the experts (model has {0})"
+    yield Rule("parallel.ep", experts % ep != 0, rule, ep, (experts,), "take a divisor")
+    gpus = parallel.stage_gpus
+    rule, way = "does not divide tp x cp x dp ({0} GPUs), among which it splits experts", "take a divisor, or more dp"
+    yield Rule("parallel.ep", gpus % ep != 0, rule, ep, (gpus,), way)
+    if run.mode == "training" and not parallel.sequence_parallel:
+        rule = "with parallel.ep > 1 and parallel.tp > 1 would route each token on every GPU of tp"
+        several = np.asarray(parallel.tp) > 1
+        yield Rule("parallel.sequence_parallel", several, rule, False, way_out="set true, or parallel.tp=1")
+
+
+def _cp_rules(model: Any, run: Run, parallel: Parallel, *, lengths: bool) -> Iterator[Rule]:
+    """cp splits the sequences of transformers that are trained or prompted, all of one length."""
+    cp, length = parallel.cp, np.asarray(run.sequence_length)
+    broken = {
+        "and only those of transformers are": not isinstance(model, Transformer),
+        "and decoding has one token of each": run.mode == "decode",
+        "and of an encoder and a decoder that is not modelled": bool(getattr(model, "decoder_layers", 0)),
+        "and of an epoch of all lengths that is not modelled": lengths,
+        "as parallel.split_ctas does": bool(parallel.split_ctas),
+    }
+    for why, excluded in broken.items():
+        yield Rule("parallel.cp", excluded, f"splits sequences, {why}", cp, way_out="set parallel.cp=1")
+    rule = "does not divide a sequence (run.sequence_length = {0})"
+    uneven = (length % cp != 0) & (not lengths)
+    yield Rule("parallel.cp", uneven, rule, cp, (length,), "take a divisor")
+
+
+def _unmodelled(model: Transformer, parallel: Parallel, *, quantised: bool) -> Iterator[Rule]:
+    """What experts and latents are not combined with."""
+    for path, part in (("model.moe", model.moe), ("model.latent", model.latent)):
+        if part is None:
+            continue
+        ways = {
+            "model.decoder_layers=0": bool(model.decoder_layers),
+            "parallel.split_ctas=0": bool(parallel.split_ctas),
+            "quantised=none": quantised,
+        }
+        for way, excluded in ways.items():
+            rule = f"is modelled with {way} alone"
+            yield Rule(path, excluded, rule, type(part).__name__, way_out=f"set {way}, or {path}=null")

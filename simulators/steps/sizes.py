@@ -1,0 +1,162 @@
+"""Numbers of a transformer's layers on one GPU, and operators in terms of them.
+
+Equations are in `simulators.steps.transformer`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simulators.costs.collective import Pattern
+from simulators.steps.operators import Exchange, Kind, Op, Product, Stream
+from simulators.steps.token_splits import HALVES
+from simulators.workloads.model import Kernels, Parallel, Passes, Run, Transformer
+
+Floats = NDArray[np.float64]
+
+COPIED = "tokens in order"
+"""What the names of copies begin with that put tokens in order."""
+_GATED = 1.5  # reads two tensors where an activation reads one, and writes one
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Numbers of a layer, of one GPU where they are split; arrays that broadcast.
+
+    half: of the tokens of each sequence, the first (A) or the second (B), which sees the keys of both.
+    """
+
+    model: Transformer
+    run: Run
+    parallel: Parallel
+    kernels: Kernels
+    half: str = ""
+
+    @property
+    def sequences(self) -> Floats:
+        return np.asarray(self.run.batch, float)
+
+    @property
+    def queries(self) -> Floats:
+        length = np.asarray(self.run.sequence_length, float) / (2 if self.half else 1) / self.parallel.cp
+        return np.ones_like(length) if self.run.mode == "decode" else length
+
+    @property
+    def keys(self) -> Floats:
+        return np.asarray(self.run.sequence_length, float) / (2 if self.half == HALVES[0] else 1)
+
+    @property
+    def tokens(self) -> Floats:
+        return self.sequences * self.queries
+
+    @property
+    def hidden(self) -> Floats:
+        return np.asarray(self.model.hidden, float)
+
+    @property
+    def tp(self) -> Floats:
+        return np.asarray(self.parallel.tp, float)
+
+    @property
+    def heads(self) -> Floats:
+        return np.asarray(self.model.num_heads, float) / self.tp
+
+    @property
+    def kv_heads(self) -> Floats:
+        return np.maximum(1.0, np.asarray(self.model.num_kv_heads, float) / self.tp)  # copied where they are too few
+
+    @property
+    def head(self) -> Floats:
+        return np.asarray(self.model.width_of_head, float)
+
+    @property
+    def ffn(self) -> Floats:
+        return np.asarray(self.model.width_of_ffn, float) / self.tp
+
+    @property
+    def vocab(self) -> Floats:
+        return np.asarray(self.model.vocab, float) / self.tp
+
+    @property
+    def element(self) -> float:
+        """Bytes of an element."""
+        return self.run.element_bytes
+
+    @property
+    def scores(self) -> Floats:
+        """Elements of all scores."""
+        return self.sequences * self.heads * self.queries * self.keys
+
+    @property
+    def seen(self) -> Any:
+        """Share of all pairs of a query and a key that attention in one kernel computes.
+
+        Of a causal sequence split over cp each GPU has an early and a late part, so that all have as many pairs
+        (arXiv:2310.01889 has one part; frameworks deal out two).
+        """
+        queries = self.queries * self.parallel.cp if self.run.mode != "decode" else self.queries
+        return 1 - (queries - 1) / (2 * self.keys) if self.model.causal else 1.0
+
+    @property
+    def activations(self) -> Floats:
+        """Bytes of T H."""
+        return self.element * self.tokens * self.hidden
+
+    @property
+    def own(self) -> Floats:
+        """Elements of T H that a GPU works on between the parts that tp splits."""
+        shared = self.tp if self.parallel.sequence_parallel else 1.0
+        return np.asarray(self.tokens * self.hidden / shared)
+
+
+def elements(sizes: Sizes, kind: Kind) -> Floats:
+    """Elements of the tensor that kernels of a kind read and write."""
+    if kind == "softmax":
+        return sizes.scores
+    gate = _GATED if sizes.model.gated else 1.0
+    return sizes.own if kind == "norm" else np.asarray(gate * sizes.ffn * sizes.tokens)
+
+
+def stream(sizes: Sizes, name: str, kind: Kind, passes: Passes, size: Floats | None = None) -> Op:
+    """Kernels over a tensor of `size` elements; None for that of their kind."""
+    tensor = sizes.element * (elements(sizes, kind) if size is None else size)
+    known = kind in ("norm", "activation")
+    like: Any = {"like": kind, "like_bytes": 2 * tensor} if known else {}  # read once, written once
+    return Op(name, kind, "forward", Stream(passes.forward * tensor, kernels=passes.forward_kernels, **like))
+
+
+def product(m: Floats, n: Floats, k: Floats) -> Product:
+    """A linear layer, whose weights are stored as (output, input) and so read transposed."""
+    return Product(m, n, k, transposed=True)
+
+
+def gather_tokens(sizes: Sizes, name: str) -> Iterator[Op]:
+    """All-gather of the tokens that sequence parallelism keeps apart."""
+    if sizes.parallel.sequence_parallel:
+        yield Op(f"all-gather {name}", "linear", "forward", Exchange("all_gather", sizes.activations))
+        yield from _order_tokens(sizes, f"after {name}")
+
+
+def _order_tokens(sizes: Sizes, where: str) -> Iterator[Op]:
+    """The copy that puts tokens in order that a collective gathers, or will scatter, by rank."""
+    passes = sizes.kernels.token_copies
+    if sizes.parallel.sequence_parallel and passes is not None:
+        moved = np.where(sizes.tp > 1, np.asarray(passes, float) * sizes.activations, 0.0)
+        work = Stream(moved, kernels=np.where(sizes.tp > 1, 1.0, 0.0))
+        yield Op(f"{COPIED} {where}", "activation", "forward", work)
+
+
+def reduce_partial_sums(sizes: Sizes, name: str) -> Iterator[Op]:
+    """The sum over GPUs that each hold a part of the inner dimension."""
+    pattern: Pattern = "reduce_scatter" if sizes.parallel.sequence_parallel else "all_reduce"
+    kind: Kind = "fc" if name == "ffn" else "linear"
+    norm: dict[str, Any] = {}
+    if sizes.half:
+        norm = {"ctas": sizes.parallel.split_ctas, "norm_bytes": 2 * sizes.activations / sizes.tp}
+    yield from _order_tokens(sizes, f"before {name}")
+    yield Op(f"{pattern.replace('_', '-')} {name}", kind, "forward", Exchange(pattern, sizes.activations, **norm))

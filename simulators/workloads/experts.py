@@ -1,0 +1,114 @@
+"""Mixtures of experts and latent attention: widths, and how the tokens spread over experts and GPUs.
+
+E experts stand on G GPUs (or nodes) in equal parts; a router sends each token to k of them. With all choices equally
+likely (hypergeometric), a token goes to
+
+    G (1 - C(E - E/G, k) / C(E, k))     different GPUs on average
+
+Popular experts get more than others. With c the coefficient of variation of the tokens of an expert, those of a GPU
+with E/G experts drawn at random vary by (variance of a mean, sampling without replacement)
+
+    c_G^2 = c^2 (1 - 1/G) / (E/G) E / (E - 1)
+
+and the busiest of G GPUs has, relative to the mean, 1 + c_G z((G - 3/8) / (G + 1/4)), with z the quantile of the normal
+distribution: the expected largest of G normal numbers by Blom (Statistical Estimates and Transformed Beta-Variables,
+1958); not more than all of the tokens. c = 0 is a router that balances perfectly; popularities of a Dirichlet
+distribution of concentration a have c^2 = (E - 1) / (a E + 1) (derived).
+"""
+
+from __future__ import annotations
+
+from statistics import NormalDist
+from typing import Annotated
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from pydantic import Field
+
+from dse.units import Integer, Number
+from simulators.hardware.parts import Grown
+
+Floats = NDArray[np.float64]
+Width = Annotated[Integer, Field(ge=1, le=2**31)]
+_BLOM = 3 / 8
+
+
+class MixtureOfExperts(Grown):
+    """Feed-forward layers of which a router picks `experts_per_token` for each token.
+
+    expert_ffn: width inside an expert. shared_experts: experts that every token goes to; shared_ffn: width inside one
+    of them, None for expert_ffn. dense_layers: first layers of the model that have one feed-forward layer instead, of
+    width model.ffn. imbalance: coefficient of variation of the tokens that experts get; 0: all get as many.
+    """
+
+    experts: Width
+    experts_per_token: Width
+    expert_ffn: Width
+    shared_experts: Annotated[Integer, Field(ge=0, le=2**20)] = 0
+    shared_ffn: Width | None = None
+    dense_layers: Annotated[Integer, Field(ge=0, le=2**20)] = 0
+    imbalance: Annotated[Number, Field(ge=0, le=1e3)] = 0.0
+
+    @property
+    def width_of_shared(self) -> Floats:
+        """Width inside all shared experts together."""
+        width = self.expert_ffn if self.shared_ffn is None else self.shared_ffn
+        return np.asarray(np.asarray(self.shared_experts, float) * np.asarray(width, float))
+
+    def busiest_load(self, gpus: ArrayLike) -> Floats:
+        """Tokens that the busiest of `gpus` GPUs gets over the mean of all of them; 1 on one GPU."""
+        count, every, picked = (np.asarray(number, float) for number in (gpus, self.experts, self.experts_per_token))
+        local = every / count
+        spread = np.asarray(self.imbalance, float) * np.sqrt(
+            (1 - 1 / count) / local * every / np.maximum(every - 1, 1.0)
+        )
+        most = np.minimum(picked, local) * count / picked  # every token sends it all that it can
+        return np.asarray(np.minimum(1 + spread * largest_normal(count), np.maximum(most, 1.0)))
+
+    def active_experts(self, tokens: ArrayLike) -> Floats:
+        """Share of the experts that at least one of `tokens` tokens goes to, with all equally likely."""
+        chance = np.minimum(1.0, np.asarray(self.experts_per_token, float) / np.asarray(self.experts, float))
+        return np.asarray(1 - (1 - chance) ** np.asarray(tokens, float))
+
+
+class LatentAttention(Grown):
+    """Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434; V3, arXiv:2412.19437, section 2.1.1).
+
+    Keys and values of all heads are computed from `kv_rank` numbers of each token, and the keys' positions from another
+    `rope_dim` that heads share: only these are cached. q_rank: width of the queries' latent, None for queries that are
+    computed from the activations. nope_dim, value_dim: widths of a head's key without position and of its value.
+    """
+
+    q_rank: Width | None = None
+    kv_rank: Width
+    rope_dim: Width
+    nope_dim: Width
+    value_dim: Width
+
+    @property
+    def key(self) -> Floats:
+        """Width of a head's key with its position."""
+        return np.asarray(np.asarray(self.nope_dim, float) + np.asarray(self.rope_dim, float))
+
+    @property
+    def cached(self) -> Floats:
+        """Numbers that are cached of a token."""
+        return np.asarray(np.asarray(self.kv_rank, float) + np.asarray(self.rope_dim, float))
+
+
+def largest_normal(count: ArrayLike) -> Floats:
+    """Expected largest of `count` standard normal numbers, by Blom's equation; 0 of one."""
+    quantile = np.vectorize(NormalDist().inv_cdf, otypes=[float])
+    number = np.asarray(count, float)
+    return np.asarray(np.maximum(0.0, quantile((number - _BLOM) / (number + 1 - 2 * _BLOM))))
+
+
+def distinct_places(places: ArrayLike, experts: ArrayLike, per_token: ArrayLike) -> Floats:
+    """Expected number of different GPUs, or nodes, that hold the experts of a token (the equation above)."""
+    count, every, picked = np.broadcast_arrays(*(np.asarray(n, float) for n in (places, experts, per_token)))
+    local = every / count
+    missed, rounds = np.ones(count.shape), int(np.max(picked, initial=0))
+    for drawn in range(rounds):  # C(E - E/G, k) / C(E, k), factor by factor
+        factor = np.maximum(every - local - drawn, 0.0) / np.maximum(every - drawn, 1.0)
+        missed = np.where(drawn < picked, missed * factor, missed)
+    return np.asarray(count * (1 - missed))

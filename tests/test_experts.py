@@ -1,0 +1,293 @@
+"""Experts, latent attention, and experts and sequences split over GPUs, in whole iterations."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from iterations import BACKEND, KERNELS, NETWORK, block, laid, made, metrics, step
+
+from simulators.steps.iteration import Iteration
+from simulators.steps.task_graph import intervals
+from simulators.workloads.experts import MixtureOfExperts, distinct_places, largest_normal
+from simulators.workloads.model_zoo import model_tree
+
+SMALL: dict[str, Any] = {
+    "kind": "transformer",
+    "name": "small",
+    "layers": 4,
+    "hidden": 512,
+    "heads": 8,
+    "ffn": 1024,
+    "gated": True,
+    "vocab": 1000,
+}
+EXPERTS = {"experts": 16, "experts_per_token": 4, "expert_ffn": 256}
+LATENT = {"q_rank": 96, "kv_rank": 64, "rope_dim": 16, "nope_dim": 32, "value_dim": 32}
+MODES = st.sampled_from(["training", "prefill", "decode"])
+
+
+def small(moe: dict[str, Any] | None = None, **others: Any) -> dict[str, Any]:
+    """A gated model of four layers, with experts if `moe` is given."""
+    return {**SMALL, **({"moe": moe} if moe else {}), **others}
+
+
+def total(iteration: Iteration) -> float:
+    """Weights of one GPU."""
+    return float(sum(np.sum(np.asarray(part.count) * np.asarray(part.params)) for part in iteration.blocks))
+
+
+def flop(iteration: Iteration, *without: str) -> float:
+    """FLOP of the products of a layer, without some operators and their gradients."""
+    parts = [part for part in iteration.parts if part.block.name == "layer" and part.over is None]
+    return float(sum(part.spent.flop for part in parts if part.op.name.split()[0] not in without))
+
+
+# Published values
+
+PARAMETERS = {  # as their makers count, or Hugging Face does
+    "deepseek_v3": 671e9,
+    "deepseek_v2": 236e9,
+    "deepseek_v2_lite": 15.7e9,
+    "kimi_k2": 1.026e12,
+    "mixtral_8x7b": 46.7e9,
+    "mixtral_8x22b": 141e9,
+    "qwen3_235b_a22b": 235e9,
+    "qwen3_30b_a3b": 30.5e9,
+    "gpt_oss_120b": 116.8e9,
+    "gpt_oss_20b": 20.9e9,
+}
+ACTIVE = {"deepseek_v3": 37e9, "kimi_k2": 32e9, "mixtral_8x7b": 12.9e9, "mixtral_8x22b": 39e9, "qwen3_235b_a22b": 22e9}
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_a_public_model_with_experts_has_the_parameters_that_are_published(name: str) -> None:
+    assert total(made(model=model_tree(name))) == pytest.approx(PARAMETERS[name], rel=0.01)
+
+
+@pytest.mark.parametrize("name", ACTIVE)
+def test_a_token_of_a_model_with_experts_costs_two_flop_for_each_weight_that_it_meets(name: str) -> None:
+    """Published numbers of active weights count the embedding, which multiplies nothing, or do not."""
+    tree = model_tree(name)
+    run = {"run.mode": "prefill", "run.batch": 1, "run.sequence_length": 512, "model.causal": True}
+    parts = [part for part in made(run, model=tree, kernels="flash").parts if part.over is None]
+    products = sum(float(part.times * part.spent.flop) for part in parts if part.op.kind in ("linear", "fc"))
+    embeddings = 2 * tree["hidden"] * tree["vocab"]
+    assert products / (2 * 512) + embeddings == pytest.approx(ACTIVE[name], rel=0.04)
+
+
+def test_deepseek_caches_what_it_publishes() -> None:
+    """512 + 64 numbers of a token in each of 61 layers, instead of 2 x 128 x 128 in each (arXiv:2412.19437)."""
+    run = {"run.mode": "decode", "run.batch": 1, "run.sequence_length": 1000, "run.precision": "bf16"}
+    kept = metrics(run, model=model_tree("deepseek_v3"), system="h100_8", kernels="flash")
+    assert kept["activation_bytes"] == pytest.approx(61 * (512 + 64) * 1000 * 2)
+
+
+# Work
+
+
+@given(MODES, KERNELS, st.sampled_from([1, 2, 4]))
+def test_one_expert_is_a_dense_layer(mode: str, kernels: str, tp: int) -> None:
+    """All but the router and the order of tokens: time, work, weights and collectives."""
+    run = {"run.mode": mode, "parallel.tp": tp}
+    dense = made(run, model=small(), kernels=kernels)
+    single = made(run, model=small({"experts": 1, "experts_per_token": 1, "expert_ffn": 1024}), kernels=kernels)
+    assert flop(single, "router", "permute", "unpermute") == pytest.approx(flop(dense), rel=1e-12)
+    assert total(single) - 4 * SMALL["hidden"] == pytest.approx(total(dense))
+    wires = [[part.op.work for part in found.parts if part.over == "tp"] for found in (dense, single)]
+    assert len(wires[0]) == len(wires[1])
+    assert float(single.exchanged_s) == pytest.approx(float(dense.exchanged_s))
+
+
+@given(MODES, st.sampled_from([1, 2, 4, 8, 16]))
+def test_experts_split_over_gpus_are_as_much_work_in_all(mode: str, ep: int) -> None:
+    """Each of ep data-parallel GPUs has the tokens that its own batch makes."""
+    run = {**NETWORK, "run.mode": mode, "run.sequence_length": 1024, "run.batch": 64, "parallel.dp": ep}
+    alone = made({**run, "parallel.dp": 1}, model=small(EXPERTS))
+    split = made({**run, "parallel.ep": ep}, model=small(EXPERTS))
+    assert laid(split, "layer") == pytest.approx(laid(alone, "layer"), rel=1e-6)
+    of_experts = float(np.asarray(block(alone).expert_params))
+    assert float(np.asarray(block(split).expert_params)) == pytest.approx(of_experts / ep)
+    assert total(alone) - total(split) == pytest.approx(4 * of_experts * (1 - 1 / ep))
+
+
+@given(MODES)
+def test_without_expert_parallelism_no_token_leaves_its_gpu(mode: str) -> None:
+    exchanged = made({**NETWORK, "run.mode": mode, "parallel.dp": 8}, model=small(EXPERTS))
+    assert not [part for part in exchanged.parts if part.over == "ep"]
+    split = made({**NETWORK, "run.mode": mode, "parallel.dp": 8, "parallel.ep": 8}, model=small(EXPERTS))
+    names = [part.op.name for part in split.parts if part.over == "ep"]
+    passes = ["dispatch", "combine", "combine backward", "dispatch backward"]
+    assert names == (passes if mode == "training" else passes[:2])
+    assert all(float(part.seconds) > 0 for part in split.parts if part.over == "ep")
+
+
+@given(st.floats(0, 3), st.floats(0, 3), st.sampled_from([2, 4, 8, 16]))
+def test_a_router_that_balances_worse_takes_longer(better: float, worse: float, ep: int) -> None:
+    better, worse = sorted((better, worse))
+    run = {**NETWORK, "run.sequence_length": 4096, "parallel.dp": ep, "parallel.ep": ep}
+    seconds = [
+        float(made(run, model=small({**EXPERTS, "imbalance": imbalance})).seconds) for imbalance in (0.0, better, worse)
+    ]
+    assert seconds[0] <= seconds[1] * (1 + 1e-9)
+    assert seconds[1] <= seconds[2] * (1 + 1e-9)
+
+
+@given(st.integers(1, 256), st.integers(1, 16), st.floats(0, 5), st.sampled_from([1, 2, 4, 8, 16]))
+def test_the_busiest_gpu_has_no_less_than_the_mean_and_no_more_than_all(
+    each: int, picked: int, imbalance: float, gpus: int
+) -> None:
+    experts = each * gpus
+    picked = min(picked, experts)
+    moe = MixtureOfExperts(experts=experts, experts_per_token=picked, expert_ffn=8, imbalance=imbalance)
+    load = float(moe.busiest_load(gpus))
+    assert 1 <= load <= gpus + 1e-9
+    assert load * picked / gpus <= min(picked, each) + 1e-9
+    assert float(moe.busiest_load(1)) == 1.0
+
+
+def test_the_busiest_gpu_is_that_of_loads_drawn_at_random() -> None:
+    """Experts' popularities of a gamma distribution, dealt out to 8 GPUs: the equation is within a few percent."""
+    random = np.random.default_rng(1)
+    loads = random.gamma(1 / 0.5**2, size=(4000, 64))
+    busiest = (loads.reshape(-1, 8, 8).mean(axis=2) / loads.mean(axis=1, keepdims=True)).max(axis=1).mean()
+    moe = MixtureOfExperts(experts=64, experts_per_token=4, expert_ffn=8, imbalance=0.5)
+    assert float(moe.busiest_load(8)) == pytest.approx(busiest, rel=0.03)
+    assert [float(largest_normal(n)) for n in (1, 2, 8, 64)] == pytest.approx([0, 0.564, 1.424, 2.381], rel=0.05)
+
+
+@given(st.sampled_from([1, 2, 4, 8]), st.integers(1, 8), st.integers(1, 8))
+def test_tokens_go_to_as_many_places_as_draws_without_replacement_do(places: int, each: int, picked: int) -> None:
+    experts = places * each
+    picked = min(picked, experts)
+    expected = float(distinct_places(places, experts, picked))
+    assert expected + 1e-12 >= 1
+    assert expected <= min(places, picked) + 1e-12
+    random = np.random.default_rng(places * 100 + each * 10 + picked)
+    drawn = random.random((4000, experts)).argsort(axis=1)[:, :picked] // each
+    counted = np.mean([len(set(row)) for row in drawn.tolist()])
+    assert expected == pytest.approx(counted, abs=0.08)
+
+
+def test_decoding_reads_the_experts_that_some_token_goes_to() -> None:
+    run = {"run.mode": "decode", "run.sequence_length": 128}
+    read = {}
+    for batch in (1, 4, 4096):
+        iteration = made({**run, "run.batch": batch}, model=small(EXPERTS))
+        (fc1,) = (part for part in iteration.parts if part.op.name == "expert fc1")
+        read[batch] = float(np.asarray(fc1.op.work.batch))  # type: ignore[union-attr]
+    assert read[1] == pytest.approx(4)
+    assert 4 < read[4] < 16
+    assert read[4096] == pytest.approx(16)
+
+
+# Latent attention
+
+
+@given(MODES, KERNELS, st.sampled_from([1, 2, 4]))
+def test_a_gpu_of_tp_holds_its_heads_and_all_latents(mode: str, kernels: str, tp: int) -> None:
+    run = {"run.mode": mode, "parallel.tp": tp, "run.sequence_length": 256}
+    latent = small(latent=LATENT, vocab=0)
+    whole, part = (made({**run, "parallel.tp": degree}, model=latent, kernels=kernels) for degree in (1, tp))
+    hidden, shared = 512, (96 + 64 + 16)
+    copied = 4 * (hidden * shared + 96 + 64 + 2 * hidden)
+    assert total(part) - copied == pytest.approx((total(whole) - copied) / tp)
+    assert float(part.seconds) > 0
+
+
+def test_decoding_with_absorbed_latents_reads_less_than_with_the_heads_keys() -> None:
+    run = {"run.mode": "decode", "run.sequence_length": 8192, "run.batch": 8}
+    wide = {"kv_heads": 8, "head_dim": 128}
+    latent, heads = (metrics(run, model={**SMALL, **own}, kernels="flash") for own in ({"latent": LATENT}, wide))
+    assert latent["activation_bytes"] < heads["activation_bytes"] / 10
+    assert latent["hbm_bytes"] < heads["hbm_bytes"]
+
+
+# Splits
+
+
+@pytest.mark.slow
+@given(KERNELS, st.sampled_from([1, 2]), st.sampled_from([1, 2, 4]), st.booleans())
+def test_a_schedule_of_a_split_model_ends_when_the_iteration_does(kernels: str, cp: int, ep: int, zero: bool) -> None:
+    run = {**NETWORK, "parallel.cp": cp, "parallel.ep": ep, "parallel.dp": 4, "parallel.zero": int(zero)}
+    moe = {**EXPERTS, "dense_layers": 1, "shared_experts": 1, "imbalance": 0.3}
+    found = made(run, model=small(moe, latent=LATENT), kernels=kernels)
+    assert [part.name for part in found.blocks] == ["embedding", "dense layer", "layer", "output"]
+    end = max(task.finish_s for task in intervals(found))
+    assert end == pytest.approx(float(found.seconds), rel=1e-9)
+
+
+@given(KERNELS, st.sampled_from([2, 4, 8]), st.booleans())
+def test_a_sequence_split_over_gpus_is_as_much_work_in_all(kernels: str, cp: int, causal: bool) -> None:
+    run = {"run.sequence_length": 1024, "run.batch": 4}
+    alone = made(run, model=small(causal=causal), kernels=kernels)
+    split = made({**run, "parallel.cp": cp}, model=small(causal=causal), kernels=kernels)
+    assert laid(split, "layer") == pytest.approx(laid(alone, "layer") / cp, rel=1e-9)
+    assert total(split) == total(alone)
+    assert float(split.dp_s) > 0  # gradients of the same weights
+    rings = [part for part in split.parts if part.over == "cp"]
+    assert [part.op.name for part in rings] == ["ring", "ring backward"]
+    hidden = made({**run, "parallel.cp": cp, "system.node.library.bytes_per_s": 1e15}, model=small(causal=causal))
+    assert sum(float(part.seconds) for part in hidden.parts if part.over == "cp") <= sum(
+        float(part.seconds)
+        for part in made({**run, "parallel.cp": cp}, model=small(causal=causal)).parts
+        if part.over == "cp"
+    )
+
+
+def test_gradients_of_experts_are_reduced_over_the_gpus_that_hold_them() -> None:
+    """With every expert on one GPU alone only the other weights' gradients are exchanged."""
+    run = {"parallel.dp": 8, "run.batch": 8}
+    whole, split = (made({**run, "parallel.ep": ep}, model=small(EXPERTS, vocab=0)) for ep in (1, 8))
+    dense = made(run, model=small(ffn=1, vocab=0))
+    assert float(dense.dp_s) < float(split.dp_s) * 1.2
+    assert float(split.dp_s) < float(whole.dp_s) / 2
+
+
+def test_a_state_that_zero_splits_is_split_over_the_gpus_with_the_same_experts() -> None:
+    run = {"parallel.dp": 8, "parallel.zero": 1}
+    whole, split = (metrics({**run, "parallel.ep": ep}, model=small(EXPERTS, vocab=0)) for ep in (1, 8))
+    experts = 4 * 16 * 3 * 256 * 512
+    others = total(made(run, model=small(EXPERTS, vocab=0))) - experts
+    state = {1: experts / 8 + others / 8, 8: experts / 8 + others / 8}
+    weights = {1: experts + others, 8: experts / 8 + others}
+    assert whole["state_bytes"] == pytest.approx(4 * weights[1] + 12 * state[1], rel=1e-6)
+    assert split["state_bytes"] == pytest.approx(4 * weights[8] + 12 * state[8], rel=1e-6)
+
+
+# Bad inputs
+
+BROKEN: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "a dense model's experts": ("parallel.ep", {"parallel.ep": 2, "parallel.dp": 2}, small()),
+    "experts that do not divide": ("parallel.ep", {"parallel.ep": 3, "parallel.dp": 3}, small(EXPERTS)),
+    "more experts' GPUs than GPUs": ("parallel.ep", {"parallel.ep": 4, "parallel.dp": 2}, small(EXPERTS)),
+    "tokens on every GPU": ("parallel.sequence_parallel", {"parallel.ep": 2, "parallel.tp": 2}, small(EXPERTS)),
+    "more experts than there are": ("model.moe.experts_per_token", {}, small({**EXPERTS, "experts_per_token": 17})),
+    "dense layers alone": ("model.moe.dense_layers", {}, small({**EXPERTS, "dense_layers": 4})),
+    "narrow experts": ("parallel.tp", {"parallel.tp": 8}, small({**EXPERTS, "expert_ffn": 12})),
+    "a token split": ("parallel.cp", {"parallel.cp": 2, "run.mode": "decode"}, small()),
+    "a sequence that does not divide": ("parallel.cp", {"parallel.cp": 3}, small()),
+    "an encoder with experts": ("model.moe", {"model.decoder_layers": 4}, small(EXPERTS)),
+    "an encoder with latents": ("model.latent", {"model.decoder_layers": 4}, small(latent=LATENT)),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_a_split_that_cannot_be_is_infeasible_with_rule_and_way_out(case: str) -> None:
+    path, overrides, model = BROKEN[case]
+    problems = BACKEND.problems(step(overrides, model=model))
+    assert [problem.path for problem in problems] == [path]
+    assert problems[0].rule
+    assert problems[0].way_out
+
+
+def test_old_designs_say_nothing_of_what_is_new() -> None:
+    """So their keys in stores are what they were."""
+    plain, split = step(model=small()), step({"parallel.dp": 2, "parallel.ep": 2}, model=small(EXPERTS))
+    assert not {"moe", "latent"} & set(dict(plain.model))
+    assert not {"ep", "cp"} & set(dict(plain.parallel))
+    assert "moe" in dict(split.model)
+    assert "ep" in dict(split.parallel)
