@@ -39,47 +39,58 @@ class Sizes:
 
     @property
     def sequences(self) -> Floats:
+        """Sequences of a micro-batch."""
         return np.asarray(self.run.batch, float)
 
     @property
     def queries(self) -> Floats:
+        """Tokens of a sequence that ask: S."""
         length = np.asarray(self.run.sequence_length, float) / (2 if self.half else 1) / self.parallel.cp
         return np.ones_like(length) if self.run.mode == "decode" else length
 
     @property
     def keys(self) -> Floats:
+        """Tokens of a sequence that are attended to: C."""
         return np.asarray(self.run.sequence_length, float) / (2 if self.half == HALVES[0] else 1)
 
     @property
     def tokens(self) -> Floats:
+        """T."""
         return self.sequences * self.queries
 
     @property
     def hidden(self) -> Floats:
+        """H."""
         return np.asarray(self.model.hidden, float)
 
     @property
     def tp(self) -> Floats:
+        """t."""
         return np.asarray(self.parallel.tp, float)
 
     @property
     def heads(self) -> Floats:
+        """Heads of queries on a GPU."""
         return np.asarray(self.model.num_heads, float) / self.tp
 
     @property
     def kv_heads(self) -> Floats:
+        """Heads of keys on a GPU."""
         return np.maximum(1.0, np.asarray(self.model.num_kv_heads, float) / self.tp)  # copied where they are too few
 
     @property
     def head(self) -> Floats:
+        """Width of a head."""
         return np.asarray(self.model.width_of_head, float)
 
     @property
     def ffn(self) -> Floats:
+        """Width inside a feed-forward layer on a GPU."""
         return np.asarray(self.model.width_of_ffn, float) / self.tp
 
     @property
     def vocab(self) -> Floats:
+        """Part of the vocabulary on a GPU."""
         return np.asarray(self.model.vocab, float) / self.tp
 
     @property
