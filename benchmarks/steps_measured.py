@@ -129,7 +129,7 @@ def published(file: Path) -> Iterator[Step]:
         parallel |= {"pipeline": "interleaved" if facts["virtual_stages"] > 1 else "1f1b"}
         parallel |= {"reductions": row["reductions"], "sequence_parallel": row["sequence_parallel"] == "true"}
         of_table = chosen["tables"][row["table"]]
-        how = {**chosen, "kernels": of_table["kernels"]}
+        how = {**chosen, **of_table, "parallel": chosen["parallel"]}
         design = _design(how, _gpt(row, chosen["vocab"]), run=run, parallel={**parallel, **of_table["parallel"]})
         name = f"{row['model']} {row['recompute']}"
         yield Step(f"published, A100: {row['table']}", name, design, _seconds(row, chosen["vocab"]), facts)

@@ -7,11 +7,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conftest import shipped
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from iterations import NETWORK, made, metrics, runs
 
 from dse.plugins import load
+from simulators.steps.beside_weights import beside_weights
+from simulators.steps.launches import drained_s
+from simulators.steps.operators import Exchange, Op, Product, Spent
 from simulators.steps.pipelines import StageTurns, in_flight
 from simulators.steps.sharded_data import SplitLayers
 from simulators.taskgraph.graph import GraphBuilder
@@ -188,7 +192,7 @@ def test_schedules_of_less_bubble_have_less(
     assert split <= plain
 
 
-@given(STAGES, st.integers(1, 40), st.integers(1, 4))
+@given(STAGES, st.integers(1, 40), st.integers(2, 4))
 def test_micro_batches_in_flight_are_those_of_explicit_orders(p: int, m: int, v: int) -> None:
     def peak(order: Sequence[Work]) -> int:
         return int(np.max(np.cumsum([{"F": 1, "B": -1}[kind] for kind, _, _ in order])))
@@ -206,13 +210,18 @@ def test_micro_batches_in_flight_are_those_of_explicit_orders(p: int, m: int, v:
 
 
 @pytest.mark.slow
-@given(runs(), st.sampled_from([2, 4]), st.integers(1, 32))
-def test_zero_bubble_and_virtual_stages_shorten_an_iteration(drawn: dict[str, Any], pp: int, m: int) -> None:
-    drawn |= {"parallel.pp": pp, "run.micro_batches": m}
+@given(runs(), st.sampled_from([2, 4]), st.integers(1, 8))
+def test_zero_bubble_and_virtual_stages_shorten_an_iteration(drawn: dict[str, Any], pp: int, rounds: int) -> None:
+    drawn |= {"parallel.pp": pp, "run.micro_batches": pp * rounds}
     names = ("zb_h2", "zb_h1", "1f1b", "gpipe")
     times = [metrics({**drawn, "parallel.pipeline": name})["iteration_s"] for name in names]
     assert times == sorted(times)
-    assert metrics({**drawn, "parallel.pipeline": "interleaved"})["iteration_s"] == times[2]
+    split = {**drawn, "parallel.pipeline": "interleaved"}
+    assert metrics(split)["iteration_s"] == times[2]
+    if pp == 2:
+        halves = metrics({**split, "parallel.virtual_stages": 2})
+        assert halves["bubble_s"] <= metrics(split)["bubble_s"]
+        assert halves["activation_bytes"] >= metrics(split)["activation_bytes"]
 
 
 @pytest.mark.slow
@@ -252,6 +261,49 @@ def test_split_weights_of_equal_layers_wait_as_a_queue_does(
     assert float(longer[0]) <= n * gather + 1e-9
     assert n * forward + float(longer[0]) == pytest.approx(clock, rel=1e-9)
     assert float(longer[1]) >= 0
+
+
+@given(st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), min_size=1, max_size=6), st.integers(1, 50))
+def test_a_pass_takes_as_long_as_a_gpu_behind_its_host(stretches: list[tuple[float, float]], kernels: int) -> None:
+    """Kernel by kernel, with many equal ones in each stretch, no kernel runs before its launch."""
+    host = gpu = 0.0
+    for launches, run in stretches:
+        for _ in range(kernels):
+            host += launches / kernels
+            gpu = max(gpu, host) + run / kernels
+    closed = float(drained_s(stretches))
+    largest = max(run for _, run in stretches) / kernels
+    assert closed - 1e-9 <= gpu <= closed + largest + 1e-9
+
+
+@pytest.mark.slow
+@given(runs(), st.floats(0, 1e-3), st.floats(0, 1e-2), st.sampled_from([1, 2]))
+def test_hosts_only_ever_delay(drawn: dict[str, Any], launch: float, batch: float, pp: int) -> None:
+    drawn |= {"parallel.pp": pp}
+    source = {"provenance": "derived", "source": "made up"}
+    slow = {**drawn, "kernels.host_launch_s": launch, "kernels.host_batch_s": batch}
+    slow["kernels.sources"] = {
+        **shipped("kernels")["fused"]["sources"],
+        "host_launch_s": source,
+        "host_batch_s": source,
+    }
+    ahead, behind = metrics(drawn), metrics(slow)
+    assert behind["iteration_s"] >= ahead["iteration_s"] * (1 - 1e-12)
+    assert behind["host_s"] >= drawn["run.micro_batches"] * batch * (1 - 1e-12)
+
+
+@given(SECONDS, SECONDS, st.floats(1, 2))
+def test_a_sum_beside_gradients_of_weights_hides_no_more_than_they_last(
+    summed: float, product: float, f: float
+) -> None:
+    sent = Op("sum", "fc", "backward", Exchange("all_reduce", 1.0))
+    made_ = Op("dW", "fc", "backward", Product(1, 1, 1), weight=True)
+    costs = [Spent(*(np.asarray(value) for value in (0.0, 0.0, 0.0, seconds))) for seconds in (summed, product)]
+    first, second = (float(cost.seconds) for cost in beside_weights([sent, made_], costs, f))
+    assert second == product
+    assert max(summed, product) <= first + second + 1e-12
+    assert first + second <= summed + product * f + 1e-12
+    assert beside_weights([made_, sent], costs, f) == costs
 
 
 def test_a_network_with_a_nic_for_each_gpu_adds_their_rates_up() -> None:

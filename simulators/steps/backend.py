@@ -73,6 +73,10 @@ def _at_clock(design: Design, clock: ArrayLike) -> Iteration:
         platform = replace(platform, linear=_platform(design, design.run.products, clock))
     run, blocks, width = design.run, _blocks(design), design.model.hidden
     law, gpu = design.system.gpu.contention, design.system.gpu
+    host: dict[str, Any] = {
+        name: 0.0 if getattr(kernels, name) is None else getattr(kernels, name)
+        for name in ("host_s", "host_launch_s", "host_batch_s")
+    }
     return Iteration(
         blocks,
         width,
@@ -81,8 +85,7 @@ def _at_clock(design: Design, clock: ArrayLike) -> Iteration:
         design.parallel,
         design.optimizer,
         weight_copies=_weight_copies(design),
-        host_s=kernels.host_s or 0.0,
-        host_launch_s=kernels.host_launch_s or 0.0,
+        **host,
         contended=None if law is None else Contended(platform, law, gpu.cu_copy),
         scheduled=_scheduled(design),
         tied=_tied(design),
@@ -193,6 +196,11 @@ def _of_epoch(design: Design) -> dict[str, Floats]:
 
 
 _LENGTH = "run.sequence_length"
+OF_SCHEDULES: Mapping[str, Mapping[str, Any]] = {
+    "parallel.virtual_stages": {"parallel.pipeline": "interleaved"},
+    "parallel.reshard": {"parallel.zero": 3},
+}
+"""Knobs of schedules that count with one value of another one alone."""
 
 
 class StepBackend(Backend):
@@ -278,20 +286,18 @@ class StepBackend(Backend):
             return None
         if section == "sites":
             return site_condition(path, tree)
-        if section == "system" and not reads(Device, name, tree["system"]):
-            return None
+        kind = ScheduledDevice if tree.get("sites") is not None else Device
+        unread = section == "system" and not reads(kind, name, tree["system"])
         fields = _fields(tree, section) | {f"gpu.{field}" for field in DeviceGpu.model_fields}
-        if name not in fields and get_path(tree, path) is None:
+        if unread or (name not in fields and get_path(tree, path) is None):
             return None
-        if path == _LENGTH and isinstance(tree.get("lengths"), Mapping):
-            return {"lengths.name": NONE}
-        of_memory = path == "system.gpu.staged_bytes" or path.startswith("system.gpu.pim.")
-        of_pim = section == "instructions" or of_memory or (section == "quantised" and name in OF_PIM)
-        return {"quantised.made_by": "pim"} if of_pim else {}
+        return _needed(path, tree)
 
     def is_axis(self, path: str, design: BaseModel) -> bool:
         """Numbers that do not change which operators there are, where a design is of one length."""
         assert isinstance(design, Design)
+        if path == "parallel.tp" and isinstance(design, ScheduledDesign):
+            return False
         return design.lengths is None and any(leaf == path and not structural for leaf, _, structural in leaves(design))
 
     def screen(self, batches: Sequence[Batch]) -> list[Results]:
@@ -343,6 +349,18 @@ def _counts(path: str, design: Design) -> bool:
         return design.parallel.ep > 1
     efficiency = "system.gpu.efficiency."
     return not path.startswith(efficiency) or path.startswith(f"{efficiency}{design.run.precision}.")
+
+
+def _needed(path: str, tree: Tree) -> Mapping[str, Any]:
+    """Values with which a knob of a step counts."""
+    section, _, name = path.partition(".")
+    if path in OF_SCHEDULES:
+        return OF_SCHEDULES[path]
+    if path == _LENGTH and isinstance(tree.get("lengths"), Mapping):
+        return {"lengths.name": NONE}
+    of_memory = path == "system.gpu.staged_bytes" or path.startswith("system.gpu.pim.")
+    of_pim = section == "instructions" or of_memory or (section == "quantised" and name in OF_PIM)
+    return {"quantised.made_by": "pim"} if of_pim else {}
 
 
 def _is_scenario(entry: object) -> bool:

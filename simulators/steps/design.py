@@ -108,6 +108,7 @@ def rules(design: Design) -> Iterator[Rule]:
         yield Rule("optimizer", True, rule, way_out=way)
     if run.mode != "training" and parallel.zero:
         yield Rule("parallel.zero", True, "splits the state of an optimizer, and inference has none", way_out="set 0")
+    yield from _schedule_rules(design)
     yield from _gpu_rules(system.gpu)
     yield from _node_rules(design)
     yield from _epoch_rules(design)
@@ -123,6 +124,27 @@ def rules(design: Design) -> Iterator[Rule]:
     for path, degree in (("parallel.tp", parallel.tp), ("parallel.pp", parallel.pp)):
         rule = "splits a model that is no transformer, which is not modelled"
         yield Rule(path, np.asarray(degree) > 1, rule, degree, way_out=f"set {path}=1")
+
+
+def _schedule_rules(design: Design) -> Iterator[Rule]:
+    """Virtual stages are of interleaved pipelines, have whole layers, and take micro-batches in groups of stages."""
+    parallel, run, model = design.parallel, design.run, design.model
+    pp, several = np.asarray(parallel.pp), np.asarray(parallel.virtual_stages)
+    if run.mode != "training" and parallel.pipeline not in ("1f1b", "gpipe"):
+        rule = "is of training: a forward pass alone has nothing to fill a bubble with"
+        yield Rule("parallel.pipeline", True, rule, parallel.pipeline, way_out="set 1f1b")
+    if parallel.pipeline != "interleaved":
+        return
+    uneven = (np.asarray(run.micro_batches) % pp != 0) & (pp > 1)
+    rule = "of an interleaved pipeline is no multiple of parallel.pp = {0}"
+    yield Rule(
+        "run.micro_batches", uneven, rule, run.micro_batches, (pp,), "take a multiple, or parallel.pipeline=1f1b"
+    )
+    if isinstance(model, Transformer):
+        layers = np.asarray(model.layers)
+        rule = "times parallel.pp = {0} does not divide the layers (model has {1})"
+        uneven = layers % (pp * several) != 0
+        yield Rule("parallel.virtual_stages", uneven, rule, several, (pp, layers), "take a divisor")
 
 
 def _gpu_rules(gpu: DeviceGpu) -> Iterator[Rule]:

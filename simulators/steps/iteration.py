@@ -30,6 +30,7 @@ from simulators.costs.collective import CollectiveCost, Pattern
 from simulators.steps.beside_weights import beside_weights
 from simulators.steps.contention import Bucket, Contended, Reduction, Slowdowns, exposed_s
 from simulators.steps.context import expose_rings
+from simulators.steps.launches import Stretch, drained_s
 from simulators.steps.operators import (
     Axis,
     Block,
@@ -64,8 +65,8 @@ class Iteration:
     weight_copies: None where products read the weights themselves. host_s: time in which the GPU waits for its host.
     contended: the GPU as contention between reductions of gradients and the backward pass sees it; None for none.
     scheduled: the schedules of its sites; None where all are serial.
-    host_launch_s: time of the host for the launch of one kernel of a pass. tied: weights of a GPU that the first and
-    the last stage of a pipeline share.
+    host_launch_s, host_batch_s: time of the host for the launch of one kernel, and for a micro-batch before its passes.
+    tied: weights of a GPU that the first and the last stage of a pipeline share.
     """
 
     blocks: tuple[Block, ...]
@@ -79,6 +80,7 @@ class Iteration:
     contended: Contended | None = None
     scheduled: Scheduled | None = None
     host_launch_s: ArrayLike = 0.0
+    host_batch_s: ArrayLike = 0.0
     tied: ArrayLike = 0.0
 
     @property
@@ -362,33 +364,44 @@ class Iteration:
 
     @cached_property
     def launch_wait_s(self) -> Floats:
-        """Time of one micro-batch in which the GPU waits for launches."""
-        return np.asarray(np.maximum(self._launches(self.counts) - self._gpu_s, 0.0))
+        """Time of one micro-batch in which the GPU waits for its host."""
+        if not np.any(np.asarray(self.host_launch_s) > 0):
+            return np.asarray(self.host_batch_s, float)
+        forward, backward = (self._stretches(self.counts, forward=forward) for forward in (True, False))
+        whole = drained_s(forward) + drained_s(backward)
+        return np.asarray(self.host_batch_s + np.maximum(whole - self._gpu_s, 0.0))
 
     @property
     def _gpu_s(self) -> Floats:
         return np.asarray(self.forward_s + self.backward_s + self.split_s + self.copies.slot_s)
 
-    def _launches(self, counts: Mapping[str, ArrayLike]) -> Floats:
-        """Time of the host for the launches of one micro-batch of so many of each block."""
-        total: Any = np.zeros(())
-        for block in self.blocks:
-            kernels = (num_kernels(op, self.parallel.tp) * np.asarray(op.count, float) for op in block.ops)
-            total = total + np.asarray(counts[block.name]) * sum(kernels, np.zeros(()))
-        return np.asarray(np.asarray(self.host_launch_s, float) * total)
+    def _stretches(self, counts: Mapping[str, ArrayLike], *, forward: bool) -> list[Stretch]:
+        """Launches and run of a pass of one micro-batch through so many of each block, block by block."""
+        stretches = []
+        for block in self.blocks if forward else self.blocks[::-1]:
+            parts = [part for part in self.parts if part.block is block and part.forward == forward]
+            times = [(part, np.asarray(part.op.count, float) * np.asarray(counts[block.name])) for part in parts]
+            kernels = sum((num_kernels(part.op, self.parallel.tp) * count for part, count in times), np.zeros(()))
+            run = sum((part.spent.seconds * count for part, count in times), np.zeros(()))
+            stretches.append((np.asarray(self.host_launch_s, float) * kernels, run))
+        return stretches
 
     @cached_property
     def turns(self) -> StageTurns:
         """Times of one micro-batch on the busiest stage and on the others."""
         pp = np.asarray(self.parallel.pp, float)
         busy = self._gpu_s + self.launch_wait_s
-        others = self._elsewhere(self.parts) + (pp - 1) * (self.split_s + self.copies.slot_s - self.hidden_s)
-        left = {block.name: np.asarray(block.count) - self.counts[block.name] for block in self.blocks}
-        others = np.maximum(others, self._launches(left))
+        others = self._others_s() + (pp - 1) * (self.split_s + self.copies.slot_s - self.hidden_s)
         backward = [part for part in self.parts if not part.forward]
         weights, inputs = (self._elsewhere(part for part in backward if part.op.weight == of) for of in (True, False))
         weights = np.minimum(weights, inputs)
         return StageTurns(busy, others, weights, self.message_s, pp, self.micro_batches, 2 if self.is_training else 1)
+
+    def _others_s(self) -> Floats:
+        """Passes of one micro-batch through the other stages, whose hosts prepared it while they waited for it."""
+        left = {block.name: np.asarray(block.count) - self.counts[block.name] for block in self.blocks}
+        passes = (self._stretches(left, forward=forward) for forward in (True, False))
+        return np.asarray(sum((drained_s(stretches) for stretches in passes), np.zeros(())))
 
     def _elsewhere(self, parts: Iterable[Part]) -> Floats:
         """Time of operators of one micro-batch on the other stages."""

@@ -88,8 +88,8 @@ def in_flight(knobs: Pipelining, stages: ArrayLike, micro_batches: ArrayLike) ->
     if knobs.pipeline == "gpipe":
         first = last = m
     elif knobs.pipeline == "interleaved":
-        several = p > 1
-        first, last = np.where(several, p + (p - 1) / v, 1.0), np.where(several, (1 + p * (v - 1)) / v, 1.0)
+        several = v > 1  # one virtual stage is 1F1B
+        first, last = np.where(several, p + (p - 1) / v, p), np.where(several, (1 + p * (v - 1)) / v, 1.0)
     elif knobs.pipeline != "1f1b":
         first = last = p if knobs.pipeline == "zb_h1" else 2 * p - 1
     return np.minimum(m, first), np.minimum(m, last)

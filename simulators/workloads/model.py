@@ -281,8 +281,8 @@ class Kernels(Sourced):
     gradient_passes: over gradients, to add those of a micro-batch to those before. token_copies: over the whole tensor,
     to put its tokens in order after each all-gather and before each reduce-scatter of sequence parallelism. casts: of
     inputs of a linear layer, and of the gradient of its output, into the format of `run.products`. host_s: time of an
-    iteration in which the GPU waits for the host. host_launch_s: time that the host spends on one kernel of a pass,
-    which takes no less than all of these.
+    iteration in which the GPU waits for the host. host_launch_s: time that the host spends on one kernel of a pass
+    (`simulators.steps.launches`). host_batch_s: on a micro-batch before its passes, while the GPU waits.
     """
 
     name: str
@@ -299,3 +299,4 @@ class Kernels(Sourced):
     casts: Annotated[Passes | None, knob(structural=True)] = None
     host_s: Seconds | None = None
     host_launch_s: Seconds | None = None
+    host_batch_s: Seconds | None = None
