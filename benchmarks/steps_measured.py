@@ -28,6 +28,8 @@ from simulators.steps.backend import StepBackend, metrics_of
 from simulators.workloads.model_zoo import model_tree, option_tree
 
 BASELINE = "vanilla TP"
+BY_ROW = "fp8 rowwise"
+"""Precision of rows whose casts and products are not modelled (docs/explanation/training.md)."""
 BY = ("hidden", "tp", "dp", "pp", "micro_batch", "micro_batches")
 
 
@@ -166,7 +168,8 @@ def async_tp(file: Path, what: str = BASELINE) -> Iterator[Step]:
         design = _design(chosen, model_tree(chosen["models"][row["model"]]), run=run, parallel={"tp": tp, "dp": dp})
         seconds = batch * length / (tp * float(row["value"]))
         facts = {"tp": tp, "dp": dp, "model": row["model"], "precision": row["precision"]}
-        yield Step("FSDP and tp, H100", f"{row['model']} {row['precision']}", design, seconds, facts)
+        table = "FSDP and tp, H100" + (", fp8 by row" if row["precision"] == BY_ROW else "")
+        yield Step(table, f"{row['model']} {row['precision']}", design, seconds, facts)
 
 
 def steps(data: Path | None) -> list[Step]:
