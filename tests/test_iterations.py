@@ -304,9 +304,9 @@ def test_each_of_several_models_is_a_scenario() -> None:
 
 
 REFUSED = {
-    ("lama3_8b",): "is neither a model known by name nor a YAML file",
+    ("lama3_8b",): "is neither a model known by name nor a file",
     ("llama3_8b", "llama3_8b"): "names a model twice",
-    ("nowhere/else.yaml",): "is neither a model known by name nor a YAML file",
+    ("nowhere/else.yaml",): "is neither a model known by name nor a file",
 }
 
 

@@ -16,6 +16,7 @@ import yaml
 
 from dse import plugins
 from dse.config import expansion, spelling
+from dse.config.catalogues import catalogued, catalogued_paths, catalogued_tree, listed, put_catalogued
 from dse.config.expansion import interpolates, limit_cpu_time
 from dse.config.flags import OWN_FLAGS
 from dse.config.options import conf_dir
@@ -23,7 +24,7 @@ from dse.config.sweeps import FEWER_VALUES, MOST_VALUES, range_size, sweep_knob,
 from dse.config.yaml_checks import accidents, calls_code, is_hydras, looked_at
 from dse.errors import ConfigError, Problem, assignment, did_you_mean
 from dse.files import read_text
-from dse.space import Knob, get_path, set_path
+from dse.space import Knob, get_path, has_path, set_path
 
 
 @dataclass(frozen=True)
@@ -262,20 +263,24 @@ def _request(composer: _Composer, texts: Sequence[str]) -> Request:
     groups = composer.groups()
     chosen = [line for line in lines if line.key in groups and line.kind == "change" and isinstance(line.value, str)]
     good = [line for line in chosen if _option_exists(composer, line, groups) and _is_only(composer, line, chosen)]
-    _accidents(composer, good)
-    picks = [f"{composer.override_key(line.key)}={line.value}" for line in good]
+    described = [line for line in good if line.value in groups[line.key]]
+    _accidents(composer, described)
+    picks = [f"{composer.override_key(line.key)}={line.value}" for line in described]
     tree = composer.compose(picks)
     if not tree:
         return Request({}, {}, (), tuple(texts), problems=tuple(composer.problems), folder=composer.folder)
-    for line in good:
+    for line in described:
         _check_name(composer, tree, line.key, str(line.value))
         _add_to_name(composer, tree, line)
+    whole = {line.key: str(line.value) for line in good if line not in described}
+    composer.problems.extend(put_catalogued(tree, whole))
     values = [line for line in lines if line not in chosen]
     _apply(composer, tree, values)
     tree = composer.resolve(tree) if any("${" in text for text in texts) else tree
     fixed = {f"{line.key}.name" for line in good} | {
         line.key for line in values if line.kind != "delete" and not line.key.startswith("space.")
     }
+    fixed |= catalogued_paths(tree, whole) - {line.key.removeprefix("space.") for line in values}
     knobs = tuple(knob for knob in _knobs(composer, tree, groups) if knob.path not in fixed)
     baseline = get_path(tree, "study.baseline") or {}
     values_of = {knob.path: knob.values for knob in knobs}
@@ -331,9 +336,10 @@ def _hydra_ready() -> Iterator[None]:
 
 
 def _option_exists(composer: _Composer, line: _Line, groups: Mapping[str, list[str]]) -> bool:
-    if line.value in groups[line.key]:
+    if line.value in groups[line.key] or catalogued(line.key, line.value):
         return True
-    way = spelling.option_elsewhere(str(line.value), line.key, groups)
+    options = {**groups, line.key: [*groups[line.key], *listed(line.key)]}
+    way = spelling.option_elsewhere(str(line.value), line.key, options)
     composer.note(line.key, "is no option of this group", line.value, way)
     return False
 
@@ -373,7 +379,7 @@ def _apply(composer: _Composer, tree: dict[str, Any], lines: Sequence[_Line]) ->
     """Set, add and delete values; every unknown key is a problem. The space takes new paths without a `+`."""
     for line in lines:
         in_space = line.key.startswith("space.")
-        exists = _exists(tree, line.key)
+        exists = has_path(tree, line.key)
         if line.kind == "delete":
             _delete(composer, tree, line, exists)
         elif not exists and line.kind == "change" and not in_space:
@@ -408,14 +414,6 @@ def _set(composer: _Composer, tree: dict[str, Any], key: str, value: Any) -> Non
         node[parts[-1]] = value
     else:
         composer.note(key, "lies below a value that holds no keys")
-
-
-def _exists(tree: Any, key: str) -> bool:
-    for name in key.split("."):
-        if not isinstance(tree, Mapping) or name not in tree:
-            return False
-        tree = tree[name]
-    return True
 
 
 def _nearest(tree: Mapping[str, Any], line: _Line) -> str:
@@ -465,13 +463,10 @@ def _knob(composer: _Composer, path: str, leaf: Any, groups: Mapping[str, list[s
         return None
     section, _, name = path.partition(".")
     if name == "name" and section in groups:
-        for wrong in set(knob.values) - set(groups[section]):
-            composer.note(
-                f"space.{path}",
-                "is no option of this group",
-                wrong,
-                did_you_mean(str(wrong), groups[section]),
-            )
+        unlisted = set(knob.values) - set(groups[section])
+        for wrong in (option for option in unlisted if not catalogued(section, option)):
+            way = did_you_mean(str(wrong), groups[section])
+            composer.note(f"space.{path}", "is no option of this group", wrong, way)
     return knob
 
 
@@ -485,16 +480,20 @@ def _options(
         section, _, name = path.partition(".")
         if name == "name" and section in groups:
             typed = {line.key: line.value for line in values if line.key.startswith(f"{section}.")}
-            legal = [option for option in dict.fromkeys(choices) if option in groups[section]]
+            distinct = dict.fromkeys(choices)
+            legal = [option for option in distinct if option in groups[section] or catalogued(section, option)]
             trees[section] = {str(option): _option(composer, picks, f"{section}={option}", typed) for option in legal}
     return trees
 
 
 def _option(composer: _Composer, picks: Sequence[str], pick: str, typed: Mapping[str, Any]) -> dict[str, Any]:
-    section = pick.partition("=")[0]
-    tree = composer.compose([*picks, pick])
-    _check_name(composer, tree, section, pick.partition("=")[2])
+    section, _, option = pick.partition("=")
+    if catalogued(section, option) and option not in composer.groups()[section]:
+        tree = {section: catalogued_tree(section, option)}
+    else:
+        tree = composer.compose([*picks, pick])
+        _check_name(composer, tree, section, option)
     for key, value in typed.items():
-        if _exists(tree, key):
+        if has_path(tree, key):
             set_path(tree, key, value)
     return dict(tree.get(section, {}))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import yaml
 
+from dse.config.catalogues import listed
 from dse.config.yaml_checks import LOADER, load_yaml, unreadable
 from dse.files import read_text
 
@@ -21,9 +22,10 @@ def conf_dir() -> Path:
 
 
 def list_options(group: str, folders: Sequence[Path] = ()) -> dict[str, str]:
-    """Options of a group with their descriptions."""
+    """Options of a group with their descriptions, those of its catalogue after those that have a file."""
     files = {path.stem: path for folder in (conf_dir(), *folders) for path in sorted((folder / group).glob("*.yaml"))}
-    return {name: _description(path) for name, path in sorted(files.items())}
+    described = {name: _description(path) for name, path in sorted(files.items())}
+    return described | {name: text for name, text in listed(group).items() if name not in described}
 
 
 def _description(path: Path) -> str:

@@ -29,6 +29,7 @@ from dse.space.blocks import Block as Block
 from dse.space.blocks import Evaluated as Evaluated
 from dse.space.blocks import settle
 from dse.space.paths import get_path as get_path
+from dse.space.paths import has_path as has_path
 from dse.space.paths import set_path as set_path
 from dse.units import amount
 

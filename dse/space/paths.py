@@ -13,6 +13,15 @@ def get_path(tree: Any, path: str) -> Any:
     return tree
 
 
+def has_path(tree: Any, path: str) -> bool:
+    """Tell whether a tree has a value at a dotted path, be it None."""
+    for name in path.split("."):
+        if not isinstance(tree, Mapping) or name not in tree:
+            return False
+        tree = tree[name]
+    return True
+
+
 def set_path(tree: dict[str, Any], path: str, value: Any) -> None:
     """Set the value at a dotted path in place. Raises KeyError where its parent is not a mapping."""
     *parents, last = path.split(".")

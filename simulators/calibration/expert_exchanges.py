@@ -18,6 +18,7 @@ benchmarks.expert_exchanges --data DIR --fit` prints the constants as `conf/node
 from __future__ import annotations
 
 import csv
+import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -191,6 +192,7 @@ def _kernel(logs: Floats) -> TokenKernel:
     return TokenKernel(**{name: float(value) for name, value in zip(_BOUNDS, np.exp(logs), strict=True)})
 
 
+@functools.cache
 def node_of(device: str) -> LibraryNode:
     """The node that has the constants of a device of the tables."""
     return LibraryNode.model_validate(option_tree("node", NODES[device]))

@@ -44,7 +44,7 @@ def groups(machine: Device, parallel: Parallel) -> Mapping[Axis, Group]:
 
 def _of_experts(node: LibraryNode, parallel: Parallel) -> Mapping[Axis, Group]:
     """GPUs that share the experts of a layer, and those that have the same ones."""
-    ep, inside = float(parallel.ep), float(min(parallel.ep, node.num_gpus))
+    ep, inside = float(parallel.ep), np.minimum(float(parallel.ep), node.num_gpus)
     shared = replace(node_ring(node, ep, inside), experts=node.experts, link_share=link_share(node, inside))
     same = np.maximum(1.0, np.asarray(parallel.expert_replicas, float))
     apart = ep if parallel.ep > 1 else np.asarray(parallel.tp, float)

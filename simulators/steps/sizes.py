@@ -44,38 +44,38 @@ class Sizes:
 
     @property
     def queries(self) -> Floats:
-        """Tokens of a sequence that ask: S."""
+        """Queries of a sequence that this GPU has."""
         length = np.asarray(self.run.sequence_length, float) / (2 if self.half else 1) / self.parallel.cp
         return np.ones_like(length) if self.run.mode == "decode" else length
 
     @property
     def keys(self) -> Floats:
-        """Tokens of a sequence that are attended to: C."""
+        """Keys of a sequence."""
         return np.asarray(self.run.sequence_length, float) / (2 if self.half == HALVES[0] else 1)
 
     @property
     def tokens(self) -> Floats:
-        """T."""
+        """Tokens that this GPU has between what cp splits."""
         return self.sequences * self.queries
 
     @property
     def hidden(self) -> Floats:
-        """H."""
+        """Width of the activations."""
         return np.asarray(self.model.hidden, float)
 
     @property
     def tp(self) -> Floats:
-        """t."""
+        """Degree of tensor parallelism."""
         return np.asarray(self.parallel.tp, float)
 
     @property
     def heads(self) -> Floats:
-        """Heads of queries on a GPU."""
+        """Heads of this GPU."""
         return np.asarray(self.model.num_heads, float) / self.tp
 
     @property
     def kv_heads(self) -> Floats:
-        """Heads of keys on a GPU."""
+        """Heads of keys and values of this GPU."""
         return np.maximum(1.0, np.asarray(self.model.num_kv_heads, float) / self.tp)  # copied where they are too few
 
     @property
@@ -85,12 +85,12 @@ class Sizes:
 
     @property
     def ffn(self) -> Floats:
-        """Width inside a feed-forward layer on a GPU."""
+        """Width inside its part of a feed-forward layer."""
         return np.asarray(self.model.width_of_ffn, float) / self.tp
 
     @property
     def vocab(self) -> Floats:
-        """Part of the vocabulary on a GPU."""
+        """Its part of the vocabulary."""
         return np.asarray(self.model.vocab, float) / self.tp
 
     @property

@@ -12,24 +12,54 @@ from dse.config.yaml_checks import load_yaml, unreadable
 from dse.errors import ConfigError, Problem, did_you_mean
 from simulators.hardware.machine import tree_of
 from simulators.workloads.experts import MixtureOfExperts
+from simulators.workloads.hub_config import hub_tree
 from simulators.workloads.model import Transformer
 
 _NOTE_KEYS = ("provenance", "source")
 
 
-def model_tree(name: str) -> dict[str, Any]:
-    """Tree of a model: `conf/model/<name>.yaml`, a YAML file, or a model of `conf/data/models.yaml`.
+def model_tree(name: str, section: str = "models") -> dict[str, Any]:
+    """Tree of a model: `conf/model/<name>.yaml`, a model of `conf/data/models.yaml`, a YAML file, or a `config.json`.
 
-    Raises ConfigError, also for a public model that cannot be expressed as a transformer.
+    section: that names the model. Raises ConfigError, also for a model that cannot be expressed as a transformer.
     """
     path = _path("model", name)
+    if path is not None and path.suffix == ".json":
+        return hub_tree(path)
     if path is not None:
-        return {"kind": "transformer", **_read(path)}
+        return {"kind": "transformer", **_read(path, section)}
     models, formal = public(), aliases().get(name, name)
     if formal not in models:
-        way = did_you_mean(name, [*models, *aliases(), *list_options("model")])
-        raise ConfigError([Problem("models", "is neither a model known by name nor a YAML file", name, way)])
+        way = did_you_mean(name, list_options("model"))
+        raise ConfigError([Problem(section, "is neither a model known by name nor a file", name, way)])
     return _transformer_tree(name, models[formal])
+
+
+class _Catalogue:
+    """Public models, and files of one's own, as options of the group `model` (`dse.config.catalogues`)."""
+
+    def names(self) -> Mapping[str, str]:
+        """Public models and what they are."""
+        models = public()
+        described = {name: _describe(widths) for name, widths in models.items()}
+        return dict(
+            sorted({**described, **{name: f"the same as {formal}" for name, formal in aliases().items()}}.items())
+        )
+
+    def tree(self, name: str) -> dict[str, Any]:
+        """Tree of a model by name, or of a file."""
+        return model_tree(name, "model")
+
+
+CATALOGUE = _Catalogue()
+
+
+def _describe(widths: Mapping[str, Any]) -> str:
+    """Say what a public model is."""
+    text = f"{widths['layers']} layers of {widths['hidden']}, {widths['heads']} heads"
+    if "experts" in widths:
+        text += f", {widths['experts_per_token']} of {widths['experts']} experts for each token"
+    return f"{text}{', latent attention' if 'latent' in widths else ''} ({widths['provenance']})"
 
 
 def option_tree(group: str, name: str) -> dict[str, Any]:
@@ -83,7 +113,8 @@ def _transformer_tree(name: str, widths: Mapping[str, Any]) -> dict[str, Any]:
         raise ConfigError([Problem("models", "has no width of heads in its source", name, way)])
     fields = {key: value for key, value in widths.items() if key in Transformer.model_fields}
     if "experts" in widths:
-        fields["moe"] = {key: value for key, value in widths.items() if key in MixtureOfExperts.model_fields}
+        experts = {key: value for key, value in widths.items() if key in MixtureOfExperts.model_fields}
+        fields["moe"] = {**experts, "imbalance": 0.0}  # a value that can be set on the command line
     note = ", ".join(str(widths[key]) for key in _NOTE_KEYS if key in widths)
     causal, gated = "decoder_layers" not in widths, bool(widths.get("gated"))
     known = {"causal": causal, "rotary": causal and gated}  # gated layers and rotary positions came together (Llama)

@@ -1,0 +1,144 @@
+"""Dispatch and combine of expert-parallel libraries: what arithmetic says of them, and measured tables."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks.expert_exchanges import SHARED, ep_median, over_sms
+from simulators.calibration.expert_exchanges import (
+    DIRECTIONS,
+    NODES,
+    fit_all,
+    is_fitted,
+    node_of,
+    predict,
+    read_rows,
+)
+from simulators.costs.expert_exchange import RoutedTokens, exchange_seconds, kernel_seconds, link_share
+
+LIBRARIES = {device: node_of(device) for device in NODES}
+DEVICES = st.sampled_from(sorted(LIBRARIES))
+TABLES = pytest.mark.skipif(not SHARED.is_dir(), reason="the measured tables are not beside the repository")
+
+
+def routed(tokens: float, **others: Any) -> RoutedTokens:
+    """Tokens of DeepSeek-V3 among eight GPUs."""
+    return RoutedTokens(**{"tokens": tokens, "token_bytes": 7392, "experts": 256, "per_token": 8, "gpus": 8, **others})
+
+
+def seconds(device: str, direction: Any, tokens: RoutedTokens) -> float:
+    """Time [s] by the library of a device."""
+    library = LIBRARIES[device].experts
+    assert library is not None
+    time = exchange_seconds(library, direction, tokens)
+    assert time is not None
+    return float(time)
+
+
+@given(DEVICES, st.sampled_from(DIRECTIONS), st.integers(1, 10**5), st.integers(1, 10**5))
+def test_more_tokens_take_longer(device: str, direction: str, few: int, many: int) -> None:
+    few, many = sorted((few, many))
+    assert seconds(device, direction, routed(few)) <= seconds(device, direction, routed(many))
+
+
+@given(DEVICES, st.sampled_from(DIRECTIONS), st.integers(1, 10**5), st.integers(1, 32), st.integers(1, 32))
+def test_more_experts_for_each_token_take_longer(device: str, direction: str, tokens: int, few: int, many: int) -> None:
+    few, many = sorted((few, many))
+    times = [seconds(device, direction, routed(tokens, per_token=picked)) for picked in (few, many)]
+    assert times[0] <= times[1] * (1 + 1e-12)
+
+
+@given(DEVICES, st.sampled_from(DIRECTIONS), st.integers(1, 10**5), st.integers(1, 64), st.integers(1, 64))
+def test_more_sms_take_no_longer(device: str, direction: str, tokens: int, few: int, many: int) -> None:
+    few, many = sorted((few, many))
+    library = LIBRARIES[device].experts
+    assert library is not None
+    kernel = getattr(dict(library.kernels)["node"], direction)
+    assert kernel_seconds(kernel, routed(tokens), num_sms=many) <= kernel_seconds(kernel, routed(tokens), num_sms=few)
+
+
+@given(DEVICES, st.sampled_from(DIRECTIONS), st.integers(1, 10**5))
+def test_one_gpu_exchanges_nothing(device: str, direction: str, tokens: int) -> None:
+    alone = routed(tokens, gpus=1)
+    assert seconds(device, direction, alone) == 0
+    assert float(alone.sent_bytes) == 0
+
+
+@given(st.integers(1, 10**4), st.sampled_from([16, 32, 64]))
+def test_a_token_goes_once_to_each_node(tokens: int, gpus: int) -> None:
+    spread = routed(tokens, gpus=gpus, nodes=gpus // 8)
+    assert float(spread.remote_nodes) <= gpus // 8 - 1
+    assert float(spread.remote_nodes) <= float(spread.copies)
+    assert float(spread.sent_bytes) <= tokens * 7392 * min(8, gpus // 8)
+
+
+def test_on_a_mesh_two_gpus_share_one_link() -> None:
+    mesh, switch = LIBRARIES["mi300x"], LIBRARIES["h100_sxm"]
+    assert [float(link_share(mesh, n)) for n in (2, 4, 8)] == pytest.approx([1 / 7, 3 / 7, 1])
+    assert [float(link_share(switch, n)) for n in (2, 4, 8)] == [1, 1, 1]
+
+
+def test_a_library_without_kernels_across_nodes_leaves_that_to_collectives() -> None:
+    library = LIBRARIES["mi300x"].experts
+    assert library is not None
+    assert exchange_seconds(library, "dispatch", routed(64, gpus=16, nodes=2)) is None
+    assert seconds("mi355x", "dispatch", routed(64, gpus=16, nodes=2)) > seconds("mi355x", "dispatch", routed(64))
+
+
+def test_published_bandwidths_inside_a_node_come_out_without_a_fit_to_them() -> None:
+    """DeepEP on H800, 4,096 tokens of 7168, top 8, 24 SMs: 153 and 158 GB/s (deepseek-ai/DeepEP dd758ca)."""
+    library = LIBRARIES["H800"].experts
+    assert library is not None
+    kernels = dict(library.kernels)["node"]
+    for direction, element, published in (("dispatch", 1.03125, 153e9), ("combine", 2.0, 158e9)):
+        tokens = routed(4096, token_bytes=element * 7168)
+        time = float(kernel_seconds(getattr(kernels, direction), tokens, num_sms=24))
+        assert float(tokens.copies) * 4096 * element * 7168 / time == pytest.approx(published, rel=0.15)
+
+
+# Measured tables
+
+
+@TABLES
+def test_rows_not_fitted_on_are_predicted() -> None:
+    """Medians of all groups of more than 20 rows; the worst is dispatch across nodes of MI355X."""
+    figures = {name: line for name, line in ep_median(SHARED).items() if line["count"] > 20}
+    assert len(figures) == 12
+    medians = [line["median"] for line in figures.values()]
+    assert max(medians) < 0.15
+    assert float(np.median(medians)) < 0.08
+    assert all(
+        value < 0.12
+        for group, table in over_sms(SHARED).items()
+        if "nodes_1_2" not in group
+        for value in table.values()
+    )
+
+
+@TABLES
+@pytest.mark.slow
+def test_constants_are_those_of_a_fit_to_the_rows_that_are_named() -> None:
+    rows = [row for path in sorted(SHARED.glob("*.csv")) for row in read_rows(path)]
+    for device in ("h100_sxm", "mi300x"):
+        node = node_of(device)
+        assert node.experts is not None
+        for group, (kernel, names) in fit_all([row for row in rows if row.device == device], node).items():
+            kind, _, direction = group.partition(" ")
+            shipped = getattr({str(key): value for key, value in node.experts.kernels.items()}[kind], direction)
+            assert dict(node.experts.fitted_on or {})[group] == names
+            fitted = [row for row in rows if row.device == device and row.group == group and is_fitted(row)]
+            for row in fitted:
+                assert predict(shipped, row, node) == pytest.approx(predict(kernel, row, node), rel=0.01)
+
+
+def test_a_folder_without_tables_is_told(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        ep_median(tmp_path)
+    (tmp_path / "other.csv").write_text("a,b\n1,2\n")
+    assert ep_median(tmp_path) == {}

@@ -1,0 +1,260 @@
+"""Models by name on the command line, and from the `config.json` of a model hub. Files here are our own writing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from iterations import made
+
+from dse.config.compose import request
+from dse.config.options import list_options
+from dse.errors import ConfigError
+from simulators.workloads.hub_config import TYPES, hub_tree
+from simulators.workloads.model_zoo import aliases, model_tree, public
+
+LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "num_hidden_layers": 32,
+    "vocab_size": 128256,
+    "tie_word_embeddings": False,
+}
+DEEPSEEK = {
+    "model_type": "deepseek_v3",
+    "hidden_size": 7168,
+    "intermediate_size": 18432,
+    "moe_intermediate_size": 2048,
+    "num_attention_heads": 128,
+    "num_key_value_heads": 128,
+    "num_hidden_layers": 61,
+    "vocab_size": 129280,
+    "n_routed_experts": 256,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 8,
+    "first_k_dense_replace": 3,
+    "q_lora_rank": 1536,
+    "kv_lora_rank": 512,
+    "qk_rope_head_dim": 64,
+    "qk_nope_head_dim": 128,
+    "v_head_dim": 128,
+    "tie_word_embeddings": False,
+}
+QWEN = {
+    **LLAMA,
+    "model_type": "qwen3",
+    "hidden_size": 4096,
+    "intermediate_size": 12288,
+    "num_hidden_layers": 36,
+    "head_dim": 128,
+    "vocab_size": 151936,
+}
+QWEN_MOE = {
+    **QWEN,
+    "model_type": "qwen3_moe",
+    "num_attention_heads": 64,
+    "num_key_value_heads": 4,
+    "num_hidden_layers": 94,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 1536,
+    "decoder_sparse_step": 1,
+}
+MIXTRAL = {**LLAMA, "model_type": "mixtral", "vocab_size": 32000, "num_local_experts": 8, "num_experts_per_tok": 2}
+OSS = {
+    **LLAMA,
+    "model_type": "gpt_oss",
+    "hidden_size": 2880,
+    "intermediate_size": 2880,
+    "num_attention_heads": 64,
+    "num_hidden_layers": 36,
+    "head_dim": 64,
+    "vocab_size": 201088,
+    "num_local_experts": 128,
+    "num_experts_per_tok": 4,
+    "sliding_window": 128,
+    "layer_types": ["sliding_attention", "full_attention"] * 18,
+}
+KIMI = {
+    **DEEPSEEK,
+    "model_type": "kimi_k2",
+    "num_attention_heads": 64,
+    "vocab_size": 163840,
+    "n_routed_experts": 384,
+    "first_k_dense_replace": 1,
+}
+GPT2 = {"model_type": "gpt2", "n_embd": 1600, "n_head": 25, "n_layer": 48, "n_positions": 1024, "vocab_size": 50257}
+NEOX = {
+    "model_type": "gpt_neox",
+    "hidden_size": 6144,
+    "intermediate_size": 24576,
+    "num_attention_heads": 64,
+    "num_hidden_layers": 44,
+    "vocab_size": 50432,
+    "tie_word_embeddings": False,
+}
+SAME: dict[str, dict[str, Any]] = {
+    "llama3_8b": LLAMA,
+    "qwen3_8b": QWEN,
+    "deepseek_v3": DEEPSEEK,
+    "qwen3_235b_a22b": QWEN_MOE,
+    "mixtral_8x7b": MIXTRAL,
+    "gpt_oss_120b": OSS,
+    "kimi_k2": KIMI,
+}
+PARAMETERS = {"gpt2": (GPT2, 1.558e9), "gpt_neox": (NEOX, 20.6e9)}
+
+
+def written(folder: Path, config: Any, name: str = "config.json") -> Path:
+    """A file of a hub."""
+    path = folder / name
+    path.write_text(json.dumps(config))
+    return path
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_a_hubs_file_is_the_public_model(tmp_path: Path, name: str) -> None:
+    ours, theirs = model_tree(name), hub_tree(written(tmp_path, SAME[name]))
+    runs = [made({"run.mode": mode}, model=tree) for tree in (ours, theirs) for mode in ("training", "decode")]
+    numbers = [(float(run.seconds), *(float(np.sum(block.params)) for block in run.blocks)) for run in runs]
+    assert numbers[:2] == numbers[2:]
+
+
+@pytest.mark.parametrize("kind", PARAMETERS)
+def test_an_older_type_has_the_parameters_that_are_published(tmp_path: Path, kind: str) -> None:
+    config, published = PARAMETERS[kind]
+    run = made(model=model_tree(str(written(tmp_path, config))))
+    assert float(sum(np.sum(block.count * np.asarray(block.params)) for block in run.blocks)) == pytest.approx(
+        published, rel=0.01
+    )
+
+
+def test_a_file_of_a_model_that_also_sees_holds_its_text_part_below(tmp_path: Path) -> None:
+    inner = hub_tree(written(tmp_path, {"model_type": "llava", "text_config": LLAMA}))
+    assert inner["hidden"] == 4096
+
+
+def test_a_model_is_called_what_its_file_or_folder_is_called(tmp_path: Path) -> None:
+    assert hub_tree(written(tmp_path, {**LLAMA, "_name_or_path": "meta/llama-own"}))["name"] == "llama-own"
+    folder = tmp_path / "own"
+    folder.mkdir()
+    assert hub_tree(written(folder, LLAMA))["name"] == "own"
+    assert hub_tree(written(folder, LLAMA, "tiny.json"))["name"] == "tiny"
+
+
+WRONG: dict[str, tuple[Any, str]] = {
+    "no type": ({"hidden_size": 64}, "model_type"),
+    "another type": ({**LLAMA, "model_type": "lama"}, "model_type"),
+    "no layers": ({key: value for key, value in LLAMA.items() if key != "num_hidden_layers"}, "num_hidden_layers"),
+    "a width in quotes": ({**LLAMA, "hidden_size": "4096"}, "hidden_size"),
+    "a width that is true": ({**LLAMA, "hidden_size": True}, "hidden_size"),
+    "experts of no width": ({**QWEN_MOE, "moe_intermediate_size": -1}, "moe_intermediate_size"),
+    "experts in every other layer": ({**QWEN_MOE, "decoder_sparse_step": 2}, "decoder_sparse_step"),
+    "a window in every layer": (
+        {**LLAMA, "sliding_window": 4096, "max_position_embeddings": 32768},
+        "sliding_window",
+    ),
+    "no rank": ({key: value for key, value in DEEPSEEK.items() if key != "kv_lora_rank"}, "kv_lora_rank"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_what_cannot_be_read_is_told_with_file_key_and_way_out(tmp_path: Path, case: str) -> None:
+    config, key = WRONG[case]
+    path = written(tmp_path, config)
+    with pytest.raises(ConfigError) as error:
+        hub_tree(path)
+    assert [problem.path for problem in error.value.problems] == [f"{path}: {key}"]
+    assert error.value.problems[0].way_out
+
+
+@pytest.mark.parametrize("text", ["", "[1, 2]", "{", "3", "[" * 100_000], ids=lambda text: text[:3] or "empty")
+def test_what_is_no_configuration_is_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(text)
+    with pytest.raises(ConfigError):
+        hub_tree(path)
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(sorted({*LLAMA, *DEEPSEEK, *OSS})),
+        st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.text(max_size=3) | st.floats(),
+    ),
+    st.sampled_from(TYPES),
+)
+def test_any_file_is_read_or_refused_and_never_breaks(tmp_path_factory: Any, keys: dict[str, Any], kind: str) -> None:
+    path = written(tmp_path_factory.mktemp("hub"), {**keys, "model_type": kind})
+    try:
+        assert hub_tree(path)["kind"] == "transformer"
+    except ConfigError as error:
+        assert all(problem.path.startswith(str(path)) for problem in error.problems)
+
+
+# On the command line
+
+
+@pytest.mark.parametrize("name", ["llama3_70b", "deepseek_v3", "gpt_oss_20b", "bert_base"])
+def test_a_public_model_is_chosen_by_name_whole(name: str) -> None:
+    """Layers and widths that a study gives its own model, or searches, do not hold for it."""
+    asked = request(["study=comp_vs_comm", f"model={name}"])
+    assert not asked.problems
+    assert asked.tree["model"] == model_tree(name)
+    assert not [knob.path for knob in asked.knobs if knob.path.startswith("model.")]
+    assert [knob.path for knob in request(["study=comp_vs_comm"]).knobs if knob.path.startswith("model.")]
+
+
+def test_values_of_a_public_model_may_be_set_and_searched() -> None:
+    asked = request(
+        ["study=comp_vs_comm", "model=llama3_70b", "model.layers=2", "+space.model.hidden=choice(1024,8192)"]
+    )
+    assert not asked.problems
+    assert asked.tree["model"]["layers"] == 2
+    assert [knob.path for knob in asked.knobs if knob.path.startswith("model.")] == ["model.hidden"]
+
+
+def test_public_models_are_searched_by_name_beside_those_with_a_file() -> None:
+    asked = request(["study=comp_vs_comm", "+space.model.name=choice(llama3_8b,bert_large)"])
+    assert not asked.problems
+    assert asked.options["model"]["llama3_8b"] == model_tree("llama3_8b")
+    assert asked.options["model"]["bert_large"]["layers"] == 118  # as the study says of its own options
+
+
+def test_a_file_of_a_hub_and_one_of_ones_own_are_chosen_by_their_paths(tmp_path: Path) -> None:
+    own = tmp_path / "mine.yaml"
+    own.write_text("name: mine\nlayers: 4\nhidden: 512\nheads: 8\n")
+    for path in (written(tmp_path, LLAMA), own):
+        asked = request(["study=comp_vs_comm", f"model={path}"])
+        assert not asked.problems
+        assert asked.tree["model"] == model_tree(str(path))
+
+
+@pytest.mark.parametrize(
+    ("typed", "path"),
+    [
+        (["study=comp_vs_comm", "model=lama3_70b"], "model"),
+        (["study=comp_vs_comm", "model=nowhere.json"], "model"),
+        (["study=comp_vs_comm", "+space.model.name=choice(lama3_70b)"], "space.model.name"),
+        (["study=ficco", "model=llama3_70b"], "model"),
+    ],
+)
+def test_a_model_that_cannot_be_chosen_is_told_with_a_way_out(typed: list[str], path: str) -> None:
+    problems = request(typed).problems
+    assert [problem.path for problem in problems] == [path]
+    assert problems[0].way_out
+
+
+def test_every_public_model_is_an_option_under_all_of_its_names() -> None:
+    options = list_options("model")
+    assert {*public(), *aliases()} <= set(options)
+    assert all(options.values())
+    for name in options:
+        model_tree(name)
