@@ -16,10 +16,9 @@ import yaml
 
 from dse import plugins
 from dse.config import expansion, spelling
-from dse.config.catalogues import catalogued, catalogued_paths, catalogued_tree, listed, put_catalogued
 from dse.config.expansion import interpolates, limit_cpu_time
 from dse.config.flags import OWN_FLAGS
-from dse.config.options import conf_dir
+from dse.config.options import catalogued, catalogued_paths, catalogued_tree, conf_dir, listed, put_catalogued
 from dse.config.sweeps import FEWER_VALUES, MOST_VALUES, range_size, sweep_knob, too_many
 from dse.config.yaml_checks import accidents, calls_code, is_hydras, looked_at
 from dse.errors import ConfigError, Problem, assignment, did_you_mean

@@ -12,9 +12,10 @@ the mean (`simulators.workloads.experts.MixtureOfExperts.busiest_load`), and all
 
 `permute` and `unpermute` put tokens in the order of experts and back. Shared experts are a feed-forward layer of their
 own, split by tp (Megatron-LM), whose sum the routed outputs are added to. Kept for the backward pass: b N (H + 3 F_e)
-and b N H of outputs, which the gradients of the router's weights need. Dispatch and combine: `simulators.costs.
-expert_exchange`, or an all-to-all of the library where it has none; in the backward pass each is the other, in the
-activations' precision. Overlap of these with compute (DualPipe) is not part of this model.
+and b N H of outputs, which the gradients of the router's weights need. Dispatch and combine cost what
+`simulators.costs.expert_exchange` says, or an all-to-all where a node's library has none for them; in the backward pass
+each is the other. At fp8 tokens and their gradients go to experts in fp8 and come back in 16 bits (arXiv:2412.19437,
+section 3.3). Overlap of these with compute (DualPipe) is not part of this model.
 """
 
 from __future__ import annotations
@@ -54,9 +55,9 @@ class TokenExchange(Exchange):
 
     @property
     def backward(self) -> TokenExchange:
-        """The exchange of the gradients, the other way round."""
+        """The exchange of the gradients, the other way round; what goes to experts is in fp8 then, too."""
         other: Direction = "combine" if self.direction == "dispatch" else "dispatch"
-        return replace(self, direction=other, fp8=False)
+        return replace(self, direction=other)
 
     def library_seconds(self, group: Group) -> Floats | None:
         """Time [s] by the library of expert parallelism, of the busiest GPU; None if there is none."""

@@ -36,7 +36,7 @@ def model_tree(name: str, section: str = "models") -> dict[str, Any]:
 
 
 class _Catalogue:
-    """Public models, and files of one's own, as options of the group `model` (`dse.config.catalogues`)."""
+    """Public models, and files of one's own, as options of the group `model` (`dse.config.options`)."""
 
     def names(self) -> Mapping[str, str]:
         """Public models and what they are."""
