@@ -143,7 +143,7 @@ def iterations_of_models() -> tuple[Backend, list[Batch]]:
     axes = {"parallel.tp": np.array([1, 3, 4]), "parallel.dp": np.array([1, 2, 4]), "run.batch": np.array([1, 8])}
     point = iterations.step()
     wrong = iterations.step({"run.mode": "decode", "parallel.zero": 1, "run.precision": "fp16_storage"})
-    return BACKENDS["step"](), [Batch(point, axes), Batch(wrong), Batch(iterations.step({"parallel.pp": 5}))]
+    return BACKENDS["step"](), [Batch(point, axes), Batch(wrong), Batch(iterations.step({"parallel.pp": 25}))]
 
 
 def requests_through_caches() -> tuple[Backend, list[Batch]]:

@@ -310,3 +310,13 @@ def test_a_network_with_a_nic_for_each_gpu_adds_their_rates_up() -> None:
     across = {**NETWORK, "parallel.dp": 16, "parallel.zero": 3}
     narrow, wide = (made({**across, "system.node.library.network_adds_up": adds}) for adds in (False, True))
     assert float(wide.dp_s) < float(narrow.dp_s)
+
+
+def test_stages_that_layers_do_not_fill_evenly_are_as_slow_as_the_fullest() -> None:
+    """24 layers on 5 stages: the busiest has 5 of them, as on 4.8 stages, and its own memory."""
+    uneven, even = (
+        metrics({**NETWORK, "parallel.pp": pp, "model.layers": n, "model.vocab": 0}) for pp, n in ((5, 24), (5, 25))
+    )
+    assert uneven["forward_s"] == pytest.approx(even["forward_s"])
+    assert uneven["state_bytes"] == even["state_bytes"]
+    assert uneven["bubble_s"] < even["bubble_s"]

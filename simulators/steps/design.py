@@ -207,7 +207,12 @@ def _division_rules(model: Transformer, parallel: Parallel) -> Iterator[Rule]:
     yield Rule("parallel.tp", (ffn % tp != 0) & dense, "does not divide model.ffn ({0})", parallel.tp, (ffn,), way)
     for layers in (np.asarray(model.layers), np.asarray(model.decoder_layers)):
         yield Rule(
-            "parallel.pp", layers % pp != 0, "does not divide the layers (model has {0})", parallel.pp, (layers,), way
+            "parallel.pp",
+            (layers > 0) & (pp > layers),
+            "is more stages than layers (model has {0})",
+            parallel.pp,
+            (layers,),
+            "use at most {0}",
         )
 
 

@@ -9,8 +9,8 @@ one of the n_j blocks j, in the order of the backward pass, and r_jk when the k-
 
 (the completion of a queue), which among equal blocks is largest at k = 1 or k = n_j. Where both slow each other down
 (`simulators.steps.contention`), an engine runs them instead. Pipelines (pp > 1) take m turns of the busiest stage for m
-micro-batches, and a bubble (`simulators.steps.pipelines`); the busiest stage has 1 / pp of the layers, and the longer
-one of embedding and output. Only the last micro-batch's backward pass hides the reduction over dp, unless gradients are
+micro-batches, and a bubble (`simulators.steps.pipelines`); the busiest stage has layers / pp, rounded up, and embedding
+or output, whichever is longer. Only the last micro-batch's backward pass hides the reduction over dp, unless gradients are
 split (`simulators.steps.sharded_data`). A framework that launches kernels one by one takes no less for the passes of a
 micro-batch than its host for their launches. Low-precision copies of weights that are made just in time lengthen the
 turn of each micro-batch, and those that are stored the update (`simulators.steps.quantised`).
@@ -55,6 +55,15 @@ Floats = NDArray[np.float64]
 
 ENDS = ("embedding", "output")
 """Blocks of which a stage of a pipeline holds one at most."""
+
+
+def stage_share(count: ArrayLike, pp: ArrayLike) -> Floats:
+    """Share of equal blocks that the busiest of pp stages has: whole blocks, one more than others where pp does not
+    divide their number.
+    """
+    blocks = np.asarray(count, float)
+    with np.errstate(all="ignore"):
+        return np.where(blocks > 0, np.ceil(np.round(blocks / np.asarray(pp, float), 9)) / blocks, 1.0)
 
 
 @dataclass(frozen=True)
@@ -157,7 +166,7 @@ class Iteration:
     def _shares(self, seconds: Mapping[str, Floats]) -> dict[str, Floats]:
         """Share of each block's `count` that the busiest stage has."""
         pp = np.asarray(self.parallel.pp, float)
-        shares = {block.name: 1 / pp for block in self.blocks}
+        shares = {block.name: stage_share(block.count, pp) for block in self.blocks}
         first, last = (seconds.get(name, np.zeros(())) for name in ENDS)
         longer = {"embedding": first > last, "output": first <= last}
         return shares | {name: np.where(pp > 1, longer[name], 1.0) for name in ENDS if name in shares}

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dse.backend import Law, Metric
-from simulators.steps.iteration import ENDS, Iteration
+from simulators.steps.iteration import ENDS, Iteration, stage_share
 from simulators.steps.operators import KINDS, Block, Exchange, Op, Part, Product, num_kernels
 from simulators.steps.pipelines import in_flight
 from simulators.steps.quantised import copy_bytes, flying_bytes
@@ -194,7 +194,7 @@ def _memory(iteration: Iteration, hbm_bytes: ArrayLike) -> dict[str, Any]:
         whole = (b, iteration.gradient_bytes, by_weight[1])
         per_expert = sum(size / split for size, split in zip(whole, expert_splits, strict=True)) - bytes_per_weight
         flight, ends = in_flight(iteration.parallel, pp, iteration.micro_batches)
-    first, last = ({block.name: 1 / pp for block in iteration.blocks} for _ in range(2))
+    first, last = ({block.name: stage_share(block.count, pp) for block in iteration.blocks} for _ in range(2))
     for name, shares, absent in zip(ENDS, (first, last), (last, first), strict=True):
         if name in shares:
             shares[name], absent[name] = np.ones(()), np.where(pp > 1, 0.0, 1.0)

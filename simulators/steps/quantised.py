@@ -211,7 +211,7 @@ def copy_bytes(iteration: Stage, block: Block) -> Any:
 def _kept_share(iteration: Stage, block: Block) -> Any:
     """Share of the blocks of a kind whose copies are stored, of those that a stage of a pipeline has of them."""
     assert iteration.weight_copies is not None
-    count = np.maximum(1.0, np.rint(np.asarray(block.count, float) / np.asarray(iteration.parallel.pp, float)))
+    count = np.maximum(1.0, np.ceil(np.asarray(block.count, float) / np.asarray(iteration.parallel.pp, float)))
     return iteration.weight_copies.stored_blocks(count) / count
 
 
