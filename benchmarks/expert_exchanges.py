@@ -39,6 +39,11 @@ def ep_median(folder: Path) -> dict[str, dict[str, float]]:
     return {name: _statistics(values) for name, values in _gathered(errors).items()}
 
 
+def errors_of_rows(folder: Path) -> list[float]:
+    """Errors of all measured rows that were not fitted on, without published ones."""
+    return [_error(row) for _, row in _judged(folder) if row.table != "published"]
+
+
 def over_sms(folder: Path) -> dict[str, dict[str, float]]:
     """Median error by the number of SMs, of tables that vary it: `<table> <device> <direction>` -> SMs -> median."""
     errors = [(f"{_group(path, row)}|{row.num_sms:g}", _error(row)) for path, row in _judged(folder)]

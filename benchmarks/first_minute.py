@@ -32,9 +32,9 @@ def first_minute() -> dict[str, float]:
     """All figures but those of the other studies."""
     with tempfile.TemporaryDirectory(prefix="dse-first-minute-") as folder:
         place = Path(folder)
-        _answer_and_prompt(place / "compiles", "ficco_sweep", {})  # kernels are compiled from here on
-        answer_s, prompt_s = _answer_and_prompt(place / "warm", "ficco_sweep", {})
-        cold_s, _ = _answer_and_prompt(place / "cold", "ficco_sweep", {"NUMBA_CACHE_DIR": str(place / "numba")})
+        answer_and_prompt(place / "compiles", "ficco_sweep", {})  # kernels are compiled from here on
+        answer_s, prompt_s = answer_and_prompt(place / "warm", "ficco_sweep", {})
+        cold_s, _ = answer_and_prompt(place / "cold", "ficco_sweep", {"NUMBA_CACHE_DIR": str(place / "numba")})
         run = place / "warm" / "outputs" / "ficco_sweep" / "latest"
         return {
             "first_answer_s": answer_s,
@@ -52,12 +52,12 @@ def studies() -> dict[str, float]:
     for study in list_options("study"):
         with tempfile.TemporaryDirectory(prefix="dse-first-minute-") as folder:
             words = ("figures=none", "tracking=none", "fidelity=none")
-            seconds[study], _ = _answer_and_prompt(Path(folder), study, {}, *words)
+            seconds[study], _ = answer_and_prompt(Path(folder), study, {}, *words)
         print(f"{study:<24}{seconds[study]:.1f} s", file=sys.stderr)
     return seconds
 
 
-def _answer_and_prompt(folder: Path, study: str, variables: Mapping[str, str], *words: str) -> tuple[float, float]:
+def answer_and_prompt(folder: Path, study: str, variables: Mapping[str, str], *words: str) -> tuple[float, float]:
     """Seconds from the start of a study in a fresh folder to its first answer, and to its end."""
     folder.mkdir(exist_ok=True)
     began, answer_s = time.monotonic(), float("nan")

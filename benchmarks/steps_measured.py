@@ -25,6 +25,7 @@ from dse.config.options import conf_dir
 from dse.config.yaml_checks import load_yaml
 from simulators.hardware.machine import tree_of
 from simulators.steps.backend import StepBackend, metrics_of
+from simulators.steps.sites import SITES
 from simulators.workloads.model_zoo import model_tree, option_tree
 
 BASELINE = "vanilla TP"
@@ -166,10 +167,36 @@ def async_tp(file: Path, what: str = BASELINE) -> Iterator[Step]:
         products = chosen["products"][row["precision"]]
         run |= {"products": products} if products else {}
         design = _design(chosen, model_tree(chosen["models"][row["model"]]), run=run, parallel={"tp": tp, "dp": dp})
+        if what == chosen["overlapped"]["what"]:
+            design["sites"] = dict.fromkeys(SITES, chosen["overlapped"]["schedule"])
         seconds = batch * length / (tp * float(row["value"]))
         facts = {"tp": tp, "dp": dp, "model": row["model"], "precision": row["precision"]}
         table = "FSDP and tp, H100" + (", fp8 by row" if row["precision"] == BY_ROW else "")
         yield Step(table, f"{row['model']} {row['precision']}", design, seconds, facts)
+
+
+@dataclass(frozen=True)
+class Overlapped:
+    """A measured step without and with schedules of its sites."""
+
+    serial: Step
+    overlapped: Step
+
+    @property
+    def gain_error(self) -> float:
+        """Share of the time that overlap is predicted to save, less the measured one."""
+        predicted = 1 - self.overlapped.predicted_s / self.serial.predicted_s
+        return predicted - (1 - self.overlapped.seconds / self.serial.seconds)
+
+
+def overlapped_steps(data: Path) -> list[Overlapped]:
+    """Measured steps with and without async tensor parallelism, of tables below a folder; none where there is none."""
+    file = data / settings()["async_tp"]["file"]
+    if not file.is_file():
+        return []
+    what = settings()["async_tp"]["overlapped"]["what"]
+    with_schedules = {step.name: step for step in async_tp(file, what)}
+    return [Overlapped(step, with_schedules[step.name]) for step in async_tp(file) if step.name in with_schedules]
 
 
 def steps(data: Path | None) -> list[Step]:

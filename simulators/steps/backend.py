@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from pydantic import BaseModel
 
 from dse.backend import STATUSES, Backend, Batch, Columns, Metric, Replay, Results, Tree
-from dse.errors import ConfigError, Problem, Problems, did_you_mean
+from dse.errors import Problem, Problems, did_you_mean
 from dse.space import get_path
 from dse.values import LABELS, leaves, put
 from simulators.costs.chip import Chip
@@ -38,12 +38,12 @@ from simulators.steps.measures import LAWS, METRICS, SHARES, measure
 from simulators.steps.operators import Block, Platform
 from simulators.steps.quantised import OF_PIM, Quantised, Quantising
 from simulators.steps.recurrent import speech_blocks, translation_blocks
+from simulators.steps.scenarios import LISTS, check_lists, scenarios
 from simulators.steps.seqpoint import Iterations, choose
-from simulators.steps.sites import Scheduled, TensorGroup, read_sites, site_condition, site_rules
+from simulators.steps.sites import SITES, Scheduled, TensorGroup, read_sites, site_condition, site_rules
 from simulators.steps.task_graph import intervals
 from simulators.steps.transformer import transformer_blocks
 from simulators.workloads.model import Speech, Transformer, Translation
-from simulators.workloads.model_zoo import model_tree, option_tree
 from simulators.workloads.sequence_lengths import Lengths, iteration_lengths
 
 _VERSION = "5"
@@ -135,6 +135,11 @@ def _rules(design: Design) -> Iterator[Rule]:
         name, schedule = next(iter(design.sites.items()))
         yield Rule(f"sites.{name}", True, "is the collective of one GPU: it needs parallel.tp > 1", str(schedule))
     elif (scheduled := _scheduled(design)) is not None:
+        beside = [name for name in design.sites if SITES[name].beside]
+        if beside and design.parallel.backward_sums != "waited":
+            text = "runs sums beside gradients of weights, which sites.{0} schedules"
+            way = "set parallel.backward_sums=waited"
+            yield Rule("parallel.backward_sums", True, text, design.parallel.backward_sums, (beside[0],), way)
         yield from site_rules(scheduled, [block.ops for block in _blocks(design)])
 
 
@@ -221,38 +226,19 @@ class StepBackend(Backend):
         self._machines: dict[tuple[type[Design], int], tuple[Any, Any]] = {}  # by identity; trees keep their ids
 
     def sections(self, tree: Tree) -> None:
-        """Check the sections: `Design`'s, and perhaps `models`: names of models, a scenario each."""
-        check, sections = Problems(), (*ScheduledDesign.model_fields, "models")
+        """Check the sections: those of a design, and lists of what scenarios have (`simulators.steps.scenarios`)."""
+        check, sections = Problems(), (*ScheduledDesign.model_fields, *LISTS)
         for name in set(tree) - set(sections):
             check.add(name, "is not a known section", way_out=did_you_mean(name, sections, path=name))
         for name in Design.model_fields:
             if not isinstance(tree.get(name), Mapping) and (name not in OPTIONAL or tree.get(name) is not None):
                 check.add(name, "is no section of keys", value=tree.get(name), way_out=f"choose one: {name}=<option>")
-        listed = tree.get("models") or []
-        if not isinstance(listed, Sequence) or isinstance(listed, str) or not all(map(_is_scenario, listed)):
-            way = "models=[gpt3_175b,llama3_8b], or models=[{model: gnmt, lengths: iwslt15}]"
-            check.add("models", "must list models, with lengths where they are of an epoch", value=listed, way_out=way)
+        check_lists(check, tree)
         check.done()
 
     def scenarios(self, tree: Tree) -> Mapping[str, Tree]:
-        """The model of the configuration, or one scenario for each of `models`."""
-        base = own_sections(tree)
-        listed = tree.get("models") or []
-        if not listed:
-            return {str(tree["model"].get("name", "model")): base}
-        check, trees = Problems(), dict[str, Tree]()
-        for entry in listed:
-            try:
-                parts = _scenario(entry)
-            except ConfigError as error:
-                check.found.extend(error.problems)
-                continue
-            name = " ".join(str(part.get("name", entry)) for part in parts.values())
-            if name in trees:
-                check.add("models", "names a model twice", value=entry, way_out="list it once")
-            trees[name] = {**base, **parts}
-        check.done()
-        return trees
+        """The configuration itself, or a scenario for each of `models`, `systems` and `modes`."""
+        return scenarios(tree)
 
     def design(self, tree: Tree) -> Design:
         """A validated design. Raises ConfigError with every problem."""
@@ -361,23 +347,6 @@ def _needed(path: str, tree: Tree) -> Mapping[str, Any]:
     of_memory = path == "system.gpu.staged_bytes" or path.startswith("system.gpu.pim.")
     of_pim = section == "instructions" or of_memory or (section == "quantised" and name in OF_PIM)
     return {"quantised.made_by": "pim"} if of_pim else {}
-
-
-def _is_scenario(entry: object) -> bool:
-    """Tell whether an entry of `models` names a model, and perhaps lengths."""
-    if isinstance(entry, Mapping):
-        return (
-            "model" in entry and set(entry) <= {"model", "lengths"} and all(isinstance(n, str) for n in entry.values())
-        )
-    return isinstance(entry, str)
-
-
-def _scenario(entry: str | Mapping[str, str]) -> dict[str, Tree]:
-    """Sections of an entry of `models`. Raises ConfigError."""
-    if isinstance(entry, str):
-        return {"model": model_tree(entry)}
-    sections: dict[str, Tree] = {"model": model_tree(entry["model"])}
-    return sections | ({"lengths": option_tree("lengths", entry["lengths"])} if "lengths" in entry else {})
 
 
 def _fields(tree: Tree, section: str) -> set[str]:

@@ -10,10 +10,10 @@ one of the n_j blocks j, in the order of the backward pass, and r_jk when the k-
 (the completion of a queue), which among equal blocks is largest at k = 1 or k = n_j. Where both slow each other down
 (`simulators.steps.contention`), an engine runs them instead. Pipelines (pp > 1) take m turns of the busiest stage for m
 micro-batches, and a bubble (`simulators.steps.pipelines`); the busiest stage has layers / pp, rounded up, and embedding
-or output, whichever is longer. Only the last micro-batch's backward pass hides the reduction over dp, unless gradients are
-split (`simulators.steps.sharded_data`). A framework that launches kernels one by one takes no less for the passes of a
-micro-batch than its host for their launches. Low-precision copies of weights that are made just in time lengthen the
-turn of each micro-batch, and those that are stored the update (`simulators.steps.quantised`).
+or output, whichever is longer. Only the last micro-batch's backward pass hides the reduction over dp, unless gradients
+are split (`simulators.steps.sharded_data`). A framework that launches kernels one by one takes no less for the passes
+of a micro-batch than its host for their launches. Low-precision copies of weights that are made just in time lengthen
+the turn of each micro-batch, and those that are stored the update (`simulators.steps.quantised`).
 """
 
 from __future__ import annotations
@@ -148,6 +148,26 @@ class Iteration:
     def exchanged_s(self) -> Floats:
         """Collectives of one micro-batch's passes."""
         return self.sum(part for part in self.parts if part.over is not None)
+
+    @cached_property
+    def comm_cu_s(self) -> Floats:
+        """CU-seconds that kernels of collectives hold in all micro-batches; 0 where the machine's are not known."""
+        passes: Any = np.zeros(())
+        for part in (part for part in self.parts if part.over is not None):
+            held = part.spent.comm_cu_s
+            passes = passes + part.times * (self._kernel_cus(part.op) * part.spent.seconds if held is None else held)
+        return np.asarray(self.micro_batches * passes + self._copy_cus * (self.dp_s + self.gathered_s))
+
+    def _kernel_cus(self, op: Op) -> Any:
+        """CUs of the kernel of a collective."""
+        assert isinstance(op.work, Exchange)
+        rate = self.platform.groups[op.work.over].switched(op.work.pattern)
+        return op.work.ctas or (self._copy_cus if rate is None else rate.num_ctas)
+
+    @property
+    def _copy_cus(self) -> Any:
+        copy = None if self.contended is None else self.contended.copy
+        return 0 if copy is None else copy.num_cus
 
     @cached_property
     def computed_s(self) -> Floats:

@@ -181,12 +181,16 @@ class Platform:
 
 @dataclass(frozen=True)
 class Spent:
-    """Work [FLOP], traffic with HBM [bytes], bytes sent over links and time [s] of one operator; arrays."""
+    """Work [FLOP], traffic with HBM [bytes], bytes sent over links and time [s] of one operator; arrays.
+
+    comm_cu_s: CU-seconds of communication by the schedule of a site; None for CUs of kernels times their time.
+    """
 
     flop: Floats
     bytes: Floats
     wire_bytes: Floats
     seconds: Floats
+    comm_cu_s: Floats | None = None
 
 
 def operator_costs(ops: Sequence[Op], platform: Platform) -> list[Spent]:

@@ -37,6 +37,7 @@ from dse.errors import ConfigError, Problem, Problems, did_you_mean
 from dse.space import get_path
 from dse.values import leaves
 from simulators.costs.collective import Pattern
+from simulators.costs.transfer import library_cus
 from simulators.hardware.device import Device
 from simulators.hardware.system import System, schedules_see
 from simulators.rules import Rule
@@ -142,9 +143,9 @@ class TensorGroup:
         return self.effects[name]
 
     def _effect(self, schedule: Any, workload: Workload) -> Effect:
-        makespan, computing = _run(schedule.lower(self.system, workload))
-        serial, _ = _run(_serial().lower(self.system, workload))
-        return Effect(makespan / serial, computing / makespan)
+        makespan, computing, held = _run(schedule.lower(self.system, workload))
+        serial, _, _ = _run(_serial().lower(self.system, workload))
+        return Effect(makespan / serial, computing / makespan, held / makespan)
 
 
 _groups: dict[tuple[int, int, str], tuple[Device, TensorGroup]] = {}  # by identity; the machine keeps its id its own
@@ -172,9 +173,11 @@ class Scheduled:
         effect = self.group.effect(schedule, self.workload(schedule, at.name, ops[gemm], exchange))
         total = (costs[gemm].seconds + moved.seconds) * effect.length
         computed = total * effect.computing
+        held = total * effect.comm_cus + after * library_cus(self.group.system, "all_gather")
+        exposed = np.asarray(total - computed + after)
         return {
             gemm: replace(costs[gemm], seconds=computed),
-            at.collective: replace(costs[at.collective], seconds=np.asarray(total - computed + after)),
+            at.collective: replace(costs[at.collective], seconds=exposed, comm_cu_s=np.asarray(held)),
         }
 
     def intervals(self, ops: Sequence[Op], costs: Sequence[Spent], at: Place) -> tuple[int, list[Interval]] | None:
@@ -203,7 +206,7 @@ class Scheduled:
 
     @staticmethod
     def _computing(graph: TaskGraph) -> float:
-        makespan, computing = _run(graph)
+        makespan, computing, _ = _run(graph)
         return float(computing / makespan)
 
     def workload(self, schedule: Any, name: str, gemm: Op, exchange: Exchange) -> Workload:
@@ -252,10 +255,13 @@ def _scaled(task: Interval, length: float, begun: float) -> Interval:
 
 @dataclass(frozen=True)
 class Effect:
-    """What a schedule makes of a site: its length over that of serial, and the share of it in which the GEMM runs."""
+    """What a schedule makes of a site: its length over that of serial, the share of it in which the GEMM runs, and the
+    CUs that communication holds in the mean.
+    """
 
     length: Floats
     computing: Floats
+    comm_cus: Floats
 
 
 def _runs_beside(schedule: Any) -> bool:
@@ -284,15 +290,19 @@ def _serial() -> Any:
     return plugins.load("schedule", SERIAL).model_validate(_SERIAL)
 
 
-def _run(graph: TaskGraph) -> tuple[Floats, Floats]:
-    """Makespan and time in which a GEMM runs [s], over the grid of a graph."""
-    engine, ended, computed = plugins.load("engine", ENGINE), np.empty(graph.num_designs), np.empty(graph.num_designs)
+def _run(graph: TaskGraph) -> tuple[Floats, Floats, Floats]:
+    """Makespan, time in which a GEMM runs [s], and CU-seconds of communication, over the grid of a graph."""
+    engine, columns = plugins.load("engine", ENGINE), np.empty((3, graph.num_designs))
     for chosen, alike in patterns(graph):
         totals = engine.totals(alike)
-        ended[chosen if chosen is not None else slice(None)] = totals.makespan_s
-        computed[chosen if chosen is not None else slice(None)] = totals.busy_s["gemm"]
+        columns[:, slice(None) if chosen is None else chosen] = (
+            totals.makespan_s,
+            totals.busy_s["gemm"],
+            totals.cu_s,
+        )
     shape = () if graph.shape == (1,) else graph.shape
-    return ended.reshape(shape), computed.reshape(shape)
+    ended, computed, held = (column.reshape(shape) for column in columns)
+    return ended, computed, held
 
 
 def site_rules(scheduled: Scheduled, blocks: Sequence[Sequence[Op]]) -> Iterator[Rule]:
