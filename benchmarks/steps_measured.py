@@ -138,6 +138,29 @@ def published(file: Path) -> Iterator[Step]:
         yield Step(f"published, A100: {row['table']}", name, design, _seconds(row, chosen["vocab"]), facts)
 
 
+def memory(file: Path) -> Iterator[dict[str, Any]]:
+    """Published memory of stages [GiB] and that of their layers by the step backend."""
+    chosen = settings()["published"]
+    how = {**chosen, **chosen["tables"]["seqsel_5"]}
+    lines = _lines(file)
+    columns = next(lines)
+    for cells in lines:
+        row: dict[str, Any] = dict(zip(columns, cells, strict=True))
+        row["sequence_length"] = chosen["sequence_length"]
+        batch, several = int(row["micro_batch"]), int(row["virtual_stages"])
+        run = {"batch": batch, "micro_batches": int(row["batch"]) // batch, "recompute": row["recompute"]}
+        run["sequence_length"] = chosen["sequence_length"]
+        parallel: dict[str, Any] = {"tp": int(row["tp"]), "pp": int(row["pp"]), "virtual_stages": several}
+        parallel |= {"pipeline": "interleaved" if several > 1 else "1f1b"}
+        parallel |= {"sequence_parallel": row["sequence_parallel"] == "true"}
+        design = _design(how, _gpt(row, 0), run=run, parallel=parallel)
+        metrics = Step("", f"{row['model']} {row['recompute']}", design, 0.0, {}).metrics()
+        for kind, metric in (("state", "state_bytes"), ("activations", "activation_bytes")):
+            predicted = float(metrics[metric]) / 2**30
+            name = f"{row['model']} {row['recompute']} {kind}"
+            yield {"row": name, "gib": float(row[f"{kind}_gib"]), "predicted": predicted}
+
+
 def _seconds(row: Mapping[str, Any], vocab: int) -> float:
     """Time of a step [s] from its value, which may be the FLOP a second that a GPU achieves.
 
@@ -254,7 +277,8 @@ def figures(data: Path | None) -> dict[str, Any]:
         {"table": step.table, "row": step.name, "seconds": step.seconds, "predicted": step.predicted_s}
         for step in small
     ]
-    return {"tables": by_table(measured), "by_fact": by_fact(large), "rows": rows}
+    sizes = list(memory(conf_dir() / "data" / "training_memory.csv"))
+    return {"tables": by_table(measured), "by_fact": by_fact(large), "rows": rows, "memory": sizes}
 
 
 def _markdown(result: Mapping[str, Any]) -> str:
@@ -269,6 +293,10 @@ def _markdown(result: Mapping[str, Any]) -> str:
         lines.append(
             f"| {row['table']} | {row['row']} | {row['seconds']:.4g} | {row['predicted']:.4g} | {error:+.1f} % |"
         )
+    lines.append("\n| memory of a stage | published, GiB | predicted, GiB | error |\n|---|--:|--:|--:|")
+    for row in result["memory"]:
+        error = 100 * (row["predicted"] / row["gib"] - 1)
+        lines.append(f"| {row['row']} | {row['gib']:.4g} | {row['predicted']:.4g} | {error:+.1f} % |")
     return "\n".join(lines)
 
 

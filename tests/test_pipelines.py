@@ -247,6 +247,17 @@ def test_exposed_time_is_never_negative_and_state_shrinks(
     assert states == sorted(states, reverse=True)
 
 
+@pytest.mark.slow
+@given(runs())
+def test_an_update_in_the_backward_pass_keeps_gradients_of_one_layer(drawn: dict[str, Any]) -> None:
+    drawn |= {"run.micro_batches": 1, "model.vocab": 0, "parallel.dp": 1, "model.decoder_layers": 0}
+    after, inside = (metrics({**drawn, "optimizer.in_backward": early}) for early in (False, True))
+    gradients = (4 if drawn["run.precision"] == "fp32" else 2) * float(made(drawn).of_blocks("params"))
+    saved = after["state_bytes"] - inside["state_bytes"]
+    assert saved == pytest.approx(gradients * (1 - 1 / drawn["model.layers"]), rel=1e-9)
+    assert inside["iteration_s"] == after["iteration_s"]
+
+
 @given(st.integers(1, 20), SECONDS, SECONDS, SECONDS, SECONDS, st.booleans())
 def test_split_weights_of_equal_layers_wait_as_a_queue_does(
     n: int, forward: float, backward: float, gather: float, reduce: float, reshard: bool

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from benchmarks import steps_measured
-from benchmarks.steps_measured import Step, async_tp, by_table, megatron_deepspeed, published, settings
+from benchmarks.steps_measured import Step, async_tp, by_table, megatron_deepspeed, memory, published, settings
 from dse.config.options import conf_dir
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
@@ -42,6 +42,13 @@ def test_interleaving_virtual_stages_is_what_the_published_steps_need() -> None:
         parallel = {**step.design["parallel"], "pipeline": "1f1b"}
         plain = Step(step.table, step.name, {**step.design, "parallel": parallel}, step.seconds, step.facts)
         assert plain.error > step.error > -0.05
+
+
+def test_the_memory_of_published_stages_is_theirs() -> None:
+    rows = list(memory(conf_dir() / "data" / "training_memory.csv"))
+    assert len(rows) == 16
+    for row in rows:
+        assert row["predicted"] == pytest.approx(row["gib"], rel=2e-3), row["row"]
 
 
 def test_a_step_of_achieved_flop_a_second_takes_the_flop_of_its_equation() -> None:

@@ -108,6 +108,10 @@ def rules(design: Design) -> Iterator[Rule]:
         yield Rule("optimizer", True, rule, way_out=way)
     if run.mode != "training" and parallel.zero:
         yield Rule("parallel.zero", True, "splits the state of an optimizer, and inference has none", way_out="set 0")
+    if optimizer.in_backward:
+        rule = "needs gradients summed over micro-batches, while each layer is updated in the backward pass"
+        several, way = np.asarray(run.micro_batches) > 1, "set 1, or optimizer.in_backward=false"
+        yield Rule("run.micro_batches", several, rule, run.micro_batches, way_out=way)
     yield from _schedule_rules(design)
     yield from _gpu_rules(system.gpu)
     yield from _node_rules(design)

@@ -13,7 +13,7 @@ from simulators.steps.iteration import ENDS, Iteration, stage_share
 from simulators.steps.operators import KINDS, Block, Exchange, Op, Part, Product, num_kernels
 from simulators.steps.pipelines import in_flight
 from simulators.steps.quantised import copy_bytes, flying_bytes
-from simulators.steps.sharded_data import gathered_weights, state_splits
+from simulators.steps.sharded_data import gathered_weights, largest_block, state_splits
 
 Floats = NDArray[np.float64]
 
@@ -179,6 +179,15 @@ def _stage_sum(iteration: Iteration, amount: Callable[[Block], Any], shares: Map
     return _sum(value * np.asarray(block.count, float) * shares[block.name] for block, value in amounts)
 
 
+def _whole_bytes(iteration: Iteration) -> Any:
+    """Weights that were gathered, and gradients of an update in the backward pass, of the blocks that have them."""
+    if not iteration.is_training:
+        return np.zeros(())
+    gathered = gathered_weights(iteration.parallel, iteration.blocks, iteration.counts)
+    gradients = iteration.gradient_bytes * largest_block(iteration.blocks) * iteration.optimizer.in_backward
+    return iteration.run.element_bytes * gathered + gradients
+
+
 def _memory(iteration: Iteration, hbm_bytes: ArrayLike) -> dict[str, Any]:
     """Bytes on the GPU that holds most: of the first stage, or of the last one, with the micro-batches that are in
     flight there. Inference keeps keys and values of all micro-batches.
@@ -191,20 +200,22 @@ def _memory(iteration: Iteration, hbm_bytes: ArrayLike) -> dict[str, Any]:
         of_weights, of_gradients, of_state = state_splits(iteration.parallel, iteration.parallel.replicas)
         by_weight = iteration.optimizer.bytes_at(iteration.run.precision)
         assert by_weight is not None
-        bytes_per_weight = b / of_weights + iteration.gradient_bytes / of_gradients + by_weight[1] / of_state
+        of_gradient = 0 if iteration.optimizer.in_backward else iteration.gradient_bytes
+        bytes_per_weight = b / of_weights + of_gradient / of_gradients + by_weight[1] / of_state
         expert_splits = state_splits(iteration.parallel, iteration.parallel.expert_replicas)
-        whole = (b, iteration.gradient_bytes, by_weight[1])
-        per_expert = sum(size / split for size, split in zip(whole, expert_splits, strict=True)) - bytes_per_weight
+        sizes = b, of_gradient, by_weight[1]
+        per_expert = sum(size / split for size, split in zip(sizes, expert_splits, strict=True)) - bytes_per_weight
         flight, ends = in_flight(iteration.parallel, pp, iteration.micro_batches)
     first, last = ({block.name: stage_share(block.count, pp) for block in iteration.blocks} for _ in range(2))
     for name, shares, absent in zip(ENDS, (first, last), (last, first), strict=True):
         if name in shares:
             shares[name], absent[name] = np.ones(()), np.where(pp > 1, 0.0, 1.0)
-    flying = flying_bytes(iteration) + b * gathered_weights(iteration.parallel, iteration.blocks, iteration.counts)
+    flying, whole = flying_bytes(iteration), _whole_bytes(iteration)
     stages = [
         (
             bytes_per_weight * _stage_sum(iteration, lambda block: block.params, counts)
-            + per_expert * _stage_sum(iteration, lambda block: block.expert_params, counts),
+            + per_expert * _stage_sum(iteration, lambda block: block.expert_params, counts)
+            + whole,
             _stage_sum(iteration, lambda block: copy_bytes(iteration, block), counts) + flying,
             alive * _stage_sum(iteration, lambda block: block.kept, counts),
         )

@@ -85,9 +85,13 @@ def gathered_weights(knobs: ShardedData, blocks: Sequence[Block], counts: Mappin
     """Weights that a GPU of ZeRO 3 holds whole at once: of the largest block and of the one that is gathered meanwhile,
     or of all where the forward pass leaves them.
     """
-    sizes = [np.asarray(block.params, float) for block in blocks]
     if knobs.zero < 3:
         return np.zeros(())
     if not knobs.reshard:
-        return sum((size * counts[block.name] for size, block in zip(sizes, blocks, strict=True)), np.zeros(()))
-    return np.maximum.reduce(np.broadcast_arrays(*sizes)) * (2 if knobs.prefetch else 1)
+        return sum((np.asarray(block.params, float) * counts[block.name] for block in blocks), np.zeros(()))
+    return largest_block(blocks) * (2 if knobs.prefetch else 1)
+
+
+def largest_block(blocks: Sequence[Block]) -> Floats:
+    """Weights of the block that has most."""
+    return np.asarray(np.maximum.reduce(np.broadcast_arrays(*(np.asarray(block.params, float) for block in blocks))))

@@ -47,6 +47,7 @@ _TRANSPOSES = "transposes"
 _SUMS = ("all-reduce", "reduce-scatter")
 _READS_ALL = ("qkv", "cross qkv", "fc1", "latent down", "shared fc1")
 """Products of what tp does not split, whose gradients every GPU of tp has a part of."""
+_FP32 = 4  # bytes
 _FLASH_BACKWARD = 2.5  # five products for the forward pass's two: scores are computed again
 
 
@@ -338,6 +339,9 @@ def _output(sizes: Sizes) -> Block:
     ops = [replace(stream(sizes, "final norm", "norm", sizes.kernels.norm), kind="output")]
     ops.append(Op("logits", "output", "forward", logits))
     ops.append(Op("loss", "output", "forward", Stream(kernels.forward * moved, kernels=kernels.forward_kernels)))
+    if training:  # largest logit, that of the label and sum of exponentials of each token, in fp32
+        sums = Exchange("all_reduce", _FP32 * wanted)
+        ops.append(Op("all-reduce loss", "output", "forward", sums, count=3.0))
     if training:
         back = Stream(kernels.backward * moved, kernels=kernels.backward_kernels)
         ops.append(Op("loss backward", "output", "backward", back))

@@ -224,7 +224,8 @@ _TRAINED_AS: Mapping[str, str] = {"bf16": "mixed", "fp16": "mixed"}
 class Optimizer(Sourced):
     """Costs of an update for each weight. traffic_bytes: HBM traffic; state_bytes: stored beside weight and gradient.
 
-    kernels_per_tensor: launched for each tensor of weights. near_memory: bandwidth of the units at the banks that run
+    kernels_per_tensor: launched for each tensor of weights. in_backward: weights of a layer are updated as soon as
+    their gradients are there, which are then dropped. near_memory: bandwidth of the units at the banks that run
     the update, relative to the HBM; 1 if the GPU runs it.
     """
 
@@ -234,6 +235,7 @@ class Optimizer(Sourced):
     state_bytes: ByPrecision
     flop: Annotated[Number, Field(ge=0, le=1e3)]
     kernels_per_tensor: Annotated[Number, Field(ge=0, le=1e3)]
+    in_backward: Annotated[bool, knob(structural=True)] = False
     near_memory: Annotated[Number, Field(ge=1, le=1e3)] = 1.0
 
     def bytes_at(self, precision: str) -> tuple[Any, Any] | None:
