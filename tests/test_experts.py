@@ -172,6 +172,22 @@ def test_tokens_go_to_as_many_places_as_draws_without_replacement_do(places: int
     assert expected == pytest.approx(counted, abs=0.08)
 
 
+@given(st.sampled_from([(1, 1), (8, 8), (8, 4), (8, 1), (4, 2)]), st.sampled_from([1, 2, 4, 8, 16, 32]))
+def test_groups_of_experts_bound_the_places_that_a_token_goes_to(groups: tuple[int, int], places: int) -> None:
+    """As draws of groups, and of experts in these, do."""
+    total_groups, chosen = groups
+    expected = float(distinct_places(places, 64, 6, groups=groups))
+    random = np.random.default_rng(places)
+    counts = []
+    for _ in range(3000):
+        picked = random.permutation(total_groups)[:chosen]
+        experts = np.concatenate([np.arange(64 // total_groups) + group * 64 // total_groups for group in picked])
+        counts.append(len(set((random.permutation(experts)[:6] * places // 64).tolist())))
+    assert expected == pytest.approx(np.mean(counts), abs=0.08)
+    if chosen == total_groups:
+        assert expected == pytest.approx(float(distinct_places(places, 64, 6)))
+
+
 def test_decoding_reads_the_experts_that_some_token_goes_to() -> None:
     run = {"run.mode": "decode", "run.sequence_length": 128}
     read = {}
@@ -266,6 +282,12 @@ BROKEN: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "more experts' GPUs than GPUs": ("parallel.ep", {"parallel.ep": 4, "parallel.dp": 2}, small(EXPERTS)),
     "tokens on every GPU": ("parallel.sequence_parallel", {"parallel.ep": 2, "parallel.tp": 2}, small(EXPERTS)),
     "more experts than there are": ("model.moe.experts_per_token", {}, small({**EXPERTS, "experts_per_token": 17})),
+    "groups that do not divide": ("model.moe.groups", {}, small({**EXPERTS, "groups": 3})),
+    "groups of too few experts": (
+        "model.moe.groups_per_token",
+        {},
+        small({**EXPERTS, "groups": 8, "groups_per_token": 1}),
+    ),
     "dense layers alone": ("model.moe.dense_layers", {}, small({**EXPERTS, "dense_layers": 4})),
     "narrow experts": ("parallel.tp", {"parallel.tp": 8}, small({**EXPERTS, "expert_ffn": 12})),
     "a token split": ("parallel.cp", {"parallel.cp": 2, "run.mode": "decode"}, small()),

@@ -41,6 +41,8 @@ DEEPSEEK = {
     "n_shared_experts": 1,
     "num_experts_per_tok": 8,
     "first_k_dense_replace": 3,
+    "n_group": 8,
+    "topk_group": 4,
     "q_lora_rank": 1536,
     "kv_lora_rank": 512,
     "qk_rope_head_dim": 64,
@@ -89,6 +91,8 @@ KIMI = {
     "num_attention_heads": 64,
     "vocab_size": 163840,
     "n_routed_experts": 384,
+    "n_group": 1,
+    "topk_group": 1,
     "first_k_dense_replace": 1,
 }
 GPT2 = {"model_type": "gpt2", "n_embd": 1600, "n_head": 25, "n_layer": 48, "n_positions": 1024, "vocab_size": 50257}

@@ -30,7 +30,6 @@ from numpy.typing import NDArray
 from simulators.costs.expert_exchange import Direction, RoutedTokens, kernel_seconds, link_share
 from simulators.hardware.device import LibraryNode
 from simulators.hardware.network import TokenKernel, TokenKernelKind
-from simulators.workloads.experts import distinct_places
 from simulators.workloads.model_zoo import option_tree
 
 Floats = NDArray[np.float64]
@@ -92,7 +91,7 @@ def read_rows(path: Path) -> list[Row]:
 
 def _identity(row: Row) -> tuple[Any, ...]:
     routed = row.routed
-    return (row.device, row.group, row.seconds, *(float(np.asarray(value)) for value in vars(routed).values()))
+    return (row.device, row.group, row.seconds, *vars(routed).values())
 
 
 def _deepep(cell: Mapping[str, str]) -> Iterator[Row]:
@@ -133,7 +132,9 @@ def _published(cell: Mapping[str, str]) -> Iterator[Row]:
         return
     gpus, direction = int(cell["ep"]), cell["phase"]
     element = _SCALED if cell["dtype"] == "fp8" else 2.0
-    routed = RoutedTokens(int(cell["tokens"]), element * int(cell["hidden"]), 256, int(cell["topk"]), gpus, gpus // 8)
+    nodes, tokens, token_bytes = gpus // 8, int(cell["tokens"]), element * int(cell["hidden"])
+    groups = (nodes, min(nodes, 4))  # top 4 groups, says their README, a group a node
+    routed = RoutedTokens(tokens, token_bytes, 256, int(cell["topk"]), gpus, nodes, groups=groups)
     name = f"{direction}, ep {gpus}, {cell['tokens']} tokens"
     kind: TokenKernelKind = "network" if gpus > 8 else "node"
     rate = float(cell["bandwidth_GBps"]) * 1e9
@@ -211,8 +212,9 @@ def error_of(kernel: TokenKernel, row: Row, node: LibraryNode) -> float:
     if not row.bytes_per_s:
         return predicted / row.seconds - 1
     routed: Any = row.routed
-    places = routed.copies if routed.nodes == 1 else distinct_places(routed.nodes, routed.experts, routed.per_token)
-    moved = float(routed.tokens * routed.token_bytes * np.asarray(places))
+    places = routed.remote_nodes * routed.nodes / np.maximum(routed.nodes - 1, 1)  # its own node is counted there
+    places = routed.copies if routed.nodes == 1 else places
+    moved = float(routed.tokens * routed.token_bytes * places)
     return predicted / (moved / row.bytes_per_s) - 1
 
 

@@ -38,7 +38,7 @@ class RoutedTokens:
     """Tokens of one GPU and where they go; numbers or arrays that broadcast.
 
     token_bytes: of one token on its way. gpus, nodes: that the experts are spread over. link_share: share of a GPU's
-    links that lead to these GPUs.
+    links that lead to these GPUs. groups: of experts, and those that a token goes to.
     """
 
     tokens: ArrayLike
@@ -48,17 +48,19 @@ class RoutedTokens:
     gpus: ArrayLike
     nodes: ArrayLike = 1
     link_share: ArrayLike = 1.0
+    groups: tuple[int, int] = (1, 1)
 
     @property
     def copies(self) -> Floats:
         """Different GPUs that a token goes to."""
-        return distinct_places(self.gpus, self.experts, self.per_token)
+        return distinct_places(self.gpus, self.experts, self.per_token, groups=self.groups)
 
     @property
     def remote_nodes(self) -> Floats:
         """Different nodes that a token goes to, other than its own."""
         nodes = np.asarray(self.nodes, float)
-        return np.asarray(distinct_places(nodes, self.experts, self.per_token) * (nodes - 1) / nodes)
+        places = distinct_places(nodes, self.experts, self.per_token, groups=self.groups)
+        return np.asarray(places * (nodes - 1) / nodes)
 
     @property
     def sent_bytes(self) -> Floats:

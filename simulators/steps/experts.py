@@ -51,6 +51,7 @@ class TokenExchange(Exchange):
     fp8: bool = False
     experts: ArrayLike = 1
     per_token: ArrayLike = 1
+    groups: tuple[int, int] = (1, 1)
     load: ArrayLike = 1.0
 
     @property
@@ -67,7 +68,7 @@ class TokenExchange(Exchange):
         token_bytes = np.asarray(self.width, float) * (group.experts.fp8_bytes if small else self.element)
         tokens = np.asarray(self.tokens, float) * np.asarray(self.load)
         places = (group.num_gpus, group.num_nodes, group.link_share)
-        routed = RoutedTokens(tokens, token_bytes, self.experts, self.per_token, *places)
+        routed = RoutedTokens(tokens, token_bytes, self.experts, self.per_token, *places, self.groups)
         return exchange_seconds(group.experts, self.direction, routed)
 
 
@@ -154,7 +155,8 @@ def _shared(sizes: Sizes) -> Iterator[Op]:
 def _exchange(sizes: Sizes, routing: _Routing, direction: Direction) -> Op:
     """Tokens to the GPUs of their experts, or back."""
     moe = _moe(sizes)
-    places = distinct_places(sizes.parallel.ep, moe.experts, moe.experts_per_token)
+    groups = moe.picked_groups
+    places = distinct_places(sizes.parallel.ep, moe.experts, moe.experts_per_token, groups=groups)
     payload = sizes.element * routing.tokens * sizes.hidden * places * routing.load
     work = TokenExchange(
         "all_to_all",
@@ -167,6 +169,7 @@ def _exchange(sizes: Sizes, routing: _Routing, direction: Direction) -> Op:
         fp8=sizes.run.precision == "fp8",
         experts=moe.experts,
         per_token=moe.experts_per_token,
+        groups=groups,
         load=routing.load,
     )
     return Op(direction, "fc", "forward", work)

@@ -31,6 +31,13 @@ def _moe_rules(model: Transformer, moe: MixtureOfExperts, parallel: Parallel) ->
     many = "is more than the experts (model.moe.experts = {0})"
     picked = moe.experts_per_token
     yield Rule("model.moe.experts_per_token", np.asarray(picked) > experts, many, picked, (experts,), "pick fewer")
+    groups, chosen = moe.picked_groups
+    rule, way = "does not divide the experts (model.moe.experts = {0})", "take a divisor, or 1"
+    yield Rule("model.moe.groups", experts % groups != 0, rule, groups, (experts,), way)
+    within = experts * chosen // groups
+    rule = "leaves {0} experts, of which each token picks {1} (model.moe.experts_per_token)"
+    few = (chosen > groups) | ((within < np.asarray(picked)) & (chosen < groups))
+    yield Rule("model.moe.groups_per_token", few, rule, chosen, (within, picked), "take more groups, at most all")
     dense = moe.dense_layers
     rule = "leaves no layer with experts (model.layers = {0})"
     way = "take fewer, or model.moe=null"

@@ -5,6 +5,9 @@ likely (hypergeometric), a token goes to
 
     G (1 - C(E - E/G, k) / C(E, k))     different GPUs on average
 
+A router may first pick L of M groups of experts (DeepSeek-V3: 4 of 8 nodes), and k of their E' = E L / M experts. A
+GPU that holds experts of h groups, of which j are picked (hypergeometric), is missed with the chance
+C(E' - j E / (G h), k) / C(E', k).
 Popular experts get more than others. With c the coefficient of variation of the tokens of an expert, those of a GPU
 with E/G experts drawn at random vary by (variance of a mean, sampling without replacement)
 
@@ -18,6 +21,7 @@ distribution of concentration a have c^2 = (E - 1) / (a E + 1) (derived).
 
 from __future__ import annotations
 
+from math import comb
 from statistics import NormalDist
 from typing import Annotated
 
@@ -26,6 +30,7 @@ from numpy.typing import ArrayLike, NDArray
 from pydantic import Field
 
 from dse.units import Integer, Number
+from dse.values import knob
 from simulators.hardware.parts import Grown
 
 Floats = NDArray[np.float64]
@@ -36,7 +41,8 @@ _BLOM = 3 / 8
 class MixtureOfExperts(Grown):
     """Feed-forward layers of which a router picks `experts_per_token` for each token.
 
-    expert_ffn: width inside an expert. shared_experts: experts that every token goes to; shared_ffn: width inside one
+    expert_ffn: width inside an expert. groups, groups_per_token: groups of experts, of which a token goes to some alone
+    (None: to all). shared_experts: experts that every token goes to; shared_ffn: width inside one
     of them, None for expert_ffn. dense_layers: first layers of the model that have one feed-forward layer instead, of
     width model.ffn. imbalance: coefficient of variation of the tokens that experts get; 0: all get as many.
     """
@@ -44,10 +50,17 @@ class MixtureOfExperts(Grown):
     experts: Width
     experts_per_token: Width
     expert_ffn: Width
+    groups: Annotated[Integer, knob(structural=True, ge=1, le=2**10)] = 1
+    groups_per_token: Annotated[Integer, knob(structural=True, ge=1, le=2**10)] | None = None
     shared_experts: Annotated[Integer, Field(ge=0, le=2**20)] = 0
     shared_ffn: Width | None = None
     dense_layers: Annotated[Integer, Field(ge=0, le=2**20)] = 0
     imbalance: Annotated[Number, Field(ge=0, le=1e3)] = 0.0
+
+    @property
+    def picked_groups(self) -> tuple[int, int]:
+        """Groups of experts, and those that a token goes to."""
+        return self.groups, self.groups if self.groups_per_token is None else self.groups_per_token
 
     @property
     def width_of_shared(self) -> Floats:
@@ -103,12 +116,30 @@ def largest_normal(count: ArrayLike) -> Floats:
     return np.asarray(np.maximum(0.0, quantile((number - _BLOM) / (number + 1 - 2 * _BLOM))))
 
 
-def distinct_places(places: ArrayLike, experts: ArrayLike, per_token: ArrayLike) -> Floats:
-    """Expected number of different GPUs, or nodes, that hold the experts of a token (the equation above)."""
+def distinct_places(
+    places: ArrayLike, experts: ArrayLike, per_token: ArrayLike, *, groups: tuple[int, int] = (1, 1)
+) -> Floats:
+    """Expected number of different GPUs, or nodes, that hold the experts of a token (the equations above).
+
+    groups: of experts, and how many of them a token goes to.
+    """
     count, every, picked = np.broadcast_arrays(*(np.asarray(n, float) for n in (places, experts, per_token)))
-    local = every / count
-    missed, rounds = np.ones(count.shape), int(np.max(picked, initial=0))
-    for drawn in range(rounds):  # C(E - E/G, k) / C(E, k), factor by factor
-        factor = np.maximum(every - local - drawn, 0.0) / np.maximum(every - drawn, 1.0)
-        missed = np.where(drawn < picked, missed * factor, missed)
+    total, chosen = groups
+    held = np.maximum(1, np.rint(total / count)).astype(int)  # groups of which a place holds experts
+    missed = np.zeros(count.shape)
+    for several in np.unique(held):
+        of_group = every / count / several
+        for taken in range(min(int(several), chosen) + 1):
+            ways = comb(int(several), taken) * comb(total - int(several), chosen - taken) / comb(total, chosen)
+            chance = ways * _none_picked(taken * of_group, every * chosen / total, picked)
+            missed = missed + np.where(held == several, chance, 0.0)
     return np.asarray(count * (1 - missed))
+
+
+def _none_picked(local: Floats, every: Floats, picked: Floats) -> Floats:
+    """C(E - e, k) / C(E, k), factor by factor."""
+    chance = np.ones(every.shape)
+    for drawn in range(int(np.max(picked, initial=0))):
+        factor = np.maximum(every - local - drawn, 0.0) / np.maximum(every - drawn, 1.0)
+        chance = np.where(drawn < picked, chance * factor, chance)
+    return chance

@@ -38,6 +38,8 @@ _EXPERTS: Mapping[str, tuple[str, ...]] = {
     "expert_ffn": ("moe_intermediate_size", "intermediate_size"),
     "shared_experts": ("n_shared_experts",),
     "dense_layers": ("first_k_dense_replace",),
+    "groups": ("n_group",),
+    "groups_per_token": ("topk_group",),
 }
 _RANKS: Mapping[str, tuple[str, ...]] = {
     "q_rank": ("q_lora_rank",),
@@ -46,7 +48,7 @@ _RANKS: Mapping[str, tuple[str, ...]] = {
     "nope_dim": ("qk_nope_head_dim",),
     "value_dim": ("v_head_dim",),
 }
-_OPTIONAL = ("kv_heads", "shared_experts", "dense_layers", "q_rank")
+_OPTIONAL = ("kv_heads", "shared_experts", "dense_layers", "groups", "groups_per_token", "q_rank")
 _NEEDED_BY: Mapping[str, tuple[str, ...]] = {"gpt2": (), "gpt_neox": ("ffn",)}  # keys without a default there
 _TIED = ("gpt2",)  # types whose embeddings are tied unless the file says otherwise
 
