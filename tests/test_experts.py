@@ -222,6 +222,35 @@ def test_decoding_with_absorbed_latents_reads_less_than_with_the_heads_keys() ->
     assert latent["hbm_bytes"] < heads["hbm_bytes"]
 
 
+@given(st.sampled_from(["training", "prefill", "decode"]), st.integers(1, 2000), st.floats(0, 1), st.booleans())
+def test_a_window_computes_and_caches_no_more_than_all_tokens(
+    mode: str, window: int, share: float, causal: bool
+) -> None:
+    """And as much as all where it is as long as the sequence."""
+    run = {"run.mode": mode, "run.sequence_length": 1000}
+    options: list[dict[str, Any]] = [{}, {"window": window, "windowed": share}, {"window": 1000, "windowed": share}]
+    every, some, wide = (metrics(run, model=small(causal=causal, **own), kernels="flash") for own in options)
+    for name in ("flop", "activation_bytes", "iteration_s"):
+        assert some[name] <= every[name] * (1 + 1e-9)
+        assert causal is False or wide[name] == pytest.approx(every[name])
+    if mode == "decode":
+        kept = 1 - share + share * min(window, 1000) / 1000
+        assert some["activation_bytes"] == pytest.approx(every["activation_bytes"] * kept)
+
+
+def test_pairs_in_a_window_are_those_that_a_mask_leaves() -> None:
+    length, window = 50, 7
+    places = np.arange(length)
+    mask = (places[:, None] >= places) & (places[:, None] - places < window)
+    run = {"run.mode": "prefill", "run.sequence_length": length, "run.batch": 1}
+    flops = [
+        laid(made(run, model=small(causal=True, window=width, vocab=0), kernels="flash"), "layer")
+        for width in (window, length)
+    ]
+    pairs = mask.sum() - length * (length + 1) / 2
+    assert flops[0] - flops[1] == pytest.approx(4 * 512 * pairs)
+
+
 # Splits
 
 

@@ -146,6 +146,23 @@ def test_a_file_of_a_model_that_also_sees_holds_its_text_part_below(tmp_path: Pa
     assert inner["hidden"] == 4096
 
 
+@pytest.mark.parametrize(
+    ("keys", "window", "share"),
+    [
+        ({"sliding_window": None}, None, None),
+        ({"sliding_window": 4096, "use_sliding_window": False}, None, None),
+        ({"sliding_window": 4096}, 4096, 1.0),
+        ({"sliding_window": 4096, "max_window_layers": 24}, 4096, 0.25),
+        ({"sliding_window": 512, "layer_types": ["sliding_attention"] * 3 + ["full_attention"]}, 512, 0.75),
+    ],
+)
+def test_a_window_of_attention_is_read_with_the_share_of_layers_that_have_it(
+    tmp_path: Path, keys: dict[str, Any], window: int | None, share: float | None
+) -> None:
+    tree = hub_tree(written(tmp_path, {**LLAMA, **keys}))
+    assert (tree.get("window"), tree.get("windowed")) == (window, share)
+
+
 def test_a_model_is_called_what_its_file_or_folder_is_called(tmp_path: Path) -> None:
     assert hub_tree(written(tmp_path, {**LLAMA, "_name_or_path": "meta/llama-own"}))["name"] == "llama-own"
     folder = tmp_path / "own"
@@ -162,10 +179,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     "a width that is true": ({**LLAMA, "hidden_size": True}, "hidden_size"),
     "experts of no width": ({**QWEN_MOE, "moe_intermediate_size": -1}, "moe_intermediate_size"),
     "experts in every other layer": ({**QWEN_MOE, "decoder_sparse_step": 2}, "decoder_sparse_step"),
-    "a window in every layer": (
-        {**LLAMA, "sliding_window": 4096, "max_position_embeddings": 32768},
-        "sliding_window",
-    ),
+    "a window in quotes": ({**LLAMA, "sliding_window": "4096"}, "sliding_window"),
     "no rank": ({key: value for key, value in DEEPSEEK.items() if key != "kv_lora_rank"}, "kv_lora_rank"),
 }
 

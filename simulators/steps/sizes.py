@@ -111,7 +111,21 @@ class Sizes:
         (arXiv:2310.01889 has one part; frameworks deal out two).
         """
         queries = self.queries * self.parallel.cp if self.run.mode != "decode" else self.queries
-        return 1 - (queries - 1) / (2 * self.keys) if self.model.causal else 1.0
+        every = 1 - (queries - 1) / (2 * self.keys) if self.model.causal else np.ones(())
+        if self.model.window is None:
+            return every
+        window = np.minimum(np.asarray(self.model.window, float), self.keys)
+        first = np.where(queries >= self.keys, (window - 1) / (2 * queries), 0.0)  # queries with fewer tokens before
+        share = np.asarray(self.model.windowed, float)
+        return (1 - share) * every + share * np.minimum(every, window / self.keys * (1 - first))
+
+    @property
+    def cached(self) -> Floats:
+        """Keys of a sequence that a layer keeps for tokens to come, on average over layers."""
+        if self.model.window is None:
+            return self.keys
+        share = np.asarray(self.model.windowed, float)
+        return np.asarray((1 - share) * self.keys + share * np.minimum(self.keys, np.asarray(self.model.window, float)))
 
     @property
     def activations(self) -> Floats:

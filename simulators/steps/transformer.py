@@ -142,7 +142,8 @@ def _core(sizes: Sizes, prefix: str) -> Iterator[Op]:
     yield from ring_pass(sizes, 2 * sizes.kv_heads * d, name=prefix)
     if share is not None:
         seen = sizes.seen  # of all pairs of a query and a key
-        moved = sizes.element * sizes.sequences * d * (2 * sizes.heads * s + 2 * sizes.kv_heads * c)
+        read = sizes.cached if sizes.run.mode == "decode" else c
+        moved = sizes.element * sizes.sequences * d * (2 * sizes.heads * s + 2 * sizes.kv_heads * read)
         yield Op(
             f"{prefix}flash", "attention", "forward", Stream(moved, 4 * batch * s * c * d * seen, share_of_peak=share)
         )
@@ -293,7 +294,7 @@ def _kept_bytes(sizes: Sizes, attentions: int = 1) -> Any:
     model = sizes.model
     if sizes.run.mode != "training":
         cached = 2 * sizes.kv_heads * sizes.head if model.latent is None else cached_numbers(model.latent)
-        return attentions * b * sizes.sequences * (sizes.keys / sizes.parallel.cp) * cached
+        return attentions * b * sizes.sequences * (sizes.cached / sizes.parallel.cp) * cached
     if sizes.run.recompute == "all":
         return b * sizes.own
     if sizes.run.recompute == "half":

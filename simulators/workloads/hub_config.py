@@ -2,7 +2,7 @@
 
 No code of a hub is run. `model_type` says which keys count; keys that other types of a family call otherwise are looked
 up under all of their names. What cannot be expressed is refused with file, key and way out: a model of another type,
-attention over a window alone where every layer has one, experts in every other layer.
+experts in every other layer.
 """
 
 from __future__ import annotations
@@ -120,8 +120,7 @@ def _tree(config: _Config, kind: str) -> dict[str, Any]:
         tree["moe"] = _experts(config, kind)
         if kind not in _LATENT:
             tree.pop("ffn", None)
-    _check_windows(config)
-    return tree
+    return tree | _windows(config, widths["layers"])
 
 
 def _is_needed(name: str, kind: str) -> bool:
@@ -149,15 +148,20 @@ def _experts(config: _Config, kind: str) -> dict[str, int]:
     return moe
 
 
-def _check_windows(config: _Config) -> None:
-    """Refuse attention to a window in every layer, as its cost is another one."""
-    window, used = config.keys.get("sliding_window"), config.keys.get("use_sliding_window", True)
-    if window is None or not used or config.keys.get("layer_types") is not None:
-        return
-    longest = config.keys.get("max_position_embeddings")
-    if isinstance(longest, int) and isinstance(window, int) and window < longest:
-        rule = "has every layer attend to a window alone, which is not modelled"
-        config.note("sliding_window", rule, window, "set it to null for sequences that are no longer than the window")
+def _windows(config: _Config, layers: int | None) -> dict[str, Any]:
+    """The window of attention and the share of layers that have it; nothing where none has."""
+    if config.keys.get("use_sliding_window", True) is not True or not layers:
+        return {}
+    window = config.whole(("sliding_window",), needed=False)
+    if not window:
+        return {}
+    kinds = config.keys.get("layer_types")
+    if isinstance(kinds, list):
+        return {"window": window, "windowed": kinds.count("sliding_attention") / max(len(kinds), 1)}
+    if config.keys.get("model_type") == "gpt_oss":
+        return {"window": window, "windowed": 0.5}  # every other layer
+    whole = config.whole(("max_window_layers",), needed=False) or 0  # of Qwen: first layers without a window
+    return {"window": window, "windowed": max(0.0, 1 - whole / layers)}
 
 
 def _name(config: _Config) -> str:

@@ -35,7 +35,9 @@ class Transformer(Frozen):
     of learnt positions (0: none). tied: input and output embeddings share one tensor. causal: a token attends to those
     before it alone, which attention in one kernel does not compute for the others. rotary: positions turn queries and
     keys. moe: experts in place of feed-forward layers. latent: attention from latents; kv_heads and head_dim mean
-    nothing then. A design without these two says nothing of them, so that old designs keep their keys.
+    nothing then. window: tokens that attention of a share `windowed` of the layers goes back to, None for all of them;
+    attention in one kernel computes no others. A design without these says nothing of them, so that old designs keep
+    their keys.
     """
 
     kind: Literal["transformer"] = "transformer"
@@ -57,13 +59,15 @@ class Transformer(Frozen):
     rotary: Annotated[bool, knob(structural=True)] = False
     moe: MixtureOfExperts | None = None
     latent: LatentAttention | None = None
+    window: Size | None = None
+    windowed: Share = 1.0
     note: Any = None
 
     def __iter__(self) -> Generator[tuple[str, Any], None, None]:
-        """Iterate over the fields, `moe` and `latent` only where they are given."""
-        for name, value in super().__iter__():
-            if value is not None or name not in ("moe", "latent"):
-                yield name, value
+        """Iterate over the fields; `moe`, `latent` and `window` only where they are given."""
+        absent = {name for name in ("moe", "latent", "window") if getattr(self, name) is None}
+        absent |= {"windowed"} & {f"{name}ed" for name in absent}
+        yield from ((name, value) for name, value in super().__iter__() if name not in absent)
 
     @property
     def num_heads(self) -> ArrayLike:
