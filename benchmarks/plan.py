@@ -33,8 +33,8 @@ from simulators.steps.sites import SITES
 from simulators.workloads.model_zoo import model_tree, option_tree
 from studies.prefills import BASELINE, OVERLAPPED
 
-_DENSE = ("models=[llama3_70b]", "system=h100_8")
-_MOE = ("models=[deepseek_v3]", "system=h800_8", "run.mode=training", "run.micro_batches=16", "parallel.tp=4")
+_DENSE = ("model=llama3_70b", "system=h100_8")
+_MOE = ("model=deepseek_v3", "system=h800_8", "run.mode=training", "run.micro_batches=16", "parallel.tp=4")
 _MOE_GROUPS = ("parallel.pp=8", "parallel.dp=8", "parallel.ep=32", "parallel.zero=1", "budget.trials=20000")
 _FEW = "choice(serial,'uniform_fused_1d num_chunks=4','hetero_fused_1d num_chunks=2',shard_p2p,signalled)"
 _AXES = {"sites.ffn_in.comm_cus": 24, "sites.ffn_out.comm_cus": 24, "sites.attention_in.comm_cus": 8}

@@ -218,11 +218,12 @@ def _sites_table(plan: Plan) -> Table:
     exposed = _exposed(plan.step(plan.best)), _exposed(plan.step(plan.before))
     for name, text in plan.sites.items():
         alone, second = plan.alone(name), plan.runner_up(name)
-        after, before = (times.get(name, 0.0) for times in exposed)
+        after, before = exposed[0].get(name, 0.0), exposed[1].get(name)
         next_best = "" if second is None else f"{second[0]}, {_later(second[1])}"
-        limit = "links" if after > 0.1 * before and after > 0 else "compute"
+        limit = "links" if after > 0.1 * (before or 0.0) and after > 0 else "compute"
+        times = cell(after, "s") if before is None else f"{cell(before, 's')} → {cell(after, 's')}"
         gains = "–" if alone is None else gain_in_words(alone)
-        shown.add_row(name, text, gains, f"{cell(before, 's')} → {cell(after, 's')}", limit, next_best)
+        shown.add_row(name, text, gains, times, limit, next_best)
     return shown
 
 

@@ -14,7 +14,7 @@ and collective one after the other, and T_0 the time of both in the iteration:
 
     T = T_0 M / M_0      of which T (GEMM runs) / M counts as compute, and what is left as exposed communication
 
-so that launches and clocks of the iteration count the same for every schedule. Where tokens are not split, a schedule
+so that launches, clocks and kernels of the iteration count the same for every schedule. Where tokens are not split, a schedule
 other than serial sums an all-reduce in two steps, the reduce-scatter by the schedule and an all-gather after it.
 Schedules of a collective `beside` a GEMM take that of the weights' gradients.
 """
@@ -144,7 +144,7 @@ class TensorGroup:
 
     def _effect(self, schedule: Any, workload: Workload) -> Effect:
         makespan, computing, held = _run(schedule.lower(self.system, workload))
-        serial, _, _ = _run(_serial().lower(self.system, workload))
+        serial, _, _ = _run(_serial().lower(_with_gemms_of(schedule, self.system), workload))
         return Effect(makespan / serial, computing / makespan, held / makespan)
 
 
@@ -283,6 +283,13 @@ def _plain(numbers: Mapping[str, Any]) -> dict[str, Any]:
         name: value.item() if isinstance(value, np.ndarray) and not value.ndim else value
         for name, value in whole.items()
     }
+
+
+def _with_gemms_of(schedule: Any, system: System) -> System:
+    """The system whose GEMMs are costed as those of a schedule: kernels that are no library's are costed by waves."""
+    if getattr(schedule, "kernel", None) is None:
+        return system
+    return system.model_copy(update={"costs": system.costs.model_copy(update={"gemm": "waves"})})
 
 
 @cache
