@@ -45,7 +45,8 @@ def answer(outputs: Outputs, table: pd.DataFrame, *, verbose: bool = False) -> I
     record = outputs.read_json("summary")
     if record["question"]:
         yield Text(record["question"], style="bold")
-    study = plugins.load("study", outputs.read_config()["study"]["module"])
+    module = outputs.read_config()["study"].get("module")
+    study = plugins.load("study", module) if module else None
     if hasattr(study, "answer") and not verbose:
         yield from study.answer(outputs, table)
     else:

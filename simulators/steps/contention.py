@@ -150,7 +150,7 @@ def exposed_s(buckets: Sequence[Bucket], slowdowns: Slowdowns) -> Floats:
         graph = _backward(buckets, slowdowns, row.astype(int).tolist(), _Taken(shape, places))
         ended[places] = plugins.load("engine", ENGINE).totals(graph).makespan_s
     alone = sum(np.asarray(bucket.count) * bucket.ready for bucket in buckets)
-    return np.asarray(ended.reshape(shape) - alone)
+    return np.asarray(np.maximum(ended.reshape(shape) - alone, 0.0))
 
 
 @dataclass(frozen=True)
