@@ -107,12 +107,15 @@ def main() -> int:
     parser.add_argument("--data", type=Path, default=SHARED, help="folder of the tables")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--fit", action="store_true", help="fit the constants anew and print them")
-    told = parser.parse_args()
-    if told.fit:
-        print("\n".join(_fit_lines(told.data)))
+    arguments = parser.parse_args()
+    if not any(arguments.data.glob("*.csv")):
+        print(f"{arguments.data} holds no tables: --data is a folder of tables (see --help)", file=sys.stderr)
+        return 2
+    if arguments.fit:
+        print("\n".join(_fit_lines(arguments.data)))
         return 0
-    figures, trend = ep_median(told.data), over_sms(told.data)
-    if told.json:
+    figures, trend = ep_median(arguments.data), over_sms(arguments.data)
+    if arguments.json:
         print(json.dumps({"rows": figures, "median_over_sms": trend}, indent=2))
         return 0
     print("| rows not fitted on | count | median | p90 | signed median |\n|---|--:|--:|--:|--:|")

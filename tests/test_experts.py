@@ -82,8 +82,8 @@ def test_a_token_of_a_model_with_experts_costs_two_flop_for_each_weight_that_it_
 def test_deepseek_caches_what_it_publishes() -> None:
     """512 + 64 numbers of a token in each of 61 layers, instead of 2 x 128 x 128 in each (arXiv:2412.19437)."""
     run = {"run.mode": "decode", "run.batch": 1, "run.sequence_length": 1000, "run.precision": "bf16"}
-    kept = metrics(run, model=model_tree("deepseek_v3"), system="h100_8", kernels="flash")
-    assert kept["activation_bytes"] == pytest.approx(61 * (512 + 64) * 1000 * 2)
+    cached = metrics(run, model=model_tree("deepseek_v3"), system="h100_8", kernels="flash")
+    assert cached["activation_bytes"] == pytest.approx(61 * (512 + 64) * 1000 * 2)
 
 
 # Work
@@ -97,7 +97,7 @@ def test_one_expert_is_a_dense_layer(mode: str, kernels: str, tp: int) -> None:
     single = made(run, model=small({"experts": 1, "experts_per_token": 1, "expert_ffn": 1024}), kernels=kernels)
     assert flop(single, "router", "permute", "unpermute") == pytest.approx(flop(dense), rel=1e-12)
     assert total(single) - 4 * SMALL["hidden"] == pytest.approx(total(dense))
-    wires = [[part.op.work for part in found.parts if part.over == "tp"] for found in (dense, single)]
+    wires = [[part.op.work for part in iteration.parts if part.over == "tp"] for iteration in (dense, single)]
     assert len(wires[0]) == len(wires[1])
     assert float(single.exchanged_s) == pytest.approx(float(dense.exchanged_s))
 
@@ -217,7 +217,7 @@ def test_a_gpu_of_tp_holds_its_heads_and_all_latents(mode: str, kernels: str, tp
 def test_decoding_with_absorbed_latents_reads_less_than_with_the_heads_keys() -> None:
     run = {"run.mode": "decode", "run.sequence_length": 8192, "run.batch": 8}
     wide = {"kv_heads": 8, "head_dim": 128}
-    latent, heads = (metrics(run, model={**SMALL, **own}, kernels="flash") for own in ({"latent": LATENT}, wide))
+    latent, heads = (metrics(run, model={**SMALL, **widths}, kernels="flash") for widths in ({"latent": LATENT}, wide))
     assert latent["activation_bytes"] < heads["activation_bytes"] / 10
     assert latent["hbm_bytes"] < heads["hbm_bytes"]
 
@@ -229,13 +229,13 @@ def test_a_window_computes_and_caches_no_more_than_all_tokens(
     """And as much as all where it is as long as the sequence."""
     run = {"run.mode": mode, "run.sequence_length": 1000}
     options: list[dict[str, Any]] = [{}, {"window": window, "windowed": share}, {"window": 1000, "windowed": share}]
-    every, some, wide = (metrics(run, model=small(causal=causal, **own), kernels="flash") for own in options)
+    every, some, wide = (metrics(run, model=small(causal=causal, **widths), kernels="flash") for widths in options)
     for name in ("flop", "activation_bytes", "iteration_s"):
         assert some[name] <= every[name] * (1 + 1e-9)
         assert causal is False or wide[name] == pytest.approx(every[name])
     if mode == "decode":
-        kept = 1 - share + share * min(window, 1000) / 1000
-        assert some["activation_bytes"] == pytest.approx(every["activation_bytes"] * kept)
+        cached = 1 - share + share * min(window, 1000) / 1000
+        assert some["activation_bytes"] == pytest.approx(every["activation_bytes"] * cached)
 
 
 def test_pairs_in_a_window_are_those_that_a_mask_leaves() -> None:
@@ -259,10 +259,10 @@ def test_pairs_in_a_window_are_those_that_a_mask_leaves() -> None:
 def test_a_schedule_of_a_split_model_ends_when_the_iteration_does(kernels: str, cp: int, ep: int, zero: bool) -> None:
     run = {**NETWORK, "parallel.cp": cp, "parallel.ep": ep, "parallel.dp": 4, "parallel.zero": int(zero)}
     moe = {**EXPERTS, "dense_layers": 1, "shared_experts": 1, "imbalance": 0.3}
-    found = made(run, model=small(moe, latent=LATENT), kernels=kernels)
-    assert [part.name for part in found.blocks] == ["embedding", "dense layer", "layer", "output"]
-    end = max(task.finish_s for task in intervals(found))
-    assert end == pytest.approx(float(found.seconds), rel=1e-9)
+    iteration = made(run, model=small(moe, latent=LATENT), kernels=kernels)
+    assert [part.name for part in iteration.blocks] == ["embedding", "dense layer", "layer", "output"]
+    end = max(task.finish_s for task in intervals(iteration))
+    assert end == pytest.approx(float(iteration.seconds), rel=1e-9)
 
 
 @given(KERNELS, st.sampled_from([2, 4, 8]), st.booleans())

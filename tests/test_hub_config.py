@@ -247,9 +247,9 @@ def test_public_models_are_searched_by_name_beside_those_with_a_file() -> None:
 
 
 def test_a_file_of_a_hub_and_one_of_ones_own_are_chosen_by_their_paths(tmp_path: Path) -> None:
-    own = tmp_path / "mine.yaml"
-    own.write_text("name: mine\nlayers: 4\nhidden: 512\nheads: 8\n")
-    for path in (written(tmp_path, LLAMA), own):
+    mine = tmp_path / "mine.yaml"
+    mine.write_text("name: mine\nlayers: 4\nhidden: 512\nheads: 8\n")
+    for path in (written(tmp_path, LLAMA), mine):
         asked = request(["study=comp_vs_comm", f"model={path}"])
         assert not asked.problems
         assert asked.tree["model"] == model_tree(str(path))

@@ -137,18 +137,18 @@ def _experts(sizes: Sizes, routing: _Routing) -> Iterator[Op]:
 
 def _shared(sizes: Sizes) -> Iterator[Op]:
     """Shared experts as a feed-forward layer; with whole experts on each GPU its collectives are its own."""
-    moe, own = _moe(sizes), sizes.parallel.ep > 1
+    moe, apart = _moe(sizes), sizes.parallel.ep > 1
     if not np.any(np.asarray(moe.shared_experts) > 0):
         return
     width = moe.width_of_shared / sizes.tp
-    if own:
+    if apart:
         yield from gather_tokens(sizes, "ffn shared")
     wide, gate = width * (2 if sizes.model.gated else 1), _GATED if sizes.model.gated else 1.0
-    name = "shared fc1" if own else "shared expert fc1"  # experts split by tp read the same tokens: one sum for both
+    name = "shared fc1" if apart else "shared expert fc1"  # experts split by tp read the same tokens: one sum for both
     yield Op(name, "fc", "forward", product(wide, sizes.tokens, sizes.hidden))
     yield stream(sizes, "shared activation", "activation", sizes.kernels.activation, gate * width * sizes.tokens)
     yield Op("shared fc2", "fc", "forward", product(sizes.hidden, sizes.tokens, width))
-    if own:
+    if apart:
         yield from reduce_partial_sums(sizes, "ffn shared")
 
 

@@ -56,9 +56,9 @@ def latent_attention(sizes: Sizes, latent: LatentAttention) -> Iterator[Op]:
 def _expanded(sizes: Sizes, latent: LatentAttention) -> Iterator[Op]:
     """Attention with the keys and values of every head."""
     s, c, value = sizes.queries, sizes.keys, np.asarray(latent.value_dim, float)
-    batch, kept = sizes.sequences * sizes.heads, np.asarray(latent.nope_dim, float) + value
+    batch, expanded = sizes.sequences * sizes.heads, np.asarray(latent.nope_dim, float) + value
     rank = np.asarray(latent.kv_rank, float)
-    yield Op("kv up", "linear", "forward", product(sizes.heads * kept, sizes.tokens, rank))
+    yield Op("kv up", "linear", "forward", product(sizes.heads * expanded, sizes.tokens, rank))
     yield from ring_pass(sizes, sizes.heads * (latent.key + value), name="")
     share = sizes.kernels.flash_share_of_peak
     if share is not None:

@@ -125,14 +125,14 @@ def distinct_places(
     """
     count, every, picked = np.broadcast_arrays(*(np.asarray(n, float) for n in (places, experts, per_token)))
     total, chosen = groups
-    held = np.maximum(1, np.rint(total / count)).astype(int)  # groups of which a place holds experts
+    spanned = np.maximum(1, np.rint(total / count)).astype(int)  # groups of which a place holds experts
     missed = np.zeros(count.shape)
-    for several in np.unique(held):
+    for several in np.unique(spanned):
         of_group = every / count / several
         for taken in range(min(int(several), chosen) + 1):
             ways = comb(int(several), taken) * comb(total - int(several), chosen - taken) / comb(total, chosen)
             chance = ways * _none_picked(taken * of_group, every * chosen / total, picked)
-            missed = missed + np.where(held == several, chance, 0.0)
+            missed = missed + np.where(spanned == several, chance, 0.0)
     return np.asarray(count * (1 - missed))
 
 
