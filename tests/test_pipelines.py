@@ -18,7 +18,7 @@ from simulators.steps.launches import drained_s
 from simulators.steps.operators import Exchange, Op, Product, Spent
 from simulators.steps.pipelines import StageTurns, in_flight
 from simulators.steps.sharded_data import SplitLayers
-from simulators.taskgraph.graph import GraphBuilder
+from simulators.taskgraph.graph import GraphBuilder, TaskGraph
 from simulators.workloads.spreading import Pipelining, ShardedData
 
 SECONDS = st.floats(1e-2, 1.0)
@@ -47,27 +47,53 @@ def before(work: Work, stage: int, p: int, v: int) -> tuple[Work, int] | None:
     return (("F", batch, part), stage) if place == p * v else ((kind, batch, place // p), place % p)
 
 
-def simulate(orders: Sequence[Sequence[Work]], passes: Passes, *, v: int = 1, message: float = 0.0) -> np.ndarray:
-    """Times [p, 2] when stages begin and end that work in these orders, by the event engine."""
-    builder, index, p = GraphBuilder(), dict[tuple[Work, int], int](), len(orders)
-    left = [list(order) for order in orders]
-    last = [-1] * p
-    while any(left):
-        count = len(index)
-        for stage, order in enumerate(left):
-            while order and ((need := before(order[0], stage, p, v)) is None or need in index):
-                work = order.pop(0)
-                after = [task for task in (last[stage], -1 if need is None else index[need]) if task >= 0]
-                if message and need is not None and need[1] != stage:
-                    sent = builder.task(
-                        f"message {len(index)} {stage}", "transfer", after=[after[-1]], work=message, cap=1.0
-                    )
-                    after[-1] = sent
-                last[stage] = builder.task(f"{work} {stage}", "gemm", after=after, work=passes[work[0]] / v, cap=1.0)
-                index[work, stage] = last[stage]
-        assert len(index) > count, "the orders wait for one another"
-    timeline = load("engine", "event").run(builder.build())
-    times = [[index[order[0], stage], index[order[-1], stage]] for stage, order in enumerate(orders)]
+class Stages:
+    """Stages that work in given orders, as a task graph. A message between two is sent by a wire, or by the stage."""
+
+    def __init__(self, orders: Sequence[Sequence[Work]], passes: Passes, *, v: int, message: float, blocking: bool):
+        self.orders, self.passes, self.v, self.message, self.blocking = orders, passes, v, message, blocking
+        self.builder, self.index = GraphBuilder(), dict[tuple[Work, int], int]()
+        self.last = [-1] * len(orders)
+
+    def build(self) -> TaskGraph:
+        """Add what can be added until all is there."""
+        left = [list(order) for order in self.orders]
+        while any(left):
+            count = len(self.index)
+            for stage, order in enumerate(left):
+                while order and self._ready(order[0], stage):
+                    self._add(order.pop(0), stage)
+            assert len(self.index) > count, "the orders wait for one another"
+        return self.builder.build()
+
+    def _need(self, work: Work, stage: int) -> tuple[Work, int] | None:
+        return before(work, stage, len(self.orders), self.v)
+
+    def _ready(self, work: Work, stage: int) -> bool:
+        need = self._need(work, stage)
+        return need is None or need in self.index
+
+    def _add(self, work: Work, stage: int) -> None:
+        need, sends = self._need(work, stage), bool(self.message) and self.blocking
+        after = [task for task in (self.last[stage], -1 if need is None else self.index[need]) if task >= 0]
+        if self.message and not sends and need is not None and need[1] != stage:
+            after[-1] = self._task(f"message to {stage} for {work}", [after[-1]], self.message)
+        self.last[stage] = self._task(f"{work} {stage}", after, self.passes[work[0]] / self.v)
+        if sends and ((work[0] == "F" and stage < len(self.orders) - 1) or (work[0] == "B" and stage > 0)):
+            self.last[stage] = self._task(f"message from {stage} of {work}", [self.last[stage]], self.message)
+        self.index[work, stage] = self.last[stage]
+
+    def _task(self, name: str, after: Sequence[int], seconds: float) -> int:
+        return self.builder.task(name, "gemm", after=after, work=seconds, cap=1.0)
+
+
+def simulate(
+    orders: Sequence[Sequence[Work]], passes: Passes, *, v: int = 1, message: float = 0.0, blocking: bool = False
+) -> np.ndarray:
+    """Times [p, 2] when stages begin and end, by the event engine."""
+    stages = Stages(orders, passes, v=v, message=message, blocking=blocking)
+    timeline = load("engine", "event").run(stages.build())
+    times = [[stages.index[order[0], stage], stages.index[order[-1], stage]] for stage, order in enumerate(orders)]
     first, final = np.array(times).T
     return np.stack([timeline.issued[0][first], timeline.finished[0][final]], axis=1)
 
@@ -164,6 +190,19 @@ def test_messages_lengthen_the_ramp_of_a_single_micro_batch(p: int, f: float, b:
     passes = {"F": f, "B": b}
     end = simulate(one_forward_one_backward(p, 1), passes, message=message)[:, 1].max()
     assert end == pytest.approx(f + b + bubble(p, 1, passes, message), rel=1e-9)
+
+
+@given(STAGES, st.integers(1, 12), SECONDS, SECONDS, st.floats(0, 0.1))
+def test_a_stage_that_sends_itself_takes_at_most_what_the_closed_form_says(
+    p: int, m: int, f: float, b: float, message: float
+) -> None:
+    """A stage sends before it goes on, activations forward and gradients back; the ends have one neighbour alone."""
+    passes = {"F": f, "B": b}
+    orders = one_forward_one_backward(p, m)
+    end = simulate(orders, passes, message=message, blocking=True)[:, 1].max()
+    closed = m * (f + b + 2 * message * (p > 1)) + bubble(p, m, passes, message)
+    assert end <= closed * (1 + 1e-9)
+    assert end >= closed - 2 * message * m * (1 + 1e-9) - 1e-9
 
 
 @given(STAGES, st.integers(0, 8), SECONDS, st.floats(0, 1), st.sampled_from([1, 2]))

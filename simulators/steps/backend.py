@@ -77,6 +77,9 @@ def _at_clock(design: Design, clock: ArrayLike) -> Iteration:
         name: 0.0 if getattr(kernels, name) is None else getattr(kernels, name)
         for name in ("host_s", "host_launch_s", "host_batch_s")
     }
+    shards = kernels.shard_copies
+    if shards is not None:
+        host["shard_copies"] = (shards.forward, shards.backward)
     return Iteration(
         blocks,
         width,

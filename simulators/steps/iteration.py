@@ -75,7 +75,8 @@ class Iteration:
     contended: the GPU as contention between reductions of gradients and the backward pass sees it; None for none.
     scheduled: the schedules of its sites; None where all are serial.
     host_launch_s, host_batch_s: time of the host for the launch of one kernel, and for a micro-batch before its passes.
-    tied: weights of a GPU that the first and the last stage of a pipeline share.
+    tied: weights of a GPU that the first and the last stage of a pipeline share. shard_copies: passes over weights
+    after they are gathered, and over gradients before they are reduced, of those that dp splits.
     """
 
     blocks: tuple[Block, ...]
@@ -91,6 +92,7 @@ class Iteration:
     host_launch_s: ArrayLike = 0.0
     host_batch_s: ArrayLike = 0.0
     tied: ArrayLike = 0.0
+    shard_copies: tuple[ArrayLike, ArrayLike] = (0.0, 0.0)
 
     @property
     def is_training(self) -> bool:
@@ -321,13 +323,23 @@ class Iteration:
         forward, backward = (self._once(block, forward=forward) for forward in (True, False))
         params = block.params, block.expert_params
         gather = self._split_exchange(self.run.element_bytes, *params, "all_gather").seconds
-        return SplitLayers(count, forward, backward, gather, self._reduction(*params).seconds)
+        layers = SplitLayers(count, forward, backward, gather, self._reduction(*params).seconds)
+        out, into = (self._copied_s(block, passes) for passes in self.shard_copies)
+        return replace(layers, gather_copy_s=out, reduce_copy_s=into, interference=self.platform.interference)
+
+    def _copied_s(self, block: Block, passes: ArrayLike) -> Floats:
+        """Time of passes over the weights of one block, where dp splits them."""
+        several = np.asarray(self.parallel.replicas, float) > 1
+        work = Stream(np.asarray(passes) * self.weight_bytes(block), kernels=np.asarray(passes) > 0)
+        (cost,) = operator_costs([Op("copies", "optimizer", "backward", work)], self.platform)
+        return np.asarray(several * cost.seconds)
 
     @cached_property
     def split_s(self) -> Floats:
         """Time by which exchanges of split weights and gradients lengthen the passes of one micro-batch."""
         longer = (seconds for layers in self.sharded for seconds in layers.exposed_s(self.parallel))
-        return np.asarray(sum(longer, np.zeros(())))
+        slowed = (layers.slowed_s(self.parallel) for layers in self.sharded)
+        return np.asarray(sum(longer, np.zeros(())) + sum(slowed, np.zeros(())))
 
     @cached_property
     def exposed_s(self) -> Floats:

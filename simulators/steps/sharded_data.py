@@ -14,7 +14,9 @@ to gather its weights, r to reduce its gradients, and one wire for both:
 
 The first layer's weights have nothing to be gathered beside, and the last gradients nothing to be reduced beside
 (derived; FSDP, arXiv:2304.11277, section 3.3). In bytes ZeRO 3 moves 1.5 times what ZeRO 0 does (arXiv:1910.02054,
-section 7): an all-gather or a reduce-scatter is half an all-reduce.
+section 7): an all-gather or a reduce-scatter is half an all-reduce. Kernels beside exchanges that are hidden run slower
+(`gpu.contention.gemm_beside_cus`), and a framework may copy weights and gradients out of and into its buffers
+(`kernels.shard_copies`).
 """
 
 from __future__ import annotations
@@ -34,13 +36,20 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class SplitLayers:
-    """`count` equal layers: times [s] of one in each pass, to gather its weights, to reduce its gradients; arrays."""
+    """`count` equal layers: times [s] of one in each pass, to gather its weights, to reduce its gradients; arrays.
+
+    gather_copy_s, reduce_copy_s: of copies out of the buffer of a gather and into that of a reduction, which compute
+    waits for. interference: slowdown of kernels while others move data.
+    """
 
     count: ArrayLike
     forward_s: ArrayLike
     backward_s: ArrayLike
     gather_s: ArrayLike
     reduce_s: ArrayLike
+    gather_copy_s: ArrayLike = 0.0
+    reduce_copy_s: ArrayLike = 0.0
+    interference: ArrayLike = 1.0
 
     def gathers(self, knobs: ShardedData) -> int:
         """Number of times that weights are gathered in a micro-batch."""
@@ -60,6 +69,14 @@ class SplitLayers:
         forward = self._longer(knobs, self.forward_s, self.gather_s if gathers else 0.0, 0.0)
         backward = self._longer(knobs, self.backward_s, self.gather_s if gathers > 1 else 0.0, self.reduce_s)
         return forward, backward
+
+    def slowed_s(self, knobs: ShardedData) -> Floats:
+        """Time that copies take, and that kernels lose beside exchanges, in one micro-batch."""
+        if knobs.zero < 2:
+            return np.zeros(())
+        copies = self.gathers(knobs) * np.asarray(self.gather_copy_s) + np.asarray(self.reduce_copy_s)
+        hidden = np.maximum(self.exchanged_s(knobs) - sum(self.exposed_s(knobs)), 0.0)
+        return np.asarray(np.asarray(self.count) * copies + (np.asarray(self.interference) - 1) * hidden)
 
     def _longer(self, knobs: ShardedData, compute: Any, gather: Any, reduce: Any) -> Floats:
         n, compute, gather, reduce = (np.asarray(value, float) for value in (self.count, compute, gather, reduce))

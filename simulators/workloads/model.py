@@ -286,9 +286,11 @@ class Kernels(Sourced):
     those of softmax. transposes: passes over tensors of tokens x width that attention copies into another order.
     gradient_passes: over gradients, to add those of a micro-batch to those before. token_copies: over the whole tensor,
     to put its tokens in order after each all-gather and before each reduce-scatter of sequence parallelism. casts: of
-    inputs of a linear layer, and of the gradient of its output, into the format of `run.products`. host_s: time of an
-    iteration in which the GPU waits for the host. host_launch_s: time that the host spends on one kernel of a pass
-    (`simulators.steps.launches`). host_batch_s: on a micro-batch before its passes, while the GPU waits.
+    inputs of a linear layer, and of the gradient of its output, into the format of `run.products`. shard_copies: over
+    weights that dp splits, after they are gathered (forward), and over their gradients, before they are reduced
+    (backward). host_s: time of an iteration in which the GPU waits for the host. host_launch_s: time that the host
+    spends on one kernel of a pass (`simulators.steps.launches`). host_batch_s: on a micro-batch before its passes,
+    while the GPU waits.
     """
 
     name: str
@@ -303,6 +305,7 @@ class Kernels(Sourced):
     gradient_passes: Annotated[Number | None, knob(structural=True, ge=0, le=100)] = None
     token_copies: Annotated[Number | None, knob(structural=True, ge=0, le=100)] = None
     casts: Annotated[Passes | None, knob(structural=True)] = None
+    shard_copies: Passes | None = None
     host_s: Seconds | None = None
     host_launch_s: Seconds | None = None
     host_batch_s: Seconds | None = None
