@@ -9,7 +9,21 @@ import pytest
 from conftest import number
 from hypothesis import given
 from hypothesis import strategies as st
-from iterations import BACKEND, KERNELS, NETWORK, OPTIMIZERS, block, laid, made, metrics, runs, shapes, step
+from iterations import (
+    BACKEND,
+    KERNELS,
+    NETWORK,
+    OPTIMIZERS,
+    block,
+    gridded,
+    laid,
+    made,
+    metrics,
+    runs,
+    shapes,
+    single,
+    step,
+)
 
 from simulators.steps.iteration import Iteration
 from simulators.steps.projection import LAWS, Profile, Size, by_kind, project_layer, serialized_share
@@ -212,6 +226,50 @@ def test_a_schedule_of_a_stage_with_whole_layers_ends_when_the_iteration_does(
 ) -> None:
     found = made({**drawn, "parallel.pp": pp}, kernels=kernels)
     assert finish(found) == pytest.approx(float(found.seconds), rel=1e-9)
+
+
+@st.composite
+def schedules(draw: st.DrawFn) -> dict[str, Any]:
+    """A schedule of a pipeline, of messages, sums and reductions, and what dp splits."""
+    pp = draw(st.sampled_from([1, 2, 4]))
+    return {
+        "parallel.pp": pp,
+        "run.micro_batches": 2 * pp,
+        "parallel.pipeline": draw(st.sampled_from(["1f1b", "gpipe", "interleaved", "zb_h1", "zb_h2"])),
+        "parallel.messages": draw(st.sampled_from(["waited", "beside"])),
+        "parallel.scatter_gather": draw(st.booleans()),
+        "parallel.backward_sums": draw(st.sampled_from(["waited", "beside_weights"])),
+        "parallel.reductions": draw(st.sampled_from(["beside", "after"])),
+        "parallel.zero": draw(st.integers(0, 3)),
+        "parallel.prefetch": draw(st.booleans()),
+    }
+
+
+@pytest.mark.slow
+@given(runs(), schedules(), KERNELS)
+def test_tasks_of_any_schedule_end_when_the_iteration_does(
+    drawn: dict[str, Any], how: dict[str, Any], kernels: str
+) -> None:
+    found = made({**drawn, **how}, kernels=kernels)
+    assert finish(found) == pytest.approx(float(found.seconds), rel=1e-9)
+
+
+@pytest.mark.slow
+@given(runs(), schedules(), KERNELS)
+def test_a_grid_of_schedules_is_its_designs_one_by_one(
+    drawn: dict[str, Any], how: dict[str, Any], kernels: str
+) -> None:
+    axes = {
+        "parallel.pp": [1, 2],
+        "parallel.dp": [1, 8],
+        "run.micro_batches": [2, 4],
+        "parallel.virtual_stages": [1, 2],
+    }
+    design = step({**drawn, **how}, kernels=kernels)
+    found = gridded(design, axes)
+    for place, alone in enumerate(single(design, axes)):
+        for name, value in alone.items():
+            assert found.metrics[name][place] == pytest.approx(value, rel=1e-12), (name, place)
 
 
 @pytest.mark.slow
