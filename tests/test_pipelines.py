@@ -358,7 +358,7 @@ def test_a_sum_beside_gradients_of_weights_hides_no_more_than_they_last(
 
 def test_a_network_with_a_nic_for_each_gpu_adds_their_rates_up() -> None:
     across = {**NETWORK, "parallel.dp": 16, "parallel.zero": 3}
-    narrow, wide = (made({**across, "system.node.library.network_adds_up": adds}) for adds in (False, True))
+    narrow, wide = (made({**across, "system.node.library.network_nics": nics}) for nics in ("one", "one_a_gpu"))
     assert float(wide.dp_s) < float(narrow.dp_s)
 
 

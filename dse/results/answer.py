@@ -47,7 +47,7 @@ def answer(outputs: Outputs, table: pd.DataFrame, *, verbose: bool = False) -> I
         yield Text(record["question"], style="bold")
     module = outputs.read_config()["study"].get("module")
     study = plugins.load("study", module) if module else None
-    if hasattr(study, "answer") and not verbose:
+    if study is not None and hasattr(study, "answer") and not verbose:
         yield from study.answer(outputs, table)
     else:
         yield from tables_of_winners(outputs, table, verbose=verbose)

@@ -233,7 +233,7 @@ def node_ring(node: LibraryNode, gpus: ArrayLike, together: ArrayLike | None = N
     sharers = np.maximum(np.minimum(gpus, per_node) - 2.0, 0.0)
     inside = Group(gpus, library.bytes_per_s / (1 + library.sharing * sharers), library.latency_s)
     network = np.nan if library.network_bytes_per_s is None else library.network_bytes_per_s
-    nics = np.minimum(gpus, per_node) if library.network_adds_up else 1.0
+    nics = np.minimum(gpus, per_node) if library.network_nics == "one_a_gpu" else 1.0
     ring = flat_ring(inside, Group(nodes, nics * network, library.latency_s), np.asarray(gpus) / nodes)
     return replace(ring, protocols=_by_name(library.protocols), network=_by_name(library.network), num_nodes=nodes)
 

@@ -53,10 +53,10 @@ class CollectiveLibrary(Grown):
 
     bytes_per_s: rate of a GPU in a ring of two; each further GPU lengthens the time of a byte by the share `sharing`,
     because paths through switches and sockets are shared. latency_s: latency of a step. network_bytes_per_s: rate of a
-    GPU once a ring leaves the node; None if it was not measured. network_adds_up: a node has a NIC for each GPU, and a
-    ring of several GPUs of a node goes through all of theirs. protocols, network: constants of collectives that were
-    measured by size inside the node and across nodes; rings describe the others. name: of the library in measured
-    tables, where several were measured. fitted_on: kind of rows -> names of the rows that these were fitted on.
+    GPU once a ring leaves the node; None if it was not measured. network_nics: a ring of several GPUs of a node goes
+    through one NIC, or each GPU through its own. protocols, network: constants of collectives that were measured by
+    size inside the node and across nodes; rings describe the others. name: of the library in measured tables, where
+    several were measured. fitted_on: kind of rows -> names of the rows that these were fitted on.
     """
 
     name: str | None = None
@@ -64,7 +64,7 @@ class CollectiveLibrary(Grown):
     latency_s: Duration
     sharing: Annotated[Number, Field(ge=0, le=1)] = 0.0
     network_bytes_per_s: Bandwidth | None = None
-    network_adds_up: Annotated[bool, knob(structural=True)] = False
+    network_nics: Annotated[Literal["one", "one_a_gpu"], knob(structural=True)] = "one"
     protocols: Mapping[CollectiveKind, Protocols] | None = None
     network: Mapping[CollectiveKind, Protocols] | None = None
     fitted_on: Mapping[str, tuple[str, ...]] | None = None

@@ -14,9 +14,9 @@ and collective one after the other, and T_0 the time of both in the iteration:
 
     T = T_0 M / M_0      of which T (GEMM runs) / M counts as compute, and what is left as exposed communication
 
-so that launches, clocks and kernels of the iteration count the same for every schedule. Where tokens are not split, a schedule
-other than serial sums an all-reduce in two steps, the reduce-scatter by the schedule and an all-gather after it.
-Schedules of a collective `beside` a GEMM take that of the weights' gradients.
+so that launches, clocks and kernels of the iteration count the same for every schedule. Where tokens are not split, a
+schedule other than serial sums an all-reduce in two steps, the reduce-scatter by the schedule and an all-gather after
+it. Schedules of a collective `beside` a GEMM take that of the weights' gradients.
 """
 
 from __future__ import annotations
