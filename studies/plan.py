@@ -21,7 +21,9 @@ from dse.results.finished_run import Finished
 from dse.results.run_folder import Outputs
 from dse.results.words import AS_FAST, cell, gain_in_words
 from dse.space import get_path, set_path
-from simulators.steps.backend import StepBackend, iteration
+from dse.values import put
+from simulators.steps.backend import StepBackend, iteration, metrics_of
+from simulators.steps.design import Design
 from simulators.steps.iteration import Iteration
 from simulators.steps.sites import SERIAL, SITES, read_schedule
 from simulators.steps.task_graph import intervals
@@ -39,7 +41,14 @@ _OFF: Mapping[str, Any] = {
     "parallel.split_ctas": 0,
 }
 """Knob of the step beside its sites -> its value where nothing is done."""
-_TIME = "iteration_s"
+_TIME, _MEMORY = "iteration_s", "memory_share"
+_TO_FIT: Sequence[Mapping[str, Any]] = (
+    {"run.recompute": "all"},
+    *({"parallel.pp": stages} for stages in (2, 4, 8, 16)),
+    *({"parallel.pp": stages, "run.recompute": "all"} for stages in (2, 4, 8, 16)),
+    {"run.batch": 1},
+)
+"""What is tried to make a step fit, the least first."""
 _TIE = 0.02  # of the step: what is closer than this is within what the constants are known to
 _AROUND = 1  # layer whose tasks are drawn
 
@@ -123,6 +132,10 @@ class Plan:
 
     def step(self, row: Any) -> Iteration:
         """The iteration of a point."""
+        return iteration(self.design(row))
+
+    def design(self, row: Any) -> Design:
+        """The design of a point."""
         tree = {name: value for name, value in self.config.items() if name in _SECTIONS}
         if self.config.get("models"):
             tree["model"] = model_tree(self.scenario.partition(" ")[0])
@@ -132,7 +145,7 @@ class Plan:
         for name in SITES:
             if isinstance(text := row.get(f"{_SITES}{name}"), str):
                 set_path(tree, f"{_SITES}{name}", text)
-        return iteration(StepBackend().design(tree))
+        return StepBackend().design(tree)
 
     def tree(self) -> dict[str, Any]:
         """The plan as overrides of a step: its sites, and the knobs beside them."""
@@ -179,6 +192,8 @@ class PlanStudy(Plain):
         """Yield, for each scenario, the step before and after, and a row for each site."""
         for plan in plans(table, outputs.read_config()):
             yield _before_and_after(plan)
+            if float(plan.best[_MEMORY]) > 1:
+                yield _what_fits(plan)
             if plan.sites:
                 yield _sites_table(plan)
             yield from ways_today(plan)
@@ -207,6 +222,20 @@ def _before_and_after(plan: Plan) -> str:
     how = f"; with {knobs}" if knobs else ""
     times = f"{cell(before[_TIME], 's')} to {cell(best[_TIME], 's')} a step"
     return f"{plan.scenario}: {times}, {gain_in_words(plan.gain)}{rate}{memory}{how}"
+
+
+def _what_fits(plan: Plan) -> str:
+    """That a step does not fit, and the first change that makes it fit: its memory alone, whatever it takes."""
+    design, training = plan.design(plan.best), get_path(plan.config, "run.mode") == "training"
+    text = f"does not fit: it takes {float(plan.best[_MEMORY]):.2f} times the memory of a GPU"
+    for changes in _TO_FIT:
+        if training or "run.recompute" not in changes:
+            changed = design
+            for path, value in changes.items():
+                changed = put(changed, path, value)
+            if float(metrics_of(changed)[_MEMORY]) <= 1:
+                return f"{text}; {' '.join(f'{path}={value}' for path, value in changes.items())} would fit"
+    return f"{text}; a smaller model, or more GPUs, would"
 
 
 def _sites_table(plan: Plan) -> Table:
