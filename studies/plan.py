@@ -35,6 +35,11 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 _SITES = "sites."
+_WORDS = {
+    "parallel.sequence_parallel": "tokens split",
+    "parallel.collectives": "sums in the switch",
+    "parallel.split_ctas": "halves of prompts",
+}
 _OFF: Mapping[str, Any] = {
     "parallel.sequence_parallel": False,
     "parallel.collectives": "library",
@@ -76,6 +81,11 @@ class Plan:
     def knobs(self) -> list[str]:
         """Knobs beside the sites that were searched."""
         return [path for path in _OFF if path in self.table and self.table[path].nunique() > 1]
+
+    @property
+    def beside_sites(self) -> str:
+        """What the plan does beside the schedules of sites, in words."""
+        return ", ".join(_WORDS[path] for path in self.knobs if not _same_value(self.best[path], _OFF[path]))
 
     @cached_property
     def sites(self) -> dict[str, str]:
@@ -169,6 +179,10 @@ def _least(rows: pd.DataFrame) -> Any:
 
 def _same(column: Any, value: Any) -> Any:
     return column.astype(str) == str(value)
+
+
+def _same_value(cell_value: Any, value: Any) -> bool:
+    return str(_plain(cell_value)) == str(value)
 
 
 def _plain(value: Any) -> Any:
@@ -285,7 +299,7 @@ def _exposed(step: Iteration) -> dict[str, float]:
 def ways_today(plan: Plan) -> list[str]:
     """Lines on what comes nearest to a plan today, and on what needs a kernel or hardware that does not exist."""
     families = {read_schedule(text).family for text in plan.sites.values() if text != SERIAL}
-    knobs = {path for path in plan.knobs if _plain(plan.best[path]) not in (False, 0, "library")}
+    knobs = {path for path in plan.knobs if not _same_value(plan.best[path], _OFF[path])}
     knobs |= {"gradients"} if int(get_path(plan.config, "parallel.dp") or 1) > 1 else set()
     lines = []
     for entry in load_yaml(conf_dir() / "data" / "frameworks.yaml")["frameworks"]:
@@ -308,7 +322,7 @@ def _gains(table: pd.DataFrame) -> pd.DataFrame:
         gains = {name.replace("_", " "): plan.alone(name) for name, text in plan.sites.items() if text != SERIAL}
         serial = plan._around({})
         if len(serial) and serial[_TIME].iloc[0] != plan.before[_TIME]:
-            gains = {"tokens and sums": float(plan.before[_TIME] / serial[_TIME].iloc[0]), **gains}
+            gains = {plan.beside_sites: float(plan.before[_TIME] / serial[_TIME].iloc[0]), **gains}
         gains["all together"] = plan.gain
         rows += [{"scenario": plan.scenario, "choice": name, "gain": gain} for name, gain in gains.items() if gain]
     return pd.DataFrame(rows)
