@@ -47,7 +47,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("report study=", ["study=ficco_sweep "]),
         ("compare ficco", ["ficco_sweep ", "ficco_sweep/2026-01-01_00-00-00 "]),
         ("timeline ke", ["key="]),
-        ("systems h100", ["h100_8 "]),
+        ("systems h100_8", ["h100_8 "]),
         ("completion z", ["zsh "]),
         ("study=ficco_sweep workload.shapes='my ", []),
     ],

@@ -58,6 +58,7 @@ def test_a_step_of_achieved_flop_a_second_takes_the_flop_of_its_equation() -> No
     assert 450e9 / tokens * step.seconds / 86400 == pytest.approx(84, rel=0.02)
 
 
+@pytest.mark.slow
 def test_steps_on_one_node_are_within_ten_per_cent() -> None:
     steps = list(megatron_deepspeed(table("megatron_deepspeed")))
     assert len(steps) == 720
@@ -65,6 +66,7 @@ def test_steps_on_one_node_are_within_ten_per_cent() -> None:
     assert np.median(np.abs(errors(steps))) <= 0.06
 
 
+@pytest.mark.slow
 def test_the_host_bounds_the_rows_that_its_constants_are_fitted_on() -> None:
     for step in megatron_deepspeed(table("megatron_deepspeed")):
         if step.fitted:
@@ -72,6 +74,7 @@ def test_the_host_bounds_the_rows_that_its_constants_are_fitted_on() -> None:
             assert abs(step.error) < 0.01
 
 
+@pytest.mark.slow
 def test_steps_of_fsdp_and_tp_are_within_twelve_per_cent_but_for_casts_by_row() -> None:
     steps = list(async_tp(table("async_tp")))
     assert len(steps) == 6
@@ -79,6 +82,7 @@ def test_steps_of_fsdp_and_tp_are_within_twelve_per_cent_but_for_casts_by_row() 
     assert all(step.error < -0.12 for step in steps if "rowwise" in step.name)
 
 
+@pytest.mark.slow
 def test_the_command_prints_every_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert steps_measured.main([]) == 0
     printed = capsys.readouterr().out

@@ -311,7 +311,7 @@ def _round(value: Any) -> Any:
         return _rounded(value)
     if isinstance(value, tuple):
         return [list(tile) for tile in value]
-    return value if isinstance(value, int) else float(f"{value:.5g}")
+    return value if isinstance(value, int | str) else float(f"{value:.5g}")
 
 
 def _round_errors(errors: Errors | None) -> dict[str, float] | str:
