@@ -10,6 +10,7 @@ space that can be enumerated. `--quick`: without plans, which are run from the c
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import sys
 import tempfile
@@ -34,8 +35,8 @@ from simulators.workloads.model_zoo import model_tree, option_tree
 from studies.prefills import BASELINE, OVERLAPPED
 
 _DENSE = ("model=llama3_70b", "system=h100_8")
-_MOE = ("model=deepseek_v3", "system=h800_8", "run.mode=training", "run.micro_batches=16", "parallel.tp=4")
-_MOE_GROUPS = ("parallel.pp=8", "parallel.dp=8", "parallel.ep=32", "parallel.zero=1", "budget.trials=20000")
+_MOE = ("model=deepseek_v3", "system=h100_96gb_8", "run.mode=training", "run.micro_batches=16", "parallel.tp=4")
+_MOE_GROUPS = ("parallel.pp=8", "parallel.dp=8", "parallel.ep=32", "parallel.zero=1", "parallel.sequence_parallel=true")
 _FEW = "choice(serial,'uniform_fused_1d num_chunks=4','hetero_fused_1d num_chunks=2',shard_p2p,signalled)"
 _AXES = {"sites.ffn_in.comm_cus": 24, "sites.ffn_out.comm_cus": 24, "sites.attention_in.comm_cus": 8}
 _BY_CUS = "hetero_fused_1d comm_engine=cu comm_cus=8"
@@ -171,7 +172,9 @@ def share_of_optimum() -> float:
 
 def _least(words: Sequence[str], folder: Path) -> float:
     quiet = ("tracking=none", "figures=none", "store=none", "timeline=false")
-    if dse_main(["study=plan", *_DENSE, *quiet, *words]):
+    with contextlib.redirect_stdout(sys.stderr):
+        code = dse_main(["study=plan", *_DENSE, *quiet, *words])
+    if code:
         raise RuntimeError("study=plan was refused, or points failed")
     return float(Outputs.latest(folder, "plan").read_table("results")["iteration_s"].min())
 

@@ -18,7 +18,8 @@ from dse.results.finished_run import Finished
 from simulators.steps.backend import StepBackend, iteration, metrics_of
 from simulators.steps.design import Design
 from simulators.steps.projection import COMMUNICATION, Profile, Size, by_kind, project_layer
-from simulators.workloads.model_zoo import model_tree, public
+from simulators.workloads.model_zoo import model_tree
+from simulators.workloads.public_models import public
 from studies.facts import facts, read_rows
 from studies.iterations import at, base
 from studies.plain import Plain

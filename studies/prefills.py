@@ -18,7 +18,8 @@ from dse.config.yaml_checks import load_yaml
 from dse.files import read_csv
 from simulators.hardware.machine import merged, tree_of
 from simulators.steps.backend import StepBackend, metrics_of
-from simulators.workloads.model_zoo import model_tree, option_tree, public
+from simulators.workloads.model_zoo import model_tree, option_tree
+from simulators.workloads.public_models import public
 
 _SIZES = ("model", "prompt_len", "tp")
 BASELINE, NO_SUMS, OVERLAPPED = "prefill", "prefill without all-reduces", "prefill overlapped"

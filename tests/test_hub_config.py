@@ -16,7 +16,8 @@ from dse.config.compose import request
 from dse.config.options import list_options
 from dse.errors import ConfigError
 from simulators.workloads.hub_config import TYPES, hub_tree
-from simulators.workloads.model_zoo import aliases, model_tree, public
+from simulators.workloads.model_zoo import model_tree
+from simulators.workloads.public_models import aliases, public
 
 LLAMA = {
     "model_type": "llama",

@@ -18,7 +18,7 @@ from dse.backend import Batch, check_results
 from dse.errors import ConfigError
 from dse.values import leaves
 from simulators.steps.backend import iteration
-from simulators.workloads.model_zoo import public
+from simulators.workloads.public_models import public
 
 MODES = ("training", "prefill", "decode")
 COMPUTE = ("forward_s", "backward_s", "optimizer_s")

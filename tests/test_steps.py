@@ -28,7 +28,8 @@ from iterations import (
 from simulators.steps.iteration import Iteration
 from simulators.steps.projection import LAWS, Profile, Size, by_kind, project_layer, serialized_share
 from simulators.steps.task_graph import intervals, lower
-from simulators.workloads.model_zoo import model_tree, public
+from simulators.workloads.model_zoo import model_tree
+from simulators.workloads.public_models import public
 
 LAYERS = st.sampled_from(["none", "attention", "all"])
 

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dse import plugins
 from dse.config.options import conf_dir, list_options
 from dse.config.yaml_checks import load_yaml, unreadable
 from dse.errors import ConfigError, Problem, did_you_mean
@@ -14,6 +13,7 @@ from simulators.hardware.machine import tree_of
 from simulators.workloads.experts import MixtureOfExperts
 from simulators.workloads.hub_config import hub_tree
 from simulators.workloads.model import Transformer
+from simulators.workloads.public_models import aliases, public
 
 _NOTE_KEYS = ("provenance", "source")
 
@@ -35,33 +35,6 @@ def model_tree(name: str, section: str = "models") -> dict[str, Any]:
     return _transformer_tree(name, models[formal])
 
 
-class _Catalogue:
-    """Public models, and files of one's own, as options of the group `model` (`dse.config.options`)."""
-
-    def names(self) -> Mapping[str, str]:
-        """Public models and what they are."""
-        models = public()
-        described = {name: _describe(widths) for name, widths in models.items()}
-        return dict(
-            sorted({**described, **{name: f"the same as {formal}" for name, formal in aliases().items()}}.items())
-        )
-
-    def tree(self, name: str) -> dict[str, Any]:
-        """Tree of a model by name, or of a file."""
-        return model_tree(name, "model")
-
-
-CATALOGUE = _Catalogue()
-
-
-def _describe(widths: Mapping[str, Any]) -> str:
-    """Say what a public model is."""
-    text = f"{widths['layers']} layers of {widths['hidden']}, {widths['heads']} heads"
-    if "experts" in widths:
-        text += f", {widths['experts_per_token']} of {widths['experts']} experts for each token"
-    return f"{text}{', latent attention' if 'latent' in widths else ''} ({widths['provenance']})"
-
-
 def option_tree(group: str, name: str) -> dict[str, Any]:
     """Tree of a shipped option of a group, or of a YAML file; systems composed of their parts. Raises ConfigError."""
     if group == "system":
@@ -77,23 +50,6 @@ def _path(group: str, name: str) -> Path | None:
     shipped = conf_dir() / group / f"{name}.yaml"
     path = shipped if "/" not in name and shipped.is_file() else Path(name)
     return path if path.is_file() else None
-
-
-@plugins.cached_until_refresh
-def _tables(path: Path) -> Mapping[str, Any]:
-    return _read(path)
-
-
-def public() -> Mapping[str, Mapping[str, Any]]:
-    """Public models by name: widths and their sources."""
-    models: Mapping[str, Mapping[str, Any]] = _tables(conf_dir() / "data" / "models.yaml")["models"]
-    return models
-
-
-def aliases() -> Mapping[str, str]:
-    """Other names of public models."""
-    names: Mapping[str, str] = _tables(conf_dir() / "data" / "models.yaml")["aliases"]
-    return names
 
 
 def _read(path: Path, group: str = "models") -> dict[str, Any]:
