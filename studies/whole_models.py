@@ -70,9 +70,7 @@ def _gains_figure(rows: pd.DataFrame) -> Sheet:
     title = (
         f"Overlap makes steps {mean:.2f}x as fast in the geometric mean, {best['gain']:.2f}x at most ({best['model']})"
     )
-    note = (
-        f"hollow or not, {int((rows['memory_share'] > _FITS).sum())} of {len(rows)} do not fit one node: as if they did"
-    )
+    note = f"eight GPUs; {int((rows['memory_share'] > _FITS).sum())} of {len(rows)} steps would not fit their memory"
     axis = Axis("gain", "time with serial collectives / time [x]", centre=1.0)
     return tables.dots(rows, axis, row="model", by="system", frame=Frame(title, note, "mode"))
 

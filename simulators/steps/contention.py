@@ -24,7 +24,7 @@ from numpy.typing import ArrayLike, NDArray
 from dse import plugins
 from simulators.costs.transfer import link_utilisation
 from simulators.hardware.parts import Contention, CuCopy
-from simulators.steps.operators import Block, Exchange, Op, Platform, Product, Spent, Stream, operator_costs
+from simulators.steps.operators import Block, Exchange, Op, Platform, Product, Spent, Stream, operator_costs, quotient
 from simulators.taskgraph.graph import GraphBuilder, TaskGraph
 
 Floats = NDArray[np.float64]
@@ -86,7 +86,7 @@ class Reduction:
 
     def rate(self, moved: Floats) -> Floats:
         """Bytes a second while it runs; 0 where there is none."""
-        return _over(moved, self.seconds)
+        return quotient(moved, self.seconds)
 
 
 @dataclass(frozen=True)
@@ -112,12 +112,12 @@ class Contended:
         if isinstance(op.work, Product):
             return np.maximum(granted.seconds, self.contention.gemm_beside_cus * seconds)
         if isinstance(op.work, Exchange):
-            wanted = _over(reduction.rate(reduction.wire_bytes), _over(cost.wire_bytes, seconds))
+            wanted = quotient(reduction.rate(reduction.wire_bytes), quotient(cost.wire_bytes, seconds))
             return np.asarray(seconds / np.maximum(1 - np.minimum(wanted, 1.0), 0.5))
         if isinstance(op.work, Stream) and op.kind == "attention":
             cus = np.asarray(chip.cus, float)
             return np.asarray(seconds * cus / (cus - self.taken))
-        both = (_over(cost.bytes, seconds) + reduction.rate(reduction.hbm_bytes)) / chip.drawable_bytes_per_s
+        both = (quotient(cost.bytes, seconds) + reduction.rate(reduction.hbm_bytes)) / chip.drawable_bytes_per_s
         return np.asarray(seconds * np.maximum(both, 1.0))
 
     def reductions(self, reduction: Reduction) -> Floats:
@@ -128,11 +128,6 @@ class Contended:
         demand = np.asarray(self.copy.num_cus) * self.copy.bytes_per_s_per_cu / rate
         slowed: Any = link_utilisation(demand / self.contention.cu_copy_beside_gemm) / link_utilisation(demand)
         return np.asarray(np.minimum(slowed, 1.0))
-
-
-def _over(dividend: Floats, divisor: Floats) -> Floats:
-    """A quotient; 0 where there is nothing to divide by."""
-    return np.divide(dividend, divisor, out=np.zeros(np.broadcast(dividend, divisor).shape), where=divisor > 0)
 
 
 def exposed_s(buckets: Sequence[Bucket], slowdowns: Slowdowns) -> Floats:

@@ -43,6 +43,7 @@ from simulators.steps.operators import (
     collective,
     num_kernels,
     operator_costs,
+    quotient,
 )
 from simulators.steps.pipelines import StageTurns
 from simulators.steps.quantised import Made, Quantising, copy_costs
@@ -248,7 +249,7 @@ class Iteration:
         """Time of a pass of one block; 0 where the stage has none."""
         count = self.counts[block.name]
         seconds = self.sum(part for part in self.parts if part.block is block and part.forward == forward)
-        return np.divide(seconds, count, out=np.zeros(np.broadcast(seconds, count).shape), where=count > 0)
+        return quotient(seconds, count)
 
     @property
     def gradient_bytes(self) -> int:

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from dse.backend import Law, Metric
 from simulators.steps.iteration import ENDS, Iteration, stage_share
-from simulators.steps.operators import KINDS, Block, Exchange, Op, Part, Product, num_kernels
+from simulators.steps.operators import KINDS, Block, Exchange, Op, Part, Product, num_kernels, quotient
 from simulators.steps.pipelines import in_flight
 from simulators.steps.quantised import copy_bytes, flying_bytes
 from simulators.steps.sharded_data import gathered_weights, largest_block, state_splits
@@ -126,7 +126,7 @@ def _intensities(iteration: Iteration) -> dict[str, Any]:
     weights = [part for part in gemms if isinstance(part.op.work, Product) and part.op.weight]
     moved = _sum(part.times * _payload(part.op) for part in inner)
     gradients = _sum(part.times * _gradient(part.op) for part in weights) * iteration.run.element_bytes
-    return {"edge": _over(_flop(gemms), moved), "slack": _over(_flop(weights), gradients)}
+    return {"edge": quotient(_flop(gemms), moved), "slack": quotient(_flop(weights), gradients)}
 
 
 def _flop(parts: Iterable[Part]) -> Any:
@@ -148,12 +148,6 @@ def _payload(op: Op) -> Any:
 
 def _sum(values: Iterable[Any]) -> Any:
     return sum(values, np.zeros(()))
-
-
-def _over(dividend: Any, divisor: Any) -> Any:
-    """A quotient; 0 where there is nothing to divide by."""
-    dividend, divisor = np.broadcast_arrays(np.asarray(dividend, float), np.asarray(divisor, float))
-    return np.divide(dividend, divisor, out=np.zeros(dividend.shape), where=divisor > 0)
 
 
 def _work(iteration: Iteration, compute: list[Part], busy: Any) -> dict[str, Any]:

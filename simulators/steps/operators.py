@@ -193,6 +193,12 @@ class Spent:
     comm_cu_s: Floats | None = None
 
 
+def quotient(dividend: ArrayLike, divisor: ArrayLike) -> Floats:
+    """A quotient of arrays that broadcast; 0 where there is nothing to divide by."""
+    top, low = np.broadcast_arrays(np.asarray(dividend, float), np.asarray(divisor, float))
+    return np.asarray(np.divide(top, low, out=np.zeros(top.shape), where=low > 0))
+
+
 def operator_costs(ops: Sequence[Op], platform: Platform) -> list[Spent]:
     """Cost of each operator, once (`count` and the block's are not in it); all GEMMs in one call."""
     if platform.linear is not None:
