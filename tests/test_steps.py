@@ -381,3 +381,17 @@ def test_only_collectives_follow_the_number_of_gpus_as_a_ring_does() -> None:
     assert found["communication"] == pytest.approx([1.75, 63 / 32])
     assert found["fc"] == pytest.approx([1 / 4, 1 / 32])
     assert np.broadcast_to(found["norm"], 2) == pytest.approx([1.0, 1.0])
+
+
+@pytest.mark.slow
+@given(runs())
+def test_reductions_beside_a_backward_pass_only_lengthen_it_and_by_no_more_than_both_take_alone(
+    drawn: dict[str, Any],
+) -> None:
+    drawn |= {"parallel.dp": 8, "parallel.tp": 1, "parallel.zero": 0}
+    alone, beside = made({**drawn, "system.gpu.contention": None}), made(drawn)
+    assert float(beside.exposed_s) >= float(alone.exposed_s) * (1 - 1e-9)
+    slowest = min(float(factor) for factor in beside.slowdowns.backward.values())
+    assert 0 < slowest <= 1
+    longest = float(beside.backward_s) / slowest + float(beside.dp_s) / float(np.min(beside.slowdowns.reductions))
+    assert float(beside.backward_s + beside.exposed_s) <= longest * (1 + 1e-9)
