@@ -165,11 +165,13 @@ def _collect_declarations(attribute: str) -> tuple[Mapping[str, Any], Mapping[st
 
 
 def _packages() -> list[str]:
-    roots = {root: importlib.import_module(root).__path__ for root in PACKAGES}
-    inner = {
-        root: [module.name for module in pkgutil.iter_modules(path) if module.ispkg] for root, path in roots.items()
-    }
-    return [name for root in PACKAGES for name in (root, *(f"{root}.{package}" for package in sorted(inner[root])))]
+    return [name for root in PACKAGES for name in _with_packages_inside(root)]
+
+
+@cached_until_refresh
+def _with_packages_inside(root: str) -> list[str]:
+    modules = pkgutil.iter_modules(importlib.import_module(root).__path__)
+    return [root, *sorted(f"{root}.{module.name}" for module in modules if module.ispkg)]
 
 
 def _own_plugins(kind: str) -> dict[str, str]:

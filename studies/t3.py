@@ -224,9 +224,7 @@ def _policy(arbitration: str, threshold: Any) -> str:
 
 def _is_all_reduce(shapes: ShapeList) -> bool:
     """Tell whether whole all-reduces follow, as they do in a layer."""
-    return shapes.pattern == "all_reduce" and all(
-        shape.pattern in (None, "all_reduce") for shape in (() if isinstance(shapes.shapes, str) else shapes.shapes)
-    )
+    return shapes.pattern == "all_reduce" and all(shape.pattern in (None, "all_reduce") for shape in shapes.listed)
 
 
 def _rank(name: str) -> int:

@@ -40,7 +40,7 @@ from dse.config.compose import Request, request
 from dse.content_hash import content_key, keys_to_hex
 from dse.errors import ConfigError
 from dse.study.plan import Plan, plan
-from simulators.workloads.operators import read_shapes
+from simulators.workloads.operators import ShapeList, read_shapes
 
 Said = Callable[..., str]
 
@@ -536,7 +536,8 @@ def named_together(schedules: Sequence[str], workloads: Sequence[str]) -> list[l
     written_out = [name for name in workloads if "workloads" in shipped("workload")[name]]
     queued = [name for name in workloads if "queues" in shipped("workload")[name]]
     others = {*written_out, *queued}
-    first = {name: shipped("workload")[name]["shapes"][0] for name in workloads if name not in others}
+    lists = {name: ShapeList.model_validate(shipped("workload")[name]) for name in workloads if name not in others}
+    first = {name: shapes.listed[0] for name, shapes in lists.items()}
     families = {name: shipped("schedule")[name]["family"] for name in schedules}
     fused = [f"schedule={name}" for name in schedules if families[name] in OF_ONE_GPU]
     pairs = [[schedule, f"workload={name}"] for schedule in fused for name in written_out]
@@ -550,13 +551,13 @@ def named_together(schedules: Sequence[str], workloads: Sequence[str]) -> list[l
         kind = FAMILIES[shipped("schedule")[name]["family"]].orders[0]
         by_kind.setdefault(kind, ([], []))[0].append(name)
     for name, shape in first.items():
-        after = shape.get("pattern", shipped("workload")[name]["pattern"]) in AFTER
-        by_kind["beside" if "payload_bytes" in shape else "after" if after else "before"][1].append(name)
+        after = (shape.pattern or lists[name].pattern) in AFTER
+        by_kind["beside" if shape.payload_bytes else "after" if after else "before"][1].append(name)
     return words + [
         [
             f"schedule={schedule or some[0]}",
             f"workload={workload or of[0]}",
-            f"workload.only=[{first[workload or of[0]]['name']}]",
+            f"workload.only=[{first[workload or of[0]].name}]",
             *(["system=t3_ring"] if kind == "after" else []),
         ]
         for kind, (some, of) in by_kind.items()

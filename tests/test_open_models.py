@@ -13,7 +13,7 @@ from simulators.workloads.operators import Shape, ShapeList
 
 MODELS: dict[str, dict[str, Any]] = shipped("data")["models"]["models"]
 LISTED = ShapeList.model_validate(shipped("workload")["open_models"])
-SHAPES = [shape for shape in LISTED.shapes if isinstance(shape, Shape)]
+SHAPES = LISTED.listed
 FICCO = ShapeList.model_validate(shipped("workload")["ficco"])
 LEARNING = ShapeList.model_validate(shipped("workload")["learning"])
 NAME = re.compile(r"(?P<model>[^-]+)-(?P<layer>qkv|gate_up|ffn1|experts)(?P<dw>_dw)?(_x(?P<load>[0-9.]+))?-(?P<k>\d+)k")
@@ -63,12 +63,12 @@ def test_there_are_more_than_two_hundred_shapes_under_names_of_their_own() -> No
 
 
 def test_no_shape_is_one_of_ficcos() -> None:
-    known = {(one.m, one.n, one.k): one.name for one in FICCO.shapes if isinstance(one, Shape)}
+    known = {(one.m, one.n, one.k): one.name for one in FICCO.listed}
     assert [one.name for one in SHAPES if (one.m, one.n, one.k) in known] == []
 
 
 def test_a_shape_with_n_and_k_of_one_of_ficcos_says_so() -> None:
-    weights = {(one.n, one.k) for one in FICCO.shapes if isinstance(one, Shape)}
+    weights = {(one.n, one.k) for one in FICCO.listed}
     assert {one.name for one in SHAPES if "n and k of g" in one.note} == {
         one.name for one in SHAPES if (one.n, one.k) in weights
     }
@@ -110,7 +110,7 @@ def test_the_widths_of_a_model_make_about_the_parameters_of_its_name(model: str)
 
 
 def test_rules_learn_from_shapes_drawn_by_the_rule_of_their_file_and_from_none_that_they_are_judged_on() -> None:
-    drawn = [one for one in LEARNING.shapes if isinstance(one, Shape) and one.name.startswith("r")]
+    drawn = [one for one in LEARNING.listed if one.name.startswith("r")]
     judged = {(one.m, one.n, one.k) for one in SHAPES}
     assert len(drawn) >= 200
     assert not judged & {(one.m, one.n, one.k) for one in drawn}

@@ -174,6 +174,7 @@ class _Flow:
         self.elsewhere: list[_Part] = []
         self._points: deque[list[_Part]] = deque()
         self._recording: deque[_Piece] = deque()
+        self._round = 0
 
     def rounds(self, points: Iterable[Evaluated]) -> Iterator[list[_Part]]:
         """Parts of the points in order, as many together as are looked up at a time."""
@@ -184,7 +185,13 @@ class _Flow:
                 self._points.append(point_parts)
                 yield from point_parts
 
-        yield from _together(parts(), lambda: max(_LOOKED_UP, self._most * self.calls.width))
+        for together in _together(parts(), self._enough):
+            yield together
+            self._round += 1
+
+    def _enough(self) -> int:
+        """Designs of this round: few at first, so that there is progress to tell."""
+        return min(_LOOKED_UP << self._round, max(_LOOKED_UP, self._most * self.calls.width))
 
     def ready(self) -> Iterator[Results]:
         """Results of the points that have all of theirs, as long as they come in order."""

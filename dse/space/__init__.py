@@ -172,14 +172,21 @@ class Space:
 
     def size(self, most: int | None = None) -> int | None:
         """Number of distinct points; None where there are more than `most`, or an interval makes them infinite."""
-        if not all(knob.values for knob in self.knobs):
-            return None
+        if most not in self._sizes:
+            self._sizes[most] = self._count(most) if all(knob.values for knob in self.knobs) else None
+        return self._sizes[most]
+
+    def _count(self, most: int | None) -> int | None:
         count = 0
         for _, free in self._structures({}, self.deciding_knobs):
             count += math.prod(len(knob.values) for knob in free)
             if most is not None and count > most:
                 return None
         return count
+
+    @functools.cached_property
+    def _sizes(self) -> dict[int | None, int | None]:
+        return {}
 
     def blocks(self, most: int) -> Iterator[Block]:
         """Every distinct point of a finite space, in blocks of at most `most` points."""

@@ -32,6 +32,8 @@ from dse.study.table import ROWS_PER_GROUP, Rows
 if TYPE_CHECKING:
     import pandas as pd
 
+_TOGETHER = 64  # scenarios whose points are made at once: many share calls, and the first results come soon
+
 
 @dataclass(frozen=True)
 class Findings:
@@ -99,10 +101,12 @@ def _search(plan: Plan, ledger: Ledger, support: Support) -> dict[str, Chosen]:
 
 
 def _enumerate_points(scenarios: Sequence[_Scenario]) -> Iterator[Rows]:
-    """Yield every point of finite spaces; the same block of all scenarios together, so that they share calls."""
-    for blocks in blocks_together([scenario.space for scenario in scenarios], ROWS_PER_GROUP // 2):
-        for scenario, block in zip(scenarios, blocks, strict=True):
-            yield from scenario.rows([] if block is None else [block])
+    """Yield every point of finite spaces; the same block of many scenarios together, so that they share calls."""
+    for first in range(0, len(scenarios), _TOGETHER):
+        some = scenarios[first : first + _TOGETHER]
+        for blocks in blocks_together([scenario.space for scenario in some], ROWS_PER_GROUP // 2):
+            for scenario, block in zip(some, blocks, strict=True):
+                yield from scenario.rows([] if block is None else [block])
 
 
 def _evaluate_rows(evaluator: Evaluator, rows: Iterable[Rows]) -> Iterator[Rows]:

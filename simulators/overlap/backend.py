@@ -57,6 +57,7 @@ class OverlapBackend(Backend):
         self._parts: dict[tuple[str, str], BaseModel] = {}
         self._seen_parts: dict[tuple[str, int], tuple[Any, BaseModel]] = {}  # by identity; entries keep trees alive
         self._sharded_workloads: dict[tuple[int, str], tuple[Any, Any]] = {}
+        self._conditions: dict[tuple[str, int], tuple[Any, Mapping[str, Any] | None]] = {}
         self.batch = self._engines[0][1].batch
         node_version = [] if self._imbalance is None else [f"node.{_WHOLE_VERSION}"]
         self.version = "+".join(
@@ -127,7 +128,16 @@ class OverlapBackend(Backend):
         return problems(self._rules(design))
 
     def condition(self, path: str, tree: Tree) -> Mapping[str, Any] | None:
-        """Condition of `path`, as a schedule's knobs declare it."""
+        """Condition of `path`, as a schedule's knobs declare it; remembered for the section that it is in."""
+        section = tree.get(path.partition(".")[0])
+        if len(self._conditions) > _MOST_SEEN:
+            self._conditions.clear()
+        name = path, id(section)
+        if name not in self._conditions:
+            self._conditions[name] = section, self._condition(path, tree)  # holds it: its id stays its own
+        return self._conditions[name][1]
+
+    def _condition(self, path: str, tree: Tree) -> Mapping[str, Any] | None:
         section, _, name = path.partition(".")
         if path.rpartition(".")[2] in LABELS:
             return None

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from dse.config.options import conf_dir
 from dse.errors import ConfigError, Problem, Problems, did_you_mean
 from dse.files import read_csv
 from dse.units import Bytes, Integer, Number
@@ -309,7 +310,8 @@ class ShapeList(Frozen):
 
     pattern: all_gather and all_to_all move the input A before the GEMM, and `shards` GPUs share its n; reduce_scatter
     sums the output C after the GEMM, and the GPUs share its k. shapes: a list, or the path of a CSV file with columns
-    name,m,n,k and optionally shards,pattern,payload_bytes,load,note. shards: None for all GPUs of the node.
+    name,m,n,k and optionally shards,pattern,payload_bytes,load,note; a path that leads nowhere is one in the shipped
+    configuration. shards: None for all GPUs of the node.
     """
 
     name: str
@@ -321,10 +323,14 @@ class ShapeList(Frozen):
     precision: Precision = "bf16"
     source: str = ""
 
+    @property
+    def listed(self) -> tuple[Shape, ...]:
+        """The shapes, of a file if there is one. Raises ConfigError for a bad CSV."""
+        return read_shapes(_shipped_if_absent(Path(self.shapes))) if isinstance(self.shapes, str) else self.shapes
+
     def workloads(self) -> dict[str, dict[str, Any]]:
         """Workload trees by shape name, in order. Raises ConfigError for a bad CSV or an unknown name in `only`."""
-        shapes = read_shapes(Path(self.shapes)) if isinstance(self.shapes, str) else self.shapes
-        check = Problems()
+        check, shapes = Problems(), self.listed
         names = [shape.name for shape in shapes]
         if not shapes:
             check.add("workload.shapes", "names no shape", way_out="list some, or name a CSV file")
@@ -442,6 +448,11 @@ def workloads_of(check: Problems, tree: Mapping[str, Any]) -> dict[str, dict[str
 
 
 _WAY_OUT = "name a CSV of GEMM shapes"
+
+
+def _shipped_if_absent(path: Path) -> Path:
+    shipped = conf_dir() / path
+    return shipped if shipped.is_file() and not path.exists() else path
 
 
 def read_shapes(path: Path) -> tuple[Shape, ...]:
