@@ -1,0 +1,95 @@
+"""Profiles of real runs, replayed: `python -m benchmarks.traces [--json] [--data DIR]`.
+
+    replay_worst          largest error of the span of a replay, of the recorded one
+    hidden_points_worst   largest difference of the share of collectives that is hidden, in percentage points
+    import_mb_per_s       of a Chrome trace made here, on one core
+
+--data names a folder with `traces/*.csv.gz` and `deepseek_dualpipe/*.csv`; without it the shipped profile is replayed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dse.config.options import conf_dir
+from dse.progress import quiet
+from simulators.profiles.import_command import read
+from simulators.profiles.replay import replay
+
+_EVENTS = 150_000  # of the trace that is made
+
+
+def profiles(data: Path | None) -> list[Path]:
+    """Files of the profiles that are replayed."""
+    if data is None:
+        return sorted((conf_dir() / "data" / "profiles").glob("*.csv.gz"))
+    return [*sorted((data / "traces").glob("*.csv.gz")), *sorted((data / "deepseek_dualpipe").glob("*.csv"))]
+
+
+def replayed(paths: list[Path]) -> Iterator[dict[str, Any]]:
+    """Yield the errors of the replay of each profile."""
+    for path in paths:
+        done = replay(read(path))
+        hidden = [100 * overlap.hidden for overlap in (done.recorded, done.replayed)]
+        yield {"profile": path.name, "kernels": len(done.profile), "span": done.span_error, "hidden": hidden}
+
+
+def import_rate() -> float:
+    """MB/s at which a Chrome trace is read: kernels, launches and operators of the host in equal numbers."""
+    with tempfile.TemporaryDirectory() as folder, quiet():
+        path = Path(folder) / "made.json"
+        path.write_text(json.dumps({"schemaVersion": 1, "traceEvents": list(made_events(_EVENTS))}, indent=1))
+        began = time.perf_counter()
+        read(path)
+        return path.stat().st_size / 1e6 / (time.perf_counter() - began)
+
+
+def made_events(count: int) -> Iterator[dict[str, Any]]:
+    """Yield events of a Chrome trace as the PyTorch profiler writes them: an operator, its launch, its kernel."""
+    name = "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<c10::BFloat16>, ...>"
+    for place in range(count // 3):
+        host = {"ph": "X", "pid": 1, "tid": 1, "ts": 10.0 * place, "dur": 4.0}
+        number = {"External id": place, "correlation": place}
+        yield {**host, "cat": "cpu_op", "name": "aten::add", "args": {"External id": place, "Ev Idx": place}}
+        yield {**host, "cat": "cuda_runtime", "name": "cudaLaunchKernel", "args": {**number, "cbid": 211}}
+        kernel = {"stream": 7, "device": 0, "grid": [1024, 1, 1], "block": [128, 1, 1], "registers per thread": 32}
+        yield {
+            **{"ph": "X", "pid": 0, "tid": 7, "cat": "kernel", "name": name, "ts": 10.0 * place + 6, "dur": 7.5},
+            "args": {**number, **kernel, "shared memory": 0, "blocks per SM": 12.3, "warps per SM": 49.2},
+        }
+
+
+def main() -> None:
+    """Print the figures."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--data", type=Path, help="folder of recorded profiles")
+    options = parser.parse_args()
+    rows = list(replayed(profiles(options.data)))
+    points = np.array([abs(row["hidden"][1] - row["hidden"][0]) for row in rows])
+    figures = {
+        "replay_worst": max(abs(row["span"]) for row in rows),
+        "hidden_points_worst": float(np.nanmax(points)),
+        "import_mb_per_s": import_rate(),
+    }
+    if options.json:
+        print(json.dumps({name: round(value, 4) for name, value in figures.items()}))
+        return
+    for row in rows:
+        recorded, again = row["hidden"]
+        shares = f"hidden {recorded:5.1f} % recorded, {again:5.1f} % replayed"
+        print(f"{row['profile']:32} {row['kernels']:6,} kernels, span {100 * row['span']:+6.2f} %, {shares}")
+    for name, value in figures.items():
+        print(f"{name:20} {value:.4g}")
+
+
+if __name__ == "__main__":
+    main()

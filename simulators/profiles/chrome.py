@@ -1,0 +1,164 @@
+"""Chrome traces of the PyTorch profiler (Kineto), read event by event, so that memory does not grow with the file.
+
+Of an event's `args` these are read: `stream`, `correlation`, `grid`, `Collective name`, `In msg nelems`, `dtype` and
+`Group size`; the launch of a kernel is the event of category `cuda_runtime`, `cuda_driver` or `hip_runtime` with the
+same correlation. Iterations are annotations `ProfilerStep#`. Nothing of a file is run.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dse.errors import ConfigError, Problem
+from dse.progress import bar
+from simulators.profiles.packed import DAMAGED, MOST_UNPACKED, opened
+from simulators.profiles.profile import DTYPE_BYTES, Profile, profile_of
+
+MOST_EVENT = 1 << 24
+"""Characters of one event."""
+_CHUNK = 1 << 20
+_BEGIN = re.compile(r'"traceEvents"\s*:\s*\[')
+_DEVICE = re.compile(r'"deviceProperties"\s*:\s*\[[^\]]*?"name"\s*:\s*"([^"]{1,80})"')
+_SPACE = re.compile(r"[\s,]*")
+_RAN = ("kernel", "gpu_memcpy", "gpu_memset")
+_LAUNCHED = ("cuda_runtime", "cuda_driver", "hip_runtime", "runtime")
+_ITERATION = "ProfilerStep#"
+_US = 1e-6
+
+
+def read_chrome(path: Path) -> Profile:
+    """The profile that a Chrome trace holds. Raises ConfigError where the file is no such trace.
+
+    A file that ends in the middle, or whose gzip is cut off, is used as far as it goes, which is told in `dropped`.
+    """
+    events = _Events()
+    size = path.stat().st_size if path.is_file() else None
+    with bar(f"reading {path.name}", size, "bytes") as advance, _text(path, advance) as (text, told):
+        for event in _objects(text, path, events, told):
+            events.take(event)
+    return events.profile(path)
+
+
+@dataclass
+class _Events:
+    """What was read so far: kernels, launches by correlation [us], iterations, and what was dropped."""
+
+    kernels: list[dict[str, Any]] = field(default_factory=list)
+    launches: dict[int, float] = field(default_factory=dict)
+    iterations: list[tuple[float, float]] = field(default_factory=list)
+    dropped: Counter[str] = field(default_factory=Counter)
+    device: str = ""
+
+    def take(self, event: Any) -> None:
+        """Keep what a profile needs of an event."""
+        if not isinstance(event, dict):
+            self.dropped["events that are no objects"] += 1
+            return
+        category, args = event.get("cat"), event.get("args") or {}
+        if category in _RAN or category in _LAUNCHED:
+            try:
+                self._kernel(event, args) if category in _RAN else self._launch(event, args)
+            except (TypeError, ValueError, AttributeError, KeyError):
+                self.dropped["kernels and launches with fields that cannot be read"] += 1
+        elif category in ("user_annotation", "cpu_op") and str(event.get("name", "")).startswith(_ITERATION):
+            start = float(event.get("ts") or 0.0) * _US
+            self.iterations.append((start, start + float(event.get("dur") or 0.0) * _US))
+
+    def _launch(self, event: Mapping[str, Any], args: Mapping[str, Any]) -> None:
+        if (correlation := args.get("correlation")) is not None:
+            self.launches[int(correlation)] = float(event["ts"]) * _US
+
+    def _kernel(self, event: Mapping[str, Any], args: Mapping[str, Any]) -> None:
+        grid, elements = args.get("grid"), args.get("In msg nelems")
+        stream = args.get("stream", event.get("tid"))
+        size, collective = DTYPE_BYTES.get(str(args.get("dtype"))), args.get("Collective name")
+        self.kernels.append(
+            {
+                "name": str(event["name"]),
+                "stream": None if stream is None else str(stream),
+                "start_s": float(event["ts"]) * _US,
+                "seconds": float(event["dur"]) * _US,
+                "launch_s": args.get("correlation"),
+                "ctas": int(grid[0]) * int(grid[1]) * int(grid[2])
+                if isinstance(grid, list) and len(grid) == 3
+                else None,
+                "collective": None if collective is None else str(collective),
+                "payload_bytes": None if elements is None or size is None else float(elements) * size,
+                "group_size": None if args.get("Group size") is None else int(args["Group size"]),
+            }
+        )
+
+    def profile(self, path: Path) -> Profile:
+        """The profile of what was read. Raises ConfigError."""
+        for kernel in self.kernels:
+            correlation = kernel["launch_s"]
+            kernel["launch_s"] = None if correlation is None else self.launches.get(int(correlation))
+        told = {"device": self.device, "dropped": self.dropped, "iterations": sorted(set(self.iterations))}
+        return profile_of(self.kernels, path.name, **told)  # type: ignore[arg-type]
+
+
+@contextmanager
+def _text(path: Path, advance: Callable[[int], None]) -> Iterator[tuple[Iterator[str], list[str]]]:
+    """Parts of the text of a file, plain or gzip, and what went wrong at its end. Raises ConfigError."""
+    told: list[str] = []
+    with opened(path) as (unpacked, file):
+        reader = io.TextIOWrapper(unpacked, encoding="utf-8-sig", errors="replace", newline="")
+
+        def parts() -> Iterator[str]:
+            taken = held = 0
+            try:
+                while part := reader.read(_CHUNK):
+                    advance(file.tell() - taken)
+                    taken, held = file.tell(), held + len(part)
+                    if held > MOST_UNPACKED:
+                        told.append("the rest of a file that unpacks to more than a profile holds")
+                        return
+                    yield part
+            except DAMAGED:
+                told.append("the rest of a gzip that is cut off or damaged")
+
+        yield parts(), told
+
+
+def _objects(text: Iterator[str], path: Path, events: _Events, told: list[str]) -> Iterator[Any]:
+    """Events of the array `traceEvents`, or of a file that is an array. Raises ConfigError where neither is there."""
+    scan: Any = json.JSONDecoder().raw_decode
+    buffer, place = _begun(text, path, events)
+    ended = False
+    while not ended:
+        place = _SPACE.match(buffer, place).end()  # type: ignore[union-attr]
+        try:
+            if buffer[place] == "]":
+                return
+            event, place = scan(buffer, place)
+            yield event
+        except (StopIteration, IndexError, ValueError):
+            more = next(text, "")
+            ended = not more or len(buffer) - place > MOST_EVENT
+            buffer, place = buffer[place:] + more, 0
+    events.dropped[told[0] if told else "the rest of a JSON that stops, or is damaged"] += 1
+
+
+def _begun(text: Iterator[str], path: Path, events: _Events) -> tuple[str, int]:
+    """The text that holds the first event, and its place. Raises ConfigError."""
+    buffer = ""
+    for part in text:
+        buffer += part
+        if found := _BEGIN.search(buffer):
+            if device := _DEVICE.search(buffer, 0, found.start()):
+                events.device = device.group(1)
+            return buffer, found.end()
+        if buffer.lstrip()[:1] == "[":
+            return buffer, buffer.index("[") + 1
+        if len(buffer) > MOST_EVENT:
+            break
+    way = "name the JSON that torch.profiler's export_chrome_trace wrote"
+    raise ConfigError([Problem("profile", "is no Chrome trace: it has no traceEvents", str(path), way)])

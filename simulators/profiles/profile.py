@@ -1,0 +1,127 @@
+"""A profile: the kernels that one GPU ran, as a profiler recorded them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from dse.errors import ConfigError, Problem
+from simulators.profiles.kernel_classes import COLLECTIVE, MOVED, kernel_class
+
+Floats = NDArray[np.float64]
+Marks = NDArray[np.bool_]
+
+COLUMNS: Mapping[str, str] = {
+    "name": "string",
+    "stream": "string",
+    "start_s": "float64",
+    "seconds": "float64",
+    "launch_s": "float64",
+    "ctas": "Int64",
+    "collective": "string",
+    "payload_bytes": "float64",
+    "group_size": "Int64",
+}
+"""What is known of a kernel, and how it is held; launch_s, ctas and what is of collectives may be absent."""
+DTYPE_BYTES = {
+    **{"Double": 8, "Long": 8, "Float": 4, "Int": 4, "Half": 2, "BFloat16": 2},
+    **{"Char": 1, "Byte": 1, "Bool": 1},
+}
+"""Bytes of an element of a collective, by the name that PyTorch has for its type."""
+
+
+@dataclass(frozen=True)
+class Profile:
+    """The kernels of one GPU in order of their starts, and where they come from.
+
+    kernels: a row for each, with `COLUMNS` and `kind` (`simulators.profiles.kernel_classes`); start_s and launch_s are
+    seconds from the first start. dropped: how many events could not be used, by reason. iterations: (start, end) [s] of
+    those that were marked. device: name of the GPU, or "".
+    """
+
+    kernels: pd.DataFrame
+    source: str
+    device: str = ""
+    dropped: Mapping[str, int] = field(default_factory=dict)
+    iterations: Sequence[tuple[float, float]] = ()
+
+    def __len__(self) -> int:
+        return len(self.kernels)
+
+    @property
+    def start_s(self) -> Floats:
+        """When each kernel began [N]."""
+        return self.kernels["start_s"].to_numpy(float)
+
+    @property
+    def seconds(self) -> Floats:
+        """How long each kernel took [N]."""
+        return self.kernels["seconds"].to_numpy(float)
+
+    @property
+    def end_s(self) -> Floats:
+        """When each kernel ended [N]."""
+        return self.start_s + self.seconds
+
+    @property
+    def span_s(self) -> float:
+        """From the first start to the last end."""
+        return float(self.end_s.max() - self.start_s.min())
+
+    @property
+    def streams(self) -> NDArray[np.intp]:
+        """Stream of each kernel, numbered from 0 in the order in which they are met [N]."""
+        return np.asarray(pd.factorize(self.kernels["stream"])[0])
+
+    @property
+    def is_collective(self) -> Marks:
+        """Kernels that communicate [N]."""
+        return np.asarray(self.kernels["kind"] == COLLECTIVE)
+
+    @property
+    def is_compute(self) -> Marks:
+        """Kernels that compute: neither collectives nor copies [N]."""
+        return np.asarray(~self.kernels["kind"].isin((COLLECTIVE, *MOVED)))
+
+
+def profile_of(
+    rows: Iterable[Mapping[str, Any]],
+    source: str,
+    *,
+    device: str = "",
+    dropped: Mapping[str, int] | None = None,
+    iterations: Sequence[tuple[float, float]] = (),
+) -> Profile:
+    """The profile of kernels in any order, with the columns that are known of each. Raises ConfigError without any.
+
+    Kernels that end before they begin, or that have no stream, are dropped and counted.
+    """
+    kernels = pd.DataFrame(list(rows), columns=list(COLUMNS)).astype(COLUMNS)
+    counts = dict(dropped or {})
+    start, seconds, launch = (kernels[name].to_numpy(float) for name in ("start_s", "seconds", "launch_s"))
+    wrong = {
+        "kernels without a stream": kernels["stream"].isna().to_numpy(bool),
+        "kernels without a time, or that end before they begin": ~(np.isfinite(start) & np.isfinite(seconds))
+        | (seconds < 0),
+    }
+    late = np.isinf(launch) | (launch > start)
+    for reason, marks in {**wrong, "launches that are later than their kernel": late}.items():
+        if count := int(marks.sum()):
+            counts[reason] = counts.get(reason, 0) + count
+    kernels = kernels.assign(launch_s=np.where(late, np.nan, launch))[~np.logical_or.reduce(list(wrong.values()))]
+    if kernels.empty:
+        told = "; ".join(f"{count} {reason}" for reason, count in counts.items())
+        way = "record it with torch.profiler and ProfilerActivity.CUDA"
+        raise ConfigError([Problem("profile", "holds no kernel of a GPU", told or source, way)])
+    kernels = kernels.sort_values("start_s", kind="stable", ignore_index=True)
+    first = float(kernels["start_s"].iloc[0])
+    kernels = kernels.assign(start_s=kernels["start_s"] - first, launch_s=kernels["launch_s"] - first)
+    kinds = {name: kernel_class(name) for name in kernels["name"].unique()}
+    kinds_of = kernels["name"].map(kinds).mask(kernels["collective"].notna(), COLLECTIVE)
+    marked = tuple((start - first, end - first) for start, end in iterations)
+    return Profile(kernels.assign(kind=kinds_of.astype("string")), source, device, counts, marked)
