@@ -28,15 +28,16 @@ from simulators.hardware.number_formats import Format
 from simulators.hardware.parts import Precision, Streaming
 from simulators.hardware.pim import InstructionSet
 from simulators.rules import Rule, problems, reasons
+from simulators.steps.conditions import condition_of
 from simulators.steps.contention import Contended
-from simulators.steps.design import NONE, OPTIONAL, Design, ScheduledDesign, own_sections, rules
+from simulators.steps.design import OPTIONAL, Design, ScheduledDesign, own_sections, rules
 from simulators.steps.epoch import METRICS as EPOCH_METRICS
 from simulators.steps.epoch import Epoch, alone
 from simulators.steps.groups import groups
 from simulators.steps.iteration import Iteration
 from simulators.steps.measures import LAWS, METRICS, SHARES, measure
 from simulators.steps.operators import Block, Platform
-from simulators.steps.quantised import OF_PIM, Quantised, Quantising
+from simulators.steps.quantised import Quantised, Quantising
 from simulators.steps.recurrent import speech_blocks, translation_blocks
 from simulators.steps.scenarios import LISTS, check_lists, scenarios
 from simulators.steps.seqpoint import Iterations, choose
@@ -204,11 +205,6 @@ def _of_epoch(design: Design) -> dict[str, Floats]:
 
 
 _LENGTH = "run.sequence_length"
-OF_SCHEDULES: Mapping[str, Mapping[str, Any]] = {
-    "parallel.virtual_stages": {"parallel.pipeline": "interleaved"},
-    "parallel.reshard": {"parallel.zero": 3},
-}
-"""Knobs of schedules that count with one value of another one alone."""
 
 
 class StepBackend(Backend):
@@ -280,7 +276,7 @@ class StepBackend(Backend):
         fields = _fields(tree, section) | {f"gpu.{field}" for field in DeviceGpu.model_fields}
         if unread or (name not in fields and get_path(tree, path) is None):
             return None
-        return _needed(path, tree)
+        return condition_of(path, tree)
 
     def is_axis(self, path: str, design: BaseModel) -> bool:
         """Numbers that do not change which operators there are, where a design is of one length."""
@@ -338,18 +334,6 @@ def _counts(path: str, design: Design) -> bool:
         return design.parallel.ep > 1
     efficiency = "system.gpu.efficiency."
     return not path.startswith(efficiency) or path.startswith(f"{efficiency}{design.run.precision}.")
-
-
-def _needed(path: str, tree: Tree) -> Mapping[str, Any]:
-    """Values with which a knob of a step counts."""
-    section, _, name = path.partition(".")
-    if path in OF_SCHEDULES:
-        return OF_SCHEDULES[path]
-    if path == _LENGTH and isinstance(tree.get("lengths"), Mapping):
-        return {"lengths.name": NONE}
-    of_memory = path == "system.gpu.staged_bytes" or path.startswith("system.gpu.pim.")
-    of_pim = section == "instructions" or of_memory or (section == "quantised" and name in OF_PIM)
-    return {"quantised.made_by": "pim"} if of_pim else {}
 
 
 def _fields(tree: Tree, section: str) -> set[str]:
