@@ -35,11 +35,12 @@ from simulators.steps.epoch import METRICS as EPOCH_METRICS
 from simulators.steps.epoch import Epoch, alone
 from simulators.steps.groups import groups
 from simulators.steps.iteration import Iteration
+from simulators.steps.layouts import Steps
 from simulators.steps.measures import LAWS, METRICS, SHARES, measure
 from simulators.steps.operators import Block, Platform
 from simulators.steps.quantised import Quantised, Quantising
 from simulators.steps.recurrent import speech_blocks, translation_blocks
-from simulators.steps.scenarios import LISTS, check_lists, scenarios
+from simulators.steps.scenarios import CHOSEN, LISTS, check_lists, scenarios, with_layouts
 from simulators.steps.seqpoint import Iterations, choose
 from simulators.steps.sites import SITES, Scheduled, TensorGroup, read_sites, site_condition, site_rules
 from simulators.steps.task_graph import intervals
@@ -47,7 +48,7 @@ from simulators.steps.transformer import transformer_blocks
 from simulators.workloads.model import Speech, Transformer, Translation
 from simulators.workloads.sequence_lengths import Lengths, iteration_lengths
 
-_VERSION = "5"
+_VERSION = "6"
 _MOST_MACHINES = 256  # that are remembered
 Floats = NDArray[np.float64]
 
@@ -226,7 +227,7 @@ class StepBackend(Backend):
 
     def sections(self, tree: Tree) -> None:
         """Check the sections: those of a design, and lists of what scenarios have (`simulators.steps.scenarios`)."""
-        check, sections = Problems(), (*ScheduledDesign.model_fields, *LISTS)
+        check, sections = Problems(), (*ScheduledDesign.model_fields, *LISTS, CHOSEN)
         for name in set(tree) - set(sections):
             check.add(name, "is not a known section", way_out=did_you_mean(name, sections, path=name))
         for name in Design.model_fields:
@@ -236,8 +237,15 @@ class StepBackend(Backend):
         check.done()
 
     def scenarios(self, tree: Tree) -> Mapping[str, Tree]:
-        """The configuration itself, or a scenario for each of `models`, `systems` and `modes`."""
-        return scenarios(tree)
+        """The configuration itself, or a scenario for each of `models`, `systems` and `modes`, and for each of the best
+        layouts where these are chosen (`simulators.steps.layouts`).
+        """
+        return with_layouts(scenarios(tree), tree.get("layouts"), self.steps)
+
+    @property
+    def steps(self) -> Steps:
+        """Functions that compute steps of layouts."""
+        return Steps(self.design, _legal, _step)
 
     def design(self, tree: Tree) -> Design:
         """A validated design. Raises ConfigError with every problem."""
@@ -362,6 +370,18 @@ def _screen_batch(batch: Batch, design: Design) -> Results:
     reason, texts = reasons(list(_rules(design)), (batch.size,))
     status = np.where(reason > 0, STATUSES.index("infeasible"), STATUSES.index("ok")).astype(np.uint8)
     return Results(status, {}, reason, np.zeros_like(reason), texts)
+
+
+def _legal(design: Design, shape: tuple[int, ...]) -> tuple[NDArray[np.bool_], Sequence[str]]:
+    """Which designs of an array break no rule, and the rules that others break."""
+    reason, texts = reasons(list(_rules(design)), shape)
+    return reason == 0, [text for text in texts if text]
+
+
+def _step(design: Design) -> tuple[Iteration, Floats]:
+    """The iteration of a design, and the share of a GPU's memory that it takes."""
+    step, room = iteration(design), design.system.gpu.hbm_bytes
+    return step, np.asarray(measure(step, np.inf if room is None else room)["memory_share"], float)
 
 
 def _evaluate_batch(batch: Batch) -> Results:
