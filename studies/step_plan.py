@@ -269,11 +269,19 @@ def _off(rows: pd.DataFrame) -> dict[str, Any]:
 
 def _same_as(rows: pd.DataFrame, values: Mapping[str, Any], *, but: Sequence[str] = ()) -> pd.DataFrame:
     """Rows with values at paths, but for some. A site without a schedule is serial."""
+    same = np.ones(len(rows), bool)
     for path, value in values.items():
         if path in rows and path not in but:
-            cells = rows[path].fillna(SERIAL) if path in SITE_PATHS else rows[path]
-            rows = rows[cells.astype(str) == str(value)]
-    return rows
+            absent = SERIAL if path in SITE_PATHS else ""
+            names, places = _texts(rows[path], absent)
+            same &= np.isin(places, [place for place, name in enumerate(names) if name == str(value)])
+    return rows[same]
+
+
+def _texts(cells: pd.Series[Any], absent: str) -> tuple[list[str], Any]:
+    """Distinct texts of some cells, and the place of that of each cell."""
+    places, values = cells.factorize(use_na_sentinel=False)
+    return [str(value) if _is_there(value) else absent for value in values], places
 
 
 def _was_chosen(table: pd.DataFrame, rows: pd.DataFrame, path: str) -> bool:

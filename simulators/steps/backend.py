@@ -45,11 +45,11 @@ from simulators.steps.seqpoint import Iterations, choose
 from simulators.steps.sites import SITES, Scheduled, TensorGroup, read_sites, site_condition, site_rules
 from simulators.steps.task_graph import intervals
 from simulators.steps.transformer import transformer_blocks
-from simulators.workloads.model import Speech, Transformer, Translation
+from simulators.workloads.model import Kernels, Optimizer, Speech, Transformer, Translation
 from simulators.workloads.sequence_lengths import Lengths, iteration_lengths
 
 _VERSION = "6"
-_MOST_MACHINES = 256  # that are remembered
+_MOST_SECTIONS = 1024  # that are remembered
 Floats = NDArray[np.float64]
 
 
@@ -223,7 +223,7 @@ class StepBackend(Backend):
     }
 
     def __init__(self) -> None:
-        self._machines: dict[tuple[type[Design], int], tuple[Any, Any]] = {}  # by identity; trees keep their ids
+        self._sections: dict[tuple[Any, int], tuple[Any, Any]] = {}  # by identity; trees keep their ids
 
     def sections(self, tree: Tree) -> None:
         """Check the sections: those of a design, and lists of what scenarios have (`simulators.steps.scenarios`)."""
@@ -251,21 +251,24 @@ class StepBackend(Backend):
         """A validated design. Raises ConfigError with every problem."""
         check, sites = Problems(), tree.get("sites")
         kind = Design if sites is None else ScheduledDesign
-        sections = own_sections(tree)
-        design = check.model(kind, {**sections, "system": self._machine(kind, sections.get("system"))}, path="")
+        sections, machine = own_sections(tree), Device if sites is None else ScheduledDevice
+        kinds = {"system": machine, "optimizer": Optimizer, "kernels": Kernels}
+        sections |= {name: self._section(name, part, sections.get(name)) for name, part in kinds.items()}
+        design = check.model(kind, sections, path="")
         schedules = {} if sites is None else read_sites(check, sites)
         check.done()
         assert design is not None
         return design if sites is None else design.model_copy(update={"sites": schedules})
 
-    def _machine(self, kind: type[Design], tree: Any) -> Any:
-        """A machine that many designs share is validated once; the tree itself where it is invalid."""
-        if (kind, id(tree)) not in self._machines:
-            if len(self._machines) >= _MOST_MACHINES:
-                self._machines.clear()
-            machine = Problems().model(ScheduledDevice if kind is ScheduledDesign else Device, tree, path="system")
-            self._machines[kind, id(tree)] = tree, tree if machine is None else machine
-        return self._machines[kind, id(tree)][1]
+    def _section(self, name: str, kind: Any, tree: Any) -> Any:
+        """A section that many designs share is validated once; the tree itself where it is invalid."""
+        at = kind, id(tree)
+        if at not in self._sections:
+            if len(self._sections) >= _MOST_SECTIONS:
+                self._sections.clear()
+            section = Problems().model(kind, tree, path=name)
+            self._sections[at] = tree, tree if section is None else section
+        return self._sections[at][1]
 
     def problems(self, design: BaseModel) -> Sequence[Problem]:
         """Rules between parts that this design breaks."""

@@ -13,6 +13,7 @@ fit the memory of a GPU is none. The term is that of arXiv:2311.05610.
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Annotated, Any
@@ -33,6 +34,7 @@ from simulators.workloads.model import Transformer
 
 Floats = NDArray[np.float64]
 _PROBED = 24  # layouts that are computed with schedules at their sites
+_ALIKE = 2  # of these, with equal tp, pp and ep
 _LARGER = (2, 4, 8)  # times as many GPUs, which are tried where nothing fits
 _MOST_CP = 8
 _NUMBERS = ("tp", "pp", "dp", "batch", "micro_batches")  # that may be arrays
@@ -169,14 +171,19 @@ class Spreading:
         return cls(serial, asked, gpus, sequences, steps)
 
     def chosen(self) -> list[Layout]:
-        """The layouts whose schedules are worth a search: the best with serial sites first. Raises ConfigError."""
+        """The layouts whose schedules are worth a search, and the best one with serial sites. Raises ConfigError.
+
+        Of layouts with equal tp, pp and ep, whose schedules hardly differ, the best is taken alone.
+        """
         serial = self.candidates()
         fitting = serial.fitting
         if not fitting.layouts:
             raise ConfigError([self._why_none(serial)])
-        probed = list(self._probed(fitting, np.argsort(fitting.seconds, kind="stable")[:_PROBED]))
-        order = [layout for _, layout in sorted(probed, key=lambda pair: pair[0])]
-        return list(dict.fromkeys([fitting.layouts[0], *order]))[: max(1, self.asked.most)]
+        ranked = np.argsort(fitting.seconds, kind="stable").tolist()
+        probed = self._probed(fitting, _first_of_each(fitting.layouts, ranked, _ALIKE)[:_PROBED])
+        order = [place for _, place in sorted(probed)]
+        best = _first_of_each(fitting.layouts, order, 1)[: self.asked.most]
+        return [fitting.layouts[place] for place in dict.fromkeys([*best, 0])]
 
     def candidates(self, **only: Sequence[Any]) -> Candidates:
         """All layouts that break no rule, the best with serial sites and its own pipeline first."""
@@ -258,11 +265,10 @@ class Spreading:
             design = put(design, path_of(name), column)
         return design
 
-    def _probed(self, serial: Candidates, places: Any) -> Iterator[tuple[float, Layout]]:
-        """Yield the ranks of some layouts with a schedule at every site."""
+    def _probed(self, serial: Candidates, places: Sequence[int]) -> Iterator[tuple[float, int]]:
+        """Yield the ranks of some layouts with a schedule at every site, and their places."""
         for place in places:
-            layout = serial.layouts[place]
-            yield float(serial.seconds[place]) + self._gain_of_probe(layout.tree(self.tree)), layout
+            yield float(serial.seconds[place]) + self._gain_of_probe(serial.layouts[place].tree(self.tree)), place
 
     def _gain_of_probe(self, tree: Tree) -> float:
         """Time that a schedule at every site adds to a step, with tokens split or not; 0 where it adds some [s]."""
@@ -306,6 +312,17 @@ def usual(spreading: Spreading) -> Layout | None:
     layouts = spreading.candidates(cp=(1,), ep=(1,), zero=(0, 1), recompute=("none", "all")).fitting.layouts
     order = sorted(layouts, key=lambda layout: (-layout.tp, layout.pp, layout.batch, layout.recompute != "none"))
     return order[0] if order else None
+
+
+def _first_of_each(layouts: Sequence[Layout], places: Sequence[int], most: int) -> list[int]:
+    """Places of the first few of layouts with equal tp, pp and ep."""
+    met, kept = Counter[tuple[int, ...]](), []
+    for place in places:
+        layout = layouts[place]
+        degrees = layout.tp, layout.pp, layout.ep
+        met[degrees] += 1
+        kept += [place] if met[degrees] <= most else []
+    return kept
 
 
 def _divisors(number: int) -> list[int]:
