@@ -231,12 +231,18 @@ class Plan:
         schedules = {name: text for name, text in self.sites.items() if text != SERIAL}
         plan: dict[str, Any] = {"sites": schedules}
         values = {path: plain(self.best[path]) for path in PATHS} if self.chooses_layouts else {}
-        for choice in self.choices:
-            values |= {} if choice.name in SITES else self.chosen(choice)
+        for choice in CHOICES:
+            values |= {} if choice.name in SITES else self._kept(choice)
         for path, value in values.items():
             section, _, name = path.partition(".")
             plan.setdefault(section, {})[name] = value
         return plan
+
+    def _kept(self, choice: Choice) -> dict[str, Any]:
+        """Knobs of a choice that was searched, or whose value is not that of the configuration."""
+        if choice in self.choices:
+            return self.chosen(choice)
+        return {path: value for path, value in self.chosen(choice).items() if get_path(self.config, path) != value}
 
 
 def plans(table: pd.DataFrame, config: Mapping[str, Any]) -> list[Plan]:

@@ -295,12 +295,15 @@ class Spreading:
         least = int(np.argmin(serial.memory_share))
         rule = f"finds no layout of {self.gpus} GPUs that fits: {serial.layouts[least].name} takes least, "
         rule += f"{serial.memory_share[least]:.2f} times the memory of a GPU"
+        larger = serial
         for times in _LARGER:
             more = replace(self, gpus=times * self.gpus)
-            larger = more.candidates(**_LEAN).fitting
-            if larger.layouts:
-                return Problem("parallel", rule, "auto", f"parallel.gpus={more.gpus} fits: {larger.layouts[0].name}")
-        return Problem("parallel", rule, "auto", "take more GPUs, or a smaller model")
+            larger = more.candidates(**_LEAN)
+            if larger.fitting.layouts:
+                way = f"parallel.gpus={more.gpus} fits: {larger.fitting.layouts[0].name}"
+                return Problem("parallel", rule, "auto", way)
+        hinders = "" if larger.layouts else f"; {next(iter(larger.reasons), '')}"
+        return Problem("parallel", rule, "auto", f"take more GPUs, or a smaller model{hinders}")
 
 
 def usual(spreading: Spreading) -> Layout | None:
