@@ -89,8 +89,10 @@ def _in_layouts(plan: Plan) -> str:
     """The layouts before and after, where they were chosen."""
     if not plan.chooses_layouts:
         return ""
-    before, after = plan.layout(plan.before).name, plan.layout(plan.best).name
-    return f"; {after}" + (f" (before, with nothing overlapped: {before})" if before != after else "")
+    before, after = plan.layout(plan.before), plan.layout(plan.best)
+    work = f"{after.gpus} GPUs, {after.sequences} sequences a step"
+    was = "the same" if before == after else before.name
+    return f"; {work}: {after.name} (before, with nothing overlapped: {was})"
 
 
 def _what_fits(plan: Plan) -> str:

@@ -48,8 +48,8 @@ def test_every_layout_uses_all_gpus_and_keeps_the_sequences_of_a_step(gpus: int,
     found = spreading(tree(mode=mode), gpus=gpus).candidates()
     assert found.layouts
     for layout in found.layouts:
-        assert layout.tp * layout.pp * layout.cp * layout.dp == gpus
-        assert layout.dp * layout.micro_batches * layout.batch == 16
+        assert layout.gpus == layout.tp * layout.pp * layout.cp * layout.dp == gpus
+        assert layout.sequences == layout.dp * layout.micro_batches * layout.batch == 16
         assert layout.tp <= 8
 
 

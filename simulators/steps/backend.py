@@ -232,7 +232,8 @@ class StepBackend(Backend):
             check.add(name, "is not a known section", way_out=did_you_mean(name, sections, path=name))
         for name in Design.model_fields:
             if not isinstance(tree.get(name), Mapping) and (name not in OPTIONAL or tree.get(name) is not None):
-                check.add(name, "is no section of keys", value=tree.get(name), way_out=f"choose one: {name}=<option>")
+                way = "layouts.auto=true chooses degrees" if name == "parallel" else f"choose one: {name}=<option>"
+                check.add(name, "is no section of keys", value=tree.get(name), way_out=way)
         check_lists(check, tree)
         check.done()
 

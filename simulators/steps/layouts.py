@@ -85,6 +85,16 @@ class Layout:
         return " ".join(f"{name}={value}" for name, value in {**degrees, **states, **shares, **again}.items())
 
     @property
+    def gpus(self) -> int:
+        """All GPUs."""
+        return self.tp * self.pp * self.dp * self.cp
+
+    @property
+    def sequences(self) -> int:
+        """Sequences of a step."""
+        return self.dp * self.micro_batches * self.batch
+
+    @property
     def paths(self) -> dict[str, Any]:
         """Dotted path in a design -> value."""
         return {path_of(field.name): getattr(self, field.name) for field in fields(self)}
