@@ -39,7 +39,7 @@ class Choice:
     """Knobs that are chosen together. off: knob -> its value where nothing is done.
 
     exposed: time of a step [s] that the choice is to hide; None where it has none of its own. limiter: what holds up
-    the rest of it. decides: whether it decides of sites.
+    the rest of it. decides: whether sites, or others that decide of sites, need it.
     """
 
     name: str
@@ -62,7 +62,7 @@ def _split_s(step: Iteration) -> float:
 CHOICES: Sequence[Choice] = (
     *(Choice(name, {f"sites.{name}": SERIAL}, partial(_at_site, name), "links") for name in SITES),
     Choice("tokens", {"parallel.sequence_parallel": False}, decides=True),
-    Choice("sums", {"parallel.collectives": "library"}),
+    Choice("sums", {"parallel.collectives": "library"}, decides=True),
     Choice("halves of prompts", {"parallel.split_ctas": 0}, decides=True),
     Choice("gradients", {"parallel.reductions": "after"}, lambda step: float(step.exposed_s), "links"),
     Choice("split weights", {"parallel.prefetch": False}, _split_s, "links"),
@@ -160,14 +160,13 @@ class Plan:
     def alone(self, choice: Choice) -> float | None:
         """Time with nothing done over that with one choice of the plan; None if either was not evaluated.
 
-        Choices that decide of sites are as in the plan where a site needs them.
+        Choices that decide of others are as in the plan where one needs them.
         """
         others = [path for path in self._deciding if path not in choice.off]
         off = _off(self.table)
         rows = _same_as(self.table, {**off, **self.chosen(choice)}, but=others)
         as_planned = {path: self.best[path] for path in others if path in rows}
-        rows = rows.sort_values(TIME, kind="stable") if choice.decides else _first(rows, as_planned)
-        for _, row in rows.iterrows():
+        for _, row in _first(rows, as_planned).iterrows():
             decided = {path: plain(row[path]) for path in others if path in rows}
             same = _same_as(self.table, {**off, **decided})
             if len(same):
@@ -177,9 +176,9 @@ class Plan:
     def runner_up(self, choice: Choice) -> Any:
         """The next best point with another value of a choice beside the plan's others; None without any.
 
-        Where the choice decides of sites, these have what is best then.
+        Where the choice decides of others, these have what is best then.
         """
-        paths = [*choice.off, *(SITE_PATHS if choice.decides else ())]
+        paths = [*choice.off, *((*self._deciding, *SITE_PATHS) if choice.decides else ())]
         rows = _same_as(self.table, {path: _value(self.best, path) for path in _off(self.table)}, but=paths)
         own = self.text(choice)
         rows = rows[[self.text(choice, row) != own for _, row in rows.iterrows()]]
