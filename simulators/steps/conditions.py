@@ -13,7 +13,7 @@ from simulators.steps.quantised import OF_PIM
 _SEVERAL = AtLeast(2)
 _TRAINING = {"run.mode": "training"}
 CONDITIONS: Mapping[str, Mapping[str, Any]] = {
-    "parallel.split_ctas": {"parallel.tp": _SEVERAL},
+    "parallel.split_ctas": {"parallel.tp": _SEVERAL, "run.mode": "prefill"},
     "parallel.reductions": {**_TRAINING, "parallel.dp": _SEVERAL, "parallel.zero": AtMost(1)},
     "parallel.reshard": {"parallel.zero": 3},
     "parallel.prefetch": {"parallel.zero": 3},

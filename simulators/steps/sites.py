@@ -395,5 +395,5 @@ def site_condition(path: str, tree: Tree) -> Mapping[str, Any] | None:
     needed: dict[str, Any] = {"parallel.tp": AtLeast(2)}
     needed |= {"run.mode": "training"} if name.endswith("_backward") else {}
     needed |= {"parallel.sequence_parallel": True} if SITES[name].order == "before" else {}
-    halved = get_path(tree, "parallel.split_ctas") is not None
+    halved = get_path(tree, "parallel.split_ctas") is not None and get_path(tree, "run.mode") == "prefill"
     return needed | ({"parallel.split_ctas": 0} if halved else {})
