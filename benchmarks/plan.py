@@ -37,6 +37,9 @@ from studies.prefills import BASELINE, OVERLAPPED
 _DENSE = ("model=llama3_70b", "system=h100_8")
 _MOE = ("model=deepseek_v3", "system=h100_96gb_8", "run.mode=training", "run.micro_batches=16", "parallel.tp=4")
 _MOE_GROUPS = ("parallel.pp=8", "parallel.dp=8", "parallel.ep=32", "parallel.zero=1", "parallel.sequence_parallel=true")
+_AUTO = ("run.mode=training", "layouts.auto=true", "system=h100_96gb_8")
+_DENSE_AUTO = (*_AUTO, "model=llama3_70b", "run.batch=64", "layouts.gpus=32")
+_MOE_AUTO = (*_AUTO, "model=deepseek_v3", "run.batch=4096", "layouts.gpus=256")
 _FEW = "choice(serial,'uniform_fused_1d num_chunks=4','hetero_fused_1d num_chunks=2',shard_p2p,signalled)"
 _AXES = {"sites.ffn_in.comm_cus": 24, "sites.ffn_out.comm_cus": 24, "sites.attention_in.comm_cus": 8}
 _BY_CUS = "hetero_fused_1d comm_engine=cu comm_cus=8"
@@ -146,13 +149,15 @@ _ASSUMED = {"provenance": "assumed", "source": "a NIC of 400 Gbit/s for each GPU
 
 
 def plans() -> Iterator[tuple[str, float]]:
-    """Yield seconds to the answers of two plans, and how near a plan is to the optimum."""
-    for name, words in (("plan_dense", _DENSE), ("plan_moe", (*_MOE, *_MOE_GROUPS))):
+    """Yield seconds to the answers of plans, with degrees given and chosen, and how near they are to the optimum."""
+    of_degrees = {"plan_dense": _DENSE, "plan_moe": (*_MOE, *_MOE_GROUPS)}
+    for name, words in {**of_degrees, "plan_dense_auto": _DENSE_AUTO, "plan_moe_auto": _MOE_AUTO}.items():
         with tempfile.TemporaryDirectory(prefix="dse-plan-") as folder:
             answer_s, prompt_s = answer_and_prompt(Path(folder), "plan", {}, *words)
         yield f"{name}_s", answer_s
         yield f"{name}_prompt_s", prompt_s
     yield "plan_share_of_optimum", share_of_optimum()
+    yield "plan_auto_share_of_optimum", auto_share_of_optimum()
 
 
 def share_of_optimum() -> float:
@@ -163,9 +168,22 @@ def share_of_optimum() -> float:
     with tempfile.TemporaryDirectory(prefix="dse-plan-") as folder:
         times = [
             _least(
-                [*fixed, *space, f"budget.trials={trials}", f"output_dir={folder}/{trials}"], Path(folder, f"{trials}")
+                [*_DENSE, *fixed, *space, f"budget.trials={trials}", f"output_dir={folder}/{trials}"],
+                Path(folder, f"{trials}"),
             )
             for trials in (700, 600)  # of 625 points: all, or those that the search asks for
+        ]
+    return times[0] / times[1]
+
+
+def auto_share_of_optimum() -> float:
+    """Least time of a step in any layout over that of the plan, which searches the schedules of a few of them."""
+    words = [*_AUTO, "model=llama3_8b", "run.batch=16", "parallel.split_ctas=0", "parallel.collectives=library"]
+    space = [f"space.sites.{name}={_FEW}" for name in SITES]
+    with tempfile.TemporaryDirectory(prefix="dse-plan-") as folder:
+        times = [
+            _least([*words, *space, *most, f"output_dir={folder}/{place}"], Path(folder, f"{place}"))
+            for place, most in enumerate((["layouts.most=1000"], []))
         ]
     return times[0] / times[1]
 
@@ -173,10 +191,11 @@ def share_of_optimum() -> float:
 def _least(words: Sequence[str], folder: Path) -> float:
     quiet = ("tracking=none", "figures=none", "store=none", "timeline=false")
     with contextlib.redirect_stdout(sys.stderr):
-        code = dse_main(["study=plan", *_DENSE, *quiet, *words])
+        code = dse_main(["study=plan", *quiet, *words])
     if code:
         raise RuntimeError("study=plan was refused, or points failed")
-    return float(Outputs.latest(folder, "plan").read_table("results")["iteration_s"].min())
+    table = Outputs.latest(folder, "plan").read_table("results")
+    return float(table.loc[table["status"] == "ok", "iteration_s"].min())
 
 
 def main(words: Sequence[str] | None = None) -> int:

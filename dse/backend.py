@@ -279,6 +279,7 @@ class Backend:
     def condition(self, path: str, tree: Tree) -> Mapping[str, Any] | None:
         """Dotted paths and the values they need for knob `path` to count in `tree`; None: no such knob there.
 
+        A value may be a bound (`dse.values.AtLeast`, `AtMost`), which must itself be a legal value.
         By default every leaf of the tree that is no label may be a knob, and always counts.
         """
         if path.rpartition(".")[2] in LABELS:

@@ -33,6 +33,26 @@ def knob(*, structural: bool = False, when: Mapping[str, str] | None = None, neu
     return Field(**limits, json_schema_extra=extra)
 
 
+class AtLeast(int):
+    """A number in a condition (`Backend.condition`) that every number equals which is not below it."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, int | float) and other >= int(self)
+
+    def __hash__(self) -> int:
+        return super().__hash__()
+
+
+class AtMost(int):
+    """A number in a condition that every number equals which is not above it."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, int | float) and other <= int(self)
+
+    def __hash__(self) -> int:
+        return super().__hash__()
+
+
 @dataclass(frozen=True)
 class Former:
     """The name that a field had before it was renamed, and what its values were: new value -> former value.

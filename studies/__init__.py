@@ -5,10 +5,18 @@ from dse.plugins import Command
 COMMANDS = {
     "plan": Command(
         "studies.plan:command",
-        "plan model=<name> system=<name> [parallel.tp=8] [run.mode=decode ...] [plan=<plan.yaml>]",
-        "which schedule each collective of a model's step should have on a machine, and what the step gains",
-        {"plan": "plan.yaml of an earlier run, whose choices are kept", "...": "overrides of study=plan"},
-        ("plan model=llama3_70b system=h100_8 parallel.tp=8", "plan system=mi300x_8 run.mode=training"),
+        "plan model=<name> system=<name> [parallel.tp=8|parallel=auto] [run.mode=decode ...] [plan=<plan.yaml>]",
+        "how a model's step should be spread over a machine, which schedule its collectives should have, what it gains",
+        {
+            "parallel": "auto: degrees, split states, micro-batches and recomputation are chosen, but for those given",
+            "parallel.gpus": "number of GPUs for parallel=auto; those of the system by itself",
+            "plan": "plan.yaml of an earlier run, whose choices are kept",
+            "...": "overrides of study=plan",
+        },
+        (
+            "plan model=llama3_70b system=h100_8 parallel.tp=8",
+            "plan model=llama3_70b system=h100_96gb_8 run.mode=training run.batch=64 parallel=auto parallel.gpus=32",
+        ),
     ),
 }
 

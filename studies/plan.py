@@ -1,15 +1,16 @@
-"""A schedule for every collective of tensor parallelism in a step: what each gains, alone and together, and how to get
-it today.
+"""A plan of a step: a schedule for every collective, and perhaps degrees of parallelism: what each choice gains, alone
+and together, where it flips, and how to get it today.
 
-Points are steps whose sites (`simulators.steps.sites`) have schedules. The plan of a scenario is its best point;
-`before` is the step as it was typed, with every site serial. `plan.yaml` holds the plan as overrides of later runs.
+Points are steps whose sites (`simulators.steps.sites`) have schedules. The plan of a scenario is its best point that
+fits the memory; `before` is the step with every site serial and nothing else done. With `parallel=auto` the best
+layouts (`simulators.steps.layouts`) are scenarios, of which the plan is the best. `plan.yaml` holds the plan as
+overrides of later runs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,33 +21,21 @@ from dse.plots import Axis, Draw, Frame, Sheet, tables, timelines
 from dse.results.finished_run import Finished
 from dse.results.run_folder import Outputs
 from dse.results.words import AS_FAST, cell, gain_in_words
-from dse.space import get_path, set_path
+from dse.space import get_path
 from dse.values import put
-from simulators.steps.backend import StepBackend, iteration, metrics_of
-from simulators.steps.design import Design
+from simulators.steps.backend import StepBackend, metrics_of
 from simulators.steps.iteration import Iteration
-from simulators.steps.sites import SERIAL, SITES, read_schedule
+from simulators.steps.layouts import Asked, Layout, Spreading, usual
+from simulators.steps.sites import SERIAL, read_schedule
 from simulators.steps.task_graph import intervals
-from simulators.workloads.model_zoo import model_tree
+from studies.flips import Uncertain
 from studies.plain import Plain
+from studies.step_plan import MEMORY, TIME, Plan, plans
 
 if TYPE_CHECKING:
     import pandas as pd
     from rich.table import Table
 
-_SITES = "sites."
-_WORDS = {
-    "parallel.sequence_parallel": "tokens split",
-    "parallel.collectives": "sums in the switch",
-    "parallel.split_ctas": "halves of prompts",
-}
-_OFF: Mapping[str, Any] = {
-    "parallel.sequence_parallel": False,
-    "parallel.collectives": "library",
-    "parallel.split_ctas": 0,
-}
-"""Knob of the step beside its sites -> its value where nothing is done."""
-_TIME, _MEMORY = "iteration_s", "memory_share"
 _TO_FIT: Sequence[Mapping[str, Any]] = (
     {"run.recompute": "all"},
     *({"parallel.pp": stages} for stages in (2, 4, 8, 16)),
@@ -58,158 +47,18 @@ _TIE = 0.02  # of the step: what is closer than this is within what the constant
 _AROUND = 1  # layer whose tasks are drawn
 
 
-@dataclass(frozen=True)
-class Plan:
-    """The plan of one scenario. table: its points with a result. config: of the run."""
-
-    scenario: str
-    table: pd.DataFrame
-    config: Mapping[str, Any]
-
-    @cached_property
-    def best(self) -> Any:
-        """The point with the least time."""
-        return _least(self.table)
-
-    @cached_property
-    def before(self) -> Any:
-        """The step with every site serial and nothing else done."""
-        rows = self._with(self.table, _OFF)
-        return _least(rows) if len(rows) else self.table.iloc[0]
-
-    @property
-    def knobs(self) -> list[str]:
-        """Knobs beside the sites that were searched."""
-        return [path for path in _OFF if path in self.table and self.table[path].nunique() > 1]
-
-    @property
-    def beside_sites(self) -> str:
-        """What the plan does beside the schedules of sites, in words."""
-        return ", ".join(_WORDS[path] for path in self.knobs if not _same_value(self.best[path], _OFF[path]))
-
-    @cached_property
-    def sites(self) -> dict[str, str]:
-        """Schedule of each site of the best point, of those that were searched."""
-        rows = self.table
-        for path in self.knobs:
-            rows = rows[_same(rows[path], self.best[path])]
-        columns = {name: f"{_SITES}{name}" for name in SITES if f"{_SITES}{name}" in rows}
-        pairs = {name: self.best[path] for name, path in columns.items() if rows[path].notna().any()}
-        return {name: str(text) if isinstance(text, str) else SERIAL for name, text in pairs.items()}
-
-    @property
-    def gain(self) -> float:
-        """Time before over time of the plan."""
-        return float(self.before[_TIME] / self.best[_TIME])
-
-    def alone(self, name: str) -> float | None:
-        """Time with all sites serial over that with the plan's schedule at one site; None if it was not evaluated."""
-        one, serial = (self._with(self.table, sites) for sites in ({f"{_SITES}{name}": self.sites[name]}, {}))
-        for _, row in one.iterrows():
-            same = self._with(serial, {path: row[path] for path in self.knobs})
-            if len(same):
-                return float(same[_TIME].iloc[0] / row[_TIME])
-        return None
-
-    def runner_up(self, name: str) -> tuple[str, float] | None:
-        """The next best schedule of one site beside the plan's others, and the time that it costs as a share."""
-        column = self.table[f"{_SITES}{name}"].fillna(SERIAL)
-        rows = self.table[column != self.sites[name]]
-        others = {f"{_SITES}{site}": text for site, text in self.sites.items() if site != name}
-        rows = self._with(rows, {**{path: self.best[path] for path in self.knobs}, **others}, but=name)
-        if rows.empty:
-            return None
-        row = _least(rows)
-        text = row[f"{_SITES}{name}"]
-        return text if isinstance(text, str) else SERIAL, float(row[_TIME] / self.best[_TIME] - 1)
-
-    def _around(self, sites: Mapping[str, str]) -> pd.DataFrame:
-        """Points with the plan's knobs and with schedules at some sites, the others serial."""
-        paths = {f"{_SITES}{name}": sites.get(name, SERIAL) for name in self.sites}
-        return self._with(self.table, {**{path: self.best[path] for path in self.knobs}, **paths})
-
-    @staticmethod
-    def _with(rows: pd.DataFrame, values: Mapping[str, Any], *, but: str = "") -> pd.DataFrame:
-        """Rows with values at paths; sites that have none there are serial, but for one."""
-        for name in SITES:
-            path = f"{_SITES}{name}"
-            if path in rows and name != but:
-                rows = rows[_same(rows[path].fillna(SERIAL), values.get(path, SERIAL))]
-        for path, value in values.items():
-            if path in rows and not path.startswith(_SITES):
-                rows = rows[_same(rows[path], value)]
-        return rows
-
-    def step(self, row: Any) -> Iteration:
-        """The iteration of a point."""
-        return iteration(self.design(row))
-
-    def design(self, row: Any) -> Design:
-        """The design of a point."""
-        tree = {name: value for name, value in self.config.items() if name in _SECTIONS}
-        if self.config.get("models"):
-            tree["model"] = model_tree(self.scenario.partition(" ")[0])
-        tree = {**tree, "parallel": dict(tree["parallel"]), "sites": {}}
-        for path in self.knobs:
-            set_path(tree, path, _plain(row[path]))
-        for name in SITES:
-            if isinstance(text := row.get(f"{_SITES}{name}"), str):
-                set_path(tree, f"{_SITES}{name}", text)
-        return StepBackend().design(tree)
-
-    def tree(self) -> dict[str, Any]:
-        """The plan as overrides of a step: its sites, and the knobs beside them."""
-        plan: dict[str, Any] = {"sites": {name: text for name, text in self.sites.items() if text != SERIAL}}
-        for path in self.knobs:
-            section, _, name = path.partition(".")
-            plan.setdefault(section, {})[name] = _plain(self.best[path])
-        return plan
-
-
-_SECTIONS = (
-    *("system", "model", "run", "parallel", "optimizer", "kernels", "lengths", "iterations"),
-    *("quantised", "format", "instructions"),
-)
-
-
-def _least(rows: pd.DataFrame) -> Any:
-    """The row with the least time."""
-    return rows.sort_values(_TIME, kind="stable").iloc[0]
-
-
-def _same(column: Any, value: Any) -> Any:
-    return column.astype(str) == str(value)
-
-
-def _same_value(cell_value: Any, value: Any) -> bool:
-    return str(_plain(cell_value)) == str(value)
-
-
-def _plain(value: Any) -> Any:
-    """A cell of a table as a value of a configuration."""
-    if str(value) in ("True", "False"):
-        return str(value) == "True"
-    number = value.item() if hasattr(value, "item") else value
-    return int(number) if isinstance(number, float) and number.is_integer() else number
-
-
-def plans(table: pd.DataFrame, config: Mapping[str, Any]) -> list[Plan]:
-    """The plan of each scenario that has a point with a result."""
-    ok = table[table["status"] == "ok"]
-    return [Plan(str(name), rows, config) for name, rows in ok.groupby("scenario", sort=False) if len(rows)]
-
-
 class PlanStudy(Plain):
     """The answer, `plan.yaml`, what to set today, and figures."""
 
     def answer(self, outputs: Outputs, table: pd.DataFrame) -> Iterator[Table | str]:
-        """Yield, for each scenario, the step before and after, and a row for each site."""
+        """Yield, for each scenario, the step before and after, and a row for each choice."""
         for plan in plans(table, outputs.read_config()):
             yield _before_and_after(plan)
-            if float(plan.best[_MEMORY]) > 1:
+            if float(plan.best[MEMORY]) > 1:
                 yield _what_fits(plan)
-            if plan.sites:
-                yield _sites_table(plan)
+            if plan.choices:
+                yield _choices_table(plan)
+            yield from _other_layouts(plan)
             yield from ways_today(plan)
 
     def figures(self, table: pd.DataFrame, timelines: pd.DataFrame) -> Iterator[tuple[str, Draw]]:
@@ -220,90 +69,133 @@ class PlanStudy(Plain):
 
     def extras(self, run: Finished) -> Iterator[tuple[str, Any]]:
         """`plan.yaml`, and one layer before and after."""
-        found = plans(run.outputs.read_table("results"), run.config)
-        trees = {plan.scenario: plan.tree() for plan in found}
+        of_scenarios = plans(run.outputs.read_table("results"), run.config)
+        trees = {plan.name: plan.tree() for plan in of_scenarios}
         if trees:
             yield "plan.yaml", next(iter(trees.values())) if len(trees) == 1 else trees
-        for plan in found[:1]:
+        for plan in of_scenarios[:1]:
             yield "layer", partial(_layer_figure, plan)
 
 
 def _before_and_after(plan: Plan) -> str:
     before, best = plan.before, plan.best
-    memory = f", {100 * best['memory_share']:.0f} % of the memory" if "memory_share" in best else ""
+    memory = f", {100 * best[MEMORY]:.0f} % of the memory" if MEMORY in best else ""
     rate = f" ({before['tokens_per_s']:,.0f} to {best['tokens_per_s']:,.0f} tokens/s)" if "tokens_per_s" in best else ""
-    knobs = ", ".join(f"{path}={_plain(best[path])}" for path in plan.knobs)
-    how = f"; with {knobs}" if knobs else ""
-    times = f"{cell(before[_TIME], 's')} to {cell(best[_TIME], 's')} a step"
-    return f"{plan.scenario}: {times}, {gain_in_words(plan.gain)}{rate}{memory}{how}"
+    times = f"{cell(before[TIME], 's')} to {cell(best[TIME], 's')} a step"
+    return f"{plan.name}: {times}, {gain_in_words(plan.gain)}{rate}{memory}{_in_layouts(plan)}"
+
+
+def _in_layouts(plan: Plan) -> str:
+    """The layouts before and after, where they were chosen."""
+    if not plan.chooses_layouts:
+        return ""
+    before, after = plan.layout(plan.before), plan.layout(plan.best)
+    work = f"{after.gpus} GPUs, {after.sequences} sequences a step"
+    was = "the same" if before == after else before.name
+    return f"; {work}: {after.name} (before, with nothing overlapped: {was})"
 
 
 def _what_fits(plan: Plan) -> str:
     """That a step does not fit, and the first change that makes it fit: its memory alone, whatever it takes."""
     design, training = plan.design(plan.best), get_path(plan.config, "run.mode") == "training"
-    text = f"does not fit: it takes {float(plan.best[_MEMORY]):.2f} times the memory of a GPU"
+    text = f"does not fit: it takes {float(plan.best[MEMORY]):.2f} times the memory of a GPU"
     for changes in _TO_FIT:
         if training or "run.recompute" not in changes:
             changed = design
             for path, value in changes.items():
                 changed = put(changed, path, value)
-            if float(metrics_of(changed)[_MEMORY]) <= 1:
+            if float(metrics_of(changed)[MEMORY]) <= 1:
                 return f"{text}; {' '.join(f'{path}={value}' for path, value in changes.items())} would fit"
     return f"{text}; a smaller model, or more GPUs, would"
 
 
-def _sites_table(plan: Plan) -> Table:
+def _choices_table(plan: Plan) -> Table:
+    """A row for each choice, and one for the layout."""
     from rich.table import Table
 
+    flipping = _Flipping(plan)
     shown = Table(box=None, pad_edge=False)
-    for name, justify in _COLUMNS:
+    for name, justify in _COLUMNS if flipping.is_stated else _COLUMNS[:-1]:
         shown.add_column(name, justify=justify)  # type: ignore[arg-type]
-    exposed = _exposed(plan.step(plan.best)), _exposed(plan.step(plan.before))
-    for name, text in plan.sites.items():
-        alone, second = plan.alone(name), plan.runner_up(name)
-        after, before = exposed[0].get(name, 0.0), exposed[1].get(name)
-        next_best = "" if second is None else f"{second[0]}, {_later(second[1])}"
-        limit = "links" if after > 0.1 * (before or 0.0) and after > 0 else "compute"
-        times = cell(after, "s") if before is None else f"{cell(before, 's')} → {cell(after, 's')}"
-        gains = "–" if alone is None else gain_in_words(alone)
-        shown.add_row(name, text, gains, times, limit, next_best)
+    steps = plan.step(plan.before), plan.step(plan.best)
+    for choice in plan.choices:
+        alone, second = plan.alone(choice), plan.runner_up(choice)
+        if plan.is_off(choice) and second is not None and second[TIME] == plan.best[TIME]:
+            continue  # it changes nothing here
+        gains = "–" if alone is None or plan.is_off(choice) else gain_in_words(alone)
+        hidden = ["", ""] if choice.exposed is None else _hidden(choice.limiter, *map(choice.exposed, steps))
+        next_best = [] if second is None else flipping.row(plan.text(choice, second) or "nothing", second)
+        shown.add_row(choice.name, plan.text(choice), gains, *hidden, *next_best)
+    if (second := plan.runner_up_layout()) is not None:
+        next_best = flipping.row(plan.layout(second).name, second)
+        shown.add_row("layout", plan.layout(plan.best).name, "", "", "", *next_best)
     return shown
 
 
 _COLUMNS = (
-    ("site", "left"),
-    ("schedule", "left"),
+    ("choice", "left"),
+    ("planned", "left"),
     ("alone", "right"),
     ("exposed in a step", "right"),
     ("limited by", "left"),
     ("next best", "left"),
+    ("flips", "left"),
 )
+
+
+def _hidden(limiter: str, before: float, after: float) -> list[str]:
+    """Exposed times before and after, and what holds up the rest."""
+    times = cell(after, "s") if before in (0.0, after) else f"{cell(before, 's')} → {cell(after, 's')}"
+    return [times, limiter if after > 0.1 * before and after > 0 else "compute"]
+
+
+class _Flipping:
+    """Where the plan's choices flip within the intervals that the study states (`studies.flips`)."""
+
+    def __init__(self, plan: Plan) -> None:
+        stated = get_path(plan.config, "study.uncertainty") or {}
+        self._plan, self._uncertain = plan, Uncertain(plan.design(plan.best), stated)
+        self.is_stated = bool(self._uncertain.nominal)
+
+    def row(self, text: str, rival: Any) -> list[str]:
+        """The next best in words, and the nearest flip."""
+        later = float(rival[TIME] / self._plan.best[TIME] - 1)
+        if not self.is_stated:
+            return [f"{text}, {_later(later)}"]
+        flips = self._uncertain.flips(self._plan.design(rival))
+        more = f" (+{len(flips) - 1})" if len(flips) > 1 else ""
+        return [f"{text}, {100 * later:.1f} % slower", f"{flips[0]}{more}" if flips else "no"]
 
 
 def _later(share: float) -> str:
     return f"a tie ({100 * share:.1f} %)" if share < _TIE else f"{100 * share:.1f} % slower"
 
 
-def _exposed(step: Iteration) -> dict[str, float]:
-    """Exposed time of the collective of each site in a step [s]."""
-    exposed: dict[str, float] = {}
-    for part in step.parts:
-        plain = part.op.name.removesuffix(" again")
-        for name, site in SITES.items():
-            if plain in site.collectives:
-                seconds = float(step.micro_batches * part.seconds)
-                exposed[name] = exposed.get(name, 0.0) + seconds
-    return exposed
+def _other_layouts(plan: Plan) -> Iterator[str]:
+    """Yield what the usual layout would take."""
+    if not plan.chooses_layouts:
+        return
+    tree = plan.base_tree()
+    spreading = Spreading.of(tree, Asked.model_validate(plan.config["layouts"]), StepBackend().steps)
+    layout = usual(spreading)
+    if layout is not None:
+        seconds = _seconds(spreading, layout)
+        longer = seconds / float(plan.best[TIME])
+        text = f"{layout.name}, {cell(seconds, 's')} a step, {longer:.2f} times the plan"
+        yield f"usual (Takeaways 1 and 2 of arXiv:2104.04473) with serial sites: {text}"
+
+
+def _seconds(spreading: Spreading, layout: Layout) -> float:
+    step, _ = spreading.steps.step(spreading.steps.make(layout.tree(spreading.tree)))
+    return float(step.seconds)
 
 
 def ways_today(plan: Plan) -> list[str]:
     """Lines on what comes nearest to a plan today, and on what needs a kernel or hardware that does not exist."""
     families = {read_schedule(text).family for text in plan.sites.values() if text != SERIAL}
-    knobs = {path for path in plan.knobs if not _same_value(plan.best[path], _OFF[path])}
-    knobs |= {"gradients"} if int(get_path(plan.config, "parallel.dp") or 1) > 1 else set()
     lines = []
     for entry in load_yaml(conf_dir() / "data" / "frameworks.yaml")["frameworks"]:
-        if entry.get("knob") not in knobs and not families.intersection(entry.get("families", ())):
+        if not _is_chosen(plan, entry.get("knob")) and not families.intersection(entry.get("families", ())):
             continue
         if "hardware" in entry:
             lines.append(f"today: {', '.join(entry['families'])} needs {entry['hardware']}")
@@ -313,18 +205,21 @@ def ways_today(plan: Plan) -> list[str]:
     return lines
 
 
+def _is_chosen(plan: Plan, knob: str | None) -> bool:
+    """Tell whether a plan has another value of a knob than that where nothing is done."""
+    if knob == "parallel.zero":
+        return plan.chooses_layouts and plan.layout(plan.best).zero > 0
+    return any(knob in choice.off and not plan.is_off(choice) for choice in plan.choices)
+
+
 def _gains(table: pd.DataFrame) -> pd.DataFrame:
     """A row for each choice of a plan alone, and for all of them: the time before over the time with it."""
     import pandas as pd
 
     rows: list[dict[str, Any]] = []
     for plan in plans(table, {}):
-        gains = {name.replace("_", " "): plan.alone(name) for name, text in plan.sites.items() if text != SERIAL}
-        serial = plan._around({})
-        if len(serial) and serial[_TIME].iloc[0] != plan.before[_TIME]:
-            gains = {plan.beside_sites: float(plan.before[_TIME] / serial[_TIME].iloc[0]), **gains}
-        gains["all together"] = plan.gain
-        rows += [{"scenario": plan.scenario, "choice": name, "gain": gain} for name, gain in gains.items() if gain]
+        gains = {**dict(plan.alone_rows), "all together": plan.gain}
+        rows += [{"scenario": plan.name, "choice": name, "gain": gain} for name, gain in gains.items()]
     return pd.DataFrame(rows)
 
 
@@ -346,9 +241,7 @@ def _layer_figure(plan: Plan) -> Sheet:
     both = {"serial": plan.before, "planned": plan.best}
     frames = [_layer(plan.step(row)).assign(panel=name) for name, row in both.items()]
     spans = [frame["finish_s"].max() for frame in frames]
-    title = (
-        f"A layer of {plan.scenario} takes {cell(spans[0], 's')} with serial sites, {cell(spans[1], 's')} as planned"
-    )
+    title = f"A layer of {plan.name} takes {cell(spans[0], 's')} with serial sites, {cell(spans[1], 's')} as planned"
     return timelines.timeline(pd.concat(frames), title, panel="panel")
 
 
@@ -368,13 +261,37 @@ def _is_backward(name: str) -> bool:
 
 
 def command(words: Sequence[str]) -> int:
-    """`plan [plan=<file>] [overrides of study=plan]`: search, and print the plan."""
+    """`plan [plan=<file>] [parallel=auto] [parallel.gpus=<n>] [overrides of study=plan]`: search, and print a plan."""
     from dse.config.compose import request
     from dse.config.flags import overrides, own_folder
     from dse.run_study import run
 
     typed = [text for word in words for text in (_kept(word) if word.startswith("plan=") else [word])]
+    typed = _with_layouts(typed) if "parallel=auto" in typed else typed
     return run(request(overrides(["study=plan", *typed]), own_folder(typed)))
+
+
+def _with_layouts(words: Sequence[str]) -> list[str]:
+    """Overrides that choose layouts; degrees that were typed are kept, and not chosen."""
+    fixed, kept, gpus = dict[str, str](), list[str](), "null"
+    for word in words:
+        path, _, value = word.partition("=")
+        name = path.rpartition(".")[2]
+        if path == "parallel.gpus":
+            gpus = value
+        elif path in _DEGREES:
+            fixed[name] = value
+        elif word != "parallel=auto":
+            kept.append(word)
+    values = ",".join(f"{name}:{value}" for name, value in fixed.items())
+    return [*kept, "layouts.auto=true", f"layouts.gpus={gpus}", f"layouts.fixed={{{values}}}"]
+
+
+_DEGREES = (
+    "run.micro_batches",
+    "run.recompute",
+    *(f"parallel.{name}" for name in ("tp", "pp", "dp", "cp", "ep", "zero")),
+)
 
 
 def _kept(word: str) -> list[str]:

@@ -13,7 +13,8 @@ from dse.cli import main
 from dse.config.options import conf_dir
 from dse.results.run_folder import Outputs
 from simulators.steps.sites import SITES
-from studies.plan import Plan, plans, ways_today
+from studies.plan import ways_today
+from studies.step_plan import Plan, plans
 from studies.whole_models import gains
 
 FEW = "choice(serial,'hetero_fused_1d num_chunks=2',shard_p2p)"
@@ -67,9 +68,35 @@ def test_a_plan_is_never_slower_than_serial(tmp_path: Path, mode: str) -> None:
     plan = plan_of(planned(tmp_path, "model=llama3_8b", f"run.mode={mode}", "parallel.sequence_parallel=true"))
     assert float(plan.best["iteration_s"]) <= float(plan.before["iteration_s"])
     assert float(plan.table["iteration_s"].min()) == float(plan.best["iteration_s"])
-    for name in plan.sites:
-        alone = plan.alone(name)
+    for choice in plan.choices:
+        alone = plan.alone(choice)
         assert alone is None or alone > 0
+
+
+@pytest.mark.slow
+def test_a_plan_with_layouts_is_kept_by_later_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["model=llama3_8b", "system=h100_8", "run.mode=training", "parallel.split_ctas=0"]
+    few = ["space.parallel.virtual_stages=choice(2)", "parallel.collectives=library"]
+    outputs = planned(tmp_path, *words, *few, "run.batch=16", "parallel=auto", "parallel.gpus=4", "parallel.dp=1")
+    told = capsys.readouterr().out
+    plan = plan_of(outputs)
+    assert plan.layout(plan.best).name in told
+    assert int(plan.best["parallel.dp"]) == 1
+    assert float(plan.best["memory_share"]) <= 1
+    assert "usual (Takeaways 1 and 2 of arXiv:2104.04473)" in told
+    again = plan_of(planned(tmp_path / "again", *words, *few, f"plan={outputs.folder}/plan.yaml"))
+    assert float(again.best["iteration_s"]) == pytest.approx(float(plan.best["iteration_s"]))
+
+
+@pytest.mark.slow
+def test_what_does_not_fit_is_never_planned_where_something_does(tmp_path: Path) -> None:
+    step = ["model=llama3_8b", "run.mode=training", "run.batch=8", "run.sequence_length=4096", "parallel.tp=4"]
+    table = planned(tmp_path, *step, "parallel.split_ctas=0").read_table("results")
+    (plan,) = plans(table, {})
+    timed = table[table["iteration_s"].notna()]
+    assert (timed["memory_share"] > 1).any()
+    assert (timed["memory_share"] <= 1).any()
+    assert float(plan.best["memory_share"]) <= 1
 
 
 @pytest.mark.parametrize(
@@ -80,6 +107,11 @@ def test_a_plan_is_never_slower_than_serial(tmp_path: Path, mode: str) -> None:
         (["sites.ffn_in=shard_p3p"], "sites.ffn_in = 'shard_p3p': is neither a shipped option"),
         (["plan=nowhere.yaml"], "nowhere.yaml"),
         (["system=mi100_8"], "system.node.topology"),
+        (
+            ["parallel=auto", "run.mode=training", "parallel.gpus=7", "parallel.tp=7"],
+            "parallel = 'auto': finds no layout of 7",
+        ),
+        (["parallel=auto", "run.mode=training", "run.batch=8"], "times the memory of a GPU (take more GPUs"),
     ],
 )
 def test_bad_input_is_refused_with_its_path(words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -88,9 +88,9 @@ class Space:
         """Options first, then free knobs, then those that depend on them, and so on."""
         if self.is_option(knob.path):
             return 0
-        return 1 + max((self._depth(Knob(path)) for path in self._needs(knob)), default=0)
+        return 1 + max((self._depth(Knob(path)) for path in self.needs(knob)), default=0)
 
-    def _needs(self, knob: Knob) -> set[str]:
+    def needs(self, knob: Knob) -> set[str]:
         """Paths that the condition of a knob looks at, whatever the options."""
         trees = [self.tree({f"{section}.name": name}) for section, named in self.options.items() for name in named]
         conditions = [self.backend.condition(knob.path, tree) or {} for tree in (self.base, *trees)]
@@ -99,7 +99,7 @@ class Space:
     @functools.cached_property
     def deciding_knobs(self) -> tuple[Knob, ...]:
         """Knobs that decide which others count: options, and what conditions look at."""
-        needed = set().union(*(self._needs(knob) for knob in self.knobs if not self.is_option(knob.path)))
+        needed = set().union(*(self.needs(knob) for knob in self.knobs if not self.is_option(knob.path)))
         return tuple(knob for knob in self.order if self.is_option(knob.path) or knob.path in needed)
 
     def is_option(self, path: str) -> bool:

@@ -114,11 +114,16 @@ def links_of(machine: Hardware, num_gpus: int) -> System:
 def schedules_see(machine: Hardware, num_gpus: int, efficiency: Mapping[str, Any]) -> System:
     """Some GPUs of a node of a machine as schedules see them. efficiency: constants of GEMMs by the format of inputs.
 
-    The machine has all parts that schedules need (`simulators.hardware.device.ScheduledDevice`).
+    The machine has all parts that schedules need (`simulators.hardware.device.ScheduledDevice`). At a switch all links
+    of a GPU reach any peer, so that fewer peers have more of them each, and a copy to a peer goes as much faster.
     """
     gpu = {name: getattr(machine.gpu, name) for name in own_fields(ScheduleGpu) if hasattr(machine.gpu, name)}
     node = {name: getattr(machine.node, name) for name in own_fields(LinkedNode) if hasattr(machine.node, name)}
     costs: dict[str, Any] = {} if machine.costs is None else dict(machine.costs)
+    if node.get("topology") == "switch" and 1 < num_gpus < node["num_gpus"]:
+        wider = (node["num_gpus"] - 1) / (num_gpus - 1)
+        node["link_bytes_per_s"] = wider * node["link_bytes_per_s"]
+        gpu["dma"] = gpu["dma"].model_copy(update={"bytes_per_s": wider * gpu["dma"].bytes_per_s})
     parts: dict[str, Any] = {
         "gpu": ScheduleGpu.model_construct(**{**gpu, "efficiency": efficiency}),
         "node": LinkedNode.model_construct(**{**node, "num_gpus": num_gpus}),

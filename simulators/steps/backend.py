@@ -28,26 +28,28 @@ from simulators.hardware.number_formats import Format
 from simulators.hardware.parts import Precision, Streaming
 from simulators.hardware.pim import InstructionSet
 from simulators.rules import Rule, problems, reasons
+from simulators.steps.conditions import condition_of
 from simulators.steps.contention import Contended
-from simulators.steps.design import NONE, OPTIONAL, Design, ScheduledDesign, own_sections, rules
+from simulators.steps.design import OPTIONAL, Design, ScheduledDesign, own_sections, rules
 from simulators.steps.epoch import METRICS as EPOCH_METRICS
 from simulators.steps.epoch import Epoch, alone
 from simulators.steps.groups import groups
 from simulators.steps.iteration import Iteration
+from simulators.steps.layouts import Steps
 from simulators.steps.measures import LAWS, METRICS, SHARES, measure
 from simulators.steps.operators import Block, Platform
-from simulators.steps.quantised import OF_PIM, Quantised, Quantising
+from simulators.steps.quantised import Quantised, Quantising
 from simulators.steps.recurrent import speech_blocks, translation_blocks
-from simulators.steps.scenarios import LISTS, check_lists, scenarios
+from simulators.steps.scenarios import CHOSEN, LISTS, check_lists, scenarios, with_layouts
 from simulators.steps.seqpoint import Iterations, choose
 from simulators.steps.sites import SITES, Scheduled, TensorGroup, read_sites, site_condition, site_rules
 from simulators.steps.task_graph import intervals
 from simulators.steps.transformer import transformer_blocks
-from simulators.workloads.model import Speech, Transformer, Translation
+from simulators.workloads.model import Kernels, Optimizer, Speech, Transformer, Translation
 from simulators.workloads.sequence_lengths import Lengths, iteration_lengths
 
-_VERSION = "5"
-_MOST_MACHINES = 256  # that are remembered
+_VERSION = "6"
+_MOST_SECTIONS = 1024  # that are remembered
 Floats = NDArray[np.float64]
 
 
@@ -204,11 +206,6 @@ def _of_epoch(design: Design) -> dict[str, Floats]:
 
 
 _LENGTH = "run.sequence_length"
-OF_SCHEDULES: Mapping[str, Mapping[str, Any]] = {
-    "parallel.virtual_stages": {"parallel.pipeline": "interleaved"},
-    "parallel.reshard": {"parallel.zero": 3},
-}
-"""Knobs of schedules that count with one value of another one alone."""
 
 
 class StepBackend(Backend):
@@ -226,42 +223,53 @@ class StepBackend(Backend):
     }
 
     def __init__(self) -> None:
-        self._machines: dict[tuple[type[Design], int], tuple[Any, Any]] = {}  # by identity; trees keep their ids
+        self._sections: dict[tuple[Any, int], tuple[Any, Any]] = {}  # by identity; trees keep their ids
 
     def sections(self, tree: Tree) -> None:
         """Check the sections: those of a design, and lists of what scenarios have (`simulators.steps.scenarios`)."""
-        check, sections = Problems(), (*ScheduledDesign.model_fields, *LISTS)
+        check, sections = Problems(), (*ScheduledDesign.model_fields, *LISTS, CHOSEN)
         for name in set(tree) - set(sections):
             check.add(name, "is not a known section", way_out=did_you_mean(name, sections, path=name))
         for name in Design.model_fields:
             if not isinstance(tree.get(name), Mapping) and (name not in OPTIONAL or tree.get(name) is not None):
-                check.add(name, "is no section of keys", value=tree.get(name), way_out=f"choose one: {name}=<option>")
+                way = "layouts.auto=true chooses degrees" if name == "parallel" else f"choose one: {name}=<option>"
+                check.add(name, "is no section of keys", value=tree.get(name), way_out=way)
         check_lists(check, tree)
         check.done()
 
     def scenarios(self, tree: Tree) -> Mapping[str, Tree]:
-        """The configuration itself, or a scenario for each of `models`, `systems` and `modes`."""
-        return scenarios(tree)
+        """The configuration itself, or a scenario for each of `models`, `systems` and `modes`, and for each of the best
+        layouts where these are chosen (`simulators.steps.layouts`).
+        """
+        return with_layouts(scenarios(tree), tree.get("layouts"), self.steps)
+
+    @property
+    def steps(self) -> Steps:
+        """Functions that compute steps of layouts."""
+        return Steps(self.design, _legal, _step)
 
     def design(self, tree: Tree) -> Design:
         """A validated design. Raises ConfigError with every problem."""
         check, sites = Problems(), tree.get("sites")
         kind = Design if sites is None else ScheduledDesign
-        sections = own_sections(tree)
-        design = check.model(kind, {**sections, "system": self._machine(kind, sections.get("system"))}, path="")
+        sections, machine = own_sections(tree), Device if sites is None else ScheduledDevice
+        kinds = {"system": machine, "optimizer": Optimizer, "kernels": Kernels}
+        sections |= {name: self._section(name, part, sections.get(name)) for name, part in kinds.items()}
+        design = check.model(kind, sections, path="")
         schedules = {} if sites is None else read_sites(check, sites)
         check.done()
         assert design is not None
         return design if sites is None else design.model_copy(update={"sites": schedules})
 
-    def _machine(self, kind: type[Design], tree: Any) -> Any:
-        """A machine that many designs share is validated once; the tree itself where it is invalid."""
-        if (kind, id(tree)) not in self._machines:
-            if len(self._machines) >= _MOST_MACHINES:
-                self._machines.clear()
-            machine = Problems().model(ScheduledDevice if kind is ScheduledDesign else Device, tree, path="system")
-            self._machines[kind, id(tree)] = tree, tree if machine is None else machine
-        return self._machines[kind, id(tree)][1]
+    def _section(self, name: str, kind: Any, tree: Any) -> Any:
+        """A section that many designs share is validated once; the tree itself where it is invalid."""
+        at = kind, id(tree)
+        if at not in self._sections:
+            if len(self._sections) >= _MOST_SECTIONS:
+                self._sections.clear()
+            section = Problems().model(kind, tree, path=name)
+            self._sections[at] = tree, tree if section is None else section
+        return self._sections[at][1]
 
     def problems(self, design: BaseModel) -> Sequence[Problem]:
         """Rules between parts that this design breaks."""
@@ -280,7 +288,7 @@ class StepBackend(Backend):
         fields = _fields(tree, section) | {f"gpu.{field}" for field in DeviceGpu.model_fields}
         if unread or (name not in fields and get_path(tree, path) is None):
             return None
-        return _needed(path, tree)
+        return condition_of(path, tree)
 
     def is_axis(self, path: str, design: BaseModel) -> bool:
         """Numbers that do not change which operators there are, where a design is of one length."""
@@ -340,18 +348,6 @@ def _counts(path: str, design: Design) -> bool:
     return not path.startswith(efficiency) or path.startswith(f"{efficiency}{design.run.precision}.")
 
 
-def _needed(path: str, tree: Tree) -> Mapping[str, Any]:
-    """Values with which a knob of a step counts."""
-    section, _, name = path.partition(".")
-    if path in OF_SCHEDULES:
-        return OF_SCHEDULES[path]
-    if path == _LENGTH and isinstance(tree.get("lengths"), Mapping):
-        return {"lengths.name": NONE}
-    of_memory = path == "system.gpu.staged_bytes" or path.startswith("system.gpu.pim.")
-    of_pim = section == "instructions" or of_memory or (section == "quantised" and name in OF_PIM)
-    return {"quantised.made_by": "pim"} if of_pim else {}
-
-
 def _fields(tree: Tree, section: str) -> set[str]:
     """Names of the values that a section may hold beside those it is given."""
     if section == "model":
@@ -378,6 +374,18 @@ def _screen_batch(batch: Batch, design: Design) -> Results:
     reason, texts = reasons(list(_rules(design)), (batch.size,))
     status = np.where(reason > 0, STATUSES.index("infeasible"), STATUSES.index("ok")).astype(np.uint8)
     return Results(status, {}, reason, np.zeros_like(reason), texts)
+
+
+def _legal(design: Design, shape: tuple[int, ...]) -> tuple[NDArray[np.bool_], Sequence[str]]:
+    """Which designs of an array break no rule, and the rules that others break."""
+    reason, texts = reasons(list(_rules(design)), shape)
+    return reason == 0, [text for text in texts if text]
+
+
+def _step(design: Design) -> tuple[Iteration, Floats]:
+    """The iteration of a design, and the share of a GPU's memory that it takes."""
+    step, room = iteration(design), design.system.gpu.hbm_bytes
+    return step, np.asarray(measure(step, np.inf if room is None else room)["memory_share"], float)
 
 
 def _evaluate_batch(batch: Batch) -> Results:

@@ -1,4 +1,4 @@
-"""Scenarios of iterations: models, with the lengths of an epoch, on machines, in modes."""
+"""Scenarios of iterations: models, with the lengths of an epoch, on machines, in modes, in layouts that are chosen."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 from dse.backend import Tree
 from dse.errors import ConfigError, Problems
 from simulators.steps.design import own_sections
+from simulators.steps.layouts import Asked, Spreading, Steps
 from simulators.workloads.model_zoo import model_tree, option_tree
 
 LISTS = {
@@ -24,6 +25,12 @@ _WAYS = {
 }
 
 
+CHOSEN = "layouts"
+"""Section that asks for layouts (`simulators.steps.layouts.Asked`)."""
+APART = " @ "
+"""What stands between the name of a scenario and that of its layout."""
+
+
 def check_lists(check: Problems, tree: Tree) -> None:
     """Note lists that are none, or whose entries are not what they list."""
     for name, rule in LISTS.items():
@@ -31,6 +38,19 @@ def check_lists(check: Problems, tree: Tree) -> None:
         fits = _is_model if name == "models" else _is_name
         if not isinstance(listed, Sequence) or isinstance(listed, str) or not all(map(fits, listed)):
             check.add(name, rule, value=listed, way_out=_WAYS[name])
+    check.model(Asked, tree.get(CHOSEN) or {}, path=CHOSEN)
+
+
+def with_layouts(trees: Mapping[str, Tree], asked: Any, steps: Steps) -> Mapping[str, Tree]:
+    """The same scenarios, or where layouts are chosen, one for each of the best layouts. Raises ConfigError."""
+    layouts = Asked.model_validate(asked or {})
+    if not layouts.auto:
+        return trees
+    return {
+        f"{name}{APART}{layout.name}": layout.tree(tree)
+        for name, tree in trees.items()
+        for layout in Spreading.of(tree, layouts, steps).chosen()
+    }
 
 
 def scenarios(tree: Tree) -> dict[str, Tree]:

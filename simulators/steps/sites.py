@@ -35,7 +35,7 @@ from dse.backend import Interval, Tree
 from dse.config.yaml_checks import parse_yaml
 from dse.errors import ConfigError, Problem, Problems, did_you_mean
 from dse.space import get_path
-from dse.values import leaves
+from dse.values import AtLeast, leaves
 from simulators.costs.collective import Pattern
 from simulators.costs.transfer import library_cus
 from simulators.hardware.device import Device
@@ -382,8 +382,8 @@ def read_schedule(text: str) -> Any:
 
 
 def site_condition(path: str, tree: Tree) -> Mapping[str, Any] | None:
-    """Condition of a knob below `sites`: of a site, of which there are some only where tokens are split, or in
-    training, and none where prompts are halved; or of a knob of the schedule of a site.
+    """Condition of a knob below `sites`: of a site, of which there are some only where tp splits layers, and then where
+    tokens are split, or in training, and none where prompts are halved; or of a knob of the schedule of a site.
     """
     _, name, *below = path.split(".")
     sites = tree.get("sites")
@@ -392,7 +392,8 @@ def site_condition(path: str, tree: Tree) -> Mapping[str, Any] | None:
     chosen = sites.get(name)
     if below:
         return {} if isinstance(chosen, Mapping) and below[0] in chosen else None
-    needed: dict[str, Any] = {"run.mode": "training"} if name.endswith("_backward") else {}
+    needed: dict[str, Any] = {"parallel.tp": AtLeast(2)}
+    needed |= {"run.mode": "training"} if name.endswith("_backward") else {}
     needed |= {"parallel.sequence_parallel": True} if SITES[name].order == "before" else {}
-    halved = get_path(tree, "parallel.split_ctas") is not None
+    halved = get_path(tree, "parallel.split_ctas") is not None and get_path(tree, "run.mode") == "prefill"
     return needed | ({"parallel.split_ctas": 0} if halved else {})

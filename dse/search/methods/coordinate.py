@@ -1,11 +1,12 @@
 """Coordinate search: every value of one knob at a time, the best of each together, and again around what won.
 
 The first sweep changes one knob of the first point at a time, for every combination of the values of those knobs that
-decide which others count. What each knob gains alone is then put together, and
-knobs are changed one at a time around the better of this point and the best so far, by the values that did best in the
-first sweep, until nothing is better. Where the objective is a sum of terms of one knob each, the first combination is
-the optimum; else the result is one that no change of a single knob among these values improves. Points are ranked by
-the first objective, those beyond a limit behind all others. The search ends by itself.
+decide which others count; a knob that decides of a few others alone is changed together with these, as one. What each
+knob gains alone is then put together, and knobs are changed one at a time around the better of this point and the best
+so far, by the values that did best in the first sweep, until nothing is better. Where the objective is a sum of terms
+of one knob each, the first combination is the optimum; else the result is one that no change of a single knob among
+these values improves. Points are ranked by the first objective, those beyond a limit behind all others. The search ends
+by itself.
 """
 
 from __future__ import annotations
@@ -15,16 +16,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field
 
 from dse.errors import ConfigError, Problem, Problems
 from dse.search.genes import Genes, Rows
 from dse.search.question import Outcome, Question
-from dse.space import Assignment
+from dse.space import Assignment, Space
 from dse.units import Integer
 from dse.values import Frozen
 
 _NONE = (np.inf, np.inf)
+_MOST_TOGETHER = 32  # combinations of a knob and those that it decides of, which are changed as one
+Places = tuple[int, ...]
+Values = tuple[int, ...]
 
 
 class Options(Frozen):
@@ -47,10 +52,9 @@ class Coordinate:
                     [Problem(f"space.{knob.path}", "is an interval, which has no values to try", None, way)]
                 )
         self._random = np.random.default_rng(question.seed)
-        deciding = {knob.path for knob in question.space.deciding_knobs}
         paths = [knob.path for knob in self._genes.knobs]
-        self._deciding = [place for place, path in enumerate(paths) if path in deciding]
-        self._free = [place for place, path in enumerate(paths) if path not in deciding]
+        self._deciding, self._free = _groups(question.space, paths, self._genes.sizes)
+        self._values = [self._combinations(places) for places in self._free]
         self._ranks: dict[bytes, tuple[float, float]] = {}
         self._sweeps = self._all_sweeps()
         self._waiting: list[Rows] = []
@@ -78,16 +82,22 @@ class Coordinate:
 
     def _all_sweeps(self) -> Iterator[list[Rows]]:
         """Yield the rows of each sweep; the next one begins where the outcomes of the one before lead."""
-        starts, values = self._starts(), [range(int(size)) for size in self._genes.sizes]
-        yield [row for start in starts for row in (start, *self._neighbours(start, values))]
+        starts = self._starts()
+        yield [row for start in starts for row in (start, *self._neighbours(start, self._values))]
         self._best = min(starts, key=self._rank)
-        ranked = {start.tobytes(): [self._ranked(start, knob, values[knob]) for knob in self._free] for start in starts}
+        ranked = {start.tobytes(): [self._ranked(start, group) for group in range(len(self._free))] for start in starts}
         yield [self._together(start, ranked[start.tobytes()]) for start in starts]
         while self._improve():
             start = next(start for start in starts if (start[self._deciding] == self._best[self._deciding]).all())
-            few = dict(zip(self._free, ranked[start.tobytes()], strict=True))
-            most = self._options.most
-            yield self._neighbours(self._best, [few.get(knob, values[knob])[:most] for knob in range(len(values))])
+            most, best = self._options.most, ranked[start.tobytes()]
+            others = [self._with(self._best, (knob,), (value,)) for knob, value in self._others()]
+            yield [*others, *self._neighbours(self._best, [values[:most] for values in best])]
+
+    def _others(self) -> Iterator[tuple[int, int]]:
+        """Deciding knobs that count at the best point, and their values."""
+        for knob in self._deciding:
+            if self._best[knob] >= 0:
+                yield from ((knob, value) for value in range(min(self._options.most, int(self._genes.sizes[knob]))))
 
     def _starts(self) -> list[Rows]:
         """Rows with the first value of every knob, for each combination of those of the deciding knobs."""
@@ -99,11 +109,21 @@ class Coordinate:
             starts[settled.tobytes()] = settled
         return list(starts.values())
 
-    def _together(self, start: Rows, ranked: Sequence[Sequence[int]]) -> Rows:
+    def _combinations(self, places: Places) -> list[Values]:
+        """Distinct values of knobs that are changed as one; -1 for a knob that does not count with the others."""
+        if len(places) == 1:
+            return [(value,) for value in range(int(self._genes.sizes[places[0]]))]
+        combinations: dict[Values, None] = {}
+        for values in itertools.product(*(range(int(self._genes.sizes[place])) for place in places)):
+            settled = self._with(np.zeros(len(self._genes.knobs)), places, values)
+            combinations[tuple(settled[list(places)].astype(int).tolist())] = None
+        return list(combinations)
+
+    def _together(self, start: Rows, ranked: Sequence[Sequence[Values]]) -> Rows:
         """The best value of each knob, put together."""
         together = start.copy()
-        for knob, (best, *_) in zip(self._free, ranked, strict=True):
-            together[knob] = best if start[knob] >= 0 else -1
+        for places, (best, *_) in zip(self._free, ranked, strict=True):
+            together[list(places)] = best if start[places[0]] >= 0 else -1
         return self._settle(together)
 
     def _improve(self) -> bool:
@@ -116,27 +136,51 @@ class Coordinate:
     def _rank(self, row: Rows) -> tuple[float, float]:
         return self._ranks.get(row.tobytes(), _NONE)
 
-    def _ranked(self, around: Rows, knob: int, values: Sequence[int]) -> list[int]:
-        """Values of a knob, the best around a point first, its own before others as good."""
-        ranks = {value: self._rank(self._changed(around, knob, value)) for value in values}
-        return sorted(values, key=lambda value: (ranks[value], value != around[knob]))
+    def _ranked(self, around: Rows, group: int) -> list[Values]:
+        """Values of a group of knobs, the best around a point first, its own before others as good."""
+        places, values = self._free[group], self._values[group]
+        ranks = {value: self._rank(self._with(around, places, value)) for value in values}
+        own = tuple(around[list(places)].tolist())
+        return sorted(values, key=lambda value: (ranks[value], value != own))
 
-    def _neighbours(self, around: Rows, values: Sequence[Sequence[int]]) -> list[Rows]:
-        """Rows that differ from one in one knob that counts there."""
-        active = [knob for knob in range(len(values)) if around[knob] >= 0]
-        return [
-            self._changed(around, knob, value) for knob in active for value in values[knob] if value != around[knob]
+    def _neighbours(self, around: Rows, values: Sequence[Sequence[Values]]) -> list[Rows]:
+        """Rows that differ from one in one group of knobs that counts there."""
+        rows = [
+            self._with(around, places, value)
+            for places, several in zip(self._free, values, strict=True)
+            if around[places[0]] >= 0
+            for value in several
         ]
+        return [row for row in rows if (row != around).any()]
 
-    def _changed(self, around: Rows, knob: int, value: int) -> Rows:
-        row = around.copy()
-        row[knob] = value
-        return self._settle(row)
+    def _with(self, row: Rows, places: Places, values: Values) -> Rows:
+        changed = row.copy()
+        changed[list(places)] = values
+        return self._settle(changed)
 
     def _settle(self, row: Rows) -> Rows:
         """A valid point: knobs that come to count have their first value."""
         settled: Rows = self._genes.settle(np.where(row < 0, 0, row)[None], self._random)[0]
         return settled
+
+
+def _groups(space: Space, paths: Sequence[str], sizes: NDArray[np.intp]) -> tuple[list[int], list[Places]]:
+    """Places of knobs whose values are combined with those of all others, and groups of knobs that are changed as one.
+
+    A group is a knob, and where it decides of others, these, if nothing else decides of them and they are few.
+    """
+    needs = {knob.path: space.needs(knob) & set(paths) for knob in space.knobs}
+    deciding = {knob.path for knob in space.deciding_knobs}
+    place, together = {path: number for number, path in enumerate(paths)}, list[Places]()
+    for path in (path for path in paths if path in deciding and not needs[path] and not space.is_option(path)):
+        below = [other for other in paths if path in needs[other]]
+        places = (place[path], *(place[other] for other in below))
+        apart = not deciding.intersection(below) and all(needs[other] == {path} for other in below)
+        together += [places] if apart and np.prod(sizes[list(places)]) <= _MOST_TOGETHER else []
+    grouped = {number for places in together for number in places}
+    left = [number for number in range(len(paths)) if number not in grouped]
+    alone: list[Places] = [(number,) for number in left if paths[number] not in deciding]
+    return [number for number in left if paths[number] in deciding], sorted([*together, *alone])
 
 
 def make(question: Question, options: Mapping[str, object]) -> Coordinate:

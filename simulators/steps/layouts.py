@@ -1,0 +1,343 @@
+"""Layouts: degrees of parallelism, split states, micro-batches and recomputation that spread a step over given GPUs.
+
+The work of a step is kept: dp x micro_batches x batch sequences, and tp x cp x pp x dp GPUs. All layouts that divide
+(tensor parallelism inside a node) are computed at once in closed form, with serial sites. They are ranked by
+
+    T + min over schedules of pipelines (S - S_0) + (P - T_s)
+
+S being the time of the micro-batches and the bubble under a schedule (S_0: under that of T), P the time of the step
+with one schedule at every site and T_s with none; P is computed for the fastest few alone. A layout whose step does not
+fit the memory of a GPU is none. The term is that of arXiv:2311.05610.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Annotated, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from dse.backend import Tree
+from dse.errors import ConfigError, Problem, Problems
+from dse.space import get_path
+from dse.units import Integer
+from dse.values import Frozen, put
+from simulators.steps.design import Design
+from simulators.steps.iteration import Iteration
+from simulators.steps.sites import SITES, site_condition
+from simulators.workloads.model import Transformer
+
+Floats = NDArray[np.float64]
+_PROBED = 24  # layouts that are computed with schedules at their sites
+_ALIKE = 2  # of these, with equal tp, pp and ep
+_LARGER = (2, 4, 8)  # times as many GPUs, which are tried where nothing fits
+_MOST_CP = 8
+_NUMBERS = ("tp", "pp", "dp", "batch", "micro_batches")  # that may be arrays
+_SCHEDULES: tuple[Mapping[str, Any], ...] = (
+    *({"pipeline": "interleaved", "virtual_stages": stages} for stages in (2, 4)),
+    {"pipeline": "zb_h1"},
+)
+"""Schedules of pipelines that layouts are ranked by, beside their own."""
+_LEAN: Mapping[str, Sequence[Any]] = {"zero": (3,), "recompute": ("all",)}
+
+
+class Asked(Frozen):
+    """The section `layouts`. auto: whether layouts are chosen. gpus: all of them; None for those of the system.
+
+    most: layouts whose schedules are searched. probe: schedule with which they are ranked. fixed: values of `Layout`
+    that are not chosen.
+    """
+
+    auto: bool = False
+    gpus: Annotated[Integer, Field(ge=1, le=2**20)] | None = None
+    most: Annotated[Integer, Field(ge=1, le=1000)] = 2
+    probe: str = "serial"
+    fixed: Mapping[str, int | str] = Field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Degrees of parallelism [GPUs], split states, sequences of a micro-batch, micro-batches, and recomputation."""
+
+    tp: int
+    pp: int
+    dp: int
+    cp: int
+    ep: int
+    zero: int
+    batch: int
+    micro_batches: int
+    recompute: str
+
+    @property
+    def name(self) -> str:
+        """Say what it is; degrees of one are left out."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        degrees = {name: values[name] for name in ("tp", "pp", "dp", "cp", "ep") if values[name] > 1} or {"tp": 1}
+        states = {"zero": self.zero} if self.zero else {}
+        shares = {"batch": self.batch, "micro_batches": self.micro_batches}
+        again = {"recompute": self.recompute} if self.recompute != "none" else {}
+        return " ".join(f"{name}={value}" for name, value in {**degrees, **states, **shares, **again}.items())
+
+    @property
+    def gpus(self) -> int:
+        """All GPUs."""
+        return self.tp * self.pp * self.dp * self.cp
+
+    @property
+    def sequences(self) -> int:
+        """Sequences of a step."""
+        return self.dp * self.micro_batches * self.batch
+
+    @property
+    def paths(self) -> dict[str, Any]:
+        """Dotted path in a design -> value."""
+        return {path_of(field.name): getattr(self, field.name) for field in fields(self)}
+
+    def tree(self, tree: Tree) -> dict[str, Any]:
+        """A design tree with this layout."""
+        own = {section: dict(tree[section]) for section in ("parallel", "run")}
+        for path, value in self.paths.items():
+            section, _, name = path.partition(".")
+            own[section][name] = value
+        if own["run"].get("mode") == "training":
+            own["parallel"]["sequence_parallel"] = self.tp > 1
+        return {**tree, **own}
+
+
+def path_of(name: str) -> str:
+    """Dotted path of a value of a layout."""
+    return f"{'run' if name in ('batch', 'micro_batches', 'recompute') else 'parallel'}.{name}"
+
+
+PATHS = tuple(path_of(field.name) for field in fields(Layout))
+"""Paths of the values of a layout in a design."""
+
+
+@dataclass(frozen=True)
+class Steps:
+    """How steps are computed. make: a design of a tree. legal: which designs of an array of a shape break no rule, and
+    the rules that the others break. step: the iteration, and its memory as a share of a GPU's.
+    """
+
+    make: Callable[[Tree], Design]
+    legal: Callable[[Design, tuple[int, ...]], tuple[NDArray[np.bool_], Sequence[str]]]
+    step: Callable[[Design], tuple[Iteration, Floats]]
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """Layouts, the best with serial sites first. seconds: with the best schedule of a pipeline. memory_share: of a GPU.
+
+    reasons: why others are none.
+    """
+
+    layouts: Sequence[Layout]
+    seconds: Floats
+    memory_share: Floats
+    reasons: Sequence[str] = ()
+
+    @property
+    def fitting(self) -> Candidates:
+        """Those that fit."""
+        kept = np.flatnonzero(self.memory_share <= 1).tolist()
+        return Candidates([self.layouts[at] for at in kept], self.seconds[kept], self.memory_share[kept], self.reasons)
+
+
+@dataclass(frozen=True)
+class Spreading:
+    """The question which layout a step should have. tree: of a design. gpus, sequences: of a step."""
+
+    tree: Tree
+    asked: Asked
+    gpus: int
+    sequences: int
+    steps: Steps
+
+    @classmethod
+    def of(cls, tree: Tree, asked: Asked, steps: Steps) -> Spreading:
+        """Build from the configuration, which says the sequences of a step as dp x micro_batches x batch.
+
+        Raises ConfigError where the number of GPUs is not known, or the model is no transformer.
+        """
+        serial = {name: section for name, section in tree.items() if name != "sites"}
+        design, check = steps.make(serial), Problems()
+        node, nodes = design.system.node, get_path(tree, "system.fabric.num_nodes") or 1
+        if asked.gpus is None and node is None:
+            way = "say how many: parallel.gpus=8"
+            check.add("parallel.gpus", "is not known: the system describes no node", way_out=way)
+        if not isinstance(design.model, Transformer):
+            rule = "chooses degrees of transformers alone"
+            check.add("parallel", rule, value="auto", way_out="leave it out, or take a transformer")
+        check.done()
+        gpus = asked.gpus or (0 if node is None else node.num_gpus * int(nodes))
+        run = design.run
+        sequences = int(np.asarray(design.parallel.dp) * np.asarray(run.micro_batches) * np.asarray(run.batch))
+        return cls(serial, asked, gpus, sequences, steps)
+
+    def chosen(self) -> list[Layout]:
+        """The layouts whose schedules are worth a search, and the best one with serial sites. Raises ConfigError.
+
+        Of layouts with equal tp, pp and ep, whose schedules hardly differ, the best is taken alone.
+        """
+        serial = self.candidates()
+        fitting = serial.fitting
+        if not fitting.layouts:
+            raise ConfigError([self._why_none(serial)])
+        ranked = np.argsort(fitting.seconds, kind="stable").tolist()
+        probed = self._probed(fitting, _first_of_each(fitting.layouts, ranked, _ALIKE)[:_PROBED])
+        order = [place for _, place in sorted(probed)]
+        best = _first_of_each(fitting.layouts, order, 1)[: self.asked.most]
+        return [fitting.layouts[place] for place in dict.fromkeys([*best, 0])]
+
+    def candidates(self, **only: Sequence[Any]) -> Candidates:
+        """All layouts that break no rule, the best with serial sites and its own pipeline first."""
+        found, reasons = list[tuple[float, float, float, Layout]](), dict[str, None]()
+        for choice in self._structures(only):
+            numbers = self._numbers(cp=choice["cp"], ep=choice["ep"])
+            if not len(numbers):
+                continue
+            design = self._design(choice, numbers)
+            legal, why = self.steps.legal(design, (len(numbers),))
+            reasons.update(dict.fromkeys(why))
+            for at, seconds, best, share in self._computed(design, legal):
+                sizes = dict(zip(_NUMBERS, numbers[at].tolist(), strict=True))
+                found.append((seconds, best, share, Layout(**sizes, **choice)))
+        found.sort(key=lambda row: row[0])
+        return Candidates(
+            [layout for *_, layout in found],
+            np.array([rank for _, rank, *_ in found]),
+            np.array([share for *_, share, _ in found]),
+            list(reasons),
+        )
+
+    def _structures(self, only: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
+        """Yield combinations of values that change which operators there are."""
+        mode = get_path(self.tree, "run.mode")
+        training = mode == "training"
+        experts = get_path(self.tree, "model.moe.experts")
+        values: dict[str, Sequence[Any]] = {
+            "cp": [size for size in _divisors(self.gpus) if size <= (1 if mode == "decode" else _MOST_CP)],
+            "ep": [size for size in _divisors(self.gpus) if experts and int(experts) % size == 0] or [1],
+            "zero": (0, 1, 2, 3) if training else (0,),
+            "recompute": ("none", "half", "all") if training else ("none",),
+        }
+        values |= {name: several for name, several in only.items() if training or name in ("cp", "ep")}
+        values |= {name: [value] for name, value in self.asked.fixed.items() if name in values}
+        for chosen in itertools.product(*values.values()):
+            yield dict(zip(values, chosen, strict=True))
+
+    def _numbers(self, *, cp: int, ep: int) -> NDArray[np.int64]:
+        """Rows of (tp, pp, dp, batch, micro_batches) that give all GPUs and all sequences something to do."""
+        node = self.steps.make(self.tree).system.node
+        inside = 1 if node is None else node.num_gpus
+        fixed, rows = self.asked.fixed, []
+        for tp, pp in itertools.product(_divisors(self.gpus), repeat=2):
+            dp, left = divmod(self.gpus, tp * pp * cp)
+            if left or tp > inside or self.sequences % max(dp, 1) or (tp * cp * dp) % ep:
+                continue
+            of_replica = self.sequences // dp
+            rows += [(tp, pp, dp, batch, of_replica // batch) for batch in _divisors(of_replica)]
+        wanted = [fixed.get(name) for name in _NUMBERS]
+        kept = [row for row in rows if all(want in (None, own) for want, own in zip(wanted, row, strict=True))]
+        return np.array(kept, np.int64).reshape(-1, len(_NUMBERS))
+
+    def _computed(self, design: Design, legal: NDArray[np.bool_]) -> Iterator[tuple[int, float, float, float]]:
+        """Yield of legal designs their places, times with their own and with the best pipeline [s], and shares of the
+        memory.
+        """
+        if not legal.any():
+            return
+        with np.errstate(all="ignore"):  # of those that break a rule
+            step, share = self.steps.step(design)
+            gained = np.zeros(len(legal))
+            for knobs in _SCHEDULES if step.is_training else ():
+                other = design
+                for name, value in knobs.items():
+                    other = put(other, f"parallel.{name}", value)
+                less = step.turns.seconds(other.parallel) - step.turns.seconds(step.parallel)
+                gained = np.where(self.steps.legal(other, legal.shape)[0], np.minimum(gained, less), gained)
+        seconds, shares = (np.broadcast_to(values, legal.shape) for values in (step.seconds, share))
+        for at in np.flatnonzero(legal).tolist():
+            yield at, float(seconds[at]), float(seconds[at] + gained[at]), float(shares[at])
+
+    def _design(self, choice: Mapping[str, Any], numbers: NDArray[np.int64]) -> Design:
+        tree = Layout(tp=1, pp=1, dp=1, batch=1, micro_batches=1, **choice).tree(self.tree)
+        if get_path(tree, "run.mode") == "training":
+            tree["parallel"]["sequence_parallel"] = True
+        design = self.steps.make(tree)
+        for name, column in zip(_NUMBERS, numbers.T, strict=True):
+            design = put(design, path_of(name), column)
+        return design
+
+    def _probed(self, serial: Candidates, places: Sequence[int]) -> Iterator[tuple[float, int]]:
+        """Yield the ranks of some layouts with a schedule at every site, and their places."""
+        for place in places:
+            yield float(serial.seconds[place]) + self._gain_of_probe(serial.layouts[place].tree(self.tree)), place
+
+    def _gain_of_probe(self, tree: Tree) -> float:
+        """Time that a schedule at every site adds to a step, with tokens split or not; 0 where it adds some [s]."""
+        alone = float(self.steps.step(self.steps.make(tree))[0].seconds)
+        split = {**tree, "parallel": {**tree["parallel"], "sequence_parallel": True}}
+        return min(0.0, *(self._probed_s(variant) - alone for variant in (tree, split)))
+
+    def _probed_s(self, tree: Tree) -> float:
+        """Time of a step with the schedule at every site that it has; infinite where that breaks a rule [s]."""
+        needed = {name: site_condition(f"sites.{name}", {**tree, "sites": {}}) or {} for name in SITES}
+        there = [name for name in SITES if all(get_path(tree, path) == value for path, value in needed[name].items())]
+        scheduled = self.steps.make({**tree, "sites": dict.fromkeys(there, self.asked.probe)})
+        if not there or not self.steps.legal(scheduled, ())[0].all():
+            return np.inf
+        return float(self.steps.step(scheduled)[0].seconds)
+
+    def _why_none(self, serial: Candidates) -> Problem:
+        """The problem that no layout fits, or that none divides."""
+        if not serial.layouts:
+            rule = f"finds no layout of {self.gpus} GPUs for {self.sequences} sequences a step"
+            why = next((f": {reason}" for reason in serial.reasons if reason), "")
+            way = "take another parallel.gpus, or more sequences: run.batch=<of all GPUs>"
+            return Problem("parallel", f"{rule}{why}", "auto", way)
+        least = int(np.argmin(serial.memory_share))
+        rule = f"finds no layout of {self.gpus} GPUs that fits: {serial.layouts[least].name} takes least, "
+        rule += f"{serial.memory_share[least]:.2f} times the memory of a GPU"
+        larger = serial
+        for times in _LARGER:
+            more = replace(self, gpus=times * self.gpus)
+            larger = more.candidates(**_LEAN)
+            if larger.fitting.layouts:
+                way = f"parallel.gpus={more.gpus} fits: {larger.fitting.layouts[0].name}"
+                return Problem("parallel", rule, "auto", way)
+        hinders = "" if larger.layouts else f"; {next(iter(larger.reasons), '')}"
+        return Problem("parallel", rule, "auto", f"take more GPUs, or a smaller model{hinders}")
+
+
+def usual(spreading: Spreading) -> Layout | None:
+    """The layout that Takeaways 1 and 2 of arXiv:2104.04473 give: tensor parallelism as wide as a node, as few stages
+    as fit, data parallelism for the rest, one sequence in a micro-batch; None where none fits, or nothing is trained.
+    """
+    if get_path(spreading.tree, "run.mode") != "training":
+        return None
+    layouts = spreading.candidates(cp=(1,), ep=(1,), zero=(0, 1), recompute=("none", "all")).fitting.layouts
+    order = sorted(layouts, key=lambda layout: (-layout.tp, layout.pp, layout.batch, layout.recompute != "none"))
+    return order[0] if order else None
+
+
+def _first_of_each(layouts: Sequence[Layout], places: Sequence[int], most: int) -> list[int]:
+    """Places of the first few of layouts with equal tp, pp and ep."""
+    met, kept = Counter[tuple[int, ...]](), []
+    for place in places:
+        layout = layouts[place]
+        degrees = layout.tp, layout.pp, layout.ep
+        met[degrees] += 1
+        kept += [place] if met[degrees] <= most else []
+    return kept
+
+
+def _divisors(number: int) -> list[int]:
+    """Divisors in ascending order."""
+    return [size for size in range(1, number + 1) if number % size == 0]

@@ -1,0 +1,320 @@
+"""The plan of a step: what was chosen, what each choice gains alone and together, and the next best of each.
+
+A choice is the schedule of a site (`simulators.steps.sites`), or knobs of the step that are chosen together: whether
+tokens are split, when gradients are reduced, which schedule a pipeline has. `CHOICES` lists all of them, with the
+values at which nothing is done; a plan shows those that were searched and count in its step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dse.space import get_path, set_path
+from simulators.steps.backend import StepBackend, iteration
+from simulators.steps.design import Design
+from simulators.steps.iteration import Iteration
+from simulators.steps.layouts import PATHS, Layout, path_of
+from simulators.steps.scenarios import APART
+from simulators.steps.sites import SERIAL, SITES
+from simulators.workloads.model_zoo import model_tree
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+SITE_PATHS = tuple(f"sites.{name}" for name in SITES)
+TIME, MEMORY = "iteration_s", "memory_share"
+_SECTIONS = (
+    *("system", "model", "run", "parallel", "optimizer", "kernels", "lengths", "iterations"),
+    *("quantised", "format", "instructions"),
+)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Knobs that are chosen together. off: knob -> its value where nothing is done.
+
+    exposed: time of a step [s] that the choice is to hide; None where it has none of its own. limiter: what holds up
+    the rest of it. decides: whether sites, or others that decide of sites, need it.
+    """
+
+    name: str
+    off: Mapping[str, Any]
+    exposed: Callable[[Iteration], float] | None = None
+    limiter: str = ""
+    decides: bool = False
+
+
+def _at_site(name: str, step: Iteration) -> float:
+    """Exposed time of the collective of a site in a step [s]."""
+    parts = [part for part in step.parts if part.op.name.removesuffix(" again") in SITES[name].collectives]
+    return float(sum(step.micro_batches * part.seconds for part in parts))
+
+
+def _split_s(step: Iteration) -> float:
+    return float(step.micro_batches * step.split_s)
+
+
+CHOICES: Sequence[Choice] = (
+    *(Choice(name, {f"sites.{name}": SERIAL}, partial(_at_site, name), "links") for name in SITES),
+    Choice("tokens", {"parallel.sequence_parallel": False}, decides=True),
+    Choice("sums", {"parallel.collectives": "library"}, decides=True),
+    Choice("halves of prompts", {"parallel.split_ctas": 0}, decides=True),
+    Choice("gradients", {"parallel.reductions": "after"}, lambda step: float(step.exposed_s), "links"),
+    Choice("split weights", {"parallel.prefetch": False}, _split_s, "links"),
+    Choice("kept weights", {"parallel.reshard": True}, _split_s, "links"),
+    Choice("update", {"optimizer.in_backward": False}, lambda step: float(step.update.seconds), "HBM"),
+    Choice(
+        "pipeline",
+        {"parallel.pipeline": "1f1b", "parallel.virtual_stages": 1},
+        lambda step: float(step.bubble_s),
+        "other stages",
+    ),
+    Choice(
+        "messages",
+        {"parallel.messages": "waited"},
+        lambda step: float(step.micro_batches * step.messages_s),
+        "links",
+    ),
+)
+"""Everything that a plan may choose, in the order of its rows."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The plan of one scenario. table: its points with a result. config: of the run.
+
+    rivals: points of the same step in other layouts, where layouts were chosen.
+    """
+
+    scenario: str
+    table: pd.DataFrame
+    config: Mapping[str, Any]
+    rivals: pd.DataFrame | None = None
+
+    @property
+    def name(self) -> str:
+        """The scenario without its layout."""
+        return self.scenario.partition(APART)[0]
+
+    @cached_property
+    def best(self) -> Any:
+        """The point with the least time."""
+        return least(self.table)
+
+    @cached_property
+    def before(self) -> Any:
+        """The step with every site serial and nothing else done: in the best layout for that, where there are several.
+
+        Where such a step breaks a rule or does not fit, the one that does least.
+        """
+        tables = [self.table] if self.rivals is None else [self.table, self.rivals]
+        for decided in ((), self._deciding):
+            rows = [_same_as(table, _off(table), but=decided) for table in tables]
+            found = [least(part) for part in rows if len(part)]
+            if found:
+                return min(found, key=lambda row: float(row[TIME]))
+        return self.table.iloc[0]
+
+    @property
+    def _deciding(self) -> list[str]:
+        return [path for choice in CHOICES if choice.decides for path in choice.off]
+
+    @cached_property
+    def choices(self) -> list[Choice]:
+        """Choices that were searched and count in the best point."""
+        decided = {path: plain(self.best[path]) for path in self._deciding if path in self.table}
+        rows = _same_as(self.table, decided)
+        return [choice for choice in CHOICES if any(_was_chosen(self.table, rows, path) for path in choice.off)]
+
+    def chosen(self, choice: Choice) -> dict[str, Any]:
+        """Knob -> the value that the plan has, of a choice."""
+        return {path: _value(self.best, path) for path in choice.off if path in self.table}
+
+    def is_off(self, choice: Choice) -> bool:
+        """Tell whether nothing is done."""
+        return all(str(value) == str(choice.off[path]) for path, value in self.chosen(choice).items())
+
+    @property
+    def sites(self) -> dict[str, str]:
+        """Schedule of each site of the best point, of those that were searched."""
+        return {choice.name: self.text(choice) for choice in self.choices if choice.name in SITES}
+
+    def text(self, choice: Choice, row: Any = None) -> str:
+        """What a point has, the best one by itself: the schedule of a site, or values of knobs."""
+        point = self.best if row is None else row
+        values = {path: _value(point, path) for path in choice.off if path in self.table}
+        if choice.name in SITES:
+            return str(next(iter(values.values()), SERIAL))
+        return " ".join(f"{path.rpartition('.')[2]}={value}" for path, value in values.items())
+
+    @property
+    def gain(self) -> float:
+        """Time before over time of the plan."""
+        return float(self.before[TIME] / self.best[TIME])
+
+    def alone(self, choice: Choice) -> float | None:
+        """Time with nothing done over that with one choice of the plan; None if either was not evaluated.
+
+        Choices that decide of others are as in the plan where one needs them.
+        """
+        others = [path for path in self._deciding if path not in choice.off]
+        off = _off(self.table)
+        rows = _same_as(self.table, {**off, **self.chosen(choice)}, but=others)
+        as_planned = {path: self.best[path] for path in others if path in rows}
+        for _, row in _first(rows, as_planned).iterrows():
+            decided = {path: plain(row[path]) for path in others if path in rows}
+            same = _same_as(self.table, {**off, **decided})
+            if len(same):
+                return float(same[TIME].iloc[0] / row[TIME])
+        return None
+
+    def runner_up(self, choice: Choice) -> Any:
+        """The next best point with another value of a choice beside the plan's others; None without any.
+
+        Where the choice decides of others, these have what is best then.
+        """
+        paths = [*choice.off, *((*self._deciding, *SITE_PATHS) if choice.decides else ())]
+        rows = _same_as(self.table, {path: _value(self.best, path) for path in _off(self.table)}, but=paths)
+        own = self.text(choice)
+        rows = rows[[self.text(choice, row) != own for _, row in rows.iterrows()]]
+        return None if rows.empty else least(rows)
+
+    def runner_up_layout(self) -> Any:
+        """The best point in another layout; None without any."""
+        return None if self.rivals is None or self.rivals.empty else least(self.rivals)
+
+    @property
+    def alone_rows(self) -> Iterator[tuple[str, float]]:
+        """Yield the name and the gain alone of each choice with which something is done."""
+        for choice in self.choices:
+            gain = None if self.is_off(choice) else self.alone(choice)
+            if gain is not None:
+                yield choice.name.replace("_", " "), gain
+
+    def step(self, row: Any) -> Iteration:
+        """The iteration of a point."""
+        return iteration(self.design(row))
+
+    def base_tree(self) -> dict[str, Any]:
+        """The design tree of the run, before anything is chosen."""
+        tree = {name: value for name, value in self.config.items() if name in _SECTIONS}
+        if self.config.get("models"):
+            tree["model"] = model_tree(self.scenario.partition(" ")[0])
+        return {**tree, **{name: dict(tree[name]) for name in ("parallel", "run", "optimizer")}}
+
+    def design(self, row: Any) -> Design:
+        """The design of a point, of which the table has every value that differs."""
+        tree = {**self.base_tree(), "sites": {}}
+        for path, cell in row.items():
+            if str(path).partition(".")[0] in ("parallel", "run", "optimizer", "sites") and _is_there(cell):
+                set_path(tree, path, plain(cell))
+        return StepBackend().design(tree)
+
+    def layout(self, row: Any) -> Layout:
+        """The layout of a point."""
+        names = {path_of(name): name for name in Layout.__dataclass_fields__}
+        return Layout(**{name: plain(row[path]) for path, name in names.items()})
+
+    @property
+    def chooses_layouts(self) -> bool:
+        """Tell whether layouts were chosen."""
+        return bool(get_path(self.config, "layouts.auto"))
+
+    def tree(self) -> dict[str, Any]:
+        """The plan as overrides of a step: its sites, the knobs beside them, and its layout where that was chosen."""
+        schedules = {name: text for name, text in self.sites.items() if text != SERIAL}
+        plan: dict[str, Any] = {"sites": schedules}
+        values = {path: plain(self.best[path]) for path in PATHS} if self.chooses_layouts else {}
+        for choice in CHOICES:
+            values |= {} if choice.name in SITES else self._kept(choice)
+        for path, value in values.items():
+            section, _, name = path.partition(".")
+            plan.setdefault(section, {})[name] = value
+        return plan
+
+    def _kept(self, choice: Choice) -> dict[str, Any]:
+        """Knobs of a choice that was searched, or whose value is not that of the configuration."""
+        if choice in self.choices:
+            return self.chosen(choice)
+        return {path: value for path, value in self.chosen(choice).items() if get_path(self.config, path) != value}
+
+
+def plans(table: pd.DataFrame, config: Mapping[str, Any]) -> list[Plan]:
+    """The plan of each scenario, in its best layout: of points that fit, or of all with a result if none does."""
+    found = list[Plan]()
+    if table.empty or TIME not in table:
+        return found
+    names = table["scenario"].astype(str).str.partition(APART)[0]
+    for _, rows in table.groupby(names, sort=False):
+        kept = rows[rows["status"] == "ok"]
+        kept = rows[rows[TIME].notna()] if kept.empty else kept
+        if kept.empty:
+            continue
+        scenario = str(least(kept)["scenario"])
+        own = kept["scenario"].astype(str) == scenario
+        found.append(Plan(scenario, kept[own], config, None if own.all() else kept[~own]))
+    return found
+
+
+def least(rows: pd.DataFrame) -> Any:
+    """The row with the least time."""
+    return rows.sort_values(TIME, kind="stable").iloc[0]
+
+
+def _off(rows: pd.DataFrame) -> dict[str, Any]:
+    """Every knob that differs between some rows -> its value where nothing is done."""
+    values = {path: value for choice in CHOICES for path, value in choice.off.items()}
+    return {path: value for path, value in values.items() if path in rows and rows[path].nunique(dropna=False) > 1}
+
+
+def _same_as(rows: pd.DataFrame, values: Mapping[str, Any], *, but: Sequence[str] = ()) -> pd.DataFrame:
+    """Rows with values at paths, but for some. A site without a schedule is serial."""
+    same = np.ones(len(rows), bool)
+    for path, value in values.items():
+        if path in rows and path not in but:
+            absent = SERIAL if path in SITE_PATHS else ""
+            names, places = _texts(rows[path], absent)
+            same &= np.isin(places, [place for place, name in enumerate(names) if name == str(value)])
+    return rows[same]
+
+
+def _texts(cells: pd.Series[Any], absent: str) -> tuple[list[str], Any]:
+    """Distinct texts of some cells, and the place of that of each cell."""
+    places, values = cells.factorize(use_na_sentinel=False)
+    return [str(value) if _is_there(value) else absent for value in values], places
+
+
+def _was_chosen(table: pd.DataFrame, rows: pd.DataFrame, path: str) -> bool:
+    """Tell whether a knob was searched, and has a value in some rows."""
+    return path in table and table[path].nunique(dropna=False) > 1 and bool(rows[path].notna().any())
+
+
+def _value(row: Any, path: str) -> Any:
+    """The value of a knob in a point."""
+    return SERIAL if path in SITE_PATHS and not _is_there(row[path]) else plain(row[path])
+
+
+def _first(rows: pd.DataFrame, values: Mapping[str, Any]) -> pd.DataFrame:
+    """The same rows, those with some values first."""
+    unlike = sum((rows[path].astype(str) != str(value)).astype(int) for path, value in values.items())
+    return rows if isinstance(unlike, int) else rows.iloc[np.argsort(unlike.to_numpy(), kind="stable")]
+
+
+def _is_there(cell: Any) -> bool:
+    """Tell whether a knob counts in a point: its cell is not empty."""
+    import pandas as pd
+
+    return not pd.isna(cell)
+
+
+def plain(value: Any) -> Any:
+    """A cell of a table as a value of a configuration."""
+    if str(value) in ("True", "False"):
+        return str(value) == "True"
+    number = value.item() if hasattr(value, "item") else value
+    return int(number) if isinstance(number, float) and number.is_integer() else number
