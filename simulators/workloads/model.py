@@ -7,7 +7,7 @@ data, expert and context parallelism.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -194,9 +194,9 @@ class Parallel(Pipelining, ShardedData):
     split_ctas: Annotated[Integer, knob(structural=True, ge=0, le=64)] = 0
 
     def __iter__(self) -> Generator[tuple[str, Any], None, None]:
-        """Iterate over the fields; `ep` and `cp` only where they split something, so that old designs keep keys."""
+        """Iterate over the fields; `ep`, `cp` and `exchanges` only where they say something: old designs keep keys."""
         for name, value in super().__iter__():
-            if name not in ("ep", "cp") or value != 1:
+            if (name, value) not in _UNSAID:
                 yield name, value
 
     @property
@@ -220,6 +220,7 @@ class Parallel(Pipelining, ShardedData):
         return self.replicas if self.ep == 1 else self.stage_gpus / self.ep
 
 
+_UNSAID: Sequence[tuple[str, Any]] = (("ep", 1), ("cp", 1), ("exchanges", "waited"))
 ByPrecision = Mapping[Precision, Annotated[Number, Field(ge=0, le=1e3)]]
 _TRAINED_AS: Mapping[str, str] = {"bf16": "mixed", "fp16": "mixed"}
 """Precision -> that whose update it has: weights of 16 bits are kept in 32 bits as well."""
