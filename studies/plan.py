@@ -39,11 +39,13 @@ _WORDS = {
     "parallel.sequence_parallel": "tokens split",
     "parallel.collectives": "sums in the switch",
     "parallel.split_ctas": "halves of prompts",
+    "parallel.exchanges": "exchanges of experts beside other work",
 }
 _OFF: Mapping[str, Any] = {
     "parallel.sequence_parallel": False,
     "parallel.collectives": "library",
     "parallel.split_ctas": 0,
+    "parallel.exchanges": "waited",
 }
 """Knob of the step beside its sites -> its value where nothing is done."""
 _TIME, _MEMORY = "iteration_s", "memory_share"

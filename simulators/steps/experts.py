@@ -15,7 +15,7 @@ own, split by tp (Megatron-LM), whose sum the routed outputs are added to. Kept 
 and b N H of outputs, which the gradients of the router's weights need. Dispatch and combine cost what
 `simulators.costs.expert_exchange` says, or an all-to-all where a node's library has none for them; in the backward pass
 each is the other. At fp8 tokens and their gradients go to experts in fp8 and come back in 16 bits (arXiv:2412.19437,
-section 3.3). Overlap of these with compute (DualPipe) is not part of this model.
+section 3.3). All waits for them, or they run beside other work (`parallel.exchanges`, `simulators.steps.exchanges`).
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ Where copies of weights are made in memory, operators take as long as they do be
 lane of their own, from when the first word of one is read to when its last is written.
 
 Reductions of gradients run beside the backward pass, and both slow each other down
-(`simulators.steps.contention`). LayersBeside whose exchanges of experts run beside other work are two streams
+(`simulators.steps.contention`). Layers whose exchanges of experts run beside other work are two streams
 (`simulators.steps.exchanges`), a pair of micro-batches in place of the last one's forward pass; of exchanges that the
 shared expert hides, backward passes show what is left. The closed forms of `simulators.steps.iteration` give the same
 times.
