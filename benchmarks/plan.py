@@ -2,9 +2,10 @@
 
 Right: published training throughput, and below DIR prefills with and without overlap, steps of GPT and Llama,
 exchanges of experts, and two micro-batches in opposite phases, each on rows that nothing was fitted on
-(`benchmarks.steps_measured`, `benchmarks.overlaps`, `benchmarks.expert_exchanges`, `benchmarks.dualpipe`). Fast: a step of Llama-3.1-405B from its description to its metrics, steps a second of
-one core in a grid over numbers of sites, and the seconds to the answer of `study=plan`. A plan against the optimum of a
-space that can be enumerated. `--quick`: without plans, which are run from the command line.
+(`benchmarks.steps_measured`, `benchmarks.overlaps`, `benchmarks.expert_exchanges`, `benchmarks.dualpipe`). Fast: a step
+of Llama-3.1-405B from its description to its metrics, steps a second of one core in a grid over numbers of sites, and
+the seconds to the answer of `study=plan`. A plan against the optimum of a space that can be enumerated. `--quick`:
+without plans, which are run from the command line.
 """
 
 from __future__ import annotations

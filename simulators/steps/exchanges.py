@@ -24,7 +24,7 @@ held, f the interference of moved data, and u, u_x the shares of the HBM's rate 
     streams     T max(1, u + u_x, min(c / (c - c_x), 1 / u))     one that leaves the HBM idle is bound by its CUs
 
 (streams: derived). An SM of the exchange takes `gpu.contention.cu_copy_beside_gemm` times as long for a byte. Sums of
-tp are part of compute and slow nothing down; what is computed again is, with its exchanges, part of B_e.
+tp are part of compute and slow nothing down; what is computed again is part of B_a, B_e and B_h, exchanges of B_e.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from numpy.typing import ArrayLike, NDArray
 from simulators.hardware.network import ExpertLibrary
 from simulators.hardware.parts import Contention
 from simulators.steps.experts import TokenExchange
-from simulators.steps.operators import Op, Part, Platform, Product, Stream, operator_costs, quotient
+from simulators.steps.operators import AGAIN, Op, Part, Platform, Product, Stream, operator_costs, quotient
 from simulators.steps.two_streams import Slot, TwoStreams
 from simulators.workloads.spreading import Exchanges
 
@@ -266,11 +266,11 @@ def regions(ops: Sequence[Op]) -> Iterator[str]:
 
     Backward ones end in B, or in W where they make gradients of weights.
     """
-    passed = {True: 0, False: 0}
+    passed, named = {True: 0, False: 0}, dict[str, str]()
     for op in ops:
         forward = op.phase == "forward"
         if op.phase == "recompute":
-            yield "experts B"
+            yield f"{named.get(op.name.removesuffix(AGAIN), 'experts')} B"
         elif isinstance(op.work, TokenExchange):
             passed[forward] += 1
             yield op.name
@@ -278,4 +278,5 @@ def regions(ops: Sequence[Op]) -> Iterator[str]:
             region = "attention" if op.name == _AFTER_COMBINE else _REGIONS[forward][passed[forward]]
             if region == "shared":
                 region = "shared out" if op.name.startswith(_SECOND) else "shared in"
+            named |= {op.name: region} if forward else {}
             yield region if forward else f"{region} {'W' if op.weight else 'B'}"

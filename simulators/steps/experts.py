@@ -189,9 +189,9 @@ def weights_of_experts(sizes: Sizes) -> tuple[Any, int]:
     return expert_params(sizes) + router + shared, 2 * matrices + 1
 
 
-def kept_bytes_of_experts(sizes: Sizes) -> Any:
-    """Bytes that experts and shared experts of a layer keep for the backward pass."""
-    routing, matrices = _routing(sizes), 3 if sizes.model.gated else 2
+def kept_bytes_of_experts(sizes: Sizes, *, activations: bool = True) -> Any:
+    """Bytes that experts and shared experts of a layer keep for the backward pass. activations: with their outputs."""
+    routing, matrices = _routing(sizes), (3 if sizes.model.gated else 2) - (not activations)
     routed = routing.rows * (2 * sizes.hidden + matrices * routing.width)
     shared = sizes.tokens * matrices * _moe(sizes).width_of_shared / sizes.tp
     return sizes.element * (routed + shared)
