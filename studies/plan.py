@@ -227,7 +227,8 @@ class PlanStudy(Plain):
         if trees:
             yield "plan.yaml", next(iter(trees.values())) if len(trees) == 1 else trees
         for plan in found[:1]:
-            yield "layer", partial(_layer_figure, plan)
+            if plan.best.get("parallel.exchanges") != "two_micro_batches":  # whose layers are of two
+                yield "layer", partial(_layer_figure, plan)
 
 
 def _before_and_after(plan: Plan) -> str:
@@ -307,12 +308,21 @@ def ways_today(plan: Plan) -> list[str]:
     for entry in load_yaml(conf_dir() / "data" / "frameworks.yaml")["frameworks"]:
         if entry.get("knob") not in knobs and not families.intersection(entry.get("families", ())):
             continue
+        if not _is_of(entry, plan):
+            continue
         if "hardware" in entry:
             lines.append(f"today: {', '.join(entry['families'])} needs {entry['hardware']}")
         for way in entry.get("ways", ()):
             unverified = " (from memory, unverified)" if way["provenance"] == "memory" else ""
             lines.append(f"today: {way['in']}: {way['say']}{unverified}")
     return lines
+
+
+def _is_of(entry: Mapping[str, Any], plan: Plan) -> bool:
+    """Tell whether an entry is of the value that a plan chose, and of its mode, where it names them."""
+    mode = get_path(plan.config, "run.mode")
+    chosen = None if "value" not in entry else plan.best[entry["knob"]]
+    return entry.get("value") == chosen and mode in entry.get("modes", [mode])
 
 
 def _gains(table: pd.DataFrame) -> pd.DataFrame:

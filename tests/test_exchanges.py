@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from iterations import BACKEND, NETWORK, evaluated, gridded, made, metrics, step
 from test_experts import EXPERTS, LATENT, small
+from test_plan import plan_of, planned
 
 from benchmarks.dualpipe import SHARED, TABLE, figures, hidden_share
 from dse.plugins import load
@@ -322,6 +324,27 @@ def test_a_model_without_experts_is_not_asked_for_their_exchanges() -> None:
     dense, experts = ({"model": model, "parallel": {"ep": 8}} for model in (small(), MODEL))
     assert BACKEND.condition("parallel.exchanges", experts) == {}
     assert BACKEND.condition("parallel.exchanges", dense) == {"parallel.ep": 2}
+
+
+# Plans
+
+
+@pytest.mark.slow
+def test_a_plan_tries_all_that_exchanges_may_run_beside_and_says_what_does_so_today(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["run.mode=training", "run.micro_batches=4", "parallel.tp=1", "parallel.dp=8", "parallel.ep=8"]
+    plan = plan_of(planned(tmp_path, "model=deepseek_v2_lite", "system=h100_8", *words))
+    assert set(plan.table["parallel.exchanges"]) == {"waited", *BESIDE}
+    assert plan.before["parallel.exchanges"] == "waited"
+    best = plan.best["parallel.exchanges"]
+    assert best != "waited"
+    assert plan.tree()["parallel"]["exchanges"] == best
+    told = capsys.readouterr().out
+    assert f"parallel.exchanges={best}" in told.replace("\n", "")
+    way = {"shared_expert": "--moe-shared-expert-overlap", "two_micro_batches": "--overlap-moe-expert-parallel-comm"}
+    assert way[best] in told
+    assert "--enable-dbo" not in told
 
 
 # Measured kernels
