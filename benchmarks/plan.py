@@ -1,10 +1,11 @@
 """Whole steps and plans: how right and how fast. `python -m benchmarks.plan [--data DIR] [--json] [--quick]`.
 
-Right: published training throughput, and below DIR prefills with and without overlap, steps of GPT and Llama, and
-exchanges of experts, each on rows that nothing was fitted on (`benchmarks.steps_measured`, `benchmarks.overlaps`,
-`benchmarks.expert_exchanges`). Fast: a step of Llama-3.1-405B from its description to its metrics, steps a second of
-one core in a grid over numbers of sites, and the seconds to the answer of `study=plan`. A plan against the optimum of a
-space that can be enumerated. `--quick`: without plans, which are run from the command line.
+Right: published training throughput, and below DIR prefills with and without overlap, steps of GPT and Llama,
+exchanges of experts, and two micro-batches in opposite phases, each on rows that nothing was fitted on
+(`benchmarks.steps_measured`, `benchmarks.overlaps`, `benchmarks.expert_exchanges`, `benchmarks.dualpipe`). Fast: a step
+of Llama-3.1-405B from its description to its metrics, steps a second of one core in a grid over numbers of sites, and
+the seconds to the answer of `study=plan`. A plan against the optimum of a space that can be enumerated. `--quick`:
+without plans, which are run from the command line.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import expert_exchanges, steps_measured
+from benchmarks import dualpipe, expert_exchanges, steps_measured
 from benchmarks.first_minute import answer_and_prompt
 from benchmarks.overlaps import GAIN, judged_prefills
 from benchmarks.timing import best
@@ -56,7 +57,7 @@ def accuracy(data: Path | None) -> dict[str, float]:
     on_a_node = [row for table, row in steps.items() if table.startswith("Megatron-DeepSpeed")]
     figures |= {"steps_vtrain_median": _mean(on_a_node, "median")} if on_a_node else {}
     if data is not None:
-        figures |= _of_overlaps(data) | _of_prefills(data) | _of_experts(data)
+        figures |= _of_overlaps(data) | _of_prefills(data) | _of_experts(data) | _of_pairs(data)
     return figures
 
 
@@ -105,6 +106,12 @@ def _of_experts(data: Path) -> dict[str, float]:
         "ep_median_worst_table": max(measured.values()),
         "ep_published_median_worst": max(published.values()),
     }
+
+
+def _of_pairs(data: Path) -> dict[str, float]:
+    """Errors with sign of a forward and a backward chunk of two micro-batches side by side."""
+    folder = data / "deepseek_dualpipe"
+    return dualpipe.figures(folder) if (folder / dualpipe.TABLE).is_file() else {}
 
 
 def speed() -> dict[str, float]:

@@ -74,7 +74,8 @@ class PlanStudy(Plain):
         if trees:
             yield "plan.yaml", next(iter(trees.values())) if len(trees) == 1 else trees
         for plan in of_scenarios[:1]:
-            yield "layer", partial(_layer_figure, plan)
+            if plan.best.get("parallel.exchanges") != "two_micro_batches":  # whose layers are of two
+                yield "layer", partial(_layer_figure, plan)
 
 
 def _before_and_after(plan: Plan) -> str:
@@ -197,6 +198,8 @@ def ways_today(plan: Plan) -> list[str]:
     for entry in load_yaml(conf_dir() / "data" / "frameworks.yaml")["frameworks"]:
         if not _is_chosen(plan, entry.get("knob")) and not families.intersection(entry.get("families", ())):
             continue
+        if not _is_of(entry, plan):
+            continue
         if "hardware" in entry:
             lines.append(f"today: {', '.join(entry['families'])} needs {entry['hardware']}")
         for way in entry.get("ways", ()):
@@ -210,6 +213,13 @@ def _is_chosen(plan: Plan, knob: str | None) -> bool:
     if knob == "parallel.zero":
         return plan.chooses_layouts and plan.layout(plan.best).zero > 0
     return any(knob in choice.off and not plan.is_off(choice) for choice in plan.choices)
+
+
+def _is_of(entry: Mapping[str, Any], plan: Plan) -> bool:
+    """Tell whether an entry is of the value that a plan chose, and of its mode, where it names them."""
+    mode = get_path(plan.config, "run.mode")
+    of_value = "values" not in entry or plan.best[entry["knob"]] in entry["values"]
+    return of_value and mode in entry.get("modes", [mode])
 
 
 def _gains(table: pd.DataFrame) -> pd.DataFrame:

@@ -17,6 +17,7 @@ import numpy as np
 from dse.space import get_path, set_path
 from simulators.steps.backend import StepBackend, iteration
 from simulators.steps.design import Design
+from simulators.steps.experts import TokenExchange
 from simulators.steps.iteration import Iteration
 from simulators.steps.layouts import PATHS, Layout, path_of
 from simulators.steps.scenarios import APART
@@ -55,6 +56,12 @@ def _at_site(name: str, step: Iteration) -> float:
     return float(sum(step.micro_batches * part.seconds for part in parts))
 
 
+def _experts_s(step: Iteration) -> float:
+    """Dispatch and combine that nothing hides [s]."""
+    parts = (part for part in step.parts if isinstance(part.op.work, TokenExchange))
+    return max(0.0, float(step.micro_batches * (step.sum(parts) - step.saved_s)))
+
+
 def _split_s(step: Iteration) -> float:
     return float(step.micro_batches * step.split_s)
 
@@ -74,6 +81,7 @@ CHOICES: Sequence[Choice] = (
         lambda step: float(step.bubble_s),
         "other stages",
     ),
+    Choice("exchanges of experts", {"parallel.exchanges": "waited"}, _experts_s, "links", decides=True),
     Choice(
         "messages",
         {"parallel.messages": "waited"},

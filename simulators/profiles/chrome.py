@@ -41,8 +41,8 @@ def read_chrome(path: Path) -> Profile:
     """
     events = _Events()
     size = path.stat().st_size if path.is_file() else None
-    with bar(f"reading {path.name}", size, "bytes") as advance, _text(path, advance) as (text, told):
-        for event in _objects(text, path, events, told):
+    with bar(f"reading {path.name}", size, "bytes") as advance, _text(path, advance) as (text, losses):
+        for event in _objects(text, path, events, losses):
             events.take(event)
     return events.profile(path)
 
@@ -101,34 +101,34 @@ class _Events:
         for kernel in self.kernels:
             correlation = kernel["launch_s"]
             kernel["launch_s"] = None if correlation is None else self.launches.get(int(correlation))
-        told = {"device": self.device, "dropped": self.dropped, "iterations": sorted(set(self.iterations))}
-        return profile_of(self.kernels, path.name, **told)  # type: ignore[arg-type]
+        of_run = {"device": self.device, "dropped": self.dropped, "iterations": sorted(set(self.iterations))}
+        return profile_of(self.kernels, path.name, **of_run)  # type: ignore[arg-type]
 
 
 @contextmanager
 def _text(path: Path, advance: Callable[[int], None]) -> Iterator[tuple[Iterator[str], list[str]]]:
     """Parts of the text of a file, plain or gzip, and what went wrong at its end. Raises ConfigError."""
-    told: list[str] = []
+    losses: list[str] = []
     with opened(path) as (unpacked, file):
         reader = io.TextIOWrapper(unpacked, encoding="utf-8-sig", errors="replace", newline="")
 
         def parts() -> Iterator[str]:
-            taken = held = 0
+            taken = size = 0
             try:
                 while part := reader.read(_CHUNK):
                     advance(file.tell() - taken)
-                    taken, held = file.tell(), held + len(part)
-                    if held > MOST_UNPACKED:
-                        told.append("the rest of a file that unpacks to more than a profile holds")
+                    taken, size = file.tell(), size + len(part)
+                    if size > MOST_UNPACKED:
+                        losses.append("the rest of a file that unpacks to more than a profile holds")
                         return
                     yield part
             except DAMAGED:
-                told.append("the rest of a gzip that is cut off or damaged")
+                losses.append("the rest of a gzip that is cut off or damaged")
 
-        yield parts(), told
+        yield parts(), losses
 
 
-def _objects(text: Iterator[str], path: Path, events: _Events, told: list[str]) -> Iterator[Any]:
+def _objects(text: Iterator[str], path: Path, events: _Events, losses: list[str]) -> Iterator[Any]:
     """Events of the array `traceEvents`, or of a file that is an array. Raises ConfigError where neither is there."""
     scan: Any = json.JSONDecoder().raw_decode
     buffer, place = _begun(text, path, events)
@@ -144,7 +144,7 @@ def _objects(text: Iterator[str], path: Path, events: _Events, told: list[str]) 
             more = next(text, "")
             ended = not more or len(buffer) - place > MOST_EVENT
             buffer, place = buffer[place:] + more, 0
-    events.dropped[told[0] if told else "the rest of a JSON that stops, or is damaged"] += 1
+    events.dropped[losses[0] if losses else "the rest of a JSON that stops, or is damaged"] += 1
 
 
 def _begun(text: Iterator[str], path: Path, events: _Events) -> tuple[str, int]:
@@ -152,10 +152,10 @@ def _begun(text: Iterator[str], path: Path, events: _Events) -> tuple[str, int]:
     buffer = ""
     for part in text:
         buffer += part
-        if found := _BEGIN.search(buffer):
-            if device := _DEVICE.search(buffer, 0, found.start()):
+        if opening := _BEGIN.search(buffer):
+            if device := _DEVICE.search(buffer, 0, opening.start()):
                 events.device = device.group(1)
-            return buffer, found.end()
+            return buffer, opening.end()
         if buffer.lstrip()[:1] == "[":
             return buffer, buffer.index("[") + 1
         if len(buffer) > MOST_EVENT:

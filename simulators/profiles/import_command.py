@@ -50,8 +50,8 @@ def trace_import(words: Sequence[str]) -> int:
     except OSError as error:
         raise ConfigError([Problem("out", f"cannot be made ({error.strerror})", str(outputs.folder))]) from None
     console = report.console()
-    for said in answer(done):
-        console.print(said, soft_wrap=True)
+    for line in answer(done):
+        console.print(line, soft_wrap=True)
     _write(done, outputs)
     console.print(f"written to {outputs.folder}/: kernels.parquet, profile.yaml, figures/timeline.*", soft_wrap=True)
     return 0
@@ -87,8 +87,8 @@ def answer(done: Replayed) -> Iterator[Table | str]:
         yield f"dropped: {count:,} {reason}"
 
 
-def _share(seconds: float, whole: float) -> str:
-    return f"{100 * seconds / whole:.1f} % of the run"
+def _share(seconds: float, run_s: float) -> str:
+    return f"{100 * seconds / run_s:.1f} % of the run"
 
 
 def _iterations(profile: Profile) -> str:
@@ -127,20 +127,20 @@ def _waited(done: Replayed) -> Iterator[str]:
 
 def kernels(done: Replayed) -> pd.DataFrame:
     """A row for each kernel: what was recorded, its class, its times in the replay, and what it waited for."""
-    found = done.waits
+    delays = done.waits
     return done.profile.kernels.assign(
         replayed_start_s=done.start_s,
         replayed_end_s=done.end_s,
-        waited_for=[CAUSES[cause] for cause in found.cause],
-        waited_for_kernel=found.other,
-        late_s=found.late_s,
-        confidence=found.confidence,
+        waited_for=[CAUSES[cause] for cause in delays.cause],
+        waited_for_kernel=delays.other,
+        late_s=delays.late_s,
+        confidence=delays.confidence,
     )
 
 
 def summary(done: Replayed) -> dict[str, Any]:
     """What `profile.yaml` holds."""
-    profile, found = done.profile, done.waits
+    profile, delays = done.profile, done.waits
     return {
         "source": profile.source,
         "device": profile.device,
@@ -148,8 +148,8 @@ def summary(done: Replayed) -> dict[str, Any]:
         "iterations_s": [float(end - start) for start, end in profile.iterations],
         "recorded": {**vars_of(done.recorded), "hidden": done.recorded.hidden},
         "replayed": {**vars_of(done.replayed), "hidden": done.replayed.hidden},
-        "constants": {"gap_s": found.gap_s, "launch_delay_s": found.launch_delay_s, "between_s": found.between_s},
-        "waits": {cause: {"kernels": count, "late_s": late} for cause, (count, late) in found.counts().items()},
+        "constants": {"gap_s": delays.gap_s, "launch_delay_s": delays.launch_delay_s, "between_s": delays.between_s},
+        "waits": {cause: {"kernels": count, "late_s": late} for cause, (count, late) in delays.counts().items()},
         "dropped": dict(profile.dropped),
     }
 

@@ -115,9 +115,9 @@ def profile_of(
             counts[reason] = counts.get(reason, 0) + count
     kernels = kernels.assign(launch_s=np.where(late, np.nan, launch))[~np.logical_or.reduce(list(wrong.values()))]
     if kernels.empty:
-        told = "; ".join(f"{count} {reason}" for reason, count in counts.items())
+        losses = "; ".join(f"{count} {reason}" for reason, count in counts.items())
         way = "record it with torch.profiler and ProfilerActivity.CUDA"
-        raise ConfigError([Problem("profile", "holds no kernel of a GPU", told or source, way)])
+        raise ConfigError([Problem("profile", "holds no kernel of a GPU", losses or source, way)])
     kernels = kernels.sort_values("start_s", kind="stable", ignore_index=True)
     first = float(kernels["start_s"].iloc[0])
     kernels = kernels.assign(start_s=kernels["start_s"] - first, launch_s=kernels["launch_s"] - first)

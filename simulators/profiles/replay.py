@@ -56,11 +56,11 @@ class Replayed:
 
 def replay(profile: Profile) -> Replayed:
     """Replay a profile with its own durations."""
-    found = waits(profile)
-    graph, first, last = _lower(profile, found)
+    delays = waits(profile)
+    graph, first, last = _lower(profile, delays)
     timeline = plugins.load("engine", ENGINE).run(graph)
     begun = timeline.issued[0, first] + graph["delay"][0, first]
-    return Replayed(profile, found, begun, timeline.finished[0, last])
+    return Replayed(profile, delays, begun, timeline.finished[0, last])
 
 
 def lower(profile: Profile) -> TaskGraph:
@@ -68,21 +68,21 @@ def lower(profile: Profile) -> TaskGraph:
     return _lower(profile, waits(profile))[0]
 
 
-def _lower(profile: Profile, found: Waits) -> tuple[TaskGraph, NDArray[np.intp], NDArray[np.intp]]:
+def _lower(profile: Profile, delays: Waits) -> tuple[TaskGraph, NDArray[np.intp], NDArray[np.intp]]:
     """The task graph, and the first and the last task of each kernel."""
     graph, ends = GraphBuilder(), dict[tuple[int, float], int]()
-    parts = _parts(profile, found)
+    parts = _parts(profile, delays)
     first, last = np.zeros(len(profile), int), np.zeros(len(profile), int)
     names, kinds = profile.kernels["name"].tolist(), profile.kernels["kind"].tolist()
-    streams, delay = profile.kernels["stream"].tolist(), found.launch_delay_s - found.gap_s
+    streams, delay = profile.kernels["stream"].tolist(), delays.launch_delay_s - delays.gap_s
     for kernel, name in enumerate(names):
         lane: dict[str, Any] = {"lane": f"stream {streams[kernel]}", "cap": 1.0}
-        after = [last[found.previous[kernel]]] if found.previous[kernel] >= 0 else []
-        if np.isfinite(found.launch_s[kernel]) and (launched := found.launch_s[kernel] + delay) > 0:
+        after = [last[delays.previous[kernel]]] if delays.previous[kernel] >= 0 else []
+        if np.isfinite(delays.launch_s[kernel]) and (launched := delays.launch_s[kernel] + delay) > 0:
             after.append(graph.task(f"{name}, launched", _LAUNCH, delay=launched, **lane))
-        if (other := found.other[kernel]) >= 0:
-            after.append(ends[int(other), float(found.ran_s[kernel])])
-        gap, begun = found.gap_s, 0.0
+        if (other := delays.other[kernel]) >= 0:
+            after.append(ends[int(other), float(delays.ran_s[kernel])])
+        gap, begun = delays.gap_s, 0.0
         for ran in parts[kernel]:
             work: dict[str, Any] = {"work": max(ran - begun, _SHORTEST_S), "delay": gap}
             after = [graph.task(name, kinds[kernel], after=after, **work, **lane)]
@@ -93,10 +93,10 @@ def _lower(profile: Profile, found: Waits) -> tuple[TaskGraph, NDArray[np.intp],
     return graph.build(), first, last
 
 
-def _parts(profile: Profile, found: Waits) -> dict[int, list[float]]:
+def _parts(profile: Profile, delays: Waits) -> dict[int, list[float]]:
     """Times [s] after its begin at which each kernel lets others begin, and its whole duration."""
     parts = defaultdict[int, set[float]](set)
-    for kernel in np.flatnonzero(found.other >= 0):
-        parts[int(found.other[kernel])].add(float(found.ran_s[kernel]))
+    for kernel in np.flatnonzero(delays.other >= 0):
+        parts[int(delays.other[kernel])].add(float(delays.ran_s[kernel]))
     seconds = profile.seconds.tolist()
     return {kernel: sorted({*parts.get(kernel, ()), whole}) for kernel, whole in enumerate(seconds)}

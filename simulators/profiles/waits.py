@@ -120,9 +120,9 @@ def _ended(profile: Profile, kernel: int, since: float, ends: Ints) -> int:
     start, end, streams = profile.start_s, profile.end_s, profile.streams
     place = int(np.searchsorted(end[ends], start[kernel] + _SAME_S, side="right")) - 1
     while place >= 0 and end[ends[place]] > since:
-        found = int(ends[place])
-        if streams[found] != streams[kernel] and start[found] < start[kernel]:
-            return found
+        before = int(ends[place])
+        if streams[before] != streams[kernel] and start[before] < start[kernel]:
+            return before
         place -= 1
     return -1
 
@@ -133,6 +133,6 @@ def _running(profile: Profile, kernel: int) -> int:
     if not computes[kernel]:
         return -1
     places = np.arange(max(0, kernel - _LOOKED_BACK), kernel)
-    others = profile.streams[places] != profile.streams[kernel]
-    runs = places[computes[places] & others & (profile.end_s[places] > profile.start_s[kernel])]
+    elsewhere = profile.streams[places] != profile.streams[kernel]
+    runs = places[computes[places] & elsewhere & (profile.end_s[places] > profile.start_s[kernel])]
     return int(runs[-1]) if len(runs) else -1

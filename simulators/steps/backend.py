@@ -33,6 +33,7 @@ from simulators.steps.contention import Contended
 from simulators.steps.design import OPTIONAL, Design, ScheduledDesign, own_sections, rules
 from simulators.steps.epoch import METRICS as EPOCH_METRICS
 from simulators.steps.epoch import Epoch, alone
+from simulators.steps.exchanges import Beside
 from simulators.steps.groups import groups
 from simulators.steps.iteration import Iteration
 from simulators.steps.layouts import Steps
@@ -94,6 +95,7 @@ def _at_clock(design: Design, clock: ArrayLike) -> Iteration:
         contended=None if law is None else Contended(platform, law, gpu.cu_copy),
         scheduled=_scheduled(design),
         tied=_tied(design),
+        beside=_beside(design, platform),
     )
 
 
@@ -105,6 +107,15 @@ def _platform(design: Design, precision: Precision, clock: ArrayLike) -> Platfor
     beside: ArrayLike = 1.0 if system.gpu.contention is None else system.gpu.contention.gemm_beside_cus
     how: dict[str, Any] = {"streaming": _streaming(design), "interference": beside}
     return Platform(chip, groups(system, design.parallel), design.kernels.batched, gemms, **how)
+
+
+def _beside(design: Design, platform: Platform) -> Beside | None:
+    """Exchanges of experts beside other work; None where all waits for them."""
+    gpu, library, how = design.system.gpu, platform.groups["ep"].experts, design.parallel.exchanges
+    if how == "waited":
+        return None
+    of_copies = 0 if gpu.cu_copy is None else int(np.max(gpu.cu_copy.num_cus))
+    return Beside(how, platform, gpu.contention, of_copies if library is None else library.num_sms)
 
 
 def _tied(design: Design) -> ArrayLike:

@@ -20,6 +20,7 @@ CONDITIONS: Mapping[str, Mapping[str, Any]] = {
     "parallel.pipeline": {"parallel.pp": _SEVERAL},
     "parallel.virtual_stages": {"parallel.pipeline": "interleaved"},
     "parallel.messages": {"parallel.pp": _SEVERAL},
+    "parallel.exchanges": {"parallel.ep": _SEVERAL},
     "optimizer.in_backward": {**_TRAINING, "run.micro_batches": AtMost(1)},
 }
 """Knob -> the values of others with which it changes something."""

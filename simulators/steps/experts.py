@@ -15,7 +15,7 @@ own, split by tp (Megatron-LM), whose sum the routed outputs are added to. Kept 
 and b N H of outputs, which the gradients of the router's weights need. Dispatch and combine cost what
 `simulators.costs.expert_exchange` says, or an all-to-all where a node's library has none for them; in the backward pass
 each is the other. At fp8 tokens and their gradients go to experts in fp8 and come back in 16 bits (arXiv:2412.19437,
-section 3.3). Overlap of these with compute (DualPipe) is not part of this model.
+section 3.3). All waits for them, or they run beside other work (`parallel.exchanges`, `simulators.steps.exchanges`).
 """
 
 from __future__ import annotations
@@ -189,9 +189,9 @@ def weights_of_experts(sizes: Sizes) -> tuple[Any, int]:
     return expert_params(sizes) + router + shared, 2 * matrices + 1
 
 
-def kept_bytes_of_experts(sizes: Sizes) -> Any:
-    """Bytes that experts and shared experts of a layer keep for the backward pass."""
-    routing, matrices = _routing(sizes), 3 if sizes.model.gated else 2
+def kept_bytes_of_experts(sizes: Sizes, *, activations: bool = True) -> Any:
+    """Bytes that experts and shared experts of a layer keep for the backward pass. activations: with their outputs."""
+    routing, matrices = _routing(sizes), (3 if sizes.model.gated else 2) - (not activations)
     routed = routing.rows * (2 * sizes.hidden + matrices * routing.width)
     shared = sizes.tokens * matrices * _moe(sizes).width_of_shared / sizes.tp
     return sizes.element * (routed + shared)

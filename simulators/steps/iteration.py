@@ -30,6 +30,7 @@ from simulators.costs.collective import CollectiveCost, Pattern
 from simulators.steps.beside_weights import beside_weights
 from simulators.steps.contention import Bucket, Contended, Reduction, Slowdowns, exposed_s
 from simulators.steps.context import expose_rings
+from simulators.steps.exchanges import Beside, LayersBeside
 from simulators.steps.launches import Stretch, drained_s
 from simulators.steps.operators import (
     Axis,
@@ -45,7 +46,7 @@ from simulators.steps.operators import (
     operator_costs,
     quotient,
 )
-from simulators.steps.pipelines import StageTurns
+from simulators.steps.pipelines import StageTurns, overlaps
 from simulators.steps.quantised import Made, Quantising, copy_costs
 from simulators.steps.sharded_data import SplitLayers
 from simulators.steps.sites import Place, Scheduled, places
@@ -77,7 +78,8 @@ class Iteration:
     scheduled: the schedules of its sites; None where all are serial.
     host_launch_s, host_batch_s: time of the host for the launch of one kernel, and for a micro-batch before its passes.
     tied: weights of a GPU that the first and the last stage of a pipeline share. shard_copies: passes over weights
-    after they are gathered, and over gradients before they are reduced, of those that dp splits.
+    after they are gathered, and over gradients before they are reduced, of those that dp splits. beside: exchanges of
+    experts beside other work; None where all waits for them.
     """
 
     blocks: tuple[Block, ...]
@@ -94,6 +96,7 @@ class Iteration:
     host_batch_s: ArrayLike = 0.0
     tied: ArrayLike = 0.0
     shard_copies: tuple[ArrayLike, ArrayLike] = (0.0, 0.0)
+    beside: Beside | None = None
 
     @property
     def is_training(self) -> bool:
@@ -121,7 +124,8 @@ class Iteration:
 
     def _costs(self, ops: Sequence[Op]) -> list[Spent]:
         """Cost of each operator once; of halves of tokens beside the sums of the other half."""
-        costs = expose_rings(ops, operator_costs(ops, self.platform))
+        platform = self.platform if self.beside is None else self.beside.of_gemms
+        costs = expose_rings(ops, operator_costs(ops, platform))
         halves = [place for place, op in enumerate(ops) if op.half]
         if self.parallel.backward_sums == "beside_weights":
             costs = beside_weights(ops, costs, self.platform.interference)
@@ -186,6 +190,22 @@ class Iteration:
         turns = [(part.op.half, part.over is not None, part.spent.seconds) for part in parts]
         return hidden_s(turns, self.counts[parts[0].block.name])
 
+    @cached_property
+    def layers_beside(self) -> tuple[LayersBeside, ...]:
+        """Blocks whose exchanges of experts run beside other work."""
+        return () if self.beside is None else self.beside.layers(self.parts, training=self.is_training)
+
+    @cached_property
+    def pair_saved_s(self) -> Floats:
+        """Time that one pair of micro-batches, or one micro-batch, saves as exchanges run beside other work."""
+        return np.asarray(sum((layers.saved_s for layers in self.layers_beside), np.zeros(())))
+
+    @cached_property
+    def saved_s(self) -> Floats:
+        """The same for each micro-batch, on average."""
+        knobs, m = self.parallel, self.micro_batches
+        return np.asarray(self.pair_saved_s * overlaps(knobs, knobs.pp, m, training=self.is_training))
+
     def _shares(self, seconds: Mapping[str, Floats]) -> dict[str, Floats]:
         """Share of each block's `count` that the busiest stage has."""
         pp = np.asarray(self.parallel.pp, float)
@@ -242,14 +262,17 @@ class Iteration:
     def _bucket(self, block: Block) -> Bucket:
         count = self.counts[block.name]
         ready = self._once(block, forward=False)
-        seconds = np.zeros(()) if self.parallel.zero > 1 else self._reduction(block.params, block.expert_params).seconds
+        held = (self.parallel.held_stages * np.asarray(size) for size in (block.params, block.expert_params))
+        seconds = np.zeros(()) if self.parallel.zero > 1 else self._reduction(*held).seconds
         return Bucket(block, count, seconds, ready)
 
     def _once(self, block: Block, *, forward: bool) -> Floats:
         """Time of a pass of one block; 0 where the stage has none."""
         count = self.counts[block.name]
         seconds = self.sum(part for part in self.parts if part.block is block and part.forward == forward)
-        return quotient(seconds, count)
+        shared = [layers for layers in self.layers_beside if layers.block == block.name and len(layers.streams) > 1]
+        hidden = sum((layers.streams[not forward].saved_s(count) for layers in shared), np.zeros(()))
+        return quotient(seconds - hidden, count)
 
     @property
     def gradient_bytes(self) -> int:
@@ -273,7 +296,7 @@ class Iteration:
         """Weights whose optimizer's state is this GPU's: its share of them where zero splits it."""
         params, of_experts = self.of_blocks("params"), self.of_blocks("expert_params")
         if not self.parallel.zero:
-            return params
+            return self.parallel.held_stages * params
         return np.asarray(
             (params - of_experts) / self.parallel.replicas + of_experts / self.parallel.expert_replicas, float
         )
@@ -381,7 +404,7 @@ class Iteration:
         """The weights that each GPU has updated, to all of dp, where the optimizer's state is split."""
         if not self.is_training or self.parallel.zero not in (1, 2):
             return np.zeros(())
-        params, of_experts = self.of_blocks("params"), self.of_blocks("expert_params")
+        params, of_experts = (self.parallel.held_stages * self.of_blocks(name) for name in ("params", "expert_params"))
         return self._split_exchange(self.run.element_bytes, params, of_experts, "all_gather").seconds
 
     @cached_property
@@ -415,7 +438,7 @@ class Iteration:
 
     @property
     def _gpu_s(self) -> Floats:
-        return np.asarray(self.forward_s + self.backward_s + self.split_s + self.copies.slot_s)
+        return np.asarray(self.forward_s + self.backward_s - self.saved_s + self.split_s + self.copies.slot_s)
 
     def _stretches(self, counts: Mapping[str, ArrayLike], *, forward: bool) -> list[Stretch]:
         """Launches and run of a pass of one micro-batch through so many of each block, block by block."""
@@ -433,11 +456,20 @@ class Iteration:
         """Times of one micro-batch on the busiest stage and on the others."""
         pp = np.asarray(self.parallel.pp, float)
         busy = self._gpu_s + self.launch_wait_s
-        others = self._others_s() + (pp - 1) * (self.split_s + self.copies.slot_s - self.hidden_s)
+        alone = self.is_training and self.parallel.exchanges == "two_micro_batches"  # while a pipeline fills
+        saved = self.hidden_s + (0.0 if alone else self.saved_s)
+        others = self._others_s() + (pp - 1) * (self.split_s + self.copies.slot_s - saved)
         backward = [part for part in self.parts if not part.forward]
         weights, inputs = (self._elsewhere(part for part in backward if part.op.weight == of) for of in (True, False))
         weights = np.minimum(weights, inputs)
-        return StageTurns(busy, others, weights, self.message_s, pp, self.micro_batches, 2 if self.is_training else 1)
+        directions = 2 if self.is_training else 1
+        turns = StageTurns(busy, others, weights, self.message_s, pp, self.micro_batches, directions)
+        return replace(turns, chunks=self._chunks()) if self.parallel.pipeline == "dualpipe" else turns
+
+    def _chunks(self) -> tuple[Floats, Floats, Floats]:
+        """A pair of a forward and a backward pass, a backward pass, and its gradients of weights."""
+        pair = np.asarray(self.forward_s + self.backward_s - self.pair_saved_s)
+        return pair, self.backward_s, self.sum(part for part in self.parts if part.op.weight)
 
     def _others_s(self) -> Floats:
         """Passes of one micro-batch through the other stages, whose hosts prepared it while they waited for it."""

@@ -101,13 +101,13 @@ class Layout:
 
     def tree(self, tree: Tree) -> dict[str, Any]:
         """A design tree with this layout."""
-        own = {section: dict(tree[section]) for section in ("parallel", "run")}
+        sections = {section: dict(tree[section]) for section in ("parallel", "run")}
         for path, value in self.paths.items():
             section, _, name = path.partition(".")
-            own[section][name] = value
-        if own["run"].get("mode") == "training":
-            own["parallel"]["sequence_parallel"] = self.tp > 1
-        return {**tree, **own}
+            sections[section][name] = value
+        if sections["run"].get("mode") == "training":
+            sections["parallel"]["sequence_parallel"] = self.tp > 1
+        return {**tree, **sections}
 
 
 def path_of(name: str) -> str:
@@ -145,8 +145,10 @@ class Candidates:
     @property
     def fitting(self) -> Candidates:
         """Those that fit."""
-        kept = np.flatnonzero(self.memory_share <= 1).tolist()
-        return Candidates([self.layouts[at] for at in kept], self.seconds[kept], self.memory_share[kept], self.reasons)
+        places = np.flatnonzero(self.memory_share <= 1).tolist()
+        return Candidates(
+            [self.layouts[at] for at in places], self.seconds[places], self.memory_share[places], self.reasons
+        )
 
 
 @dataclass(frozen=True)
@@ -329,13 +331,13 @@ def usual(spreading: Spreading) -> Layout | None:
 
 def _first_of_each(layouts: Sequence[Layout], places: Sequence[int], most: int) -> list[int]:
     """Places of the first few of layouts with equal tp, pp and ep."""
-    met, kept = Counter[tuple[int, ...]](), []
+    met, first = Counter[tuple[int, ...]](), []
     for place in places:
         layout = layouts[place]
         degrees = layout.tp, layout.pp, layout.ep
         met[degrees] += 1
-        kept += [place] if met[degrees] <= most else []
-    return kept
+        first += [place] if met[degrees] <= most else []
+    return first
 
 
 def _divisors(number: int) -> list[int]:

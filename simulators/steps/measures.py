@@ -69,7 +69,8 @@ LAWS: Sequence[Law] = (
 def measure(iteration: Iteration, hbm_bytes: ArrayLike) -> dict[str, Any]:
     """Every metric of `METRICS`; arrays that broadcast over designs."""
     compute = [part for part in iteration.parts if part.over is None]
-    tp = iteration.sum(part for part in iteration.parts if part.over in _SERIALIZED) - iteration.hidden_s
+    tp = iteration.sum(part for part in iteration.parts if part.over in _SERIALIZED)
+    tp = tp - iteration.hidden_s - iteration.saved_s
     m = iteration.micro_batches
     forward = m * iteration.sum(part for part in compute if part.forward)
     backward = iteration.sum(part for part in compute if not part.forward)
@@ -195,8 +196,11 @@ def _memory(iteration: Iteration, hbm_bytes: ArrayLike) -> dict[str, Any]:
         by_weight = iteration.optimizer.bytes_at(iteration.run.precision)
         assert by_weight is not None
         of_gradient = 0 if iteration.optimizer.in_backward else iteration.gradient_bytes
-        bytes_per_weight = b / of_weights + of_gradient / of_gradients + by_weight[1] / of_state
-        expert_splits = state_splits(iteration.parallel, iteration.parallel.expert_replicas)
+        held, knobs = iteration.parallel.held_stages, iteration.parallel
+        of_state = of_state / (1 if knobs.zero else held)  # what zero splits, the GPUs of both copies share
+        bytes_per_weight = held * (b / of_weights + of_gradient / of_gradients) + by_weight[1] / of_state
+        experts = state_splits(knobs, knobs.expert_replicas)
+        expert_splits = experts[0] / held, experts[1] / held, experts[2] / (1 if knobs.zero else held)
         sizes = b, of_gradient, by_weight[1]
         per_expert = sum(size / split for size, split in zip(sizes, expert_splits, strict=True)) - bytes_per_weight
         flight, ends = in_flight(iteration.parallel, pp, iteration.micro_batches)

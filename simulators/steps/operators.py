@@ -47,6 +47,8 @@ products of queries, keys and values. softmax: with scale, mask and dropout. nor
 embedding, output: the ends of the model.
 """
 Phase = Literal["forward", "recompute", "backward", "optimizer"]
+AGAIN = " again"
+"""What the names of operators end in that the backward pass computes again."""
 Axis = Literal["tp", "pp", "dp", "ep", "cp", "edp"]
 """Groups of GPUs: tp, pp, dp (with cp, over which gradients are reduced), ep, cp, and those with the same experts."""
 _BY: tuple[Literal["ring", "tree"], ...] = ("ring", "tree")

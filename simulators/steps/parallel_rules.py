@@ -1,4 +1,4 @@
-"""Rules of experts, latent attention and split sequences: degrees that do not divide, and what is not modelled."""
+"""Rules of experts, latents, split sequences and DualPipe: degrees that do not divide, and what is not modelled."""
 
 from __future__ import annotations
 
@@ -19,6 +19,9 @@ def parallel_rules(model: Any, run: Run, parallel: Parallel, **others: bool) -> 
         yield from _moe_rules(model, moe, parallel)
     if parallel.ep > 1:
         yield from _ep_rules(moe, run, parallel)
+    yield from _exchange_rules(moe, run, parallel)
+    if parallel.pipeline == "dualpipe":
+        yield from _dualpipe_rules(run, parallel)
     if parallel.cp > 1:
         yield from _cp_rules(model, run, parallel, lengths=others.get("lengths", False))
     if isinstance(model, Transformer):
@@ -68,6 +71,48 @@ def _ep_rules(moe: MixtureOfExperts | None, run: Run, parallel: Parallel) -> Ite
         rule = "with parallel.ep > 1 and parallel.tp > 1 would route each token on every GPU of tp"
         several = np.asarray(parallel.tp) > 1
         yield Rule("parallel.sequence_parallel", several, rule, False, way_out="set true, or parallel.tp=1")
+
+
+def _exchange_rules(moe: MixtureOfExperts | None, run: Run, parallel: Parallel) -> Iterator[Rule]:
+    """Exchanges of experts run beside what there is: a shared expert, or another micro-batch."""
+    how, path = parallel.exchanges, "parallel.exchanges"
+    if how == "waited":
+        return
+    if moe is None or parallel.ep == 1:
+        rule = "hides dispatch and combine of experts, and there are none (parallel.ep = 1)"
+        yield Rule(path, True, rule, how, way_out="set waited, or parallel.ep > 1 with a model that has experts")
+        return
+    if parallel.zero > 1:
+        rule = "beside weights and gradients that are split is not modelled"
+        yield Rule(path, True, rule, how, way_out="set waited, or parallel.zero=1")
+    if how == "shared_expert":
+        none = np.asarray(moe.shared_experts) == 0
+        rule = "hides exchanges behind a shared expert, and the model has none"
+        yield Rule(path, none, rule, how, way_out="set two_micro_batches, or waited")
+        return
+    m = np.asarray(run.micro_batches)
+    alone = "leaves a micro-batch without another one for parallel.exchanges = two_micro_batches"
+    if run.mode == "training":
+        yield Rule("run.micro_batches", m < 2, alone, m, way_out="take 2 or more, or parallel.exchanges=waited")
+        rule = "runs all forward passes first, and parallel.exchanges = two_micro_batches pairs them with backward ones"
+        way = "set 1f1b, or parallel.exchanges=waited"
+        yield Rule("parallel.pipeline", parallel.pipeline == "gpipe", rule, parallel.pipeline, way_out=way)
+    else:
+        way = "take an even number, or parallel.exchanges=waited"
+        yield Rule("run.micro_batches", m % 2 != 0, alone, m, way_out=way)
+
+
+def _dualpipe_rules(run: Run, parallel: Parallel) -> Iterator[Rule]:
+    """Micro-batches come from both ends, as many from each, into pipelines of pairs of stages."""
+    pp, m = np.asarray(parallel.pp), np.asarray(run.micro_batches)
+    rule = "is odd, and DualPipe (parallel.pipeline = dualpipe) pairs the stages of both directions"
+    yield Rule("parallel.pp", pp % 2 != 0, rule, pp, way_out="take an even number, or parallel.pipeline=1f1b")
+    rule = "is odd or fewer than the {0} that DualPipe needs (2 parallel.pp)"
+    way = "take an even number of at least {0}, or parallel.pipeline=1f1b"
+    yield Rule("run.micro_batches", (m % 2 != 0) | (m < 2 * pp), rule, m, (2 * pp,), way)
+    if parallel.zero > 1:
+        rule = "splits weights or gradients, of which DualPipe holds two copies: that is not modelled"
+        yield Rule("parallel.zero", True, rule, parallel.zero, way_out="set 0 or 1")
 
 
 def _cp_rules(model: Any, run: Run, parallel: Parallel, *, lengths: bool) -> Iterator[Rule]:

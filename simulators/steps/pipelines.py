@@ -9,8 +9,9 @@ c a message to a neighbour that is waited for, v virtual stages on a GPU. O: the
     interleaved   F + B + 2 v c            O / v + 2 (p-1) c           p + (p-1) / v ((1 + p (v-1)) / v)
     zb_h1         F + B + 2 c              O - 2 O_W + 2 (p-1) c       p (p)
     zb_h2         F + B + 2 c              O - 3 O_W + 2 (p-1) c       2 p - 1 (2 p - 1)
+    dualpipe      F + B + 2 c              (p/2 - 1) (P + B - 3 W + 2 c)   p + 1 (p + 1)
 
-    T = m turn + bubble
+    T = m turn + bubble, less F + B - P for each pair
 
 gpipe, 1f1b and interleaved: arXiv:2104.04473, section 2.2; memory of interleaved: arXiv:2205.05198, section 5. O is
 (p - 1) (F + B) where stages are equal; else a micro-batch has to pass the others at their own pace (derived). Zero
@@ -18,6 +19,12 @@ bubble (arXiv:2401.10241, Table 1, where B is the backward pass without W): (p-1
 of a stage from its first work to its last (stages do not wait for one another between iterations); nothing below 0, as
 W fills what other stages leave; with W no more than B, as no order fills more (derived). Messages beside compute
 lengthen the bubble alone, up to where they fill the turn.
+
+P: a forward pass and a backward pass of two micro-batches, side by side (`parallel.exchanges`), else F + B. Schedules
+that alternate have m - 1 pairs on the busiest stage. DualPipe (arXiv:2412.19437, table 2, whose B is the whole backward
+pass): micro-batches come from both ends, a GPU has a stage of either direction and twice the weights, and m - p - 1
+pairs, those of the GPUs in the middle in the order of deepseek-ai/DualPipe 3da1bbe (counted there; the outer ones have
+fewer, and wait less).
 """
 
 from __future__ import annotations
@@ -42,7 +49,8 @@ class StageTurns:
     """Times [s] of one micro-batch: of its passes on the busiest stage, and on all others; arrays over designs.
 
     other_weights_s: of gradients of weights on the others, no more than their passes of inputs. message_s: of a message
-    to a neighbour. stages, micro_batches: their numbers. directions: forward alone, or backward as well.
+    to a neighbour. stages, micro_batches: their numbers. directions: forward alone, or backward as well. chunks: (P, B,
+    W) of the busiest stage, for DualPipe.
     """
 
     busy_s: ArrayLike
@@ -52,6 +60,7 @@ class StageTurns:
     stages: ArrayLike
     micro_batches: ArrayLike
     directions: int = 2
+    chunks: tuple[ArrayLike, ArrayLike, ArrayLike] = (0.0, 0.0, 0.0)
 
     def turn_s(self, knobs: Pipelining) -> Floats:
         """Time of a micro-batch's turn."""
@@ -66,10 +75,18 @@ class StageTurns:
 
     def bubble_s(self, knobs: Pipelining) -> Floats:
         """Time that a stage waits for others."""
+        if knobs.pipeline == "dualpipe":
+            return self._from_both_ends_s
         passes = np.asarray(self.others_s, float) / virtual(knobs)
         filled = _WEIGHTS.get(knobs.pipeline, 0) * np.asarray(self.other_weights_s, float)
         ramp = self.directions * (np.asarray(self.stages, float) - 1) * np.asarray(self.message_s, float)
         return np.asarray(np.maximum(passes - filled, 0.0) + ramp)
+
+    @property
+    def _from_both_ends_s(self) -> Floats:
+        pair, backward, weights = (np.asarray(time, float) for time in self.chunks)
+        waited = np.maximum(pair + backward - 3 * weights, 0.0) + self.directions * np.asarray(self.message_s)
+        return np.asarray(np.maximum(np.asarray(self.stages, float) / 2 - 1, 0.0) * waited)
 
     def seconds(self, knobs: Pipelining) -> Floats:
         """All micro-batches."""
@@ -90,6 +107,20 @@ def in_flight(knobs: Pipelining, stages: ArrayLike, micro_batches: ArrayLike) ->
     elif knobs.pipeline == "interleaved":
         several = v > 1  # one virtual stage is 1F1B
         first, last = np.where(several, p + (p - 1) / v, p), np.where(several, (1 + p * (v - 1)) / v, 1.0)
+    elif knobs.pipeline == "dualpipe":
+        first = last = p + 1
     elif knobs.pipeline != "1f1b":
         first = last = p if knobs.pipeline == "zb_h1" else 2 * p - 1
     return np.minimum(m, first), np.minimum(m, last)
+
+
+def overlaps(knobs: Pipelining, stages: ArrayLike, micro_batches: ArrayLike, *, training: bool) -> Floats:
+    """How often exchanges of experts run beside other work, for each micro-batch: in each, in a pair of two, or in a
+    pair of a forward and a backward pass.
+    """
+    if knobs.exchanges != "two_micro_batches":
+        return np.ones(())
+    if not training:
+        return np.asarray(0.5)
+    m, alone = np.asarray(micro_batches, float), 1.0 + np.asarray(stages, float) * (knobs.pipeline == "dualpipe")
+    return np.asarray(np.maximum(m - alone, 0.0) / m)

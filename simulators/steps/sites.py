@@ -42,7 +42,7 @@ from simulators.hardware.device import Device
 from simulators.hardware.system import System, schedules_see
 from simulators.rules import Rule
 from simulators.steps.contention import ENGINE
-from simulators.steps.operators import Exchange, Op, Platform, Product, Spent, collective
+from simulators.steps.operators import AGAIN, Exchange, Op, Platform, Product, Spent, collective
 from simulators.taskgraph.graph import TaskGraph
 from simulators.taskgraph.symmetry import patterns
 from simulators.workloads.model_zoo import option_tree
@@ -51,7 +51,6 @@ from simulators.workloads.operators import ELEMENT_BYTES, Collective, Gemm, Work
 Floats = NDArray[np.float64]
 Order = Literal["before", "after"]
 SERIAL = "serial"
-_AGAIN = " again"
 _COLUMNS = 512  # of a tensor of which only the bytes are known
 _FORMATS = {"mixed": "fp16", "fp16_storage": "fp32"}
 """Precision of a run -> format of the inputs of its GEMMs, where the names differ."""
@@ -104,7 +103,7 @@ def places(ops: Sequence[Op]) -> Iterator[Place]:
     """Yield every place of every site in the operators of a block, those of what is computed again as well."""
     index = {op.name: place for place, op in enumerate(ops)}
     for place, op in enumerate(ops):
-        plain, again = op.name.removesuffix(_AGAIN), _AGAIN if op.name.endswith(_AGAIN) else ""
+        plain, again = op.name.removesuffix(AGAIN), AGAIN if op.name.endswith(AGAIN) else ""
         for name, site in SITES.items():
             if plain in site.collectives and isinstance(op.work, Exchange) and f"{site.gemm}{again}" in index:
                 yield Place(name, index[f"{site.gemm}{again}"], place, index.get(site.beside))

@@ -6,7 +6,10 @@ Where copies of weights are made in memory, operators take as long as they do be
 lane of their own, from when the first word of one is read to when its last is written.
 
 Reductions of gradients run beside the backward pass, and both slow each other down
-(`simulators.steps.contention`). The closed forms of `simulators.steps.iteration` give the same times.
+(`simulators.steps.contention`). Layers whose exchanges of experts run beside other work are two streams
+(`simulators.steps.exchanges`), a pair of micro-batches in place of the last one's forward pass; of exchanges that the
+shared expert hides, backward passes show what is left. The closed forms of `simulators.steps.iteration` give the same
+times.
 """
 
 from __future__ import annotations
@@ -20,10 +23,12 @@ import numpy as np
 from dse import plugins
 from dse.backend import Interval
 from simulators.steps.contention import ENGINE, GRADIENTS, group
+from simulators.steps.exchanges import LayersBeside
 from simulators.steps.iteration import Iteration
 from simulators.steps.operators import Axis, Block, Part, Spent
 from simulators.steps.quantised import kernels, timeline
 from simulators.steps.sites import places
+from simulators.steps.two_streams import TwoStreams, laws, tasks
 from simulators.taskgraph.graph import GraphBuilder, TaskGraph
 
 _MEMORY = "memory"
@@ -73,9 +78,15 @@ def lower(iteration: Iteration) -> TaskGraph:
         before += [last[task.lane]] if task.lane in last else []
         place = graph.task(task.name, task.kind, after=before, uses={lanes[task.lane]: 1.0}, **how, **amounts)
         places[task.name] = last[task.lane] = place
-    for (slowed, active), factor in iteration.slowdowns.laws():
+    beside = {pair: factor for both in _streams(iteration) for pair, factor in laws(both)}
+    for (slowed, active), factor in (*iteration.slowdowns.laws(), *beside.items()):
         graph.slows(slowed, while_active=active, factor=float(np.asarray(factor)))
     return graph.build()
+
+
+def _streams(iteration: Iteration) -> Iterator[TwoStreams]:
+    for layers in iteration.layers_beside:
+        yield from layers.streams
 
 
 def intervals(iteration: Iteration) -> list[Interval]:
@@ -123,16 +134,16 @@ class _Writer:
 
     def write(self) -> Iterator[Task]:
         iteration = self._iteration
-        before = float((iteration.micro_batches - 1) * iteration.slot_s + iteration.bubble_s)
-        if before > 0:
+        before = float((iteration.micro_batches - 1) * iteration.slot_s + iteration.bubble_s) - self._written_more()
+        if before > 1e-9 * float(iteration.slot_s):
             yield self._append(Task("earlier micro-batches, and waiting", _LANES[None], "launch", before, ()))
         if np.any(np.asarray(iteration.host_s) > 0):
             yield self._append(Task("host", _LANES[None], "launch", float(np.asarray(iteration.host_s)), ()))
         written = iteration.parallel.messages == "waited" and bool(iteration.message_s > 0)
         if written:
             yield self._message("activations in")
-        for block, index in self._instances(iteration.blocks):
-            yield from self._pass(block, index, forward=True)
+        for block in iteration.blocks:
+            yield from self._forward(block)
         yield from self._waits(iteration, written=written)
         if not iteration.is_training:
             return
@@ -140,6 +151,48 @@ class _Writer:
             yield self._message("gradients in")
         yield from self._backward(iteration)
         yield from self._update_weights(iteration)
+
+    def _written_more(self) -> float:
+        """Time by which what is written of layers with two streams is longer than a turn's share of them."""
+        iteration = self._iteration
+        parts = [
+            part
+            for part in iteration.parts
+            for layers in iteration.layers_beside
+            if part.block.name == layers.block and (part.forward or len(layers.streams) > 1)
+        ]
+        waited = sum((layers.waited_s for layers in iteration.layers_beside), np.zeros(()))
+        return float(waited - iteration.sum(parts) - iteration.pair_saved_s + iteration.saved_s)
+
+    def _forward(self, block: Block) -> Iterator[Task]:
+        """The forward pass of all layers of a block: operator by operator, or as two streams."""
+        layers = round(float(self._iteration.counts[block.name]))
+        if (beside := self._beside(block)) is not None:
+            yield from self._side_by_side(beside.streams[0], block, layers)
+            return
+        for index in range(layers):
+            yield from self._pass(block, index, forward=True)
+
+    def _beside(self, block: Block) -> LayersBeside | None:
+        return next((layers for layers in self._iteration.layers_beside if layers.block == block.name), None)
+
+    def _exposed_share(self, block: Block) -> float:
+        """Share of the exchanges of a backward pass that the shared expert does not hide."""
+        beside = self._beside(block)
+        if beside is None or len(beside.streams) == 1:
+            return 1.0
+        moved = float(beside.streams[1].sum("exchange", beside.count))
+        return 1.0 - float(beside.streams[1].saved_s(beside.count)) / moved if moved else 1.0
+
+    def _side_by_side(self, streams: TwoStreams, block: Block, layers: int) -> Iterator[Task]:
+        begun = (self._last,) if self._last else ()
+        lanes, last = {"gemm": _LANES[None], "transfer": _LANES["ep"]}, dict[str, str]()
+        for task in tasks(streams, layers, block.name):
+            after = task.after or begun
+            last[task.kind] = task.name
+            seconds = float(np.asarray(task.seconds))
+            yield Task(task.name, lanes[task.kind], task.kind, seconds, after, group=task.group)
+        self._halves, self._last = last, last.get("gemm", self._last)  # what follows waits for both
 
     def _waits(self, iteration: Iteration, *, written: bool) -> Iterator[Task]:
         """Launches, split weights and further messages of a micro-batch that its operators wait for, as one task."""
@@ -215,6 +268,7 @@ class _Writer:
         amounts = (count * float(part.spent.flop), count * float(part.spent.bytes))
         name = f"{where}: {part.op.name}"
         law = "" if part.forward else group(part.block.name)
+        seconds *= 1.0 if part.forward or part.over != "ep" else self._exposed_share(part.block)
         return Task(name, _LANES[part.over], _KINDS[part.over], count * seconds, (), *amounts, group=law)
 
     def _bucket(self, block: Block, index: int) -> Iterator[Task]:

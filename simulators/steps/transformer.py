@@ -36,7 +36,7 @@ from simulators.steps.experts import (
     weights_of_experts,
 )
 from simulators.steps.latent import cached_numbers, kept_numbers, latent_attention, latent_weights
-from simulators.steps.operators import Block, Exchange, Kind, Op, Phase, Product, Stream
+from simulators.steps.operators import AGAIN, Block, Exchange, Kind, Op, Phase, Product, Stream
 from simulators.steps.sizes import COPIED, Sizes, elements, gather_tokens, product, reduce_partial_sums, stream
 from simulators.steps.token_splits import HALVES
 from simulators.workloads.model import Kernels, Parallel, Passes, Run, Transformer
@@ -47,6 +47,8 @@ _TRANSPOSES = "transposes"
 _SUMS = ("all-reduce", "reduce-scatter")
 _READS_ALL = ("qkv", "cross qkv", "fc1", "latent down", "shared fc1")
 """Products of what tp does not split, whose gradients every GPU of tp has a part of."""
+_UP = ("q up", "kv up", "rotary")
+_DISPATCHED = ("expert fc1", "shared fc1")
 _FP32 = 4  # bytes
 _FLASH_BACKWARD = 2.5  # five products for the forward pass's two: scores are computed again
 
@@ -173,7 +175,7 @@ def _passes(sizes: Sizes, forward: tuple[Op, ...]) -> tuple[Op, ...]:
     if sizes.run.mode != "training":
         return forward
     again = _computed_again(sizes, forward)
-    recomputed = tuple(replace(op, phase="recompute", name=f"{op.name} again") for op in again)
+    recomputed = tuple(replace(op, phase="recompute", name=f"{op.name}{AGAIN}") for op in again)
     backward = (gradient for op in reversed(plain) for gradient in _backward(sizes, op))
     return (*forward, *recomputed, *backward)
 
@@ -181,9 +183,11 @@ def _passes(sizes: Sizes, forward: tuple[Op, ...]) -> tuple[Op, ...]:
 def _casts(sizes: Sizes, op: Op, *, backward: bool) -> Iterator[Op]:
     """Casts of what a linear layer multiplies: inputs and weights forward, gradients of its output backward."""
     passes, work = sizes.kernels.casts, op.work
-    if passes is None or sizes.run.products is None or not _is_linear(op):
+    if sizes.run.products is None or not isinstance(work, Product) or not _is_linear(op):
         return
-    assert isinstance(work, Product)
+    if passes is None:
+        yield from _tile_casts(sizes, op, work, backward=backward)
+        return
     m, n, k = (np.asarray(size, float) for size in (work.m, work.n, work.k))
     tensor = sizes.element * (m * n if backward else (m + n) * k)
     times, kernels = (
@@ -193,6 +197,20 @@ def _casts(sizes: Sizes, op: Op, *, backward: bool) -> Iterator[Op]:
     yield Op(f"{op.name} cast", op.kind, "backward" if backward else "forward", cast, op.count)
 
 
+def _tile_casts(sizes: Sizes, op: Op, work: Product, *, backward: bool) -> Iterator[Op]:
+    """Casts by tiles, of inputs and gradients alone; tokens that were cast for their dispatch are not cast again."""
+    casts = sizes.kernels.tile_casts
+    if casts is None or (op.name in _DISPATCHED and not backward):
+        return
+    m, n, k, batch = (np.asarray(size, float) for size in (work.m, work.n, work.k, work.batch))
+    inputs, outputs = sizes.element * n * k * batch, sizes.element * m * n * batch
+    if not backward:
+        yield Op(f"{op.name} cast", op.kind, "forward", Stream(casts.inputs * inputs), op.count)
+        return
+    yield Op(f"{op.name} cast", op.kind, "backward", Stream(casts.gradients * outputs), op.count)
+    yield Op(f"{op.name} transpose", op.kind, "backward", Stream(casts.transposes * inputs), op.count, weight=True)
+
+
 def _computed_again(sizes: Sizes, forward: tuple[Op, ...]) -> list[Op]:
     """Forward operators that the backward pass computes again."""
     what, flash = sizes.run.recompute, sizes.kernels.flash_share_of_peak is not None
@@ -200,6 +218,8 @@ def _computed_again(sizes: Sizes, forward: tuple[Op, ...]) -> list[Op]:
         stored = [op for op in forward if (op.kind == "attention" and flash) or op.name.startswith(_SUMS)]
         left = [op for op in forward if op not in stored]
         return [replace(op, count=0.5 * np.asarray(op.count)) if _is_linear(op) else op for op in left]
+    if what == "up_projections":
+        return [op for op in forward if op.kind == "norm" or op.name.startswith(_UP) or op.name.endswith("activation")]
     core = ("attention", "softmax")
     again = [op for op in forward if what == "all" or (what == "attention" and op.kind in core)]
     return [] if flash and what == "attention" else again
@@ -299,6 +319,8 @@ def _kept_bytes(sizes: Sizes, attentions: int = 1) -> Any:
         return b * sizes.own
     if sizes.run.recompute == "half":
         return b * (3 * sizes.own + tokens * (sizes.heads * sizes.head + sizes.ffn))
+    if sizes.run.recompute == "up_projections":
+        return _kept_without_ups(sizes)
     unsplit = (attentions + 1) * (2 * b + 1) * sizes.own
     split = attentions * (2 * sizes.heads + 2 * sizes.kv_heads) * sizes.head
     if model.latent is not None:
@@ -308,6 +330,16 @@ def _kept_bytes(sizes: Sizes, attentions: int = 1) -> Any:
     if sizes.run.recompute == "attention" or sizes.kernels.flash_share_of_peak is not None:
         return unsplit + split
     return unsplit + split + attentions * (2 * b + 1) * sizes.scores
+
+
+def _kept_without_ups(sizes: Sizes) -> Any:
+    """The same of a layer with latent attention that computes norms, up-projections and activations again."""
+    latent, model = sizes.model.latent, sizes.model
+    assert latent is not None
+    own, heads = kept_numbers(sizes, latent), sizes.heads * (2 * latent.key + np.asarray(latent.value_dim, float))
+    wide = sizes.ffn * (2 if model.gated else 1) if model.moe is None else 0.0
+    experts = 0.0 if model.moe is None else kept_bytes_of_experts(sizes, activations=False)
+    return 2 * (sizes.element + 1) * sizes.own + sizes.element * sizes.tokens * (own - heads + wide) + experts
 
 
 # The ends

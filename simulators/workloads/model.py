@@ -7,7 +7,7 @@ data, expert and context parallelism.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -149,9 +149,10 @@ class Run(Frozen):
     mode: training; prefill, the forward pass of a prompt; decode, the forward pass of one token after sequence_length
     tokens. sequence_length: tokens, or frames of speech; for the iterations of an epoch drawn from its lengths by
     `seed`. recompute: activations that the backward pass recomputes instead of storing them: none, the core of
-    attention (scores, softmax, dropout), half (all but attention in one kernel, partial sums and every other product of
-    a layer, as torchtitan selects them), or all but the input of a layer. products: precision that linear layers
-    multiply at; None for that of all else.
+    attention (scores, softmax, dropout), up_projections (norms, up-projections of latent attention with what follows up
+    to its core, and activations: arXiv:2412.19437, section 3.2.3), half (all but attention in one kernel, partial sums
+    and every other product of a layer, as torchtitan selects them), or all but the input of a layer. products:
+    precision that linear layers multiply at; None for that of all else.
     """
 
     mode: Annotated[Literal["training", "prefill", "decode"], knob(structural=True)] = "training"
@@ -159,7 +160,7 @@ class Run(Frozen):
     sequence_length: Size
     micro_batches: Size = 1
     precision: Annotated[Precision, knob(structural=True)] = "mixed"
-    recompute: Annotated[Literal["none", "attention", "half", "all"], knob(structural=True)] = "none"
+    recompute: Annotated[Literal["none", "attention", "up_projections", "half", "all"], knob(structural=True)] = "none"
     products: Annotated[Precision | None, knob(structural=True)] = None
     seed: Annotated[Integer, Field(ge=0, le=2**32 - 1)] = 0
 
@@ -194,9 +195,9 @@ class Parallel(Pipelining, ShardedData):
     split_ctas: Annotated[Integer, knob(structural=True, ge=0, le=64)] = 0
 
     def __iter__(self) -> Generator[tuple[str, Any], None, None]:
-        """Iterate over the fields; `ep` and `cp` only where they split something, so that old designs keep keys."""
+        """Iterate over the fields; `ep`, `cp` and `exchanges` only where they say something: old designs keep keys."""
         for name, value in super().__iter__():
-            if name not in ("ep", "cp") or value != 1:
+            if (name, value) not in _UNSAID:
                 yield name, value
 
     @property
@@ -220,6 +221,7 @@ class Parallel(Pipelining, ShardedData):
         return self.replicas if self.ep == 1 else self.stage_gpus / self.ep
 
 
+_UNSAID: Sequence[tuple[str, Any]] = (("ep", 1), ("cp", 1), ("exchanges", "waited"))
 ByPrecision = Mapping[Precision, Annotated[Number, Field(ge=0, le=1e3)]]
 _TRAINED_AS: Mapping[str, str] = {"bf16": "mixed", "fp16": "mixed"}
 """Precision -> that whose update it has: weights of 16 bits are kept in 32 bits as well."""
@@ -278,6 +280,18 @@ class Batched(Frozen):
         return self.small + place * (np.asarray(self.large) - self.small)
 
 
+class TileCasts(Frozen):
+    """Passes over tensors of 16 bits by casts to fp8 with a scale for each tile (arXiv:2412.19437, section 3.3).
+
+    inputs: of a linear layer, cast once. gradients: of its output, cast by rows and by columns. transposes: of an input
+    from tiles of rows to tiles of columns, for the gradients of weights. Weights are cast once an update, not counted.
+    """
+
+    inputs: Annotated[Number, Field(ge=0, le=100)]
+    gradients: Annotated[Number, Field(ge=0, le=100)]
+    transposes: Annotated[Number, Field(ge=0, le=100)]
+
+
 class Kernels(Sourced):
     """Kernels of a framework for operators other than GEMMs.
 
@@ -286,7 +300,8 @@ class Kernels(Sourced):
     those of softmax. transposes: passes over tensors of tokens x width that attention copies into another order.
     gradient_passes: over gradients, to add those of a micro-batch to those before. token_copies: over the whole tensor,
     to put its tokens in order after each all-gather and before each reduce-scatter of sequence parallelism. casts: of
-    inputs of a linear layer, and of the gradient of its output, into the format of `run.products`. shard_copies: over
+    inputs of a linear layer, and of the gradient of its output, into the format of `run.products`. tile_casts: the same
+    by tiles; a design without them says nothing of it, so that old designs keep their keys. shard_copies: over
     weights that dp splits, after they are gathered (forward), and over their gradients, before they are reduced
     (backward). host_s: time of an iteration in which the GPU waits for the host. host_launch_s: time that the host
     spends on one kernel of a pass (`simulators.steps.launches`). host_batch_s: on a micro-batch before its passes,
@@ -305,7 +320,12 @@ class Kernels(Sourced):
     gradient_passes: Annotated[Number | None, knob(structural=True, ge=0, le=100)] = None
     token_copies: Annotated[Number | None, knob(structural=True, ge=0, le=100)] = None
     casts: Annotated[Passes | None, knob(structural=True)] = None
+    tile_casts: Annotated[TileCasts | None, knob(structural=True)] = None
     shard_copies: Passes | None = None
     host_s: Seconds | None = None
     host_launch_s: Seconds | None = None
     host_batch_s: Seconds | None = None
+
+    def __iter__(self) -> Generator[tuple[str, Any], None, None]:
+        """Iterate over the fields; `tile_casts` only where there are any."""
+        yield from ((name, value) for name, value in super().__iter__() if (name, value) != ("tile_casts", None))

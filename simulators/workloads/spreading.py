@@ -12,9 +12,14 @@ from pydantic import Field
 from dse.units import Integer
 from dse.values import Frozen, knob
 
-Schedule = Literal["gpipe", "1f1b", "interleaved", "zb_h1", "zb_h2"]
+Schedule = Literal["gpipe", "1f1b", "interleaved", "zb_h1", "zb_h2", "dualpipe"]
 """Schedules of a pipeline: GPipe (arXiv:1811.06965); one forward, one backward in turn, and that of several virtual
-stages on a GPU (arXiv:2104.04473); zero bubble with the memory of 1F1B (H1), or twice as much (H2; arXiv:2401.10241).
+stages on a GPU (arXiv:2104.04473); zero bubble with the memory of 1F1B (H1), or twice as much (H2; arXiv:2401.10241);
+from both ends at once, with two stages on each GPU (DualPipe, arXiv:2412.19437).
+"""
+Exchanges = Literal["waited", "shared_expert", "two_micro_batches"]
+"""What dispatch and combine of experts run beside (`simulators.steps.exchanges`): nothing, the shared expert, or the
+other of two micro-batches.
 """
 
 
@@ -24,7 +29,9 @@ class Pipelining(Frozen):
     virtual_stages: parts of the model on each GPU, of `interleaved`. messages: between stages, which the next operator
     waits for, or beside compute. scatter_gather: each GPU of tp sends its share of a message over its own NIC, and the
     receivers gather the shares inside their node (arXiv:2104.04473, section 4.1). backward_sums: of tp in the backward
-    pass, which all waits for, or which run beside gradients of weights (`simulators.steps.beside_weights`).
+    pass, which all waits for, or which run beside gradients of weights (`simulators.steps.beside_weights`). exchanges:
+    of experts, which all waits for, or which run beside the shared expert or the other of two micro-batches; a design
+    that waits for them says nothing of it, so that old designs keep their keys.
     """
 
     pipeline: Annotated[Schedule, knob(structural=True)] = "1f1b"
@@ -32,6 +39,12 @@ class Pipelining(Frozen):
     messages: Annotated[Literal["waited", "beside"], knob(structural=True)] = "waited"
     scatter_gather: Annotated[bool, knob(structural=True)] = False
     backward_sums: Annotated[Literal["waited", "beside_weights"], knob(structural=True)] = "waited"
+    exchanges: Annotated[Exchanges, knob(structural=True)] = "waited"
+
+    @property
+    def held_stages(self) -> int:
+        """Stages whose weights a GPU holds beside virtual ones: two where micro-batches come from both ends."""
+        return 2 if self.pipeline == "dualpipe" else 1
 
 
 class ShardedData(Frozen):

@@ -1,0 +1,365 @@
+"""Exchanges of experts beside other work: the recurrence against the engine, steps, DualPipe, measured kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from iterations import BACKEND, NETWORK, evaluated, gridded, made, metrics, step
+from test_experts import EXPERTS, LATENT, small
+from test_plan import plan_of, planned
+
+from benchmarks.dualpipe import SHARED, TABLE, figures, hidden_share
+from dse.plugins import load
+from simulators.steps.exchanges import regions
+from simulators.steps.pipelines import StageTurns, in_flight, overlaps
+from simulators.steps.task_graph import intervals, lower
+from simulators.steps.two_streams import Slot, TwoStreams
+from simulators.steps.two_streams import lower as lower_streams
+from simulators.workloads.spreading import Pipelining
+
+SECONDS = st.one_of(st.just(0.0), st.floats(1e-3, 3.0))
+RATES = st.floats(0.5, 1.0)
+BESIDE = ("shared_expert", "two_micro_batches")
+SPREAD = {**NETWORK, "parallel.dp": 8, "parallel.ep": 8, "run.micro_batches": 4}
+MODEL = small({**EXPERTS, "shared_experts": 1})
+
+
+@st.composite
+def streams(draw: st.DrawFn) -> TwoStreams:
+    """A pair of streams of four slots a layer, of which the last one has nothing that waits for no exchange."""
+    slots = [
+        Slot(name, draw(SECONDS) if name != "d" else 0.0, draw(SECONDS), draw(SECONDS), draw(RATES), draw(RATES))
+        for name in "abcd"
+    ]
+    first = replace(slots[0], name="first", unbound=0.0)
+    return TwoStreams((first, *slots[1:]), tuple(slots), (Slot("last", unbound=slots[0].unbound),))
+
+
+def makespan(graph: Any) -> float:
+    """Makespan by the fluid engine."""
+    return float(load("engine", "fluid").totals(graph).makespan_s[0])
+
+
+# Two streams
+
+
+@given(streams(), st.integers(1, 6))
+def test_the_recurrence_ends_when_the_engine_does(both: TwoStreams, layers: int) -> None:
+    assert float(both.seconds(layers)) == pytest.approx(makespan(lower_streams(both, layers)), rel=1e-9, abs=1e-12)
+
+
+@given(streams(), st.integers(1, 6))
+def test_side_by_side_is_no_slower_than_waiting_and_no_faster_than_the_longer_stream(
+    both: TwoStreams, layers: int
+) -> None:
+    """Both streams together progress by one second a second or more, as each keeps half of its rate."""
+    seconds, computed, moved = float(both.seconds(layers)), both.sum("computed_s", layers), both.sum("exchange", layers)
+    assert seconds <= float(computed + moved) * (1 + 1e-9)
+    assert seconds >= max(float(computed), float(moved)) * (1 - 1e-9)
+    assert float(both.saved_s(layers)) == pytest.approx(float(computed + moved) - seconds, abs=1e-9)
+
+
+@given(streams(), st.integers(1, 6))
+def test_without_exchanges_compute_takes_its_own_time(both: TwoStreams, layers: int) -> None:
+    alone = TwoStreams(
+        *(tuple(replace(slot, exchange=0.0) for slot in slots) for slots in (both.first, both.further, both.after))
+    )
+    assert float(alone.seconds(layers)) == pytest.approx(float(both.sum("computed_s", layers)), rel=1e-9, abs=1e-12)
+    assert float(alone.saved_s(layers)) == pytest.approx(0.0, abs=1e-9)
+
+
+@given(streams(), st.integers(1, 6), st.floats(0, 1))
+def test_a_longer_exchange_never_ends_earlier(both: TwoStreams, layers: int, more: float) -> None:
+    slow = replace(
+        both, further=tuple(replace(slot, exchange=float(np.asarray(slot.exchange)) + more) for slot in both.further)
+    )
+    assert float(slow.seconds(layers)) >= float(both.seconds(layers)) - 1e-9
+
+
+def test_no_layers_take_no_time_and_arrays_broadcast() -> None:
+    slots = (Slot("a", bound=np.array([1.0, 2.0]), exchange=0.5), Slot("b", unbound=0.2, exchange=0.1))
+    both = TwoStreams(slots, slots)
+    assert both.seconds(0).max() == 0
+    assert both.seconds(3).shape == (2,)
+    for place, value in enumerate((1.0, 2.0)):
+        alone = TwoStreams(*(2 * [(replace(slots[0], bound=value), slots[1])]))
+        assert both.seconds(3)[place] == pytest.approx(float(alone.seconds(3)))
+
+
+# Steps
+
+
+def exchanged(how: str, mode: str = "training", *, system: str = "h100_8", **knobs: Any) -> dict[str, Any]:
+    """Values of a step of a small model with experts on eight GPUs."""
+    values = {f"parallel.{name}": value for name, value in knobs.items()}
+    return {**SPREAD, "run.mode": mode, "parallel.exchanges": how, **values}
+
+
+OPTIONS: dict[str, Any] = {"model": MODEL, "system": "h100_8", "kernels": "flash"}
+BF16 = {"run.precision": "bf16", "run.batch": 8, "run.sequence_length": 1024}
+
+
+@pytest.mark.parametrize("how", BESIDE)
+@pytest.mark.parametrize("mode", ["training", "prefill", "decode"])
+def test_the_task_graph_of_a_step_takes_as_long_as_the_closed_form(how: str, mode: str) -> None:
+    found = made({**exchanged(how, mode), **BF16}, **OPTIONS)
+    assert float(found.pair_saved_s) > 0
+    assert makespan(lower(found)) == pytest.approx(float(found.seconds), rel=1e-9)
+    lanes = {task.lane for task in intervals(found)}
+    assert {"compute", "expert-parallel links"} <= lanes
+
+
+@pytest.mark.parametrize("how", BESIDE)
+@pytest.mark.parametrize("mode", ["training", "prefill", "decode"])
+def test_exchanges_beside_other_work_save_no_more_than_they_take(how: str, mode: str) -> None:
+    found = made({**exchanged(how, mode), **BF16}, **OPTIONS)
+    moved = float(found.sum(part for part in found.parts if part.over == "ep"))
+    passes = 1 if how == "shared_expert" else 2 if mode != "training" else 1
+    assert 0 < float(found.pair_saved_s) <= passes * moved
+
+
+def test_a_step_that_waits_is_the_same_and_says_nothing_of_the_knob() -> None:
+    plain, waited = ({**exchanged("waited"), **BF16} for _ in range(2))
+    plain.pop("parallel.exchanges")
+    assert evaluated([step(plain, **OPTIONS)]) == evaluated([step(waited, **OPTIONS)])
+    assert "exchanges" not in dict(step(waited, **OPTIONS).parallel)
+    assert "exchanges" in dict(step({**exchanged("shared_expert"), **BF16}, **OPTIONS).parallel)
+
+
+def test_gemms_keep_to_the_cus_that_exchanges_leave_beside_another_micro_batch_alone() -> None:
+    times = {how: metrics({**exchanged(how), **BF16}, **OPTIONS)["forward_s"] for how in ("waited", *BESIDE)}
+    assert times["shared_expert"] == times["waited"] < times["two_micro_batches"]
+
+
+def test_a_grid_of_steps_is_that_of_each_step() -> None:
+    design = step({**exchanged("two_micro_batches"), **BF16}, **OPTIONS)
+    found = gridded(design, {"run.batch": [1, 4, 16], "run.micro_batches": [2, 4, 8]})
+    for place, (batch, m) in enumerate(zip((1, 4, 16), (2, 4, 8), strict=True)):
+        alone = metrics(
+            {**exchanged("two_micro_batches"), **BF16, "run.batch": batch, "run.micro_batches": m}, **OPTIONS
+        )
+        assert found[4 * place].metrics["iteration_s"] == pytest.approx(alone["iteration_s"], rel=1e-12)
+
+
+def test_every_operator_has_a_region_and_both_exchanges_of_a_pass_their_own() -> None:
+    found = made({**exchanged("two_micro_batches"), **BF16}, **OPTIONS)
+    ops = [part.op for part in found.parts if part.block.name == "layer"]
+    named = dict(zip((op.name for op in ops), regions(ops), strict=True))
+    assert named["router"] == "attention"
+    assert named["expert fc2"] == "experts"
+    assert named["shared fc1 dX"] == "shared in B"
+    assert named["shared fc2 dW"] == "shared out W"
+    assert named["router dW"] == "attention W"
+    assert [name for name, region in named.items() if name == region] == [
+        "dispatch", "combine", "combine backward", "dispatch backward"
+    ]  # fmt: skip
+
+
+# What DeepSeek-V3 computes and keeps
+
+LATENTS: dict[str, Any] = {**OPTIONS, "model": {**MODEL, "latent": LATENT}}
+
+
+def test_up_projections_that_are_computed_again_are_not_kept() -> None:
+    values = {**exchanged("two_micro_batches"), **BF16}
+    kept, again, every = (
+        metrics({**values, "run.recompute": what}, **LATENTS) for what in ("none", "up_projections", "all")
+    )
+    assert every["activation_bytes"] < again["activation_bytes"] < kept["activation_bytes"]
+    assert kept["backward_s"] < again["backward_s"] < every["backward_s"]
+    found = made({**values, "run.recompute": "up_projections"}, **LATENTS)
+    names = {part.op.name for part in found.parts if part.op.phase == "recompute" and part.block.name == "layer"}
+    assert {"norm again", "q up again", "kv up again", "rotary again", "expert activation again"} <= names
+    assert not names & {"dispatch again", "flash again", "projection again", "expert fc1 again", "latent down again"}
+    assert makespan(lower(found)) == pytest.approx(float(found.seconds), rel=1e-9)
+
+
+def test_up_projections_are_of_latent_attention() -> None:
+    found = BACKEND.problems(step({**exchanged("waited"), **BF16, "run.recompute": "up_projections"}, **OPTIONS))
+    assert [problem.path for problem in found] == ["run.recompute"]
+
+
+def test_casts_by_tiles_are_of_linear_layers_at_fp8_and_of_tokens_once() -> None:
+    values = {**exchanged("waited"), **BF16}
+    fp8 = {**values, "run.products": "fp8", "system.node.library.network_bytes_per_s": 45e9}
+    options = {**LATENTS, "system": "h800_8", "kernels": "deepseek"}
+    found, wide = (made(each, **options) for each in (fp8, values))
+    assert not [part for part in wide.parts if part.op.name.endswith((" cast", " transpose"))]
+    casts = {part.op.name: part for part in found.parts if part.op.name.endswith(" cast") and part.forward}
+    assert "router cast" in casts
+    assert not casts.keys() & {"expert fc1 cast", "shared fc1 cast"}
+    (fc2,) = (part.op.work for part in found.parts if part.op.name == "expert fc2")
+    sizes = [float(np.asarray(getattr(fc2, name))) for name in ("n", "k", "batch")]
+    assert float(casts["expert fc2 cast"].spent.bytes) == pytest.approx(1.5 * 2 * np.prod(sizes))
+    assert "tile_casts" not in dict(step(values, **OPTIONS).kernels)
+
+
+# DualPipe
+
+Chunk = tuple[str, int, int]
+"""(F, B, I or W, direction, micro-batch): I is a backward pass of inputs alone."""
+
+
+def both_ends(p: int, m: int, rank: int) -> list[list[Chunk]]:
+    """Chunks of a rank in their order, pairs in one list (dualpipe.py of deepseek-ai/DualPipe 3da1bbe, step)."""
+    half = min(rank, p - 1 - rank)
+    outer, middle = p // 2 - half - 1, half == p // 2 - 1
+    main = [["F0", "B1"], ["F1", "B0"]] * (m // 2 - p + half + 1)
+    main = [["F0"], ["B1"], *main[1:]] if middle else main
+    ends = [[f"{'I' if late else 'B'}{1 - place % 2}"] for place, late in enumerate(_late_backward(half))]
+    work = [*[["F0"]] * (2 * outer), *[["F0"], ["F1"]] * (half + 1), *[["I1"], ["W"], ["F1"]] * outer, *main]
+    work += [*[["B1"], ["F1", "B0"]] * outer, *ends, *[["W"], ["I0"]] * outer, *[["W"]] * (half + 1)]
+    return _numbered(work, swapped=rank >= p // 2)
+
+
+def _late_backward(half: int) -> list[bool]:
+    """Which backward passes at the end leave gradients of weights for later."""
+    turn = (half + 1) // 2
+    return [
+        place > turn or (place == turn and (phase == 0 or half % 2 == 1))
+        for place in range(half + 1)
+        for phase in (1, 0)
+    ]
+
+
+def _numbered(work: list[list[str]], *, swapped: bool) -> list[list[Chunk]]:
+    """Chunks with their directions and micro-batches."""
+    counts, left, chunks = dict[tuple[bool, int], int](), list[Chunk](), list[list[Chunk]]()
+    for names in work:
+        chunks.append([])
+        for name in names:
+            if name == "W":
+                chunks[-1].append(("W", *left.pop(0)[1:]))
+                continue
+            place = name[0] == "F", int(name[1]) ^ swapped
+            chunks[-1].append((name[0], place[1], counts.get(place, 0)))
+            counts[place] = counts.get(place, 0) + 1
+            left += chunks[-1][-1:] if name[0] == "I" else []
+    return chunks
+
+
+def simulated(p: int, m: int, times: dict[str, float], pair: float) -> float:
+    """End of the last chunk of all ranks, each as early as its order and its neighbours allow."""
+    orders, ends = [both_ends(p, m, rank) for rank in range(p)], dict[tuple[str, int, int, int], float]()
+    clocks = [0.0] * p
+
+    def needs(chunk: Chunk, rank: int) -> list[tuple[str, int, int, int]]:
+        kind, direction, batch = chunk
+        up, down = (rank + 1, rank - 1) if direction == 0 else (rank - 1, rank + 1)
+        if kind == "W" or (kind == "F" and not 0 <= down < p):
+            return []
+        if kind == "F":
+            return [("F", direction, batch, down)]
+        return [("B", direction, batch, up) if 0 <= up < p else ("F", direction, batch, rank)]
+
+    while any(orders):
+        for rank, order in enumerate(orders):
+            while order and all(need in ends for chunk in order[0] for need in needs(chunk, rank)):
+                chunks: Sequence[Chunk] = order.pop(0)
+                begun = max([clocks[rank], *(ends[need] for chunk in chunks for need in needs(chunk, rank))])
+                clocks[rank] = begun + (pair if len(chunks) == 2 else times[chunks[0][0]])
+                ends |= {("B" if kind == "I" else kind, at, batch, rank): clocks[rank] for kind, at, batch in chunks}
+    return max(clocks)
+
+
+@given(st.integers(1, 4), st.integers(0, 4), st.floats(0.1, 1), st.floats(0, 1), st.floats(0.5, 1))
+def test_an_explicit_dualpipe_ends_when_the_closed_form_says(
+    half: int, more: int, forward: float, inputs: float, share: float
+) -> None:
+    """Table 2 of arXiv:2412.19437: exact where F, W and the rest of B take as long, else an upper bound."""
+    p, m, backward = 2 * half, 4 * half + 2 * more, forward * (2 + inputs)
+    pair = max(share * (forward + backward), backward)
+    times = {"F": forward, "B": backward, "I": backward - forward, "W": forward}
+    knobs = Pipelining(pipeline="dualpipe", exchanges="two_micro_batches")
+    saved = float(overlaps(knobs, p, m, training=True)) * (forward + backward - pair)
+    turns = StageTurns(forward + backward - saved, 0.0, 0.0, 0.0, p, m, chunks=(pair, backward, forward))
+    end, closed = simulated(p, m, times, pair), float(turns.seconds(knobs))
+    assert end <= closed * (1 + 1e-9)
+    assert end >= (closed - (p // 2 - 1) * inputs * forward) * (1 - 1e-9)
+
+
+def test_dualpipe_holds_two_stages_and_shortens_the_bubble() -> None:
+    values = {**exchanged("two_micro_batches", pp=4), **BF16, "run.micro_batches": 16, "model.layers": 16}
+    plain, ends = (metrics({**values, "parallel.pipeline": name}, **OPTIONS) for name in ("1f1b", "dualpipe"))
+    assert ends["bubble_s"] < plain["bubble_s"]
+    assert ends["state_bytes"] == pytest.approx(2 * plain["state_bytes"], rel=1e-9)
+    assert ends["optimizer_s"] > 1.8 * plain["optimizer_s"]
+    assert [float(kept) for kept in in_flight(Pipelining(pipeline="dualpipe"), 4, 16)] == [5, 5]
+    found = made({**values, "parallel.pipeline": "dualpipe"}, **OPTIONS)
+    assert makespan(lower(found)) == pytest.approx(float(found.seconds), rel=1e-9)
+
+
+# Rules
+
+
+@pytest.mark.parametrize(
+    ("changed", "path", "told"),
+    [
+        ({"parallel.ep": 1}, "parallel.exchanges", "there are none (parallel.ep = 1)"),
+        ({"model.moe.shared_experts": 0, "parallel.exchanges": "shared_expert"}, "parallel.exchanges", "has none"),
+        ({"parallel.zero": 3}, "parallel.exchanges", "that are split is not modelled"),
+        ({"run.micro_batches": 1}, "run.micro_batches", "without another one"),
+        ({"run.micro_batches": 3, "run.mode": "prefill"}, "run.micro_batches", "without another one"),
+        ({"parallel.pipeline": "gpipe"}, "parallel.pipeline", "runs all forward passes first"),
+        ({"parallel.pipeline": "dualpipe", "parallel.pp": 1}, "parallel.pp", "is odd"),
+        ({"parallel.pipeline": "dualpipe", "parallel.pp": 4}, "run.micro_batches", "the 8 that DualPipe needs"),
+        ({"parallel.pipeline": "dualpipe", "run.micro_batches": 5, "parallel.pp": 2}, "run.micro_batches", "is odd"),
+        ({"parallel.pipeline": "dualpipe", "parallel.pp": 2, "parallel.zero": 2}, "parallel.zero", "two copies"),
+        ({"parallel.pipeline": "dualpipe", "parallel.pp": 2, "run.mode": "prefill"}, "parallel.pipeline", "training"),
+    ],
+)
+def test_what_cannot_run_side_by_side_is_told_with_a_way_out(changed: dict[str, Any], path: str, told: str) -> None:
+    found = BACKEND.problems(step({**exchanged("two_micro_batches"), **BF16, **changed}, **OPTIONS))
+    assert any(problem.path == path and told in problem.rule and problem.way_out for problem in found), found
+
+
+def test_a_model_without_experts_is_not_asked_for_their_exchanges() -> None:
+    dense, experts = ({"model": model, "parallel": {"ep": 8}} for model in (small(), MODEL))
+    for tree in (dense, experts):
+        condition = BACKEND.condition("parallel.exchanges", tree)
+        assert condition is not None
+        assert condition["parallel.ep"] != 1  # and more is against the rules without experts
+        assert condition["parallel.ep"] == 8
+
+
+# Plans
+
+
+@pytest.mark.slow
+def test_a_plan_tries_all_that_exchanges_may_run_beside_and_says_what_does_so_today(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["run.mode=training", "run.micro_batches=4", "parallel.tp=1", "parallel.dp=8", "parallel.ep=8"]
+    plan = plan_of(planned(tmp_path, "model=deepseek_v2_lite", "system=h100_8", *words))
+    assert set(plan.table["parallel.exchanges"]) == {"waited", *BESIDE}
+    assert plan.before["parallel.exchanges"] == "waited"
+    best = plan.best["parallel.exchanges"]
+    assert best != "waited"
+    assert plan.tree()["parallel"]["exchanges"] == best
+    told = capsys.readouterr().out
+    assert f"exchanges={best}" in told
+    way = {"shared_expert": "--moe-shared-expert-overlap", "two_micro_batches": "--overlap-moe-expert-parallel-comm"}
+    assert way[best] in told
+    assert "--enable-dbo" not in told
+
+
+# Measured kernels
+
+
+def test_hidden_shares_count_what_is_covered_once() -> None:
+    assert hidden_share([(0.0, 2.0), (3.0, 5.0)], [(1.0, 4.0), (1.5, 2.0)]) == pytest.approx(0.5)
+
+
+@pytest.mark.skipif(not (SHARED / TABLE).is_file(), reason="the measured kernels are not beside the repository")
+def test_measured_kernels_are_predicted() -> None:
+    errors = figures(SHARED)
+    assert abs(errors["dualpipe_pair"]) < 0.1
+    assert abs(errors["dualpipe_hidden_points"]) < 5
+    assert abs(errors["dualpipe_slowdown"]) < 0.05
