@@ -43,12 +43,8 @@ def trace_import(words: Sequence[str]) -> int:
     typed = [word if "=" in word or place else f"profile={word}" for place, word in enumerate(words)]
     options = pairs(typed, {"profile": ""}, optional=["out"])
     path = Path(options["profile"])
-    outputs = Outputs(Path(options.get("out", f"outputs/trace_import/{path.name.partition('.')[0]}")))
     done = replay(read(path))
-    try:
-        outputs.folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError([Problem("out", f"cannot be made ({error.strerror})", str(outputs.folder))]) from None
+    outputs = writable(options.get("out", f"outputs/trace_import/{path.name.partition('.')[0]}"))
     console = report.console()
     for line in answer(done):
         console.print(line, soft_wrap=True)
@@ -60,6 +56,16 @@ def trace_import(words: Sequence[str]) -> int:
 def read(path: Path) -> Profile:
     """The profile that a file holds: a table where its name ends in .csv or .csv.gz. Raises ConfigError."""
     return read_table(path) if path.name.removesuffix(".gz").endswith(".csv") else read_chrome(path)
+
+
+def writable(out: str) -> Outputs:
+    """A folder to write into. Raises ConfigError where it cannot be made."""
+    outputs = Outputs(Path(out))
+    try:
+        outputs.folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError([Problem("out", f"cannot be made ({error.strerror})", out)]) from None
+    return outputs
 
 
 def answer(done: Replayed) -> Iterator[Table | str]:
@@ -189,8 +195,14 @@ def _drawn(profile: Profile, start_s: Any, end_s: Any) -> pd.DataFrame:
     marks = {"collective": profile.is_collective, "compute": profile.is_compute}
     kinds = np.select(list(marks.values()), list(marks), "copy")
     frame = profile.kernels.assign(lane="stream " + profile.kernels["stream"], kind=kinds, start_s=start_s)
-    frame = frame.assign(finish_s=end_s).sort_values(["lane", "start_s"], kind="stable")
-    apart = frame["start_s"] - frame["finish_s"].shift() > profile.span_s / _BARS
-    begins = apart | (frame["lane"] != frame["lane"].shift()) | (frame["kind"] != frame["kind"].shift())
+    return merged(frame.assign(finish_s=end_s))
+
+
+def merged(bars: pd.DataFrame) -> pd.DataFrame:
+    """Bars of a picture (`lane`, `kind`, `start_s`, `finish_s`), as one where they nearly touch."""
+    span_s = bars["finish_s"].max() - bars["start_s"].min()
+    bars = bars.sort_values(["lane", "start_s"], kind="stable")
+    apart = bars["start_s"] - bars["finish_s"].shift() > span_s / _BARS
+    begins = apart | (bars["lane"] != bars["lane"].shift()) | (bars["kind"] != bars["kind"].shift())
     columns = {"lane": "first", "kind": "first", "start_s": "min", "finish_s": "max"}
-    return frame.groupby(np.cumsum(begins.to_numpy(bool))).agg(columns)
+    return bars.groupby(np.cumsum(begins.to_numpy(bool))).agg(columns)
