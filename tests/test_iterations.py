@@ -353,7 +353,7 @@ SHIPPED_MODELS = sorted({*public(), *shipped("model")})
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("mode", "system"),
-    mostly_nightly(list(itertools.product(MODES, DEVICES)), every=9),
+    mostly_nightly(list(itertools.product(MODES, DEVICES)), every=13),
 )
 def test_every_shipped_model_on_every_device_has_metrics_to_believe(mode: str, system: str) -> None:
     precisions = shipped("system")[system]["gpu"]["efficiency"]
