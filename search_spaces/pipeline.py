@@ -233,10 +233,10 @@ class Pipeline:
         """
         (route, payload), (engines, share, factor) = item, queue
         self._submitted = self._submitted + (self.comm_engine == "dma")
-        common = self._copy(route, active)
-        common = {**common, "cap": common["cap"] * factor, "free": common["free"] * factor}
+        copy = self._copy(route, active)
 
         def add(gpu: int) -> int:
+            common = {**copy, **{name: copy[name] * self._machine.for_gpu(factor, gpu) for name in ("cap", "free")}}
             queued = [self._queued[gpu, engine] for engine in engines if (gpu, engine) in self._queued]
             forwarded = [
                 self._arrived[source] for source in self._machine.sources(route, gpu) if source in self._arrived

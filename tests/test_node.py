@@ -6,12 +6,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import PATTERNS, SCHEDULES, design, results, shipped
+from conftest import PATTERNS, SCHEDULES, design, design_tree, results, shipped
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from dse.backend import Batch
 from dse.errors import ConfigError
 from search_spaces.serial import Serial
+from simulators.hardware.machine import tree_of
 from simulators.hardware.parts import Contention
 from simulators.overlap.backend import OverlapBackend
 from simulators.overlap.design import Design
@@ -86,6 +88,21 @@ def test_an_even_node_is_the_gpu_that_stands_for_it(schedule: str, topology: str
     """Every metric, whether memory is scarce or not, wherever GPUs divide the rows."""
     point = data.draw(designs(schedule, topology))
     assert measured(EVEN, point) == pytest.approx(measured(ONE, point), rel=1e-9, abs=1e-15)
+
+
+@pytest.mark.parametrize("imbalance", [0.0, 0.1])
+@pytest.mark.parametrize("system", ["h100_8", "mi300x_8", "l40s_8"])
+def test_a_node_whose_collectives_were_measured_is_simulated_gpu_by_gpu(system: str, imbalance: float) -> None:
+    """A library's rate by size is that of each GPU's own bytes."""
+    tree = {
+        **design_tree("serial", {"schedule.comm_engine": "cu"}, shape=(32768, 8192, 8192)),
+        "system": tree_of(system),
+    }
+    point = ONE.design(tree)
+    whole, one = measured(uneven(imbalance), point), measured(ONE, point)
+    assert whole["comm_s"] == pytest.approx(one["comm_s"], rel=1.01 * imbalance + 1e-9)  # whole rows
+    assert ONE.idle([Batch(point)], "schedule.comm_cus", 8)[0].shape == (1,)
+    assert uneven(imbalance).idle([Batch(point)], "schedule.comm_cus", 8)[0].shape == (1,)
 
 
 @pytest.mark.slow
