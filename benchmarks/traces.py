@@ -21,7 +21,7 @@ import numpy as np
 
 from dse.config.options import conf_dir
 from dse.progress import quiet
-from simulators.profiles.import_command import read
+from simulators.profiles.readers import read
 from simulators.profiles.replay import replay
 
 _EVENTS = 150_000  # of the trace that is made

@@ -16,9 +16,10 @@ import yaml
 from benchmarks.traces import made_events, profiles, replayed
 from dse.cli import main
 from dse.errors import ConfigError
-from simulators.profiles.import_command import kernels, read
+from simulators.profiles.import_command import kernels
 from simulators.profiles.kernel_classes import kernel_class
 from simulators.profiles.profile import Profile, profile_of
+from simulators.profiles.readers import read
 from simulators.profiles.replay import replay
 from simulators.profiles.waits import CAUSES, OTHER_STREAM, SMS, UNKNOWN, waits
 

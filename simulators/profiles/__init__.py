@@ -10,4 +10,19 @@ COMMANDS = {
         {"profile": "JSON of the PyTorch profiler, or CSV of kernels; .gz as well", "out": "folder to write to"},
         ("trace-import profile=run.json.gz",),
     ),
+    "chakra-export": Command(
+        "simulators.profiles.export_command:chakra_export",
+        "chakra-export study=<name> key=... | profile=<file>",
+        "execution traces (Chakra) of a stored point or a profile, for ASTRA-sim and others [ranks=8]",
+        {
+            "study": "name of the study",
+            "key": "of the point in results.parquet, or its start",
+            "profile": "in place of both: a file that trace-import reads",
+            "ranks": "how many (those of the node; 1 of a profile)",
+            "out": "folder to write to",
+            "config_dir": "folder of your own configurations",
+            "output_dir": "folder of results (outputs)",
+        },
+        ("chakra-export study=ficco_sweep key=1a2b3c", "chakra-export profile=run.json.gz ranks=8"),
+    ),
 }

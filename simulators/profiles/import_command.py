@@ -21,9 +21,8 @@ from dse.backend import Interval
 from dse.errors import ConfigError, Problem, pairs
 from dse.results.run_folder import Outputs
 from dse.results.words import cell
-from simulators.profiles.chrome import read_chrome
-from simulators.profiles.kernel_table import read_table
 from simulators.profiles.profile import Profile
+from simulators.profiles.readers import read
 from simulators.profiles.replay import Replayed, replay
 from simulators.profiles.waits import CAUSES, OTHER_STREAM, SMS, UNKNOWN
 
@@ -55,11 +54,6 @@ def trace_import(words: Sequence[str]) -> int:
     _write(done, outputs)
     console.print(f"written to {outputs.folder}/: kernels.parquet, profile.yaml, figures/timeline.*", soft_wrap=True)
     return 0
-
-
-def read(path: Path) -> Profile:
-    """The profile that a file holds: a table where its name ends in .csv or .csv.gz. Raises ConfigError."""
-    return read_table(path) if path.name.removesuffix(".gz").endswith(".csv") else read_chrome(path)
 
 
 def answer(done: Replayed) -> Iterator[Table | str]:
