@@ -4,10 +4,13 @@ from dse.plugins import Command
 
 COMMANDS = {
     "trace-import": Command(
-        "simulators.profiles.import_command:trace_import",
+        "simulators.profiles.trace_command:trace_import",
         "trace-import profile=<file> [out=<folder>]",
         "a PyTorch profile (Chrome trace, or a table of kernels): what is hidden, what waits for what, and its replay",
-        {"profile": "JSON of the PyTorch profiler, or CSV of kernels; .gz as well", "out": "folder to write to"},
+        {
+            "profile": "a file; several, the ranks of one run: a folder, a pattern or a list with commas",
+            "out": "folder to write to",
+        },
         ("trace-import profile=run.json.gz",),
     ),
     "chakra-export": Command(

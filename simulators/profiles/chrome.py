@@ -1,8 +1,9 @@
 """Chrome traces of the PyTorch profiler (Kineto), read event by event, so that memory does not grow with the file.
 
-Of an event's `args` these are read: `stream`, `correlation`, `grid`, `Collective name`, `In msg nelems`, `dtype` and
-`Group size`; the launch of a kernel is the event of category `cuda_runtime`, `cuda_driver` or `hip_runtime` with the
-same correlation. Iterations are annotations `ProfilerStep#`. Nothing of a file is run.
+Of an event's `args` these are read: `stream`, `correlation`, `grid`, `Collective name`, `In msg nelems`, `dtype`,
+`Group size`, `Process Group Name` and `Process Group Ranks`; of the head `deviceProperties` and the rank of
+`distributedInfo`. The launch of a kernel is the event of category `cuda_runtime`, `cuda_driver` or `hip_runtime` with
+the same correlation. Iterations are annotations `ProfilerStep#`. Nothing of a file is run.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,10 @@ from simulators.profiles.profile import DTYPE_BYTES, Profile, profile_of
 MOST_EVENT = 1 << 24
 """Characters of one event."""
 _CHUNK = 1 << 20
+_MOST_GROUP = 200  # characters of the name of a group that tell it from others
 _BEGIN = re.compile(r'"traceEvents"\s*:\s*\[')
 _DEVICE = re.compile(r'"deviceProperties"\s*:\s*\[[^\]]*?"name"\s*:\s*"([^"]{1,80})"')
+_RANK = re.compile(r'"distributedInfo"\s*:\s*\{[^{}\[]*?"rank"\s*:\s*(\d{1,9})\b')
 _SPACE = re.compile(r"[\s,]*")
 _RAN = ("kernel", "gpu_memcpy", "gpu_memset")
 _LAUNCHED = ("cuda_runtime", "cuda_driver", "hip_runtime", "runtime")
@@ -56,6 +59,7 @@ class _Events:
     iterations: list[tuple[float, float]] = field(default_factory=list)
     dropped: Counter[str] = field(default_factory=Counter)
     device: str = ""
+    rank: int | None = None
 
     def take(self, event: Any) -> None:
         """Keep what a profile needs of an event."""
@@ -93,6 +97,7 @@ class _Events:
                 "collective": None if collective is None else str(collective),
                 "payload_bytes": None if elements is None or size is None else float(elements) * size,
                 "group_size": None if args.get("Group size") is None else int(args["Group size"]),
+                "group": _group(args),
             }
         )
 
@@ -102,7 +107,13 @@ class _Events:
             correlation = kernel["launch_s"]
             kernel["launch_s"] = None if correlation is None else self.launches.get(int(correlation))
         of_run = {"device": self.device, "dropped": self.dropped, "iterations": sorted(set(self.iterations))}
-        return profile_of(self.kernels, path.name, **of_run)  # type: ignore[arg-type]
+        return replace(profile_of(self.kernels, path.name, **of_run), rank=self.rank)  # type: ignore[arg-type]
+
+
+def _group(args: Mapping[str, Any]) -> str | None:
+    """The name and the ranks of the process group of a collective, as far as they are recorded."""
+    parts = [args[name] for name in ("Process Group Name", "Process Group Ranks") if args.get(name) not in (None, "")]
+    return " ".join(str(part)[:_MOST_GROUP] for part in parts) or None
 
 
 @contextmanager
@@ -155,6 +166,8 @@ def _begun(text: Iterator[str], path: Path, events: _Events) -> tuple[str, int]:
         if opening := _BEGIN.search(buffer):
             if device := _DEVICE.search(buffer, 0, opening.start()):
                 events.device = device.group(1)
+            if number := _RANK.search(buffer, 0, opening.start()):
+                events.rank = int(number.group(1))
             return buffer, opening.end()
         if buffer.lstrip()[:1] == "[":
             return buffer, buffer.index("[") + 1

@@ -1,4 +1,4 @@
-"""`trace-import <profile>`: what a run hid and waited for, as the profiler recorded it and as it is replayed.
+"""`trace-import` of one rank: what a run hid and waited for, as the profiler recorded it and as it is replayed.
 
 Written into the folder:
 
@@ -10,20 +10,17 @@ Written into the folder:
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dse.backend import Interval
-from dse.errors import ConfigError, Problem, pairs
 from dse.results.run_folder import Outputs
 from dse.results.words import cell
 from simulators.profiles.profile import Profile
-from simulators.profiles.readers import read
-from simulators.profiles.replay import Replayed, replay
+from simulators.profiles.replay import Replayed
 from simulators.profiles.waits import CAUSES, OTHER_STREAM, SMS, UNKNOWN
 
 if TYPE_CHECKING:
@@ -33,27 +30,6 @@ if TYPE_CHECKING:
 _INFERRED = (OTHER_STREAM, SMS, UNKNOWN)
 _SHOWN = 8  # classes of kernels in the table
 _BARS = 1000  # that fit beside one another into the picture
-
-
-def trace_import(words: Sequence[str]) -> int:
-    """`trace-import <profile> [out=<folder>]`: read and replay a profile, write it, and print what it says."""
-    from dse.results import report
-
-    typed = [word if "=" in word or place else f"profile={word}" for place, word in enumerate(words)]
-    options = pairs(typed, {"profile": ""}, optional=["out"])
-    path = Path(options["profile"])
-    outputs = Outputs(Path(options.get("out", f"outputs/trace_import/{path.name.partition('.')[0]}")))
-    done = replay(read(path))
-    try:
-        outputs.folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError([Problem("out", f"cannot be made ({error.strerror})", str(outputs.folder))]) from None
-    console = report.console()
-    for line in answer(done):
-        console.print(line, soft_wrap=True)
-    _write(done, outputs)
-    console.print(f"written to {outputs.folder}/: kernels.parquet, profile.yaml, figures/timeline.*", soft_wrap=True)
-    return 0
 
 
 def answer(done: Replayed) -> Iterator[Table | str]:
@@ -153,15 +129,20 @@ def vars_of(value: Any) -> dict[str, float]:
     return {name: seconds for name, seconds in vars(value).items() if name.endswith("_s")}
 
 
-def _write(done: Replayed, outputs: Outputs) -> None:
+def write(done: Replayed, outputs: Outputs) -> None:
+    outputs.write_table("kernels", kernels(done))
+    outputs.write_yaml("profile.yaml", summary(done))
+    draw(done, outputs)
+
+
+def draw(done: Replayed, outputs: Outputs) -> None:
+    """Write the timeline, recorded and replayed, as pictures and as a trace for Perfetto."""
     import pandas as pd
 
     from dse import plots
     from dse.plots import timelines
     from dse.results.report import trace
 
-    outputs.write_table("kernels", kernels(done))
-    outputs.write_yaml("profile.yaml", summary(done))
     both = {"recorded": (done.profile.start_s, done.profile.end_s), "replayed": (done.start_s, done.end_s)}
     spans = [span for name, times in both.items() for span in _intervals(done.profile, name, *times)]
     outputs.write_text("figures/timeline.json", json.dumps(trace(spans, {})))

@@ -26,8 +26,12 @@ COLUMNS: Mapping[str, str] = {
     "collective": "string",
     "payload_bytes": "float64",
     "group_size": "Int64",
+    "group": "string",
+    "waited_for_ranks_s": "float64",
 }
-"""What is known of a kernel, and how it is held; launch_s, ctas and what is of collectives may be absent."""
+"""What is known of a kernel, and its type; launch_s, ctas and what is of collectives may be absent. group: which ranks
+take part. waited_for_ranks_s: part of a collective's seconds in which another rank had not begun it; NaN where profiles
+of other ranks were not read."""
 DTYPE_BYTES = {
     **{"Double": 8, "Long": 8, "Float": 4, "Int": 4, "Half": 2, "BFloat16": 2},
     **{"Char": 1, "Byte": 1, "Bool": 1},
@@ -41,7 +45,7 @@ class Profile:
 
     kernels: a row for each, with `COLUMNS` and `kind` (`simulators.profiles.kernel_classes`); start_s and launch_s are
     seconds from the first start. dropped: how many events could not be used, by reason. iterations: (start, end) [s] of
-    those that were marked. device: name of the GPU, or "".
+    those that were marked. device: name of the GPU, or "". rank: number of the process, as far as the file tells it.
     """
 
     kernels: pd.DataFrame
@@ -49,6 +53,7 @@ class Profile:
     device: str = ""
     dropped: Mapping[str, int] = field(default_factory=dict)
     iterations: Sequence[tuple[float, float]] = ()
+    rank: int | None = None
 
     def __len__(self) -> int:
         return len(self.kernels)

@@ -1,13 +1,18 @@
-"""Formats of profiles, and the reader of each: `read` picks it by what a file is called, and how it begins."""
+"""Formats of profiles, and the reader of each: `read` picks it by what a file is called."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from dse.errors import ConfigError, Problem
 from simulators.profiles.chrome import read_chrome
 from simulators.profiles.kernel_table import read_table
 from simulators.profiles.profile import Profile
+
+MOST_FILES = 4096
+"""Of the ranks of one run."""
 
 
 def _read_chakra(path: Path) -> Profile:
@@ -27,4 +32,32 @@ READERS: Mapping[str, Callable[[Path], Profile]] = {
 
 def read(path: Path) -> Profile:
     """The profile that a file holds. Raises ConfigError for a file that cannot be read, or is no profile."""
-    return READERS.get(Path(path.name.removesuffix(".gz")).suffix.lower(), read_chrome)(path)
+    return READERS.get(_suffix(path), read_chrome)(path)
+
+
+def files_of(text: str) -> list[Path]:
+    """The files that a folder, a pattern (`rank*.json.gz`) or a list (`a.json,b.json`) names, rank 2 before rank 10.
+
+    Of a folder, those that have a reader. Raises ConfigError where there is none, or too many.
+    """
+    if Path(text).is_dir():
+        paths: Sequence[Path] = [path for path in Path(text).iterdir() if path.is_file() and _suffix(path) in READERS]
+    elif Path(text).exists():
+        return [Path(text)]
+    elif re.search(r"[*?\[]", text):
+        paths = list(Path(Path(text).anchor).glob(text.removeprefix(Path(text).anchor)))
+    else:
+        return [Path(name.strip()) for name in text.split(",") if name.strip()]
+    if not paths or len(paths) > MOST_FILES:
+        rule = f"names more than {MOST_FILES} files" if paths else "names no file that can be read"
+        raise ConfigError([Problem("profile", rule, text, f"files end in {', '.join(READERS)}, or in these and .gz")])
+    return sorted(paths, key=_natural)
+
+
+def _natural(path: Path) -> list[str | int]:
+    parts = re.split(r"(\d+)", str(path))
+    return [int(part) if place % 2 else part for place, part in enumerate(parts)]
+
+
+def _suffix(path: Path) -> str:
+    return Path(path.name.removesuffix(".gz")).suffix.lower()
