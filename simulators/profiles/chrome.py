@@ -21,7 +21,7 @@ from typing import Any
 from dse.errors import ConfigError, Problem
 from dse.progress import bar
 from simulators.profiles.packed import DAMAGED, MOST_UNPACKED, opened
-from simulators.profiles.profile import DTYPE_BYTES, Profile, profile_of
+from simulators.profiles.profile import DTYPE_BYTES, KernelRows, Profile, profile_of
 
 MOST_EVENT = 1 << 24
 """Characters of one event."""
@@ -54,7 +54,7 @@ def read_chrome(path: Path) -> Profile:
 class _Events:
     """What was read so far: kernels, launches by correlation [us], iterations, and what was dropped."""
 
-    kernels: list[dict[str, Any]] = field(default_factory=list)
+    kernels: KernelRows = field(default_factory=KernelRows)
     launches: dict[int, float] = field(default_factory=dict)
     iterations: list[tuple[float, float]] = field(default_factory=list)
     dropped: Counter[str] = field(default_factory=Counter)
@@ -70,7 +70,7 @@ class _Events:
         if category in _RAN or category in _LAUNCHED:
             try:
                 self._kernel(event, args) if category in _RAN else self._launch(event, args)
-            except (TypeError, ValueError, AttributeError, KeyError):
+            except (TypeError, ValueError, AttributeError, KeyError, OverflowError):
                 self.dropped["kernels and launches with fields that cannot be read"] += 1
         elif category in ("user_annotation", "cpu_op") and str(event.get("name", "")).startswith(_ITERATION):
             start = float(event.get("ts") or 0.0) * _US
@@ -103,9 +103,7 @@ class _Events:
 
     def profile(self, path: Path) -> Profile:
         """The profile of what was read. Raises ConfigError."""
-        for kernel in self.kernels:
-            correlation = kernel["launch_s"]
-            kernel["launch_s"] = None if correlation is None else self.launches.get(int(correlation))
+        self.kernels.replace("launch_s", self.launches)
         of_run = {"device": self.device, "dropped": self.dropped, "iterations": sorted(set(self.iterations))}
         return replace(profile_of(self.kernels, path.name, **of_run), rank=self.rank)  # type: ignore[arg-type]
 

@@ -21,8 +21,9 @@ from dse.errors import ConfigError, Problem
 from dse.results.run_folder import Outputs
 from dse.results.words import cell
 from simulators.profiles.import_command import draw, kernels, summary, vars_of
+from simulators.profiles.profile import Profile
 from simulators.profiles.ranks import Ranks, match, replay_without_waiting
-from simulators.profiles.readers import read
+from simulators.profiles.readers import read_ranks
 from simulators.profiles.replay import Replayed, replay
 
 if TYPE_CHECKING:
@@ -32,20 +33,25 @@ if TYPE_CHECKING:
 _SHOWN = 16  # classes of collectives, and ranks, in tables
 
 
-def import_ranks(paths: Sequence[Path]) -> tuple[Ranks, dict[int, Replayed]]:
-    """Read, match and replay the profiles of several ranks. Raises ConfigError, also where fewer than two can be read.
+def read_files(paths: Sequence[Path]) -> tuple[list[Profile], list[str]]:
+    """The profiles of all GPUs that some files hold, and which files could not be read, and why.
 
-    A file that cannot be read is dropped, as long as two are left.
+    Raises ConfigError where nothing can be read, or of several files one profile only.
     """
-    profiles, problems = [], list[Problem]()
+    profiles, problems = list[Profile](), list[Problem]()
     for path in paths:
         try:
-            profiles.append(read(path))
+            profiles += read_ranks(path)
         except ConfigError as error:
             problems += error.problems
-    if len(profiles) < 2:
-        raise ConfigError(problems or [Problem("profile", "names no two files", ", ".join(map(str, paths)))])
-    ranks = replace(match(profiles), unread=[str(problem) for problem in problems])
+    if not profiles or (problems and len(profiles) == 1):
+        raise ConfigError(problems or [Problem("profile", "names no file")])
+    return profiles, [str(problem) for problem in problems]
+
+
+def import_ranks(profiles: Sequence[Profile], unread: Sequence[str] = ()) -> tuple[Ranks, dict[int, Replayed]]:
+    """Match and replay the profiles of several ranks. unread: files that could not be read."""
+    ranks = replace(match(profiles), unread=unread)
     return ranks, {rank: replay(profile) for rank, profile in ranks.profiles.items()}
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from dse.errors import ConfigError, Problem
 from simulators.profiles.chrome import read_chrome
 from simulators.profiles.kernel_table import read_table
+from simulators.profiles.nsys import read_nsys
 from simulators.profiles.profile import Profile
 
 MOST_FILES = 4096
@@ -22,17 +24,29 @@ def _read_chakra(path: Path) -> Profile:
     return profile_of_trace(read_chakra(path))
 
 
-READERS: Mapping[str, Callable[[Path], Profile]] = {
-    ".csv": read_table,
-    ".et": _read_chakra,
-    ".json": read_chrome,
+READERS: Mapping[str, Callable[[Path], Sequence[Profile]]] = {
+    ".csv": lambda path: [read_table(path)],
+    ".et": lambda path: [_read_chakra(path)],
+    ".json": lambda path: [read_chrome(path)],
+    ".sqlite": read_nsys,
 }
-"""Ends of the names of files, without .gz, and what reads them; anything else is read as JSON."""
+"""Ends of the names of files, without .gz, and what reads them: a profile for each GPU. Others are read as JSON."""
 
 
 def read(path: Path) -> Profile:
-    """The profile that a file holds. Raises ConfigError for a file that cannot be read, or is no profile."""
-    return READERS.get(_suffix(path), read_chrome)(path)
+    """The profile of the GPU of which a file holds most kernels; those of others are counted as dropped.
+
+    Raises ConfigError for a file that cannot be read, or is no profile.
+    """
+    first, *others = read_ranks(path)
+    if not others:
+        return first
+    return replace(first, dropped={**first.dropped, "kernels of other GPUs": sum(map(len, others))})
+
+
+def read_ranks(path: Path) -> Sequence[Profile]:
+    """The profile of each GPU that a file holds. Raises ConfigError as `read` does."""
+    return READERS.get(_suffix(path), READERS[".json"])(path)
 
 
 def files_of(text: str) -> list[Path]:

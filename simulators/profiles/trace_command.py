@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 from dse.errors import ConfigError, Problem, pairs
 from dse.results.run_folder import Outputs
 from simulators.profiles import import_command, ranks_command
-from simulators.profiles.readers import files_of, read
+from simulators.profiles.profile import Profile
+from simulators.profiles.readers import files_of
 from simulators.profiles.replay import replay
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ _Job = tuple[Iterable["Table | str"], Callable[[Outputs], None], str]
 def trace_import(words: Sequence[str]) -> int:
     """`trace-import <profile> [out=<folder>]`: read and replay a profile, write it, and print what it says.
 
-    Several files (a folder, a pattern, a list) are ranks of one run.
+    Several files (a folder, a pattern, a list), or GPUs of one file, are ranks of one run.
     """
     from dse.results import report
 
@@ -32,7 +33,8 @@ def trace_import(words: Sequence[str]) -> int:
     paths = files_of(options["profile"])
     name = paths[0].name.partition(".")[0] if paths else ""
     outputs = Outputs(Path(options.get("out", f"outputs/trace_import/{name}")))
-    lines, write, files = _one(paths[0]) if len(paths) == 1 else _several(paths)
+    profiles, unread = ranks_command.read_files(paths)
+    lines, write, files = _one(profiles[0]) if len(profiles) == 1 else _several(profiles, unread)
     try:
         outputs.folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -45,12 +47,12 @@ def trace_import(words: Sequence[str]) -> int:
     return 0
 
 
-def _one(path: Path) -> _Job:
-    done = replay(read(path))
+def _one(profile: Profile) -> _Job:
+    done = replay(profile)
     return import_command.answer(done), partial(import_command.write, done), "kernels.parquet, profile.yaml"
 
 
-def _several(paths: Sequence[Path]) -> _Job:
-    ranks, done = ranks_command.import_ranks(paths)
+def _several(profiles: Sequence[Profile], unread: Sequence[str]) -> _Job:
+    ranks, done = ranks_command.import_ranks(profiles, unread)
     lines = ranks_command.answer(ranks, done)
     return lines, partial(ranks_command.write, ranks, done), "kernels.parquet, collectives.parquet, ranks.yaml"
