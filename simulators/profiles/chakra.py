@@ -17,7 +17,7 @@ from typing import IO, Any
 from dse.errors import ConfigError, Problem
 from dse.files import atomic_replacement
 from simulators.profiles.chakra_messages import COLLECTIVES, NODE_TYPES, message
-from simulators.profiles.packed import DAMAGED, opened
+from simulators.profiles.packed import DAMAGED, loss, opened
 
 VERSION = "1.0.0"
 """Of the schema that is written."""
@@ -123,8 +123,8 @@ def _messages(file: IO[bytes], dropped: Counter[str]) -> Iterator[bytes]:
                 dropped["the rest of a file that ends within a node"] += 1
                 return
             yield encoded
-    except DAMAGED:
-        dropped["the rest of a gzip that is cut off or damaged"] += 1
+    except DAMAGED as error:
+        dropped[loss(error)] += 1
 
 
 def _varint(file: IO[bytes]) -> int | None:

@@ -3,7 +3,8 @@
 Of an event's `args` these are read: `stream`, `correlation`, `grid`, `Collective name`, `In msg nelems`, `dtype`,
 `Group size`, `Process Group Name` and `Process Group Ranks`; of the head `deviceProperties` and the rank of
 `distributedInfo`. The launch of a kernel is the event of category `cuda_runtime`, `cuda_driver` or `hip_runtime` with
-the same correlation. Iterations are annotations `ProfilerStep#`. Nothing of a file is run.
+the same correlation. Iterations are annotations `ProfilerStep#`. The JSON of rocprof is read as well: what ran on a
+queue, with its times. Nothing of a file is run.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Any
 
 from dse.errors import ConfigError, Problem
 from dse.progress import bar
-from simulators.profiles.packed import DAMAGED, MOST_UNPACKED, opened
+from simulators.profiles.packed import DAMAGED, loss, opened
 from simulators.profiles.profile import DTYPE_BYTES, KernelRows, Profile, profile_of
 
 MOST_EVENT = 1 << 24
@@ -34,7 +35,8 @@ _SPACE = re.compile(r"[\s,]*")
 _RAN = ("kernel", "gpu_memcpy", "gpu_memset")
 _LAUNCHED = ("cuda_runtime", "cuda_driver", "hip_runtime", "runtime")
 _ITERATION = "ProfilerStep#"
-_US = 1e-6
+_US, _NS = 1e-6, 1e-9
+_UNREADABLE = "kernels and launches with fields that cannot be read"
 
 
 def read_chrome(path: Path) -> Profile:
@@ -67,11 +69,13 @@ class _Events:
             self.dropped["events that are no objects"] += 1
             return
         category, args = event.get("cat"), event.get("args") or {}
-        if category in _RAN or category in _LAUNCHED:
+        if category is None and isinstance(args, dict) and "BeginNs" in args:
+            self._rocprof(event, args)
+        elif category in _RAN or category in _LAUNCHED:
             try:
                 self._kernel(event, args) if category in _RAN else self._launch(event, args)
             except (TypeError, ValueError, AttributeError, KeyError, OverflowError):
-                self.dropped["kernels and launches with fields that cannot be read"] += 1
+                self.dropped[_UNREADABLE] += 1
         elif category in ("user_annotation", "cpu_op") and str(event.get("name", "")).startswith(_ITERATION):
             start = float(event.get("ts") or 0.0) * _US
             self.iterations.append((start, start + float(event.get("dur") or 0.0) * _US))
@@ -79,6 +83,19 @@ class _Events:
     def _launch(self, event: Mapping[str, Any], args: Mapping[str, Any]) -> None:
         if (correlation := args.get("correlation")) is not None:
             self.launches[int(correlation)] = float(event["ts"]) * _US
+
+    def _rocprof(self, event: Mapping[str, Any], args: Mapping[str, Any]) -> None:
+        """Keep what ran on a queue, of a trace of rocprof, which puts times [ns] into `args` and numbers into text."""
+        queue = [str(args[name]) for name in ("stream-id", "queue-id") if args.get(name) not in (None, "")]
+        if not queue:
+            return  # a call of the host
+        try:
+            start, end = int(args["BeginNs"]), int(args["EndNs"])
+            name = str(args.get("Name") or args.get("KernelName") or event["name"]).removesuffix(" [clone .kd]")
+            times = {"start_s": start * _NS, "seconds": (end - start) * _NS}
+            self.kernels.append({"name": name.removesuffix(".kd"), "stream": " ".join(queue), **times})
+        except (TypeError, ValueError, KeyError, OverflowError):
+            self.dropped[_UNREADABLE] += 1
 
     def _kernel(self, event: Mapping[str, Any], args: Mapping[str, Any]) -> None:
         grid, elements = args.get("grid"), args.get("In msg nelems")
@@ -122,17 +139,14 @@ def _text(path: Path, advance: Callable[[int], None]) -> Iterator[tuple[Iterator
         reader = io.TextIOWrapper(unpacked, encoding="utf-8-sig", errors="replace", newline="")
 
         def parts() -> Iterator[str]:
-            taken = size = 0
+            taken = 0
             try:
                 while part := reader.read(_CHUNK):
                     advance(file.tell() - taken)
-                    taken, size = file.tell(), size + len(part)
-                    if size > MOST_UNPACKED:
-                        losses.append("the rest of a file that unpacks to more than a profile holds")
-                        return
+                    taken = file.tell()
                     yield part
-            except DAMAGED:
-                losses.append("the rest of a gzip that is cut off or damaged")
+            except DAMAGED as error:
+                losses.append(loss(error))
 
         yield parts(), losses
 

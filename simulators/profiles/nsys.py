@@ -11,7 +11,6 @@ The file is opened read-only, and only rows of plain tables are read: no views, 
 
 from __future__ import annotations
 
-import re
 import sqlite3
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,6 +22,7 @@ from urllib.parse import quote
 
 from dse.errors import ConfigError, Problem
 from dse.files import open_plain_file
+from simulators.profiles.iterations import is_iteration
 from simulators.profiles.packed import MOST_BYTES
 from simulators.profiles.profile import KernelRows, Profile, profile_of
 
@@ -35,7 +35,6 @@ _COPIES = {1: "HtoD", 2: "DtoH", 8: "DtoD", 10: "PtoP"}
 """`copyKind`, as CUPTI numbers it (CUpti_ActivityMemcpyKind)."""
 _PROCESS = 24  # bits of a thread in `globalTid`
 _MOST_TEXT = 1 << 20  # bytes of a cell
-_ITERATION = re.compile(r"ProfilerStep#\d+|(train(ing)?[ _])?(iteration|iter|step)[ _#:]*\d*", re.IGNORECASE)
 _DROPPED = "rows with fields that cannot be read"
 
 
@@ -180,7 +179,7 @@ class _Export:
             wanted["text"] = f"COALESCE({wanted['text'] or 'NULL'}, s.value)"
         marked = []
         for row in self._select("NVTX_EVENTS", wanted, joined):
-            if row["end"] is None or not _ITERATION.fullmatch(str(row["text"])):
+            if row["end"] is None or not is_iteration(str(row["text"])):
                 continue
             try:
                 marked.append((_process(row["globalTid"]), int(row["start"]) * _NS, int(row["end"]) * _NS))

@@ -17,6 +17,8 @@ from simulators.profiles.kernel_classes import COLLECTIVE, MOVED, kernel_class
 Floats = NDArray[np.float64]
 Marks = NDArray[np.bool_]
 _NAN = float("nan")
+MOST_KERNELS = 1 << 25
+"""Of a profile, about 3 GB; what comes after them is dropped."""
 _EXACT = 2.0**53  # below which a float64 holds every whole number
 
 COLUMNS: Mapping[str, str] = {
@@ -98,18 +100,25 @@ class Profile:
 
 
 class KernelRows:
-    """Rows of kernels by column, in a tenth of the memory that a dict a row takes; `COLUMNS` may be absent."""
+    """Rows of kernels by column, in a tenth of the memory that a dict a row takes; `COLUMNS` may be absent.
+
+    left_out: how many there were past the first `MOST_KERNELS`.
+    """
 
     def __init__(self) -> None:
         self._numbers = {name: array("d") for name, kind in COLUMNS.items() if kind != "string"}
         self._texts: dict[str, list[str | None]] = {name: [] for name, kind in COLUMNS.items() if kind == "string"}
         self._same: dict[str, str] = {}  # one object for equal texts
+        self.left_out = 0
 
     def __len__(self) -> int:
         return len(self._texts["name"])
 
     def append(self, row: Mapping[str, Any]) -> None:
         """Add a kernel. Raises TypeError, ValueError or OverflowError, and adds nothing, for what is no number."""
+        if len(self) >= MOST_KERNELS:
+            self.left_out += 1
+            return
         numbers = {name: _NAN if (value := row.get(name)) is None else float(value) for name in self._numbers}
         for name, value in numbers.items():
             self._numbers[name].append(value)
@@ -146,8 +155,10 @@ def profile_of(
 
     Kernels that end before they begin, or that have no stream, are dropped and counted.
     """
-    kernels = rows.frame() if isinstance(rows, KernelRows) else _collected(rows).frame()
-    counts = dict(dropped or {})
+    collected = rows if isinstance(rows, KernelRows) else _collected(rows)
+    kernels, counts = collected.frame(), dict(dropped or {})
+    if collected.left_out:
+        counts[f"kernels past the first {MOST_KERNELS:,}"] = collected.left_out
     start, seconds, launch = (kernels[name].to_numpy(float) for name in ("start_s", "seconds", "launch_s"))
     wrong = {
         "kernels without a stream": kernels["stream"].isna().to_numpy(bool),

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from dse.errors import ConfigError, Problem
 from simulators.profiles.chrome import read_chrome
-from simulators.profiles.kernel_table import read_table
+from simulators.profiles.kernel_table import read_tables
 from simulators.profiles.nsys import read_nsys
 from simulators.profiles.profile import Profile
 
@@ -25,7 +25,7 @@ def _read_chakra(path: Path) -> Profile:
 
 
 READERS: Mapping[str, Callable[[Path], Sequence[Profile]]] = {
-    ".csv": lambda path: [read_table(path)],
+    ".csv": read_tables,
     ".et": lambda path: [_read_chakra(path)],
     ".json": lambda path: [read_chrome(path)],
     ".sqlite": read_nsys,
@@ -55,7 +55,7 @@ def files_of(text: str) -> list[Path]:
     Of a folder, those that have a reader. Raises ConfigError where there is none, or too many.
     """
     if Path(text).is_dir():
-        paths: Sequence[Path] = [path for path in Path(text).iterdir() if path.is_file() and _suffix(path) in READERS]
+        paths: Sequence[Path] = _profiles_of(Path(text))
     elif Path(text).exists():
         return [Path(text)]
     elif re.search(r"[*?\[]", text):
@@ -66,6 +66,13 @@ def files_of(text: str) -> list[Path]:
         rule = f"names more than {MOST_FILES} files" if paths else "names no file that can be read"
         raise ConfigError([Problem("profile", rule, text, f"files end in {', '.join(READERS)}, or in these and .gz")])
     return sorted(paths, key=_natural)
+
+
+def _profiles_of(folder: Path) -> list[Path]:
+    """The files of a folder that have a reader; beside kernel traces of rocprofv3 no other tables."""
+    paths = [path for path in folder.iterdir() if path.is_file() and _suffix(path) in READERS]
+    traces = [path for path in paths if "kernel_trace" in path.name]
+    return [path for path in paths if path in traces or not traces or _suffix(path) != ".csv"]
 
 
 def _natural(path: Path) -> list[str | int]:
