@@ -33,11 +33,12 @@ fast: setup ## run the quick half of the tests (a minute and a half)
 coverage: setup ## print the branch coverage of the quick half of the tests (four minutes)
 	$(BIN)/pytest -n auto --dist worksteal -m 'not slow and not nightly' $(PACKAGES:%=--cov=%) --cov-branch --cov-report=term
 
-test: check ## check, then run the tests (a quarter of an hour)
-	$(BIN)/pytest -n 2 --dist worksteal
+test: check ## check, then run the tests, with the same drawn examples every time (a quarter of an hour)
+	$(BIN)/pytest -n 2 --dist worksteal --hypothesis-profile ci
 
-nightly: setup ## run the tests that are too many for every time (some ten minutes)
+nightly: setup ## run the tests that are too many for every time, and new drawn examples (half an hour)
 	$(BIN)/pytest -n 2 --dist worksteal -m nightly
+	$(BIN)/pytest -n 2 --dist worksteal -m 'hypothesis and not nightly'
 
 bench: setup ## time the engines side by side and write BENCHMARKS.md
 	$(BIN)/python -m benchmarks.engine

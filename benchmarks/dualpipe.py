@@ -34,7 +34,6 @@ from simulators.steps.operators import Block, Part, Product, Stream
 from simulators.steps.two_streams import lower
 from simulators.workloads.model_zoo import model_tree, option_tree
 
-SHARED = Path(__file__).resolve().parents[2] / "shared" / "data" / "deepseek_dualpipe"
 TABLE = "kernels_layers_0_1.csv"
 _LAYERS, _EXCHANGES = 2, "27"
 _MOVES = ("dispatch", "dispatch_cached", "combine")
@@ -248,7 +247,7 @@ def _predicted_group(part: Part) -> str:
 def main() -> int:
     """Compare, and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, default=SHARED, help="folder of the table")
+    parser.add_argument("--data", type=Path, required=True, help="folder of the table")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     arguments = parser.parse_args()
     if not (arguments.data / TABLE).is_file():

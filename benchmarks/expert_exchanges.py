@@ -27,8 +27,6 @@ from simulators.calibration.expert_exchanges import (
     read_rows,
 )
 
-SHARED = Path(__file__).resolve().parents[2] / "shared" / "data" / "ep_collectives"
-
 
 def ep_median(folder: Path) -> dict[str, dict[str, float]]:
     """Errors of rows not fitted on: `<table> <device> <direction>` -> count, median, p90, signed median.
@@ -104,7 +102,7 @@ def fitted_constants(folder: Path) -> dict[str, Mapping[str, Any]]:
 def main() -> int:
     """Judge, or fit, and print."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", type=Path, default=SHARED, help="folder of the tables")
+    parser.add_argument("--data", type=Path, required=True, help="folder of the tables")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--fit", action="store_true", help="fit the constants anew and print them")
     arguments = parser.parse_args()

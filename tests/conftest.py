@@ -218,11 +218,11 @@ def lower(point: Design) -> TaskGraph:
 
 @pytest.fixture(scope="session")
 def shared() -> Callable[[str], Path]:
-    """A file of the material beside the repository; the test is skipped where it is absent."""
+    """A file or folder of the material beside the repository; the test is skipped where it is absent."""
 
     def find(name: str) -> Path:
         path = REPOSITORY.parent / "shared" / name
-        if not path.is_file():
+        if not path.exists():
             pytest.skip(f"{path} is absent: the published values live beside the repository")
         return path
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from iterations import BACKEND, NETWORK, evaluated, gridded, made, metrics, step
 from test_experts import EXPERTS, LATENT, small
 from test_plan import plan_of, planned
 
-from benchmarks.dualpipe import SHARED, TABLE, figures, hidden_share
+from benchmarks.dualpipe import TABLE, figures, hidden_share
 from dse.plugins import load
 from simulators.steps.exchanges import regions
 from simulators.steps.pipelines import StageTurns, in_flight, overlaps
@@ -357,9 +357,8 @@ def test_hidden_shares_count_what_is_covered_once() -> None:
     assert hidden_share([(0.0, 2.0), (3.0, 5.0)], [(1.0, 4.0), (1.5, 2.0)]) == pytest.approx(0.5)
 
 
-@pytest.mark.skipif(not (SHARED / TABLE).is_file(), reason="the measured kernels are not beside the repository")
-def test_measured_kernels_are_predicted() -> None:
-    errors = figures(SHARED)
+def test_measured_kernels_are_predicted(shared: Callable[[str], Path]) -> None:
+    errors = figures(shared(f"data/deepseek_dualpipe/{TABLE}").parent)
     assert abs(errors["dualpipe_pair"]) < 0.1
     assert abs(errors["dualpipe_hidden_points"]) < 5
     assert abs(errors["dualpipe_slowdown"]) < 0.05

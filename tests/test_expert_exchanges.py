@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.expert_exchanges import SHARED, ep_median, over_sms
+from benchmarks.expert_exchanges import ep_median, over_sms
 from simulators.calibration.expert_exchanges import (
     DIRECTIONS,
     NODES,
@@ -24,7 +25,7 @@ from simulators.costs.expert_exchange import RoutedTokens, exchange_seconds, ker
 
 LIBRARIES = {device: node_of(device) for device in NODES}
 DEVICES = st.sampled_from(sorted(LIBRARIES))
-TABLES = pytest.mark.skipif(not SHARED.is_dir(), reason="the measured tables are not beside the repository")
+TABLES = "data/ep_collectives"
 
 
 def routed(tokens: float, **others: Any) -> RoutedTokens:
@@ -105,26 +106,24 @@ def test_published_bandwidths_inside_a_node_come_out_without_a_fit_to_them() -> 
 # Measured tables
 
 
-@TABLES
-def test_rows_not_fitted_on_are_predicted() -> None:
+def test_rows_not_fitted_on_are_predicted(shared: Callable[[str], Path]) -> None:
     """Medians of all groups of more than 20 rows; the worst is dispatch across nodes of MI355X."""
-    figures = {name: line for name, line in ep_median(SHARED).items() if line["count"] > 20}
+    figures = {name: line for name, line in ep_median(shared(TABLES)).items() if line["count"] > 20}
     assert len(figures) == 12
     medians = [line["median"] for line in figures.values()]
     assert max(medians) < 0.15
     assert float(np.median(medians)) < 0.08
     assert all(
         value < 0.12
-        for group, table in over_sms(SHARED).items()
+        for group, table in over_sms(shared(TABLES)).items()
         if "nodes_1_2" not in group
         for value in table.values()
     )
 
 
-@TABLES
 @pytest.mark.slow
-def test_constants_are_those_of_a_fit_to_the_rows_that_are_named() -> None:
-    rows = [row for path in sorted(SHARED.glob("*.csv")) for row in read_rows(path)]
+def test_constants_are_those_of_a_fit_to_the_rows_that_are_named(shared: Callable[[str], Path]) -> None:
+    rows = [row for path in sorted(shared(TABLES).glob("*.csv")) for row in read_rows(path)]
     for device in ("h100_sxm", "mi300x"):
         node = node_of(device)
         assert node.experts is not None

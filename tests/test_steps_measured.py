@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,6 @@ from benchmarks.steps_measured import (
 )
 from dse.config.options import conf_dir
 
-SHARED = Path(__file__).parents[2] / "shared" / "data"
 PUBLISHED = conf_dir() / "data" / "training_throughput.csv"
 
 
@@ -29,12 +29,10 @@ def errors(steps: list[Step]) -> list[float]:
     return [step.error for step in steps if not step.fitted]
 
 
-def table(name: str) -> Path:
+@pytest.fixture
+def table(shared: Callable[[str], Path]) -> Callable[[str], Path]:
     """A measured table; skips where it is absent."""
-    file = SHARED / str(settings()[name]["file"])
-    if not file.is_file():
-        pytest.skip(f"{file.name} is not here: measured tables are no part of the repository")
-    return file
+    return lambda name: shared(f"data/{settings()[name]['file']}")
 
 
 def test_published_training_is_within_a_few_per_cent() -> None:
@@ -68,7 +66,7 @@ def test_a_step_of_achieved_flop_a_second_takes_the_flop_of_its_equation() -> No
 
 
 @pytest.mark.slow
-def test_steps_on_one_node_are_within_ten_per_cent() -> None:
+def test_steps_on_one_node_are_within_ten_per_cent(table: Callable[[str], Path]) -> None:
     steps = list(megatron_deepspeed(table("megatron_deepspeed")))
     assert len(steps) == 720
     assert sum(step.fitted for step in steps) == 6
@@ -76,7 +74,7 @@ def test_steps_on_one_node_are_within_ten_per_cent() -> None:
 
 
 @pytest.mark.slow
-def test_the_host_bounds_the_rows_that_its_constants_are_fitted_on() -> None:
+def test_the_host_bounds_the_rows_that_its_constants_are_fitted_on(table: Callable[[str], Path]) -> None:
     for step in megatron_deepspeed(table("megatron_deepspeed")):
         if step.fitted:
             assert float(step.metrics()["share_host"]) > 0.2
@@ -84,7 +82,7 @@ def test_the_host_bounds_the_rows_that_its_constants_are_fitted_on() -> None:
 
 
 @pytest.mark.slow
-def test_steps_of_fsdp_and_tp_are_within_twelve_per_cent_but_for_casts_by_row() -> None:
+def test_steps_of_fsdp_and_tp_are_within_twelve_per_cent_but_for_casts_by_row(table: Callable[[str], Path]) -> None:
     steps = list(async_tp(table("async_tp")))
     assert len(steps) == 6
     assert all(abs(step.error) <= 0.12 for step in steps if "rowwise" not in step.name)
@@ -102,10 +100,11 @@ def test_the_command_prints_every_table(capsys: pytest.CaptureFixture[str]) -> N
 
 
 @pytest.mark.slow
-def test_what_async_tensor_parallelism_gains_is_within_three_points_but_for_one_format() -> None:
+def test_what_async_tensor_parallelism_gains_is_within_three_points_but_for_one_format(
+    shared: Callable[[str], Path],
+) -> None:
     """70B with tensorwise fp8 gains 14 % and is predicted to gain 7."""
-    table("async_tp")
-    pairs = overlapped_steps(SHARED)
+    pairs = overlapped_steps(shared("data"))
     assert len(pairs) == 6
     far = [pair.serial.name for pair in pairs if abs(pair.gain_error) > 0.03]
     assert far == ["Llama 3 70B fp8 tensorwise"]

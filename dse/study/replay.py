@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from dse.backend import Replay
 from dse.content_hash import content_key as identity
 from dse.errors import ConfigError, Problem, pairs
 from dse.results import output_files, report
@@ -22,11 +23,17 @@ def replay_point(outputs: Outputs, start: str, present: Present) -> list[Path]:
     start: the first letters of its key. Raises ConfigError where no point or several have such a key, or where code or
     configuration have changed since.
     """
+    row, planned, replay = run_again(outputs, start, present)
+    return report.write_timeline(outputs, row, replay, knobs=planned.knobs)
+
+
+def run_again(outputs: Outputs, start: str, present: Present) -> tuple[Any, Plan, Replay]:
+    """The row of a stored point, its study, and its replay. Raises ConfigError as `replay_point` does."""
     planned, row, design = stored_point(outputs, start, present)
     replay = planned.backend.replay(design)
     if not replay.intervals:
         raise ConfigError([Problem("simulator", "tells its metrics only, not when it did what", planned.spec.name)])
-    return report.write_timeline(outputs, row, replay, knobs=planned.knobs)
+    return row, planned, replay
 
 
 def stored_point(outputs: Outputs, start: str, present: Present) -> tuple[Plan, Any, Any]:

@@ -13,6 +13,13 @@ COMMANDS = {
         },
         ("trace-import profile=run.json.gz",),
     ),
+    "explain": Command(
+        "simulators.profiles.explain_command:explain",
+        "explain <A> <B> [out=<folder>]",
+        "where the difference between two profiles, or two points (<study>:<key>), comes from",
+        {"out": "folder of the picture (outputs/explain)", "output_dir": "folder of results (outputs)"},
+        ("explain before.json.gz after.json.gz", "explain ficco_sweep:1a2b3c ficco_sweep:4d5e6f"),
+    ),
     "chakra-export": Command(
         "simulators.profiles.export_command:chakra_export",
         "chakra-export study=<name> key=... | profile=<file>",

@@ -21,6 +21,7 @@ from dse.study.plan_again import Present
 from dse.study.replay import stored_point
 from simulators.profiles.chakra import ExecutionTrace, write_chakra
 from simulators.profiles.chakra_graphs import collective_of, trace_of_profile, trace_of_run
+from simulators.profiles.import_command import writable
 from simulators.profiles.readers import read
 from simulators.profiles.replay import ENGINE, replay
 
@@ -37,11 +38,7 @@ def chakra_export(words: Sequence[str]) -> int:
     optional = ["out", "ranks", *(["config_dir", "command"] if kind == "study" else [])]
     options = pairs(words, needed, optional=optional)
     name, traces = _of_profile(options) if kind == "profile" else _of_point(options)
-    folder = Path(options.get("out", f"outputs/chakra_export/{name}"))
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError([Problem("out", f"cannot be made ({error.strerror})", str(folder))]) from None
+    folder = writable(options.get("out", f"outputs/chakra_export/{name}")).folder
     for rank, trace in enumerate(traces):
         write_chakra(folder / f"{name}.{rank}.et", trace)
     console = report.console()

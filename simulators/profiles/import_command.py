@@ -12,11 +12,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dse.backend import Interval
+from dse.errors import ConfigError, Problem
 from dse.results.run_folder import Outputs
 from dse.results.words import cell
 from simulators.profiles.profile import Profile
@@ -30,6 +32,16 @@ if TYPE_CHECKING:
 _INFERRED = (OTHER_STREAM, SMS, UNKNOWN)
 _SHOWN = 8  # classes of kernels in the table
 _BARS = 1000  # that fit beside one another into the picture
+
+
+def writable(out: str) -> Outputs:
+    """A folder to write into. Raises ConfigError where it cannot be made."""
+    outputs = Outputs(Path(out))
+    try:
+        outputs.folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError([Problem("out", f"cannot be made ({error.strerror})", out)]) from None
+    return outputs
 
 
 def answer(done: Replayed) -> Iterator[Table | str]:
@@ -164,8 +176,14 @@ def _drawn(profile: Profile, start_s: Any, end_s: Any) -> pd.DataFrame:
     marks = {"collective": profile.is_collective, "compute": profile.is_compute}
     kinds = np.select(list(marks.values()), list(marks), "copy")
     frame = profile.kernels.assign(lane="stream " + profile.kernels["stream"], kind=kinds, start_s=start_s)
-    frame = frame.assign(finish_s=end_s).sort_values(["lane", "start_s"], kind="stable")
-    apart = frame["start_s"] - frame["finish_s"].shift() > profile.span_s / _BARS
-    begins = apart | (frame["lane"] != frame["lane"].shift()) | (frame["kind"] != frame["kind"].shift())
+    return merged(frame.assign(finish_s=end_s))
+
+
+def merged(bars: pd.DataFrame) -> pd.DataFrame:
+    """Bars of a picture (`lane`, `kind`, `start_s`, `finish_s`), as one where they nearly touch."""
+    span_s = bars["finish_s"].max() - bars["start_s"].min()
+    bars = bars.sort_values(["lane", "start_s"], kind="stable")
+    apart = bars["start_s"] - bars["finish_s"].shift() > span_s / _BARS
+    begins = apart | (bars["lane"] != bars["lane"].shift()) | (bars["kind"] != bars["kind"].shift())
     columns = {"lane": "first", "kind": "first", "start_s": "min", "finish_s": "max"}
-    return frame.groupby(np.cumsum(begins.to_numpy(bool))).agg(columns)
+    return bars.groupby(np.cumsum(begins.to_numpy(bool))).agg(columns)

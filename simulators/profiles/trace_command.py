@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dse.errors import ConfigError, Problem, pairs
+from dse.errors import pairs
 from dse.results.run_folder import Outputs
 from simulators.profiles import import_command, ranks_command
 from simulators.profiles.profile import Profile
@@ -32,13 +31,9 @@ def trace_import(words: Sequence[str]) -> int:
     options = pairs(typed, {"profile": ""}, optional=["out"])
     paths = files_of(options["profile"])
     name = paths[0].name.partition(".")[0] if paths else ""
-    outputs = Outputs(Path(options.get("out", f"outputs/trace_import/{name}")))
     profiles, unread = ranks_command.read_files(paths)
     lines, write, files = _one(profiles[0]) if len(profiles) == 1 else _several(profiles, unread)
-    try:
-        outputs.folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError([Problem("out", f"cannot be made ({error.strerror})", str(outputs.folder))]) from None
+    outputs = import_command.writable(options.get("out", f"outputs/trace_import/{name}"))
     console = report.console()
     for line in lines:
         console.print(line, soft_wrap=True)
