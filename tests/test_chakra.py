@@ -226,6 +226,24 @@ def test_a_collective_of_an_unknown_type_stays_a_collective(tmp_path: Path) -> N
     assert profile.dropped["collectives of a type that is not known"] == 1
 
 
+@settings(max_examples=100, deadline=None)
+@given(data=st.data())
+def test_any_damage_is_read_in_part_or_refused(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+    path = tmp_path_factory.getbasetemp() / "damaged.0.et"
+    nodes = [gemm(0), Node(1, "sum", "COMM_COLL_NODE", 3 * US, data_deps=(0,), collective="ALL_REDUCE")]
+    write_chakra(path, ExecutionTrace(tuple(nodes)))
+    content = bytearray(path.read_bytes())
+    for place, byte in data.draw(
+        st.lists(st.tuples(st.integers(0, len(content) - 1), st.integers(0, 255)), min_size=1, max_size=9)
+    ):
+        content[place] = byte
+    path.write_bytes(content)
+    try:
+        assert np.isfinite(replay(read(path)).end_s).all()
+    except ConfigError:
+        return
+
+
 @pytest.mark.parametrize("data", [b"", b"no trace at all", b"\x00" * 100])
 def test_what_is_no_trace_is_refused(tmp_path: Path, data: bytes) -> None:
     path = tmp_path / "run.et"

@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from dse.errors import ConfigError
 from simulators.profiles.nsys import read_nsys
@@ -209,3 +211,21 @@ def test_columns_that_compute_are_not_read(tmp_path: Path) -> None:
 
 def numbers(count: int) -> Iterable[tuple[int, int, int]]:
     return ((1000 * n, 1000 * n + 500, 7) for n in range(count))
+
+
+@pytest.mark.slow
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_any_damage_is_read_in_part_or_refused(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+    folder = tmp_path_factory.mktemp("damaged")
+    path = export(folder, usual(40))
+    content = bytearray(path.read_bytes())
+    for place, byte in data.draw(
+        st.lists(st.tuples(st.integers(0, len(content) - 1), st.integers(0, 255)), min_size=1, max_size=99)
+    ):
+        content[place] = byte
+    path.write_bytes(content)
+    try:
+        assert np.isfinite(replay(read(path)).end_s).all()
+    except ConfigError:
+        return

@@ -6,7 +6,7 @@ COMMANDS = {
     "trace-import": Command(
         "simulators.profiles.trace_command:trace_import",
         "trace-import profile=<file> [out=<folder>]",
-        "a PyTorch profile (Chrome trace, or a table of kernels): what is hidden, what waits for what, and its replay",
+        "a profile (PyTorch, Nsight Systems, rocprof, Chakra): what is hidden, what waits for what, and its replay",
         {
             "profile": "a file; several, the ranks of one run: a folder, a pattern or a list with commas",
             "out": "folder to write to",
