@@ -1,8 +1,12 @@
-"""Profiles of real runs, replayed: `python -m benchmarks.traces [--json] [--data DIR]`.
+"""Profiles of real runs, replayed: `python -m benchmarks.traces [--json] [--data DIR] [--large] [--hta PYTHON]`.
 
     replay_worst          largest error of the span of a replay, of the recorded one
     hidden_points_worst   largest difference of the share of collectives that is hidden, in percentage points
     import_mb_per_s       of a Chrome trace made here, on one core
+    import_peak_gb_per_million   with --large: memory at the most of a process that imports a million kernels
+    hidden_points_hta     largest difference of the share that is hidden from HolisticTraceAnalysis's, percentage points
+
+--hta names an interpreter that has HolisticTraceAnalysis (this one); without it, the reason is printed instead.
 
 --data names a folder with `traces/*.csv.gz` and `deepseek_dualpipe/*.csv`; without it the shipped profile is replayed.
 """
@@ -11,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -19,9 +24,11 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.hta import hidden_points_hta
+from benchmarks.trace_memory import import_peak_gb_per_million
 from dse.config.options import conf_dir
 from dse.progress import quiet
-from simulators.profiles.import_command import read
+from simulators.profiles.readers import read
 from simulators.profiles.replay import replay
 
 _EVENTS = 150_000  # of the trace that is made
@@ -72,6 +79,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--data", type=Path, help="folder of recorded profiles")
+    parser.add_argument("--large", action="store_true", help="import a million kernels as well")
+    parser.add_argument("--hta", default=sys.executable, metavar="PYTHON", help="interpreter with HTA")
     options = parser.parse_args()
     rows = list(replayed(profiles(options.data)))
     points = np.array([abs(row["hidden"][1] - row["hidden"][0]) for row in rows])
@@ -80,6 +89,14 @@ def main() -> None:
         "hidden_points_worst": float(np.nanmax(points)),
         "import_mb_per_s": import_rate(),
     }
+    with tempfile.TemporaryDirectory() as folder, quiet():
+        witness = hidden_points_hta([read(path) for path in profiles(options.data)], Path(folder), options.hta)
+    if isinstance(witness, float):
+        figures["hidden_points_hta"] = witness
+    else:
+        print(f"hidden_points_hta is skipped: {witness}", file=sys.stderr)
+    if options.large:
+        figures["import_peak_gb_per_million"] = import_peak_gb_per_million(made_events(3_000_000))
     if options.json:
         print(json.dumps({name: round(value, 4) for name, value in figures.items()}))
         return
@@ -88,7 +105,7 @@ def main() -> None:
         shares = f"hidden {recorded:5.1f} % recorded, {again:5.1f} % replayed"
         print(f"{row['profile']:32} {row['kernels']:6,} kernels, span {100 * row['span']:+6.2f} %, {shares}")
     for name, value in figures.items():
-        print(f"{name:20} {value:.4g}")
+        print(f"{name:26} {value:.4g}")
 
 
 if __name__ == "__main__":

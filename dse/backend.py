@@ -321,6 +321,10 @@ class Backend:
         """One design, run again in full; without intervals by default."""
         return Replay((), {})
 
+    def task_graph(self, design: BaseModel) -> Any:
+        """The task graph that an engine runs for a design; None by default, where there is none."""
+        return None
+
     def facts(self, design: BaseModel) -> Sequence[tuple[str, Any, str, str]]:
         """(path, value, provenance, source) of every constant that this design rests on; none by default."""
         return []

@@ -35,6 +35,7 @@ COMMANDS = {
     "importance": ["importance", NAMED],
     "robustness": ["robustness", NAMED, "samples=2", "range=2", "vary=system.gpu.hbm_bytes_per_s=0.1"],
     "timeline": ["timeline", NAMED, "key=0"],
+    "chakra-export": ["chakra-export", NAMED, "key=0"],
     "sync": ["sync", NAMED],
 }
 

@@ -23,9 +23,10 @@ from dse.cli import main
 from dse.errors import ConfigError
 from simulators.profiles.critical_path import HOST, critical_path
 from simulators.profiles.explain_command import explained
-from simulators.profiles.import_command import kernels, read
+from simulators.profiles.import_command import kernels
 from simulators.profiles.kernel_classes import kernel_class
 from simulators.profiles.profile import Profile, profile_of
+from simulators.profiles.readers import read
 from simulators.profiles.replay import replay
 from simulators.profiles.waits import CAUSES, OTHER_STREAM, SMS, UNKNOWN, waits
 

@@ -29,12 +29,21 @@ def replay_point(outputs: Outputs, start: str, present: Present) -> list[Path]:
 
 def run_again(outputs: Outputs, start: str, present: Present) -> tuple[Any, Plan, Replay]:
     """The row of a stored point, its study, and its replay. Raises ConfigError as `replay_point` does."""
-    row = _row(outputs, start)
-    planned = plan_again(Finished(outputs.folder), present)
-    replay = planned.backend.replay(_design(planned, row))
+    planned, row, design = stored_point(outputs, start, present)
+    replay = planned.backend.replay(design)
     if not replay.intervals:
         raise ConfigError([Problem("simulator", "tells its metrics only, not when it did what", planned.spec.name)])
     return row, planned, replay
+
+
+def stored_point(outputs: Outputs, start: str, present: Present) -> tuple[Plan, Any, Any]:
+    """The plan of a finished run, the row of its table whose key begins with `start`, and the design of that row.
+
+    Raises ConfigError as `replay_point` does.
+    """
+    row = _row(outputs, start)
+    planned = plan_again(Finished(outputs.folder), present)
+    return planned, row, _design(planned, row)
 
 
 def _row(outputs: Outputs, start: str) -> Any:

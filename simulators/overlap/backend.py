@@ -254,6 +254,11 @@ class OverlapBackend(Backend):
     def _lower(self, design: Design) -> TaskGraph:
         return design.schedule.lower(self._simulated_system(design.system), design.workload)
 
+    def task_graph(self, design: BaseModel) -> TaskGraph:
+        """The task graph to which a schedule lowers."""
+        assert isinstance(design, Design)
+        return self._lower(design)
+
     def models(self, design: BaseModel) -> Mapping[str, str]:
         """Models of the costs of GEMMs and collectives."""
         assert isinstance(design, Design)

@@ -4,10 +4,13 @@ from dse.plugins import Command
 
 COMMANDS = {
     "trace-import": Command(
-        "simulators.profiles.import_command:trace_import",
+        "simulators.profiles.trace_command:trace_import",
         "trace-import profile=<file> [out=<folder>]",
-        "a PyTorch profile (Chrome trace, or a table of kernels): what is hidden, what waits for what, and its replay",
-        {"profile": "JSON of the PyTorch profiler, or CSV of kernels; .gz as well", "out": "folder to write to"},
+        "a profile (PyTorch, Nsight Systems, rocprof, Chakra): what is hidden, what waits for what, and its replay",
+        {
+            "profile": "a file; several, the ranks of one run: a folder, a pattern or a list with commas",
+            "out": "folder to write to",
+        },
         ("trace-import profile=run.json.gz",),
     ),
     "explain": Command(
@@ -16,5 +19,20 @@ COMMANDS = {
         "where the difference between two profiles, or two points (<study>:<key>), comes from",
         {"out": "folder of the picture (outputs/explain)", "output_dir": "folder of results (outputs)"},
         ("explain before.json.gz after.json.gz", "explain ficco_sweep:1a2b3c ficco_sweep:4d5e6f"),
+    ),
+    "chakra-export": Command(
+        "simulators.profiles.export_command:chakra_export",
+        "chakra-export study=<name> key=... | profile=<file>",
+        "execution traces (Chakra) of a stored point or a profile, for ASTRA-sim and others [ranks=8]",
+        {
+            "study": "name of the study",
+            "key": "of the point in results.parquet, or its start",
+            "profile": "in place of both: a file that trace-import reads",
+            "ranks": "how many (those of the node; 1 of a profile)",
+            "out": "folder to write to",
+            "config_dir": "folder of your own configurations",
+            "output_dir": "folder of results (outputs)",
+        },
+        ("chakra-export study=ficco_sweep key=1a2b3c", "chakra-export profile=run.json.gz ranks=8"),
     ),
 }

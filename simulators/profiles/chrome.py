@@ -1,8 +1,10 @@
 """Chrome traces of the PyTorch profiler (Kineto), read event by event, so that memory does not grow with the file.
 
-Of an event's `args` these are read: `stream`, `correlation`, `grid`, `Collective name`, `In msg nelems`, `dtype` and
-`Group size`; the launch of a kernel is the event of category `cuda_runtime`, `cuda_driver` or `hip_runtime` with the
-same correlation. Iterations are annotations `ProfilerStep#`. Nothing of a file is run.
+Of an event's `args` these are read: `stream`, `correlation`, `grid`, `Collective name`, `In msg nelems`, `dtype`,
+`Group size`, `Process Group Name` and `Process Group Ranks`; of the head `deviceProperties` and the rank of
+`distributedInfo`. The launch of a kernel is the event of category `cuda_runtime`, `cuda_driver` or `hip_runtime` with
+the same correlation. Iterations are annotations `ProfilerStep#`. The JSON of rocprof is read as well: what ran on a
+queue, with its times. Nothing of a file is run.
 """
 
 from __future__ import annotations
@@ -13,25 +15,28 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from dse.errors import ConfigError, Problem
 from dse.progress import bar
-from simulators.profiles.packed import DAMAGED, MOST_UNPACKED, opened
-from simulators.profiles.profile import DTYPE_BYTES, Profile, profile_of
+from simulators.profiles.packed import DAMAGED, loss, opened
+from simulators.profiles.profile import DTYPE_BYTES, KernelRows, Profile, profile_of
 
 MOST_EVENT = 1 << 24
 """Characters of one event."""
 _CHUNK = 1 << 20
+_MOST_GROUP = 200  # characters of the name of a group that tell it from others
 _BEGIN = re.compile(r'"traceEvents"\s*:\s*\[')
 _DEVICE = re.compile(r'"deviceProperties"\s*:\s*\[[^\]]*?"name"\s*:\s*"([^"]{1,80})"')
+_RANK = re.compile(r'"distributedInfo"\s*:\s*\{[^{}\[]*?"rank"\s*:\s*(\d{1,9})\b')
 _SPACE = re.compile(r"[\s,]*")
 _RAN = ("kernel", "gpu_memcpy", "gpu_memset")
 _LAUNCHED = ("cuda_runtime", "cuda_driver", "hip_runtime", "runtime")
 _ITERATION = "ProfilerStep#"
-_US = 1e-6
+_US, _NS = 1e-6, 1e-9
+_UNREADABLE = "kernels and launches with fields that cannot be read"
 
 
 def read_chrome(path: Path) -> Profile:
@@ -51,11 +56,12 @@ def read_chrome(path: Path) -> Profile:
 class _Events:
     """What was read so far: kernels, launches by correlation [us], iterations, and what was dropped."""
 
-    kernels: list[dict[str, Any]] = field(default_factory=list)
+    kernels: KernelRows = field(default_factory=KernelRows)
     launches: dict[int, float] = field(default_factory=dict)
     iterations: list[tuple[float, float]] = field(default_factory=list)
     dropped: Counter[str] = field(default_factory=Counter)
     device: str = ""
+    rank: int | None = None
 
     def take(self, event: Any) -> None:
         """Keep what a profile needs of an event."""
@@ -63,11 +69,13 @@ class _Events:
             self.dropped["events that are no objects"] += 1
             return
         category, args = event.get("cat"), event.get("args") or {}
-        if category in _RAN or category in _LAUNCHED:
+        if category is None and isinstance(args, dict) and "BeginNs" in args:
+            self._rocprof(event, args)
+        elif category in _RAN or category in _LAUNCHED:
             try:
                 self._kernel(event, args) if category in _RAN else self._launch(event, args)
-            except (TypeError, ValueError, AttributeError, KeyError):
-                self.dropped["kernels and launches with fields that cannot be read"] += 1
+            except (TypeError, ValueError, AttributeError, KeyError, OverflowError):
+                self.dropped[_UNREADABLE] += 1
         elif category in ("user_annotation", "cpu_op") and str(event.get("name", "")).startswith(_ITERATION):
             start = float(event.get("ts") or 0.0) * _US
             self.iterations.append((start, start + float(event.get("dur") or 0.0) * _US))
@@ -75,6 +83,19 @@ class _Events:
     def _launch(self, event: Mapping[str, Any], args: Mapping[str, Any]) -> None:
         if (correlation := args.get("correlation")) is not None:
             self.launches[int(correlation)] = float(event["ts"]) * _US
+
+    def _rocprof(self, event: Mapping[str, Any], args: Mapping[str, Any]) -> None:
+        """Keep what ran on a queue, of a trace of rocprof, which puts times [ns] into `args` and numbers into text."""
+        queue = [str(args[name]) for name in ("stream-id", "queue-id") if args.get(name) not in (None, "")]
+        if not queue:
+            return  # a call of the host
+        try:
+            start, end = int(args["BeginNs"]), int(args["EndNs"])
+            name = str(args.get("Name") or args.get("KernelName") or event["name"]).removesuffix(" [clone .kd]")
+            times = {"start_s": start * _NS, "seconds": (end - start) * _NS}
+            self.kernels.append({"name": name.removesuffix(".kd"), "stream": " ".join(queue), **times})
+        except (TypeError, ValueError, KeyError, OverflowError):
+            self.dropped[_UNREADABLE] += 1
 
     def _kernel(self, event: Mapping[str, Any], args: Mapping[str, Any]) -> None:
         grid, elements = args.get("grid"), args.get("In msg nelems")
@@ -93,16 +114,21 @@ class _Events:
                 "collective": None if collective is None else str(collective),
                 "payload_bytes": None if elements is None or size is None else float(elements) * size,
                 "group_size": None if args.get("Group size") is None else int(args["Group size"]),
+                "group": _group(args),
             }
         )
 
     def profile(self, path: Path) -> Profile:
         """The profile of what was read. Raises ConfigError."""
-        for kernel in self.kernels:
-            correlation = kernel["launch_s"]
-            kernel["launch_s"] = None if correlation is None else self.launches.get(int(correlation))
+        self.kernels.replace("launch_s", self.launches)
         of_run = {"device": self.device, "dropped": self.dropped, "iterations": sorted(set(self.iterations))}
-        return profile_of(self.kernels, path.name, **of_run)  # type: ignore[arg-type]
+        return replace(profile_of(self.kernels, path.name, **of_run), rank=self.rank)  # type: ignore[arg-type]
+
+
+def _group(args: Mapping[str, Any]) -> str | None:
+    """The name and the ranks of the process group of a collective, as far as they are recorded."""
+    parts = [args[name] for name in ("Process Group Name", "Process Group Ranks") if args.get(name) not in (None, "")]
+    return " ".join(str(part)[:_MOST_GROUP] for part in parts) or None
 
 
 @contextmanager
@@ -113,17 +139,14 @@ def _text(path: Path, advance: Callable[[int], None]) -> Iterator[tuple[Iterator
         reader = io.TextIOWrapper(unpacked, encoding="utf-8-sig", errors="replace", newline="")
 
         def parts() -> Iterator[str]:
-            taken = size = 0
+            taken = 0
             try:
                 while part := reader.read(_CHUNK):
                     advance(file.tell() - taken)
-                    taken, size = file.tell(), size + len(part)
-                    if size > MOST_UNPACKED:
-                        losses.append("the rest of a file that unpacks to more than a profile holds")
-                        return
+                    taken = file.tell()
                     yield part
-            except DAMAGED:
-                losses.append("the rest of a gzip that is cut off or damaged")
+            except DAMAGED as error:
+                losses.append(loss(error))
 
         yield parts(), losses
 
@@ -155,6 +178,8 @@ def _begun(text: Iterator[str], path: Path, events: _Events) -> tuple[str, int]:
         if opening := _BEGIN.search(buffer):
             if device := _DEVICE.search(buffer, 0, opening.start()):
                 events.device = device.group(1)
+            if number := _RANK.search(buffer, 0, opening.start()):
+                events.rank = int(number.group(1))
             return buffer, opening.end()
         if buffer.lstrip()[:1] == "[":
             return buffer, buffer.index("[") + 1

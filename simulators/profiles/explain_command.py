@@ -18,8 +18,9 @@ from dse.results.finished_run import Finished
 from dse.results.run_folder import Outputs
 from dse.results.words import AS_FAST, cell, gain_in_words
 from simulators.profiles.critical_path import GAP, HOST, LATE, critical_path
-from simulators.profiles.import_command import merged, read, writable
+from simulators.profiles.import_command import merged, writable
 from simulators.profiles.kernel_classes import COLLECTIVE, MOVED
+from simulators.profiles.readers import read
 from simulators.profiles.waits import waits
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""`trace-import <profile>`: what a run hid and waited for, as the profiler recorded it and as it is replayed.
+"""`trace-import` of one rank: what a run hid and waited for, as the profiler recorded it and as it is replayed.
 
 Written into the folder:
 
@@ -10,7 +10,7 @@ Written into the folder:
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,13 +18,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dse.backend import Interval
-from dse.errors import ConfigError, Problem, pairs
+from dse.errors import ConfigError, Problem
 from dse.results.run_folder import Outputs
 from dse.results.words import cell
-from simulators.profiles.chrome import read_chrome
-from simulators.profiles.kernel_table import read_table
 from simulators.profiles.profile import Profile
-from simulators.profiles.replay import Replayed, replay
+from simulators.profiles.replay import Replayed
 from simulators.profiles.waits import CAUSES, OTHER_STREAM, SMS, UNKNOWN
 
 if TYPE_CHECKING:
@@ -34,28 +32,6 @@ if TYPE_CHECKING:
 _INFERRED = (OTHER_STREAM, SMS, UNKNOWN)
 _SHOWN = 8  # classes of kernels in the table
 _BARS = 1000  # that fit beside one another into the picture
-
-
-def trace_import(words: Sequence[str]) -> int:
-    """`trace-import <profile> [out=<folder>]`: read and replay a profile, write it, and print what it says."""
-    from dse.results import report
-
-    typed = [word if "=" in word or place else f"profile={word}" for place, word in enumerate(words)]
-    options = pairs(typed, {"profile": ""}, optional=["out"])
-    path = Path(options["profile"])
-    done = replay(read(path))
-    outputs = writable(options.get("out", f"outputs/trace_import/{path.name.partition('.')[0]}"))
-    console = report.console()
-    for line in answer(done):
-        console.print(line, soft_wrap=True)
-    _write(done, outputs)
-    console.print(f"written to {outputs.folder}/: kernels.parquet, profile.yaml, figures/timeline.*", soft_wrap=True)
-    return 0
-
-
-def read(path: Path) -> Profile:
-    """The profile that a file holds: a table where its name ends in .csv or .csv.gz. Raises ConfigError."""
-    return read_table(path) if path.name.removesuffix(".gz").endswith(".csv") else read_chrome(path)
 
 
 def writable(out: str) -> Outputs:
@@ -165,15 +141,20 @@ def vars_of(value: Any) -> dict[str, float]:
     return {name: seconds for name, seconds in vars(value).items() if name.endswith("_s")}
 
 
-def _write(done: Replayed, outputs: Outputs) -> None:
+def write(done: Replayed, outputs: Outputs) -> None:
+    outputs.write_table("kernels", kernels(done))
+    outputs.write_yaml("profile.yaml", summary(done))
+    draw(done, outputs)
+
+
+def draw(done: Replayed, outputs: Outputs) -> None:
+    """Write the timeline, recorded and replayed, as pictures and as a trace for Perfetto."""
     import pandas as pd
 
     from dse import plots
     from dse.plots import timelines
     from dse.results.report import trace
 
-    outputs.write_table("kernels", kernels(done))
-    outputs.write_yaml("profile.yaml", summary(done))
     both = {"recorded": (done.profile.start_s, done.profile.end_s), "replayed": (done.start_s, done.end_s)}
     spans = [span for name, times in both.items() for span in _intervals(done.profile, name, *times)]
     outputs.write_text("figures/timeline.json", json.dumps(trace(spans, {})))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +16,10 @@ from simulators.profiles.kernel_classes import COLLECTIVE, MOVED, kernel_class
 
 Floats = NDArray[np.float64]
 Marks = NDArray[np.bool_]
+_NAN = float("nan")
+MOST_KERNELS = 1 << 25
+"""Of a profile, about 3 GB; what comes after them is dropped."""
+_EXACT = 2.0**53  # below which a float64 holds every whole number
 
 COLUMNS: Mapping[str, str] = {
     "name": "string",
@@ -26,8 +31,12 @@ COLUMNS: Mapping[str, str] = {
     "collective": "string",
     "payload_bytes": "float64",
     "group_size": "Int64",
+    "group": "string",
+    "waited_for_ranks_s": "float64",
 }
-"""What is known of a kernel, and how it is held; launch_s, ctas and what is of collectives may be absent."""
+"""What is known of a kernel, and its type; launch_s, ctas and what is of collectives may be absent. group: which ranks
+take part. waited_for_ranks_s: part of a collective's seconds in which another rank had not begun it; NaN where profiles
+of other ranks were not read."""
 DTYPE_BYTES = {
     **{"Double": 8, "Long": 8, "Float": 4, "Int": 4, "Half": 2, "BFloat16": 2},
     **{"Char": 1, "Byte": 1, "Bool": 1},
@@ -41,7 +50,7 @@ class Profile:
 
     kernels: a row for each, with `COLUMNS` and `kind` (`simulators.profiles.kernel_classes`); start_s and launch_s are
     seconds from the first start. dropped: how many events could not be used, by reason. iterations: (start, end) [s] of
-    those that were marked. device: name of the GPU, or "".
+    those that were marked. device: name of the GPU, or "". rank: number of the process, as far as the file tells it.
     """
 
     kernels: pd.DataFrame
@@ -49,6 +58,7 @@ class Profile:
     device: str = ""
     dropped: Mapping[str, int] = field(default_factory=dict)
     iterations: Sequence[tuple[float, float]] = ()
+    rank: int | None = None
 
     def __len__(self) -> int:
         return len(self.kernels)
@@ -89,8 +99,52 @@ class Profile:
         return np.asarray(~self.kernels["kind"].isin((COLLECTIVE, *MOVED)))
 
 
+class KernelRows:
+    """Rows of kernels by column, in a tenth of the memory that a dict a row takes; `COLUMNS` may be absent.
+
+    left_out: how many there were past the first `MOST_KERNELS`.
+    """
+
+    def __init__(self) -> None:
+        self._numbers = {name: array("d") for name, kind in COLUMNS.items() if kind != "string"}
+        self._texts: dict[str, list[str | None]] = {name: [] for name, kind in COLUMNS.items() if kind == "string"}
+        self._same: dict[str, str] = {}  # one object for equal texts
+        self.left_out = 0
+
+    def __len__(self) -> int:
+        return len(self._texts["name"])
+
+    def append(self, row: Mapping[str, Any]) -> None:
+        """Add a kernel. Raises TypeError, ValueError or OverflowError, and adds nothing, for what is no number."""
+        if len(self) >= MOST_KERNELS:
+            self.left_out += 1
+            return
+        numbers = {name: _NAN if (value := row.get(name)) is None else float(value) for name in self._numbers}
+        for name, value in numbers.items():
+            self._numbers[name].append(value)
+        for name, column in self._texts.items():
+            text = row.get(name)
+            column.append(None if text is None else self._same.setdefault(text, text))
+
+    def replace(self, name: str, values: Mapping[int, float]) -> None:
+        """Put in place of each whole number of a column the value that it stands for; NaN where there is none."""
+        column = self._numbers[name]
+        self._numbers[name] = array("d", (values.get(int(key), _NAN) if key == key else _NAN for key in column))
+
+    def frame(self) -> pd.DataFrame:
+        """The table [N, columns]."""
+        kinds: Mapping[str, Any] = COLUMNS
+        columns = {name: pd.Series(column, dtype=kinds[name]) for name, column in self._texts.items()}
+        for name, column in self._numbers.items():
+            values = np.array(column)
+            if kinds[name] == "Int64":
+                values = np.where(np.abs(values) < _EXACT, np.trunc(values), np.nan)
+            columns[name] = pd.Series(values).astype(kinds[name])
+        return pd.DataFrame({name: columns[name] for name in COLUMNS})
+
+
 def profile_of(
-    rows: Iterable[Mapping[str, Any]],
+    rows: Iterable[Mapping[str, Any]] | KernelRows,
     source: str,
     *,
     device: str = "",
@@ -101,8 +155,10 @@ def profile_of(
 
     Kernels that end before they begin, or that have no stream, are dropped and counted.
     """
-    kernels = pd.DataFrame(list(rows), columns=list(COLUMNS)).astype(COLUMNS)
-    counts = dict(dropped or {})
+    collected = rows if isinstance(rows, KernelRows) else _collected(rows)
+    kernels, counts = collected.frame(), dict(dropped or {})
+    if collected.left_out:
+        counts[f"kernels past the first {MOST_KERNELS:,}"] = collected.left_out
     start, seconds, launch = (kernels[name].to_numpy(float) for name in ("start_s", "seconds", "launch_s"))
     wrong = {
         "kernels without a stream": kernels["stream"].isna().to_numpy(bool),
@@ -125,3 +181,10 @@ def profile_of(
     kinds_of = kernels["name"].map(kinds).mask(kernels["collective"].notna(), COLLECTIVE)
     marked = tuple((start - first, end - first) for start, end in iterations)
     return Profile(kernels.assign(kind=kinds_of.astype("string")), source, device, counts, marked)
+
+
+def _collected(rows: Iterable[Mapping[str, Any]]) -> KernelRows:
+    kernels = KernelRows()
+    for row in rows:
+        kernels.append(row)
+    return kernels

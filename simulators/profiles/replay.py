@@ -57,7 +57,7 @@ class Replayed:
 def replay(profile: Profile) -> Replayed:
     """Replay a profile with its own durations."""
     delays = waits(profile)
-    graph, first, last = _lower(profile, delays)
+    graph, first, last = lower_kernels(profile, delays)
     timeline = plugins.load("engine", ENGINE).run(graph)
     begun = timeline.issued[0, first] + graph["delay"][0, first]
     return Replayed(profile, delays, begun, timeline.finished[0, last])
@@ -65,10 +65,10 @@ def replay(profile: Profile) -> Replayed:
 
 def lower(profile: Profile) -> TaskGraph:
     """The task graph of a profile: a task for each kernel, or for each of its parts that others wait for."""
-    return _lower(profile, waits(profile))[0]
+    return lower_kernels(profile, waits(profile))[0]
 
 
-def _lower(profile: Profile, delays: Waits) -> tuple[TaskGraph, NDArray[np.intp], NDArray[np.intp]]:
+def lower_kernels(profile: Profile, delays: Waits) -> tuple[TaskGraph, NDArray[np.intp], NDArray[np.intp]]:
     """The task graph, and the first and the last task of each kernel."""
     graph, ends = GraphBuilder(), dict[tuple[int, float], int]()
     parts = _parts(profile, delays)

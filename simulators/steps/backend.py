@@ -44,8 +44,9 @@ from simulators.steps.recurrent import speech_blocks, translation_blocks
 from simulators.steps.scenarios import CHOSEN, LISTS, check_lists, scenarios, with_layouts
 from simulators.steps.seqpoint import Iterations, choose
 from simulators.steps.sites import SITES, Scheduled, TensorGroup, read_sites, site_condition, site_rules
-from simulators.steps.task_graph import intervals
+from simulators.steps.task_graph import intervals, lower
 from simulators.steps.transformer import transformer_blocks
+from simulators.taskgraph.graph import TaskGraph
 from simulators.workloads.model import Kernels, Optimizer, Speech, Transformer, Translation
 from simulators.workloads.sequence_lengths import Lengths, iteration_lengths
 
@@ -332,6 +333,11 @@ class StepBackend(Backend):
         limits = {name: float(metrics[f"share_{name}"]) for name in SHARES}
         ordered = dict(sorted(limits.items(), key=lambda item: -item[1]))
         return Replay(tuple(intervals(iteration(design))), {k: v for k, v in ordered.items() if v > 0})
+
+    def task_graph(self, design: BaseModel) -> TaskGraph:
+        """The task graph of an iteration; schedules of sites are a task each, as long as they take."""
+        assert isinstance(design, Design)
+        return lower(iteration(design))
 
     def models(self, design: BaseModel) -> Mapping[str, str]:
         """Models of the costs of GEMMs and collectives."""

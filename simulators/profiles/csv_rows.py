@@ -1,0 +1,65 @@
+"""Rows of CSV files of profiles, plain or gzip, read line by line, so that memory does not grow with the file."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from dse.errors import ConfigError, Problem
+from dse.files import MOST_LINE
+from simulators.profiles.packed import DAMAGED, loss, opened
+
+Row = Mapping[str, str]
+
+
+@contextmanager
+def csv_rows(path: Path, dropped: Counter[str]) -> Iterator[tuple[list[str], Iterator[Row]]]:
+    """Columns of a CSV, and its rows by column. What cannot be read is counted in `dropped`. Raises ConfigError.
+
+    Lines that begin with # are comments.
+    """
+    with opened(path) as (unpacked, _):
+        text = io.TextIOWrapper(unpacked, encoding="utf-8-sig", errors="replace", newline="")
+        reader = csv.reader(_lines(text, dropped))
+        try:
+            columns = [name.strip() for name in next(reader, [])]
+        except csv.Error as error:
+            raise ConfigError([Problem("profile", f"is no CSV of kernels: {error}", str(path))]) from None
+        if not columns:
+            why = "; ".join(dropped) or "it is empty"
+            raise ConfigError([Problem("profile", f"is no CSV of kernels: {why}", str(path))])
+        yield columns, _rows(reader, columns, dropped)
+
+
+def _rows(reader: Iterator[list[str]], columns: list[str], dropped: Counter[str]) -> Iterator[Row]:
+    while True:
+        try:
+            values = next(reader)
+        except StopIteration:
+            return
+        except csv.Error:
+            dropped["rows that are no CSV"] += 1
+            continue
+        if len(values) < len(columns):
+            dropped["rows that end before their last column"] += bool(values)
+            continue
+        yield dict(zip(columns, values, strict=False))
+
+
+def _lines(text: io.TextIOWrapper, dropped: Counter[str]) -> Iterator[str]:
+    """Yield lines that are no comments, as far as the file can be read; those that are too long are dropped."""
+    begun = False
+    try:
+        while line := text.readline(MOST_LINE):
+            whole_line = line.endswith("\n") or len(line) < MOST_LINE
+            if begun or not whole_line:
+                dropped[f"lines of more than {MOST_LINE} characters"] += not begun
+                begun = not whole_line
+            elif not line.startswith("#"):
+                yield line
+    except DAMAGED as error:
+        dropped[loss(error)] += 1

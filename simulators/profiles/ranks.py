@@ -1,0 +1,157 @@
+"""Profiles of several ranks of one run: which collectives are the same, and how long ranks waited for one another.
+
+Collectives are matched by their order among those of equal group (stream, where groups are not recorded), name and
+payload. A rank that comes early waits inside the collective's kernel. The rank that comes last does not wait, so
+
+    transfer = the shortest duration of a collective among its ranks        waiting = a rank's duration - transfer
+
+Clocks of ranks differ. A collective ends at about the same time everywhere: the clock of each rank is shifted by the
+median difference of the ends of the collectives that it shares with ranks whose clocks are known, from the first rank
+on. What is left of these differences says how well clocks agree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from dse import plugins
+from simulators.profiles.profile import Profile
+from simulators.profiles.replay import ENGINE, Replayed, lower_kernels
+from simulators.profiles.waits import waits
+
+Floats = NDArray[np.float64]
+
+_KEY = ["in_group", "name", "payload_bytes", "number"]
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """Profiles of ranks of one run, by rank, with `waited_for_ranks_s`, and the collectives that they share.
+
+    shared: a row for each rank of each shared collective: rank, kernel (its row in the profile), collective (a number
+    for each), name, label, seconds, transfer_s, waited_s, end_s (on the clock of its rank). alone: how many
+    collectives of a rank no other rank has. unread: files that could not be read, and why.
+    """
+
+    profiles: Mapping[int, Profile]
+    shared: pd.DataFrame
+    alone: int
+    unread: Sequence[str] = ()
+
+    @cached_property
+    def clocks_s(self) -> Mapping[int, float]:
+        """What is added to the times of each rank to be on the clock of the first; NaN where nothing is shared."""
+        table = self.shared
+        offsets = dict.fromkeys(self.profiles, float("nan"))
+        offsets[next(iter(offsets))] = 0.0
+        while True:
+            aligned = table["end_s"] + table["rank"].map(offsets)
+            known = aligned.groupby(table["collective"]).mean()
+            ahead = table.assign(ahead=table["collective"].map(known) - table["end_s"])
+            fresh = ahead[table["rank"].map(offsets).isna()].groupby("rank")["ahead"].median().dropna()
+            if fresh.empty:
+                return offsets
+            offsets |= dict(zip(fresh.index.tolist(), fresh.tolist(), strict=True))
+
+    @cached_property
+    def disagreement_s(self) -> tuple[float, float]:
+        """Median and 95th percentile of how far the aligned ends of a collective are from their mean; NaN if none."""
+        ends = self.shared["end_s"] + self.shared["rank"].map(self.clocks_s)
+        apart = (ends - ends.groupby(self.shared["collective"]).transform("mean")).abs().dropna()
+        if apart.empty:
+            return float("nan"), float("nan")
+        return float(apart.median()), float(apart.quantile(0.95))
+
+    def by_label(self) -> pd.DataFrame:
+        """A row for each class of collectives, most time first.
+
+        count, transfer_s (of all of them), waited_s (of them, of a rank in the mean), longest_s (of the rank that waits
+        longest), last (the rank that most often came last), last_share (of them).
+        """
+        rows = {}
+        for label, part in self.shared.groupby("label", sort=False):
+            count, by_rank = part["collective"].nunique(), part.groupby("rank")["waited_s"].sum()
+            came_last = part.loc[part.groupby("collective")["seconds"].idxmin(), "rank"].value_counts()
+            rows[str(label)] = {
+                "count": count,
+                "transfer_s": part.groupby("collective")["transfer_s"].first().sum(),
+                "waited_s": by_rank.mean(),
+                "longest_s": by_rank.max(),
+                "last": int(came_last.index[0]),
+                "last_share": came_last.iloc[0] / count,
+            }
+        table = pd.DataFrame.from_dict(rows, orient="index")
+        return table if table.empty else table.sort_values("transfer_s", ascending=False)
+
+    def by_rank(self) -> pd.DataFrame:
+        """A row for each rank: count of shared collectives, seconds, transfer_s, waited_s, and last (how often)."""
+        sums = self.shared.groupby("rank")[["seconds", "transfer_s", "waited_s"]].sum()
+        came_last = self.shared.loc[self.shared.groupby("collective")["seconds"].idxmin(), "rank"].value_counts()
+        counted = sums.assign(count=self.shared["rank"].value_counts(), last=came_last)
+        return counted.reindex(list(self.profiles)).fillna(0.0).astype({"count": int, "last": int})
+
+    @property
+    def slowest(self) -> int:
+        """The rank that waited least: the others waited for it."""
+        waited = self.by_rank()["waited_s"]
+        return list(self.profiles)[int(np.argmin(waited.to_numpy(float)))]
+
+
+def match(profiles: Sequence[Profile]) -> Ranks:
+    """Match the collectives of profiles of several ranks.
+
+    The rank of a profile is the one that it tells, or its place where one does not, or two tell the same.
+    """
+    told = [profile.rank for profile in profiles]
+    numbers = told if None not in told and len(set(told)) == len(told) else range(len(profiles))
+    ordered = dict(sorted(zip([int(number or 0) for number in numbers], profiles, strict=True)))
+    table = pd.concat([_collectives(rank, profile) for rank, profile in ordered.items()], ignore_index=True)
+    sizes = table.groupby(_KEY, dropna=False)["rank"].transform("size")
+    shared = table[sizes > 1].copy()
+    shared["collective"] = shared.groupby(_KEY, dropna=False, sort=False).ngroup()
+    shared["transfer_s"] = shared.groupby("collective")["seconds"].transform("min")
+    shared["waited_s"] = shared["seconds"] - shared["transfer_s"]
+    waited = {rank: _with_waiting(ordered[rank], shared[shared["rank"] == rank]) for rank in ordered}
+    columns = ["rank", "kernel", "collective", "name", "label", "seconds", "transfer_s", "waited_s", "end_s"]
+    return Ranks(waited, shared[columns].reset_index(drop=True), int((sizes == 1).sum()))
+
+
+def _collectives(rank: int, profile: Profile) -> pd.DataFrame:
+    """The collectives of a rank, numbered among their like in order of their starts."""
+    kernels = profile.kernels[profile.is_collective]
+    label = kernels["collective"].fillna(kernels["name"].str.slice(0, 60))
+    table = kernels[["name", "payload_bytes", "seconds"]].assign(
+        rank=rank,
+        kernel=kernels.index.to_numpy(),
+        label=label,
+        in_group=kernels["group"].fillna("stream " + kernels["stream"]),
+        end_s=kernels["start_s"] + kernels["seconds"],
+    )
+    return table.assign(number=table.groupby(_KEY[:-1], dropna=False).cumcount())
+
+
+def _with_waiting(profile: Profile, shared: pd.DataFrame) -> Profile:
+    waited = np.full(len(profile), np.nan)
+    waited[shared["kernel"].to_numpy(int)] = shared["waited_s"]
+    return replace(profile, kernels=profile.kernels.assign(waited_for_ranks_s=waited))
+
+
+def replay_without_waiting(profile: Profile) -> Replayed:
+    """Replay a rank as if none were late: shared collectives take their transfer only.
+
+    What kernels wait for is inferred from the profile as it was recorded.
+    """
+    delays = waits(profile)
+    waited = np.nan_to_num(profile.kernels["waited_for_ranks_s"].to_numpy(float))
+    short = replace(profile, kernels=profile.kernels.assign(seconds=profile.seconds - waited))
+    ran = np.where(delays.other >= 0, np.minimum(delays.ran_s, short.seconds[delays.other]), delays.ran_s)
+    graph, first, last = lower_kernels(short, replace(delays, ran_s=ran))
+    timeline = plugins.load("engine", ENGINE).run(graph)
+    begun = timeline.issued[0, first] + graph["delay"][0, first]
+    return Replayed(profile, delays, begun, timeline.finished[0, last])
