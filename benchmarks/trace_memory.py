@@ -11,21 +11,21 @@ from pathlib import Path
 from typing import Any
 
 _SCRIPT = """
-import resource, sys
+import re, sys
 from pathlib import Path
 from dse.progress import quiet
 from simulators.profiles.readers import read
 with quiet():
     profile = read(Path(sys.argv[1]))
-peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # KiB on Linux
-print(1024 * peak / 1e9 / (len(profile) / 1e6))
+peak = re.search(r"VmHWM:\\s*(\\d+) kB", Path("/proc/self/status").read_text())  # ru_maxrss counts the parent's, too
+print(1024 * int(peak.group(1)) / 1e9 / (len(profile) / 1e6))
 """
 
 
 def import_peak_gb_per_million(events: Iterable[Any]) -> float:
     """Peak resident memory [GB] of a process that imports a Chrome trace, for each million of its kernels.
 
-    events: of the trace. The interpreter and its libraries count. Raises subprocess.CalledProcessError.
+    events: of the trace. The interpreter and its libraries count. Linux only. Raises subprocess.CalledProcessError.
     """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "large.json"

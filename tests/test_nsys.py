@@ -179,6 +179,12 @@ def endless_view(folder: Path) -> Path:
     return path
 
 
+def damaged_schema(folder: Path) -> Path:
+    path = export(folder, usual())
+    path.write_bytes(path.read_bytes().replace(b"CREATE TABLE StringIds", b"CREATE \xa5\xa5\xa5\xa5\xa5 StringIds"))
+    return path
+
+
 def a_folder(folder: Path) -> Path:
     (folder / "run.sqlite").mkdir()
     return folder / "run.sqlite"
@@ -191,6 +197,7 @@ def a_folder(folder: Path) -> Path:
         (other_tables, "no export of nsys"),
         (endless_view, "no export of nsys"),
         (no_kernels, "no kernel of a GPU"),
+        (damaged_schema, "no SQLite database"),
         (a_folder, "is no plain file"),
     ],
 )

@@ -278,7 +278,7 @@ def _in_order(trace: ExecutionTrace) -> tuple[list[tuple[Node, tuple[int, ...]]]
         place = heapq.heappop(ready)
         node, missing = trace.nodes[place], left.pop(place)
         cut += missing
-        order.append((node, tuple(other for other in waits[node.id] if places[other] not in left)))
+        order.append((node, tuple(other for other in waits[node.id] if places[other] not in left and other != node.id)))
         for later in after[node.id]:
             if later in left:
                 left[later] -= 1

@@ -27,6 +27,7 @@ from simulators.profiles.packed import MOST_BYTES
 from simulators.profiles.profile import KernelRows, Profile, profile_of
 
 _NS = 1e-9
+_DAMAGED = (sqlite3.Error, UnicodeDecodeError)  # the second by damaged text in a message of the first
 _WAY = "name a file that `nsys export --type sqlite` wrote"
 _KERNELS, _RUNTIME = "CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_RUNTIME"
 _RAN = (_KERNELS, "CUPTI_ACTIVITY_KIND_MEMCPY", "CUPTI_ACTIVITY_KIND_MEMSET")
@@ -49,7 +50,7 @@ def read_nsys(path: Path) -> list[Profile]:
     try:
         with closing(sqlite3.connect(place, uri=True)) as connection:
             return _Export(connection, path, Counter()).profiles()
-    except sqlite3.Error as error:
+    except _DAMAGED as error:
         raise ConfigError([Problem("profile", f"is no SQLite database: {error}", str(path), _WAY)]) from None
 
 
@@ -111,7 +112,7 @@ class _Export:
         try:
             for row in self.connection.execute(text):
                 yield absent | dict(zip(chosen, row, strict=True))
-        except sqlite3.Error:
+        except _DAMAGED:
             self.dropped[f"the rest of the table {table}, which is damaged"] += 1
 
     def _launches(self) -> dict[tuple[int, int], float]:
