@@ -3,8 +3,15 @@
     replay_worst          largest error of the span of a replay, of the recorded one
     hidden_points_worst   largest difference of the share of collectives that is hidden, in percentage points
     import_mb_per_s       of a Chrome trace made here, on one core
+    sm_law_h100           median error of times of collectives at numbers of SMs that were not fitted, worst table
+    sm_law_others         the same on GB200, MI300X and MI355X
+    dualpipe_...          laws learnt on one layer of DualPipe predict the next (`benchmarks/contention_laws.py`):
+      slowdown_median     median error of kernels beside an exchange; ..._alone_before: of those that ran alone before
+      pair                error of the span of the layer
+      order_gain          what the best order of its two streams would gain, of the recorded one
 
---data names a folder with `traces/*.csv.gz` and `deepseek_dualpipe/*.csv`; without it the shipped profile is replayed.
+--data names a folder with `traces/*.csv.gz`, `deepseek_dualpipe/*.csv`, `tokenweave/*.csv` and `ep_collectives/*.csv`;
+without it the shipped profile is replayed, and only the first three figures are printed.
 """
 
 from __future__ import annotations
@@ -19,6 +26,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks import contention_laws
 from dse.config.options import conf_dir
 from dse.progress import quiet
 from simulators.profiles.import_command import read
@@ -80,6 +88,8 @@ def main() -> None:
         "hidden_points_worst": float(np.nanmax(points)),
         "import_mb_per_s": import_rate(),
     }
+    if options.data is not None:
+        figures |= contention_laws.sm_figures(options.data) | contention_laws.dualpipe_figures(options.data)
     if options.json:
         print(json.dumps({name: round(value, 4) for name, value in figures.items()}))
         return
@@ -87,8 +97,10 @@ def main() -> None:
         recorded, again = row["hidden"]
         shares = f"hidden {recorded:5.1f} % recorded, {again:5.1f} % replayed"
         print(f"{row['profile']:32} {row['kernels']:6,} kernels, span {100 * row['span']:+6.2f} %, {shares}")
+    for line in contention_laws.lines(options.data) if options.data is not None else ():
+        print(line)
     for name, value in figures.items():
-        print(f"{name:20} {value:.4g}")
+        print(f"{name:30} {value:.4g}")
 
 
 if __name__ == "__main__":
