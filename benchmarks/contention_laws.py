@@ -167,8 +167,8 @@ def slowed_errors(data: Path) -> tuple[Floats, Floats]:
 def pair_error(data: Path) -> float:
     """Relative error of the span of layer 1, with the times alone and the laws of layer 0."""
     _, second, _, model = dualpipe_models(data)
-    begun, ended = model.run(model.structure, model.numbers())
-    return float((ended.max() - begun.min()) / second.profile.span_s - 1)
+    ran = model.run(model.structure, model.numbers())
+    return float((ran.end_s.max() - ran.start_s.min()) / second.profile.span_s - 1)
 
 
 PARTS: Mapping[str, tuple[str, ...]] = {

@@ -3,6 +3,8 @@
     replay_worst          largest error of the span of a replay, of the recorded one
     hidden_points_worst   largest difference of the share of collectives that is hidden, in percentage points
     import_mb_per_s       of a Chrome trace made here, on one core
+    advise_s, whatifs     time of the advice on a profile of 1,000 kernels made here, and the what-ifs that it runs
+    whatifs_per_s         their ratio; each runs in three cases of the laws
     sm_law_h100           median error of times of collectives at numbers of SMs that were not fitted, worst table
     sm_law_others         the same on GB200, MI300X and MI355X
     dualpipe_...          laws learnt on one layer of DualPipe predict the next (`benchmarks/contention_laws.py`):
@@ -11,7 +13,7 @@
       order_gain          what the best order of its two streams would gain, of the recorded one
 
 --data names a folder with `traces/*.csv.gz`, `deepseek_dualpipe/*.csv`, `tokenweave/*.csv` and `ep_collectives/*.csv`;
-without it the shipped profile is replayed, and only the first three figures are printed.
+without it the shipped profile is replayed, and the figures from `sm_law_h100` on are left out.
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ import numpy as np
 from benchmarks import contention_laws
 from dse.config.options import conf_dir
 from dse.progress import quiet
+from simulators.profiles.advice import advise
 from simulators.profiles.import_command import read
+from simulators.profiles.profile import Profile, profile_of
 from simulators.profiles.replay import replay
 
 _EVENTS = 150_000  # of the trace that is made
@@ -75,6 +79,35 @@ def made_events(count: int) -> Iterator[dict[str, Any]]:
         }
 
 
+def made_training(count: int, *, groups: int) -> Profile:
+    """A profile of `count` kernels: GEMMs and kernels bound by memory, and after every tenth one a collective of one of
+    so many payloads, which the kernel after the next waits for.
+    """
+    rows: list[dict[str, Any]] = []
+    start = 0.0
+    for place in range(count // 10):
+        for step in range(9):
+            name, seconds, ctas = ("sm90_xmma_gemm", 80e-6, 500) if step % 3 == 0 else ("rms_norm_kernel", 15e-6, 4096)
+            rows.append({"name": name, "stream": "7", "start_s": start, "seconds": seconds, "ctas": ctas})
+            start += seconds + 1e-6
+        payload = 1e6 * (1 + place % groups)
+        reduced: dict[str, Any] = {"name": "ncclDevKernel_AllReduce_Sum_bf16_RING_LL", "payload_bytes": payload}
+        seconds = 20e-6 + payload / 1e11
+        rows.append({**reduced, "stream": "20", "start_s": start, "seconds": seconds, "ctas": 16})
+        start += seconds + 1e-6
+    return profile_of(rows, "made")
+
+
+def advice_figures() -> dict[str, float]:
+    """Seconds of the advice on a profile of 1,000 kernels with 20 groups of collectives, and its what-ifs a second."""
+    profile = made_training(1000, groups=20)
+    advise(made_training(40, groups=1), "h100_8")  # compiles the engine
+    began = time.perf_counter()
+    advice = advise(profile, "h100_8")
+    spent = time.perf_counter() - began
+    return {"advise_s": spent, "whatifs": advice.count, "whatifs_per_s": advice.count / spent}
+
+
 def main() -> None:
     """Print the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -87,6 +120,7 @@ def main() -> None:
         "replay_worst": max(abs(row["span"]) for row in rows),
         "hidden_points_worst": float(np.nanmax(points)),
         "import_mb_per_s": import_rate(),
+        **advice_figures(),
     }
     if options.data is not None:
         figures |= contention_laws.sm_figures(options.data) | contention_laws.dualpipe_figures(options.data)

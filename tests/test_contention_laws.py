@@ -119,9 +119,9 @@ def test_the_law_of_rates_needs_as_many_rows_as_constants() -> None:
 def test_a_profile_run_with_its_laws_takes_as_long_as_it_did(assumed: Laws) -> None:
     profile = iterations(1.4)
     model = contended(profile, learn_laws(profile, assumed))
-    begun, ended = model.run(model.structure, model.numbers())
-    np.testing.assert_allclose(begun[0], profile.start_s, atol=3e-6)
-    np.testing.assert_allclose(ended[0], profile.end_s, atol=3e-6)
+    ran = model.run(model.structure, model.numbers())
+    np.testing.assert_allclose(ran.start_s[0], profile.start_s, atol=3e-6)
+    np.testing.assert_allclose(ran.end_s[0], profile.end_s, atol=3e-6)
 
 
 def test_the_shipped_profile_run_with_its_laws_takes_as_long_as_its_replay() -> None:
@@ -138,7 +138,7 @@ def test_the_fluid_engine_agrees_with_a_longest_path_whose_durations_are_iterate
     model = contended(profile, learn_laws(profile, assumed))
     faster = model.numbers(2)
     faster = Numbers(**{**vars(faster), "stretch": faster.stretch * np.array([[0.6], [0.3]])})
-    _, ended = model.run(model.structure, faster)
+    ended = model.run(model.structure, faster).end_s
     for row, stretch in enumerate((0.6, 0.3)):
         np.testing.assert_allclose(ended[row], _longest_path(model, stretch), rtol=1e-6)
 

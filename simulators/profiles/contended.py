@@ -6,7 +6,8 @@ Times alone are what was recorded, less what the laws (`simulators.profiles.laws
 
 d: recorded; o_c: time beside c; f_c: slow-down beside c. On the fluid engine a kernel runs at 1 / f_c of its rate
 while a collective of group c is active, so the graph with the recorded overlaps gives the recorded times again.
-Collectives that are alike are a group; kernels with nearly the same slow-downs are a class.
+Collectives that are alike are a group; kernels with nearly the same slow-downs are a class. As many collectives run at
+once as did in the profile.
 """
 
 from __future__ import annotations
@@ -91,6 +92,15 @@ class Numbers:
 
 
 @dataclass(frozen=True)
+class Ran:
+    """Runs of B scenarios: tasks over time, and when each kernel begins and ends [B, N]."""
+
+    timeline: Timeline
+    start_s: Floats
+    end_s: Floats
+
+
+@dataclass(frozen=True)
 class Contended:
     """A profile, what its kernels wait for, and its laws.
 
@@ -125,19 +135,20 @@ class Contended:
 
     def numbers(self, count: int = 1) -> Numbers:
         """Scenarios as recorded, by the laws as expected."""
-        ones = np.ones((count, len(self.names)))
-        flat = np.ones(count)
-        return Numbers(np.full(count, EXPECTED), ones, ones * self.group_sms, ones, flat, flat)
+        case, shape = np.full(count, EXPECTED), (count, len(self.names))
+        taken = np.broadcast_to(self.group_sms, shape).copy()
+        return Numbers(case, np.ones(shape), taken, np.ones(shape), np.ones(count), np.ones(count))
 
     def lower(self, structure: Structure, numbers: Numbers) -> tuple[TaskGraph, Ints, Ints]:
         """The task graph of scenarios, and the first and the last task of each kernel [N]."""
         return _Lowering(self, structure, numbers).build()
 
-    def run(self, structure: Structure, numbers: Numbers) -> tuple[Floats, Floats]:
-        """When each kernel begins and ends [B, N]."""
+    def run(self, structure: Structure, numbers: Numbers) -> Ran:
+        """Run scenarios on the engine."""
         graph, first, last = self.lower(structure, numbers)
         timeline: Timeline = plugins.load("engine", ENGINE).run(graph)
-        return timeline.issued[:, first] + graph["delay"][:, first], timeline.finished[:, last]
+        begun = timeline.issued[:, first] + graph["delay"][:, first]
+        return Ran(timeline, begun, timeline.finished[:, last])
 
     def makespans(self, structure: Structure, numbers: Numbers) -> Floats:
         """Time [B] from the first begin to the last end."""
@@ -162,11 +173,15 @@ def _group_sms(group: Ints, sms: Floats, count: int) -> Floats:
 
 
 def _slowdowns(laws: Laws, classes: Sequence[tuple[str, float]], taken: Floats, pull: Floats) -> Floats:
-    pairs = [
-        [laws.slowdown(kind, ctas, taken=held, pull=rate) for held, rate in zip(taken, pull, strict=True)]
-        for kind, ctas in classes
-    ]
-    return np.moveaxis(np.array(pairs).reshape(len(classes), len(taken), len(CASES)), 2, 0)
+    factors = [laws.slowdown(kind, ctas, taken=taken, pull=pull) for kind, ctas in classes]
+    return np.array(factors).reshape(len(classes), len(CASES), len(taken)).transpose(1, 0, 2)
+
+
+def at_once(profile: Profile) -> int:
+    """How many collectives ran at once at most."""
+    start, end = profile.start_s[profile.is_collective], profile.end_s[profile.is_collective]
+    running = np.searchsorted(np.sort(start), start, side="right") - np.searchsorted(np.sort(end), start, side="right")
+    return max(1, int(running.max(initial=1)))
 
 
 def _alone(profile: Profile, pairs: SideBySide, laws: Laws, factors: Floats) -> Floats:
@@ -225,12 +240,13 @@ class _Lowering:
     def build(self) -> tuple[TaskGraph, Ints, Ints]:
         """The graph, and the first and the last task of each kernel."""
         profile = self.model.profile
-        cuts = self._cuts()
+        cuts, links = self._cuts(), self.graph.pool("links", at_once(profile))
         first, last = np.zeros(len(profile), int), np.zeros(len(profile), int)
         columns = [profile.kernels[name].tolist() for name in ("name", "kind", "stream")]
         groups = self._named_groups()
         for kernel, (name, kind, stream) in enumerate(zip(*columns, strict=True)):
-            options = {"lane": f"stream {stream}", "cap": 1.0, "group": groups[kernel]}
+            pool = links if self.model.group[kernel] >= 0 else -1
+            options = {"lane": f"stream {stream}", "cap": 1.0, "group": groups[kernel], "pool": pool}
             work = self._work(kernel)
             after, begun = self._before(kernel, last), 0.0
             for until in cuts[kernel]:
@@ -297,17 +313,15 @@ class _Lowering:
     def _slow(self) -> None:
         """Add the laws: classes beside groups, and groups by SMs beside classes of `ON_SMS`."""
         numbers, model = self.numbers, self.model
-        rows, inverse = np.unique(np.hstack([numbers.taken, numbers.pull]), axis=0, return_inverse=True)
-        width = len(model.names)
-        tables = np.array([model.slowdowns(row[:width], row[width:]) for row in rows])
-        factors = 1 / tables[inverse.reshape(-1), numbers.case]  # [B, C, G]
+        rows = np.arange(len(numbers.case))
         slowed = 1 / model.laws.collectives.cases()[numbers.case]
-        for of, (kind, _) in enumerate(model.classes):
-            for group in range(width):
-                self._law(f"class {of}", f"collective {group}", factors[:, of, group])
+        for of, (kind, ctas) in enumerate(model.classes):
+            for group in range(len(model.names)):
+                taken, pull = numbers.taken[:, group], numbers.pull[:, group]
+                factors = model.laws.slowdown(kind, ctas, taken=taken, pull=pull)[numbers.case, rows]
+                self._law(f"class {of}", f"collective {group}", 1 / factors)
                 if kind in ON_SMS:
-                    beside = np.where(numbers.taken[:, group] > 0, slowed, 1.0)
-                    self._law(f"collective {group}", f"class {of}", beside)
+                    self._law(f"collective {group}", f"class {of}", np.where(taken > 0, slowed, 1.0))
 
     def _law(self, group: str, active: str, factor: Floats) -> None:
         if (factor < 1).any():

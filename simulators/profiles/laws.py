@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from simulators.hardware.machine import Hardware, tree_of
 from simulators.profiles.kernel_classes import CLASSES, COLLECTIVE
@@ -78,20 +78,23 @@ class Laws:
     sms: int
     machine: str
 
-    def slowdown(self, kind: str, ctas: float, *, taken: float, pull: float = 1.0) -> Floats:
-        """Factor [3] on the time of a kernel in each of `CASES`. ctas: NaN if not known. taken: SMs that the
-        collective holds, 0: copy engines. pull: q of the module.
+    def slowdown(self, kind: str, ctas: float, *, taken: ArrayLike, pull: ArrayLike = 1.0) -> Floats:
+        """Factors [3, ...] on the time of a kernel in each of `CASES`. ctas: NaN if not known. taken: SMs that the
+        collective holds, 0: copy engines. pull: q of the module. taken and pull broadcast.
         """
-        penalty = self.penalties[kind].factor.cases()
+        held, rate = np.broadcast_arrays(np.asarray(taken, float), np.asarray(pull, float))
+        aligned = (len(CASES), *(1 for _ in held.shape))
+        penalty = self.penalties[kind].factor.cases().reshape(aligned)
         if kind not in ON_SMS:
-            return np.asarray(1 + (penalty - 1) * pull)
-        return np.asarray(penalty * waves(ctas, self.sms, taken) if taken else self.engines.cases())
+            return np.asarray(1 + (penalty - 1) * rate)
+        engines = self.engines.cases().reshape(aligned)
+        return np.asarray(np.where(held > 0, penalty * waves(ctas, self.sms, held), engines))
 
 
-def waves(ctas: float, sms: int, taken: float) -> float:
+def waves(ctas: float, sms: int, taken: ArrayLike) -> Floats:
     """Waves of CTAs on the SMs that are left, over waves on all of them; of CTAs that are not known as of many."""
-    left = max(sms - taken, 1.0)
-    return float(np.ceil(ctas / left) / np.ceil(ctas / sms)) if ctas > 0 else sms / left
+    left = np.maximum(sms - np.asarray(taken, float), 1.0)
+    return np.asarray(np.ceil(ctas / left) / np.ceil(ctas / sms) if ctas > 0 else sms / left)
 
 
 def assumed_laws(system: str) -> Laws:
@@ -140,7 +143,7 @@ def observed_slowdowns(profile: Profile, laws: Laws) -> pd.DataFrame:
     rows = rows.assign(slowdown=rows["beside"] / work.clip(lower=_SHORTEST_S / 10))
     ctas, taken = (rows[name].to_numpy(float, na_value=np.nan) for name in ("ctas", "taken"))
     by_waves = [
-        waves(count, laws.sms, held) if kind in ON_SMS else 1.0
+        float(waves(count, laws.sms, held)) if kind in ON_SMS else 1.0
         for kind, count, held in zip(rows["kind"], ctas, taken, strict=True)
     ]
     return rows.assign(penalty=rows["slowdown"] / by_waves)[["kind", "seconds", "slowdown", "penalty"]]
