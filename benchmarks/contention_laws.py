@@ -25,7 +25,7 @@ from dse import plugins
 from simulators.calibration.expert_exchanges import read_rows
 from simulators.profiles.contended import EXPECTED, Contended, contended
 from simulators.profiles.import_command import read
-from simulators.profiles.laws import assumed_laws, learn_laws, side_by_side
+from simulators.profiles.laws import Estimate, Laws, Penalty, assumed_laws, learn_laws, side_by_side
 from simulators.profiles.profile import Profile
 from simulators.profiles.rate_law import fit_rate_law
 from simulators.taskgraph.graph import GraphBuilder
@@ -132,21 +132,27 @@ def layers(data: Path) -> tuple[Layer, Layer]:
     return both[0], both[1]
 
 
-def dualpipe_models(data: Path) -> tuple[Layer, Layer, Contended, Contended]:
-    """Both layers, and both with the laws that layer 0 teaches; layer 1 with the times alone of layer 0."""
+def dualpipe_models(data: Path, *, contends: bool = True) -> tuple[Layer, Layer, Contended]:
+    """Both layers, and layer 1 with the laws and times alone of layer 0. contends: False: nothing slows anything."""
     first, second = layers(data)
     laws = learn_laws(first.profile, assumed_laws(MACHINE))
+    laws = laws if contends else _without_contention(laws)
     known, model = contended(first.profile, laws), contended(second.profile, laws)
     place = {key: at for at, key in enumerate(first.keys)}
     alone = [
         known.alone_s[:, place[key]] if key in place else model.alone_s[:, at] for at, key in enumerate(second.keys)
     ]
-    return first, second, known, replace(model, alone_s=np.array(alone).T)
+    return first, second, replace(model, alone_s=np.array(alone).T)
 
 
-def slowed_errors(data: Path) -> tuple[Floats, Floats]:
+def _without_contention(laws: Laws) -> Laws:
+    nothing = Estimate(1.0, 1.0, 1.0)
+    return replace(laws, penalties=dict.fromkeys(laws.penalties, Penalty(nothing)), collectives=nothing)
+
+
+def slowed_errors(data: Path, *, contends: bool = True) -> tuple[Floats, Floats]:
     """Relative errors of kernels of layer 1 beside exchanges: of all, and of those that ran alone in layer 0."""
-    first, second, _, model = dualpipe_models(data)
+    first, second, model = dualpipe_models(data, contends=contends)
     factors = model.slowdowns(model.group_sms, np.ones(len(model.names)))[EXPECTED]
     both = side_by_side(second.profile)
     stays = 1 - np.bincount(
@@ -164,9 +170,9 @@ def slowed_errors(data: Path) -> tuple[Floats, Floats]:
     return errors[beside], errors[alone]
 
 
-def pair_error(data: Path) -> float:
+def pair_error(data: Path, *, contends: bool = True) -> float:
     """Relative error of the span of layer 1, with the times alone and the laws of layer 0."""
-    _, second, _, model = dualpipe_models(data)
+    _, second, model = dualpipe_models(data, contends=contends)
     ran = model.run(model.structure, model.numbers())
     return float((ran.end_s.max() - ran.start_s.min()) / second.profile.span_s - 1)
 
@@ -284,6 +290,9 @@ def lines(data: Path) -> Iterator[str]:
         yield f"{name:44} {len(errors):5,} rows at other SMs: {spread}"
     every, alone = slowed_errors(data)
     yield f"DualPipe: {len(every)} kernels of layer 1 beside an exchange, {len(alone)} of them alone in layer 0"
+    medians = [f"{np.median(np.abs(errors)):.1%}" for errors in slowed_errors(data, contends=False)]
+    spans = [f"{pair_error(data, contends=contends):+.1%}" for contends in (True, False)]
+    yield f"without laws: median errors {medians[0]} and {medians[1]}; span {spans[1]}, with laws {spans[0]}"
     periods, own = orders(data), recorded_order(data)
     (best, computes, moves), recorded = periods[0], next(time for time, *both in periods if tuple(both) == own)
     gain = f"{1e3 * recorded:.2f} ms a layer as recorded, {1e3 * best:.2f} ms by the best of {len(periods)} orders"
