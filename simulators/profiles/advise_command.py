@@ -68,8 +68,8 @@ def answer(advice: Advice) -> Iterator[Table | str]:
     yield from _hardware(advice)
     if advice.host_s > _HOST_BOUND * recorded:
         yield (
-            f"the host bounds this run: if no kernel took any time, it would still take {cell(advice.host_s, 's')}, as "
-            "launches stay where they were; fewer or earlier launches (CUDA graphs, fusion) come first"
+            f"the host bounds this run: if no kernel took any time, it would still take {cell(advice.host_s, 's')}; "
+            "fewer or faster launches (CUDA graphs, fusion) come first"
         )
     if kinds := [f"{kind} ({_signed(gain)} at best)" for kind, gain in advice.not_worth()]:
         yield f"not worth while for any collective alone, below 0.1 % of the run: {', '.join(kinds)}"
@@ -115,7 +115,7 @@ def _hardware(advice: Advice) -> Iterator[str]:
             hint = ", if there are any, which a profile does not tell" if name == "waited_later" else ""
             yield f"{text} gains most for {best.name}: {_interval(gain)}{hint}"
     runs = [f"{name} {cell(seconds, 's')}" for name, seconds in advice.gpus[:_GPUS]]
-    yield f"other GPUs, by the ratio of peak rates, collectives and launches as recorded: {', '.join(runs)}"
+    yield f"other GPUs, by the ratio of peak rates, collectives and the host as recorded: {', '.join(runs)}"
 
 
 def _laws(advice: Advice) -> Iterator[str]:

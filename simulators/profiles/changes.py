@@ -30,7 +30,7 @@ def members(model: Contended, group: int) -> list[int]:
 def producer(model: Contended, structure: Structure, collective: int) -> int:
     """The kernel whose result a collective is taken to need, or -1."""
     for need in structure.needs.get(collective, ()):
-        if need.at == 0 and model.kernel_class[need.other] >= 0:
+        if need.at == 0 and model.group[need.other] < 0:
             return need.other
     profile = model.profile
     before = np.arange(collective)
@@ -50,11 +50,13 @@ def consumers(structure: Structure, collective: int) -> Iterator[tuple[int, Need
 
 
 def start_early(model: Contended, structure: Structure, group: int) -> Structure:
-    """Collectives of a group begin as soon as what they need is there: each on its own stream, launched ahead."""
+    """Collectives of a group begin as soon as what they need is there: each on its own stream, launched ahead. One that
+    waited for an unknown reason stays where it is.
+    """
     previous, launches, needs = list(structure.previous), list(structure.launch_s), dict(structure.needs)
     for collective in members(model, group):
         before = producer(model, structure, collective)
-        if before < 0:
+        if before < 0 or model.unknown_s[collective] > 0:
             continue
         launches[collective] = float("nan")
         if previous[collective] >= 0 and model.group[previous[collective]] >= 0:
@@ -69,7 +71,7 @@ def cut(model: Contended, structure: Structure, group: int, *, parts: int) -> St
     waiting = _waiting(structure)
     for collective in members(model, group):
         before = producer(model, structure, collective)
-        if before >= 0 and before not in launched and collective not in launched:
+        if before >= 0 and model.kernel_class[before] >= 0 and not {before, collective} & launched.keys():
             needs[collective] = (*_others(needs, collective, before), *_steps(before, parts))
             launched[before] = parts, _cut_waves(model, before, parts)
         launched[collective] = parts, 1.0

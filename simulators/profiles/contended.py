@@ -7,7 +7,8 @@ Times alone are what was recorded, less what the laws (`simulators.profiles.laws
 d: recorded; o_c: time beside c; f_c: slow-down beside c. On the fluid engine a kernel runs at 1 / f_c of its rate
 while a collective of group c is active, so the graph with the recorded overlaps gives the recorded times again.
 Collectives that are alike are a group; kernels with nearly the same slow-downs are a class. As many collectives run at
-once as did in the profile.
+once as did in the profile. Launches follow one another as recorded, after the kernels that the host waited for; what
+waited for an unknown reason waits as long as it did.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from numpy.typing import NDArray
 from dse import plugins
 from simulators.profiles.laws import CASES, ON_SMS, Laws, SideBySide, collective_sms, side_by_side
 from simulators.profiles.profile import Profile
-from simulators.profiles.waits import Waits, waits
+from simulators.profiles.waits import CAUSES, UNKNOWN, Waits, waits
 from simulators.taskgraph.graph import GraphBuilder, TaskGraph
 from simulators.taskgraph.timeline import Timeline
 
@@ -36,6 +37,7 @@ MOST_GROUPS = 20
 _MOST_CLASSES = 16
 _FEW_WAVES = 4  # of CTAs, whose number counts
 _SHORTEST_S = 1e-12  # of a part of a kernel
+_LEAST_PAUSE_S = 20e-6  # that is no gap between kernels
 _LEAST_SHARE = 1e-9  # of a kernel that others wait for
 _LEAST_ALONE = 0.1  # of the recorded time
 EXPECTED = CASES.index("expected")
@@ -52,7 +54,8 @@ class Need:
 
 @dataclass(frozen=True)
 class Structure:
-    """What waits for what. previous [N]: kernel before on the stream, or -1. launch_s [N]: earliest start, or NaN.
+    """What waits for what. previous [N]: kernel before on the stream, or -1. launch_s [N]: of the launch that it waits
+    for, or NaN.
     needs: by kernel. parts: by kernel, the number that it is launched in, and the factor on its work.
     """
 
@@ -68,8 +71,7 @@ class Structure:
         shares = np.clip(ran, _LEAST_SHARE, 1.0)
         other = delays.other.tolist()
         needs = {kernel: (Need(0.0, place, float(shares[kernel])),) for kernel, place in enumerate(other) if place >= 0}
-        launches = delays.launch_s + delays.launch_delay_s - delays.gap_s
-        return cls(tuple(delays.previous.tolist()), tuple(launches.tolist()), needs)
+        return cls(tuple(delays.previous.tolist()), tuple(delays.launch_s.tolist()), needs)
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,35 @@ class Numbers:
     def take(self, rows: Ints) -> Numbers:
         """Some of the scenarios."""
         return Numbers(**{name: value[rows] for name, value in vars(self).items()})
+
+
+@dataclass(frozen=True)
+class Host:
+    """Launches in their order. kernels [L]: that are launched. ready_s [L]: when each can begin by its launch. waited
+    [L]: the kernel that the host waited for before, or -1. place [N]: of the launch of each kernel, or -1.
+    """
+
+    kernels: Ints
+    ready_s: Floats
+    waited: Ints
+    place: Ints
+
+    @classmethod
+    def of(cls, profile: Profile, delays: Waits) -> Host:
+        """The host as recorded. It waited where it launched nothing until the kernel that it had launched last ended,
+        and went on sooner after that than it had waited (inferred).
+        """
+        launch, end = delays.launch_s, profile.end_s
+        kernels = np.argsort(launch, kind="stable")[: int(np.isfinite(launch).sum())]
+        place = np.full(len(profile), -1)
+        place[kernels] = np.arange(len(kernels))
+        before, waited = np.roll(kernels, 1), np.full(len(kernels), -1)
+        pause, since = end[before] - launch[before], launch[kernels] - end[before]
+        stopped = (since > 0) & (pause > since) & (pause > _LEAST_PAUSE_S)
+        stopped[:1] = False
+        waited[stopped] = before[stopped]
+        ready = np.maximum(launch[kernels] + delays.launch_delay_s - delays.gap_s, 0.0)
+        return cls(kernels, ready, waited, place)
 
 
 @dataclass(frozen=True)
@@ -123,6 +154,19 @@ class Contended:
     def structure(self) -> Structure:
         """What waits for what, as recorded."""
         return Structure.of(self.profile, self.waits)
+
+    @cached_property
+    def unknown_s(self) -> Floats:
+        """How long each kernel waited for an unknown reason [N], as it does in every scenario; short waits are part of
+        the gap between kernels.
+        """
+        unknown = (self.waits.cause == CAUSES.index(UNKNOWN)) & (self.waits.late_s > _LEAST_PAUSE_S)
+        return np.where(unknown, self.waits.late_s, 0.0)
+
+    @cached_property
+    def host(self) -> Host:
+        """Launches, and what the host waited for."""
+        return Host.of(self.profile, self.waits)
 
     @cached_property
     def group_sms(self) -> Floats:
@@ -236,6 +280,7 @@ class _Lowering:
     numbers: Numbers
     graph: GraphBuilder = field(default_factory=GraphBuilder)
     ends: dict[tuple[int, float], int] = field(default_factory=dict)
+    launches: list[int] = field(default_factory=list)
 
     def build(self) -> tuple[TaskGraph, Ints, Ints]:
         """The graph, and the first and the last task of each kernel."""
@@ -275,18 +320,36 @@ class _Lowering:
 
     def _before(self, kernel: int, last: Ints) -> list[int]:
         """Tasks that the first part of a kernel waits for: of its stream, and its launch."""
-        previous, launch = self.structure.previous[kernel], self.structure.launch_s[kernel]
+        previous, place = self.structure.previous[kernel], int(self.model.host.place[kernel])
         after = [int(last[previous])] if previous >= 0 else []
-        if launch > 0:
-            after.append(self.graph.task("launch", "launch", delay=launch, cap=1.0, lane="host"))
+        while len(self.launches) <= place:
+            self._launch(kernel, last)
+        if place >= 0 and np.isfinite(self.structure.launch_s[kernel]) and self.launches[place] >= 0:
+            after.append(self.launches[place])
         return after
+
+    def _launch(self, kernel: int, last: Ints) -> None:
+        """Add the next launch of the host, after the one before and what the host waited for."""
+        host, place = self.model.host, len(self.launches)
+        before, waited = (self.launches[-1] if place else -1), int(host.waited[place])
+        since = float(host.ready_s[place - 1]) if place else 0.0
+        after = [before] if before >= 0 else []
+        if 0 <= waited < kernel:
+            after.append(int(last[waited]))
+            since = max(since, float(self.model.profile.end_s[waited]))
+        delay = max(float(host.ready_s[place]) - since, 0.0)
+        new = delay > 0 or len(after) > 1 or 0 <= waited < kernel
+        self.launches.append(
+            self.graph.task("launch", "launch", after=after, delay=delay, cap=1.0, lane="host") if new else before
+        )
 
     def _delay(self, kernel: int, begun: float) -> float:
         """Gap before a part: of the first one, and of those that are launched on their own."""
         parts, _ = self.structure.parts.get(kernel, (1, 1.0))
         own = begun == 0.0 or (parts > 1 and abs(begun * parts - round(begun * parts)) < 1e-9)
         latency = self.model.laws.rate.latency_s if begun > 0 and self.model.group[kernel] >= 0 else 0.0
-        return self.model.waits.gap_s + latency if own else 0.0
+        unknown = self.model.unknown_s[kernel] if begun == 0.0 else 0.0
+        return float(self.model.waits.gap_s + latency + unknown) if own else 0.0
 
     def _work(self, kernel: int) -> Any:
         """Time of a kernel alone: a number, or [B] where scenarios differ."""
