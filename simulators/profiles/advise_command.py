@@ -100,7 +100,7 @@ def _table(advice: Advice) -> Table:
     for group in sorted(advice.groups, key=lambda of: -of.exposed_s)[:_SHOWN]:
         change = "none" if group.change == Setting() else str(group.change)
         gain = "" if group.change == Setting() else _interval(group.gain)
-        shown.add_row(group.name[:48], f"{group.count:,}", cell(group.exposed_s, "s"), change, gain, group.cause)
+        shown.add_row(group.name, f"{group.count:,}", cell(group.exposed_s, "s"), change, gain, group.cause)
     return shown
 
 
@@ -234,7 +234,7 @@ def _ranked(advice: Advice) -> Iterator[dict[str, Any]]:
     """Yield the best changes of groups of each sort that gain something, most first."""
     kinds = {"gain": "in software", "faster_link": "a link twice as fast", "waited_later": "independent kernels first"}
     rows: list[dict[str, Any]] = [
-        {"name": f"{group.name[:40]}: {_named(group, name)}", "kind": kind, **_dots(getattr(group, name))}
+        {"name": f"{group.name}: {_named(group, name)}", "kind": kind, **_dots(getattr(group, name))}
         for group in advice.groups
         for name, kind in kinds.items()
         if getattr(group, name).value > 1e-4 * advice.recorded_s

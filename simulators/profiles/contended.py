@@ -244,7 +244,8 @@ def _alone(profile: Profile, pairs: SideBySide, laws: Laws, factors: Floats) -> 
 def _groups(profile: Profile) -> tuple[Ints, tuple[str, ...]]:
     """Group of each collective and its name: by name, payload and CTAs, those with the most time first."""
     kernels = profile.kernels[profile.is_collective]
-    names = kernels["collective"].fillna(kernels["name"]).str.slice(0, 60)
+    plain = kernels["name"].str.replace(r"^void |\(anonymous namespace\)::", "", regex=True)
+    names = kernels["collective"].fillna(plain.str.replace(r"[(<].*", "", regex=True)).str.slice(0, 40)
     sizes = [f", {size / 1e6:.3g} MB" if size > 0 else "" for size in kernels["payload_bytes"]]
     ctas = [f", {count} CTAs" for count in kernels["ctas"].astype("string").fillna("?")]
     keys = names.astype("string") + pd.Series(sizes, kernels.index, "string") + pd.Series(ctas, kernels.index, "string")
