@@ -3,12 +3,21 @@
     replay_worst          largest error of the span of a replay, of the recorded one
     hidden_points_worst   largest difference of the share of collectives that is hidden, in percentage points
     import_mb_per_s       of a Chrome trace made here, on one core
+    advise_s, whatifs     time of the advice on a profile of 1,000 kernels made here, and the what-ifs that it runs
+    whatifs_per_s         their ratio; each runs in three cases of the laws
+    sm_law_h100           median error of times of collectives at numbers of SMs that were not fitted, worst table
+    sm_law_others         the same on GB200, MI300X and MI355X
+    dualpipe_...          laws learnt on one layer of DualPipe predict the next (`benchmarks/contention_laws.py`):
+      slowdown_median     median error of kernels beside an exchange; ..._alone_before: of those that ran alone before
+      pair                error of the span of the layer
+      order_gain          what the best order of its two streams would gain, of the recorded one
     import_peak_gb_per_million   with --large: memory at the most of a process that imports a million kernels
     hidden_points_hta     largest difference of the share that is hidden from HolisticTraceAnalysis's, percentage points
 
 --hta names an interpreter that has HolisticTraceAnalysis (this one); without it, the reason is printed instead.
 
---data names a folder with `traces/*.csv.gz` and `deepseek_dualpipe/*.csv`; without it the shipped profile is replayed.
+--data names a folder with `traces/*.csv.gz`, `deepseek_dualpipe/*.csv`, `tokenweave/*.csv` and `ep_collectives/*.csv`;
+without it the shipped profile is replayed, and the figures from `sm_law_h100` on are left out.
 """
 
 from __future__ import annotations
@@ -24,10 +33,13 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks import contention_laws
 from benchmarks.hta import hidden_points_hta
 from benchmarks.trace_memory import import_peak_gb_per_million
 from dse.config.options import conf_dir
 from dse.progress import quiet
+from simulators.profiles.advice import advise
+from simulators.profiles.profile import Profile, profile_of
 from simulators.profiles.readers import read
 from simulators.profiles.replay import replay
 
@@ -74,6 +86,35 @@ def made_events(count: int) -> Iterator[dict[str, Any]]:
         }
 
 
+def made_training(count: int, *, groups: int) -> Profile:
+    """A profile of `count` kernels: GEMMs and kernels bound by memory, and after every tenth one a collective of one of
+    so many payloads, which the kernel after the next waits for.
+    """
+    rows: list[dict[str, Any]] = []
+    start = 0.0
+    for place in range(count // 10):
+        for step in range(9):
+            name, seconds, ctas = ("sm90_xmma_gemm", 80e-6, 500) if step % 3 == 0 else ("rms_norm_kernel", 15e-6, 4096)
+            rows.append({"name": name, "stream": "7", "start_s": start, "seconds": seconds, "ctas": ctas})
+            start += seconds + 1e-6
+        payload = 1e6 * (1 + place % groups)
+        reduced: dict[str, Any] = {"name": "ncclDevKernel_AllReduce_Sum_bf16_RING_LL", "payload_bytes": payload}
+        seconds = 20e-6 + payload / 1e11
+        rows.append({**reduced, "stream": "20", "start_s": start, "seconds": seconds, "ctas": 16})
+        start += seconds + 1e-6
+    return profile_of(rows, "made")
+
+
+def advice_figures() -> dict[str, float]:
+    """Seconds of the advice on a profile of 1,000 kernels with 20 groups of collectives, and its what-ifs a second."""
+    profile = made_training(1000, groups=20)
+    advise(made_training(40, groups=1), "h100_8")  # compiles the engine
+    began = time.perf_counter()
+    advice = advise(profile, "h100_8")
+    spent = time.perf_counter() - began
+    return {"advise_s": spent, "whatifs": advice.count, "whatifs_per_s": advice.count / spent}
+
+
 def main() -> None:
     """Print the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -88,6 +129,7 @@ def main() -> None:
         "replay_worst": max(abs(row["span"]) for row in rows),
         "hidden_points_worst": float(np.nanmax(points)),
         "import_mb_per_s": import_rate(),
+        **advice_figures(),
     }
     with tempfile.TemporaryDirectory() as folder, quiet():
         witness = hidden_points_hta([read(path) for path in profiles(options.data)], Path(folder), options.hta)
@@ -97,6 +139,8 @@ def main() -> None:
         print(f"hidden_points_hta is skipped: {witness}", file=sys.stderr)
     if options.large:
         figures["import_peak_gb_per_million"] = import_peak_gb_per_million(made_events(3_000_000))
+    if options.data is not None:
+        figures |= contention_laws.sm_figures(options.data) | contention_laws.dualpipe_figures(options.data)
     if options.json:
         print(json.dumps({name: round(value, 4) for name, value in figures.items()}))
         return
@@ -104,8 +148,10 @@ def main() -> None:
         recorded, again = row["hidden"]
         shares = f"hidden {recorded:5.1f} % recorded, {again:5.1f} % replayed"
         print(f"{row['profile']:32} {row['kernels']:6,} kernels, span {100 * row['span']:+6.2f} %, {shares}")
+    for line in contention_laws.lines(options.data) if options.data is not None else ():
+        print(line)
     for name, value in figures.items():
-        print(f"{name:26} {value:.4g}")
+        print(f"{name:30} {value:.4g}")
 
 
 if __name__ == "__main__":

@@ -123,9 +123,9 @@ class Plan:
         tables = [self.table] if self.rivals is None else [self.table, self.rivals]
         for decided in ((), self._deciding):
             rows = [_same_as(table, _off(table), but=decided) for table in tables]
-            found = [least(part) for part in rows if len(part)]
-            if found:
-                return min(found, key=lambda row: float(row[TIME]))
+            firsts = [least(part) for part in rows if len(part)]
+            if firsts:
+                return min(firsts, key=lambda row: float(row[TIME]))
         return self.table.iloc[0]
 
     @property
@@ -254,19 +254,19 @@ class Plan:
 
 def plans(table: pd.DataFrame, config: Mapping[str, Any]) -> list[Plan]:
     """The plan of each scenario, in its best layout: of points that fit, or of all with a result if none does."""
-    found = list[Plan]()
+    of_scenarios = list[Plan]()
     if table.empty or TIME not in table:
-        return found
+        return of_scenarios
     names = table["scenario"].astype(str).str.partition(APART)[0]
     for _, rows in table.groupby(names, sort=False):
-        kept = rows[rows["status"] == "ok"]
-        kept = rows[rows[TIME].notna()] if kept.empty else kept
-        if kept.empty:
+        finished = rows[rows["status"] == "ok"]
+        finished = rows[rows[TIME].notna()] if finished.empty else finished
+        if finished.empty:
             continue
-        scenario = str(least(kept)["scenario"])
-        own = kept["scenario"].astype(str) == scenario
-        found.append(Plan(scenario, kept[own], config, None if own.all() else kept[~own]))
-    return found
+        scenario = str(least(finished)["scenario"])
+        own = finished["scenario"].astype(str) == scenario
+        of_scenarios.append(Plan(scenario, finished[own], config, None if own.all() else finished[~own]))
+    return of_scenarios
 
 
 def least(rows: pd.DataFrame) -> Any:

@@ -19,7 +19,7 @@ from dse.plots.canvas import (
     sheet,
 )
 from dse.plots.palette import COLOURS, INK, Look, label, looks
-from dse.plots.quantities import Scale, log_ticks, words
+from dse.plots.quantities import Axis, Scale, log_ticks, scale, words
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -198,4 +198,26 @@ def break_even(rows: Sequence[Mapping[str, Any]], widths: Mapping[str, float]) -
         drawn.name(place, text if " " in text else path.partition(".")[2].replace(".", " ").replace("_", " "))
     drawn.xlabel = "multiple of the constant"
     drawn.legend(handles_of(chosen, style="patch"))
+    return drawn
+
+
+def gains(rows: Sequence[Mapping[str, Any]], title: str, *, note: str) -> Sheet:
+    """Plot what changes gain, a dot for the expected gain and a line for its interval, from top to bottom.
+
+    rows: `name`, `low`, `gain` and `high` [s], `kind`: what sort of change it is.
+    """
+    drawn = sheet(1, Frame(title, note), height=row_inches(1.4) * max(len(rows), 3))
+    (panel,) = drawn.panels
+    chosen = looks(dict.fromkeys(row["kind"] for row in rows))
+    unit = scale(Axis("gain", "gain", "s"), [row["high"] for row in rows])
+    panel.axvline(0, color=INK, lw=0.6)
+    for place, row in enumerate(rows):
+        low, gain, high = (unit.factor * row[name] for name in ("low", "gain", "high"))
+        look = chosen[row["kind"]]
+        panel.hlines(place, low, high, color=look.colour, lw=1.2, alpha=0.6)
+        panel.plot(gain, place, marker=look.marker, color=look.colour, ms=4.5, mew=0, zorder=3)
+    name_rows(panel, [row["name"] for row in rows], labelled=True)
+    plain_ticks(panel.xaxis, unit)
+    drawn.xlabel = unit.title
+    drawn.legend(handles_of(chosen, style="marker"))
     return drawn

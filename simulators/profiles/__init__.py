@@ -35,4 +35,15 @@ COMMANDS = {
         },
         ("chakra-export study=ficco_sweep key=1a2b3c", "chakra-export profile=run.json.gz ranks=8"),
     ),
+    "advise": Command(
+        "simulators.profiles.advise_command:advise_profile",
+        "advise profile=<file> [system=<machine>] [out=<folder>]",
+        "a profile: what each collective costs, which change of it gains most, and all changes together",
+        {
+            "profile": "a file that trace-import reads",
+            "system": "machine whose constants are assumed where the profile tells none; default: by its GPU's name",
+            "out": "folder to write to",
+        },
+        ("advise profile=run.json.gz", "advise profile=kernels.csv system=mi300x_8"),
+    ),
 }

@@ -161,7 +161,7 @@ def draw(done: Replayed, outputs: Outputs) -> None:
     title = f"{done.profile.source}: {100 * done.recorded.hidden:.0f} % of the time of collectives is hidden"
     if not done.recorded.collective_s:
         title = f"{done.profile.source}: {_share(done.recorded.idle_s, done.recorded.span_s)} nothing runs"
-    frames = [_drawn(done.profile, *times).assign(panel=name) for name, times in both.items()]
+    frames = [drawn(done.profile, *times).assign(panel=name) for name, times in both.items()]
     plots.save(partial(timelines.timeline, pd.concat(frames), title, panel="panel"), outputs.figures, "timeline")
 
 
@@ -171,7 +171,7 @@ def _intervals(profile: Profile, name: str, start_s: Any, end_s: Any) -> Iterato
         yield Interval(f"{name}, stream {stream}", kernel, kind, start, end)
 
 
-def _drawn(profile: Profile, start_s: Any, end_s: Any) -> pd.DataFrame:
+def drawn(profile: Profile, start_s: Any, end_s: Any) -> pd.DataFrame:
     """Kernels as the picture shows them: those of a stream and a kind that nearly touch are one bar."""
     marks = {"collective": profile.is_collective, "compute": profile.is_compute}
     kinds = np.select(list(marks.values()), list(marks), "copy")

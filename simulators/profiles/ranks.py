@@ -108,8 +108,8 @@ def match(profiles: Sequence[Profile]) -> Ranks:
 
     The rank of a profile is the one that it tells, or its place where one does not, or two tell the same.
     """
-    told = [profile.rank for profile in profiles]
-    numbers = told if None not in told and len(set(told)) == len(told) else range(len(profiles))
+    recorded = [profile.rank for profile in profiles]
+    numbers = recorded if None not in recorded and len(set(recorded)) == len(recorded) else range(len(profiles))
     ordered = dict(sorted(zip([int(number or 0) for number in numbers], profiles, strict=True)))
     table = pd.concat([_collectives(rank, profile) for rank, profile in ordered.items()], ignore_index=True)
     sizes = table.groupby(_KEY, dropna=False)["rank"].transform("size")

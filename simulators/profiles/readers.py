@@ -38,10 +38,10 @@ def read(path: Path) -> Profile:
 
     Raises ConfigError for a file that cannot be read, or is no profile.
     """
-    first, *others = read_ranks(path)
-    if not others:
+    first, *further = read_ranks(path)
+    if not further:
         return first
-    return replace(first, dropped={**first.dropped, "kernels of other GPUs": sum(map(len, others))})
+    return replace(first, dropped={**first.dropped, "kernels of other GPUs": sum(map(len, further))})
 
 
 def read_ranks(path: Path) -> Sequence[Profile]:
