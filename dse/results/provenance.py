@@ -33,6 +33,7 @@ _LIBRARIES = (
     "pandas",
     "pillow",
     "pint",
+    "protobuf",
     "psycopg",
     "pyarrow",
     "pydantic",

@@ -142,6 +142,7 @@ def vars_of(value: Any) -> dict[str, float]:
 
 
 def write(done: Replayed, outputs: Outputs) -> None:
+    """Write the kernels, the summary and the picture of a replayed profile into a folder."""
     outputs.write_table("kernels", kernels(done))
     outputs.write_yaml("profile.yaml", summary(done))
     draw(done, outputs)
