@@ -128,7 +128,7 @@ def test_direct_and_hierarchical_are_the_same_in_one_node_and_where_nodes_have_o
 @pytest.mark.slow
 @every_way
 @every_pattern
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(data=st.data())
 def test_more_or_faster_nics_and_better_places_are_never_slower(
     pattern: Pattern, way: Algorithm, data: st.DataObject

@@ -234,7 +234,7 @@ MATRIX = list(itertools.product(list_options("study"), NAMES))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("study", "system"), mostly_nightly(MATRIX, every=41))
+@pytest.mark.parametrize(("study", "system"), mostly_nightly(MATRIX, every=67))
 def test_every_machine_under_every_study_is_planned_or_refused_by_its_parts(study: str, system: str) -> None:
     try:
         planned = plan(request([f"study={study}", f"system={system}", "tracking=none", "store=none"]))
