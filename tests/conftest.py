@@ -79,12 +79,14 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, Any, Any]
 
 def mostly_nightly(cases: Sequence[Any], *, every: int) -> list[Any]:
     """One case in so many for every run of the tests, the others for `make nightly`."""
-    return [
-        case
-        if place % every == 0
-        else pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.nightly)
-        for place, case in enumerate(cases)
-    ]
+    return [case if place % every == 0 else _nightly(case) for place, case in enumerate(cases)]
+
+
+def _nightly(case: Any) -> Any:
+    """A case of a parametrized test: what `pytest.param` returns, a tuple of values, or a value."""
+    if hasattr(case, "marks"):
+        return pytest.param(*case.values, marks=[*case.marks, pytest.mark.nightly], id=case.id)
+    return pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.nightly)
 
 
 @functools.cache
