@@ -118,11 +118,16 @@ def measured(kernels: Sequence[Kernel]) -> dict[str, float]:
     }
 
 
+def with_network(name: str) -> dict[str, Any]:
+    """The tree of a machine that has no network rate of its own, with one that is assumed."""
+    system = tree_of(name)
+    system["node"]["library"]["network_bytes_per_s"] = "45 GB/s"
+    system["sources"] = {**system.get("sources", {}), "node.library.network_bytes_per_s": _ASSUMED}
+    return system
+
+
 def deepseek_step(**parallel: Any) -> Iteration:
     """An iteration of DeepSeek-V3 on 1,024 H800, as it was trained (arXiv:2412.19437, section 3.2)."""
-    system = tree_of("h800_8")
-    system["node"]["library"]["network_bytes_per_s"] = "45 GB/s"
-    system["sources"] = {**system["sources"], "node.library.network_bytes_per_s": _ASSUMED}
     run = {"mode": "training", "batch": 1, "sequence_length": 4096, "micro_batches": 64}
     spread = {
         "tp": 1,
@@ -135,7 +140,7 @@ def deepseek_step(**parallel: Any) -> Iteration:
     }
     design = StepBackend().design(
         {
-            "system": system,
+            "system": with_network("h800_8"),
             "model": model_tree("deepseek_v3"),
             "run": {**run, "precision": "bf16", "products": "fp8", "recompute": "up_projections"},
             "parallel": {**spread, **parallel},

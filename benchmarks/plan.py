@@ -29,7 +29,6 @@ from benchmarks.timing import best
 from dse.backend import Batch
 from dse.cli import main as dse_main
 from dse.results.run_folder import Outputs
-from simulators.hardware.machine import tree_of
 from simulators.steps.backend import StepBackend, metrics_of
 from simulators.steps.sites import SITES
 from simulators.workloads.model_zoo import model_tree, option_tree
@@ -139,20 +138,14 @@ def _with_sites() -> dict[str, Any]:
 
 
 def _step(model: str, *, run: Mapping[str, Any], parallel: Mapping[str, Any]) -> dict[str, Any]:
-    system = tree_of("h100_8")
-    system["node"]["library"].setdefault("network_bytes_per_s", "45 GB/s")
-    system["sources"] = {**system.get("sources", {}), "node.library.network_bytes_per_s": _ASSUMED}
     return {
-        "system": system,
+        "system": dualpipe.with_network("h100_8"),
         "model": model_tree(model),
         "run": {"batch": 1, "sequence_length": 8192, "precision": "bf16", **run},
         "parallel": {"tp": 8, **parallel},
         "optimizer": option_tree("optimizer", "adam"),
         "kernels": option_tree("kernels", "flash"),
     }
-
-
-_ASSUMED = {"provenance": "assumed", "source": "a NIC of 400 Gbit/s for each GPU, of which 0.9 is reached"}
 
 
 def plans() -> Iterator[tuple[str, float]]:

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import yaml
 from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
 from hypothesis.internal.conjecture import providers
 from numba.core.event import install_timer
 from numpy.typing import ArrayLike
@@ -240,3 +241,12 @@ def postgres() -> Iterator[Server]:
         Path(name).chmod(0o755)  # the server does not run as root
         with running(Path(name) / "server") as server:
             yield server
+
+
+def damage(path: Path, data: st.DataObject, *, most: int) -> None:
+    """Replace up to `most` bytes of a file."""
+    content = bytearray(path.read_bytes())
+    changes = st.tuples(st.integers(0, len(content) - 1), st.integers(0, 255))
+    for place, byte in data.draw(st.lists(changes, min_size=1, max_size=most)):
+        content[place] = byte
+    path.write_bytes(content)

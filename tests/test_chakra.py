@@ -10,6 +10,7 @@ from typing import Any
 import graphs
 import numpy as np
 import pytest
+from conftest import damage
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -232,12 +233,7 @@ def test_any_damage_is_read_in_part_or_refused(tmp_path_factory: pytest.TempPath
     path = tmp_path_factory.getbasetemp() / "damaged.0.et"
     nodes = [gemm(0), Node(1, "sum", "COMM_COLL_NODE", 3 * US, data_deps=(0,), collective="ALL_REDUCE")]
     write_chakra(path, ExecutionTrace(tuple(nodes)))
-    content = bytearray(path.read_bytes())
-    for place, byte in data.draw(
-        st.lists(st.tuples(st.integers(0, len(content) - 1), st.integers(0, 255)), min_size=1, max_size=9)
-    ):
-        content[place] = byte
-    path.write_bytes(content)
+    damage(path, data, most=9)
     try:
         assert np.isfinite(replay(read(path)).end_s).all()
     except ConfigError:

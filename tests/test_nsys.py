@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conftest import damage
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -226,12 +227,7 @@ def numbers(count: int) -> Iterable[tuple[int, int, int]]:
 def test_any_damage_is_read_in_part_or_refused(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     folder = tmp_path_factory.mktemp("damaged")
     path = export(folder, usual(40))
-    content = bytearray(path.read_bytes())
-    for place, byte in data.draw(
-        st.lists(st.tuples(st.integers(0, len(content) - 1), st.integers(0, 255)), min_size=1, max_size=99)
-    ):
-        content[place] = byte
-    path.write_bytes(content)
+    damage(path, data, most=99)
     try:
         assert np.isfinite(replay(read(path)).end_s).all()
     except ConfigError:

@@ -6,13 +6,14 @@ its laws (`simulators.profiles.contended`), in the three cases of the laws, whic
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dse.progress import bar
 from simulators.profiles import changes
 from simulators.profiles.contended import EXPECTED, Contended, Numbers, Ran, Structure, at_once
 from simulators.profiles.effects import LATER, LINKS, ORDERS, RECORDED, Effects, Mover, Setting
@@ -62,8 +63,8 @@ class WhatIfs:
         """Time of the run as recorded, in each case of the laws [3]."""
         return np.asarray(self.seconds([Plan()])[0])
 
-    def seconds(self, plans: Sequence[Plan]) -> Floats:
-        """Time of the run by plan and case of the laws [P, 3]."""
+    def seconds(self, plans: Sequence[Plan], advance: Callable[[int], None] = lambda count: None) -> Floats:
+        """Time of the run by plan and case of the laws [P, 3]. advance: is told how many plans have run."""
         seconds = np.empty((len(plans), len(CASES)))
         for structure, places in self._by_structure(plans):
             most = max(1, _BATCH // len(self.model.profile) // len(CASES))
@@ -71,6 +72,7 @@ class WhatIfs:
                 part = places[begin : begin + most]
                 numbers = self.numbers([plans[place] for place in part])
                 seconds[part] = self.model.makespans(structure, numbers).reshape(len(part), len(CASES))
+                advance(len(part))
         return seconds
 
     def run(self, plan: Plan) -> Ran:
@@ -172,7 +174,8 @@ def try_all(what_ifs: WhatIfs) -> Tried:
         for group in groups
         for setting in settings(what_ifs, group, counts=sm_counts(model.laws.sms, count))
     ]
-    seconds = what_ifs.seconds([Plan().with_setting(*pair) for pair in pairs])
+    with bar(f"advise on {model.profile.source}", len(pairs), "what-ifs") as advance:
+        seconds = what_ifs.seconds([Plan().with_setting(*pair) for pair in pairs], advance)
     return Tried(tuple(group for group, _ in pairs), tuple(setting for _, setting in pairs), seconds)
 
 
