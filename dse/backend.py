@@ -247,12 +247,19 @@ class Backend:
 
     A backend may derive from this class; one that does not is given these defaults where it has no such member
     (`complete`). batch: how many designs it likes to be given in one call. relations: metrics relative to a baseline.
+    bounds: metrics that `bound` adds to a finished point.
     """
 
     version: str
     metrics: Mapping[str, Metric]
     relations: Mapping[str, Metric] = MappingProxyType({})
+    bounds: Mapping[str, Metric] = MappingProxyType({})
     batch: int = 1
+
+    @property
+    def described(self) -> Mapping[str, Metric]:
+        """All columns of numbers of a finished point: metrics, relations and bounds."""
+        return {**self.metrics, **self.relations, **self.bounds}
 
     def design(self, tree: Tree) -> BaseModel:
         """See `Simulator.design`."""
@@ -315,6 +322,10 @@ class Backend:
 
     def relate(self, point: Columns, baseline: Columns) -> Columns:
         """Metrics of points [B] relative to their baselines [B] (`relations` describes them); none by default."""
+        return {}
+
+    def bound(self, batch: Batch, metrics: Columns) -> Columns:
+        """What is proven of the designs of a batch [B], with their metrics (`bounds` describes it); none by default."""
         return {}
 
     def replay(self, design: BaseModel) -> Replay:

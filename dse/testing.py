@@ -51,11 +51,13 @@ def check_members(backend: Backend) -> None:
     assert isinstance(backend, Simulator), f"{type(backend).__name__} lacks version, metrics, design or evaluate"
     assert backend.version and isinstance(backend.version, str), "version is a text that changes when results do"
     assert backend.metrics, "a backend measures something"
-    for name, metric in {**backend.metrics, **backend.relations}.items():
+    for name, metric in backend.described.items():
         assert isinstance(metric, Metric), f"{name} is described by a Metric"
         assert name.isidentifier(), f"{name} is a column of the table"
         assert metric.low < metric.high, f"{name} has a legal range"
-    assert not set(backend.metrics) & set(backend.relations), "a relation is no metric"
+    assert len(backend.described) == len(backend.metrics) + len(backend.relations) + len(backend.bounds), (
+        "no name twice"
+    )
     assert backend.batch >= 1, "batch is the number of designs of a call"
 
 

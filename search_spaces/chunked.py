@@ -85,7 +85,18 @@ class Chunked(CommEngineKnobs):
             for peer in local:
                 self._gemm(line, f"{label} local", [peer], index, {"after": arrived, **how})
             for route, transfer in zip(line.routes, arrived, strict=True):
-                self._gemm(line, f"{label}.{route.peer}", [route.peer], index, {"after": [transfer], **how})
+                beside = how["overlapped"] or self._still_copies(line, route)
+                self._gemm(
+                    line,
+                    f"{label}.{route.peer}",
+                    [route.peer],
+                    index,
+                    {**how, "after": [transfer], "overlapped": beside},
+                )
+
+    def _still_copies(self, line: Pipeline, route: Route) -> bool:
+        """Whether engines copy on when data of a route has arrived; data that kernels move counts when they end."""
+        return self.comm_engine == "dma" and route.step < max(other.step for other in line.routes)
 
     def _lower_reduction(self, line: Pipeline) -> None:
         """Lower a reduction: chunks to be sent are computed first, the local shard with each piece or at the end."""

@@ -12,10 +12,11 @@ from pydantic import Field
 from dse.errors import ConfigError
 from dse.units import Integer, Number, Seconds
 from dse.values import Former, knob
+from search_spaces.bounds import piece_bound
 from simulators.costs.transfer import CommEngine, Mover, library_cus
 from simulators.hardware.parts import ShortTime
 from simulators.hardware.system import System
-from simulators.overlap.design import ScheduleKnobs
+from simulators.overlap.design import Bound, ScheduleKnobs
 from simulators.overlap.node import least_shard
 from simulators.rules import Rule
 from simulators.workloads.operators import Overlap, Workload
@@ -60,6 +61,10 @@ class CommEngineKnobs(ScheduleKnobs):
     def kernel(self) -> ArrayLike | None:
         """Rate of one kernel for all GEMM chunks over the library's; None for a kernel of the library for each."""
         return None
+
+    def bound(self, system: System, workload: Workload) -> Bound | None:
+        """The bound of all schedules by pieces; None where one kernel computes all pieces."""
+        return None if self.kernel is not None else piece_bound(system, workload)
 
     def rules(self, system: System, workload: Workload) -> Sequence[Rule]:
         """Require an overlap with rows for every GPU, and CUs that communication uses and leaves for compute."""

@@ -171,6 +171,7 @@ def _speedups(ok: pd.DataFrame, where: str) -> Sheet:
         title = f"DMA beats CU copies in {ahead} of {len(engines)}; {title}"
     rows = ok.groupby(["scenario", "schedule.name"], sort=False)["speedup"].max().reset_index()
     rows["ideal"] = rows["scenario"].map(ok.groupby("scenario")["ideal_speedup"].max())
+    rows["bound"] = rows["scenario"].map((ok["speedup"] * (1 + ok["gap"])).groupby(ok["scenario"]).max())
     note = "best of each schedule; baseline, and its ideal: serial execution, moved by CUs" + f", {where}" * bool(where)
     speedup = Axis("speedup", "speed-up over serial [x]", centre=1.0)
     return tables.dots(rows, speedup, row="scenario", by="schedule.name", frame=Frame(capitalised(title), note))

@@ -136,7 +136,7 @@ def test_a_study_writes_a_table_with_a_row_per_point(study: tuple[Path, str]) ->
     assert set(table["key"]) == {key.decode() for key in points}
     assert table["key"].is_unique
     assert set(table["status"]) == {"ok"}
-    assert {*found.knobs, *found.recorded_paths, *found.backend.metrics, *found.backend.relations} <= set(table)
+    assert {*found.knobs, *found.recorded_paths, *found.backend.described} <= set(table)
     assert table["on_front"].any()
     assert not table["on_front"].all()
     serial = table[(table["schedule.name"] == "serial") & (table["schedule.comm_engine"] == "cu")]

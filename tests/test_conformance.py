@@ -445,6 +445,8 @@ def test_no_schedule_beats_the_hardware(engine: str, schedule: str, data: st.Dat
         found["moved_bytes"] / sum(map(number, links(point.system.node).values())),
     ]
     assert max(least) <= found["makespan_s"] * (1 + 1e-9)
+    proven = backend(engine).bound(Batch(point), {"makespan_s": np.array([found["makespan_s"]])})
+    assert proven["gap"][0] >= -1e-9
     assert found["exposed_comm_s"] == pytest.approx(found["makespan_s"] - found["gemm_s"], abs=1e-12)
 
 

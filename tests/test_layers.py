@@ -133,8 +133,8 @@ def test_the_recorded_and_shown_paths_of_every_study_are_paths_of_its_designs() 
     known = {path for one in schedules for path in _paths(one.model_dump(), "")}
     systems = [System.model_validate(tree) for name, tree in shipped("system").items() if name in SYSTEMS]
     known |= {path for one in systems for path in _paths(one.model_dump(), "system.")}
-    metrics = {**overlap("analytic").metrics, **overlap("analytic").relations}
-    steps = {**iterations.BACKEND.metrics, **iterations.BACKEND.relations}
+    metrics = overlap("analytic").described
+    steps = iterations.BACKEND.described
     epoch = {"lengths": shipped("lengths")["iwslt15"], "iterations": shipped("iterations")["seqpoint"]}
     copies = {"quantised": shipped("quantised")["pim"], "format": shipped("format")["mx9"]}
     copies |= {"instructions": shipped("instructions")["plain"], "system": shipped("pim")["hbm3_strawman"]}

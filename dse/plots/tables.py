@@ -32,6 +32,10 @@ if TYPE_CHECKING:
 
 _MOST_CELLS = 20  # rows of a heat map; more are a ranked dot plot
 _MOST_ROWS = 40  # of a dot plot
+_LIMITS: dict[str, tuple[str, dict[str, Any]]] = {
+    "ideal": ("ideal", {"marker": "|", "ms": 7, "mew": 1.6}),
+    "bound": ("no schedule passes (proven)", {"marker": "$]$", "ms": 6.5, "mew": 0.4}),
+}
 _FAR_FROM = 50.0  # largest over median value from which on the axis of dots is logarithmic far from zero
 _LIGHT_TO_DARK = ("#f4f8fc", "#a9cbe6", "#4a92c6", "#0b5a99", "#08325c")
 _DECADE = 10.0
@@ -40,28 +44,28 @@ _DECADE = 10.0
 def dots(rows: pd.DataFrame, value: Axis, *, row: str, by: str, frame: Frame) -> Sheet:
     """Plot a dot for each `by` in each `row`, with a line from the baseline (`value.centre`), the best row first.
 
-    rows: one for each dot; a column `ideal` is drawn as a black bar. Of more than 40 rows of names, the first and the
-    last 20 are drawn. All panels have the same axis.
+    rows: one for each dot; a column `ideal` is drawn as a black bar, and `bound` as a bracket that nothing passes. Of
+    more than 40 rows of names, the first and the last 20 are drawn. All panels have the same axis.
     """
     groups, note = frame.panels(rows, value.column)
     order, note = _ranked(rows, value, row=row, note=note)
     chosen = looks(rows[by].unique())
     height = row_inches(max(1.1, 0.34 * len(chosen))) * len(order)
     drawn = sheet(len(groups), Frame(frame.title, note), height=height, columns=_columns(order, 1.5))
-    unit = scale(value, rows[value.column])
+    unit, limits = scale(value, rows[value.column]), [limit for limit in _LIMITS if limit in rows]
     for (first, _, panel), (name, group) in zip(drawn.rows(), groups.items(), strict=True):
         _dot_rows(panel, group.assign(at=group[value.column] * unit.factor), order, row=row, looks_by=(by, chosen))
         _baseline(panel, group, value, order=order, row=row)
-        if "ideal" in group:
-            top = group.groupby(group[row].astype(str))["ideal"].max().reindex(order) * unit.factor
-            panel.plot(top, range(len(order)), color=INK, marker="|", ms=7, mew=1.6, ls="")
+        for limit in limits:
+            top = group.groupby(group[row].astype(str))[limit].max().reindex(order) * unit.factor
+            panel.plot(top, range(len(order)), color=INK, ls="", **_LIMITS[limit][1])
         name_rows(panel, order, labelled=first)
         plain_ticks(panel.xaxis, unit)
         drawn.name(drawn.panels.index(panel), name)
     _same_axes(drawn.panels, rows[value.column] * unit.factor, unit)
     drawn.xlabel = unit.title
-    ideal = [mark_handle("ideal", marker="|", ms=7, mew=1.6)] if "ideal" in rows else []
-    drawn.legend([*(handles_of(chosen) if len(chosen) > 1 else []), *ideal])
+    bars = [mark_handle(text, **style) for text, style in (_LIMITS[limit] for limit in limits)]
+    drawn.legend([*(handles_of(chosen) if len(chosen) > 1 else []), *bars])
     return drawn
 
 

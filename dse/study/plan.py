@@ -46,8 +46,8 @@ class Plan:
 
     @property
     def metrics(self) -> dict[str, Metric]:
-        """Metrics of the backend, those relative to a baseline included."""
-        return {**self.backend.metrics, **self.backend.relations}
+        """Metrics of the backend, those relative to a baseline and what is proven included."""
+        return dict(self.backend.described)
 
     @property
     def context(self) -> Context:

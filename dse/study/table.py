@@ -85,7 +85,7 @@ class Layout:
         plain: dict[str, Any] = {name: pd.Series([], dtype="str") for name in texts}
         marked = {"on_front": pd.Series([], dtype=bool)}
         paths = {path: pd.Series([], dtype=_DTYPES[kind]) for path, kind in self.kinds.items()}
-        numbers = {name: pd.Series([], dtype=float) for name in (*self.backend.metrics, *self.backend.relations)}
+        numbers = {name: pd.Series([], dtype=float) for name in self.backend.described}
         schema = pa.Schema.from_pandas(pd.DataFrame({**plain, **marked, **paths, **numbers}), preserve_index=False)
         coded = {
             "scenario",
@@ -135,10 +135,11 @@ class Layout:
         return results
 
     def _numbers(self, results: Results, rows: Sequence[Rows]) -> dict[str, NDArray[np.float64]]:
-        """Return metrics, and relations where both the point and its baseline have metrics."""
+        """Return metrics, relations where both the point and its baseline have metrics, and bounds."""
         ok = results.ok
         metrics = {name: results.column(name) for name in self.backend.metrics}
         metrics = metrics if ok.all() else {name: np.where(ok, column, math.nan) for name, column in metrics.items()}
+        bounds = self._bounds(metrics, rows)
         both = ok & np.concatenate([chunk.baseline.require_results.ok[chunk.places] for chunk in rows])
         related: Columns = {}
         if both.any():
@@ -153,7 +154,21 @@ class Layout:
             metrics[name] = np.full(len(ok), math.nan)
             if name in related:
                 metrics[name][both] = related[name]
-        return metrics
+        return metrics | {name: np.where(ok, column, math.nan) for name, column in bounds.items()}
+
+    def _bounds(self, metrics: Columns, rows: Sequence[Rows]) -> dict[str, NDArray[np.float64]]:
+        """Return what is proven of the designs of rows."""
+        columns = {
+            name: np.full(sum(chunk.point.block.size for chunk in rows), math.nan) for name in self.backend.bounds
+        }
+        start = 0
+        for chunk in rows if columns else ():
+            place, start = slice(start, start + chunk.point.block.size), start + chunk.point.block.size
+            if (batch := chunk.point.block.batch) is not None:
+                proven = self.backend.bound(batch, {name: column[place] for name, column in metrics.items()})
+                for name, values in proven.items():
+                    columns[name][place] = values
+        return columns
 
 
 class Sheet:

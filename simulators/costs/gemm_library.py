@@ -41,7 +41,8 @@ from simulators.hardware.shared import shared_constants
 
 Floats = NDArray[np.float64]
 
-_SHARP = 8  # of the soft maximum of a product's time and of that at the sustained rate
+SHARP = 8
+"""Power of the soft maximum of a product's time and of that at the sustained rate."""
 _SUM_BYTES = 4.0
 _ROUNDING = 1e-9  # of a wave: a full one is not two because 1 / c is no binary fraction
 
@@ -126,7 +127,7 @@ def sustained(chip: Chip, size: tuple[Floats, ...], seconds: Floats) -> Floats:
     m, n, k, batch = size
     rate = np.asarray(chip.sustained) * chip.rate * np.asarray(chip.cus)
     least = _camped(chip, k) * 2 * m * n * k * batch / rate
-    return np.asarray((seconds**_SHARP + least**_SHARP) ** (1 / _SHARP))
+    return np.asarray((seconds**SHARP + least**SHARP) ** (1 / SHARP))
 
 
 def _camped(chip: Chip, k: Floats) -> Floats:

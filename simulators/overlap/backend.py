@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel
 
 from dse import plugins
-from dse.backend import STATUSES, Backend, Batch, Columns, Replay, Result, Results, Tree
+from dse.backend import STATUSES, Backend, Batch, Columns, Replay, Result, Results, Tree, pieces
 from dse.errors import ConfigError, Problem, Problems, did_you_mean
 from dse.space import get_path
 from dse.values import LABELS, condition, leaves, put
@@ -23,16 +23,28 @@ from simulators.overlap.batch import Grid, grids
 from simulators.overlap.cost_models import model_names, model_rules, reads_fact
 from simulators.overlap.design import Design, Schedule, ScheduleKnobs
 from simulators.overlap.idle_knobs import same_timeline, without_priorities
-from simulators.overlap.metrics import LAWS, METRICS, RELATIONS, Floats, cost_proxy, measure, measure_worst, relate
+from simulators.overlap.metrics import (
+    BOUNDS,
+    LAWS,
+    METRICS,
+    RELATIONS,
+    Floats,
+    cost_proxy,
+    measure,
+    measure_worst,
+    relate,
+)
 from simulators.overlap.node import WholeNode
 from simulators.rules import Rule, problems, reasons
+from simulators.taskgraph.bounds import bound
 from simulators.taskgraph.graph import TaskGraph
 from simulators.taskgraph.symmetry import patterns, reduce_graph
 from simulators.taskgraph.timeline import Engine, Refused, Timeline
 from simulators.workloads.operators import Workload, workloads_of
 
-_VERSION = "8"  # of the physics and the metrics; raise it with every change that alters a result
+_VERSION = "9"  # of the physics and the metrics; raise it with every change that alters a result
 _WHOLE_VERSION = "1"  # likewise, of the parts that only whole nodes use
+_MOST_BOUNDS = 4096  # designs whose bounds are computed at once
 _MOST_SEEN = 4096  # trees that are cached by identity
 _MOST_CELLS = 1 << 20  # designs times tasks of whole nodes whose timelines are in memory at once: 8 MiB an array
 
@@ -47,6 +59,7 @@ class OverlapBackend(Backend):
 
     metrics = METRICS
     relations = RELATIONS
+    bounds = BOUNDS
     laws = LAWS
 
     def __init__(self, engine: str, fallback: str | None = None, *, gpus: str = "one", imbalance: float = 0.0) -> None:
@@ -57,6 +70,7 @@ class OverlapBackend(Backend):
         self._parts: dict[tuple[str, str], BaseModel] = {}
         self._seen_parts: dict[tuple[str, int], tuple[Any, BaseModel]] = {}  # by identity; entries keep trees alive
         self._sharded_workloads: dict[tuple[int, str], tuple[Any, Any]] = {}
+        self._bounds: dict[tuple[Any, ...], tuple[Design, Floats | None]] = {}
         self._conditions: dict[tuple[str, int], tuple[Any, Mapping[str, Any] | None]] = {}
         self.batch = self._engines[0][1].batch
         node_version = [] if self._imbalance is None else [f"node.{_WHOLE_VERSION}"]
@@ -228,6 +242,40 @@ class OverlapBackend(Backend):
     def relate(self, point: Columns, baseline: Columns) -> Columns:
         """Compute speed-up, ideal speed-up and fraction of the ideal."""
         return relate(point, baseline)
+
+    def bound(self, batch: Batch, metrics: Columns) -> Columns:
+        """Bound of the schedules of each design of a batch, or of the orders of its tasks, and the gap to it."""
+        seconds = np.concatenate([self._bound(Batch(batch.design, axes)) for axes in pieces(batch.axes, _MOST_BOUNDS)])
+        return {"bound_s": seconds, "gap": metrics["makespan_s"] / seconds - 1}
+
+    def _bound(self, batch: Batch) -> Floats:
+        """Bound [s] of each design [B]; where only system and workload decide it, once for all their schedules."""
+        design = batch.design
+        assert isinstance(design, Design)
+        shared = {path: values for path, values in batch.axes.items() if not path.startswith("schedule.")}
+        key = (
+            *(id(part) for part in (design.system, design.workload)),
+            type(design.schedule),
+            *((path, values.tobytes()) for path, values in shared.items()),
+        )
+        if key not in self._bounds:
+            if len(self._bounds) > _MOST_SEEN:
+                self._bounds.clear()
+            self._bounds[key] = (design, self._schedule_bound(Batch(design, shared)))  # holds it: its ids stay its own
+        proven = self._bounds[key][1]
+        if proven is None:
+            ((_, grid),) = grids([batch])
+            graph = reduce_graph(self._lower(grid.design)).graph
+            return np.broadcast_to(bound(graph).seconds.reshape(graph.shape), grid.shape).reshape(-1)
+        aligned = proven.reshape([len(shared[path]) if path in shared else 1 for path in batch.axes])
+        return np.broadcast_to(aligned, batch.shape).reshape(-1)
+
+    def _schedule_bound(self, batch: Batch) -> Floats | None:
+        ((_, grid),) = grids([batch])
+        design = grid.design
+        knobs = design.schedule if isinstance(design.schedule, ScheduleKnobs) else None
+        proven = None if knobs is None else knobs.bound(design.system, design.workload)
+        return None if proven is None else np.broadcast_to(proven.seconds, grid.shape).reshape(batch.shape)
 
     def replay(self, design: BaseModel) -> Replay:
         """Full timeline of one design, by the first engine that runs it."""

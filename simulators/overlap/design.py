@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, Self, runtime_checkable
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import ConfigDict, model_validator
 
 from dse.values import Frozen, condition, neutral_values
@@ -12,6 +15,18 @@ from simulators.hardware.system import System
 from simulators.rules import Rule
 from simulators.taskgraph.graph import TaskGraph
 from simulators.workloads.operators import Workload
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A time that no schedule gets below, over the grid of the numbers.
+
+    seconds: the bound [s]. binds: what it comes from, as places in `names`; both arrays of one shape.
+    """
+
+    seconds: NDArray[np.float64]
+    binds: NDArray[np.intp]
+    names: tuple[str, ...]
 
 
 class ScheduleKnobs(Frozen):
@@ -47,6 +62,12 @@ class ScheduleKnobs(Frozen):
     def __str__(self) -> str:
         """The name, as tables show it."""
         return self.name
+
+    def bound(self, system: System, workload: Workload) -> Bound | None:
+        """A time that no schedule with the same means gets below; None where only those of this design's tasks are
+        bounded, in whatever order.
+        """
+        return None
 
     def neutral(self) -> Mapping[str, Any]:
         """Map knobs that may change nothing to their representative value (see `simulators/overlap/idle_knobs.py`)."""

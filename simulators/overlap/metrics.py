@@ -52,6 +52,11 @@ RELATIONS: Mapping[str, Metric] = {
 }
 
 
+BOUNDS: Mapping[str, Metric] = {
+    "bound_s": Metric("s", "proven: no schedule is shorter, or no order of these tasks (docs/explanation/bounds.md)"),
+    "gap": Metric("fraction", "makespan / bound, less 1: what any schedule may still gain"),
+}
+
 _LOSSES = ("contention_s", "decomposition_s", "starvation_s", "launch_s", "dependency_s")
 
 LAWS: Sequence[Law] = (

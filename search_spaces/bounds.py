@@ -1,0 +1,208 @@
+"""The least makespan of a GEMM and a collective, over all schedules that cut them into pieces.
+
+Pieces of the GEMM are kernels of the library, one at a time; data moves by DMA engines, by kernels on CUs, or by both
+at once, in pieces of any size. With G: least time of the GEMM (`simulators.costs.gemm_least`), V: bytes over the links,
+and for all that may happen at once, a: the time g_a of the whole GEMM beside it and the bytes per second v_a of it, a
+schedule spends its time on some of these, so for every price z [s/byte] up to 1 / (what the links carry)
+
+    T >= z V + min over a of g_a (1 - z v_a) + head (1 - s) + tail
+
+    alone    g = G, v = 0                            DMA      g = f G, v: the rate of its engines, slowed
+    CUs      g: the larger of the GEMM on the CUs that c kernels leave, and slowed beside them; v: as c CUs fill links
+    both     g slowed by both; v: the sum, but no more than the links carry
+
+which is Lagrangian duality; the bound is the largest over z. head: set-up of a transfer, in which the GEMM may run;
+s: the least of g_a (1 - z v_a) / g over alone and DMA, which no piece exceeds.
+tail: launch of the last piece, which waits for the last byte (a GEMM that comes first: launch of the first one). No
+schedule gets below V over the links, or the least HBM traffic over the HBM's rate, either. Proofs, for the contention
+laws of `search_spaces.pipeline`: docs/explanation/bounds.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from search_spaces.chunk_costs import ChunkCosts
+from simulators.costs.chip import Chip
+from simulators.costs.gemm_least import LeastTime, least_bytes, least_linear, least_time
+from simulators.costs.gemm_waves import WaveGpu
+from simulators.costs.transfer import (
+    Mover,
+    Route,
+    TransferMode,
+    kernel_share,
+    library_cus,
+    library_s,
+    links,
+    routes,
+    setup,
+    slowed_beside_gemm,
+)
+from simulators.hardware.system import System
+from simulators.overlap.design import Bound
+from simulators.workloads.operators import Overlap, Workload
+
+Floats = NDArray[np.float64]
+_PRICES = 33  # of a byte, of which the best is taken
+_BINDS = ("links", "GEMM", "HBM", "GEMM and links, and their contention")
+
+
+def piece_bound(system: System, workload: Workload) -> Bound:
+    """The bound of all schedules of the GEMM and the collective of a workload, over the grid of the numbers."""
+    pieces = _Pieces(system, workload.overlap())
+    parts = [pieces.link_s, pieces.gemm_s, pieces.hbm_s, pieces.beside_s()]
+    stacked = np.stack(np.broadcast_arrays(*parts))
+    return Bound(stacked.max(axis=0), np.argmax(stacked, axis=0), _BINDS)
+
+
+@dataclass(frozen=True)
+class _Beside:
+    """What may happen at once: time of the whole GEMM beside it [s], and bytes per second; arrays."""
+
+    gemm_s: Floats
+    rate: Floats
+
+    def priced(self, price: Floats) -> Floats:
+        """Time of the whole GEMM less the price of all bytes that move beside it."""
+        return np.asarray(self.gemm_s * (1 - price * self.rate))
+
+
+@dataclass(frozen=True)
+class _Pieces:
+    system: System
+    overlap: Overlap
+
+    @cached_property
+    def gemm_s(self) -> Floats:
+        """Least time of the GEMM and a launch [s]."""
+        return np.asarray(self._least.seconds + self._launch_s)
+
+    @cached_property
+    def link_s(self) -> Floats:
+        """Least time of the collective, with the head and the tail [s]."""
+        return np.asarray(self._crossed / self._capacity + self._head_s + self._tail_s)
+
+    @property
+    def hbm_s(self) -> Floats:
+        """Time of the least traffic: operands, outputs, and what is sent and received [s]."""
+        traffic = least_bytes(self._gpu("dma"), self._size) + 2 * self._received
+        return np.asarray(traffic / np.asarray(self.system.gpu.hbm_bytes_per_s, float))
+
+    def beside_s(self) -> Floats:
+        """Least time by prices of a byte [s]."""
+        dma, least, best = self._dma, self._least, np.zeros(())
+        kernels = self._kernels
+        both = _Beside(
+            kernels.gemm_s * (dma.gemm_s / least.linear), np.minimum(dma.rate + kernels.rate, self._capacity)
+        )
+        kink = (1 - least.linear / dma.gemm_s) / dma.rate
+        most = 1 / self._capacity
+        for price in (*(share * most for share in np.linspace(0, 1, _PRICES)), np.minimum(kink, most)):
+            slower = np.minimum(1.0, dma.priced(price) / least.linear)
+            linear = np.minimum(*(beside.priced(price).min(axis=0) for beside in (kernels, both)))
+            mixed = least.of_share * slower + (1 - least.share) * linear
+            gemm_s = np.minimum.reduce(
+                [
+                    np.broadcast_to(part, np.broadcast_shapes(part.shape, linear.shape))
+                    for part in (least.seconds * slower, linear, *mixed)
+                ]
+            )
+            idle = self._head_s * (1 - slower)
+            best = np.maximum(best, price * self._crossed + gemm_s + idle + self._tail_s)
+        return best
+
+    # ---------------------------------------------------------------- the GEMM
+
+    @property
+    def _size(self) -> tuple[Any, Any, Any]:
+        return self.overlap.gemm.m, self.overlap.gemm.local_n, self.overlap.gemm.local_k
+
+    def _gpu(self, mover: Mover) -> WaveGpu | Chip:
+        return ChunkCosts(self.system, self.overlap.gemm, mover, None).gpu
+
+    @property
+    def _cut_columns(self) -> bool:
+        return self.overlap.order == "after"
+
+    @cached_property
+    def _least(self) -> LeastTime:
+        return least_time(self._gpu("dma"), self._size, cut_columns=self._cut_columns)
+
+    @cached_property
+    def _launch_s(self) -> Floats:
+        return np.asarray(self._gpu("dma").launch_s, float)
+
+    @property
+    def _tail_s(self) -> Any:
+        return 0.0 if self.overlap.order == "beside" else self._launch_s
+
+    # ---------------------------------------------------------------- the collective
+
+    @cached_property
+    def _routes(self) -> list[Route]:
+        return routes(self.system.node, self.overlap.collective.pattern)
+
+    @cached_property
+    def _received(self) -> Any:
+        """Bytes that a GPU receives, of an all-reduce both ways; the mean over GPUs with unequal shards."""
+        moved, count = self.overlap.collective, self.system.node.num_gpus
+        passes = 2.0 if moved.pattern == "all_reduce" else 1.0
+        payload = np.asarray(moved.element_bytes * passes * moved.cols, float)
+        return payload * (moved.rows - -(-np.asarray(moved.rows) // count))
+
+    @cached_property
+    def _crossed(self) -> Floats:
+        """V: bytes on all incoming links of a GPU."""
+        load = sum(sum(route.loads.values()) for route in self._routes)
+        return np.asarray(self._received * load / len(self._routes))
+
+    @cached_property
+    def _capacity(self) -> Floats:
+        """Rate of all incoming links of a GPU [bytes/s]."""
+        return np.asarray(sum(np.asarray(rate, float) for rate in links(self.system.node).values()))
+
+    @cached_property
+    def _head_s(self) -> Floats:
+        """Set-up of a transfer by the mover that is set up soonest [s]."""
+        movers: tuple[Mover, Mover] = ("dma", "cu")
+        times = [np.asarray(setup(self.system, by=self._mode(mover, 1)), float) for mover in movers]
+        return np.asarray(np.minimum(*times))
+
+    def _mode(self, mover: Mover, cus: Any) -> TransferMode:
+        return TransferMode(mover, cus, self.overlap.collective.pattern)
+
+    @cached_property
+    def _dma(self) -> _Beside:
+        """The GEMM beside DMA engines, as linear in the rows."""
+        dma, num_links = self.system.gpu.dma, len(links(self.system.node))
+        engine = np.asarray(dma.bytes_per_s, float)
+        rate = np.minimum(
+            self._capacity, engine * min(dma.num_engines, num_links * max(1, dma.num_engines // num_links))
+        )
+        slow = np.asarray(self.system.gpu.contention.dma_beside_gemm, float)
+        return _Beside(np.asarray(self._least.linear * slow), np.asarray(rate / slow))
+
+    @cached_property
+    def _kernels(self) -> _Beside:
+        """The GEMM beside kernels on 1 to as many CUs as the library takes, along a first axis."""
+        system, static = self.system, self.system.gpu.gemm.assignment == "static"
+        library = np.asarray(library_cus(system, self.overlap.collective.pattern))
+        full, interference = self._least.linear, np.asarray(system.gpu.contention.gemm_beside_cus, float)
+        num_cus = np.asarray(system.gpu.num_cus)
+        grid = max(map(np.ndim, (full, library, interference, num_cus, self._capacity)))
+        most = int(np.min([np.max(library), np.max(num_cus) - 1]))
+        cus = np.minimum(np.arange(1, most + 1).reshape(-1, *(1,) * grid), np.minimum(library, num_cus - 1))
+        granted = least_linear(self._gpu("cu"), self._size, taken=cus, cut_columns=self._cut_columns)
+        gemm_s = np.maximum(granted, interference * full) if static else interference * granted
+        mode, active = self._mode("cu", cus), self._routes
+        if library_s(system, self._received, by=mode) is not None:  # measured: as fast as the links at most
+            rate = np.broadcast_to(self._capacity, np.broadcast_shapes(cus.shape, self._capacity.shape))
+        else:
+            carried = self._capacity * system.gpu.cu_copy.link_efficiency
+            rate = carried * kernel_share(system, mode, self._capacity) * slowed_beside_gemm(system, active, by=mode)
+        return _Beside(np.asarray(gemm_s), np.asarray(rate))

@@ -1,0 +1,447 @@
+"""Lower bounds on the makespan of a task graph, whatever the order, the priorities and the shares of its tasks.
+
+With a_t = delay + work / rate alone, h_t: the longest path of such times to a task's issue, q_t: the longest one from
+its finish, and for a resource r the tasks t in r that use it
+
+    path         max over t of h_t + a_t + q_t
+    resource     min over t in r of (h_t + delay_t) + sum of use x work / capacity + min over t in r of q_t
+    slots        min h_t + sum of a_t / slots + min q_t, over the tasks of a pool
+
+`bound` is the largest of them. `linear_bound` is a linear program that has all of them at once, with contention laws:
+time is cut into intervals between the ends of some tasks of the critical path, and what must come before or after such
+an end runs in the intervals before or after it; nothing else of the order of time is kept. Proofs:
+docs/explanation/bounds.md.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simulators.compiled import compile_lazily
+from simulators.taskgraph.graph import Floats, TaskGraph
+from simulators.taskgraph.maxplus import Durations
+
+Indices = NDArray[np.intp]
+PATH = "critical path"
+"""Name of the bound by the longest path."""
+
+
+@dataclass(frozen=True)
+class GraphBound:
+    """A time that no run of a graph gets below [B], and what it comes from: places in `names` [B]."""
+
+    seconds: Floats
+    binds: Indices
+    names: tuple[str, ...]
+
+
+def bound(graph: TaskGraph) -> GraphBound:
+    """The largest of the bounds by path, resource and slots, of every design."""
+    durations = Durations.among(graph)
+    alone = _rows(graph, durations.columns)
+    delay, delay_of = _distinct(graph, graph.at["delay"])
+    loads, tasks, ptr, delayed = _loads(graph, durations, alone)
+    seconds = np.empty((1 + len(loads), graph.num_designs))
+    _bound(
+        graph.pred_ptr.astype(np.intp),
+        graph.pred.astype(np.intp),
+        np.array(durations.of, np.intp),
+        alone,
+        delay_of,
+        delay,
+        ptr,
+        tasks,
+        delayed,
+        loads,
+        seconds,
+    )
+    binds = seconds.argmax(axis=0)
+    return GraphBound(seconds.max(axis=0), binds, (PATH, *graph.resources, *graph.pools))
+
+
+def _rows(graph: TaskGraph, columns: Sequence[Floats]) -> Floats:
+    rows = np.empty((len(columns), graph.num_designs))
+    for row, column in zip(rows, columns, strict=True):
+        row[:] = graph.flat(column)
+    return rows
+
+
+def _distinct(graph: TaskGraph, columns: NDArray[np.int32]) -> tuple[Floats, Indices]:
+    """Distinct columns as rows, and the row of each item."""
+    used, places = np.unique(columns, return_inverse=True)
+    return _rows(graph, [graph.values[column] for column in used]), places.reshape(-1).astype(np.intp)
+
+
+def _loads(graph: TaskGraph, durations: Durations, alone: Floats) -> tuple[Floats, Indices, Indices, NDArray[np.bool_]]:
+    """Time that each resource, then each pool, is busy [R + P, B], its tasks (CSR), and whether a delay comes first."""
+    values, works = graph.values, graph.at["work"]
+    loads = np.zeros((len(graph.resources) + len(graph.pools), graph.num_designs))
+    members: list[Indices] = []
+    for resource, capacity in enumerate(graph.at["capacity"].tolist()):
+        counts: dict[tuple[int, int], int] = defaultdict(int)
+        uses = np.flatnonzero(graph.use_resource == resource)
+        for use in uses:
+            counts[int(graph.at["use"][use]), int(works[graph.use_task[use]])] += 1
+        for (used, work), count in counts.items():
+            loads[resource] += count * graph.flat(values[used] * values[work] / values[capacity])
+        worked = [task for task in graph.use_task[uses] if (values[works[task]] > 0).any()]
+        members.append(np.array(worked, np.intp))
+    for pool, slots in enumerate(graph.slots.tolist()):
+        pooled = np.flatnonzero(graph.pool == pool)
+        counts_of = np.bincount(np.array(durations.of)[pooled], graph.members[pooled], len(alone))
+        loads[len(graph.resources) + pool] = counts_of @ alone / slots
+        members.append(pooled)
+    ptr = np.concatenate([[0], np.cumsum([len(part) for part in members])]).astype(np.intp)
+    tasks = np.concatenate([np.empty(0, np.intp), *members]).astype(np.intp)
+    return loads, tasks, ptr, np.arange(len(loads)) < len(graph.resources)
+
+
+@compile_lazily
+def _bound(  # noqa: PLR0913, PLR0917, C901, PLR0912 (compiled as one)
+    pred_ptr: Indices,
+    pred: Indices,
+    duration_of: Indices,
+    durations: Floats,
+    delay_of: Indices,
+    delays: Floats,
+    ptr: Indices,
+    tasks: Indices,
+    delayed: NDArray[np.bool_],
+    loads: Floats,
+    seconds: Floats,
+) -> None:
+    stride = 32  # designs side by side, in the lanes of the machine
+    num_tasks = duration_of.size
+    head, tail = np.empty((num_tasks, stride)), np.empty((num_tasks, stride))
+    first, last = np.empty(stride), np.empty(stride)
+    for begin in range(0, seconds.shape[1], stride):
+        width = min(stride, seconds.shape[1] - begin)
+        for i in range(width):
+            seconds[0, begin + i] = 0.0
+        for task in range(num_tasks):
+            for i in range(width):
+                head[task, i] = 0.0
+                tail[task, i] = 0.0
+            for j in range(pred_ptr[task], pred_ptr[task + 1]):
+                before, kind = pred[j], duration_of[pred[j]]
+                for i in range(width):
+                    ended = head[before, i] + durations[kind, begin + i]
+                    head[task, i] = ended if ended > head[task, i] else head[task, i]
+            kind = duration_of[task]
+            for i in range(width):
+                ended = head[task, i] + durations[kind, begin + i]
+                seconds[0, begin + i] = ended if ended > seconds[0, begin + i] else seconds[0, begin + i]
+        for back in range(num_tasks):
+            task = num_tasks - 1 - back
+            kind = duration_of[task]
+            for j in range(pred_ptr[task], pred_ptr[task + 1]):
+                before = pred[j]
+                for i in range(width):
+                    left = tail[task, i] + durations[kind, begin + i]
+                    tail[before, i] = left if left > tail[before, i] else tail[before, i]
+        for row in range(loads.shape[0]):
+            for i in range(width):
+                first[i] = np.inf if ptr[row + 1] > ptr[row] else 0.0
+                last[i] = first[i]
+            for place in range(ptr[row], ptr[row + 1]):
+                task = tasks[place]
+                for i in range(width):
+                    start = head[task, i] + (delays[delay_of[task], begin + i] if delayed[row] else 0.0)
+                    first[i] = start if start < first[i] else first[i]
+                    last[i] = tail[task, i] if tail[task, i] < last[i] else last[i]
+            for i in range(width):
+                seconds[row + 1, begin + i] = first[i] + loads[row, begin + i] + last[i]
+
+
+# ---------------------------------------------------------------- the linear program
+
+
+@dataclass(frozen=True)
+class LinearBound:
+    """The bound of one design by a linear program [s], and the share of it that each sort of limit holds.
+
+    binds: name of a resource, a pool, a contention law or `PATH` -> share of the bound, by the dual values.
+    """
+
+    seconds: float
+    binds: Mapping[str, float]
+
+
+def linear_bound(graph: TaskGraph, design: int = 0, *, intervals: int = 8) -> LinearBound:
+    """The bound of one design, with time cut into at most so many intervals; more are tighter, and slower.
+
+    The variables are the lengths of the intervals, the share of each task's work in each interval in which it may run,
+    and the time for which each group of a contention law is active. Raises RuntimeError where the solver fails.
+    """
+    return _Program(graph, design, intervals).solve()
+
+
+@dataclass
+class _Rows:
+    """Rows of `sum of coefficient * variable <= limit`, by what they stand for."""
+
+    row: list[int] = field(default_factory=list)
+    column: list[int] = field(default_factory=list)
+    value: list[float] = field(default_factory=list)
+    limits: list[float] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)
+
+    def add(self, name: str, terms: Sequence[tuple[int, float]], limit: float = 0.0) -> None:
+        """Add a row."""
+        for column, value in terms:
+            self.row.append(len(self.limits))
+            self.column.append(column)
+            self.value.append(value)
+        self.limits.append(limit)
+        self.names.append(name)
+
+
+@dataclass(frozen=True)
+class _Program:
+    graph: TaskGraph
+    design: int
+    intervals: int
+
+    @cached_property
+    def _one(self) -> TaskGraph:
+        return self.graph.take(np.array([self.design]))
+
+    @cached_property
+    def _work_s(self) -> Floats:
+        """Time of each task's work alone [T]."""
+        graph = self._one
+        with np.errstate(invalid="ignore", divide="ignore"):
+            seconds = graph["work"][0] / graph.isolated_rate()[0]
+        return np.where(graph["work"][0] > 0, seconds, 0.0)
+
+    @cached_property
+    def _alone_s(self) -> Floats:
+        return np.asarray(self._work_s + self._one["delay"][0])
+
+    @cached_property
+    def _heads(self) -> Floats:
+        head = np.zeros(self._one.num_tasks)
+        for task in range(len(head)):
+            before = self._one.predecessors(task)
+            if before.size:
+                head[task] = (head[before] + self._alone_s[before]).max()
+        return head
+
+    @cached_property
+    def _ends(self) -> list[int]:
+        """Tasks of the critical path whose ends cut time, in order; the last is the last task of the path."""
+        path = [int(np.argmax(self._heads + self._alone_s))]
+        while (before := self._one.predecessors(path[-1])).size:
+            path.append(int(before[np.argmax(self._heads[before] + self._alone_s[before])]))
+        path = path[::-1]
+        finish = (self._heads + self._alone_s)[path]
+        wanted = np.linspace(0, finish[-1], self.intervals + 1)[1:]
+        places = np.unique(np.minimum(np.searchsorted(finish, wanted - 1e-15 * finish[-1]), len(path) - 1))
+        return [path[place] for place in places]
+
+    @cached_property
+    def _windows(self) -> tuple[Indices, Indices]:
+        """First and last interval in which each task may run [T]; interval j ends with `ends[j]`, or with the run."""
+        graph, ends = self._one, {task: place for place, task in enumerate(self._ends)}
+        first = np.zeros(graph.num_tasks, np.intp)
+        last = np.full(graph.num_tasks, len(ends), np.intp)
+        for task in range(graph.num_tasks):
+            for before in graph.predecessors(task).tolist():
+                first[task] = max(first[task], first[before], ends.get(before, -1) + 1)
+        for task in reversed(range(graph.num_tasks)):
+            last[task] = min(last[task], ends.get(task, len(ends)))
+            for before in graph.predecessors(task).tolist():
+                last[before] = min(last[before], last[task])
+        return first, last
+
+    def solve(self) -> LinearBound:
+        """Build and solve it."""
+        from scipy.optimize import linprog
+        from scipy.sparse import coo_array
+
+        if self._scale == 0:
+            return LinearBound(0.0, {})
+        lengths = len(self._ends) + 1
+        first, last = self._windows
+        offset = lengths + np.concatenate([[0], np.cumsum(last - first + 1)])
+        rows, equal = _Rows(), _Rows()
+        self._capacities(rows, offset)
+        self._paths(rows)
+        groups = self._laws(rows, offset, int(offset[-1]))
+        for task in range(self._one.num_tasks):
+            if self._work_s[task] > 0:
+                equal.add(PATH, [(int(place), 1.0) for place in range(offset[task], offset[task + 1])], 1.0)
+        count = int(offset[-1]) + groups
+        parts: dict[str, Any] = {}
+        for name, part in (("ub", rows), ("eq", equal)):
+            shape = (len(part.limits), count)
+            parts[f"A_{name}"] = coo_array((part.value, (part.row, part.column)), shape=shape).tocsr()
+            parts[f"b_{name}"] = part.limits
+        cost = np.zeros(count)
+        cost[:lengths] = 1.0
+        solved = linprog(cost, **parts, bounds=(0, None), method="highs")
+        if solved.status != 0:
+            raise RuntimeError(f"the linear program of the bound was not solved: {solved.message}")
+        return LinearBound(float(solved.fun) * self._scale, self._binding(solved, rows))
+
+    def _binding(self, solved: Any, rows: _Rows) -> dict[str, float]:
+        """Shares of the bound by the dual values of the rows, the largest first."""
+        lengths = len(self._ends) + 1
+        held: dict[str, float] = defaultdict(float)
+        weights = -np.asarray(solved.ineqlin.marginals)
+        of_length = np.zeros(len(rows.limits))
+        for row, column, value in zip(rows.row, rows.column, rows.value, strict=True):
+            if column < lengths:
+                of_length[row] += -value * float(solved.x[column])
+        for name, weight, length in zip(rows.names, weights, of_length, strict=True):
+            held[name] += float(weight * length)
+        total = sum(held.values()) or 1.0
+        shares = {name: share / total for name, share in held.items() if share > 1e-3 * total}
+        return dict(sorted(shares.items(), key=lambda item: -item[1]))
+
+    @cached_property
+    def _scale(self) -> float:
+        """Length of the critical path [s], of which the program's times are shares."""
+        return float((self._heads + self._alone_s).max())
+
+    def _shares(self, task: int, offset: Indices) -> Iterator[tuple[int, int]]:
+        """Yield (interval, variable of the share of a task's work in it)."""
+        first = int(self._windows[0][task])
+        for place in range(int(offset[task]), int(offset[task + 1])):
+            yield first + place - int(offset[task]), place
+
+    def _capacities(self, rows: _Rows, offset: Indices) -> None:
+        """Add what a resource, a pool or a chain of tasks carries in each interval."""
+        loads: dict[tuple[str, int], list[tuple[int, float]]] = defaultdict(list)
+        for name, kind, task, seconds in self._busy():
+            for interval, share in self._shares(task, offset):
+                loads[f"{kind}#{name}", interval].append((share, seconds / self._scale))
+        for (name, interval), terms in loads.items():
+            rows.add(name.partition("#")[2], [*terms, (interval, -1.0)])
+
+    def _busy(self) -> Iterator[tuple[str, str, int, float]]:
+        """Yield (name, sort, task, seconds) of all that serves a task for a time, and one task at a time."""
+        graph, work_s = self._one, self._work_s
+        use, work, capacity = graph["use"][0], graph["work"][0], graph["capacity"][0]
+        for place, (task, resource) in enumerate(
+            zip(graph.use_task.tolist(), graph.use_resource.tolist(), strict=True)
+        ):
+            if work[task] > 0:
+                yield graph.resources[resource], "resource", task, use[place] * work[task] / capacity[resource]
+        for task in np.flatnonzero((graph.pool >= 0) & (work_s > 0)).tolist():
+            pool = graph.pool[task]
+            yield graph.pools[pool], "pool", task, work_s[task] * graph.members[task] / graph.slots[pool]
+        for number, chain in enumerate(self._chains()):
+            for task in chain:
+                yield graph.lanes[task], f"chain {number}", task, work_s[task]
+
+    def _chains(self) -> list[list[int]]:
+        """Tasks with work in chains, each task of which waits for the one before it."""
+        graph, chains = self._one, list[list[int]]()
+        ends: dict[int, list[int]] = {}
+        for task in range(graph.num_tasks):
+            chain = next(
+                (
+                    ends.pop(before)
+                    for before in graph.predecessors(task).tolist()[::-1]
+                    if before in ends and graph.lanes[before] == graph.lanes[task]
+                ),
+                None,
+            )
+            if chain is None:
+                chain = []
+                chains.append(chain)
+            chain.append(task)
+            ends[task] = chain
+        return [[task for task in chain if self._work_s[task] > 0] for chain in chains]
+
+    def _paths(self, rows: _Rows) -> None:
+        """Add that the intervals in which a task must run, and those between two ends, are as long as paths are."""
+        first, last = self._windows
+        longest: dict[tuple[int, int], float] = defaultdict(float)
+        for task in range(self._one.num_tasks):
+            window = int(first[task]), int(last[task])
+            longest[window] = max(longest[window], float(self._alone_s[task]))
+        finish, before = (self._heads + self._alone_s)[self._ends], 0.0
+        for interval, end in enumerate(finish.tolist()):
+            longest[interval, interval] = max(longest[interval, interval], end - before)
+            before = end
+        for (begin, end), seconds in longest.items():
+            rows.add(PATH, [(interval, -1.0) for interval in range(begin, end + 1)], -seconds / self._scale)
+
+    def _laws(self, rows: _Rows, offset: Indices, begin: int) -> int:
+        """Add contention laws; return the number of their variables, which begin at `begin`.
+
+        In an interval of length L groups of one chain, of which no two are active at once, are active for A_g, another
+        group for A, and both meet for o_g: sum of A_g + A - L <= sum of o_g. A chain of the group does its work in A
+        less the sum of (1 - f_g) o_g.
+        """
+        graph, lengths = self._one, len(self._ends) + 1
+        chains = self._chains_of_groups()
+        laws = {
+            (slowed, cause): factor
+            for (slowed, cause), factor in zip(graph.slowed.tolist(), graph["factor"][0].tolist(), strict=True)
+            if slowed in chains and cause in chains
+        }
+        pairs = sorted({(min(pair), max(pair)) for pair in laws})
+        groups = sorted({group for pair in pairs for group in pair})
+        active = {group: begin + lengths * place for place, group in enumerate(groups)}
+        met = {pair: begin + lengths * (len(groups) + place) for place, pair in enumerate(pairs)}
+        met |= {(cause, slowed): at for (slowed, cause), at in met.items()}
+        for group in groups:
+            for interval in range(lengths):
+                rows.add(PATH, [(active[group] + interval, 1.0), (interval, -1.0)])
+                for _, tasks in chains[group]:
+                    rows.add(PATH, [*self._done(tasks, interval, offset), (active[group] + interval, -1.0)])
+            for others in self._together([other for other in groups if (group, other) in met], chains):
+                name = f"{graph.groups[group]} beside {graph.groups[others[0]]}"
+                loss = [(other, 1 - laws[group, other]) for other in others if (group, other) in laws]
+                for interval in range(lengths):
+                    both = [(met[group, other] + interval, -1.0) for other in others]
+                    times = [(active[other] + interval, 1.0) for other in (group, *others)]
+                    rows.add(name, [*times, *both, (interval, -1.0)])
+                    lost = [(met[group, other] + interval, share) for other, share in loss]
+                    for _, tasks in chains[group]:
+                        done = self._done(tasks, interval, offset)
+                        rows.add(name, [*done, (active[group] + interval, -1.0), *lost])
+        return lengths * (len(groups) + len(pairs))
+
+    def _chains_of_groups(self) -> dict[int, list[tuple[int, list[int]]]]:
+        """Numbers of the chains that have tasks of each group, with these tasks."""
+        result: dict[int, list[tuple[int, list[int]]]] = defaultdict(list)
+        for number, chain in enumerate(self._chains()):
+            parts: dict[int, list[int]] = defaultdict(list)
+            for task in chain:
+                parts[int(self._one.group[task])].append(task)
+            for group, tasks in parts.items():
+                result[group].append((number, tasks))
+        result.pop(-1, None)
+        return result
+
+    def _together(
+        self, groups: Sequence[int], chains: Mapping[int, list[tuple[int, list[int]]]]
+    ) -> Iterator[list[int]]:
+        """Yield groups in sets of which no two are ever active at once: those in one chain, and any other alone."""
+        serial: dict[int, list[int]] = defaultdict(list)
+        for group in groups:
+            if len(chains[group]) == 1:
+                serial[chains[group][0][0]].append(group)
+            else:
+                yield [group]
+        yield from serial.values()
+
+    def _done(self, tasks: Sequence[int], interval: int, offset: Indices) -> list[tuple[int, float]]:
+        """Terms of the time alone of what tasks do in an interval, as a share of the scale."""
+        first, last = self._windows
+        return [
+            (int(offset[task]) + interval - int(first[task]), float(self._work_s[task] / self._scale))
+            for task in tasks
+            if first[task] <= interval <= last[task]
+        ]

@@ -1,0 +1,59 @@
+"""Bounds are never above what an engine reaches, and equal it where nothing is left to gain."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from graphs import graphs
+from hypothesis import given, settings
+
+from dse import plugins
+from simulators.taskgraph.bounds import bound, linear_bound
+from simulators.taskgraph.graph import GraphBuilder, TaskGraph
+
+FLUID = plugins.load("engine", "fluid")
+
+
+@settings(max_examples=150)
+@given(graph=graphs())
+def test_no_run_of_a_random_graph_is_shorter_than_its_bounds(graph: TaskGraph) -> None:
+    makespan = FLUID.totals(graph).makespan_s[0]
+    plain, linear = bound(graph).seconds[0], linear_bound(graph, intervals=4).seconds
+    assert plain <= makespan * (1 + 1e-9)
+    assert linear <= makespan * (1 + 1e-6)  # the tolerance of the solver
+
+
+def beside(factor: float, *, works: tuple[float, float] = (1.0, 1.0)) -> TaskGraph:
+    """A GEMM and a transfer that start at once and slow one another."""
+    build = GraphBuilder()
+    build.slows("gemm", while_active="copy", factor=factor)
+    build.slows("copy", while_active="gemm", factor=factor)
+    build.task("gemm", "gemm", work=works[0], cap=1.0, group="gemm")
+    build.task("copy", "transfer", work=works[1], cap=1.0, group="copy")
+    return build.build()
+
+
+def test_the_linear_program_knows_contention() -> None:
+    graph = beside(0.8)
+    assert FLUID.totals(graph).makespan_s[0] == pytest.approx(1.25)
+    assert bound(graph).seconds[0] == 1.0
+    found = linear_bound(graph)
+    assert found.seconds == pytest.approx(1.25)
+    assert found.binds["gemm beside copy"] == pytest.approx(0.25, rel=1e-6)  # of it is lost to contention
+
+
+def test_a_resource_that_is_never_idle_binds() -> None:
+    build = GraphBuilder()
+    link = build.resource("link", 2.0)
+    for delay in (1.0, 0.5, 0.5):
+        build.task("copy", "transfer", uses={link: 1.0}, work=4.0, delay=delay)
+    found = bound(build.build())
+    assert found.seconds[0] == 0.5 + 3 * 2.0  # the least delay, and all bytes
+    assert found.names[found.binds[0]] == "link"
+
+
+def test_designs_of_a_grid_have_their_own_bounds() -> None:
+    build = GraphBuilder()
+    link = build.resource("link", np.array([1.0, 2.0, 4.0]))
+    build.task("copy", "transfer", uses={link: 1.0}, work=8.0)
+    assert bound(build.build()).seconds.tolist() == [8.0, 4.0, 2.0]
