@@ -92,10 +92,10 @@ class ChunkCosts:
         return {"alone_s": full.seconds, "wide_s": share, "ideal_s": share, "waves": cost.waves, "law": law}
 
 
-def later_law(chunk: Mapping[str, Any], first: Any) -> tuple[Any, Any]:
+def later_law(chunk: Mapping[str, Any], first: Any) -> tuple[Any, ...]:
     """Law of what is left of a GEMM chunk after a share `first`, which kernels beside it have waited for already."""
-    factor, late_s = chunk["law"]
-    return factor, np.maximum(late_s - first * chunk["alone_s"], 0.0)
+    *factors, late_s = chunk["law"]
+    return *factors, np.maximum(late_s - first * chunk["alone_s"], 0.0)
 
 
 class LawGroups:

@@ -6,7 +6,9 @@ A schedule is written from the view of one GPU; the system decides the GPUs that
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import groupby, product
 from typing import Any
@@ -39,6 +41,22 @@ _WAIT = "waiting"
 _NO_WAIT_S = 1e-12  # length of a kernel's wait while no GEMM runs: as good as nothing, and work that engines can run
 
 
+@dataclass
+class _Means:
+    """A mover of the data: its rates, its contention laws, and the transfers of the last step that it was given."""
+
+    mode: TransferMode
+    costs: ChunkCosts
+    laws: LawGroups
+    copies: dict[tuple[int, ...], Mapping[str, Any]] = field(default_factory=dict)
+    last_step: list[int] = field(default_factory=list)
+
+    @property
+    def by_kernels(self) -> bool:
+        """Flag: kernels on CUs move the data."""
+        return self.mode.engine == "cu"
+
+
 class Pipeline:
     """Builder of the graph of one collective overlapped with one GEMM.
 
@@ -63,25 +81,24 @@ class Pipeline:
         overlap = workload.overlap()
         self.collective, self.op, self.order = overlap.collective, overlap.gemm, overlap.order
         pattern = self.collective.pattern
-        self.movement = TransferMode(knobs.mover, self.comm_cus, pattern)
         self.routes = routes(system.node, pattern)
         self.element_bytes = self.collective.element_bytes
-        self._chunk_costs = ChunkCosts(system, self.op, knobs.mover, knobs.kernel)
+        self._means: list[_Means] = []
+        self.also(TransferMode(knobs.mover, self.comm_cus, pattern))
+        self._chunk_costs = self._means[0].costs
         self.graph = GraphBuilder()
         self._masked, self._withheld = masked, np.asarray(0)
         self._machine = machine(self.graph, system, pattern, (system, workload, knobs))
         classes = {"equal": (0, 0), "communication": (0, 1), "compute": (1, 0)}
         self._comm_class, self._compute_class = classes[knobs.priority]
-        self._copies: dict[tuple[int, ...], Mapping[str, Any]] = {}
         self._chunks: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
-        self._gemms, self._transfers = LawGroups("gemm"), LawGroups("communication")
-        self._waits = self.comm_engine == "cu" and bool(np.any(np.asarray(system.gpu.contention.late_start) > 0))
+        self._gemms = LawGroups("gemm")
         self._tasks_by_gpu: dict[int, Mapping[int, int]] = {}
         self._moved: dict[int, Any] = {}
+        self._kernel_of: dict[int, list[int]] = {}  # transfer -> all that its kernel moves
         self.copy_s: dict[int, Any] = {}  # transfer -> its time alone [s], with its set-up
         self._queued: dict[tuple[int, int | str], int] = {}
         self._arrived: dict[tuple[int, int], int] = {}
-        self._last_step: list[int] = []
         self._last_gemm: list[int] = []
         self._submitted: Any = 0.0
         self._synced = False
@@ -107,14 +124,16 @@ class Pipeline:
             self._on_each(
                 lambda gpu: self.graph.task(self._machine.task_name("host submits", gpu), "host", gpu=gpu, **how)
             )
-        gemms, transfers = self._gemms.items(), self._transfers.items()
+        gemms = self._gemms.items()
+        kernels = next((place for place, means in enumerate(self._means) if means.by_kernels), 0)
         for gpu in self._machine.gpus:
-            for (gemm, (factor, _)), (moved, share) in product(gemms, transfers):
-                self._slow(gpu, gemm, moved, factor)
-                self._slow(gpu, moved, gemm, share)
-            for gemm, (factor, late_s) in gemms if self._waits else ():
-                self._slow(gpu, gemm, _WAIT, factor)
-                self._slow(gpu, _WAIT, gemm, 1 / np.maximum(late_s / _NO_WAIT_S, 1.0))
+            for place, means in enumerate(self._means):
+                for (gemm, law), (moved, share) in product(gemms, means.laws.items()):
+                    self._slow(gpu, gemm, moved, law[place])
+                    self._slow(gpu, moved, gemm, share)
+            for gemm, law in gemms if self._waits else ():
+                self._slow(gpu, gemm, _WAIT, law[kernels])
+                self._slow(gpu, _WAIT, gemm, 1 / np.maximum(law[-1] / _NO_WAIT_S, 1.0))
         return self.graph.build()
 
     def _slow(self, gpu: int, group: str, cause: str, factor: Any) -> None:
@@ -123,6 +142,21 @@ class Pipeline:
         if np.any(np.asarray(gpu_factor) < 1):
             slowed, active = (self._machine.task_name(name, gpu) for name in (group, cause))
             self.graph.slows(slowed, while_active=active, factor=gpu_factor)
+
+    def also(self, mode: TransferMode) -> int:
+        """Add a mover that steps may name by the place that is returned, before any of them; its kernels take CUs only
+        while they are there.
+        """
+        name = f"communication by means {len(self._means)}" if self._means else "communication"
+        costs = ChunkCosts(self.system, self.op, mode.engine, self._knobs.kernel)
+        self._means.append(_Means(mode, costs, LawGroups(name)))
+        return len(self._means) - 1
+
+    @property
+    def _waits(self) -> bool:
+        """Flag: kernels that move data wait for CUs while a GEMM runs."""
+        late = bool(np.any(np.asarray(self.system.gpu.contention.late_start) > 0))
+        return late and any(means.by_kernels for means in self._means)
 
     def _on_each(self, add: Callable[[int], int]) -> int:
         """Add a task on each GPU; the first one stands for all."""
@@ -141,37 +175,42 @@ class Pipeline:
 
     # ---------------------------------------------------------------- communication
 
-    def step(self, label: str, amounts: Sequence[tuple[Route, ArrayLike]], *, after: Sequence[int] = ()) -> list[int]:
+    def step(
+        self, label: str, amounts: Sequence[tuple[Route, ArrayLike]], *, after: Sequence[int] = (), by: int = 0
+    ) -> list[int]:
         """Move bytes over each route once the tasks `after` are done; return the transfers, in the order of `amounts`.
 
-        Routes with equal `Route.step` run at once, the steps (distances on a ring) one after another.
+        Routes with equal `Route.step` run at once, the steps (distances on a ring) one after another. by: 0 for the
+        mover of the knobs, else a place among `also`, counted from 1.
         """
-        before = self._kernel(label, after) if self.comm_engine == "cu" else list(after)
+        means = self._means[by]
+        before = self._kernel(label, after, means) if means.by_kernels else list(after)
         before = self._sync(label, before)
         transfers: dict[int, int] = {}
         for _, group in groupby(sorted(amounts, key=lambda item: item[0].step), key=lambda item: item[0].step):
             concurrent = list(group)
-            tasks = self._add_transfers(label, concurrent, before)
+            tasks = self._add_transfers(label, concurrent, before, means)
             transfers |= dict(zip((route.peer for route, _ in concurrent), tasks, strict=True))
             before = tasks if any(route.step for route, _ in amounts) else before
-        self._last_step = list(transfers.values())
+        means.last_step = list(transfers.values())
+        self._kernel_of |= dict.fromkeys(means.last_step, means.last_step if means.by_kernels else [])
         return [transfers[route.peer] for route, _ in amounts]
 
-    def _kernel(self, label: str, after: Sequence[int]) -> list[int]:
+    def _kernel(self, label: str, after: Sequence[int], means: _Means) -> list[int]:
         """Add the launch of a communication kernel, after the one before it on the same stream."""
         how: dict[str, Any] = {
-            "delay": setup(self.system, by=self.movement),
+            "delay": setup(self.system, by=means.mode),
             "lane": "communication",
             "limiter": "launch",
         }
 
         def add(gpu: int) -> int:
-            name, before = self._machine.task_name(f"launch {label}", gpu), self._on(gpu, [*self._last_step, *after])
+            name, before = self._machine.task_name(f"launch {label}", gpu), self._on(gpu, [*means.last_step, *after])
             return self.graph.task(name, "launch", after=before, gpu=gpu, **how)
 
         self._submitted = self._submitted + np.asarray(self._knobs.collective_calls)
         launched = [self._on_each(add)]
-        return [self._wait(label, launched)] if self._waits else launched
+        return [self._wait(label, launched, means)] if self._waits else launched
 
     def _sync(self, label: str, before: list[int]) -> list[int]:
         """Add a barrier among the GPUs where one is needed."""
@@ -180,7 +219,7 @@ class Pipeline:
         self._synced, self._submitted = self.order == "before", self._submitted + 2
         return [self.wait(f"barrier {label}", self._knobs.sync_s, before)]
 
-    def _wait(self, label: str, launched: Sequence[int]) -> int:
+    def _wait(self, label: str, launched: Sequence[int], means: _Means) -> int:
         """Add the wait of a kernel that holds its CUs and moves nothing yet: no time, but while a GEMM runs."""
 
         def add(gpu: int) -> int:
@@ -188,7 +227,7 @@ class Pipeline:
             how: dict[str, Any] = {
                 "work": 1.0,
                 "cap": 1 / _NO_WAIT_S,
-                "cus": self.comm_cus,
+                "cus": means.mode.cus,
                 "lane": "communication",
                 "group": group,
             }
@@ -196,24 +235,26 @@ class Pipeline:
 
         return self._on_each(add)
 
-    def _add_transfers(self, label: str, concurrent: list[tuple[Route, ArrayLike]], before: list[int]) -> list[int]:
-        engines = self.system.gpu.dma.num_engines if self.comm_engine == "dma" else len(concurrent)
-        at_once, factor = min(len(concurrent), engines), self._library_factor(concurrent)
+    def _add_transfers(
+        self, label: str, concurrent: list[tuple[Route, ArrayLike]], before: list[int], means: _Means
+    ) -> list[int]:
+        engines = self.system.gpu.dma.num_engines if means.mode.engine == "dma" else len(concurrent)
+        at_once, factor = min(len(concurrent), engines), self._library_factor(concurrent, means)
         active = [route for route, _ in concurrent[:at_once]]
         share = self._collective_s(sum(np.asarray(amount) for _, amount in concurrent)) / -(-len(concurrent) // at_once)
         tasks = []
         for position, item in enumerate(concurrent):
-            queue = self._engines_of(item[0], position % at_once), share, factor
+            queue = means, self._engines_of(item[0], position % at_once, means), share, factor
             tasks.append(self._transfer(label, item, active=active, before=before, queue=queue))
         for (route, _), task in zip(concurrent, tasks, strict=True):
             self._arrived |= {(gpu, route.peer): gpu_task for gpu, gpu_task in self._tasks_by_gpu[task].items()}
         return tasks
 
-    def _engines_of(self, route: Route, position: int) -> tuple[int | str, ...]:
+    def _engines_of(self, route: Route, position: int, means: _Means) -> tuple[int | str, ...]:
         """DMA engines that a copy waits for. On a ring they are those of its links: a copy over both links has both, so
         that no later copy takes its link.
         """
-        if self.comm_engine != "dma":
+        if means.mode.engine != "dma":
             return ()
         if self._knobs.kernel is not None and "port" not in route.loads:  # a signal starts each copy, on its own link
             position = route.peer % self.system.gpu.dma.num_engines
@@ -226,14 +267,14 @@ class Pipeline:
         *,
         active: list[Route],
         before: list[int],
-        queue: tuple[tuple[int | str, ...], Any, Any],
+        queue: tuple[_Means, tuple[int | str, ...], Any, Any],
     ) -> int:
-        """Add a transfer over one route. queue: its DMA engines (none: a kernel), whose earlier copies it waits for,
-        its time [s] if all links were busy, and the factor of a measured library on its rate.
+        """Add a transfer over one route. queue: its mover, with the DMA engines (none: a kernel) whose last copies it
+        waits for, its time [s] if all links were busy, and the factor of a measured library on its rate.
         """
-        (route, payload), (engines, share, factor) = item, queue
-        self._submitted = self._submitted + (self.comm_engine == "dma")
-        copy = self._copy(route, active)
+        (route, payload), (means, engines, share, factor) = item, queue
+        self._submitted = self._submitted + (means.mode.engine == "dma")
+        copy = self._copy(route, active, means)
 
         def add(gpu: int) -> int:
             common = {**copy, **{name: copy[name] * self._machine.for_gpu(factor, gpu) for name in ("cap", "free")}}
@@ -246,7 +287,7 @@ class Pipeline:
                 self._machine.task_name(f"{label} from {route.peer}", gpu),
                 "transfer",
                 after=[*self._on(gpu, before), *queued, *forwarded],
-                uses=self._uses(route, common, gpu),
+                uses=self._uses(route, common, gpu, means),
                 work=amount,
                 staged_bytes=amount if self._stages else 0.0,
                 moved_bytes=amount,
@@ -267,27 +308,27 @@ class Pipeline:
         }
         return task
 
-    def _library_factor(self, concurrent: list[tuple[Route, ArrayLike]]) -> Any:
+    def _library_factor(self, concurrent: list[tuple[Route, ArrayLike]], means: _Means) -> Any:
         """Factor on the rate of kernels that move a collective at once, where the library was measured by size."""
         moved = sum(np.asarray(amount) for _, amount in concurrent)
-        seconds = library_s(self.system, moved, by=self.movement) if len(concurrent) == len(self.routes) else None
+        seconds = library_s(self.system, moved, by=means.mode) if len(concurrent) == len(self.routes) else None
         if seconds is None:
             return 1.0
         active = [route for route, _ in concurrent]
         longest = np.maximum.reduce(
-            [np.asarray(amount) / self._copy(route, active)["cap"] for route, amount in concurrent]
+            [np.asarray(amount) / self._copy(route, active, means)["cap"] for route, amount in concurrent]
         )
         return np.where(seconds > 0, longest / np.where(seconds > 0, seconds, 1.0), 1.0)
 
-    def _uses(self, route: Route, copy: Mapping[str, Any], gpu: int) -> dict[int, ArrayLike]:
+    def _uses(self, route: Route, copy: Mapping[str, Any], gpu: int, means: _Means) -> dict[int, ArrayLike]:
         """Use of resources per byte over a route to a GPU, with the local operand of a reduction."""
         uses = self._machine.uses(route, gpu)
-        if self.comm_engine == "store":  # concurrent stores share what all of them reach
+        if means.mode.engine == "store":  # concurrent stores share what all of them reach
             share, hbm = store_share(self.system), set(self._machine.hbm)
             uses = {name: load if name in hbm else np.divide(load, share) for name, load in uses.items()}
-        if self.comm_engine == "cu":
+        if means.by_kernels:
             uses[self._machine.cu[gpu]] = copy["cus"] / copy["cap"]
-        if self.collective.reduces and not self.adds:
+        if self.collective.reduces and not (self.adds and not means.by_kernels):
             uses[self._machine.hbm[gpu]] = np.add(uses[self._machine.hbm[gpu]], self._adding)
         return uses
 
@@ -322,26 +363,26 @@ class Pipeline:
             parts = parts + np.maximum.reduce([1 / pace for pace in paces])
         return parts / len(self.routes)  # each route brings the same number of bytes
 
-    def _copy(self, route: Route, active: list[Route]) -> Mapping[str, Any]:
+    def _copy(self, route: Route, active: list[Route], means: _Means) -> Mapping[str, Any]:
         """Common parameters of transfers over a route while the routes `active` run at once."""
         key = (route.peer, *(other.peer for other in active))
-        if key in self._copies:
-            return self._copies[key]
-        pace = rate(self.system, route, active, by=self.movement)
+        if key in means.copies:
+            return means.copies[key]
+        pace = rate(self.system, route, active, by=means.mode)
         exclusive_link = len(route.loads) == 1 and "port" not in route.loads
-        beside = slowed_beside_gemm(self.system, active, by=self.movement)
-        self._copies[key] = {
-            "delay": setup(self.system, by=self.movement) if self.comm_engine == "dma" else 0.0,
+        beside = slowed_beside_gemm(self.system, active, by=means.mode)
+        means.copies[key] = {
+            "delay": setup(self.system, by=means.mode) if means.mode.engine == "dma" else 0.0,
             "cap": pace.bytes_per_s,
             "weight": 0.5,  # consumption-fair at HBM: equal HBM bytes/s at the bottleneck
             "priority": self._comm_class,
             "lane": next(iter(route.loads)) if exclusive_link else f"peer.{route.peer}",
             "limiter": pace.limiter,
-            "cus": np.asarray(self.comm_cus) / len(active),
-            "group": self._transfers.group(beside),
+            "cus": np.asarray(means.mode.cus if means.by_kernels else 0) / len(active),
+            "group": means.laws.group(beside),
             "free": rate(self.system, route, active, by=self._free).bytes_per_s,
         }
-        return self._copies[key]
+        return means.copies[key]
 
     # ---------------------------------------------------------------- compute
 
@@ -359,9 +400,9 @@ class Pipeline:
         Data moved by a kernel counts as arrived when the kernel ends; each DMA copy signals its own arrival.
         overlapped: communication kernels are resident while it runs, so masked CUs are not granted to it.
         """
-        kernel_end = self._last_step if self.comm_engine == "cu" and after and self.order == "before" else []
-        before = [*after, *kernel_end]
-        staged = [transfer for transfer in after if transfer in self._last_step]
+        moved = [transfer for transfer in after if transfer in self._kernel_of]
+        kernel_end = [other for transfer in moved for other in self._kernel_of[transfer] if self.order == "before"]
+        before, staged = [*after, *kernel_end], moved
         return self._gemm(label, self._chunk(size, overlapped=overlapped, accumulate=accumulate), before, frees=staged)
 
     def gemm_in_parts(self, size: tuple[ArrayLike, ArrayLike, ArrayLike], between: Callable[[int], Any]) -> None:
@@ -474,10 +515,17 @@ class Pipeline:
         if overlapped:
             reserved = self._withheld if self.comm_engine == "dma" else np.asarray(self.comm_cus)
             masked = self._masked or self.comm_engine == "dma"
-            costs = self._chunk_costs.beside(size, reserved, masked=masked, accumulate=accumulate)
+            cost, cus, common = self._chunk_costs.beside(size, reserved, masked=masked, accumulate=accumulate)
+            others = [
+                means.costs.beside(size, means.mode.cus, masked=False, accumulate=accumulate)[2]["law"]
+                for means in self._means[1:]
+            ]
+            factors, late_s = zip(common["law"], *others, strict=True)
+            law: tuple[Any, ...] = (*factors, functools.reduce(np.maximum, late_s))
         else:
-            costs = self._chunk_costs.alone(size, accumulate=accumulate)
-        return [self._task_of(*costs, gpu) for gpu in self._machine.gpus]
+            cost, cus, common = self._chunk_costs.alone(size, accumulate=accumulate)
+            law = (*(np.ones(()) for _ in self._means), np.zeros(()))
+        return [self._task_of(cost, cus, {**common, "law": law}, gpu) for gpu in self._machine.gpus]
 
     def _task_of(self, cost: GemmCost, cus: ArrayLike, common: Mapping[str, Any], gpu: int) -> Mapping[str, Any]:
         seconds, traffic, flop = (
