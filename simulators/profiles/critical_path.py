@@ -46,7 +46,7 @@ def _causes(profile: Profile, alone_s: Floats | None) -> Floats:
     seconds = np.maximum(profile.seconds, np.finfo(float).tiny)
     waited = np.clip(np.nan_to_num(profile.kernels["waited_for_ranks_s"].to_numpy(float)), 0.0, profile.seconds)
     excess = np.zeros(len(profile)) if alone_s is None else np.clip(seconds - alone_s, 0.0, seconds - waited)
-    return np.stack([1 - (waited + excess) / seconds, excess / seconds, waited / seconds])
+    return np.stack([np.maximum(1 - (waited + excess) / seconds, 0.0), excess / seconds, waited / seconds])
 
 
 def _backward(profile: Profile, delays: Waits, shares: Floats) -> Iterator[Stretch]:
@@ -56,7 +56,8 @@ def _backward(profile: Profile, delays: Waits, shares: Floats) -> Iterator[Stret
         begun, lane = float(start[kernel]), f"stream {streams[kernel]}"
         of = dict(zip((WORK, CONTENTION, WAITING), (shares[:, kernel] * (until - begun)).tolist(), strict=True))
         side = COMMUNICATION if kinds[kernel] == COLLECTIVE else COMPUTE
-        yield Stretch(_short(names[kernel]), kinds[kernel], lane, side, begun, until, of)
+        if until > begun:  # clocks of streams differ: what one waited for may begin with it
+            yield Stretch(_short(names[kernel]), kinds[kernel], lane, side, begun, until, of)
         before, ended = _waited_for(profile, delays, kernel)
         if begun > (until := max(ended, first)):
             why = _why(delays, kernel, until)

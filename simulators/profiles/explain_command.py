@@ -175,7 +175,7 @@ def _paths(difference: Difference) -> Table:
     """The critical paths side by side: stretches that are alike together, what differs most first."""
     scale, counts = difference.first.seconds, difference.counts()
     shown = _columns("critical path", ("A", "B", "B - A"))
-    rows = list(difference.aligned().items())
+    rows = [(alike, times) for alike, times in difference.aligned().items() if _counts(times, scale)]
     count = _SHOWN if len(rows) > _SHOWN + 1 else len(rows)
     for alike, (a, b) in rows[:count]:
         times = [f"{int(runs)} x  {_time(part, scale)}" for runs, part in zip(counts[alike], (a, b), strict=True)]
