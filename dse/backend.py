@@ -332,8 +332,8 @@ class Backend:
         """One design, run again in full; without intervals by default."""
         return Replay((), {})
 
-    def task_graph(self, design: BaseModel) -> Any:
-        """The task graph that an engine runs for a design; None by default, where there is none."""
+    def timeline(self, design: BaseModel) -> Any:
+        """The task graph of a design, and when its engine runs each task; None by default, where there is none."""
         return None
 
     def facts(self, design: BaseModel) -> Sequence[tuple[str, Any, str, str]]:

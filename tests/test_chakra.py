@@ -133,7 +133,7 @@ def test_a_lowered_design_names_its_collective_and_its_payload(tmp_path: Path) -
     nodes = [node for node in traces[0].nodes if node.communicates]
     assert {node.collective for node in nodes} == {"ALL_GATHER"}
     assert {node.group_size for node in nodes} == {len(traces)}
-    graph = planned.backend.task_graph(design)
+    graph = planned.backend.timeline(design).graph
     assert sum(node.payload_bytes for node in nodes) == pytest.approx(graph["moved_bytes"].sum())
     assert finish(task_graph_of(traces[0])) == pytest.approx(finish(graph), rel=1e-9)
 

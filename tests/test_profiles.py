@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import csv
 import gzip
-import itertools
 import json
-import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -14,15 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from hypothesis import given
-from hypothesis import strategies as st
 
-import dse
 from benchmarks.traces import made_events, profiles, replayed
 from dse.cli import main
 from dse.errors import ConfigError
-from simulators.profiles.critical_path import HOST, critical_path
-from simulators.profiles.explain_command import explained
 from simulators.profiles.import_command import kernels
 from simulators.profiles.kernel_classes import kernel_class
 from simulators.profiles.profile import Profile, profile_of
@@ -248,84 +241,3 @@ def test_the_command_writes_kernels_summary_and_a_timeline(
     assert told["recorded"]["hidden"] == 0
     assert len(json.loads((tmp_path / "here" / "figures" / "timeline.json").read_text())["traceEvents"]) > 2 * len(rows)
     assert kernels(replay(profile_of(rows, "made")))["waited_for_kernel"].tolist() == [-1, 0, 1]
-
-
-# Two runs
-
-
-@given(
-    st.lists(
-        st.tuples(st.integers(0, 2), st.integers(0, 40), st.integers(1, 30), st.integers(0, 40), st.booleans()),
-        min_size=1,
-        max_size=30,
-    )
-)
-def test_the_critical_path_has_no_holes_and_adds_up_to_the_span(drawn: list[tuple[int, int, int, int, bool]]) -> None:
-    clocks = dict.fromkeys(range(3), 0)
-    rows = []
-    for stream, gap, duration, early, communicates in drawn:
-        start = clocks[stream] + gap
-        rows.append(kernel(SUM if communicates else GEMM, f"{stream}", start, duration, max(start - early, 0)))
-        clocks[stream] = start + duration
-    profile = profile_of(rows, "drawn")
-    path = critical_path(profile, waits(profile))
-    assert sum(part.finish_s - part.start_s for part in path) == pytest.approx(profile.span_s, rel=1e-9)
-    assert all(before.finish_s == pytest.approx(after.start_s) for before, after in itertools.pairwise(path))
-    assert all(part.finish_s > part.start_s for part in path)
-
-
-def test_waiting_on_the_critical_path_is_the_hosts_where_its_launch_came_last() -> None:
-    late = kernel(GEMM, "7", 100, 10, launch=95)
-    profile = profile_of([kernel(GEMM, "7", 0, 10, launch=-5), kernel(GEMM, "7", 12, 8, launch=0), late], "made")
-    kinds = {part.kind: part.finish_s - part.start_s for part in critical_path(profile, waits(profile))}
-    assert kinds[HOST] == pytest.approx(80 * US)
-
-
-def test_two_profiles_are_explained_part_by_part(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    files = []
-    for place, beside in enumerate((200, 600)):
-        rows = [f"0,100,7,{GEMM}", f"100,{beside},13,{SUM}", f"{100 + beside},50,7,{GEMM}"]
-        files.append(tmp_path / f"{place}.csv")
-        files[-1].write_text("\n".join(["start_us,dur_us,stream,name", *rows]), "utf-8")
-    assert main(["explain", *map(str, files), f"out={tmp_path}/out"]) == 0
-    printed = capsys.readouterr().out
-    assert re.search(r"collective +200\.00 µs +600\.00 µs +\+400\.00 µs +\+114\.3 %", printed)
-    assert re.search(r"all +350\.00 µs +750\.00 µs +\+400\.00 µs", printed)
-    assert (tmp_path / "out" / "figures" / "explain.png").is_file()
-
-
-@pytest.mark.slow
-def test_two_points_are_explained_by_limits_that_add_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    few = ["workload.only=[g1]", "space.schedule.num_chunks=choice(2)", "timeline=false", "figures=none"]
-    assert main(["study=ficco_sweep", "tracking=none", "store=none", *few]) == 0
-    table = dse.load("ficco_sweep")
-    table = table[table["status"] == "ok"]
-    serial, best = table[table["schedule.name"] == "serial"].iloc[0], table.sort_values("makespan_s").iloc[0]
-    names = [f"ficco_sweep:{row['key'][:12]}" for row in (serial, best)]
-    first, second = (explained(name, Path("outputs")) for name in names)
-    for each, row in ((first, serial), (second, best)):
-        assert each.seconds == pytest.approx(row["makespan_s"])
-        assert sum(each.parts.values()) == pytest.approx(each.seconds)
-    capsys.readouterr()
-    assert main(["explain", *names]) == 0
-    assert "schedule.name: serial -> " in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["one"], "takes two profiles or two points"),
-        (["one", "two", "three=4"], "takes two profiles or two points"),
-        (["none.json", "none.csv"], "is no file"),
-        (["ficco_sweep:1", "ficco_sweep:2"], "has no finished run"),
-    ],
-)
-def test_what_cannot_be_explained_is_told(
-    words: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert main(["explain", *words]) == 2
-    assert message in capsys.readouterr().err

@@ -215,7 +215,7 @@ def test_a_schedule_of_its_tasks_ends_when_the_iteration_does(
     found = made(drawn, kernels=kernels, optimizer=optimizer)
     assert finish(found) == pytest.approx(float(found.seconds), rel=1e-9)
     graph, waiting = lower(found), found.micro_batches > 1
-    assert (graph.tasks[0] == "earlier micro-batches, and waiting") == waiting
+    assert graph.tasks[0].startswith("earlier micro-batches, ") == waiting
     assert len(set(graph.tasks)) == graph.num_tasks
     assert (graph["work"] >= 0).all()
 

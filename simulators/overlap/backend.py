@@ -278,6 +278,10 @@ class OverlapBackend(Backend):
         return None if proven is None else np.broadcast_to(proven.seconds, grid.shape).reshape(batch.shape)
 
     def replay(self, design: BaseModel) -> Replay:
+        """Intervals and limits of one design."""
+        return _last_gpu(self.timeline(design))
+
+    def timeline(self, design: BaseModel) -> Timeline:
         """Full timeline of one design, by the first engine that runs it."""
         assert isinstance(design, Design)
         graph = self._lower(design)
@@ -285,7 +289,7 @@ class OverlapBackend(Backend):
         for _, engine in self._engines:
             timeline = engine.run(quotient.graph)
             if not timeline.reason(0):
-                return _last_gpu(quotient.whole(timeline, graph))
+                return quotient.whole(timeline, graph)
         raise ConfigError([Problem("simulator.engine", timeline.reason(0), way_out="use simulator=fluid")])
 
     def _simulated_system(self, system: System) -> System:
@@ -301,11 +305,6 @@ class OverlapBackend(Backend):
 
     def _lower(self, design: Design) -> TaskGraph:
         return design.schedule.lower(self._simulated_system(design.system), design.workload)
-
-    def task_graph(self, design: BaseModel) -> TaskGraph:
-        """The task graph to which a schedule lowers."""
-        assert isinstance(design, Design)
-        return self._lower(design)
 
     def models(self, design: BaseModel) -> Mapping[str, str]:
         """Models of the costs of GEMMs and collectives."""

@@ -16,8 +16,12 @@ COMMANDS = {
     "explain": Command(
         "simulators.profiles.explain_command:explain",
         "explain <A> <B> [out=<folder>]",
-        "where the difference between two profiles, or two points (<study>:<key>), comes from",
-        {"out": "folder of the picture (outputs/explain)", "output_dir": "folder of results (outputs)"},
+        "where the difference between two profiles, or points (<study>:<key>), comes from, cause by cause",
+        {
+            "out": "folder to write to (outputs/explain)",
+            "output_dir": "folder of results (outputs)",
+            "system": "machine whose laws of contention count where a profile tells none; default: by its GPU's name",
+        },
         ("explain before.json.gz after.json.gz", "explain ficco_sweep:1a2b3c ficco_sweep:4d5e6f"),
     ),
     "chakra-export": Command(

@@ -2,48 +2,72 @@
 
 From the kernel that ends last, each step goes to what the kernel at hand waited for (`simulators.profiles.waits`): the
 kernel before it on its stream, or the one of another stream that had to end or to give up SMs. Time between the two is
-a gap between kernels or streams, the host where the launch came last, or unknown. Recorded times are used as they are.
+a gap between kernels or streams, or the host where the launch came last (both are `LAUNCH`), or unknown (`WAITING`).
+Recorded times are used as they are. By how much a kernel took longer than alone (`alone_s`) is contention, and what a
+collective waited for late ranks (`waited_for_ranks_s`) is waiting.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
-from simulators.profiles.profile import Profile
+from simulators.profiles.kernel_classes import COLLECTIVE
+from simulators.profiles.profile import Floats, Profile
 from simulators.profiles.waits import CAUSES, OTHER_STREAM, READY, SMS, UNKNOWN, Waits
+from simulators.taskgraph.causes import (
+    COMMUNICATION,
+    COMPUTE,
+    CONTENTION,
+    LAUNCH,
+    NEITHER,
+    WAITING,
+    WORK,
+    Stretch,
+)
 
 HOST, GAP, LATE = "host", "gaps between kernels", "unknown waiting"
 _BETWEEN = {READY: GAP, OTHER_STREAM: GAP, SMS: GAP, UNKNOWN: LATE}
+_CAUSE = {HOST: LAUNCH, GAP: LAUNCH, LATE: WAITING}
 
 
-@dataclass(frozen=True)
-class Stretch:
-    """A part of the critical path: kind of a kernel, or why none runs; kernel: its place, or -1; times in seconds."""
+def critical_path(profile: Profile, delays: Waits, alone_s: Floats | None = None) -> list[Stretch]:
+    """Stretches without holes from the first start of a profile to its last end, in order.
 
-    kind: str
-    kernel: int
-    start_s: float
-    finish_s: float
+    alone_s: time of each kernel alone [N]; None: as recorded.
+    """
+    return list(_backward(profile, delays, _causes(profile, alone_s)))[::-1]
 
 
-def critical_path(profile: Profile, delays: Waits) -> list[Stretch]:
-    """Stretches without holes from the first start of a profile to its last end, in order."""
-    return list(_backward(profile, delays))[::-1]
+def _causes(profile: Profile, alone_s: Floats | None) -> Floats:
+    """Shares [3, N] of the time of each kernel: work, contention, and waiting for late ranks."""
+    seconds = np.maximum(profile.seconds, np.finfo(float).tiny)
+    waited = np.clip(np.nan_to_num(profile.kernels["waited_for_ranks_s"].to_numpy(float)), 0.0, profile.seconds)
+    excess = np.zeros(len(profile)) if alone_s is None else np.clip(seconds - alone_s, 0.0, seconds - waited)
+    return np.stack([np.maximum(1 - (waited + excess) / seconds, 0.0), excess / seconds, waited / seconds])
 
 
-def _backward(profile: Profile, delays: Waits) -> Iterator[Stretch]:
-    start, kinds = profile.start_s, profile.kernels["kind"].tolist()
+def _backward(profile: Profile, delays: Waits, shares: Floats) -> Iterator[Stretch]:
+    start, names, kinds, streams = profile.start_s, *(profile.kernels[of].tolist() for of in ("name", "kind", "stream"))
     kernel, until, first = int(np.argmax(profile.end_s)), float(profile.end_s.max()), float(start.min())
     while kernel >= 0:
-        begun = float(start[kernel])
-        yield Stretch(kinds[kernel], kernel, begun, until)
+        begun, lane = float(start[kernel]), f"stream {streams[kernel]}"
+        of = dict(zip((WORK, CONTENTION, WAITING), (shares[:, kernel] * (until - begun)).tolist(), strict=True))
+        side = COMMUNICATION if kinds[kernel] == COLLECTIVE else COMPUTE
+        if until > begun:  # clocks of streams differ: what one waited for may begin with it
+            yield Stretch(_short(names[kernel]), kinds[kernel], lane, side, begun, until, of)
         before, ended = _waited_for(profile, delays, kernel)
         if begun > (until := max(ended, first)):
-            yield Stretch(_why(delays, kernel, until), -1, until, begun)
+            why = _why(delays, kernel, until)
+            yield Stretch(why, why, lane, NEITHER, until, begun, {_CAUSE[why]: begun - until})
         kernel, until = before, min(until, begun)
+
+
+def _short(name: str) -> str:
+    """A kernel without its template and arguments."""
+    return re.sub(r"[(<].*", "", re.sub(r"^void |\(anonymous namespace\)::", "", name))[:60] or name[:60]
 
 
 def _waited_for(profile: Profile, delays: Waits, kernel: int) -> tuple[int, float]:

@@ -1,14 +1,16 @@
-"""`explain <A> <B>`: where the difference between two points, or two profiles, comes from.
+"""`explain <A> <B>`: where the difference between two points, two profiles, or one of each comes from.
 
-Each is cut along its critical path into parts that add up to its time, and so do their differences to the difference.
-Of a point these are the limits of the tasks (`Replay.limits`), of a profile its stretches
-(`simulators.profiles.critical_path`).
+Both are cut along their critical paths into causes that add up to their times (`simulators.profiles.explanation`).
+Written into the folder:
+
+    explain.yaml        both runs by cause and by kind, and the differences
+    stretches.parquet   a row for each stretch of the critical paths, with a column for each cause
+    figures/explain     the paths one above the other, and the way from the first to the second cause by cause
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,141 +18,266 @@ from typing import TYPE_CHECKING, Any
 from dse.errors import ConfigError, Problem
 from dse.results.finished_run import Finished
 from dse.results.run_folder import Outputs
-from dse.results.words import AS_FAST, cell, gain_in_words
-from simulators.profiles.critical_path import GAP, HOST, LATE, critical_path
-from simulators.profiles.import_command import merged, writable
-from simulators.profiles.kernel_classes import COLLECTIVE, MOVED
-from simulators.profiles.readers import read
-from simulators.profiles.waits import waits
+from dse.results.words import AS_FAST, cell, choice_in_words, gain_in_words
+from simulators.profiles.critical_path import critical_path
+from simulators.profiles.explanation import POINT, PROFILE, Difference, Explained, Pair, compare
+from simulators.profiles.import_command import writable
+from simulators.taskgraph.causes import CAUSES, COMPUTE, path_stretches
 
 if TYPE_CHECKING:
     import pandas as pd
     from rich.table import Table
 
-_LANES = (COLLECTIVE, *MOVED, HOST, LATE)
-_SMALL = "below 0.1 % each"
-_SHOWN = 12  # parts in the table
+    from simulators.profiles.profile import Profile
 
-
-@dataclass(frozen=True)
-class Explained:
-    """What takes the time of a point or a profile. parts: cause -> seconds, which add up to `seconds`.
-
-    choices: knob -> value, of a point. path: rows of `lane`, `kind`, `start_s`, `finish_s` of its picture.
-    """
-
-    name: str
-    seconds: float
-    parts: Mapping[str, float]
-    path: pd.DataFrame
-    choices: Mapping[str, Any]
+_OPTIONS = ("out", "output_dir", "system")
+_SHOWN = 12  # rows of a table
+_LONGEST_NAME = 80  # letters, of what was chosen
+_ROUNDING = 1e-9  # of a run, below which a sum of seconds is none
 
 
 def explain(words: Sequence[str]) -> int:
-    """`explain <A> <B> [out=<folder>] [output_dir=...]`: print what differs, and draw both."""
+    """`explain <A> <B> [out=<folder>] [output_dir=...] [system=...]`: print what differs, and draw both."""
     from dse.results import report
 
     options = {name: value for name, _, value in (word.partition("=") for word in words) if value}
     names = [word for word in words if "=" not in word]
-    if len(names) != 2 or set(options) - {"out", "output_dir"}:
+    if len(names) != 2 or set(options) - set(_OPTIONS):
         way = "python -m dse explain before.json.gz after.json.gz, or <study>:<key> <study>:<key>"
         raise ConfigError([Problem("explain", "takes two profiles or two points", " ".join(words), way)])
-    first, second = (explained(name, Path(options.get("output_dir", "outputs"))) for name in names)
+    difference = compare(*(explained(name, options) for name in names))
+    outputs = writable(options.get("out", "outputs/explain"))
     console = report.console()
-    for line in answer(first, second):
-        console.print(line, soft_wrap=isinstance(line, str))
-    for path in _drawn(first, second, writable(options.get("out", "outputs/explain"))):
-        console.print(str(path), soft_wrap=True)
+    for line in answer(difference):
+        console.print(line, soft_wrap=isinstance(line, str), highlight=False)
+    write(difference, outputs)
+    files = "explain.yaml, stretches.parquet, figures/explain.*"
+    console.print(f"written to {outputs.folder}/: {files}", soft_wrap=True)
     return 0
 
 
-def explained(name: str, root: Path) -> Explained:
+def explained(name: str, options: Mapping[str, str]) -> Explained:
     """A profile by its path, or a point by `<study>:<key>` or `<study>/<time>:<key>`. Raises ConfigError."""
     run, colon, key = name.rpartition(":")
-    if Path(name).is_file() or not colon:
-        return of_profile(Path(name))
-    return of_point(Finished.find(root, run, path="explain").outputs, key)
+    if Path(name).exists() or not colon:
+        return of_profile(name, options.get("system", ""))
+    return of_point(Finished.find(Path(options.get("output_dir", "outputs")), run, path="explain").outputs, key)
 
 
-def of_profile(path: Path) -> Explained:
-    """The critical path of a recorded profile."""
-    import pandas as pd
+def of_profile(name: str, system: str = "") -> Explained:
+    """The critical path of a recorded profile; of several files, the ranks of one run, that of the first rank."""
+    from simulators.profiles.ranks import match
+    from simulators.profiles.ranks_command import read_files
+    from simulators.profiles.readers import files_of, read
 
-    profile = read(path)
-    stretches = critical_path(profile, waits(profile))
-    rows = pd.DataFrame([vars(stretch) for stretch in stretches])
-    spans = rows["finish_s"] - rows["start_s"]
-    parts = {str(kind): float(total) for kind, total in spans.groupby(rows["kind"]).sum().items()}
-    lanes = rows["kind"].map(lambda kind: kind if kind in _LANES else "compute")
-    bars = merged(rows.assign(lane=lanes, kind=lanes)[rows["kind"] != GAP])
-    return Explained(path.name, float(spans.sum()), parts, bars, {})
+    paths = files_of(name)
+    profile = read(paths[0]) if len(paths) == 1 else next(iter(match(read_files(paths)[0]).profiles.values()))
+    delays, alone_s, notes = _laws(profile, system)
+    ranks = f" of {len(paths)} ranks" if len(paths) > 1 else ""
+    return Explained(f"{profile.source}{ranks}", PROFILE, tuple(critical_path(profile, delays, alone_s)), notes=notes)
+
+
+def _laws(profile: Profile, system: str) -> tuple[Any, Any, list[str]]:
+    """What the kernels of a profile waited for, their times alone [N] or None, and what these rest on."""
+    from simulators.profiles.advice import machine_of
+    from simulators.profiles.contended import EXPECTED, contended
+    from simulators.profiles.laws import assumed_laws, learn_laws
+    from simulators.profiles.waits import waits
+
+    if not profile.is_collective.any():
+        return waits(profile), None, []
+    try:
+        machine = machine_of(profile, system)
+    except ConfigError:
+        note = f"{profile.source}: contention is part of work, as its GPU is not known; name one: system=<machine>"
+        return waits(profile), None, [note]
+    laws = learn_laws(profile, assumed_laws(machine))
+    learnt = ", ".join(kind for kind, law in laws.penalties.items() if law.observed) or "no class of kernels"
+    model = contended(profile, laws)
+    note = f"{profile.source}: contention by laws learnt for {learnt}, else assumed of {machine}"
+    return model.waits, model.alone_s[EXPECTED], [note]
 
 
 def of_point(outputs: Outputs, key: str) -> Explained:
-    """The critical path of a stored point, which is run again."""
-    import pandas as pd
-
+    """The critical path of a stored point, which is run again. Raises ConfigError for one without a task graph."""
     from dse.study.plan_again import Present
-    from dse.study.replay import run_again
+    from dse.study.replay import stored_point
 
-    row, planned, replay = run_again(outputs, key, Present())
-    path = pd.DataFrame([vars(interval) for interval in replay.intervals])
-    seconds = float(path["finish_s"].max())
-    parts = {name: share * seconds for name, share in replay.limits.items()}
-    parts[_SMALL] = seconds - sum(parts.values())
+    planned, row, design = stored_point(outputs, key, Present())
+    study, short = outputs.folder.parent.name, str(row["key"])[:8]
+    if row["status"] != "ok":
+        rule, way = f"is {row['status']}: {row['reason']}", f"choose a row of {outputs.results} that is ok"
+        raise ConfigError([Problem("explain", rule, f"{study}:{short}", way)])
+    timeline = planned.backend.timeline(design)
+    if timeline is None:
+        rule = f"has no critical path: its simulator ({planned.spec.name}) runs no task graph"
+        way = f"python -m dse timeline study={study} key={short}"
+        raise ConfigError([Problem("explain", rule, f"{study}:{short}", way)])
     choices = {knob: row[knob] for knob in planned.knobs if knob in row.dropna()}
-    name = f"{outputs.folder.parent.name}:{str(row['key'])[:8]} ({row['scenario']})"
-    return Explained(name, seconds, parts, path, choices)
+    words = ", ".join(filter(None, [str(row["scenario"]), choice_in_words(row, choices)]))
+    words = words if len(words) <= _LONGEST_NAME else str(row["scenario"])
+    name, makespan = f"{study}:{short}", float(timeline.makespan[0])
+    notes = [
+        f"{name}: one run of {cell(makespan, 's')} is explained; {goal} = {cell(row[goal], 's')} is a mean of several"
+        for goal in ("makespan_s", "iteration_s")
+        if goal in row and abs(row[goal] / makespan - 1) > _ROUNDING
+    ]
+    return Explained(f"{name} ({words})", POINT, tuple(path_stretches(timeline, 0)), choices, notes)
 
 
-def answer(first: Explained, second: Explained) -> Iterator[Table | str]:
-    """Yield how the second differs from the first, the most important first."""
-    gain = gain_in_words(first.seconds / second.seconds)
-    gain = gain if gain == AS_FAST else f"{gain} than the first"
+def answer(difference: Difference) -> Iterator[Table | str]:
+    """Yield how the second run differs from the first, the most important first."""
+    first, second = difference.runs
     yield f"A  {first.name}: {cell(first.seconds, 's')}"
-    yield f"B  {second.name}: {cell(second.seconds, 's')}, {gain}"
+    yield f"B  {second.name}: {cell(second.seconds, 's')}, {_gain(difference)}"
     for knob in dict.fromkeys([*first.choices, *second.choices]):
-        values = [explained.choices.get(knob, "–") for explained in (first, second)]
+        values = [run.choices.get(knob, "–") for run in difference.runs]
         if str(values[0]) != str(values[1]):
             yield f"{knob}: {values[0]} -> {values[1]}"
-    yield _table(first, second)
+    yield _causes(difference)
+    hidden = "communication" if difference.bound == COMPUTE else "computation"
+    yield f"{difference.bound} bounds both runs; dependency is work of {hidden} that it does not hide"
+    yield _kinds(difference)
+    yield _paths(difference)
+    yield from dict.fromkeys(note for run in difference.runs for note in run.notes)
 
 
-def _table(first: Explained, second: Explained) -> Table:
-    """Parts of the critical paths, what differs most first, and their sums."""
-    from rich.table import Table
+def _gain(difference: Difference) -> str:
+    gain = gain_in_words(difference.first.seconds / difference.second.seconds)
+    return f"{gain} as A" if gain == AS_FAST else f"{gain} than A"
 
-    shown = Table(box=None, pad_edge=False)
-    shown.add_column("on the critical path")
-    for name in ("A", "B", "B - A", "of A"):
-        shown.add_column(name, justify="right")
-    pairs = {
-        name: (first.parts.get(name, 0.0), second.parts.get(name, 0.0))
-        for name in dict.fromkeys([*first.parts, *second.parts])
-    }
-    ranked = sorted(pairs.items(), key=lambda pair: -abs(pair[1][1] - pair[1][0]))
-    count = _SHOWN if len(ranked) > _SHOWN + 1 else len(ranked)
-    smaller = [times for _, times in ranked[count:]]
-    rows = dict(ranked[:count])
-    rows |= {f"{len(smaller)} others": (sum(a for a, _ in smaller), sum(b for _, b in smaller))} if smaller else {}
-    for name, (a, b) in {**rows, "all": (first.seconds, second.seconds)}.items():
-        shown.add_row(name, cell(a, "s"), cell(b, "s"), _signed(b - a), f"{100 * (b - a) / first.seconds:+.1f} %")
+
+def _causes(difference: Difference) -> Table:
+    """Time on the critical paths by cause, and the sums."""
+    scale = difference.first.seconds
+    shown = _columns("cause", ("A", "B", "B - A", "of A"))
+    totals = difference.first.seconds, difference.second.seconds
+    for cause, (a, b) in {**difference.by_cause(), "all": totals}.items():
+        shown.add_row(cause, *(_time(part, scale) for part in (a, b)), _signed(b - a, scale), _share(b - a, scale))
     return shown
 
 
-def _signed(seconds: float) -> str:
-    return f"{'-' if seconds < 0 else '+'}{cell(abs(seconds), 's')}"
+def _kinds(difference: Difference) -> Table:
+    """Differences by kind and cause, and their sums."""
+    scale, cells = difference.first.seconds, difference.by_kind()
+    causes = [
+        cause for cause in CAUSES if any(name[1] == cause and _counts(pair, scale) for name, pair in cells.items())
+    ]
+    shown = _columns("B - A, of", (*causes, "all"))
+    sums = {kind: sum(b - a for (of, _), (a, b) in cells.items() if of == kind) for kind, _ in cells}
+    for kind in sorted(sums, key=lambda kind: -abs(sums[kind]))[:_SHOWN]:
+        parts = [cells.get((kind, cause), (0.0, 0.0)) for cause in causes]
+        shown.add_row(kind, *(_signed(b - a, scale) for a, b in parts), _signed(sums[kind], scale))
+    return shown
 
 
-def _drawn(first: Explained, second: Explained, outputs: Outputs) -> list[Path]:
-    """Write the picture of both, one below the other on one axis."""
+def _paths(difference: Difference) -> Table:
+    """The critical paths side by side: stretches that are alike together, what differs most first."""
+    scale, counts = difference.first.seconds, difference.counts()
+    shown = _columns("critical path", ("A", "B", "B - A"))
+    rows = [(alike, times) for alike, times in difference.aligned().items() if _counts(times, scale)]
+    count = _SHOWN if len(rows) > _SHOWN + 1 else len(rows)
+    for alike, (a, b) in rows[:count]:
+        times = [f"{int(runs)} x  {_time(part, scale)}" for runs, part in zip(counts[alike], (a, b), strict=True)]
+        shown.add_row(_named(*alike), *(text if runs else "–" for text, runs in zip(times, counts[alike], strict=True)),
+                      _signed(b - a, scale))  # fmt: skip
+    if smaller := [times for _, times in rows[count:]]:
+        a, b = (sum(times[place] for times in smaller) for place in (0, 1))
+        shown.add_row(f"{len(smaller)} others", _time(a, scale), _time(b, scale), _signed(b - a, scale))
+    return shown
+
+
+def _named(name: str, kind: str) -> str:
+    return name if name.startswith(kind) else f"{kind}: {name}"
+
+
+def _columns(name: str, numbers: Sequence[str]) -> Table:
+    from rich.table import Table
+
+    shown = Table(box=None, pad_edge=False)
+    shown.add_column(name)
+    for number in numbers:
+        shown.add_column(number, justify="right")
+    return shown
+
+
+def _counts(pair: Pair, scale: float) -> bool:
+    return max(map(abs, pair)) > _ROUNDING * scale
+
+
+def _time(seconds: float, scale: float) -> str:
+    if abs(seconds) <= _ROUNDING * scale:
+        return "0"
+    return f"{'-' if seconds < 0 else ''}{cell(abs(seconds), 's')}"
+
+
+def _signed(seconds: float, scale: float) -> str:
+    text = _time(seconds, scale)
+    return text if text == "0" or seconds < 0 else f"+{text}"
+
+
+def _share(seconds: float, scale: float) -> str:
+    return f"{100 * seconds / scale:+.1f} %"
+
+
+def write(difference: Difference, outputs: Outputs) -> None:
+    """Write both runs by cause and by kind, the stretches of their paths, and the picture."""
+    from dse import plots
+    from dse.plots import paths
+
+    table = stretches(difference)
+    outputs.write_yaml("explain.yaml", summary(difference))
+    outputs.write_table("stretches", table)
+    title = f"B is {_gain(difference)}{_reasons(difference)}"
+    note = "; ".join(f"{name}: {run.name}" for name, run in zip("AB", difference.runs, strict=True))
+    draw = partial(paths.critical_paths, table, difference.by_cause(), title, note=note)
+    plots.save(draw, outputs.figures, "explain")
+
+
+def _reasons(difference: Difference) -> str:
+    """The causes that differ most, as the end of a title."""
+    scale = difference.first.seconds
+    changes = {cause: b - a for cause, (a, b) in difference.by_cause().items()}
+    largest = [cause for cause in sorted(changes, key=lambda cause: -abs(changes[cause])) if _large(changes, cause)]
+    texts = [f"{_signed(changes[cause], scale)} of {cause}" for cause in largest[:2]]
+    return f": {', '.join(texts)}" if texts else ""
+
+
+def _large(changes: Mapping[str, float], cause: str) -> bool:
+    return abs(changes[cause]) > 0.1 * max(map(abs, changes.values()))
+
+
+def summary(difference: Difference) -> dict[str, Any]:
+    """What `explain.yaml` holds; seconds."""
+    causes, kinds = difference.by_cause(), difference.by_kind()
+    runs = {
+        name: _run(run, place, difference) for place, (name, run) in enumerate(zip("AB", difference.runs, strict=True))
+    }
+    changes = {cause: b - a for cause, (a, b) in causes.items()}
+    by_kind: dict[str, dict[str, float]] = {}
+    for (kind, cause), (a, b) in kinds.items():
+        by_kind.setdefault(kind, {})[cause] = b - a
+    length = difference.second.seconds - difference.first.seconds
+    difference_s = {"seconds": length, "causes": changes, "by_kind": by_kind}
+    return {"bound": difference.bound, **runs, "difference": difference_s}
+
+
+def _run(run: Explained, place: int, difference: Difference) -> dict[str, Any]:
+    by_kind: dict[str, dict[str, float]] = {}
+    for (kind, cause), times in difference.by_kind().items():
+        by_kind.setdefault(kind, {})[cause] = times[place]
+    causes = {cause: times[place] for cause, times in difference.by_cause().items()}
+    plain = {"name": run.name, "form": run.form, "seconds": run.seconds, "causes": causes, "by_kind": by_kind}
+    return {**plain, "choices": {knob: str(value) for knob, value in run.choices.items()}, "notes": list(run.notes)}
+
+
+def stretches(difference: Difference) -> pd.DataFrame:
+    """A row for each stretch of both paths, in order: run, name, kind, lane, side, times and causes [s]."""
     import pandas as pd
 
-    from dse import plots
-    from dse.plots import timelines
-
-    gain = gain_in_words(first.seconds / second.seconds)
-    names = [first.name, second.name if second.name != first.name else f"{second.name} again"]
-    both = pd.concat([each.path.assign(panel=name) for each, name in zip((first, second), names, strict=True)])
-    title = f"{second.name} is {gain}" + (" as the first" if gain == AS_FAST else "")
-    return list(plots.save(partial(timelines.timeline, both, title, panel="panel"), outputs.figures, "explain"))
+    rows = []
+    for name, run in zip("AB", difference.runs, strict=True):
+        for stretch in run.path:
+            plain = {at: getattr(stretch, at) for at in ("name", "kind", "lane", "side", "start_s", "finish_s")}
+            rows.append({"run": name, **plain, **{cause: stretch.causes.get(cause, 0.0) for cause in CAUSES}})
+    return pd.DataFrame(rows)

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from dse import plugins
 from dse.errors import ConfigError, Problem, pairs
 from dse.results.output_files import working_on_folders
 from dse.results.run_folder import Outputs
@@ -23,7 +22,7 @@ from simulators.profiles.chakra import ExecutionTrace, write_chakra
 from simulators.profiles.chakra_graphs import collective_of, trace_of_profile, trace_of_run
 from simulators.profiles.import_command import writable
 from simulators.profiles.readers import read
-from simulators.profiles.replay import ENGINE, replay
+from simulators.profiles.replay import replay
 
 _MOST_RANKS = 1 << 16
 
@@ -73,14 +72,13 @@ def _of_point(options: dict[str, str]) -> tuple[str, list[ExecutionTrace]]:
 
 def traces_of_design(backend: Any, design: Any, options: dict[str, str]) -> list[ExecutionTrace]:
     """The execution traces of a design, one for each rank. Raises ConfigError where it lowers to no task graph."""
-    graph = backend.task_graph(design)
-    if graph is None:
+    timeline = backend.timeline(design)
+    if timeline is None:
         raise ConfigError([Problem("simulator", "lowers designs to no task graph, so there is none to write")])
-    timeline = plugins.load("engine", ENGINE).run(graph)
     node = getattr(getattr(design, "system", None), "node", None)
     size = int(getattr(node, "num_gpus", 1))
     how: dict[str, Any] = {"collective": _collective(design), "group_size": size}
-    gpus = np.unique(graph.gpu).tolist()
+    gpus = np.unique(timeline.graph.gpu).tolist()
     if len(gpus) > 1:
         return [trace_of_run(timeline, gpu=gpu, **how) for gpu in gpus]
     return [replace(trace_of_run(timeline, gpu=gpus[0], **how))] * _ranks(options, size)

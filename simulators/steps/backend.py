@@ -44,9 +44,9 @@ from simulators.steps.recurrent import speech_blocks, translation_blocks
 from simulators.steps.scenarios import CHOSEN, LISTS, check_lists, scenarios, with_layouts
 from simulators.steps.seqpoint import Iterations, choose
 from simulators.steps.sites import SITES, Scheduled, TensorGroup, read_sites, site_condition, site_rules
-from simulators.steps.task_graph import intervals, lower
+from simulators.steps.task_graph import intervals, run
 from simulators.steps.transformer import transformer_blocks
-from simulators.taskgraph.graph import TaskGraph
+from simulators.taskgraph.timeline import Timeline
 from simulators.workloads.model import Kernels, Optimizer, Speech, Transformer, Translation
 from simulators.workloads.sequence_lengths import Lengths, iteration_lengths
 
@@ -217,6 +217,15 @@ def _of_epoch(design: Design) -> dict[str, Floats]:
     return {**epoch.mean(metrics, METRICS, sample), **epoch.judge(seconds, sample)}
 
 
+def _typical(design: Design) -> Design:
+    """The design at one sequence length: of an epoch, the mean one of its iterations."""
+    if design.lengths is None:
+        return design
+    lengths = Epoch.of(iteration_lengths(design.lengths, design.run.batch, design.run.seed)).lengths
+    typical: Design = put(design, _LENGTH, round(float(np.mean(lengths))))
+    return typical
+
+
 _LENGTH = "run.sequence_length"
 
 
@@ -332,12 +341,15 @@ class StepBackend(Backend):
         metrics = metrics_of(design)
         limits = {name: float(metrics[f"share_{name}"]) for name in SHARES}
         ordered = dict(sorted(limits.items(), key=lambda item: -item[1]))
-        return Replay(tuple(intervals(iteration(design))), {k: v for k, v in ordered.items() if v > 0})
+        return Replay(tuple(intervals(iteration(_typical(design)))), {k: v for k, v in ordered.items() if v > 0})
 
-    def task_graph(self, design: BaseModel) -> TaskGraph:
-        """The task graph of an iteration; schedules of sites are a task each, as long as they take."""
+    def timeline(self, design: BaseModel) -> Timeline:
+        """Every operator of an iteration (of an epoch: of one of the mean length), as an engine runs it.
+
+        Schedules of sites are a task each, as long as they take.
+        """
         assert isinstance(design, Design)
-        return lower(iteration(design))
+        return run(iteration(_typical(design)))
 
     def models(self, design: BaseModel) -> Mapping[str, str]:
         """Models of the costs of GEMMs and collectives."""

@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dse import plugins
 from dse.backend import Interval
@@ -30,7 +31,9 @@ from simulators.steps.quantised import kernels, timeline
 from simulators.steps.sites import places
 from simulators.steps.two_streams import TwoStreams, laws, tasks
 from simulators.taskgraph.graph import GraphBuilder, TaskGraph
+from simulators.taskgraph.timeline import Timeline
 
+Floats = NDArray[np.float64]
 _MEMORY = "memory"
 _DELAY = "delay"
 WAITING = ", waiting"
@@ -50,7 +53,8 @@ _KINDS: dict[Axis | None, str] = {axis: "gemm" if axis is None else "transfer" f
 class Task:
     """One operator of one block: its lane, its time alone [s], its work, and the tasks that it waits for.
 
-    earliest: after the tasks it waits for have ended [s]. group: of the contention laws.
+    earliest: after the tasks it waits for have ended [s]. group: of the contention laws. alone_s, wide_s: what
+    `seconds` would be with nothing beside it, and without a schedule that cuts it; None: the same.
     """
 
     name: str
@@ -62,6 +66,8 @@ class Task:
     bytes: float = 0.0
     earliest: float = 0.0
     group: str = ""
+    alone_s: float | None = None
+    wide_s: float | None = None
 
 
 def lower(iteration: Iteration) -> TaskGraph:
@@ -75,6 +81,8 @@ def lower(iteration: Iteration) -> TaskGraph:
             before = [graph.task(name, _DELAY, after=before, delay=task.earliest, lane=task.lane)]
         how = {"lane": task.lane, "limiter": task.lane, "group": task.group, "flop": task.flop}
         amounts = {"work": task.seconds, "cap": 1.0, "moved_bytes": task.bytes}
+        amounts["alone_s"] = task.seconds if task.alone_s is None else task.alone_s
+        amounts["wide_s"] = amounts["alone_s"] if task.wide_s is None else task.wide_s
         before += [last[task.lane]] if task.lane in last else []
         place = graph.task(task.name, task.kind, after=before, uses={lanes[task.lane]: 1.0}, **how, **amounts)
         places[task.name] = last[task.lane] = place
@@ -89,10 +97,15 @@ def _streams(iteration: Iteration) -> Iterator[TwoStreams]:
         yield from layers.streams
 
 
+def run(iteration: Iteration) -> Timeline:
+    """Run the task graph of an iteration."""
+    timeline: Timeline = plugins.load("engine", ENGINE).run(lower(iteration))
+    return timeline
+
+
 def intervals(iteration: Iteration) -> list[Interval]:
     """When each task of an iteration runs, as an engine says; those of the schedules of sites in their places."""
-    run = plugins.load("engine", ENGINE).run(lower(iteration))
-    tasks = [interval for interval in run.intervals(0) if interval.kind != _DELAY]
+    tasks = [interval for interval in run(iteration).intervals(0) if interval.kind != _DELAY]
     sites = dict(_tasks_of_sites(iteration))
     return [shown for task in tasks for shown in _in_place(task, sites)] if sites else tasks
 
@@ -130,13 +143,12 @@ class _Writer:
         self._halves: dict[str, str] = {}  # half of the tokens -> its last task, while two take turns
         self._buckets: list[str] = []
         self._turns, self._kernels = _beside(iteration), _before(iteration)
+        self._undivided = _undivided(iteration)
         self._anchors: list[tuple[str, float]] = []  # tasks after which the clock of `_turns` showed so much
 
     def write(self) -> Iterator[Task]:
         iteration = self._iteration
-        before = float((iteration.micro_batches - 1) * iteration.slot_s + iteration.bubble_s) - self._written_more()
-        if before > 1e-9 * float(iteration.slot_s):
-            yield self._append(Task("earlier micro-batches, and waiting", _LANES[None], "launch", before, ()))
+        yield from self._earlier()
         if np.any(np.asarray(iteration.host_s) > 0):
             yield self._append(Task("host", _LANES[None], "launch", float(np.asarray(iteration.host_s)), ()))
         written = iteration.parallel.messages == "waited" and bool(iteration.message_s > 0)
@@ -151,6 +163,27 @@ class _Writer:
             yield self._message("gradients in")
         yield from self._backward(iteration)
         yield from self._update_weights(iteration)
+
+    def _earlier(self) -> Iterator[Task]:
+        """The micro-batches before the last one: what they compute, what they exchange that this does not hide, and the
+        bubble of the pipeline.
+        """
+        iteration = self._iteration
+        count, bubble = float(iteration.micro_batches - 1), float(iteration.bubble_s)
+        left = count * float(iteration.slot_s) + bubble - self._written_more()
+        parts = {lane: [part for part in iteration.parts if part.over == over] for over, lane in _LANES.items()}
+        spent = {lane: count * float(iteration.sum(of_lane)) for lane, of_lane in parts.items()}
+        computed = min(spent[_LANES[None]], max(left - bubble, 0.0))
+        moved = sum(spent.values()) - spent[_LANES[None]]
+        exposed = min(max(left - bubble - computed, 0.0), moved)
+        for over, lane in _LANES.items():
+            seconds = computed if over is None else exposed * spent[lane] / moved if moved else 0.0
+            if seconds > 0:
+                flop, moved_bytes = (count * float(sum(amount)) for amount in _amounts(parts[lane]))
+                task = Task(f"earlier micro-batches, {lane}", lane, _KINDS[over], seconds, (), flop, moved_bytes)
+                yield self._append(replace(task, wide_s=self._wide_s(parts[lane], count, seconds)))
+        if (waits := left - computed - exposed) > 1e-9 * float(iteration.slot_s):
+            yield self._append(Task("bubble, and waiting", _LANES[None], "waiting", waits, ()))
 
     def _written_more(self) -> float:
         """Time by which what is written of layers with two streams is longer than a turn's share of them."""
@@ -241,7 +274,7 @@ class _Writer:
                 yield self._append(Task(f"{task.name}, its copy", _LANES[None], "copy", *spent))
             if turn is not None:
                 yield from self._aside(task.name, turn, forward=forward)
-                task = replace(task, seconds=turn.ended - turn.began)
+                task = replace(task, seconds=turn.ended - turn.began, alone_s=task.seconds)
             if part.over is None or float(part.spent.seconds) > 0:
                 yield self._append(task, part.op.half)
 
@@ -269,7 +302,14 @@ class _Writer:
         name = f"{where}: {part.op.name}"
         law = "" if part.forward else group(part.block.name)
         seconds *= 1.0 if part.forward or part.over != "ep" else self._exposed_share(part.block)
-        return Task(name, _LANES[part.over], _KINDS[part.over], count * seconds, (), *amounts, group=law)
+        wide_s = self._wide_s([part], count / float(part.times), count * seconds) if count else None
+        return Task(name, _LANES[part.over], _KINDS[part.over], count * seconds, (), *amounts, group=law, wide_s=wide_s)
+
+    def _wide_s(self, parts: Sequence[Part], passes: float, seconds: float) -> float | None:
+        """How long operators would take in so many passes, of the time that they do, without the schedules of sites."""
+        if self._undivided is None:
+            return None
+        return min(passes * sum(float(part.times) * self._undivided[id(part)] for part in parts), seconds)
 
     def _bucket(self, block: Block, index: int) -> Iterator[Task]:
         """The reduction of a block's gradients; nothing of the backward pass waits for it."""
@@ -292,6 +332,19 @@ class _Writer:
         else:
             self._halves, self._last = {}, task.name
         return replace(task, after=(*task.after, *(name for name in before if name)))
+
+
+def _undivided(iteration: Iteration) -> dict[int, float] | None:
+    """Time [s] of each operator, by its identity, without the schedules of sites; None where there are none."""
+    if iteration.scheduled is None:
+        return None
+    plain = replace(iteration, scheduled=None).parts
+    return {id(part): float(alike.spent.seconds) for part, alike in zip(iteration.parts, plain, strict=True)}
+
+
+def _amounts(parts: Sequence[Part]) -> tuple[list[Floats], list[Floats]]:
+    """Work [FLOP] and traffic [bytes] of some parts, in a pass over one micro-batch."""
+    return [part.times * part.spent.flop for part in parts], [part.times * part.spent.bytes for part in parts]
 
 
 class Turn(NamedTuple):

@@ -4,5 +4,7 @@ LOOKS = {
     "gemm": ("GEMM", "blue", "p"),
     "transfer": ("data arrives", "amber", "p"),
     "launch": ("launch", "grey", "p"),
+    "work": ("work", "navy", "p"),
+    "waiting": ("waiting", "lime", "p"),
 }
-"""Kind of a task -> its label, colour and marker in figures (`dse.plots.palette`)."""
+"""Kind of a task, cause of time -> its label, colour and marker in figures (`dse.plots.palette`)."""

@@ -99,12 +99,23 @@ class Timeline:
                 yield Interval(*named, start, finish, float(moved[task]), float(flop[task]), float(delay[task]))
 
     def critical_path(self, design: int) -> list[int]:
-        """Tasks from the first to the last finish, each issued when the one before it (a predecessor) finished."""
+        """Tasks from the first to the last finish, each issued when the one before it finished: a predecessor, or the
+        task that had its slot.
+        """
         finished = self.finished[design]
         path = [int(np.argmax(finished))]
-        while (before := self.graph.predecessors(path[-1])).size:
+        while (before := self._let_go(design, path[-1])).size:
             path.append(int(before[np.argmax(finished[before])]))
         return path[::-1]
+
+    def _let_go(self, design: int, task: int) -> NDArray[np.integer[Any]]:
+        """Tasks that had to finish before another one was issued: its predecessors, and those of its pool."""
+        before, pool = self.graph.predecessors(task), self.graph.pool
+        if pool[task] < 0:
+            return before
+        issued, finished = self.issued[design], self.finished[design]
+        done = (finished <= issued[task] * (1 + _SAME_INSTANT)) & (issued < issued[task])
+        return np.concatenate([before, np.flatnonzero((pool == pool[task]) & done & (finished > issued))])
 
     def limits(self, design: int) -> dict[str, float]:
         """Share of the makespan by the bounds of the tasks on the critical path: limiter, launch, contention."""
