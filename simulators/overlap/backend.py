@@ -204,8 +204,24 @@ class OverlapBackend(Backend):
         return _results_by_batch(batches, self._screen_grid)
 
     def evaluate(self, batches: Sequence[Batch]) -> list[Results]:
-        """Lower, run and measure all designs of one structure at once."""
-        return _results_by_batch(batches, self._evaluate_grid)
+        """Lower, run and measure all designs of one structure at once, with the schedules that they settle for."""
+        settled = [self._settled(batch) for batch in batches]
+        results = iter(_results_by_batch([part for parts in settled for part in parts], self._evaluate_grid))
+        return [Results.join([next(results) for _ in parts]) if len(parts) > 1 else next(results) for parts in settled]
+
+    def _settled(self, batch: Batch) -> list[Batch]:
+        """The batch, or one for each of its designs where the schedule is decided by system and workload."""
+        assert isinstance(batch.design, Design)
+        if not getattr(batch.design.schedule, "settles", False):
+            return [batch]
+        return [Batch(self._settle(design)) for design in batch.designs()]
+
+    def _settle(self, design: BaseModel) -> Design:
+        """The design with the schedule that it settles for, unless it breaks a rule."""
+        assert isinstance(design, Design)
+        if not isinstance(design.schedule, ScheduleKnobs) or not design.schedule.settles or self.problems(design):
+            return design
+        return design.model_copy(update={"schedule": design.schedule.settle(design.system, design.workload)})
 
     def _screen_grid(self, grid: Grid) -> Results:
         """Check the rules of a grid's designs, without metrics."""
@@ -284,7 +300,7 @@ class OverlapBackend(Backend):
     def timeline(self, design: BaseModel) -> Timeline:
         """Full timeline of one design, by the first engine that runs it."""
         assert isinstance(design, Design)
-        graph = self._lower(design)
+        graph = self._lower(self._settle(design))
         quotient = reduce_graph(graph)
         for _, engine in self._engines:
             timeline = engine.run(quotient.graph)

@@ -34,11 +34,13 @@ class ScheduleKnobs(Frozen):
 
     A knob whose `when` does not hold is inactive and becomes None, so that equivalent designs are equal.
     ranks: knobs that only choose the priority classes of tasks; their neutral value has one class for all.
+    settles: whether system and workload decide a part of the schedule, by `settle`.
     gemm_refinement: what a family adds to the model `waves` of a GEMM, and takes no other model.
     """
 
     ranks: ClassVar[tuple[str, ...]] = ()
     gemm_refinement: ClassVar[str] = ""
+    settles: ClassVar[bool] = False
     name: str
     family: str
     description: str = ""
@@ -62,6 +64,10 @@ class ScheduleKnobs(Frozen):
     def __str__(self) -> str:
         """The name, as tables show it."""
         return self.name
+
+    def settle(self, system: System, workload: Workload) -> Self:
+        """The schedule with all that it leaves to system and workload; numbers are no arrays."""
+        return self
 
     def bound(self, system: System, workload: Workload) -> Bound | None:
         """A time that no schedule with the same means gets below; None where only those of this design's tasks are
