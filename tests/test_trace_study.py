@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 from test_advice import GATHER, GEMM, SUM, US, kernel, serial, table, what_ifs
 
+from benchmarks.micro_batches import made_prefill
 from benchmarks.traces import made_training
 from dse.backend import Batch
 from dse.cli import main
@@ -21,13 +22,14 @@ from simulators.hardware.machine import tree_of
 from simulators.profiles.advice import advise
 from simulators.profiles.advise_command import what_ifs as rows_of
 from simulators.profiles.backend import ProfileBackend
-from simulators.profiles.contended import EXPECTED
+from simulators.profiles.contended import EXPECTED, contended
 from simulators.profiles.design import ProfileDesign
+from simulators.profiles.laws import assumed_laws
 from simulators.profiles.micro_batches import penalties
 from simulators.profiles.profile import Profile, profile_of
 from simulators.profiles.readers import files_of, read, read_ranks
 from simulators.profiles.shapes import parse_shape, shape_text
-from simulators.profiles.what_if import Plan
+from simulators.profiles.what_if import Plan, WhatIfs
 from studies.trace import gains
 
 PLAN = load_yaml(Path("conf/study/trace.yaml"))["plan"]
@@ -229,6 +231,14 @@ def test_times_on_another_gpu_are_those_of_operators_where_shapes_are_recorded(t
     gemm, added, by_waves, collective = pace.factors.tolist()
     assert 0.25 < gemm < 0.7 and 0.4 < added < 0.8 and collective == 1
     assert by_waves == pytest.approx(312 / 989.4 * (2 * 132) / (3 * 108))
+
+
+@pytest.mark.parametrize("tp", [4, 8])
+def test_a_prefill_made_of_its_times_takes_them_and_gains_by_halves(tp: int) -> None:
+    runs = WhatIfs(contended(made_prefill(0.36, 0.29, 8192, tp), assumed_laws("h100_8")))
+    low, middle, high = runs.seconds([Plan(micro_batches=2)])[0]
+    assert runs.recorded_s[EXPECTED] == pytest.approx(0.36, rel=1e-3)
+    assert low * 1.001 >= 0.29 and low < middle < high < 0.36
 
 
 # Folders of trace-import, and the study
