@@ -5,7 +5,7 @@ The answer names the best plan in software of each profile, what each change gai
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 KNOBS = ("plan.order", "plan.mover", "plan.sms", "plan.fused", "plan.micro_batches", "plan.link", "plan.gpu")
+_OF_GROUPS = "plan.groups."
 _TIME, _HELD = "makespan_s", "comm_sm_s"
 _SHOWN = 14  # rows of the figure of gains
 _ALONE, _BEST = "one change", "several changes"
@@ -59,13 +60,15 @@ def gains(table: pd.DataFrame) -> pd.DataFrame:
         recorded = legal[legal["baseline"] == legal["key"]]
         if recorded.empty:
             continue
-        base, knobs = recorded.iloc[0], [knob for knob in KNOBS if knob in legal]
-        changes = np.sum([_differs(legal[knob], recorded[knob].iloc[0]) for knob in knobs], axis=0)
+        usual = {knob: recorded[knob].iloc[0] for knob in KNOBS if knob in legal}
+        usual |= {str(name): 0 for name in legal if str(name).startswith(_OF_GROUPS)}
+        knobs = list(usual)
+        changes = np.sum([_differs(legal[knob], value) for knob, value in usual.items()], axis=0)
         points = legal.assign(changes=changes).sort_values(_TIME, kind="stable")
-        rows.append(_row(str(scenario), points.iloc[0], base, knobs))
+        rows.append(_row(str(scenario), points.iloc[0], usual))
         single = points[points["changes"] == 1]
         ways = single[knobs].apply(lambda row: "|".join(map(str, row)), axis=1)
-        rows += [_row(str(scenario), point, base, knobs) for _, point in single[~ways.duplicated()].iterrows()]
+        rows += [_row(str(scenario), point, usual) for _, point in single[~ways.duplicated()].iterrows()]
     return pd.DataFrame(rows)
 
 
@@ -75,9 +78,12 @@ def _differs(values: pd.Series[Any], recorded: Any) -> list[bool]:
     return [text != str(recorded) for text in texts]
 
 
-def _row(scenario: str, point: Any, base: Any, knobs: list[str]) -> dict[str, Any]:
-    words = choice_in_words(point, knobs) or "as recorded"
-    times = {"before_s": float(base[_TIME]), "with_s": float(point[_TIME])}
+def _row(scenario: str, point: Any, usual: Mapping[str, Any]) -> dict[str, Any]:
+    import pandas as pd
+
+    changed = [knob for knob, value in usual.items() if _differs(pd.Series([point[knob]]), value)[0]]
+    words = choice_in_words(point, changed) or "as recorded"
+    times = {"before_s": float(point[_TIME] + point["gain_s"]), "with_s": float(point[_TIME])}
     interval = {name: float(point[f"gain{name}_s"]) for name in ("_low", "", "_high")}
     named = dict(zip(("low", "gain", "high"), interval.values(), strict=True))
     return {"scenario": scenario, "change": words, "changes": int(point["changes"]), **times, **named}
@@ -89,13 +95,14 @@ def _gains_figure(rows: pd.DataFrame) -> Sheet:
     worth = rows[(rows["gain"].abs() > _WORTH * rows["before_s"]) | (rows["changes"] > 1)]
     shown = worth.drop_duplicates(["scenario", "change"]).sort_values("gain", ascending=False).head(_SHOWN)
     best = rows.sort_values("gain", ascending=False).iloc[0]
+    near = shown[shown["gain"] >= -best["gain"]]
     drawn = [
         {
             "name": _name(row, several=several),
             "kind": _ALONE if row["changes"] <= 1 else _BEST,
             **{name: row[name] for name in ("low", "gain", "high")},
         }
-        for row in (shown if len(shown) else rows.head(1)).to_dict("records")
+        for row in (near if len(near) else rows.head(1)).to_dict("records")
     ]
     return comparisons.gains(drawn, conclusion(best), note="dot: as expected; line: in the cases of the laws")
 

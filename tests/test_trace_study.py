@@ -261,6 +261,7 @@ def test_the_study_searches_plans_and_says_what_the_best_gains(
 ) -> None:
     path = table(tmp_path, made_training(60, groups=2))
     few = ["space.plan.sms=choice(0,32)", "space.plan.order=choice(as_recorded,in_2_parts)"]
+    few += ["+space.plan.groups.c1.sms=choice(0,8)"]
     words = ["study=trace", "system=h100_8", f"workload.path={path}", f"output_dir={tmp_path}", *RUN, *few]
     assert main(words) == 0
     assert "of the run" in capsys.readouterr().out
@@ -276,4 +277,4 @@ def test_the_study_searches_plans_and_says_what_the_best_gains(
     names = [f"trace:{key[:12]}" for key in (first, last)]
     assert main(["explain", *names, f"output_dir={tmp_path}", f"out={tmp_path / 'why'}"]) == 0
     assert "on the critical path" in capsys.readouterr().out
-    assert np.isfinite(ok["exposed_s"]).all()
+    assert np.isfinite(ok["exposed_s"]).all() and ok["plan.groups.c1.sms"].nunique() == 2

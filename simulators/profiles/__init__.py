@@ -33,6 +33,8 @@ PHRASES = {
     "plan.fused": {"True": "kernels fused with neighbours", "False": ""},
     "plan.micro_batches": {"1": "", "2": "two micro-batches"},
     "plan.gpu": "kernels on {}",
+    **{f"plan.groups.c{place}.sms": f"c{place} on {{}} SMs" for place in range(1, 22)},
+    **{f"plan.groups.c{place}.{knob}": f"c{place} {{}}" for place in range(1, 22) for knob in ("order", "mover")},
     "plan.link": {"1.0": "", **{f"{factor:.1f}": f"links {factor:g} times as fast" for factor in (1.5, 2.0, 4.0)}},
 }
 """How values of knobs read in an answer, where their names do not say it (`dse.results.words`)."""

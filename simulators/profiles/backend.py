@@ -221,13 +221,19 @@ def _with_groups(tree: Tree, profile: Profile, name: str) -> Tree:
     if not profile.is_collective.any():
         raise ConfigError([Problem("workload.path", "has no collective to plan for", name, "record a rank of several")])
     model = contended(profile, learn_laws(profile, assumed_laws(_machine(tree))))
-    given, groups = tree["plan"].get("groups") or {}, [group_name(place) for place in range(len(model.names))]
+    given = {group: plan for group, plan in (tree["plan"].get("groups") or {}).items() if _says(plan)}
+    groups = [group_name(place) for place in range(len(model.names))]
     check = Problems()
     for group in set(given) - set(groups):
         check.add(f"plan.groups.{group}", "is no group of collectives", way_out=f"{name} has c1 to c{len(groups)}")
     check.done()
     nothing = dict.fromkeys(GroupPlan.model_fields)
     return {**tree["plan"], "groups": {group: {**nothing, **(given.get(group) or {})} for group in groups}}
+
+
+def _says(plan: Any) -> bool:
+    """Whether the plan of a group says anything: one of nulls may be of a group that a profile lacks."""
+    return not isinstance(plan, Mapping) or any(value is not None for value in plan.values())
 
 
 def _machine(tree: Tree) -> ProfiledMachine:
