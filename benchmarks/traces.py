@@ -11,6 +11,9 @@
       slowdown_median     median error of kernels beside an exchange; ..._alone_before: of those that ran alone before
       pair                error of the span of the layer
       order_gain          what the best order of its two streams would gain, of the recorded one
+    micro_batches_...     two micro-batches, against measured prefills in two halves (`benchmarks/micro_batches.py`):
+      time                median error of the time; ..._gain_points: of the gain, percentage points
+      in_interval         share of the measured times that are in the predicted interval
     import_peak_gb_per_million   with --large: memory at the most of a process that imports a million kernels
     hidden_points_hta     largest difference of the share that is hidden from HolisticTraceAnalysis's, percentage points
 
@@ -33,7 +36,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import contention_laws
+from benchmarks import contention_laws, micro_batches
 from benchmarks.hta import hidden_points_hta
 from benchmarks.trace_memory import import_peak_gb_per_million
 from dse.config.options import conf_dir
@@ -72,12 +75,15 @@ def import_rate() -> float:
 
 
 def made_events(count: int) -> Iterator[dict[str, Any]]:
-    """Yield events of a Chrome trace as the PyTorch profiler writes them: an operator, its launch, its kernel."""
+    """Yield events of a Chrome trace as the PyTorch profiler writes them: an operator with its shapes, its launch, its
+    kernel.
+    """
     name = "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<c10::BFloat16>, ...>"
+    shape = {"Input Dims": [[4096, 8192], [4096, 8192], []], "Input type": ["c10::BFloat16", "c10::BFloat16", "Scalar"]}
     for place in range(count // 3):
         host = {"ph": "X", "pid": 1, "tid": 1, "ts": 10.0 * place, "dur": 4.0}
         number = {"External id": place, "correlation": place}
-        yield {**host, "cat": "cpu_op", "name": "aten::add", "args": {"External id": place, "Ev Idx": place}}
+        yield {**host, "cat": "cpu_op", "name": "aten::add", "args": {**shape, "External id": place}}
         yield {**host, "cat": "cuda_runtime", "name": "cudaLaunchKernel", "args": {**number, "cbid": 211}}
         kernel = {"stream": 7, "device": 0, "grid": [1024, 1, 1], "block": [128, 1, 1], "registers per thread": 32}
         yield {
@@ -141,6 +147,7 @@ def main() -> None:
         figures["import_peak_gb_per_million"] = import_peak_gb_per_million(made_events(3_000_000))
     if options.data is not None:
         figures |= contention_laws.sm_figures(options.data) | contention_laws.dualpipe_figures(options.data)
+        figures |= micro_batches.micro_batch_figures(options.data)
     if options.json:
         print(json.dumps({name: round(value, 4) for name, value in figures.items()}))
         return
@@ -148,7 +155,7 @@ def main() -> None:
         recorded, again = row["hidden"]
         shares = f"hidden {recorded:5.1f} % recorded, {again:5.1f} % replayed"
         print(f"{row['profile']:32} {row['kernels']:6,} kernels, span {100 * row['span']:+6.2f} %, {shares}")
-    for line in contention_laws.lines(options.data) if options.data is not None else ():
+    for line in (*contention_laws.lines(options.data), *micro_batches.lines(options.data)) if options.data else ():
         print(line)
     for name, value in figures.items():
         print(f"{name:30} {value:.4g}")

@@ -1,7 +1,7 @@
 """Search for a schedule that nobody wrote: structures by large-neighbourhood search, their numbers in batches.
 
 A sketch is a structure: which intervals between cuts each move and each GEMM has, and who moves them. Its numbers are
-the places of the cuts and the CUs of the kernels. Seeds are the presets (`chunked` and `shard_p2p` with their knobs), and
+the places of the cuts and the CUs of the kernels. Seeds are the presets (`chunked`, `shard_p2p` and their knobs), and
 their chunks shared between DMA engines and a kernel; numbers are changed a few at a time, a batch of changes in one run
 of the compiled engine. Then structures are changed: intervals cut in two, ranges split and merged, movers exchanged,
 GEMMs put elsewhere in the stream, the local shard divided; each with its numbers tuned, and accepted where it is no

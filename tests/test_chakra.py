@@ -19,7 +19,7 @@ from dse import plugins
 from dse.cli import main
 from dse.config.options import conf_dir
 from dse.errors import ConfigError
-from simulators.profiles.chakra import ExecutionTrace, Node, read_chakra, write_chakra
+from simulators.profiles.chakra import ExecutionTrace, TraceNode, read_chakra, write_chakra
 from simulators.profiles.chakra_graphs import collective_of, profile_of_trace, task_graph_of, trace_of_run
 from simulators.profiles.chakra_messages import COLLECTIVES, NODE_TYPES, message
 from simulators.profiles.export_command import traces_of_design
@@ -35,12 +35,12 @@ def finish(graph: TaskGraph) -> float:
     return float(plugins.load("engine", "fluid").run(graph).makespan[0])
 
 
-def gemm(place: int, **options: Any) -> Node:
+def gemm(place: int, **options: Any) -> TraceNode:
     """A node that computes for ten microseconds."""
-    return Node(place, f"gemm {place}", "COMP_NODE", 10 * US, **options)
+    return TraceNode(place, f"gemm {place}", "COMP_NODE", 10 * US, **options)
 
 
-def write(folder: Path, *nodes: Node) -> Path:
+def write(folder: Path, *nodes: TraceNode) -> Path:
     """A file of some nodes."""
     write_chakra(folder / "run.0.et", ExecutionTrace(nodes))
     return folder / "run.0.et"
@@ -67,12 +67,12 @@ def test_what_is_written_of_a_run_is_read_again_and_takes_as_long(
     assert finish(back) == pytest.approx(float(timeline.makespan[0]), rel=1e-9, abs=1e-12)
 
 
-def node_values() -> st.SearchStrategy[Node]:
+def node_values() -> st.SearchStrategy[TraceNode]:
     """Nodes of all types, with any text and number that a field can have."""
     texts, sizes = st.text(max_size=9), st.integers(0, 2**62)
     times = st.floats(0, 1e6, allow_subnormal=False)
     return st.builds(
-        Node,
+        TraceNode,
         id=st.integers(0, 2**64 - 1),
         name=texts,
         type=st.sampled_from(NODE_TYPES[:-1]),
@@ -90,7 +90,7 @@ def node_values() -> st.SearchStrategy[Node]:
 
 @settings(max_examples=60, deadline=None)
 @given(nodes=st.lists(node_values(), min_size=1, max_size=5, unique_by=lambda node: node.id))
-def test_any_node_is_read_as_it_was_written(tmp_path_factory: pytest.TempPathFactory, nodes: list[Node]) -> None:
+def test_any_node_is_read_as_it_was_written(tmp_path_factory: pytest.TempPathFactory, nodes: list[TraceNode]) -> None:
     path = tmp_path_factory.getbasetemp() / "nodes.0.et"
     linked = [replace(node, data_deps=tuple(other.id for other in nodes[:place])) for place, node in enumerate(nodes)]
     write_chakra(path, ExecutionTrace(tuple(linked)))
@@ -160,7 +160,7 @@ def test_names_tell_of_collectives(name: str, collective: str) -> None:
 
 
 def test_nodes_without_times_begin_when_those_that_they_wait_for_have_ended(tmp_path: Path) -> None:
-    host = Node(1, "launch", "COMP_NODE", 5 * US, on_host=True)
+    host = TraceNode(1, "launch", "COMP_NODE", 5 * US, on_host=True)
     chain = [gemm(2, data_deps=(1,)), gemm(3, data_deps=(1,)), gemm(4, lane="20", data_deps=(2,))]
     profile = read(write(tmp_path, host, *chain))
     np.testing.assert_allclose(profile.start_s, [0, 10 * US, 10 * US])
@@ -231,7 +231,7 @@ def test_a_collective_of_an_unknown_type_stays_a_collective(tmp_path: Path) -> N
 @given(data=st.data())
 def test_any_damage_is_read_in_part_or_refused(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     path = tmp_path_factory.getbasetemp() / "damaged.0.et"
-    nodes = [gemm(0), Node(1, "sum", "COMM_COLL_NODE", 3 * US, data_deps=(0,), collective="ALL_REDUCE")]
+    nodes = [gemm(0), TraceNode(1, "sum", "COMM_COLL_NODE", 3 * US, data_deps=(0,), collective="ALL_REDUCE")]
     write_chakra(path, ExecutionTrace(tuple(nodes)))
     damage(path, data, most=9)
     try:

@@ -7,8 +7,10 @@ import math
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 import applications
@@ -47,6 +49,7 @@ from dse.testing import check_backend
 from simulators.costs.gemm_cost import GemmShape, gemm_cost
 from simulators.costs.gemm_waves import WaveGpu
 from simulators.costs.transfer import links
+from simulators.hardware.machine import tree_of
 from simulators.overlap.design import Design
 from simulators.overlap.metrics import METRICS, RELATIONS
 from simulators.taskgraph.graph import GraphBuilder, TaskGraph
@@ -160,12 +163,33 @@ def requests_through_caches() -> tuple[Backend, list[Batch]]:
     return BACKENDS["memory"](), [Batch(one) for one in designs]
 
 
+def plans_for_recorded_runs() -> tuple[Backend, list[Batch]]:
+    """Copy engines add nothing, and 132 SMs are all that there are."""
+    simulator, rows = BACKENDS["profile"](), ["start_us,dur_us,stream,name,grid"]
+    for place in range(4):
+        rows.append(f"{200 * place},100,7,sm90_xmma_gemm,500x1x1")
+        rows.append(f"{200 * place + 101},90,20,ncclDevKernel_AllReduce,16x1x1")
+    file = Path(tempfile.mkdtemp()) / "run.csv"
+    file.write_text("\n".join(rows))
+    tree = {"system": tree_of("h100_8"), "workload": {"path": str(file)}, "plan": {}}
+    (base,) = simulator.scenarios(tree).values()
+    changes: tuple[dict[str, Any], ...] = (
+        {},
+        {"order": "in_2_parts"},
+        {"micro_batches": 2, "fused": True},
+        {"mover": "copy_engines"},
+        {"sms": 132},
+    )
+    return simulator, [Batch(simulator.design({**base, "plan": {**base["plan"], **plan}})) for plan in changes]
+
+
 SCREENED: dict[str, Callable[[], tuple[Backend, list[Batch]]]] = {
     "overlap": a_grid_of_overlap,
     "external": programs_given_a_design_each,
     "landscape": searches,
     "measured": predictions,
     "memory": requests_through_caches,
+    "profile": plans_for_recorded_runs,
     "step": iterations_of_models,
     "toy": things,
     "toy on arrays": things_on_arrays,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -147,8 +148,8 @@ def test_a_host_that_waited_for_a_kernel_goes_on_sooner_when_it_ends_sooner(
     pause: float, saved: float, assumed: Laws
 ) -> None:
     model = contended(launched(pause), assumed)
-    numbers = model.numbers(2)
-    numbers.compute[1] = 1e-6
+    slower = np.array([[1.0], [1e-6]]) * np.ones(len(model.profile))
+    numbers = replace(model.numbers(2), gpu=np.array([0, 1]), paces=slower)
     slow, fast = model.makespans(model.structure, numbers)
     assert slow == pytest.approx(model.profile.span_s, abs=4e-6)
     assert slow - fast == pytest.approx(saved * US, abs=8e-6)

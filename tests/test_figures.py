@@ -194,6 +194,7 @@ FEW = {
     "fused_ops": ["budget.trials=200"],
     "gpgpusim": ["applications=[lenet]", "measured=[p100]", "run.requests=20000", "run.most=200000"],
     "jitq": ["budget.trials=500"],
+    "trace": ["space.plan.order=choice(as_recorded,in_2_parts)", "space.plan.sms=choice(0,32)"],
     "search_benchmark": ["space.run.seed=choice(0,1)", "space.run.method=choice(auto,random)"],
 }
 LANDSCAPES = load_yaml(Path("conf/study/search_benchmark.yaml"))["landscapes"]

@@ -21,6 +21,8 @@ from dse.config.yaml_checks import accidents, unreadable
 from simulators.hardware.machine import Hardware
 from simulators.hardware.system import System
 from simulators.memory.backend import MemoryBackend
+from simulators.profiles.backend import ProfileBackend
+from simulators.profiles.design import PlanKnobs
 from simulators.steps.sites import SITES
 
 PACKAGES = ("dse", "simulators", "search_spaces", "studies")
@@ -145,6 +147,8 @@ def test_the_recorded_and_shown_paths_of_every_study_are_paths_of_its_designs() 
                  for path in _paths(applications.design(name, "combined").model_dump(), "")}  # fmt: skip
     held = {"fluid": (known, metrics), "analytic": (known, metrics), "step": (of_steps, steps)}
     held["memory"] = of_memory, requests
+    runs = {**ProfileBackend.metrics, **ProfileBackend.relations}
+    held["profile"] = set(_paths({"plan": PlanKnobs().model_dump()}, "")), runs
     studies = [(tree["study"], _simulator(tree)) for tree in shipped("study").values()]
     assert {simulator for _, simulator in studies} == {*held, "landscape", "measured"}
     for study, simulator in ((one, name) for one, name in studies if name in held):

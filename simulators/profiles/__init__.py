@@ -2,6 +2,43 @@
 
 from dse.plugins import Command
 
+BACKENDS = {"profile": "simulators.profiles.backend:ProfileBackend"}
+WORDS = {
+    "gain_s": "gain",
+    "gain_low_s": "gain, at least",
+    "gain_high_s": "gain, at most",
+    "exposed_s": "exposed communication",
+    "hidden": "hidden communication",
+    "comm_sm_s": "SM time of communication",
+    "comm_sms": "SMs that collectives hold",
+    "plan.order": "order of collectives",
+    "plan.sms": "SMs of a collective",
+    "plan.mover": "mover",
+    "plan.link": "rate of links",
+    "plan.gpu": "GPU",
+    "plan.fused": "fusing with neighbours",
+    "plan.micro_batches": "micro-batches",
+}
+"""Column -> words for it on an axis, where its name does not say it."""
+
+PHRASES = {
+    "plan.order": {
+        "as_recorded": "",
+        **{"earlier": "collectives earlier", "waited_for_later": "collectives waited for later"},
+        **{f"in_{parts}_parts": f"collectives in {parts} parts" for parts in (2, 4, 8)},
+        **{f"{count}_merged": f"{count} collectives merged" for count in (2, 4)},
+    },
+    "plan.sms": {"0": "", **{str(count): f"{count} SMs for a collective" for count in range(1, 4097)}},
+    "plan.mover": {"sms": "", "copy_engines": "by copy engines", "switch": "by the switch"},
+    "plan.fused": {"True": "kernels fused with neighbours", "False": ""},
+    "plan.micro_batches": {"1": "", "2": "two micro-batches"},
+    "plan.gpu": "kernels on {}",
+    **{f"plan.groups.c{place}.sms": f"c{place} on {{}} SMs" for place in range(1, 22)},
+    **{f"plan.groups.c{place}.{knob}": f"c{place} {{}}" for place in range(1, 22) for knob in ("order", "mover")},
+    "plan.link": {"1.0": "", **{f"{factor:.1f}": f"links {factor:g} times as fast" for factor in (1.5, 2.0, 4.0)}},
+}
+"""How values of knobs read in an answer, where their names do not say it (`dse.results.words`)."""
+
 COMMANDS = {
     "trace-import": Command(
         "simulators.profiles.trace_command:trace_import",

@@ -28,12 +28,16 @@ from simulators.profiles.what_if import (
     best_together,
     host_seconds,
     lower_bound,
+    sm_counts,
     try_all,
 )
 
 Floats = NDArray[np.float64]
 _NEARLY = 0.05  # of a gain, that a simpler change may lose
 _FASTER_LINK = 2.0
+_COUNTS = 8  # numbers of SMs that all collectives of two micro-batches are tried with
+FUSED, HALVED = "kernels bound by memory fused with neighbours", "two micro-batches"
+"""What-ifs of all kernels."""
 _OFTEN = 0.5  # share of kernels that their launch held up, from which on the host is the cause
 
 
@@ -55,10 +59,20 @@ class GroupAdvice:
 
 
 @dataclass(frozen=True)
+class OfKernels:
+    """A what-if of all kernels at once: its name, plan, the run with it in each case of the laws [3], and its gain."""
+
+    name: str
+    plan: Plan
+    seconds: Floats
+    gain: Estimate
+
+
+@dataclass(frozen=True)
 class Advice:
     """Advice on a profile. plan: the best changes in software together; together_s: the run with them; bound_s: below
-    which none gets it. host_s: the run if no kernel took any time. gpus: other GPUs and the run on each [s]. count:
-    what-ifs that were run.
+    which none gets it. kernels: what-ifs of all kernels at once. host_s: the run if no kernel took any time. gpus:
+    other GPUs and the run on each [s]. count: what-ifs that were run.
     """
 
     what_ifs: WhatIfs
@@ -67,6 +81,7 @@ class Advice:
     plan: Plan
     together_s: Estimate
     bound_s: float
+    kernels: tuple[OfKernels, ...]
     host_s: float
     gpus: tuple[tuple[str, float], ...]
     count: int
@@ -117,9 +132,10 @@ def advise(profile: Profile, system: str) -> Advice:
     others = _other_gpus(what_ifs, system)
     groups = tuple(_group_advice(what_ifs, tried, group) for group in range(len(what_ifs.model.names)))
     together = _sorted(what_ifs.seconds([plan])[0])
-    total = len(tried.groups) + count + len(others)
-    bounds = lower_bound(what_ifs, tried), host_seconds(what_ifs)
-    return Advice(what_ifs, tried, groups, plan, together, *bounds, others, total)
+    kernels = _of_kernels(what_ifs)
+    total = len(tried.groups) + count + len(others) + len(kernels)
+    bound_s, host_s = lower_bound(what_ifs, tried), host_seconds(what_ifs)
+    return Advice(what_ifs, tried, groups, plan, together, bound_s, kernels, host_s, others, total)
 
 
 def machine_of(profile: Profile, system: str = "") -> str:
@@ -173,6 +189,33 @@ def best_row(what_ifs: WhatIfs, tried: Tried, rows: Sequence[int]) -> int:
     return min(near, key=lambda at: (tried.settings[at].changes, abs(np.log((tried.settings[at].sms or sms) / sms))))
 
 
+def _of_kernels(what_ifs: WhatIfs) -> tuple[OfKernels, ...]:
+    """Kernels fused with neighbours, and two micro-batches: with collectives as recorded, and on the best number of SMs
+    for all of them.
+    """
+    plans = {FUSED: Plan(fused=True)}
+    if what_ifs.halves.divided:
+        plans[HALVED] = Plan(micro_batches=2)
+        counts = sm_counts(what_ifs.model.laws.sms, _COUNTS)
+        on_sms = [_on_sms(what_ifs, count) for count in counts]
+        best = int(np.argmin(what_ifs.seconds(on_sms)[:, EXPECTED]))
+        plans[f"{HALVED}, {counts[best]:g} SMs for each collective"] = on_sms[best]
+        plans[f"{HALVED}, {FUSED}"] = Plan(fused=True, micro_batches=2)
+    seconds = [what_ifs.seconds([plan])[0] for plan in plans.values()]
+    return tuple(
+        OfKernels(name, plan, times, _sorted(what_ifs.recorded_s - times))
+        for (name, plan), times in zip(plans.items(), seconds, strict=True)
+    )
+
+
+def _on_sms(what_ifs: WhatIfs, count: float) -> Plan:
+    """Two micro-batches with all collectives on a number of SMs."""
+    plan = Plan(micro_batches=2)
+    for group in range(len(what_ifs.model.names)):
+        plan = plan.with_setting(group, Setting(sms=count))
+    return plan
+
+
 def _sorted(values: Floats) -> Estimate:
     """The least, the expected and the largest of the values in the cases of the laws [3]."""
     return Estimate(float(values.min()), float(values[EXPECTED]), float(values.max()))
@@ -204,7 +247,7 @@ def _other_gpus(what_ifs: WhatIfs, system: str) -> tuple[tuple[str, float], ...]
     plans: list[Plan] = []
     for name in names:
         try:
-            what_ifs.effects.gpu_ratio(name)
+            what_ifs.pace(name)
         except ConfigError:
             continue
         plans.append(Plan(gpu=name))

@@ -16,6 +16,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from dse.backend import Interval
 from dse.errors import pairs
 from dse.results.run_folder import Outputs
@@ -62,6 +64,7 @@ def answer(advice: Advice) -> Iterator[Table | str]:
     yield f"{model.profile.source}: {size}; {cell(exposed, 's')} of collectives exposed ({_share(exposed, recorded)})"
     yield from _together(advice)
     yield _table(advice)
+    yield from _kernels(advice)
     yield from _hardware(advice)
     if advice.host_s > _HOST_BOUND * recorded:
         yield (
@@ -101,6 +104,14 @@ def _table(advice: Advice) -> Table:
     return shown
 
 
+def _kernels(advice: Advice) -> Iterator[str]:
+    """Lines on what-ifs of all kernels, whose assumptions `fusion` and `micro_batches` say."""
+    for what_if in advice.kernels:
+        yield f"{what_if.name} (assumed shares): {_interval(what_if.gain)}"
+    if not advice.what_ifs.halves.divided:
+        yield "two micro-batches overlap nothing: no collective is waited for within a pass"
+
+
 def _hardware(advice: Advice) -> Iterator[str]:
     """Lines on what other links and GPUs, and independent kernels, would gain."""
     for text, name in (
@@ -112,7 +123,11 @@ def _hardware(advice: Advice) -> Iterator[str]:
             hint = ", if there are any, which a profile does not tell" if name == "waited_later" else ""
             yield f"{text} gains most for {best.name}: {_interval(gain)}{hint}"
     runs = [f"{name} {cell(seconds, 's')}" for name, seconds in advice.gpus[:_GPUS]]
-    yield f"other GPUs, by the ratio of peak rates, collectives and the host as recorded: {', '.join(runs)}"
+    if advice.gpus:
+        shares = advice.what_ifs.pace(advice.gpus[0][0]).shares
+        ways = ", ".join(f"{way} for {100 * share:.0f} %" for way, share in shares.items() if share > 0)
+        yield f"other GPUs, collectives and the host as recorded: {', '.join(runs)}"
+        yield f"  times of kernels there by {ways} of the time of those that compute"
 
 
 def _laws(advice: Advice) -> Iterator[str]:
@@ -155,11 +170,13 @@ def summary(advice: Advice) -> dict[str, Any]:
         "recorded_s": advice.recorded_s,
         "together_s": vars(advice.together_s),
         "bound_s": advice.bound_s,
+        "kernels_s": {what_if.name: vars(what_if.gain) for what_if in advice.kernels},
         "host_s": advice.host_s,
         "what_ifs": advice.count,
         "plan": {advice.groups[group].name: _settings(setting) for group, setting in advice.plan.settings},
         "collectives": [_summary(group) for group in advice.groups],
         "other_gpus_s": dict(advice.gpus),
+        "other_gpus_by": {name: dict(advice.what_ifs.pace(name).shares) for name, _ in advice.gpus},
         "not_worth_s": dict(advice.not_worth()),
         "slowdowns": penalties,
     }
@@ -176,16 +193,23 @@ def _settings(setting: Setting) -> dict[str, Any]:
 
 
 def what_ifs(advice: Advice) -> pd.DataFrame:
-    """A row for each what-if of one group: its setting, the run [s] and its gain [s] in each case of the laws."""
+    """A row for each what-if of one group, or of all kernels: its setting, the run [s] and its gain [s] in each case of
+    the laws. fused, micro_batches: of all kernels.
+    """
     import pandas as pd
 
     tried, model = advice.tried, advice.what_ifs.model
-    columns: dict[str, Any] = {"collective": [model.names[group] for group in tried.groups]}
+    plans = [what_if.plan for what_if in advice.kernels]
+    of_all = [dict(plan.settings).get(0, Setting()) for plan in plans]
+    settings, seconds = [*tried.settings, *of_all], np.vstack([tried.seconds, *(one.seconds for one in advice.kernels)])
+    columns: dict[str, Any] = {"collective": [model.names[group] for group in tried.groups] + ["all"] * len(plans)}
     for name in ("order", "sms", "mover", "link"):
-        columns[name] = [getattr(setting, name) for setting in tried.settings]
+        columns[name] = [getattr(setting, name) for setting in settings]
+    columns["fused"] = [False] * len(tried.groups) + [plan.fused for plan in plans]
+    columns["micro_batches"] = [1] * len(tried.groups) + [plan.micro_batches for plan in plans]
     for place, case in enumerate(CASES):
-        columns[f"seconds_{case}"] = tried.seconds[:, place]
-        columns[f"gain_{case}_s"] = advice.what_ifs.recorded_s[place] - tried.seconds[:, place]
+        columns[f"seconds_{case}"] = seconds[:, place]
+        columns[f"gain_{case}_s"] = advice.what_ifs.recorded_s[place] - seconds[:, place]
     return pd.DataFrame(columns).astype({"sms": "float64"})
 
 
@@ -231,6 +255,11 @@ def _ranked(advice: Advice) -> Iterator[dict[str, Any]]:
     """Yield the best changes of groups of each sort that gain something, most first."""
     kinds = {"gain": "in software", "faster_link": "a link twice as fast", "waited_later": "independent kernels first"}
     rows: list[dict[str, Any]] = [
+        {"name": what_if.name, "kind": "all kernels", **_dots(what_if.gain)}
+        for what_if in advice.kernels
+        if what_if.gain.value > 1e-4 * advice.recorded_s
+    ]
+    rows += [
         {"name": f"{group.name}: {_named(group, name)}", "kind": kind, **_dots(getattr(group, name))}
         for group in advice.groups
         for name, kind in kinds.items()

@@ -29,7 +29,7 @@ _LAST_MICROSECOND = (1 << 63) - 1
 
 
 @dataclass(frozen=True)
-class Node:
+class TraceNode:
     """A task of an execution trace.
 
     type: of `NODE_TYPES`. data_deps, ctrl_deps: ids of the tasks that must have ended. start_s: NaN where it is not
@@ -63,7 +63,7 @@ class Node:
 class ExecutionTrace:
     """The tasks of one GPU, and where they come from. dropped: how many could not be used, by reason."""
 
-    nodes: tuple[Node, ...]
+    nodes: tuple[TraceNode, ...]
     source: str = ""
     version: str = VERSION
     dropped: Mapping[str, int] = field(default_factory=dict)
@@ -75,7 +75,7 @@ def read_chakra(path: Path) -> ExecutionTrace:
     A file that ends in the middle is used as far as it goes. Nodes of an id that was met before, and dependencies on
     nodes that are not there, are dropped and counted.
     """
-    dropped, nodes, version = Counter[str](), dict[int, Node](), ""
+    dropped, nodes, version = Counter[str](), dict[int, TraceNode](), ""
     with opened(path) as (file, _):
         for place, encoded in enumerate(_messages(file, dropped)):
             try:
@@ -148,17 +148,17 @@ def _write(file: IO[bytes], encoded: Any) -> None:
     file.write(bytes([*head, length]) + data)
 
 
-def _linked(node: Node, nodes: Mapping[int, Node], dropped: Counter[str]) -> Node:
+def _linked(node: TraceNode, nodes: Mapping[int, TraceNode], dropped: Counter[str]) -> TraceNode:
     """The node with the dependencies that are there."""
     lost = sum(before not in nodes for before in (*node.data_deps, *node.ctrl_deps))
     if not lost:
         return node
     dropped["dependencies on nodes that are not there"] += lost
     data, control = (tuple(before for before in ids if before in nodes) for ids in (node.data_deps, node.ctrl_deps))
-    return Node(**{**vars(node), "data_deps": data, "ctrl_deps": control})
+    return TraceNode(**{**vars(node), "data_deps": data, "ctrl_deps": control})
 
 
-def _node(encoded: Any) -> Node:
+def _node(encoded: Any) -> TraceNode:
     """A node as it was encoded. Raises KeyError, ValueError, TypeError or OverflowError for what cannot be read."""
     values = {attribute.name: _value(attribute) for attribute in encoded.attr}
     kind, stream, pattern = _TYPES[encoded.type], values.get("stream"), values.get("comm_type")
@@ -167,7 +167,7 @@ def _node(encoded: Any) -> Node:
     if not 0 <= seconds < float("inf"):
         raise ValueError(f"node {encoded.id} takes {seconds} s")
     start_s = float(values["start_s"]) if "start_s" in values else (start * 1e-6 if start else float("nan"))
-    return Node(
+    return TraceNode(
         id=encoded.id,
         name=encoded.name,
         type=kind,
@@ -186,7 +186,7 @@ def _node(encoded: Any) -> Node:
     )
 
 
-def _lacks_type(node: Node) -> bool:
+def _lacks_type(node: TraceNode) -> bool:
     """True for a collective of a GPU whose type is absent or unknown; those of the host call one of the GPU."""
     return node.type == "COMM_COLL_NODE" and not node.collective and not node.on_host
 
@@ -197,7 +197,7 @@ def _value(attribute: Any) -> Any:
     return getattr(attribute, name) if name and name.endswith("_val") else None
 
 
-def _encoded(node: Node) -> Any:
+def _encoded(node: TraceNode) -> Any:
     """The message of a node. Its microseconds are those of its ends, so that roundings do not add up."""
     begin = 0 if node.start_s != node.start_s else _microseconds(node.start_s)
     end = _microseconds(node.seconds if node.start_s != node.start_s else node.start_s + node.seconds)
@@ -216,7 +216,7 @@ def _encoded(node: Node) -> Any:
     return encoded
 
 
-def _attributes(node: Node) -> Iterable[tuple[str, Any]]:
+def _attributes(node: TraceNode) -> Iterable[tuple[str, Any]]:
     """Yield `name:type` and value of each attribute that says something."""
     yield "is_cpu_op:bool", node.on_host
     if node.collective:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from dse import plugins
-from simulators.profiles.chakra import ExecutionTrace, Node
+from simulators.profiles.chakra import ExecutionTrace, TraceNode
 from simulators.profiles.profile import Profile, profile_of
 from simulators.profiles.replay import ENGINE, Replayed, lower_kernels
 from simulators.taskgraph.graph import GraphBuilder, TaskGraph
@@ -52,7 +52,7 @@ def trace_of_run(timeline: Timeline, *, gpu: int = 0, collective: str = "", grou
     collective: of transfers whose names tell of none; without it they are written as computation, and counted. So are
     dependencies on tasks of other GPUs, which are not written. Nodes are in the order in which they began.
     """
-    graph, slots, nodes, lost = timeline.graph, _slot_order(timeline), list[Node](), 0
+    graph, slots, nodes, lost = timeline.graph, _slot_order(timeline), list[TraceNode](), 0
     for task in (place for place in _order(timeline) if graph.gpu[place] == gpu):
         before = [int(place) for place in graph.predecessors(task)]
         control = [place for place in slots.get(task, ()) if place not in before]
@@ -66,13 +66,13 @@ def trace_of_run(timeline: Timeline, *, gpu: int = 0, collective: str = "", grou
     return ExecutionTrace(tuple(nodes), dropped={reason: count for reason, count in dropped.items() if count})
 
 
-def _node_of(timeline: Timeline, task: int, collective: str) -> Node:
+def _node_of(timeline: Timeline, task: int, collective: str) -> TraceNode:
     """A task of the first design of a run as a node, without its dependencies."""
     graph, moves = timeline.graph, timeline.graph.kinds[task] in _MOVES
     moved, flop = (round(float(graph.values[graph.at[name][task]].flat[0])) for name in ("moved_bytes", "flop"))
     issued, finished = float(timeline.issued[0, task]), float(timeline.finished[0, task])
     pattern = (collective_of(graph.tasks[task]) or collective) if moves else ""
-    return Node(
+    return TraceNode(
         id=task,
         name=graph.tasks[task],
         type="COMM_COLL_NODE" if pattern else "COMP_NODE",
@@ -130,13 +130,13 @@ def trace_of_profile(done: Replayed) -> ExecutionTrace:
     return replace(trace, nodes=tuple(_host_thread(nodes)), source=done.profile.source)
 
 
-def _host_thread(nodes: Sequence[Node]) -> Iterator[Node]:
+def _host_thread(nodes: Sequence[TraceNode]) -> Iterator[TraceNode]:
     """Yield the same nodes, those of the host that wait for nothing one after another: each since the last one ended.
 
     Simulators run operators of the host one at a time, so launches must not all begin at the start.
     """
     thread = sorted((node for node in nodes if node.on_host and not node.data_deps), key=lambda node: node.seconds)
-    chain: dict[int, Node] = {}
+    chain: dict[int, TraceNode] = {}
     for before, node in zip([None, *thread], thread, strict=False):
         if before is None:
             chain[node.id] = node
@@ -177,7 +177,7 @@ def profile_of_trace(trace: ExecutionTrace) -> Profile:
     return profile_of(rows, trace.source, dropped=dropped)
 
 
-def _starts(nodes: Sequence[tuple[Node, tuple[int, ...]]]) -> dict[int, float]:
+def _starts(nodes: Sequence[tuple[TraceNode, tuple[int, ...]]]) -> dict[int, float]:
     """When each node begins [s], by id: of those of a stream whose dependencies have ended, the first to be ready."""
     after, left = defaultdict[int, list[int]](list), [len(before) for _, before in nodes]
     for place, (_, before) in enumerate(nodes):
@@ -233,7 +233,7 @@ class _Streams:
                 heapq.heappush(self._heads, (begin, stream))
 
 
-def _row(node: Node) -> dict[str, Any]:
+def _row(node: TraceNode) -> dict[str, Any]:
     row: dict[str, Any] = {"name": node.name or node.type, "stream": _stream(node)}
     if not _moves(node):
         return row
@@ -245,19 +245,19 @@ def _row(node: Node) -> dict[str, Any]:
     }
 
 
-def _moves(node: Node) -> bool:
+def _moves(node: TraceNode) -> bool:
     return node.communicates or node.kind in _MOVES
 
 
-def _stream(node: Node) -> str:
+def _stream(node: TraceNode) -> str:
     return node.lane or ("host" if node.on_host else "communication" if node.communicates else "computation")
 
 
-def _kind(node: Node) -> str:
+def _kind(node: TraceNode) -> str:
     return node.kind or ("collective" if node.communicates else _KINDS.get(node.type, "other"))
 
 
-def _in_order(trace: ExecutionTrace) -> tuple[list[tuple[Node, tuple[int, ...]]], int]:
+def _in_order(trace: ExecutionTrace) -> tuple[list[tuple[TraceNode, tuple[int, ...]]], int]:
     """(Node, ids of those that it waits for) after those, in an order near that of the file; and how many were cut.
 
     Feeders of simulators wait for `data_deps`; `ctrl_deps` count where a trace has nothing else. Of nodes that wait for
@@ -270,7 +270,11 @@ def _in_order(trace: ExecutionTrace) -> tuple[list[tuple[Node, tuple[int, ...]]]
     for waiting, before in waits.items():
         for other in before:
             after[other].append(places[waiting])
-    ready, order, cut = [place for place, count in left.items() if not count], list[tuple[Node, tuple[int, ...]]](), 0
+    ready, order, cut = (
+        [place for place, count in left.items() if not count],
+        list[tuple[TraceNode, tuple[int, ...]]](),
+        0,
+    )
     in_file = iter(range(len(trace.nodes)))
     while left:
         if not ready:

@@ -2,7 +2,9 @@
 
 Of an event's `args` these are read: `stream`, `correlation`, `grid`, `Collective name`, `In msg nelems`, `dtype`,
 `Group size`, `Process Group Name` and `Process Group Ranks`; of the head `deviceProperties` and the rank of
-`distributedInfo`. The launch of a kernel is the event of category `cuda_runtime`, `cuda_driver` or `hip_runtime` with
+`distributedInfo`. Of operators (`cpu_op`, recorded with
+record_shapes) `Input Dims` and `Input type` are read, and a kernel is one of the operator with the same `External id`.
+The launch of a kernel is the event of category `cuda_runtime`, `cuda_driver` or `hip_runtime` with
 the same correlation. Iterations are annotations `ProfilerStep#`. The JSON of rocprof is read as well: what ran on a
 queue, with its times. Nothing of a file is run.
 """
@@ -22,7 +24,8 @@ from typing import Any
 from dse.errors import ConfigError, Problem
 from dse.progress import bar
 from simulators.profiles.packed import DAMAGED, loss, opened
-from simulators.profiles.profile import DTYPE_BYTES, KernelRows, Profile, profile_of
+from simulators.profiles.profile import DTYPE_BYTES, MOST_KERNELS, KernelRows, Profile, profile_of
+from simulators.profiles.shapes import shape_text
 
 MOST_EVENT = 1 << 24
 """Characters of one event."""
@@ -54,10 +57,14 @@ def read_chrome(path: Path) -> Profile:
 
 @dataclass
 class _Events:
-    """What was read so far: kernels, launches by correlation [us], iterations, and what was dropped."""
+    """What was read so far: kernels, launches by correlation [us], shapes of operators by number, iterations, and what
+    was dropped.
+    """
 
     kernels: KernelRows = field(default_factory=KernelRows)
     launches: dict[int, float] = field(default_factory=dict)
+    shapes: dict[int, str] = field(default_factory=dict)
+    texts: dict[str, str] = field(default_factory=dict)  # one object for equal shapes
     iterations: list[tuple[float, float]] = field(default_factory=list)
     dropped: Counter[str] = field(default_factory=Counter)
     device: str = ""
@@ -76,6 +83,8 @@ class _Events:
                 self._kernel(event, args) if category in _RAN else self._launch(event, args)
             except (TypeError, ValueError, AttributeError, KeyError, OverflowError):
                 self.dropped[_UNREADABLE] += 1
+        elif category == "cpu_op" and isinstance(args, dict) and args.get("Input Dims"):
+            self._operator(event, args)
         elif category in ("user_annotation", "cpu_op") and str(event.get("name", "")).startswith(_ITERATION):
             start = float(event.get("ts") or 0.0) * _US
             self.iterations.append((start, start + float(event.get("dur") or 0.0) * _US))
@@ -97,6 +106,13 @@ class _Events:
         except (TypeError, ValueError, KeyError, OverflowError):
             self.dropped[_UNREADABLE] += 1
 
+    def _operator(self, event: Mapping[str, Any], args: Mapping[str, Any]) -> None:
+        """Keep the shape of an operator; one that cannot be read is none."""
+        number = args.get("External id")
+        text = shape_text(event.get("name"), args["Input Dims"], args.get("Input type"))
+        if text and isinstance(number, int) and len(self.shapes) < MOST_KERNELS:
+            self.shapes[number] = self.texts.setdefault(text, text)
+
     def _kernel(self, event: Mapping[str, Any], args: Mapping[str, Any]) -> None:
         grid, elements = args.get("grid"), args.get("In msg nelems")
         stream = args.get("stream", event.get("tid"))
@@ -115,12 +131,14 @@ class _Events:
                 "payload_bytes": None if elements is None or size is None else float(elements) * size,
                 "group_size": None if args.get("Group size") is None else int(args["Group size"]),
                 "group": _group(args),
+                "operator": args.get("External id"),
             }
         )
 
     def profile(self, path: Path) -> Profile:
         """The profile of what was read. Raises ConfigError."""
         self.kernels.replace("launch_s", self.launches)
+        self.kernels.name_shapes(self.shapes)
         of_run = {"device": self.device, "dropped": self.dropped, "iterations": sorted(set(self.iterations))}
         return replace(profile_of(self.kernels, path.name, **of_run), rank=self.rank)  # type: ignore[arg-type]
 

@@ -55,14 +55,15 @@ class Need:
 @dataclass(frozen=True)
 class Structure:
     """What waits for what. previous [N]: kernel before on the stream, or -1. launch_s [N]: of the launch that it waits
-    for, or NaN.
-    needs: by kernel. parts: by kernel, the number that it is launched in, and the factor on its work.
+    for, or NaN. needs: by kernel. parts: by kernel, the number that it is launched in, and the factor on its work.
+    fused: kernels that run as a part of the one before, and the factor on their work in each case of the laws.
     """
 
     previous: tuple[int, ...]
     launch_s: tuple[float, ...]
     needs: Mapping[int, tuple[Need, ...]]
     parts: Mapping[int, tuple[int, float]] = field(default_factory=dict)
+    fused: Mapping[int, tuple[float, ...]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, profile: Profile, delays: Waits) -> Structure:
@@ -77,20 +78,21 @@ class Structure:
 @dataclass(frozen=True)
 class Numbers:
     """B scenarios on one structure. case [B]: of the laws. stretch, taken, pull [B, G]: by group of collectives, the
-    factor on its time, the SMs that it holds, and its rate over the recorded one. compute, memory [B]: factors on the
-    time of kernels of `ON_SMS` and of all others.
+    factor on its time, the SMs that it holds, and its rate over the recorded one. gpu [B]: row of paces. paces [R, N]:
+    factors on the time of each kernel that computes, by GPU; the first is the one that was recorded.
     """
 
     case: Ints
     stretch: Floats
     taken: Floats
     pull: Floats
-    compute: Floats
-    memory: Floats
+    gpu: Ints
+    paces: Floats
 
     def take(self, rows: Ints) -> Numbers:
         """Some of the scenarios."""
-        return Numbers(**{name: value[rows] for name, value in vars(self).items()})
+        by_scenario = {name: value[rows] for name, value in vars(self).items() if name != "paces"}
+        return Numbers(**by_scenario, paces=self.paces)
 
 
 @dataclass(frozen=True)
@@ -137,7 +139,7 @@ class Contended:
 
     group [N]: of a collective, else -1; names: of the groups. sms [N]: that a collective holds. kernel_class [N]: of a
     kernel that computes, else -1; classes: kind and CTAs of each class. alone_s [3, N]: time of each kernel alone, in
-    each of the cases of the laws.
+    each of the cases of the laws. origin [N]: the recorded kernel that each is, or is a part of.
     """
 
     profile: Profile
@@ -149,6 +151,12 @@ class Contended:
     kernel_class: Ints
     classes: tuple[tuple[str, float], ...]
     alone_s: Floats
+    origin: Ints
+
+    @cached_property
+    def at_once(self) -> int:
+        """How many collectives ran at once at most."""
+        return at_once(self.profile)
 
     @cached_property
     def structure(self) -> Structure:
@@ -181,7 +189,8 @@ class Contended:
         """Scenarios as recorded, by the laws as expected."""
         case, shape = np.full(count, EXPECTED), (count, len(self.names))
         taken = np.broadcast_to(self.group_sms, shape).copy()
-        return Numbers(case, np.ones(shape), taken, np.ones(shape), np.ones(count), np.ones(count))
+        recorded, paces = np.zeros(count, np.intp), np.ones((1, len(self.profile)))
+        return Numbers(case, np.ones(shape), taken, np.ones(shape), recorded, paces)
 
     def lower(self, structure: Structure, numbers: Numbers) -> tuple[TaskGraph, Ints, Ints]:
         """The task graph of scenarios, and the first and the last task of each kernel [N]."""
@@ -209,7 +218,7 @@ def contended(profile: Profile, laws: Laws) -> Contended:
     pairs = side_by_side(profile)
     factors = _slowdowns(laws, classes, taken, np.ones(len(names)))[:, of[pairs.kernel], group[pairs.collective]]
     alone = _alone(profile, pairs, laws, factors)
-    return Contended(profile, waits(profile), laws, group, names, sms, of, classes, alone)
+    return Contended(profile, waits(profile), laws, group, names, sms, of, classes, alone, np.arange(len(profile)))
 
 
 def _group_sms(group: Ints, sms: Floats, count: int) -> Floats:
@@ -286,7 +295,7 @@ class _Lowering:
     def build(self) -> tuple[TaskGraph, Ints, Ints]:
         """The graph, and the first and the last task of each kernel."""
         profile = self.model.profile
-        cuts, links = self._cuts(), self.graph.pool("links", at_once(profile))
+        cuts, links = self._cuts(), self.graph.pool("links", self.model.at_once)
         first, last = np.zeros(len(profile), int), np.zeros(len(profile), int)
         columns = [profile.kernels[name].tolist() for name in ("name", "kind", "stream")]
         groups = self._named_groups()
@@ -346,6 +355,8 @@ class _Lowering:
 
     def _delay(self, kernel: int, begun: float) -> float:
         """Gap before a part: of the first one, and of those that are launched on their own."""
+        if kernel in self.structure.fused:
+            return 0.0
         parts, _ = self.structure.parts.get(kernel, (1, 1.0))
         own = begun == 0.0 or (parts > 1 and abs(begun * parts - round(begun * parts)) < 1e-9)
         latency = self.model.laws.rate.latency_s if begun > 0 and self.model.group[kernel] >= 0 else 0.0
@@ -357,14 +368,14 @@ class _Lowering:
         numbers, group = self.numbers, self.model.group[kernel]
         of_case = self.model.alone_s[:, kernel]
         work = of_case[numbers.case] if np.ptp(of_case) > 0 else of_case[EXPECTED]
-        _, factor = self.structure.parts.get(kernel, (1, 1.0))
+        factor: Any = self.structure.parts.get(kernel, (1, 1.0))[1]
+        if (fused := self.structure.fused.get(kernel)) is not None:
+            factor = factor * np.array(fused)[numbers.case]
         if group >= 0:
             return work * factor * numbers.stretch[:, group]
-        if self.model.kernel_class[kernel] < 0:
+        if self.model.kernel_class[kernel] < 0 or (len(numbers.paces) == 1 and numbers.paces[0, kernel] == 1):
             return work * factor
-        kind, _ = self.model.classes[self.model.kernel_class[kernel]]
-        scale = numbers.compute if kind in ON_SMS else numbers.memory
-        return work * factor * (scale if (scale != 1).any() else 1.0)
+        return work * factor * numbers.paces[numbers.gpu, kernel]
 
     def _named_groups(self) -> list[str]:
         """Group of the contention laws of each kernel, or ""."""

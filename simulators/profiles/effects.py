@@ -5,7 +5,6 @@
                of the group, all of it; the rest is waiting for late ranks, or a slower link
     engines    as another link, at the rate of the copy engines; no SMs. Only for what adds nothing
     switch     as another link, by the costs of the machine's switch (`simulators.costs.collective`)
-    GPU        T times the ratio of peak rates: FLOP/s for kernels of `ON_SMS`, HBM bandwidth for others
 
 r: time of a byte on s SMs, T_s: of the payload so; T: recorded, alone; T_m: time on the machine; t: of the fastest. A
 payload that is not known leaves u in [0, 1/2, 1] and T_m = 0. All ranks are taken to change alike.
@@ -22,11 +21,10 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from dse.errors import ConfigError, Problem
 from simulators.costs.collective import Pattern, collective_cost, node_ring
 from simulators.hardware.device import LibraryNode
-from simulators.hardware.machine import Hardware, tree_of
 from simulators.profiles.contended import EXPECTED, Contended
+from simulators.profiles.machine import ProfiledMachine
 
 Floats = NDArray[np.float64]
 Mover = Literal["SMs", "copy engines", "switch"]
@@ -110,14 +108,15 @@ class Effects:
     model: Contended
 
     @cached_property
-    def machine(self) -> Hardware:
+    def machine(self) -> ProfiledMachine:
         """The machine whose constants are assumed."""
-        return Hardware.model_validate(tree_of(self.model.laws.machine))
+        return self.model.laws.hardware
 
     @cached_property
     def node(self) -> LibraryNode:
         """Its node."""
-        return LibraryNode.model_validate(tree_of(self.model.laws.machine)["node"])
+        assert self.machine.node is not None  # laws need one
+        return self.machine.node
 
     @cached_property
     def terms(self) -> tuple[Terms, ...]:
@@ -144,14 +143,6 @@ class Effects:
         engines: list[Mover] = [] if terms.engines is None else ["copy engines"]
         switches: list[Mover] = [] if terms.switch is None else ["switch"]
         return ["SMs", *engines, *switches]
-
-    def gpu_ratio(self, system: str) -> tuple[float, float]:
-        """Peak FLOP/s and HBM bandwidth of the machine over those of another one. Raises ConfigError."""
-        own, other = _peaks(self.machine), _peaks(Hardware.model_validate(tree_of(system)))
-        if own is None or other is None:
-            way = "choose one with gpu.peak_flop_per_s.fp16 and gpu.hbm_bytes_per_s"
-            raise ConfigError([Problem("system", "has no peak rates", system, way)])
-        return own[0] / other[0], own[1] / other[1]
 
     def _terms(self, group: int, name: str) -> Terms:
         pattern = next((of for text, of in _PATTERNS.items() if re.search(text, name, re.IGNORECASE)), None)
@@ -195,9 +186,3 @@ class Effects:
         seconds = float(collective_cost(pattern, "in_switch", payload, group).seconds)
         sms = np.ceil(rate.bytes_per_s / rate.bytes_per_s_per_cta) if rate.bytes_per_s_per_cta else 8.0
         return Switched(seconds / self._seconds(pattern, payload), float(sms))
-
-
-def _peaks(machine: Hardware) -> tuple[float, float] | None:
-    """Peak FLOP/s at fp16 and HBM bandwidth; None if they are not known."""
-    flops, hbm = (machine.gpu.peak_flop_per_s or {}).get("fp16"), machine.gpu.hbm_bytes_per_s
-    return None if flops is None or not hbm else (float(flops), float(hbm))

@@ -21,8 +21,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
-from simulators.hardware.machine import Hardware, tree_of
 from simulators.profiles.kernel_classes import CLASSES, COLLECTIVE
+from simulators.profiles.machine import ProfiledMachine, machine_named
 from simulators.profiles.profile import Profile
 from simulators.profiles.rate_law import RateLaw
 
@@ -67,8 +67,8 @@ class Penalty:
 @dataclass(frozen=True)
 class Laws:
     """Laws of a GPU with `sms` SMs. penalties: by class. collectives: factor on the time of a collective while a
-    kernel of `ON_SMS` runs. engines: of such a kernel beside copy engines. rate: of a collective over SMs. machine:
-    whose constants are assumed.
+    kernel of `ON_SMS` runs. engines: of such a kernel beside copy engines. rate: of a collective over SMs. hardware:
+    the machine whose constants are assumed.
     """
 
     penalties: Mapping[str, Penalty]
@@ -76,7 +76,12 @@ class Laws:
     engines: Estimate
     rate: RateLaw
     sms: int
-    machine: str
+    hardware: ProfiledMachine
+
+    @property
+    def machine(self) -> str:
+        """Name of the machine whose constants are assumed."""
+        return self.hardware.name
 
     def slowdown(self, kind: str, ctas: float, *, taken: ArrayLike, pull: ArrayLike = 1.0) -> Floats:
         """Factors [3, ...] on the time of a kernel in each of `CASES`. ctas: NaN if not known. taken: SMs that the
@@ -97,12 +102,12 @@ def waves(ctas: float, sms: int, taken: ArrayLike) -> Floats:
     return np.asarray(np.ceil(ctas / left) / np.ceil(ctas / sms) if ctas > 0 else sms / left)
 
 
-def assumed_laws(system: str) -> Laws:
-    """Laws by the constants of a machine, by name. Raises ConfigError for one that lacks a node or contention."""
-    machine = Hardware.model_validate(tree_of(system))
+def assumed_laws(system: str | ProfiledMachine) -> Laws:
+    """Laws by the constants of a machine, or of one by name. Raises ConfigError if it lacks a node or contention."""
+    machine = machine_named(system) if isinstance(system, str) else system
     gpu, node = machine.gpu, machine.node
     if gpu.contention is None or gpu.cu_copy is None or node is None or not gpu.hbm_bytes_per_s:
-        raise _without_contention(system)
+        raise _without_contention(machine.name)
     copy, gemm = gpu.cu_copy, gpu.contention.gemm_beside_cus
     peak = copy.link_efficiency * (gpu.num_links or node.num_gpus - 1) * (node.link_bytes_per_s or 0.0)
     rate = RateLaw(copy.setup_s, 0.0, copy.bytes_per_s_per_cu, max(peak, copy.bytes_per_s_per_cu), 0.0, 4.0)
@@ -112,7 +117,7 @@ def assumed_laws(system: str) -> Laws:
     penalties = {kind: products if kind in ON_SMS else streams for kind in CLASSES if kind != COLLECTIVE}
     slowed, engines = gpu.contention.cu_copy_beside_gemm, gpu.contention.dma_beside_gemm
     intervals = (Estimate(1.0, slowed, 1 + 2 * (slowed - 1)), Estimate(1.0, engines, 1 + 2 * (engines - 1)))
-    return Laws(penalties, *intervals, rate, gpu.num_cus, system)
+    return Laws(penalties, *intervals, rate, gpu.num_cus, machine)
 
 
 def learn_laws(profile: Profile, assumed: Laws) -> Laws:

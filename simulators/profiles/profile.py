@@ -33,10 +33,11 @@ COLUMNS: Mapping[str, str] = {
     "group_size": "Int64",
     "group": "string",
     "waited_for_ranks_s": "float64",
+    "shape": "string",
 }
 """What is known of a kernel, and its type; launch_s, ctas and what is of collectives may be absent. group: which ranks
 take part. waited_for_ranks_s: part of a collective's seconds in which another rank had not begun it; NaN where profiles
-of other ranks were not read."""
+of other ranks were not read. shape: operator, sizes of its inputs and their type (`simulators.profiles.shapes`)."""
 DTYPE_BYTES = {
     **{"Double": 8, "Long": 8, "Float": 4, "Int": 4, "Half": 2, "BFloat16": 2},
     **{"Char": 1, "Byte": 1, "Bool": 1},
@@ -102,13 +103,15 @@ class Profile:
 class KernelRows:
     """Rows of kernels by column, in a tenth of the memory that a dict a row takes; `COLUMNS` may be absent.
 
-    left_out: how many there were past the first `MOST_KERNELS`.
+    `operator` of a row is the number of the operator that launched it. left_out: how many there were past the first
+    `MOST_KERNELS`.
     """
 
     def __init__(self) -> None:
         self._numbers = {name: array("d") for name, kind in COLUMNS.items() if kind != "string"}
         self._texts: dict[str, list[str | None]] = {name: [] for name, kind in COLUMNS.items() if kind == "string"}
         self._same: dict[str, str] = {}  # one object for equal texts
+        self._operators = array("d")
         self.left_out = 0
 
     def __len__(self) -> int:
@@ -120,11 +123,17 @@ class KernelRows:
             self.left_out += 1
             return
         numbers = {name: _NAN if (value := row.get(name)) is None else float(value) for name in self._numbers}
+        operator = _NAN if (value := row.get("operator")) is None else float(value)
         for name, value in numbers.items():
             self._numbers[name].append(value)
         for name, column in self._texts.items():
             text = row.get(name)
             column.append(None if text is None else self._same.setdefault(text, text))
+        self._operators.append(operator)
+
+    def name_shapes(self, shapes: Mapping[int, str]) -> None:
+        """Give each kernel the shape of the operator that launched it, where it is known."""
+        self._texts["shape"] = [shapes.get(int(key)) if key == key else None for key in self._operators]
 
     def replace(self, name: str, values: Mapping[int, float]) -> None:
         """Put in place of each whole number of a column the value that it stands for; NaN where there is none."""

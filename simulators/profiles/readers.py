@@ -9,6 +9,7 @@ from pathlib import Path
 
 from dse.errors import ConfigError, Problem
 from simulators.profiles.chrome import read_chrome
+from simulators.profiles.imported import is_imported, read_imported
 from simulators.profiles.kernel_table import read_tables
 from simulators.profiles.nsys import read_nsys
 from simulators.profiles.profile import Profile
@@ -45,7 +46,9 @@ def read(path: Path) -> Profile:
 
 
 def read_ranks(path: Path) -> Sequence[Profile]:
-    """The profile of each GPU that a file holds. Raises ConfigError as `read` does."""
+    """The profile of each GPU that a file, or a folder that `trace-import` wrote, holds. Raises ConfigError."""
+    if is_imported(path):
+        return read_imported(path)
     return READERS.get(_suffix(path), READERS[".json"])(path)
 
 
@@ -54,6 +57,8 @@ def files_of(text: str) -> list[Path]:
 
     Of a folder, those that have a reader. Raises ConfigError where there is none, or too many.
     """
+    if is_imported(Path(text)):
+        return [Path(text)]
     if Path(text).is_dir():
         paths: Sequence[Path] = _profiles_of(Path(text))
     elif Path(text).exists():

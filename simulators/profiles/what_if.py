@@ -1,13 +1,14 @@
-"""What a run would take with its collectives changed: one by one, and together.
+"""What a run would take with its collectives changed: one by one, and together; and with its kernels changed.
 
-A setting changes the collectives of one group, a plan several groups; both run on the task graph of the profile with
-its laws (`simulators.profiles.contended`), in the three cases of the laws, which give the interval of a gain.
+A setting changes the collectives of one group, a plan several groups, and perhaps how all kernels run; both run on the
+task graph of the profile with its laws (`simulators.profiles.contended`), in the three cases of the laws, which give
+the interval of a gain.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -15,9 +16,12 @@ from numpy.typing import NDArray
 
 from dse.progress import bar
 from simulators.profiles import changes
-from simulators.profiles.contended import EXPECTED, Contended, Numbers, Ran, Structure, at_once
+from simulators.profiles.contended import EXPECTED, Contended, Numbers, Ran, Structure
 from simulators.profiles.effects import LATER, LINKS, ORDERS, RECORDED, Effects, Mover, Setting
+from simulators.profiles.fusion import fuse
 from simulators.profiles.laws import CASES, side_by_side
+from simulators.profiles.micro_batches import Halved, halved
+from simulators.profiles.other_gpu import Pace, pace_of
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.intp]
@@ -31,10 +35,15 @@ _BATCH = 2_000_000  # scenarios times kernels that are lowered at once
 
 @dataclass(frozen=True)
 class Plan:
-    """Settings of groups of collectives; those that are not named run as recorded. gpu: of which all kernels run."""
+    """Settings of groups of collectives; those that are not named run as recorded. gpu: on which all kernels run.
+
+    fused: kernels bound by memory run as parts of those before them. micro_batches: halves of the batch, or 1.
+    """
 
     settings: tuple[tuple[int, Setting], ...] = ()
     gpu: str = ""
+    fused: bool = False
+    micro_batches: int = 1
 
     def with_setting(self, group: int, setting: Setting) -> Plan:
         """The plan with another setting of a group."""
@@ -43,8 +52,14 @@ class Plan:
 
     @property
     def orders(self) -> tuple[tuple[int, str], ...]:
-        """What decides of the structure of the task graph."""
+        """Orders of groups that are not as recorded."""
         return tuple((group, setting.order) for group, setting in self.settings if setting.order != RECORDED)
+
+    @property
+    def shape(self) -> Plan:
+        """The plan with what decides of the structure of the task graph alone."""
+        orders = tuple((group, Setting(order)) for group, order in self.orders)
+        return Plan(orders, fused=self.fused, micro_batches=self.micro_batches)
 
 
 @dataclass(frozen=True)
@@ -52,6 +67,7 @@ class WhatIfs:
     """Runs of a profile that is changed."""
 
     model: Contended
+    _paces: dict[str, Pace] = field(default_factory=dict, compare=False, repr=False)
 
     @cached_property
     def effects(self) -> Effects:
@@ -66,45 +82,68 @@ class WhatIfs:
     def seconds(self, plans: Sequence[Plan], advance: Callable[[int], None] = lambda count: None) -> Floats:
         """Time of the run by plan and case of the laws [P, 3]. advance: is told how many plans have run."""
         seconds = np.empty((len(plans), len(CASES)))
-        for structure, places in self._by_structure(plans):
-            most = max(1, _BATCH // len(self.model.profile) // len(CASES))
+        for structure, places in self.by_structure(plans):
+            model = self.model_of(plans[places[0]])
+            most = max(1, _BATCH // len(model.profile) // len(CASES))
             for begin in range(0, len(places), most):
                 part = places[begin : begin + most]
                 numbers = self.numbers([plans[place] for place in part])
-                seconds[part] = self.model.makespans(structure, numbers).reshape(len(part), len(CASES))
+                seconds[part] = model.makespans(structure, numbers).reshape(len(part), len(CASES))
                 advance(len(part))
         return seconds
 
     def run(self, plan: Plan) -> Ran:
         """The run by a plan, as expected."""
-        numbers = self.numbers([plan]).take(np.array([EXPECTED]))
-        return self.model.run(self.structure(plan), numbers)
+        return self.model_of(plan).run(self.structure(plan), self.expected_numbers([plan]))
 
-    def _by_structure(self, plans: Sequence[Plan]) -> Iterator[tuple[Structure, list[int]]]:
-        places: dict[tuple[tuple[int, str], ...], list[int]] = {}
+    @cached_property
+    def halves(self) -> Halved:
+        """The profile with its batch in two halves."""
+        return halved(self.model)
+
+    def model_of(self, plan: Plan) -> Contended:
+        """The profile as recorded, or with its batch in two halves."""
+        return self.model if plan.micro_batches == 1 else self.halves
+
+    def by_structure(self, plans: Sequence[Plan]) -> Iterator[tuple[Structure, list[int]]]:
+        """Yield structures, and the places of the plans that have each."""
+        places: dict[Plan, list[int]] = {}
         for place, plan in enumerate(plans):
-            places.setdefault(plan.orders, []).append(place)
+            places.setdefault(plan.shape, []).append(place)
         for members in places.values():
             yield self.structure(plans[members[0]]), members
 
     def structure(self, plan: Plan) -> Structure:
         """What waits for what by a plan."""
-        structure = self.model.structure
+        model = self.model_of(plan)
+        structure = fuse(model, model.structure) if plan.fused else model.structure
         for group, order in plan.orders:
-            structure = ordered(self.model, structure, group, order)
+            structure = ordered(model, structure, group, order)
         return structure
 
     def numbers(self, plans: Sequence[Plan]) -> Numbers:
-        """Numbers of plans in each case of the laws: scenario 3 p + c."""
-        recorded = self.model.numbers(len(CASES) * len(plans))
+        """Numbers of plans of one structure in each case of the laws: scenario 3 p + c."""
+        model = self.model_of(plans[0])
+        recorded = model.numbers(len(CASES) * len(plans))
         case = np.tile(np.arange(len(CASES)), len(plans))
+        gpus = {"": 0, **{name: row for row, name in enumerate({plan.gpu: 0 for plan in plans if plan.gpu}, 1)}}
         for place, plan in enumerate(plans):
             rows = slice(len(CASES) * place, len(CASES) * (place + 1))
             for group, setting in plan.settings:
                 recorded.stretch[rows, group], recorded.taken[rows, group] = self.effects.of(group, setting)
-            if plan.gpu:
-                recorded.compute[rows], recorded.memory[rows] = self.effects.gpu_ratio(plan.gpu)
-        return replace(recorded, case=case, pull=1 / recorded.stretch)
+            recorded.gpu[rows] = gpus[plan.gpu]
+        paces = np.array([self.pace(name).factors[model.origin] for name in gpus])
+        return replace(recorded, case=case, pull=1 / recorded.stretch, paces=paces)
+
+    def expected_numbers(self, plans: Sequence[Plan]) -> Numbers:
+        """Numbers of plans of one structure, as expected."""
+        return self.numbers(plans).take(len(CASES) * np.arange(len(plans)) + EXPECTED)
+
+    def pace(self, gpu: str) -> Pace:
+        """Factors on the times of kernels on the GPU of another machine; "": the recorded one. Raises ConfigError."""
+        if gpu not in self._paces:
+            self._paces[gpu] = pace_of(self.model, gpu)
+        return self._paces[gpu]
 
     @cached_property
     def exposed_s(self) -> Floats:
@@ -234,12 +273,12 @@ def lower_bound(what_ifs: WhatIfs, tried: Tried) -> float:
             shortest[group] = min(shortest[group], what_ifs.effects.of(group, setting)[0][EXPECTED])
     collectives = model.group >= 0
     times = model.alone_s[EXPECTED, collectives] * shortest[model.group[collectives]]
-    return max(free, float(times.sum()) / at_once(model.profile))
+    return max(free, float(times.sum()) / model.at_once)
 
 
 def host_seconds(what_ifs: WhatIfs) -> float:
     """Time of the run with kernels and collectives that take no time [s]: what launches, gaps and waits leave."""
     model, recorded = what_ifs.model, what_ifs.model.numbers()
-    nothing = {"stretch": 1e-9, "taken": 0.0, "pull": 0.0, "compute": 1e-9, "memory": 1e-9}
+    nothing = {"stretch": 1e-9, "taken": 0.0, "pull": 0.0, "paces": 1e-9}
     free = replace(recorded, **{name: factor * getattr(recorded, name) for name, factor in nothing.items()})
     return float(model.makespans(model.structure, free)[0])
