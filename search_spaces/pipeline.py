@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
 from itertools import groupby, product
 from typing import Any
 
@@ -18,17 +16,13 @@ from numpy.typing import ArrayLike
 
 from search_spaces.chunk_costs import ChunkCosts, LawGroups, later_law
 from search_spaces.comm_knobs import CommEngineKnobs
+from search_spaces.movers import Means
 from simulators.costs.gemm_cost import GemmCost
 from simulators.costs.transfer import (
     Route,
     TransferMode,
     accumulate_hbm_bytes,
-    library_cus,
-    library_s,
-    rate,
     routes,
-    setup,
-    slowed_beside_gemm,
     store_share,
 )
 from simulators.hardware.system import System
@@ -39,22 +33,6 @@ from simulators.workloads.operators import Workload
 __all__ = ["Pipeline", "piece"]
 _WAIT = "waiting"
 _NO_WAIT_S = 1e-12  # length of a kernel's wait while no GEMM runs: as good as nothing, and work that engines can run
-
-
-@dataclass
-class _Means:
-    """A mover of the data: its rates, its contention laws, and the transfers of the last step that it was given."""
-
-    mode: TransferMode
-    costs: ChunkCosts
-    laws: LawGroups
-    copies: dict[tuple[int, ...], Mapping[str, Any]] = field(default_factory=dict)
-    last_step: list[int] = field(default_factory=list)
-
-    @property
-    def by_kernels(self) -> bool:
-        """Flag: kernels on CUs move the data."""
-        return self.mode.engine == "cu"
 
 
 class Pipeline:
@@ -83,14 +61,14 @@ class Pipeline:
         pattern = self.collective.pattern
         self.routes = routes(system.node, pattern)
         self.element_bytes = self.collective.element_bytes
-        self._means: list[_Means] = []
-        self.also(TransferMode(knobs.mover, self.comm_cus, pattern))
-        self._chunk_costs = self._means[0].costs
         self.graph = GraphBuilder()
         self._masked, self._withheld = masked, np.asarray(0)
         self._machine = machine(self.graph, system, pattern, (system, workload, knobs))
         classes = {"equal": (0, 0), "communication": (0, 1), "compute": (1, 0)}
         self._comm_class, self._compute_class = classes[knobs.priority]
+        self._means: list[Means] = []
+        self.also(TransferMode(knobs.mover, self.comm_cus, pattern))
+        self._chunk_costs: ChunkCosts = self._means[0].costs
         self._chunks: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
         self._gemms = LawGroups("gemm")
         self._tasks_by_gpu: dict[int, Mapping[int, int]] = {}
@@ -149,7 +127,7 @@ class Pipeline:
         """
         name = f"communication by means {len(self._means)}" if self._means else "communication"
         costs = ChunkCosts(self.system, self.op, mode.engine, self._knobs.kernel)
-        self._means.append(_Means(mode, costs, LawGroups(name)))
+        self._means.append(Means(self.system, mode, self.routes, self._comm_class, costs, LawGroups(name)))
         return len(self._means) - 1
 
     @property
@@ -196,10 +174,10 @@ class Pipeline:
         self._kernel_of |= dict.fromkeys(means.last_step, means.last_step if means.by_kernels else [])
         return [transfers[route.peer] for route, _ in amounts]
 
-    def _kernel(self, label: str, after: Sequence[int], means: _Means) -> list[int]:
+    def _kernel(self, label: str, after: Sequence[int], means: Means) -> list[int]:
         """Add the launch of a communication kernel, after the one before it on the same stream."""
         how: dict[str, Any] = {
-            "delay": setup(self.system, by=means.mode),
+            "delay": means.setup_s,
             "lane": "communication",
             "limiter": "launch",
         }
@@ -219,7 +197,7 @@ class Pipeline:
         self._synced, self._submitted = self.order == "before", self._submitted + 2
         return [self.wait(f"barrier {label}", self._knobs.sync_s, before)]
 
-    def _wait(self, label: str, launched: Sequence[int], means: _Means) -> int:
+    def _wait(self, label: str, launched: Sequence[int], means: Means) -> int:
         """Add the wait of a kernel that holds its CUs and moves nothing yet: no time, but while a GEMM runs."""
 
         def add(gpu: int) -> int:
@@ -236,29 +214,20 @@ class Pipeline:
         return self._on_each(add)
 
     def _add_transfers(
-        self, label: str, concurrent: list[tuple[Route, ArrayLike]], before: list[int], means: _Means
+        self, label: str, concurrent: list[tuple[Route, ArrayLike]], before: list[int], means: Means
     ) -> list[int]:
         engines = self.system.gpu.dma.num_engines if means.mode.engine == "dma" else len(concurrent)
-        at_once, factor = min(len(concurrent), engines), self._library_factor(concurrent, means)
+        at_once, factor = min(len(concurrent), engines), means.library_factor(concurrent)
+        signalled = self._knobs.kernel is not None
         active = [route for route, _ in concurrent[:at_once]]
-        share = self._collective_s(sum(np.asarray(amount) for _, amount in concurrent)) / -(-len(concurrent) // at_once)
+        share = means.collective_s(sum(np.asarray(amount) for _, amount in concurrent)) / -(-len(concurrent) // at_once)
         tasks = []
         for position, item in enumerate(concurrent):
-            queue = means, self._engines_of(item[0], position % at_once, means), share, factor
+            queue = means, means.engines_of(item[0], position % at_once, signalled=signalled), share, factor
             tasks.append(self._transfer(label, item, active=active, before=before, queue=queue))
         for (route, _), task in zip(concurrent, tasks, strict=True):
             self._arrived |= {(gpu, route.peer): gpu_task for gpu, gpu_task in self._tasks_by_gpu[task].items()}
         return tasks
-
-    def _engines_of(self, route: Route, position: int, means: _Means) -> tuple[int | str, ...]:
-        """DMA engines that a copy waits for. On a ring they are those of its links: a copy over both links has both, so
-        that no later copy takes its link.
-        """
-        if means.mode.engine != "dma":
-            return ()
-        if self._knobs.kernel is not None and "port" not in route.loads:  # a signal starts each copy, on its own link
-            position = route.peer % self.system.gpu.dma.num_engines
-        return tuple(route.loads) if route.step and self.system.gpu.dma.num_engines > 1 else (position,)
 
     def _transfer(
         self,
@@ -267,14 +236,14 @@ class Pipeline:
         *,
         active: list[Route],
         before: list[int],
-        queue: tuple[_Means, tuple[int | str, ...], Any, Any],
+        queue: tuple[Means, tuple[int | str, ...], Any, Any],
     ) -> int:
         """Add a transfer over one route. queue: its mover, with the DMA engines (none: a kernel) whose last copies it
         waits for, its time [s] if all links were busy, and the factor of a measured library on its rate.
         """
         (route, payload), (means, engines, share, factor) = item, queue
         self._submitted = self._submitted + (means.mode.engine == "dma")
-        copy = self._copy(route, active, means)
+        copy = means.copy(route, active)
 
         def add(gpu: int) -> int:
             common = {**copy, **{name: copy[name] * self._machine.for_gpu(factor, gpu) for name in ("cap", "free")}}
@@ -293,7 +262,7 @@ class Pipeline:
                 moved_bytes=amount,
                 alone_s=amount / common["free"],
                 wide_s=self._machine.for_gpu(share, gpu),
-                ideal_s=self._collective_s(amount),
+                ideal_s=means.collective_s(amount),
                 gpu=gpu,
                 group=self._machine.task_name(common["group"], gpu),
                 **{name: value for name, value in common.items() if name not in {"free", "group"}},
@@ -308,19 +277,7 @@ class Pipeline:
         }
         return task
 
-    def _library_factor(self, concurrent: list[tuple[Route, ArrayLike]], means: _Means) -> Any:
-        """Factor on the rate of kernels that move a collective at once, where the library was measured by size."""
-        moved = sum(np.asarray(amount) for _, amount in concurrent)
-        seconds = library_s(self.system, moved, by=means.mode) if len(concurrent) == len(self.routes) else None
-        if seconds is None:
-            return 1.0
-        active = [route for route, _ in concurrent]
-        longest = np.maximum.reduce(
-            [np.asarray(amount) / self._copy(route, active, means)["cap"] for route, amount in concurrent]
-        )
-        return np.where(seconds > 0, longest / np.where(seconds > 0, seconds, 1.0), 1.0)
-
-    def _uses(self, route: Route, copy: Mapping[str, Any], gpu: int, means: _Means) -> dict[int, ArrayLike]:
+    def _uses(self, route: Route, copy: Mapping[str, Any], gpu: int, means: Means) -> dict[int, ArrayLike]:
         """Use of resources per byte over a route to a GPU, with the local operand of a reduction."""
         uses = self._machine.uses(route, gpu)
         if means.mode.engine == "store":  # concurrent stores share what all of them reach
@@ -341,48 +298,6 @@ class Pipeline:
     def _stages(self) -> bool:
         """Flag: incoming data is staged until it is used, not added on arrival or stored at its destination."""
         return self.order == "before" or (self.order == "after" and self.adds)
-
-    @property
-    def _free(self) -> TransferMode:
-        """Transfer mode of the engine with all CUs that the library gives a kernel."""
-        pattern = self.collective.pattern
-        return TransferMode(self.comm_engine, library_cus(self.system, pattern), pattern)
-
-    def _collective_s(self, amount: Any) -> Any:
-        """Time [s] of `amount` bytes at the rate of a collective over all routes with all engines or CUs."""
-        return amount * self._per_byte
-
-    @cached_property
-    def _per_byte(self) -> Any:
-        parts: Any = 0.0
-        for _, group in groupby(self.routes, key=lambda route: route.step):
-            concurrent = list(group)
-            paces = [
-                rate(self.system, route, concurrent, by=self._free, split="even").bytes_per_s for route in concurrent
-            ]
-            parts = parts + np.maximum.reduce([1 / pace for pace in paces])
-        return parts / len(self.routes)  # each route brings the same number of bytes
-
-    def _copy(self, route: Route, active: list[Route], means: _Means) -> Mapping[str, Any]:
-        """Common parameters of transfers over a route while the routes `active` run at once."""
-        key = (route.peer, *(other.peer for other in active))
-        if key in means.copies:
-            return means.copies[key]
-        pace = rate(self.system, route, active, by=means.mode)
-        exclusive_link = len(route.loads) == 1 and "port" not in route.loads
-        beside = slowed_beside_gemm(self.system, active, by=means.mode)
-        means.copies[key] = {
-            "delay": setup(self.system, by=means.mode) if means.mode.engine == "dma" else 0.0,
-            "cap": pace.bytes_per_s,
-            "weight": 0.5,  # consumption-fair at HBM: equal HBM bytes/s at the bottleneck
-            "priority": self._comm_class,
-            "lane": next(iter(route.loads)) if exclusive_link else f"peer.{route.peer}",
-            "limiter": pace.limiter,
-            "cus": np.asarray(means.mode.cus if means.by_kernels else 0) / len(active),
-            "group": means.laws.group(beside),
-            "free": rate(self.system, route, active, by=self._free).bytes_per_s,
-        }
-        return means.copies[key]
 
     # ---------------------------------------------------------------- compute
 
@@ -516,11 +431,11 @@ class Pipeline:
             reserved = self._withheld if self.comm_engine == "dma" else np.asarray(self.comm_cus)
             masked = self._masked or self.comm_engine == "dma"
             cost, cus, common = self._chunk_costs.beside(size, reserved, masked=masked, accumulate=accumulate)
-            others = [
+            more = [
                 means.costs.beside(size, means.mode.cus, masked=False, accumulate=accumulate)[2]["law"]
                 for means in self._means[1:]
             ]
-            factors, late_s = zip(common["law"], *others, strict=True)
+            factors, late_s = zip(common["law"], *more, strict=True)
             law: tuple[Any, ...] = (*factors, functools.reduce(np.maximum, late_s))
         else:
             cost, cus, common = self._chunk_costs.alone(size, accumulate=accumulate)

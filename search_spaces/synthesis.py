@@ -13,20 +13,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dse import plugins
 from search_spaces.bounds import piece_bound
+from search_spaces.comm_knobs import CommEngineKnobs
+from search_spaces.steps import Step
 from simulators.costs.transfer import library_cus
 from simulators.hardware.system import System
 from simulators.taskgraph.symmetry import reduce_graph
 from simulators.workloads.operators import Workload
-
-if TYPE_CHECKING:
-    from search_spaces.synthesised import Step, Synthesised
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -45,7 +44,7 @@ _ENOUGH = 1.0005  # times the bound: nothing is left to gain
 
 
 @dataclass(frozen=True)
-class Move:
+class Transfer:
     """Intervals first to last - 1 of the shards of peers (none: all), by a kernel or by DMA engines (None)."""
 
     first: int
@@ -76,7 +75,7 @@ class Sketch:
 
     dim: str
     intervals: int
-    moves: tuple[Move, ...]
+    moves: tuple[Transfer, ...]
     products: tuple[Product, ...]
     masked: bool = False
 
@@ -96,34 +95,30 @@ class Plan:
     seconds: float
 
 
-def synthesise(knobs: Synthesised, system: System, workload: Workload) -> Synthesised:
-    """The best schedule that the search finds, with its steps. Raises ConfigError where the workload has no overlap."""
-    search = Search(knobs, system, workload)
-    return search.schedule(search.best())
-
-
 class Search:
-    """The search for one workload on one system."""
+    """The search for one workload on one system. knobs: of a schedule with steps, that are replaced."""
 
-    def __init__(self, knobs: Synthesised, system: System, workload: Workload) -> None:
-        self._knobs, self._system, self._workload = knobs, system, workload
+    def __init__(self, knobs: CommEngineKnobs, system: System, workload: Workload, *, seed: int) -> None:
+        self._knobs: Any = knobs
+        self._system, self._workload = system, workload
         overlap = workload.overlap()
         self._gathers, self._peers = overlap.order == "before", system.node.num_gpus - 1
         least = min(int(overlap.collective.rows) // system.node.num_gpus, int(overlap.collective.cols))
         self.parts = 1 << min(_FINEST, max(least, 1)).bit_length() - 1
         self._most_cus = int(np.min(library_cus(system, overlap.collective.pattern)))
         self._engine = plugins.load("engine", _ENGINE)
-        self._random = np.random.default_rng(knobs.seed)
+        self._random = np.random.default_rng(seed)
         self.runs = 0
         bound = piece_bound(system, workload)
         self.bound_s, self.binds = float(bound.seconds), bound.names[int(bound.binds)]
 
-    def schedule(self, plan: Plan) -> Synthesised:
-        """The schedule of a plan."""
+    def found(self, evaluations: int) -> Any:
+        """The knobs with the steps of the best plan."""
+        plan = self.best(evaluations)
         return self._knobs.model_copy(update=self._parts_of(plan.sketch, plan.cuts, plan.cus))
 
-    def best(self) -> Plan:
-        """The best plan."""
+    def best(self, evaluations: int) -> Plan:
+        """The best plan; evaluations: structures that are run to improve seeds."""
         seeds = [self._run(sketch, *self._even(sketch)) for sketch in self.presets()]
         ranked = sorted(seeds, key=lambda plan: plan.seconds)
         if self._gathers:
@@ -131,7 +126,7 @@ class Search:
         tuned = sorted((self._tuned(plan, 4) for plan in _different(ranked)), key=lambda plan: plan.seconds)
         best = tuned[0]
         for place, seed in enumerate(tuned[:2]):
-            limit = self._knobs.evaluations * (2 if place == 0 else 3) // 3
+            limit = evaluations * (2 if place == 0 else 3) // 3
             best = min(best, self._improved(seed, limit), key=lambda plan: plan.seconds)
         return best
 
@@ -149,8 +144,6 @@ class Search:
 
     def _steps(self, sketch: Sketch) -> Iterator[Step]:
         """Yield moves and GEMMs in an order in which none waits for a later one."""
-        from search_spaces.synthesised import Step
-
         none: dict[str, Any] = dict.fromkeys(Step.model_fields)
         left = [
             Step.model_construct(
@@ -199,7 +192,7 @@ class Search:
         """Yield the structures of the presets."""
         everything, peers = (0, 1), range(1, self._peers + 1)
         for kernel in (None, 0):
-            moves = tuple(Move(0, 1, kernel, (peer,)) for peer in peers)
+            moves = tuple(Transfer(0, 1, kernel, (peer,)) for peer in peers)
             singly = tuple(Product(everything, None, (peer,)) for peer in peers)
             yield Sketch("m", 1, moves, self._with_local(singly), kernel is not None)
             for count in _COUNTS:
@@ -210,12 +203,12 @@ class Search:
     def _with_local(self, products: tuple[Product, ...]) -> tuple[Product, ...]:
         """GEMMs with one on the local shard, first or (of a GEMM before a collective) last."""
         intervals = max(product.ranged[1] for product in products)
-        own = Product(None, (0, intervals))
-        return (own, *products) if self._gathers else (*products, own)
+        local = Product(None, (0, intervals))
+        return (local, *products) if self._gathers else (*products, local)
 
     def _chunked(self, dim: str, count: int, kernel: int | None) -> Iterator[Sketch]:
         ranges = [(place, place + 1) for place in range(count)]
-        moves, masked = tuple(Move(*part, kernel) for part in ranges), kernel is not None
+        moves, masked = tuple(Transfer(*part, kernel) for part in ranges), kernel is not None
         yield Sketch(dim, count, moves, tuple(Product(part, part) for part in ranges), masked)
         yield Sketch(dim, count, moves, self._with_local(tuple(Product(part) for part in ranges)), masked)
         if count <= _UNFUSED:
@@ -228,7 +221,7 @@ class Search:
         for count in _SHARED:
             if 2 * count <= self.parts:
                 halves = [(2 * place, 2 * place + 1, 2 * place + 2) for place in range(count)]
-                moves = tuple(move for a, b, c in halves for move in (Move(a, b), Move(b, c, 0)))
+                moves = tuple(move for a, b, c in halves for move in (Transfer(a, b), Transfer(b, c, 0)))
                 fused = tuple(Product((a, c)) for a, _, c in halves)
                 yield Sketch(dim, 2 * count, moves, self._with_local(fused))
                 yield Sketch(dim, 2 * count, moves, tuple(Product((a, c), (a, c)) for a, _, c in halves))
@@ -260,9 +253,9 @@ class Search:
             if plan.cus:
                 steps = self._random.integers(-4, 5, cus.shape) * (self._random.random(cus.shape) < 0.5)
                 cus = np.clip(cus + steps, 1, self._most_cus)
-            found = self._run(plan.sketch, _rising(cuts, self.parts), cus)
-            if found.seconds < plan.seconds * (1 - 1e-9):
-                plan = found
+            changed = self._run(plan.sketch, _rising(cuts, self.parts), cus)
+            if changed.seconds < plan.seconds * (1 - 1e-9):
+                plan = changed
             else:
                 size = max(1, size // 4)
         return plan
@@ -447,8 +440,8 @@ def _halves(product: Product, at: int) -> Iterator[Product]:
     """Yield a GEMM in two, cut at an interval; a local range that differs stays with the first."""
     begin, end = product.ranged
     for side in ((begin, at), (at, end)):
-        own = side if product.local == product.ranged else product.local if side[0] == begin else None
-        yield Product(side if product.compute else None, own, product.peers)
+        local = side if product.local == product.ranged else product.local if side[0] == begin else None
+        yield Product(side if product.compute else None, local, product.peers)
 
 
 def _merged(one: Product, two: Product) -> Product | None:

@@ -23,15 +23,17 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self, cast
 
 import numpy as np
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from dse.content_hash import content_key
 from dse.errors import ConfigError
 from dse.files import atomic_replacement, read_text
 from dse.units import Integer
-from dse.values import Frozen, knob
+from dse.values import knob
 from search_spaces.comm_knobs import CommEngineKnobs
 from search_spaces.pipeline import Pipeline
+from search_spaces.steps import LOCAL, Step
+from search_spaces.synthesis import VERSION, Search
 from simulators.costs.transfer import Mover, Route, TransferMode, library_cus
 from simulators.hardware.system import System
 from simulators.overlap.design import Design
@@ -42,38 +44,6 @@ from simulators.workloads.operators import Workload
 
 _PATH = "schedule.steps"
 _EXPLICIT = ("chunk_dim", "parts", "cuts", "kernels", "masked", "steps")
-Range = tuple[Annotated[int, Field(ge=0)], Annotated[int, Field(ge=1)]]
-LOCAL = 0
-"""The peer that is this GPU."""
-
-
-class Step(Frozen):
-    """A move, or a GEMM. kernel: which one moves it; None: DMA engines. peers: whose shards, by distance; None: all."""
-
-    move: Range | None = None
-    kernel: Annotated[int, Field(ge=0, le=64)] | None = None
-    compute: Range | None = None
-    local: Range | None = None
-    peers: tuple[Annotated[int, Field(ge=1)], ...] | None = None
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if (self.move is None) == (self.compute is None and self.local is None):
-            raise ValueError("a step has either `move`, or `compute` or `local`")
-        if self.move is None and self.kernel is not None:
-            raise ValueError("only a move has a kernel")
-        if any(part is not None and part[0] >= part[1] for part in (self.move, self.compute, self.local)):
-            raise ValueError("a range [a, b] has a < b")
-        return self
-
-    def cells(self, num_peers: int) -> Iterator[tuple[int, int]]:
-        """Yield (peer, interval between two cuts) of all that it moves or computes."""
-        for ranged, peers in (
-            (self.move or self.compute, self.peers or range(1, num_peers + 1)),
-            (self.local, (LOCAL,)),
-        ):
-            if ranged is not None:
-                yield from ((peer, part) for peer in peers for part in range(*ranged))
 
 
 class Synthesised(CommEngineKnobs):
@@ -117,11 +87,11 @@ class Synthesised(CommEngineKnobs):
         """
         if self.steps:
             return self
-        from search_spaces.synthesis import VERSION, synthesise
-
         parts: dict[str, Any] = {"system": system, "workload": workload, "schedule": self}
         path = _cache() / f"{content_key(Design.model_construct(**parts), VERSION)}.json"
-        settled: Any = self._read(path, system, workload) or synthesise(self, system, workload)
+        settled: Any = self._read(path, system, workload)
+        if settled is None:
+            settled = Search(self, system, workload, seed=self.seed).found(self.evaluations)
         if not path.exists():
             with suppress(OSError):
                 path.parent.mkdir(parents=True, exist_ok=True)
@@ -147,8 +117,8 @@ class Synthesised(CommEngineKnobs):
             {name: list(value) if isinstance(value, tuple) else value for name, value in step if value is not None}
             for step in self.steps
         ]
-        told = {name: getattr(self, name) for name in _EXPLICIT}
-        return {**told, "cuts": list(self.cuts), "kernels": list(self.kernels), "steps": steps}
+        numbers = {name: getattr(self, name) for name in _EXPLICIT}
+        return {**numbers, "cuts": list(self.cuts), "kernels": list(self.kernels), "steps": steps}
 
     def rules(self, system: System, workload: Workload) -> Sequence[Rule]:
         """Require that all parts are moved and computed once, in an order that can run, by CUs that are there."""

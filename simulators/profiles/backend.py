@@ -37,7 +37,6 @@ from simulators.profiles.outcomes import Outcomes, outcomes
 from simulators.profiles.profile import Profile
 from simulators.profiles.readers import files_of, read_ranks
 from simulators.profiles.what_if import WhatIfs
-from simulators.taskgraph.graph import TaskGraph
 from simulators.taskgraph.timeline import Timeline
 
 Floats = NDArray[np.float64]
@@ -176,16 +175,14 @@ class ProfileBackend(Backend):
 
     def replay(self, design: BaseModel) -> Replay:
         """The run by a plan: kernels on their streams, and what its critical path consists of."""
-        assert isinstance(design, ProfileDesign)
-        what_ifs = self._what_ifs(design)
-        timeline = what_ifs.run(_plan(design, what_ifs)).timeline
+        timeline = self.timeline(design)
         return Replay(tuple(_intervals(timeline)), _limits(timeline))
 
-    def task_graph(self, design: BaseModel) -> TaskGraph:
-        """The task graph of the run by a plan."""
+    def timeline(self, design: BaseModel) -> Timeline:
+        """The run by a plan, as tasks."""
         assert isinstance(design, ProfileDesign)
         what_ifs = self._what_ifs(design)
-        return what_ifs.run(_plan(design, what_ifs)).timeline.graph
+        return what_ifs.run(_plan(design, what_ifs)).timeline
 
     def facts(self, design: BaseModel) -> Sequence[tuple[str, Any, str, str]]:
         """Constants of the machine with their sources, those of costs of operators where another GPU computes."""

@@ -294,17 +294,17 @@ class _Program:
     def _binding(self, solved: Any, rows: _Rows) -> dict[str, float]:
         """Shares of the bound by the dual values of the rows, the largest first."""
         lengths = len(self._ends) + 1
-        held: dict[str, float] = defaultdict(float)
+        shares: dict[str, float] = defaultdict(float)
         weights = -np.asarray(solved.ineqlin.marginals)
         of_length = np.zeros(len(rows.limits))
         for row, column, value in zip(rows.row, rows.column, rows.value, strict=True):
             if column < lengths:
                 of_length[row] += -value * float(solved.x[column])
         for name, weight, length in zip(rows.names, weights, of_length, strict=True):
-            held[name] += float(weight * length)
-        total = sum(held.values()) or 1.0
-        shares = {name: share / total for name, share in held.items() if share > 1e-3 * total}
-        return dict(sorted(shares.items(), key=lambda item: -item[1]))
+            shares[name] += float(weight * length)
+        total = sum(shares.values()) or 1.0
+        large = {name: share / total for name, share in shares.items() if share > 1e-3 * total}
+        return dict(sorted(large.items(), key=lambda item: -item[1]))
 
     @cached_property
     def _scale(self) -> float:
