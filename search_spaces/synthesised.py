@@ -63,7 +63,7 @@ class Synthesised(CommEngineKnobs):
     kernels: tuple[Annotated[int, Field(ge=1, le=4096)], ...] = ()
     masked: Annotated[bool, knob(structural=True)] = False
     steps: tuple[Step, ...] = ()
-    evaluations: Annotated[Integer, knob(structural=True, ge=0, le=10**6)] = 1500
+    evaluations: Annotated[Integer, knob(structural=True, ge=0, le=10**6)] = 100
     seed: Annotated[Integer, knob(structural=True, ge=0, le=2**31)] = 0
 
     @property

@@ -245,7 +245,7 @@ def _alike(plan: Plan, table: pd.DataFrame) -> NDArray[np.intp]:
     texts = [path for path in texts_of(plan) if path in table]
     if not texts:
         return np.zeros(len(table), np.intp)
-    return table[texts].astype(str).groupby(texts, sort=False).ngroup().to_numpy().astype(np.intp)
+    return table[texts].astype(str).groupby(texts, sort=False, dropna=False).ngroup().to_numpy().astype(np.intp)
 
 
 def texts_of(plan: Plan) -> list[str]:

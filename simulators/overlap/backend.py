@@ -214,9 +214,9 @@ class OverlapBackend(Backend):
         assert isinstance(batch.design, Design)
         if not getattr(batch.design.schedule, "settles", False):
             return [batch]
-        return [Batch(self._settle(design)) for design in batch.designs()]
+        return [Batch(self.settle(design)) for design in batch.designs()]
 
-    def _settle(self, design: BaseModel) -> Design:
+    def settle(self, design: BaseModel) -> Design:
         """The design with the schedule that it settles for, unless it breaks a rule."""
         assert isinstance(design, Design)
         if not isinstance(design.schedule, ScheduleKnobs) or not design.schedule.settles or self.problems(design):
@@ -300,7 +300,7 @@ class OverlapBackend(Backend):
     def timeline(self, design: BaseModel) -> Timeline:
         """Full timeline of one design, by the first engine that runs it."""
         assert isinstance(design, Design)
-        graph = self._lower(self._settle(design))
+        graph = self._lower(self.settle(design))
         quotient = reduce_graph(graph)
         for _, engine in self._engines:
             timeline = engine.run(quotient.graph)
