@@ -135,7 +135,7 @@ class Search:
     def _parts_of(self, sketch: Sketch, cuts: Sequence[Any], cus: Sequence[Any]) -> dict[str, Any]:
         return {
             "steps": tuple(self._steps(sketch)),
-            "chunk_dim": sketch.dim,
+            "cut_dim": sketch.dim,
             "parts": self.parts,
             "cuts": (0, *cuts, self.parts),
             "kernels": tuple(cus[: sketch.kernels]),

@@ -1,6 +1,6 @@
 """A schedule given step by step, or found by search (`search_spaces.synthesis`) where no steps are given.
 
-Each shard is cut at `cuts`, in equal `parts` of its rows (`chunk_dim` m) or of the depth (k). Steps follow in the order
+Each shard is cut at `cuts`, in equal `parts` of its rows (`cut_dim` m) or of the depth (k). Steps follow in the order
 in which they are submitted; a range [a, b] stands for what is between cuts a and b of the shards of some peers, or all:
 
     {move: [0, 2]}                    DMA engines move it, after what they were given before
@@ -43,7 +43,7 @@ from simulators.taskgraph.graph import TaskGraph
 from simulators.workloads.operators import Workload
 
 _PATH = "schedule.steps"
-_EXPLICIT = ("chunk_dim", "parts", "cuts", "kernels", "masked", "steps")
+_EXPLICIT = ("cut_dim", "parts", "cuts", "kernels", "masked", "steps")
 
 
 class Synthesised(CommEngineKnobs):
@@ -57,7 +57,7 @@ class Synthesised(CommEngineKnobs):
     family: Literal["synthesised"]
     comm_engine: Literal["dma"] = "dma"
     comm_cus: None = None
-    chunk_dim: Annotated[Literal["m", "k"], knob(structural=True)] = "m"
+    cut_dim: Annotated[Literal["m", "k"], knob(structural=True)] = "m"
     parts: Annotated[Integer, knob(structural=True, ge=1, le=2**31)] = 1
     cuts: tuple[Annotated[int, Field(ge=0)], ...] = (0, 1)
     kernels: tuple[Annotated[int, Field(ge=1, le=4096)], ...] = ()
@@ -127,7 +127,7 @@ class Synthesised(CommEngineKnobs):
             return rules
         moved = workload.overlap().collective
         if self.steps:
-            most = np.asarray(least_shard(system, moved.rows) if self.chunk_dim == "m" else moved.cols)
+            most = np.asarray(least_shard(system, moved.rows) if self.cut_dim == "m" else moved.cols)
             rule = "cuts {0} rows of a shard or columns into more parts"
             rules.append(Rule("schedule.parts", (most > 0) & (self.parts > most), rule, self.parts, (most[()],)))
         rules += [
@@ -157,7 +157,7 @@ class Synthesised(CommEngineKnobs):
         done: dict[str, set[tuple[int, int]]] = {"moves": set(), "computes": set()}
         for number, step in enumerate(self.steps):
             mine, other = ("moves", "computes") if step.move is not None else ("computes", "moves")
-            if step.compute and step.local and self.chunk_dim == "k" and step.compute != step.local:
+            if step.compute and step.local and self.cut_dim == "k" and step.compute != step.local:
                 yield f"step {number} computes slices of different depths at once"
             for peer, part in step.cells(num_peers):
                 about = f"step {number} {mine} interval {part} of the shard of peer {peer}"
@@ -244,7 +244,7 @@ class _Lowering:
         peers = [*(step.peers or range(1, len(line.routes) + 1))] if step.compute else []
         groups = [(peer, step.compute) for peer in peers] + ([(LOCAL, step.local)] if step.local else [])
         rows: Any = 0
-        if self._plan.chunk_dim == "m":
+        if self._plan.cut_dim == "m":
             rows = sum(self._length(line.shard_rows(peer), part) for peer, part in groups if part)
         else:
             rows = sum(line.shard_rows(peer) for peer, _ in groups)
@@ -252,7 +252,7 @@ class _Lowering:
                 depth = self._length(depth, ranged)
             else:
                 cols = self._length(cols, ranged)
-        again = self._plan.chunk_dim == "k" and gathers and not self._added.isdisjoint(peer for peer, _ in groups)
+        again = self._plan.cut_dim == "k" and gathers and not self._added.isdisjoint(peer for peer, _ in groups)
         self._added |= {peer for peer, _ in groups}
         self._consumed |= set(after)
         beside = self._left > 0 or not set(self._tasks.values()) <= self._consumed or not gathers
@@ -266,7 +266,7 @@ class _Lowering:
 
     def _amount(self, route: Route, ranged: tuple[int, int]) -> Any:
         line, cols = self._line, self._line.collective.cols
-        if self._plan.chunk_dim == "m":
+        if self._plan.cut_dim == "m":
             return line.payload(self._length(line.shard_rows(route.peer), ranged), cols)
         return line.payload(line.shard_rows(route.peer), self._length(cols, ranged))
 
