@@ -305,6 +305,10 @@ class Backend:
         """
         return False
 
+    def takes_long(self, design: BaseModel) -> bool:
+        """Whether designs like this one take seconds: each is evaluated, and recorded, in a call of its own."""
+        return False
+
     def screen(self, batches: Sequence[Batch]) -> list[Results]:
         """Results of each batch, in order, as far as they are known before anything is simulated; cheap.
 

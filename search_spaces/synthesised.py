@@ -20,7 +20,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self, cast
+from typing import Annotated, Any, Literal, Self, cast
 
 import numpy as np
 from pydantic import Field
@@ -53,9 +53,8 @@ class Synthesised(CommEngineKnobs):
     structures that a search runs, where there are no steps; seed: of its random numbers.
     """
 
-    settles: ClassVar[bool] = True
     family: Literal["synthesised"]
-    comm_engine: Literal["dma"] = "dma"
+    comm_engine: None = None  # type: ignore[assignment]  # steps name theirs
     comm_cus: None = None
     cut_dim: Annotated[Literal["m", "k"], knob(structural=True)] = "m"
     parts: Annotated[Integer, knob(structural=True, ge=1, le=2**31)] = 1
@@ -79,6 +78,11 @@ class Synthesised(CommEngineKnobs):
     def neutral(self) -> Mapping[str, Any]:
         """None: what a knob changes depends on the steps."""
         return {}
+
+    @property
+    def searches(self) -> bool:
+        """Whether there are no steps."""
+        return not self.steps
 
     def settle(self, system: System, workload: Workload) -> Self:
         """The schedule with the steps that the search finds, where it has none.

@@ -12,7 +12,7 @@ from typing import Annotated
 import joblib
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, BaseModel, Field
 
 from dse.backend import STATUSES, Batch, Result, Results
 from dse.errors import Broken
@@ -169,7 +169,8 @@ class _Flow:
 
     def __init__(self, evaluator: Evaluator) -> None:
         self._own, self._session = evaluator, evaluator.session
-        self._most = evaluator.spec.make().batch
+        backend = evaluator.spec.make()
+        self._most, self._takes_long = backend.batch, backend.takes_long
         self.calls = _Calls(evaluator)
         self.elsewhere: list[_Part] = []
         self._points: deque[list[_Part]] = deque()
@@ -233,7 +234,7 @@ class _Flow:
         pieces = [piece for part in leased for piece in part.pieces()]
         self._session.release([part.keys for part in leased if not part.left])
         try:
-            for group, group_results in self.calls.results(list(_groups(pieces, self._most))):
+            for group, group_results in self.calls.results(list(_groups(pieces, self._most, self._takes_long))):
                 for piece, results in zip(group, group_results, strict=True):
                     self._record(piece, results)
                 self.calls.judge(group, group_results)
@@ -304,12 +305,12 @@ def _parts(point: Evaluated, most: int) -> Iterator[_Part]:
         start += block.size
 
 
-def _groups(pieces: Iterable[_Piece], most: int) -> Iterator[list[_Piece]]:
-    """All pieces in order, so that no call has more than `most` designs."""
+def _groups(pieces: Iterable[_Piece], most: int, takes_long: Callable[[BaseModel], bool]) -> Iterator[list[_Piece]]:
+    """All pieces in order, so that no call has more than `most` designs, or than one that takes long."""
     group: list[_Piece] = []
     count = 0
     for piece in pieces:
-        if group and count + piece.block.size > most:
+        if group and (count + piece.block.size > most or takes_long(piece.batch.design)):
             yield group
             group, count = [], 0
         group.append(piece)

@@ -167,6 +167,11 @@ class OverlapBackend(Backend):
         """Return True for numbers that do not change the structure."""
         return any(leaf_path == path and not structural for leaf_path, _, structural in leaves(design))
 
+    def takes_long(self, design: BaseModel) -> bool:
+        """Whether the schedule is searched for."""
+        assert isinstance(design, Design)
+        return isinstance(design.schedule, ScheduleKnobs) and design.schedule.searches
+
     def neutral(self, design: BaseModel) -> Mapping[str, Any]:
         """Neutral values of the schedule's knobs that may change nothing, without knobs that are inactive here."""
         assert isinstance(design, Design)
@@ -212,15 +217,16 @@ class OverlapBackend(Backend):
     def _settled(self, batch: Batch) -> list[Batch]:
         """The batch, or one for each of its designs where the schedule is decided by system and workload."""
         assert isinstance(batch.design, Design)
-        if not getattr(batch.design.schedule, "settles", False):
+        if not self.takes_long(batch.design):
             return [batch]
         return [Batch(self.settle(design)) for design in batch.designs()]
 
     def settle(self, design: BaseModel) -> Design:
         """The design with the schedule that it settles for, unless it breaks a rule."""
         assert isinstance(design, Design)
-        if not isinstance(design.schedule, ScheduleKnobs) or not design.schedule.settles or self.problems(design):
+        if not self.takes_long(design) or self.problems(design):
             return design
+        assert isinstance(design.schedule, ScheduleKnobs)
         return design.model_copy(update={"schedule": design.schedule.settle(design.system, design.workload)})
 
     def _screen_grid(self, grid: Grid) -> Results:

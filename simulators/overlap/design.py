@@ -34,13 +34,11 @@ class ScheduleKnobs(Frozen):
 
     A knob whose `when` does not hold is inactive and becomes None, so that equivalent designs are equal.
     ranks: knobs that only choose the priority classes of tasks; their neutral value has one class for all.
-    settles: whether system and workload decide a part of the schedule, by `settle`.
     gemm_refinement: what a family adds to the model `waves` of a GEMM, and takes no other model.
     """
 
     ranks: ClassVar[tuple[str, ...]] = ()
     gemm_refinement: ClassVar[str] = ""
-    settles: ClassVar[bool] = False
     name: str
     family: str
     description: str = ""
@@ -64,6 +62,11 @@ class ScheduleKnobs(Frozen):
     def __str__(self) -> str:
         """The name, as tables show it."""
         return self.name
+
+    @property
+    def searches(self) -> bool:
+        """Whether a part of the schedule is searched for, by `settle`, for each system and workload."""
+        return False
 
     def settle(self, system: System, workload: Workload) -> Self:
         """The schedule with all that it leaves to system and workload; numbers are no arrays."""
