@@ -21,6 +21,7 @@ COMMANDS = {
 }
 
 _CATEGORIES = {
+    "best preset": ("grey", "8"),
     "bulk": ("grey", "p"),
     "fused": ("vermillion", "8"),
     "fused, producers (v1)": ("amber", "v"),
