@@ -332,6 +332,10 @@ class Backend:
         """What is proven of the designs of a batch [B], with their metrics (`bounds` describes it); none by default."""
         return {}
 
+    def binding(self, design: BaseModel) -> tuple[float, str] | None:
+        """What `bound` proves of all schedules of one design [s], and what it comes from; None by default."""
+        return None
+
     def replay(self, design: BaseModel) -> Replay:
         """One design, run again in full; without intervals by default."""
         return Replay((), {})

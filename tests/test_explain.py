@@ -24,7 +24,7 @@ from dse.backend import Batch
 from dse.cli import main
 from dse.study.plan_again import plan_words
 from simulators.profiles.critical_path import HOST, critical_path
-from simulators.profiles.explain_command import explained
+from simulators.profiles.explain_command import answer, explained, limits_of, summary
 from simulators.profiles.explanation import POINT, Explained, compare
 from simulators.profiles.profile import profile_of
 from simulators.profiles.waits import waits
@@ -121,6 +121,27 @@ def test_a_task_is_cut_into_what_it_would_take_whole_and_alone_and_what_is_added
     found = compare(point, point)
     assert found.bound == "compute"
     assert found.by_cause() == {cause: (time, time) for cause, time in zip(CAUSES, (8, 2, 3, 0.75, 3, 0), strict=True)}
+
+
+@given(graphs())
+def test_what_is_proven_of_a_run_is_no_longer_than_it_and_what_binds_adds_up(graph: TaskGraph) -> None:
+    makespan = float(run(graph).makespan[0])
+    schedules, orders = limits_of(graph, (0.5 * makespan, "links"))
+    assert schedules.binds == {"links": 1.0}
+    assert orders.seconds <= makespan * (1 + 1e-6)
+    assert makespan == 0 or sum(orders.binds.values()) == pytest.approx(1.0, abs=0.02)
+
+
+def test_limits_say_what_an_order_could_gain_and_what_binds_it() -> None:
+    build = GraphBuilder()
+    link = build.resource("link", 1.0)
+    soon = build.task("soon", "transfer", uses={link: 1.0}, work=1.0)
+    build.task("late", "transfer", after=[soon], uses={link: 1.0}, work=3.0)
+    (orders,) = limits_of(build.build(), None)
+    first = Explained("made", POINT, tuple(path_stretches(run(build.build()), 0)), limits=[orders])
+    lines = [line for line in answer(compare(first, first)) if isinstance(line, str) and "any order" in line]
+    assert lines[0] == "A  any order of these tasks takes at least 4.000 s, 0.0 % less, by critical path"
+    assert summary(compare(first, first))["A"]["limits"][0]["seconds"] == 4.0
 
 
 def test_the_path_goes_through_the_task_that_had_the_slot() -> None:

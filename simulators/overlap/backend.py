@@ -299,6 +299,17 @@ class OverlapBackend(Backend):
         proven = None if knobs is None else knobs.bound(design.system, design.workload)
         return None if proven is None else np.broadcast_to(proven.seconds, grid.shape).reshape(batch.shape)
 
+    def binding(self, design: BaseModel) -> tuple[float, str] | None:
+        """The bound of all schedules with the means of a design, and what binds it; None where there is only one of
+        its tasks.
+        """
+        assert isinstance(design, Design)
+        knobs = design.schedule if isinstance(design.schedule, ScheduleKnobs) else None
+        proven = None if knobs is None else knobs.bound(design.system, design.workload)
+        if proven is None:
+            return None
+        return float(np.ravel(proven.seconds)[0]), proven.names[int(np.ravel(proven.binds)[0])]
+
     def replay(self, design: BaseModel) -> Replay:
         """Intervals and limits of one design."""
         return _last_gpu(self.timeline(design))

@@ -20,19 +20,24 @@ from dse.results.finished_run import Finished
 from dse.results.run_folder import Outputs
 from dse.results.words import AS_FAST, cell, choice_in_words, gain_in_words
 from simulators.profiles.critical_path import critical_path
-from simulators.profiles.explanation import POINT, PROFILE, Difference, Explained, Pair, compare
+from simulators.profiles.explanation import POINT, PROFILE, Difference, Explained, Limit, Pair, compare
 from simulators.profiles.import_command import writable
+from simulators.taskgraph.bounds import bound, linear_bound
 from simulators.taskgraph.causes import CAUSES, COMPUTE, path_stretches
+from simulators.taskgraph.symmetry import reduce_graph
 
 if TYPE_CHECKING:
     import pandas as pd
     from rich.table import Table
 
     from simulators.profiles.profile import Profile
+    from simulators.taskgraph.graph import TaskGraph
 
 _OPTIONS = ("out", "output_dir", "system")
 _SHOWN = 12  # rows of a table
 _LONGEST_NAME = 80  # letters, of what was chosen
+_ALL_SCHEDULES, _ALL_ORDERS = "schedule with these means", "order of these tasks"
+_BINDS, _SMALL = 4, 0.005  # what binds that is named, and the share below which it is not
 _ROUNDING = 1e-9  # of a run, below which a sum of seconds is none
 
 
@@ -122,7 +127,20 @@ def of_point(outputs: Outputs, key: str) -> Explained:
         for goal in ("makespan_s", "iteration_s")
         if goal in row and abs(row[goal] / makespan - 1) > _ROUNDING
     ]
-    return Explained(f"{name} ({words})", POINT, tuple(path_stretches(timeline, 0)), choices, notes)
+    limits = tuple(limits_of(timeline.graph, planned.backend.binding(design)))
+    return Explained(f"{name} ({words})", POINT, tuple(path_stretches(timeline, 0)), choices, notes, limits)
+
+
+def limits_of(graph: TaskGraph, binding: tuple[float, str] | None) -> Iterator[Limit]:
+    """Yield what is proven of all schedules with the same means, if anything is, and of all orders of these tasks."""
+    if binding is not None:
+        yield Limit(_ALL_SCHEDULES, binding[0], {binding[1]: 1.0})
+    small = reduce_graph(graph).graph
+    plain, linear = bound(small), linear_bound(small)
+    if linear.seconds > plain.seconds[0]:
+        yield Limit(_ALL_ORDERS, linear.seconds, linear.binds)
+    else:
+        yield Limit(_ALL_ORDERS, float(plain.seconds[0]), {plain.names[plain.binds[0]]: 1.0})
 
 
 def answer(difference: Difference) -> Iterator[Table | str]:
@@ -139,7 +157,18 @@ def answer(difference: Difference) -> Iterator[Table | str]:
     yield f"{difference.bound} bounds both runs; dependency is work of {hidden} that it does not hide"
     yield _kinds(difference)
     yield _paths(difference)
+    for name, run in zip("AB", difference.runs, strict=True):
+        yield from (_limit(name, run.seconds, limit) for limit in run.limits)
     yield from dict.fromkeys(note for run in difference.runs for note in run.notes)
+
+
+def _limit(name: str, seconds: float, limit: Limit) -> str:
+    """What a bound leaves to gain, and what it comes from."""
+    shorter = max(0.0, 1 - limit.seconds / seconds)
+    binds = [(what, share) for what, share in limit.binds.items() if share > _SMALL][:_BINDS]
+    shares = [what if share > 1 - _SMALL else f"{what} {100 * share:.0f} %" for what, share in binds]
+    text = f"{name}  any {limit.of} takes at least {cell(limit.seconds, 's')}, {100 * shorter:.1f} % less"
+    return f"{text}, by {', '.join(shares)}" if shares else text
 
 
 def _gain(difference: Difference) -> str:
@@ -268,6 +297,8 @@ def _run(run: Explained, place: int, difference: Difference) -> dict[str, Any]:
         by_kind.setdefault(kind, {})[cause] = times[place]
     causes = {cause: times[place] for cause, times in difference.by_cause().items()}
     plain = {"name": run.name, "form": run.form, "seconds": run.seconds, "causes": causes, "by_kind": by_kind}
+    limits = [{"of": limit.of, "seconds": limit.seconds, "binds": dict(limit.binds)} for limit in run.limits]
+    plain |= {"limits": limits} if limits else {}
     return {**plain, "choices": {knob: str(value) for knob, value in run.choices.items()}, "notes": list(run.notes)}
 
 

@@ -31,10 +31,19 @@ _NUMBER = re.compile(r"(\s+from)?\s*\b\d+\b")
 
 
 @dataclass(frozen=True)
+class Limit:
+    """A proven time [s] that no run of a sort gets below. of: the sort. binds: what it comes from -> share."""
+
+    of: str
+    seconds: float
+    binds: Mapping[str, float]
+
+
+@dataclass(frozen=True)
 class Explained:
     """The critical path of a point or a profile. form: which of the two. choices: knob -> value, of a point.
 
-    notes: what its causes rest on, and what they leave out.
+    notes: what its causes rest on, and what they leave out. limits: what is proven of other runs, of a point.
     """
 
     name: str
@@ -42,6 +51,7 @@ class Explained:
     path: tuple[Stretch, ...]
     choices: Mapping[str, Any] = field(default_factory=dict)
     notes: Sequence[str] = ()
+    limits: Sequence[Limit] = ()
 
     @property
     def seconds(self) -> float:

@@ -184,7 +184,7 @@ def linear_bound(graph: TaskGraph, design: int = 0, *, intervals: int = 8) -> Li
 
 
 @dataclass
-class _Rows:
+class LinearRows:
     """Rows of `sum of coefficient * variable <= limit`, by what they stand for."""
 
     row: list[int] = field(default_factory=list)
@@ -201,6 +201,12 @@ class _Rows:
             self.value.append(value)
         self.limits.append(limit)
         self.names.append(name)
+
+    def matrix(self, columns: int) -> Any:
+        """The coefficients as a sparse matrix of so many columns."""
+        from scipy.sparse import coo_array
+
+        return coo_array((self.value, (self.row, self.column)), shape=(len(self.limits), columns)).tocsr()
 
 
 @dataclass(frozen=True)
@@ -264,14 +270,13 @@ class _Program:
     def solve(self) -> LinearBound:
         """Build and solve it."""
         from scipy.optimize import linprog
-        from scipy.sparse import coo_array
 
         if self._scale == 0:
             return LinearBound(0.0, {})
         lengths = len(self._ends) + 1
         first, last = self._windows
         offset = lengths + np.concatenate([[0], np.cumsum(last - first + 1)])
-        rows, equal = _Rows(), _Rows()
+        rows, equal = LinearRows(), LinearRows()
         self._capacities(rows, offset)
         self._paths(rows)
         groups = self._laws(rows, offset, int(offset[-1]))
@@ -281,8 +286,7 @@ class _Program:
         count = int(offset[-1]) + groups
         parts: dict[str, Any] = {}
         for name, part in (("ub", rows), ("eq", equal)):
-            shape = (len(part.limits), count)
-            parts[f"A_{name}"] = coo_array((part.value, (part.row, part.column)), shape=shape).tocsr()
+            parts[f"A_{name}"] = part.matrix(count)
             parts[f"b_{name}"] = part.limits
         cost = np.zeros(count)
         cost[:lengths] = 1.0
@@ -291,7 +295,7 @@ class _Program:
             raise RuntimeError(f"the linear program of the bound was not solved: {solved.message}")
         return LinearBound(float(solved.fun) * self._scale, self._binding(solved, rows))
 
-    def _binding(self, solved: Any, rows: _Rows) -> dict[str, float]:
+    def _binding(self, solved: Any, rows: LinearRows) -> dict[str, float]:
         """Shares of the bound by the dual values of the rows, the largest first."""
         lengths = len(self._ends) + 1
         shares: dict[str, float] = defaultdict(float)
@@ -317,7 +321,7 @@ class _Program:
         for place in range(int(offset[task]), int(offset[task + 1])):
             yield first + place - int(offset[task]), place
 
-    def _capacities(self, rows: _Rows, offset: Indices) -> None:
+    def _capacities(self, rows: LinearRows, offset: Indices) -> None:
         """Add what a resource, a pool or a chain of tasks carries in each interval."""
         loads: dict[tuple[str, int], list[tuple[int, float]]] = defaultdict(list)
         for name, kind, task, seconds in self._busy():
@@ -362,7 +366,7 @@ class _Program:
             ends[task] = chain
         return [[task for task in chain if self._work_s[task] > 0] for chain in chains]
 
-    def _paths(self, rows: _Rows) -> None:
+    def _paths(self, rows: LinearRows) -> None:
         """Add that the intervals in which a task must run, and those between two ends, are as long as paths are."""
         first, last = self._windows
         longest: dict[tuple[int, int], float] = defaultdict(float)
@@ -376,12 +380,12 @@ class _Program:
         for (begin, end), seconds in longest.items():
             rows.add(PATH, [(interval, -1.0) for interval in range(begin, end + 1)], -seconds / self._scale)
 
-    def _laws(self, rows: _Rows, offset: Indices, begin: int) -> int:
+    def _laws(self, rows: LinearRows, offset: Indices, begin: int) -> int:
         """Add contention laws; return the number of their variables, which begin at `begin`.
 
         In an interval of length L groups of one chain, of which no two are active at once, are active for A_g, another
         group for A, and both meet for o_g: sum of A_g + A - L <= sum of o_g. A chain of the group does its work in A
-        less the sum of (1 - f_g) o_g.
+        less the sum of (1 - f_g) o_g: f_g is 1 for tasks that a resource keeps as far below their cap.
         """
         graph, lengths = self._one, len(self._ends) + 1
         chains = self._chains_of_groups()
@@ -402,16 +406,22 @@ class _Program:
                     rows.add(PATH, [*self._done(tasks, interval, offset), (active[group] + interval, -1.0)])
             for others in self._together([other for other in groups if (group, other) in met], chains):
                 name = f"{graph.groups[group]} beside {graph.groups[others[0]]}"
-                loss = [(other, 1 - laws[group, other]) for other in others if (group, other) in laws]
+                factors = [(other, laws[group, other]) for other in others if (group, other) in laws]
                 for interval in range(lengths):
                     both = [(met[group, other] + interval, -1.0) for other in others]
                     times = [(active[other] + interval, 1.0) for other in (group, *others)]
                     rows.add(name, [*times, *both, (interval, -1.0)])
-                    lost = [(met[group, other] + interval, share) for other, share in loss]
                     for _, tasks in chains[group]:
                         done = self._done(tasks, interval, offset)
+                        lost = [(met[group, other] + interval, self._lost(tasks, factor)) for other, factor in factors]
                         rows.add(name, [*done, (active[group] + interval, -1.0), *lost])
         return lengths * (len(groups) + len(pairs))
+
+    def _lost(self, tasks: Sequence[int], factor: float) -> float:
+        """Least share of the rates alone of tasks that is lost while their caps are scaled by a factor."""
+        working = [task for task in tasks if self._work_s[task] > 0]
+        ratio = self._one["cap"][0][working] / self._one.isolated_rate()[0][working]
+        return float(1 - np.minimum(1.0, factor * ratio).max(initial=factor))
 
     def _chains_of_groups(self) -> dict[int, list[tuple[int, list[int]]]]:
         """Numbers of the chains that have tasks of each group, with these tasks."""
