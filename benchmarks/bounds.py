@@ -13,8 +13,8 @@ A group of figures is a function; `--only` names groups, such as `speed`.
                 order of the design is optimal; preset_worst_gap: makespan / optimum - 1; search_worst_gap: of a
                 scenario, the best design against the least optimum of all
     graphs      violations: bounds of random graphs that are above what the fluid engine reaches
-    schedules   FiCCO's GEMMs on a mesh and at a switch (benchmarks/synthesis.py). ficco_within_5pct, ficco_worst_gap: the
-                best schedule that is known against the bound. synthesised_better_share: cases in which the synthesised
+    schedules   FiCCO's GEMMs on a mesh and at a switch (benchmarks/synthesis.py). ficco_within_5pct, ficco_worst_gap:
+                the best schedule that is known against the bound. synthesised_better_share: cases in which the synthesised
                 one is 3 % faster than the best preset; synthesised_worse: how many in which it is slower.
                 confirmed_share: of the better ones, those that are 3 % faster with all GPUs simulated, too. search_s:
                 wall time of the study for each search, with an empty cache

@@ -15,11 +15,12 @@ import pandas as pd
 import dse
 from studies.synthesis import MUCH, beside
 
+FICCO = tuple(f"g{number}" for number in range(1, 17))
 _CASES = ("scenario", "topology")
 _SAME = 1 + 1e-9
 
 
-def figures(shapes: Sequence[str] = tuple(f"g{number}" for number in range(1, 17))) -> dict[str, float]:
+def figures(shapes: Sequence[str] = FICCO) -> dict[str, float]:
     """Run the study on one GPU for all, then on all GPUs of the node, in a folder of its own; count."""
     with tempfile.TemporaryDirectory() as folder, _empty_cache(Path(folder)):
         begun = time.perf_counter()
