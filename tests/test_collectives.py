@@ -303,6 +303,19 @@ def test_a_wrong_algorithm_of_msccl_is_refused_in_a_sentence(change: Change, par
         check_schedule(schedule_of_xml(change(RING_OF_TWO)))
 
 
+@given(st.sampled_from(COLLECTIVES), st.integers(0, 10**6), st.sampled_from(["0", "1", "-1", "9", "s", "rrc", "cpy"]))
+def test_damaged_xml_is_a_proven_schedule_or_refused(collective: Collective, place: int, value: str) -> None:
+    text = xml_of(maker("two nodes", collective).pipeline(1))
+    values = [match.span(1) for match in re.finditer(r'"([^"]*)"', text)]
+    start, end = values[place % len(values)]
+    try:
+        checked = check_schedule(schedule_of_xml(text[:start] + value + text[end:]))
+    except ConfigError as error:
+        assert "schedule" in str(error)
+    else:
+        assert checked.collective in COLLECTIVES
+
+
 @pytest.mark.parametrize(
     ("change", "part"),
     [

@@ -22,7 +22,7 @@ _COLLECTIVES: Mapping[str, Collective] = {
 }
 _SENDS, _RECEIVES, _REDUCES = ("s", "rcs", "rrcs", "rrs"), ("r", "rcs", "rrc", "rrcs", "rrs"), ("rrc", "rrcs", "rrs")
 _KINDS = {*_SENDS, *_RECEIVES, "cpy", "re", "nop"}
-_MOST_UNITS = 1 << 20  # of a tensor
+_MOST_UNITS = 1 << 20  # of all GPUs
 Unit = tuple[int, int, int]
 """Block, part (-1 but in an all-to-all), and place in it."""
 
@@ -104,11 +104,12 @@ class _Buffers:
     def __post_init__(self) -> None:
         everything = range(self.num_gpus * self.units)
         for gpu in range(self.num_gpus):
+            own_contribution = frozenset([gpu])
             for at in range(self.units) if self.collective == "all_gather" else everything:
                 block, place = divmod(at, self.units)
                 unit = (gpu, block, place) if self.collective == "all_to_all" else (block, -1, place)
                 unit = (gpu, -1, place) if self.collective == "all_gather" else unit
-                self.cells[self._key(gpu, "i", at)] = _Cell(unit, frozenset([gpu]))
+                self.cells[self._key(gpu, "i", at)] = _Cell(unit, own_contribution)
 
     def _key(self, gpu: int, buffer: str, at: int) -> tuple[int, str, int]:
         """Key of a unit of a buffer: in place, an all-gather's input and a reduce-scatter's output are parts."""
@@ -145,8 +146,10 @@ class _Run:
             _refuse(f"is no <algo> of {', '.join(_COLLECTIVES)}")
         self.name, self.collective = root.get("name", "imported")[:200], _COLLECTIVES[name]
         self.num_gpus, tensor_units = _number(root, "ngpus"), _number(root, "nchunksperloop")
-        if not 2 <= self.num_gpus <= MOST_GPUS or not 1 <= tensor_units <= _MOST_UNITS or tensor_units % self.num_gpus:
-            _refuse(f"needs 2 to {MOST_GPUS} GPUs, and a multiple of them as nchunksperloop, at most {_MOST_UNITS}")
+        if not 2 <= self.num_gpus <= MOST_GPUS or tensor_units < 1 or tensor_units % self.num_gpus:
+            _refuse(f"needs 2 to {MOST_GPUS} GPUs, and a multiple of them as nchunksperloop")
+        if self.num_gpus * tensor_units > _MOST_UNITS:
+            _refuse(f"has more than {_MOST_UNITS} units in all, too many to be run; YAML has no such limit")
         self.units = tensor_units // self.num_gpus
         in_place = root.get("inplace") == "1" and self.collective != "all_to_all"
         self.buffers = _Buffers(self.collective, self.num_gpus, self.units, in_place)
@@ -180,7 +183,7 @@ class _Run:
             if numbers["depid"] not in places:
                 _refuse(f"has a step that waits for threadblock {numbers['depid']}, which its GPU has not")
             numbers["depid"] = places[numbers["depid"]]
-        if not 0 <= numbers["cnt"] <= _MOST_UNITS:
+        if kind != "nop" and not 1 <= numbers["cnt"] <= _MOST_UNITS:
             _refuse(f"has a step of {numbers['cnt']} units")
         buffers = {name: {"input": "i", "output": "o", "scratch": "s"}.get(text := step.get(name, ""), text)
                    for name in ("srcbuf", "dstbuf")}  # fmt: skip
