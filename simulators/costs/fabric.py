@@ -42,6 +42,11 @@ _CROSSINGS = {"gpu": 0, "pcie_switch": 2, "cpu": 4}
 """PCIe switches and bridges between two GPUs and their NICs, both ends, by where the NICs are."""
 
 
+def crossings(placement: str) -> int:
+    """Number of PCIe switches and bridges on the way of a message, both ends together, by where the NICs are."""
+    return _CROSSINGS[placement]
+
+
 @dataclass(frozen=True)
 class PhaseSegment:
     """Part of a phase of a collective. share: its bytes, over those that a GPU sends to all others directly.
@@ -189,7 +194,7 @@ def latency_s(system: System, pattern: Pattern, algorithm: Algorithm) -> Any:
         hops = 3 if algorithm == "direct" and min(system.node.num_gpus, nic.num_nics) > 1 else 1
     else:
         hops = 3 if nodes > network.leaf_nodes else 1
-    return nic.latency_s + _CROSSINGS[nic.placement] * np.asarray(nic.hop_s) + hops * np.asarray(network.hop_s)
+    return nic.latency_s + crossings(nic.placement) * np.asarray(nic.hop_s) + hops * np.asarray(network.hop_s)
 
 
 def pace(system: System, segment: PhaseSegment, *, cus: ArrayLike, pattern: Pattern) -> NDArray[np.float64]:

@@ -1,0 +1,105 @@
+"""Explicit schedules of collectives as YAML.
+
+name: synthesised, 2 pieces
+collective: all_gather
+num_gpus: 8
+units: 2
+chunks:                     # of the tensor's blocks, each of which has `units` units
+- block 0 [0, 1)
+messages:                   # in an order in which they can be sent; numbers are places in `chunks`
+- 0 from 0 to 1
+- 3,4 from 2 to 0, added    # to what GPU 0 has
+- 5 from 1 to 0, added raw  # GPU 1's own contribution
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import yaml
+from pydantic import Field
+
+from dse.config.yaml_checks import parse_yaml
+from dse.errors import ConfigError, Problem, Problems
+from dse.files import read_text
+from dse.values import Frozen
+from search_spaces.collectives.explicit import Collective, CollectiveSchedule, DataChunk, Message, check_schedule
+from search_spaces.collectives.msccl import schedule_of_xml
+from search_spaces.collectives.topology import MOST_GPUS
+
+_MOST_BYTES = 64 << 20
+_CHUNK = re.compile(r"block (\d{1,6})(?:-(\d{1,6}))? \[(\d{1,9}), (\d{1,9})\)")
+_MESSAGE = re.compile(r"(\d{1,9}(?:,\d{1,9})*) from (\d{1,6}) to (\d{1,6})(, added)?( raw)?")
+
+
+class ScheduleText(Frozen):
+    """Content of the YAML of a schedule."""
+
+    name: Annotated[str, Field(max_length=200)]
+    collective: Collective
+    num_gpus: Annotated[int, Field(ge=2, le=MOST_GPUS)]
+    units: Annotated[int, Field(ge=1, le=10**9)]
+    chunks: tuple[str, ...]
+    messages: tuple[str, ...]
+
+
+def yaml_of(schedule: CollectiveSchedule) -> str:
+    """A schedule as YAML, one line for each chunk and message."""
+    head = {name: getattr(schedule, name) for name in ("name", "collective", "num_gpus", "units")}
+    lines = ["chunks:", *(f"- {chunk}" for chunk in schedule.chunks), "messages:"]
+    lines += [f"- {_text(message)}" for message in schedule.messages]
+    return yaml.safe_dump(head, sort_keys=False, allow_unicode=True) + "\n".join(lines) + "\n"
+
+
+def _text(message: Message) -> str:
+    chunks = ",".join(map(str, message.chunks))
+    way = (", added" if message.reduces else "") + (" raw" if message.raw else "")
+    return f"{chunks} from {message.source} to {message.target}{way}"
+
+
+def read_schedule(path: Path) -> CollectiveSchedule:
+    """The schedule of a YAML or MSCCL XML file, proven. Raises ConfigError with the chunk that it loses or doubles."""
+    text = read_text(path, "schedule", most=_MOST_BYTES, way_out="name the YAML or XML file of a schedule")
+    return check_schedule(schedule_of_xml(text) if text.lstrip().startswith("<") else schedule_of_yaml(text))
+
+
+def schedule_of_yaml(text: str) -> CollectiveSchedule:
+    """The schedule that a YAML text says, not proven. Raises ConfigError."""
+    tree, check = _tree(text), Problems()
+    read = check.model(ScheduleText, tree, path="schedule")
+    check.done("schedule")
+    assert read is not None
+    chunks, messages = list(_chunks(read, check)), list(_messages(read, check))
+    check.done("schedule")
+    return CollectiveSchedule(read.name, read.collective, read.num_gpus, read.units, tuple(chunks), tuple(messages))
+
+
+def _tree(text: str) -> Any:
+    try:
+        return parse_yaml(text, "schedule")
+    except (yaml.YAMLError, ValueError) as error:
+        raise ConfigError([Problem("schedule", f"is no YAML: {str(error).splitlines()[0]}")]) from None
+
+
+def _chunks(read: ScheduleText, check: Problems) -> Iterator[DataChunk]:
+    for place, text in enumerate(read.chunks):
+        match = _CHUNK.fullmatch(text)
+        if match is None:
+            check.add(f"schedule.chunks.{place}", "is no chunk", value=text, way_out="write block 0 [0, 1)")
+        else:
+            block, part, start, end = match.groups()
+            size = int(end) - int(start)
+            yield DataChunk(int(block), int(start), size, -1 if part is None else int(part))
+
+
+def _messages(read: ScheduleText, check: Problems) -> Iterator[Message]:
+    for place, text in enumerate(read.messages):
+        match = _MESSAGE.fullmatch(text)
+        if match is None or (match[5] and not match[4]):
+            check.add(f"schedule.messages.{place}", "is no message", value=text, way_out="write 0 from 0 to 1, added")
+        else:
+            chunks = tuple(map(int, match[1].split(",")))
+            yield Message(int(match[2]), int(match[3]), chunks, match[4] is not None, match[5] is not None)
