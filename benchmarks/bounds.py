@@ -14,10 +14,11 @@ A group of figures is a function; `--only` names groups, such as `speed`.
                 scenario, the best design against the least optimum of all
     graphs      violations: bounds of random graphs that are above what the fluid engine reaches
     schedules   FiCCO's GEMMs on a mesh and at a switch (benchmarks/synthesis.py). ficco_within_5pct, ficco_worst_gap:
-                the best schedule that is known against the bound. synthesised_better_share: cases in which the synthesised
-                one is 3 % faster than the best preset; synthesised_worse: how many in which it is slower.
+                the best schedule that is known against the bound. synthesised_better_share: cases in which the
+                synthesised one is 3 % faster than the best preset; synthesised_worse: how many in which it is slower.
                 confirmed_share: of the better ones, those that are 3 % faster with all GPUs simulated, too. search_s:
                 wall time of the study for each search, with an empty cache
+    collectives collective_gap_worst, small_slower: collectives alone (benchmarks/collective_schedules.py)
     speed       bounds_per_s: path and resource, 64 tasks. lp_per_s: linear programs, 512 tasks; seconds of CPU
 """
 
@@ -30,7 +31,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from benchmarks import synthesis
+from benchmarks import collective_schedules, synthesis
 from benchmarks.graphs import pipeline
 from benchmarks.instances import MOST_JOBS, gather, random_graph
 from benchmarks.timing import best
@@ -159,6 +160,7 @@ GROUPS: dict[str, Callable[[Size], dict[str, float]]] = {
     "presets": presets,
     "graphs": graphs,
     "schedules": lambda size: synthesis.figures(),
+    "collectives": lambda size: collective_schedules.measure(),
     "speed": speed,
 }
 
