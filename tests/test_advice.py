@@ -17,10 +17,10 @@ from dse.cli import main
 from dse.errors import ConfigError
 from simulators.profiles.advice import Advice, advise, machine_of
 from simulators.profiles.contended import EXPECTED, contended
-from simulators.profiles.effects import LATER, Setting
+from simulators.profiles.effects import FIRST, LATER, Setting
 from simulators.profiles.laws import assumed_laws, learn_laws
 from simulators.profiles.profile import Profile, profile_of
-from simulators.profiles.what_if import Plan, WhatIfs, best_together, lower_bound, try_all
+from simulators.profiles.what_if import Plan, WhatIfs, best_together, lower_bound, ordered, try_all
 
 US = 1e-6
 GEMM, SUM = "sm90_xmma_gemm_bf16", "ncclDevKernel_AllReduce_Sum_bf16_RING_LL"
@@ -132,6 +132,16 @@ def test_merged_buckets_save_a_latency_each() -> None:
 
 def test_buckets_that_kernels_wait_for_one_by_one_are_not_merged() -> None:
     assert gain(what_ifs(serial()), Setting("2 merged"))[EXPECTED] == pytest.approx(0, abs=1e-6)
+
+
+def test_a_collective_of_high_priority_waits_for_one_wave_of_the_kernel_beside_it() -> None:
+    rows = [kernel(GEMM, "7", 0, 1000, ctas=4 * 132), kernel(SUM, "20", 0, 10, ctas=16)]
+    rows += [kernel(SUM, "20", 610, 1000, ctas=16), kernel("adam", "7", 1611, 50, ctas=400)]
+    runs = what_ifs(profile_of(rows, "made"))
+    (paused,) = ordered(runs.model, runs.model.structure, 0, FIRST).paused_s.values()
+    assert runs.model.unknown_s.max() == pytest.approx(600 * US, rel=0.02)
+    assert paused == pytest.approx(250 * US)
+    assert 150 < gain(runs, Setting(FIRST))[EXPECTED] < 350  # both run slower beside one another
 
 
 def test_kernels_that_go_first_hide_a_collective() -> None:

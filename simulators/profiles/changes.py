@@ -65,6 +65,23 @@ def start_early(model: Contended, structure: Structure, group: int) -> Structure
     return replace(structure, previous=tuple(previous), launch_s=tuple(launches), needs=needs)
 
 
+def prioritise(model: Contended, structure: Structure, group: int) -> Structure:
+    """Collectives of a group have the highest priority: one that waited for an unknown reason beside a kernel that
+    computes waits for one wave of CTAs of that kernel at most, after which SMs become free.
+    """
+    profile, paused = model.profile, dict(structure.paused_s)
+    ctas = profile.kernels["ctas"].to_numpy(float, na_value=float("nan"))
+    for collective in members(model, group):
+        if (waited := float(model.unknown_s[collective])) > 0:
+            ready = profile.start_s[collective] - waited
+            ran = profile.is_compute & (profile.start_s <= ready) & (profile.end_s > ready)
+            if ran.any():
+                beside = int(np.flatnonzero(ran)[-1])
+                waves = np.ceil(ctas[beside] / model.laws.sms) if np.isfinite(ctas[beside]) else 1.0
+                paused[collective] = min(waited, float(profile.seconds[beside] / max(waves, 1.0)))
+    return replace(structure, paused_s=paused)
+
+
 def cut(model: Contended, structure: Structure, group: int, *, parts: int) -> Structure:
     """Collectives of a group are cut into equal parts with the kernel before and the kernels that wait for them."""
     needs, launched = dict(structure.needs), dict(structure.parts)

@@ -57,6 +57,7 @@ class Structure:
     """What waits for what. previous [N]: kernel before on the stream, or -1. launch_s [N]: of the launch that it waits
     for, or NaN. needs: by kernel. parts: by kernel, the number that it is launched in, and the factor on its work.
     fused: kernels that run as a part of the one before, and the factor on their work in each case of the laws.
+    paused_s: for how long kernels wait that waited for an unknown reason, where that is not as recorded.
     """
 
     previous: tuple[int, ...]
@@ -64,6 +65,7 @@ class Structure:
     needs: Mapping[int, tuple[Need, ...]]
     parts: Mapping[int, tuple[int, float]] = field(default_factory=dict)
     fused: Mapping[int, tuple[float, ...]] = field(default_factory=dict)
+    paused_s: Mapping[int, float] = field(default_factory=dict)
 
     @classmethod
     def of(cls, profile: Profile, delays: Waits) -> Structure:
@@ -360,8 +362,8 @@ class _Lowering:
         parts, _ = self.structure.parts.get(kernel, (1, 1.0))
         own = begun == 0.0 or (parts > 1 and abs(begun * parts - round(begun * parts)) < 1e-9)
         latency = self.model.laws.rate.latency_s if begun > 0 and self.model.group[kernel] >= 0 else 0.0
-        unknown = self.model.unknown_s[kernel] if begun == 0.0 else 0.0
-        return float(self.model.waits.gap_s + latency + unknown) if own else 0.0
+        paused = self.structure.paused_s.get(kernel, self.model.unknown_s[kernel]) if begun == 0.0 else 0.0
+        return float(self.model.waits.gap_s + latency + paused) if own else 0.0
 
     def _work(self, kernel: int) -> Any:
         """Time of a kernel alone: a number, or [B] where scenarios differ."""

@@ -30,9 +30,19 @@ Floats = NDArray[np.float64]
 Mover = Literal["SMs", "copy engines", "switch"]
 
 RECORDED = "as recorded"
-ORDERS = (RECORDED, "earlier", "in 2 parts", "in 4 parts", "in 8 parts", "2 merged", "4 merged", "waited for later")
+ORDERS = (
+    RECORDED,
+    "earlier",
+    "high priority",
+    "in 2 parts",
+    "in 4 parts",
+    "in 8 parts",
+    "2 merged",
+    "4 merged",
+    "waited for later",
+)
 """What can be done with when collectives of a group run."""
-LATER = "waited for later"
+FIRST, LATER = "high priority", "waited for later"
 LINKS = (1.0, 1.5, 2.0, 4.0)
 """Factors on the rate of links."""
 _PATTERNS: Mapping[str, Pattern] = {

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from dse.progress import bar
 from simulators.profiles import changes
 from simulators.profiles.contended import EXPECTED, Contended, Numbers, Ran, Structure
-from simulators.profiles.effects import LATER, LINKS, ORDERS, RECORDED, Effects, Mover, Setting
+from simulators.profiles.effects import FIRST, LATER, LINKS, ORDERS, RECORDED, Effects, Mover, Setting
 from simulators.profiles.fusion import fuse
 from simulators.profiles.laws import CASES, side_by_side
 from simulators.profiles.micro_batches import Halved, halved
@@ -162,6 +162,8 @@ def ordered(model: Contended, structure: Structure, group: int, order: str) -> S
     """A structure with one of `ORDERS` for a group of collectives."""
     if order == "earlier":
         return changes.start_early(model, structure, group)
+    if order == FIRST:
+        return changes.prioritise(model, structure, group)
     if order == LATER:
         return changes.wait_later(model, structure, group)
     if order.endswith("parts"):
