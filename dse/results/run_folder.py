@@ -248,3 +248,13 @@ def _check_rows(path: Path, part: Any, goals: Sequence[str]) -> None:
         for name in (name for name in goals if name in part.column_names):
             if ok.num_rows and not pc.all(pc.fill_null(pc.is_finite(ok.column(name).cast("double")), False)).as_py():
                 raise output_files.file_error(path, f"has rows with a result and without a finite {name}")
+
+
+def writable(out: str) -> Outputs:
+    """A folder to write into. Raises ConfigError where it cannot be made."""
+    outputs = Outputs(Path(out))
+    try:
+        outputs.folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError([Problem("out", f"cannot be made ({error.strerror})", out)]) from None
+    return outputs

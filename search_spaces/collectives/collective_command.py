@@ -23,7 +23,7 @@ import yaml
 from dse.backend import Interval
 from dse.errors import ConfigError, Problem, Problems, pairs
 from dse.plots.quantities import with_unit
-from dse.results.run_folder import Outputs
+from dse.results.run_folder import Outputs, writable
 from dse.results.words import cell
 from dse.units import Bytes
 from dse.values import Frozen
@@ -91,7 +91,7 @@ def collective(words: Sequence[str]) -> int:
     console = report.console()
     for line in answer(compared):
         console.print(line, soft_wrap=True, highlight=False)
-    outputs = _folder(options.get("out", f"outputs/collective/{request.pattern}_{topology.name}"))
+    outputs = writable(options.get("out", f"outputs/collective/{request.pattern}_{topology.name}"))
     _write(compared, outputs)
     console.print(f"written to {outputs.folder}/: schedule.yaml, schedule.xml, algorithms.parquet, figures/*")
     return 0
@@ -209,15 +209,6 @@ def over_sizes(compared: Compared, sizes: Sequence[float] = SIZES) -> pd.DataFra
         for size, time_s in zip(sizes, of_sizes, strict=True)
     ]
     return pd.DataFrame(rows, columns=["name", "num_bytes", "seconds", "bus_bytes_per_s"])
-
-
-def _folder(out: str) -> Outputs:
-    outputs = Outputs(Path(out))
-    try:
-        outputs.folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError([Problem("out", f"cannot be made ({error.strerror})", out)]) from None
-    return outputs
 
 
 def _write(compared: Compared, outputs: Outputs) -> None:

@@ -20,12 +20,12 @@ import numpy as np
 
 from dse.backend import Interval
 from dse.errors import pairs
-from dse.results.run_folder import Outputs
+from dse.results.run_folder import Outputs, writable
 from dse.results.words import cell
 from simulators.profiles.advice import Advice, GroupAdvice, advise, machine_of
 from simulators.profiles.contended import Ran
 from simulators.profiles.effects import Setting
-from simulators.profiles.import_command import drawn, writable
+from simulators.profiles.import_command import drawn
 from simulators.profiles.laws import CASES, Estimate
 from simulators.profiles.readers import read
 

@@ -17,11 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 from dse.errors import ConfigError, Problem
 from dse.results.finished_run import Finished
-from dse.results.run_folder import Outputs
+from dse.results.run_folder import Outputs, writable
 from dse.results.words import AS_FAST, cell, choice_in_words, gain_in_words
 from simulators.profiles.critical_path import critical_path
 from simulators.profiles.explanation import POINT, PROFILE, Difference, Explained, Limit, Pair, compare
-from simulators.profiles.import_command import writable
 from simulators.taskgraph.bounds import bound, linear_bound
 from simulators.taskgraph.causes import CAUSES, COMPUTE, path_stretches
 from simulators.taskgraph.symmetry import reduce_graph

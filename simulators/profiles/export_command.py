@@ -15,12 +15,11 @@ import numpy as np
 
 from dse.errors import ConfigError, Problem, pairs
 from dse.results.output_files import working_on_folders
-from dse.results.run_folder import Outputs
+from dse.results.run_folder import Outputs, writable
 from dse.study.plan_again import Present
 from dse.study.replay import stored_point
 from simulators.profiles.chakra import ExecutionTrace, write_chakra
 from simulators.profiles.chakra_graphs import collective_of, trace_of_profile, trace_of_run
-from simulators.profiles.import_command import writable
 from simulators.profiles.readers import read
 from simulators.profiles.replay import replay
 

@@ -12,13 +12,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dse.backend import Interval
-from dse.errors import ConfigError, Problem
 from dse.results.run_folder import Outputs
 from dse.results.words import cell
 from simulators.profiles.profile import Profile
@@ -32,16 +30,6 @@ if TYPE_CHECKING:
 _INFERRED = (OTHER_STREAM, SMS, UNKNOWN)
 _SHOWN = 8  # classes of kernels in the table
 _BARS = 1000  # that fit beside one another into the picture
-
-
-def writable(out: str) -> Outputs:
-    """A folder to write into. Raises ConfigError where it cannot be made."""
-    outputs = Outputs(Path(out))
-    try:
-        outputs.folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError([Problem("out", f"cannot be made ({error.strerror})", out)]) from None
-    return outputs
 
 
 def answer(done: Replayed) -> Iterator[Table | str]:

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from dse.errors import pairs
-from dse.results.run_folder import Outputs
+from dse.results.run_folder import Outputs, writable
 from simulators.profiles import import_command, ranks_command
 from simulators.profiles.profile import Profile
 from simulators.profiles.readers import files_of
@@ -33,7 +33,7 @@ def trace_import(words: Sequence[str]) -> int:
     name = paths[0].name.partition(".")[0] if paths else ""
     profiles, unread = ranks_command.read_files(paths)
     lines, write, files = _one(profiles[0]) if len(profiles) == 1 else _several(profiles, unread)
-    outputs = import_command.writable(options.get("out", f"outputs/trace_import/{name}"))
+    outputs = writable(options.get("out", f"outputs/trace_import/{name}"))
     console = report.console()
     for line in lines:
         console.print(line, soft_wrap=True)
