@@ -31,7 +31,15 @@ from simulators.profiles.machine import ProfiledMachine
 from simulators.profiles.what_if import Plan
 
 Order = Literal[
-    "as_recorded", "earlier", "in_2_parts", "in_4_parts", "in_8_parts", "2_merged", "4_merged", "waited_for_later"
+    "as_recorded",
+    "earlier",
+    "high_priority",
+    "in_2_parts",
+    "in_4_parts",
+    "in_8_parts",
+    "2_merged",
+    "4_merged",
+    "waited_for_later",
 ]
 MoverName = Literal["sms", "copy_engines", "switch"]
 _MOVERS: Mapping[str, Mover] = {"sms": "SMs", "copy_engines": "copy engines", "switch": "switch"}
