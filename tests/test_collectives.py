@@ -6,10 +6,12 @@ import functools
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import mostly_nightly
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -183,8 +185,7 @@ def test_a_schedule_for_other_links_is_refused() -> None:
 
 
 @pytest.mark.slow
-@EVERYTHING
-@EVERYWHERE
+@pytest.mark.parametrize(("fabric", "collective"), mostly_nightly(list(product(FABRICS, COLLECTIVES)), every=3))
 def test_no_schedule_is_below_the_bound_and_the_synthesised_one_is_the_fastest(
     fabric: str, collective: Collective
 ) -> None:

@@ -48,7 +48,7 @@ RUN = {**dict.fromkeys(("ficco_sweep", "conccl", "t3", "t3_mi300x", "fused_ops",
 
 NIGHTLY, QUICK = (
     pytest.mark.nightly,
-    ("ficco_sweep", "ficco", "fused_ops", "goldyloc", "jitq", "seqpoint", "whole_models"),
+    ("ficco_sweep", "fused_ops", "goldyloc"),
 )
 
 
