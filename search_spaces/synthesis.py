@@ -35,6 +35,8 @@ _ENGINE = "fluid"
 _COUNTS = (1, 2, 4, 8, 16, 32, 64)  # of chunks of the presets
 _UNFUSED = 8  # chunks of presets with a GEMM for each peer, at most
 _SHARED = (4, 8, 16, 32)  # chunks that engines and a kernel share
+_SHARES = (0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5)  # of such a chunk, that the kernel moves
+_EIGHTHS = (1, 2, 3, 4, 6, 8)  # of the CUs that the library takes
 _FINEST = 1024  # parts of a shard, of which cuts are multiples
 _SEEDS = 5  # structures that are improved
 _BATCH = 64  # numbers of one structure that are run at once
@@ -181,7 +183,7 @@ class Search:
     def _even(self, sketch: Sketch, cus: Sequence[int] = ()) -> tuple[Ints, Ints]:
         """Cuts as even as they can be, and numbers of CUs that are tried."""
         cuts = np.arange(1, sketch.intervals) * self.parts // sketch.intervals
-        tried = cus or sorted({max(1, self._most_cus * part // 8) for part in (1, 2, 3, 4, 6, 8)})
+        tried = cus or sorted({max(1, self._most_cus * part // 8) for part in _EIGHTHS})
         if not sketch.kernels:
             return cuts[None], np.empty((1, 0), np.int64)
         return np.repeat(cuts[None], len(tried), axis=0), np.repeat(np.array(tried)[:, None], sketch.kernels, axis=1)
@@ -229,10 +231,10 @@ class Search:
     def _tuned_share(self, sketch: Sketch) -> Plan:
         """The best plan of chunks that are shared, over the share and the CUs of the kernel."""
         count, cuts, cus = sketch.intervals // 2, list[Ints](), list[int]()
-        for share in (0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5):
+        for share in _SHARES:
             ends = np.arange(1, count + 1) * self.parts / count
             both = np.stack([ends - share * self.parts / count, ends], axis=1).reshape(-1)[:-1]
-            for part in (1, 2, 3, 4, 6, 8):
+            for part in _EIGHTHS:
                 cuts.append(np.rint(both).astype(np.int64))
                 cus.append(max(1, self._most_cus * part // 8))
         table = _rising(np.stack(cuts), self.parts)
@@ -261,7 +263,7 @@ class Search:
         return plan
 
     def _shift(self, cuts: Ints, size: int) -> None:
-        """Shift a cut, some of them, or all from a place on, by up to `size` parts; in place."""
+        """Shift a cut or some that follow one another by up to `size` parts, or all in proportion; in place."""
         count = cuts.shape[1]
         for row in cuts:
             steps = int(self._random.integers(1, size + 1)) * (1 if self._random.random() < 0.5 else -1)
@@ -272,8 +274,7 @@ class Search:
                 last = int(self._random.integers(first, count)) + 1
                 row[first:last] += steps
             else:  # growing or shrinking in proportion
-                place = np.arange(1, count + 1) / (count + 1)
-                row[:] = np.rint(self.parts * (row / self.parts) ** np.exp(self._random.normal(0, 0.3)) + 0 * place)
+                row[:] = np.rint(self.parts * (row / self.parts) ** np.exp(self._random.normal(0, 0.3)))
 
     # ---------------------------------------------------------------- structures
 

@@ -148,7 +148,8 @@ class Synthesised(CommEngineKnobs):
         """Yield what is wrong with the steps, with the interval."""
         if not self.steps:
             return
-        if self.cuts[0] != 0 or self.cuts[-1] != self.parts or any(b <= a for a, b in itertools.pairwise(self.cuts)):
+        ends = self.cuts[:1] + self.cuts[-1:]
+        if ends != (0, self.parts) or any(b <= a for a, b in itertools.pairwise(self.cuts)):
             yield f"cut the shards at {list(self.cuts)}, which do not rise from 0 to schedule.parts = {self.parts}"
         elif any(kernel is not None and kernel >= len(self.kernels) for kernel in self._movers):
             yield f"name a kernel that there is not: schedule.kernels has {len(self.kernels)}"

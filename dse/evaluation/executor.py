@@ -310,7 +310,8 @@ def _groups(pieces: Iterable[_Piece], most: int, takes_long: Callable[[BaseModel
     group: list[_Piece] = []
     count = 0
     for piece in pieces:
-        if group and (count + piece.block.size > most or takes_long(piece.batch.design)):
+        slow = any(takes_long(other.batch.design) for other in (*group[-1:], piece))
+        if group and (slow or count + piece.block.size > most):
             yield group
             group, count = [], 0
         group.append(piece)

@@ -21,7 +21,7 @@ from simulators.hardware.network import link_rules
 from simulators.hardware.system import System
 from simulators.overlap.batch import Grid, grids
 from simulators.overlap.cost_models import model_names, model_rules, reads_fact
-from simulators.overlap.design import Design, Schedule, ScheduleKnobs
+from simulators.overlap.design import Bound, Design, Schedule, ScheduleKnobs
 from simulators.overlap.idle_knobs import same_timeline, without_priorities
 from simulators.overlap.metrics import (
     BOUNDS,
@@ -294,9 +294,7 @@ class OverlapBackend(Backend):
 
     def _schedule_bound(self, batch: Batch) -> Floats | None:
         ((_, grid),) = grids([batch])
-        design = grid.design
-        knobs = design.schedule if isinstance(design.schedule, ScheduleKnobs) else None
-        proven = None if knobs is None else knobs.bound(design.system, design.workload)
+        proven = _proven(grid.design)
         return None if proven is None else np.broadcast_to(proven.seconds, grid.shape).reshape(batch.shape)
 
     def binding(self, design: BaseModel) -> tuple[float, str] | None:
@@ -304,9 +302,7 @@ class OverlapBackend(Backend):
         its tasks.
         """
         assert isinstance(design, Design)
-        knobs = design.schedule if isinstance(design.schedule, ScheduleKnobs) else None
-        proven = None if knobs is None else knobs.bound(design.system, design.workload)
-        if proven is None:
+        if (proven := _proven(design)) is None:
             return None
         return float(np.ravel(proven.seconds)[0]), proven.names[int(np.ravel(proven.binds)[0])]
 
@@ -348,6 +344,13 @@ class OverlapBackend(Backend):
         """Constants of the system with their sources, as far as the models of costs and the workload read them."""
         assert isinstance(design, Design)
         return [fact for fact in design.system.facts() if reads_fact(design, fact[0])]
+
+
+def _proven(design: Design) -> Bound | None:
+    """The bound of all schedules with the means of a design's; None where there is none."""
+    if not isinstance(design.schedule, ScheduleKnobs):
+        return None
+    return design.schedule.bound(design.system, design.workload)
 
 
 def _results_by_batch(batches: Sequence[Batch], results: Callable[[Grid], Results]) -> list[Results]:
