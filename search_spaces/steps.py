@@ -15,13 +15,17 @@ LOCAL = 0
 
 
 class Step(Frozen):
-    """A move, or a GEMM. kernel: which one moves it; None: DMA engines. peers: whose shards, by distance; None: all."""
+    """A move, or a GEMM. kernel: which one moves it; None: DMA engines. peers: whose shards, by distance; None: all.
+
+    after: a pause of a move: the number of a step before it that it waits for besides what it needs.
+    """
 
     move: Range | None = None
     kernel: Annotated[int, Field(ge=0, le=64)] | None = None
     compute: Range | None = None
     local: Range | None = None
     peers: tuple[Annotated[int, Field(ge=1)], ...] | None = None
+    after: Annotated[int, Field(ge=0)] | None = None
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -29,6 +33,8 @@ class Step(Frozen):
             raise ValueError("a step has either `move`, or `compute` or `local`")
         if self.move is None and self.kernel is not None:
             raise ValueError("only a move has a kernel")
+        if self.move is None and self.after is not None:
+            raise ValueError("only a move pauses: GEMMs follow one another")
         if any(part is not None and part[0] >= part[1] for part in (self.move, self.compute, self.local)):
             raise ValueError("a range [a, b] has a < b")
         return self

@@ -4,14 +4,15 @@ A sketch is a structure: which intervals between cuts each move and each GEMM ha
 the places of the cuts and the CUs of the kernels. Seeds are the presets (`chunked`, `shard_p2p` and their knobs), and
 their chunks shared between DMA engines and a kernel; numbers are changed a few at a time, a batch of changes in one run
 of the compiled engine. Then structures are changed: intervals cut in two, ranges split and merged, movers exchanged,
-GEMMs put elsewhere in the stream, the local shard divided; each with its numbers tuned, and accepted where it is no
-longer than what was accepted some changes before (late acceptance). What binds the bound (`search_spaces.bounds`) says
-whether moves or GEMMs are changed more often; the search ends at the bound. The same seed finds the same schedule.
+moves paused, GEMMs put elsewhere in the stream, the local shard divided; each with its numbers tuned, and accepted
+where it is no longer than what was accepted some changes before (late acceptance). What binds the bound
+(`search_spaces.bounds`) says whether moves or GEMMs are changed more often; the search ends at the bound. The same
+seed finds the same schedule.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -29,7 +30,7 @@ from simulators.workloads.operators import Workload
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
-VERSION = "1"
+VERSION = "2"
 """Of the search; raise it with every change that finds other schedules."""
 _ENGINE = "fluid"
 _COUNTS = (1, 2, 4, 8, 16, 32, 64)  # of chunks of the presets
@@ -47,12 +48,16 @@ _ENOUGH = 1.0005  # times the bound: nothing is left to gain
 
 @dataclass(frozen=True)
 class Transfer:
-    """Intervals first to last - 1 of the shards of peers (none: all), by a kernel or by DMA engines (None)."""
+    """Intervals first to last - 1 of the shards of peers (none: all), by a kernel or by DMA engines (None).
+
+    after: interval whose first GEMM it waits for; None: no pause.
+    """
 
     first: int
     last: int
     kernel: int | None = None
     peers: tuple[int, ...] = ()
+    after: int | None = None
 
 
 @dataclass(frozen=True)
@@ -144,27 +149,32 @@ class Search:
             "masked": sketch.masked,
         }
 
-    def _steps(self, sketch: Sketch) -> Iterator[Step]:
-        """Yield moves and GEMMs in an order in which none waits for a later one."""
-        none: dict[str, Any] = dict.fromkeys(Step.model_fields)
+    def _steps(self, sketch: Sketch) -> list[Step]:
+        """Moves and GEMMs in an order in which none waits for a later one. A pause for what comes later is none."""
         left = [
-            Step.model_construct(
-                **{**none, "move": (move.first, move.last), "kernel": move.kernel, "peers": move.peers or None}
-            )
+            _step(move=(move.first, move.last), kernel=move.kernel, peers=move.peers or None, after=move.after)
             for move in sketch.moves
         ]
-        made = set[tuple[int, int]]()
-        if self._gathers:
-            yield from left
+        steps, made, ends = list[Step](), set[tuple[int, int]](), dict[int, int]()
+        if self._gathers and all(move.after is None for move in left):
+            steps, left = left, []
         for product in sketch.products:
-            about = {"compute": product.compute, "local": product.local, "peers": product.peers or None}
-            step = Step.model_construct(**{**none, **about})
-            yield step
+            step = _step(compute=product.compute, local=product.local, peers=product.peers or None)
+            cells = set(step.cells(self._peers))
+            if self._gathers:
+                _submit(self._due(left, cells), left, steps, ends)
+            ends = dict.fromkeys((part for _, part in cells), len(steps)) | ends
+            steps.append(step)
             if not self._gathers:
-                made |= set(step.cells(self._peers))
-                ready = [move for move in left if set(move.cells(self._peers)) <= made]
-                yield from ready
-                left = [move for move in left if move not in ready]
+                made |= cells
+                ready = [move for move in left if move.after is None or move.after in ends]
+                _submit([move for move in ready if set(move.cells(self._peers)) <= made], left, steps, ends)
+        return steps
+
+    def _due(self, left: Sequence[Step], cells: set[tuple[int, int]]) -> list[Step]:
+        """Moves that bring something of a GEMM, and those that their movers have before them."""
+        last = {move.kernel: place for place, move in enumerate(left) if not cells.isdisjoint(move.cells(self._peers))}
+        return [move for place, move in enumerate(left) if place <= last.get(move.kernel, -1)]
 
     def seconds(self, sketch: Sketch, cuts: Ints, cus: Ints) -> Floats:
         """Makespans [B] of a structure with inner cuts [B, I - 1] and CUs [B, K]."""
@@ -297,6 +307,7 @@ class Search:
     def _changed(self, plan: Plan) -> Plan | None:
         """A plan with one change of its structure; None where the change that was drawn does not fit."""
         of_moves: list[Callable[[Plan], Plan | None]] = [self._split_move, self._merge_moves, self._another_mover]
+        of_moves.append(self._pause)
         of_products = [self._split_product, self._merge_products, self._put_elsewhere, self._apart]
         weight = 3 if self.binds.startswith("links") else 1
         changes = [self._cut, self._cut, *of_moves * weight, *of_products * (4 - weight)]
@@ -321,7 +332,12 @@ class Search:
             return None if ranged is None else (ranged[0] + (ranged[0] > place), ranged[1] + (ranged[1] > place))
 
         moves = tuple(
-            replace(move, first=move.first + (move.first > place), last=move.last + (move.last > place))
+            replace(
+                move,
+                first=move.first + (move.first > place),
+                last=move.last + (move.last > place),
+                after=None if move.after is None else move.after + (move.after > place),
+            )
             for move in sketch.moves
         )
         products = tuple(replace(of, compute=grown(of.compute), local=grown(of.local)) for of in sketch.products)
@@ -346,7 +362,7 @@ class Search:
             (one, two)
             for one in moves
             for two in moves
-            if one.last == two.first and one.peers == two.peers and one.kernel == two.kernel
+            if (one.last, one.peers, one.kernel, one.after) == (two.first, two.peers, two.kernel, two.after)
         ]
         if not pairs:
             return None
@@ -366,6 +382,13 @@ class Search:
         moves = [move if move.kernel is None else replace(move, kernel=used.index(move.kernel)) for move in moves]
         drawn = [*plan.cus, int(self._random.integers(1, self._most_cus + 1))]
         return replace(_with(plan, moves=tuple(moves), masked=False), cus=tuple(drawn[kernel] for kernel in used))
+
+    def _pause(self, plan: Plan) -> Plan | None:
+        """A move that waits for the first GEMM on some interval, or for none."""
+        moves = list(plan.sketch.moves)
+        place, after = self._pick(moves), int(self._random.integers(-1, plan.sketch.intervals))
+        moves[place] = replace(moves[place], after=None if after < 0 else after)
+        return _with(plan, moves=tuple(moves))
 
     def _split_product(self, plan: Plan) -> Plan | None:
         products = plan.sketch.products
@@ -417,6 +440,21 @@ class Search:
             cells += [(peer, part) for peer in peers for part in range(*(product.compute or (0, 0)))]
             cells += [(0, part) for part in range(*(product.local or (0, 0)))]
         return len(cells) == len(set(cells)) == (self._peers + 1) * sketch.intervals
+
+
+_NOTHING: dict[str, Any] = dict.fromkeys(Step.model_fields)
+
+
+def _step(**parts: Any) -> Step:
+    """A step, not checked."""
+    return Step.model_construct(**{**_NOTHING, **parts})
+
+
+def _submit(moves: Sequence[Step], left: list[Step], steps: list[Step], ends: Mapping[int, int]) -> None:
+    """Put moves among the steps; `after` becomes the number of the step that first computes the interval."""
+    for move in moves:
+        left.remove(move)
+        steps.append(move if move.after is None else _step(**{**dict(move), "after": ends.get(move.after)}))
 
 
 def _with(plan: Plan, **changes: Any) -> Plan:

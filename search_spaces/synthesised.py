@@ -5,6 +5,7 @@ in which they are submitted; a range [a, b] stands for what is between cuts a an
 
     {move: [0, 2]}                    DMA engines move it, after what they were given before
     {move: [2, 3], kernel: 0}         a kernel on `kernels[0]` CUs moves it, after the kernel before it of as many CUs
+    {move: [3, 4], after: 1}          engines pause until step 1 has ended, the first one being 0
     {compute: [0, 2]}                 one GEMM on it, next in the stream, once it has arrived
     {local: [0, 3]}                   a GEMM on the local shard; with `compute`, one on both
 
@@ -164,6 +165,8 @@ class Synthesised(CommEngineKnobs):
             mine, other = ("moves", "computes") if step.move is not None else ("computes", "moves")
             if step.compute and step.local and self.cut_dim == "k" and step.compute != step.local:
                 yield f"step {number} computes slices of different depths at once"
+            if step.after is not None and step.after >= number:
+                yield f"step {number} waits for step {step.after}, which does not come before it"
             for peer, part in step.cells(num_peers):
                 about = f"step {number} {mine} interval {part} of the shard of peer {peer}"
                 if peer > num_peers or part >= last:
@@ -210,6 +213,7 @@ class _Lowering:
         self._left = sum(step.move is not None for step in plan.steps)
         self._added: set[int] = set()  # peers of whose rows a part of the product has been made
         self._consumed: set[int] = set()
+        self._ends: list[list[int]] = []  # of each step, the tasks that end it
 
     def run(self) -> None:
         """Add all steps, and what adds up operands that engines moved."""
@@ -227,8 +231,11 @@ class _Lowering:
         chosen = [route for route in line.routes if route.peer in peers]
         cells = list(step.cells(len(line.routes)))
         after = [] if gathers else list(dict.fromkeys(self._tasks[cell] for cell in cells))
+        if step.after is not None:
+            after = list(dict.fromkeys([*after, *self._ends[step.after]]))
         amounts = [(route, self._amount(route, step.move)) for route in chosen]
         moved = line.step(f"move {number}", amounts, after=after, by=self._places[step.kernel])
+        self._ends.append(moved)
         self._left -= 1
         of_peer = {route.peer: task for route, task in zip(chosen, moved, strict=True)}
         if gathers:
@@ -262,6 +269,7 @@ class _Lowering:
         self._consumed |= set(after)
         beside = self._left > 0 or not set(self._tasks.values()) <= self._consumed or not gathers
         task = line.gemm(f"gemm {number}", (rows, cols, depth), after=after, overlapped=beside, accumulate=again)
+        self._ends.append([task])
         if not gathers:
             self._tasks |= dict.fromkeys(cells, task)
 

@@ -383,3 +383,63 @@ def test_synthesised_schedules_are_near_the_bound_and_never_slower() -> None:
     reached = collective_schedules.measure()
     assert reached["collective_gap_worst"] <= 0.02
     assert reached["small_slower"] == 0
+
+
+# Moves of an overlap schedule
+
+STEPS = """
+parts: 8
+cuts: [0, 1, 4, 8]
+kernels: [16]
+steps:
+- {move: [0, 2]}
+- {local: [0, 3]}
+- {move: [2, 3], kernel: 0, peers: [7, 1, 2], after: 1}
+- {move: [2, 3], peers: [6, 5, 4, 3]}
+- {compute: [0, 3]}
+"""
+
+
+@pytest.mark.parametrize("collective", ["all_gather", "reduce_scatter", "all_to_all"])
+@pytest.mark.parametrize("topology", ["mesh", "ring"])
+def test_moves_of_an_overlap_schedule_are_a_proven_collective(
+    topology: str, collective: Collective, tmp_path: Path
+) -> None:
+    node = machine_of("mi300x_8", [f"system.node.topology={topology}"]).node
+    path, text = tmp_path / "mine.yaml", STEPS
+    if (topology, collective) == ("ring", "reduce_scatter"):  # sums are passed on: what comes from afar goes first
+        text = text.replace("[7, 1, 2]", "[6, 5, 4, 3]", 1).replace(
+            "peers: [6, 5, 4, 3]}\n- {c", "peers: [7, 1, 2]}\n- {c"
+        )
+    path.write_text(text)
+    read = read_schedule(path, node, collective)
+    assert read.units == (16 if topology == "ring" else 8)
+    links = topology_of(machine_of("mi300x_8", [f"system.node.topology={topology}"])).by_ends
+    assert all((message.source, message.target) in links for message in read.messages)
+    again = check_schedule(schedule_of_xml(xml_of(read)))
+    assert len(again.messages) == len(read.messages)
+
+
+@pytest.mark.parametrize(
+    ("change", "part"),
+    [
+        (("- {move: [0, 2]}", "- {move: [0, 1]}"), "block 0 [1, 4) is lost: it never reaches GPU 1"),
+        (("move: [0, 2]", "move: [0, 3]"), "[4, 8) is doubled"),
+        (("cuts: [0", "cuts: [zero"), "schedule.cuts.0"),
+    ],
+)
+def test_moves_that_lose_or_double_a_byte_are_refused(change: tuple[str, str], part: str, tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(STEPS.replace(*change))
+    with pytest.raises(ConfigError, match=re.escape(part)):
+        read_schedule(path, machine_of("mi300x_8", []).node, "all_gather")
+
+
+def test_steps_need_the_name_of_a_collective(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(STEPS)
+    node = machine_of("mi300x_8", []).node
+    with pytest.raises(ConfigError, match="which collective the steps are of"):
+        read_schedule(path, node)
+    with pytest.raises(ConfigError, match="both ways at once"):
+        read_schedule(path, node, "all_reduce")

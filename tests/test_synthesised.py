@@ -93,6 +93,20 @@ def test_engines_and_a_kernel_share_the_data() -> None:
     assert makespan(steps(*TWO), node) == pytest.approx(both, rel=1e-6)
 
 
+def test_a_move_pauses_until_a_step_has_ended() -> None:
+    free: list[dict[str, Any]] = [{"local": [0, 2]}, {"move": [0, 2]}, {"compute": [0, 2]}]
+    paused = [free[0], {**free[1], "after": 0}, free[2]]
+    starts = []
+    for given in (free, paused):
+        spans = {span.name: span for span in FLUID.replay(steps(*given)).intervals}
+        starts.append(spans["move 1 from 1"].start_s)
+    assert starts == [0.0, pytest.approx(spans["gemm 0"].finish_s)]
+    assert makespan(steps(*paused)) > makespan(steps(*free))
+    late = [free[0], {**free[1], "after": 2}, free[2]]
+    assert ["step 1 waits for step 2, which does not come before it" in str(one)
+            for one in FLUID.problems(steps(*late))] == [True]  # fmt: skip
+
+
 def test_steps_of_a_preset_take_as_long_as_the_preset() -> None:
     pieces = [
         {"local": [0, 4]},

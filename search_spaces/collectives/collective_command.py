@@ -2,7 +2,8 @@
 
 Written into the folder:
 
-    schedule.yaml        the fastest schedule, step by step; schedule=<file> reads it back
+    schedule.yaml        the fastest schedule, step by step; schedule=<file> reads it back, as it does the moves
+                         of an overlap schedule that is given step by step
     schedule.xml         the same as XML of MSCCL
     algorithms.parquet   a row for each algorithm and size, and for the bound
     figures/             bus bandwidth over sizes; the links of a GPU over time; `timeline.json` opens in Perfetto
@@ -84,8 +85,10 @@ def collective(words: Sequence[str]) -> int:
         {"system": "mi300x_8", "bytes": "64MiB"},
         optional=["pattern", "schedule", "relay_bytes", "out"],
     )
-    topology = topology_of(machine_of(options["system"], machine_words))
-    imported = read_schedule(Path(options["schedule"])) if "schedule" in options else None
+    machine = machine_of(options["system"], machine_words)
+    topology, imported = topology_of(machine), None
+    if "schedule" in options:
+        imported = read_schedule(Path(options["schedule"]), machine.node, options.get("pattern"))
     request = _request(options, imported)
     compared = compare(request, topology, imported)
     console = report.console()

@@ -26,9 +26,19 @@ from dse.config.yaml_checks import parse_yaml
 from dse.errors import ConfigError, Problem, Problems
 from dse.files import read_text
 from dse.values import Frozen
-from search_spaces.collectives.explicit import Collective, CollectiveSchedule, DataChunk, Message, check_schedule
+from search_spaces.collectives.explicit import (
+    Collective,
+    CollectiveSchedule,
+    DataChunk,
+    Message,
+    check_schedule,
+    is_collective,
+)
 from search_spaces.collectives.msccl import schedule_of_xml
+from search_spaces.collectives.of_steps import collective_of_steps
 from search_spaces.collectives.topology import MOST_GPUS
+from search_spaces.synthesised import Synthesised
+from simulators.hardware.network import Node
 
 _MOST_BYTES = 64 << 20
 _CHUNK = re.compile(r"block (\d{1,6})(?:-(\d{1,6}))? \[(\d{1,9}), (\d{1,9})\)")
@@ -60,15 +70,40 @@ def _text(message: Message) -> str:
     return f"{chunks} from {message.source} to {message.target}{way}"
 
 
-def read_schedule(path: Path) -> CollectiveSchedule:
-    """The schedule of a YAML or MSCCL XML file, proven. Raises ConfigError with the chunk that it loses or doubles."""
+def read_schedule(path: Path, node: Node | None = None, pattern: str | None = None) -> CollectiveSchedule:
+    """The schedule of a YAML or MSCCL XML file, proven; of steps of an overlap schedule, their moves.
+
+    node, pattern: the GPUs whose data steps move, and how. Raises ConfigError with the chunk that is lost or doubled.
+    """
     text = read_text(path, "schedule", most=_MOST_BYTES, way_out="name the YAML or XML file of a schedule")
-    return check_schedule(schedule_of_xml(text) if text.lstrip().startswith("<") else schedule_of_yaml(text))
+    if text.lstrip().startswith("<"):
+        return check_schedule(schedule_of_xml(text))
+    tree = _tree(text)
+    if isinstance(tree, dict) and "steps" in tree:
+        return _schedule_of_steps(tree, node, pattern)
+    return check_schedule(_schedule_of_tree(tree))
+
+
+def _schedule_of_steps(tree: dict[str, Any], node: Node | None, pattern: str | None) -> CollectiveSchedule:
+    """The moves among the steps of a file of the `schedule` group."""
+    check = Problems()
+    plan = check.model(Synthesised, {"name": "steps", "family": "synthesised", **tree}, path="schedule")
+    if node is None or node.topology is None or pattern is None or not is_collective(pattern):
+        check.add("pattern", "is missing: which collective the steps are of", way_out="write pattern=all_gather")
+    else:
+        check.done("schedule")
+        assert plan is not None
+        return collective_of_steps(pattern, node.num_gpus, node.topology, plan.cuts, plan.steps)
+    raise ConfigError(check.found)
 
 
 def schedule_of_yaml(text: str) -> CollectiveSchedule:
     """The schedule that a YAML text says, not proven. Raises ConfigError."""
-    tree, check = _tree(text), Problems()
+    return _schedule_of_tree(_tree(text))
+
+
+def _schedule_of_tree(tree: Any) -> CollectiveSchedule:
+    check = Problems()
     read = check.model(ScheduleText, tree, path="schedule")
     check.done("schedule")
     assert read is not None
