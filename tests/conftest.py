@@ -9,7 +9,8 @@ import os
 import tempfile
 import textwrap
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -53,10 +54,10 @@ if os.environ.get("CI"):
     providers._get_local_constants = lambda: providers._local_constants
 
 
-UNMARKED_S = 5.0
+UNMARKED_S = 8.0
 """CPU time, without what numba compiles, that a test may take that is not marked as slow.
 
-Two seconds of a quiet machine, and what the first test pays for others that read the same file, on a busy one."""
+Three seconds of a quiet machine, and what the first test pays for others that read the same file, on a busy one."""
 
 
 def pytest_sessionstart() -> None:
@@ -78,16 +79,17 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, Any, Any]
     return result
 
 
-def mostly_nightly(cases: Sequence[Any], *, every: int) -> list[Any]:
-    """One case in so many for every run of the tests, the others for `make nightly`."""
-    return [case if place % every == 0 else _nightly(case) for place, case in enumerate(cases)]
-
-
-def _nightly(case: Any) -> Any:
-    """A case of a parametrized test: what `pytest.param` returns, a tuple of values, or a value."""
-    if hasattr(case, "marks"):
-        return pytest.param(*case.values, marks=[*case.marks, pytest.mark.nightly], id=case.id)
-    return pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.nightly)
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave to `make nightly` all cases but one in so many, of a test that is marked so."""
+    counts: Counter[str] = Counter()
+    for item in items:
+        mark = item.get_closest_marker("one_in")
+        if mark is not None:
+            name = item.nodeid.partition("[")[0]
+            if counts[name] % mark.args[0]:
+                item.add_marker("nightly")
+            counts[name] += 1
 
 
 @functools.cache

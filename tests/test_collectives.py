@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import mostly_nightly
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -185,7 +184,8 @@ def test_a_schedule_for_other_links_is_refused() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("fabric", "collective"), mostly_nightly(list(product(FABRICS, COLLECTIVES)), every=3))
+@pytest.mark.one_in(3)
+@pytest.mark.parametrize(("fabric", "collective"), list(product(FABRICS, COLLECTIVES)))
 def test_no_schedule_is_below_the_bound_and_the_synthesised_one_is_the_fastest(
     fabric: str, collective: Collective
 ) -> None:

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from conftest import mostly_nightly
 from test_config import planned
 
 from dse import plugins
@@ -19,20 +18,18 @@ SMALL = ["tracking=none", "fidelity=none", "timeline=false", "executor.jobs=1"]
 FLAGSHIP = ["study=ficco_sweep", "workload.only=[g4]", "space.schedule.num_chunks=choice(2,8)"]
 
 
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize(
     "words",
-    mostly_nightly(
-        [
-            [*FLAGSHIP, "schedule=chunked"],
-            [*FLAGSHIP, "space.schedule.name=glob(*_1d,exclude=shard*)"],
-            [*FLAGSHIP, "study.recorded=[schedule.name]"],
-            ["study=conccl", "study.recorded=[]"],
-            ["study=goldyloc", "study.recorded=[]"],
-            ["study=t3", "study.recorded=[]"],
-            ["study=overlap_measured", "study.recorded=[]"],
-        ],
-        every=5,
-    ),
+    [
+        [*FLAGSHIP, "schedule=chunked"],
+        [*FLAGSHIP, "space.schedule.name=glob(*_1d,exclude=shard*)"],
+        [*FLAGSHIP, "study.recorded=[schedule.name]"],
+        ["study=conccl", "study.recorded=[]"],
+        ["study=goldyloc", "study.recorded=[]"],
+        ["study=t3", "study.recorded=[]"],
+        ["study=overlap_measured", "study.recorded=[]"],
+    ],
     ids=lambda words: " ".join(words[0:1] + words[-1:]),
 )
 def test_a_study_is_drawn_and_judged_whatever_is_recorded_or_searched(
@@ -45,9 +42,8 @@ def test_a_study_is_drawn_and_judged_whatever_is_recorded_or_searched(
     assert list(claims.parent.glob("figures/*.png"))
 
 
-@pytest.mark.parametrize(
-    "study", mostly_nightly(sorted(path.stem for path in Path("conf/study").glob("*.yaml")), every=5)
-)
+@pytest.mark.one_in(5)
+@pytest.mark.parametrize("study", sorted(path.stem for path in Path("conf/study").glob("*.yaml")))
 def test_the_columns_that_a_study_needs_are_recorded_or_searched(study: str) -> None:
     module = planned(f"study={study}").settings.study.module
     without = planned(f"study={study}", "++study.recorded=[]")

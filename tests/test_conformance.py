@@ -31,7 +31,6 @@ from conftest import (
     backend,
     design,
     lower,
-    mostly_nightly,
     number,
     results,
     shipped,
@@ -309,6 +308,7 @@ def longest_path(graph: TaskGraph) -> float:
     return float(finish.max())
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.slow
 @every_engine
 @every_schedule
@@ -324,7 +324,8 @@ def test_a_run_is_repeated_to_the_bit(engine: str, schedule: str, data: st.DataO
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("engine", "schedule"), mostly_nightly(list(itertools.product(ENGINES, DISTINCT)), every=3))
+@pytest.mark.one_in(3)
+@pytest.mark.parametrize(("engine", "schedule"), list(itertools.product(ENGINES, DISTINCT)))
 @settings(max_examples=10)
 @given(data=st.data())
 def test_a_batch_equals_its_designs_run_alone(engine: str, schedule: str, data: st.DataObject) -> None:
@@ -372,6 +373,7 @@ def test_designs_that_differ_only_in_the_cost_proxy_run_in_one_batch(path: str) 
     assert results(backend("event"), found) == alone
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.slow
 @every_engine
 @every_schedule
@@ -391,9 +393,10 @@ def test_a_design_is_refused_with_a_reason_or_measured(engine: str, schedule: st
 
 
 @pytest.mark.slow
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("pair", "schedule"),
-    mostly_nightly(list(itertools.product(PAIRS, DISTINCT)), every=3),
+    list(itertools.product(PAIRS, DISTINCT)),
     ids=lambda one: one if isinstance(one, str) else "-".join(one),
 )
 @settings(max_examples=8)
@@ -433,6 +436,7 @@ def assert_within_bounds(timeline: Timeline) -> None:
     assert (demand / graph["capacity"][0] <= makespan * (1 + 1e-9)).all()
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.slow
 @every_exact_engine
 @every_schedule
@@ -474,6 +478,7 @@ def test_no_schedule_beats_the_hardware(engine: str, schedule: str, data: st.Dat
     assert found["exposed_comm_s"] == pytest.approx(found["makespan_s"] - found["gemm_s"], abs=1e-12)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.slow
 @every_engine
 @settings(max_examples=25)
@@ -501,12 +506,10 @@ def test_every_schedule_moves_and_computes_the_same(engine: str, data: st.DataOb
 
 
 @pytest.mark.slow
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("path", "engine", "schedule"),
-    mostly_nightly(
-        list(itertools.product(["system.node.link_bytes_per_s", "system.gpu.hbm_bytes_per_s"], ENGINES, DISTINCT)),
-        every=3,
-    ),
+    list(itertools.product(["system.node.link_bytes_per_s", "system.gpu.hbm_bytes_per_s"], ENGINES, DISTINCT)),
 )
 @settings(max_examples=10)
 @given(data=st.data())
@@ -543,6 +546,7 @@ def test_one_piece_moved_by_dma_is_the_serial_schedule(engine: str, schedule: st
     assert whole.makespan[0] == pytest.approx(serial.makespan[0], rel=1e-12)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.slow
 @every_pair
 @every_schedule
@@ -709,6 +713,7 @@ def test_every_engine_agrees_with_the_reference_on_pipelines(engine: str, graph:
     assert_agreement(graph, ("event", engine))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.slow
 @every_engine
 @settings(max_examples=300)
@@ -845,6 +850,7 @@ def test_peak_staging_is_the_largest_sum_at_any_second(spans: list[tuple[int, in
     assert found.peak_staged_bytes[0] == pytest.approx(max(sums), abs=1e-9)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.slow
 @every_engine
 @every_schedule
@@ -931,6 +937,7 @@ def family_point(family: str, drawn: dict[str, Any], overrides: dict[str, Any], 
     return None if backend("event").problems(point) else point
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 @settings(max_examples=60)

@@ -22,7 +22,6 @@ from conftest import (
     backend,
     design,
     lower,
-    mostly_nightly,
     results,
     shipped,
     sources_of,
@@ -398,7 +397,7 @@ def test_a_collective_launched_second_waits_for_all_of_a_gemm_that_persists() ->
     assert run("event", point).makespan[0] == pytest.approx(sum(times), rel=1e-9)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_runtime_launches_the_collective_first_where_its_grid_is_the_smaller_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -433,7 +432,8 @@ NARROWED: dict[str, tuple[list[str], set[str], set[str]]] = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("narrowed", mostly_nightly(list(NARROWED), every=6))
+@pytest.mark.one_in(6)
+@pytest.mark.parametrize("narrowed", list(NARROWED))
 def test_conccl_draws_and_judges_what_a_narrowed_space_has(
     narrowed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -450,17 +450,15 @@ def test_conccl_draws_and_judges_what_a_narrowed_space_has(
     assert {found.ours is not None for found in findings.values()} == {narrowed == "nothing"}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("words", "bounded"),
-    mostly_nightly(
-        [
-            (["space.schedule.comm_cus=8", "+space.schedule.name=choice(c3_base,conccl)"], True),
-            (["schedule=serial"], None),
-            (["schedule.comm_cus=0"], True),
-        ],
-        every=3,
-    ),
+    [
+        (["space.schedule.comm_cus=8", "+space.schedule.name=choice(c3_base,conccl)"], True),
+        (["schedule=serial"], None),
+        (["schedule.comm_cus=0"], True),
+    ],
 )
 def test_measured_overlaps_are_told_of_another_space(
     words: list[str], bounded: bool | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -553,6 +551,7 @@ def test_the_rows_of_the_sweep_are_the_published_ones(shared: Callable[[str], Pa
 # Reductions
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("mover", ["dma", "cu"])
 @pytest.mark.parametrize("schedule", [name for name in REDUCING if name in SCHEDULES])
@@ -579,6 +578,7 @@ def test_every_way_to_reduce_moves_and_computes_the_same(
     assert event.metrics == pytest.approx(fluid.metrics, rel=1e-9, abs=1e-15)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("mover", ["dma", "cu"])
 def test_the_whole_space_of_ficco_is_told_with_one_mover(
@@ -593,6 +593,7 @@ def test_the_whole_space_of_ficco_is_told_with_one_mover(
     assert drawn == {"pareto", "speedup", "cil"} | ({"dil", "signatures"} if mover == "dma" else {"cu_sweep"})
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "untested"),

@@ -125,6 +125,7 @@ def test_direct_and_hierarchical_are_the_same_in_one_node_and_where_nodes_have_o
 # Monotone
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.slow
 @every_way
 @every_pattern

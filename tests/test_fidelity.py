@@ -107,7 +107,7 @@ def test_a_ladder_changes_nothing_of_the_study_tells_how_its_levels_agree_and_is
     assert {one.name: one.read_bytes() for one in latest().glob("figures/fidelity_*.png")} == pictures
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_ladder_that_is_climbed_again_evaluates_nothing_again(
     elsewhere: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -137,7 +137,7 @@ def test_levels_of_the_same_physics_agree_on_everything(elsewhere: Path) -> None
     assert (front["entered"], front["left"], front["winners_changed"]) == (0, 0, 0)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_coarser_levels_alone_are_compared_on_points_near_the_front(elsewhere: Path) -> None:
     scarce = "system.gpu.hbm_bytes_per_s=600 GB/s"
     levels = "fidelity.levels=[uncontended,study]"
@@ -191,7 +191,7 @@ def test_a_point_that_fails_at_a_level_is_data(elsewhere: Path) -> None:
     assert found()["pairs"][0]["overall"]["objectives"]["makespan_s"]["points"] == int((~failed).sum())
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_level_that_always_fails_gives_up_and_the_study_stands(
     elsewhere: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

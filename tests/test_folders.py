@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
-from conftest import REPOSITORY, mostly_nightly
+from conftest import REPOSITORY
 from folders import finished, odd_table
 
 from dse.cli import main
@@ -232,9 +232,8 @@ def ends(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "kind", "command"), mostly_nightly(CASES, every=5), ids=lambda one: str(one).replace(" ", "-")
-)
+@pytest.mark.one_in(13)
+@pytest.mark.parametrize(("name", "kind", "command"), CASES, ids=lambda one: str(one).replace(" ", "-"))
 def test_a_damaged_file_ends_every_command_in_a_sentence(
     name: str, kind: str, command: str, run: Path, ends: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -329,6 +328,7 @@ DATABASE: dict[str, Damage] = {
 }
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.slow
 @pytest.mark.parametrize("words", [["check"], FAST], ids=["check", "study"])
 @pytest.mark.parametrize("kind", DATABASE)
@@ -347,7 +347,8 @@ RECORDS = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("column", "text"), mostly_nightly(RECORDS, every=5), ids=lambda text: text[:9])
+@pytest.mark.one_in(9)
+@pytest.mark.parametrize(("column", "text"), RECORDS, ids=lambda text: text[:9])
 def test_a_study_whose_record_is_damaged_is_passed_over(
     column: str, text: str, run: Path, ends: Callable[..., str]
 ) -> None:
@@ -397,7 +398,8 @@ FOREIGN = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("tracking", mostly_nightly(FOREIGN, every=3), ids=str)
+@pytest.mark.one_in(7)
+@pytest.mark.parametrize("tracking", FOREIGN, ids=str)
 def test_a_place_that_only_a_folder_names_is_not_written_to(
     tracking: Mapping[str, Any],
     tmp_path: Path,
@@ -437,7 +439,7 @@ def test_a_file_below_the_working_folder_is_followed(
     assert shown[-1] == (tracking.get("uri"), tracking.get("optuna"))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_server_that_the_present_configuration_names_too_is_followed(
     tmp_path: Path, shown: list[Any], ends: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -452,7 +454,7 @@ def test_a_server_that_the_present_configuration_names_too_is_followed(
     assert shown[-1] == (tree["uri"], None)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_slice_of_the_fuzzed_cases_ends_well(tmp_path: Path) -> None:
     """Command lines, configurations and output folders of one seed."""
     words = [

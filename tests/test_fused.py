@@ -476,6 +476,7 @@ def test_a_narrowed_study_says_what_it_cannot_test(tmp_path: Path, monkeypatch: 
     assert {row["within"] for row in rows} == {None}
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("study", "words", "figures"),

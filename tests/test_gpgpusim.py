@@ -342,7 +342,7 @@ def test_directions_are_no_knob_of_lenet(run: Path) -> None:
     assert lenet[lenet["status"] != "ok"]["reason"].str.contains("3 x 3").all()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_points_that_differ_in_another_knob_are_not_compared(tmp_path: Path) -> None:
     (tmp_path / "mine.csv").write_text(TABLE, encoding="utf-8")
     few = ["measured=[p100]", "applications=[]", f"study.data_dir={tmp_path}"]

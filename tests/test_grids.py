@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import ENGINES, EXACT, FREE, SCHEDULES, backend, design, lower, mostly_nightly
+from conftest import ENGINES, EXACT, FREE, SCHEDULES, backend, design, lower
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -64,9 +64,10 @@ def test_the_axes_below_are_axes_of_some_schedule() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.one_in(13)
 @pytest.mark.parametrize(
     ("names", "schedule"),
-    mostly_nightly(list(itertools.product(SIMULATORS, DISTINCT)), every=7),
+    list(itertools.product(SIMULATORS, DISTINCT)),
     ids=lambda one: one if isinstance(one, str) else "-".join(filter(None, one)),
 )
 @settings(max_examples=6)
@@ -89,6 +90,7 @@ def test_a_grid_equals_its_designs_alone_to_the_bit(
     assert split == alone
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 @every_schedule

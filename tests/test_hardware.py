@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 import pytest
 import yaml
-from conftest import merged, mostly_nightly, shipped
+from conftest import merged, shipped
 from pydantic import BaseModel
 
 from dse.cli import main
@@ -210,7 +210,8 @@ def test_what_a_machine_cannot_do_is_refused_with_path_rule_and_way_out(words: l
     assert told in str(caught.value)
 
 
-@pytest.mark.parametrize("name", mostly_nightly(NAMES, every=4))
+@pytest.mark.one_in(4)
+@pytest.mark.parametrize("name", NAMES)
 def test_the_page_of_every_machine_can_be_printed(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["systems", name]) == 0
     assert "gpu.num_cus" in capsys.readouterr().out
@@ -234,7 +235,8 @@ MATRIX = list(itertools.product(list_options("study"), NAMES))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("study", "system"), mostly_nightly(MATRIX, every=67))
+@pytest.mark.one_in(131)
+@pytest.mark.parametrize(("study", "system"), MATRIX)
 def test_every_machine_under_every_study_is_planned_or_refused_by_its_parts(study: str, system: str) -> None:
     try:
         planned = plan(request([f"study={study}", f"system={system}", "tracking=none", "store=none"]))

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from conftest import backend, design, mostly_nightly
+from conftest import backend, design
 from hypothesis import given
 from hypothesis import strategies as st
 from test_config import planned
@@ -38,7 +38,8 @@ PRIORITIES = ["equal", "communication", "compute"]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("schedule", mostly_nightly(DISTINCT, every=3))
+@pytest.mark.one_in(3)
+@pytest.mark.parametrize("schedule", DISTINCT)
 @given(data=st.data())
 def test_a_knob_that_is_called_idle_changes_a_result_by_rounding_at_most(schedule: str, data: st.DataObject) -> None:
     simulator = backend(data.draw(st.sampled_from(["fluid", "event"])))
@@ -158,7 +159,8 @@ def _axes_at(space: Space, found: Plan, path: str, chance: random.Random) -> lis
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("study", mostly_nightly(STUDIES, every=4))
+@pytest.mark.one_in(11)
+@pytest.mark.parametrize("study", STUDIES)
 def test_no_knob_of_a_shipped_study_changes_nothing_wherever_it_is_varied(study: str) -> None:
     found, chance = planned(f"study={study}", *NARROWED.get(study, [])), random.Random(0)
     varied: dict[str, list[tuple[int, int]]] = defaultdict(list)

@@ -11,6 +11,7 @@ from benchmarks.kills import Quotas, broken, ordeal, total
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.nightly
 def test_a_study_whose_processes_are_killed_ends_as_one_that_was_left_alone(tmp_path: Path) -> None:
     quotas = Quotas(worker=4, main=1, joined=1, write=3, first=41, step=20, last=2)
     found = total([ordeal(quotas, tmp_path, number=1, points=1000)])

@@ -149,7 +149,7 @@ def test_flips_appear_where_the_interval_is_wide() -> None:
     assert not Uncertain(best, {"system.gpu.dma.bytes_per_s": 0.01, path: 0.01}).flips(rival)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("model", ["llama3_8b"])
 def test_few_layouts_hold_the_best_of_all(model: str, tmp_path: Path) -> None:
     few = "choice(serial,'hetero_fused_1d num_chunks=2')"

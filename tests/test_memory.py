@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from applications import BACKEND, design, metrics, tree
-from conftest import mostly_nightly, shipped
+from conftest import shipped
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -34,7 +34,8 @@ def only(kernel: dict[str, Any], tensors: dict[str, list[int]], precision: str =
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("policy", mostly_nightly(POLICIES, every=6))
+@pytest.mark.one_in(6)
+@pytest.mark.parametrize("policy", POLICIES)
 def test_streaming_moves_each_byte_once_and_no_faster_than_dram_can(policy: str) -> None:
     found = metrics(STREAM, policy, {"run.requests": 1_000_000})
     assert found["dram_bytes"] == 8 << 20

@@ -79,6 +79,7 @@ def test_uneven_shards_are_whole_rows_that_add_up_and_rise_to_the_largest_share(
 # Against the GPU that stands for all
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.slow
 @every_topology
 @every_schedule

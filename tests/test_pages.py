@@ -234,7 +234,7 @@ def test_a_report_of_odd_points_is_written_and_shows_those_with_a_result(tmp_pat
     assert write_report(outputs).name == NAME
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_long_table_is_shown_in_part_and_the_page_says_so(tmp_path: Path) -> None:
     outputs = Outputs(run_folder(tmp_path, some_points(40_000, ["serial", "ring"])))
     shown = content(outputs)

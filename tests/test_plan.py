@@ -62,6 +62,7 @@ def test_the_same_command_again_answers_from_the_store(tmp_path: Path, capsys: p
     assert "results were known from earlier studies" in capsys.readouterr().out or len(first.table) == len(second.table)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["training", "decode"])
 def test_a_plan_is_never_slower_than_serial(tmp_path: Path, mode: str) -> None:
@@ -73,7 +74,7 @@ def test_a_plan_is_never_slower_than_serial(tmp_path: Path, mode: str) -> None:
         assert alone is None or alone > 0
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_plan_with_layouts_is_kept_by_later_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["model=llama3_8b", "system=h100_8", "run.mode=training", "parallel.split_ctas=0"]
     few = ["space.parallel.virtual_stages=choice(2)", "parallel.collectives=library"]

@@ -312,7 +312,7 @@ def test_the_study_judges_its_claims(tmp_path: Path) -> None:
     assert figures == {"front", "bursts", "units", "capacity", "turns"}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_model_and_a_memory_of_ones_own(tmp_path: Path) -> None:
     words = ["models=[bert_large]", "pim=hbm2_pim", "system=mi100", "parallel.tp=1", "~space.parallel", "~space.system"]
     rows = json.loads((_study(tmp_path, *words) / "claims.json").read_text("utf-8"))
@@ -320,6 +320,7 @@ def test_a_model_and_a_memory_of_ones_own(tmp_path: Path) -> None:
     assert all(row["reason"] for row in rows)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["gpu", "stored"])
 def test_a_configuration_without_units_is_told_without_claims_that_need_them(way: str, tmp_path: Path) -> None:
@@ -327,7 +328,7 @@ def test_a_configuration_without_units_is_told_without_claims_that_need_them(way
     assert not (folder / "figures" / "bursts.png").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_pipeline_leaves_out_systems_that_have_none(tmp_path: Path) -> None:
     folder = _study(tmp_path, "models=[llama2_7b]", "parallel.pp=2", "budget.trials=20", "search=random")
     assert (folder / "systems.parquet").is_file()

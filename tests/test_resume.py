@@ -75,6 +75,7 @@ def table(folder: Path) -> bytes:
 # The same command
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.slow
 @pytest.mark.parametrize(("search", "trials"), [("exhaustive", 10_000), ("random", 20), ("nsga2", 20), ("tpe", 20)])
 @pytest.mark.parametrize("cut", [0, 1, 3, 6])
@@ -345,6 +346,7 @@ def _count(file: Path) -> int:
         return 0
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_study_told_to_stop_keeps_what_it_has_and_the_same_command_goes_on(

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import yaml
-from conftest import CONF, mostly_nightly
+from conftest import CONF
 
 from benchmarks import steps
 from dse import plugins
@@ -42,6 +42,7 @@ def claims(folder: Path) -> dict[str, dict[str, Any]]:
     return {row["id"].partition(".")[2]: row for row in rows}
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("study", MISSED)
 def test_a_study_judges_every_claim_and_says_why_one_is_missed(study: str, tmp_path: Path) -> None:
@@ -84,9 +85,8 @@ NARROW: list[tuple[str, list[str]]] = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("study", "words"), mostly_nightly(NARROW, every=3), ids=lambda value: value if isinstance(value, str) else value[0]
-)
+@pytest.mark.one_in(3)
+@pytest.mark.parametrize(("study", "words"), NARROW, ids=lambda value: value if isinstance(value, str) else value[0])
 def test_another_space_model_or_system_is_told_without_claims_that_need_the_papers(
     study: str, words: list[str], tmp_path: Path
 ) -> None:

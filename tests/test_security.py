@@ -99,6 +99,7 @@ def own(folder: Path, text: str, name: str = "system/mine.yaml") -> list[str]:
     return [*S, f"--config-dir={folder}"]
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.slow
 @pytest.mark.parametrize("flags", [[], ["--cfg", "job"], ["--multirun"]], ids=["run", "cfg", "multirun"])
 @pytest.mark.parametrize("kind", FOREIGN)
@@ -332,7 +333,7 @@ def _first_key(folder: Path) -> str:
     return str(dse.load("ficco_sweep", folder / "outputs")["key"].iloc[0])
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_results_of_another_commit_are_told(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = [word for word in S if word != "store=none"]
     mixed = []

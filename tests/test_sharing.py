@@ -179,7 +179,7 @@ def run(folder: Path, *words: str) -> Path:
     return max((folder / "goldyloc").glob("2*"))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_study_judges_its_claims_and_the_predictor_queues_it_has_not_seen(tmp_path: Path) -> None:
     folder = run(tmp_path)
     rows = {row["id"]: row for row in json.loads((folder / "claims.json").read_text("utf-8"))}

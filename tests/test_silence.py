@@ -113,6 +113,7 @@ def test_a_server_that_falls_silent_is_told_in_time_and_loses_nothing(proxy: Pro
     assert has_all(Store(direct), 2)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("by", ["port", "socket"])
 def test_a_server_that_is_stopped_is_told_in_time_and_goes_on_once_it_is_woken(
@@ -154,7 +155,7 @@ def test_a_study_whose_server_is_stopped_ends_with_4_and_goes_on_once_it_is_woke
     assert names[0].read_bytes() == names[1].read_bytes()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_server_that_starts_while_a_study_does_is_waited_for(postgres: Server, direct: str) -> None:
     postgres.stop()
     later = threading.Timer(7.0, postgres._control, ["start"])  # longer than a wrong name is waited for
@@ -165,6 +166,7 @@ def test_a_server_that_starts_while_a_study_does_is_waited_for(postgres: Server,
         later.join()
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["postgresql://nobody@{}/none", "postgresql://tester@{}/none"])
 def test_a_wrong_name_is_told_before_a_restart_would_be_over(postgres: Server, name: str) -> None:
@@ -174,7 +176,7 @@ def test_a_wrong_name_is_told_before_a_restart_would_be_over(postgres: Server, n
     assert time.monotonic() - began < 60.0
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_view_whose_server_falls_silent_is_passed_over(
     proxy: Proxy, direct: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

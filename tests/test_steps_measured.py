@@ -73,7 +73,7 @@ def test_steps_on_one_node_are_within_ten_per_cent(table: Callable[[str], Path])
     assert np.median(np.abs(errors(steps))) <= 0.06
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_host_bounds_the_rows_that_its_constants_are_fitted_on(table: Callable[[str], Path]) -> None:
     for step in megatron_deepspeed(table("megatron_deepspeed")):
         if step.fitted:

@@ -246,6 +246,7 @@ def test_a_damaged_row_goes_into_quarantine_and_two_that_were_swapped_do_too(url
     assert store.check() == (1, 0)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("damage", ["empty", "half", "zeros", "garbage", "no file at all", "another page"])
 def test_a_damaged_file_is_put_aside_and_what_can_be_read_of_it_is_kept(tmp_path: Path, damage: str) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from conftest import backend, lower, merged, mostly_nightly, results, shipped
+from conftest import backend, lower, merged, results, shipped
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_grids import evaluated
@@ -391,17 +391,15 @@ def test_a_narrowed_study_is_told_without_claims(
 
 
 @pytest.mark.slow
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("words", "projected"),
-    mostly_nightly(
-        [
-            (["workload.only=[tnlg-tp8-op]", "+space.system.gpu.num_cus=choice(60,80,128)"], False),
-            (["search=random", "budget.trials=6"], True),
-            (["workload.pattern=reduce_scatter", "space.schedule.name=choice(t3)"], False),
-            (["workload.only=[tnlg-tp8-op]", "schedule.near_memory=false"], False),
-        ],
-        every=2,
-    ),
+    [
+        (["workload.only=[tnlg-tp8-op]", "+space.system.gpu.num_cus=choice(60,80,128)"], False),
+        (["search=random", "budget.trials=6"], True),
+        (["workload.pattern=reduce_scatter", "space.schedule.name=choice(t3)"], False),
+        (["workload.only=[tnlg-tp8-op]", "schedule.near_memory=false"], False),
+    ],
 )
 def test_a_study_of_other_points_is_told(
     words: list[str], projected: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -104,7 +104,7 @@ def test_a_source_may_say_how_far_off_its_number_is() -> None:
     assert all(pair == pytest.approx([1 - SPREAD, 1 + SPREAD]) for pair in others.values())
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_finished_run_says_which_verdicts_stand(tmp_path: Path) -> None:
     words = ["tracking=none", "store=none", "timeline=false", "figures=none", f"output_dir={tmp_path}"]
     assert main(["study=overlap_measured", *words]) == 0
