@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dse.config.compose import Request
+from dse.evaluation.connection import kept
 from dse.evaluation.signals import Interrupted, Stop, stoppable
 from dse.pages.report import write_report
 from dse.results import provenance, report
@@ -86,7 +87,7 @@ def _has_failed(planned: Plan, findings: Findings) -> bool:
 def _search_and_record(planned: Plan, drawing: Drawing) -> tuple[Outputs, Findings]:
     """Search, and write what was found to a new folder."""
     record = _provenance(planned)
-    with _opened_study(planned, record) as begun:
+    with _opened_study(planned, record) as begun, kept():
         outputs = Outputs.create(Path(planned.settings.output_dir), planned.settings.study.name)
         try:
             with stoppable() as stop:

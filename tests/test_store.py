@@ -412,7 +412,7 @@ def test_results_of_an_accepted_version_count_and_of_another_they_do_not(url: st
     store.database.write(lambda connection: store.add(connection, what, context=number, study=1))
     plain, accepting = session(store), session(store, accepted=(old,))
     recorded(store, fresh([99]))
-    assert not plain._store.find(keys_of(XS), store.number(CONTEXT)).known.any()
+    assert not plain.store.find(keys_of(XS), store.number(CONTEXT)).known.any()
     found = accepting.find(keys_of([*XS, 50]))
     assert found is not None
     assert found.known.tolist() == [True] * len(XS) + [False]

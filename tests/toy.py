@@ -24,7 +24,8 @@ from dse.backend import STATUSES, Backend, Batch, Columns, Interval, Metric, Rep
 from dse.config.compose import Request
 from dse.errors import ConfigError, Problem, Problems, did_you_mean
 from dse.evaluation.backend_spec import BackendSpec
-from dse.evaluation.executor import Evaluator, Executor
+from dse.evaluation.executor import Evaluator
+from dse.evaluation.settings import Executor
 from dse.search import Goal
 from dse.space import Block, Evaluated, Knob, Space
 from dse.store.session import Forgetful, Session
@@ -100,6 +101,8 @@ def _broken(fault: str, metrics: dict[str, Any]) -> Result:
         os._exit(3)
     if fault == "hang":
         time.sleep(1000)
+    if fault == "slow":
+        time.sleep(0.05)
     if fault == "hog":
         return Result("ok", {"gain": float(len(bytearray(1 << 40)))})
     if fault == "unsupported":

@@ -6,63 +6,30 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
-from typing import Annotated
 
 import joblib
 import numpy as np
-from numpy.typing import NDArray
-from pydantic import AfterValidator, BaseModel, Field
 
 from dse.backend import STATUSES, Batch, Result, Results
 from dse.errors import Broken
 from dse.evaluation.backend_spec import BackendSpec
 from dse.evaluation.calls import Patience, broken_error, call, difference, halve, serve
+from dse.evaluation.parts import Part, Piece, batched_parts, call_groups, parts_of, waves
+from dse.evaluation.settings import Executor
 from dse.evaluation.signals import Interrupted
 from dse.evaluation.workers import Lost, Pool
-from dse.space import Block, Evaluated
-from dse.store.result_rows import Fresh, key_bytes
+from dse.space import Evaluated
+from dse.store.result_rows import Fresh
 from dse.store.session import Forgetful, Session
-from dse.units import Bytes, Fraction, Integer, Seconds
-from dse.values import Frozen, Keys
+from dse.values import Keys
 
 POOL_PAYS_S = 2.0  # work done here before worker processes are started: starting them costs about as much
 _CALLS_PER_JOB = 16  # in one round: few are held, and waiting for the last of a round costs little
 _LOOKED_UP = 512  # designs that are looked up together at least
 _POLL_S = 0.05  # between looks at what another process has in hand
 _MOST_ELSEWHERE = 1000  # parts that others have in hand which are passed by before they are waited for
-_MOST_COMPARED = 4096  # designs in a call up to which equal ones are looked for
-
-
-def _some(jobs: int) -> int:
-    if jobs == 0:
-        raise ValueError("must be at least 1, or -1 for one per core")
-    return jobs
-
-
-class Executor(Frozen):
-    """The `executor` group. jobs: worker processes, -1 for one per core.
-
-    timeout_s: that evaluating one design may take; memory_bytes: address space of a worker; null for no limit.
-    max_retries: how often a design is tried again whose worker was lost. broken_after: failures in a row, all alike,
-    after which a study stops; 0 for never. max_failed_fraction: of the points, beyond which the exit code is 3.
-    recheck: share of the points that are evaluated twice, the second time in a process of their own, and compared.
-    """
-
-    name: str
-    description: str = ""
-    jobs: Annotated[Integer, Field(ge=-1, le=1024), AfterValidator(_some)] = -1
-    timeout_s: Annotated[Seconds, Field(gt=0)] | None = None
-    memory_bytes: Annotated[Bytes, Field(ge=1e8)] | None = None
-    max_retries: Annotated[Integer, Field(ge=0, le=100)] = 1
-    broken_after: Annotated[Integer, Field(ge=0)] = 5
-    max_failed_fraction: Fraction = 0.0
-    recheck: Fraction = 0.0
-
-    @property
-    def num_jobs(self) -> int:
-        """Worker processes."""
-        return joblib.cpu_count() if self.jobs < 0 else self.jobs
 
 
 @dataclass(frozen=True)
@@ -70,6 +37,8 @@ class Evaluator:
     """Evaluates points on one core or many, with the same results, and records each before it is told.
 
     session: the store. seen(n) is told of progress. stopping: whether to end once what is in flight is recorded.
+    apart: whether designs are evaluated in worker processes from the start, so that one that ends its process does not
+    end this one.
     """
 
     spec: BackendSpec
@@ -77,6 +46,7 @@ class Evaluator:
     session: Session = field(default_factory=Forgetful)
     seen: Callable[[int], None] = lambda count: None
     stopping: Callable[[], bool] = lambda: False
+    apart: bool = False
 
     def results(self, points: Iterable[Evaluated]) -> Iterator[Results]:
         """Checked results of the designs of each point, in order. A point must have designs.
@@ -84,81 +54,29 @@ class Evaluator:
         Points are taken as they are needed: neither they nor their results gather. What is recorded is not evaluated
         again; what another process has in hand is waited for. Raises Broken, and Interrupted where it is to stop.
         """
-        flow = _Flow(self)
-        try:
-            for parts in flow.rounds(points):
-                flow.do(parts)
-                yield from flow.ready()
-            while flow.elsewhere:
-                flow.wait()
-                yield from flow.ready()
-        finally:
-            flow.calls.close()
+        with closing(Standing(self)) as standing:
+            yield from standing.results(points)
 
 
-@dataclass(frozen=True)
-class _Piece:
-    """Designs of a part that are evaluated together: places start...stop of it."""
+class Standing:
+    """An evaluator whose worker processes stay from one call of `results` to the next; close it when done."""
 
-    part: _Part
-    start: int
-    stop: int
-    block: Block
+    def __init__(self, evaluator: Evaluator) -> None:
+        self._own, self._calls = evaluator, _Calls(evaluator)
 
-    @property
-    def batch(self) -> Batch:
-        assert self.block.batch is not None
-        return self.block.batch
+    def results(self, points: Iterable[Evaluated]) -> Iterator[Results]:
+        """As `Evaluator.results`."""
+        flow = _Flow(self._own, self._calls)
+        for parts in flow.rounds(points):
+            flow.do(parts)
+            yield from flow.ready()
+        while flow.elsewhere:
+            flow.wait()
+            yield from flow.ready()
 
-
-class _Part:
-    """A part of a point that is leased and given up as a whole, in the same place whoever evaluates it."""
-
-    def __init__(self, block: Block, keys: Keys, scenario: str) -> None:
-        self.block, self.keys, self.scenario = block, keys, scenario
-        self.found: dict[int, Results] = {}
-        self.left = block.size
-
-    def take(self, start: int, results: Results) -> None:
-        self.found[start] = results
-        self.left -= results.size
-
-    def know(self, is_known: NDArray[np.bool_], results: Results) -> NDArray[np.bool_]:
-        """Take in what is recorded; which of it was not known here."""
-        gaps = is_known.copy()
-        for start, have in self.found.items():
-            gaps[start : start + have.size] = False
-        for start, stop in _runs(gaps):
-            self.take(start, results.take(slice(start, stop)))
-        return gaps
-
-    def pieces(self) -> Iterator[_Piece]:
-        """Designs without results yet, as grids."""
-        gaps = np.ones(self.block.size, bool)
-        for start, have in self.found.items():
-            gaps[start : start + have.size] = False
-        for start, block in _grids(self.block, gaps):
-            yield _Piece(self, start, start + block.size, block)
-
-    @property
-    def results(self) -> Results:
-        return Results.join([self.found[start] for start in sorted(self.found)])
-
-
-def _runs(marks: NDArray[np.bool_]) -> Iterator[tuple[int, int]]:
-    """Runs of marks without a gap, as start...stop."""
-    edges = np.flatnonzero(np.diff(np.concatenate([[False], marks, [False]]).astype(np.int8)))
-    yield from zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True)
-
-
-def _grids(block: Block, wanted: NDArray[np.bool_], start: int = 0) -> Iterator[tuple[int, Block]]:
-    """The wanted points of a block as smaller ones, with their places."""
-    if wanted.all():
-        yield start, block
-    elif wanted.any():
-        for half in block.split((block.size + 1) // 2):
-            yield from _grids(half, wanted[: half.size], start)
-            wanted, start = wanted[half.size :], start + half.size
+    def close(self) -> None:
+        """End the worker processes."""
+        self._calls.close()
 
 
 class _Flow:
@@ -167,26 +85,26 @@ class _Flow:
     elsewhere: parts that other processes have in hand; they are come back to.
     """
 
-    def __init__(self, evaluator: Evaluator) -> None:
+    def __init__(self, evaluator: Evaluator, calls: _Calls) -> None:
         self._own, self._session = evaluator, evaluator.session
         backend = evaluator.spec.make()
         self._most, self._takes_long = backend.batch, backend.takes_long
-        self.calls = _Calls(evaluator)
-        self.elsewhere: list[_Part] = []
-        self._points: deque[list[_Part]] = deque()
-        self._recording: deque[_Piece] = deque()
+        self.calls = calls
+        self.elsewhere: list[Part] = []
+        self._points: deque[list[Part]] = deque()
+        self._recording: deque[Piece] = deque()
         self._round = 0
 
-    def rounds(self, points: Iterable[Evaluated]) -> Iterator[list[_Part]]:
+    def rounds(self, points: Iterable[Evaluated]) -> Iterator[list[Part]]:
         """Parts of the points in order, as many together as are looked up at a time."""
 
-        def parts() -> Iterator[_Part]:
+        def parts() -> Iterator[Part]:
             for point in points:
-                point_parts = list(_parts(point, self._most))
+                point_parts = list(parts_of(point, self._most))
                 self._points.append(point_parts)
                 yield from point_parts
 
-        for together in _together(parts(), self._enough):
+        for together in batched_parts(parts(), self._enough):
             yield together
             self._round += 1
 
@@ -199,11 +117,11 @@ class _Flow:
         while self._points and not any(part.left for part in self._points[0]):
             yield Results.join([part.results for part in self._points.popleft()])
 
-    def do(self, parts: list[_Part]) -> None:
+    def do(self, parts: list[Part]) -> None:
         """Bring some parts as far as it is for this process to do."""
         self.calls.check()
         self._look_up(parts)
-        first, later = _waves([part for part in parts if part.left], self._most)
+        first, later = waves([part for part in parts if part.left], self._most)
         self._evaluate_parts(first)
         self._look_up(later)
         self._evaluate_parts([part for part in later if part.left])
@@ -220,12 +138,12 @@ class _Flow:
         if left and len(self.elsewhere) == len(left):
             time.sleep(_POLL_S)
 
-    def _evaluate_parts(self, parts: Sequence[_Part]) -> None:
+    def _evaluate_parts(self, parts: Sequence[Part]) -> None:
         """Evaluate what is not another's, as many together as are made ready for calls at a time."""
-        for ready in _together(parts, lambda: self._most * self.calls.width):
+        for ready in batched_parts(parts, lambda: self._most * self.calls.width):
             self._begin(ready)
 
-    def _begin(self, parts: Sequence[_Part]) -> None:
+    def _begin(self, parts: Sequence[Part]) -> None:
         mine = self._session.lease([part.keys for part in parts])
         leased = [part for part, ours in zip(parts, mine, strict=True) if ours]
         self.elsewhere += [part for part, ours in zip(parts, mine, strict=True) if not ours]
@@ -234,14 +152,14 @@ class _Flow:
         pieces = [piece for part in leased for piece in part.pieces()]
         self._session.release([part.keys for part in leased if not part.left])
         try:
-            for group, group_results in self.calls.results(list(_groups(pieces, self._most, self._takes_long))):
+            for group, group_results in self.calls.results(list(call_groups(pieces, self._most, self._takes_long))):
                 for piece, results in zip(group, group_results, strict=True):
                     self._record(piece, results)
                 self.calls.judge(group, group_results)
         finally:
             self._settle(self._session.flush())
 
-    def _look_up(self, parts: Sequence[_Part]) -> None:
+    def _look_up(self, parts: Sequence[Part]) -> None:
         lookup = self._session.find(np.concatenate([part.keys for part in parts])) if parts else None
         if lookup is None:
             return
@@ -252,7 +170,7 @@ class _Flow:
             self._session.recall(lookup.study[places][fresh])
             self._own.seen(before - part.left)
 
-    def _record(self, piece: _Piece, results: Results) -> None:
+    def _record(self, piece: Piece, results: Results) -> None:
         part = piece.part
         part.left -= results.size
         self._recording.append(piece)
@@ -267,59 +185,6 @@ class _Flow:
             self._own.seen(results.size)
 
 
-def _together(parts: Iterable[_Part], enough: Callable[[], int]) -> Iterator[list[_Part]]:
-    """Parts in order, so many together that they have `enough` designs."""
-    together: list[_Part] = []
-    count = 0
-    for part in parts:
-        together.append(part)
-        count += part.block.size
-        if count >= enough():
-            yield together
-            together, count = [], 0
-    if together:
-        yield together
-
-
-def _waves(parts: list[_Part], most: int) -> tuple[list[_Part], list[_Part]]:
-    """Parts in two goes: those with designs that are in an earlier part are looked up once that has results.
-
-    Where many designs go into a call, looking for these would cost more than evaluating them again.
-    """
-    if most > _MOST_COMPARED or len(parts) < 2:
-        return parts, []
-    met: set[bytes] = set()
-    first: list[_Part] = []
-    later: list[_Part] = []
-    for part in parts:
-        names = key_bytes(part.keys)
-        (first if met.isdisjoint(names) else later).append(part)
-        met.update(names)
-    return first, later
-
-
-def _parts(point: Evaluated, most: int) -> Iterator[_Part]:
-    start = 0
-    for block in point.block.split(most):
-        yield _Part(block, point.keys[start : start + block.size], point.scenario)
-        start += block.size
-
-
-def _groups(pieces: Iterable[_Piece], most: int, takes_long: Callable[[BaseModel], bool]) -> Iterator[list[_Piece]]:
-    """All pieces in order, so that no call has more than `most` designs, or than one that takes long."""
-    group: list[_Piece] = []
-    count = 0
-    for piece in pieces:
-        slow = any(takes_long(other.batch.design) for other in (*group[-1:], piece))
-        if group and (slow or count + piece.block.size > most):
-            yield group
-            group, count = [], 0
-        group.append(piece)
-        count += piece.block.size
-    if group:
-        yield group
-
-
 class _Calls:
     """Calls of the backend: here, until worker processes pay; there from the start where calls have limits.
 
@@ -332,7 +197,7 @@ class _Calls:
         self._pool: Pool | None = None
         self._jobs = executor.num_jobs
         limited = executor.timeout_s is not None or executor.memory_bytes is not None
-        self._apart = limited or evaluator.session.lost > 0
+        self._apart = limited or evaluator.apart or evaluator.session.lost > 0
         self._streak: list[Keys] = []
         self._last = ""
         self._patience = Patience(executor.max_retries, executor.broken_after)
@@ -348,7 +213,7 @@ class _Calls:
         """True if calls are made in worker processes."""
         return self._apart or (self._jobs > 1 and self._spent >= POOL_PAYS_S)
 
-    def results(self, groups: Sequence[list[_Piece]]) -> Iterator[tuple[list[_Piece], list[Results]]]:
+    def results(self, groups: Sequence[list[Piece]]) -> Iterator[tuple[list[Piece], list[Results]]]:
         """Results of each group, as they come. Raises Broken; what is recorded of the failures it tells is not kept."""
         try:
             for group, results in self._results_from_workers(groups) if self.away else self._results_here(groups):
@@ -358,7 +223,7 @@ class _Calls:
                 self._own.session.withdraw(np.concatenate(self._streak))
             raise
 
-    def _results_here(self, groups: Sequence[list[_Piece]]) -> Iterator[tuple[list[_Piece], list[Results]]]:
+    def _results_here(self, groups: Sequence[list[Piece]]) -> Iterator[tuple[list[Piece], list[Results]]]:
         for group in groups:
             self.check()
             began = time.perf_counter()
@@ -366,7 +231,7 @@ class _Calls:
             self._spent += time.perf_counter() - began
             yield group, results
 
-    def _results_from_workers(self, groups: Sequence[list[_Piece]]) -> Iterator[tuple[list[_Piece], list[Results]]]:
+    def _results_from_workers(self, groups: Sequence[list[Piece]]) -> Iterator[tuple[list[Piece], list[Results]]]:
         if self._pool is None:
             memory = self._own.executor.memory_bytes
             self._pool = Pool(serve, (self._own.spec, (), Patience()), size=self._jobs, memory_bytes=memory)
@@ -380,7 +245,7 @@ class _Calls:
             raise
         self.check()
 
-    def _results_of_group(self, group: list[_Piece]) -> tuple[list[_Piece], list[Results] | None]:
+    def _results_of_group(self, group: list[Piece]) -> tuple[list[Piece], list[Results] | None]:
         """Results of one group from a worker; None where it is to stop."""
         if self._own.stopping():
             return group, None
@@ -408,7 +273,7 @@ class _Calls:
                 self._patience.record_failure(str(error))
             return halve(batches, str(error), lambda half: self._call_worker(half, retries))
 
-    def _recheck(self, group: Sequence[_Piece], group_results: Sequence[Results]) -> list[Results]:
+    def _recheck(self, group: Sequence[Piece], group_results: Sequence[Results]) -> list[Results]:
         """The results, of which some are obtained twice; invalid where the two differ."""
         most = self._own.executor.recheck * 2.0**64  # keys are hashes: some of them are a random sample
         if not most:
@@ -418,7 +283,7 @@ class _Calls:
             self._second = Pool(serve, (self._own.spec, (), Patience()), size=1, memory_bytes=memory)
         return [self._compare(piece, results, most) for piece, results in zip(group, group_results, strict=True)]
 
-    def _compare(self, piece: _Piece, results: Results, most: float) -> Results:
+    def _compare(self, piece: Piece, results: Results, most: float) -> Results:
         """The results of a piece, of which those whose key is below `most` are obtained again."""
         keys = piece.part.keys[piece.start : piece.stop, 0].astype(float)
         compared = results
@@ -443,7 +308,7 @@ class _Calls:
         if self._own.stopping():
             raise Interrupted
 
-    def judge(self, group: Sequence[_Piece], group_results: Sequence[Results]) -> None:
+    def judge(self, group: Sequence[Piece], group_results: Sequence[Results]) -> None:
         """Look for a backend that fails every time, and alike. Raises Broken; what it said is not kept."""
         most = self._own.executor.broken_after
         for piece, results in zip(group, group_results, strict=True):
@@ -459,7 +324,7 @@ class _Calls:
                 if len(self._streak) == most:
                     self._give_up(group, group_results)
 
-    def _give_up(self, group: Sequence[_Piece], group_results: Sequence[Results]) -> None:
+    def _give_up(self, group: Sequence[Piece], group_results: Sequence[Results]) -> None:
         failed = [results.status == STATUSES.index("failed") for results in group_results]
         keys = [piece.part.keys[piece.start : piece.stop][bad] for piece, bad in zip(group, failed, strict=True)]
         self._own.session.withdraw(np.concatenate([*self._streak, *keys]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import platform
@@ -13,6 +14,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, entry_points, version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -62,11 +64,41 @@ def record(overrides: Sequence[str], folder: Path | None, *, backend: str, seed:
         "backend": backend,
         "seed": seed,
         "git": _git(Path(__file__).resolve().parents[2]),
-        "versions": _versions(),
+        "versions": versions(),
+        "code": code_hashes(),
         "python": platform.python_version(),
         "machine": _machine(),
         "executable": Path(sys.executable).name,
     }
+
+
+@functools.cache
+def code_hashes() -> Mapping[str, str]:
+    """Package -> hash of its Python files; equal where the same code runs, wherever it lies."""
+    return {package: _hash(package) for package in PACKAGES}
+
+
+def _hash(package: str) -> str:
+    spec = find_spec(package)
+    places = spec.submodule_search_locations if spec else None
+    folder, total = Path(next(iter(places or ()), package)), hashlib.sha256()
+    for path in sorted(folder.rglob("*.py")):
+        total.update(f"{path.relative_to(folder)}\0".encode() + path.read_bytes() + b"\0")
+    return total.hexdigest()[:12]
+
+
+def code_version(record: Mapping[str, Any] | None = None) -> Mapping[str, str]:
+    """Versions of all that makes results, by name: Python, libraries, and each package of ours. record: of a run; None: of this one."""
+    if record is None:
+        record = {"python": platform.python_version(), "versions": versions(), "code": code_hashes()}
+    packages = {f"the code of {name}": text for name, text in record.get("code", {}).items()}
+    return {"Python": str(record.get("python", "")), **record.get("versions", {}), **packages}
+
+
+def differences(here: Mapping[str, str], there: Mapping[str, str]) -> str:
+    """Differences between two versions of the code, in words; empty if there are none."""
+    names = [name for name in dict.fromkeys([*here, *there]) if here.get(name) != there.get(name)]
+    return ", ".join(f"{name} is {here.get(name, 'absent')}, not {there.get(name, 'absent')}" for name in names)
 
 
 def describe(record: Mapping[str, Any]) -> str:
@@ -108,7 +140,8 @@ def _commit(git: Mapping[str, Any]) -> str:
     return f"{git['commit'][:12]}{dirty}"
 
 
-def _versions() -> dict[str, str]:
+@functools.cache
+def versions() -> dict[str, str]:
     """Versions of dse, the libraries it depends on, SQLite, and the distributions that offer plug-ins."""
     groups = {kind.group for kind in KINDS.values()}
     offered = {entry.dist.name for group in groups for entry in entry_points(group=group) if entry.dist}

@@ -10,6 +10,17 @@ COMMANDS = {
         {"output_dir": "folder of results (outputs)", "url": "of the database (auto)"},
         ("check", "check output_dir=outputs"),
     ),
+    "status": Command(
+        "dse.store.status:status",
+        "status [store=<URL>] [every=2 s]",
+        "studies of a store: results, who works on them, how fast, what failed",
+        {
+            "store": "database of the studies (auto: results.db of output_dir)",
+            "output_dir": "folder of results (outputs)",
+            "every": "time between two looks; without it, one look",
+        },
+        ("status", "status store=postgresql://me@host/database every=2s"),
+    ),
 }
 CHECKS = {"results": "dse.store.doctor:check_results"}
 GROUPS = {"store": "Stores"}

@@ -154,6 +154,7 @@ class Store:
     """The tables of results in a database. Raises dse.store.database.StoreError if it cannot be used."""
 
     def __init__(self, url: str, *, patience_s: float = PATIENCE_S) -> None:
+        self.url, self.patience_s = url, patience_s
         self.database = Database(url, _tables, keyed=results, patience_s=patience_s)
         self._insert = str(self.insert_statement(results).compile(dialect=self.database.dialect))
         self._contexts: dict[int, Context] = {}

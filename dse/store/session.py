@@ -116,7 +116,7 @@ class StoreSession:
     """A session on a store. recalled: study -> number of its results that were used."""
 
     def __init__(self, store: Store, hold: Hold) -> None:
-        self._store, self._hold = store, hold
+        self.store, self.hold = store, hold
         self._context = store.number(hold.context)
         contexts = (
             context for context in (hold.context, *hold.accepted) if set(hold.context.metrics) <= set(context.metrics)
@@ -140,8 +140,8 @@ class StoreSession:
     def alone(self) -> bool:
         """True if no other process was on this study a moment ago."""
         if time.monotonic() - self._looked_s > _LOOK_S:
-            query = select(func.count()).where(owners.c.study == self._hold.study, owners.c.id != self._owner)
-            count = self._store.database.read(lambda connection: connection.execute(query).scalar_one())
+            query = select(func.count()).where(owners.c.study == self.hold.study, owners.c.id != self._owner)
+            count = self.store.database.read(lambda connection: connection.execute(query).scalar_one())
             self._looked_s, self._alone = time.monotonic(), count == 0
         return self._alone
 
@@ -158,7 +158,7 @@ class StoreSession:
             return None
         merged: Found | None = None
         for number, shift in self._shifts:
-            answer = self._store.find(keys + shift, number)
+            answer = self.store.find(keys + shift, number)
             merged = answer if merged is None else _merge(merged, answer)
             if merged.known.all():
                 break
@@ -175,9 +175,9 @@ class StoreSession:
         rows = [{"name": name, "owner": self._owner, "size": size} for name, size in sorted(sizes.items())]
 
         def work(connection: Connection) -> dict[bytes, int]:
-            return {row.name: row.owner for row in connection.execute(self._store.lease_statement, rows)}
+            return {row.name: row.owner for row in connection.execute(self.store.lease_statement, rows)}
 
-        holders = self._store.database.write(work, apart=True) if rows else {}
+        holders = self.store.database.write(work, apart=True) if rows else {}
         other_owners = {owner for owner in holders.values() if owner != self._owner}
         if other_owners and self._sweep():
             return self.lease(parts)
@@ -202,11 +202,11 @@ class StoreSession:
         fresh = Fresh.join([part for part, _ in self._pending])
 
         def work(connection: Connection) -> bool:
-            added = self._store.add(connection, fresh, context=self._context, study=self._hold.study)
+            added = self.store.add(connection, fresh, context=self._context, study=self.hold.study)
             self._delete_leases(connection, names)
             return added == len(fresh.keys)
 
-        all_new = self._store.database.write(work, apart=True)
+        all_new = self.store.database.write(work, apart=True)
         self._written.set()
         parts = [part for part, _ in self._pending]
         recorded = [part.results for part in parts] if all_new else self._recorded_results(parts)
@@ -221,7 +221,7 @@ class StoreSession:
         """Release the leases of parts that need no evaluation."""
         names = [_name(part) for part in parts]
         if names:
-            self._store.database.write(lambda connection: self._delete_leases(connection, names), apart=True)
+            self.store.database.write(lambda connection: self._delete_leases(connection, names), apart=True)
 
     def _delete_leases(self, connection: Connection, names: Sequence[bytes]) -> None:
         for chunk in chunks(names):
@@ -233,15 +233,15 @@ class StoreSession:
         Raises StoreError if results that were handed over are missing.
         """
         keys = np.concatenate([part.keys for part in parts])
-        stored = self._store.find(keys, self._context)
+        stored = self.store.find(keys, self._context)
         if not stored.known.all():  # a damaged row was in the way, and is in quarantine now
-            again, context, study = Fresh.join(parts), self._context, self._hold.study
-            add = self._store.add
-            self._store.database.write(lambda connection: add(connection, again, context=context, study=study))
-            stored = self._store.find(keys, self._context)
+            again, context, study = Fresh.join(parts), self._context, self.hold.study
+            add = self.store.add
+            self.store.database.write(lambda connection: add(connection, again, context=context, study=study))
+            stored = self.store.find(keys, self._context)
         if missing := int((~stored.known).sum()):
             rule = f"{missing} of {len(keys)} results were handed over and are not there"
-            raise StoreError(f"{self._store.database}: {rule}; nothing recorded is lost: look with python -m dse check")
+            raise StoreError(f"{self.store.database}: {rule}; nothing recorded is lost: look with python -m dse check")
         ends = np.cumsum([len(part.keys) for part in parts]).tolist()
         places = [slice(end - len(part.keys), end) for part, end in zip(parts, ends, strict=True)]
         return [self._stands(part, stored.results.take(at)) for part, at in zip(parts, places, strict=True)]
@@ -249,44 +249,44 @@ class StoreSession:
     def _stands(self, fresh: Fresh, recorded: Results) -> Results:
         change = _difference(fresh.results, recorded)
         if change:
-            name = self._hold.context.backend
+            name = self.hold.context.backend
             print(f"{name} is not deterministic: {change}; what was recorded first stands", file=sys.stderr)
         return recorded
 
     def withdraw(self, keys: Keys) -> None:
         """Delete the results of keys [B, 2], because they are wrong."""
         self.flush()
-        self._store.remove(key_bytes(keys))
+        self.store.remove(key_bytes(keys))
 
     def leave(self) -> None:
         """Release all leases, and end the session."""
         self._ended.set()
         self._written.set()
-        self._store.database.write(lambda connection: _drop(connection, [self._owner]))
+        self.store.database.write(lambda connection: _drop(connection, [self._owner]))
         for thread in self._beside:
             thread.join()
 
     def _enter(self) -> int:
-        values = {"study": self._hold.study, **vars(me()), "beat": 0}
+        values = {"study": self.hold.study, **vars(me()), "beat": 0}
 
         def work(connection: Connection) -> int:
             return int(connection.execute(insert(owners).values(values).returning(owners.c.id)).scalar_one())
 
-        return self._store.database.write(work)
+        return self.store.database.write(work)
 
     def _beat(self) -> None:
         """Update the heartbeat, which shows processes on other hosts that this one is alive."""
         count = update(owners).where(owners.c.id == self._owner).values(beat=owners.c.beat + 1)
         while not self._ended.wait(_BEAT_S):
             with suppress(StoreError):
-                self._store.database.write(lambda connection: connection.execute(count))
+                self.store.database.write(lambda connection: connection.execute(count))
 
     def _tidy(self) -> None:
         """Checkpoint the write-ahead log after every recording, so that recording does not wait for the disk."""
         while not self._ended.is_set():
             self._written.wait()
             self._written.clear()
-            self._store.database.tidy()
+            self.store.database.tidy()
 
     def _sweep(self) -> int:
         """Delete dead owners and their leases. Returns the number of points of this study that were in flight."""
@@ -294,13 +294,13 @@ class StoreSession:
         def work(connection: Connection) -> int:
             rows = connection.execute(select(owners).where(owners.c.id != self._owner)).all()
             gone = [row for row in rows if self._is_gone(row)]
-            mine = [row.id for row in gone if row.study == self._hold.study]
+            mine = [row.id for row in gone if row.study == self.hold.study]
             size = select(func.coalesce(func.sum(leases.c.size), 0)).where(leases.c.owner.in_(mine))
             count = int(connection.execute(size).scalar_one())
             _drop(connection, [row.id for row in gone])
             return count
 
-        return self._store.database.write(work)
+        return self.store.database.write(work)
 
     def _is_gone(self, row: Any) -> bool:
         owner = Owner(row.host, row.boot, row.space, row.pid, row.started)

@@ -22,5 +22,22 @@ COMMANDS = {
         },
         ("timeline study=ficco_sweep key=1a2b3c",),
     ),
+    "worker": Command(
+        "dse.study.worker:worker",
+        "worker store=<URL> [study=]",
+        "help with the studies of a shared store, without a scheduler",
+        {
+            "store": "database of the studies",
+            "study": "name of those to help with (any)",
+            "jobs": "processes that evaluate (1)",
+            "wait": "time to wait for a study before it ends (60 s)",
+            "config_dir": "own configuration of the study's user, if it lies elsewhere here",
+            "command": "program that may be started, for simulator=external",
+        },
+        (
+            "worker store=postgresql://me@host/database",
+            "worker store=sqlite:///outputs/results.db study=ficco_sweep jobs=2",
+        ),
+    ),
 }
 GROUPS = {"study": "Studies", "simulator": "Simulators", "fidelity": "Ladders of models", "figures": "Figures"}

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from dse.backend import STATUSES, Result, Results
 from dse.errors import Broken
+from dse.evaluation.cluster import Services, opened
 from dse.evaluation.executor import Evaluator
 from dse.progress import bar
 from dse.results.pareto import first_best, minimized
@@ -83,9 +84,11 @@ def _row_evaluator(plan: Plan, level: Level, session: Session, support: Climb) -
         points = [_point(plan, level, table.iloc[place]) for place in places]
         designs = [point for point in points if point.block.design is not None]
         with bar(f"{plan.settings.study.name}: {level.name}", len(points)) as advance:
-            evaluator = Evaluator(level.spec, plan.settings.executor, session, advance, support.stopping)
-            _check_time(evaluator, designs[:: max(1, len(designs) // _PROBED)], len(designs), allowed_s)
-            results = iter(list(evaluator.results(designs)))
+            executor, services = plan.settings.executor, Services(session, advance, support.stopping)
+            timed = Evaluator(level.spec, executor, session, stopping=support.stopping)
+            _check_time(timed, designs[:: max(1, len(designs) // _PROBED)], len(designs), allowed_s)
+            with opened(level.spec, executor, services) as evaluator:
+                results = iter(list(evaluator.results(designs)))
         return Results.join([_refusal(point) if point.block.design is None else next(results) for point in points])
 
     most_s = plan.settings.fidelity.most_s
@@ -98,10 +101,9 @@ def _check_time(evaluator: Evaluator, probe: Sequence[Evaluated], count: int, al
 
     The first is not timed, as it may compile. Results are recorded. Raises Broken.
     """
-    silent = replace(evaluator, seen=lambda count: None)
     began = time.monotonic()
     for number, point in enumerate(probe[: _PROBED + 1]):
-        for _ in silent.results([point]):
+        for _ in evaluator.results([point]):
             pass
         if number == 0:
             began = time.monotonic()

@@ -48,16 +48,20 @@ def present_value(words: Sequence[str], folder: Path | None, path: str) -> Any:
 
 
 def plan_again(run: Finished, present: Present) -> Plan:
-    """Plan the study of a finished run as its command did.
+    """Plan the study of a finished run as its command did (`plan_recorded`). Raises ConfigError."""
+    overrides = run.provenance.get("overrides", run.provenance["command"][3:])
+    if not isinstance(overrides, list) or not all(isinstance(word, str) for word in overrides):
+        raise file_error(run.folder / "provenance.json", "holds overrides that are no list of words")
+    return plan_recorded(overrides, run.provenance["config_dir"], present)
+
+
+def plan_recorded(overrides: Sequence[str], folder: str | None, present: Present) -> Plan:
+    """Plan the study of a recorded command line. folder: of the configuration of its user.
 
     The record may be somebody else's, so no program is started that the present command line does not name.
     Raises ConfigError.
     """
-    recorded = run.provenance["config_dir"]
-    overrides = run.provenance.get("overrides", run.provenance["command"][3:])
-    if not isinstance(overrides, list) or not all(isinstance(word, str) for word in overrides):
-        raise file_error(run.folder / "provenance.json", "holds overrides that are no list of words")
-    planned = plan(request(overrides, present.folder or (Path(recorded) if recorded else None)))
+    planned = plan(request(overrides, present.folder or (Path(folder) if folder else None)))
     for spec in (planned.spec, *(level.spec for level in planned.levels)):
         program = tuple(getattr(spec.make(), "program", ()))
         if program and program != present.command:

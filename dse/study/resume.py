@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import func, insert, select, update
 
-from dse.errors import redact
+from dse.errors import ConfigError, Problem, redact
 from dse.results.provenance import changes
 from dse.store.owner import Owner
 from dse.store.result_store import Context, Store, owners, studies
@@ -119,6 +119,28 @@ def at_level(begun: Begun | None, plan: Plan, context: Context) -> Iterator[Sess
     finally:
         begun.session.recalled.update(session.recalled)
         session.leave()
+
+
+def running(store: Store, name: str | None = None) -> list[Row[Any]]:
+    """Studies that have not all results yet, the oldest first. name: of which name; None: any."""
+    query = select(studies).where(studies.c.state == "running").order_by(studies.c.id)
+    if name is not None:
+        query = query.where(studies.c.name == name)
+    return [row for row in _read(store, query) if _is_whole(store, row)]
+
+
+def join(store: Store, row: Row[Any], plan: Plan) -> StoreSession:
+    """Open a session of a study that others began, and change nothing of its record.
+
+    Raises ConfigError where this plan asks another question.
+    """
+    ours, theirs = question(plan), json.loads(row.asked)
+    if paths := sorted(path for path in {**ours, **theirs} if ours.get(path) != theirs.get(path)):
+        shown = ", ".join(paths[:_SHOWN])
+        rule = f"is another question here: {shown}{' and others' * (len(paths) > _SHOWN)} differ"
+        raise ConfigError([Problem(f"study {row.id}", rule, row.name, "use its code and configuration (config_dir=)")])
+    contexts = [store.context(number) for number in json.loads(row.accepted)]
+    return StoreSession(store, Hold(row.id, plan.context, tuple(one for one in contexts if one is not None)))
 
 
 def _forget(store: Store, plan: Plan, numbers: Iterable[int]) -> None:

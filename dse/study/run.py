@@ -17,7 +17,7 @@ from pydantic import BaseModel
 
 from dse.backend import Canonical, Replay, Result, Results
 from dse.content_hash import keys_to_hex
-from dse.evaluation.executor import Evaluator
+from dse.evaluation.cluster import AnyEvaluator, Services, opened
 from dse.progress import bar
 from dse.results.pareto import Seen
 from dse.search import Chosen, Outcome, Question, explore
@@ -83,8 +83,11 @@ def _search(plan: Plan, ledger: Ledger, support: Support) -> dict[str, Chosen]:
     trials = plan.settings.budget.trials
     sizes = {name: space.size(trials) for name, space in plan.spaces.items()}
     chosen: dict[str, Chosen] = {}
-    with bar(plan.settings.study.name, sum(trials if size is None else size for size in sizes.values())) as advance:
-        evaluator = Evaluator(plan.spec, plan.settings.executor, support.session, advance, support.stopping)
+    total = sum(trials if size is None else size for size in sizes.values())
+    with (
+        bar(plan.settings.study.name, total) as advance,
+        opened(plan.spec, plan.settings.executor, Services(support.session, advance, support.stopping)) as evaluator,
+    ):
         scenarios = [_Scenario(plan, index, evaluator) for index in range(len(sizes))]
         finite = [scenario for scenario in scenarios if sizes[scenario.name] is not None]
         ledger.take(_evaluate_rows(evaluator, _enumerate_points(finite)))
@@ -100,6 +103,20 @@ def _search(plan: Plan, ledger: Ledger, support: Support) -> dict[str, Chosen]:
     return {name: chosen[name] for name in plan.spaces}
 
 
+def finite_points(plan: Plan, evaluator: AnyEvaluator) -> Iterator[Evaluated]:
+    """Yield the points of a plan's finite spaces and their baselines that have designs, each once."""
+    trials = plan.settings.budget.trials
+    finite = [place for place, space in enumerate(plan.spaces.values()) if space.size(trials) is not None]
+    for rows in _enumerate_points([_Scenario(plan, place, evaluator) for place in finite]):
+        if rows.point.asked:
+            continue
+        rows.point.asked = True
+        if rows.point.block.design is None:
+            evaluator.seen(rows.point.block.size)
+        else:
+            yield rows.point
+
+
 def _enumerate_points(scenarios: Sequence[_Scenario]) -> Iterator[Rows]:
     """Yield every point of finite spaces; the same block of many scenarios together, so that they share calls."""
     for first in range(0, len(scenarios), _TOGETHER):
@@ -109,7 +126,7 @@ def _enumerate_points(scenarios: Sequence[_Scenario]) -> Iterator[Rows]:
                 yield from scenario.rows([] if block is None else [block])
 
 
-def _evaluate_rows(evaluator: Evaluator, rows: Iterable[Rows]) -> Iterator[Rows]:
+def _evaluate_rows(evaluator: AnyEvaluator, rows: Iterable[Rows]) -> Iterator[Rows]:
     """Yield the same rows with results: rows without any are evaluated, once."""
     waiting: deque[Rows] = deque()
 
@@ -140,7 +157,7 @@ def _evaluate_rows(evaluator: Evaluator, rows: Iterable[Rows]) -> Iterator[Rows]
 class _Scenario:
     """Points of one scenario: as blocks with their baselines, and one by one for a sampler."""
 
-    def __init__(self, plan: Plan, index: int, evaluator: Evaluator) -> None:
+    def __init__(self, plan: Plan, index: int, evaluator: AnyEvaluator) -> None:
         self.index, self._evaluator = index, evaluator
         self.name = list(plan.spaces)[index]
         self.space: Space = plan.spaces[self.name]

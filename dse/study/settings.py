@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
-from dse.evaluation.executor import Executor
+from dse.evaluation.settings import Executor
 from dse.results.selection import Rule
 from dse.search import Limit, Search
 from dse.store.settings import StoreAt

@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 
 from dse.backend import Result, Results
 from dse.evaluation.calls import call
-from dse.evaluation.executor import POOL_PAYS_S, Executor
+from dse.evaluation.executor import POOL_PAYS_S
+from dse.evaluation.settings import Executor
 from dse.space import Block, Evaluated
 from dse.store.result_rows import Fresh
 from dse.store.result_store import Store

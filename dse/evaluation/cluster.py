@@ -1,0 +1,388 @@
+"""Evaluating points by workers of Dask, with the same results as here.
+
+Points go out in chunks that take a worker about `executor.chunk_s`, as measured; slow designs one by one. Workers
+record by themselves (`dse.evaluation.remote`) and answer with the results; a future is let go once it is read, so that
+the loss of a worker repeats what it had in hand, and nothing else. Who counts what:
+
+- a design that ends its process is a failure of its worker's count (`executor.max_retries`), which survives it;
+- a chunk whose workers were lost several times (Dask's `allowed-failures`) is halved, and fails when it is one design;
+- a worker that runs other code is told by name, and sent away.
+"""
+
+from __future__ import annotations
+
+import queue
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from dse.backend import Result, Results
+from dse.errors import Broken, ConfigError, Problem
+from dse.evaluation.backend_spec import BackendSpec
+from dse.evaluation.connection import ClusterError, connected
+from dse.evaluation.executor import Evaluator
+from dse.evaluation.parts import Part, Piece, batched_parts, parts_of
+from dse.evaluation.remote import Answer, Order, evaluate
+from dse.evaluation.settings import Executor
+from dse.evaluation.signals import Interrupted
+from dse.results.provenance import code_version
+from dse.space import Evaluated
+from dse.store.database import StoreError
+from dse.store.owner import me
+from dse.store.result_rows import Fresh, key_bytes
+from dse.store.session import Session, StoreSession
+
+if TYPE_CHECKING:
+    from distributed import Client, Future
+
+_AHEAD = 2  # chunks for each thread of the cluster: one in work, one that waits there
+_LOOKED_UP = 4096  # designs that are looked up together
+_MOST_OPEN = 1 << 18  # designs that wait for results, or for those of earlier ones
+_GROWTH = 8  # a chunk is not larger than so many times the largest one before it
+_LOOK_S = 2.0  # between looks at who works
+_LONELY_S = 10.0  # without workers, after which it is told
+_POLL_S = 0.2
+
+
+@dataclass(frozen=True)
+class Services:
+    """Services of a study to its evaluation; see `Evaluator`."""
+
+    session: Session
+    seen: Callable[[int], None] = lambda count: None
+    stopping: Callable[[], bool] = lambda: False
+
+
+@contextmanager
+def opened(spec: BackendSpec, executor: Executor, services: Services) -> Iterator[AnyEvaluator]:
+    """Evaluator of a study's points: this machine, or the cluster that the executor names.
+
+    Raises ConfigError and ClusterError.
+    """
+    if not executor.is_cluster:
+        yield Evaluator(spec, executor, services.session, services.seen, services.stopping)
+        return
+    session = services.session
+    if not isinstance(session, StoreSession):
+        rule = "keeps nothing, and a cluster needs a store: a lease in it decides who evaluates"
+        raise ConfigError([Problem("store", rule, "none", "use store=sqlite, or store.url=postgresql://...")])
+    if executor.leaves_machine and session.store.url.startswith("sqlite"):
+        rule = "is a file of this machine, and the workers are on others"
+        raise ConfigError([Problem("store.url", rule, None, "use store.url=postgresql://<user>@<host>/<database>")])
+    store = session.store
+    order = Order(code_version(), me().host, spec, executor, store.url, store.patience_s, session.hold)
+    with connected(executor) as client:
+        yield ClusterEvaluator(client, order, services)
+
+
+class AnyEvaluator(Protocol):
+    """Evaluator of points, here or elsewhere. seen(n) is told of progress."""
+
+    @property
+    def seen(self) -> Callable[[int], None]:
+        """As in `Evaluator`."""
+
+    def results(self, points: Iterable[Evaluated]) -> Iterator[Results]:
+        """As `Evaluator.results`."""
+
+
+@dataclass
+class Chunk:
+    """Pieces that a worker evaluates together. losses: times that it was given up, its workers being lost."""
+
+    pieces: Sequence[Piece]
+    losses: int = 0
+
+    @property
+    def size(self) -> int:
+        """Number of designs."""
+        return sum(piece.block.size for piece in self.pieces)
+
+    @property
+    def points(self) -> list[Evaluated]:
+        """As a worker takes them."""
+        return [
+            Evaluated(piece.block, piece.part.keys[piece.start : piece.stop], piece.part.scenario)
+            for piece in self.pieces
+        ]
+
+    def halves(self) -> Iterator[Chunk]:
+        """Yield it in two; one design cannot be halved."""
+        pieces = list(self.pieces)
+        if len(pieces) == 1:
+            (piece,) = pieces
+            pieces = list(cut(piece, (piece.block.size + 1) // 2))
+        middle = (len(pieces) + 1) // 2
+        yield from (Chunk(half, self.losses) for half in (pieces[:middle], pieces[middle:]) if half)
+
+
+def cut(piece: Piece, most: int) -> Iterator[Piece]:
+    """Yield a piece in smaller ones of at most `most` designs."""
+    start = piece.start
+    for block in piece.block.split(most):
+        yield Piece(piece.part, start, start + block.size, block)
+        start += block.size
+
+
+class ClusterEvaluator:
+    """As `Evaluator`, by a cluster. One `results` at a time."""
+
+    def __init__(self, client: Client, order: Order, services: Services) -> None:
+        self.client, self.order, self.services, self.seen = client, order, services, services.seen
+        self.pace = Pace(order.executor.chunk_s)
+        self.crew = Crew(client, order.executor.num_jobs)
+
+    def results(self, points: Iterable[Evaluated]) -> Iterator[Results]:
+        """Checked results of the designs of each point, in order. A point must have designs.
+
+        Raises Broken, StoreError and ClusterError, and Interrupted where it is to stop.
+        """
+        flow = _Flow(self)
+        try:
+            yield from flow.run(points)
+        finally:
+            flow.cancel()
+
+
+@dataclass
+class Pace:
+    """Size of chunks, by the time that the last ones took. chunk_s: time that one is to take."""
+
+    chunk_s: float
+    most: int = 1
+    per_design_s: float | None = None
+
+    @property
+    def size(self) -> int:
+        """Designs of the next chunk."""
+        if self.per_design_s is None:
+            return 1
+        return max(1, min(self.most, round(self.chunk_s / self.per_design_s)))
+
+    def learn(self, size: int, seconds: float | None) -> None:
+        """Take in the time of a chunk, where it is known."""
+        if seconds is None:
+            return
+        measured = max(seconds, 1e-9) / size
+        self.per_design_s = measured if self.per_design_s is None else (self.per_design_s + measured) / 2
+        self.most = max(self.most, _GROWTH * size)
+
+
+@dataclass
+class Crew:
+    """Threads of a cluster's workers, looked at now and then, and the workers that were sent away.
+
+    jobs: workers that a cluster is started with.
+    """
+
+    client: Client
+    jobs: int
+    threads: int = 0
+    refused: dict[str, str] = field(default_factory=dict)
+    _looked: float = -_LOOK_S
+    _short_since: float | None = None
+
+    def count(self) -> int:
+        """Number of threads; tells where there are none for long. Raises ClusterError where all were refused."""
+        now = time.monotonic()
+        if now - self._looked < _LOOK_S:
+            return self.threads
+        self._looked = now
+        workers = {name: count for name, count in self.client.nthreads().items() if name not in self.refused}
+        self.threads = sum(workers.values())
+        if not self.threads and self.refused:
+            name, why = next(iter(self.refused.items()))
+            raise ClusterError(f"no worker may evaluate: {name} {why}")
+        if len(workers) >= self.jobs or (self.client.cluster is None and self.threads):
+            self._short_since = None
+        elif self._short_since is None:
+            self._short_since = now
+        elif now - self._short_since > _LONELY_S:
+            self._short_since = now + 5 * _LONELY_S
+            if not self.threads:
+                print("waiting for a worker: the scheduler has none", file=sys.stderr)
+            if self.client.cluster is not None:  # Dask does not start those again that were lost while they began
+                self.client.cluster.scale(self.jobs)
+        return self.threads
+
+    def refuse(self, worker: str, why: str) -> None:
+        """Send a worker away."""
+        if worker not in self.refused:
+            self.refused[worker] = why
+            print(f"worker {worker} is refused: it {why}", file=sys.stderr)
+            self._looked = -_LOOK_S
+
+
+class _Flow:
+    """Points on their way: what is recorded is looked up, the rest sent in chunks, as much as the cluster takes."""
+
+    def __init__(self, owner: ClusterEvaluator) -> None:
+        self._own, self._session = owner, owner.services.session
+        backend = owner.order.spec.make()
+        self._most, self._takes_long = backend.batch, backend.takes_long
+        self._points: deque[list[Part]] = deque()
+        self._open = 0  # designs of these points
+        self._queued: deque[Piece] = deque()
+        self._sent: dict[Future, Chunk] = {}
+        self._names: set[bytes] = set()  # keys that are sent, or wait to be
+        self._later: list[Part] = []  # parts with such designs: looked up again once nothing is sent
+        self._done: queue.SimpleQueue[Future] = queue.SimpleQueue()
+
+    def run(self, points: Iterable[Evaluated]) -> Iterator[Results]:
+        """Results of each point, in order."""
+        source = batched_parts(self._parts(points), lambda: _LOOKED_UP)
+        more = True
+        while more or self._points:
+            self._check()
+            while more and len(self._queued) < self._own.crew.threads + 1 and self._open < _MOST_OPEN:
+                parts = next(source, None)
+                more = parts is not None
+                self._begin(parts or [])
+            self._send()
+            if not (self._queued or self._sent) and self._later:
+                parts, self._later, self._names = self._later, [], set()
+                self._begin(parts)
+            elif self._sent or self._queued:
+                self._collect()
+            yield from self._ready()
+
+    def _parts(self, points: Iterable[Evaluated]) -> Iterator[Part]:
+        for point in points:
+            parts = list(parts_of(point, self._most))
+            self._points.append(parts)
+            self._open += point.block.size
+            yield from parts
+
+    def _ready(self) -> Iterator[Results]:
+        while self._points and not any(part.left for part in self._points[0]):
+            parts = self._points.popleft()
+            self._open -= sum(part.block.size for part in parts)
+            yield Results.join([part.results for part in parts])
+
+    def _begin(self, parts: list[Part]) -> None:
+        """Look parts up, and put what is not recorded into the queue."""
+        if not parts:
+            return
+        lookup = self._session.find(np.concatenate([part.keys for part in parts]))
+        ends = np.cumsum([len(part.keys) for part in parts])
+        for part, stop in zip(parts, ends.tolist(), strict=True):
+            if lookup is not None:
+                places, before = slice(stop - len(part.keys), stop), part.left
+                fresh = part.know(lookup.known[places], lookup.results.take(places))
+                self._session.recall(lookup.study[places][fresh])
+                self._own.seen(before - part.left)
+            if not part.left:
+                continue
+            names = key_bytes(part.keys)
+            if self._names.isdisjoint(names):
+                self._names.update(names)
+                self._queued.extend(part.pieces())
+            else:
+                self._later.append(part)
+
+    # ---------------------------------------------------------------- chunks
+
+    def _send(self) -> None:
+        """Send as many chunks as the cluster is to have in hand."""
+        while self._queued and len(self._sent) < max(1, _AHEAD * self._own.crew.count()):
+            self._submit(Chunk(self._next_pieces()))
+
+    def _next_pieces(self) -> list[Piece]:
+        size, pieces = self._own.pace.size, list[Piece]()
+        while self._queued and size > 0:
+            piece = self._queued[0]
+            slow = self._takes_long(piece.batch.design)
+            if pieces and slow:
+                break
+            self._queued.popleft()
+            first, *rest = cut(piece, 1 if slow else size)
+            self._queued.extendleft(reversed(rest))
+            pieces.append(first)
+            size = 0 if slow else size - first.block.size
+        return pieces
+
+    def _submit(self, chunk: Chunk) -> None:
+        crew = self._own.crew
+        able = [name for name in self._own.client.nthreads() if name not in crew.refused] if crew.refused else None
+        future = self._own.client.submit(evaluate, self._own.order, chunk.points, pure=False, workers=able)
+        self._sent[future] = chunk
+        future.add_done_callback(self._done.put)
+
+    def _collect(self) -> None:
+        """Take in what has come, or wait for a moment."""
+        try:
+            ended = [self._done.get(timeout=_POLL_S)]
+        except queue.Empty:
+            self._check_scheduler()
+            return
+        while not self._done.empty():
+            ended.append(self._done.get())
+        fine = [future for future in ended if future.status == "finished" and future in self._sent]
+        for future, answer in zip(fine, self._own.client.gather(fine), strict=True):
+            self._take(self._sent.pop(future), answer, future)
+        for future in (future for future in ended if future in self._sent):
+            self._fail(self._sent.pop(future), future)
+
+    def _take(self, chunk: Chunk, answer: Answer, future: Future) -> None:
+        if answer.refusal:
+            self._own.crew.refuse(answer.worker, answer.refusal)
+            self._submit(chunk)
+            return
+        self._own.pace.learn(chunk.size, answer.seconds)
+        for piece, results in zip(chunk.pieces, answer.results, strict=True):
+            piece.part.take(piece.start, results)
+        self._own.seen(chunk.size)
+
+    def _fail(self, chunk: Chunk, future: Future) -> None:
+        """Send a chunk again whose workers were lost; a design that is alone in it fails after some of that."""
+        from distributed import KilledWorker
+
+        error: Any = future.exception() if future.status == "error" else None
+        if isinstance(error, Broken | StoreError):
+            raise error
+        if future.status == "error" and not isinstance(error, KilledWorker):
+            raise ClusterError(f"a worker failed: {type(error).__name__}: {error}") from error
+        self._check_scheduler()
+        chunk.losses += 1
+        if chunk.size > 1:
+            for half in chunk.halves():
+                self._submit(half)
+        elif chunk.losses <= 1 + self._own.order.executor.max_retries:
+            self._submit(chunk)
+        else:
+            self._give_up(chunk)
+
+    def _give_up(self, chunk: Chunk) -> None:
+        """Record the failure of a design with which worker after worker was lost."""
+        (piece,) = chunk.pieces
+        failed = Results.of([Result("failed", reason="LOST: worker after worker of the cluster ended with it in hand")])
+        keys = piece.part.keys[piece.start : piece.stop]
+        self._session.record(Fresh(keys, failed, piece.block.texts(piece.part.scenario)), [])
+        self._session.flush()
+        piece.part.take(piece.start, failed)
+        self._own.seen(1)
+
+    # ---------------------------------------------------------------- ends
+
+    def _check(self) -> None:
+        if self._own.services.stopping():
+            raise Interrupted
+        self._own.crew.count()
+
+    def _check_scheduler(self) -> None:
+        """Raise ClusterError where there is no scheduler any more."""
+        if self._own.client.status != "running":
+            rule = "the scheduler is gone; nothing recorded is lost"
+            raise ClusterError(f"{rule}: start one, and type the same command again")
+
+    def cancel(self) -> None:
+        """Let go of what is sent: what workers have in hand is recorded by them."""
+        if self._sent and self._own.client.status == "running":
+            self._own.client.cancel(list(self._sent))
+        self._sent = {}

@@ -1,0 +1,141 @@
+"""Work of a worker: it leases, evaluates and records designs by itself, and answers with their results.
+
+A lease in the store decides who computes, not the scheduler: a chunk that is sent twice (its worker was lost, or only
+its connection was) is looked up, waited for or taken over by the second worker, and recorded once. Designs are
+evaluated in a process of their own, so that one that ends its process does not end the worker.
+"""
+
+from __future__ import annotations
+
+import atexit
+import multiprocessing
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+
+from dse.backend import Results
+from dse.evaluation.backend_spec import BackendSpec
+from dse.evaluation.executor import Evaluator, Standing
+from dse.evaluation.settings import Executor
+from dse.results.provenance import code_version, differences
+from dse.space import Evaluated
+from dse.store.owner import me
+from dse.store.result_store import Store
+from dse.store.session import Hold, StoreSession
+
+_IDLE_S = 20.0  # after the last chunk
+
+_mine = threading.local()
+_desks: list[_Desk] = []
+
+
+@dataclass(frozen=True)
+class Order:
+    """Parts that all chunks of a study share. code: that of the client. url: of the store. host: of the client."""
+
+    code: Mapping[str, str]
+    host: str
+    spec: BackendSpec
+    executor: Executor
+    url: str
+    patience_s: float
+    hold: Hold
+
+    @property
+    def refusal(self) -> str:
+        """Why this process may not evaluate for the client, in words; empty if it may."""
+        if wrong := differences(code_version(), self.code):
+            return f"runs other code: {wrong}"
+        if self.url.startswith("sqlite") and me().host != self.host:
+            return (
+                "is on another host than the store, an SQLite file: use store.url=postgresql://<user>@<host>/<database>"
+            )
+        return ""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Results of some points, in order, or why a worker refuses to make any.
+
+    seconds: that it took; None where the worker had to start processes, and maybe compile, as well.
+    """
+
+    worker: str
+    results: Sequence[Results] = ()
+    seconds: float | None = None
+    refusal: str = ""
+
+
+def evaluate(order: Order, points: Sequence[Evaluated]) -> Answer:
+    """Evaluate points in a worker of Dask, as `Evaluator.results` does. Raises Broken and StoreError."""
+    from distributed import get_worker
+
+    address = str(get_worker().address)
+    if refusal := order.refusal:
+        return Answer(address, refusal=refusal)
+    if not hasattr(_mine, "desk"):
+        _mine.desk = _Desk()
+        _desks.append(_mine.desk)
+    desk: _Desk = _mine.desk
+    results, taken = desk.evaluate(order, points)
+    return Answer(address, results, taken)
+
+
+def leave() -> None:
+    """End all sessions and processes of a worker, once what it has in hand is done."""
+    for desk in _desks:
+        desk.leave()
+
+
+class _Desk:
+    """Session of a worker's thread on the store, and its processes: they stay from chunk to chunk.
+
+    Both end once there was no chunk for a while, so that nobody takes the worker for one that is at work.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._order: Order | None = None
+        self._open = ExitStack()
+        self._timer = threading.Timer(0.0, self.leave)
+        atexit.register(self.leave)
+
+    def evaluate(self, order: Order, points: Sequence[Evaluated]) -> tuple[list[Results], float | None]:
+        """Results of some points, and the time [s] that they took; None with what had to be started."""
+        self._timer.cancel()
+        with self._lock:
+            if is_first := self._order != order:
+                self._close()
+                self._standing, self._order = self._opened(order), order
+            began = time.perf_counter()
+            try:
+                results = list(self._standing.results(points))
+            except BaseException:
+                self._close()
+                raise
+            taken = time.perf_counter() - began
+        self._timer = threading.Timer(_IDLE_S, self.leave)
+        self._timer.daemon = True
+        self._timer.start()
+        return results, None if is_first else taken
+
+    def _opened(self, order: Order) -> Standing:
+        # A nanny of Dask starts workers as daemons, which multiprocessing lets start none. Ours end with the worker.
+        multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
+        store = Store(order.url, patience_s=order.patience_s)
+        self._open.callback(store.database.close)
+        session = StoreSession(store, order.hold)
+        self._open.callback(session.leave)
+        executor = order.executor.model_copy(update={"jobs": 1})
+        return self._open.enter_context(closing(Standing(Evaluator(order.spec, executor, session, apart=True))))
+
+    def leave(self) -> None:
+        """End the session and the processes."""
+        with self._lock:
+            self._close()
+
+    def _close(self) -> None:
+        self._order = None
+        self._open.close()

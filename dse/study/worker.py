@@ -1,0 +1,117 @@
+"""The command `worker`: a process that helps with the studies of a shared store, without Dask and without a client.
+
+It takes the question of a study from the store, plans it again with its own code and configuration, and evaluates what
+nobody else has in hand. Its results are recorded as those of the study; tables and figures are for the client, who
+typed the study's command. Points that a search asks for one after the other are known to its client alone, so such
+studies are passed by.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from dse.errors import ConfigError, Problems, pairs
+from dse.evaluation.executor import Evaluator
+from dse.evaluation.settings import Executor
+from dse.evaluation.signals import Interrupted, Stop, stoppable
+from dse.progress import bar
+from dse.results.provenance import code_version, differences
+from dse.store.result_store import Store
+from dse.store.settings import StoreAt
+from dse.study import resume
+from dse.study.plan import Plan
+from dse.study.plan_again import Present, plan_recorded
+from dse.study.run import finite_points
+from dse.units import WallSeconds
+from dse.values import Frozen
+
+if TYPE_CHECKING:
+    from sqlalchemy import Row
+
+_LOOK_S = 2.0
+_OURS = ("store", "executor", "tracking", "output_dir", "figures", "resume", "timeline", "verbose")
+"""Sections that say how a client runs, which is no business of a worker."""
+
+
+class WorkerRequest(Frozen):
+    """Words of the command. wait_s: that it waits for a study to help with; then it ends."""
+
+    wait_s: WallSeconds = 60.0
+
+
+def worker(words: Sequence[str]) -> int:
+    """`worker store=<URL> [study=] [jobs=1] [wait=60 s] [config_dir=] [command=]`: help until nothing is left."""
+    defaults = {"store": "", "jobs": "1", "wait": "60 s"}
+    options = pairs(words, defaults, optional=["study", "config_dir", "command"])
+    store_at, executor, request = _request(options)
+    present = Present.of(options)
+    store = Store(store_at.database_url(Path("outputs")), patience_s=store_at.patience_s)
+    done: set[tuple[int, int]] = set()
+    with stoppable() as stop:
+        until = time.monotonic() + request.wait_s
+        while not stop() and time.monotonic() < until:
+            for row in resume.running(store, options.get("study")):
+                if (row.id, row.before) not in done and not stop():
+                    _help(store, row, executor, present, stop)
+                    done.add((row.id, row.before))
+                    until = time.monotonic() + request.wait_s
+            time.sleep(min(_LOOK_S, max(0.0, until - time.monotonic())))
+    store.database.close()
+    if stop():
+        raise Interrupted(stop.number, "interrupted; what was evaluated is kept")
+    return 0
+
+
+def _request(options: Mapping[str, str]) -> tuple[StoreAt, Executor, WorkerRequest]:
+    check = Problems()
+    store_at = check.model(StoreAt, {"name": "worker", "url": options["store"]}, path="store")
+    executor = check.model(Executor, {"name": "worker", "jobs": yaml.safe_load(options["jobs"])}, path="")
+    request = check.model(WorkerRequest, {"wait_s": options["wait"]}, path="")
+    check.done()
+    assert store_at is not None
+    assert executor is not None
+    assert request is not None
+    return store_at, executor, request
+
+
+def _help(store: Store, row: Row[Any], executor: Executor, present: Present, stop: Stop) -> None:
+    """Evaluate what is left of a study; one that cannot be helped with is told and passed by."""
+    label = f"study {row.id} ({row.name})"
+    if wrong := differences(code_version(), code_version(json.loads(row.provenance))):
+        print(f"{label} is passed by: here {wrong}", file=sys.stderr)
+        return
+    try:
+        planned = _plan(row, present)
+        session = resume.join(store, row, planned)
+    except ConfigError as error:
+        print(f"{label} is passed by: {'; '.join(map(str, error.problems))}", file=sys.stderr)
+        return
+    parts = [planned, *planned.probes.values()]
+    sizes = [space.size(part.settings.budget.trials) for part in parts for space in part.spaces.values()]
+    if None in sizes:
+        print(f"{label} has scenarios whose points only its client knows, as a search asks for them", file=sys.stderr)
+    settings = planned.settings.executor.model_copy(update={"jobs": executor.jobs})
+    try:
+        with bar(label, sum(size or 0 for size in sizes)) as advance:
+            evaluator = Evaluator(planned.spec, settings, session, advance, stop)
+            for part in parts:
+                for _ in evaluator.results(finite_points(part, evaluator)):
+                    pass
+    except Interrupted:
+        return
+    finally:
+        session.leave()
+
+
+def _plan(row: Row[Any], present: Present) -> Plan:
+    words = json.loads(row.command)
+    overrides = [word for word in words if re.split(r"[.=]", word.lstrip("+~"), maxsplit=1)[0] not in _OURS]
+    return plan_recorded(overrides, json.loads(row.provenance).get("config_dir"), present)

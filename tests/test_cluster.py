@@ -1,0 +1,318 @@
+"""Studies on a cluster of Dask, and by workers without one: the same tables, nothing lost, and nobody let in."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import sqlite3
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import toy
+from distributed import Client, LocalCluster
+
+from dse.cli import main
+from dse.errors import Broken
+from dse.evaluation import remote
+from dse.evaluation.cluster import Pace
+from dse.evaluation.connection import ClusterError
+from dse.results.provenance import code_version, differences
+from dse.space import Knob
+from dse.store.result_store import Store
+from dse.study.plan import Plan
+from dse.study.resume import begin, finish
+from dse.study.run import Support, run
+
+KNOBS = (Knob("thing.mode", ("flat", "bent")), Knob("thing.bend", ("firm", "loose")), Knob("thing.x", tuple(range(40))))
+QUIET = ["tracking=none", "figures=none", "fidelity=none"]
+SMALL = ["study=ficco_sweep", "workload.only=[g4]", "schedule=chunked", *QUIET]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def toybox(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Where the toy is installed."""
+    folder = tmp_path_factory.mktemp("toys") / "toybox"
+    with toy.installed(folder):
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def cluster(toybox: Path) -> Iterator[LocalCluster]:
+    """Two workers that know the toy."""
+    path = os.pathsep.join([str(toybox), str(Path(__file__).parent)])
+    with LocalCluster(
+        n_workers=2,
+        threads_per_worker=1,
+        host="127.0.0.1",
+        dashboard_address="127.0.0.1:0",
+        silence_logs=50,
+        env={"PYTHONPATH": path},
+    ) as made:
+        yield made
+
+
+@pytest.fixture
+def client(cluster: LocalCluster) -> Iterator[Client]:
+    with Client(cluster, set_as_default=False) as made:
+        made.wait_for_workers(2)
+        yield made
+
+
+def planned(cluster: LocalCluster | None, search: str = "exhaustive", faults: Any = (), **more: Any) -> Plan:
+    """A study of the toy, here or on a cluster."""
+    knobs = KNOBS if search == "exhaustive" else (*KNOBS, Knob("thing.y", low=0.0, high=1.0))
+    executor = {"name": "test", "jobs": 1, "broken_after": 0, **more}
+    if cluster is not None:
+        executor["address"] = cluster.scheduler_address
+    tree = toy.settings(search, 10_000 if search == "exhaustive" else 30) | {"executor": executor}
+    return toy.planned(knobs, tree, faults)
+
+
+def table(plan: Plan, folder: Path) -> bytes:
+    """The table of a study, with a store in its folder."""
+    folder.mkdir(exist_ok=True)
+    store = Store(f"sqlite:///{folder / 'results.db'}")
+    begun = begin(store, replace(plan, request=replace(plan.request, overrides=())), {"command": []})
+    try:
+        run(plan, folder / "results.parquet", Support(begun.session))
+    finally:
+        begun.session.leave()
+    finish(begun)
+    return (folder / "results.parquet").read_bytes()
+
+
+def count(database: Path) -> int:
+    with sqlite3.connect(database) as connection:
+        return int(connection.execute("SELECT count(*) FROM results").fetchone()[0])
+
+
+# The same tables
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("search", ["exhaustive", "nsga2"])
+def test_a_cluster_gives_the_table_of_one_process_to_the_byte(
+    cluster: LocalCluster, search: str, tmp_path: Path
+) -> None:
+    faults = ((3, "raises"), (5, "unsupported"), (7, "nan"))
+    here = table(planned(None, search, faults), tmp_path / "here")
+    assert table(planned(cluster, search, faults), tmp_path / "there") == here
+    assert table(planned(cluster, search, faults), tmp_path / "there") == here  # once more, from the store
+    assert count(tmp_path / "there" / "results.db") == count(tmp_path / "here" / "results.db")
+
+
+@pytest.mark.slow
+def test_workers_that_are_killed_lose_nothing(client: Client, cluster: LocalCluster, tmp_path: Path) -> None:
+    faults = tuple((x, "slow") for x in range(40))
+    here = table(planned(None, faults=faults), tmp_path / "here")
+    ended, killed, drawn = threading.Event(), list[int](), random.Random(0)
+
+    def kill() -> None:
+        older = set[int]()  # a nanny gives up a worker that ends while it starts
+        while not ended.wait(2.0):
+            pids = set(client.run(os.getpid, on_error="ignore").values())
+            if ready := sorted(pids & older):
+                killed.append(drawn.choice(ready))
+                os.kill(killed[-1], signal.SIGKILL)
+            older = pids
+
+    thread = threading.Thread(target=kill)
+    thread.start()
+    try:
+        there = table(planned(cluster, faults=faults, chunk_s=0.1), tmp_path / "there")
+    finally:
+        ended.set()
+        thread.join()
+    assert there == here
+    assert len(killed) >= 2
+    assert count(tmp_path / "there" / "results.db") == count(tmp_path / "here" / "results.db")
+
+
+@pytest.mark.slow
+def test_a_design_that_ends_its_process_is_a_failure_and_ends_no_worker(
+    client: Client, cluster: LocalCluster, tmp_path: Path
+) -> None:
+    before = client.run(os.getpid)
+    faults = ((3, "segv"),)
+    assert table(planned(cluster, faults=faults), tmp_path / "there") == table(
+        planned(None, faults=faults, timeout_s=60), tmp_path / "here"
+    )
+    assert client.run(os.getpid) == before
+
+
+@pytest.mark.slow
+def test_a_backend_that_always_fails_ends_the_study(cluster: LocalCluster, tmp_path: Path) -> None:
+    faults = tuple((x, "raises") for x in range(40))
+    with pytest.raises(Broken, match="looks broken: 5 points in a row failed alike"):
+        table(planned(cluster, faults=faults, broken_after=5), tmp_path / "there")
+
+
+# Workers that may not
+
+
+@pytest.mark.slow
+def test_a_worker_with_other_code_is_sent_away_by_name(
+    client: Client, cluster: LocalCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one, other = list(client.scheduler_info()["workers"])
+    client.run(_pretend, workers=[one])
+    try:
+        assert table(planned(cluster), tmp_path / "there") == table(planned(None), tmp_path / "here")
+        assert f"worker {one} is refused: it runs other code: numpy is 1.0, not" in capsys.readouterr().err
+        client.run(_pretend, workers=[other])
+        with pytest.raises(ClusterError, match=r"no worker may evaluate: .* runs other code"):
+            table(planned(cluster), tmp_path / "nobody")
+    finally:
+        client.run(_be_oneself)
+
+
+def _pretend() -> None:
+    remote.code_version = lambda record=None: {**code_version(record), "numpy": "1.0"}  # type: ignore[attr-defined]
+
+
+def _be_oneself() -> None:
+    remote.code_version = code_version  # type: ignore[attr-defined]
+
+
+def test_versions_of_code_differ_by_what_is_named() -> None:
+    here = code_version()
+    assert differences(here, here) == ""
+    assert differences({**here, "numpy": "1.0"}, here) == f"numpy is 1.0, not {here['numpy']}"
+    assert {"Python", "dse", "numba", "the code of simulators"} <= set(here)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "code", "parts"),
+    [
+        (["executor.address=tcp://127.0.0.1:1"], 4, ["no scheduler answers at tcp://127.0.0.1:1", "cluster=local"]),
+        (["executor.address=tcp://10.0.0.1:8786"], 2, ["to other machines in the clear", "certificates"]),
+        (["executor.address=tls://10.0.0.1:8786"], 2, ["needs certificates for tls://"]),
+        (["executor.address=here"], 2, ["executor.address", "that of a Dask scheduler"]),
+        (["executor.cluster=slurm"], 2, ["to other machines in the clear"]),
+        (["executor.cluster=slurm", "executor.plain=true"], 2, ["store.url", "a file of this machine", "postgresql"]),
+        (["store=none"], 2, ["keeps nothing, and a cluster needs a store"]),
+        (["executor.settings={no_such_word: 1}"], 4, ["the cluster (local) was not started"]),
+        (["executor.tls=nowhere"], 2, ["executor.tls", "lacks ca.pem", "python -m dse certificates"]),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else str(value),
+)
+def test_what_cannot_work_is_told_with_the_way_out(
+    words: list[str],
+    code: int,
+    parts: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main([*SMALL, "executor=dask", *words]) == code
+    told = capsys.readouterr().err
+    assert all(part in told for part in parts), told
+
+
+@pytest.mark.slow
+def test_certificates_let_a_study_in_and_nobody_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["certificates", "out=mine"]) == 0
+    assert {path.name: path.stat().st_mode & 0o777 for path in Path("mine").iterdir()} == {
+        "ca.pem": 0o600,
+        "cert.pem": 0o600,
+        "key.pem": 0o600,
+    }
+    assert main(["certificates", "out=mine"]) == 2
+    words = [*SMALL, "executor=dask", "executor.jobs=1", "executor.tls=mine"]
+    assert main(words) == 0
+    assert "Dask: tls://127.0.0.1:" in capsys.readouterr().err
+    table_of_tls = next(Path("outputs/ficco_sweep").glob("2*/results.parquet")).read_bytes()
+    assert main([*SMALL, "output_dir=here"]) == 0
+    assert next(Path("here/ficco_sweep").glob("2*/results.parquet")).read_bytes() == table_of_tls
+
+
+# Without a scheduler
+
+
+@pytest.mark.slow
+def test_a_worker_does_what_is_left_of_a_study_and_its_status_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(SMALL) == 0
+    database = tmp_path / "outputs" / "results.db"
+    all_of_it = count(database)
+    with sqlite3.connect(database) as connection:
+        connection.execute("DELETE FROM results WHERE key > x'60'")
+        connection.execute("UPDATE studies SET state = 'running'")
+    assert count(database) < all_of_it
+    assert main(["status"]) == 0
+    told = capsys.readouterr().out
+    assert "1 ficco_sweep" in told
+    assert "interrupted" in told
+    assert "no process is at work" in told
+    words = ["worker", f"store=sqlite:///{database}", "wait=0.1 s"]
+    assert main([*words, "study=t3"]) == 0
+    assert count(database) < all_of_it
+    assert main(words) == 0
+    assert count(database) == all_of_it
+    before = capsys.readouterr()
+    assert "passed by" not in before.err
+    assert main(SMALL) == 0
+    assert "0 left" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_worker_passes_by_what_other_code_began(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(SMALL) == 0
+    database = tmp_path / "outputs" / "results.db"
+    with sqlite3.connect(database) as connection:
+        connection.execute("""UPDATE studies SET state = 'running',
+            provenance = replace(provenance, '"numba": "', '"numba": "0.')""")
+    assert main(["worker", f"store=sqlite:///{database}", "wait=0.1 s"]) == 0
+    assert "study 1 (ficco_sweep) is passed by: here numba is" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (["worker"], "store: is missing"),
+        (["worker", "store=here"], "must be auto, null, sqlite:///<file>"),
+        (["worker", "store=sqlite:///a.db", "jobs=0"], "must be at least 1"),
+        (["status", "every=now"], "every_s"),
+        (["status"], "holds no results.db"),
+        (["certificates", "days=0"], "days"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_wrong_command_is_refused(
+    words: list[str], part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(words) == 2
+    assert part in capsys.readouterr().err
+
+
+# Chunks
+
+
+def test_chunks_grow_to_the_time_that_they_are_to_take_and_slow_designs_go_one_by_one() -> None:
+    fast, sizes = Pace(0.5), list[int]()
+    for _ in range(8):
+        sizes.append(fast.size)
+        fast.learn(fast.size, fast.size * 1e-5)
+    assert sizes[:4] == [1, 8, 64, 512]
+    assert sizes[-1] == pytest.approx(50_000, rel=0.01)
+    slow = Pace(0.5)
+    slow.learn(1, None)  # that of a start says nothing
+    assert slow.per_design_s is None
+    slow.learn(1, 60.0)
+    assert slow.size == 1
