@@ -10,7 +10,7 @@ SUPPORTED := import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))
 VENV_PACKAGE := import sys; print("python%d.%d-venv" % sys.version_info[:2])
 
 .DEFAULT_GOAL := help
-.PHONY: help setup sweep check fast coverage test nightly bench kills search faults fuzz parity docs docs-check format clean
+.PHONY: help setup sweep check fast coverage test nightly bench cluster kills search faults fuzz parity docs docs-check format clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -53,6 +53,9 @@ parity: setup ## test tracking with the oldest and the newest MLflow that are al
 	    .parity/bin/python -m pip list --disable-pip-version-check | grep '^mlflow ' && \
 	    .parity/bin/python -m pytest tests/test_tracking.py tests/test_shared_views.py || exit 1; \
 	done; rm -rf .parity
+
+cluster: setup ## kill workers, clients and schedulers of a cluster, restart its database, and time it (half an hour)
+	$(BIN)/python -m benchmarks.cluster
 
 kills: setup ## kill studies hundreds of times (a quarter of an hour) and record that nothing was lost
 	$(BIN)/python -m benchmarks.kills --record

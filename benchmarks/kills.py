@@ -265,13 +265,16 @@ def _finished_by_two(case: Case) -> None:
     other.ended("finishing")
 
 
-def judge(case: Case, calm: Case) -> None:
-    """Check what was promised against an undisturbed run of the same study in another folder."""
+def judge(case: Case, calm: Case, store: Store | None = None) -> None:
+    """Check what was promised against an undisturbed run of the same study in another folder.
+
+    store: of the case; None for the one in its folder.
+    """
     calm.start(pace=0.0).ended("undisturbed")
     tally = case.tally
     tally.broken += calm.tally.broken
     wanted = {(x, y): formula(x, y, case.number) for x in range(case.columns) for y in range(_WIDTH)}
-    store = Store(f"sqlite:///{case.folder / 'outputs' / 'results.db'}")
+    store = store or Store(f"sqlite:///{case.folder / 'outputs' / 'results.db'}")
     (rows, left) = store.database.read(
         lambda connection: (connection.execute(select(results)).all(), _left(connection))
     )

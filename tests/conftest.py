@@ -22,9 +22,9 @@ from hypothesis import strategies as st
 from hypothesis.internal.conjecture import providers
 from numba.core.event import install_timer
 from numpy.typing import ArrayLike
-from postgres import Server, programs, running
 from pydantic import BaseModel
 
+from benchmarks.postgres import Server, programs, running
 from dse.backend import Backend, Batch, Result
 from dse.plugins import available
 from dse.space import set_path

@@ -7,6 +7,7 @@ import random
 import signal
 import sqlite3
 import threading
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -19,8 +20,9 @@ from distributed import Client, LocalCluster
 from dse.cli import main
 from dse.errors import Broken
 from dse.evaluation import remote
-from dse.evaluation.cluster import Pace
+from dse.evaluation.cluster import Pace, take
 from dse.evaluation.connection import ClusterError
+from dse.evaluation.parts import parts_of
 from dse.results.provenance import code_version, differences
 from dse.space import Knob
 from dse.store.result_store import Store
@@ -316,3 +318,18 @@ def test_chunks_grow_to_the_time_that_they_are_to_take_and_slow_designs_go_one_b
     assert slow.per_design_s is None
     slow.learn(1, 60.0)
     assert slow.size == 1
+
+
+def test_a_grid_that_is_cut_for_a_chunk_stays_in_few_grids() -> None:
+    (batch,) = [toy.grid(range(4096))]
+    point = toy.point(batch)
+    (part,) = parts_of(point, 1 << 20)
+    (piece,) = part.pieces()
+    queued, sizes = deque([piece]), list[int]()
+    while queued:
+        sizes.append(sum(piece.block.size for piece in take(queued, 1 + len(sizes) ** 2, lambda piece: False)))
+        assert len(queued) <= 12
+    assert sum(sizes) == 4096
+    assert len(sizes) < 40
+    queued = deque([piece])
+    assert [piece.block.size for piece in take(queued, 100, lambda piece: True)] == [1]

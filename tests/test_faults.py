@@ -17,10 +17,10 @@ import numpy as np
 import pytest
 import toy
 from conftest import REPOSITORY
-from postgres import Server
 from test_resume import begun, command  # noqa: F401  (a fixture)
 from test_store import CONTEXT, fresh, keys_of, made, recorded, rows
 
+from benchmarks.postgres import Server
 from dse.backend import Metric, Results, check_results
 from dse.cli import main
 from dse.evaluation.workers import Pool

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 from folders import finished, odd_table, wide_table
-from postgres import Server
 
+from benchmarks.postgres import Server
 from dse.results.selection import Rule
 from dse.tracking.database import Store, open_store
 from dse.tracking.optuna_storage import StorageError

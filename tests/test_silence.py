@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 import toy
 from folders import finished, odd_table
-from postgres import Server
 from proxy import Proxy, before
 from sqlalchemy import Connection, func, select, text
 from test_resume import planned
 from test_store import CONTEXT, fresh, keys_of, made, rows, url  # noqa: F401  (a fixture)
 
+from benchmarks.postgres import Server
 from dse.cli import main
 from dse.results.selection import Rule
 from dse.store.database import StoreError

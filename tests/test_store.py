@@ -21,9 +21,9 @@ import pytest
 import toy
 from hypothesis import given
 from hypothesis import strategies as st
-from postgres import Server
 from sqlalchemy import Connection, Table, func, select
 
+from benchmarks.postgres import Server
 from dse.backend import Batch, Result, Results
 from dse.cli import main
 from dse.content_hash import content_keys

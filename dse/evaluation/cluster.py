@@ -130,6 +130,22 @@ def cut(piece: Piece, most: int) -> Iterator[Piece]:
         start += block.size
 
 
+def take(queued: deque[Piece], size: int, is_slow: Callable[[Piece], bool]) -> list[Piece]:
+    """Take pieces of `size` designs in all from a queue, or a slow design alone; what is cut off stays in few grids."""
+    pieces = list[Piece]()
+    while queued and size > 0:
+        slow = is_slow(queued[0])
+        if pieces and slow:
+            break
+        piece, most = queued.popleft(), 1 if slow else size
+        while piece.block.size > most:
+            piece, *rest = cut(piece, (piece.block.size + 1) // 2)
+            queued.extendleft(reversed(rest))
+        pieces.append(piece)
+        size = 0 if slow else size - piece.block.size
+    return pieces
+
+
 class ClusterEvaluator:
     """As `Evaluator`, by a cluster. One `results` at a time."""
 
@@ -291,21 +307,10 @@ class _Flow:
     def _send(self) -> None:
         """Send as many chunks as the cluster is to have in hand."""
         while self._queued and len(self._sent) < max(1, _AHEAD * self._own.crew.count()):
-            self._submit(Chunk(self._next_pieces()))
+            self._submit(Chunk(take(self._queued, self._own.pace.size, self._is_slow)))
 
-    def _next_pieces(self) -> list[Piece]:
-        size, pieces = self._own.pace.size, list[Piece]()
-        while self._queued and size > 0:
-            piece = self._queued[0]
-            slow = self._takes_long(piece.batch.design)
-            if pieces and slow:
-                break
-            self._queued.popleft()
-            first, *rest = cut(piece, 1 if slow else size)
-            self._queued.extendleft(reversed(rest))
-            pieces.append(first)
-            size = 0 if slow else size - first.block.size
-        return pieces
+    def _is_slow(self, piece: Piece) -> bool:
+        return self._takes_long(piece.batch.design)
 
     def _submit(self, chunk: Chunk) -> None:
         crew = self._own.crew

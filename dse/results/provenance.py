@@ -88,7 +88,10 @@ def _hash(package: str) -> str:
 
 
 def code_version(record: Mapping[str, Any] | None = None) -> Mapping[str, str]:
-    """Versions of all that makes results, by name: Python, libraries, and each package of ours. record: of a run; None: of this one."""
+    """Versions of all that makes results: Python, libraries, and each package of ours.
+
+    record: of a run; None: of this process.
+    """
     if record is None:
         record = {"python": platform.python_version(), "versions": versions(), "code": code_hashes()}
     packages = {f"the code of {name}": text for name, text in record.get("code", {}).items()}

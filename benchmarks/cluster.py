@@ -1,0 +1,265 @@
+"""Is anything lost on a cluster, and what does it cost? `python -m benchmarks.cluster [--json] [--only kills,cost]`.
+
+    kills   a study on a scheduler and workers of Dask, with the store in PostgreSQL: workers, the client and the
+            scheduler are killed with SIGKILL at random moments, the database is restarted without a checkpoint; the
+            same command is typed again until it ends, and its table is held against that of an undisturbed local run
+    cost    a million closed-form points by two workers of Dask, over the same by two local processes
+    many    points that sleep for a second on 64 workers of this machine: their time over that of the study
+
+PostgreSQL is started in a folder of its own (Debian's package).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from benchmarks.kills import Case, Process, judge
+from benchmarks.pausing import pause_s
+from benchmarks.postgres import Server, running
+from benchmarks.recorded import ROOT
+from dse.store.result_store import Store
+
+GROUPS = ("kills", "cost", "many")
+_PATIENCE_S = 120.0
+_SLEEP = 50.0  # pace at which a point sleeps for a second, on the average
+_COST = [
+    "study=ficco_sweep", "workload.only=[g4]", "schedule=chunked", "simulator=analytic", "budget.trials=10000000",
+    "tracking=none", "figures=none", "fidelity=none", "timeline=false",
+]  # fmt: skip
+
+
+class Fleet:
+    """A scheduler and workers of Dask as processes of their own. mark: found in the environment of all of them."""
+
+    def __init__(self, folder: Path, workers: int, env: dict[str, str]) -> None:
+        self._folder, self._count, self._env = folder, workers, env
+        self._file = folder / "scheduler.json"
+        self._log = (folder / "fleet.log").open("ab")
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self.start()
+
+    @property
+    def address(self) -> str:
+        """Address of the scheduler."""
+        return str(json.loads(self._file.read_text())["address"])
+
+    def start(self) -> None:
+        """Start the scheduler, then the workers."""
+        self._file.unlink(missing_ok=True)
+        base = ["--scheduler-file", str(self._file)]
+        self._spawn("scheduler", "--host", "127.0.0.1", "--port", "0", "--no-dashboard", *base)
+        _until(self._file.is_file)
+        for _ in range(self._count):
+            self._spawn("worker", "--nthreads", "1", "--no-dashboard", "--local-directory", str(self._folder), *base)
+
+    def _spawn(self, *words: str) -> None:
+        command = [sys.executable, "-m", "dask", *words]
+        self._processes.append(
+            subprocess.Popen(command, env=self._env, cwd=self._folder, stdout=self._log, stderr=self._log)
+        )
+
+    @property
+    def workers(self) -> list[int]:
+        """Pids of the processes that nannies started, which evaluate."""
+        nannies = {process.pid for process in self._processes[1:]}
+        found = []
+        for path in Path("/proc").glob("[0-9]*"):
+            try:
+                state, parent = (path / "stat").read_text().rpartition(")")[2].split()[:2]
+                command = (path / "cmdline").read_bytes()
+            except OSError:
+                continue
+            if int(parent) in nannies and state not in "ZX" and b"resource_tracker" not in command:
+                found.append(int(path.name))
+        return found
+
+    def restart(self) -> None:
+        """Kill the scheduler and all workers, and start others."""
+        self.stop()
+        self.start()
+
+    def stop(self) -> None:
+        """End all of them."""
+        for process in self._processes:
+            process.kill()
+            process.wait()
+        for pid in self.workers:
+            os.kill(pid, signal.SIGKILL)
+        self._processes = []
+
+
+def _until(done: Any, limit_s: float = _PATIENCE_S) -> None:
+    end = time.monotonic() + limit_s
+    while not done():
+        if time.monotonic() > end:
+            raise TimeoutError("the cluster did not start")
+        time.sleep(0.05)
+
+
+class ClusterCase(Case):
+    """A study of the kill run whose points are evaluated by a fleet, with its results in PostgreSQL."""
+
+    def __init__(self, folder: Path, points: int, url: str, fleet: Fleet | None = None) -> None:
+        super().__init__(folder, 0, points)
+        self.url, self.fleet = url, fleet
+
+    def client(self) -> Process:
+        """Type the command."""
+        assert self.fleet is not None
+        words = ["study=kills", "--config-dir=conf", "tracking=none", f"store.url={self.url}", "executor.chunk_s=0.2"]
+        dask = ["executor=dask", f"executor.address={self.fleet.address}"]
+        return Process([sys.executable, "-m", "dse", *words, *dask], self, 1.0)
+
+    def equip(self, workers: int, pace: float) -> Fleet:
+        """Start a fleet whose workers know the backend, and keep its log."""
+        path = os.pathsep.join([str(ROOT), str(self.folder / "site")])
+        own = {"KILLS_LOG": str(self.log), "KILLS_PACE": str(pace), "PYTHONPATH": path}
+        self.fleet = Fleet(self.folder, workers, {**os.environ, **own})
+        return self.fleet
+
+
+def kills(server: Server, folder: Path, *, count: int, points: int) -> dict[str, Any]:
+    """Kill workers `count` times, clients and schedulers meanwhile, and restart the database."""
+    url, drawn = server.database("kills"), random.Random(0)
+    case = ClusterCase(folder / "there", points, url)
+    fleet = case.equip(3, 1.0)
+    tally = dict.fromkeys(["kills", *(f"{part}_restarts_survived" for part in ("client", "scheduler", "database"))], 0)
+    process = case.client()
+    try:
+        while process.code != 0:
+            if process.code is not None:
+                process.ended("client")
+                process = case.client()
+            time.sleep(drawn.uniform(0.3, 1.2))
+            if tally["kills"] < count and (pids := fleet.workers):
+                os.kill(drawn.choice(pids), signal.SIGKILL)
+                tally["kills"] += 1
+            chance = drawn.random()
+            if chance < 0.04:
+                process.kill("client")
+                tally["client_restarts_survived"] += 1
+                process = case.client()
+            elif chance < 0.06:
+                process.kill("client")
+                fleet.restart()
+                tally["scheduler_restarts_survived"] += 1
+                process = case.client()
+            elif chance < 0.09:
+                server.restart()
+                tally["database_restarts_survived"] += 1
+        process.ended("end")
+    finally:
+        fleet.stop()
+    return tally | _judged(case, folder / "here", points)
+
+
+def _judged(case: ClusterCase, calm_folder: Path, points: int) -> dict[str, Any]:
+    """Counts of what was promised, against an undisturbed local run."""
+    judge(case, Case(calm_folder, 0, points), store=Store(case.url))
+    figures, total = case.tally.figures, case.tally.figures["points"]
+    return {
+        "points": total,
+        "missing": figures["missing"],
+        "wrong": figures["wrong"] + figures["different tables"],
+        "duplicates": figures["twice in the store"],
+        "repeated_pct": round(100 * figures["repeated"] / total, 2),
+        "broken": [text for text in case.tally.broken if not text.startswith("exit code 4")],
+    }
+
+
+def cost(folder: Path, *, points: int) -> dict[str, Any]:
+    """Wall time of closed-form points by two workers of Dask over that of two local processes, one after the other.
+
+    Results go into the store of the output folder, as they do by default.
+    """
+    times = {}
+    for name, words in (("local", ["executor.jobs=2"]), ("dask", ["executor=dask", "executor.jobs=2"])):
+        rates = f"+space.system.node.link_bytes_per_s=range(30e9,130e9,{100e9 * 25 / points:.6g})"
+        space = ["space={}", "+space.system.gpu.num_cus=range(104,304,8)", rates]
+        command = [sys.executable, "-m", "dse", *_COST, *space, *words, f"output_dir={name}"]
+        began = time.monotonic()
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise RuntimeError(done.stderr[-2000:])
+        times[name] = time.monotonic() - began
+    tables = [next((folder / name).glob("*/2*/results.parquet")) for name in times]
+    return {
+        "local_s": round(times["local"], 1),
+        "dask_s": round(times["dask"], 1),
+        "dask_overhead_1m": round(times["dask"] / times["local"], 3),
+        "identical_1m": tables[0].read_bytes() == tables[1].read_bytes(),
+    }
+
+
+def many(server: Server, folder: Path, *, points: int, workers: int) -> dict[str, Any]:
+    """Efficiency of workers whose points sleep for a second: their time over that of all workers while they work."""
+    url = server.database("many")
+    case = ClusterCase(folder / "many", points, url)
+    fleet = case.equip(workers, _SLEEP)
+    try:
+        process = case.client()
+        _until(lambda: len(_lines(case)) >= workers, 600.0)
+        began, first = time.monotonic(), len(_lines(case))
+        while process.code is None and len(_lines(case)) < points * 9 // 10:
+            time.sleep(0.2)
+        lines, taken = _lines(case), time.monotonic() - began
+        process.ended("end")
+    finally:
+        fleet.stop()
+    slept = sum(_SLEEP * pause_s(*map(int, line.split())) for line in lines[first:])
+    return {"workers": workers, "efficiency_64": round(slept / (taken * workers), 3), "broken": case.tally.broken}
+
+
+def _lines(case: Case) -> list[str]:
+    """What was evaluated so far, while all workers have work."""
+    return case.log.read_text().splitlines() if case.log.exists() else []
+
+
+@contextmanager
+def _server() -> Iterator[tuple[Server, Path]]:
+    folder = Path(tempfile.mkdtemp(prefix="dse-cluster-"))
+    folder.chmod(0o755)
+    try:
+        with running(folder / "postgres") as server:
+            yield server, folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run some groups and print the figures; 1 if a result was lost or is wrong."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="print JSON alone")
+    parser.add_argument("--only", default=",".join(GROUPS), help="groups, with commas between them")
+    parser.add_argument("--kills", type=int, default=100)
+    parser.add_argument("--points", type=int, default=20_000, help="of the study that is killed")
+    parser.add_argument("--cost-points", type=int, default=1_000_000, help="of the study that is timed")
+    given = parser.parse_args(argv)
+    found: dict[str, Any] = {}
+    for group in given.only.split(","):
+        with _server() as (server, folder):
+            if group == "kills":
+                found |= kills(server, folder, count=given.kills, points=given.points)
+            elif group == "cost":
+                found |= cost(folder, points=given.cost_points)
+            elif group == "many":
+                found |= many(server, folder, points=2000, workers=64)
+    print(json.dumps(found, indent=2) if given.json else "\n".join(f"{name}: {value}" for name, value in found.items()))
+    return 1 if any(found.get(name) for name in ("missing", "wrong", "duplicates", "broken")) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
