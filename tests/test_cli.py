@@ -327,7 +327,7 @@ def test_one_seed_gives_one_table_to_the_byte_for_any_number_of_jobs(
     assert len(dse.load("ficco_sweep", "jobs1")) >= 60
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_own_shapes_run_on_every_topology(elsewhere: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("my.csv").write_text("name,m,n,k,pattern\nwide,4096,65536,1024,\nodd,4099,8191,1021,all_to_all\n", "utf-8")
     topology = "+space.system.node.topology=choice(mesh,switch,ring)"

@@ -132,8 +132,7 @@ def test_commands_of_a_page_print_what_it_shows(page: str) -> None:
     assert tutorial.check(REPOSITORY / page, record=False) == []
 
 
-@pytest.mark.slow
-@pytest.mark.one_in(2)
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", sorted(path.name for path in notebooks.FOLDER.glob("*.ipynb")))
 def test_a_notebook_runs_and_shows_what_it_holds(name: str) -> None:
     assert notebooks.check(notebooks.FOLDER / name, record=False) == []

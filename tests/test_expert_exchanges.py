@@ -122,7 +122,7 @@ def test_rows_not_fitted_on_are_predicted(shared: Callable[[str], Path]) -> None
     )
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_constants_are_those_of_a_fit_to_the_rows_that_are_named(shared: Callable[[str], Path]) -> None:
     rows = [row for path in sorted(shared(TABLES).glob("*.csv")) for row in read_rows(path)]
     for device in ("h100_sxm", "mi300x"):

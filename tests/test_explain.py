@@ -247,7 +247,7 @@ def test_what_a_collective_waited_for_late_ranks_is_waiting(tmp_path: Path) -> N
     assert sums(found.path) == pytest.approx({**dict.fromkeys(CAUSES, 0.0), WORK: 300 * US, WAITING: 300 * US})
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_two_points_and_a_point_and_a_profile_are_explained(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -394,7 +394,7 @@ def test_every_resource_that_is_loaded_has_a_rate() -> None:
                     assert loads <= set(capacities(one))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_many_nodes_simulate_in_a_second_and_cost_grows_no_faster_than_flows(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -317,7 +317,7 @@ def test_workers_use_one_thread_each_unless_told_otherwise() -> None:
         workers.close()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_study_that_is_stopped_for_a_while_keeps_its_points_and_both_end_alike(
     tmp_path: Path,
     command: list[str],  # noqa: F811

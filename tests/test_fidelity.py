@@ -157,7 +157,7 @@ def test_the_study_s_own_simulator_is_no_level_beside_it(elsewhere: Path) -> Non
 # A program of one's own as the finest level
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_program_may_be_the_finest_level_and_disagreement_promotes_what_is_like_it(elsewhere: Path) -> None:
     """It says that what looked bad is good: points like those of the sample are looked at, too, and win."""
     flag = program(

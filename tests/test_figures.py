@@ -100,7 +100,7 @@ def charts(table: pd.DataFrame) -> Iterator[Draw]:
     yield partial(predictions.scatter, pairs, by="by", frame=frame)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @settings(max_examples=10)
 @given(
     st.lists(WIDE.filter(str.strip), min_size=1, max_size=12, unique=True),
@@ -201,7 +201,7 @@ LANDSCAPES = load_yaml(Path("conf/study/search_benchmark.yaml"))["landscapes"]
 FEW["search_benchmark"] += [f"~landscapes.{name}" for name in list(LANDSCAPES)[2:]]
 
 
-QUICK = ("bert", "conccl", "dlrm_scaleout", "nic_placement", "plan", "t3_mi300x")
+QUICK = ("bert", "dlrm_scaleout", "plan")
 """Studies whose figures are drawn in every run of the tests, those of the others in `make nightly`."""
 
 

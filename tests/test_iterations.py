@@ -159,7 +159,7 @@ AXES = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @given(runs(), KERNELS, st.sampled_from(MODES))
 def test_a_grid_at_once_is_its_designs_one_by_one(drawn: dict[str, Any], kernels: str, mode: str) -> None:
     design = step(of_mode(drawn, mode), kernels=kernels)
@@ -351,7 +351,7 @@ SHIPPED_MODELS = sorted({*public(), *shipped("model")})
 
 
 @pytest.mark.slow
-@pytest.mark.one_in(37)
+@pytest.mark.one_in(73)
 @pytest.mark.parametrize(
     ("mode", "system"),
     list(itertools.product(MODES, DEVICES)),

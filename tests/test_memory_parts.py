@@ -111,7 +111,7 @@ def test_l2_hits_at_stack_distances_below_its_ways(trace: list[tuple[int, bool]]
     assert found["L2_HITS"] == sum(one is not None and one < ways for one in stack_distances(lines, 64))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @settings(max_examples=25)
 @given(accesses(), st.sampled_from(["cache_r", "cache_rw"]), st.sampled_from(["linear", "xor"]))
 def test_more_ways_of_the_same_sets_hit_no_less(trace: list[tuple[int, bool]], policy: str, index: str) -> None:

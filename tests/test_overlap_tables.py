@@ -56,7 +56,7 @@ def test_sizes_are_read_as_those_whose_baseline_is_nearer(tmp_path: Path) -> Non
     assert whole.predicted == of_one.predicted
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_shipped_overlaps_are_shown_beside_naive_predictions() -> None:
     shown = dict(overlap_extras(SHIPPED))
     tables = {"gemm_collective", "prefills", "sums_by_ctas"}

@@ -104,7 +104,7 @@ def test_units_in_memory_lose_no_more_than_their_time_and_less_with_more_help(
     assert none["quantisation_waited_s"] >= found["quantisation_waited_s"] * (1 - 1e-9) - 1e-12
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @settings(max_examples=15)
 @given(runs(), ways)
 def test_a_grid_at_once_is_its_designs_one_by_one(drawn: dict[str, Any], way: str) -> None:

@@ -106,7 +106,7 @@ def own_studies(folder: Path, *, only: str = "[g4]") -> Path:
     return folder
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_study_that_fails_stops_no_other_and_what_is_done_is_not_done_again(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

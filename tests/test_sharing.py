@@ -207,7 +207,7 @@ def test_a_queue_of_ones_own_is_run_without_claims_that_need_all_degrees(tmp_pat
     assert table["speedup"].max() > 1
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_narrowed_and_sampled_spaces_are_told_without_claims(tmp_path: Path) -> None:
     for words in (["schedule.kernels=isolated"], ["search=random", "budget.trials=4", "workload.only=[mix-tokens]"]):
         folder = run(tmp_path, *words)

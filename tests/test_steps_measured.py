@@ -65,7 +65,7 @@ def test_a_step_of_achieved_flop_a_second_takes_the_flop_of_its_equation() -> No
     assert 450e9 / tokens * step.seconds / 86400 == pytest.approx(84, rel=0.02)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_steps_on_one_node_are_within_ten_per_cent(table: Callable[[str], Path]) -> None:
     steps = list(megatron_deepspeed(table("megatron_deepspeed")))
     assert len(steps) == 720

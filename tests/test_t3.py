@@ -115,7 +115,7 @@ def test_atomics_read_and_write_what_units_at_the_banks_only_write() -> None:
 # Time
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @settings(max_examples=25)
 @given(gpus=st.integers(3, 32), shape=st.tuples(*[st.integers(2048, 16384)] * 3), link=st.floats(2e10, 1e12))
 def test_without_contention_chunks_follow_the_recursion_of_the_paper(
@@ -421,7 +421,7 @@ def test_claims_that_compare_configurations_need_all_of_them(tmp_path: Path, mon
     assert judged["t3.rs_read_formula"] is judged["t3.write_formula"] is True
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_mi300x_is_predicted_and_no_claim_is_about_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     folder = ran("t3_mi300x")
