@@ -73,12 +73,12 @@ def evaluate(order: Order, points: Sequence[Evaluated]) -> Answer:
     from distributed import get_worker
 
     address = str(get_worker().address)
-    if refusal := order.refusal:
-        return Answer(address, refusal=refusal)
     if not hasattr(_mine, "desk"):
         _mine.desk = _Desk()
         _desks.append(_mine.desk)
     desk: _Desk = _mine.desk
+    if not desk.serves(order) and (refusal := order.refusal):
+        return Answer(address, refusal=refusal)
     results, taken = desk.evaluate(order, points)
     return Answer(address, results, taken)
 
@@ -101,6 +101,10 @@ class _Desk:
         self._open = ExitStack()
         self._timer = threading.Timer(0.0, self.leave)
         atexit.register(self.leave)
+
+    def serves(self, order: Order) -> bool:
+        """Tell whether the last chunk was of the same order."""
+        return self._order == order
 
     def evaluate(self, order: Order, points: Sequence[Evaluated]) -> tuple[list[Results], float | None]:
         """Results of some points, and the time [s] that they took; None with what had to be started."""

@@ -143,7 +143,6 @@ def _commit(git: Mapping[str, Any]) -> str:
     return f"{git['commit'][:12]}{dirty}"
 
 
-@functools.cache
 def versions() -> dict[str, str]:
     """Versions of dse, the libraries it depends on, SQLite, and the distributions that offer plug-ins."""
     groups = {kind.group for kind in KINDS.values()}
