@@ -42,7 +42,7 @@ _COST = [
 
 
 class Fleet:
-    """A scheduler and workers of Dask as processes of their own. mark: found in the environment of all of them."""
+    """A scheduler and workers of Dask as processes of their own."""
 
     def __init__(self, folder: Path, workers: int, env: dict[str, str]) -> None:
         self._folder, self._count, self._env = folder, workers, env

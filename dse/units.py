@@ -229,3 +229,12 @@ def duration_text(seconds: float) -> str:
         if seconds >= 1.5 * size:
             return f"{seconds / size:.{0 if seconds >= 9.95 * size else 1}f} {name}"
     return f"{seconds:.0f} s" if seconds >= 9.95 else with_prefix(float(f"{seconds:.2g}"), "second")
+
+
+def typed_integer(word: str) -> int | str:
+    """The integer that a word of a command line is; any other word as it is, for a model to refuse.
+
+    >>> typed_integer("-1"), typed_integer("[")
+    (-1, '[')
+    """
+    return int(word) if re.fullmatch(r"-?[0-9]{1,18}", word) else word

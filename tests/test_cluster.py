@@ -199,6 +199,7 @@ def test_versions_of_code_differ_by_what_is_named() -> None:
         (["executor.address=tcp://127.0.0.1:1"], 4, ["no scheduler answers at tcp://127.0.0.1:1", "cluster=local"]),
         (["executor.address=tcp://10.0.0.1:8786"], 2, ["to other machines in the clear", "certificates"]),
         (["executor.address=tls://10.0.0.1:8786"], 2, ["needs certificates for tls://"]),
+        (["executor.address=tcp://127.0.0.1:1", "executor.tls=x"], 2, ["has certificates, and tcp:// does without"]),
         (["executor.address=here"], 2, ["executor.address", "that of a Dask scheduler"]),
         (["executor.cluster=slurm"], 2, ["to other machines in the clear"]),
         (["executor.cluster=slurm", "executor.plain=true"], 2, ["store.url", "a file of this machine", "postgresql"]),
@@ -296,6 +297,7 @@ def test_a_worker_passes_by_what_other_code_began(
         (["status", "every=now"], "every_s"),
         (["status"], "holds no results.db"),
         (["certificates", "days=0"], "days"),
+        (["certificates", "days=["], "must be a whole number"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

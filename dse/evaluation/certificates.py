@@ -11,11 +11,10 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import yaml
 from pydantic import Field
 
 from dse.errors import ConfigError, Problem, Problems, pairs
-from dse.units import Integer
+from dse.units import Integer, typed_integer
 from dse.values import Frozen
 
 if TYPE_CHECKING:
@@ -35,7 +34,7 @@ def certificates(words: Sequence[str]) -> int:
     """`certificates [out=certificates] [days=365]`: write ca.pem, cert.pem and key.pem into a new folder."""
     options = pairs(words, {"out": "certificates", "days": "365"})
     check = Problems()
-    request = check.model(CertificatesRequest, {"days": yaml.safe_load(options["days"])}, path="")
+    request = check.model(CertificatesRequest, {"days": typed_integer(options["days"])}, path="")
     check.done()
     assert request is not None
     folder = Path(options["out"])

@@ -330,11 +330,11 @@ class _Flow:
             ended.append(self._done.get())
         fine = [future for future in ended if future.status == "finished" and future in self._sent]
         for future, answer in zip(fine, self._own.client.gather(fine), strict=True):
-            self._take(self._sent.pop(future), answer, future)
+            self._take(self._sent.pop(future), answer)
         for future in (future for future in ended if future in self._sent):
             self._fail(self._sent.pop(future), future)
 
-    def _take(self, chunk: Chunk, answer: Answer, future: Future) -> None:
+    def _take(self, chunk: Chunk, answer: Answer) -> None:
         if answer.refusal:
             self._own.crew.refuse(answer.worker, answer.refusal)
             self._submit(chunk)

@@ -27,7 +27,6 @@ _CLASSES: Mapping[ClusterKind, str] = {
     "lsf": "dask_jobqueue.LSFCluster",
     "kubernetes": "dask_kubernetes.operator.KubeCluster",
 }
-_INSTALL = "pip install 'dse[cluster]'"
 
 
 class ClusterError(OSError):
@@ -146,5 +145,5 @@ def _class(path: str) -> Callable[..., Any]:
     except ImportError:
         package = module.partition(".")[0].replace("_", "-")
         rule = f"needs {package}, which is not installed"
-        raise ConfigError([Problem("executor", rule, None, _INSTALL)]) from None
+        raise ConfigError([Problem("executor", rule, None, f"pip install {package}")]) from None
     return found

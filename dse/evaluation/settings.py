@@ -64,6 +64,8 @@ class Executor(Frozen):
     def _check(self) -> Self:
         if self.address is not None and self.tls is None and self.address.startswith("tls://"):
             raise ValueError("needs certificates for tls:// (executor.tls=<folder>; python -m dse certificates)")
+        if self.address is not None and self.tls is not None and self.address.startswith("tcp://"):
+            raise ValueError("has certificates, and tcp:// does without (write tls://<host>:<port>)")
         if self.leaves_machine and self.tls is None and not self.plain:
             text = "would send work to other machines in the clear, where anybody could send some, too"
             raise ValueError(f"{text} (executor.tls=<folder> of `python -m dse certificates`, or executor.plain=true)")

@@ -3,7 +3,7 @@
 It takes the question of a study from the store, plans it again with its own code and configuration, and evaluates what
 nobody else has in hand. Its results are recorded as those of the study; tables and figures are for the client, who
 typed the study's command. Points that a search asks for one after the other are known to its client alone, so such
-studies are passed by.
+scenarios are passed by.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import yaml
 
 from dse.errors import ConfigError, Problems, pairs
 from dse.evaluation.executor import Evaluator
@@ -30,7 +28,7 @@ from dse.study import resume
 from dse.study.plan import Plan
 from dse.study.plan_again import Present, plan_recorded
 from dse.study.run import finite_points
-from dse.units import WallSeconds
+from dse.units import WallSeconds, typed_integer
 from dse.values import Frozen
 
 if TYPE_CHECKING:
@@ -55,6 +53,7 @@ def worker(words: Sequence[str]) -> int:
     present = Present.of(options)
     store = Store(store_at.database_url(Path("outputs")), patience_s=store_at.patience_s)
     done: set[tuple[int, int]] = set()
+    print(f"{store.database}: helping with its studies; ends {request.wait_s:g} s after the last one", file=sys.stderr)
     with stoppable() as stop:
         until = time.monotonic() + request.wait_s
         while not stop() and time.monotonic() < until:
@@ -73,7 +72,7 @@ def worker(words: Sequence[str]) -> int:
 def _request(options: Mapping[str, str]) -> tuple[StoreAt, Executor, WorkerRequest]:
     check = Problems()
     store_at = check.model(StoreAt, {"name": "worker", "url": options["store"]}, path="store")
-    executor = check.model(Executor, {"name": "worker", "jobs": yaml.safe_load(options["jobs"])}, path="")
+    executor = check.model(Executor, {"name": "worker", "jobs": typed_integer(options["jobs"])}, path="")
     request = check.model(WorkerRequest, {"wait_s": options["wait"]}, path="")
     check.done()
     assert store_at is not None
