@@ -5,15 +5,18 @@ from __future__ import annotations
 import copy
 import functools
 import importlib
+import io
 import os
+import pickle
 import tempfile
 import textwrap
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
+import hydra
 import numpy as np
 import pytest
 import yaml
@@ -22,6 +25,7 @@ from hypothesis import strategies as st
 from hypothesis.internal.conjecture import providers
 from numba.core.event import install_timer
 from numpy.typing import ArrayLike
+from omegaconf import OmegaConf
 from pydantic import BaseModel
 
 from benchmarks.postgres import Server, programs, running
@@ -54,6 +58,8 @@ if os.environ.get("CI"):
     providers._get_local_constants = lambda: providers._local_constants
 
 
+_COMPOSE, _LOAD = hydra.compose, OmegaConf.load
+
 UNMARKED_S = 8.0
 """CPU time, without what numba compiles, that a test may take that is not marked as slow.
 
@@ -79,6 +85,11 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, Any, Any]
     return result
 
 
+def drawn(examples: int) -> settings:
+    """How many examples a slow property draws; where they are the same in every run, half as many."""
+    return settings(max_examples=examples // 2 if settings().derandomize else examples)
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Leave to `make nightly` all cases but one in so many, of a test that is marked so."""
@@ -93,6 +104,36 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @functools.cache
+def _loaded(text: str) -> bytes:
+    return pickle.dumps(_LOAD(io.StringIO(text)))
+
+
+@functools.cache
+def _composed(name: str, overrides: tuple[str, ...]) -> bytes:
+    return pickle.dumps(_COMPOSE(name, overrides=list(overrides)))
+
+
+def _load_once(file: IO[str]) -> Any:
+    return pickle.loads(_loaded(file.read()))
+
+
+def _compose_once(name: str, overrides: Sequence[str]) -> Any:
+    """What Hydra composes of shipped files, which stay as they are; of others it is composed anew."""
+    if any(word.startswith("hydra.searchpath=") for word in overrides):
+        return _COMPOSE(name, overrides=list(overrides))
+    return pickle.loads(_composed(name, tuple(overrides)))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def composing() -> Iterator[None]:
+    """Let Hydra read each text and compose each choice of shipped options once in a process, as tests ask often."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(OmegaConf, "load", staticmethod(_load_once))
+        patch.setattr(hydra, "compose", _compose_once)
+        yield
+
+
+@functools.cache
 def _trees(group: str) -> dict[str, Any]:
     files = sorted((CONF / group).glob("*.yaml"))
     return {
@@ -101,14 +142,37 @@ def _trees(group: str) -> dict[str, Any]:
     }
 
 
+@functools.cache
+def _pickled(group: str, option: str) -> bytes:
+    return pickle.dumps(_trees(group)[option])  # copies several times as fast as `deepcopy`
+
+
 def number(value: ArrayLike) -> float:
     """The number of one design, of a type that may also hold those of many."""
     return float(np.asarray(value))
 
 
-def shipped(group: str) -> dict[str, Any]:
+class Copies(Mapping[str, Any]):
+    """The trees of a configuration group by option name, each copied when it is first asked for."""
+
+    def __init__(self, group: str) -> None:
+        self._group, self._copied = group, dict[str, Any]()
+
+    def __getitem__(self, option: str) -> Any:
+        if option not in self._copied:
+            self._copied[option] = pickle.loads(_pickled(self._group, option))
+        return self._copied[option]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_trees(self._group))
+
+    def __len__(self) -> int:
+        return len(_trees(self._group))
+
+
+def shipped(group: str) -> Copies:
     """The trees of a configuration group, by option name, systems composed of their parts; yours to change."""
-    return copy.deepcopy(_trees(group))
+    return Copies(group)
 
 
 def flat_system() -> str:

@@ -30,6 +30,7 @@ from conftest import (
     SCHEDULES,
     backend,
     design,
+    drawn,
     lower,
     number,
     results,
@@ -481,7 +482,7 @@ def test_no_schedule_beats_the_hardware(engine: str, schedule: str, data: st.Dat
 @pytest.mark.one_in(2)
 @pytest.mark.slow
 @every_engine
-@settings(max_examples=25)
+@drawn(25)
 @given(data=st.data())
 def test_every_schedule_moves_and_computes_the_same(engine: str, data: st.DataObject) -> None:
     """(n - 1) / n of the payload in whole rows, and 2 m n_local k FLOP; HBM traffic is at least compulsory.
@@ -532,7 +533,7 @@ def test_more_bandwidth_never_hurts_where_nothing_is_over_subscribed(
 
 @every_engine
 @pytest.mark.parametrize("schedule", UNIFORM_FUSED)
-@settings(max_examples=15)
+@drawn(15)
 @given(data=st.data())
 def test_one_piece_moved_by_dma_is_the_serial_schedule(engine: str, schedule: str, data: st.DataObject) -> None:
     fixed = {"schedule.comm_engine": "dma", "schedule.num_chunks": 1}
@@ -550,7 +551,7 @@ def test_one_piece_moved_by_dma_is_the_serial_schedule(engine: str, schedule: st
 @pytest.mark.slow
 @every_pair
 @every_schedule
-@settings(max_examples=20)
+@drawn(20)
 @given(data=st.data())
 def test_engines_agree_on_when_every_task_runs(pair: tuple[str, str], schedule: str, data: st.DataObject) -> None:
     assert_agreement(lower(design(schedule, **data.draw(points(schedule, **unslowed(*pair))))), pair)
@@ -566,7 +567,7 @@ def assert_agreement(graph: TaskGraph, pair: tuple[str, str]) -> None:
 
 @pytest.mark.slow
 @every_bound
-@settings(max_examples=100)
+@drawn(100)
 @given(graph=graphs() | pipelines())
 def test_contention_only_slows(engine: str, graph: TaskGraph) -> None:
     """Without it no task ends later, and the same where the closed form says that there is none; totals likewise."""
@@ -582,7 +583,7 @@ def test_contention_only_slows(engine: str, graph: TaskGraph) -> None:
 
 @every_bound
 @every_schedule
-@settings(max_examples=15)
+@drawn(15)
 @given(data=st.data())
 def test_no_schedule_is_faster_with_contention_than_without(engine: str, schedule: str, data: st.DataObject) -> None:
     point = design(schedule, **data.draw(points(schedule)))
@@ -675,7 +676,7 @@ def test_every_task_of_a_design_does_its_work_at_the_fair_rates(
 
 @pytest.mark.slow
 @every_exact_engine
-@settings(max_examples=100)
+@drawn(100)
 @given(graph=graphs())
 def test_a_random_graph_runs_by_the_rules(engine: str, graph: TaskGraph) -> None:
     timeline = ENGINES[engine].run(graph)
@@ -688,7 +689,7 @@ def test_a_random_graph_runs_by_the_rules(engine: str, graph: TaskGraph) -> None
 
 @pytest.mark.slow
 @every_engine
-@settings(max_examples=30)
+@drawn(30)
 @given(graph=graphs())
 def test_a_random_graph_is_repeated_to_the_bit(engine: str, graph: TaskGraph) -> None:
     first, second = ENGINES[engine].run(graph), ENGINES[engine].run(graph)
@@ -698,7 +699,7 @@ def test_a_random_graph_is_repeated_to_the_bit(engine: str, graph: TaskGraph) ->
 
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", sorted(set(EXACT) - {"event"}))
-@settings(max_examples=200)
+@drawn(200)
 @given(graph=graphs())
 def test_every_engine_agrees_with_the_reference_on_random_graphs(engine: str, graph: TaskGraph) -> None:
     assert_agreement(graph, ("event", engine))
@@ -706,7 +707,7 @@ def test_every_engine_agrees_with_the_reference_on_random_graphs(engine: str, gr
 
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", sorted(set(EXACT) - {"event"}))
-@settings(max_examples=150)
+@drawn(150)
 @given(graph=pipelines())
 def test_every_engine_agrees_with_the_reference_on_pipelines(engine: str, graph: TaskGraph) -> None:
     """Graphs of streams and chains, where closed forms are found: not many are refused."""
@@ -716,7 +717,7 @@ def test_every_engine_agrees_with_the_reference_on_pipelines(engine: str, graph:
 @pytest.mark.one_in(2)
 @pytest.mark.slow
 @every_engine
-@settings(max_examples=300)
+@drawn(300)
 @given(graph=graphs() | pipelines())
 def test_totals_are_those_of_the_timelines(engine: str, graph: TaskGraph) -> None:
     """Of the engine's own and of the reference's, wherever the engine does not refuse; it refuses both or neither."""
@@ -730,7 +731,7 @@ def test_totals_are_those_of_the_timelines(engine: str, graph: TaskGraph) -> Non
 
 @pytest.mark.slow
 @every_engine
-@settings(max_examples=25)
+@drawn(25)
 @given(grid=grids(), data=st.data())
 def test_a_random_grid_equals_its_designs_to_the_bit(engine: str, grid: Plan, data: st.DataObject) -> None:
     """In any order, and as graphs that were built alone, where equal numbers are one column from the start."""
@@ -758,7 +759,7 @@ def evaluated(engine: str, graph: TaskGraph) -> list[tuple[Any, ...]]:
 
 
 @pytest.mark.slow
-@settings(max_examples=100)
+@drawn(100)
 @given(graph=graphs())
 def test_some_engine_runs_every_random_graph(graph: TaskGraph) -> None:
     assert not all(ENGINES[name].run(graph).reason(0) for name in EXACT)
@@ -795,7 +796,7 @@ def certified(task: int, rate: Floats, contest: dict[str, Any]) -> bool:
 
 
 @pytest.mark.slow
-@settings(max_examples=400)
+@drawn(400)
 @given(contest=contests())
 def test_fair_rates_carry_their_own_certificate(contest: dict[str, Any]) -> None:
     """Feasible and certified for each task: this characterises the weighted max-min share under strict priority."""
@@ -807,7 +808,7 @@ def test_fair_rates_carry_their_own_certificate(contest: dict[str, Any]) -> None
 
 
 @pytest.mark.slow
-@settings(max_examples=100)
+@drawn(100)
 @given(contest=contests(), data=st.data())
 def test_fair_rates_do_not_depend_on_the_order_of_tasks(contest: dict[str, Any], data: st.DataObject) -> None:
     order = np.array(data.draw(st.permutations(range(len(contest["cap"])))))
@@ -815,7 +816,7 @@ def test_fair_rates_do_not_depend_on_the_order_of_tasks(contest: dict[str, Any],
     np.testing.assert_allclose(fair_rates(**shuffled), fair_rates(**contest)[order], rtol=1e-9, atol=1e-12)
 
 
-@settings(max_examples=100)
+@drawn(100)
 @given(contest=contests())
 def test_a_later_class_changes_nothing_for_an_earlier_one(contest: dict[str, Any]) -> None:
     first = contest["priority"] == contest["priority"].min()
@@ -940,7 +941,7 @@ def family_point(family: str, drawn: dict[str, Any], overrides: dict[str, Any], 
 @pytest.mark.one_in(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
-@settings(max_examples=60)
+@drawn(60)
 @given(data=st.data())
 def test_what_validates_and_breaks_no_rule_can_be_evaluated(family: str, data: st.DataObject) -> None:
     """However small the shape: a schedule says what it cannot do before it is run."""
@@ -959,7 +960,7 @@ def test_what_validates_and_breaks_no_rule_can_be_evaluated(family: str, data: s
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", MASKED)
-@settings(max_examples=40)
+@drawn(40)
 @given(data=st.data())
 def test_compute_never_gets_the_cus_that_communication_holds(family: str, data: st.DataObject) -> None:
     """CUs granted to the GEMM of the moment and CUs of the kernels that run beside it are not more than there are.

@@ -21,6 +21,7 @@ from conftest import (
     SCHEDULES,
     backend,
     design,
+    drawn,
     lower,
     results,
     shipped,
@@ -72,7 +73,7 @@ def reducing(point: dict[str, Any], schedule: str, reduces: bool) -> dict[str, A
 
 @pytest.mark.slow
 @every_schedule
-@settings(max_examples=25)
+@drawn(25)
 @given(data=st.data(), reduces=st.booleans())
 def test_losses_add_up_to_the_makespan_less_the_ideal(schedule: str, data: st.DataObject, reduces: bool) -> None:
     """And neither other operators nor launches make anything faster."""
@@ -89,7 +90,7 @@ def test_losses_add_up_to_the_makespan_less_the_ideal(schedule: str, data: st.Da
 
 @pytest.mark.slow
 @every_schedule
-@settings(max_examples=25)
+@drawn(25)
 @given(data=st.data(), reduces=st.booleans())
 def test_an_even_collective_is_never_faster_on_some_of_its_links(
     schedule: str, data: st.DataObject, reduces: bool
@@ -293,7 +294,7 @@ def test_a_late_start_does_not_depend_on_the_payload_and_ends_with_the_gemm(
 
 @pytest.mark.parametrize("engine", ["event", "fluid"])
 @pytest.mark.parametrize("assignment", ["static", "dynamic"])
-@settings(max_examples=25)
+@drawn(25)
 @given(size=st.sampled_from([2048, 4096, 8192]), mib=st.integers(1, 1024), channels=st.integers(1, 56))
 def test_a_schedule_overlaps_as_the_formula_that_was_held_against_measurements(
     engine: str, assignment: str, size: int, mib: int, channels: int
@@ -326,7 +327,7 @@ def factors(graph: TaskGraph) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("assignment", ["static", "dynamic"])
-@settings(max_examples=25)
+@drawn(25)
 @given(channels=st.integers(1, 56), size=st.sampled_from([2048, 4096, 8192]), mib=st.integers(1, 512))
 def test_the_shares_of_a_schedule_are_those_of_the_fit(assignment: str, channels: int, size: int, mib: int) -> None:
     knobs = {**AT_ONCE, "schedule.comm_cus": channels, "system.gpu.gemm.assignment": assignment}
@@ -349,7 +350,7 @@ def row(size: int, channels: int, assignment: str) -> Overlaps:
     return Overlaps(*sizes, s, (assignment,), ("all_reduce",), s, s, s, s, s, np.array([True]))
 
 
-@settings(max_examples=25)
+@drawn(25)
 @given(data=st.data(), assignment=st.sampled_from(["static", "dynamic"]))
 def test_a_gemm_that_is_not_masked_is_no_faster_than_on_the_cus_that_are_left(
     data: st.DataObject, assignment: str

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import ENGINES, backend, number, results, shipped
+from conftest import ENGINES, backend, drawn, number, results, shipped
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -78,7 +78,7 @@ def moved(one: System, pattern: Pattern, way: Algorithm, *, inside: bool) -> flo
 
 
 @every_pattern
-@settings(max_examples=60)
+@drawn(60)
 @given(data=st.data())
 def test_bytes_over_nics_are_the_payload_times_the_share_that_is_elsewhere(
     pattern: Pattern, data: st.DataObject
@@ -110,7 +110,7 @@ def test_one_node_loads_no_nic(pattern: Pattern, way: Algorithm, gpus: int, topo
 
 
 @every_pattern
-@settings(max_examples=30)
+@drawn(30)
 @given(data=st.data())
 def test_direct_and_hierarchical_are_the_same_in_one_node_and_where_nodes_have_one_gpu(
     pattern: Pattern, data: st.DataObject
@@ -129,7 +129,7 @@ def test_direct_and_hierarchical_are_the_same_in_one_node_and_where_nodes_have_o
 @pytest.mark.slow
 @every_way
 @every_pattern
-@settings(max_examples=20)
+@drawn(20)
 @given(data=st.data())
 def test_more_or_faster_nics_and_better_places_are_never_slower(
     pattern: Pattern, way: Algorithm, data: st.DataObject
@@ -357,7 +357,7 @@ AXES = {
 @pytest.mark.slow
 @pytest.mark.parametrize("simulated", ["one", "all"])
 @pytest.mark.parametrize("schedule", ["bulk_sync", "fused_kernels"])
-@settings(max_examples=15)
+@drawn(15)
 @given(data=st.data())
 def test_a_grid_of_fabrics_equals_its_designs_alone_to_the_bit(
     schedule: str, simulated: str, data: st.DataObject

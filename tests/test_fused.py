@@ -11,8 +11,8 @@ import numpy as np
 import pandas as pd
 import pytest
 import yaml
-from conftest import ENGINES, backend, lower, results, shipped
-from hypothesis import assume, given, settings
+from conftest import ENGINES, backend, drawn, lower, results, shipped
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from test_conformance import magnitudes
 
@@ -107,7 +107,7 @@ def knobs(draw: st.DrawFn) -> dict[str, Any]:
 
 @pytest.mark.slow
 @every_system
-@settings(max_examples=25)
+@drawn(25)
 @given(operators=shapes(), slices=st.sampled_from([1, 8, 128]), wire=magnitudes(1 / 64, 64))
 def test_overlap_alone_leaves_the_longest_of_compute_and_the_phases_of_communication(
     system: str, operators: dict[str, Any], slices: int, wire: float
@@ -123,7 +123,7 @@ def test_overlap_alone_leaves_the_longest_of_compute_and_the_phases_of_communica
     assert -1e-9 <= reduction <= 1 - 1 / stages + 1e-9
 
 
-@settings(max_examples=20)
+@drawn(20)
 @given(batch=st.sampled_from([128, 256]))
 def test_more_than_half_needs_copies_and_launches(batch: int) -> None:
     """Small embeddings between nodes, of which what fusing eliminates is a large part."""
@@ -134,7 +134,7 @@ def test_more_than_half_needs_copies_and_launches(batch: int) -> None:
 
 @pytest.mark.slow
 @every_system
-@settings(max_examples=30)
+@drawn(30)
 @given(operators=shapes(), drawn=knobs())
 def test_remote_first_is_never_slower_than_local_first(
     system: str, operators: dict[str, Any], drawn: dict[str, Any]
@@ -163,7 +163,7 @@ def recursion(
 
 
 @pytest.mark.slow
-@settings(max_examples=60)
+@drawn(60)
 @given(
     slices=st.sampled_from([2, 8, 32]),
     depth=st.integers(1, 100),
@@ -268,7 +268,7 @@ def test_stores_of_a_kernel_fill_less_of_a_link_with_fewer_requests_in_flight(lo
 @pytest.mark.slow
 @every_system
 @pytest.mark.parametrize("schedule", ["bulk_sync", "fused_kernels"])
-@settings(max_examples=25)
+@drawn(25)
 @given(operators=shapes(), drawn=knobs())
 def test_losses_add_up_and_engines_agree(
     system: str, schedule: str, operators: dict[str, Any], drawn: dict[str, Any]
@@ -286,7 +286,7 @@ def test_losses_add_up_and_engines_agree(
 
 
 @every_system
-@settings(max_examples=25)
+@drawn(25)
 @given(operators=shapes(), drawn=knobs())
 def test_fused_or_not_the_same_is_moved_and_computed(
     system: str, operators: dict[str, Any], drawn: dict[str, Any]
@@ -333,7 +333,7 @@ def dags(draw: st.DrawFn) -> dict[str, Any]:
 
 @pytest.mark.slow
 @every_system
-@settings(max_examples=40)
+@drawn(40)
 @given(operators=dags(), drawn=knobs(), pairs=st.sampled_from(["producer", "all"]))
 def test_any_dag_can_be_lowered_and_moves_the_same_fused_or_not(
     system: str, operators: dict[str, Any], drawn: dict[str, Any], pairs: str

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import ENGINES, EXACT, FREE, SCHEDULES, backend, design, lower
+from conftest import ENGINES, EXACT, FREE, SCHEDULES, backend, design, drawn, lower
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -120,7 +120,7 @@ def test_the_grids_above_hold_designs_of_all_kinds() -> None:
 
 @pytest.mark.slow
 @every_schedule
-@settings(max_examples=25)
+@drawn(25)
 @given(data=st.data())
 def test_the_closed_form_is_exact_wherever_it_does_not_refuse(schedule: str, data: st.DataObject) -> None:
     batch = data.draw(batches(schedule, **FREE) | batches(schedule))
@@ -148,7 +148,7 @@ def test_the_closed_form_runs_much_of_a_shipped_sweep() -> None:
 
 @pytest.mark.slow
 @every_schedule
-@settings(max_examples=30)
+@drawn(30)
 @given(data=st.data())
 def test_rules_over_a_grid_say_what_they_say_of_each_design(schedule: str, data: st.DataObject) -> None:
     """Text included, and several broken rules in one line."""
@@ -207,7 +207,7 @@ def test_reasons_of_any_rules_are_the_problems_of_each_design(
 
 @pytest.mark.slow
 @every_schedule
-@settings(max_examples=15)
+@drawn(15)
 @given(data=st.data())
 def test_the_graph_of_a_grid_holds_the_numbers_of_each_design(schedule: str, data: st.DataObject) -> None:
     """Contention laws may be of other groups, as designs whose factors differ have more; they say the same."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from conftest import drawn
 from graphs import graphs
-from hypothesis import given, settings
+from hypothesis import given
 
 from dse import plugins
 from simulators.taskgraph.bounds import bound, linear_bound
@@ -14,7 +15,7 @@ from simulators.taskgraph.graph import GraphBuilder, TaskGraph
 FLUID = plugins.load("engine", "fluid")
 
 
-@settings(max_examples=150)
+@drawn(150)
 @given(graph=graphs())
 def test_no_run_of_a_random_graph_is_shorter_than_its_bounds(graph: TaskGraph) -> None:
     makespan = FLUID.totals(graph).makespan_s[0]

@@ -51,6 +51,7 @@ def test_a_simulation_is_the_same_to_the_bit_when_it_runs_again(application: str
     assert metrics(application, policy) == metrics(application, policy)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("application", APPLICATIONS)
 def test_what_is_read_from_memory_is_at_least_what_is_touched_and_caching_reads_no_more(application: str) -> None:

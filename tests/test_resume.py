@@ -243,6 +243,7 @@ def _found(store: Store) -> list[Any]:
     return store.database.read(lambda connection: list(connection.execute(select(results))))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "told"),

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import ENGINES, EXACT, SCHEDULES, backend, design, lower, results
+from conftest import ENGINES, EXACT, SCHEDULES, backend, design, drawn, lower, results
 from graphs import AMOUNTS, Plan, almost_equal_parts, assert_equal_totals, graphs, grids, pipelines, plans
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -44,7 +44,7 @@ def assert_same_run(graph: TaskGraph) -> TaskGraph:
 
 
 @pytest.mark.slow
-@settings(max_examples=400)
+@drawn(400)
 @given(plan=st.sampled_from([2, 3, 4]).flatmap(lambda parts: plans(parts=parts)))
 def test_a_reduced_graph_runs_as_the_whole_one(plan: Plan) -> None:
     """And equal parts become one, except that tasks in pools keep to themselves."""
@@ -55,7 +55,7 @@ def test_a_reduced_graph_runs_as_the_whole_one(plan: Plan) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=200)
+@drawn(200)
 @given(plan=almost_equal_parts())
 def test_what_differs_in_one_task_only_is_not_taken_for_equal(plan: Plan) -> None:
     assert_same_run(plan.build())
@@ -85,14 +85,14 @@ def test_equal_tasks_that_are_freed_by_different_ones_are_not_taken_for_equal() 
 
 
 @pytest.mark.slow
-@settings(max_examples=100)
+@drawn(100)
 @given(graph=graphs() | pipelines())
 def test_a_graph_without_planned_symmetry_is_reduced_rightly_too(graph: TaskGraph) -> None:
     assert_same_run(graph)
 
 
 @pytest.mark.slow
-@settings(max_examples=50)
+@drawn(50)
 @given(graph=graphs() | pipelines())
 def test_what_is_reduced_cannot_be_reduced_again(graph: TaskGraph) -> None:
     once = reduce_graph(graph).graph
@@ -196,7 +196,7 @@ def test_eight_gpus_behave_as_the_one_that_stands_for_them(priority: str, hbm: s
 
 
 @pytest.mark.slow
-@settings(max_examples=200)
+@drawn(200)
 @given(grid=grids())
 def test_patterns_part_a_grid_so_that_equal_columns_are_one(grid: Plan) -> None:
     graph = grid.build()
@@ -248,7 +248,7 @@ def descends(graph: TaskGraph, task: int) -> set[int]:
 
 
 @pytest.mark.slow
-@settings(max_examples=200)
+@drawn(200)
 @given(poset=posets(), data=st.data())
 def test_crowds_bound_whatever_can_run_together(poset: tuple[TaskGraph, list[int]], data: st.DataObject) -> None:
     """Against every set of users no two of which are ordered; and a chain never has a crowd of two."""
@@ -276,7 +276,7 @@ DURATIONS = st.lists(st.just(0.0) | AMOUNTS | st.floats(0, 1e-3), min_size=4, ma
 
 
 @pytest.mark.slow
-@settings(max_examples=300)
+@drawn(300)
 @given(
     paths=st.lists(st.lists(st.integers(0, 5), min_size=4, max_size=4), min_size=1, max_size=14),
     durations=st.lists(DURATIONS, min_size=1, max_size=20),
@@ -307,7 +307,7 @@ def walks(graph: TaskGraph, took: Sequence[int]) -> NDArray[np.int64]:
     return np.array([walk for walks_to in found for walk in walks_to])
 
 
-@settings(max_examples=150)
+@drawn(150)
 @given(poset=posets(10), seconds=DURATIONS)
 def test_a_closed_form_is_the_longest_of_all_paths(poset: tuple[TaskGraph, list[int]], seconds: list[float]) -> None:
     graph, took = poset
@@ -325,7 +325,7 @@ _HALF = {("a", "b"): 0.5}
 
 
 @pytest.mark.slow
-@settings(max_examples=50)
+@drawn(50)
 @given(plan=plans())
 def test_the_closed_form_refuses_a_contention_law(plan: Plan) -> None:
     """Unless it refuses the graph for another reason, which is then the one that is told."""
@@ -375,7 +375,7 @@ def test_the_reference_and_the_compiled_engine_run_contention_laws() -> None:
 
 
 @every_law_engine
-@settings(max_examples=100)
+@drawn(100)
 @given(work=AMOUNTS, start=st.just(0.0) | AMOUNTS, length=AMOUNTS, factor=st.floats(0.01, 1), beside=st.integers(1, 3))
 def test_a_task_is_slowed_while_and_only_while_the_other_group_is_active(
     engine: str, work: float, start: float, length: float, factor: float, beside: int
