@@ -1,8 +1,9 @@
 """Co-design held against what is published: `python -m benchmarks.codesign [<group> ...] [--json] [--fit]`.
 
-technology: area and power of eight public GPUs by the rules of `conf/technology`, none of which knows a chip; and the
-same with each GPU left out of the fit of the four calibrated coefficients. `--fit` prints these coefficients anew: they
-make the largest relative error least, which is a linear programme, as areas and powers are linear in them.
+technology: area and power of eight public GPUs by the rules of `conf/technology`, none of which knows a chip; the same
+with each GPU left out of the fit of the four calibrated coefficients; and GPUs that are in no fit (held out). `--fit`
+prints these coefficients anew: they make the largest relative error least, which is a linear programme, as areas and
+powers are linear in them.
 """
 
 from __future__ import annotations
@@ -126,9 +127,27 @@ def technology() -> dict[str, Any]:
                 f"{name}_error": round(float(errors[place]), 4),
                 f"{name}_error_left_out": round(float(left_out[place]), 4),
             }
+    rows_held_out = _held_out()
+    for kind in CALIBRATED:
+        result[f"{kind}_error_worst_held_out"] = max(abs(row[f"{kind}_error"]) for row in rows_held_out.values())
     for place, (name, gpu) in enumerate(gpus.items()):
         rows[name] |= {"module_usd": round(float(costs.module_usd[place])), "estimated_usd": gpu.published.cost_usd}
-    return {**result, "gpus": rows}
+    return {**result, "gpus": rows, "held_out": rows_held_out}
+
+
+def _held_out() -> dict[str, dict[str, float]]:
+    """Figures of GPUs to which nothing was fitted."""
+    rows, nominal = dict[str, dict[str, float]](), _technology().nominal
+    for name, gpu in known_gpus().held_out.items():
+        paid = price(gpu.machine(_technology()), nominal)
+        area, power = float(paid.area.compute_mm2), float(paid.power_w)
+        rows[name] = {
+            "area_mm2": round(area, 1),
+            "area_error": round(area / gpu.published.compute_mm2 - 1, 4),
+            "power_w": round(power, 1),
+            "power_error": round(power / gpu.published.power_w - 1, 4),
+        }
+    return rows
 
 
 def _worst(errors: np.ndarray[Any, np.dtype[np.float64]]) -> float:
@@ -149,8 +168,8 @@ GROUPS: Mapping[str, Callable[[], dict[str, Any]]] = {"technology": technology}
 
 
 def _text(figures: Mapping[str, Any]) -> str:
-    rows = figures.get("gpus", {})
-    lines = [f"{name:<32}{value}" for name, value in figures.items() if name != "gpus"]
+    rows = {**figures.get("gpus", {}), **figures.get("held_out", {})}
+    lines = [f"{name:<32}{value}" for name, value in figures.items() if not isinstance(value, Mapping)]
     return "\n".join([*lines, *(f"{name:<8} {row}" for name, row in rows.items())])
 
 

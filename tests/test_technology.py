@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from benchmarks import codesign
 from dse.errors import ConfigError
-from simulators.hardware.machine import Hardware, tree_of
+from simulators.hardware.machine import Hardware, tree_of, tree_of_gpu
 from simulators.hardware.technology import (
     MachineActivity,
     MachineKnobs,
@@ -112,6 +112,13 @@ def test_a_gpu_left_out_of_the_fit_is_predicted_more_badly_and_told() -> None:
     figures = codesign.technology()
     assert figures["area_error_worst"] < figures["area_error_worst_left_out"] <= 0.25
     assert figures["power_error_worst"] < figures["power_error_worst_left_out"] <= 0.3
+
+
+def test_gpus_that_nothing_was_fitted_to_are_predicted_within_a_fifth() -> None:
+    figures = codesign.technology()
+    assert len(figures["held_out"]) == 3
+    assert figures["area_error_worst_held_out"] <= 0.2
+    assert figures["power_error_worst_held_out"] <= 0.15
 
 
 def test_shipped_coefficients_are_those_of_the_fit() -> None:
@@ -274,7 +281,7 @@ def test_a_shipped_system_has_the_dies_of_its_gpu(name: str, gpu: str) -> None:
     machine = of_system(system(name), TECHNOLOGY)
     alone = price(GPUS[gpu], NOMINAL)
     assert float(price(machine, NOMINAL).area_mm2) == pytest.approx(float(alone.area_mm2), rel=1e-3)
-    assert "process" in machine.assumed or machine.assumed
+    assert "num_cus" not in machine.assumed
 
 
 def test_a_grid_of_a_system_is_priced_as_arrays() -> None:
@@ -298,6 +305,13 @@ def test_dies_of_another_gpu_are_told_as_assumed() -> None:
     assert "matrix_fma_per_cu" not in of_system(system("h100_8"), TECHNOLOGY).assumed
     with pytest.raises(ValueError, match="nothing is known of its dies"):
         of_system(system("gtx_1080_ti"), TECHNOLOGY)
+
+
+@pytest.mark.parametrize("name", sorted(known_gpus().alike))
+def test_a_gpu_like_another_has_its_own_counts(name: str) -> None:
+    machine = of_system(Hardware.model_validate(tree_of_gpu(name)), TECHNOLOGY)
+    assert np.asarray(machine.cus_on_die) >= np.asarray(machine.num_cus)
+    assert 300 < float(price(machine, NOMINAL).area_mm2) < 2000
 
 
 def test_a_network_costs_nics_ports_and_cables() -> None:

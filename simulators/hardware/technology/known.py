@@ -1,7 +1,7 @@
 """Public GPUs and what is on their dies; and machines of designs, with what nobody published filled in.
 
 `conf/data/gpu_dies.yaml` describes eight GPUs. Another GPU is taken to have the dies of the one that the file calls
-alike, with its own counts. A knob that a design changes changes these in proportion (`of_system`).
+alike, but for what it says to differ. A knob that a design changes changes these in proportion (`of_system`).
 """
 
 from __future__ import annotations
@@ -58,14 +58,37 @@ class KnownGpu(Frozen):
         )
 
 
+class AlikeGpu(Frozen):
+    """A GPU by what differs from the public one whose dies it is taken to have. published: None where nothing is."""
+
+    gpu: str
+    process: str | None = None
+    hbm: str | None = None
+    knobs: Mapping[str, Number]
+    published: PublishedDie | None = None
+    sources: Mapping[str, Source]
+
+    def over(self, known: KnownGpu) -> KnownGpu:
+        """Return the public GPU with what differs."""
+        changed: dict[str, Any] = {"knobs": {**known.knobs, **self.knobs}, "sources": self.sources}
+        changed |= {name: getattr(self, name) for name in ("process", "hbm", "published") if getattr(self, name)}
+        if self.process:
+            changed["base_process"] = None
+        return known.model_copy(update=changed)
+
+
 class KnownGpus(Frozen):
-    """The file of public GPUs. alike: name of another GPU -> the one whose dies it is taken to have."""
+    """The file of public GPUs. alike: other GPUs by name."""
 
     name: str
     description: str
     gpus: Mapping[str, KnownGpu]
-    alike: Mapping[str, str]
-    sources: Mapping[str, Source]
+    alike: Mapping[str, AlikeGpu]
+
+    @property
+    def held_out(self) -> Mapping[str, KnownGpu]:
+        """GPUs of which figures were published that nothing was fitted to."""
+        return {name: each.over(self.gpus[each.gpu]) for name, each in self.alike.items() if each.published}
 
 
 @functools.cache
@@ -123,7 +146,8 @@ def _known(name: str) -> tuple[KnownGpu, tuple[str, ...]]:
         return known.gpus[name], ()
     if name not in known.alike:
         raise ValueError(f"system.gpu.name = {name!r}: nothing is known of its dies (conf/data/gpu_dies.yaml)")
-    return known.gpus[known.alike[name]], tuple(KNOBS)
+    alike = known.alike[name]
+    return alike.over(known.gpus[alike.gpu]), tuple(sorted(set(KNOBS) - set(alike.knobs)))
 
 
 @functools.cache
@@ -174,9 +198,9 @@ def _own(gpu: Gpu) -> dict[str, Any]:
 def _around(system: Hardware) -> dict[str, Any]:
     """Knobs of the node and of the network, for one GPU."""
     node, fabric = system.node, system.fabric
-    around: dict[str, Any] = {"gpus_per_node": 1 if node is None else node.num_gpus}
+    around: dict[str, Any] = {} if node is None else {"gpus_per_node": node.num_gpus}
     around["switched"] = int(node is not None and node.topology == "switch")
-    return around if fabric is None else {**around, **_network(fabric, around["gpus_per_node"])}
+    return around if fabric is None else {**around, **_network(fabric, around.get("gpus_per_node", 1))}
 
 
 def _network(fabric: Fabric, gpus_per_node: Any) -> dict[str, Any]:
