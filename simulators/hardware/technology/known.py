@@ -68,13 +68,13 @@ class AlikeGpu(Frozen):
     published: PublishedDie | None = None
     sources: Mapping[str, Source]
 
-    def over(self, known: KnownGpu) -> KnownGpu:
+    def over(self, public: KnownGpu) -> KnownGpu:
         """Return the public GPU with what differs."""
-        changed: dict[str, Any] = {"knobs": {**known.knobs, **self.knobs}, "sources": self.sources}
+        changed: dict[str, Any] = {"knobs": {**public.knobs, **self.knobs}, "sources": self.sources}
         changed |= {name: getattr(self, name) for name in ("process", "hbm", "published") if getattr(self, name)}
         if self.process:
             changed["base_process"] = None
-        return known.model_copy(update=changed)
+        return public.model_copy(update=changed)
 
 
 class KnownGpus(Frozen):
@@ -109,10 +109,10 @@ def of_system(system: Hardware, technology: Technology) -> MachineKnobs:
     units, stacks and rate of HBM, links, clock. Raises ValueError for a GPU of whose dies nothing is known.
     """
     gpu = system.gpu
-    known, assumed = _known(gpu.name)
-    knobs: dict[str, Any] = {**known.machine(technology).__dict__, **_around(system)}
-    shipped, shipped_cus = _shipped_gpu(gpu.name), known.knobs["num_cus"]
-    knobs["cus_on_die"] = np.asarray(gpu.num_cus) * (known.knobs["cus_on_die"] / shipped_cus)
+    public, assumed = _known(gpu.name)
+    knobs: dict[str, Any] = {**public.machine(technology).__dict__, **_around(system)}
+    shipped, shipped_cus = _shipped_gpu(gpu.name), public.knobs["num_cus"]
+    knobs["cus_on_die"] = np.asarray(gpu.num_cus) * (public.knobs["cus_on_die"] / shipped_cus)
     knobs["num_cus"] = gpu.num_cus
     knobs["clock_hz"] = knobs["clock_hz"] * _or_one(gpu.clock)
     for knob, fields in _SCALED.items():
@@ -120,13 +120,13 @@ def of_system(system: Hardware, technology: Technology) -> MachineKnobs:
     rate = technology.nominal.of_hbm("stack_bytes_per_s", knobs["hbm"])
     grown = _ratio(gpu, shipped, "hbm_bytes_per_s") if _has(gpu, "hbm_bytes_per_s") else 1.0
     stacks = np.where(
-        np.asarray(grown) == 1, known.knobs["hbm_stacks"], np.ceil(knobs["hbm_bytes_per_s"] / rate - _CEILING)
+        np.asarray(grown) == 1, public.knobs["hbm_stacks"], np.ceil(knobs["hbm_bytes_per_s"] / rate - _CEILING)
     )
-    knobs["hbm_sites"] = stacks + known.knobs["hbm_sites"] - known.knobs["hbm_stacks"]
+    knobs["hbm_sites"] = stacks + public.knobs["hbm_sites"] - public.knobs["hbm_stacks"]
     knobs["hbm_stacks"] = stacks
     knobs |= _own(gpu)
     knobs["lane_gbit_per_s"] = knobs["lane_gbit_per_s"] * _link_ratio(system.node)
-    unpublished = {*assumed, *(name for name in KNOBS if name not in known.knobs)} - set(_own(gpu))
+    unpublished = {*assumed, *(name for name in KNOBS if name not in public.knobs)} - set(_own(gpu))
     return MachineKnobs(**{**knobs, "assumed": tuple(sorted(unpublished))})
 
 
@@ -141,13 +141,13 @@ _SCALED = {
 
 def _known(name: str) -> tuple[KnownGpu, tuple[str, ...]]:
     """The die of a GPU, and the knobs that are assumed where it is that of another."""
-    known = known_gpus()
-    if name in known.gpus:
-        return known.gpus[name], ()
-    if name not in known.alike:
+    public = known_gpus()
+    if name in public.gpus:
+        return public.gpus[name], ()
+    if name not in public.alike:
         raise ValueError(f"system.gpu.name = {name!r}: nothing is known of its dies (conf/data/gpu_dies.yaml)")
-    alike = known.alike[name]
-    return alike.over(known.gpus[alike.gpu]), tuple(sorted(set(KNOBS) - set(alike.knobs)))
+    alike = public.alike[name]
+    return alike.over(public.gpus[alike.gpu]), tuple(sorted(set(KNOBS) - set(alike.knobs)))
 
 
 @functools.cache
