@@ -3,6 +3,8 @@
     kills   a study on a scheduler and workers of Dask, with the store in PostgreSQL: workers, the client and the
             scheduler are killed with SIGKILL at random moments, the database is restarted without a checkpoint; the
             same command is typed again until it ends, and its table is held against that of an undisturbed local run
+    links   the same, with client, scheduler, three workers and database each on a host of its own (network namespaces,
+            as root): links are cut for shorter and for longer than time-outs, then all are slow and lose packets
     cost    a million closed-form points by two workers of Dask, over the same by two local processes
     many    points that sleep for a second on 64 workers of this machine: their time over that of the study
 
@@ -27,14 +29,23 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.kills import Case, Process, judge
+from benchmarks.network import Network, joined
 from benchmarks.pausing import pause_s
 from benchmarks.postgres import Server, running
 from benchmarks.recorded import ROOT
 from dse.store.result_store import Store
 
-GROUPS = ("kills", "cost", "many")
+GROUPS = ("kills", "links", "cost", "many")
 _PATIENCE_S = 120.0
 _SLEEP = 50.0  # pace at which a point sleeps for a second, on the average
+_BROKEN = [f"{group}{name}" for group in ("", "links_") for name in ("missing", "wrong", "duplicates", "broken")]
+_HOSTS = ("client", "scheduler", "worker0", "worker1", "worker2", "database")
+_CUTS_S = (4.0, 45.0)  # shorter than all time-outs, and longer (Dask's is 30 s)
+_CALM_S = 15.0  # after a cut, in which work must go on
+_STORE_PATIENCE_S = 20.0
+_DELAY_S, _LOSS = 0.1, 0.05  # one way; of packets
+_SLOW = 10.0  # pace of the points whose workers lose their links
+_LIMIT_S = 1500.0
 _COST = [
     "study=ficco_sweep", "workload.only=[g4]", "schedule=chunked", "simulator=analytic", "budget.trials=10000000",
     "tracking=none", "figures=none", "fidelity=none", "timeline=false",
@@ -42,10 +53,10 @@ _COST = [
 
 
 class Fleet:
-    """A scheduler and workers of Dask as processes of their own."""
+    """A scheduler and workers of Dask as processes of their own; on hosts of a network, if there is one."""
 
-    def __init__(self, folder: Path, workers: int, env: dict[str, str]) -> None:
-        self._folder, self._count, self._env = folder, workers, env
+    def __init__(self, folder: Path, workers: int, env: dict[str, str], network: Network | None = None) -> None:
+        self._folder, self._count, self._env, self._network = folder, workers, env, network
         self._file = folder / "scheduler.json"
         self._log = (folder / "fleet.log").open("ab")
         self._processes: list[subprocess.Popen[bytes]] = []
@@ -59,14 +70,19 @@ class Fleet:
     def start(self) -> None:
         """Start the scheduler, then the workers."""
         self._file.unlink(missing_ok=True)
-        base = ["--scheduler-file", str(self._file)]
-        self._spawn("scheduler", "--host", "127.0.0.1", "--port", "0", "--no-dashboard", *base)
+        self._spawn("scheduler", "scheduler", "--port", "0")
         _until(self._file.is_file)
-        for _ in range(self._count):
-            self._spawn("worker", "--nthreads", "1", "--no-dashboard", "--local-directory", str(self._folder), *base)
+        for number in range(self._count):
+            self._spawn_worker(number)
 
-    def _spawn(self, *words: str) -> None:
-        command = [sys.executable, "-m", "dask", *words]
+    def _spawn_worker(self, number: int) -> None:
+        self._spawn(f"worker{number}", "worker", "--nthreads", "1", "--local-directory", str(self._folder))
+
+    def _spawn(self, host: str, *words: str) -> None:
+        inside = self._network.inside(host) if self._network else []
+        address = self._network.address(host) if self._network else "127.0.0.1"
+        command = [*inside, sys.executable, "-m", "dask", *words, "--host", address, "--no-dashboard"]
+        command += ["--scheduler-file", str(self._file)]
         self._processes.append(
             subprocess.Popen(command, env=self._env, cwd=self._folder, stdout=self._log, stderr=self._log)
         )
@@ -85,6 +101,13 @@ class Fleet:
             if int(parent) in nannies and state not in "ZX" and b"resource_tracker" not in command:
                 found.append(int(path.name))
         return found
+
+    def mend(self) -> None:
+        """Start workers again that ended, as a job scheduler would: Dask's do if their link was cut for long."""
+        for number, process in enumerate(self._processes[1:]):
+            if process.poll() is not None:
+                self._spawn_worker(number)
+                self._processes[1 + number] = self._processes.pop()
 
     def restart(self) -> None:
         """Kill the scheduler and all workers, and start others."""
@@ -112,22 +135,26 @@ def _until(done: Any, limit_s: float = _PATIENCE_S) -> None:
 class ClusterCase(Case):
     """A study of the kill run whose points are evaluated by a fleet, with its results in PostgreSQL."""
 
-    def __init__(self, folder: Path, points: int, url: str, fleet: Fleet | None = None) -> None:
+    def __init__(self, folder: Path, points: int, url: str, network: Network | None = None) -> None:
         super().__init__(folder, 0, points)
-        self.url, self.fleet = url, fleet
+        self.url, self.network = url, network
+        self.fleet: Fleet | None = None
 
     def client(self) -> Process:
         """Type the command."""
         assert self.fleet is not None
         words = ["study=kills", "--config-dir=conf", "tracking=none", f"store.url={self.url}", "executor.chunk_s=0.2"]
         dask = ["executor=dask", f"executor.address={self.fleet.address}"]
-        return Process([sys.executable, "-m", "dse", *words, *dask], self, 1.0)
+        if self.network:
+            dask += ["executor.plain=true", f"store.patience_s={_STORE_PATIENCE_S}"]
+        inside = self.network.inside("client") if self.network else []
+        return Process([*inside, sys.executable, "-m", "dse", *words, *dask], self, 1.0)
 
     def equip(self, workers: int, pace: float) -> Fleet:
         """Start a fleet whose workers know the backend, and keep its log."""
         path = os.pathsep.join([str(ROOT), str(self.folder / "site")])
         own = {"KILLS_LOG": str(self.log), "KILLS_PACE": str(pace), "PYTHONPATH": path}
-        self.fleet = Fleet(self.folder, workers, {**os.environ, **own})
+        self.fleet = Fleet(self.folder, workers, {**os.environ, **own}, self.network)
         return self.fleet
 
 
@@ -164,6 +191,58 @@ def kills(server: Server, folder: Path, *, count: int, points: int) -> dict[str,
     finally:
         fleet.stop()
     return tally | _judged(case, folder / "here", points)
+
+
+def links(folder: Path, *, points: int) -> dict[str, Any]:
+    """Cut the link of every host for a short and a long time, then slow all down. Raises TimeoutError for a hang."""
+    with joined(_HOSTS) as network:
+        place = network.address("database"), network.inside("database")
+        with running(folder / "postgres", *place) as server:
+            url = server.database("links")
+            case = ClusterCase(folder / "there", points, url, network)
+            fleet = case.equip(3, _SLOW)
+            try:
+                happened = _disturbed(case, network)
+            finally:
+                fleet.stop()
+            case.url = server.on_socket(url)
+            return happened | {f"links_{name}": value for name, value in _judged(case, folder / "here", points).items()}
+
+
+def _disturbed(case: ClusterCase, network: Network) -> dict[str, Any]:
+    """Run the study to its end through all disturbances, each of which is counted, and the clients that it took."""
+    assert case.fleet is not None
+    fleet = case.fleet
+    process, clients, end = case.client(), 1, time.monotonic() + _LIMIT_S
+    _until(lambda: len(_lines(case)) > 30)
+    survived, before = 0, len(_lines(case))
+    plan = [(name, seconds) for name in ("worker0", "client", "database", "scheduler") for seconds in _CUTS_S]
+    steps = [step for name, seconds in plan for step in ((name, seconds), ("", _CALM_S))] + [("slow", _CUTS_S[-1])]
+    for name, seconds in steps:
+        network.cut = frozenset() if name in ("", "slow") else frozenset([name])
+        network.delay_s, network.loss = (_DELAY_S, _LOSS) if name == "slow" else (0.0, 0.0)
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            time.sleep(0.5)
+            fleet.mend()
+            if process.code:
+                process.ended("client")
+                process, clients = case.client(), clients + 1
+        if name in ("", "slow"):
+            now = len(_lines(case))
+            survived, before = survived + (now > before or process.code == 0), now
+    network.delay_s = network.loss = 0.0
+    while process.code != 0:
+        if process.code is not None:
+            process.ended("client")
+            process, clients = case.client(), clients + 1
+        if time.monotonic() > end:
+            process.kill("hang")
+            raise TimeoutError("the study did not end")
+        time.sleep(0.5)
+        fleet.mend()
+    process.ended("end")
+    return {"partitions": len(plan) + 1, "partitions_survived": survived, "links_clients": clients}
 
 
 def _judged(case: ClusterCase, calm_folder: Path, points: int) -> dict[str, Any]:
@@ -229,14 +308,19 @@ def _lines(case: Case) -> list[str]:
 
 
 @contextmanager
-def _server() -> Iterator[tuple[Server, Path]]:
+def _folder() -> Iterator[Path]:
     folder = Path(tempfile.mkdtemp(prefix="dse-cluster-"))
     folder.chmod(0o755)
     try:
-        with running(folder / "postgres") as server:
-            yield server, folder
+        yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _server() -> Iterator[tuple[Server, Path]]:
+    with _folder() as folder, running(folder / "postgres") as server:
+        yield server, folder
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -246,10 +330,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", default=",".join(GROUPS), help="groups, with commas between them")
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--points", type=int, default=20_000, help="of the study that is killed")
+    parser.add_argument("--link-points", type=int, default=4000, help="of the study whose links are cut")
     parser.add_argument("--cost-points", type=int, default=1_000_000, help="of the study that is timed")
     given = parser.parse_args(argv)
     found: dict[str, Any] = {}
     for group in given.only.split(","):
+        if group == "links":
+            with _folder() as folder:
+                found |= links(folder, points=given.link_points)
+            continue
         with _server() as (server, folder):
             if group == "kills":
                 found |= kills(server, folder, count=given.kills, points=given.points)
@@ -258,7 +347,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             elif group == "many":
                 found |= many(server, folder, points=2000, workers=64)
     print(json.dumps(found, indent=2) if given.json else "\n".join(f"{name}: {value}" for name, value in found.items()))
-    return 1 if any(found.get(name) for name in ("missing", "wrong", "duplicates", "broken")) else 0
+    return 1 if any(found.get(name) for name in _BROKEN) else 0
 
 
 if __name__ == "__main__":

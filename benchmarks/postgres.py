@@ -8,7 +8,7 @@ import shutil
 import signal
 import socket
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,16 +23,18 @@ def programs() -> Path | None:
 
 @dataclass(frozen=True)
 class Server:
-    """A running server on a port of 127.0.0.1."""
+    """A running server on a port. inside: words before commands that run on its host (`benchmarks.network`)."""
 
     bin: Path
     folder: Path
     port: int
+    host: str = "127.0.0.1"
+    inside: Sequence[str] = ()
 
     def database(self, name: str) -> str:
         """The URL of a fresh database; any password will do."""
-        self._run("createdb", "-h", "127.0.0.1", "-p", str(self.port), "-U", "tester", name)
-        return f"postgresql://tester:secret@127.0.0.1:{self.port}/{name}"
+        self._run("createdb", "-h", self.host, "-p", str(self.port), "-U", "tester", name)
+        return f"postgresql://tester:secret@{self.host}:{self.port}/{name}"
 
     def restart(self) -> None:
         """Kill it without a checkpoint, as a crash would, and start it again."""
@@ -41,6 +43,8 @@ class Server:
     def start(self) -> None:
         """Make the cluster and start it."""
         self._run("initdb", "-D", str(self.folder), "-U", "tester", "-A", "trust", "--no-sync")
+        with (self.folder / "pg_hba.conf").open("a") as rules:
+            rules.write("host all all samenet trust\n")
         self._control("start")
 
     def stop(self) -> None:
@@ -73,12 +77,13 @@ class Server:
     @property
     def _options(self) -> str:
         """How it is started: on its port and a socket in its folder."""
-        return f"-p {self.port} -c listen_addresses=127.0.0.1 -c unix_socket_directories={self.folder}"
+        return f"-p {self.port} -c listen_addresses={self.host} -c unix_socket_directories={self.folder}"
 
     def _run(self, program: str, *words: str) -> None:
+        nobody = ["setpriv", "--reuid=nobody", "--regid=nogroup", "--clear-groups"]
         done = subprocess.run(
-            [str(self.bin / program), *words],
-            preexec_fn=_not_root,
+            [*self.inside, *(nobody if self.inside else []), str(self.bin / program), *words],
+            preexec_fn=None if self.inside else _not_root,
             capture_output=True,
             text=True,
             cwd=self.folder,
@@ -96,8 +101,8 @@ def _not_root() -> None:
 
 
 @contextmanager
-def running(folder: Path) -> Iterator[Server]:
-    """A server while it lasts. folder: new, below one that anybody may enter."""
+def running(folder: Path, host: str = "127.0.0.1", inside: Sequence[str] = ()) -> Iterator[Server]:
+    """A server while it lasts. folder: new, below one that anybody may enter. host, inside: as in `Server`."""
     bin_ = programs()
     assert bin_ is not None
     folder.mkdir()
@@ -107,7 +112,7 @@ def running(folder: Path) -> Iterator[Server]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    server = Server(bin_, folder, port)
+    server = Server(bin_, folder, port, host, inside)
     server.start()
     try:
         yield server

@@ -94,10 +94,14 @@ class AnyEvaluator(Protocol):
 
 @dataclass
 class Chunk:
-    """Pieces that a worker evaluates together. losses: times that it was given up, its workers being lost."""
+    """Pieces that a worker evaluates together.
+
+    losses: times that it was given up, its workers being lost. only: workers that may evaluate it, None for all.
+    """
 
     pieces: Sequence[Piece]
     losses: int = 0
+    only: Sequence[str] | None = None
 
     @property
     def size(self) -> int:
@@ -194,12 +198,13 @@ class Pace:
 class Crew:
     """Threads of a cluster's workers, looked at now and then, and the workers that were sent away.
 
-    jobs: workers that a cluster is started with.
+    jobs: workers that a cluster is started with. present: addresses of workers that may evaluate.
     """
 
     client: Client
     jobs: int
     threads: int = 0
+    present: frozenset[str] = frozenset()
     refused: dict[str, str] = field(default_factory=dict)
     _looked: float = -_LOOK_S
     _short_since: float | None = None
@@ -211,7 +216,7 @@ class Crew:
             return self.threads
         self._looked = now
         workers = {name: count for name, count in self.client.nthreads().items() if name not in self.refused}
-        self.threads = sum(workers.values())
+        self.threads, self.present = sum(workers.values()), frozenset(workers)
         if not self.threads and self.refused:
             name, why = next(iter(self.refused.items()))
             raise ClusterError(f"no worker may evaluate: {name} {why}")
@@ -314,8 +319,9 @@ class _Flow:
 
     def _submit(self, chunk: Chunk) -> None:
         crew = self._own.crew
-        able = [name for name in self._own.client.nthreads() if name not in crew.refused] if crew.refused else None
-        future = self._own.client.submit(evaluate, self._own.order, chunk.points, pure=False, workers=able)
+        able = [name for name in self._own.client.nthreads() if name not in crew.refused]
+        chunk.only = able if crew.refused else None
+        future = self._own.client.submit(evaluate, self._own.order, chunk.points, pure=False, workers=chunk.only)
         self._sent[future] = chunk
         future.add_done_callback(self._done.put)
 
@@ -379,6 +385,12 @@ class _Flow:
         if self._own.services.stopping():
             raise Interrupted
         self._own.crew.count()
+        present = self._own.crew.present
+        gone = [future for future, chunk in self._sent.items() if chunk.only and present.isdisjoint(chunk.only)]
+        for future in gone if present else []:
+            chunk = self._sent.pop(future)
+            future.cancel()
+            self._submit(chunk)  # to workers that are there
 
     def _check_scheduler(self) -> None:
         """Raise ClusterError where there is no scheduler any more."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -106,16 +106,27 @@ class AlikeRows:
         }
 
 
-BULK_SIZE = 512
-"""Rows from which on `BULK_INSERT` is faster than one statement for each."""
-BULK_INSERT = """
+BULK_SIZE: Mapping[str, int] = {"sqlite": 512, "postgresql": 4}
+"""Rows from which on `BULK_INSERT` is faster than one statement for each, by dialect."""
+BULK_INSERT: Mapping[str, str] = {
+    "sqlite": """
 INSERT OR IGNORE INTO results (key, context, study, status, engine, reason, point, metrics, checksum)
 WITH RECURSIVE place(i) AS (SELECT 0 UNION ALL SELECT i + 1 FROM place WHERE i + 1 < :size)
 SELECT substr(:keys, 1 + 16 * i, 16), :context, :study, :status, :engine, :reason,
        rtrim(CAST(substr(:points, 1 + :longest * i, :longest) AS TEXT)),
        coalesce(substr(:metrics, 1 + :width * i, :width), x''), substr(:checksums, 1 + 8 * i, 8)
 FROM place
-"""
+""",
+    "postgresql": """
+INSERT INTO results (key, context, study, status, engine, reason, point, metrics, checksum)
+SELECT substr(%(keys)b, 1 + 16 * i, 16), %(context)s, %(study)s, %(status)s, %(engine)s, %(reason)s,
+       rtrim(convert_from(substr(%(points)b, 1 + %(longest)s * i, %(longest)s), 'UTF8')),
+       substr(%(metrics)b, 1 + %(width)s * i, %(width)s), substr(%(checksums)b, 1 + 8 * i, 8)
+FROM generate_series(0, %(size)s - 1) AS place(i)
+ON CONFLICT DO NOTHING
+""",
+}
+"""Statement that inserts alike rows from columns, except those whose key is present, by dialect."""
 
 
 def group_alike(fresh: Fresh, names: Sequence[str], context: int, study: int) -> Iterator[AlikeRows]:

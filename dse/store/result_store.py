@@ -24,6 +24,8 @@ from sqlalchemy import (
     SmallInteger,
     String,
     Table,
+    any_,
+    bindparam,
     cast,
     delete,
     func,
@@ -50,7 +52,7 @@ from dse.store.result_rows import (
 from dse.values import Keys
 
 if TYPE_CHECKING:
-    from sqlalchemy import Connection
+    from sqlalchemy import ColumnElement, Connection
 
 SCHEMA = 1
 """Version of the tables, raised by every change of them."""
@@ -241,8 +243,10 @@ class Store:
         return Found(where >= 0, results_of_rows(rows, made_in.metrics).take(where), study[where])
 
     def _rows(self, names: Sequence[bytes]) -> list[Any]:
-        query = select(results).where(results.c.key.in_(names))
-        return self.database.read(lambda connection: list(connection.execute(query)))
+        is_asked: ColumnElement[bool] = results.c.key.in_(names)
+        if self.database.dialect.name == "postgresql":  # one parameter for all of them
+            is_asked = results.c.key == any_(bindparam(None, names, postgresql.ARRAY(Blob)))
+        return self.database.read(lambda connection: list(connection.execute(select(results).where(is_asked))))
 
     def _intact_rows(self, rows: Sequence[Any], context: int | None = None) -> list[Any]:
         """Return the rows that fit their checksums, and the context if one is given; the others go into quarantine.
@@ -269,10 +273,10 @@ class Store:
         """Record results of designs that have none yet, and return their number. In the transaction of `connection`."""
         made_in = self.context(context)
         assert made_in is not None
-        count, rows = 0, list[tuple[Any, ...]]()
+        count, rows, dialect = 0, list[tuple[Any, ...]](), self.database.dialect.name
         for group in group_alike(fresh, made_in.metrics, context, study):
-            if group.size >= BULK_SIZE and self.database.dialect.name == "sqlite":
-                count += connection.exec_driver_sql(BULK_INSERT, group.bulk_insert()).rowcount
+            if group.size >= BULK_SIZE[dialect]:
+                count += connection.exec_driver_sql(BULK_INSERT[dialect], group.bulk_insert()).rowcount
             else:
                 rows += group.rows()
         done = connection.exec_driver_sql(self._insert, rows) if rows else None
