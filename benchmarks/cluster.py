@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.kills import Case, Process, judge
-from benchmarks.network import Network, joined
+from benchmarks.network import Network, joined, usable
 from benchmarks.pausing import pause_s
 from benchmarks.postgres import Server, running
 from benchmarks.recorded import ROOT
@@ -41,11 +41,12 @@ _SLEEP = 50.0  # pace at which a point sleeps for a second, on the average
 _BROKEN = [f"{group}{name}" for group in ("", "links_") for name in ("missing", "wrong", "duplicates", "broken")]
 _HOSTS = ("client", "scheduler", "worker0", "worker1", "worker2", "database")
 _CUTS_S = (4.0, 45.0)  # shorter than all time-outs, and longer (Dask's is 30 s)
-_CALM_S = 15.0  # after a cut, in which work must go on
+_MANY = 30  # points after which work counts as going on
+_SLOW_S = 45.0
 _STORE_PATIENCE_S = 20.0
 _DELAY_S, _LOSS = 0.1, 0.05  # one way; of packets
 _SLOW = 10.0  # pace of the points whose workers lose their links
-_LIMIT_S = 1500.0
+_LIMIT_S = 900.0
 _COST = [
     "study=ficco_sweep", "workload.only=[g4]", "schedule=chunked", "simulator=analytic", "budget.trials=10000000",
     "tracking=none", "figures=none", "fidelity=none", "timeline=false",
@@ -210,39 +211,52 @@ def links(folder: Path, *, points: int) -> dict[str, Any]:
 
 
 def _disturbed(case: ClusterCase, network: Network) -> dict[str, Any]:
-    """Run the study to its end through all disturbances, each of which is counted, and the clients that it took."""
-    assert case.fleet is not None
-    fleet = case.fleet
-    process, clients, end = case.client(), 1, time.monotonic() + _LIMIT_S
-    _until(lambda: len(_lines(case)) > 30)
-    survived, before = 0, len(_lines(case))
-    plan = [(name, seconds) for name in ("worker0", "client", "database", "scheduler") for seconds in _CUTS_S]
-    steps = [step for name, seconds in plan for step in ((name, seconds), ("", _CALM_S))] + [("slow", _CUTS_S[-1])]
-    for name, seconds in steps:
-        network.cut = frozenset() if name in ("", "slow") else frozenset([name])
-        network.delay_s, network.loss = (_DELAY_S, _LOSS) if name == "slow" else (0.0, 0.0)
-        until = time.monotonic() + seconds
-        while time.monotonic() < until:
-            time.sleep(0.5)
-            fleet.mend()
-            if process.code:
-                process.ended("client")
-                process, clients = case.client(), clients + 1
-        if name in ("", "slow"):
-            now = len(_lines(case))
-            survived, before = survived + (now > before or process.code == 0), now
+    """Run the study to its end through all disturbances.
+
+    A disturbance is survived if work goes on afterwards. Raises TimeoutError for a hang.
+    """
+    study = _Typed(case)
+    _until(lambda: len(_lines(case)) > _MANY)
+    cuts = [(name, seconds) for name in ("worker0", "client", "database", "scheduler") for seconds in _CUTS_S]
+    survived, slowest_s = 0, 0.0
+    for name, seconds in cuts:
+        network.cut = frozenset([name])
+        study.watch(seconds=seconds)
+        network.cut, began, before = frozenset(), time.monotonic(), len(_lines(case))
+        study.watch(points=before + _MANY)
+        survived, slowest_s = survived + 1, max(slowest_s, time.monotonic() - began)
+    network.delay_s, network.loss = _DELAY_S, _LOSS
+    study.watch(seconds=_SLOW_S)
     network.delay_s = network.loss = 0.0
-    while process.code != 0:
-        if process.code is not None:
-            process.ended("client")
-            process, clients = case.client(), clients + 1
-        if time.monotonic() > end:
-            process.kill("hang")
-            raise TimeoutError("the study did not end")
-        time.sleep(0.5)
-        fleet.mend()
-    process.ended("end")
-    return {"partitions": len(plan) + 1, "partitions_survived": survived, "links_clients": clients}
+    study.watch(points=sys.maxsize)
+    study.process.ended("end")
+    return {
+        "partitions": len(cuts),
+        "partitions_survived": survived,
+        "slowest_recovery_s": round(slowest_s, 1),
+        "links_clients": study.clients,
+    }
+
+
+class _Typed:
+    """A client whose command is typed again whenever it ends before its study does. clients: how many it took."""
+
+    def __init__(self, case: ClusterCase) -> None:
+        self._case, self.process, self.clients = case, case.client(), 1
+
+    def watch(self, *, seconds: float = 0.0, points: int = 0) -> None:
+        """Wait for a time, until so many points were evaluated, or for the end. Raises TimeoutError for a hang."""
+        assert self._case.fleet is not None
+        began = time.monotonic()
+        while self.process.code != 0 and (time.monotonic() < began + seconds or len(_lines(self._case)) < points):
+            self._case.fleet.mend()
+            if self.process.code:
+                self.process.ended("client")
+                self.process, self.clients = self._case.client(), self.clients + 1
+            if time.monotonic() > began + _LIMIT_S:
+                self.process.kill("hang")
+                raise TimeoutError("the study does not go on")
+            time.sleep(0.5)
 
 
 def _judged(case: ClusterCase, calm_folder: Path, points: int) -> dict[str, Any]:
@@ -336,6 +350,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     found: dict[str, Any] = {}
     for group in given.only.split(","):
         if group == "links":
+            if not usable():
+                parser.error("links makes network namespaces, which takes root and iproute2")
             with _folder() as folder:
                 found |= links(folder, points=given.link_points)
             continue

@@ -12,7 +12,7 @@ import multiprocessing
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 
 from dse.backend import Results
@@ -21,11 +21,13 @@ from dse.evaluation.executor import Evaluator, Standing
 from dse.evaluation.settings import Executor
 from dse.results.provenance import code_version, differences
 from dse.space import Evaluated
+from dse.store.database import StoreError
 from dse.store.owner import me
 from dse.store.result_store import Store
 from dse.store.session import Hold, StoreSession
 
 _IDLE_S = 20.0  # after the last chunk
+_AGAIN_S = 2.0  # between attempts to end a session
 
 _mine = threading.local()
 _desks: list[_Desk] = []
@@ -89,6 +91,23 @@ def leave() -> None:
         desk.leave()
 
 
+def _end(session: StoreSession) -> None:
+    """End a session; later, if its store does not answer now, as its leases would last as long as this process."""
+    try:
+        session.leave()
+    except StoreError:
+        threading.Thread(target=_end_later, args=(session,), daemon=True).start()
+
+
+def _end_later(session: StoreSession) -> None:
+    left = False
+    while not left:
+        time.sleep(_AGAIN_S)
+        with suppress(StoreError):
+            session.leave()
+            left = True
+
+
 class _Desk:
     """Session of a worker's thread on the store, and its processes: they stay from chunk to chunk.
 
@@ -131,7 +150,7 @@ class _Desk:
         store = Store(order.url, patience_s=order.patience_s)
         self._open.callback(store.database.close)
         session = StoreSession(store, order.hold)
-        self._open.callback(session.leave)
+        self._open.callback(_end, session)
         executor = order.executor.model_copy(update={"jobs": 1})
         return self._open.enter_context(closing(Standing(Evaluator(order.spec, executor, session, apart=True))))
 
