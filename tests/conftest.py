@@ -114,6 +114,9 @@ def _composed(name: str, overrides: tuple[str, ...]) -> bytes:
 
 
 def _load_once(file: IO[str]) -> Any:
+    """The tree of a shipped file, which stays as it is; of others it is read anew, as errors name them."""
+    if not str(file.name).startswith(str(CONF)):
+        return _LOAD(file)
     return pickle.loads(_loaded(file.read()))
 
 
@@ -126,7 +129,7 @@ def _compose_once(name: str, overrides: Sequence[str]) -> Any:
 
 @pytest.fixture(scope="session", autouse=True)
 def composing() -> Iterator[None]:
-    """Let Hydra read each text and compose each choice of shipped options once in a process, as tests ask often."""
+    """Let Hydra read each shipped file and compose each choice of shipped options once in a process."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(OmegaConf, "load", staticmethod(_load_once))
         patch.setattr(hydra, "compose", _compose_once)
