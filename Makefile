@@ -54,7 +54,7 @@ parity: setup ## test tracking with the oldest and the newest MLflow that are al
 	    .parity/bin/python -m pytest tests/test_tracking.py tests/test_shared_views.py || exit 1; \
 	done; rm -rf .parity
 
-cluster: setup ## kill workers, clients and schedulers of a cluster, restart its database, and time it
+cluster: setup ## kill parts of a cluster, restart its database, cut its links (as root), and time it
 	$(BIN)/python -m benchmarks.cluster
 
 kills: setup ## kill studies hundreds of times (a quarter of an hour) and record that nothing was lost

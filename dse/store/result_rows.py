@@ -119,9 +119,9 @@ FROM place
 """,
     "postgresql": """
 INSERT INTO results (key, context, study, status, engine, reason, point, metrics, checksum)
-SELECT substr(%(keys)b, 1 + 16 * i, 16), %(context)s, %(study)s, %(status)s, %(engine)s, %(reason)s,
-       rtrim(convert_from(substr(%(points)b, 1 + %(longest)s * i, %(longest)s), 'UTF8')),
-       substr(%(metrics)b, 1 + %(width)s * i, %(width)s), substr(%(checksums)b, 1 + 8 * i, 8)
+SELECT substr(%(keys)s, 1 + 16 * i, 16), %(context)s, %(study)s, %(status)s, %(engine)s, %(reason)s,
+       rtrim(convert_from(substr(%(points)s, 1 + %(longest)s * i, %(longest)s), 'UTF8')),
+       substr(%(metrics)s, 1 + %(width)s * i, %(width)s), substr(%(checksums)s, 1 + 8 * i, 8)
 FROM generate_series(0, %(size)s - 1) AS place(i)
 ON CONFLICT DO NOTHING
 """,

@@ -6,7 +6,7 @@ A knob is a number, or an array [B] over machines; all broadcast. Counts are of 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -114,7 +114,7 @@ class MachineActivity:
     l1_bytes_per_s: ArrayLike = 0.0
     cache_hits: ArrayLike = 0.0
     matrix_format: str = "fp16"
-    format_rate: ArrayLike = field(default=1.0)
+    format_rate: ArrayLike = 1.0
 
 
 def design_activity(machine: MachineKnobs) -> MachineActivity:

@@ -134,7 +134,6 @@ _SCALED = {
     "matrix_fma_per_cu": ("matrix_flop_per_s_per_cu",),
     "hbm_bytes_per_s": ("hbm_bytes_per_s", "peak_hbm_bytes_per_s"),
     "link_lanes": ("num_links",),
-    "copy_engines": (),
 }
 """Knob -> fields of a GPU of which the first that it has changes the knob in proportion."""
 
