@@ -6,7 +6,8 @@
     links   the same, with client, scheduler, three workers and database each on a host of its own (network namespaces,
             as root): links are cut for shorter and for longer than time-outs, then all are slow and lose packets
     cost    a million closed-form points by two workers of Dask, over the same by two local processes
-    many    points that sleep for a second on 64 workers of this machine: their time over that of the study
+    many    runs of a program that sleeps for a second, on 64 workers of this machine
+    crowd   a thousand sessions that record results in one store at the same time
 
 PostgreSQL is started in a folder of its own (Debian's package).
 """
@@ -23,22 +24,28 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+import pyarrow.parquet as pq
+
+from benchmarks.crowd import LOCK_WAIT, crowd
 from benchmarks.kills import Case, Process, judge
 from benchmarks.network import Network, joined, usable
-from benchmarks.pausing import pause_s
 from benchmarks.postgres import Server, running
 from benchmarks.recorded import ROOT
 from dse.store.result_store import Store
 
-GROUPS = ("kills", "links", "cost", "many")
+GROUPS = ("kills", "links", "cost", "many", "crowd")
 _PATIENCE_S = 120.0
-_SLEEP = 50.0  # pace at which a point sleeps for a second, on the average
-_BROKEN = [f"{group}{name}" for group in ("", "links_") for name in ("missing", "wrong", "duplicates", "broken")]
+_BROKEN = [
+    f"{group}{name}"
+    for group in ("", "links_", "many_", "crowd_", "cost_")
+    for name in ("missing", "wrong", "duplicates", "broken")
+]
 _HOSTS = ("client", "scheduler", "worker0", "worker1", "worker2", "database")
 _CUTS_S = (4.0, 45.0)  # shorter than all time-outs, and longer (Dask's is 30 s)
 _MANY = 30  # points after which work counts as going on
@@ -47,6 +54,26 @@ _STORE_PATIENCE_S = 20.0
 _DELAY_S, _LOSS = 0.1, 0.05  # one way; of packets
 _SLOW = 10.0  # pace of the points whose workers lose their links
 _LIMIT_S = 900.0
+_ASLEEP = """\
+read -r pid name state worker rest < /proc/$PPID/stat
+began=$(date +%s.%N)
+sleep 1
+echo "$worker $began $(date +%s.%N)" >> "$KILLS_LOG"
+echo "{\\"time_s\\": $(($1 + 60 * $2 + 1))}"
+"""
+_UNOBSERVED = {
+    "DASK_DISTRIBUTED__WORKER__PROFILE__ENABLED": "False",
+    "DASK_DISTRIBUTED__WORKER__MEMORY__MONITOR_INTERVAL": "5s",
+    "DASK_DISTRIBUTED__ADMIN__SYSTEM_MONITOR__INTERVAL": "5s",
+    "DASK_DISTRIBUTED__ADMIN__TICK__INTERVAL": "1s",
+}
+_EXTERNAL = """\
+defaults: [external, _self_]
+name: pausing
+command: [/bin/sh, "{here}/asleep.sh", "{point.x}", "{point.y}"]
+metrics: {time_s: {unit: s, meaning: of its own}}
+env: [KILLS_LOG]
+"""
 _COST = [
     "study=ficco_sweep", "workload.only=[g4]", "schedule=chunked", "simulator=analytic", "budget.trials=10000000",
     "tracking=none", "figures=none", "fidelity=none", "timeline=false",
@@ -129,7 +156,7 @@ def _until(done: Any, limit_s: float = _PATIENCE_S) -> None:
     end = time.monotonic() + limit_s
     while not done():
         if time.monotonic() > end:
-            raise TimeoutError("the cluster did not start")
+            raise TimeoutError("the cluster does not go on")
         time.sleep(0.05)
 
 
@@ -151,16 +178,20 @@ class ClusterCase(Case):
         inside = self.network.inside("client") if self.network else []
         return Process([*inside, sys.executable, "-m", "dse", *words, *dask], self, 1.0)
 
-    def equip(self, workers: int, pace: float) -> Fleet:
-        """Start a fleet whose workers know the backend, and keep its log."""
+    def equip(self, workers: int, pace: float, environment: Mapping[str, str] = {}) -> Fleet:
+        """Start a fleet whose workers know the backend, and keep its log. environment: more variables."""
         path = os.pathsep.join([str(ROOT), str(self.folder / "site")])
         own = {"KILLS_LOG": str(self.log), "KILLS_PACE": str(pace), "PYTHONPATH": path}
-        self.fleet = Fleet(self.folder, workers, {**os.environ, **own}, self.network)
+        self.fleet = Fleet(self.folder, workers, {**os.environ, **environment, **own}, self.network)
         return self.fleet
+
+    def wait(self, lines: int, process: Process) -> None:
+        """Wait until so much was evaluated, or for the end of a client. Raises TimeoutError."""
+        _until(lambda: len(_lines(self)) >= lines or process.code is not None, _LIMIT_S)
 
 
 def kills(server: Server, folder: Path, *, count: int, points: int) -> dict[str, Any]:
-    """Kill workers `count` times, clients and schedulers meanwhile, and restart the database."""
+    """Kill workers at work `count` times, clients and schedulers meanwhile, and restart the database."""
     url, drawn = server.database("kills"), random.Random(0)
     case = ClusterCase(folder / "there", points, url)
     fleet = case.equip(3, 1.0)
@@ -171,7 +202,8 @@ def kills(server: Server, folder: Path, *, count: int, points: int) -> dict[str,
             if process.code is not None:
                 process.ended("client")
                 process = case.client()
-            time.sleep(drawn.uniform(0.3, 1.2))
+            case.wait(len(_lines(case)) + drawn.randint(1, 2 * points // (count * 3 // 2)), process)
+            time.sleep(drawn.uniform(0.0, 0.2))
             if tally["kills"] < count and (pids := fleet.workers):
                 os.kill(drawn.choice(pids), signal.SIGKILL)
                 tally["kills"] += 1
@@ -277,44 +309,68 @@ def _judged(case: ClusterCase, calm_folder: Path, points: int) -> dict[str, Any]
 def cost(folder: Path, *, points: int) -> dict[str, Any]:
     """Wall time of closed-form points by two workers of Dask over that of two local processes, one after the other.
 
-    Results go into the store of the output folder, as they do by default.
+    Results go into the store of the output folder, as they do by default. Of the client, which holds the scheduler, the
+    memory is compared with that of a study of a quarter of the points.
     """
-    times = {}
-    for name, words in (("local", ["executor.jobs=2"]), ("dask", ["executor=dask", "executor.jobs=2"])):
-        rates = f"+space.system.node.link_bytes_per_s=range(30e9,130e9,{100e9 * 25 / points:.6g})"
-        space = ["space={}", "+space.system.gpu.num_cus=range(104,304,8)", rates]
-        command = [sys.executable, "-m", "dse", *_COST, *space, *words, f"output_dir={name}"]
-        began = time.monotonic()
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise RuntimeError(done.stderr[-2000:])
-        times[name] = time.monotonic() - began
-    tables = [next((folder / name).glob("*/2*/results.parquet")) for name in times]
+    local_s, _ = _timed(folder, "local", points, ["executor.jobs=2"])
+    dask = ["executor=dask", "executor.jobs=2"]
+    _, less_mb = _timed(folder, "less", points // 4, dask)
+    dask_s, peak_mb = _timed(folder, "dask", points, dask)
+    tables = [next((folder / name).glob("*/2*/results.parquet")) for name in ("local", "dask")]
     return {
-        "local_s": round(times["local"], 1),
-        "dask_s": round(times["dask"], 1),
-        "dask_overhead_1m": round(times["dask"] / times["local"], 3),
-        "identical_1m": tables[0].read_bytes() == tables[1].read_bytes(),
+        "cost_points": pq.read_metadata(tables[0]).num_rows,
+        "local_s": round(local_s, 1),
+        "dask_s": round(dask_s, 1),
+        "dask_overhead_1m": round(dask_s / local_s, 3),
+        "client_mb": round(peak_mb),
+        "client_mb_of_a_quarter": round(less_mb),
+        "cost_wrong": int(tables[0].read_bytes() != tables[1].read_bytes()),
     }
 
 
+def _timed(folder: Path, name: str, points: int, words: Sequence[str]) -> tuple[float, float]:
+    """Wall time [s] of a study of so many closed-form points, and the most memory [MB] of its main process."""
+    rates = f"+space.system.node.link_bytes_per_s=range(30e9,130e9,{100e9 * 50 / points:.6g})"
+    space = ["space={}", "+space.system.gpu.num_cus=range(104,304,8)", rates]
+    command = [sys.executable, "-m", "dse", *_COST, *space, *words, f"output_dir={name}"]
+    began = time.monotonic()
+    with (folder / f"{name}.log").open("wb") as log:
+        process = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log)
+        _, status, usage = os.wait4(process.pid, 0)
+    if status:
+        raise RuntimeError((folder / f"{name}.log").read_text()[-2000:])
+    return time.monotonic() - began, usage.ru_maxrss / 1e3
+
+
 def many(server: Server, folder: Path, *, points: int, workers: int) -> dict[str, Any]:
-    """Efficiency of workers whose points sleep for a second: their time over that of all workers while they work."""
-    url = server.database("many")
-    case = ClusterCase(folder / "many", points, url)
-    fleet = case.equip(workers, _SLEEP)
+    """Efficiency of workers whose points are runs of a program that sleeps for a second.
+
+    It is the time that programs slept over that of all workers, while all of them are at work: they begin one after the
+    other, so a study has more points. What Dask's workers observe of themselves is turned off: 64 share two cores here.
+    """
+    case = ClusterCase(folder / "many", points, server.database("many"))
+    (case.folder / "asleep.sh").write_text(_ASLEEP, encoding="utf-8")
+    (case.folder / "conf" / "simulator" / "pausing.yaml").write_text(_EXTERNAL, encoding="utf-8")
+    fleet = case.equip(workers, 0.0, _UNOBSERVED)
     try:
-        process = case.client()
-        _until(lambda: len(_lines(case)) >= workers, 600.0)
-        began, first = time.monotonic(), len(_lines(case))
-        while process.code is None and len(_lines(case)) < points * 9 // 10:
-            time.sleep(0.2)
-        lines, taken = _lines(case), time.monotonic() - began
+        process, store = case.client(), Store(case.url)
+        case.wait(points, process)
         process.ended("end")
+        found = store.count(1)
+        store.database.close()
     finally:
         fleet.stop()
-    slept = sum(_SLEEP * pause_s(*map(int, line.split())) for line in lines[first:])
-    return {"workers": workers, "efficiency_64": round(slept / (taken * workers), 3), "broken": case.tally.broken}
+    log = pd.DataFrame([line.split() for line in _lines(case)], columns=["worker", "began", "ended"])
+    times = log.astype({"began": float, "ended": float}).sort_values("began")
+    began = times.groupby("worker")["ended"].min().nsmallest(workers).max()  # so many have ended a point
+    ended = times["began"].iloc[points * 9 // 10]
+    slept = times[["began", "ended"]].clip(began, ended).diff(axis=1)["ended"].sum()
+    return {
+        "efficiency_64": round(float(slept / ((ended - began) * workers)), 3),
+        "efficiency_s": round(float(ended - began), 1),
+        "many_missing": points - found,
+        "many_broken": case.tally.broken,
+    }
 
 
 def _lines(case: Case) -> list[str]:
@@ -333,8 +389,8 @@ def _folder() -> Iterator[Path]:
 
 
 @contextmanager
-def _server() -> Iterator[tuple[Server, Path]]:
-    with _folder() as folder, running(folder / "postgres") as server:
+def _server(*options: str) -> Iterator[tuple[Server, Path]]:
+    with _folder() as folder, running(folder / "postgres", options=options) as server:
         yield server, folder
 
 
@@ -357,13 +413,15 @@ def main(argv: Sequence[str] | None = None) -> int:
             with _folder() as folder:
                 found |= links(folder, points=given.link_points)
             continue
-        with _server() as (server, folder):
+        with _server("-c", "max_connections=2100", *LOCK_WAIT) as (server, folder):
             if group == "kills":
                 found |= kills(server, folder, count=given.kills, points=given.points)
             elif group == "cost":
                 found |= cost(folder, points=given.cost_points)
             elif group == "many":
-                found |= many(server, folder, points=2000, workers=64)
+                found |= many(server, folder, points=8000, workers=64)
+            elif group == "crowd":
+                found |= crowd(server, sessions=1000, chunks=5, chunk=64)
     print(json.dumps(found, indent=2) if given.json else "\n".join(f"{name}: {value}" for name, value in found.items()))
     cut_off = found.get("partitions_survived") != found.get("partitions")
     return 1 if cut_off or any(found.get(name) for name in _BROKEN) else 0

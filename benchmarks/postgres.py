@@ -23,13 +23,22 @@ def programs() -> Path | None:
 
 @dataclass(frozen=True)
 class Server:
-    """A running server on a port. inside: words before commands that run on its host (`benchmarks.network`)."""
+    """A running server on a port. inside: words before commands that run on its host (`benchmarks.network`).
+
+    options: more of its own, as words.
+    """
 
     bin: Path
     folder: Path
     port: int
     host: str = "127.0.0.1"
     inside: Sequence[str] = ()
+    options: Sequence[str] = ()
+
+    @property
+    def log(self) -> str:
+        """All that it has said so far."""
+        return (self.folder / "server.log").read_text(encoding="utf-8", errors="replace")
 
     def database(self, name: str) -> str:
         """The URL of a fresh database; any password will do."""
@@ -77,7 +86,8 @@ class Server:
     @property
     def _options(self) -> str:
         """How it is started: on its port and a socket in its folder."""
-        return f"-p {self.port} -c listen_addresses={self.host} -c unix_socket_directories={self.folder}"
+        place = f"-p {self.port} -c listen_addresses={self.host} -c unix_socket_directories={self.folder}"
+        return " ".join([place, *self.options])
 
     def _run(self, program: str, *words: str) -> None:
         nobody = ["setpriv", "--reuid=nobody", "--regid=nogroup", "--clear-groups"]
@@ -101,8 +111,10 @@ def _not_root() -> None:
 
 
 @contextmanager
-def running(folder: Path, host: str = "127.0.0.1", inside: Sequence[str] = ()) -> Iterator[Server]:
-    """A server while it lasts. folder: new, below one that anybody may enter. host, inside: as in `Server`."""
+def running(
+    folder: Path, host: str = "127.0.0.1", inside: Sequence[str] = (), options: Sequence[str] = ()
+) -> Iterator[Server]:
+    """A server while it lasts. folder: new, below one that anybody may enter. The others are as in `Server`."""
     bin_ = programs()
     assert bin_ is not None
     folder.mkdir()
@@ -112,7 +124,7 @@ def running(folder: Path, host: str = "127.0.0.1", inside: Sequence[str] = ()) -
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    server = Server(bin_, folder, port, host, inside)
+    server = Server(bin_, folder, port, host, inside, options)
     server.start()
     try:
         yield server

@@ -20,14 +20,12 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks import recorded, tracking
+from benchmarks.crowd import METRICS, batch
 from benchmarks.recorded import ROOT
-from dse.backend import Results
-from dse.store.result_rows import Fresh
 from dse.store.result_store import Context, Store
 from dse.store.session import Hold, StoreSession
 
 _RECORDED = ("kills", "missing", "wrong", "repeated_fraction")
-_METRICS = tuple(f"metric_{number}" for number in range(12))
 _CALL = 16_384  # designs of one call of the overlap backend
 
 _SWEEP = [
@@ -45,9 +43,9 @@ def store_speed(folder: Path, rows: int = 1_000_000) -> dict[str, float]:
     """Results recorded per second, as a study does it, and seconds that the front of all of them takes."""
     random = np.random.default_rng(0)
     session = StoreSession(
-        store := Store(f"sqlite:///{folder / 'speed.db'}"), Hold(1, Context("bench", "1", "()", _METRICS))
+        store := Store(f"sqlite:///{folder / 'speed.db'}"), Hold(1, Context("bench", "1", "()", METRICS))
     )
-    batches = [_batch(random, number) for number in range(-(-rows // _CALL))]
+    batches = [batch(random, _CALL) for _ in range(-(-rows // _CALL))]
     began = time.perf_counter()
     for fresh in batches:
         session.lease([fresh.keys])
@@ -56,16 +54,8 @@ def store_speed(folder: Path, rows: int = 1_000_000) -> dict[str, float]:
     spent = time.perf_counter() - began
     session.leave()
     began = time.perf_counter()
-    store.front(1, dict.fromkeys(_METRICS[:3], "minimize"))
+    store.front(1, dict.fromkeys(METRICS[:3], "minimize"))
     return {"store_results_per_s": _CALL * len(batches) / spent, "front_query_s_1m": time.perf_counter() - began}
-
-
-def _batch(random: np.random.Generator, number: int) -> Fresh:
-    keys = random.integers(0, 2**64, (_CALL, 2), np.uint64)
-    metrics = {name: random.random(_CALL) for name in _METRICS}
-    zeros = np.zeros(_CALL, np.int32)
-    points = [f'{{"scenario": "own", "system.gpu.num_cus": {number}, "place": {place}}}' for place in range(_CALL)]
-    return Fresh(keys, Results(zeros.astype(np.uint8), metrics, zeros, zeros + 1, ("", "analytic")), points)
 
 
 def tracked(folder: Path, swept: Path, num_points: int = 50_000) -> dict[str, float]:

@@ -7,6 +7,7 @@ at once, so that a configuration can be corrected in one go.
 from __future__ import annotations
 
 import difflib
+import errno
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -51,6 +52,11 @@ class ConfigError(Exception):
 
 class Broken(Exception):
     """A backend that fails every time, and alike: the study stops; exit code 3."""
+
+
+def disk_is_full(error: BaseException) -> bool:
+    """True for a failure to write for lack of room, which is nobody's fault but the machine's."""
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 class Problems:

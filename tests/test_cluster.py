@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
 import sqlite3
 import threading
+import time
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
@@ -16,17 +18,23 @@ from typing import Any
 import pandas as pd
 import pytest
 import toy
+from conftest import REPOSITORY
 from distributed import Client, LocalCluster
+from test_faults import fill
 
 from dse.cli import main
 from dse.errors import Broken
 from dse.evaluation import remote
+from dse.evaluation.backend_spec import BackendSpec
 from dse.evaluation.cluster import Pace, take
 from dse.evaluation.connection import ClusterError
 from dse.evaluation.parts import parts_of
+from dse.evaluation.settings import Executor
 from dse.results.provenance import code_version, differences
 from dse.space import Knob
+from dse.store.owner import me
 from dse.store.result_store import Store
+from dse.store.session import Hold
 from dse.study.plan import Plan
 from dse.study.resume import begin, finish
 from dse.study.run import Support, run
@@ -89,9 +97,13 @@ def table(plan: Plan, folder: Path) -> bytes:
     return (folder / "results.parquet").read_bytes()
 
 
-def count(database: Path) -> int:
-    with sqlite3.connect(database) as connection:
-        return int(connection.execute("SELECT count(*) FROM results").fetchone()[0])
+def count(database: Path, of: str = "results") -> int:
+    """Rows of a table; 0 where there is none yet."""
+    try:
+        with sqlite3.connect(f"file:{database}?mode=ro", uri=True) as connection:
+            return int(connection.execute(f"SELECT count(*) FROM {of}").fetchone()[0])
+    except sqlite3.OperationalError:
+        return 0
 
 
 # The same tables
@@ -245,6 +257,117 @@ def test_certificates_let_a_study_in_and_nobody_without(
     assert next(Path("here/ficco_sweep").glob("2*/results.parquet")).read_bytes() == table_of_tls
 
 
+# Programs, disks, and workers that come and go
+
+
+@pytest.fixture
+def allreduce(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Words of a study of a program in the current folder, which is new."""
+    shutil.copytree(REPOSITORY / "docs" / "examples" / "allreduce", tmp_path / "mine")
+    monkeypatch.chdir(tmp_path / "mine")
+    return ["study=allreduce", "--config-dir=conf", *QUIET]
+
+
+@pytest.mark.slow
+def test_a_program_of_the_user_runs_on_workers_that_were_started_elsewhere(
+    cluster: LocalCluster, allreduce: list[str]
+) -> None:
+    assert main([*allreduce, "output_dir=here"]) == 0
+    there = ["executor=dask", f"executor.address={cluster.scheduler_address}", "output_dir=there"]
+    assert main([*allreduce, *there]) == 0
+    one, other = (next(Path(name).glob("*/2*/results.parquet")) for name in ("here", "there"))
+    assert one.read_bytes() == other.read_bytes()
+
+
+def test_a_worker_without_the_program_or_with_another_is_refused_by_name(tmp_path: Path) -> None:
+    spec = planned(None).spec
+    hold = Hold(1, spec.context)
+    order = remote.Order(code_version(), me().host, str(tmp_path), spec, "1", Executor(name="x"), "", 1.0, hold)
+    here = Path.cwd()
+    try:
+        assert order.refusal() == ""
+        assert Path.cwd() == tmp_path
+        assert "another version of the simulator (1, not 2)" in replace(order, version="2").refusal()
+        missing = BackendSpec("external", (("command", ["./gone"]),))
+        assert "cannot run the simulator: simulator" in replace(order, spec=missing).refusal()
+        assert "another host than the store" in replace(order, url="sqlite:///a.db", host="other").refusal()
+    finally:
+        os.chdir(here)
+
+
+@pytest.mark.slow
+def test_a_worker_whose_disk_is_full_is_sent_away_and_the_study_goes_on(
+    small: Path, allreduce: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    fill(small, spare=3_000_000)
+    Path("large.sh").write_text('head -c 6000000 /dev/zero > scratch && exec python3 "$1"')
+    simulator = Path("conf/simulator/allreduce.yaml")
+    text = simulator.read_text()
+    simulator.write_text(text.replace('[python3, "', '[/bin/sh, "{here}/large.sh", "'))
+    with (
+        LocalCluster(n_workers=2, threads_per_worker=1, host="127.0.0.1", dashboard_address="127.0.0.1:0") as made,
+        Client(made, set_as_default=False) as client,
+    ):
+        client.wait_for_workers(2)
+        full = next(iter(client.scheduler_info()["workers"]))
+        client.run(_write_to, str(small), workers=[full])
+        words = ["executor=dask", f"executor.address={made.scheduler_address}", "output_dir=there"]
+        assert main([*allreduce, *words]) == 0
+    assert f"worker {full} is refused: it has a full disk" in capsys.readouterr().err
+    assert main([*allreduce, "output_dir=here"]) == 0
+    one, other = (next(Path(name).glob("*/2*/results.parquet")) for name in ("here", "there"))
+    assert one.read_bytes() == other.read_bytes()
+
+
+def _write_to(folder: str) -> None:
+    os.environ["TMPDIR"] = folder
+
+
+@pytest.mark.slow
+def test_chunks_that_were_meant_for_a_worker_that_is_gone_go_to_another(
+    client: Client, cluster: LocalCluster, tmp_path: Path
+) -> None:
+    faults = tuple((x, "slow") for x in range(40))
+    one, other = list(client.scheduler_info()["workers"])
+    client.run(_pretend, workers=[one])  # so that all chunks are meant for the other
+    study = threading.Thread(
+        target=table, args=(planned(cluster, faults=faults, chunk_s=0.1), tmp_path / "there"), daemon=True
+    )
+    study.start()
+    database, until = tmp_path / "there" / "results.db", time.monotonic() + 60.0
+    while count(database) < 20:
+        assert time.monotonic() < until
+        time.sleep(0.1)
+    pid = client.run(os.getpid, workers=[other])[other]
+    os.kill(pid, signal.SIGKILL)  # its nanny starts one with another address
+    study.join(120.0)
+    assert not study.is_alive()
+    client.wait_for_workers(2)
+    client.run(_be_oneself)
+    here = table(planned(None, faults=faults), tmp_path / "here")
+    assert (tmp_path / "there" / "results.parquet").read_bytes() == here
+
+
+@pytest.mark.slow
+def test_a_cluster_grows_while_there_is_work(toybox: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = os.pathsep.join([str(toybox), str(Path(__file__).parent)])
+    monkeypatch.setenv("PYTHONPATH", path)
+    faults = tuple((x, "slow") for x in range(40))
+    plan = toy.planned(
+        KNOBS,
+        toy.settings("exhaustive", 10_000)
+        | {"executor": {"name": "test", "jobs": 1, "most_jobs": 2, "cluster": "local", "broken_after": 0}},
+        faults,
+    )
+    study, most = threading.Thread(target=table, args=(plan, tmp_path / "there"), daemon=True), 0
+    study.start()
+    while study.is_alive():
+        most = max(most, count(tmp_path / "there" / "results.db", "owners"))
+        study.join(0.2)
+    assert most == 3  # the client and two workers
+    assert (tmp_path / "there" / "results.parquet").read_bytes() == table(planned(None, faults=faults), tmp_path / "x")
+
+
 # Without a scheduler
 
 
@@ -321,9 +444,13 @@ def test_chunks_grow_to_the_time_that_they_are_to_take_and_slow_designs_go_one_b
         fast.learn(fast.size, fast.size * 1e-5)
     assert sizes[:4] == [1, 8, 64, 512]
     assert sizes[-1] == pytest.approx(50_000, rel=0.01)
+    crowded = Pace(0.5)
+    for _ in range(8):  # points of 10 ms, whose recording takes 5 s as a thousand others record, too
+        crowded.learn(crowded.size, crowded.size * 0.01 + 5.0, 5.0)
+    assert crowded.size == pytest.approx(500, rel=0.05)
     slow = Pace(0.5)
     slow.learn(1, None)  # that of a start says nothing
-    assert slow.per_design_s is None
+    assert slow.design_s is None
     slow.learn(1, 60.0)
     assert slow.size == 1
 

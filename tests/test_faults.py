@@ -46,18 +46,6 @@ def installed(tmp_path: Path) -> Iterator[None]:
         yield
 
 
-@pytest.fixture
-def small(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 8 MiB."""
-    place = tmp_path / "small"
-    place.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(place)]
-    if shutil.which("mount") is None or subprocess.run(mount, capture_output=True, check=False).returncode != 0:
-        pytest.skip("a small file system cannot be mounted here: that takes root")
-    yield place
-    subprocess.run(["umount", "-l", str(place)], check=True)
-
-
 def fill(place: Path, *, spare: int) -> Path:
     """Take the free bytes of a file system but some."""
     ballast = place / "ballast"

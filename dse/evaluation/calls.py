@@ -11,7 +11,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from dse.backend import Backend, Batch, Lawful, Result, Results, check_laws, check_results
-from dse.errors import Broken
+from dse.errors import Broken, disk_is_full
 from dse.evaluation.backend_spec import BackendSpec
 from dse.evaluation.workers import Lost
 
@@ -77,7 +77,7 @@ def call(spec: BackendSpec, batches: Sequence[Batch], patience: Patience | None 
     """Checked results of each batch from one call of the backend.
 
     If it fails, each half alone, and so on: a design on which it fails is one `failed` result, the others have theirs.
-    Raises Broken where that goes on for longer than there is patience.
+    Raises Broken where that goes on for longer than there is patience, and OSError for a full disk.
     """
     patience = Patience() if patience is None else patience
     return _call_with_retries(spec, batches, patience=patience, retries=patience.retries)
@@ -97,6 +97,8 @@ def _call_with_retries(
     except MemoryError:
         reason = "OUT OF MEMORY"
     except Exception as error:
+        if disk_is_full(error):
+            raise
         reason = f"{type(error).__name__}: {error}"
     else:
         patience.record_success()

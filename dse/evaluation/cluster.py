@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -45,6 +46,7 @@ _AHEAD = 2  # chunks for each thread of the cluster: one in work, one that waits
 _LOOKED_UP = 4096  # designs that are looked up together
 _MOST_OPEN = 1 << 18  # designs that wait for results, or for those of earlier ones
 _GROWTH = 8  # a chunk is not larger than so many times the largest one before it
+_PER_CHUNK = 512  # designs up to which a chunk costs the store the same
 _LOOK_S = 2.0  # between looks at who works
 _LONELY_S = 10.0  # without workers, after which it is told
 _POLL_S = 0.2
@@ -76,7 +78,17 @@ def opened(spec: BackendSpec, executor: Executor, services: Services) -> Iterato
         rule = "is a file of this machine, and the workers are on others"
         raise ConfigError([Problem("store.url", rule, None, "use store.url=postgresql://<user>@<host>/<database>")])
     store = session.store
-    order = Order(code_version(), me().host, spec, executor, store.url, store.patience_s, session.hold)
+    order = Order(
+        code=code_version(),
+        host=me().host,
+        folder=str(Path.cwd()),
+        spec=spec,
+        version=spec.make().version,
+        executor=executor,
+        url=store.url,
+        patience_s=store.patience_s,
+        hold=session.hold,
+    )
     with connected(executor) as client:
         yield ClusterEvaluator(client, order, services)
 
@@ -172,25 +184,34 @@ class ClusterEvaluator:
 
 @dataclass
 class Pace:
-    """Size of chunks, by the time that the last ones took. chunk_s: time that one is to take."""
+    """Size of chunks, by the time that the last ones took. chunk_s: time that one is to take, with its recording.
+
+    Where the store is slow, as many record at once, smaller chunks would make it slower: what it costs is per chunk
+    up to some hundred designs. So a chunk may evaluate for as long as the store takes for it, up to so many designs.
+    """
 
     chunk_s: float
     most: int = 1
-    per_design_s: float | None = None
+    design_s: float | None = None
+    evaluation_s: float = 0.0  # of this, evaluating
+    store_s: float = 0.0  # of a chunk
 
     @property
     def size(self) -> int:
         """Designs of the next chunk."""
-        if self.per_design_s is None:
+        if self.design_s is None:
             return 1
-        return max(1, min(self.most, round(self.chunk_s / self.per_design_s)))
+        worthwhile = min(_PER_CHUNK, max(self.chunk_s, self.store_s) / self.evaluation_s)
+        return max(1, min(self.most, round(max(self.chunk_s / self.design_s, worthwhile))))
 
-    def learn(self, size: int, seconds: float | None) -> None:
-        """Take in the time of a chunk, where it is known."""
+    def learn(self, size: int, seconds: float | None, store_s: float = 0.0) -> None:
+        """Take in the time of a chunk, where it is known, and how much of it the store took."""
         if seconds is None:
             return
-        measured = max(seconds, 1e-9) / size
-        self.per_design_s = measured if self.per_design_s is None else (self.per_design_s + measured) / 2
+        measured = np.array([seconds / size, (seconds - store_s) / size, store_s])
+        if self.design_s is not None:
+            measured = (measured + np.array([self.design_s, self.evaluation_s, self.store_s])) / 2
+        self.design_s, self.evaluation_s, self.store_s = np.maximum(measured, [1e-9, 1e-9, 0.0]).tolist()
         self.most = max(self.most, _GROWTH * size)
 
 
@@ -345,7 +366,7 @@ class _Flow:
             self._own.crew.refuse(answer.worker, answer.refusal)
             self._submit(chunk)
             return
-        self._own.pace.learn(chunk.size, answer.seconds)
+        self._own.pace.learn(chunk.size, answer.seconds, answer.store_s)
         for piece, results in zip(chunk.pieces, answer.results, strict=True):
             piece.part.take(piece.start, results)
         self._own.seen(chunk.size)

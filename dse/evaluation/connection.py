@@ -115,10 +115,19 @@ def _started(executor: Executor, security: Security | None) -> Iterator[Any]:
         raise ClusterError(f"the cluster ({kind}) was not started: {error}") from None
     with cluster:
         if executor.most_jobs is not None:
-            cluster.adapt(minimum=min(executor.num_jobs, executor.most_jobs), maximum=executor.most_jobs)
+            least = min(executor.num_jobs, executor.most_jobs)
+            cluster.adapt(minimum=least, maximum=executor.most_jobs, **_eagerness(executor))
         elif kind != "local":
             cluster.scale(executor.num_jobs)
         yield cluster
+
+
+def _eagerness(executor: Executor) -> Mapping[str, Any]:
+    """How soon Dask asks for more workers: as long as those that are there have a second chunk waiting.
+
+    It knows of the chunks that were sent alone. On Kubernetes its operator decides that.
+    """
+    return {} if executor.cluster == "kubernetes" else {"target_duration": f"{executor.chunk_s / 2} s"}
 
 
 def _security(executor: Executor) -> Security | None:

@@ -9,16 +9,20 @@ from __future__ import annotations
 
 import atexit
 import multiprocessing
+import os
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 from dse.backend import Results
+from dse.errors import ConfigError, disk_is_full
 from dse.evaluation.backend_spec import BackendSpec
 from dse.evaluation.executor import Evaluator, Standing
 from dse.evaluation.settings import Executor
+from dse.plugins import refresh
 from dse.results.provenance import code_version, differences
 from dse.space import Evaluated
 from dse.store.database import StoreError
@@ -35,38 +39,57 @@ _desks: list[_Desk] = []
 
 @dataclass(frozen=True)
 class Order:
-    """Parts that all chunks of a study share. code: that of the client. url: of the store. host: of the client."""
+    """Parts that all chunks of a study share.
+
+    code, host: of the client. folder: that it runs in, from which a program of the user is found; version: of the
+    backend there. url: of the store.
+    """
 
     code: Mapping[str, str]
     host: str
+    folder: str
     spec: BackendSpec
+    version: str
     executor: Executor
     url: str
     patience_s: float
     hold: Hold
 
-    @property
     def refusal(self) -> str:
-        """Why this process may not evaluate for the client, in words; empty if it may."""
+        """Why this process, which goes to the client's folder, may not evaluate for it, in words; empty if it may."""
         if wrong := differences(code_version(), self.code):
             return f"runs other code: {wrong}"
         if self.url.startswith("sqlite") and me().host != self.host:
             return (
                 "is on another host than the store, an SQLite file: use store.url=postgresql://<user>@<host>/<database>"
             )
-        return ""
+        return self._go_there()
+
+    def _go_there(self) -> str:
+        """Go to the client's folder, if there is one here, and see that the backend is the same."""
+        with suppress(OSError):
+            os.chdir(self.folder)
+        refresh()  # a backend may have been made elsewhere
+        try:
+            version = self.spec.make().version
+        except ConfigError as error:
+            return "cannot run the simulator: " + "; ".join(map(str, error.problems))
+        same = version == self.version
+        return "" if same else f"has another version of the simulator ({version}, not {self.version}) in {Path.cwd()}"
 
 
 @dataclass(frozen=True)
 class Answer:
     """Results of some points, in order, or why a worker refuses to make any.
 
-    seconds: that it took; None where the worker had to start processes, and maybe compile, as well.
+    seconds: that it took; None where the worker had to start processes, and maybe compile, as well. store_s: of these,
+    for the store.
     """
 
     worker: str
     results: Sequence[Results] = ()
     seconds: float | None = None
+    store_s: float = 0.0
     refusal: str = ""
 
 
@@ -79,10 +102,15 @@ def evaluate(order: Order, points: Sequence[Evaluated]) -> Answer:
         _mine.desk = _Desk()
         _desks.append(_mine.desk)
     desk: _Desk = _mine.desk
-    if not desk.serves(order) and (refusal := order.refusal):
+    if not desk.serves(order) and (refusal := order.refusal()):
         return Answer(address, refusal=refusal)
-    results, taken = desk.evaluate(order, points)
-    return Answer(address, results, taken)
+    try:
+        results, taken, store_s = desk.evaluate(order, points)
+    except OSError as error:
+        if disk_is_full(error):
+            return Answer(address, refusal=f"has a full disk: {error}")
+        raise
+    return Answer(address, results, taken, store_s)
 
 
 def leave() -> None:
@@ -125,29 +153,30 @@ class _Desk:
         """Tell whether the last chunk was of the same order."""
         return self._order == order
 
-    def evaluate(self, order: Order, points: Sequence[Evaluated]) -> tuple[list[Results], float | None]:
-        """Results of some points, and the time [s] that they took; None with what had to be started."""
+    def evaluate(self, order: Order, points: Sequence[Evaluated]) -> tuple[list[Results], float | None, float]:
+        """Results of some points, the time [s] that they took (None with what had to be started), and the store's."""
         self._timer.cancel()
         with self._lock:
             if is_first := self._order != order:
                 self._close()
                 self._standing, self._order = self._opened(order), order
-            began = time.perf_counter()
+            began, before = time.perf_counter(), self._database.busy_s
             try:
                 results = list(self._standing.results(points))
             except BaseException:
                 self._close()
                 raise
-            taken = time.perf_counter() - began
+            taken, store_s = time.perf_counter() - began, self._database.busy_s - before
         self._timer = threading.Timer(_IDLE_S, self.leave)
         self._timer.daemon = True
         self._timer.start()
-        return results, None if is_first else taken
+        return results, None if is_first else taken, store_s
 
     def _opened(self, order: Order) -> Standing:
         # A nanny of Dask starts workers as daemons, which multiprocessing lets start none. Ours end with the worker.
         multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
         store = Store(order.url, patience_s=order.patience_s)
+        self._database = store.database
         self._open.callback(store.database.close)
         session = StoreSession(store, order.hold)
         self._open.callback(_end, session)

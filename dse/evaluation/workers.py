@@ -24,7 +24,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from dse.errors import Broken
+from dse.errors import Broken, disk_is_full
 
 _GRACE_S = 2.0  # from being asked to end to being made to
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
@@ -58,7 +58,10 @@ class Pool:
         self.closed = False
 
     def call(self, argument: Any, timeout_s: float | None = None) -> Any:
-        """Run `serve(argument)` in a worker. Thread-safe. Raises Lost, and RuntimeError for what it raises."""
+        """Run `serve(argument)` in a worker. Thread-safe.
+
+        Raises Lost, OSError for a full disk, and RuntimeError for all else that it raises.
+        """
         worker = self._idle.get()
         try:
             if self.closed:
@@ -222,6 +225,8 @@ def _answer(serve: Call, argument: Any) -> tuple[bool, Any]:
     except Broken as error:
         return False, error
     except Exception as error:
+        if disk_is_full(error):
+            return False, error
         return False, RuntimeError(f"{type(error).__name__}: {error}")  # any other might not survive the way back
 
 

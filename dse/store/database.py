@@ -20,7 +20,19 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote
 
-from sqlalchemy import Connection, Engine, LargeBinary, MetaData, Table, create_engine, event, insert, select, text
+from sqlalchemy import (
+    Connection,
+    Engine,
+    LargeBinary,
+    MetaData,
+    Table,
+    create_engine,
+    event,
+    insert,
+    inspect,
+    select,
+    text,
+)
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, OperationalError, SQLAlchemyError
 from sqlalchemy.pool import NullPool
 
@@ -62,7 +74,8 @@ class Blob(LargeBinary):
 class Database:
     """Tables in a database. keyed: the table whose primary key is random bytes, mended range by range.
 
-    patience_s: time to wait while it does not answer. mended: whether it was damaged and has been repaired.
+    patience_s: time to wait while it does not answer. mended: whether it was damaged and has been repaired. busy_s:
+    time that all reads and writes took so far.
 
     Raises StoreError if it cannot be used, whatever the reason.
     """
@@ -70,7 +83,7 @@ class Database:
     def __init__(self, url: str, tables: MetaData, *, keyed: Table, patience_s: float = PATIENCE_S) -> None:
         self._url, self._tables, self._keyed = url, tables, keyed
         self.file = _sqlite_file(url)
-        self.mended = False
+        self.mended, self.busy_s = False, 0.0
         self._patience, self._opening = patience_s, True
         self._silent: float | None = None  # time since which no thread has had an answer
         self._open()
@@ -137,6 +150,7 @@ class Database:
             with engine.begin() as connection:
                 return work(connection)
 
+        began = time.monotonic()
         try:
             return self._retry(once)
         except _Damaged as error:
@@ -147,6 +161,8 @@ class Database:
                 self._mend(error)
             self._inode = self.file.stat().st_ino
             return self._retry(once)
+        finally:
+            self.busy_s += time.monotonic() - began
 
     def _retry(self, once: Callable[[], T]) -> T:
         """Return the result of `once`, retried for a while if the database does not answer. Raises _Damaged."""
@@ -289,11 +305,14 @@ def _begin(connection: Connection) -> None:
 
 
 def _make(engine: Engine, tables: MetaData) -> None:
+    """Create the tables that are missing, one process at a time; where all are there, nobody waits for another."""
     with engine.execution_options(write=True).begin() as connection:
-        if engine.dialect.name == "postgresql":
-            connection.execute(text("SELECT pg_advisory_xact_lock(:number)"), {"number": _LOCK})
         file = engine.dialect.name == "sqlite"
         check_plain(connection, tables, str(engine.url.database if file else engine.url))
+        if tables.tables.keys() <= set(inspect(connection).get_table_names()):
+            return
+        if engine.dialect.name == "postgresql":
+            connection.execute(text("SELECT pg_advisory_xact_lock(:number)"), {"number": _LOCK})
         tables.create_all(connection)
 
 

@@ -27,7 +27,7 @@ from dse.space import get_path, set_path
 from dse.units import Bytes, BytesPerSecond, FlopPerSecond, Seconds
 from dse.values import LABELS
 from simulators.external.outcome import complaint, judge_run, kills_for_memory, read_output
-from simulators.external.process import run, scratch
+from simulators.external.process import check_room, run, scratch
 from simulators.external.program import PLACE, Command, Program, improvement
 
 _VERSION = "1"  # of the interface: the input of a program and the parsing of its answer
@@ -144,7 +144,9 @@ class ExternalBackend(Backend):
             ended = run(command, limits, place=place, stdin=stdin, variables=(*_ALWAYS_PASSED, *self._program.env))
             answer = read_output(output, limits.output_bytes + 1) if "output" in used else ended.stdout
             starved = kills_for_memory() > before
-        result = judge_run(ended, limits, answer, metrics=self.metrics, starved=starved)
+            result = judge_run(ended, limits, answer, metrics=self.metrics, starved=starved)
+            if result.status == "failed":
+                check_room(folder)
         if result.status == "failed":
             secrets = {key: os.environ[key] for key in self._program.env if key in os.environ}
             stderr_tail = complaint(ended, self._program.error_chars, folder=folder, secrets=secrets)

@@ -6,6 +6,7 @@ The program is started by `simulators.external.supervisor`, which ends it when t
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import selectors
@@ -27,6 +28,7 @@ _HANGS_UP_S = GRACE_S + 1.5  # the grace period of a program, and the time to cl
 _ERROR_BYTES = 1 << 16  # last bytes of standard error that are stored
 _READ_BYTES = 1 << 16
 _PIPE_READS = (1 << 20) // _READ_BYTES  # for all that a pipe can hold
+_ROOM_BYTES = 1 << 16  # with less, a disk counts as full
 _PREFIX = "dse-external-"  # of scratch folders
 _SUPERVISOR = Path(__file__).with_name("supervisor.py")
 
@@ -149,6 +151,13 @@ def _sweep(root: str) -> None:
             if folder.lstat().st_uid == os.getuid() and (left := _lock_folder(str(folder), surely=True)) is not None:
                 shutil.rmtree(left.folder, ignore_errors=True)
                 os.close(left.lock)
+
+
+def check_room(folder: Path) -> None:
+    """Raise OSError where a disk is full, so that a run on it says nothing about the program."""
+    disk = os.statvfs(folder)
+    if disk.f_bavail * disk.f_frsize < _ROOM_BYTES:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), tempfile.gettempdir())
 
 
 def run(command: Sequence[str], limits: Limits, *, place: Scratch, stdin: Path, variables: Iterable[str]) -> Ended:

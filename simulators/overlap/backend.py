@@ -46,6 +46,7 @@ _VERSION = "9"  # of the physics and the metrics; raise it with every change tha
 _WHOLE_VERSION = "1"  # likewise, of the parts that only whole nodes use
 _MOST_BOUNDS = 4096  # designs whose bounds are computed at once
 _MOST_SEEN = 4096  # trees that are cached by identity
+_MOST_PARTS = 512  # parts that are cached: a system takes 25 kB
 _MOST_CELLS = 1 << 20  # designs times tasks of whole nodes whose timelines are in memory at once: 8 MiB an array
 
 
@@ -120,8 +121,10 @@ class OverlapBackend(Backend):
             part = check.model(kind, tree[section], path=section)
             if part is None:
                 return None
+            if len(self._parts) > _MOST_PARTS:
+                self._parts.clear()
             self._parts[section, text] = part
-        if len(self._seen_parts) > _MOST_SEEN:
+        if len(self._seen_parts) > _MOST_PARTS:
             self._seen_parts.clear()
         self._seen_parts[section, id(tree[section])] = tree[section], self._parts[section, text]
         return self._parts[section, text]
