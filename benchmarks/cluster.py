@@ -421,7 +421,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             elif group == "many":
                 found |= many(server, folder, points=8000, workers=64)
             elif group == "crowd":
-                found |= crowd(server, sessions=1000, chunks=5, chunk=64)
+                found |= crowd(server, sessions=1000, chunks=5, chunk=128)
     print(json.dumps(found, indent=2) if given.json else "\n".join(f"{name}: {value}" for name, value in found.items()))
     cut_off = found.get("partitions_survived") != found.get("partitions")
     return 1 if cut_off or any(found.get(name) for name in _BROKEN) else 0
