@@ -48,7 +48,7 @@ _BROKEN = [
 ]
 _HOSTS = ("client", "scheduler", "worker0", "worker1", "worker2", "database")
 _CUTS_S = (4.0, 45.0)  # shorter than all time-outs, and longer (Dask's is 30 s)
-_MANY = 30  # points after which work counts as going on
+_GOING_ON = 30  # points after which work counts as going on
 _SLOW_S = 45.0
 _STORE_PATIENCE_S = 20.0
 _DELAY_S, _LOSS = 0.1, 0.05  # one way; of packets
@@ -202,7 +202,7 @@ def kills(server: Server, folder: Path, *, count: int, points: int) -> dict[str,
             if process.code is not None:
                 process.ended("client")
                 process = case.client()
-            case.wait(len(_lines(case)) + drawn.randint(1, 2 * points // (count * 3 // 2)), process)
+            case.wait(len(_lines(case)) + drawn.randint(1, 1 + 4 * points // (3 * count + 1)), process)
             time.sleep(drawn.uniform(0.0, 0.2))
             if tally["kills"] < count and (pids := fleet.workers):
                 os.kill(drawn.choice(pids), signal.SIGKILL)
@@ -248,15 +248,15 @@ def _disturbed(case: ClusterCase, network: Network) -> dict[str, Any]:
     A disturbance is survived if work goes on afterwards. Raises TimeoutError for a hang.
     """
     study = _Typed(case)
-    _until(lambda: len(_lines(case)) > _MANY)
+    _until(lambda: len(_lines(case)) > _GOING_ON)
     cuts = [(name, seconds) for name in ("worker0", "client", "database", "scheduler") for seconds in _CUTS_S]
     survived, slowest_s = 0, 0.0
     for name, seconds in cuts:
         network.cut = frozenset([name])
         study.watch(seconds=seconds)
         network.cut, began, before = frozenset(), time.monotonic(), len(_lines(case))
-        study.watch(points=before + _MANY)
-        survived += len(_lines(case)) >= before + _MANY  # not if the study ended before
+        study.watch(points=before + _GOING_ON)
+        survived += len(_lines(case)) >= before + _GOING_ON  # not if the study ended before
         slowest_s = max(slowest_s, time.monotonic() - began)
     network.delay_s, network.loss = _DELAY_S, _LOSS
     study.watch(seconds=_SLOW_S)
@@ -403,9 +403,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--points", type=int, default=20_000, help="of the study that is killed")
     parser.add_argument("--link-points", type=int, default=4000, help="of the study whose links are cut")
     parser.add_argument("--cost-points", type=int, default=1_000_000, help="of the study that is timed")
+    parser.add_argument("--crowd-chunk", type=int, default=128, help="results that a session records at a time")
     given = parser.parse_args(argv)
     found: dict[str, Any] = {}
     for group in given.only.split(","):
+        print(f"{group}: this takes minutes", file=sys.stderr)
         if group == "links":
             if not usable():
                 found["links_left_out"] = "network namespaces take root and iproute2"
@@ -421,7 +423,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             elif group == "many":
                 found |= many(server, folder, points=8000, workers=64)
             elif group == "crowd":
-                found |= crowd(server, sessions=1000, chunks=5, chunk=128)
+                found |= crowd(server, sessions=1000, chunks=5, chunk=given.crowd_chunk)
     print(json.dumps(found, indent=2) if given.json else "\n".join(f"{name}: {value}" for name, value in found.items()))
     cut_off = found.get("partitions_survived") != found.get("partitions")
     return 1 if cut_off or any(found.get(name) for name in _BROKEN) else 0
