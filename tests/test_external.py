@@ -232,6 +232,20 @@ def until(true: Callable[[], bool], seconds: float) -> bool:
     return true()
 
 
+def test_points_go_on_when_what_forks_their_supervisors_is_killed(scratch: Path) -> None:
+    """The one that runs ends as if nothing had been, and the next one has another."""
+    with ThreadPoolExecutor(1) as thread:
+        assert answered({"fault": "none"}).status == "ok"
+        forks = process._fork_server(os.getpid())._process.pid
+        running = thread.submit(answered, {"fault": "child"})
+        assert until(lambda: any(scratch.glob("*/input.json")), seconds=5)
+        assert until(lambda: bool(Path(f"/proc/{forks}/task/{forks}/children").read_text()), seconds=5)
+        os.kill(forks, signal.SIGKILL)
+        assert running.result().status == "ok"
+    assert answered({"fault": "none"}).status == "ok"
+    assert process._fork_server(os.getpid())._process.pid != forks
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_nothing_outlives_a_worker_that_is_killed(number: int, scratch: Path) -> None:
@@ -241,13 +255,18 @@ def test_nothing_outlives_a_worker_that_is_killed(number: int, scratch: Path) ->
     assert until(lambda: not survivors(scratch) and not any(scratch.iterdir()), seconds=5)
 
 
+def child(pid: int) -> int:
+    """The only child of a process."""
+    (found,) = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return int(found)
+
+
 @pytest.mark.slow
 def test_a_program_dies_with_its_supervisor_even_if_the_worker_cannot_help(scratch: Path) -> None:
     with hanging("sleep", scratch) as worker:
         (folder,) = scratch.iterdir()
         worker.send_signal(signal.SIGSTOP)
-        (supervisor,) = Path(f"/proc/{worker.pid}/task/{worker.pid}/children").read_text().split()
-        os.kill(int(supervisor), signal.SIGKILL)
+        os.kill(child(child(worker.pid)), signal.SIGKILL)
         assert until(lambda: survivors(folder) == [], seconds=5)
         process._sweep.cache_clear()
         assert answered({"fault": "none"}).status == "ok"

@@ -1,10 +1,12 @@
 """One run of a program: bounded in time, memory and output, in a folder of its own; none of its processes outlives it.
 
-The program is started by `simulators.external.supervisor`, which ends it when this process hangs up or dies.
+The program is started by a process of `simulators.external.supervisor`, which ends it when this process hangs up or
+dies.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import errno
 import fcntl
@@ -12,9 +14,11 @@ import os
 import selectors
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,7 +26,7 @@ from functools import cache
 from pathlib import Path
 from typing import IO
 
-from simulators.external.supervisor import GRACE_S
+from simulators.external.supervisor import GRACE_S, Launch, send
 
 _HANGS_UP_S = GRACE_S + 1.5  # the grace period of a program, and the time to clean up after it
 _ERROR_BYTES = 1 << 16  # last bytes of standard error that are stored
@@ -50,10 +54,9 @@ class Limits:
     file_bytes: int | None = None
 
     @property
-    def text(self) -> str:
-        """Limits enforced by the kernel, as an argument of the supervisor."""
-        limits = (self.memory_bytes, self.cpu_s, self.file_bytes)
-        return ",".join(str(-1 if limit is None else limit) for limit in limits)
+    def of_kernel(self) -> list[int]:
+        """Limits enforced by the kernel, as the supervisor takes them."""
+        return [-1 if limit is None else limit for limit in (self.memory_bytes, self.cpu_s, self.file_bytes)]
 
 
 @dataclass(frozen=True)
@@ -160,16 +163,73 @@ def check_room(folder: Path) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), tempfile.gettempdir())
 
 
+class _ForkServer:
+    """The process of `simulators.external.supervisor` for this one; it is started again if it was killed."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._start()
+        atexit.register(self.stop)
+
+    def _start(self) -> None:
+        self._channel, theirs = socket.socketpair()
+        with theirs:
+            words = [sys.executable, "-I", "-S", str(_SUPERVISOR), str(theirs.fileno()), str(os.getpid())]
+            self._process = subprocess.Popen(
+                words,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                start_new_session=True,
+                pass_fds=[theirs.fileno()],
+            )
+
+    def send(self, launch: Launch, descriptors: list[int]) -> None:
+        """Have a program started. Raises OSError if no process can be started."""
+        with self._lock:
+            try:
+                send(self._channel, launch, descriptors)
+            except OSError:
+                self.stop()
+                self._start()
+                send(self._channel, launch, descriptors)
+
+    def stop(self) -> None:
+        """End the process; supervisors that it started go on."""
+        self._channel.close()
+        self._process.kill()
+        self._process.wait()
+
+
+@cache
+def _fork_server(pid: int) -> _ForkServer:
+    """That of this process, whose number is `pid`: one that was forked has none yet."""
+    return _ForkServer()
+
+
+@dataclass(frozen=True)
+class _Ends:
+    """Ends of the pipes of a supervisor: one to write, whose closing ends it, and those to read."""
+
+    lifeline: IO[bytes]
+    out: IO[bytes]
+    err: IO[bytes]
+    status: IO[bytes]
+
+
 def run(command: Sequence[str], limits: Limits, *, place: Scratch, stdin: Path, variables: Iterable[str]) -> Ended:
     """Run a command (the path of a program and its arguments) in a folder, with some variables of the environment.
 
-    Raises OSError if the supervisor cannot be started.
+    Raises OSError if no process can be started.
     """
     streams = {"out": _Stream(limits.output_bytes), "err": _Stream(_ERROR_BYTES, last=True), "status": _Stream(1 << 12)}
-    words = [limits.text, ",".join(variables), str(stdin), *command]
-    with _start_supervisor(words, place) as (supervisor, status_pipe):
-        cut = _read(supervisor, status_pipe, streams=streams, limits=limits)
-    status = dict(line.split(" ", 1) for line in streams["status"].content.decode().splitlines())
+    environment = {name: os.environ[name] for name in variables if name in os.environ} | {"TMPDIR": str(place.folder)}
+    launch = Launch(list(command), str(place.folder), environment, str(stdin), limits.of_kernel)
+    with _start_supervisor(launch, place) as ends:
+        try:
+            cut = _read(ends, streams, limits)
+        finally:
+            _hang_up(ends, streams["status"])
+    status = _status(streams["status"])
     if "ended" not in status:
         _kill_group(status.get("pid"))
     code = int(status["ended"]) if "ended" in status else None
@@ -177,73 +237,82 @@ def run(command: Sequence[str], limits: Limits, *, place: Scratch, stdin: Path, 
     return Ended(code, cut, status.get("error", ""), stdout=out.content, stderr=err.content, error_size=err.size)
 
 
+def _status(stream: _Stream) -> dict[str, str]:
+    return dict(line.split(" ", 1) for line in stream.content.decode().splitlines())
+
+
+def _pipe() -> Iterator[tuple[int, str]]:
+    """Ends of a new pipe, with their modes."""
+    return zip(os.pipe(), ("rb", "wb"), strict=True)
+
+
 @contextlib.contextmanager
-def _start_supervisor(words: Sequence[str], place: Scratch) -> Iterator[tuple[subprocess.Popen[bytes], IO[bytes]]]:
-    """Start a supervisor, yield it and the end of its status pipe, and hang up and wait for it in the end."""
-    reads, writes = os.pipe()
-    with os.fdopen(reads, "rb", buffering=0) as status_pipe:
-        try:
-            supervisor = subprocess.Popen(
-                [sys.executable, "-I", "-S", str(_SUPERVISOR), f"{writes},{place.lock}", *words],
-                cwd=place.folder,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                bufsize=0,
-                start_new_session=True,
-                pass_fds=[writes, place.lock],
-            )
-        finally:
-            os.close(writes)
-        with supervisor:
-            try:
-                yield supervisor, status_pipe
-            finally:
-                _hang_up(supervisor)
+def _start_supervisor(launch: Launch, place: Scratch) -> Iterator[_Ends]:
+    """Start a supervisor and provide our ends of its pipes."""
+    with contextlib.ExitStack() as ours:
+        with contextlib.ExitStack() as theirs:
+            pairs = [(theirs, ours), *[(ours, theirs)] * 3]
+            files = [
+                [stack.enter_context(os.fdopen(*end, 0)) for stack, end in zip(pair, _pipe(), strict=True)]
+                for pair in pairs
+            ]
+            (lifeline_read, lifeline), (out, out_write), (err, err_write), (status, status_write) = files
+            given = [file.fileno() for file in (lifeline_read, out_write, err_write, status_write)]
+            _fork_server(os.getpid()).send(launch, [*given, place.lock])
+        yield _Ends(lifeline, out, err, status)
 
 
-def _hang_up(supervisor: subprocess.Popen[bytes]) -> None:
-    """Close the lifeline and wait; kill a supervisor that cannot end its program."""
-    assert supervisor.stdin is not None
-    supervisor.stdin.close()
-    try:
-        supervisor.wait(_HANGS_UP_S)
-    except subprocess.TimeoutExpired:
-        supervisor.kill()
+def _hang_up(ends: _Ends, status: _Stream) -> None:
+    """Close the lifeline and wait for the supervisor; kill one that cannot end its program."""
+    ends.lifeline.close()
+    until = time.monotonic() + _HANGS_UP_S
+    with selectors.DefaultSelector() as selector:
+        selector.register(ends.status, selectors.EVENT_READ, status)
+        while selector.get_map() and time.monotonic() < until:
+            _take(selector, until - time.monotonic())
+        if selector.get_map():
+            _kill(status)
 
 
-def _read(
-    supervisor: subprocess.Popen[bytes], status_pipe: IO[bytes], *, streams: Mapping[str, _Stream], limits: Limits
-) -> str:
+def _read(ends: _Ends, streams: Mapping[str, _Stream], limits: Limits) -> str:
     """Read all streams until the supervisor ends, and hang up at a limit; return the name of that limit, or ""."""
-    assert supervisor.stdin is not None
     cut, until = "", time.monotonic() + limits.timeout_s
     with selectors.DefaultSelector() as selector:
-        for name, stream in (("out", supervisor.stdout), ("err", supervisor.stderr), ("status", status_pipe)):
-            selector.register(stream, selectors.EVENT_READ, name)  # type: ignore[arg-type]
-        while status_pipe in (stream.fileobj for stream in selector.get_map().values()):
+        for name, stream in streams.items():
+            selector.register(getattr(ends, name), selectors.EVENT_READ, stream)
+        while ends.status in (stream.fileobj for stream in selector.get_map().values()):
             left = until - time.monotonic()
             passed = "output" if limits.output_ends and streams["out"].is_over else "time" if left <= 0 else ""
             if passed and not cut:
-                supervisor.stdin.close()
+                ends.lifeline.close()
                 cut, left = passed, _HANGS_UP_S
                 until = time.monotonic() + left
             elif left <= 0:
-                supervisor.kill()
+                _kill(streams["status"])
                 break
-            _take(selector, streams, left)
+            _take(selector, left)
         for _ in range(_PIPE_READS):  # the remainder of the pipes, without waiting for processes that still write
-            _take(selector, streams, 0)
+            _take(selector, 0)
     return cut
 
 
-def _take(selector: selectors.BaseSelector, streams: Mapping[str, _Stream], wait_s: float) -> None:
+def _take(selector: selectors.BaseSelector, wait_s: float) -> None:
     """Read available data of each stream once, after waiting up to `wait_s`."""
     for key, _ in selector.select(wait_s) if selector.get_map() else ():
         data = os.read(key.fd, _READ_BYTES)
-        streams[key.data].take(data)
+        key.data.take(data)
         if not data:
             selector.unregister(key.fileobj)
+
+
+def _kill(status: _Stream) -> None:
+    """Kill the supervisor, which has not ended; the process that was to fork it, if it has not told its number."""
+    pid = _status(status).get("supervisor")
+    if pid is None:
+        _fork_server(os.getpid()).stop()
+    else:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(int(pid), signal.SIGKILL)
 
 
 def _kill_group(pid: str | None) -> None:

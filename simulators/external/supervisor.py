@@ -1,70 +1,142 @@
-"""Script that runs one program and leaves none of its processes behind, however it ends; started for every run.
+"""Process that starts programs and leaves none of their processes behind, however they end; one for every worker.
 
-The script stands between a worker and its program, because a killed worker cannot clean up. Its standard input is a
+It stands between a worker and its programs, because a killed worker cannot clean up. For each run it forks, which takes
+less than starting an interpreter does; the fork is the supervisor of that run. The supervisor's standard input is a
 lifeline: when that closes, the worker no longer wants a result or is dead, and the program's process group is asked to
 end (SIGTERM) and, after a grace period, killed. Orphans of the program become children of the supervisor
 (`PR_SET_CHILD_SUBREAPER`), so that they are found and killed as well. If the supervisor itself is killed, the kernel
 kills the program (`PR_SET_PDEATHSIG`).
 
-Linux only, and only modules that load fast, because the script is started once for every point.
+Linux only.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import json
 import os
 import resource
 import select
+import shutil
 import signal
+import socket
 import sys
 import time
+from dataclasses import dataclass
+from pathlib import Path
 
 GRACE_S = 1.5
 """Seconds between SIGTERM and SIGKILL."""
+ENDS = 5
+"""Descriptors that come with an order."""
 _SWEEP_S = 1.0  # for the kernel to remove killed processes; one that waits for a dead disk stays
 _SET_PDEATHSIG, _SET_CHILD_SUBREAPER = 1, 36  # of prctl(2)
 _LIMITED = (resource.RLIMIT_AS, resource.RLIMIT_CPU, resource.RLIMIT_FSIZE)
 _IGNORED_BY_PYTHON = (signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ)
+_LENGTH_BYTES = 8
 
 
-def supervise(shared: list[int], limits: list[int], *, variables: list[str], stdin: str, command: list[str]) -> None:
-    """Run a command and write its status to a descriptor.
+@dataclass(frozen=True)
+class Launch:
+    """A program to start: the words of its command, its folder and environment, and its limits.
 
-    The status has one line each: `pid <process id>`, then `error <reason>` if the program could not be started, then
-    `ended <code>`: its exit code, or minus the signal that ended it.
-
-    shared: the descriptor of the status, and one whose lock marks the scratch folder as in use while the worker or this
-    process lives; the program inherits neither. limits: address space [bytes], CPU time [s], size of a file [bytes], -1
-    for none. variables: names of the environment's variables that are passed on, beside TMPDIR, the scratch folder.
-    stdin: file that the program reads as standard input.
+    stdin: file that it reads as standard input. limits: address space [bytes], CPU time [s], size of a file [bytes], -1
+    for none.
     """
-    status_fd, _ = shared
-    for descriptor in shared:
-        os.set_inheritable(descriptor, False)
-    worker, folder = os.getppid(), os.getcwd()
-    environment = {name: os.environ[name] for name in variables if name in os.environ} | {"TMPDIR": folder}
+
+    command: list[str]
+    folder: str
+    environment: dict[str, str]
+    stdin: str
+    limits: list[int]
+
+
+def send(channel: socket.socket, launch: Launch, descriptors: list[int]) -> None:
+    """Have a program started by the process at the other end. Raises OSError if there is none.
+
+    descriptors: to read the lifeline, to write output, errors and status, and one whose lock marks the folder as in use
+    while the worker or the supervisor lives.
+    """
+    text = json.dumps(vars(launch)).encode()
+    socket.send_fds(channel, [len(text).to_bytes(_LENGTH_BYTES, "big")], descriptors)
+    channel.sendall(text)
+
+
+def _receive(channel: socket.socket) -> tuple[Launch, list[int]] | None:
+    """Next program to start and its descriptors; None if the worker has hung up."""
+    length, descriptors, _, _ = socket.recv_fds(channel, _LENGTH_BYTES, ENDS, socket.MSG_CMSG_CLOEXEC)
+    if not length:
+        return None
+    with channel.makefile("rb", buffering=0) as rest:
+        left, text = int.from_bytes(length, "big"), b""
+        while left and (data := rest.read(left)):
+            text, left = text + data, left - len(data)
+    return None if left else (Launch(**json.loads(text)), descriptors)
+
+
+def serve(channel: socket.socket, worker: int) -> None:
+    """Fork a supervisor for every program that a worker wants to be started, until that hangs up."""
+    watched = os.pidfd_open(worker)
+    if os.getppid() != worker:
+        return  # it is dead, and another process has its number
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for supervisors
+    while received := _receive(channel):
+        launch, descriptors = received
+        try:
+            is_supervisor = os.fork() == 0
+        except OSError as error:
+            os.write(descriptors[3], f"error {error.strerror}\nended 127\n".encode())
+        else:
+            if is_supervisor:
+                channel.close()
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                supervise(launch, watched, descriptors)
+                os._exit(0)
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+def supervise(launch: Launch, worker: int, descriptors: list[int]) -> None:
+    """Run a program and write its status.
+
+    The status has one line each: `supervisor <process id>`, `pid <process id>`, then `error <reason>` if the program
+    could not be started, then `ended <code>`: its exit code, or minus the signal that ended it.
+
+    worker: descriptor of its process. descriptors: as sent.
+    """
+    *standard, status, _ = descriptors
+    for number, descriptor in enumerate(standard):
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+    os.chdir(launch.folder)
     _prctl(_SET_CHILD_SUBREAPER, 1)
     supervisor = os.getpid()
+    os.write(status, f"supervisor {supervisor}\n".encode())
     child = os.fork()
     if child == 0:
         try:
-            _confine(limits, stdin, supervisor)
-            os.execve(command[0], command, environment)
+            _confine(launch, supervisor)
+            os.execve(launch.command[0], launch.command, launch.environment)
         except BaseException as error:
             reason = error.strerror if isinstance(error, OSError) else type(error).__name__
-            os.write(status_fd, f"error {reason}\n".encode())
+            os.write(status, f"error {reason}\n".encode())
         finally:
             os._exit(127)
-    os.write(status_fd, f"pid {child}\n".encode())
+    with contextlib.suppress(BrokenPipeError):
+        os.write(status, f"pid {child}\n".encode())
     code = _wait_for(child)
     _sweep()
-    if os.getppid() == worker:
-        os.write(status_fd, f"ended {code}\n".encode())
-    else:
-        _remove(folder)
+    if select.select([worker], [], [], 0)[0]:
+        shutil.rmtree(launch.folder, ignore_errors=True)
+        return
+    try:
+        os.write(status, f"ended {code}\n".encode())
+    except BrokenPipeError:  # the worker is about to be dead
+        shutil.rmtree(launch.folder, ignore_errors=True)
 
 
-def _confine(limits: list[int], stdin: str, supervisor: int) -> None:
+def _confine(launch: Launch, supervisor: int) -> None:
     """Prepare this process for the program: a session of its own, limits, and default signal handlers."""
     os.setsid()
     _prctl(_SET_PDEATHSIG, signal.SIGKILL)
@@ -72,9 +144,9 @@ def _confine(limits: list[int], stdin: str, supervisor: int) -> None:
         os._exit(127)
     for number in _IGNORED_BY_PYTHON:
         signal.signal(number, signal.SIG_DFL)
-    os.dup2(os.open(stdin, os.O_RDONLY), 0)
+    os.dup2(os.open(launch.stdin, os.O_RDONLY), 0)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    for kind, most in zip(_LIMITED, limits, strict=True):
+    for kind, most in zip(_LIMITED, launch.limits, strict=True):
         if most >= 0:
             _limit(kind, most)
 
@@ -92,7 +164,7 @@ def _limit(kind: int, most: int) -> None:
 def _wait_for(child: int) -> int:
     """Wait until the child ends or the lifeline is cut, and return its exit code, or minus the signal."""
     watched = os.pidfd_open(child)
-    ready, _, _ = select.select([sys.stdin, watched], [], [])
+    ready, _, _ = select.select([0, watched], [], [])
     if watched not in ready:
         _signal(child, signal.SIGTERM)
         select.select([watched], [], [], GRACE_S)
@@ -103,10 +175,8 @@ def _wait_for(child: int) -> int:
 def _signal(child: int, number: int) -> None:
     """Send a signal to a child that was not waited for yet, and to its process group."""
     os.kill(child, number)
-    try:
+    with contextlib.suppress(ProcessLookupError):  # the child has not become the leader of a group yet
         os.killpg(child, number)
-    except ProcessLookupError:
-        pass  # the child has not become the leader of a group yet
 
 
 def _sweep() -> None:
@@ -126,22 +196,14 @@ def _sweep() -> None:
 def _children() -> list[int]:
     """Process ids of the children of this process, including adopted ones."""
     pids = []
-    for name in filter(str.isdigit, os.listdir("/proc")):
+    for path in Path("/proc").glob("[0-9]*/stat"):
         try:
-            with open(f"/proc/{name}/stat", encoding="utf-8", errors="replace") as file:
-                parent = file.read().rpartition(")")[2].split()[1]
+            parent = path.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[1]
         except OSError:
             continue  # the process has ended
         if int(parent) == os.getpid():
-            pids.append(int(name))
+            pids.append(int(path.parent.name))
     return pids
-
-
-def _remove(folder: str) -> None:
-    """Remove the scratch folder in place of a dead worker."""
-    import shutil
-
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _prctl(option: int, value: int) -> None:
@@ -149,11 +211,5 @@ def _prctl(option: int, value: int) -> None:
 
 
 if __name__ == "__main__":
-    _shared, _limits, _variables, _stdin, *_command = sys.argv[1:]
-    supervise(
-        [int(descriptor) for descriptor in _shared.split(",")],
-        [int(limit) for limit in _limits.split(",")],
-        variables=_variables.split(","),
-        stdin=_stdin,
-        command=_command,
-    )
+    _channel, _worker = map(int, sys.argv[1:])
+    serve(socket.socket(fileno=_channel), _worker)
