@@ -55,10 +55,10 @@ _DELAY_S, _LOSS = 0.1, 0.05  # one way; of packets
 _SLOW = 10.0  # pace of the points whose workers lose their links
 _LIMIT_S = 900.0
 _ASLEEP = """\
+began=$EPOCHREALTIME
 read -r pid name state worker rest < /proc/$PPID/stat
-began=$(date +%s.%N)
 sleep 1
-echo "$worker $began $(date +%s.%N)" >> "$KILLS_LOG"
+echo "$worker $began $EPOCHREALTIME" >> "$KILLS_LOG"
 echo "{\\"time_s\\": $(($1 + 60 * $2 + 1))}"
 """
 _UNOBSERVED = {
@@ -70,7 +70,7 @@ _UNOBSERVED = {
 _EXTERNAL = """\
 defaults: [external, _self_]
 name: pausing
-command: [/bin/sh, "{here}/asleep.sh", "{point.x}", "{point.y}"]
+command: [/bin/bash, "{here}/asleep.sh", "{point.x}", "{point.y}"]
 metrics: {time_s: {unit: s, meaning: of its own}}
 env: [KILLS_LOG]
 """

@@ -20,7 +20,7 @@ from dse.config.compose import check_expansion, check_foreign, request, told_by_
 from dse.config.flags import OWN_FLAGS, VERBOSE, overrides, own_folder
 from dse.config.options import conf_dir, list_options
 from dse.config.spelling import flag_problem, mend
-from dse.errors import Broken, ConfigError, Problem, Problems, known_here, nearest
+from dse.errors import Broken, ConfigError, Problem, Problems, disk_is_full, known_here, nearest
 
 OK, REFUSED, FAILED_POINTS, ENVIRONMENT, INTERRUPTED = 0, 2, 3, 4, 130
 Command = Callable[[Sequence[str]], int]
@@ -51,7 +51,8 @@ def _exit_code(command: Callable[[], int]) -> int:
         print(error, file=sys.stderr)
         return FAILED_POINTS
     except OSError as error:
-        print(f"the environment failed: {error}", file=sys.stderr)
+        way_out = "; make room there, or set TMPDIR to another folder, and type the same command again"
+        print(f"the environment failed: {error}{way_out if disk_is_full(error) else ''}", file=sys.stderr)
         return ENVIRONMENT
 
 

@@ -285,12 +285,12 @@ def test_a_worker_without_the_program_or_with_another_is_refused_by_name(tmp_pat
     order = remote.Order(code_version(), me().host, str(tmp_path), spec, "1", Executor(name="x"), "", 1.0, hold)
     here = Path.cwd()
     try:
-        assert order.refusal() == ""
+        assert order.take_up() == ""
         assert Path.cwd() == tmp_path
-        assert "another version of the simulator (1, not 2)" in replace(order, version="2").refusal()
+        assert "another version of the simulator (1, not 2)" in replace(order, version="2").take_up()
         missing = BackendSpec("external", (("command", ["./gone"]),))
-        assert "cannot run the simulator: simulator" in replace(order, spec=missing).refusal()
-        assert "another host than the store" in replace(order, url="sqlite:///a.db", host="other").refusal()
+        assert "cannot run the simulator: simulator" in replace(order, spec=missing).take_up()
+        assert "another host than the store" in replace(order, url="sqlite:///a.db", host="other").take_up()
     finally:
         os.chdir(here)
 
@@ -316,6 +316,22 @@ def test_a_worker_whose_disk_is_full_is_sent_away_and_the_study_goes_on(
     assert f"worker {full} is refused: it has a full disk" in capsys.readouterr().err
     assert main([*allreduce, "output_dir=here"]) == 0
     one, other = (next(Path(name).glob("*/2*/results.parquet")) for name in ("here", "there"))
+    assert one.read_bytes() == other.read_bytes()
+
+
+@pytest.mark.slow
+def test_a_local_study_whose_disk_is_full_ends_with_the_way_out_and_goes_on_after_it(
+    small: Path, allreduce: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*allreduce, "output_dir=calm"]) == 0
+    monkeypatch.setattr("tempfile.tempdir", str(small))
+    ballast = fill(small, spare=30_000)
+    assert main([*allreduce, "output_dir=here"]) == 4
+    told = capsys.readouterr().err
+    assert f"'{small}'; make room there, or set TMPDIR" in told
+    ballast.unlink()
+    assert main([*allreduce, "output_dir=here"]) == 0
+    one, other = (next(Path(name).glob("*/2*/results.parquet")) for name in ("calm", "here"))
     assert one.read_bytes() == other.read_bytes()
 
 
@@ -397,6 +413,12 @@ def test_a_worker_does_what_is_left_of_a_study_and_its_status_is_told(
     assert "passed by" not in before.err
     assert main(SMALL) == 0
     assert "0 left" in capsys.readouterr().err
+
+
+def test_a_worker_makes_no_database_of_a_wrong_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["worker", f"store=sqlite:///{tmp_path / 'wrong.db'}", "wait=0.1 s"]) == 2
+    assert "is a file that is not there (start the study first" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.slow

@@ -28,7 +28,7 @@ from dse.errors import Broken, ConfigError, Problem
 from dse.evaluation.backend_spec import BackendSpec
 from dse.evaluation.connection import ClusterError, connected
 from dse.evaluation.executor import Evaluator
-from dse.evaluation.parts import Part, Piece, batched_parts, parts_of
+from dse.evaluation.parts import Part, Piece, batched_parts, look_up, parts_of
 from dse.evaluation.remote import Answer, Order, evaluate
 from dse.evaluation.settings import Executor
 from dse.evaluation.signals import Interrupted
@@ -309,16 +309,8 @@ class _Flow:
 
     def _begin(self, parts: list[Part]) -> None:
         """Look parts up, and put what is not recorded into the queue."""
-        if not parts:
-            return
-        lookup = self._session.find(np.concatenate([part.keys for part in parts]))
-        ends = np.cumsum([len(part.keys) for part in parts])
-        for part, stop in zip(parts, ends.tolist(), strict=True):
-            if lookup is not None:
-                places, before = slice(stop - len(part.keys), stop), part.left
-                fresh = part.know(lookup.known[places], lookup.results.take(places))
-                self._session.recall(lookup.study[places][fresh])
-                self._own.seen(before - part.left)
+        look_up(parts, self._session, self._own.seen)
+        for part in parts:
             if not part.left:
                 continue
             names = key_bytes(part.keys)

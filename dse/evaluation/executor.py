@@ -16,7 +16,7 @@ from dse.backend import STATUSES, Batch, Result, Results
 from dse.errors import Broken
 from dse.evaluation.backend_spec import BackendSpec
 from dse.evaluation.calls import Patience, broken_error, call, difference, halve, serve
-from dse.evaluation.parts import Part, Piece, batched_parts, call_groups, parts_of, waves
+from dse.evaluation.parts import Part, Piece, batched_parts, call_groups, look_up, parts_of, waves
 from dse.evaluation.settings import Executor
 from dse.evaluation.signals import Interrupted
 from dse.evaluation.workers import Lost, Pool
@@ -38,7 +38,7 @@ class Evaluator:
 
     session: the store. seen(n) is told of progress. stopping: whether to end once what is in flight is recorded.
     apart: whether designs are evaluated in worker processes from the start, so that one that ends its process does not
-    end this one.
+    end this one. looked_up: whether somebody has just looked all points up, and found none recorded.
     """
 
     spec: BackendSpec
@@ -47,6 +47,7 @@ class Evaluator:
     seen: Callable[[int], None] = lambda count: None
     stopping: Callable[[], bool] = lambda: False
     apart: bool = False
+    looked_up: bool = False
 
     def results(self, points: Iterable[Evaluated]) -> Iterator[Results]:
         """Checked results of the designs of each point, in order. A point must have designs.
@@ -120,10 +121,11 @@ class _Flow:
     def do(self, parts: list[Part]) -> None:
         """Bring some parts as far as it is for this process to do."""
         self.calls.check()
-        self._look_up(parts)
+        if not self._own.looked_up:
+            look_up(parts, self._session, self._own.seen)
         first, later = waves([part for part in parts if part.left], self._most)
         self._evaluate_parts(first)
-        self._look_up(later)
+        look_up(later, self._session, self._own.seen)
         self._evaluate_parts([part for part in later if part.left])
         if len(self.elsewhere) > _MOST_ELSEWHERE:
             self.wait()
@@ -132,7 +134,7 @@ class _Flow:
         """Look for what others have recorded meanwhile, and take over what they left."""
         self.calls.check()
         parts, self.elsewhere = self.elsewhere, []
-        self._look_up(parts)
+        look_up(parts, self._session, self._own.seen)
         left = [part for part in parts if part.left]
         self._evaluate_parts(left)
         if left and len(self.elsewhere) == len(left):
@@ -148,7 +150,7 @@ class _Flow:
         leased = [part for part, ours in zip(parts, mine, strict=True) if ours]
         self.elsewhere += [part for part, ours in zip(parts, mine, strict=True) if not ours]
         if self._session.is_shared:
-            self._look_up(leased)  # it may have been recorded just before the lease was ours
+            look_up(leased, self._session, self._own.seen)  # it may have been recorded just before the lease was ours
         pieces = [piece for part in leased for piece in part.pieces()]
         self._session.release([part.keys for part in leased if not part.left])
         try:
@@ -158,17 +160,6 @@ class _Flow:
                 self.calls.judge(group, group_results)
         finally:
             self._settle(self._session.flush())
-
-    def _look_up(self, parts: Sequence[Part]) -> None:
-        lookup = self._session.find(np.concatenate([part.keys for part in parts])) if parts else None
-        if lookup is None:
-            return
-        ends = np.cumsum([len(part.keys) for part in parts])
-        for part, stop in zip(parts, ends.tolist(), strict=True):
-            places, before = slice(stop - len(part.keys), stop), part.left
-            fresh = part.know(lookup.known[places], lookup.results.take(places))
-            self._session.recall(lookup.study[places][fresh])
-            self._own.seen(before - part.left)
 
     def _record(self, piece: Piece, results: Results) -> None:
         part = piece.part

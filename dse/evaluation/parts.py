@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,6 +12,7 @@ from pydantic import BaseModel
 from dse.backend import Batch, Results
 from dse.space import Block, Evaluated
 from dse.store.result_rows import key_bytes
+from dse.store.session import Session
 from dse.values import Keys
 
 _MOST_COMPARED = 4096  # designs in a call up to which equal ones are looked for
@@ -100,6 +101,19 @@ def batched_parts(parts: Iterable[Part], enough: Callable[[], int]) -> Iterator[
             together, count = [], 0
     if together:
         yield together
+
+
+def look_up(parts: Sequence[Part], session: Session, seen: Callable[[int], None]) -> None:
+    """Give parts their results that are recorded; seen(n) is told how many."""
+    lookup = session.find(np.concatenate([part.keys for part in parts])) if parts else None
+    if lookup is None:
+        return
+    ends = np.cumsum([len(part.keys) for part in parts])
+    for part, stop in zip(parts, ends.tolist(), strict=True):
+        places, before = slice(stop - len(part.keys), stop), part.left
+        fresh = part.know(lookup.known[places], lookup.results.take(places))
+        session.recall(lookup.study[places][fresh])
+        seen(before - part.left)
 
 
 def waves(parts: list[Part], most: int) -> tuple[list[Part], list[Part]]:

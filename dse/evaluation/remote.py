@@ -55,8 +55,8 @@ class Order:
     patience_s: float
     hold: Hold
 
-    def refusal(self) -> str:
-        """Why this process, which goes to the client's folder, may not evaluate for it, in words; empty if it may."""
+    def take_up(self) -> str:
+        """Go to the client's folder; why this process may not evaluate for it, in words, or "" if it may."""
         if wrong := differences(code_version(), self.code):
             return f"runs other code: {wrong}"
         if self.url.startswith("sqlite") and me().host != self.host:
@@ -102,7 +102,7 @@ def evaluate(order: Order, points: Sequence[Evaluated]) -> Answer:
         _mine.desk = _Desk()
         _desks.append(_mine.desk)
     desk: _Desk = _mine.desk
-    if not desk.serves(order) and (refusal := order.refusal()):
+    if not desk.serves(order) and (refusal := order.take_up()):
         return Answer(address, refusal=refusal)
     try:
         results, taken, store_s = desk.evaluate(order, points)
@@ -181,7 +181,8 @@ class _Desk:
         session = StoreSession(store, order.hold)
         self._open.callback(_end, session)
         executor = order.executor.model_copy(update={"jobs": 1})
-        return self._open.enter_context(closing(Standing(Evaluator(order.spec, executor, session, apart=True))))
+        evaluator = Evaluator(order.spec, executor, session, apart=True, looked_up=True)
+        return self._open.enter_context(closing(Standing(evaluator)))
 
     def leave(self) -> None:
         """End the session and the processes."""

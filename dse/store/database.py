@@ -272,6 +272,12 @@ def _engine(url: str) -> Engine:
     return engine
 
 
+def is_missing(url: str) -> bool:
+    """Return whether a URL names an SQLite file that is not there (yet). Raises StoreError if it names no database."""
+    file = _sqlite_file(url)
+    return file is not None and not file.is_file()
+
+
 def reader(url: str) -> Engine | None:
     """Create a read-only engine, which makes no file beside the database; None if there is no database yet.
 
@@ -280,7 +286,7 @@ def reader(url: str) -> Engine | None:
     file = _sqlite_file(url)
     if file is None:
         return _engine(url).execution_options(postgresql_readonly=True)
-    if not file.is_file():
+    if is_missing(url):
         return None
     log = file.with_name(f"{file.name}-wal")
     alone = "" if log.is_file() and log.stat().st_size else "&immutable=1"  # no writer, and the file is complete

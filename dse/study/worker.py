@@ -16,12 +16,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dse.errors import ConfigError, Problems, pairs
+from dse.errors import ConfigError, Problem, Problems, pairs
 from dse.evaluation.executor import Evaluator
 from dse.evaluation.settings import Executor
 from dse.evaluation.signals import Interrupted, Stop, stoppable
 from dse.progress import bar
 from dse.results.provenance import code_version, differences
+from dse.store.database import is_missing
 from dse.store.result_store import Store
 from dse.store.settings import StoreAt
 from dse.study import resume
@@ -51,11 +52,14 @@ def worker(words: Sequence[str]) -> int:
     options = pairs(words, defaults, optional=["study", "config_dir", "command"])
     store_at, executor, request = _request(options)
     present = Present.of(options)
-    store = Store(store_at.database_url(Path("outputs")), patience_s=store_at.patience_s)
+    url = store_at.database_url(Path("outputs"))
     done: set[tuple[int, int]] = set()
-    print(f"{store.database}: helping with its studies; ends {request.wait_s:g} s after the last one", file=sys.stderr)
     with stoppable() as stop:
         until = time.monotonic() + request.wait_s
+        _wait_for_file(url, until, stop)
+        store = Store(url, patience_s=store_at.patience_s)
+        told = f"{store.database}: helping with its studies; ends {request.wait_s:g} s after the last one"
+        print(told, file=sys.stderr)
         while not stop() and time.monotonic() < until:
             for row in resume.running(store, options.get("study")):
                 if (row.id, row.before) not in done and not stop():
@@ -63,10 +67,21 @@ def worker(words: Sequence[str]) -> int:
                     done.add((row.id, row.before))
                     until = time.monotonic() + request.wait_s
             time.sleep(min(_LOOK_S, max(0.0, until - time.monotonic())))
-    store.database.close()
-    if stop():
-        raise Interrupted(stop.number, "interrupted; what was evaluated is kept")
+        store.database.close()
+        if stop():
+            raise Interrupted(stop.number, "interrupted; what was evaluated is kept")
     return 0
+
+
+def _wait_for_file(url: str, until: float, stop: Stop) -> None:
+    """Wait for an SQLite file, which the client makes. Raises ConfigError if it does not come, and Interrupted."""
+    while is_missing(url):
+        if stop():
+            raise Interrupted(stop.number, "interrupted; no study was found")
+        if time.monotonic() >= until:
+            way_out = "start the study first, or wait longer for it (wait=)"
+            raise ConfigError([Problem("store", "is a file that is not there", url, way_out)])
+        time.sleep(min(_LOOK_S, max(0.0, until - time.monotonic())))
 
 
 def _request(options: Mapping[str, str]) -> tuple[StoreAt, Executor, WorkerRequest]:

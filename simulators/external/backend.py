@@ -135,6 +135,7 @@ class ExternalBackend(Backend):
         tree, limits, before = dict(design), self._limits, kills_for_memory()
         with scratch() as place:
             folder = place.folder
+            check_room(folder)
             design_file, output = folder / f"input.{self._program.input}", folder / "output.json"
             design_file.write_text(_as_json(tree) if self._program.input == "json" else _as_csv(tree), encoding="utf-8")
             values = {"input": str(design_file), "output": str(output), **dict(_leaves(tree))}
