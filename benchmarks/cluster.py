@@ -23,6 +23,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -37,17 +38,19 @@ from benchmarks.kills import Case, Process, judge
 from benchmarks.network import Network, joined, usable
 from benchmarks.postgres import Server, running
 from benchmarks.recorded import ROOT
+from dse.progress import bar
 from dse.store.result_store import Store
 
 GROUPS = ("kills", "links", "cost", "many", "crowd")
 _PATIENCE_S = 120.0
 _BROKEN = [
     f"{group}{name}"
-    for group in ("", "links_", "many_", "crowd_", "cost_")
+    for group in ("", "links_", "many_", "crowd_", "cost_", "cost_sqlite_")
     for name in ("missing", "wrong", "duplicates", "broken")
 ]
 _HOSTS = ("client", "scheduler", "worker0", "worker1", "worker2", "database")
-_CUTS_S = (4.0, 45.0)  # shorter than all time-outs, and longer (Dask's is 30 s)
+CUTS = tuple((host, seconds) for host in ("worker0", "client", "database", "scheduler") for seconds in (4.0, 45.0))
+"""Links that are cut, and for how long [s]: shorter than all time-outs, and longer (Dask's is 30 s)."""
 _GOING_ON = 30  # points after which work counts as going on
 _SLOW_S = 45.0
 _STORE_PATIENCE_S = 20.0
@@ -185,6 +188,27 @@ class ClusterCase(Case):
         self.fleet = Fleet(self.folder, workers, {**os.environ, **environment, **own}, self.network)
         return self.fleet
 
+    @contextmanager
+    def shown(self, label: str, points: int) -> Iterator[None]:
+        """Show how many points were evaluated, with rate and time left, while this lasts."""
+        ended = threading.Event()
+
+        def follow() -> None:
+            told = 0
+            while not ended.wait(1.0):
+                count = len(_lines(self))
+                advance(count - told)
+                told = count
+
+        with bar(label, points) as advance:
+            thread = threading.Thread(target=follow)
+            thread.start()
+            try:
+                yield
+            finally:
+                ended.set()
+                thread.join()
+
     def wait(self, lines: int, process: Process) -> None:
         """Wait until so much was evaluated, or for the end of a client. Raises TimeoutError."""
         _until(lambda: len(_lines(self)) >= lines or process.code is not None, _LIMIT_S)
@@ -192,42 +216,50 @@ class ClusterCase(Case):
 
 def kills(server: Server, folder: Path, *, count: int, points: int) -> dict[str, Any]:
     """Kill workers at work `count` times, clients and schedulers meanwhile, and restart the database."""
-    url, drawn = server.database("kills"), random.Random(0)
-    case = ClusterCase(folder / "there", points, url)
+    case = ClusterCase(folder / "there", points, server.database("kills"))
     fleet = case.equip(3, 1.0)
-    tally = dict.fromkeys(["kills", *(f"{part}_restarts_survived" for part in ("client", "scheduler", "database"))], 0)
-    process = case.client()
     try:
-        while process.code != 0:
-            if process.code is not None:
-                process.ended("client")
-                process = case.client()
-            case.wait(len(_lines(case)) + drawn.randint(1, 1 + 4 * points // (3 * count + 1)), process)
-            time.sleep(drawn.uniform(0.0, 0.2))
-            if tally["kills"] < count and (pids := fleet.workers):
-                os.kill(drawn.choice(pids), signal.SIGKILL)
-                tally["kills"] += 1
-            chance = drawn.random()
-            if chance < 0.04:
-                process.kill("client")
-                tally["client_restarts_survived"] += 1
-                process = case.client()
-            elif chance < 0.06:
-                process.kill("client")
-                fleet.restart()
-                tally["scheduler_restarts_survived"] += 1
-                process = case.client()
-            elif chance < 0.09:
-                server.restart()
-                tally["database_restarts_survived"] += 1
-        process.ended("end")
+        with case.shown("kills", points):
+            tally = _struck(case, fleet, server, count, points)
     finally:
         fleet.stop()
     return tally | _judged(case, folder / "here", points)
 
 
-def links(folder: Path, *, points: int) -> dict[str, Any]:
-    """Cut the link of every host for a short and a long time, then slow all down. Raises TimeoutError for a hang."""
+def _struck(case: ClusterCase, fleet: Fleet, server: Server, count: int, points: int) -> dict[str, Any]:
+    """Run the study to its end through all kills."""
+    drawn = random.Random(0)
+    tally = dict.fromkeys(["kills", *(f"{part}_restarts_survived" for part in ("client", "scheduler", "database"))], 0)
+    process = case.client()
+    while process.code != 0:
+        if process.code is not None:
+            process.ended("client")
+            process = case.client()
+        case.wait(len(_lines(case)) + drawn.randint(1, 1 + 4 * points // (3 * count + 1)), process)
+        time.sleep(drawn.uniform(0.0, 0.2))
+        if tally["kills"] < count and (pids := fleet.workers):
+            os.kill(drawn.choice(pids), signal.SIGKILL)
+            tally["kills"] += 1
+        chance = drawn.random()
+        if chance < 0.06:
+            process.kill("client")
+            if chance < 0.04:
+                tally["client_restarts_survived"] += 1
+            else:
+                fleet.restart()
+                tally["scheduler_restarts_survived"] += 1
+            process = case.client()
+        elif chance < 0.09:
+            server.restart()
+            tally["database_restarts_survived"] += 1
+    process.ended("end")
+    return tally
+
+
+def links(
+    folder: Path, *, points: int, cuts: Sequence[tuple[str, float]] = CUTS, slow_s: float = _SLOW_S
+) -> dict[str, Any]:
+    """Cut links of hosts for some seconds each, then slow all down for a while. Raises TimeoutError for a hang."""
     with joined(_HOSTS) as network:
         place = network.address("database"), network.inside("database")
         with running(folder / "postgres", *place) as server:
@@ -235,21 +267,21 @@ def links(folder: Path, *, points: int) -> dict[str, Any]:
             case = ClusterCase(folder / "there", points, url, network)
             fleet = case.equip(3, _SLOW)
             try:
-                happened = _disturbed(case, network)
+                with case.shown("links", points):
+                    happened = _disturbed(case, network, cuts, slow_s)
             finally:
                 fleet.stop()
             case.url = server.on_socket(url)
             return happened | {f"links_{name}": value for name, value in _judged(case, folder / "here", points).items()}
 
 
-def _disturbed(case: ClusterCase, network: Network) -> dict[str, Any]:
+def _disturbed(case: ClusterCase, network: Network, cuts: Sequence[tuple[str, float]], slow_s: float) -> dict[str, Any]:
     """Run the study to its end through all disturbances.
 
     A disturbance is survived if work goes on afterwards. Raises TimeoutError for a hang.
     """
     study = _Typed(case)
     _until(lambda: len(_lines(case)) > _GOING_ON)
-    cuts = [(name, seconds) for name in ("worker0", "client", "database", "scheduler") for seconds in _CUTS_S]
     survived, slowest_s = 0, 0.0
     for name, seconds in cuts:
         network.cut = frozenset([name])
@@ -259,7 +291,7 @@ def _disturbed(case: ClusterCase, network: Network) -> dict[str, Any]:
         survived += len(_lines(case)) >= before + _GOING_ON  # not if the study ended before
         slowest_s = max(slowest_s, time.monotonic() - began)
     network.delay_s, network.loss = _DELAY_S, _LOSS
-    study.watch(seconds=_SLOW_S)
+    study.watch(seconds=slow_s)
     network.delay_s = network.loss = 0.0
     study.watch(points=sys.maxsize)
     study.process.ended("end")
@@ -306,39 +338,42 @@ def _judged(case: ClusterCase, calm_folder: Path, points: int) -> dict[str, Any]
     }
 
 
-def cost(folder: Path, *, points: int) -> dict[str, Any]:
+def cost(server: Server, folder: Path, *, points: int) -> dict[str, Any]:
     """Wall time of closed-form points by two workers of Dask over that of two local processes, one after the other.
 
-    Results go into the store of the output folder, as they do by default. Of the client, which holds the scheduler, the
-    memory is compared with that of a study of a quarter of the points.
+    Both record in PostgreSQL, then both in SQLite, which workers of other hosts cannot use. Of the client, which holds
+    the scheduler, the memory is compared with that of a study of a quarter of the points.
     """
-    local_s, _ = _timed(folder, "local", points, ["executor.jobs=2"])
-    dask = ["executor=dask", "executor.jobs=2"]
-    _, less_mb = _timed(folder, "less", points // 4, dask)
-    dask_s, peak_mb = _timed(folder, "dask", points, dask)
-    tables = [next((folder / name).glob("*/2*/results.parquet")) for name in ("local", "dask")]
-    return {
-        "cost_points": pq.read_metadata(tables[0]).num_rows,
-        "local_s": round(local_s, 1),
-        "dask_s": round(dask_s, 1),
-        "dask_overhead_1m": round(dask_s / local_s, 3),
-        "client_mb": round(peak_mb),
-        "client_mb_of_a_quarter": round(less_mb),
-        "cost_wrong": int(tables[0].read_bytes() != tables[1].read_bytes()),
-    }
+    local, dask = ["executor.jobs=2"], ["executor=dask", "executor.jobs=2"]
+    _, less_mb = _timed(folder, "less", points // 4, [*dask, f"store.url={server.database('less')}"])
+    found: dict[str, Any] = {"client_mb_of_a_quarter": round(less_mb)}
+    for name in ("", "_sqlite"):
+        stores = [[] if name else [f"store.url={server.database(run)}"] for run in ("local", "dask")]
+        local_s, _ = _timed(folder, f"local{name}", points, [*local, *stores[0]])
+        dask_s, peak_mb = _timed(folder, f"dask{name}", points, [*dask, *stores[1]])
+        tables = [next((folder / f"{run}{name}").glob("*/2*/results.parquet")) for run in ("local", "dask")]
+        found |= {
+            f"local{name}_s": round(local_s, 1),
+            f"dask{name}_s": round(dask_s, 1),
+            f"dask_overhead_1m{name}": round(dask_s / local_s, 3),
+            f"client{name}_mb": round(peak_mb),
+            f"cost{name}_wrong": int(tables[0].read_bytes() != tables[1].read_bytes()),
+        }
+    return found | {"cost_points": pq.read_metadata(tables[0]).num_rows}
 
 
 def _timed(folder: Path, name: str, points: int, words: Sequence[str]) -> tuple[float, float]:
     """Wall time [s] of a study of so many closed-form points, and the most memory [MB] of its main process."""
-    rates = f"+space.system.node.link_bytes_per_s=range(30e9,130e9,{100e9 * 50 / points:.6g})"
-    space = ["space={}", "+space.system.gpu.num_cus=range(104,304,8)", rates]
+    links = f"+space.system.node.link_bytes_per_s=range(30e9,130e9,{100e9 * 2500 / points:.6g})"
+    memory = "+space.system.gpu.hbm_bytes_per_s=range(4e12,6.5e12,5e10)"
+    space = ["space={}", "+space.system.gpu.num_cus=range(104,304,8)", memory, links]
     command = [sys.executable, "-m", "dse", *_COST, *space, *words, f"output_dir={name}"]
     began = time.monotonic()
-    with (folder / f"{name}.log").open("wb") as log:
-        process = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log)
-        _, status, usage = os.wait4(process.pid, 0)
+    print(f"cost, {name}:", file=sys.stderr)
+    process = subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL)  # it shows its own progress
+    _, status, usage = os.wait4(process.pid, 0)
     if status:
-        raise RuntimeError((folder / f"{name}.log").read_text()[-2000:])
+        raise RuntimeError(f"{' '.join(command)}: ended with {os.waitstatus_to_exitcode(status)}")
     return time.monotonic() - began, usage.ru_maxrss / 1e3
 
 
@@ -353,8 +388,9 @@ def many(server: Server, folder: Path, *, points: int, workers: int) -> dict[str
     (case.folder / "conf" / "simulator" / "pausing.yaml").write_text(_EXTERNAL, encoding="utf-8")
     fleet = case.equip(workers, 0.0, _UNOBSERVED)
     try:
-        process, store = case.client(), Store(case.url)
-        case.wait(points, process)
+        with case.shown("many", points):
+            process, store = case.client(), Store(case.url)
+            case.wait(points, process)
         process.ended("end")
         found = store.count(1)
         store.database.close()
@@ -407,7 +443,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = parser.parse_args(argv)
     found: dict[str, Any] = {}
     for group in given.only.split(","):
-        print(f"{group}: this takes minutes", file=sys.stderr)
+        print(f"{group}:", file=sys.stderr)
         if group == "links":
             if not usable():
                 found["links_left_out"] = "network namespaces take root and iproute2"
@@ -419,7 +455,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             if group == "kills":
                 found |= kills(server, folder, count=given.kills, points=given.points)
             elif group == "cost":
-                found |= cost(folder, points=given.cost_points)
+                found |= cost(server, folder, points=given.cost_points)
             elif group == "many":
                 found |= many(server, folder, points=8000, workers=64)
             elif group == "crowd":

@@ -1,8 +1,9 @@
 """What the store costs: `python -m benchmarks.store [--json]`.
 
 Figures of the last long run of kills, recorded for the code as it is (`make kills`), and, measured now: how fast
-results are recorded, how fast the front of a million is found, how fast points become MLflow runs, and what store and
-tracking add to a sweep of 100,000 points. The exit code is 1 where the record is of other code.
+results are recorded (in SQLite, and in PostgreSQL where it is installed), how fast the front of a million is found, how
+fast points become MLflow runs, and what store and tracking add to a sweep of 100,000 points. The exit code is 1 where
+the record is of other code.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import numpy as np
 
 from benchmarks import recorded, tracking
 from benchmarks.crowd import METRICS, batch
+from benchmarks.postgres import programs, running
 from benchmarks.recorded import ROOT
 from dse.store.result_store import Context, Store
 from dse.store.session import Hold, StoreSession
@@ -39,12 +41,10 @@ _SWEEP = [
 _BARE = ["store=none", "tracking=none"]
 
 
-def store_speed(folder: Path, rows: int = 1_000_000) -> dict[str, float]:
+def store_speed(url: str, rows: int = 1_000_000) -> tuple[float, float]:
     """Results recorded per second, as a study does it, and seconds that the front of all of them takes."""
     random = np.random.default_rng(0)
-    session = StoreSession(
-        store := Store(f"sqlite:///{folder / 'speed.db'}"), Hold(1, Context("bench", "1", "()", METRICS))
-    )
+    session = StoreSession(store := Store(url), Hold(1, Context("bench", "1", "()", METRICS)))
     batches = [batch(random, _CALL) for _ in range(-(-rows // _CALL))]
     began = time.perf_counter()
     for fresh in batches:
@@ -55,7 +55,20 @@ def store_speed(folder: Path, rows: int = 1_000_000) -> dict[str, float]:
     session.leave()
     began = time.perf_counter()
     store.front(1, dict.fromkeys(METRICS[:3], "minimize"))
-    return {"store_results_per_s": _CALL * len(batches) / spent, "front_query_s_1m": time.perf_counter() - began}
+    front_s = time.perf_counter() - began
+    store.database.close()
+    return _CALL * len(batches) / spent, front_s
+
+
+def stores(folder: Path) -> dict[str, float | None]:
+    """Speeds of both kinds of store; None for PostgreSQL where it is not installed."""
+    lite, lite_front_s = store_speed(f"sqlite:///{folder / 'speed.db'}")
+    found: dict[str, float | None] = {"store_results_per_s": lite, "front_query_s_1m": lite_front_s}
+    names = ("postgresql_results_per_s", "postgresql_front_query_s_1m")
+    if programs() is None:
+        return found | dict.fromkeys(names)
+    with running(folder / "postgres") as server:
+        return found | dict(zip(names, store_speed(server.database("speed")), strict=True))
 
 
 def tracked(folder: Path, swept: Path, num_points: int = 50_000) -> dict[str, float]:
@@ -97,7 +110,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         killed = recorded.read("kills", "make kills")
-        found = {name: killed.get(name) for name in _RECORDED} | {**store_speed(folder), **overhead(folder)}
+        found = {name: killed.get(name) for name in _RECORDED} | stores(folder) | overhead(folder)
         (swept,) = (folder / "both0").glob("outputs/ficco_sweep/2*")
         found |= tracked(folder, swept)
     rows = [f"| {name} | {'–' if value is None else f'{value:,.4g}'} |" for name, value in found.items()]

@@ -84,7 +84,8 @@ def fresh(xs: Sequence[int], found: Results | None = None, context: Context = CO
 
 def recorded(store: Store, what: Fresh, study: int = 1) -> int:
     context = store.number(CONTEXT)
-    return store.database.write(lambda connection: store.add(connection, what, context=context, study=study))
+    inserts = store.inserts(what, context=context, study=study)
+    return store.database.write(lambda connection: store.add(connection, inserts))
 
 
 def stored_rows(store: Store, table: Table) -> list[Any]:
@@ -409,7 +410,8 @@ def test_results_of_an_accepted_version_count_and_of_another_they_do_not(url: st
     store, old = Store(url), replace(CONTEXT, version="0")
     number = store.number(old)
     what = fresh(XS, context=old)
-    store.database.write(lambda connection: store.add(connection, what, context=number, study=1))
+    inserts = store.inserts(what, context=number, study=1)
+    store.database.write(lambda connection: store.add(connection, inserts))
     plain, accepting = session(store), session(store, accepted=(old,))
     recorded(store, fresh([99]))
     assert not plain.store.find(keys_of(XS), store.number(CONTEXT)).known.any()

@@ -147,13 +147,17 @@ def cut(piece: Piece, most: int) -> Iterator[Piece]:
 
 
 def take(queued: deque[Piece], size: int, is_slow: Callable[[Piece], bool]) -> list[Piece]:
-    """Take pieces of `size` designs in all from a queue, or a slow design alone; what is cut off stays in few grids."""
+    """Take pieces of at most `size` designs in all from a queue, or a slow design alone.
+
+    Whole ones where they are smaller, else a part of one: evaluating many small grids takes longer than few large ones.
+    """
     pieces = list[Piece]()
     while queued and size > 0:
         slow = is_slow(queued[0])
-        if pieces and slow:
+        most = 1 if slow else size
+        if pieces and (slow or queued[0].block.size > most):
             break
-        piece, most = queued.popleft(), 1 if slow else size
+        piece = queued.popleft()
         while piece.block.size > most:
             piece, *rest = cut(piece, (piece.block.size + 1) // 2)
             queued.extendleft(reversed(rest))

@@ -28,6 +28,7 @@ from dse.values import Keys
 POOL_PAYS_S = 2.0  # work done here before worker processes are started: starting them costs about as much
 _CALLS_PER_JOB = 16  # in one round: few are held, and waiting for the last of a round costs little
 _LOOKED_UP = 512  # designs that are looked up together at least
+_FEW = 256  # designs that take so long together that looking them up once more costs little
 _POLL_S = 0.05  # between looks at what another process has in hand
 _MOST_ELSEWHERE = 1000  # parts that others have in hand which are passed by before they are waited for
 
@@ -149,7 +150,7 @@ class _Flow:
         mine = self._session.lease([part.keys for part in parts])
         leased = [part for part, ours in zip(parts, mine, strict=True) if ours]
         self.elsewhere += [part for part, ours in zip(parts, mine, strict=True) if not ours]
-        if self._session.is_shared:
+        if self._session.is_shared and not (self._own.looked_up and sum(part.block.size for part in leased) > _FEW):
             look_up(leased, self._session, self._own.seen)  # it may have been recorded just before the lease was ours
         pieces = [piece for part in leased for piece in part.pieces()]
         self._session.release([part.keys for part in leased if not part.left])

@@ -218,7 +218,7 @@ class Space:
         if fixed:
             yield from self._product(point, fixed, [knob for knob in free if knob not in fixed])
             return
-        numbers = {knob.path: self._numbers(knob, first) for knob in free}
+        numbers = {knob.path: self._numbers(knob, first, alone=True) for knob in free}
         odd = next((knob for knob in free if None in numbers[knob.path]), None)
         if odd is None:
             axes = {path: np.array(values) for path, values in numbers.items()}
@@ -273,14 +273,17 @@ class Space:
         paths = [knob.path for knob in self.order if knob.path in point]
         return {path: point[path] for path in (*paths, *(path for path in point if path not in paths))}
 
-    def _numbers(self, knob: Knob, first: Assignment) -> list[Any]:
+    def _numbers(self, knob: Knob, first: Assignment, *, alone: bool = False) -> list[Any]:
         """The number that each value of a knob is in a validated design, None where it is refused.
 
-        first: a point that is legal. A section is validated by itself, so its own knobs are all that matters.
+        first: a point that is legal. A section is validated by itself, so its own knobs are all that matters, and of
+        an axis (`alone`) its options.
         """
         section = knob.path.partition(".")[0]
         fixed = {
-            path: value for path, value in first.items() if path.partition(".")[0] == section and path != knob.path
+            path: value
+            for path, value in first.items()
+            if path.partition(".")[0] == section and path != knob.path and (not alone or self.is_option(path))
         }
         tree = self.tree({path: value for path, value in fixed.items() if self.is_option(path)}).get(section)
         if len(self.known) > _MOST_SECTIONS:

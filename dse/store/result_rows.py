@@ -127,6 +127,11 @@ ON CONFLICT DO NOTHING
 """,
 }
 """Statement that inserts alike rows from columns, except those whose key is present, by dialect."""
+BULK_SELECT = """
+WITH RECURSIVE place(i) AS (SELECT 0 UNION ALL SELECT i + 1 FROM place WHERE i + 1 < :size)
+SELECT results.* FROM results WHERE key IN (SELECT substr(:keys, 1 + 16 * i, 16) FROM place)
+"""
+"""Statement of SQLite that looks up rows by their keys, one after the other in one parameter."""
 
 
 def group_alike(fresh: Fresh, names: Sequence[str], context: int, study: int) -> Iterator[AlikeRows]:

@@ -41,6 +41,7 @@ from dse.errors import hidden
 from dse.store.database import PATIENCE_S, Blob, Database, StoreError, check_plain, reader
 from dse.store.result_rows import (
     BULK_INSERT,
+    BULK_SELECT,
     BULK_SIZE,
     Fresh,
     as_bytes,
@@ -52,7 +53,7 @@ from dse.store.result_rows import (
 from dse.values import Keys
 
 if TYPE_CHECKING:
-    from sqlalchemy import ColumnElement, Connection
+    from sqlalchemy import Connection
 
 SCHEMA = 1
 """Version of the tables, raised by every change of them."""
@@ -126,6 +127,10 @@ quarantine = Table(
     Column("key", Blob, nullable=False),
     Column("held", String, nullable=False),  # the row as it was read
 )
+
+
+Insert = tuple[str, Any]
+"""A statement of the driver, and its parameters."""
 
 
 @dataclass(frozen=True)
@@ -243,10 +248,11 @@ class Store:
         return Found(where >= 0, results_of_rows(rows, made_in.metrics).take(where), study[where])
 
     def _rows(self, names: Sequence[bytes]) -> list[Any]:
-        is_asked: ColumnElement[bool] = results.c.key.in_(names)
         if self.database.dialect.name == "postgresql":  # one parameter for all of them
             is_asked = results.c.key == any_(bindparam(None, names, postgresql.ARRAY(Blob)))
-        return self.database.read(lambda connection: list(connection.execute(select(results).where(is_asked))))
+            return self.database.read(lambda connection: list(connection.execute(select(results).where(is_asked))))
+        asked = {"size": len(names), "keys": b"".join(names)}
+        return self.database.read(lambda connection: list(connection.exec_driver_sql(BULK_SELECT, asked)))
 
     def _intact_rows(self, rows: Sequence[Any], context: int | None = None) -> list[Any]:
         """Return the rows that fit their checksums, and the context if one is given; the others go into quarantine.
@@ -269,18 +275,21 @@ class Store:
 
         return [row for row in rows if row not in damaged] + self.database.write(work)
 
-    def add(self, connection: Connection, fresh: Fresh, *, context: int, study: int) -> int:
-        """Record results of designs that have none yet, and return their number. In the transaction of `connection`."""
+    def inserts(self, fresh: Fresh, *, context: int, study: int) -> list[Insert]:
+        """Statements that record results of designs that have none yet: made before a transaction takes locks."""
         made_in = self.context(context)
         assert made_in is not None
-        count, rows, dialect = 0, list[tuple[Any, ...]](), self.database.dialect.name
+        bulk, rows, dialect = list[Insert](), list[tuple[Any, ...]](), self.database.dialect.name
         for group in group_alike(fresh, made_in.metrics, context, study):
             if group.size >= BULK_SIZE[dialect]:
-                count += connection.exec_driver_sql(BULK_INSERT[dialect], group.bulk_insert()).rowcount
+                bulk.append((BULK_INSERT[dialect], group.bulk_insert()))
             else:
                 rows += group.rows()
-        done = connection.exec_driver_sql(self._insert, rows) if rows else None
-        return count + (done.rowcount if done else 0)
+        return [*bulk, (self._insert, rows)] if rows else bulk
+
+    def add(self, connection: Connection, inserts: Sequence[Insert]) -> int:
+        """Record results, and return how many were new. In the transaction of `connection`."""
+        return sum(connection.exec_driver_sql(*insert).rowcount for insert in inserts)
 
     def change(self, statement: Any) -> None:
         """Execute a statement that changes one row. Raises StoreError, without a change, if it matches more or none."""

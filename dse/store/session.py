@@ -200,9 +200,10 @@ class StoreSession:
         began, names = time.monotonic(), [_name(part) for _, parts in self._pending for part in parts]
 
         fresh = Fresh.join([part for part, _ in self._pending])
+        inserts = self.store.inserts(fresh, context=self._context, study=self.hold.study)
 
         def work(connection: Connection) -> bool:
-            added = self.store.add(connection, fresh, context=self._context, study=self.hold.study)
+            added = self.store.add(connection, inserts)
             self._delete_leases(connection, names)
             return added == len(fresh.keys)
 
@@ -235,9 +236,8 @@ class StoreSession:
         keys = np.concatenate([part.keys for part in parts])
         stored = self.store.find(keys, self._context)
         if not stored.known.all():  # a damaged row was in the way, and is in quarantine now
-            again, context, study = Fresh.join(parts), self._context, self.hold.study
-            add = self.store.add
-            self.store.database.write(lambda connection: add(connection, again, context=context, study=study))
+            inserts = self.store.inserts(Fresh.join(parts), context=self._context, study=self.hold.study)
+            self.store.database.write(lambda connection: self.store.add(connection, inserts))
             stored = self.store.find(keys, self._context)
         if missing := int((~stored.known).sum()):
             rule = f"{missing} of {len(keys)} results were handed over and are not there"

@@ -180,7 +180,8 @@ def _measure_store(plan: Plan, points: Sequence[Evaluated], file: Path) -> tuple
         [Fresh(point.keys, point.require_results, point.block.texts(point.scenario)) for point in points]
     )
     began = time.perf_counter()
-    store.database.write(lambda connection: store.add(connection, fresh, context=number, study=1))
+    inserts = store.inserts(fresh, context=number, study=1)
+    store.database.write(lambda connection: store.add(connection, inserts))
     elapsed_s = time.perf_counter() - began
     store.database.tidy()
     size = file.stat().st_size - empty

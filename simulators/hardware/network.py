@@ -5,10 +5,10 @@ Numbers live in `conf/node/*.yaml` and `conf/fabric/*.yaml`, each with its sourc
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
+import numpy as np
 from pydantic import Field
 
 from dse.units import Integer, Number, Seconds
@@ -82,9 +82,9 @@ class SwitchRate(Frozen):
     bytes_per_s_per_cta: Bandwidth
 
     @property
-    def num_ctas(self) -> int:
-        """Fewest CTAs whose orders fill the links."""
-        return math.ceil(self.bytes_per_s / self.bytes_per_s_per_cta)
+    def num_ctas(self) -> Any:
+        """Fewest CTAs whose orders fill the links; an array where the rate is one."""
+        return np.ceil(np.asarray(self.bytes_per_s) / self.bytes_per_s_per_cta).astype(int)[()]
 
 
 class InSwitch(Grown):

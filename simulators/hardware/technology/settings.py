@@ -95,6 +95,7 @@ class AreaRules(Frozen):
     copy_engine_mtr: Coefficient
     tracker_mtr_per_kib: Coefficient
     pim_unit_mm2: Coefficient
+    reticle_mm2: Coefficient
     hbm_phy_mm2: Coefficient
     lane_mm2: Coefficient
     lane_mm2_per_gbit_s: Coefficient
